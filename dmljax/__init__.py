@@ -1,0 +1,22 @@
+"""Deep metric learning in JAX.
+
+Rooms are imported when first touched, so ``import dmljax`` is quick and does not import jax.
+"""
+
+import importlib
+
+__version__ = "0.1.0"
+
+_ROOMS = ("config", "data", "losses", "metrics", "miners", "ops", "retrieval")
+
+__all__ = ["__version__", *_ROOMS]
+
+
+def __getattr__(name: str):
+    if name in _ROOMS:
+        return importlib.import_module(f"dmljax.{name}")
+    raise AttributeError(f"module 'dmljax' has no attribute {name!r}; it has {', '.join(_ROOMS)}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Data sets, samplers and input pipelines: numpy and grain, never jax."""

@@ -1,0 +1,3 @@
+"""x"""
+
+import jax  # noqa: F401
