@@ -425,7 +425,7 @@ def reduce(reduce_fn: ReduceFn | None, entries: Array, where: Bool[Array, "..."]
 
 
 def divide(total: Array, count: Array) -> jax.Array:
-    """total / count, and `total` where nothing counts (0, or a NaN that must not hide)."""
+    """total / count, and `total` itself where the count is 0."""
     return total / jnp.where(count > 0, count, 1)
 
 
@@ -435,8 +435,8 @@ def mean(entries: Array, where: Array) -> tuple[Array, Array]:
 
 
 def sum(entries: Array, where: Array) -> tuple[Array, Array]:
-    """The sum over all entries that count."""
-    return jnp.sum(entries, where=where), jnp.ones((), entries.dtype)
+    """The sum over all entries that count. A count of 0 says: do not divide."""
+    return jnp.sum(entries, where=where), jnp.zeros((), entries.dtype)
 
 
 def mean_of_active(entries: Array, where: Array) -> tuple[Array, Array]:

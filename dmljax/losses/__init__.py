@@ -1,3 +1,7 @@
-"""x"""
+"""Deep metric learning losses: plain functions of arrays. `__all__` is the registry."""
 
-import jax  # noqa: F401
+from dmljax.losses import pairs, triplets
+from dmljax.losses.pairs import *  # noqa: F403
+from dmljax.losses.triplets import *  # noqa: F403
+
+__all__ = sorted([*pairs.__all__, *triplets.__all__])
