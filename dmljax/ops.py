@@ -124,7 +124,7 @@ def normalize(x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
     peak = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
     x = x / jnp.where(peak > 0, peak, 1)
     squares = jnp.sum(x * x, axis=-1, keepdims=True)
-    return x * jax.lax.rsqrt(jnp.where(squares == 0, 1, squares))
+    return x * jnp.where(squares == 0, 0, jax.lax.rsqrt(jnp.where(squares == 0, 1, squares)))
 
 
 # --- distances (x [b d], y [n d]) -> [b n] ------------------------------------------------------
@@ -211,13 +211,18 @@ def _power(x: Array, power: float) -> jax.Array:
 _NEAR = 2.0**-7
 
 
+def _shifted(x, y):
+    """Both less the mean of y: distances stay, norms shrink to the spread of the data."""
+    shift = jnp.mean(y, axis=0, keepdims=True)
+    return x - shift, y - shift
+
+
 def _products(x, y):
-    """|x - y|^2 by products, which pairs are too near for that, and the common shift."""
-    shift = jnp.mean(y, axis=0)  # distances do not change, norms shrink to the spread of the data
-    x, y = x - shift, y - shift
+    """|x - y|^2 by products, and which pairs are too near for that."""
+    x, y = _shifted(x, y)
     norms = jnp.sum(x * x, axis=1)[:, None] + jnp.sum(y * y, axis=1)[None, :]
     squares = norms - 2 * matmul(x, y.T)
-    return jnp.maximum(squares, 0), squares <= _NEAR * norms, x, y
+    return jnp.maximum(squares, 0), squares <= _NEAR * norms
 
 
 def _set_near(squares, near, x, y):
@@ -252,7 +257,7 @@ def _squared(x, y, own):
 
 
 def _squared_forward(x, y, own):
-    squares, near, x, y = _products(x, y)
+    squares, near = _products(x, y)
     if own:
         diagonal = jnp.eye(len(x), dtype=bool)
         squares, near = jnp.where(diagonal, 0, squares), near & ~diagonal
@@ -263,8 +268,9 @@ def _squared_backward(own, residual, weights):
     del own
     x, y, near = residual
     far = jnp.where(near, 0, weights)
-    dx = 2 * (jnp.sum(far, axis=1)[:, None] * x - matmul(far, y))
-    dy = 2 * (jnp.sum(far, axis=0)[:, None] * y - matmul(far.T, x))
+    shifted_x, shifted_y = _shifted(x, y)
+    dx = 2 * (jnp.sum(far, axis=1)[:, None] * shifted_x - matmul(far, shifted_y))
+    dy = 2 * (jnp.sum(far, axis=0)[:, None] * shifted_y - matmul(far.T, shifted_x))
     return _add_near((dx, dy), weights, near, x, y)
 
 
@@ -295,7 +301,7 @@ def sum_over_true(fn: Callable, mask: Bool[Array, "b n"], *operands: Any) -> Any
     triplets costs O(b n) memory and, with K images per class, O(b n K) time. Gradients flow into
     the float `operands` by running the rounds again; `fn` must not close over traced arrays.
     """
-    return _sum_over_true(fn, mask, operands)
+    return _sum_over_true(fn, jnp.asarray(mask), jax.tree.map(jnp.asarray, operands))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -82,12 +82,10 @@ def margin(
     shifted = distance_fn(batch.x, batch.y) - beta
 
     def pull(d_ap, d_an, d_pn):
-        return jnp.broadcast_to(jax.nn.relu(d_ap + margin), d_an.shape)
+        return jax.nn.relu(d_ap + margin) + 0 * d_an  # one entry per triplet
 
     def push(d_ap, d_an, d_pn):
-        return jnp.broadcast_to(
-            jax.nn.relu(margin - d_an), jnp.broadcast_shapes(d_ap.shape, d_an.shape)
-        )
+        return jax.nn.relu(margin - d_an) + 0 * d_ap
 
     return _over_triplets([pull, push], reduce_fn, batch.chosen, shifted, None)
 

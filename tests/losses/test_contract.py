@@ -1,0 +1,361 @@
+"""What every loss promises. A public name of `losses` that is not in `TABLE` fails the test."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dmljax import losses, ops
+
+B, D, C, SUB = 12, 6, 5, 3
+
+# name -> (kind, keywords). Kinds: "pair" f(x, labels), "proxy" f(x, labels, proxies), "subproxy"
+# the same with sub-centres, "logits" f(logits, labels), "views" f(x, other).
+TABLE = {
+    "angular": ("pair", {}),
+    "arcface": ("proxy", {}),
+    "circle": ("pair", {}),
+    "clip": ("views", {}),
+    "contrastive": ("pair", {}),
+    "cosface": ("proxy", {}),
+    "fast_ap": ("pair", {}),
+    "generalized_lifted_structure": ("pair", {}),
+    "histogram": ("pair", {}),
+    "intra_pair_variance": ("pair", {}),
+    "label_smoothed_cross_entropy": ("logits", {}),
+    "large_margin_softmax": ("proxy", {}),
+    "lifted_structure": ("pair", {}),
+    "margin": ("pair", {}),
+    "multi_similarity": ("pair", {}),
+    "n_pairs": ("pair", {}),
+    "nca": ("pair", {}),
+    "normalized_softmax": ("proxy", {}),
+    "ntxent": ("pair", {}),
+    "pnp": ("pair", {}),
+    "proxy_anchor": ("proxy", {}),
+    "proxy_nca": ("proxy", {}),
+    "proxy_nca_pp": ("proxy", {}),
+    "ranked_list": ("pair", {"margin": 0.4, "negative_temperature": 3.0}),
+    "recall_at_k": ("pair", {}),
+    "semihard_triplet": ("pair", {}),
+    "siglip": ("views", {}),
+    "smooth_ap": ("pair", {}),
+    "snr_contrastive": ("pair", {}),
+    "soft_triple": ("subproxy", {}),
+    "sphereface": ("proxy", {}),
+    "subcenter_arcface": ("subproxy", {}),
+    "supcon": ("pair", {}),
+    "threshold_consistent_margin": ("pair", {}),
+    "triplet": ("pair", {}),
+    "tuplet_margin": ("pair", {}),
+    "vicreg": ("views", {}),
+}
+# Public names that are no losses of a batch; their own tests hold them.
+AROUND = {
+    "center_invariant",
+    "cross_batch_memory",
+    "lp",
+    "regular_face",
+    "sparse_centers",
+    "stats",
+    "weighted_sum",
+    "zero_mean",
+}
+PAIRS = [name for name, (kind, _) in TABLE.items() if kind == "pair"]
+# Losses of embeddings as they are; all others normalise.
+UNNORMALISED = {
+    "semihard_triplet",
+    "vicreg",
+    "label_smoothed_cross_entropy",
+    "large_margin_softmax",
+}
+every_loss = pytest.mark.parametrize("name", TABLE)
+
+
+def test_every_public_name_is_enrolled():
+    assert set(losses.__all__) == set(TABLE) | AROUND
+
+
+def call(name, x, labels, extra, **keywords):
+    kind, own = TABLE[name]
+    function = functools.partial(getattr(losses, name), **own, **keywords)
+    if kind == "pair":
+        return function(x, labels)
+    if kind == "logits":
+        return function(x @ extra["weights"].astype(x.dtype), labels)
+    if kind == "views":
+        return function(x, extra["other"].astype(x.dtype))
+    return function(x, labels, extra["proxies" if kind == "proxy" else "subproxies"])
+
+
+def inputs(seed=0, b=B):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(b, D)).astype(np.float32)
+    extra = {
+        "proxies": rng.normal(size=(C, D)),
+        "subproxies": rng.normal(size=(C, SUB, D)),
+        "other": x + rng.normal(size=(b, D)),
+        "weights": rng.normal(size=(D, C)),
+    }
+    labels = np.repeat(np.arange(4), b // 4)
+    return x, labels, jax.tree.map(lambda a: a.astype(np.float32), extra)
+
+
+@functools.cache
+def compiled(name):
+    """One compiled value and gradient serves most tests of a loss."""
+    return jax.jit(
+        jax.value_and_grad(
+            lambda x, labels, extra, where: call(name, x, labels, extra, where=where)
+        )
+    )
+
+
+def run(name, x, labels, extra, where=None):
+    where = np.ones(len(x), bool) if where is None else where
+    value, gradient = compiled(name)(x, labels, extra, where)
+    return np.asarray(value), np.asarray(gradient)
+
+
+def close(got, want, rtol=2e-4):
+    got, want = np.asarray(got), np.asarray(want)
+    assert np.linalg.norm(got - want) <= rtol * np.linalg.norm(want) + 1e-6
+
+
+@every_loss
+def test_is_a_live_scalar(name):
+    value, gradient = run(name, *inputs())
+    assert value.shape == () and value.dtype == np.float32
+    assert np.isfinite(value) and np.abs(gradient).max() > 1e-6
+
+
+@every_loss
+def test_masking_a_row_equals_dropping_it(name):
+    x, labels, extra = inputs()
+    keep = np.ones(B, bool)
+    keep[[1, 6, 7, 11]] = False
+    dirty = np.where(keep[:, None], x, np.nan)
+    dirty_extra = extra | {"other": np.where(keep[:, None], extra["other"], np.nan)}
+    masked = run(name, dirty, labels, dirty_extra, keep)
+    dropped = run(name, x[keep], labels[keep], extra | {"other": extra["other"][keep]})
+    close(masked[0], dropped[0])
+    close(masked[1][keep], dropped[1])
+    assert not masked[1][~keep].any()
+
+
+@every_loss
+def test_the_order_of_rows_does_not_matter(name):
+    x, labels, extra = inputs()
+    order = np.random.default_rng(1).permutation(B)
+    if name == "n_pairs":  # takes the first pair of every label: keep the order within labels
+        order = np.array([9, 3, 0, 4, 6, 1, 10, 7, 2, 5, 8, 11])
+    value, gradient = run(name, x, labels, extra)
+    permuted = run(name, x[order], labels[order], extra | {"other": extra["other"][order]})
+    close(permuted[0], value)
+    close(permuted[1], gradient[order])
+
+
+def _degenerate():
+    x, labels, _ = inputs()
+    halves = np.concatenate([x[:6], x[:6]])
+    return {
+        "duplicates": (halves, np.concatenate([labels[:6], labels[:6]])),
+        "duplicates of another class": (halves, labels),
+        "one point": (np.repeat(x[:1], B, axis=0), labels),
+        "zeros": (np.zeros_like(x), labels),
+        "a zero row": (np.where(np.arange(B)[:, None] == 3, 0, x), labels),
+        "opposites": (np.concatenate([x[:6], -x[:6]]), labels),
+        "one class": (x, np.zeros(B, int)),
+        "all singletons": (x, np.arange(B)),
+        "tiny": (1e-30 * x, labels),
+        "huge": (1e15 * x, labels),
+    }
+
+
+@pytest.mark.parametrize("batch", _degenerate())
+@every_loss
+def test_finite_on_degenerate_batches(name, batch):
+    x, labels = _degenerate()[batch]
+    kind = TABLE[name][0]
+    _, _, extra = inputs()
+    if kind in ("proxy", "subproxy", "logits"):
+        labels = labels % C
+        extra["proxies"][0] = x[0]  # parallel to a row
+    if batch == "huge" and name in UNNORMALISED:
+        x = x * 1e-10  # squares must fit into float32
+    extra["other"] = x
+    value, gradient = run(name, x, labels, extra)
+    assert np.isfinite(value) and np.isfinite(gradient).all()
+
+
+@every_loss
+def test_nothing_counted_is_zero(name):
+    x, labels, extra = inputs()
+    value, gradient = run(name, x, labels, extra, np.zeros(B, bool))
+    assert value == 0 and not gradient.any()
+
+
+@every_loss
+@pytest.mark.parametrize("b", [1, 2])
+def test_finite_on_smallest_batches(name, b):
+    x, labels, extra = inputs()
+    value, gradient = jax.value_and_grad(
+        lambda x: call(name, x, labels[:b], extra | {"other": extra["other"][:b]})
+    )(x[:b])
+    assert np.isfinite(value) and np.isfinite(gradient).all()
+
+
+@every_loss
+def test_nan_stays_visible(name):
+    x, labels, extra = inputs()
+    x[4, 2] = np.nan
+    assert np.isnan(run(name, x, labels, extra)[0])
+
+
+@every_loss
+def test_bfloat16_is_computed_in_float32(name):
+    x, labels, extra = inputs()
+    half = jnp.asarray(x, jnp.bfloat16)
+    value, gradient = jax.value_and_grad(lambda x: call(name, x, labels, extra))(half)
+    assert value.dtype == jnp.float32 and gradient.dtype == jnp.bfloat16
+    if TABLE[name][0] == "logits":
+        return  # the product with the weights, not the loss, is in half precision
+    views = jax.tree.map(lambda a: np.asarray(jnp.asarray(a, jnp.bfloat16), np.float32), extra)
+    if TABLE[name][0] != "views":
+        views = extra
+    wide = run(name, np.asarray(half, np.float32), labels, views)
+    close(value, wide[0], 1e-3)
+    close(np.asarray(gradient, np.float32), wide[1], 1e-2)
+
+
+@every_loss
+def test_float64_stays_float64(name):
+    x, labels, extra = inputs()
+    with jax.enable_x64(True):
+        assert call(name, x.astype(np.float64), labels, extra).dtype == jnp.float64
+
+
+@every_loss
+def test_jit_equals_no_jit(name):
+    x, labels, extra = inputs()
+    close(call(name, x, labels, extra), run(name, x, labels, extra)[0])
+
+
+@every_loss
+def test_vmap_equals_a_loop(name):
+    batches = [inputs(seed) for seed in range(3)]
+    labels, extra = batches[0][1], batches[0][2]
+    xs = np.stack([x for x, _, _ in batches])
+    function = jax.value_and_grad(lambda x: call(name, x, labels, extra))
+    values, gradients = jax.jit(jax.vmap(function))(xs)
+    for x, value, gradient in zip(xs, values, gradients, strict=True):
+        want = run(name, x, labels, extra)
+        close(value, want[0])
+        close(gradient, want[1])
+
+
+@every_loss
+def test_a_second_batch_does_not_recompile(name):
+    run(name, *inputs())
+    size = compiled(name)._cache_size()
+    x, labels, extra = inputs(7)
+    run(name, x, labels[::-1].copy(), extra, np.arange(B) != 3)
+    assert compiled(name)._cache_size() == size
+
+
+@every_loss
+def test_temporary_memory(name):
+    """256 MiB at b = 1,024 and d = 128, with the gradient: about 60 arrays of b^2, none of b^3."""
+    x, labels, extra = (jax.ShapeDtypeStruct((1024, 128), np.float32), None, None)
+    labels = jax.ShapeDtypeStruct((1024,), np.int32)
+    shapes = {"proxies": (256, 128), "subproxies": (256, SUB, 128), "other": (1024, 128)}
+    shapes["weights"] = (128, 256)
+    extra = {k: jax.ShapeDtypeStruct(v, np.float32) for k, v in shapes.items()}
+    function = jax.jit(jax.value_and_grad(lambda x, y, e: call(name, x, y, e)))
+    memory = function.lower(x, labels, extra).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 256 * 2**20
+
+
+@every_loss
+def test_scale_invariance(name):
+    x, labels, extra = inputs()
+    lengths = np.linspace(0.5, 2, B, dtype=np.float32)[:, None]
+    value = run(name, x, labels, extra)[0]
+    scaled = run(name, x * lengths, labels, extra)[0]
+    if name in UNNORMALISED:
+        assert abs(scaled - value) > 1e-3
+    else:
+        close(scaled, value)
+
+
+@every_loss
+def test_an_unknown_keyword_raises(name):
+    x, labels, extra = inputs()
+    with pytest.raises(TypeError, match="tempratur"):
+        call(name, x, labels, extra, tempratur=1)
+
+
+# --- pair losses --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_explicit_references_equal_implicit(name):
+    x, labels, _ = inputs()
+    own = ops.pairs(labels)
+    function = functools.partial(getattr(losses, name), **TABLE[name][1])
+    value, gradient = jax.value_and_grad(lambda x: function(x, own, references=x + 0.0))(x)
+    want = run(name, x, labels, {})
+    close(value, want[0])
+    close(gradient, want[1])
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_multi_hot_labels_and_ready_pairs_say_the_same(name):
+    x, labels, _ = inputs()
+    want = run(name, x, labels, {})[0]
+    close(call(name, x, np.eye(4, dtype=bool)[labels], None), want)
+    close(call(name, x, ops.pairs(labels), None), want)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs_can_be_ignored(name):
+    """Rows whose pairs are neither positive nor negative change nothing (but all-anchor means)."""
+    x, labels, _ = inputs()
+    keep = np.arange(B) % 4 != 1
+    both = keep[:, None] & keep[None, :]
+    pairs = ops.Pairs(*(np.asarray(mask) & both for mask in ops.pairs(labels)))
+    kinds = {"reduce_fn": ops.sum} if name != "histogram" else {}
+    if name == "ranked_list":
+        pytest.skip("the published weights count every reference")
+    close(call(name, x, pairs, None, **kinds), call(name, x[keep], labels[keep], None, **kinds))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_mined_pairs_are_the_pairs(name):
+    x, labels, _ = inputs()
+    kept = np.random.default_rng(0).random((B, B)) < 0.7
+    kept &= kept.T
+    seen = {}
+
+    def mine(distances, pairs):
+        seen["distances"] = distances
+        return ops.Pairs(pairs.positives & kept, pairs.negatives & kept)
+
+    mined = call(name, x, labels, None, mine_fn=mine)
+    ready = ops.Pairs(*(np.asarray(mask) & kept for mask in ops.pairs(labels)))
+    if name != "n_pairs":  # which knows labels from the pairs alone
+        close(mined, call(name, x, ready, None))
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    np.testing.assert_allclose(
+        seen["distances"], np.linalg.norm(unit[:, None] - unit[None], axis=-1), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", [n for n in PAIRS if n != "histogram"])
+def test_without_reduction_the_entries_come_back(name):
+    x, labels, _ = inputs()
+    entries = call(name, x, labels, None, reduce_fn=None)
+    assert entries.shape[0] == B
+    close(jnp.sum(entries), call(name, x, labels, None, reduce_fn=ops.sum))

@@ -1,0 +1,79 @@
+"""Pair losses equal pytorch-metric-learning 2.9.0 in float64, but for its named faults.
+
+`tests/golden/pairs.py` made the numbers; the slow test makes them again, given the peer.
+"""
+
+import importlib.util
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from dmljax import losses
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
+_spec = importlib.util.spec_from_file_location("golden_pairs", GOLDEN / "pairs.py")
+golden = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(golden)
+STORED = dict(np.load(GOLDEN / "pairs.npz"))
+
+# Where the peer is wrong; `test_pairs.py` tests what is right for each.
+DEVIATIONS = {
+    ("tuplet_margin", "duplicates"): "NaN gradient of a positive parallel to its anchor",
+    ("nca", "all distinct"): "NaN without positives",
+    ("nca", "b2 distinct"): "NaN without positives",
+    ("ranked_list", "duplicates"): "a negative at distance 0 has no weight",
+    ("triplet swap", "references"): "d_pn is looked up in the anchors' distances",
+    ("lifted_structure", "references"): "negatives of reference p are those of anchor p",
+    ("threshold_consistent_margin", "references"): "positives are looked up among anchors",
+}
+RUNS = sorted({tuple(key.rsplit("/", 1)[0].split("/")) for key in STORED})
+
+
+def ours(name, case):
+    room = getattr(losses, name.split()[0])
+    _, keywords, _ = golden.PEERS[name]
+    with jax.enable_x64(True):
+        if case == "references":
+            embeddings, labels = golden.cases()["balanced"]
+            y, reference_labels = golden.references()
+
+            def loss(x, y):
+                return room(x, labels, references=y, reference_labels=reference_labels, **keywords)
+
+            value, (dx, dy) = jax.value_and_grad(loss, argnums=(0, 1))(embeddings, y)
+            return float(value), np.asarray(dx), np.asarray(dy)
+        embeddings, labels = golden.cases()[case]
+        value, dx = jax.value_and_grad(lambda x: room(x, labels, **keywords))(embeddings)
+        return float(value), np.asarray(dx), None
+
+
+def relative(got, want):
+    return np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-9)
+
+
+@pytest.mark.parametrize(("name", "case"), [r for r in RUNS if r not in DEVIATIONS])
+def test_equals_the_peer(name, case):
+    value, dx, dy = ours(name, case)
+    want = {k: STORED.get(f"{name}/{case}/{k}") for k in ("value", "dx", "dy")}
+    assert abs(value - want["value"]) <= 1e-6 * max(1, abs(want["value"]))
+    assert relative(dx, want["dx"]) <= 1e-5
+    if dy is not None:
+        assert relative(dy, want["dy"]) <= 1e-5
+
+
+@pytest.mark.parametrize(("name", "case"), DEVIATIONS)
+def test_deviations_still_deviate(name, case):
+    """A deviation that the peer has mended, or that we lost, leaves the list."""
+    value, dx, _ = ours(name, case)
+    assert np.isfinite(value) and np.isfinite(dx).all()
+    want = STORED[f"{name}/{case}/value"], STORED[f"{name}/{case}/dx"]
+    assert not (abs(value - want[0]) <= 1e-6 and relative(dx, want[1]) <= 1e-5)
+
+
+@pytest.mark.slow
+def test_the_peer_still_says_so():
+    pytest.importorskip("pytorch_metric_learning", reason="pip install -e '.[bench]'")
+    for key, value in golden.collect().items():
+        np.testing.assert_allclose(value, STORED[key], rtol=1e-5, atol=1e-7, err_msg=key)

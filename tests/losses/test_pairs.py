@@ -1,0 +1,180 @@
+"""Pair and triplet losses against loops (`naive.py`), and what only some of them promise."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+
+from dmljax import losses, ops
+
+EXTRA = {"ranked_list": {"margin": 0.4, "negative_temperature": 3.0}}
+VARIANTS = [(name, EXTRA.get(name, {})) for name in losses.pairs.__all__ + losses.triplets.__all__]
+VARIANTS += [
+    ("triplet", {"margin": 0.5}),
+    ("triplet", {"swap": True, "margin": 0.5}),
+    ("triplet", {"smooth": True}),
+    ("contrastive", {"pos_margin": 0.4, "neg_margin": 1.3, "power": 2}),
+    ("margin", {"beta": 1.0, "margin": 0.4}),
+    ("ntxent", {"temperature": 0.5}),
+    ("circle", {"m": 0.25, "gamma": 8.0}),
+    ("semihard_triplet", {"margin": 5.0}),
+]
+
+
+def reference_value(name, x, y, positives, negatives, own, labels, **keywords):
+    s, d = naive.measures(x, y)
+    P, N = ([list(np.flatnonzero(row)) for row in mask] for mask in (positives, negatives))
+    between = naive.measures(y, y)[1]
+    return getattr(naive, name)(
+        s, d, P, N, x=x, y=y, own=own, labels=labels, between=between, **keywords
+    )
+
+
+def batch(seed, b=11, d=4, classes=4):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(b, d)), rng.integers(0, classes, b)
+
+
+@pytest.mark.parametrize(("name", "keywords"), VARIANTS, ids=lambda v: str(v))
+@pytest.mark.parametrize("seed", [0, 1])
+def test_equals_the_loop(name, keywords, seed):
+    x, labels = batch(seed)
+    same = labels[:, None] == labels[None, :]
+    positives, negatives = same & ~np.eye(len(x), dtype=bool), ~same
+    want = reference_value(name, x, x, positives, negatives, True, labels, **keywords)
+    with jax.enable_x64(True):
+        got = getattr(losses, name)(x, labels, **keywords)
+    assert got == pytest.approx(want, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(("name", "keywords"), VARIANTS, ids=lambda v: str(v))
+def test_equals_the_loop_with_references(name, keywords):
+    (x, labels), (y, reference_labels) = batch(2), batch(3, b=7, classes=5)
+    positives = labels[:, None] == reference_labels[None, :]
+    want = reference_value(name, x, y, positives, ~positives, False, labels, **keywords)
+    with jax.enable_x64(True):
+        got = getattr(losses, name)(
+            x, labels, references=y, reference_labels=reference_labels, **keywords
+        )
+    assert got == pytest.approx(want, rel=1e-9, abs=1e-12)
+
+
+def test_margin_learns_beta_per_class():
+    x, labels = batch(4)
+    beta = np.linspace(0.9, 1.4, 4)
+    same = labels[:, None] == labels[None, :]
+    _, d = naive.measures(x, x)
+    terms = [
+        term
+        for i, p in zip(*np.nonzero(same & ~np.eye(len(x), dtype=bool)), strict=True)
+        for n in np.flatnonzero(~same[i])
+        for term in (d[i, p] - beta[labels[i]] + 0.2, beta[labels[i]] - d[i, n] + 0.2)
+    ]
+    with jax.enable_x64(True):
+        value, slope = jax.value_and_grad(lambda b: losses.margin(x, labels, beta=b))(beta)
+        moved = losses.margin(x, labels, beta=beta + 1e-6 * np.eye(4)[2])
+    assert value == pytest.approx(np.mean([t for t in terms if t > 0]), rel=1e-9)
+    assert slope[2] == pytest.approx(float(moved - value) / 1e-6, rel=1e-4)
+
+
+@pytest.mark.parametrize("spread", [1e-3, 1e-4])
+@pytest.mark.parametrize("name", ["contrastive", "triplet"])
+def test_float32_gradient_of_tight_classes(name, spread):
+    """A product form of the distance is 7 % off at 1e-3 and 73 % at 1e-4; differences are not."""
+    rng = np.random.default_rng(0)
+    x = np.repeat(naive.unit(rng.normal(size=(16, 64))), 4, axis=0)
+    x = naive.unit(x + spread * rng.normal(size=x.shape) / 8).astype(np.float32)
+    labels = np.repeat(np.arange(16), 4)
+    loss = functools.partial(getattr(losses, name), reduce_fn=ops.sum)
+    if name == "triplet":
+        loss = functools.partial(loss, margin=2.0)  # every triplet pulls
+    got = jax.grad(loss)(jnp.asarray(x), labels)
+    with jax.enable_x64(True):
+        want = jax.grad(loss)(jnp.asarray(x, jnp.float64), labels)
+        want = np.asarray(want)
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) < 1e-3
+
+
+def test_n_pairs_of_the_paper():
+    x, labels = batch(5)
+    first = {label: np.flatnonzero(labels == label)[:2] for label in set(labels)}
+    rows = np.array([pair for pair in first.values() if len(pair) == 2])
+    logits = x[rows[:, 0]] @ x[rows[:, 1]].T
+    want = np.mean(np.logaddexp.reduce(logits, axis=1) - np.diag(logits))
+    want += 0.003 / 4 * ((x[rows] ** 2).sum(-1).mean(0)).sum()
+    with jax.enable_x64(True):
+        got = losses.n_pairs(x, labels, distance_fn=ops.dot, l2_weight=0.003)
+    assert got == pytest.approx(want, rel=1e-9)
+
+
+def test_angular_normalises_negatives():
+    """A fault of the peer: it leaves negatives as they are, so lengths change its loss."""
+    x, labels = batch(6)
+    lengths = np.linspace(0.1, 9, len(x))[:, None]
+    with jax.enable_x64(True):
+        assert losses.angular(x, labels) == pytest.approx(
+            float(losses.angular(x * lengths, labels)), rel=1e-9
+        )
+
+
+def test_ntxent_keeps_its_gradient_when_far_off():
+    """The peer adds 1e-38 inside the log: it stops at 87.3, and so does learning."""
+    x = np.array([[1.0, 0.0], [-0.8, 0.6], [1.0, 0.01]], np.float32)
+    loss = functools.partial(losses.ntxent, labels=np.array([0, 0, 1]), temperature=0.005)
+    value, gradient = jax.value_and_grad(loss)(x)
+    assert value > 150 and np.abs(gradient).max() > 10
+
+
+def test_nca_keeps_far_anchors():
+    """The peer drops anchors whose softmax underflows: the very ones that need a gradient."""
+    x = np.array([[1.0, 0.0], [-0.8, 0.6], [1.0, 0.01]], np.float32)
+    value, gradient = jax.value_and_grad(
+        lambda x: losses.nca(x, np.array([0, 0, 1]), softmax_scale=60.0)
+    )(x)
+    assert value > 100 and np.abs(gradient).max() > 10
+
+
+def test_a_single_positive_pair_counts():
+    """The peer returns 0 for at most one positive and one negative pair."""
+    x, y = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
+    got = losses.contrastive(x, np.array([0]), references=y, reference_labels=np.array([0]))
+    assert got == pytest.approx(2**0.5)
+
+
+def test_threshold_consistent_margin_uses_references():
+    """The peer looks positives up among the anchors."""
+    x, y = np.eye(2), np.array([[1.0, 0.0], [3.0, 4.0]])
+    loss = losses.threshold_consistent_margin
+    got = loss(x, np.array([0, 1]), references=y, reference_labels=np.array([0, 1]))
+    assert got == pytest.approx((0.9 - 0.8) + (0.6 - 0.5), rel=1e-5)
+
+
+def test_tuplet_margin_is_finite_on_duplicates():
+    x, labels = np.repeat(np.eye(3, 4), 2, axis=0), np.repeat(np.arange(3), 2)
+    value, gradient = jax.value_and_grad(losses.tuplet_margin)(x, labels)
+    assert np.isfinite(value) and np.isfinite(gradient).all()
+
+
+def test_ranked_list_pushes_duplicates_apart():
+    """The peer gives a negative at distance 0 the weight 0: its hardest negatives go unseen."""
+    x, labels = np.repeat(np.eye(2, 4), 2, axis=0), np.arange(4)
+    assert losses.ranked_list(x, labels, margin=0.4, negative_temperature=1.0) > 0.5
+
+
+def test_lifted_structure_with_references_is_symmetric_in_its_sets():
+    """The negatives of a reference are the anchors it is a negative of."""
+    (x, labels), (y, others) = batch(7), batch(8, b=6)
+    with jax.enable_x64(True):
+        one = losses.lifted_structure(x, labels, references=y, reference_labels=others)
+        two = losses.lifted_structure(y, others, references=x, reference_labels=labels)
+    assert one == pytest.approx(float(two), rel=1e-9)
+
+
+def test_active_mean_shows_nan():
+    x, labels = batch(9)
+    x[3] = np.nan
+    assert np.isnan(losses.contrastive(x, labels))
+    assert np.isfinite(losses.contrastive(x, labels, where=np.arange(len(x)) != 3))

@@ -1,0 +1,191 @@
+"""Distances, safe gradients, pair masks, reductions and the loop over True entries."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dmljax import ops
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def points(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+@pytest.mark.parametrize("power", [1, 2])
+def test_euclidean(p, power):
+    x, y = points(0, 5, 4), points(1, 7, 4)
+    y[2] = x[3]
+    want = (np.abs(x[:, None] - y[None]) ** p).sum(-1) ** (power / p)
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(ops.euclidean(x, y, p=p, power=power), want, rtol=1e-9)
+        gradient = jax.grad(lambda y: ops.euclidean(x, y, p=p, power=power).sum())(y)
+        moved = ops.euclidean(x, y + 1e-6 * np.eye(7, 4), p=p, power=power).sum()
+        slope = (moved - want.sum()) / 1e-6
+    assert np.isfinite(gradient).all()
+    if power == 2:  # smooth at the duplicate too
+        assert float(np.trace(gradient[:4])) == pytest.approx(float(slope), rel=1e-3)
+
+
+@given(
+    hnp.arrays(np.float32, (6, 3), elements=st.floats(-100, 100, width=32)),
+    st.sampled_from([1.0, 1e-3, 1e-6]),
+)
+@settings(max_examples=40, deadline=None)
+def test_squared_euclidean_is_exact_for_near_pairs(x, spread):
+    x[3:] = x[:3] + np.float32(spread) * x[3:] / 100
+    wide = x.astype(np.float64)
+    want = ((wide[:, None] - wide[None]) ** 2).sum(-1)
+    got = np.asarray(ops.squared_euclidean(jnp.asarray(x), jnp.asarray(x)))
+    scale = (wide**2).sum(-1).max()
+    assert (np.abs(got - want) <= 1e-4 * want + 1e-30 * (1 + scale)).all()
+    own = jnp.asarray(x)
+    np.testing.assert_allclose(ops.squared_euclidean(own, own), got, rtol=1e-4, atol=1e-30 * (1 + scale))
+
+
+def test_equal_rows_are_at_distance_zero():
+    x = np.repeat(points(0, 3, 64).astype(np.float32), 2, axis=0)
+    distances = ops.unit_euclidean(x, x.copy())
+    assert (np.asarray(distances)[[0, 1, 2, 3], [1, 0, 3, 2]] == 0).all()
+
+
+def test_cosine_dot_and_snr():
+    x, y = points(0, 4, 6), points(1, 3, 6)
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(ops.cosine(x, y), 1 - unit(x) @ unit(y).T, rtol=1e-9)
+        np.testing.assert_allclose(ops.dot(x, y), -x @ y.T, rtol=1e-9)
+        want = np.var(x[:, None] - y[None], axis=-1, ddof=1) / np.var(x, axis=-1, ddof=1)[:, None]
+        np.testing.assert_allclose(ops.snr(x, y), want, rtol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-35, 1e-20, 1.0, 1e20, 1e35])
+def test_normalize_neither_under_nor_overflows(scale):
+    x = np.array([[3.0, 4.0], [0.0, 0.0]], np.float32) * np.float32(scale)
+    got, pull = jax.vjp(ops.normalize, jnp.asarray(x))
+    np.testing.assert_allclose(got, [[0.6, 0.8], [0, 0]], rtol=1e-6)
+    assert np.isfinite(pull(jnp.ones((2, 2)))[0]).all() and not pull(jnp.ones((2, 2)))[0][1].any()
+
+
+@pytest.mark.parametrize(("fn", "at"), [(ops.sqrt, 0.0), (ops.acos, 1.0), (ops.acos, -1.0)])
+def test_safe_gradients(fn, at):
+    assert jax.grad(fn)(at) == 0 and np.isfinite(fn(at))
+    assert np.isnan(fn(np.nan))
+    assert jax.grad(fn)(0.5) == pytest.approx(
+        float(jax.grad({ops.sqrt: jnp.sqrt, ops.acos: jnp.arccos}[fn])(0.5))
+    )
+
+
+def test_logsumexp():
+    x = jnp.array([[1.0, 2.0, 1e4], [5.0, 5.0, 5.0], [-1e30, -1e30, 0.0]])
+    where = np.array([[1, 1, 0], [0, 0, 0], [1, 1, 0]], bool)
+    value, gradient = jax.value_and_grad(lambda x: ops.logsumexp(x, where=where).sum())(x)
+    np.testing.assert_allclose(
+        ops.logsumexp(x, where=where), [np.logaddexp(1, 2), 0, -1e30], rtol=1e-6
+    )
+    np.testing.assert_allclose(gradient[0], [0.2689414, 0.7310586, 0], rtol=1e-5)
+    assert not gradient[1].any() and np.isfinite(value)
+    assert np.isnan(ops.logsumexp(x.at[0, 0].set(np.nan), where=where)[0])
+    assert ops.logsumexp(x.at[0, 2].set(np.nan), where=where)[0] == pytest.approx(2.3132617)
+
+
+def test_pairs_of_labels():
+    labels, others = np.array([1, 1, 2]), np.array([2, 1])
+    own = ops.pairs(labels)
+    assert own.positives.tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
+    assert own.negatives.tolist() == [[0, 0, 1], [0, 0, 1], [1, 1, 0]]
+    two = ops.pairs(labels, others, ids=np.array([7, 8, 9]), reference_ids=np.array([9, 8]))
+    assert two.positives.tolist() == [[0, 1], [0, 0], [0, 0]]
+    assert two.negatives.tolist() == [[1, 0], [1, 0], [0, 1]]
+    masked = ops.pairs(labels, where=np.array([True, False, True]))
+    assert masked.positives.sum() == 0 and masked.negatives.tolist() == [
+        [0, 0, 1],
+        [0, 0, 0],
+        [1, 0, 0],
+    ]
+    seen = ops.pairs(labels, others, reference_where=np.array([False, True]))
+    assert seen.positives.tolist() == [[0, 1], [0, 1], [0, 0]]
+
+
+def test_multi_hot_rows_are_positives_if_they_share_a_class():
+    labels = np.array([[1, 1, 0], [0, 1, 1], [0, 0, 1], [0, 0, 0]], bool)
+    assert ops.pairs(labels).positives.tolist() == [
+        [0, 1, 0, 0],
+        [1, 0, 1, 0],
+        [0, 1, 0, 0],
+        [0, 0, 0, 0],
+    ]
+
+
+def test_large_labels_do_not_collide():
+    labels = np.array([2**24, 2**24 + 1, 2**31 - 1, -(2**31)])
+    assert ops.pairs(labels).positives.sum() == 0
+
+
+ENTRIES = np.array([[0.0, 1.0, 3.0], [-1.0, 5.0, 2.0]])
+COUNTED = np.array([[True, True, True], [True, False, True]])
+
+
+@pytest.mark.parametrize(
+    ("reduce_fn", "want"),
+    [
+        (ops.mean, 5 / 5),
+        (ops.sum, 5),
+        (ops.mean_of_active, 6 / 3),
+        (ops.threshold(0.5, 3.0), 3 / 2),
+        (ops.threshold(high=2.5), 2 / 4),
+        (ops.weighted(np.array([1.0, 10.0])), (4 + 10) / 5),
+        (ops.weighted(np.array([1.0, 10.0]), ops.mean_of_active), (4 + 20) / 3),
+    ],
+)
+def test_reductions(reduce_fn, want):
+    assert ops.reduce(reduce_fn, jnp.asarray(ENTRIES), COUNTED) == pytest.approx(want)
+    nothing = np.zeros_like(COUNTED)
+    assert ops.reduce(reduce_fn, jnp.asarray(ENTRIES), nothing) == 0
+    bad = jnp.asarray(ENTRIES).at[0, 0].set(np.nan)
+    assert np.isnan(ops.reduce(reduce_fn, bad, COUNTED))
+    hidden = jnp.asarray(ENTRIES).at[1, 1].set(np.nan)
+    assert ops.reduce(reduce_fn, hidden, COUNTED) == pytest.approx(want)
+
+
+def test_without_reduction_masked_entries_are_zero():
+    assert ops.reduce(None, jnp.asarray(ENTRIES), COUNTED).tolist() == [[0, 1, 3], [-1, 0, 2]]
+
+
+@given(hnp.arrays(bool, hnp.array_shapes(min_dims=2, max_dims=2, max_side=6)))
+@settings(max_examples=25, deadline=None)
+def test_sum_over_true_visits_each_entry_once(mask):
+    weights = points(0, *mask.shape).astype(np.float32)
+
+    def visit(column, valid, weights):
+        rows = jnp.arange(len(column))
+        return jnp.where(valid, jnp.sin(weights[rows, column]), 0)
+
+    def total(weights):
+        return ops.sum_over_true(visit, mask, weights).sum()
+
+    value, gradient = jax.value_and_grad(total)(weights)
+    np.testing.assert_allclose(value, np.sin(weights)[mask].sum(), atol=1e-5)
+    np.testing.assert_allclose(gradient, np.where(mask, np.cos(weights), 0), atol=1e-6)
+
+
+def test_triplets_to_pairs():
+    rng = np.random.default_rng(0)
+    d = rng.random((6, 6))
+    pairs = ops.pairs(np.array([0, 0, 0, 1, 1, 2]))
+    select = lambda ap, an, pn: (an - ap < 0.1) & (pn > 0.2)  # noqa: E731
+    got = ops.triplets_to_pairs(ops.Triplets(pairs, d, select))
+    positives, negatives = np.zeros((2, 6, 6), bool)
+    for a, p, n in np.ndindex(6, 6, 6):
+        chosen = pairs.positives[a, p] and pairs.negatives[a, n]
+        if chosen and d[a, n] - d[a, p] < 0.1 and d[p, n] > 0.2:
+            positives[a, p] = negatives[a, n] = True
+    assert (got.positives == positives).all() and (got.negatives == negatives).all()
+    assert ops.triplets_to_pairs(pairs) is pairs
