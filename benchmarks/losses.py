@@ -1,10 +1,10 @@
 """Losses with their gradient against pytorch-metric-learning, in one run.
 
-    pip install -e '.[bench]' && python benchmarks/losses.py [--batch 128 512 2048] [--losses triplet ...]
+    pip install -e '.[bench]' && python benchmarks/losses.py [--batch 128 512 2048]
 
-Both libraries take turns on the same batch, K = 4 images per class, 128 dimensions, float32, all
-cores; figures are medians of the rounds, in milliseconds, and the ratio is of medians. A peer that
-would need more than --memory GiB for its triplets is left out, and so is one slower than --patience.
+Both libraries take turns on the same batch: 4 images per class, 128 dimensions, float32, all cores.
+Figures are medians of the rounds in milliseconds, the ratio is of medians. A peer that would need
+more than --memory GiB for its triplets is left out, and so is one slower than --patience.
 """
 
 import argparse

@@ -71,6 +71,7 @@ class Triplets(NamedTuple):
 
 
 Labels = Int[Array, "b"] | Bool[Array, "b c"] | Pairs
+ReferenceLabels = Int[Array, "n"] | Bool[Array, "n c"]
 DistanceFn = Callable[[Array, Array], Array]
 MineFn = Callable[[Array, Pairs], Pairs | Triplets]
 ReduceFn = Callable[[Array, Array], tuple[Array, Array]]
@@ -358,7 +359,7 @@ _sum_over_true.defvjp(_sum_over_true_forward, _sum_over_true_backward)
 
 def pairs(
     labels: Labels,
-    reference_labels: Labels | None = None,
+    reference_labels: ReferenceLabels | None = None,
     *,
     ids: Int[Array, "b"] | None = None,
     reference_ids: Int[Array, "n"] | None = None,

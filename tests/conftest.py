@@ -1,13 +1,19 @@
-"""Stricter than users: eight fake devices, no silent rank promotion, warnings are errors."""
+"""Stricter than users: shapes checked, eight devices, no rank promotion, warnings are errors."""
 
 import os
 import pathlib
+import sys
 
+from jaxtyping import install_import_hook
+
+HERE = pathlib.Path(__file__).parent
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
 # Compiling is most of the suite's time, so every run after the first reads this cache.
-_CACHE = pathlib.Path(__file__).parents[1] / ".cache" / "jax"
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(HERE.parent / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+sys.path.insert(0, str(HERE))
+install_import_hook("dmljax", "typechecker.check")

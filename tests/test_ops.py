@@ -48,7 +48,9 @@ def test_squared_euclidean_is_exact_for_near_pairs(x, spread):
     scale = (wide**2).sum(-1).max()
     assert (np.abs(got - want) <= 1e-4 * want + 1e-30 * (1 + scale)).all()
     own = jnp.asarray(x)
-    np.testing.assert_allclose(ops.squared_euclidean(own, own), got, rtol=1e-4, atol=1e-30 * (1 + scale))
+    np.testing.assert_allclose(
+        ops.squared_euclidean(own, own), got, rtol=1e-4, atol=1e-30 * (1 + scale)
+    )
 
 
 def test_equal_rows_are_at_distance_zero():
@@ -76,11 +78,11 @@ def test_normalize_neither_under_nor_overflows(scale):
 
 @pytest.mark.parametrize(("fn", "at"), [(ops.sqrt, 0.0), (ops.acos, 1.0), (ops.acos, -1.0)])
 def test_safe_gradients(fn, at):
+    at, half = jnp.asarray(at), jnp.asarray(0.5)
     assert jax.grad(fn)(at) == 0 and np.isfinite(fn(at))
-    assert np.isnan(fn(np.nan))
-    assert jax.grad(fn)(0.5) == pytest.approx(
-        float(jax.grad({ops.sqrt: jnp.sqrt, ops.acos: jnp.arccos}[fn])(0.5))
-    )
+    assert np.isnan(fn(jnp.asarray(np.nan)))
+    plain = {ops.sqrt: jnp.sqrt, ops.acos: jnp.arccos}[fn]
+    assert jax.grad(fn)(half) == pytest.approx(float(jax.grad(plain)(half)))
 
 
 def test_logsumexp():

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 
 from dmljax import ops
 from dmljax.losses._common import prepare
-from dmljax.ops import Array, DistanceFn, Labels, MineFn, ReduceFn, Triplets
+from dmljax.ops import Array, DistanceFn, Labels, MineFn, ReduceFn, ReferenceLabels, Triplets
 
 __all__ = ["angular", "margin", "semihard_triplet", "triplet"]
 
@@ -31,7 +31,7 @@ def triplet(
     smooth: bool = False,
     distance_fn: DistanceFn = ops.unit_euclidean,
     references: Float[Array, "n d"] | None = None,
-    reference_labels: Labels | None = None,
+    reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean_of_active,
@@ -62,7 +62,7 @@ def margin(
     beta: float | Float[Array, ""] | Float[Array, "c"] = 1.2,
     distance_fn: DistanceFn = ops.unit_euclidean,
     references: Float[Array, "n d"] | None = None,
-    reference_labels: Labels | None = None,
+    reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean_of_active,
@@ -97,7 +97,7 @@ def semihard_triplet(
     margin: float = 1.0,
     distance_fn: DistanceFn = ops.squared_euclidean,
     references: Float[Array, "n d"] | None = None,
-    reference_labels: Labels | None = None,
+    reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
@@ -129,7 +129,7 @@ def angular(
     *,
     alpha: float = 40.0,
     references: Float[Array, "n d"] | None = None,
-    reference_labels: Labels | None = None,
+    reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
