@@ -13,7 +13,7 @@ from dmljax import ops
 from dmljax.losses._common import matrix, rows
 from dmljax.ops import Array
 
-__all__ = ["CrossBatchMemory", "Memory", "cross_batch_memory"]
+__all__ = ["cross_batch_memory"]
 
 
 class Memory(NamedTuple):

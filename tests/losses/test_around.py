@@ -16,16 +16,25 @@ def test_weighted_sum():
     x, y = _data()
     both = losses.weighted_sum({"a": (0.5, losses.contrastive), "b": (2.0, losses.ntxent)})
     where = np.arange(9) < 7
-    total, values = both(x, y, where=where)
+    (total, values), slope = jax.jit(jax.value_and_grad(both, has_aux=True))(x, y, where=where)
     assert set(values) == {"a", "b"}
-    np.testing.assert_allclose(values["a"], losses.contrastive(x, y, where=where), rtol=1e-6)
-    np.testing.assert_allclose(values["b"], losses.ntxent(x, y, where=where), rtol=1e-6)
-    np.testing.assert_allclose(total, 0.5 * values["a"] + 2 * values["b"], rtol=1e-6)
-    slope, _ = jax.jit(jax.grad(both, has_aux=True))(x, y)
-    parts = 0.5 * jax.grad(losses.contrastive)(x, y) + 2 * jax.grad(losses.ntxent)(x, y)
-    np.testing.assert_allclose(slope, parts, rtol=1e-4, atol=1e-6)
+    a, slope_a = jax.jit(jax.value_and_grad(losses.contrastive))(x, y, where=where)
+    b, slope_b = jax.jit(jax.value_and_grad(losses.ntxent))(x, y, where=where)
+    np.testing.assert_allclose([values["a"], values["b"]], [a, b], rtol=1e-6)
+    np.testing.assert_allclose(total, 0.5 * a + 2 * b, rtol=1e-6)
+    np.testing.assert_allclose(slope, 0.5 * slope_a + 2 * slope_b, rtol=1e-4, atol=1e-6)
     with pytest.raises(ValueError, match="no losses"):
         losses.weighted_sum({})
+
+
+@jax.jit
+def _stats(x, y, where, margin):
+    return losses.stats(x, y, where=where, margin=margin)
+
+
+@jax.jit
+def _stats_apart(x, pairs, references, margin):
+    return losses.stats(x, pairs, references=references, margin=margin)
 
 
 def _naive(x, y, margin):
@@ -54,38 +63,38 @@ def test_stats(margin):
     x, y = _data()
     expected = _naive(x.astype(np.float64), y, margin)
     assert margin or 0 < expected["active_triplets"] < 1
-    ours = jax.jit(lambda x, y: losses.stats(x, y, margin=margin))(x, y)
+    ours = _stats(x, y, np.ones(9, bool), margin)
     assert set(ours) == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(ours[name], value, rtol=1e-5, err_msg=name)
     where = np.arange(9) != 4
-    masked = losses.stats(np.where(where[:, None], x, np.nan), y, margin=margin, where=where)
+    masked = _stats(np.where(where[:, None], x, np.nan), y, where, margin)
     for name, value in _naive(x[where].astype(np.float64), y[where], margin).items():
         np.testing.assert_allclose(masked[name], value, rtol=1e-5, err_msg=name)
     # With the batch as references and itself left out by id, the same.
     pairs = ops.pairs(y, y, ids=np.arange(9), reference_ids=np.arange(9))
-    apart = losses.stats(x, pairs, margin=margin, references=x.copy())
+    apart = _stats_apart(x, pairs, x.copy(), margin)
     for name, value in expected.items():
         np.testing.assert_allclose(apart[name], value, rtol=1e-4, err_msg=name)
 
 
 def test_a_collapse_shows():
     x, y = np.ones((6, 4), np.float32), np.array([0, 0, 1, 1, 2, 2])
-    stats = losses.stats(x, y)
+    stats = jax.jit(losses.stats)(x, y)
     assert stats["negative_distance"] == stats["positive_distance"] == 0
     assert stats["active_triplets"] == stats["active_positives"] == stats["active_negatives"] == 1
-    solved = losses.stats(np.eye(3, dtype=np.float32)[y], y)
+    solved = jax.jit(losses.stats)(np.eye(3, dtype=np.float32)[y], y)
     assert solved["active_triplets"] == solved["active_positives"] == 0
 
 
 @pytest.mark.parametrize("y", [[0, 0, 0], [0, 1, 2]])
 def test_stats_without_triplets(y):
     x = np.random.default_rng(14).normal(size=(3, 4)).astype(np.float32)
-    stats = losses.stats(x, np.array(y))
+    stats = jax.jit(losses.stats)(x, np.array(y))
     assert np.isfinite(list(stats.values())).all()
     assert stats["active_triplets"] == stats["active_positives"] == stats["active_negatives"] == 0
 
 
 def test_stats_have_no_gradient():
     x, y = _data()
-    assert not np.any(jax.grad(lambda x: losses.stats(x, y)["positive_distance"])(x))
+    assert not np.any(jax.jit(jax.grad(lambda x: losses.stats(x, y)["positive_distance"]))(x))

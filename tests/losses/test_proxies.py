@@ -209,8 +209,9 @@ def test_masking_is_dropping(name):
     assert_near(masked_dx[where], dx, 1e-5)
     assert_near(masked_dw, dw, 1e-5)
     assert not np.any(masked_dx[~where])
-    # Known labels of masked rows do not raise either.
-    np.testing.assert_allclose(getattr(losses, name)(x, y, w, where=where), expected, rtol=1e-6)
+    # Known labels of masked rows do not raise either: here they are constants.
+    known = jax.jit(lambda x, w: getattr(losses, name)(x, y, w, where=where))(x, w)
+    np.testing.assert_allclose(known, expected, rtol=1e-6)
 
 
 @each_loss
@@ -301,18 +302,23 @@ def test_one_class(name):
 @each_loss
 def test_entries_and_weights(name):
     x, y, w = _data(name)
-    fn = getattr(losses, name)
     where = np.array([True, True, True, False, False, True])
-    entries = fn(x, y, w, where=where, reduce_fn=None)
+
+    @jax.jit
+    def both(x, y, w, where, weigh):
+        fn = functools.partial(getattr(losses, name), x, y, w, where=where)
+        return fn(reduce_fn=None), fn(reduce_fn=ops.weighted(weigh, ops.sum))
+
     by_class = name == "proxy_anchor"
-    assert entries.shape == ((4,) if by_class else (6,))
-    assert by_class or not np.any(entries[~where])
     weights = np.array([1.0, 2.0, 0.5, 3.0], np.float32)
     weigh = weights if by_class else weights[y]
-    total = fn(x, y, w, where=where, reduce_fn=ops.weighted(weigh, ops.sum))
+    entries, total = both(x, y, w, where, weigh)
+    assert entries.shape == ((4,) if by_class else (6,))
+    assert by_class or not np.any(entries[~where])
     np.testing.assert_allclose(total, np.sum(entries * weigh), rtol=1e-5)
     if not by_class:
-        np.testing.assert_allclose(fn(x, y, w, where=where), entries.sum() / 4, rtol=1e-6)
+        mean = _compiled(name)(x, w, y, where)[0]
+        np.testing.assert_allclose(mean, entries.sum() / 4, rtol=1e-6)
 
 
 @each_loss
@@ -335,9 +341,10 @@ def test_wrong_arguments(name):
 
 def test_label_types():
     x, y, w = _data("cosface")
-    expected = losses.cosface(x, y, w)
+    expected = _compiled("cosface")(x, w, y)[0]
     for dtype in (np.uint8, np.int8, np.int16, np.uint32):
-        np.testing.assert_allclose(losses.cosface(x, y.astype(dtype), w), expected, rtol=1e-6)
+        value = _compiled("cosface")(x, w, y.astype(dtype))[0]
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
 # --- where others are wrong, and formulas of one loss -------------------------------------------
@@ -367,7 +374,8 @@ def test_arcface_margin_is_in_degrees_and_never_rises():
     own = np.zeros(181, int)
     for name, keywords in (("arcface", {"margin": 60.0}), ("sphereface", {"margin": 4})):
         fn = getattr(losses, name)
-        loss = np.asarray(fn(x, own, np.stack([w[0], [0, 0]]), reduce_fn=None, **keywords))
+        fn = functools.partial(fn, reduce_fn=None, **keywords)
+        loss = np.asarray(jax.jit(fn)(x, own, np.stack([w[0], 0 * w[0]])))
         assert np.all(np.diff(loss) > -1e-5)  # the other logit is 0 all along
     with pytest.raises(ValueError, match="degrees"):
         losses.arcface(x, own, w, margin=200.0)
@@ -378,7 +386,7 @@ def test_arcface_margin_is_in_degrees_and_never_rises():
 def test_margins_may_be_scheduled():
     x, y, w = _data("arcface")
     value = jax.jit(lambda m: losses.arcface(x, y, w, margin=m))(10.0)
-    np.testing.assert_allclose(value, losses.arcface(x, y, w, margin=10.0), rtol=1e-6)
+    np.testing.assert_allclose(value, _compiled("arcface", margin=10.0)(x, w, y)[0], rtol=1e-6)
 
 
 def test_a_small_loss_keeps_its_digits():
@@ -396,11 +404,12 @@ def test_a_small_loss_keeps_its_digits():
 
 def test_one_centre_is_the_plain_loss():
     x, y, w = _data("arcface")
-    expected = losses.arcface(x, y, w)
-    np.testing.assert_allclose(losses.subcenter_arcface(x, y, w[:, None]), expected, rtol=1e-6)
-    # A sub-centre that is farther from every row changes nothing.
-    away = np.concatenate([w[:, None], -x.sum(0) * 0 + w[:, None]], axis=1)
-    np.testing.assert_allclose(losses.subcenter_arcface(x, y, away), expected, rtol=1e-6)
+    expected = _compiled("arcface")(x, w, y)[0]
+    several = _compiled("subcenter_arcface")
+    np.testing.assert_allclose(several(x, w[:, None], y)[0], expected, rtol=1e-6)
+    # The same centre twice is that centre.
+    twice = np.stack([w, 3 * w], axis=1)
+    np.testing.assert_allclose(several(x, twice, y)[0], expected, rtol=1e-6)
 
 
 # --- label smoothing ----------------------------------------------------------------------------
@@ -422,6 +431,7 @@ def test_label_smoothing_values(temperature, expected):
 
 def test_label_smoothing_properties():
     fn = losses.label_smoothed_cross_entropy
+    compiled = jax.jit(fn)
     z, y = _logits(), np.array([0, 3, 4])
 
     def naive(z):
@@ -431,23 +441,26 @@ def test_label_smoothing_properties():
         return value / 3
 
     with jax.enable_x64(True):
-        assert_near(jax.grad(lambda z: fn(z, y))(jnp.asarray(z)), gradient(naive, z), 1e-8)
+        assert_near(jax.jit(jax.grad(lambda z: fn(z, y)))(z), gradient(naive, z), 1e-8)
     z = z.astype(np.float32)
     where = np.array([True, False, True])
     np.testing.assert_allclose(
-        fn(np.where(where[:, None], z, np.nan), np.array([0, -1, 4]), where=where),
-        fn(z[where], y[where]),
+        compiled(np.where(where[:, None], z, np.nan), np.array([0, -1, 4]), where=where),
+        compiled(z[where], y[where]),
         rtol=1e-6,
     )
-    assert fn(z, y, where=np.zeros(3, bool)) == 0
+    assert compiled(z, y, where=np.zeros(3, bool)) == 0
     np.testing.assert_allclose(
         fn(z, y, epsilon=0.0),
         np.mean([_ce(list(r), c) for r, c in zip(z, y, strict=True)]),
         rtol=1e-6,
     )
-    assert np.isfinite(fn(1e4 * z, y)) and fn(z.astype(jnp.bfloat16), y).dtype == jnp.float32
+    assert (
+        np.isfinite(compiled(1e4 * z, y))
+        and compiled(z.astype(jnp.bfloat16), y).dtype == jnp.float32
+    )
     with pytest.raises(ValueError, match="label 5 in row 1"):
         fn(z, np.array([0, 5, 4]))
-    assert np.isnan(jax.jit(fn)(z, np.array([0, 5, 4])))
+    assert np.isnan(compiled(z, np.array([0, 5, 4])))
     with pytest.raises(ValueError, match="epsilon"):
         fn(z, y, epsilon=1.5)
