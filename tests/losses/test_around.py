@@ -1,0 +1,100 @@
+"""Sums of losses, and statistics against a triple loop."""
+
+import jax
+import numpy as np
+import pytest
+
+from dmljax import losses, ops
+
+
+def _data(b=9):
+    rng = np.random.default_rng(13)
+    return rng.normal(size=(b, 4)).astype(np.float32), rng.integers(0, 3, size=b)
+
+
+def test_weighted_sum():
+    x, y = _data()
+    both = losses.weighted_sum({"a": (0.5, losses.contrastive), "b": (2.0, losses.ntxent)})
+    where = np.arange(9) < 7
+    (total, values), slope = jax.jit(jax.value_and_grad(both, has_aux=True))(x, y, where=where)
+    assert set(values) == {"a", "b"}
+    a, slope_a = jax.jit(jax.value_and_grad(losses.contrastive))(x, y, where=where)
+    b, slope_b = jax.jit(jax.value_and_grad(losses.ntxent))(x, y, where=where)
+    np.testing.assert_allclose([values["a"], values["b"]], [a, b], rtol=1e-6)
+    np.testing.assert_allclose(total, 0.5 * a + 2 * b, rtol=1e-6)
+    np.testing.assert_allclose(slope, 0.5 * slope_a + 2 * slope_b, rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match="no losses"):
+        losses.weighted_sum({})
+
+
+@jax.jit
+def _stats(x, y, where, margin):
+    return losses.stats(x, y, where=where, margin=margin)
+
+
+@jax.jit
+def _stats_apart(x, pairs, references, margin):
+    return losses.stats(x, pairs, references=references, margin=margin)
+
+
+def _naive(x, y, margin):
+    x = x / np.sqrt((x * x).sum(1, keepdims=True))
+    b = range(len(x))
+    d = np.array([[np.sqrt(((x[i] - x[j]) ** 2).sum()) for j in b] for i in b])
+    positives = {(i, j) for i in b for j in b if i != j and y[i] == y[j]}
+    negatives = {(i, j) for i in b for j in b if y[i] != y[j]}
+    triplets = [(a, p, n) for a, p in positives for i, n in negatives if i == a]
+    active = [(a, p, n) for a, p, n in triplets if d[a, p] - d[a, n] + margin > 0]
+
+    def share(hits, of):
+        return len(set(hits)) / max(len(set(of)), 1)
+
+    return {
+        "positive_distance": np.mean([d[pair] for pair in positives]) if positives else 0,
+        "negative_distance": np.mean([d[pair] for pair in negatives]) if negatives else 0,
+        "active_triplets": share(active, triplets),
+        "active_positives": share([t[:2] for t in active], [t[:2] for t in triplets]),
+        "active_negatives": share([t[::2] for t in active], [t[::2] for t in triplets]),
+    }
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.2, 0.7])
+def test_stats(margin):
+    x, y = _data()
+    expected = _naive(x.astype(np.float64), y, margin)
+    assert margin or 0 < expected["active_triplets"] < 1
+    ours = _stats(x, y, np.ones(9, bool), margin)
+    assert set(ours) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(ours[name], value, rtol=1e-5, err_msg=name)
+    where = np.arange(9) != 4
+    masked = _stats(np.where(where[:, None], x, np.nan), y, where, margin)
+    for name, value in _naive(x[where].astype(np.float64), y[where], margin).items():
+        np.testing.assert_allclose(masked[name], value, rtol=1e-5, err_msg=name)
+    # With the batch as references and itself left out by id, the same.
+    pairs = ops.pairs(y, y, ids=np.arange(9), reference_ids=np.arange(9))
+    apart = _stats_apart(x, pairs, x.copy(), margin)
+    for name, value in expected.items():
+        np.testing.assert_allclose(apart[name], value, rtol=1e-4, err_msg=name)
+
+
+def test_a_collapse_shows():
+    x, y = np.ones((6, 4), np.float32), np.array([0, 0, 1, 1, 2, 2])
+    stats = jax.jit(losses.stats)(x, y)
+    assert stats["negative_distance"] == stats["positive_distance"] == 0
+    assert stats["active_triplets"] == stats["active_positives"] == stats["active_negatives"] == 1
+    solved = jax.jit(losses.stats)(np.eye(3, dtype=np.float32)[y], y)
+    assert solved["active_triplets"] == solved["active_positives"] == 0
+
+
+@pytest.mark.parametrize("y", [[0, 0, 0], [0, 1, 2]])
+def test_stats_without_triplets(y):
+    x = np.random.default_rng(14).normal(size=(3, 4)).astype(np.float32)
+    stats = jax.jit(losses.stats)(x, np.array(y))
+    assert np.isfinite(list(stats.values())).all()
+    assert stats["active_triplets"] == stats["active_positives"] == stats["active_negatives"] == 0
+
+
+def test_stats_have_no_gradient():
+    x, y = _data()
+    assert not np.any(jax.jit(jax.grad(lambda x: losses.stats(x, y)["positive_distance"]))(x))

@@ -1,0 +1,203 @@
+"""The memory against a plain deque, and pytorch-metric-learning's over many steps."""
+
+import collections
+import importlib.util
+import math
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numeric import assert_near, gradient
+
+from dmljax import losses, ops
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "proxies.npz"
+D = 4
+
+
+class _Deque:
+    """What the memory should be: the last `size` rows that counted, oldest first."""
+
+    def __init__(self, size):
+        self.rows, self.next_id = collections.deque(maxlen=size), 0
+
+    def step(self, x, labels, where):
+        ids = []
+        for row, label, counts in zip(x, labels, where, strict=True):
+            ids.append(self.next_id if counts else None)
+            if counts:
+                self.rows.append((self.next_id, row.copy(), int(label)))
+                self.next_id += 1
+        return ids
+
+    def contrastive(self, x, labels, ids, hardest=False):
+        """Loop over all pairs; `hardest` keeps each anchor's farthest positive only."""
+        pull, push = [], []
+        for row, label, own in zip(x, labels, ids, strict=True):
+            if own is None:
+                continue
+            near = []
+            for other, kept, kept_label in self.rows:
+                if other == own:
+                    continue
+                gap = row / math.sqrt(sum(row**2)) - kept / math.sqrt(sum(kept**2))
+                d = math.sqrt(sum(gap**2))
+                (near if kept_label == label else push).append(d if kept_label == label else 1 - d)
+            pull += [max(near)] if hardest and near else near
+        active = [[v for v in part if v > 0] for part in (pull, push)]
+        return sum(sum(part) / len(part) for part in active if part)
+
+
+def _farthest_positive(distances, pairs):
+    reach = jnp.max(distances, axis=1, where=pairs.positives, initial=-1, keepdims=True)
+    return ops.Pairs(pairs.positives & (distances == reach), pairs.negatives)
+
+
+@pytest.mark.parametrize("hardest", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_plain_deque(hardest, masked):
+    """Sixteen batches of four in a memory of ten, compiled once."""
+    rng = np.random.default_rng(8)
+    memory_loss = losses.cross_batch_memory(losses.contrastive, size=10)
+    keywords = {"mine_fn": _farthest_positive} if hardest else {}
+
+    def loss(x, memory, labels, where):
+        return memory_loss.loss(memory, x, labels, where=where, **keywords)
+
+    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    naive = _Deque(10)
+    with jax.enable_x64(True):
+        memory = memory_loss.init(D, dtype=np.float64)
+        for _ in range(16):
+            x, labels = rng.normal(size=(4, D)), rng.integers(0, 3, size=4)
+            where = rng.random(4) < 0.7 if masked else np.ones(4, bool)
+            x[~where] = np.nan
+            (value, memory), slope = step(x, memory, labels, where)
+            ids = naive.step(x, labels, where)
+            x[~where] = 1
+            expected = naive.contrastive(x, labels, ids, hardest)
+            np.testing.assert_allclose(value, expected, rtol=1e-9, atol=1e-12)
+            assert_near(
+                slope,
+                gradient(lambda x, y=labels, i=ids: naive.contrastive(x, y, i, hardest), x),
+                1e-6,
+            )
+            # Slot by slot, from the oldest on.
+            filled = int(memory.filled)
+            assert filled == len(naive.rows)
+            slots = (int(memory.pointer) - filled + np.arange(filled)) % 10
+            assert [int(i) for i in memory.ids[slots]] == [row[0] for row in naive.rows]
+            assert [int(y) for y in memory.labels[slots]] == [row[2] for row in naive.rows]
+            kept = np.array([row[1] for row in naive.rows]).reshape(-1, D)
+            np.testing.assert_array_equal(memory.embeddings[slots], kept)
+        assert naive.next_id == int(memory.next_id) > 20
+
+
+@pytest.mark.parametrize("name", ["contrastive", "ntxent", "triplet"])
+def test_pytorch_metric_learning(name):
+    spec = importlib.util.spec_from_file_location("golden_proxies", GOLDEN.with_suffix(".py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    memory_loss = losses.cross_batch_memory(getattr(losses, name), size=module.SIZE)
+    step = jax.jit(jax.value_and_grad(lambda x, m, y: memory_loss.loss(m, x, y), has_aux=True))
+    with np.load(GOLDEN) as golden, jax.enable_x64(True):
+        values, slopes = golden[f"memory/{name}/value"], golden[f"memory/{name}/0"]
+        memory = memory_loss.init(module.D, dtype=np.float64)
+        assert len(values) == 7
+        for (x, y), expected, expected_slope in zip(module.steps(), values, slopes, strict=True):
+            (value, memory), slope = step(x, memory, y)
+            np.testing.assert_allclose(value, expected, rtol=1e-6)
+            assert_near(slope, expected_slope, 1e-5)
+
+
+def test_resuming_is_going_on():
+    """A peer keeps pointer and filled count outside of its state, so they are lost."""
+    rng = np.random.default_rng(9)
+    batches = [
+        (rng.normal(size=(3, D)).astype(np.float32), rng.integers(0, 2, 3)) for _ in range(6)
+    ]
+    memory_loss = losses.cross_batch_memory(losses.ntxent, size=7)
+    memory, values = memory_loss.init(D), []
+    step = jax.jit(memory_loss.loss)
+    for i, (x, y) in enumerate(batches):
+        if i == 3:
+            saved = [np.array(leaf) for leaf in jax.tree.leaves(memory)]
+        value, memory = step(memory, x, y)
+        values.append(float(value))
+    restored = jax.tree.unflatten(jax.tree.structure(memory_loss.init(D)), saved)
+    for (x, y), expected in zip(batches[3:], values[3:], strict=True):
+        value, restored = step(restored, x, y)
+        assert float(value) == expected
+    jax.tree.map(np.testing.assert_array_equal, memory, restored)
+
+
+def test_a_full_batch_is_the_loss_itself_but_for_detached_references():
+    rng = np.random.default_rng(10)
+    x, y = rng.normal(size=(6, D)).astype(np.float32), np.array([0, 0, 1, 1, 2, 2])
+    memory_loss = losses.cross_batch_memory(losses.multi_similarity, size=6)
+    memory = memory_loss.init(D)
+
+    def loss(x, kept, memory):
+        return memory_loss.loss(memory._replace(embeddings=kept), x, y)
+
+    step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+
+    @jax.jit
+    @jax.value_and_grad
+    def fixed(anchors):
+        return losses.multi_similarity(anchors, ops.pairs(y), references=x)
+
+    expected, expected_slope = fixed(x)
+    for _ in range(2):  # the second time every older row has left
+        (value, memory), (slope, through) = step(x, memory.embeddings, memory)
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
+        assert_near(slope, expected_slope, 1e-5)
+        assert not np.any(through)  # a memory inside a differentiated state is constant
+
+
+@pytest.mark.parametrize("name", ["triplet", "n_pairs", "lifted_structure", "nca"])
+def test_empty_slots_are_nothing(name):
+    """A memory with room left gives what a memory without room gives."""
+    rng = np.random.default_rng(11)
+    x, y = rng.normal(size=(4, D)).astype(np.float32), np.array([0, 1, 0, 1])
+    results = []
+    for size in (4, 9):
+        memory_loss = losses.cross_batch_memory(getattr(losses, name), size=size)
+
+        def loss(x, memory_loss=memory_loss):
+            return memory_loss.loss(memory_loss.init(D), x, y)[0]
+
+        results.append(jax.jit(jax.value_and_grad(loss))(x))
+    np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-6)
+    assert_near(results[1][1], results[0][1], 1e-5)
+
+
+def test_memory_arguments():
+    memory_loss = losses.cross_batch_memory(losses.contrastive, size=3)
+    memory = memory_loss.init(D)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(memory))
+    x, y = np.ones((4, D), np.float32), np.zeros(4, int)
+    with pytest.raises(ValueError, match="batch of 4 rows does not fit into a memory of 3"):
+        memory_loss.loss(memory, x, y)
+    with pytest.raises(ValueError, match=r"start it with init\(2\)"):
+        memory_loss.loss(memory, x[:3, :2], y[:3])
+    with pytest.raises(ValueError, match=r"labels must be int \[3\]"):
+        memory_loss.loss(memory, x[:3], y)
+    with pytest.raises(ValueError, match="size is"):
+        losses.cross_batch_memory(losses.contrastive, size=0)
+    value, after = jax.jit(memory_loss.loss)(memory, x[:3], y[:3], where=np.zeros(3, bool))
+    assert value == 0
+    jax.tree.map(np.testing.assert_array_equal, memory, after)
+
+
+def test_half_precision_and_donation():
+    memory_loss = losses.cross_batch_memory(losses.contrastive, size=5)
+    step = jax.jit(lambda m, x, y: memory_loss.loss(m, x, y), donate_argnums=0)
+    memory = memory_loss.init(D, dtype=jnp.bfloat16)
+    x = jnp.asarray(np.random.default_rng(12).normal(size=(3, D)), jnp.bfloat16)
+    for _ in range(3):
+        value, memory = step(memory, x, np.array([0, 1, 0]))
+    assert value.dtype == jnp.float32 and memory.embeddings.dtype == jnp.bfloat16
+    assert np.isfinite(value) and int(memory.pointer) == 9 % 5

@@ -1,0 +1,177 @@
+"""Two-view losses against naive loops and pytorch-metric-learning."""
+
+import functools
+import importlib.util
+import math
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numeric import assert_near, gradient
+
+from dmljax import losses
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "proxies.npz"
+
+
+def _cos(x, y):
+    return sum(x * y) / math.sqrt(sum(x * x) * sum(y * y))
+
+
+def _clip(x, y, t=0.07):
+    b, total = len(x), 0
+    for i in range(b):
+        along = sum(math.exp((_cos(x[i], y[j]) - _cos(x[i], y[i])) / t) for j in range(b))
+        across = sum(math.exp((_cos(x[j], y[i]) - _cos(x[i], y[i])) / t) for j in range(b))
+        total += (math.log(along) + math.log(across)) / 2
+    return total / b
+
+
+def _siglip(x, y, scale=10, bias=-10):
+    total = 0
+    for i in range(len(x)):
+        for j in range(len(x)):
+            z = 1 if i == j else -1
+            total += math.log(1 + math.exp(-z * (scale * _cos(x[i], y[j]) + bias)))
+    return total / len(x)
+
+
+def _vicreg(x, y):
+    b, d = x.shape
+    total = 25 * sum((x[i, a] - y[i, a]) ** 2 for i in range(b) for a in range(d)) / (b * d)
+    for side in (x, y):
+        mean = [sum(side[:, a]) / b for a in range(d)]
+        for a in range(d):
+            for e in range(d):
+                cov = sum((r[a] - mean[a]) * (r[e] - mean[e]) for r in side) / max(b - 1, 1)
+                if a == e:
+                    total += 25 * max(0, 1 - math.sqrt(cov + 1e-4)) / d / 2
+                else:
+                    total += cov**2 / d
+    return total
+
+
+NAIVE = {"clip": _clip, "siglip": _siglip, "vicreg": _vicreg}
+NAMES = sorted(NAIVE)
+each_loss = pytest.mark.parametrize("name", NAMES)
+
+
+def test_every_loss_has_a_referee():
+    assert set(NAMES) == set(losses.selfsup.__all__)
+
+
+@functools.cache
+def _compiled(name):
+    def loss(x, y, where):
+        return getattr(losses, name)(x, y, where=where)
+
+    compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
+    return lambda x, y, where=None: compiled(
+        x, y, np.ones(len(x), bool) if where is None else where
+    )
+
+
+def _data(dtype=np.float32):
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(6, 3))
+    return x.astype(dtype), (0.6 * x + 0.3 * rng.normal(size=(6, 3))).astype(dtype)
+
+
+@each_loss
+def test_naive_loops(name):
+    x, y = _data(np.float64)
+    with jax.enable_x64(True):
+        value, (dx, dy) = _compiled(name)(x, y)
+    np.testing.assert_allclose(value, NAIVE[name](x, y), rtol=1e-10)
+    assert_near(dx, gradient(lambda x: NAIVE[name](x, y), x), 1e-6)
+    assert_near(dy, gradient(lambda y: NAIVE[name](x, y), y), 1e-6)
+
+
+def test_vicreg_of_pytorch_metric_learning():
+    spec = importlib.util.spec_from_file_location("golden_proxies", GOLDEN.with_suffix(".py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with np.load(GOLDEN) as golden:
+        for case, (x, _) in module.cases().items():
+            if case == "one":
+                continue
+            rest = 12 - len(x)
+            pair = [np.pad(side, [(0, rest), (0, 0)]) for side in (x, -0.5 * x[::-1])]
+            with jax.enable_x64(True):
+                value, slopes = _compiled("vicreg")(*pair, np.arange(12) < len(x))
+            np.testing.assert_allclose(value, golden[f"vicreg/{case}/value"], rtol=1e-6)
+            for i, slope in enumerate(slopes):
+                assert_near(slope[: len(x)], golden[f"vicreg/{case}/{i}"], 1e-5)
+
+
+@each_loss
+def test_masking_is_dropping(name):
+    x, y = _data()
+    where = np.array([True, False, True, True, False, True])
+    expected, slopes = _compiled(name)(x[where], y[where])
+    x[1], y[1], x[4], y[4] = np.nan, np.nan, 9, 0
+    value, masked = _compiled(name)(x, y, where)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    for slope, whole in zip(slopes, masked, strict=True):
+        assert_near(whole[where], slope, 1e-5)
+        assert not np.any(whole[~where])
+    value, slopes = _compiled(name)(x, y, np.zeros(6, bool))
+    assert value == 0 and not any(np.any(slope) for slope in slopes)
+
+
+@each_loss
+def test_hard_inputs(name):
+    x, y = _data()
+    one, slopes = _compiled(name)(x[:1], y[:1])
+    np.testing.assert_allclose(one, NAIVE[name](x[:1], y[:1]), rtol=1e-5, atol=1e-7)
+    assert all(np.isfinite(slope).all() for slope in slopes)
+    x[0] = y[0] = 0
+    x[1] = y[1] = x[2] = y[2]
+    value, slopes = _compiled(name)(x, y)
+    assert np.isfinite(value) and all(np.isfinite(slope).all() for slope in slopes)
+    value, slopes = _compiled(name)(0 * x, 0 * y)
+    assert np.isfinite(value) and all(np.isfinite(slope).all() for slope in slopes)
+    half, (dx, _) = _compiled(name)(jnp.asarray(x, jnp.bfloat16), jnp.asarray(y, jnp.bfloat16))
+    assert half.dtype == jnp.float32 and dx.dtype == jnp.bfloat16
+    x16, y16 = (np.asarray(jnp.asarray(a, jnp.bfloat16), np.float32) for a in (x, y))
+    np.testing.assert_allclose(half, _compiled(name)(x16, y16)[0], rtol=1e-5)
+    x[3] = np.nan
+    assert np.isnan(_compiled(name)(x, y)[0])
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_entries(name):
+    x, y = _data()
+    where = np.array([True, False, True, True, False, True])
+    entries = jax.jit(functools.partial(getattr(losses, name), reduce_fn=None))(x, y, where=where)
+    assert entries.shape == (6,) and not np.any(entries[~where])
+    value = _compiled(name)(x, y, where)[0]
+    np.testing.assert_allclose(entries.sum() / 4, value, rtol=1e-6)
+
+
+def test_clip_is_symmetric():
+    x, y = _data()
+    clip = _compiled("clip")
+    np.testing.assert_allclose(clip(x, y)[0], clip(y, x)[0], rtol=1e-6)
+
+
+def test_temperature_and_bias_may_be_learned():
+    x, y = _data()
+    slope = jax.jit(jax.grad(lambda t: losses.clip(x, y, temperature=t)))(0.07)
+    step = np.float32(1e-3)
+    measured = (_clip(x, y, 0.07 + step) - _clip(x, y, 0.07 - step)) / (2 * step)
+    np.testing.assert_allclose(slope, measured, rtol=1e-2)
+    slope = jax.jit(jax.grad(lambda b: losses.siglip(x, y, bias=b)))(-10.0)
+    measured = (_siglip(x, y, bias=-9.99) - _siglip(x, y, bias=-10.01)) / 0.02
+    np.testing.assert_allclose(slope, measured, rtol=1e-2)
+
+
+@each_loss
+def test_wrong_arguments(name):
+    x, y = _data()
+    with pytest.raises(ValueError, match="same shape"):
+        getattr(losses, name)(x, y[:5])
+    with pytest.raises(ValueError, match="must be floats"):
+        getattr(losses, name)(x, y.astype(int))
