@@ -76,9 +76,10 @@ def smooth_ap(
 ) -> Float[Array, "..."]:
     """Average precision with sigmoids for the comparisons (Brown et al., ECCV 2020).
 
-    1 - mean_p (1 + sum_P sig) / (1 + sum_{P and N} sig) per anchor, where sig = sigmoid((s_aj -
-    s_ap) / temperature) and sums leave out p. As in the published code, an anchor in a batch that
-    is its own reference is ranked too, as its own first positive. Classes of any size and order.
+    1 - mean_p (1 + sum_P sig) / (1 + sum_{P and N} sig) per anchor with positives, where sig =
+    sigmoid((s_aj - s_ap) / temperature) and sums leave out p. As in the published code, an anchor
+    in a batch that is its own reference is ranked too, as its own first positive. Classes may be of
+    any size and order.
     """
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = _with_self(batch), batch.pairs.negatives
@@ -150,10 +151,10 @@ def pnp(
 ) -> Float[Array, "..."]:
     """Penalises the negatives ranked before each positive (Li et al., AAAI 2022).
 
-    mean_p f(R_p) per anchor, R_p = sum_N sigmoid((s_an - s_ap) / temperature). `variant` names f:
-    O: R; Ds: log(1 + R); Dq: 1 - (1 + R)^-alpha; Iu: (1 + R) log(1 + R); Ib: (b R - log(1 + b R)) /
-    b^2. As in the published code, an anchor in a batch that is its own reference is a positive of
-    itself, so anchors without another positive count too.
+    mean_p f(R_p) per anchor with positives, R_p = sum_N sigmoid((s_an - s_ap) / temperature).
+    `variant` names f: O: R; Ds: log(1 + R); Dq: 1 - (1 + R)^-alpha; Iu: (1 + R) log(1 + R); Ib:
+    (b R - log(1 + b R)) / b^2. As in the published code, an anchor in a batch that is its own
+    reference is one more positive of itself.
     """
     penalties = {
         "O": lambda ahead: ahead,
@@ -232,11 +233,12 @@ def _triangle(values, centre, width):
 
 
 def _with_self(batch: Batch) -> jax.Array:
-    """The positives, and every anchor that counts as its own where the batch is its reference."""
+    """The positives and, where the batch is its own reference, every anchor that has some."""
     positives = batch.pairs.positives
     if not batch.own:
         return positives
-    return positives | (jnp.eye(len(positives), dtype=bool) & batch.where[:, None])
+    some = jnp.any(positives, axis=1, keepdims=True)
+    return positives | (jnp.eye(len(positives), dtype=bool) & some)
 
 
 def _ahead(logits, column):
