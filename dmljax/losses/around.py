@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 
 from dmljax import ops
 from dmljax.losses._common import prepare
-from dmljax.ops import Array, DistanceFn, Labels
+from dmljax.ops import Array, DistanceFn, Labels, ReferenceLabels
 
 __all__ = ["stats", "weighted_sum"]
 
@@ -39,7 +39,7 @@ def stats(
     margin: float | Float[Array, ""] = 0.2,
     distance_fn: DistanceFn = ops.unit_euclidean,
     references: Float[Array, "n d"] | None = None,
-    reference_labels: Labels | None = None,
+    reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
 ) -> dict[str, Float[Array, ""]]:
     """How a batch stands, for the log; no gradients.
