@@ -329,7 +329,10 @@ def _cosines(batch: _Batch) -> jax.Array:
 
 
 def _norm(x: Array) -> jax.Array:
-    return ops.sqrt(jnp.sum(x * x, axis=-1))
+    # Divided by the largest entry first, so that no square overflows.
+    peak = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
+    peak = jnp.where(peak > 0, peak, 1)
+    return ops.sqrt(jnp.sum((x / peak) ** 2, axis=-1)) * peak[..., 0]
 
 
 def _log_1_plus_sum_exp(x, where):
