@@ -3,13 +3,13 @@
     pip install -e '.[bench]' && python benchmarks/losses.py [--batch 128 512 2048]
 
 Both libraries take turns on the same batch: 4 images per class, 128 dimensions, float32, all cores.
-Figures are medians of the rounds in milliseconds, the ratio is of medians. A peer that would need
+Figures are medians of the rounds in milliseconds, the ratio is of medians; MiB is what the compiled
+step needs beside its arguments. A peer that would need
 more than --memory GiB for its triplets is left out, and so is one slower than --patience.
 """
 
 import argparse
 import functools
-import resource
 import time
 
 import jax
@@ -20,7 +20,7 @@ import torch
 
 from dmljax import losses, miners
 
-# name -> (our loss, peer's loss, peer's miner, bytes the peer needs per b^3)
+# name -> (our loss, peer's loss, peer's miner)
 semihard = functools.partial(miners.triplet_margin, kind="semihard")
 P, M = peer_losses, peer_miners
 MINED = functools.partial
@@ -102,7 +102,9 @@ def ours(name, x, labels, classes):
     else:
         step = jax.jit(jax.value_and_grad(loss))
         arguments = jax.device_put((x, labels))
-    return lambda: jax.block_until_ready(step(*arguments))
+    step = step.lower(*arguments).compile()
+    memory = step.memory_analysis().temp_size_in_bytes / 2**20
+    return lambda: jax.block_until_ready(step(*arguments)), memory
 
 
 def peers(name, x, labels, classes):
@@ -132,12 +134,13 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=4.0, help="GiB a peer may need")
     parser.add_argument("--patience", type=float, default=5.0, help="seconds a peer may take")
     args = parser.parse_args()
-    print(f"| batch | loss with gradient | dmljax ms | peer ms | peer / dmljax |\n|{'---|' * 5}")
+    print("| batch | loss with gradient | dmljax MiB | dmljax ms | peer ms | peer / dmljax |")
+    print(f"|{'---|' * 6}")
     for b in args.batch:
         x = np.random.default_rng(0).normal(size=(b, DIM)).astype(np.float32)
         labels, classes = np.arange(b) // PER_CLASS, b // PER_CLASS
         for name in args.losses:
-            own = ours(name, x, labels, classes)
+            own, memory = ours(name, x, labels, classes)
             own()
             other = None
             if peer_bytes(name, b) < args.memory * 2**30:
@@ -150,14 +153,12 @@ def main() -> None:
                 if other:
                     theirs.append(seconds(other))
             mine = 1e3 * np.median(mine)
-            row = f"| {b} | {name} | {mine:.2f} |"
+            row = f"| {b} | {name} | {memory:.0f} | {mine:.2f} |"
             if other:
                 theirs = 1e3 * np.median(theirs)
                 print(f"{row} {theirs:.2f} | {theirs / mine:.1f} |", flush=True)
             else:
                 print(f"{row} too large | - |", flush=True)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"\npeak memory of this process, both libraries: {peak:.2f} GiB")
 
 
 if __name__ == "__main__":

@@ -74,9 +74,9 @@ CASES = {
     "no module": (lambda: config.resolve(losses, "nowhere:f"), "nowhere"),
     "k": (lambda: retrieval.nearest(x, y, k=6), "6", "5"),
     "ks": (lambda: metrics.retrieval(x, labels, ks=(1, 9)), "9", "3"),
-    "nan": (lambda: metrics.retrieval(bad, labels), "NaN"),
+    "nan": (lambda: metrics.retrieval(bad, labels, ks=(1,)), "NaN"),
     "evaluation lengths": (lambda: metrics.retrieval(x, labels[:3]), "3", "4"),
-    "evaluation rank": (lambda: metrics.retrieval(x[0], labels), "(3,)"),
+    "evaluation rank": (lambda: metrics.retrieval(x[0], labels, ks=(1,)), "(3,)"),
     "clusters": (lambda: retrieval.kmeans(x, k=9, seed=0), "9", "4"),
 }
 
