@@ -201,9 +201,7 @@ def test_nothing_counted_is_zero(name):
 @pytest.mark.parametrize("b", [1, 2])
 def test_finite_on_smallest_batches(name, b):
     x, labels, extra = inputs()
-    value, gradient = jax.value_and_grad(
-        lambda x: call(name, x, labels[:b], extra | {"other": extra["other"][:b]})
-    )(x[:b])
+    value, gradient = run(name, x[:b], labels[:b], extra | {"other": extra["other"][:b]})
     assert np.isfinite(value) and np.isfinite(gradient).all()
 
 
@@ -218,7 +216,7 @@ def test_nan_stays_visible(name):
 def test_bfloat16_is_computed_in_float32(name):
     x, labels, extra = inputs()
     half = jnp.asarray(x, jnp.bfloat16)
-    value, gradient = jax.value_and_grad(lambda x: call(name, x, labels, extra))(half)
+    value, gradient = compiled(name)(half, labels, extra, np.ones(B, bool))
     assert value.dtype == jnp.float32 and gradient.dtype == jnp.bfloat16
     if TABLE[name][0] == "logits":
         return  # the product with the weights, not the loss, is in half precision
@@ -234,7 +232,8 @@ def test_bfloat16_is_computed_in_float32(name):
 def test_float64_stays_float64(name):
     x, labels, extra = inputs()
     with jax.enable_x64(True):
-        assert call(name, x.astype(np.float64), labels, extra).dtype == jnp.float64
+        shape = jax.eval_shape(lambda x: call(name, x, labels, extra), x.astype(np.float64))
+    assert shape.dtype == jnp.float64
 
 
 @every_loss
@@ -305,7 +304,8 @@ def test_explicit_references_equal_implicit(name):
     x, labels, _ = inputs()
     own = ops.pairs(labels)
     function = functools.partial(getattr(losses, name), **TABLE[name][1])
-    value, gradient = jax.value_and_grad(lambda x: function(x, own, references=x + 0.0))(x)
+    explicit = jax.value_and_grad(lambda x: function(x, own, references=x + 0.0))
+    value, gradient = jax.jit(explicit)(x)
     want = run(name, x, labels, {})
     close(value, want[0])
     close(gradient, want[1])
@@ -315,8 +315,9 @@ def test_explicit_references_equal_implicit(name):
 def test_multi_hot_labels_and_ready_pairs_say_the_same(name):
     x, labels, _ = inputs()
     want = run(name, x, labels, {})[0]
-    close(call(name, x, np.eye(4, dtype=bool)[labels], None), want)
-    close(call(name, x, ops.pairs(labels), None), want)
+    says = [np.eye(4, dtype=bool)[labels], ops.pairs(labels)]
+    for value in jax.jit(lambda x: [call(name, x, way, None) for way in says])(x):
+        close(value, want)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -329,7 +330,13 @@ def test_pairs_can_be_ignored(name):
     kinds = {"reduce_fn": ops.sum} if name != "histogram" else {}
     if name == "ranked_list":
         pytest.skip("the published weights count every reference")
-    close(call(name, x, pairs, None, **kinds), call(name, x[keep], labels[keep], None, **kinds))
+
+    @jax.jit
+    def both_ways(x):
+        kept = call(name, x[keep], labels[keep], None, **kinds)
+        return call(name, x, pairs, None, **kinds), kept
+
+    close(*both_ways(x))
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -337,25 +344,32 @@ def test_mined_pairs_are_the_pairs(name):
     x, labels, _ = inputs()
     kept = np.random.default_rng(0).random((B, B)) < 0.7
     kept &= kept.T
-    seen = {}
-
-    def mine(distances, pairs):
-        seen["distances"] = distances
-        return ops.Pairs(pairs.positives & kept, pairs.negatives & kept)
-
-    mined = call(name, x, labels, None, mine_fn=mine)
     ready = ops.Pairs(*(np.asarray(mask) & kept for mask in ops.pairs(labels)))
+
+    @jax.jit
+    def both_ways(x):
+        seen = []
+
+        def mine(distances, pairs):
+            seen.append(distances)
+            return ops.Pairs(pairs.positives & kept, pairs.negatives & kept)
+
+        mined = call(name, x, labels, None, mine_fn=mine)
+        return mined, call(name, x, ready, None), seen[0]
+
+    mined, without, seen = both_ways(x)
     if name != "n_pairs":  # which knows labels from the pairs alone
-        close(mined, call(name, x, ready, None))
+        close(mined, without)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
-    np.testing.assert_allclose(
-        seen["distances"], np.linalg.norm(unit[:, None] - unit[None], axis=-1), atol=1e-6
-    )
+    np.testing.assert_allclose(seen, np.linalg.norm(unit[:, None] - unit[None], axis=-1), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", [n for n in PAIRS if n != "histogram"])
 def test_without_reduction_the_entries_come_back(name):
     x, labels, _ = inputs()
-    entries = call(name, x, labels, None, reduce_fn=None)
+    reductions = (None, ops.sum)
+    entries, total = jax.jit(
+        lambda x: [call(name, x, labels, None, reduce_fn=fn) for fn in reductions]
+    )(x)
     assert entries.shape[0] == B
-    close(jnp.sum(entries), call(name, x, labels, None, reduce_fn=ops.sum))
+    close(jnp.sum(entries), total)

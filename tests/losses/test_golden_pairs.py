@@ -3,6 +3,7 @@
 `tests/golden/pairs.py` made the numbers; the slow test makes them again, given the peer.
 """
 
+import functools
 import importlib.util
 import pathlib
 
@@ -31,21 +32,26 @@ DEVIATIONS = {
 RUNS = sorted({tuple(key.rsplit("/", 1)[0].split("/")) for key in STORED})
 
 
+@functools.cache
+def compiled(name, with_references):
+    room = functools.partial(getattr(losses, name.split()[0]), **golden.PEERS[name][1])
+    if not with_references:
+        return jax.jit(jax.value_and_grad(lambda x, labels: room(x, labels)))
+
+    def loss(xs, labels, others):
+        return room(xs[0], labels, references=xs[1], reference_labels=others)
+
+    return jax.jit(jax.value_and_grad(loss))
+
+
 def ours(name, case):
-    room = getattr(losses, name.split()[0])
-    _, keywords, _ = golden.PEERS[name]
     with jax.enable_x64(True):
         if case == "references":
             embeddings, labels = golden.cases()["balanced"]
-            y, reference_labels = golden.references()
-
-            def loss(x, y):
-                return room(x, labels, references=y, reference_labels=reference_labels, **keywords)
-
-            value, (dx, dy) = jax.value_and_grad(loss, argnums=(0, 1))(embeddings, y)
+            references, others = golden.references()
+            value, (dx, dy) = compiled(name, True)((embeddings, references), labels, others)
             return float(value), np.asarray(dx), np.asarray(dy)
-        embeddings, labels = golden.cases()[case]
-        value, dx = jax.value_and_grad(lambda x: room(x, labels, **keywords))(embeddings)
+        value, dx = compiled(name, False)(*golden.cases()[case])
         return float(value), np.asarray(dx), None
 
 
