@@ -213,7 +213,8 @@ _NEAR = 2.0**-7
 
 def _products(x, y):
     """|x - y|^2 by products, which pairs are too near for that, and the common shift."""
-    shift = jnp.mean(y, axis=0)  # distances do not change, norms shrink to the spread of the data
+    # Distances do not change, norms shrink to the spread of the data.
+    shift = jnp.mean(y, axis=0, keepdims=True)
     x, y = x - shift, y - shift
     norms = jnp.sum(x * x, axis=1)[:, None] + jnp.sum(y * y, axis=1)[None, :]
     squares = norms - 2 * matmul(x, y.T)
