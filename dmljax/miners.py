@@ -265,11 +265,13 @@ def angular(distances: Float[Array, "b n"], pairs: Pairs, *, angle: float = 20.0
             "angular needs the distances of positives to negatives, which only a batch that is its "
             f"own reference has: distances must be [b b], not {list(distances.shape)}"
         )
-    slope = np.tan(np.deg2rad(angle)) ** 2
+    slope = float(np.tan(np.deg2rad(angle)) ** 2)
+    # Three points that are one, up to rounding, have no angle.
+    noise = float((4 * jnp.finfo(distances.dtype).eps) ** 2)
 
     def select(d_ap, d_an, d_pn):
         medians = 2 * d_an**2 + 2 * d_pn**2 - d_ap**2
-        return ~(d_ap**2 <= slope * jnp.maximum(medians, 0))
+        return ~(d_ap**2 <= slope * jnp.maximum(medians, 0) + noise)
 
     return Triplets(pairs, distances, select)
 

@@ -65,7 +65,8 @@ AROUND = {
 }
 PAIRS = [name for name, (kind, _) in TABLE.items() if kind == "pair"]
 # Losses of embeddings as they are; all others normalise.
-UNNORMALISED = {
+UNNORMALISED = {"semihard_triplet", "vicreg", "label_smoothed_cross_entropy", "sphereface"}
+UNNORMALISED |= {"large_margin_softmax"}
     "semihard_triplet",
     "vicreg",
     "label_smoothed_cross_entropy",
