@@ -67,11 +67,6 @@ PAIRS = [name for name, (kind, _) in TABLE.items() if kind == "pair"]
 # Losses of embeddings as they are; all others normalise.
 UNNORMALISED = {"semihard_triplet", "vicreg", "label_smoothed_cross_entropy", "sphereface"}
 UNNORMALISED |= {"large_margin_softmax"}
-    "semihard_triplet",
-    "vicreg",
-    "label_smoothed_cross_entropy",
-    "large_margin_softmax",
-}
 every_loss = pytest.mark.parametrize("name", TABLE)
 
 
