@@ -38,6 +38,7 @@ _LEAST = 128  # the smallest tile: data smaller than this is padded
 _SLICES = 16  # a tile is folded into this many slices, so that sums run over whole vectors
 _GROUP = 8  # thresholds counted by one pass over a tile
 _SORTED_FROM = 64  # from this many positives on, sorting whole rows beats comparing with each
+_AHEAD = 4  # tiles of similarities that may wait in the queue, each with its memory
 _STRIP = 1 << 24  # similarities held at once where whole rows are sorted
 
 
@@ -159,8 +160,7 @@ def _counted(
             if down:
                 pairs = zip(counts[j], thresholds[j], strict=True)
                 counts[j] = [_count_down(c, negatives, t) for c, t in pairs]
-            # Tiles that wait in the queue hold memory: never more than a few of them.
-            if j % 4 == 3:
+            if j % _AHEAD == 0:
                 jax.block_until_ready((counts.get(i), counts.get(j)))
     for i in sorted(few):
         ahead = np.concatenate([np.asarray(c) for c in counts[i]], axis=1)
@@ -344,10 +344,10 @@ def _seeds(
         between = squares[draws][:, None] + squares[draws] - 2.0 * (drawn @ drawn.T)
         fresh = []
         for i in range(len(draws)):
-            if len(chosen) < k and chance[i] * known[i] < present[i] and draws[i] not in fresh:
+            if len(chosen) < k and chance[i] * known[i] < present[i]:
                 fresh.append(int(draws[i]))
                 chosen.append(int(draws[i]))
-                present = np.minimum(present, between[i])
+                present = np.where(draws == draws[i], 0, np.minimum(present, between[i]))
 
 
 def _repair(
