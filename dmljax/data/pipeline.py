@@ -24,7 +24,7 @@ from absl import flags, logging
 from dmljax.data import decode, sampling
 from dmljax.data.splits import Split, record_name
 
-__all__ = ["Batches", "evaluation", "train"]
+__all__ = ["Batches", "Reader", "evaluation", "train"]
 
 _SampleFn = Callable[..., np.ndarray]
 _TransformFn = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -69,7 +69,7 @@ class Batches:
             iterator.close()
 
 
-class _Reader:
+class Reader:
     """Row `i` of a split as pixels, cut to its box; decoded once with `cache`.
 
     The cache is filled as images are met, in each process on its own.
@@ -218,7 +218,7 @@ def train(
     size = len(sample_fn(groups, seed=seed, step=start))
     local = _share(size, hosts)
     _report(split, groups, sample_fn, size)
-    reader = _Reader(split, cache)
+    reader = Reader(split, cache)
     row = _TrainRow(
         reader, sample_fn, transform_fn, seed, size, local, host * local, unreadable == "skip"
     )
@@ -244,7 +244,7 @@ def evaluation(
     """
     _check(split, host, hosts, unreadable, workers)
     local = _share(batch_size, hosts)
-    reader = _Reader(split, cache)
+    reader = Reader(split, cache)
     shape = _shape(reader, transform_fn, unreadable == "skip")
     row = _EvaluationRow(
         reader, transform_fn, shape, batch_size, local, host * local, unreadable == "skip"
@@ -269,7 +269,7 @@ def _share(size: int, hosts: int) -> int:
     return size // hosts
 
 
-def _shape(reader: _Reader, transform_fn: _TransformFn, skip: bool) -> tuple[int, ...]:
+def _shape(reader: Reader, transform_fn: _TransformFn, skip: bool) -> tuple[int, ...]:
     """Of one transformed image: what padding must look like."""
     for i in range(len(reader.split)):
         try:
