@@ -18,7 +18,7 @@ try:
 except ImportError:
     simplejpeg = None
 
-__all__ = ["UnreadableImage", "decode", "encode", "read"]
+__all__ = ["UnreadableImage", "decode", "encode", "mode", "read"]
 
 _ORIENTATION = 0x0112
 
@@ -62,6 +62,12 @@ def _pillow(data: bytes) -> np.ndarray:
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         # Pillow names the memory buffer in its message, which is of no use to anyone.
         raise UnreadableImage(str(error).split(" <_io")[0]) from error
+
+
+def mode(data: bytes) -> str:
+    """Pillow's name for how the pixels are stored: L, RGB, RGBA, CMYK, P, ..."""
+    with Image.open(io.BytesIO(data)) as picture:
+        return picture.mode
 
 
 def read(record: str | os.PathLike | bytes | np.ndarray) -> np.ndarray:
