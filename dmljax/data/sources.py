@@ -83,7 +83,7 @@ class ArrayRecords:
         return len(self._source)
 
     def __getitem__(self, i: int) -> bytes:
-        return self._source[int(i)]
+        return self._source[range(len(self._source))[i]]
 
     def __getstate__(self):
         return self._shards
@@ -106,7 +106,7 @@ class TfdsRecords:
         return len(self._source)
 
     def __getitem__(self, i: int) -> bytes:
-        return self._source[int(i)]["image"]
+        return self._source[range(len(self._source))[i]]["image"]
 
     def describe(self, i: int) -> str:
         return f"record {i} of tfds {self._name}"
