@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import pathlib
+import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -228,7 +229,7 @@ def npz(*, path: str | os.PathLike, split: _Train | None = None) -> Splits:
         with np.load(file, allow_pickle=False) as arrays:
             there = list(arrays)
             data = {name: arrays[name] for name in wanted if name in there}
-    except (ValueError, OSError, EOFError, AttributeError) as error:
+    except (ValueError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
         raise ValueError(f"npz: {file} cannot be read: {error}") from error
     if missing := [name for name in wanted[:2] if name not in data]:
         raise ValueError(f"npz: {file} has no {missing[0]!r}; it has {', '.join(there) or 'none'}")

@@ -179,7 +179,9 @@ def test_tfds_cub_sop_mnist(tmp_path):
     make.tfds("mnist", tmp_path, 20, 10, digit)
     found = datasets.mnist(source="tfds", data_dir=str(tmp_path))
     assert found.train.records.shape == (20, 32, 32, 1)
-    wanted = {decode.decode(data)[:, :, 0].tobytes() for (s, _), data in images.items() if s == "train"}
+    wanted = {
+        decode.decode(data)[:, :, 0].tobytes() for (s, _), data in images.items() if s == "train"
+    }
     assert {r[2:30, 2:30, 0].tobytes() for r in found.train.records} == wanted
 
 
@@ -193,11 +195,11 @@ def test_tfds_that_is_not_there_names_the_command(tmp_path):
 @pytest.mark.parametrize("name", ["cub200", "cars196", "sop", "inshop", "tiny_imagenet", "mnist"])
 def test_missing_says_what_where_and_how(tmp_path, name):
     function = config.resolve(datasets, name)
-    with pytest.raises(ValueError, match="no root is given.*comes from.*point root="):
+    with pytest.raises(ValueError, match=r"no root is given.*comes from.*point root="):
         function()
-    with pytest.raises(FileNotFoundError, match="does not exist.*comes from.*point root="):
+    with pytest.raises(FileNotFoundError, match=r"does not exist.*comes from.*point root="):
         function(root=tmp_path / "nothing")
-    with pytest.raises(FileNotFoundError, match="has no .*comes from.*point root="):
+    with pytest.raises(FileNotFoundError, match=r"has no .*comes from.*point root="):
         function(root=tmp_path)
     file = make.put(tmp_path / "archive.zip", b"x")
     with pytest.raises(NotADirectoryError, match="is a file, not a folder"):
