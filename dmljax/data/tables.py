@@ -224,6 +224,8 @@ def npz(*, path: str | os.PathLike, split: _Train | None = None) -> Splits:
     file = pathlib.Path(path).expanduser()
     if not file.is_file():
         raise FileNotFoundError(f"npz: {file} does not exist; point path= at an .npz file")
+    if not zipfile.is_zipfile(file):
+        raise ValueError(f"npz: {file} cannot be read: it is not what numpy.savez writes")
     wanted = ("images", "labels", "class_names", "class_is_test")
     try:
         with np.load(file, allow_pickle=False) as arrays:

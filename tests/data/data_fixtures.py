@@ -1,9 +1,14 @@
 """Sets in the exact formats of the originals, tiny, made when a test asks for them."""
 
+import contextlib
 import csv
+import ctypes
 import gzip
 import io
+import os
 import pathlib
+import shutil
+import tempfile
 
 import numpy as np
 from PIL import Image
@@ -170,3 +175,30 @@ def png(seed, mode="RGB", width=28, height=28):
     picture(seed, width, height).convert(mode).save(out, "PNG")
     out.seek(0)
     return out
+
+
+@contextlib.contextmanager
+def ordinary_user():
+    """A public folder and, inside of the block, a thread that is not root to the file system.
+
+    Root may read everything, so a test run by root would see no permission denied. The thread's
+    file-system user id takes that privilege away, for this thread and those it starts.
+    """
+    root = pathlib.Path(tempfile.mkdtemp(prefix="dmljax-"))
+    root.chmod(0o755)
+    change = ctypes.CDLL(None).setfsuid if os.geteuid() == 0 else lambda user: None
+
+    @contextlib.contextmanager
+    def drop():
+        change(65534)
+        try:
+            yield
+        finally:
+            change(0)
+
+    try:
+        yield root, drop
+    finally:
+        for path in root.rglob("*"):
+            path.chmod(0o755)
+        shutil.rmtree(root)

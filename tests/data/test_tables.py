@@ -80,15 +80,12 @@ def test_folder_errors_name_the_value_and_the_fix(tmp_path):
         datasets.folder(root=tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_folder_that_may_not_be_read(tmp_path):
-    make.class_folders(tmp_path, {"a": 1, "b": 1})
-    (tmp_path / "a").chmod(0)
-    try:
-        with pytest.raises(PermissionError, match=r"may not be read.*chmod"):
-            datasets.folder(root=tmp_path)
-    finally:
-        (tmp_path / "a").chmod(0o755)
+def test_folder_that_may_not_be_read():
+    with make.ordinary_user() as (root, drop):
+        make.class_folders(root, {"a": 1, "b": 1})
+        (root / "a").chmod(0)
+        with drop(), pytest.raises(PermissionError, match=r"a may not be read.*chmod"):
+            datasets.folder(root=root)
 
 
 def _rows(**extra):
