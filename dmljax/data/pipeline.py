@@ -24,7 +24,7 @@ from absl import flags, logging
 from dmljax.data import decode, sampling
 from dmljax.data.splits import Split, record_name
 
-__all__ = ["Batches", "Reader", "evaluation", "train"]
+__all__ = ["Batches", "Reader", "TrainRow", "evaluation", "stack", "train"]
 
 _SampleFn = Callable[..., np.ndarray]
 _TransformFn = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -107,7 +107,7 @@ class Reader:
         self.split, self._cache = state
 
 
-class _TrainRow:
+class TrainRow:
     """Row of a host's stream -> image. All randomness is keyed by (seed, global position)."""
 
     def __init__(self, reader, sample_fn, transform_fn, seed, size, local, offset, skip):
@@ -219,7 +219,7 @@ def train(
     local = _share(size, hosts)
     _report(split, groups, sample_fn, size)
     reader = Reader(split, cache)
-    row = _TrainRow(
+    row = TrainRow(
         reader, sample_fn, transform_fn, seed, size, local, host * local, unreadable == "skip"
     )
     return _batches(row, local, start, _FOREVER, threads, workers, split)
@@ -305,7 +305,7 @@ def _batches(row, local: int, start: int, stop: int, threads, workers: int, spli
     if threads < 1:
         raise ValueError(f"threads must be 1 or more, not {threads}")
     rows = grain.MapDataset.range(stop * local).map(row)
-    batches = rows.batch(local, batch_fn=_stack)[start:]
+    batches = rows.batch(local, batch_fn=stack)[start:]
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
     dataset = batches.to_iter_dataset(options)
     if workers:
@@ -317,7 +317,7 @@ def _batches(row, local: int, start: int, stop: int, threads, workers: int, spli
     return Batches(iter(dataset), name_fn)
 
 
-def _stack(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+def stack(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     shapes = {row["images"].shape for row in rows}
     if len(shapes) > 1:
         raise ValueError(

@@ -45,7 +45,7 @@ def prepare(
     settings: dict[str, Any],
     size: int = 256,
     geometry: str = "shorter",
-    quality: int = 95,
+    quality: int = 90,
     shard_size: int = 1024,
     unreadable: str = "raise",
     threads: int | None = None,
@@ -225,7 +225,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", required=True, help="folder to write")
     parser.add_argument("--size", type=int, default=256, help="of the shorter side (or the square)")
     parser.add_argument("--geometry", default="shorter", help=", ".join(GEOMETRIES))
-    parser.add_argument("--quality", type=int, default=95, help="of the JPEGs")
+    parser.add_argument("--quality", type=int, default=90, help="of the JPEGs")
     parser.add_argument("--unreadable", default="raise", help="raise (default) or skip and report")
     parser.add_argument("--shard_size", type=int, default=1024, help="images of a shard")
     parser.add_argument("--threads", type=int, help="one a core by default")
