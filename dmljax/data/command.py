@@ -18,7 +18,22 @@ from dmljax import config as config_lib
 from dmljax.data import datasets
 from dmljax.data.splits import Splits
 
-__all__ = ["add_dataset", "load", "progress", "run", "spec_of", "spec_of_config"]
+__all__ = ["Parser", "add_dataset", "load", "progress", "run", "spec_of", "spec_of_config"]
+
+
+class Parser(argparse.ArgumentParser):
+    """Flags, with the module's docstring as the help; what is wrong with them is one line."""
+
+    def __init__(self, module: str, description: str):
+        super().__init__(
+            prog=f"python -m {module}",
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str):
+        raise ValueError(f"{message} (see {self.prog} --help)")
 
 
 def add_dataset(parser: argparse.ArgumentParser) -> None:
@@ -55,9 +70,13 @@ def spec_of_config(file: str, overrides: Sequence[str]) -> dict[str, Any]:
     if spec is None or spec.loader is None:
         raise ValueError(f"the config {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, "get_config") or "dataset" not in (config := module.get_config()):
-        raise ValueError(f"{path} has no get_config() that sets config.dataset")
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config()
+    except Exception as error:  # a config is the user's program
+        raise ValueError(f"{path} does not run: {type(error).__name__}: {error}") from error
+    if "dataset" not in config:
+        raise ValueError(f"get_config() of {path} sets no dataset")
     found = config["dataset"]
     found = {"name": found} if isinstance(found, str) else dict(found)
     for override in overrides:

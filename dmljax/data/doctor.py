@@ -9,7 +9,6 @@ anything is wrong, 2 if the set cannot be opened at all.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import concurrent.futures
 import dataclasses
@@ -247,11 +246,7 @@ def _published_name(spec: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m dmljax.data.doctor",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.Parser("dmljax.data.doctor", __doc__)
     parser.add_argument("--config", help="a config file: its config.dataset is examined")
     command.add_dataset(parser)
     parser.add_argument("--threads", type=int, help="one a core by default")

@@ -208,7 +208,8 @@ def train(
     """Endless training batches from step `start` on, which costs the same for any `start`.
 
     `sample_fn(labels, *, seed, step) -> indices` plans the global batch, for instance
-    `functools.partial(sampling.plan, classes=32, per_class=4)`. `threads` decode ahead (by default
+    `functools.partial(sampling.plan, classes=32, per_class=4)`; its labels are those of
+    `sampling.group`, sorted once. `threads` decode ahead (by default
     one a core, at least four), in this process or in each of `workers` processes; these pay on
     hosts with many cores only. `cache=True` keeps decoded images in memory. `unreadable='skip'`
     takes the next readable image of the class instead, and counts.

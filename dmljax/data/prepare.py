@@ -11,7 +11,6 @@ the manifest is written last, so a folder that has one is whole. `--geometry` ma
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import hashlib
 import json
@@ -216,11 +215,7 @@ def _save(path: pathlib.Path, content: dict) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m dmljax.data.prepare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command.Parser("dmljax.data.prepare", __doc__)
     command.add_dataset(parser)
     parser.add_argument("--out", required=True, help="folder to write")
     parser.add_argument("--size", type=int, default=256, help="of the shorter side (or the square)")

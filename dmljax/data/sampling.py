@@ -38,6 +38,7 @@ _ROUND, _WITHIN, _SHUFFLE, _COMBINE, _COUNT, _N_PAIRS, _ABE, _LEAVE_OUT = range(
 class Groups:
     """Labels sorted by class: images `order[start[c] : start[c] + count[c]]` are of class `c`."""
 
+    labels: np.ndarray
     order: np.ndarray
     start: np.ndarray
     count: np.ndarray
@@ -58,7 +59,7 @@ def group(labels: Labels) -> Groups:
         raise ValueError(f"labels must be a row of integers, not {labels.dtype} {labels.shape}")
     order = np.argsort(labels, kind="stable")
     _, start, count = np.unique(labels[order], return_index=True, return_counts=True)
-    return Groups(order, start, count)
+    return Groups(labels, order, start, count)
 
 
 def _rng(*key: int) -> np.random.Generator:
@@ -145,7 +146,7 @@ def uniform(labels: Labels, *, batch_size: int, seed: int, step: int) -> np.ndar
     """Shuffled epochs without regard to class; a batch may hold the end of one and the next's
     beginning, so that no image is skipped.
     """
-    n = len(labels.order) if isinstance(labels, Groups) else len(labels)
+    n = len(group(labels).labels)
     if not 1 <= batch_size <= n:
         raise ValueError(f"a batch of {batch_size} does not suit a set of {n} images")
     positions = step * batch_size + np.arange(batch_size, dtype=np.int64)

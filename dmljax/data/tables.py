@@ -152,11 +152,15 @@ def table(
 def _read(file: pathlib.Path) -> dict[str, list[str]]:
     """Columns of text; Parquet's numbers as they would stand in a CSV."""
     if not file.is_file():
-        raise FileNotFoundError(f"table: {file} does not exist; point path= at a .csv or .parquet")
+        raise FileNotFoundError(f"table: {file} is no file; point path= at a .csv or .parquet")
     if file.suffix.lower() == ".parquet":
-        import pyarrow
-        from pyarrow import parquet
-
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError as error:
+            raise ImportError(
+                f"table: reading {file} needs pyarrow: pip install 'dmljax[parquet]'"
+            ) from error
         try:
             columns = parquet.read_table(file).to_pydict()
         except (pyarrow.ArrowInvalid, OSError) as error:

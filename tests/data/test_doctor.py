@@ -108,12 +108,19 @@ def test_the_command_and_its_exit_status(photos, tmp_path):
     config.write_text(
         "def get_config():\n    return dict(dataset=dict(name='folder', root='no'))\n"
     )
+    broken = tmp_path / "broken.py"
+    broken.write_text("nonsense")
     make.put(photos / "a" / "000.jpg", b"")
     ill = _command(f"--config={config}", f"--config.dataset.root={photos}")
     assert ill.returncode == 1 and ill.stdout.endswith("1 wrong\n")
     for arguments, line in (
         ([f"--config={config}"], "the folder no does not exist"),
         (["--config=nowhere.py"], "the config nowhere.py does not exist"),
+        (
+            ["--dataset=folder", "--roto=x"],
+            "--roto=x is not known (see python -m dmljax.data.doctor",
+        ),
+        ([f"--config={broken}"], "broken.py does not run: NameError: name 'nonsense'"),
         ([], "--dataset is needed, one of: cars196"),
         (["--dataset=table"], "also needs: 'path'"),
         (["--dataset=mnist", "--source=web"], "not 'web'"),
