@@ -7,7 +7,8 @@ Everybody decodes, cuts a random resized crop of 227 and flips, and hands over u
 the rows `squash` are DVML's recipe instead: squashed to 256x256, a random crop of 227, flip.
 The originals are 500x375 JPEGs of about 60 kB, made here; `prepared` are the same images after
 `dmljax.data.prepare`. The contestants take turns, round after round, and the ratios are medians
-over the rounds, so that a machine that is busy at times disturbs all of them alike.
+over the rounds, so that a machine that is busy at times disturbs all of them alike. Where other
+work runs beside, images a second of processor time say more than images a second.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import tempfile
 import time
 
 import numpy as np
+import psutil
 import torch
 from PIL import Image
 
@@ -127,18 +129,24 @@ def bare(split, threads):
             yield batch
 
 
-def rate(batches, count: int) -> float:
-    """Images a second once running: what was made ahead before the clock starts is not counted."""
+def cpu_seconds() -> float:
+    """Of this process and its children, while they live."""
+    me = psutil.Process()
+    return sum(sum(p.cpu_times()[:2]) for p in (me, *me.children(recursive=True)))
+
+
+def rates_of(batches, count: int) -> tuple[float, float]:
+    """Images a second, and a second of processor time, once what was made ahead is used up."""
     iterator = iter(batches)
     for _ in range(2 * max(CORES, 4)):
         next(iterator)
-    began = time.perf_counter()
+    began, spent = time.perf_counter(), cpu_seconds()
     for _ in range(count):
         next(iterator)
-    seconds = time.perf_counter() - began
+    seconds, spent = time.perf_counter() - began, cpu_seconds() - spent
     if hasattr(batches, "close"):
         batches.close()
-    return count * BATCH / seconds
+    return count * BATCH / seconds, count * BATCH / spent
 
 
 def main():
@@ -188,19 +196,28 @@ def main():
         for turn in range(args.rounds):
             order = list(contestants.items())
             for name, make in order if turn % 2 == 0 else order[::-1]:
-                rates[name].append(rate(make(), args.batches))
-                print(f"round {turn + 1}  {name:26s} {rates[name][-1]:7.0f} images/s", flush=True)
+                rates[name].append(rates_of(make(), args.batches))
+                found = "{:6.0f} images/s, {:6.0f} /cpu-s".format(*rates[name][-1])
+                print(f"round {turn + 1}  {name:26s} {found}", flush=True)
 
-    def ratio(one, two):
-        return statistics.median(a / b for a, b in zip(rates[one], rates[two], strict=True))
+    def ratio(one, two, kind):
+        pairs = zip(rates[one], rates[two], strict=True)
+        return statistics.median(a[kind] / b[kind] for a, b in pairs)
 
+    print("| | images/s | x torch | images/cpu-s | x torch |\n|---|---|---|---|---|")
     for name, found in rates.items():
         peer = "torch, originals, squash" if "squash" in name else "torch, originals"
-        times = f"{ratio(name, peer):.2f} x torch, originals"
-        print(f"{name:26s} {statistics.median(found):7.0f} images/s, {times}")
+        cells = [name]
+        for kind in (0, 1):
+            median = statistics.median(pair[kind] for pair in found)
+            cells += [f"{median:.0f}", f"{ratio(name, peer, kind):.2f}"]
+        print(f"| {' | '.join(cells)} |")
     for source in ("originals", "prepared"):
-        overhead = 1 - ratio(f"dmljax, {source}", f"bare threads, {source}")
-        print(f"grain's overhead over bare threads, {source}: {100 * overhead:.0f} %")
+        wall, cpu = (
+            100 * (ratio(f"bare threads, {source}", f"dmljax, {source}", kind) - 1)
+            for kind in (0, 1)
+        )
+        print(f"grain's overhead over bare threads, {source}: {wall:.0f} % time, {cpu:.0f} % cpu")
 
 
 if __name__ == "__main__":
