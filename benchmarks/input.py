@@ -1,0 +1,224 @@
+"""Images a second, host side: ours, a torch DataLoader with Pillow, and a bare loop of threads.
+
+    pip install -e '.[fast,bench]'
+    python benchmarks/input.py
+
+Everybody decodes, cuts a random resized crop of 227 and flips, and hands over uint8 batches of 64;
+the rows `squash` are DVML's recipe instead: squashed to 256x256, a random crop of 227, flip.
+The originals are 500x375 JPEGs of about 60 kB, made here; `prepared` are the same images after
+`dmljax.data.prepare`. The contestants take turns, round after round, and the ratios are medians
+over the rounds, so that a machine that is busy at times disturbs all of them alike. Where other
+work runs beside, images a second of processor time say more than images a second.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import functools
+import os
+import pathlib
+import statistics
+import tempfile
+import time
+
+import numpy as np
+import psutil
+import torch
+from PIL import Image
+
+from dmljax.data import datasets, decode, pipeline, prepare, sampling, transforms
+
+BATCH, SIZE, CORES = 64, 227, os.cpu_count()
+TRANSFORM = functools.partial(transforms.standard_train, size=SIZE)
+
+
+def photographs(root: pathlib.Path, count: int) -> None:
+    """Noise of all scales, as in nature: a JPEG of it is about as large as one of a photograph."""
+    for i in range(count):
+        rng = np.random.default_rng(i)
+        image = np.zeros((375, 500, 3), np.float32)
+        for scale in (4, 16, 64, 250):
+            small = rng.standard_normal((scale * 3 // 4, scale, 3)) * 127 / np.sqrt(scale) + 128
+            small = Image.fromarray(np.clip(small, 0, 255).astype(np.uint8))
+            image += np.asarray(small.resize((500, 375), Image.Resampling.BICUBIC)) - 128.0
+        path = root / f"class {i % 10}" / f"{i}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        pixels = np.clip(image + 128, 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(path, quality=92)
+
+
+def pillow_resized_crop(picture):
+    w, h = picture.size
+    for _ in range(10):
+        area = w * h * torch.empty(1).uniform_(0.08, 1).item()
+        ratio = np.exp(torch.empty(1).uniform_(np.log(3 / 4), np.log(4 / 3)).item())
+        width, height = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
+        if 0 < width <= w and 0 < height <= h:
+            top = torch.randint(0, h - height + 1, ()).item()
+            left = torch.randint(0, w - width + 1, ()).item()
+            break
+    else:
+        width, height, left, top = w, h, 0, 0
+    picture = picture.crop((left, top, left + width, top + height))
+    return picture.resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+
+
+def pillow_squash(picture):
+    picture = picture.resize((256, 256), Image.Resampling.BILINEAR)
+    left, top = torch.randint(0, 256 - SIZE + 1, (2,)).tolist()
+    return picture.crop((left, top, left + SIZE, top + SIZE))
+
+
+class TorchSet(torch.utils.data.Dataset):
+    """What most people write: Pillow throughout, crop and flip as torchvision on PIL images."""
+
+    def __init__(self, paths, crop_fn):
+        self.paths, self.crop_fn = paths, crop_fn
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, i):
+        picture = self.crop_fn(Image.open(self.paths[i]).convert("RGB"))
+        if torch.rand(1).item() < 0.5:
+            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return torch.from_numpy(np.array(picture))
+
+
+class Repeated(torch.utils.data.Sampler):
+    def __init__(self, n, length):
+        self.n, self.length = n, length
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        return iter(torch.randint(0, self.n, (self.length,)).tolist())
+
+
+def ours(split, transform_fn=TRANSFORM):
+    return pipeline.train(
+        split,
+        sample_fn=functools.partial(sampling.uniform, batch_size=BATCH),
+        transform_fn=transform_fn,
+        seed=0,
+    )
+
+
+def bare(split, threads):
+    """The same rows, batches and threads without grain: as many batches ahead as threads."""
+    row = pipeline.TrainRow(
+        pipeline.Reader(split, cache=False),
+        functools.partial(sampling.uniform, batch_size=BATCH),
+        TRANSFORM,
+        seed=0,
+        size=BATCH,
+        local=BATCH,
+        offset=0,
+        skip=False,
+    )
+
+    def make(b):
+        return pipeline.stack([row(b * BATCH + i) for i in range(BATCH)])
+
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        ahead = collections.deque(pool.submit(make, b) for b in range(threads))
+        for b in range(threads, 1 << 30):
+            batch = ahead.popleft().result()
+            ahead.append(pool.submit(make, b))
+            yield batch
+
+
+def cpu_seconds() -> float:
+    """Of this process and its children, while they live."""
+    me = psutil.Process()
+    return sum(sum(p.cpu_times()[:2]) for p in (me, *me.children(recursive=True)))
+
+
+def rates_of(batches, count: int) -> tuple[float, float]:
+    """Images a second, and a second of processor time, once what was made ahead is used up."""
+    iterator = iter(batches)
+    for _ in range(2 * max(CORES, 4)):
+        next(iterator)
+    began, spent = time.perf_counter(), cpu_seconds()
+    for _ in range(count):
+        next(iterator)
+    seconds, spent = time.perf_counter() - began, cpu_seconds() - spent
+    if hasattr(batches, "close"):
+        batches.close()
+    return count * BATCH / seconds, count * BATCH / spent
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--images", type=int, default=512)
+    parser.add_argument("--batches", type=int, default=30, help="timed, of each contestant a round")
+    args = parser.parse_args()
+    threads = max(CORES, 4)
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder) / "photographs"
+        root.mkdir()
+        photographs(root, args.images)
+        kilobytes = np.mean([p.stat().st_size for p in root.rglob("*.jpg")]) / 1e3
+        splits = datasets.folder(root=root, split=0.9)
+        originals = splits.train
+        prepare.prepare(splits, out=f"{folder}/prepared", settings={})
+        prepared = datasets.prepared(root=f"{folder}/prepared").train
+        paths = list(originals.records)
+
+        out = f"{folder}/squashed"
+        prepare.prepare(splits, out=out, settings={}, geometry="squash")
+        squashed = datasets.prepared(root=out).train
+
+        def dataloader(crop_fn):
+            return torch.utils.data.DataLoader(
+                TorchSet(paths, crop_fn),
+                BATCH,
+                sampler=Repeated(len(paths), 10**6),
+                num_workers=CORES,
+                prefetch_factor=2,
+            )
+
+        contestants = {
+            "torch, originals": lambda: dataloader(pillow_resized_crop),
+            "dmljax, originals": lambda: ours(originals),
+            "dmljax, prepared": lambda: ours(prepared),
+            "bare threads, prepared": lambda: bare(prepared, threads),
+            "bare threads, originals": lambda: bare(originals, threads),
+            "torch, originals, squash": lambda: dataloader(pillow_squash),
+            "dmljax, originals, squash": lambda: ours(originals, transforms.dvml_train),
+            "dmljax, prepared, squash": lambda: ours(squashed, transforms.dvml_train),
+        }
+        fast = "simplejpeg" if decode.simplejpeg else "Pillow"
+        print(f"{CORES} cores, {kilobytes:.0f} kB an original, our decoder: {fast}", flush=True)
+        rates = {name: [] for name in contestants}
+        for turn in range(args.rounds):
+            order = list(contestants.items())
+            for name, make in order if turn % 2 == 0 else order[::-1]:
+                rates[name].append(rates_of(make(), args.batches))
+                found = "{:6.0f} images/s, {:6.0f} /cpu-s".format(*rates[name][-1])
+                print(f"round {turn + 1}  {name:26s} {found}", flush=True)
+
+    def ratio(one, two, kind):
+        pairs = zip(rates[one], rates[two], strict=True)
+        return statistics.median(a[kind] / b[kind] for a, b in pairs)
+
+    print("| | images/s | x torch | images/cpu-s | x torch |\n|---|---|---|---|---|")
+    for name, found in rates.items():
+        peer = "torch, originals, squash" if "squash" in name else "torch, originals"
+        cells = [name]
+        for kind in (0, 1):
+            median = statistics.median(pair[kind] for pair in found)
+            cells += [f"{median:.0f}", f"{ratio(name, peer, kind):.2f}"]
+        print(f"| {' | '.join(cells)} |")
+    for source in ("originals", "prepared"):
+        wall, cpu = (
+            100 * (ratio(f"bare threads, {source}", f"dmljax, {source}", kind) - 1)
+            for kind in (0, 1)
+        )
+        print(f"grain's overhead over bare threads, {source}: {wall:.0f} % time, {cpu:.0f} % cpu")
+
+
+if __name__ == "__main__":
+    main()

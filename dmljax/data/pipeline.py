@@ -1,0 +1,340 @@
+"""From a split to host batches of numpy arrays, the same whatever the workers and hosts.
+
+A training batch is `dict(images, labels, indices)`: `uint8 [b h w c]`, `int32 [b]`, and the rows of
+the split, `int64 [b]`. An evaluation batch has `where [b]` besides, False on the padding of the
+last one. `b` is this host's share of the global batch: a contiguous block of its rows.
+
+Nothing here knows devices. Batches are made ahead in the background; putting the next one on the
+device while this one is used is the train loop's part.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from absl import flags, logging
+
+from dmljax.data import decode, sampling
+from dmljax.data.splits import Split, record_name
+
+__all__ = ["Batches", "Reader", "TrainRow", "evaluation", "stack", "train"]
+
+_SampleFn = Callable[..., np.ndarray]
+_TransformFn = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+_FOREVER = 1 << 40  # steps; grain wants a length
+_POLICIES = ("raise", "skip")
+
+
+class Batches:
+    """An iterator of batches. `close()` (or leaving a `with`) ends its threads and processes.
+
+    `skipped` counts, by name, the images that could not be read under `unreadable='skip'`.
+    """
+
+    def __init__(self, iterator, name_fn: Callable[[int], str]):
+        self._iterator, self._name_fn = iterator, name_fn
+        self.skipped: collections.Counter[str] = collections.Counter()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        if self._iterator is None:
+            raise StopIteration
+        batch = next(self._iterator)
+        for i in batch.pop("skipped").tolist():
+            if i >= 0:
+                name = self._name_fn(i)
+                if name not in self.skipped:
+                    logging.warning("%s cannot be read: skipped from now on", name)
+                self.skipped[name] += 1
+        return batch
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self) -> None:
+        iterator, self._iterator = self._iterator, None
+        if iterator is not None:
+            iterator.close()
+
+
+class Reader:
+    """Row `i` of a split as pixels, cut to its box; decoded once with `cache`.
+
+    The cache is filled as images are met, in each process on its own.
+    """
+
+    def __init__(self, split: Split, cache: bool):
+        self.split, self._cache = split, {} if cache else None
+
+    def __call__(self, i: int) -> np.ndarray:
+        if self._cache is not None and (image := self._cache.get(i)) is not None:
+            return image
+        try:
+            image = decode.read(self.split.records[i])
+            if self.split.boxes is not None:
+                left, top, right, bottom = self.split.boxes[i].tolist()
+                if right > image.shape[1] or bottom > image.shape[0]:
+                    raise decode.UnreadableImage(
+                        f"the box {left} {top} {right} {bottom} is outside of the "
+                        f"{image.shape[1]}x{image.shape[0]} image"
+                    )
+                image = image[top:bottom, left:right]
+        except decode.UnreadableImage as error:
+            name = record_name(self.split.records, i)
+            raise decode.UnreadableImage(
+                f"{name} cannot be read: {error}. Replace it, or set unreadable='skip'"
+            ) from error
+        if self._cache is not None:
+            self._cache[i] = image
+        return image
+
+    def __getstate__(self):
+        return self.split, None if self._cache is None else {}
+
+    def __setstate__(self, state):
+        self.split, self._cache = state
+
+
+class TrainRow:
+    """Row of a host's stream -> image. All randomness is keyed by (seed, global position)."""
+
+    def __init__(self, reader, sample_fn, transform_fn, seed, size, local, offset, skip):
+        self._reader, self._sample_fn, self._transform_fn = reader, sample_fn, transform_fn
+        self._seed, self._size, self._local, self._offset = seed, size, local, offset
+        self._skip = skip
+        self._groups = sampling.group(reader.split.labels)
+        self._start()
+
+    def _start(self):
+        self._plan = functools.lru_cache(64)(
+            functools.partial(self._sample_fn, self._groups, seed=self._seed)
+        )
+
+    def __getstate__(self):
+        return {k: v for k, v in self.__dict__.items() if k != "_plan"}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._start()
+
+    def __call__(self, local: int) -> dict[str, Any]:
+        step, row = divmod(int(local), self._local)
+        row += self._offset
+        rng = np.random.Generator(np.random.Philox(key=[self._seed, step * self._size + row]))
+        i = int(self._plan(step=step)[row])
+        label, skipped = self._reader.split.labels[i], -1
+        try:
+            image = self._reader(i)
+        except decode.UnreadableImage:
+            if not self._skip:
+                raise
+            skipped = i
+            i, image = self._next_of_class(i, label)
+        return {
+            "images": np.ascontiguousarray(self._transform_fn(image, rng)),
+            "labels": label,
+            "indices": np.int64(i),
+            "skipped": np.int64(skipped),
+        }
+
+    def _next_of_class(self, i: int, label: int) -> tuple[int, np.ndarray]:
+        """A readable image of the same class, so that the batch keeps its structure."""
+        mates = np.flatnonzero(self._reader.split.labels == label)
+        for mate in np.roll(mates, -np.searchsorted(mates, i, side="right")).tolist()[:-1]:
+            try:
+                return mate, self._reader(mate)
+            except decode.UnreadableImage:
+                continue
+        name = self._reader.split.names[label]
+        raise decode.UnreadableImage(f"no image of class {name!r} can be read: remove the class")
+
+
+class _EvaluationRow:
+    """Row of the padded split in order -> image; padding is black and not counted."""
+
+    def __init__(self, reader, transform_fn, shape, size, local, offset, skip):
+        self._reader, self._transform_fn, self._shape = reader, transform_fn, shape
+        self._size, self._local, self._offset, self._skip = size, local, offset, skip
+
+    def __call__(self, local: int) -> dict[str, Any]:
+        batch, row = divmod(int(local), self._local)
+        i = batch * self._size + self._offset + row
+        image, label, where, skipped = np.zeros(self._shape, np.uint8), np.int32(0), False, -1
+        if i < len(self._reader.split):
+            label = self._reader.split.labels[i]
+            try:
+                rng = np.random.Generator(np.random.Philox(key=[0, i]))
+                image = np.ascontiguousarray(self._transform_fn(self._reader(i), rng))
+                where = True
+            except decode.UnreadableImage:
+                if not self._skip:
+                    raise
+                skipped = i
+        return {
+            "images": image,
+            "labels": label,
+            "indices": np.int64(i if i < len(self._reader.split) else -1),
+            "where": np.bool_(where),
+            "skipped": np.int64(skipped),
+        }
+
+
+def train(
+    split: Split,
+    *,
+    sample_fn: _SampleFn,
+    transform_fn: _TransformFn,
+    seed: int,
+    start: int = 0,
+    host: int = 0,
+    hosts: int = 1,
+    threads: int | None = None,
+    workers: int = 0,
+    cache: bool = False,
+    unreadable: str = "raise",
+) -> Batches:
+    """Endless training batches from step `start` on, which costs the same for any `start`.
+
+    `sample_fn(labels, *, seed, step) -> indices` plans the global batch, for instance
+    `functools.partial(sampling.plan, classes=32, per_class=4)`; its labels are those of
+    `sampling.group`, sorted once. `threads` decode ahead (by default
+    one a core, at least four), in this process or in each of `workers` processes; these pay on
+    hosts with many cores only. `cache=True` keeps decoded images in memory. `unreadable='skip'`
+    takes the next readable image of the class instead, and counts.
+    """
+    _check(split, host, hosts, unreadable, workers)
+    groups = sampling.group(split.labels)
+    size = len(sample_fn(groups, seed=seed, step=start))
+    local = _share(size, hosts)
+    _report(split, groups, sample_fn, size)
+    reader = Reader(split, cache)
+    row = TrainRow(
+        reader, sample_fn, transform_fn, seed, size, local, host * local, unreadable == "skip"
+    )
+    return _batches(row, local, start, _FOREVER, threads, workers, split)
+
+
+def evaluation(
+    split: Split,
+    *,
+    transform_fn: _TransformFn,
+    batch_size: int,
+    host: int = 0,
+    hosts: int = 1,
+    threads: int | None = None,
+    workers: int = 0,
+    cache: bool = False,
+    unreadable: str = "raise",
+) -> Batches:
+    """Every image once, in order, in batches of one size; `where` is False on what is padding.
+
+    `batch_size` is that of all hosts together. Under `unreadable='skip'` an image that cannot be
+    read is black, counted, and False in `where`.
+    """
+    _check(split, host, hosts, unreadable, workers)
+    local = _share(batch_size, hosts)
+    reader = Reader(split, cache)
+    shape = _shape(reader, transform_fn, unreadable == "skip")
+    row = _EvaluationRow(
+        reader, transform_fn, shape, batch_size, local, host * local, unreadable == "skip"
+    )
+    return _batches(row, local, 0, -(-len(split) // batch_size), threads, workers, split)
+
+
+def _check(split: Split, host: int, hosts: int, unreadable: str, workers: int) -> None:
+    if not len(split):
+        raise ValueError("the split is empty: there is nothing to read")
+    if unreadable not in _POLICIES:
+        raise ValueError(f"unreadable must be 'raise' or 'skip', not {unreadable!r}")
+    if not 0 <= host < hosts:
+        raise ValueError(f"host {host} of {hosts} does not exist")
+    if workers < 0:
+        raise ValueError(f"workers must be 0 or more, not {workers}")
+
+
+def _share(size: int, hosts: int) -> int:
+    if size < 1 or size % hosts:
+        raise ValueError(f"a global batch of {size} cannot be shared by {hosts} hosts evenly")
+    return size // hosts
+
+
+def _shape(reader: Reader, transform_fn: _TransformFn, skip: bool) -> tuple[int, ...]:
+    """Of one transformed image: what padding must look like."""
+    for i in range(len(reader.split)):
+        try:
+            image = reader(i)
+        except decode.UnreadableImage:
+            if skip:
+                continue
+            raise
+        return transform_fn(image, np.random.Generator(np.random.Philox(key=[0, i]))).shape
+    raise decode.UnreadableImage("not one image of the split can be read")
+
+
+def _report(split: Split, groups: sampling.Groups, sample_fn: _SampleFn, size: int) -> None:
+    single = int((groups.count == 1).sum())
+    if single:
+        name = split.names[int(split.labels[groups.images(int(np.argmin(groups.count)))[0]])]
+        logging.warning("%d classes have one image, so no positive, such as %r", single, name)
+    function = getattr(sample_fn, "func", sample_fn)
+    keywords = getattr(sample_fn, "keywords", {})
+    if function is sampling.plan:
+        steps = sampling.coverage(groups, **keywords)
+        logging.info("batches of %d: every image in %d steps", size, steps)
+
+
+def _batches(row, local: int, start: int, stop: int, threads, workers: int, split) -> Batches:
+    """Rows to batches by grain. Batching comes before `to_iter_dataset`: after it, every worker
+    would batch its own stride, and P x K batches would lose their structure.
+    """
+    # grain imports jax, which this room must not do at import time.
+    import grain
+
+    threads = threads or max(os.cpu_count() or 1, 4)
+    if threads < 1:
+        raise ValueError(f"threads must be 1 or more, not {threads}")
+    rows = grain.MapDataset.range(stop * local).map(row)
+    batches = rows.batch(local, batch_fn=stack)[start:]
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
+    dataset = batches.to_iter_dataset(options)
+    if workers:
+        if not flags.FLAGS.is_parsed():  # grain asks absl's flags, which a notebook never parses
+            flags.FLAGS.mark_as_parsed()
+        processes = grain.multiprocessing.MultiprocessingOptions(num_workers=workers)
+        dataset = dataset.mp_prefetch(processes, worker_init_fn=_follow_parent)
+    name_fn = functools.partial(record_name, split.records)
+    return Batches(iter(dataset), name_fn)
+
+
+def stack(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    shapes = {row["images"].shape for row in rows}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"images of one batch have the shapes {sorted(shapes)[:3]}: name a transform that "
+            "makes them one size, such as standard_train"
+        )
+    return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+
+
+def _follow_parent(worker: int, workers: int) -> None:
+    """Ends a worker when its parent is gone, however it went; otherwise it would live for ever."""
+    parent = os.getppid()
+
+    def watch():
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,156 @@
+"""Every kind of image file becomes the right RGB pixels, with or without the fast decoder."""
+
+import contextlib
+import io
+
+import data_fixtures as make
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from PIL import Image
+
+from dmljax.data import decode
+
+
+@pytest.fixture(params=["fast", "pillow"])
+def decoder(request, monkeypatch):
+    if request.param == "pillow":
+        monkeypatch.setattr(decode, "simplejpeg", None)
+    elif decode.simplejpeg is None:
+        pytest.skip("simplejpeg (the extra 'fast') is not installed")
+
+
+def _saved(picture, kind, **options):
+    out = io.BytesIO()
+    picture.save(out, kind, **options)
+    return out.getvalue()
+
+
+def _close(found, picture, tolerance):
+    wanted = np.asarray(picture).astype(int)
+    assert found.dtype == np.uint8 and found.shape == wanted.shape
+    assert np.abs(found.astype(int) - wanted).max() <= tolerance
+
+
+@pytest.mark.usefixtures("decoder")
+def test_modes():
+    picture = make.picture(3)
+    alpha = picture.copy()
+    alpha.putalpha(77)
+    _close(decode.decode(_saved(picture, "PNG")), picture, 0)
+    _close(decode.decode(_saved(alpha, "PNG")), picture, 0)
+    grey = picture.convert("L")
+    for kind in ("PNG", "JPEG"):
+        _close(decode.decode(_saved(grey, kind, quality=100)), grey.convert("RGB"), 3)
+    _close(decode.decode(_saved(grey.convert("LA"), "PNG")), grey.convert("RGB"), 0)
+    palette = picture.quantize(64)
+    _close(decode.decode(_saved(palette, "PNG")), palette.convert("RGB"), 0)
+    _close(decode.decode(_saved(palette, "GIF")), palette.convert("RGB"), 0)
+    see_through = _saved(palette, "PNG", transparency=bytes([0, 128, 255]))
+    _close(decode.decode(see_through), palette.convert("RGB"), 0)
+    one_bit = picture.convert("1")
+    _close(decode.decode(_saved(one_bit, "PNG")), one_bit.convert("RGB"), 0)
+    cmyk = picture.convert("CMYK")
+    _close(decode.decode(_saved(cmyk, "JPEG", quality=100)), picture, 12)
+    _close(decode.decode(_saved(cmyk, "TIFF")), picture, 2)
+
+
+@pytest.mark.usefixtures("decoder")
+def test_sixteen_bits_keep_the_high_byte():
+    values = np.arange(40 * 30, dtype=np.uint16).reshape(30, 40) * 54
+    data = _saved(Image.fromarray(values), "PNG")
+    found = decode.decode(data)
+    assert (found == (values >> 8)[:, :, None]).all() and found.max() > 240
+    assert len(np.unique(found)) > 200  # a plain convert clips nearly all of them
+
+
+@pytest.mark.usefixtures("decoder")
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied(orientation):
+    corners = Image.new("RGB", (32, 16), "black")
+    corners.paste("red", (0, 0, 16, 8))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    found = decode.decode(_saved(corners, "JPEG", quality=95, exif=exif)).astype(int)
+    assert found.shape[:2] == ((32, 16) if orientation > 4 else (16, 32))
+    h, w = found.shape[:2]
+    # Where the first pixel of the file is seen, by the standard's table.
+    row, column = {
+        1: (0, 0), 2: (0, 1), 3: (1, 1), 4: (1, 0), 5: (0, 0), 6: (0, 1), 7: (1, 1), 8: (1, 0),
+    }[orientation]  # fmt: skip
+    y, x = (h - 3 if row else 2), (w - 3 if column else 2)
+    assert found[y, x, 0] > 200 and found[h - 1 - y, w - 1 - x, 0] < 60
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(
+    st.integers(1, 70),
+    st.integers(1, 70),
+    st.sampled_from(["4:4:4", "4:2:2", "4:2:0"]),
+    st.integers(5, 100),
+    st.booleans(),
+    st.sampled_from(["RGB", "L"]),
+)
+def test_both_decoders_give_identical_pixels(
+    width, height, subsampling, quality, progressive, mode
+):
+    if decode.simplejpeg is None:
+        pytest.skip("simplejpeg (the extra 'fast') is not installed")
+    options = dict(quality=quality, progressive=progressive)
+    options |= dict(subsampling=subsampling) if mode == "RGB" else {}
+    noise = np.random.default_rng(width * height).integers(0, 256, (height, width, 3), np.uint8)
+    data = _saved(Image.fromarray(noise).convert(mode), "JPEG", **options)
+    assert (decode.decode(data) == decode._pillow(data)).all()
+
+
+@pytest.mark.usefixtures("decoder")
+@pytest.mark.parametrize(
+    "data, match",
+    [
+        (b"", "zero bytes"),
+        (b"not an image at all", "cannot identify image file"),
+        (make.jpeg(1, 200, 200)[:1500], "truncated"),
+        (make.png(1).getvalue()[:200], "truncated|broken"),
+        (b"\xff\xd8\xff\xe0", "cannot identify|truncated"),
+    ],
+    ids=["empty", "text", "jpeg", "png", "header"],
+)
+def test_unreadable(data, match):
+    with pytest.raises(decode.UnreadableImage, match=match) as caught:
+        decode.decode(data)
+    assert "BytesIO" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("decoder")
+@hypothesis.settings(
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+@hypothesis.given(st.integers(2, 900), st.binary(min_size=1, max_size=20))
+def test_damage_anywhere_is_pixels_or_one_error(where, junk):
+    data = make.jpeg(1, 60, 60)
+    data = data[:where] + junk + data[where + len(junk) :]
+    with contextlib.suppress(decode.UnreadableImage):
+        assert decode.decode(data).shape[2] == 3
+
+
+def test_read_paths_bytes_and_arrays(tmp_path):
+    data = make.jpeg(5)
+    path = make.put(tmp_path / "猫 é.jpg", data)
+    assert (decode.read(path) == decode.read(data)).all()
+    array = np.zeros((3, 3, 1), np.uint8)
+    assert decode.read(array) is array
+    with pytest.raises(decode.UnreadableImage, match="No such file"):
+        decode.read(tmp_path / "nothing.jpg")
+    with pytest.raises(decode.UnreadableImage, match="Is a directory"):
+        decode.read(tmp_path)
+
+
+def test_read_without_permission():
+    with make.ordinary_user() as (root, drop):
+        path = make.put(root / "a.jpg", make.jpeg())
+        path.chmod(0)
+        with drop(), pytest.raises(decode.UnreadableImage, match="Permission denied"):
+            decode.read(path)

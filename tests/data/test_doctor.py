@@ -1,0 +1,146 @@
+"""The doctor finds each fault that it is there for, and nothing on a sound set."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import data_fixtures as make
+import numpy as np
+import pytest
+
+from dmljax.data import datasets, doctor, prepare, splits
+
+
+def _wrong(found, dataset=""):
+    return [f.text for f in doctor.examine(found, dataset=dataset) if f.level == "WRONG"]
+
+
+def _texts(found, dataset=""):
+    return "\n".join(f"{f.level} {f.text}" for f in doctor.examine(found, dataset=dataset))
+
+
+@pytest.fixture
+def photos(tmp_path):
+    return make.class_folders(tmp_path / "photos", {"a": 3, "b": 1, "c": 3, "d": 4})
+
+
+def test_a_sound_set(photos):
+    make.put(photos / "a" / "grey.jpg", make.jpeg(50, mode="L"))
+    make.put(photos / "a" / "alpha.png", make.png(51, "RGBA", 40, 30).getvalue())
+    text = _texts(datasets.folder(root=photos))
+    assert "WRONG" not in text
+    assert "note train: 6 images of 2 classes" in text and "labels run from 0 to 1" in text
+    assert "smallest classes are 'b' 1, 'a' 5; 1 classes have one image, so no positive" in text
+    assert "greyscale 1, with alpha 1" in text and "mean size 40x30" in text
+    assert "images/s decoded" in text
+
+
+def test_unreadable_files_are_all_named(photos):
+    make.put(photos / "a" / "000.jpg", b"")
+    make.put(photos / "d" / "001.jpg", make.jpeg(1)[:300])
+    (photos / "c" / "gone.jpg").symlink_to(photos / "nothing.jpg")
+    (text,) = _wrong(datasets.folder(root=photos))
+    assert text.startswith("3 images cannot be read") and "a/000.jpg: it has zero bytes" in text
+    assert "d/001.jpg: " in text and "c/gone.jpg: No such file" in text
+
+
+def test_duplicates_across_the_split_and_within(photos):
+    data = (photos / "a" / "000.jpg").read_bytes()
+    make.put(photos / "d" / "copy.jpg", data)
+    make.put(photos / "b" / "copy.jpg", data)
+    found = datasets.folder(root=photos)
+    (text,) = _wrong(found)
+    assert "1 images are in both halves" in text and "a/000.jpg = " in text and "d/copy.jpg" in text
+    assert "1 files are there again, 1 of them under different classes" in _texts(found)
+
+
+def test_classes_in_both_halves(photos):
+    whole = datasets.folder(root=photos, split=1.0).train
+    leaking = splits.Splits(splits.subset(whole, [0, 1, 4]), splits.subset(whole, [2, 5, 8]))
+    (text,) = _wrong(leaking)
+    assert text == "2 classes are in both halves: a; c"
+
+
+def test_closed_sets_may_share_classes(tmp_path):
+    found = datasets.tiny_imagenet(root=make.tiny_imagenet(tmp_path))
+    assert all("published" in text for text in _wrong(found, "tiny_imagenet"))
+    assert "ok 3 classes are in both halves, as this set has it" in _texts(found, "tiny_imagenet")
+
+
+def test_counts_against_the_published_and_the_edition_of_cub(tmp_path):
+    found = datasets.cub200(root=make.cub(tmp_path))
+    wrong = _wrong(found, "cub200")
+    assert len(wrong) == 2 and "published are 5,864 images of 100 classes" in wrong[0]
+    images = np.arange(6033 * 4, dtype=np.uint32).view(np.uint8).reshape(6033, 4, 4, 1)
+    labels = np.arange(6033) % 200
+    old = splits.divide(splits.Split(images, *splits.encode(labels)), train=0.5)
+    assert any("6,033 images are CUB-200 of 2010" in text for text in _wrong(old, "cub200"))
+    good = splits.PUBLISHED["glyphs"]
+    assert "ok train: 2,624 images of 164 classes" in _texts(datasets.glyphs(), "glyphs")
+    assert good.train_images == 2624 and not _wrong(datasets.glyphs(), "glyphs")
+
+
+def test_the_wrong_corpus_of_inshop(tmp_path):
+    make.inshop(tmp_path, ("img", "img_highres"))
+    wrong = _wrong(datasets.inshop(root=tmp_path, corpus="img_highres"), "inshop")
+    assert any("Img/img_highres (400x400); published numbers use Img/img" in t for t in wrong)
+    assert any("query 3, gallery 9; published 14,218, 12,612" in t for t in wrong)
+    wrong = _wrong(datasets.inshop(root=tmp_path), "inshop")
+    assert not any("highres" in text for text in wrong)
+
+
+def _command(*arguments):
+    root = str(pathlib.Path(__file__).parents[2])
+    return subprocess.run(
+        [sys.executable, "-m", "dmljax.data.doctor", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_the_command_and_its_exit_status(photos, tmp_path):
+    sound = _command("--dataset=folder", f"--root={photos}")
+    assert sound.returncode == 0 and sound.stdout.endswith("nothing is wrong\n")
+    config = tmp_path / "config.py"
+    config.write_text(
+        "def get_config():\n    return dict(dataset=dict(name='folder', root='no'))\n"
+    )
+    broken = tmp_path / "broken.py"
+    broken.write_text("nonsense")
+    make.put(photos / "a" / "000.jpg", b"")
+    ill = _command(f"--config={config}", f"--config.dataset.root={photos}")
+    assert ill.returncode == 1 and ill.stdout.endswith("1 wrong\n")
+    for arguments, line in (
+        ([f"--config={config}"], "the folder no does not exist"),
+        (["--config=nowhere.py"], "the config nowhere.py does not exist"),
+        (
+            ["--dataset=folder", "--roto=x"],
+            "--roto=x is not known (see python -m dmljax.data.doctor",
+        ),
+        ([f"--config={broken}"], "broken.py does not run: NameError: name 'nonsense'"),
+        ([], "--dataset is needed, one of: cars196"),
+        (["--dataset=table"], "also needs: 'path'"),
+        (["--dataset=mnist", "--source=web"], "not 'web'"),
+        (["--dataset=folder", f"--root={photos / 'a' / '001.jpg'}"], "is a file, not a folder"),
+    ):
+        process = _command(*arguments)
+        assert process.returncode == 2 and not process.stdout
+        assert process.stderr.startswith("error: ") and process.stderr.count("\n") == 1
+        assert line in process.stderr
+
+
+def test_a_prepared_set_is_checked_against_its_manifest(photos, tmp_path):
+    spec = {"dataset": {"name": "folder"}}
+    prepare.prepare(datasets.folder(root=photos), out=tmp_path / "out", settings=spec)
+    arguments = ("--dataset=prepared", f"--root={tmp_path / 'out'}")
+    sound = _command(*arguments)
+    assert sound.returncode == 0 and "ok     2 shards agree with the manifest" in sound.stdout
+    shard = tmp_path / "out" / "train-00000-of-00001.array_record"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 255  # padding: every image can still be read
+    shard.write_bytes(data)
+    ill = _command(*arguments)
+    assert ill.returncode in (1, 2) and "train-00000-of-00001" in ill.stdout + ill.stderr

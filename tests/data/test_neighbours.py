@@ -1,0 +1,77 @@
+"""k-reciprocal neighbourhoods against the definition written out."""
+
+import numpy as np
+import pytest
+
+from dmljax.data import sampling
+
+
+def _referee(x, k, size):
+    """The fact sheet's sentences, with full matrices and lists."""
+    d = ((x[:, None] - x[None]) ** 2).sum(-1)
+    rank = np.argsort(d, axis=1, kind="stable").tolist()
+    half = round(k / 2) + 1
+    batches = []
+    for i in range(len(x)):
+        reciprocal = [f for f in rank[i][: k + 1] if i in rank[f][: k + 1]]
+        expanded = set(reciprocal)
+        for c in reciprocal:
+            own = [f for f in rank[c][:half] if c in rank[f][:half]]
+            if len(set(own) & set(reciprocal)) > 2 / 3 * len(own):
+                expanded |= set(own)
+        batch = sorted(expanded, key=lambda j: (d[i, j], j))[:size]
+        for j in rank[i]:
+            if len(batch) < size and j not in batch:
+                batch.append(j)
+        batches.append(batch)
+    return np.array(batches)
+
+
+def _referee_queries(q, g, k, size):
+    d = ((q[:, None] - g[None]) ** 2).sum(-1)
+    forward = np.argsort(d, axis=1, kind="stable").tolist()
+    back = np.argsort(d.T, axis=1, kind="stable").tolist()
+    within = ((g[:, None] - g[None]) ** 2).sum(-1)
+    within = np.argsort(within, axis=1, kind="stable").tolist()
+    half = round(k / 2) + 1
+    batches = []
+    for i in range(len(q)):
+        reciprocal = [f for f in forward[i][: k + 1] if i in back[f][: k + 1]]
+        expanded = set(reciprocal)
+        for c in reciprocal:
+            own = [f for f in within[c][:half] if c in within[f][:half]]
+            if len(set(own) & set(reciprocal)) > 2 / 3 * len(own):
+                expanded |= set(own)
+        batch = sorted(expanded, key=lambda j: (d[i, j], j))[:size]
+        batch += [j for j in forward[i] if j not in batch][: size - len(batch)]
+        batches.append(batch)
+    return np.array(batches)
+
+
+@pytest.mark.parametrize("k, size", [(30, 7), (6, 7), (4, 9), (5, 1)])
+def test_against_the_definition(k, size):
+    rng = np.random.default_rng(k)
+    centres = rng.normal(size=(12, 6))
+    x = centres[rng.integers(12, size=90)] + 0.6 * rng.normal(size=(90, 6))
+    found = sampling.k_reciprocal(x, k=k, batch_size=size)
+    assert (found == _referee(x, k, size)).all()
+    assert (found[:, 0] == np.arange(90)).all()
+    assert all(len(set(row.tolist())) == size for row in found)
+
+
+def test_queries_against_the_definition():
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(8, 5))
+    q = centres[rng.integers(8, size=30)] + 0.5 * rng.normal(size=(30, 5))
+    g = centres[rng.integers(8, size=70)] + 0.5 * rng.normal(size=(70, 5))
+    for k in (6, 30):
+        found = sampling.k_reciprocal_queries(q, g, k=k, batch_size=4)
+        assert (found == _referee_queries(q, g, k, 3)).all()
+
+
+def test_an_image_leads_its_batch_even_among_copies_of_itself():
+    x = np.zeros((8, 3))
+    found = sampling.k_reciprocal(x, k=3, batch_size=4)
+    assert (found[:, 0] == np.arange(8)).all()
+    with pytest.raises(ValueError, match="batches of 9 do not suit 8"):
+        sampling.k_reciprocal(x, batch_size=9)

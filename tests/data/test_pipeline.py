@@ -1,0 +1,279 @@
+"""One batch whatever the workers, threads, hosts and starting step; bad images are never silent."""
+
+import functools
+import hashlib
+import time
+
+import data_fixtures as make
+import numpy as np
+import pytest
+from absl import logging
+
+from dmljax.data import datasets, decode, pipeline, sampling, splits, transforms
+
+_P_BY_K = functools.partial(sampling.plan, classes=4, per_class=2)
+_SMALL = functools.partial(transforms.standard_train, size=24)
+_SMALL_EVAL = functools.partial(transforms.standard_eval, size=24, shorter=28)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    root = tmp_path_factory.mktemp("photos")
+    counts = {f"class {c}": n for c, n in enumerate([3, 5, 2, 4, 6, 3])}
+    return datasets.folder(root=make.class_folders(root, counts), split=1.0).train
+
+
+def _train(split, **options):
+    defaults = dict(sample_fn=_P_BY_K, transform_fn=_SMALL, seed=3)
+    return pipeline.train(split, **{**defaults, **options})
+
+
+def _digest(batch):
+    parts = (np.ascontiguousarray(batch[key]).tobytes() for key in sorted(batch))
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def _digests(split, steps, **options):
+    with _train(split, **options) as batches:
+        return [_digest(next(batches)) for _ in range(steps)]
+
+
+def test_a_batch_is_the_plan_decoded_and_transformed(photos):
+    with _train(photos, seed=11, start=5) as batches:
+        for step in (5, 6):
+            batch = next(batches)
+            assert set(batch) == {"images", "labels", "indices"}
+            assert batch["images"].shape == (8, 24, 24, 3) and batch["images"].dtype == np.uint8
+            plan = sampling.plan(photos.labels, classes=4, per_class=2, seed=11, step=step)
+            assert (batch["indices"] == plan).all()
+            assert (batch["labels"] == photos.labels[plan]).all()
+            assert batch["labels"].dtype == np.int32
+            for row, i in enumerate(plan):
+                rng = np.random.Generator(np.random.Philox(key=[11, step * 8 + row]))
+                image = _SMALL(decode.read(photos.records[i]), rng)
+                assert (batch["images"][row] == image).all()
+
+
+def test_digests_agree_for_workers_and_threads(photos):
+    wanted = _digests(photos, 5, start=2)
+    assert len(set(wanted)) == 5
+    for options in (dict(threads=1), dict(threads=7), dict(workers=1), dict(workers=2)):
+        assert _digests(photos, 5, start=2, **options) == wanted, options
+    assert _digests(photos, 1, start=2, seed=4) != wanted[:1]
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hosts_together_make_the_batch_of_one(photos, hosts):
+    with _train(photos, start=7) as batches:
+        wanted = [next(batches) for _ in range(3)]
+    shares = []
+    for host in range(hosts):
+        with _train(photos, start=7, host=host, hosts=hosts) as batches:
+            shares.append([next(batches) for _ in range(3)])
+    for step, whole in enumerate(wanted):
+        for key, rows in whole.items():
+            assert (np.concatenate([share[step][key] for share in shares]) == rows).all()
+
+
+def test_any_start_gives_the_same_stream_and_costs_the_same(photos):
+    stream = _digests(photos, 9)
+    for start in (1, 4, 8):
+        assert _digests(photos, 9 - start, start=start) == stream[start:]
+    began = time.process_time()
+    _digests(photos, 1, start=10**9)
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_evaluation_is_in_order_and_padded(photos, hosts):
+    for batch_size in (4, 10, 23, 64):
+        shares = []
+        for host in range(hosts):
+            if batch_size % hosts:
+                with pytest.raises(ValueError, match="23 cannot be shared by 2 hosts"):
+                    pipeline.evaluation(
+                        photos, transform_fn=_SMALL_EVAL, batch_size=batch_size, hosts=hosts
+                    )
+                break
+            with pipeline.evaluation(
+                photos, transform_fn=_SMALL_EVAL, batch_size=batch_size, host=host, hosts=hosts
+            ) as batches:
+                shares.append(list(batches))
+        if len(shares) < hosts:
+            continue
+        steps = -(-len(photos) // batch_size)
+        assert all(len(share) == steps for share in shares)
+        joined = [
+            {key: np.concatenate([s[b][key] for s in shares]) for key in shares[0][0]}
+            for b in range(steps)
+        ]
+        assert all(len(batch["where"]) == batch_size for batch in joined)
+        where = np.concatenate([batch["where"] for batch in joined])
+        assert where.tolist() == [i < len(photos) for i in range(steps * batch_size)]
+        indices = np.concatenate([batch["indices"] for batch in joined])[where]
+        labels = np.concatenate([batch["labels"] for batch in joined])[where]
+        images = np.concatenate([batch["images"] for batch in joined])
+        assert indices.tolist() == list(range(len(photos))) and (labels == photos.labels).all()
+        assert not images[~where].any()
+        rng = np.random.default_rng(0)
+        for i in (0, len(photos) - 1):
+            assert (images[i] == _SMALL_EVAL(decode.read(photos.records[i]), rng)).all()
+
+
+def test_cache_decodes_each_image_once(photos, monkeypatch):
+    reads, read = [], decode.read
+    monkeypatch.setattr(decode, "read", lambda record: reads.append(record) or read(record))
+    found = _digests(photos, 20, threads=1, cache=True)
+    assert len(reads) == len(set(reads)) == len(photos)
+    assert _digests(photos, 20, threads=1) == found
+    assert len(reads) >= 160
+
+
+def test_boxes_are_cut_before_the_transform(tmp_path):
+    rows = [
+        {"path": f"{i}.jpg", "label": "ab"[i % 2], "box": "5 3 25 23" if i else "0 0 40 99"}
+        for i in range(4)
+    ]
+    split = datasets.table(path=make.write_table(tmp_path / "t.csv", rows), split=1.0).train
+    options = dict(transform_fn=transforms.unchanged, batch_size=1)
+    good = splits.subset(split, np.arange(1, 4))
+    with pipeline.evaluation(good, **options) as batches:
+        for batch, record in zip(batches, good.records, strict=True):
+            assert (batch["images"][0] == decode.read(record)[3:23, 5:25]).all()
+    with pytest.raises(decode.UnreadableImage, match=r"0 0 40 99 is outside of the 40x30 image"):
+        pipeline.evaluation(split, **options)
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    make.class_folders(tmp_path, {"a": 3, "b": 3, "c": 2, "d": 4})
+    make.put(tmp_path / "a" / "001.jpg", b"")
+    whole = (tmp_path / "d" / "000.jpg").read_bytes()
+    make.put(tmp_path / "d" / "000.jpg", whole[: len(whole) // 2])
+    return datasets.folder(root=tmp_path, split=1.0).train
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unreadable_image_is_named(damaged, workers):
+    with (
+        pytest.raises(ValueError, match=r"(a/001|d/000).jpg cannot be read: .*unreadable='skip'"),
+        _train(damaged, workers=workers) as batches,
+    ):
+        for _ in range(20):
+            next(batches)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_skipping_keeps_the_classes_and_counts(damaged, workers, caplog):
+    steps, bad = 6, {3 * 0 + 1, 8}
+    with _train(damaged, workers=workers, unreadable="skip") as batches:
+        found = [next(batches) for _ in range(steps)]
+        skipped = dict(batches.skipped)
+    planned = np.concatenate(
+        [
+            sampling.plan(damaged.labels, classes=4, per_class=2, seed=3, step=s)
+            for s in range(steps)
+        ]
+    )
+    used = np.concatenate([batch["indices"] for batch in found])
+    labels = np.concatenate([batch["labels"] for batch in found])
+    assert not bad & set(used.tolist())
+    assert (labels == damaged.labels[planned]).all() and (damaged.labels[used] == labels).all()
+    assert ((used == planned) | np.isin(planned, list(bad))).all()
+    assert skipped == {damaged.records[i]: int((planned == i).sum()) for i in bad}
+    assert caplog.text.count("a/001.jpg cannot be read: skipped from now on") == 1
+
+
+def test_skipping_in_evaluation_masks(damaged):
+    with pipeline.evaluation(
+        damaged, transform_fn=_SMALL_EVAL, batch_size=5, unreadable="skip"
+    ) as batches:
+        where = np.concatenate([batch["where"] for batch in batches])
+        assert len(batches.skipped) == 2
+    assert np.flatnonzero(~where[: len(damaged)]).tolist() == [1, 8]
+
+
+def test_a_class_that_cannot_be_read_at_all_ends_the_run(tmp_path):
+    make.class_folders(tmp_path, {"a": 2, "b": 2})
+    for i in range(2):
+        make.put(tmp_path / "b" / f"00{i}.jpg", b"")
+    split = datasets.folder(root=tmp_path, split=1.0).train
+    sample_fn = functools.partial(sampling.plan, classes=2, per_class=1)
+    with (
+        pytest.raises(decode.UnreadableImage, match="no image of class 'b' can be read"),
+        _train(split, sample_fn=sample_fn, unreadable="skip") as batches,
+    ):
+        next(batches)
+
+
+def test_coverage_and_single_images_are_told_at_the_start(tmp_path, caplog):
+    logging.set_verbosity(logging.INFO)
+    make.class_folders(tmp_path, {"a": 1, "b": 2, "c": 5, "d": 1})
+    split = datasets.folder(root=tmp_path, split=1.0).train
+    _train(split).close()
+    steps = sampling.coverage(split.labels, classes=4, per_class=2)
+    assert f"batches of 8: every image in {steps} steps" in caplog.text
+    assert "2 classes have one image, so no positive, such as 'a'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        (dict(sample_fn=functools.partial(sampling.plan, classes=7, per_class=2)), "the set has 6"),
+        (dict(sample_fn=functools.partial(sampling.plan, classes=6, per_class=9)), "larger than"),
+        (dict(sample_fn=functools.partial(sampling.uniform, batch_size=99)), "does not suit"),
+        (dict(hosts=3), "8 cannot be shared by 3 hosts"),
+        (dict(host=2, hosts=2), "host 2 of 2"),
+        (dict(unreadable="ignore"), "'raise' or 'skip', not 'ignore'"),
+        (dict(workers=-1), "workers must be 0 or more"),
+        (dict(threads=-1), "threads must be 1 or more"),
+    ],
+)
+def test_errors_come_before_any_thread(photos, options, match):
+    with pytest.raises(ValueError, match=match):
+        _train(photos, **options)
+
+
+def test_empty_splits_and_images_of_several_sizes(photos):
+    empty = splits.subset(photos, np.zeros(len(photos), bool))
+    with pytest.raises(ValueError, match="the split is empty"):
+        _train(empty)
+    several = lambda image, rng: image[: int(rng.integers(5, 20))]  # noqa: E731
+    with (
+        pytest.raises(ValueError, match=r"have the shapes .*name a transform"),
+        _train(photos, transform_fn=several) as batches,
+    ):
+        next(batches)
+
+
+def test_closing_ends_the_stream_and_its_threads(photos):
+    batches = _train(photos)
+    next(batches)
+    batches.close()
+    batches.close()
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_batches_are_made_ahead_in_the_background(photos):
+    made = []
+
+    def slow(image, rng):
+        made.append(time.monotonic())
+        return image
+
+    with _train(photos, transform_fn=slow, threads=2) as batches:
+        next(batches)
+        deadline = time.monotonic() + 10
+        while len(made) < 16 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert len(made) >= 16  # the second batch was made while nobody asked
+
+
+def test_a_file_without_permission_is_named():
+    with make.ordinary_user() as (root, drop):
+        make.class_folders(root, {"a": 2, "b": 2})
+        split = datasets.folder(root=root, split=1.0).train
+        (root / "a" / "000.jpg").chmod(0)
+        with drop(), pytest.raises(decode.UnreadableImage, match=r"a/000.jpg .*Permission denied"):
+            pipeline.evaluation(split, transform_fn=_SMALL_EVAL, batch_size=4)

@@ -1,0 +1,248 @@
+"""prepare: the same split, smaller, written whole or not at all; it goes on where it stopped."""
+
+import functools
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import data_fixtures as make
+import numpy as np
+import pytest
+from PIL import Image
+
+from dmljax.data import datasets, decode, pipeline, prepare, sampling, splits, transforms
+
+
+def _big(root):
+    """Two classes of photographs, of both orientations and kinds that need care."""
+    make.class_folders(root, {"a": 3, "b": 3}, width=90, height=60)
+    make.put(root / "a" / "small.jpg", make.jpeg(90, 30, 20))
+    make.put(root / "a" / "grey.png", make.png(91, "L", 60, 90).getvalue())
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    out = io.BytesIO()
+    make.picture(92, 90, 60).save(out, "JPEG", exif=exif)
+    make.put(root / "b" / "turned.jpg", out.getvalue())
+    return datasets.folder(root=root)
+
+
+def _prepare(found, out, **options):
+    options = dict(size=32, shard_size=3, settings={"dataset": {"name": "folder"}}) | options
+    return prepare.prepare(found, out=out, **options)
+
+
+def test_a_prepared_set_is_the_set(tmp_path):
+    found = _big(tmp_path / "photos")
+    _prepare(found, tmp_path / "out")
+    again = datasets.prepared(root=tmp_path / "out")
+    for one, two in zip(found, again, strict=True):
+        assert one.names == two.names and (one.labels == two.labels).all()
+        for before, after in zip(one.records, two.records, strict=True):
+            image, small = decode.read(before), decode.read(after)
+            wanted = transforms.resize(
+                image, np.random.default_rng(0), size=min(32, *image.shape[:2])
+            )
+            assert small.shape == wanted.shape
+            assert np.abs(small.astype(int) - wanted).mean() < 6
+    small = next(i for i, r in enumerate(found.train.records) if r.endswith("small.jpg"))
+    kept = pathlib.Path(found.train.records[small]).read_bytes()
+    assert again.train.records[small] == kept  # nothing to gain, so nothing is lost
+    assert "record 1 of" in splits.record_name(again.train.records, 1)
+    with pytest.raises(IndexError):
+        again.train.records[len(again.train)]
+
+
+def test_manifest_has_counts_labels_hashes_and_settings(tmp_path):
+    import hashlib
+
+    found = _big(tmp_path / "photos")
+    _prepare(found, tmp_path / "out", quality=80)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["settings"]["size"] == 32 and manifest["settings"]["quality"] == 80
+    assert manifest["settings"]["dataset"] == {"name": "folder"}
+    train = manifest["splits"]["train"]
+    assert train["count"] == 5 and train["labels"] == [0] * 5 and train["names"] == ["a"]
+    files = {p.name for p in (tmp_path / "out").iterdir()} - {"manifest.json"}
+    shards = [s for half in manifest["splits"].values() for s in half["shards"]]
+    assert files == {s["file"] for s in shards} and [s["count"] for s in shards] == [3, 2, 3, 1]
+    for shard in shards:
+        data = (tmp_path / "out" / shard["file"]).read_bytes()
+        assert hashlib.sha256(data).hexdigest() == shard["sha256"] and len(data) == shard["bytes"]
+
+
+def test_marks_survive_and_boxes_are_cut(tmp_path):
+    rows = [
+        {
+            "path": f"{i}.jpg",
+            "label": "ab"[i % 2],
+            "split": "test" if i > 1 else "train",
+            "role": "" if i < 2 else ("query" if i == 2 else "gallery"),
+            "box": "10 0 30 20",
+            "group": "x" if i % 2 else "",
+        }
+        for i in range(6)
+    ]
+    found = datasets.table(path=make.write_table(tmp_path / "t.csv", rows))
+    _prepare(found, tmp_path / "out")
+    test = datasets.prepared(root=tmp_path / "out").test
+    assert (test.query == found.test.query).all() and (test.gallery == found.test.gallery).all()
+    assert (test.groups == found.test.groups).all() and test.boxes is None
+    assert all(decode.read(record).shape == (20, 20, 3) for record in test.records)
+
+
+@pytest.mark.parametrize("geometry", ["squash", "pad"])
+def test_the_papers_geometry(tmp_path, geometry):
+    _prepare(_big(tmp_path / "photos"), tmp_path / "out", geometry=geometry)
+    again = datasets.prepared(root=tmp_path / "out")
+    assert {decode.read(r).shape for half in again for r in half.records} == {(32, 32, 3)}
+
+
+def test_it_trains_in_threads_and_workers(tmp_path):
+    _prepare(_big(tmp_path / "photos"), tmp_path / "out")
+    train = datasets.prepared(root=tmp_path / "out").train
+    batches = []
+    for workers in (0, 1):
+        with pipeline.train(
+            train,
+            sample_fn=functools.partial(sampling.uniform, batch_size=4),
+            transform_fn=functools.partial(transforms.standard_train, size=16),
+            seed=0,
+            workers=workers,
+        ) as stream:
+            batches.append(next(stream)["images"])
+    assert (batches[0] == batches[1]).all()
+
+
+def test_an_interrupted_run_goes_on_and_ends_the_same(tmp_path, monkeypatch):
+    found = _big(tmp_path / "photos")
+    whole = _prepare(found, tmp_path / "whole")
+    encode, calls = decode.encode, []
+
+    def dies(image, *, quality):
+        calls.append(1)
+        if len(calls) > 5:
+            raise KeyboardInterrupt
+        return encode(image, quality=quality)
+
+    monkeypatch.setattr(decode, "encode", dies)
+    with pytest.raises(KeyboardInterrupt):
+        _prepare(found, tmp_path / "out", threads=1)
+    monkeypatch.undo()
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    with pytest.raises(FileNotFoundError, match="not finished: run the same prepare again"):
+        datasets.prepared(root=tmp_path / "out")
+    shard = tmp_path / "out" / "train-00000-of-00002.array_record"
+    written = shard.stat().st_mtime_ns
+    assert _prepare(found, tmp_path / "out") == whole
+    assert shard.stat().st_mtime_ns == written, "a finished shard was written again"
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
+        p.name for p in (tmp_path / "whole").iterdir()
+    )
+
+
+def test_a_finished_shard_that_was_damaged_is_written_again(tmp_path, monkeypatch):
+    found = _big(tmp_path / "photos")
+    monkeypatch.setattr(prepare, "_summary", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        _prepare(found, tmp_path / "out")
+    monkeypatch.undo()
+    shard = tmp_path / "out" / "train-00001-of-00002.array_record"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 255
+    shard.write_bytes(data)
+    result = _prepare(found, tmp_path / "out")
+    assert prepare._hash(shard) == result["splits"]["train"]["shards"][1]["sha256"]
+    assert shard.read_bytes() != bytes(data)
+
+
+def test_other_settings_and_full_folders_are_refused(tmp_path):
+    found = _big(tmp_path / "photos")
+    _prepare(found, tmp_path / "out")
+    with pytest.raises(FileExistsError, match="holds a prepared set already"):
+        _prepare(found, tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").rename(tmp_path / "manifest.json")
+    with pytest.raises(FileExistsError, match="not empty"):
+        _prepare(found, tmp_path / "out")
+    shards = {"settings": {**json.loads((tmp_path / "manifest.json").read_text())["settings"]}}
+    (tmp_path / "out" / "progress.json").write_text(json.dumps({**shards, "shards": {}}))
+    with pytest.raises(ValueError, match="begun with another size: finish it"):
+        _prepare(found, tmp_path / "out", size=48)
+    with pytest.raises(NotADirectoryError, match="is a file"):
+        _prepare(found, tmp_path / "manifest.json")
+    with pytest.raises(ValueError, match="geometry must be one of shorter, squash, pad, not 'x'"):
+        _prepare(found, tmp_path / "other", geometry="x")
+    with pytest.raises(ValueError, match="nothing to prepare"):
+        _prepare(splits.Splits(*[splits.Split(np.zeros((1, 2, 2, 1)), [0], ("a",))] * 2), tmp_path)
+
+
+def test_unreadable_images_raise_or_are_left_out(tmp_path, capsys):
+    found = _big(tmp_path / "photos")
+    make.put(tmp_path / "photos" / "b" / "001.jpg", b"")
+    with pytest.raises(
+        decode.UnreadableImage, match=r"b/001.jpg cannot be read: it has zero bytes"
+    ):
+        _prepare(found, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("test*")) and not list((tmp_path / "out").glob("*.tmp"))
+    result = _prepare(found, tmp_path / "skip", unreadable="skip")
+    assert result["splits"]["test"]["count"] == 3 and "b/001.jpg" in capsys.readouterr().err
+    assert result["splits"]["test"]["skipped"] == [found.test.records[1]]
+    assert len(datasets.prepared(root=tmp_path / "skip").test) == 3
+
+
+def test_a_shard_that_was_cut_or_lost_is_told(tmp_path):
+    _prepare(_big(tmp_path / "photos"), tmp_path / "out")
+    shard = tmp_path / "out" / "test-00000-of-00002.array_record"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(FileNotFoundError, match=r"test-00000.*missing or not of"):
+        datasets.prepared(root=tmp_path / "out")
+    make.put(tmp_path / "out" / "manifest.json", b"{}")
+    with pytest.raises(ValueError, match="is not a manifest of prepare"):
+        datasets.prepared(root=tmp_path / "out")
+
+
+def _command(*arguments, **options):
+    root = str(pathlib.Path(__file__).parents[2])
+    return subprocess.Popen(
+        [sys.executable, "-m", "dmljax.data.prepare", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": root},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def test_killed_at_any_moment_the_same_command_goes_on(tmp_path):
+    make.class_folders(tmp_path / "photos", {c: 30 for c in "abcd"}, width=300, height=200)
+    arguments = ["--dataset=folder", f"--root={tmp_path / 'photos'}", "--size=64", "--shard_size=5"]
+    out = tmp_path / "out"
+    first = _command(*arguments, f"--out={out}")
+    while not list(out.glob("*.array_record")) and first.poll() is None:
+        time.sleep(0.005)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    done, errors = (last := _command(*arguments, f"--out={out}")).communicate(timeout=60)
+    assert last.returncode == 0, errors
+    assert "train: 60 images of 2 classes" in done and "prepared" in done
+    assert not (out / "progress.json").exists() and not list(out.glob("*.tmp"))
+    found = datasets.prepared(root=out)
+    assert len(found.train) == len(found.test) == 60
+    assert min(decode.read(found.test.records[59]).shape[:2]) == 64
+
+
+def test_the_command_says_one_line_and_writes_nothing(tmp_path):
+    for arguments, line in (
+        (["--dataset=cub20"], "did you mean 'cub200'"),
+        (["--dataset=cub200", "--root=nowhere"], "the folder nowhere does not exist"),
+        (["--dataset=glyphs", "--root=x"], "glyphs has no argument 'root'"),
+    ):
+        process = _command(*arguments, f"--out={tmp_path / 'out'}")
+        done, errors = process.communicate(timeout=60)
+        assert process.returncode == 2 and not done
+        assert errors.startswith("error: ") and errors.count("\n") == 1 and line in errors
+        assert not (tmp_path / "out").exists()

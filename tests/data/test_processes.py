@@ -1,0 +1,92 @@
+"""Nothing is left behind when a parent with worker processes goes, however it goes."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+_slow = pytest.mark.slow
+_SCRIPT = """
+import functools, sys
+import numpy as np
+from dmljax.data import pipeline, sampling, splits, transforms
+
+def main():
+    images = np.zeros((64, 64, 64, 3), np.uint8)
+    batches = pipeline.train(
+        splits.Split(images, np.arange(64) % 16, tuple("abcdefghijklmnop")),
+        sample_fn=functools.partial(sampling.plan, classes=16, per_class=2),
+        transform_fn=transforms.random_flip,
+        seed=0,
+        workers=2,
+    )
+    for _ in range(3):
+        next(batches)
+    print("ready", flush=True)
+    if sys.argv[1] == "close":
+        batches.close()
+        return
+    if sys.argv[1] == "raise":
+        raise ValueError("on purpose")
+    while True:
+        next(batches)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def _session(sid):
+    """Processes of a session, but zombies."""
+    found = []
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except (OSError, ProcessLookupError):
+            continue
+        if int(fields[3]) == sid and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def _segments():
+    return set(os.listdir("/dev/shm"))
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc").is_dir(), reason="counts processes in /proc")
+@pytest.mark.parametrize(
+    "how",
+    ["SIGKILL", "SIGTERM", *(pytest.param(h, marks=_slow) for h in ("SIGINT", "close", "raise"))],
+)
+def test_no_process_and_no_shared_memory_is_left(tmp_path, how):
+    script = tmp_path / "script.py"
+    script.write_text(_SCRIPT)
+    before = _segments()
+    root = str(pathlib.Path(__file__).parents[2])
+    parent = subprocess.Popen(
+        [sys.executable, str(script), how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": root},
+        text=True,
+    )
+    try:
+        assert parent.stdout.readline().strip() == "ready"
+        if how.startswith("SIG"):
+            assert len(_session(parent.pid)) >= 3  # the parent and two workers
+            os.kill(parent.pid, getattr(signal, how))
+        parent.wait(30)
+        deadline = time.monotonic() + 20
+        while (_session(parent.pid) or _segments() - before) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert not _session(parent.pid), "processes live on"
+        assert not _segments() - before, "shared memory is held"
+    finally:
+        for pid in _session(parent.pid):
+            os.kill(pid, signal.SIGKILL)
+        parent.stdout.close()

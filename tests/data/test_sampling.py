@@ -1,0 +1,265 @@
+"""Every sampler has the properties its docstring states, at any step, whatever came before."""
+
+import collections
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from dmljax.data import sampling
+
+
+@st.composite
+def _cases(draw):
+    counts = draw(st.lists(st.integers(1, 12), min_size=1, max_size=14))
+    classes = draw(st.integers(1, len(counts)))
+    per_class = draw(st.integers(1, 5))
+    hypothesis.assume(classes * per_class <= sum(counts))
+    labels = np.repeat(np.arange(len(counts)) * 3 + 1, counts)
+    order = np.random.default_rng(draw(st.integers(0, 99))).permutation(len(labels))
+    return labels[order], classes, per_class
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(_cases(), st.integers(0, 2**31), st.integers(0, 2**40))
+def test_plan_batches_have_p_classes_and_k_distinct_images(case, seed, step):
+    labels, classes, per_class = case
+    kwargs = dict(classes=classes, per_class=per_class, seed=seed)
+    indices = sampling.plan(labels, step=step, **kwargs)
+    assert indices.shape == (classes * per_class,)
+    rows = labels[indices].reshape(classes, per_class)
+    assert (rows == rows[:, :1]).all() and len(set(rows[:, 0].tolist())) == classes
+    for row in indices.reshape(classes, per_class):
+        available = (labels == labels[row[0]]).sum()
+        assert len(set(row.tolist())) == min(per_class, available)
+    # A pure function: the same again, and from prepared groups.
+    assert (sampling.plan(sampling.group(labels), step=step, **kwargs) == indices).all()
+
+
+@hypothesis.settings(deadline=None, max_examples=40)
+@hypothesis.given(_cases(), st.integers(0, 1000))
+def test_plan_uses_every_image_within_coverage(case, seed):
+    labels, classes, per_class = case
+    steps = sampling.coverage(labels, classes=classes, per_class=per_class)
+    used = np.zeros(len(labels), int)
+    for step in range(steps):
+        plan = sampling.plan(labels, classes=classes, per_class=per_class, seed=seed, step=step)
+        used[plan] += 1
+    assert used.all()
+
+
+def test_coverage_is_tight_where_nothing_is_left_out():
+    labels = np.repeat(np.arange(6), 8)
+    steps = sampling.coverage(labels, classes=3, per_class=4)
+    assert steps == 4  # 48 images, 12 a step
+    used = [sampling.plan(labels, classes=3, per_class=4, seed=5, step=s) for s in range(steps)]
+    assert sorted(np.concatenate(used)) == list(range(48))
+
+
+@hypothesis.settings(deadline=None, max_examples=30)
+@hypothesis.given(_cases())
+def test_plan_deals_classes_evenly_and_images_of_a_class_evenly(case):
+    labels, classes, per_class = case
+    groups = sampling.group(labels)
+    batches, left, cycle = sampling._left_out(len(groups.count), classes)
+    dealt, used = collections.Counter(), collections.Counter()
+    for step in range(batches * int(cycle)):
+        plan = sampling.plan(groups, classes=classes, per_class=per_class, seed=1, step=step)
+        dealt.update(labels[plan[::per_class]].tolist())
+        used.update(plan.tolist())
+    assert set(dealt.values()) == {int(cycle) - int(cycle) * left // len(groups.count)}
+    for c in range(len(groups.count)):
+        times = [used[int(i)] for i in groups.images(c)]
+        passes = dealt[int(labels[groups.images(c)[0]])] / -(-len(times) // per_class)
+        # In a pass every image is dealt at least once, and at most twice unless the class is small.
+        assert min(times) >= int(passes)
+        assert max(times) <= np.ceil(passes) * (1 + -(-per_class // len(times)))
+
+
+def test_plan_changes_with_seed_and_round():
+    labels = np.repeat(np.arange(20), 10)
+    plans = [
+        tuple(sampling.plan(labels, classes=5, per_class=4, seed=s, step=t))
+        for s in range(3)
+        for t in range(12)
+    ]
+    assert len(set(plans)) == len(plans)
+
+
+def test_any_step_of_a_large_set_is_reached_at_once():
+    import time
+
+    groups = sampling.group(np.repeat(np.arange(11_318), 5))
+    sampling.plan(groups, classes=32, per_class=4, seed=0, step=0)
+    began = time.process_time()
+    sampling.plan(groups, classes=32, per_class=4, seed=0, step=10**9)
+    assert time.process_time() - began < 0.5  # milliseconds; replaying would take days
+
+
+@pytest.mark.parametrize(
+    "kwargs, match",
+    [
+        (dict(classes=4, per_class=2), "4 classes is asked for, but the set has 3"),
+        (dict(classes=3, per_class=4), "3 x 4 = 12 images is larger than the set of 9"),
+        (dict(classes=0, per_class=4), "is empty"),
+    ],
+)
+def test_plan_errors(kwargs, match):
+    for function in (sampling.plan, sampling.combine):
+        with pytest.raises(ValueError, match=match):
+            function(np.repeat(np.arange(3), 3), seed=0, step=0, **kwargs)
+
+
+def test_labels_must_be_integers():
+    with pytest.raises(ValueError, match="float64"):
+        sampling.group(np.array([0.5, 1.0]))
+
+
+@hypothesis.settings(deadline=None, max_examples=40)
+@hypothesis.given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 9))
+def test_uniform_uses_every_image_once_an_epoch(n, batch_size, seed):
+    hypothesis.assume(batch_size <= n)
+    labels = np.zeros(n, int)
+    steps = 3 * n  # n steps of any size end on an epoch
+    stream = np.concatenate(
+        [
+            sampling.uniform(labels, batch_size=batch_size, seed=seed, step=step)
+            for step in range(-(-steps // batch_size))
+        ]
+    )
+    for epoch in range(3):
+        assert sorted(stream[epoch * n : (epoch + 1) * n]) == list(range(n))
+
+
+def test_uniform_errors():
+    with pytest.raises(ValueError, match="a batch of 9 does not suit a set of 8"):
+        sampling.uniform(np.zeros(8, int), batch_size=9, seed=0, step=0)
+
+
+def _epoch_of_combine(labels, classes, per_class, epoch, seed=0):
+    groups = sampling.group(labels)
+    steps = sampling._combined_steps(groups, classes, per_class)
+    return [
+        sampling.combine(groups, classes=classes, per_class=per_class, seed=seed, step=step)
+        for step in range(epoch * steps, (epoch + 1) * steps)
+    ]
+
+
+@hypothesis.settings(deadline=None, max_examples=40)
+@hypothesis.given(_cases(), st.integers(0, 3))
+def test_combine_epoch_has_the_published_groups(case, epoch):
+    labels, classes, per_class = case
+    batches = np.stack(_epoch_of_combine(labels, classes, per_class, epoch))
+    rows = batches.reshape(-1, per_class)
+    assert (labels[rows] == labels[rows[:, :1]]).all()
+    groups = sampling.group(labels)
+    # floor(max(len, K) / K) + 1 groups a class, then some again to fill the last batch.
+    wanted = {
+        int(labels[groups.images(c)[0]]): max(int(n), per_class) // per_class + 1
+        for c, n in enumerate(groups.count)
+    }
+    found = collections.Counter(labels[rows[:, 0]].tolist())
+    assert all(found[c] >= n for c, n in wanted.items())
+    assert sum(found.values()) == -(-sum(wanted.values()) // classes) * classes
+    assert set(rows.ravel().tolist()) == set(range(len(labels)))
+
+
+def test_combine_repeats_classes_as_the_fact_sheet_counts():
+    """100 classes of about 59: some 117 batches of 6 x 9 an epoch, and some classes twice."""
+    counts = np.r_[np.full(64, 59), np.full(36, 58)]
+    labels = np.repeat(np.arange(100), counts)
+    batches = _epoch_of_combine(labels, 6, 9, 0)
+    assert len(batches) == 117
+    twice = sum(len(set(labels[b.reshape(6, 9)[:, 0]].tolist())) < 6 for b in batches)
+    assert 4 <= twice <= 35
+    again = _epoch_of_combine(labels, 6, 9, 0)
+    assert all((a == b).all() for a, b in zip(batches, again, strict=True))
+
+
+def test_number_draws_each_divisor_equally_often_and_its_epochs_are_combines():
+    labels = np.repeat(np.arange(40), 30)
+    groups = sampling.group(labels)
+    step, shapes = 0, collections.Counter()
+    for epoch in range(200):
+        batch = sampling.number(groups, seed=7, step=step)
+        runs = 1 + int((np.diff(labels[batch]) != 0).sum())
+        # Adjacent groups of one class hide a border, so the divisor is found by trying.
+        for p in (2, 3, 6, 9, 18, 27):
+            want = sampling._combined(groups, p, 54 // p, 7, epoch)
+            if len(want[0]) == 54 and (want[0] == batch).all():
+                shapes[p] += 1
+                assert runs <= p
+                last = sampling.number(groups, seed=7, step=step + len(want) - 1)
+                assert (last == want[-1]).all()
+                step += len(want)
+                break
+        else:
+            raise AssertionError("the epoch is no CombineSampler's")
+    assert set(shapes) == {2, 3, 6, 9, 18, 27} and min(shapes.values()) > 15
+
+
+def test_number_with_few_classes_and_its_error():
+    labels = np.repeat(np.arange(4), 30)
+    for step in range(60):
+        assert len(sampling.number(labels, seed=0, step=step)) == 54
+    with pytest.raises(ValueError, match="54 cannot be shared"):
+        sampling.number(np.zeros(99, int), seed=0, step=0)
+
+
+@hypothesis.settings(deadline=None, max_examples=40)
+@hypothesis.given(st.lists(st.integers(1, 5), min_size=2, max_size=20), st.integers(0, 2**40))
+def test_n_pairs_are_anchors_then_positives(counts, step):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    pairs = sum(n > 1 for n in counts)
+    hypothesis.assume(pairs)
+    batch = sampling.n_pairs(labels, classes=pairs, seed=0, step=step)
+    anchors, positives = batch.reshape(2, pairs)
+    assert (labels[anchors] == labels[positives]).all() and (anchors != positives).all()
+    assert len(set(labels[anchors].tolist())) == pairs
+    with pytest.raises(ValueError, match=f"the set has {pairs}"):
+        sampling.n_pairs(labels, classes=pairs + 1, seed=0, step=step)
+
+
+def test_abe_pairs_are_half_positive_and_half_negative():
+    rng = np.random.default_rng(0)
+    labels = rng.permutation(np.repeat(np.arange(12), rng.integers(1, 20, 12)))
+    partners = collections.Counter()
+    for step in range(400):
+        batch = sampling.abe_pairs(labels, batch_size=32, seed=1, step=step)
+        first, second = batch.reshape(2, 16)
+        same = labels[first] == labels[second]
+        assert same[:8].all() and not same[8:].any()
+        assert (first != second).all() and len(set(first.tolist())) == 16
+        partners.update(second.tolist())
+    pairable = [i for i, c in enumerate(labels) if (labels == c).sum() > 1]
+    assert set(pairable) <= set(partners)  # every image comes to be a partner
+    with pytest.raises(ValueError, match="multiple of 4"):
+        sampling.abe_pairs(labels, batch_size=30, seed=1, step=0)
+    with pytest.raises(ValueError, match="two classes"):
+        sampling.abe_pairs(np.arange(40), batch_size=8, seed=1, step=0)
+
+
+@pytest.mark.parametrize(
+    "function, kwargs",
+    [
+        (sampling.plan, dict(classes=4, per_class=2)),
+        (sampling.uniform, dict(batch_size=8)),
+        (sampling.combine, dict(classes=4, per_class=2)),
+        (sampling.number, dict(batch_size=12)),
+        (sampling.n_pairs, dict(classes=4)),
+        (sampling.abe_pairs, dict(batch_size=8)),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_deterministic_in_seed_and_step_in_any_order(function, kwargs):
+    labels = np.repeat(np.arange(9), 7)
+
+    def at(seed, step):
+        return tuple(function(labels, seed=seed, step=step, **kwargs).tolist())
+
+    forward = [at(3, step) for step in range(40)]
+    sampling._permutation.cache_clear()
+    sampling._combined.cache_clear()
+    assert [at(3, step) for step in reversed(range(40))] == forward[::-1]
+    assert len(set(forward)) > 35 and forward != [at(4, step) for step in range(40)]

@@ -1,0 +1,247 @@
+"""Geometry and augmentation against written-out definitions and their stated distributions."""
+
+import inspect
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dmljax import config
+from dmljax.data import normalization, transforms
+
+
+def _image(h=30, w=40, c=3, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (h, w, c), np.uint8)
+
+
+def _rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def _positions(h, w):
+    """An image whose pixel tells where it was: (row, column, 0)."""
+    rows, columns = np.mgrid[:h, :w]
+    return np.stack([rows, columns, 0 * rows], axis=-1).astype(np.uint8)
+
+
+@pytest.mark.parametrize("name", transforms.__all__)
+def test_every_transform_is_pure_and_named(name):
+    function = config.resolve(transforms, name)
+    parameters = list(inspect.signature(function).parameters.values())
+    assert [p.name for p in parameters[:2]] == ["image", "rng"]
+    assert all(p.kind is p.KEYWORD_ONLY and p.default is not p.empty for p in parameters[2:])
+    image = _image(300, 260)
+    before = image.copy()
+    one, two = function(image, _rng(1)), function(image, _rng(1))
+    assert (image == before).all(), "the input was written to"
+    assert one.dtype == np.uint8 and one.ndim == 3 and (one == two).all()
+    if "eval" in name:
+        assert (function(image, _rng(2)) == one).all(), "evaluation is not random"
+
+
+@pytest.mark.parametrize(
+    "name, size",
+    [
+        ("graph_train", 227),
+        ("graph_eval", 227),
+        ("dvml_train", 227),
+        ("dvml_eval", 227),
+        ("abe_train", 224),
+        ("abe_eval", 224),
+        ("small_train", 64),
+        ("small_eval", 64),
+        ("standard_train", 224),
+        ("standard_eval", 224),
+    ],
+)
+@pytest.mark.parametrize("shape", [(375, 500), (20, 700), (64, 64), (1, 1)])
+def test_recipes_have_the_published_size_whatever_comes_in(name, size, shape):
+    image = getattr(transforms, name)(_image(*shape), _rng())
+    assert image.shape == (size, size, 3)
+
+
+def test_resize_is_torchvisions():
+    for h, w, wanted in ((375, 500, (256, 341)), (500, 375, (341, 256)), (333, 500, (256, 384))):
+        out = transforms.resize(_image(h, w), _rng(), size=256)
+        assert out.shape[:2] == wanted
+        pil = Image.fromarray(_image(h, w)).resize(wanted[::-1], Image.Resampling.BILINEAR)
+        assert (out == np.asarray(pil)).all()
+
+
+def test_crops_take_the_offsets_of_their_systems():
+    image = _positions(256, 256)
+    # torchvision rounds 14.5 to 14; DVML's offset is 15 of 29.
+    assert transforms.center_crop(image, _rng(), size=227)[0, 0].tolist() == [14, 14, 0]
+    assert transforms.dvml_eval(image, _rng())[0, 0].tolist() == [15, 15, 0]
+    assert transforms.abe_eval(image, _rng())[0, 0].tolist() == [16, 16, 0]
+    rng = _rng()
+    corners = np.array([transforms.random_crop(image, rng, size=227)[0, 0] for _ in range(2000)])
+    for axis in (0, 1):
+        assert set(corners[:, axis].tolist()) == set(range(30))
+    assert abs(np.corrcoef(corners[:, 0], corners[:, 1])[0, 1]) < 0.1
+    with pytest.raises(ValueError, match="crop of 227 does not fit a 40x30 image: resize"):
+        transforms.center_crop(_image(), _rng())
+
+
+def test_random_resized_crop_draws_area_and_ratio_as_published():
+    """The crop is read back from an image of positions: its corners tell the box."""
+    h, w, rng = 250, 250, _rng()
+    areas, ratios = [], []
+    for _ in range(1500):
+        out = transforms.random_resized_crop(_positions(h, w), rng, size=250).astype(float)
+        height = (out[-1, 0, 0] - out[0, 0, 0]) / (1 - 1 / 250)
+        width = (out[0, -1, 1] - out[0, 0, 1]) / (1 - 1 / 250)
+        areas.append(height * width / (h * w))
+        ratios.append(math.log(width / height))
+    assert 0.06 < min(areas) < 0.12 and max(areas) > 0.9
+    assert abs(np.mean(ratios)) < 0.02  # log-uniform, so even around square
+    assert np.std(ratios) == pytest.approx(math.log(4 / 3) / math.sqrt(3), rel=0.12)
+    # Rejections thin out the largest boxes; below half of the area the draw is uniform.
+    low = np.array(areas)[np.array(areas) < 0.5]
+    histogram = np.histogram(low, bins=4, range=(0.08, 0.5))[0]
+    assert histogram.max() < 1.35 * histogram.min()
+
+
+def test_random_resized_crop_falls_back_to_the_middle():
+    out = transforms.random_resized_crop(_positions(10, 200), _rng(), size=10, area=(1.0, 1.0))
+    assert out[:, :, 1].min() >= 92 and out[:, :, 1].max() <= 107  # 13 wide, ratio 4/3
+    out = transforms.random_resized_crop(_positions(200, 10), _rng(), size=10, area=(1.0, 1.0))
+    assert out[:, :, 0].min() >= 92 and out[:, :, 0].max() <= 107
+
+
+def test_random_resized_crop_reads_nothing_outside_of_its_box():
+    image = np.zeros((100, 100, 3), np.uint8)
+    image[:, 50:] = 255
+    for seed in range(300):
+        out = transforms.random_resized_crop(image, _rng(seed), size=20)
+        rows = _positions(100, 100)
+        box = transforms.random_resized_crop(rows, _rng(seed), size=20)[0, :, 1].astype(int)
+        if box[-1] + 6 < 50:
+            assert not out.any()
+            return
+    raise AssertionError("no crop on the left was drawn")
+
+
+def test_flip_is_half_and_exact():
+    image, rng = _positions(3, 7), _rng()
+    flips = [transforms.random_flip(image, rng)[0, 0, 1] for _ in range(2000)]
+    assert set(flips) == {0, 6} and 900 < sum(f == 6 for f in flips) < 1100
+    flipped = transforms.random_flip(image, rng, probability=1.0)
+    assert (flipped == image[:, ::-1]).all()
+
+
+def test_squash_is_opencvs():
+    cv2 = pytest.importorskip("cv2", reason="OpenCV is the peer here")
+    for h, w in ((375, 500), (100, 90), (256, 256), (30, 700)):
+        image = _image(h, w)
+        ours = transforms.squash(image, _rng(), size=256).astype(int)
+        peer = cv2.resize(image, (256, 256), interpolation=cv2.INTER_LINEAR).astype(int)
+        assert np.abs(ours - peer).max() <= 1  # OpenCV weighs in fixed point
+
+
+def test_pad_keeps_the_aspect_ratio_in_the_middle():
+    out = transforms.pad(np.full((50, 100, 3), 200, np.uint8), _rng(), size=64, fill=7)
+    assert (out[16:48] == 200).all() and (out[:16] == 7).all() and (out[48:] == 7).all()
+    assert transforms.pad(_image(1, 900), _rng(), size=64).shape == (64, 64, 3)
+
+
+def test_color_jitter_is_bounded_and_each_part_acts():
+    image = np.full((4, 4, 3), (100, 50, 25), np.uint8)
+    off = dict(brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0)
+    assert (transforms.color_jitter(image, _rng(), **off) == image).all()
+    tall = np.concatenate([image, 255 - image])
+    for part in off:
+        outs = [transforms.color_jitter(tall, _rng(s), **{**off, part: 0.4}) for s in range(8)]
+        assert len({out.tobytes() for out in outs}) > 4, part
+    bright = [
+        transforms.color_jitter(image, _rng(s), **{**off, "brightness": 0.4})[0, 0] / image[0, 0]
+        for s in range(200)
+    ]
+    assert 0.58 < np.min(bright) < 0.65 and 1.35 < np.max(bright) < 1.42
+    grey = transforms.color_jitter(np.full((2, 2, 3), 90, np.uint8), _rng(), **{**off, "hue": 0.5})
+    assert (grey == 90).all()  # grey has no hue
+    with pytest.raises(ValueError, match="three channels, not 1"):
+        transforms.color_jitter(_image(c=1), _rng())
+
+
+def test_random_erasing_as_the_graph_system_draws_it():
+    h = w = 100
+    image = np.zeros((h, w, 3), np.uint8)
+    rng, erased, areas, ratios = _rng(), 0, [], []
+    for _ in range(3000):
+        out = transforms.random_erasing(image, rng, fill=(9, 8, 7))
+        rows, columns = np.nonzero(out[:, :, 0])
+        if not len(rows):
+            continue
+        erased += 1
+        height, width = np.ptp(rows) + 1, np.ptp(columns) + 1
+        assert len(rows) == height * width, "not a full box"
+        assert (out[rows[0], columns[0]] == (9, 8, 7)).all()
+        areas.append(height * width / (h * w))
+        ratios.append(height / width)
+    assert 0.46 < erased / 3000 < 0.54
+    assert 0.015 < min(areas) < 0.03 and 0.35 < max(areas) < 0.42
+    assert min(ratios) > 0.25 and max(ratios) < 3.8
+    # Plainly uniform in 0.3..3.3: tall boxes are three times as many as log-uniform would give.
+    assert np.mean(np.array(ratios) > 1) > 0.7
+
+
+def test_graph_erases_with_cifars_mean_in_normalised_space():
+    for red_std in (0.229, 0.299):
+        image = np.zeros((300, 300, 3), np.uint8)
+        colours = set()
+        for seed in range(20):
+            out = transforms.graph_train(image, _rng(seed), red_std=red_std)
+            colours |= {tuple(c) for c in out.reshape(-1, 3).tolist()} - {(0, 0, 0)}
+        (colour,) = colours
+        batch = np.array(colour, np.uint8).reshape(1, 1, 1, 3)
+        value = normalization.imagenet(batch, red_std=red_std)[0, 0, 0]
+        assert np.abs(value - (0.4914, 0.4822, 0.4465)).max() < 0.5 / 255 / 0.224 + 1e-6
+
+
+def test_distort_moves_as_its_arguments_say():
+    image = np.zeros((33, 33, 1), np.uint8)
+    image[16, 16] = 255
+    off = dict(rotation=0, shear=0, scale=(1, 1), shift=0, invert=0, noise=0)
+    assert (transforms.distort(image, _rng(), **off) == image).all()
+    moved = transforms.distort(image, _rng(), **{**off, "shift": 3.0}).astype(float)[..., 0]
+    rng = _rng()
+    rng.uniform(0, 0, 3)  # the draws before the shift
+    dx, dy = rng.uniform(-3, 3), rng.uniform(-3, 3)
+    rows, columns = np.mgrid[:33, :33] - 16
+    assert (moved * columns).sum() / moved.sum() == pytest.approx(dx, abs=0.1)
+    assert (moved * rows).sum() / moved.sum() == pytest.approx(dy, abs=0.1)
+    assert (transforms.distort(image, _rng(), **{**off, "invert": 1}) == 255 - image).all()
+    grain = transforms.distort(np.full((99, 99, 3), 128, np.uint8), _rng(), **{**off, "noise": 20})
+    assert grain.std() == pytest.approx(20, rel=0.05) and abs(grain.mean() - 128) < 1
+    bar = np.zeros((33, 33, 3), np.uint8)
+    bar[16, 4:29] = 255
+    turned = transforms.distort(bar, _rng(5), **{**off, "rotation": 30.0}).astype(float)[..., 0]
+    rng = _rng(5)
+    angle = math.radians(rng.uniform(-30, 30))
+    slope = (turned * rows * columns).sum() / (turned * columns**2).sum()
+    assert abs(slope) == pytest.approx(abs(math.tan(angle)), rel=0.1)
+
+
+def test_distort_fills_with_the_background_on_both_polarities():
+    for ground in (0, 255):
+        image = np.full((32, 32, 1), ground, np.uint8)
+        image[12:20, 12:20] = 255 - ground
+        out = transforms.distort(image, _rng(), invert=0, noise=0)
+        border = np.concatenate([out[0], out[-1], out[:, 0], out[:, -1]])
+        assert (border == ground).all()
+
+
+def test_normalization_constants_on_both_kinds_of_arrays():
+    jnp = pytest.importorskip("jax.numpy")
+    images = _image(5, 6)[None]
+    golden = (images / 255.0 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+    for array in (images, jnp.asarray(images)):
+        assert np.allclose(normalization.imagenet(array), golden, atol=1e-5)
+        caffe = normalization.caffe(array)
+        assert np.allclose(caffe, images[..., ::-1] - np.array([104.0, 117, 123]), atol=1e-4)
+        assert np.allclose(normalization.unit(array), images / 255, atol=1e-6)
+        assert caffe.dtype == np.float32
+    typo = normalization.imagenet(images, red_std=0.299)
+    assert np.allclose(typo[..., 0] * 0.299, golden[..., 0] * 0.229, atol=1e-5)
