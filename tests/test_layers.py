@@ -25,7 +25,7 @@ LEVELS = {
     "metrics": 5,
     "retrieval": 4,
     "ops": 2,
-    "config": 1,
+    "config": 0,
     "data": 1,
 }
 
