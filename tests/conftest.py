@@ -16,4 +16,5 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 sys.path.insert(0, str(HERE))
-install_import_hook("dmljax", "typechecker.check")
+ROOMS = ["losses", "metrics", "miners", "ops", "retrieval"]
+install_import_hook([f"dmljax.{room}" for room in ROOMS], "typechecker.check")
