@@ -112,7 +112,10 @@ def logsumexp(x: Array, *, where: Array, axis: int = -1, keepdims: bool = False)
     )
     peak = jnp.where(jnp.abs(peak) < jnp.inf, peak, 0)  # NaN becomes 0 here and returns below
     # Entries that do not count may overflow exp, and their gradient would be 0 * inf.
-    terms = jnp.exp(jnp.where(where, x - peak, -jnp.inf))
+    gaps = x - peak
+    # A compiler may compute x twice with other rounding; of huge x the gap could then be positive.
+    gaps = gaps - jax.lax.stop_gradient(jnp.maximum(gaps, 0))
+    terms = jnp.exp(jnp.where(where, gaps, -jnp.inf))
     total = jnp.sum(terms, axis=axis, keepdims=True)
     result = jnp.where(some, jnp.log(jnp.where(some, total, 1)) + peak, 0)
     return result if keepdims else jnp.squeeze(result, axis)

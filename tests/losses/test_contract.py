@@ -295,7 +295,7 @@ def test_an_unknown_keyword_raises(name):
 # --- pair losses --------------------------------------------------------------------------------
 
 
-# `pnp` and `smooth_ap` rank an anchor too, as its own positive, where the batch is its own reference.
+# `pnp` and `smooth_ap` rank an anchor too where the batch is its own reference.
 @pytest.mark.parametrize("name", sorted(set(PAIRS) - {"pnp", "smooth_ap"}))
 def test_explicit_references_equal_implicit(name):
     x, labels, _ = inputs()
