@@ -229,7 +229,11 @@ def test_nothing_counts(name):
     assert not any(np.any(slope) for slope in slopes)
 
 
-@each_loss
+FAULT = pytest.mark.xfail(strict=True, reason="not finite at |x| = 1e30, where lengths are logits")
+HARD = [pytest.param(n, marks=FAULT) if n == "sphereface" else n for n in NAMES]
+
+
+@pytest.mark.parametrize("name", HARD)
 def test_finite_where_it_is_hard(name):
     x, y, w = _data(name)
     near = w[:, 0] if name in CENTRED else w
@@ -242,9 +246,7 @@ def test_finite_where_it_is_hard(name):
     value, slopes = _compiled(name)(x, w, y)
     assert np.isfinite(value)
     assert all(np.isfinite(slope).all() for slope in slopes)
-    # Lengths are logits in two losses, whose squares must fit into float32.
-    largest = 1e6 if name in ("large_margin_softmax", "sphereface") else 1e30
-    for size in (1e-30, largest):
+    for size in (1e-30, 1e30):
         value, slopes = _compiled(name)(x * np.float32(size), w, y)
         assert np.isfinite(value) and all(np.isfinite(slope).all() for slope in slopes)
 
