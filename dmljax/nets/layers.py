@@ -21,6 +21,7 @@ from jaxtyping import Float
 __all__ = [
     "BatchNorm",
     "Conv",
+    "ConvNorm",
     "Dense",
     "avg_pool",
     "check_maps",
@@ -31,6 +32,8 @@ __all__ = [
     "kaiming_normal",
     "local_response_norm",
     "max_pool",
+    "named",
+    "pool",
     "shapes",
     "stage_range",
 ]
@@ -178,6 +181,31 @@ class BatchNorm(nn.Module):
         running.value = (1 - self.momentum) * running.value + self.momentum * new
 
 
+class ConvNorm(nn.Module):
+    """relu(norm(conv(x))), its parts called `conv` and `bn`; without bias, as the norm has one."""
+
+    features: int
+    kernel: int
+    strides: int = 1
+    padding: int = 0
+    norm: Callable[..., BatchNorm] = BatchNorm
+    dtype: Dtype | None = None
+    kernel_init: Initializer | None = kaiming_normal
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b h w i"], *, train: bool) -> Float[jax.Array, "b y x o"]:
+        x = Conv(
+            self.features,
+            self.kernel,
+            strides=self.strides,
+            padding=self.padding,
+            dtype=self.dtype,
+            kernel_init=self.kernel_init,
+            name="conv",
+        )(x)
+        return nn.relu(self.norm(name="bn", dtype=self.dtype)(x, train=train))
+
+
 def local_response_norm(
     x: Float[Array, "b h w c"],
     *,
@@ -255,6 +283,29 @@ def _sides(length: int, size: int, strides: int, padding: int, ceil: bool) -> tu
 
 
 # --- nets ---------------------------------------------------------------------------------------
+
+
+class _Scope(nn.Module):
+    fn: Callable
+
+    @nn.compact
+    def __call__(self, x):
+        return self.fn(x)
+
+
+def named(name: str, fn: Callable, x: Any, *, remat: bool = False) -> Any:
+    """fn(x), where the modules that `fn` makes come under `name`, as one level of their paths.
+
+    `fn` may be a closure or function, not a method: that would place them in its own module.
+    `remat`: its inside is computed again for the gradient instead of being kept.
+    """
+    return (nn.remat(_Scope) if remat else _Scope)(fn, name=name)(x)
+
+
+def pool(outputs: dict[str, Any], features: Any) -> dict[str, Any]:
+    """`outputs` and the last map: as `features`, and its mean and maximum over space."""
+    pooled = {"pooled": global_mean(features), "max_pooled": global_max(features)}
+    return outputs | {"features": features} | pooled
 
 
 def stage_range(net: str, stages: Sequence[str], start: str, stop: str) -> tuple[str, ...]:

@@ -1,0 +1,337 @@
+"""Attention among the images of a batch: each is a node, and hears what the others send.
+
+Every kind is `f(*, heads, ...) -> Flax module`, and a module is called as
+`(nodes [n d], *, train, ...) -> {"nodes": [n d], "attention": [heads n n]}`, all in float32, with
+optional arguments
+
+* `adjacency [n n]`: True where receiver i (the row) hears sender j. None: a complete graph, every
+  node hearing itself too. Who hears no one gets the message 0.
+* `edge_weights [n n]`: multiply the attention after its softmax, which is not done again.
+* `where [n]`: nodes that count. Masking one equals dropping it; its own row means nothing.
+
+The attention that comes back is that of before dropout, which while training needs the random
+stream "dropout". Products are computed in `dtype`, scores and softmax in float32.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float
+
+from dmljax import ops
+from dmljax.nets.layers import Dense, fan_in_uniform
+from dmljax.ops import Array
+
+__all__ = ["dot", "dot_plus_one", "gat", "gatv2"]
+
+
+def dot(
+    *, heads: int = 8, dropout: float = 0.1, dtype: Any = None, name: str | None = None
+) -> nn.Module:
+    """softmax_j(q_i.k_j / sqrt(d / heads)) of v_j, then a linear map (Vaswani et al., 2017)."""
+    return _Dot(heads=heads, softmax_fn=_softmax, dropout=dropout, dtype=dtype, name=name)
+
+
+def dot_plus_one(
+    *, heads: int = 8, dropout: float = 0.1, dtype: Any = None, name: str | None = None
+) -> nn.Module:
+    """`dot` with exp(s_j) / (1 + sum_k exp(s_k)), by which a node may hear less than one whole.
+
+    What the code of Seidenschwarz et al. (ICML 2021) computes; their formula is `dot`.
+    """
+    return _Dot(heads=heads, softmax_fn=_softmax_plus_one, dropout=dropout, dtype=dtype, name=name)
+
+
+def gat(
+    *,
+    heads: int = 8,
+    share_vector: bool = False,
+    share_projection: bool = True,
+    sublayers: int = 2,
+    combine: str = "concat",
+    slope: float = 0.2,
+    dropout: float = 0.1,
+    dtype: Any = None,
+    name: str | None = None,
+) -> nn.Module:
+    """softmax_j(LeakyReLU(a.[W h_i, W h_j])) of W h_j (Velickovic et al., ICLR 2018).
+
+    `share_vector`: one `a` for all heads instead of one for each. `share_projection=False`: a
+    second W for receivers. `combine`: "concat" gives each head its share of the features, "mean"
+    gives each all of them and takes the mean. `sublayers=2` adds an ELU and a second such layer,
+    of one head; its attention comes back as "attention_2" [1 n n].
+
+    The order of the senders is the same for every receiver. Nothing has a bias.
+    """
+    options = (share_vector, share_projection, sublayers, combine, slope)
+    return _graph_attention(_gat_scores, 2, "linear", heads, options, dropout, dtype, name)
+
+
+def gatv2(
+    *,
+    heads: int = 8,
+    share_vector: bool = False,
+    share_projection: bool = False,
+    sublayers: int = 2,
+    combine: str = "concat",
+    slope: float = 0.2,
+    dropout: float = 0.1,
+    dtype: Any = None,
+    name: str | None = None,
+) -> nn.Module:
+    """softmax_j(a.LeakyReLU(V h_i + W h_j)) of W h_j (Brody et al., ICLR 2022); see `gat`.
+
+    `share_projection=True` takes W for V, and scores become the same in both directions.
+    """
+    options = (share_vector, share_projection, sublayers, combine, slope)
+    return _graph_attention(_gatv2_scores, 1, "linear_l", heads, options, dropout, dtype, name)
+
+
+# --- softmax over the senders, the last axis ----------------------------------------------------
+
+
+def _softmax(scores, where):
+    """Attention of each receiver: sums to 1, or is 0 throughout where it hears no one."""
+    return _weights(scores, where, lowest=-jnp.inf)
+
+
+def _softmax_plus_one(scores, where):
+    """The softmax of a graph with one more sender, of score 0 and message 0."""
+    return _weights(scores, where, lowest=0.0)
+
+
+def _weights(scores, where, *, lowest):
+    peak = jnp.max(scores, axis=-1, keepdims=True, where=where, initial=lowest)
+    peak = jax.lax.stop_gradient(jnp.where(peak == -jnp.inf, 0, peak))
+    terms = jnp.exp(jnp.where(where, scores - peak, -jnp.inf))
+    total = jnp.sum(terms, axis=-1, keepdims=True) + jnp.exp(lowest - peak)
+    return terms / jnp.where(total == 0, 1, total)
+
+
+# --- scores of receivers [n w] and senders [n w]: [n n] -----------------------------------------
+
+
+def _dot_scores(receivers, senders):
+    wide = jnp.promote_types(receivers.dtype, jnp.float32)
+    products = jnp.matmul(receivers, senders.T, preferred_element_type=wide)
+    return products / receivers.shape[1] ** 0.5
+
+
+def _gat_scores(receivers, senders, vector, *, slope):
+    first, second = jnp.split(vector, 2)
+    mine, theirs = ops.widen(receivers) @ first, ops.widen(senders) @ second
+    return nn.leaky_relu(mine[:, None] + theirs[None, :], slope)
+
+
+# Kept for the gradient, the sums would be n n w numbers; computed again, they never leave a kernel.
+@functools.partial(jax.checkpoint, static_argnums=3)
+def _gatv2_terms(receivers, senders, vector, slope):
+    sums = ops.widen(receivers)[:, None, :] + ops.widen(senders)[None, :, :]  # [n n w]
+    return jnp.sum(nn.leaky_relu(sums, slope) * vector[None, None, :], axis=-1)
+
+
+def _gatv2_scores(receivers, senders, vector, *, slope):
+    return _gatv2_terms(receivers, senders, vector, slope)
+
+
+# --- modules ------------------------------------------------------------------------------------
+
+
+class _Attention(nn.Module, kw_only=True):
+    """What all kinds share: the checks and the mask."""
+
+    heads: int
+    dropout: float
+    dtype: Any
+
+    def __call__(
+        self,
+        nodes: Float[Array, "n d"],
+        *,
+        train: bool,
+        adjacency: Bool[Array, "n n"] | None = None,
+        edge_weights: Float[Array, "n n"] | None = None,
+        where: Bool[Array, "n"] | None = None,
+    ) -> dict[str, Array]:
+        n = _check_nodes(nodes, adjacency, edge_weights, where)
+        mask = jnp.ones((n, n), bool) if adjacency is None else jnp.asarray(adjacency)
+        if where is not None:
+            # What stands in a masked row may be anything; 0 * NaN would reach the others.
+            nodes = jnp.where(where[:, None], nodes, 0)
+            mask = mask & where[:, None] & where[None, :]
+        if edge_weights is not None:
+            edge_weights = jnp.where(mask, ops.widen(edge_weights), 0)
+        return self._heads(nodes, mask, edge_weights, train)
+
+
+class _Dot(_Attention, kw_only=True):
+    softmax_fn: Callable
+
+    @nn.compact
+    def _heads(self, nodes, mask, edge_weights, train):
+        width = _head_width(nodes.shape[1], self.heads)
+
+        def split(name):
+            return _linear(nodes, name, self.dtype).reshape(-1, self.heads, width)
+
+        queries, keys, values = split("q_linear"), split("k_linear"), split("v_linear")
+        scores = jax.vmap(_dot_scores, in_axes=1)(queries, keys)  # [heads n n]
+        weights = _attention(self.softmax_fn, scores, mask, edge_weights)
+        messages = _listen(weights, values, self.dropout, train)
+        messages = _linear(messages.reshape(len(nodes), -1), "out", self.dtype)
+        return {"nodes": ops.widen(messages), "attention": weights}
+
+
+class _GraphAttention(_Attention, kw_only=True):
+    scores_fn: Callable
+    halves: int
+    linear: str
+    share_vector: bool
+    share_projection: bool
+    sublayers: int
+    combine: str
+
+    @nn.compact
+    def _heads(self, nodes, mask, edge_weights, train):
+        def layer(x, heads, combine, name):
+            x = nn.Dropout(self.dropout, deterministic=not train, name=f"dropout_{name}")(x)
+            sublayer = _GraphAttentionLayer(
+                heads=heads,
+                scores_fn=self.scores_fn,
+                halves=self.halves,
+                linear=self.linear,
+                share_vector=self.share_vector,
+                share_projection=self.share_projection,
+                combine=combine,
+                dropout=self.dropout,
+                dtype=self.dtype,
+                name=name,
+            )
+            return sublayer(x, mask, edge_weights, train)
+
+        x, weights = layer(nodes, self.heads, self.combine, "layer1")
+        if self.sublayers == 1:
+            return {"nodes": ops.widen(x), "attention": weights}
+        x, weights_2 = layer(nn.elu(x), 1, "mean", "output")
+        return {"nodes": ops.widen(x), "attention": weights, "attention_2": weights_2}
+
+
+class _GraphAttentionLayer(nn.Module, kw_only=True):
+    """One layer of GAT or GATv2: nodes [n d] -> nodes [n d], attention [heads n n]."""
+
+    heads: int
+    scores_fn: Callable
+    halves: int  # the vector spans receiver and sender (2), or their sum (1)
+    linear: str
+    share_vector: bool
+    share_projection: bool
+    combine: str
+    dropout: float
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, nodes, mask, edge_weights, train):
+        features = nodes.shape[1]
+        width = _head_width(features, self.heads) if self.combine == "concat" else features
+
+        def project(name):
+            y = Dense(self.heads * width, use_bias=False, dtype=self.dtype, name=name)(nodes)
+            return y.reshape(-1, self.heads, width)
+
+        senders = project(self.linear)
+        receivers = senders if self.share_projection else project("linear_r")
+        shape = (self.halves * width, 1 if self.share_vector else self.heads)
+        vectors = jnp.broadcast_to(_Kernel(shape=shape, name="attn")(), (shape[0], self.heads))
+        scores = jax.vmap(self.scores_fn, in_axes=1)(receivers, senders, vectors)
+        weights = _attention(_softmax, scores, mask, edge_weights)
+        messages = _listen(weights, senders, self.dropout, train)  # [n heads w]
+        if self.combine == "mean":
+            return jnp.mean(ops.widen(messages), axis=1).astype(messages.dtype), weights
+        return messages.reshape(len(nodes), -1), weights
+
+
+class _Kernel(nn.Module, kw_only=True):
+    """The weights of a linear map from vectors [w], one map per column."""
+
+    shape: tuple[int, int]
+
+    @nn.compact
+    def __call__(self):
+        return self.param("kernel", fan_in_uniform(self.shape[0]), self.shape)
+
+
+def _graph_attention(scores_fn, halves, linear, heads, options, dropout, dtype, name):
+    share_vector, share_projection, sublayers, combine, slope = options
+    if combine not in ("concat", "mean"):
+        raise ValueError(f"combine is 'concat' or 'mean', not {combine!r}")
+    if sublayers not in (1, 2):
+        raise ValueError(f"sublayers is 1 or 2, not {sublayers}")
+    return _GraphAttention(
+        heads=heads,
+        scores_fn=functools.partial(scores_fn, slope=slope),
+        halves=halves,
+        linear=linear,
+        share_vector=share_vector,
+        share_projection=share_projection,
+        sublayers=sublayers,
+        combine=combine,
+        dropout=dropout,
+        dtype=dtype,
+        name=name,
+    )
+
+
+def _linear(x, name, dtype):
+    xavier, zeros = nn.initializers.xavier_uniform(), nn.initializers.zeros
+    return Dense(x.shape[1], dtype=dtype, kernel_init=xavier, bias_init=zeros, name=name)(x)
+
+
+def _attention(softmax_fn, scores, mask, edge_weights):
+    """Scores of every head to attention [heads n n]."""
+    weights = jax.vmap(softmax_fn, in_axes=(0, None))(scores, mask)
+    return weights if edge_weights is None else weights * edge_weights[None, :, :]
+
+
+def _listen(weights, values, dropout, train):
+    """What arrives: the weighted sum of `values [n heads w]`, per head."""
+    weights = nn.Dropout(dropout, deterministic=not train, name="dropout")(weights)
+    return jax.vmap(jnp.matmul, in_axes=(0, 1), out_axes=1)(weights.astype(values.dtype), values)
+
+
+# --- checks -------------------------------------------------------------------------------------
+
+
+def _check_nodes(nodes: Any, adjacency: Any, edge_weights: Any, where: Any) -> int:
+    """The number of nodes; raises unless they are [n d] floats and the masks fit them."""
+    if jnp.ndim(nodes) != 2 or not jnp.issubdtype(nodes.dtype, jnp.floating):
+        shape = list(jnp.shape(nodes))
+        raise ValueError(f"nodes are [n d] floats, one row per image, not {nodes.dtype} {shape}")
+    n = len(nodes)
+    for name, array, shape in (
+        ("adjacency", adjacency, (n, n)),
+        ("edge_weights", edge_weights, (n, n)),
+        ("where", where, (n,)),
+    ):
+        if array is None:
+            continue
+        if jnp.shape(array) != shape:
+            raise ValueError(
+                f"{name} of {n} nodes must have the shape {list(shape)}, not "
+                f"{list(jnp.shape(array))}"
+            )
+        if name != "edge_weights" and array.dtype != bool:
+            raise ValueError(f"{name} must be boolean, not {array.dtype}: write {name} > 0")
+    return n
+
+
+def _head_width(features: int, heads: int) -> int:
+    if heads < 1 or features % heads:
+        fitting = ", ".join(str(h) for h in range(1, min(features, 64) + 1) if features % h == 0)
+        raise ValueError(f"{heads} heads cannot share {features} features: take one of {fitting}")
+    return features // heads
