@@ -188,22 +188,25 @@ class ConvNorm(nn.Module):
     kernel: int
     strides: int = 1
     padding: int = 0
-    norm: Callable[..., BatchNorm] = BatchNorm
+    momentum: float = 0.1
+    epsilon: float = 1e-5
+    frozen: bool = False
     dtype: Dtype | None = None
     kernel_init: Initializer | None = kaiming_normal
 
     @nn.compact
     def __call__(self, x: Float[Array, "b h w i"], *, train: bool) -> Float[jax.Array, "b y x o"]:
-        x = Conv(
+        conv = Conv(
             self.features,
             self.kernel,
-            strides=self.strides,
-            padding=self.padding,
+            self.strides,
+            self.padding,
             dtype=self.dtype,
             kernel_init=self.kernel_init,
             name="conv",
-        )(x)
-        return nn.relu(self.norm(name="bn", dtype=self.dtype)(x, train=train))
+        )
+        norm = BatchNorm(self.momentum, self.epsilon, self.frozen, dtype=self.dtype, name="bn")
+        return nn.relu(norm(conv(x), train=train))
 
 
 def local_response_norm(
@@ -333,10 +336,10 @@ def check_maps(net: str, x: Any, channels: int | Sequence[int], *, smallest: int
         )
 
 
-def shapes(net: nn.Module, size: int, *, channels: int = 3) -> Any:
-    """Shapes and types of the variables for images of `size` pixels; computes nothing.
+def shapes(net: nn.Module, image_size: int, *, channels: int = 3) -> Any:
+    """Shapes and types of the variables for images of `image_size` pixels.
 
-    What a checkpoint or converted weights are to fill.
+    Computes nothing: it is what a checkpoint or converted weights are to fill.
     """
-    image = jax.ShapeDtypeStruct((1, size, size, channels), jnp.float32)
+    image = jax.ShapeDtypeStruct((1, image_size, image_size, channels), jnp.float32)
     return jax.eval_shape(lambda key, x: net.init(key, x, train=False), jax.random.key(0), image)

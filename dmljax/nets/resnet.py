@@ -7,22 +7,21 @@ to `layer4`. See `dmljax.nets` for what all backbones share.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import flax.linen as nn
 import jax
 from jaxtyping import Float
 
 from dmljax.nets import layers
-from dmljax.nets.layers import Array, BatchNorm, Conv, Dense
+from dmljax.nets.layers import Array, BatchNorm, Conv, Dense, Dtype
 
 __all__ = ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
 
 _STAGES = ("stem", "layer1", "layer2", "layer3", "layer4")
 
 
-class ResNet(nn.Module):
-    """`blocks` per stage, with `bottleneck` (three convolutions, four times as wide) or basic (two).
+class ResNet(nn.Module, kw_only=True):
+    """`blocks` per stage: with `bottleneck` three convolutions, the last four times as wide, or two.
 
     `last_stride=1` keeps the last map twice as large.
     """
@@ -37,7 +36,7 @@ class ResNet(nn.Module):
     momentum: float = 0.1
     frozen: bool = False
     remat: bool = False
-    dtype: Any = None
+    dtype: Dtype | None = None
 
     @nn.compact
     def __call__(

@@ -1,0 +1,206 @@
+"""GoogLeNet (Szegedy et al., CVPR 2015) twice: Caffe's, and the one torchvision distributes.
+
+They are different nets and cannot share weights. Published results with "GoogLeNet" mean Caffe's.
+Stages of both: `conv1 pool1 conv2 pool2 3a 3b pool3 4a 4b 4c 4d 4e pool4 5a 5b`; a normalisation
+belongs to the stage before it. See `dmljax.nets` for what all backbones share.
+"""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from dmljax.nets import layers
+from dmljax.nets.layers import Array, Conv, Dense, Dtype
+
+__all__ = ["googlenet", "googlenet_bn"]
+
+# 1x1; 3x3 reduce, 3x3; 5x5 reduce, 5x5; pool projection
+_INCEPTIONS = {
+    "3a": (64, 96, 128, 16, 32, 32),
+    "3b": (128, 128, 192, 32, 96, 64),
+    "4a": (192, 96, 208, 16, 48, 64),
+    "4b": (160, 112, 224, 24, 64, 64),
+    "4c": (128, 128, 256, 24, 64, 64),
+    "4d": (112, 144, 288, 32, 64, 64),
+    "4e": (256, 160, 320, 32, 128, 128),
+    "5a": (256, 160, 320, 32, 128, 128),
+    "5b": (384, 192, 384, 48, 128, 128),
+}
+_STAGES = ("conv1", "pool1", "conv2", "pool2", "3a", "3b", "pool3")
+_STAGES += ("4a", "4b", "4c", "4d", "4e", "pool4", "5a", "5b")
+
+
+def _channels(start: str) -> int:
+    """Of the map on which `start` begins."""
+    channels = 3
+    for stage in _STAGES[: _STAGES.index(start)]:
+        if stage in _INCEPTIONS:
+            one, _, three, _, five, pool = _INCEPTIONS[stage]
+            channels = one + three + five + pool
+        else:
+            channels = {"conv1": 64, "conv2": 192}.get(stage, channels)
+    return channels
+
+
+class GoogLeNet(nn.Module, kw_only=True):
+    """Caffe's `bvlc_googlenet`: biases, no batch norm, local response norms, true 5x5 kernels.
+
+    Takes BGR from 0 to 255 minus the mean (`dmljax.data.normalization.caffe`). The auxiliary
+    classifiers and the dropout of its training are left out. The published code of DVML computes
+    the response norms over 11 channels with alpha 1e-4 undivided: `lrn_size=11, lrn_alpha=1.1e-3`.
+    """
+
+    lrn_size: int = 5
+    lrn_alpha: float = 1e-4
+    classes: int | None = None
+    start: str = "conv1"
+    stop: str = "5b"
+    remat: bool = False
+    dtype: Dtype | None = None
+
+    @nn.compact
+    def __call__(
+        self, images: Float[Array, "b h w c"], *, train: bool
+    ) -> dict[str, Float[jax.Array, "..."]]:
+        def conv(x, features, size, name, strides=1):
+            conv = Conv(
+                features,
+                size,
+                strides,
+                size // 2,
+                use_bias=True,
+                dtype=self.dtype,
+                # Caffe's "xavier" and its constant, without which the deep net does not start.
+                kernel_init=nn.initializers.variance_scaling(1.0, "fan_in", "uniform"),
+                bias_init=nn.initializers.constant(0.2),
+                name=name,
+            )
+            return nn.relu(conv(x))
+
+        def conv2(x):
+            return conv(conv(x, 64, 1, "3x3_reduce"), 192, 3, "3x3")
+
+        def inception(x):
+            one, three_reduce, three, five_reduce, five, project = _INCEPTIONS[stage]
+            branches = (
+                conv(x, one, 1, "1x1"),
+                conv(conv(x, three_reduce, 1, "3x3_reduce"), three, 3, "3x3"),
+                conv(conv(x, five_reduce, 1, "5x5_reduce"), five, 5, "5x5"),
+                conv(layers.max_pool(x, 3, strides=1, padding=1), project, 1, "pool_proj"),
+            )
+            return jnp.concatenate(branches, axis=-1)
+
+        def norm(x):
+            return layers.local_response_norm(x, size=self.lrn_size, alpha=self.lrn_alpha)
+
+        stages = layers.stage_range("googlenet", _STAGES, self.start, self.stop)
+        layers.check_maps(f"googlenet from {self.start!r} on", images, _channels(self.start))
+        x, outputs = images, {}
+        for stage in stages:
+            if stage == "conv1":
+                x = layers.named("conv1", lambda x: conv(x, 64, 7, "7x7_s2", strides=2), x)
+            elif stage == "pool1":
+                x = norm(layers.max_pool(x, 3, strides=2, ceil=True))
+            elif stage == "conv2":
+                x = norm(layers.named("conv2", conv2, x, remat=self.remat))
+            elif stage.startswith("pool"):
+                x = layers.max_pool(x, 3, strides=2, ceil=True)
+            else:
+                x = layers.named(f"inception_{stage}", inception, x, remat=self.remat)
+            outputs[stage] = x
+        outputs = layers.pool(outputs, x)
+        if self.classes is not None:
+
+            def classify(x):
+                return Dense(self.classes, name="classifier")(x)
+
+            outputs["logits"] = layers.named("loss3", classify, outputs["pooled"])
+        return outputs
+
+
+class GoogLeNetBN(nn.Module, kw_only=True):
+    """Torchvision's: batch norm instead of biases and response norms, 3x3 in place of 5x5 kernels.
+
+    `transform_input`: images normalised by ImageNet's mean and deviation are scaled to -1..1 first,
+    as torchvision does with its published weights, which were trained so. Auxiliary classifiers and
+    dropout are left out.
+    """
+
+    transform_input: bool = False
+    classes: int | None = None
+    start: str = "conv1"
+    stop: str = "5b"
+    momentum: float = 0.1
+    frozen: bool = False
+    remat: bool = False
+    dtype: Dtype | None = None
+
+    @nn.compact
+    def __call__(
+        self, images: Float[Array, "b h w c"], *, train: bool
+    ) -> dict[str, Float[jax.Array, "..."]]:
+        def conv(x, features, size, name, strides=1):
+            return layers.ConvNorm(
+                features,
+                size,
+                strides,
+                size // 2,
+                epsilon=1e-3,
+                momentum=self.momentum,
+                frozen=self.frozen,
+                dtype=self.dtype,
+                kernel_init=nn.initializers.truncated_normal(0.01),
+                name=name,
+            )(x, train=train)
+
+        def inception(x):
+            one, three_reduce, three, five_reduce, five, project = _INCEPTIONS[stage]
+
+            def pair(name, reduced, features):
+                return layers.named(
+                    name, lambda x: conv(conv(x, reduced, 1, "0"), features, 3, "1"), x
+                )
+
+            pooled = layers.max_pool(x, 3, strides=1, padding=1)
+            branches = (
+                conv(x, one, 1, "branch1"),
+                pair("branch2", three_reduce, three),
+                pair("branch3", five_reduce, five),
+                layers.named("branch4", lambda x: conv(x, project, 1, "1"), pooled),
+            )
+            return jnp.concatenate(branches, axis=-1)
+
+        stages = layers.stage_range("googlenet_bn", _STAGES, self.start, self.stop)
+        layers.check_maps(f"googlenet_bn from {self.start!r} on", images, _channels(self.start))
+        x, outputs = images, {}
+        if self.transform_input and self.start == "conv1":
+            x = _to_unit_range(x)
+        for stage in stages:
+            if stage == "conv1":
+                x = conv(x, 64, 7, "conv1", strides=2)
+            elif stage == "conv2":
+                x = conv(conv(x, 64, 1, "conv2"), 192, 3, "conv3")
+            elif stage.startswith("pool"):
+                x = layers.max_pool(x, 2 if stage == "pool4" else 3, strides=2, ceil=True)
+            else:
+                x = layers.named(f"inception{stage}", inception, x, remat=self.remat)
+            outputs[stage] = x
+        outputs = layers.pool(outputs, x)
+        if self.classes is not None:
+            outputs["logits"] = Dense(self.classes, name="fc")(outputs["pooled"])
+        return outputs
+
+
+def _to_unit_range(x):
+    """From ImageNet's mean and deviation to 0.5 and 0.5."""
+    mean = np.array((0.485, 0.456, 0.406), np.float32)[None, None, None, :]
+    std = np.array((0.229, 0.224, 0.225), np.float32)[None, None, None, :]
+    return x * (std / 0.5) + (mean - 0.5) / 0.5
+
+
+googlenet = GoogLeNet
+googlenet_bn = GoogLeNetBN

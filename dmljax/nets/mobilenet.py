@@ -1,0 +1,109 @@
+"""MobileNetV2 (Sandler et al., CVPR 2018) as torchvision builds it, with its parameter names.
+
+Stages are the entries of torchvision's `features`: `0` the stem, `1` to `17` the inverted
+residuals, `18` the last convolution. See `dmljax.nets` for what all backbones share.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import flax.linen as nn
+import jax
+from jaxtyping import Float
+
+from dmljax.nets import layers
+from dmljax.nets.layers import Array, BatchNorm, Conv, Dense, Dtype
+
+__all__ = ["mobilenet_v2"]
+
+# expansion, width, strides of each inverted residual
+_BLOCKS = tuple(
+    (expansion, width, strides if i == 0 else 1)
+    for expansion, width, repeats, strides in (
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    )
+    for i in range(repeats)
+)
+_STAGES = tuple(map(str, range(len(_BLOCKS) + 2)))
+
+
+class MobileNetV2(nn.Module, kw_only=True):
+    """`multiplier` scales all widths, rounded to multiples of 8."""
+
+    multiplier: float = 1.0
+    classes: int | None = None
+    start: str = "0"
+    stop: str = "18"
+    momentum: float = 0.1
+    frozen: bool = False
+    remat: bool = False
+    dtype: Dtype | None = None
+
+    @nn.compact
+    def __call__(
+        self, images: Float[Array, "b h w c"], *, train: bool
+    ) -> dict[str, Float[jax.Array, "..."]]:
+        def conv(x, features, size, name, strides=1, groups=1):
+            conv = Conv(features, size, strides, size // 2, groups, dtype=self.dtype, name=name)
+            return conv(x)
+
+        def norm(x, name):
+            norm = BatchNorm(self.momentum, frozen=self.frozen, dtype=self.dtype, name=name)
+            return norm(x, train=train)
+
+        def unit(features, size, strides, groups, x):
+            return nn.relu6(norm(conv(x, features, size, "0", strides, groups), "1"))
+
+        def residual(expansion, width, strides, x):
+            hidden, y, n = x.shape[-1] * expansion, x, 0
+            if expansion != 1:
+                y = layers.named("0", functools.partial(unit, hidden, 1, 1, 1), y)
+                n = 1
+            y = layers.named(str(n), functools.partial(unit, hidden, 3, strides, hidden), y)
+            y = norm(conv(y, width, 1, str(n + 1)), str(n + 2))
+            return x + y if strides == 1 and x.shape[-1] == width else y
+
+        def features(x):
+            for stage in stages:
+                number = int(stage)
+                if 0 < number <= len(_BLOCKS):
+                    expansion, _, strides = _BLOCKS[number - 1]
+                    fn = functools.partial(residual, expansion, widths[number], strides)
+                    fn = functools.partial(layers.named, "conv", fn)
+                else:
+                    size, strides = (1, 1) if number else (3, 2)
+                    fn = functools.partial(unit, widths[number], size, strides, 1)
+                x = outputs[stage] = layers.named(stage, fn, x, remat=self.remat)
+            return x
+
+        widths = [_round(32 * self.multiplier)]
+        widths += [_round(width * self.multiplier) for _, width, _ in _BLOCKS]
+        widths += [_round(1280 * max(1.0, self.multiplier))]
+        stages = layers.stage_range("mobilenet_v2", _STAGES, self.start, self.stop)
+        channels = widths[int(self.start) - 1] if self.start != "0" else 3
+        layers.check_maps(f"mobilenet_v2 from {self.start!r} on", images, channels)
+        outputs: dict[str, jax.Array] = {}
+        outputs = layers.pool(outputs, layers.named("features", features, images))
+        if self.classes is not None:
+
+            def classify(x):
+                return Dense(self.classes, name="1")(x)
+
+            outputs["logits"] = layers.named("classifier", classify, outputs["pooled"])
+        return outputs
+
+
+def _round(width: float) -> int:
+    """To a multiple of 8, but never by more than a tenth down."""
+    rounded = max(8, int(width + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * width else rounded
+
+
+mobilenet_v2 = MobileNetV2
