@@ -70,7 +70,7 @@ def write(path: str | os.PathLike, tensors: Mapping[str, np.ndarray], metadata: 
     """A safetensors file, in place only when it is whole. `metadata` goes under the key dmljax."""
     # One key alone, because the order of several would change from run to run.
     data = safetensors.numpy.save(
-        {name: np.ascontiguousarray(array) for name, array in tensors.items()},
+        {name: np.asarray(array, order="C") for name, array in tensors.items()},
         {"dmljax": metadata},
     )
     path = pathlib.Path(path)
