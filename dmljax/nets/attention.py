@@ -129,15 +129,17 @@ def _gat_scores(receivers, senders, vector, *, slope):
     return nn.leaky_relu(mine[:, None] + theirs[None, :], slope)
 
 
-# Kept for the gradient, the sums would be n n w numbers; computed again, they never leave a kernel.
-@functools.partial(jax.checkpoint, static_argnums=3)
-def _gatv2_terms(receivers, senders, vector, slope):
-    sums = ops.widen(receivers)[:, None, :] + ops.widen(senders)[None, :, :]  # [n n w]
-    return jnp.sum(nn.leaky_relu(sums, slope) * vector[None, None, :], axis=-1)
-
-
 def _gatv2_scores(receivers, senders, vector, *, slope):
-    return _gatv2_terms(receivers, senders, vector, slope)
+    receivers, senders = ops.widen(receivers), ops.widen(senders)
+
+    # All at once these are n n w numbers, and several times that for the gradient. A few receivers
+    # at a time, and once more for the gradient, they stay in the cache, which is faster, too.
+    @jax.checkpoint
+    def row(receiver):
+        terms = nn.leaky_relu(receiver[None, :] + senders, slope)  # [n w]
+        return jnp.sum(terms * vector[None, :], axis=1)
+
+    return jax.lax.map(row, receivers, batch_size=16)
 
 
 # --- modules ------------------------------------------------------------------------------------

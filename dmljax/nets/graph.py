@@ -22,7 +22,15 @@ from dmljax.nets.heads import classify
 from dmljax.nets.layers import Dense
 from dmljax.ops import Array
 
-__all__ = ["BatchGraph", "Graph", "MessagePassing", "correlation", "graph", "shifted"]
+__all__ = [
+    "BatchGraph",
+    "Graph",
+    "MessagePassing",
+    "correlation",
+    "graph",
+    "rectified",
+    "shifted",
+]
 
 
 # --- graphs -------------------------------------------------------------------------------------
@@ -108,6 +116,9 @@ class MessagePassing(nn.Module, kw_only=True):
     ) -> dict[str, Array]:
         if self.mlp not in ("relu", "identity", "none"):
             raise ValueError(f"mlp is 'relu', 'identity' or 'none', not {self.mlp!r}")
+        kinds._check_nodes(nodes, adjacency, edge_weights, where)
+        if where is not None:
+            nodes = jnp.where(where[:, None], nodes, 0)
 
         def drop(x, name):
             return nn.Dropout(self.dropout, deterministic=not train, name=name)(x)
@@ -176,6 +187,10 @@ class BatchGraph(nn.Module, kw_only=True):
         edge_weights: Float[Array, "n n"] | None = None,
         where: Bool[Array, "n"] | None = None,
     ) -> dict[str, Array]:
+        kinds._check_nodes(embeddings, adjacency, edge_weights, where)
+        if where is not None:
+            # A NaN there would come back in the gradient of the weights, as 0 * NaN.
+            embeddings = jnp.where(where[:, None], embeddings, 0)
         width = self.width or embeddings.shape[1]
         x = ops.widen(Dense(width, dtype=self.dtype, name="dim_red")(embeddings))
         blocks = _Blocks(
