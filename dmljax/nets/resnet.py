@@ -21,7 +21,7 @@ _STAGES = ("stem", "layer1", "layer2", "layer3", "layer4")
 
 
 class ResNet(nn.Module, kw_only=True):
-    """`blocks` per stage: with `bottleneck` three convolutions, the last four times as wide, or two.
+    """`blocks` per stage, of three convolutions (the last four times as wide) or of two.
 
     `last_stride=1` keeps the last map twice as large.
     """
