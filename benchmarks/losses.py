@@ -109,7 +109,7 @@ def ours(name, x, labels, classes):
 
 def peers(name, x, labels, classes):
     _, kind, miner = ROWS[name]
-    loss = kind(classes, DIM) if name in PROXIES else kind()
+    loss = kind(num_classes=classes, embedding_size=DIM) if name in PROXIES else kind()
     miner = miner() if miner else None
     x, labels = torch.tensor(x, requires_grad=True), torch.tensor(labels)
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Integer
 
 __all__ = [
     "Array",
@@ -70,8 +70,8 @@ class Triplets(NamedTuple):
     select_fn: Callable
 
 
-Labels = Int[Array, "b"] | Bool[Array, "b c"] | Pairs
-ReferenceLabels = Int[Array, "n"] | Bool[Array, "n c"]
+Labels = Integer[Array, "b"] | Bool[Array, "b c"] | Pairs
+ReferenceLabels = Integer[Array, "n"] | Bool[Array, "n c"]
 DistanceFn = Callable[[Array, Array], Array]
 MineFn = Callable[[Array, Pairs], Pairs | Triplets]
 ReduceFn = Callable[[Array, Array], tuple[Array, Array]]
@@ -110,13 +110,16 @@ def logsumexp(x: Array, *, where: Array, axis: int = -1, keepdims: bool = False)
     peak = jax.lax.stop_gradient(
         jnp.max(x, axis=axis, keepdims=True, where=where, initial=-jnp.inf)
     )
-    peak = jnp.where(jnp.abs(peak) < jnp.inf, peak, 0)  # NaN becomes 0 here and returns below
+    finite = jnp.abs(peak) < jnp.inf
+    peak = jnp.where(finite, peak, 0)  # NaN becomes 0 here and returns below
     # Entries that do not count may overflow exp, and their gradient would be 0 * inf.
     gaps = x - peak
-    # A compiler may compute x twice with other rounding; of huge x the gap could then be positive.
+    # A compiler may compute x twice with other rounding, and a unit of rounding of huge x is huge:
+    # the largest gap, which is 0, may come out positive, or so negative that nothing is left of 1.
     gaps = gaps - jax.lax.stop_gradient(jnp.maximum(gaps, 0))
     terms = jnp.exp(jnp.where(where, gaps, -jnp.inf))
     total = jnp.sum(terms, axis=axis, keepdims=True)
+    total = total + jax.lax.stop_gradient(jnp.where(finite, jnp.maximum(1 - total, 0), 0))
     result = jnp.where(some, jnp.log(jnp.where(some, total, 1)) + peak, 0)
     return result if keepdims else jnp.squeeze(result, axis)
 
@@ -364,8 +367,8 @@ def pairs(
     labels: Labels,
     reference_labels: ReferenceLabels | None = None,
     *,
-    ids: Int[Array, "b"] | None = None,
-    reference_ids: Int[Array, "n"] | None = None,
+    ids: Integer[Array, "b"] | None = None,
+    reference_ids: Integer[Array, "n"] | None = None,
     where: Bool[Array, "b"] | None = None,
     reference_where: Bool[Array, "n"] | None = None,
 ) -> Pairs:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmljax import retrieval
+from dmljax.retrieval import clusters, search, tiles
 
 
 def _similarities(queries, gallery, name="euclidean"):
@@ -88,8 +89,8 @@ def test_counting_and_sorting_agree(monkeypatch, sorted_from, split):
     rng = np.random.default_rng(3)
     x, y = _lattice(rng, 500, d=4), np.sort(rng.integers(0, 12, 500)) ** 2 % 7
     gallery = {"gallery": x[::-1], "gallery_labels": y[::-1]} if split else {}
-    monkeypatch.setattr(retrieval, "_SORTED_FROM", sorted_from)
-    monkeypatch.setattr(retrieval, "_STRIP", 20_000)  # several strips
+    monkeypatch.setattr(search, "_SORTED_FROM", sorted_from)
+    monkeypatch.setattr(search, "_STRIP", 20_000)  # several strips
     g, z = (x[::-1], y[::-1]) if split else (x, y)
     expected = _naive(_similarities(x, g), y, z, same=not split)
     assert _ranks(x, y, **gallery, tile=128) == expected
@@ -99,7 +100,7 @@ def test_counting_and_sorting_agree(monkeypatch, sorted_from, split):
 def test_mirrored_products_change_nothing(monkeypatch, symmetric):
     rng = np.random.default_rng(4)
     x, y = rng.standard_normal((600, 17), dtype=np.float32), rng.integers(0, 150, 600)
-    monkeypatch.setattr(retrieval, "_symmetric", lambda tile: symmetric)
+    monkeypatch.setattr(search, "_symmetric", lambda tile: symmetric)
     assert _ranks(x, y, tile=128) == _naive(_similarities(x, x), y, y, same=True)
 
 
@@ -166,9 +167,9 @@ def test_nothing_of_size_queries_by_gallery(monkeypatch):
         shapes.add(out.shape)
         return out
 
-    for name in ("_similarities", "_negatives"):
-        real = getattr(retrieval, name)
-        monkeypatch.setattr(retrieval, name, functools.partial(watched, real))
+    for module, name in ((tiles, "similarities"), (search, "_negatives")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, functools.partial(watched, real))
     rng = np.random.default_rng(7)
     _ranks(rng.standard_normal((900, 4)), rng.integers(0, 200, 900), tile=128)
     assert shapes == {(128, 128)}
@@ -256,11 +257,11 @@ def test_kmeans_finds_clusters_that_lie_apart():
 def test_starts_follow_the_squared_distances():
     # Three places: 0 (many), 1 and 3. Exactly: first place, then p ~ squared distance.
     x = np.array([[0.0]] * 8 + [[1.0], [3.0]], np.float32)
-    tiles, squares = retrieval._plain(x, 128), (x[:, 0] ** 2).astype(np.float64)
+    rows, squares = tiles.plain(x, 128), (x[:, 0] ** 2).astype(np.float64)
     counts = dict.fromkeys(itertools.product((0, 1, 3), repeat=2), 0)
     for seed in range(500):
         rng = np.random.default_rng(seed)
-        first, second = retrieval._seeds(x, tiles, squares, 2, rng, 128)
+        first, second = clusters._seeds(x, rows, squares, 2, rng, 128)
         counts[int(x[first, 0]), int(x[second, 0])] += 1
     for a, share in ((0, 0.8), (1, 0.1), (3, 0.1)):
         weights = {b: (8 if b == 0 else 1) * (a - b) ** 2 for b in (0, 1, 3)}
@@ -272,7 +273,7 @@ def test_starts_follow_the_squared_distances():
 def test_starts_drawn_in_batches_follow_the_law_of_one_by_one():
     # Eight places on a line, and the law of the set of four starts, against the plain loop.
     x = np.array([0, 1, 2, 4, 7, 11, 16, 22], np.float32)[:, None]
-    tiles, squares = retrieval._plain(x, 128), (x[:, 0] ** 2).astype(np.float64)
+    rows, squares = tiles.plain(x, 128), (x[:, 0] ** 2).astype(np.float64)
 
     def plain(rng):
         chosen = [rng.integers(8)]
@@ -284,7 +285,7 @@ def test_starts_drawn_in_batches_follow_the_law_of_one_by_one():
     draws = 500
     ours, theirs = np.zeros(8), np.zeros(8)
     for seed in range(draws):
-        ours[retrieval._seeds(x, tiles, squares, 5, np.random.default_rng(seed), 128)] += 1
+        ours[clusters._seeds(x, rows, squares, 5, np.random.default_rng(seed), 128)] += 1
         theirs[plain(np.random.default_rng(10_000 + seed))] += 1
     np.testing.assert_allclose(ours / draws, theirs / draws, atol=4 * np.sqrt(0.5 / draws))
 
@@ -293,7 +294,7 @@ def test_an_empty_cluster_takes_the_farthest_point():
     x = np.array([[0.0], [1.0], [10.0], [11.0], [30.0]])
     assignment = np.array([0, 0, 1, 1, 1])
     centres = np.array([[0.5], [17.0], [-99.0]])
-    filled = retrieval._repair(x, centres, assignment, (x[:, 0] - centres[assignment, 0]) ** 2)
+    filled = clusters._repair(x, centres, assignment, (x[:, 0] - centres[assignment, 0]) ** 2)
     assert filled.tolist() == [2] and assignment.tolist() == [0, 0, 1, 1, 2]
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Integer
 
 from dmljax import ops
 from dmljax.losses._common import matrix, rows
@@ -57,7 +57,7 @@ def cross_batch_memory(loss_fn: Callable, *, size: int) -> CrossBatchMemory:
     def loss(
         memory: Memory,
         embeddings: Float[Array, "b d"],
-        labels: Int[Array, "b"],
+        labels: Integer[Array, "b"],
         *,
         where: Bool[Array, "b"] | None = None,
         **keywords,

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Integer
 
 from dmljax import ops
 from dmljax.losses._common import matrix, rows
@@ -47,7 +47,7 @@ Scalar = float | Float[Array, ""]  # may be learned, or scheduled
 
 def normalized_softmax(
     embeddings: Float[Array, "b d"],
-    labels: Int[Array, "b"],
+    labels: Integer[Array, "b"],
     proxies: Float[Array, "c d"],
     *,
     temperature: Scalar = 0.05,
@@ -61,7 +61,7 @@ def normalized_softmax(
 
 def cosface(
     embeddings: Float[Array, "b d"],
-    labels: Int[Array, "b"],
+    labels: Integer[Array, "b"],
     proxies: Float[Array, "c d"],
     *,
     margin: Scalar = 0.35,
@@ -76,7 +76,7 @@ def cosface(
 
 def arcface(
     embeddings: Float[Array, "b d"],
-    labels: Int[Array, "b"],
+    labels: Integer[Array, "b"],
     proxies: Float[Array, "c d"],
     *,
     margin: Scalar = 28.6,
@@ -95,7 +95,7 @@ def arcface(
 
 def subcenter_arcface(
     embeddings: Float[Array, "b d"],
-    labels: Int[Array, "b"],
+    labels: Integer[Array, "b"],
     proxies: Float[Array, "c k d"],
     *,
     margin: Scalar = 28.6,
@@ -111,7 +111,7 @@ def subcenter_arcface(
 
 def sphereface(
     embeddings: Float[Array, "b d"],
-    labels: Int[Array, "b"],
+    labels: Integer[Array, "b"],
     proxies: Float[Array, "c d"],
     *,
     margin: int = 4,
@@ -127,7 +127,7 @@ def sphereface(
 
 def large_margin_softmax(
     embeddings: Float[Array, "b d"],
-    labels: Int[Array, "b"],
+    labels: Integer[Array, "b"],
     proxies: Float[Array, "c d"],
     *,
     margin: int = 4,
@@ -147,7 +147,7 @@ def large_margin_softmax(
 
 def soft_triple(
     embeddings: Float[Array, "b d"],
-    labels: Int[Array, "b"],
+    labels: Integer[Array, "b"],
     proxies: Float[Array, "c k d"],
     *,
     la: Scalar = 20.0,
@@ -169,7 +169,7 @@ def soft_triple(
 
 def proxy_anchor(
     embeddings: Float[Array, "b d"],
-    labels: Int[Array, "b"],
+    labels: Integer[Array, "b"],
     proxies: Float[Array, "c d"],
     *,
     margin: Scalar = 0.1,
@@ -195,7 +195,7 @@ def proxy_anchor(
 
 def proxy_nca(
     embeddings: Float[Array, "b d"],
-    labels: Int[Array, "b"],
+    labels: Integer[Array, "b"],
     proxies: Float[Array, "c d"],
     *,
     softmax_scale: Scalar = 1.0,
@@ -214,7 +214,7 @@ def proxy_nca(
 
 def proxy_nca_pp(
     embeddings: Float[Array, "b d"],
-    labels: Int[Array, "b"],
+    labels: Integer[Array, "b"],
     proxies: Float[Array, "c d"],
     *,
     temperature: Scalar = 1 / 9,
@@ -234,7 +234,7 @@ def proxy_nca_pp(
 
 def label_smoothed_cross_entropy(
     logits: Float[Array, "b c"],
-    labels: Int[Array, "b"],
+    labels: Integer[Array, "b"],
     *,
     epsilon: float = 0.1,
     temperature: Scalar = 1.0,

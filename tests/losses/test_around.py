@@ -12,7 +12,7 @@ def _data(b=9):
     return rng.normal(size=(b, 4)).astype(np.float32), rng.integers(0, 3, size=b)
 
 
-def test_weighted_sum():
+def test_weighted_sum(unchecked):
     x, y = _data()
     both = losses.weighted_sum({"a": (0.5, losses.contrastive), "b": (2.0, losses.ntxent)})
     where = np.arange(9) < 7

@@ -174,7 +174,7 @@ def test_empty_slots_are_nothing(name):
     assert_near(results[1][1], results[0][1], 1e-5)
 
 
-def test_memory_arguments():
+def test_memory_arguments(unchecked):
     memory_loss = losses.cross_batch_memory(losses.contrastive, size=3)
     memory = memory_loss.init(D)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(memory))

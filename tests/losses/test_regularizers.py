@@ -87,7 +87,7 @@ def test_naive_loops(name):
     assert_near(slope, gradient(NAIVE[name], x), 1e-6)
 
 
-def test_other_norms():
+def test_other_norms(unchecked):
     x = _data("lp", np.float64)
     for p, power in ((1.0, 1.0), (3.0, 2.0), (2.0, 2.0), (0.5, 1.0)):
         with jax.enable_x64(True):
@@ -178,7 +178,7 @@ def test_merging_centres_keep_their_direction():
     assert_near(slope, exact_slope, 1e-2)
 
 
-def test_any_leading_axes():
+def test_any_leading_axes(unchecked):
     x = _data("sparse_centers")
     np.testing.assert_allclose(losses.lp(x), losses.lp(x.reshape(-1, 4)), rtol=1e-6)
     where = np.arange(15).reshape(5, 3) % 2 == 0

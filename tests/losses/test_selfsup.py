@@ -169,7 +169,7 @@ def test_temperature_and_bias_may_be_learned():
 
 
 @each_loss
-def test_wrong_arguments(name):
+def test_wrong_arguments(name, unchecked):
     x, y = _data()
     with pytest.raises(ValueError, match="same shape"):
         getattr(losses, name)(x, y[:5])
