@@ -18,6 +18,8 @@ import numpy as np
 from flax.linen.dtypes import promote_dtype
 from jaxtyping import Float
 
+from dmljax.nets.convolution import conv
+
 __all__ = [
     "BatchNorm",
     "Conv",
@@ -57,25 +59,6 @@ def fan_in_uniform(fan_in: int) -> Initializer:
 
 
 # --- layers -------------------------------------------------------------------------------------
-
-
-def conv(
-    x: Float[Array, "b h w i"],
-    kernel: Float[Array, "kh kw j o"],
-    *,
-    strides: int = 1,
-    padding: int = 0,
-    groups: int = 1,
-) -> Float[jax.Array, "b y x o"]:
-    """`kernel` over `x` with `padding` zeros on every side."""
-    return jax.lax.conv_general_dilated(
-        x,
-        kernel,
-        window_strides=(strides, strides),
-        padding=((padding, padding), (padding, padding)),
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        feature_group_count=groups,
-    )
 
 
 class Conv(nn.Module):
