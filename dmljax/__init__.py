@@ -7,7 +7,7 @@ import importlib
 
 __version__ = "0.1.0"
 
-_ROOMS = ("config", "data", "losses", "metrics", "miners", "ops", "retrieval")
+_ROOMS = ("config", "data", "losses", "methods", "metrics", "miners", "nets", "ops", "retrieval")
 
 __all__ = ["__version__", *_ROOMS]
 

@@ -6,11 +6,11 @@ import difflib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-__all__ = ["resolve"]
+__all__ = ["differences", "duration", "hint", "plain", "resolve"]
 
 
 def resolve(room: ModuleType, spec: str | Mapping[str, Any]) -> Callable:
@@ -28,14 +28,14 @@ def resolve(room: ModuleType, spec: str | Mapping[str, Any]) -> Callable:
         known = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
         for keyword in keywords:
             if keyword not in known:
-                raise TypeError(f"{name} has no argument {keyword!r}{_help(keyword, known)}")
+                raise TypeError(f"{name} has no argument {keyword!r}{hint(keyword, known)}")
     return functools.partial(function, **keywords) if keywords else function
 
 
 def _look_up(room: ModuleType, name: str) -> Callable:
     if name in room.__all__:
         return getattr(room, name)
-    raise ValueError(f"{room.__name__} has no {name!r}{_help(name, list(room.__all__))}")
+    raise ValueError(f"{room.__name__} has no {name!r}{hint(name, list(room.__all__))}")
 
 
 def _import(name: str) -> Callable:
@@ -46,7 +46,39 @@ def _import(name: str) -> Callable:
         raise ValueError(f"{name!r} cannot be imported: {error}") from error
 
 
-def _help(word: str, known: list[str]) -> str:
+def hint(word: str, known: Iterable[str]) -> str:
+    """The end of a message about `word`: the nearest of what is known, and all of it."""
+    known = sorted(known)
     near = difflib.get_close_matches(word, known, n=1)
-    hint = f": did you mean {near[0]!r}?" if near else "."
-    return f"{hint} It has: {', '.join(sorted(known)) or 'none'}"
+    start = f": did you mean {near[0]!r}?" if near else "."
+    return f"{start} It has: {', '.join(known) or 'none'}"
+
+
+def plain(config: Any) -> Any:
+    """A ConfigDict, or anything nested, as dicts, lists and scalars."""
+    if isinstance(config, Mapping) or hasattr(config, "items"):
+        return {str(k): plain(v) for k, v in config.items()}
+    return [plain(v) for v in config] if isinstance(config, list | tuple) else config
+
+
+def duration(length: int | str, *, per_epoch: int) -> int:
+    """Steps: a number of them, or '60 epochs'."""
+    if isinstance(length, str):
+        number, _, unit = length.partition(" ")
+        factors = {"steps": 1, "step": 1, "epochs": per_epoch, "epoch": per_epoch}
+        try:
+            return max(1, round(float(number) * factors[unit]))
+        except (ValueError, KeyError):
+            raise ValueError(f"{length!r} is no duration: write 500, or '60 epochs'") from None
+    if isinstance(length, bool) or int(length) != length or length < 0:
+        raise ValueError(f"{length!r} is no duration: write 500, or '60 epochs'")
+    return int(length)
+
+
+def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """`(path, old, new)` of every field in which two plain configs differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(set(old) | set(new)):
+            yield from differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif old != new:
+        yield path, old, new

@@ -1,0 +1,205 @@
+"""Checkpoints that can be trusted: atomic, checksummed, of one run at a time.
+
+A checkpoint is the items `params` and `train` (step, model state, optimizer state) and, as JSON,
+what the train loop wants to find again, in one folder named by its step. Saving is asynchronous.
+When a save is finished, SHA-256 sums of its files are written beside it; a folder whose files
+differ from them is named and passed over for the one before.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+from absl import logging
+
+from dmljax.train_step import TrainState
+
+__all__ = ["Checkpoints", "Damaged", "forget", "lock"]
+
+_SUMS = "sums.json"
+
+
+class Damaged(ValueError):
+    """No checkpoint of a folder can be used, or one does not fit the run."""
+
+
+def lock(workdir: pathlib.Path) -> Any:
+    """Keeps other processes from `workdir` for as long as the returned file is open.
+
+    The system drops the lock with the process, however it ends: there are no stale locks.
+    """
+    file = (workdir / "lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip() or "another process"
+        file.close()
+        raise ValueError(
+            f"{workdir} is in use by {owner}: wait for it, end it, or choose another --workdir"
+        ) from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {os.uname().nodename}")
+    file.flush()
+    return file
+
+
+class Checkpoints:
+    """The checkpoints of one run in `folder`: the latest `keep`, and the best by `run['score']`."""
+
+    def __init__(self, folder: str | os.PathLike, *, keep: int = 2):
+        from orbax.checkpoint import v1 as ocp
+
+        self.folder = pathlib.Path(folder).absolute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        policies = ocp.training.preservation_policies
+        best = policies.BestN(get_metric_fn=lambda m: m["score"], n=1)
+        self._sums = self.folder.parent / f"{self.folder.name}_sums"
+        self._pending: list[int] = []
+        self._checkpointer = ocp.training.Checkpointer(
+            self.folder,
+            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
+            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
+            cleanup_tmp_directories=True,
+        )
+
+    def steps(self) -> list[int]:
+        """Finished checkpoints, oldest first."""
+        return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdecimal())
+
+    def save(self, state: TrainState, run: dict[str, Any], *, score: float | None = None) -> None:
+        """Begins to save; a step that is there already is left as it is."""
+        step = int(state.step)
+        if step in self.steps() or step in self._pending:
+            return
+        self.wait()
+        items = {
+            "params": state.params,
+            "train": _train_item(state),
+        }
+        metrics = {"score": -1.0 if score is None else float(score)}
+        self._checkpointer.save_checkpointables_async(
+            step, items, metrics=metrics, custom_metadata={"run": json.dumps(run)}
+        )
+        self._pending.append(step)
+
+    def wait(self) -> None:
+        """Until what was begun is on the disk, with its sums."""
+        if not self._pending:
+            return
+        self._checkpointer.wait()
+        if jax.process_index() == 0:
+            self._sums.mkdir(exist_ok=True)
+            there = self.steps()
+            for step in self._pending:
+                if step in there:
+                    _write_json(self._sums / f"{step}.json", _sums(self.folder / str(step)))
+            for file in self._sums.glob("*.json"):
+                if int(file.stem) not in there:
+                    file.unlink()
+        self._pending.clear()
+
+    def restore(self, shapes: TrainState, sharding: Any) -> tuple[TrainState, dict] | None:
+        """The newest checkpoint that is whole, on the devices of `sharding`; None if there is none.
+
+        `shapes` is what `jax.eval_shape` says the state is.
+        """
+        for step in reversed(self.steps()):
+            fault = self.fault(step)
+            if fault is None:
+                return self.load(step, shapes, sharding)
+            logging.warning("checkpoint %s is damaged (%s): the one before is used", step, fault)
+        return None
+
+    def fault(self, step: int) -> str | None:
+        """What is wrong with a checkpoint's files, or None."""
+        file = self._sums / f"{step}.json"
+        if not file.exists():  # the process ended between the save and its sums
+            return None
+        wanted, found = json.loads(file.read_text()), _sums(self.folder / str(step))
+        for name in sorted(set(wanted) | set(found)):
+            if wanted.get(name) != found.get(name):
+                return f"{name} is {'missing' if name not in found else 'changed'}"
+        return None
+
+    def load(self, step: int, shapes: TrainState, sharding: Any) -> tuple[TrainState, dict]:
+        """One checkpoint, compared with `shapes` before anything is read."""
+        self._compare(step, {"params": shapes.params, "train": _train_item(shapes)})
+        abstract = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
+            {"params": shapes.params, "train": _train_item(shapes)},
+        )
+        found = self._checkpointer.load_checkpointables(step, abstract)
+        train = found["train"]
+        state = TrainState(train["step"], found["params"], train["model_state"], train["opt_state"])
+        return state, self.run(step)
+
+    def run(self, step: int) -> dict:
+        """What `save` was told about the run."""
+        metadata = self._checkpointer.checkpointables_metadata(step)
+        return json.loads(metadata.custom_metadata["run"])
+
+    def _shapes(self, step: int) -> dict:
+        return self._checkpointer.checkpointables_metadata(step).metadata
+
+    def _compare(self, step: int, wanted: dict) -> None:
+        found = self._shapes(step)
+        for item in wanted:
+            have = {p: tuple(a.shape) for p, a in _flat(found[item])}
+            want = {p: tuple(a.shape) for p, a in _flat(wanted[item])}
+            for path in sorted(set(have) | set(want)):
+                if have.get(path) != want.get(path):
+                    raise Damaged(
+                        f"checkpoint {step} of {self.folder} does not fit: {item}/{path} is "
+                        f"{have.get(path, 'missing')} there and {want.get(path, 'unknown')} here"
+                    )
+
+    def close(self) -> None:
+        self.wait()
+        self._checkpointer.close()
+
+
+def _train_item(state: TrainState) -> dict:
+    return {"step": state.step, "model_state": state.model_state, "opt_state": state.opt_state}
+
+
+def _flat(tree: Any) -> list[tuple[str, Any]]:
+    pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [
+        ("/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in p), a)
+        for p, a in pairs
+    ]
+
+
+def _sums(folder: pathlib.Path) -> dict[str, str]:
+    out = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            out[str(path.relative_to(folder))] = digest
+    return out
+
+
+def _write_json(path: pathlib.Path, content: Any) -> None:
+    aside = path.with_suffix(".tmp")
+    with aside.open("w") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+
+
+def forget(folder: str | os.PathLike) -> None:
+    """Deletes the checkpoints of `folder` and their sums."""
+    folder = pathlib.Path(folder)
+    for path in (folder, folder.parent / f"{folder.name}_sums"):
+        if path.exists():
+            shutil.rmtree(path)

@@ -1,0 +1,129 @@
+"""What a method is: three pure functions. The train loop sees nothing else of it.
+
+A factory is called as `factory(net, loss_fn, *, classes, ...)`: the backbone (a Linen module), the
+loss with its hyper-parameters bound, and the number of training classes; the rest are the method's
+own hyper-parameters. A `batch` is `dict(images [b h w c] normalised, labels [b])`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from dmljax import losses, ops
+from dmljax.nets import heads
+from dmljax.ops import Array
+
+__all__ = ["Method", "Params", "State", "backbone", "mined", "modules", "stats", "unit"]
+
+Params = Mapping[str, Any]
+State = Mapping[str, Any]
+Batch = Mapping[str, Array]
+
+
+class Method(NamedTuple):
+    """`init`, `loss` and `embed`; `parts` names further embeddings that are scored beside it.
+
+    init(key, batch) -> (params, model_state)
+    loss(params, model_state, batch, *, key, step) -> (loss, (model_state, metrics))
+    embed(params, model_state, images) -> unit embeddings [b d]
+    parts(params, model_state, images) -> {name: embeddings [b d]}
+    """
+
+    init: Callable[..., tuple[Params, State]]
+    loss: Callable[..., tuple[Array, tuple[State, dict[str, Array]]]]
+    embed: Callable[..., Array]
+    parts: Callable[..., dict[str, Array]] | None = None
+
+
+class Modules(NamedTuple):
+    """`init(key, images) -> (params, model_state, outputs)`;
+    `apply(params, model_state, images, *, train, key=None) -> (outputs, model_state)`.
+    """
+
+    init: Callable[..., tuple[Params, State, dict[str, Array]]]
+    apply: Callable[..., tuple[dict[str, Array], State]]
+
+
+def modules(forward: Callable, **parts: nn.Module) -> Modules:
+    """Linen modules that are run one after another, as `init` and `apply` over plain trees.
+
+    `forward(run, images)` calls `run[name](x)` for each of `parts` and returns the outputs. The
+    trees are `params[name]` and `model_state['batch_stats'][name]`.
+    """
+
+    def init(key, images):
+        params, stats = {}, {}
+
+        def begin(name, *args, **kwargs):
+            own = jax.random.fold_in(key, len(params))
+            out, variables = parts[name].init_with_output(own, *args, train=True, **kwargs)
+            params[name] = variables.get("params", {})
+            if "batch_stats" in variables:
+                stats[name] = variables["batch_stats"]
+            return out
+
+        outputs = forward({name: functools.partial(begin, name) for name in parts}, images)
+        return params, {"batch_stats": stats} if stats else {}, outputs
+
+    def apply(params, model_state, images, *, train, key=None):
+        stats = dict(model_state.get("batch_stats", {}))
+
+        def call(name, *args, **kwargs):
+            variables = {"params": params[name]}
+            if name in stats:
+                variables["batch_stats"] = stats[name]
+            rngs = None
+            if key is not None:
+                own = jax.random.fold_in(key, list(parts).index(name))
+                rngs = {"dropout": own, "sample": jax.random.fold_in(own, 1)}
+            out, changed = parts[name].apply(
+                variables, *args, train=train, rngs=rngs, mutable=["batch_stats"], **kwargs
+            )
+            if name in stats:
+                stats[name] = changed["batch_stats"]
+            return out
+
+        outputs = forward({name: functools.partial(call, name) for name in parts}, images)
+        if train and stats:
+            model_state = {**model_state, "batch_stats": stats}
+        return outputs, model_state
+
+    return Modules(init, apply)
+
+
+def backbone(net: nn.Module, *, dim: int | None, pool: Any = "mean") -> Modules:
+    """A backbone and `heads.Head`: pool, linear layer to `dim` (None: none), unit vectors."""
+    # Backbones pool on their own; what is not asked for is never computed.
+    pooled = {"mean": "pooled", "max": "max_pooled"}.get(pool, "features")
+    head = heads.Head(features=dim, pool=pool if pooled == "features" else None)
+    return modules(lambda run, images: run["head"](run["net"](images)[pooled]), net=net, head=head)
+
+
+def mined(loss_fn: Callable, mine_fn: Callable | None) -> Callable:
+    """`loss_fn(embeddings, labels, *, key, ...)` with the miner, which gets the key if it draws."""
+    if mine_fn is None:
+        return lambda *args, key, **kwargs: loss_fn(*args, **kwargs)
+    if "key" not in inspect.signature(mine_fn).parameters:
+        return lambda *args, key, **kwargs: loss_fn(*args, mine_fn=mine_fn, **kwargs)
+
+    def with_key(*args, key, **kwargs):
+        return loss_fn(*args, mine_fn=functools.partial(mine_fn, key=key), **kwargs)
+
+    return with_key
+
+
+def stats(embeddings: Array, labels: Array) -> dict[str, Array]:
+    """What tells a loss that has collapsed from one that is solved."""
+    return {k: jax.lax.stop_gradient(v) for k, v in losses.stats(embeddings, labels).items()}
+
+
+def unit(embeddings: Array) -> Array:
+    """What is evaluated: float32 unit vectors."""
+    return ops.normalize(jnp.asarray(embeddings, jnp.promote_types(embeddings.dtype, jnp.float32)))

@@ -1,0 +1,65 @@
+"""Any pair or ranking loss, any miner, and optionally a memory of earlier batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from dmljax import losses
+from dmljax.methods import base
+
+__all__ = ["pairs"]
+
+
+def pairs(
+    net: nn.Module,
+    loss_fn: Callable,
+    *,
+    classes: int,
+    mine_fn: Callable | None = None,
+    dim: int | None = 128,
+    pool: Any = "mean",
+    normalized: bool = True,
+    memory: int = 0,
+    memory_start: int = 0,
+) -> base.Method:
+    """Backbone, pool, linear layer to `dim`, and `loss_fn(embeddings, labels)`.
+
+    `dim=None` takes the pooled features as they are. `normalized=False` hands the loss the features
+    before normalisation. With `memory` rows of earlier batches (Wang et al., CVPR 2020), counted in
+    from step `memory_start` on, when embeddings drift slowly enough.
+    """
+    del classes
+    whole = base.backbone(net, dim=dim, pool=pool)
+    output = "embeddings" if normalized else "features"
+    loss_fn = base.mined(loss_fn, mine_fn)
+    bank = losses.cross_batch_memory(loss_fn, size=memory) if memory else None
+
+    def init(key, batch):
+        params, model_state, outputs = whole.init(key, batch["images"])
+        if bank is not None:
+            model_state = {**model_state, "memory": bank.init(outputs[output].shape[1])}
+        return params, model_state
+
+    def loss(params, model_state, batch, *, key, step):
+        outputs, model_state = whole.apply(
+            params, model_state, batch["images"], train=True, key=key
+        )
+        x, labels = outputs[output], batch["labels"]
+        metrics = base.stats(x, labels)
+        value = loss_fn(x, labels, key=key)
+        if bank is not None:
+            remembered, new = bank.loss(model_state["memory"], x, labels, key=key)
+            metrics["memory_loss"] = remembered
+            value = value + jnp.where(step >= memory_start, remembered, 0)
+            model_state = {**model_state, "memory": new}
+        return value, (model_state, metrics)
+
+    def embed(params, model_state, images):
+        outputs, _ = whole.apply(params, model_state, images, train=False)
+        return base.unit(outputs[output])
+
+    return base.Method(init, loss, embed)

@@ -1,0 +1,59 @@
+"""Losses against learned vectors, one or several for each class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from dmljax import losses
+from dmljax.methods import base
+
+__all__ = ["proxies"]
+
+
+def proxies(
+    net: nn.Module,
+    loss_fn: Callable,
+    *,
+    classes: int,
+    dim: int | None = 128,
+    pool: Any = "mean",
+    centers: int = 0,
+    sparsity: float = 0.0,
+) -> base.Method:
+    """Backbone, pool, linear layer to `dim`, and `loss_fn(features, labels, params['proxies'])`.
+
+    `centers` proxies for each class where the loss takes several. `sparsity` times
+    `losses.sparse_centers` draws those of one class together (Qian et al., ICCV 2019: 0.2). Give
+    the proxies their own learning rate with `optimizer.groups`, such as
+    `[dict(path='^proxies', factor=100.0)]`.
+    """
+    whole = base.backbone(net, dim=dim, pool=pool)
+
+    def init(key, batch):
+        params, model_state, outputs = whole.init(key, batch["images"])
+        d = outputs["features"].shape[1]
+        rows = (classes, centers, d) if centers else (classes, d)
+        drawn = jax.random.normal(jax.random.fold_in(key, 1000), rows)
+        return {**params, "proxies": drawn}, model_state
+
+    def loss(params, model_state, batch, *, key, step):
+        del step
+        outputs, model_state = whole.apply(
+            params, model_state, batch["images"], train=True, key=key
+        )
+        value = loss_fn(outputs["features"], batch["labels"], params["proxies"])
+        metrics = base.stats(outputs["embeddings"], batch["labels"])
+        if sparsity:
+            metrics["sparsity"] = losses.sparse_centers(params["proxies"])
+            value = value + sparsity * metrics["sparsity"]
+        return value, (model_state, metrics)
+
+    def embed(params, model_state, images):
+        outputs, _ = whole.apply(params, model_state, images, train=False)
+        return outputs["embeddings"]
+
+    return base.Method(init, loss, embed)

@@ -1,0 +1,142 @@
+"""Pictures of a run: its curves, what a query finds, a map of the embedding."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from dmljax import retrieval
+from dmljax.data.splits import Split
+
+__all__ = ["curves", "embedding_map", "neighbours"]
+
+_RIGHT, _WRONG, _INK = "#2a9d5c", "#d1495b", "#333333"
+
+
+def _figure(width: float, height: float, **kwargs):
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    return pyplot.subplots(figsize=(width, height), layout="constrained", **kwargs)
+
+
+def _save(figure, path: pathlib.Path) -> None:
+    from matplotlib import pyplot
+
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def curves(lines: Sequence[dict], path: pathlib.Path) -> None:
+    """Loss and what the loss says of itself on the left, scores on the right."""
+    figure, (left, right) = _figure(10, 4, ncols=2)
+    train = [line for line in lines if "loss" in line]
+    if train:
+        left.plot([x["step"] for x in train], [x["loss"] for x in train], color=_INK, lw=1)
+    left.set(title="training loss", xlabel="step")
+    names = {k for line in lines for k in line if "/R@" in k or k.endswith(("/MAP@R", "/NMI"))}
+    for name in sorted(names):
+        points = [(x["step"], x[name]) for x in lines if name in x]
+        right.plot(*zip(*points, strict=True), marker="o", ms=3, lw=1.2, label=name)
+    right.set(title="scores", xlabel="step", ylim=(0, 1))
+    if names:
+        right.legend(fontsize=8, frameon=False)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def neighbours(
+    embeddings: np.ndarray,
+    split: Split,
+    read_fn: Callable[[int], np.ndarray],
+    path: pathlib.Path,
+    *,
+    queries: int = 8,
+    k: int = 8,
+    seed: int = 0,
+) -> None:
+    """Queries on the left, the nearest images beside them: green is right, red is wrong."""
+    good = np.isfinite(embeddings).all(axis=1)
+    asked = good if split.query is None else good & split.query
+    offered = good if split.gallery is None else good & split.gallery
+    rng = np.random.default_rng(seed)
+    pool = np.flatnonzero(asked)
+    rows = rng.choice(pool, min(queries, len(pool)), replace=False)
+    items = np.flatnonzero(offered)
+    found, _ = retrieval.nearest(embeddings[rows], embeddings[items], k=min(k + 1, len(items)))
+    figure, axes = _figure(
+        1.1 * (k + 1) + 0.3, 1.15 * len(rows) + 0.3, nrows=len(rows), ncols=k + 1, squeeze=False
+    )
+    for row, near, line in zip(rows, items[found], axes, strict=True):
+        near = [i for i in near if i != row][:k]
+        for axis in line:
+            axis.set(xticks=[], yticks=[])
+            axis.spines[:].set_visible(False)
+        _show(line[0], read_fn(int(row)), _INK)
+        for axis, i in zip(line[1:], near, strict=False):
+            same = split.labels[i] == split.labels[row]
+            _show(axis, read_fn(int(i)), _RIGHT if same else _WRONG)
+    axes[0][0].set_title("query", fontsize=9)
+    axes[0][1].set_title("nearest", fontsize=9, loc="left")
+    _save(figure, path)
+
+
+def _show(axis, image: np.ndarray, color: str) -> None:
+    grey = image.shape[2] == 1
+    axis.imshow(image[:, :, 0] if grey else image, cmap="gray" if grey else None, vmin=0, vmax=255)
+    axis.spines[:].set(visible=True, color=color, linewidth=3)
+
+
+def embedding_map(
+    embeddings: np.ndarray,
+    split: Split,
+    read_fn: Callable[[int], np.ndarray],
+    path: pathlib.Path,
+    *,
+    classes: int = 24,
+    images: int = 400,
+    seed: int = 0,
+) -> None:
+    """Images of a few classes where t-SNE puts them (van der Maaten & Hinton, 2008).
+
+    Two-dimensional embeddings are shown as they are. A frame's colour is the class.
+    """
+    rng = np.random.default_rng(seed)
+    good = np.flatnonzero(np.isfinite(embeddings).all(axis=1))
+    present = np.unique(split.labels[good])
+    chosen = rng.choice(present, min(classes, len(present)), replace=False)
+    rows = good[np.isin(split.labels[good], chosen)]
+    if len(rows) > images:
+        rows = rng.choice(rows, images, replace=False)
+    places = embeddings[rows]
+    if places.shape[1] > 2:
+        from sklearn.manifold import TSNE
+
+        perplexity = min(20, max(1, (len(rows) - 1) / 4))
+        places = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(places)
+    from matplotlib import colormaps
+    from matplotlib.offsetbox import AnnotationBbox, OffsetImage
+
+    figure, axes = _figure(11, 11)
+    colors = {c: colormaps["hsv"](i / len(chosen)) for i, c in enumerate(chosen)}
+    for row, place in zip(rows, places, strict=True):
+        image = read_fn(int(row))
+        picture = OffsetImage(
+            image[:, :, 0] if image.shape[2] == 1 else image,
+            zoom=22 / max(image.shape[:2]),
+            cmap="gray" if image.shape[2] == 1 else None,
+        )
+        box = dict(edgecolor=colors[split.labels[row]], linewidth=2)
+        axes.add_artist(AnnotationBbox(picture, place, pad=0.15, bboxprops=box))
+    low, high = places.min(axis=0), places.max(axis=0)
+    gap = 0.04 * np.maximum(high - low, 1e-6)
+    axes.set(xlim=(low[0] - gap[0], high[0] + gap[0]), ylim=(low[1] - gap[1], high[1] + gap[1]))
+    axes.set(xticks=[], yticks=[], title=f"{len(chosen)} classes never seen in training")
+    axes.spines[:].set_visible(False)
+    _save(figure, path)

@@ -1,0 +1,541 @@
+"""One loop for every method: build, restore, step, log, evaluate, save. Alone reads the config."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import inspect
+import json
+import os
+import pathlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from dmljax import config as config_lib
+from dmljax import evaluate, log, losses, methods, miners, nets, optim, report, sharding
+from dmljax.checkpoint import Checkpoints, forget, lock
+from dmljax.data import datasets, normalization, pipeline, sampling, transforms
+from dmljax.data.splits import Split, divide
+from dmljax.methods.base import Method
+from dmljax.train_step import TrainState, init_state, train_step
+
+__all__ = ["Run", "build", "load", "run"]
+
+_IN_FLIGHT = 2  # steps; more dead-lock the collectives of several CPU devices
+_ROOMS = {
+    "dataset": datasets,
+    "transform": transforms,
+    "eval_transform": transforms,
+    "normalize": normalization,
+    "sampler": sampling,
+    "net": nets,
+    "loss": losses,
+    "miner": miners,
+    "method": methods,
+    "schedule": optim,
+}
+# Fields with defaults; what a config leaves out is this. Anything else is an error.
+_DEFAULTS: dict[str, Any] = {
+    "seed": 0,
+    "steps": None,  # a number, or '60 epochs'
+    "transform": "standard_train",
+    "eval_transform": "standard_eval",
+    "normalize": "imagenet",
+    "sampler": {"name": "plan", "classes": 32, "per_class": 4},
+    "miner": None,
+    "weights": None,
+    "optimizer": {"name": "adam", "rate": 1e-4},
+    "schedule": "cosine",
+    "reload_best_at": (),
+    "validation": 0.0,
+    "select": "last",
+    "evaluate": {},
+    "checkpoint": {},
+    "log_every": 20,
+    "pictures": True,
+    "notes": "",
+    "runtime": {},
+}
+_EVALUATE = {"every": None, "ks": (1, 2, 4, 8), "clustering": True, "batch_size": 256, "knn": 0}
+_EVALUATE |= {"seeds": (0, 1, 2)}
+_CHECKPOINT = {"every": None, "keep": 2}
+_RUNTIME = {"workers": 0, "cache": False, "unreadable": "raise", "devices": None}
+
+
+class Run(NamedTuple):
+    """A config made into functions and numbers."""
+
+    config: dict[str, Any]
+    train: Split
+    held_out: Split | None
+    test: Split
+    method: Method
+    optimizer: optax.GradientTransformation
+    sample_fn: Callable
+    transform_fn: Callable
+    eval_transform_fn: Callable
+    normalize_fn: Callable
+    shards: sharding.Shardings
+    batch: int
+    total: int
+    every: dict[str, int]
+
+
+# --- building -----------------------------------------------------------------------------------
+
+
+def build(config: Any) -> Run:
+    """Everything that a run needs; raises one line for whatever a config says wrong."""
+    config = _complete(config)
+    splits = config_lib.resolve(datasets, config["dataset"])()
+    train, held_out = splits.train, None
+    if config["validation"]:
+        train, held_out = divide(train, train=1 - config["validation"])
+    if config["select"] not in ("last", "val", "test"):
+        raise ValueError(f"select must be 'last', 'val' or 'test', not {config['select']!r}")
+    if config["select"] == "val" and held_out is None:
+        raise ValueError("select='val' needs held-out classes: set validation, such as 0.2")
+    sample_fn = config_lib.resolve(sampling, config["sampler"])
+    batch = len(sample_fn(sampling.group(train.labels), seed=config["seed"], step=0))
+    devices = config["runtime"]["devices"]
+    shards = sharding.shardings(jax.devices()[:devices] if devices else None, batch=batch)
+    per_epoch = max(1, len(train) // batch)
+    steps = functools.partial(config_lib.duration, per_epoch=per_epoch)
+    total = steps(config["steps"])
+    schedule = _with_steps(dict(_named(config["schedule"])), steps)
+    factor = config_lib.resolve(optim, schedule)(total=total)
+    optimizer = dict(config["optimizer"])
+    split_up = inspect.signature(optim.build).parameters
+    whole = {k: optimizer.pop(k) for k in list(optimizer) if k in split_up}
+    direction = config_lib.resolve(optim, optimizer)()
+    run_every = {
+        "log": config["log_every"],
+        "evaluate": steps(config["evaluate"]["every"] or total),
+        "save": steps(config["checkpoint"]["every"] or config["evaluate"]["every"] or total),
+    }
+    return Run(
+        config=config,
+        train=train,
+        held_out=held_out,
+        test=splits.test,
+        method=_method(config, len(train.names)),
+        optimizer=optim.build(direction, schedule=factor, **whole),
+        sample_fn=sample_fn,
+        transform_fn=config_lib.resolve(transforms, config["transform"]),
+        eval_transform_fn=config_lib.resolve(transforms, config["eval_transform"]),
+        normalize_fn=config_lib.resolve(normalization, config["normalize"]),
+        shards=shards,
+        batch=batch,
+        total=total,
+        every=run_every,
+    )
+
+
+def _complete(config: Any) -> dict[str, Any]:
+    """The config with defaults filled in, as plain data that JSON can hold."""
+    config = json.loads(json.dumps(config_lib.plain(config)))
+    known = {*_DEFAULTS, "dataset", "net", "loss", "method"}
+    for name in config:
+        if name not in known:
+            raise ValueError(f"the config has no field {name!r}{config_lib.hint(name, known)}")
+    if missing := sorted(known - set(_DEFAULTS) - set(config)):
+        raise ValueError(f"the config sets no {', '.join(missing)}")
+    config = {**json.loads(json.dumps(_DEFAULTS)), **config}
+    for name, defaults in (
+        ("evaluate", _EVALUATE),
+        ("checkpoint", _CHECKPOINT),
+        ("runtime", _RUNTIME),
+    ):
+        if unknown := sorted(set(config[name]) - set(defaults)):
+            raise ValueError(f"{name} has no {unknown[0]!r}{config_lib.hint(unknown[0], defaults)}")
+        config[name] = {**json.loads(json.dumps(defaults)), **config[name]}
+    if config["steps"] is None:
+        raise ValueError("the config sets no steps: a number, or '60 epochs'")
+    return config
+
+
+def _named(spec: Any) -> dict[str, Any]:
+    return {"name": spec} if isinstance(spec, str) else spec
+
+
+def _with_steps(schedule: dict[str, Any], steps: Callable) -> dict[str, Any]:
+    """Durations of a schedule in steps."""
+    if "warmup" in schedule:
+        schedule["warmup"] = steps(schedule["warmup"])
+    if "at" in schedule:
+        schedule["at"] = [steps(at) for at in schedule["at"]]
+    return schedule
+
+
+def _method(config: dict[str, Any], classes: int) -> Method:
+    net = config_lib.resolve(nets, _tuples(config["net"]))()
+    loss_fn = config_lib.resolve(losses, _tuples(config["loss"]))
+    factory = config_lib.resolve(methods, _tuples(config["method"]))
+    wiring = {"classes": classes}
+    if config["miner"]:
+        mine_fn = config_lib.resolve(miners, _tuples(config["miner"]))
+        if "mine_fn" not in inspect.signature(factory).parameters:
+            raise ValueError(f"the method {_named(config['method'])['name']} takes no miner")
+        wiring["mine_fn"] = mine_fn
+    return factory(net, loss_fn, **wiring)
+
+
+def _tuples(spec: Any) -> Any:
+    """Lists as tuples: attributes of a module must be hashable."""
+    if isinstance(spec, dict):
+        return {k: _tuples(v) for k, v in spec.items()}
+    return tuple(_tuples(v) for v in spec) if isinstance(spec, list) else spec
+
+
+def _first_state(run: Run, shape: tuple[int, ...]) -> TrainState:
+    """Parameters drawn, or read from `weights`, on all devices."""
+
+    def begin(key):
+        images = run.normalize_fn(jax.numpy.zeros((2, *shape), jax.numpy.uint8))
+        batch = {"images": images, "labels": jax.numpy.zeros(2, jax.numpy.int32)}
+        params, model_state = run.method.init(key, batch)
+        return init_state(params, model_state, run.optimizer)
+
+    key = jax.random.key(run.config["seed"])
+    if not run.config["weights"]:
+        return jax.jit(begin, out_shardings=run.shards.everywhere)(key)
+    from dmljax.nets import pretrained
+
+    raise NotImplementedError(pretrained)
+
+
+# --- running ------------------------------------------------------------------------------------
+
+
+def run(config: Any, workdir: str | os.PathLike, *, overwrite: bool = False) -> dict[str, float]:
+    """Trains, or goes on training, and returns the scores of the test split."""
+    workdir = pathlib.Path(workdir)
+    made = build(config)
+    workdir.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        if jax.process_index() == 0:
+            stack.callback(lock(workdir).close)
+            _keep_config(made.config, workdir, overwrite)
+        checkpoints = Checkpoints(workdir / "checkpoints", keep=made.config["checkpoint"]["keep"])
+        stack.callback(checkpoints.close)
+        return _train(made, workdir, checkpoints)
+
+
+def _keep_config(config: dict[str, Any], workdir: pathlib.Path, overwrite: bool) -> None:
+    """Writes config.json, or refuses a run folder of another config."""
+    file = workdir / "config.json"
+    if file.exists():
+        old = json.loads(file.read_text())
+        other = sorted(
+            f"{path} ({a!r} there, {b!r} here)"
+            for path, a, b in config_lib.differences(old, config)
+            if not path.startswith(("runtime", "notes"))
+        )
+        if other and not overwrite:
+            raise ValueError(
+                f"{workdir} holds a run of another config: {'; '.join(other[:5])}. Choose another "
+                "--workdir, or --overwrite to delete that run"
+            )
+        if other:
+            forget(workdir / "checkpoints")
+            for name in ("metrics.jsonl", "speed.jsonl"):
+                (workdir / name).unlink(missing_ok=True)
+    aside = file.with_suffix(".tmp")
+    aside.write_text(json.dumps(config, indent=2) + "\n")
+    os.replace(aside, file)
+
+
+def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[str, float]:
+    main = jax.process_index() == 0
+    sample = made.transform_fn(_reader(made.train)(0), np.random.default_rng(0))
+    shapes = jax.eval_shape(lambda: _first_state(made, sample.shape))
+    restored = checkpoints.restore(shapes, made.shards.everywhere)
+    if restored is None:
+        state, memory = _first_state(made, sample.shape), {"window": [], "best": None}
+    else:
+        state, memory = restored
+    begun = int(state.step)
+    step_fn = jax.jit(
+        train_step(
+            made.method,
+            made.optimizer,
+            normalize_fn=made.normalize_fn,
+            seed=made.config["seed"],
+        ),
+        donate_argnums=0,
+        out_shardings=made.shards.everywhere,
+    )
+    evaluator = Evaluator(made)
+    writer = log.Log(workdir, step=begun, total=made.total, write=main)
+    with contextlib.ExitStack() as stack:
+        stack.callback(writer.close)
+        stop = stack.enter_context(_Stop())
+        if main:
+            writer.say(_head(made, state, begun))
+        if begun == 0:
+            baseline = evaluator.raw()
+            if baseline:
+                writer.say(f"raw pixels, before training: R@1 {100 * baseline['R@1']:.1f}")
+                writer.evaluation(0, baseline, split="raw")
+        batches = stack.enter_context(_batches(made, begun))
+        pending: collections.deque = collections.deque()
+        scores: dict[str, float] = {}
+
+        def collect(keep: int) -> None:
+            while len(pending) > keep:
+                step, metrics = pending.popleft()
+                memory["window"].append(_finite(step, jax.device_get(metrics), memory["window"]))
+                if step % made.every["log"] == 0 or step == made.total:
+                    writer.train(step, _means(memory["window"]), batch=made.batch)
+                    memory["window"].clear()
+
+        def save() -> None:
+            collect(0)
+            writer.flush()
+            checkpoints.save(state, dict(memory), score=memory.get("score"))
+
+        feed = sharding.prefetch(batches, made.shards.rows)
+        for step in range(begun + 1, made.total + 1):
+            waiting = time.perf_counter()
+            batch = next(feed)
+            writer.waited(time.perf_counter() - waiting)
+            with jax.transfer_guard("disallow"):
+                state, metrics = step_fn(state, batch)
+            pending.append((step, metrics))
+            collect(_IN_FLIGHT)
+            if step % made.every["evaluate"] == 0 or step == made.total:
+                collect(0)
+                scores = evaluator.all(state, writer, step)
+                memory["score"] = scores.get(
+                    "val/R@1" if made.config["select"] == "val" else "test/R@1"
+                )
+                writer.resume(step)
+            if step % made.every["save"] == 0 or step == made.total:
+                save()
+            if stop.hit:
+                save()
+                checkpoints.wait()
+                writer.say(f"stopped after step {step}, saved; the same command goes on from there")
+                stop.leave()
+        checkpoints.wait()
+        if not scores:  # a finished run, asked for again
+            scores = evaluator.all(state, writer, made.total, keep=False)
+        if main:
+            _last_words(made, evaluator, state, scores, workdir, writer)
+    return {k.removeprefix("test/"): v for k, v in scores.items() if k.startswith("test/")}
+
+
+def _reader(split: Split) -> pipeline.Reader:
+    return pipeline.Reader(split, cache=False)
+
+
+@contextlib.contextmanager
+def _batches(made: Run, begun: int) -> Iterator[Any]:
+    runtime = made.config["runtime"]
+    with pipeline.train(
+        made.train,
+        sample_fn=made.sample_fn,
+        transform_fn=made.transform_fn,
+        seed=made.config["seed"],
+        start=begun,
+        host=jax.process_index(),
+        hosts=jax.process_count(),
+        workers=runtime["workers"],
+        cache=runtime["cache"],
+        unreadable=runtime["unreadable"],
+    ) as batches:
+        yield batches
+
+
+def _means(window: list[dict[str, float]]) -> dict[str, float]:
+    return {k: float(np.mean([m[k] for m in window])) for k in window[-1]}
+
+
+def _finite(step: int, metrics: dict[str, Any], window: list) -> dict[str, float]:
+    metrics = {k: float(v) for k, v in metrics.items()}
+    if not np.isfinite(metrics["loss"]):
+        good = f"finite until step {step - 1}" if window else "so far unknown"
+        raise FloatingPointError(
+            f"the loss is {metrics['loss']} at step {step} ({good}): the last checkpoint is good. "
+            "Lower optimizer.rate, set optimizer.clip, or look at the images of that step"
+        )
+    return metrics
+
+
+def _head(made: Run, state: TrainState, begun: int) -> str:
+    count = sum(x.size for x in jax.tree.leaves(state.params))
+    name = _named(made.config["dataset"])["name"]
+    where = f"{made.shards.size} {jax.devices()[0].platform} device"
+    return (
+        f"{name}: {len(made.train):,} training images of {len(made.train.names):,} classes, "
+        f"{len(made.test):,} test images of {len(made.test.names):,}; {count:,} parameters; "
+        f"batches of {made.batch} on {where}{'s' if made.shards.size > 1 else ''}"
+        + (f"; going on from step {begun}" if begun else "")
+    )
+
+
+class _Stop:
+    """SIGTERM and Ctrl-C end the run after the step; a second one ends it at once."""
+
+    hit: int | None = None
+
+    def __enter__(self):
+        self._old = {s: signal.signal(s, self._on) for s in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def _on(self, number, frame):
+        if self.hit:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.hit = number
+
+    def __exit__(self, *_):
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def leave(self) -> None:
+        raise SystemExit(128 + self.hit)
+
+
+# --- evaluating ---------------------------------------------------------------------------------
+
+
+class Evaluator:
+    """Scores of the splits of a run; the embedding function is compiled once."""
+
+    def __init__(self, made: Run):
+        self._made = made
+        method = made.method
+
+        def embed(params, model_state, images):
+            images = made.normalize_fn(images)
+            out = {"": method.embed(params, model_state, images)}
+            if method.parts is not None:
+                out |= method.parts(params, model_state, images)
+            return out
+
+        self._embed = jax.jit(embed, out_shardings=made.shards.rows)
+
+    def embeddings(self, state: TrainState, split: Split) -> dict[str, np.ndarray]:
+        """Of every image, under '' the method's own, beside them its parts."""
+        params = optim.averaged(state.params, state.opt_state)
+        return self._go(lambda images: self._embed(params, state.model_state, images), split)
+
+    def _go(self, embed_fn: Callable, split: Split) -> Any:
+        config = self._made.config
+        return evaluate.embed(
+            embed_fn,
+            split,
+            transform_fn=self._made.eval_transform_fn,
+            batch_size=config["evaluate"]["batch_size"],
+            shards=self._made.shards,
+            cache=config["runtime"]["cache"],
+            workers=config["runtime"]["workers"],
+            unreadable=config["runtime"]["unreadable"],
+        )
+
+    def score(self, embeddings: dict[str, np.ndarray], split: Split) -> dict[str, float]:
+        options = self._made.config["evaluate"]
+        scores = evaluate.score(
+            embeddings[""],
+            split,
+            ks=options["ks"],
+            clustering=options["clustering"],
+            seeds=options["seeds"],
+        )
+        for name, part in embeddings.items():
+            if name:
+                found = evaluate.score(part, split, ks=(1,), clustering=False)
+                scores[f"{name}/R@1"] = found["R@1"]
+        return scores
+
+    def raw(self) -> dict[str, float] | None:
+        """Scores of the pixels themselves, where they are few: what a net has to beat."""
+        split = self._made.test
+        image = self._made.eval_transform_fn(_reader(split)(0), np.random.default_rng(0))
+        if image.size > 64 * 64 * 3 or len(split) > 20_000:
+            return None
+        flat = self._go(lambda images: images.reshape(len(images), -1), split)
+        return evaluate.score(flat, split, ks=(1,), clustering=False)
+
+    def all(
+        self, state: TrainState, writer: log.Log, step: int, *, keep: bool = True
+    ) -> dict[str, float]:
+        """Scores of the test split and of held-out classes, named 'test/R@1'."""
+        splits = {"test": self._made.test, "val": self._made.held_out}
+        found = {}
+        for name, split in splits.items():
+            if split is None or not len(split):
+                continue
+            scores = self.score(self.embeddings(state, split), split)
+            if keep:
+                writer.evaluation(step, scores, split=name)
+            found |= {f"{name}/{k}": v for k, v in scores.items()}
+        return found
+
+
+def _last_words(made, evaluator, state, scores, workdir, writer) -> None:
+    """The table, the rule behind it, the pictures."""
+    test = {k.removeprefix("test/"): v for k, v in scores.items() if k.startswith("test/")}
+    config = made.config
+    size = evaluator.embeddings(state, _first(made.test))[""].shape[1]
+    writer.say("")
+    writer.say(log.table(test))
+    weights = config["weights"] or "none"
+    writer.say(
+        f"test split after step {int(state.step)} (select={config['select']}), "
+        f"seed {config['seed']}, {size}-d embeddings, pretraining: {weights}"
+    )
+    if config["pictures"]:
+        embeddings = evaluator.embeddings(state, made.test)[""]
+        read = _reader(made.test)
+        rng = np.random.default_rng(0)
+
+        def shown(i):
+            return made.eval_transform_fn(read(i), rng)
+
+        report.curves(log.read(workdir / "metrics.jsonl"), workdir / "curves.png")
+        report.neighbours(embeddings, made.test, shown, workdir / "retrieval.png")
+        report.embedding_map(embeddings, made.test, shown, workdir / "map.png")
+        writer.say(f"pictures: {workdir}/curves.png, retrieval.png, map.png")
+
+
+def _first(split: Split) -> Split:
+    from dmljax.data.splits import subset
+
+    return subset(split, np.arange(min(2, len(split))))
+
+
+def load(workdir: str | os.PathLike) -> tuple[Callable, dict[str, Any], dict[str, Any]]:
+    """`(embed_fn, variables, config)` of a run: `embed_fn(variables, images uint8) -> [b d]`."""
+    workdir = pathlib.Path(workdir)
+    config = json.loads((workdir / "config.json").read_text())
+    made = build(config)
+    sample = made.transform_fn(_reader(made.train)(0), np.random.default_rng(0))
+    shapes = jax.eval_shape(lambda: _first_state(made, sample.shape))
+    checkpoints = Checkpoints(workdir / "checkpoints")
+    try:
+        restored = checkpoints.restore(shapes, made.shards.everywhere)
+    finally:
+        checkpoints.close()
+    if restored is None:
+        raise FileNotFoundError(f"{workdir} holds no checkpoint")
+    state, _ = restored
+    variables = {
+        "params": optim.averaged(state.params, state.opt_state),
+        "model_state": state.model_state,
+    }
+
+    @jax.jit
+    def embed_fn(variables, images):
+        images = made.normalize_fn(images)
+        return made.method.embed(variables["params"], variables["model_state"], images)
+
+    return embed_fn, variables, config

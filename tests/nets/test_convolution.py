@@ -1,0 +1,52 @@
+"""Gradients of convolutions equal XLA's own, whatever the geometry."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmljax.nets import convolution
+
+
+def _gradients(conv, x, kernel, weights):
+    return jax.jit(jax.grad(lambda x, k: jnp.sum(conv(x, k) * weights), argnums=(0, 1)))(x, kernel)
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    st.integers(1, 5), st.integers(1, 3), st.integers(0, 2), st.integers(0, 6), st.integers(0, 4)
+)
+def test_gradients_are_those_of_xla(size, strides, padding, more, other):
+    rng = np.random.default_rng(size * 100 + strides * 10 + padding)
+    shape = [max(1, size - 2 * padding) + extra for extra in (more, other)]
+    x = rng.normal(size=(2, *shape, 3)).astype(np.float32)
+    kernel = rng.normal(size=(size, size, 3, 4)).astype(np.float32)
+    options = {"strides": strides, "padding": padding}
+    weights = rng.normal(size=convolution.conv(x, kernel, **options).shape).astype(np.float32)
+    ours = _gradients(lambda x, k: convolution.conv(x, k, **options), x, kernel, weights)
+    with jax.enable_x64(True):  # not float32, so XLA's own
+        wide = [a.astype(np.float64) for a in (x, kernel, weights)]
+        exact = _gradients(lambda x, k: convolution.conv(x, k, **options), *wide)
+    for got, want in zip(ours, exact, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("limit", [1, 1 << 30])
+def test_pieces_of_the_map_add_up(monkeypatch, limit):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, 12, 10, 2)).astype(np.float32)
+    g = rng.normal(size=(3, 6, 5, 4)).astype(np.float32)
+    whole = convolution._kernel_gradient(x, (3, 3, 2, 4), g, 2, 1)
+    monkeypatch.setattr(convolution, "_PATCHES", limit)
+    pieces = convolution._kernel_gradient(x, (3, 3, 2, 4), g, 2, 1)
+    np.testing.assert_allclose(pieces, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_the_products_are_what_runs_on_the_cpu():
+    x, kernel = jnp.ones((4, 8, 8, 3)), jnp.ones((3, 3, 3, 5))
+    gradient = jax.jit(jax.grad(lambda k: jnp.sum(convolution.conv(x, k, padding=1) ** 2)))
+    text = gradient.lower(kernel).compile().as_text()
+    # Of convolutions the forward one alone is left.
+    assert text.count("convolution(") + text.count("__onednn$conv") <= 1 and "dot" in text
