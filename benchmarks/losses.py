@@ -81,6 +81,7 @@ DIM, PER_CLASS = 128, 4
 # Bytes of the peer's largest arrays, as powers of the batch: anchors x positives x negatives masks
 # are int64 products; pairs x pairs ones are float32.
 CUBES = {"triplet": 1, "triplet + semihard": 1, "margin": 1, "pnp": 16}
+CUBES["triplet + multi_similarity"] = 1
 SQUARED_PAIRS = {"ntxent", "lifted_structure", "tuplet_margin", "angular"}
 
 

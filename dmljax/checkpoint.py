@@ -85,8 +85,9 @@ class Checkpoints:
             "train": _train_item(state),
         }
         metrics = {"score": -1.0 if score is None else float(score)}
+        notes = {"run": json.dumps(run), **metrics}
         self._checkpointer.save_checkpointables_async(
-            step, items, metrics=metrics, custom_metadata={"run": json.dumps(run)}
+            step, items, metrics=metrics, custom_metadata=notes
         )
         self._pending.append(step)
 
@@ -106,17 +107,31 @@ class Checkpoints:
                     file.unlink()
         self._pending.clear()
 
-    def restore(self, shapes: TrainState, sharding: Any) -> tuple[TrainState, dict] | None:
+    def restore(
+        self, shapes: TrainState, sharding: Any, *, repair: bool = False
+    ) -> tuple[TrainState, dict] | None:
         """The newest checkpoint that is whole, on the devices of `sharding`; None if there is none.
 
-        `shapes` is what `jax.eval_shape` says the state is.
+        `shapes` is what `jax.eval_shape` says the state is. `repair` puts damaged ones aside, so
+        that the run can write those steps again.
         """
         for step in reversed(self.steps()):
             fault = self.fault(step)
             if fault is None:
                 return self.load(step, shapes, sharding)
             logging.warning("checkpoint %s is damaged (%s): the one before is used", step, fault)
+            if repair:
+                self._put_aside(step)
         return None
+
+    def _put_aside(self, step: int) -> None:
+        if jax.process_index() == 0:
+            aside = self.folder.parent / f"{self.folder.name}_damaged"
+            aside.mkdir(exist_ok=True)
+            shutil.rmtree(aside / str(step), ignore_errors=True)
+            (self.folder / str(step)).rename(aside / str(step))
+            (self._sums / f"{step}.json").unlink(missing_ok=True)
+        self._checkpointer.reload()
 
     def fault(self, step: int) -> str | None:
         """What is wrong with a checkpoint's files, or None."""
@@ -143,8 +158,15 @@ class Checkpoints:
 
     def run(self, step: int) -> dict:
         """What `save` was told about the run."""
-        metadata = self._checkpointer.checkpointables_metadata(step)
-        return json.loads(metadata.custom_metadata["run"])
+        return json.loads(self._notes(step)["run"])
+
+    def best(self) -> int:
+        """The step with the highest score; the later one of equals."""
+        scored = {step: self._notes(step)["score"] for step in self.steps()}
+        return max(scored, key=lambda step: (scored[step], step))
+
+    def _notes(self, step: int) -> dict:
+        return self._checkpointer.checkpointables_metadata(step).custom_metadata
 
     def _shapes(self, step: int) -> dict:
         return self._checkpointer.checkpointables_metadata(step).metadata

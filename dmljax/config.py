@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import importlib
+import importlib.util
 import inspect
+import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-__all__ = ["differences", "duration", "hint", "plain", "resolve"]
+__all__ = ["differences", "duration", "hint", "plain", "read", "resolve"]
 
 
 def resolve(room: ModuleType, spec: str | Mapping[str, Any]) -> Callable:
@@ -52,6 +55,50 @@ def hint(word: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, known, n=1)
     start = f": did you mean {near[0]!r}?" if near else "."
     return f"{start} It has: {', '.join(known) or 'none'}"
+
+
+def read(file: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """The config of `file`, or `file:argument`, with overrides such as `--config.steps=500`.
+
+    A file is a Python program with `get_config()`, or `get_config(argument)`. An override may set a
+    field that the file leaves to its default.
+    """
+    name, _, argument = str(file).partition(":")
+    path = pathlib.Path(name)
+    if not path.is_file():
+        raise FileNotFoundError(f"the config {path} does not exist")
+    spec = importlib.util.spec_from_file_location("config", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"the config {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        takes = inspect.signature(module.get_config).parameters
+    except Exception as error:  # a config is the user's program
+        raise ValueError(f"{path} does not run: {type(error).__name__}: {error}") from error
+    if argument and not takes:
+        raise ValueError(f"{path} takes no argument, so not {argument!r}")
+    try:
+        config = plain(module.get_config(*[argument] if argument else []))
+    except Exception as error:
+        raise ValueError(f"{path} does not run: {type(error).__name__}: {error}") from error
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not key.startswith("--config.") or not equals:
+            raise ValueError(f"{override} is not known; an override is --config.steps=500")
+        *parents, leaf = key.removeprefix("--config.").split(".")
+        place = config
+        for parent in parents:
+            if isinstance(place.get(parent), str):
+                place[parent] = {"name": place[parent]}
+            place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise ValueError(f"{override}: {parent} has no fields, it is {place!r}")
+        try:
+            place[leaf] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            place[leaf] = value
+    return config
 
 
 def plain(config: Any) -> Any:

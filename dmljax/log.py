@@ -29,8 +29,8 @@ class Log:
         self._bar = self._board = None
         if not write:
             return
-        _cut(self._metrics, step)
-        _cut(self._speed, step)
+        for path in (self._metrics, self._speed):
+            _cut(path, step if step else -1)  # from the start, what is there is of a lost start
         from tensorboardX import SummaryWriter
 
         self._board = SummaryWriter(

@@ -3,25 +3,32 @@
     python -m dmljax.main --config=configs/glyphs.py [--workdir=runs/glyphs] [--config.steps=2000]
 
 Any field of the config is overridden by `--config.field.of.field=value`. The same command goes on
-with a run that was interrupted.
+with a run that was interrupted. A finished run is scored again by `--mode=evaluate --workdir=...
+[--split=train] [--step=600]`, and `--mode=embed --out=FOLDER [--dtype=float16]` writes embeddings.
 """
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import sys
 
-from absl import app, flags
+from absl import app, flags, logging
+
+from dmljax import config as config_lib
 
 _FLAGS = flags.FLAGS
 _ERRORS = (ValueError, TypeError, OSError, FloatingPointError, ImportError)
 
 
 def _define() -> None:
-    from ml_collections import config_flags
-
-    config_flags.DEFINE_config_file("config", None, "what to run, such as configs/glyphs.py")
+    flags.DEFINE_string("config", None, "what to run, such as configs/glyphs.py")
     flags.DEFINE_string("workdir", None, "folder of the run; runs/NAME OF THE CONFIG by default")
+    flags.DEFINE_enum("mode", "train", ["train", "evaluate", "embed"], "what to do")
+    flags.DEFINE_string("split", "test", "train, val or test, for evaluate and embed")
+    flags.DEFINE_integer("step", None, "the checkpoint for evaluate and embed; the newest if None")
+    flags.DEFINE_string("out", None, "folder that embed writes")
+    flags.DEFINE_string("dtype", "float32", "of the written embeddings: float32 or float16")
     flags.DEFINE_bool("overwrite", False, "delete the run of another config in the same workdir")
 
 
@@ -34,28 +41,47 @@ def _configs() -> str:
     return "choose one of:\n" + "\n".join(lines)
 
 
-def _main(argv: list[str]) -> int:
+def _main(argv: list[str], overrides: list[str]) -> int:
     if len(argv) > 1:
         raise ValueError(f"{argv[1]!r} is not known: write --config=FILE --config.field=value")
     from dmljax import train
 
-    name = next(a for a in sys.argv if a.startswith("--config=")).partition("=")[2]
-    workdir = _FLAGS.workdir or f"runs/{pathlib.Path(name.partition(':')[0]).stem}"
-    train.run(_FLAGS.config, workdir, overwrite=_FLAGS.overwrite)
+    workdir = _FLAGS.workdir
+    if _FLAGS.mode != "train":
+        if not workdir:
+            raise ValueError(f"--mode={_FLAGS.mode} needs --workdir, the folder of a run")
+        if _FLAGS.mode == "evaluate":
+            train.score(workdir, split=_FLAGS.split, step=_FLAGS.step)
+            return 0
+        if not _FLAGS.out:
+            raise ValueError("--mode=embed needs --out, the folder to write")
+        options = {"split": _FLAGS.split, "step": _FLAGS.step, "dtype": _FLAGS.dtype}
+        train.export(workdir, _FLAGS.out, **options)
+        return 0
+    if _FLAGS.config is None:
+        raise ValueError(f"no --config is given; {_configs()}")
+    if not workdir:
+        workdir = f"runs/{pathlib.Path(_FLAGS.config.partition(':')[0]).stem}"
+    config = config_lib.read(_FLAGS.config, overrides)
+    train.run(config, workdir, overwrite=_FLAGS.overwrite)
     return 0
 
 
-def _run(argv: list[str]) -> int:
+def _run(argv: list[str], overrides: list[str]) -> int:
+    if not _FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)  # libraries tell much of their inner life
     try:
-        return _main(argv)
+        return _main(argv, overrides)
     except _ERRORS as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
 
 
 if __name__ == "__main__":
-    if not any(a.startswith("--config=") for a in sys.argv[1:]) and "--help" not in sys.argv:
+    if len(sys.argv) == 1:
         print(f"{__doc__.strip()}\n\n{_configs()}", file=sys.stderr)
         sys.exit(2)
     _define()
-    app.run(_run)
+    changes = [a for a in sys.argv if a.startswith("--config.")]
+    rest = [a for a in sys.argv if not a.startswith("--config.")]
+    app.run(functools.partial(_run, overrides=changes), argv=rest)

@@ -22,25 +22,13 @@ from dmljax import config as config_lib
 from dmljax import evaluate, log, losses, methods, miners, nets, optim, report, sharding
 from dmljax.checkpoint import Checkpoints, forget, lock
 from dmljax.data import datasets, normalization, pipeline, sampling, transforms
-from dmljax.data.splits import Split, divide
+from dmljax.data.splits import Split, divide, record_name, subset
 from dmljax.methods.base import Method
 from dmljax.train_step import TrainState, init_state, train_step
 
-__all__ = ["Run", "build", "load", "run"]
+__all__ = ["Run", "build", "export", "load", "reopen", "run", "score"]
 
 _IN_FLIGHT = 2  # steps; more dead-lock the collectives of several CPU devices
-_ROOMS = {
-    "dataset": datasets,
-    "transform": transforms,
-    "eval_transform": transforms,
-    "normalize": normalization,
-    "sampler": sampling,
-    "net": nets,
-    "loss": losses,
-    "miner": miners,
-    "method": methods,
-    "schedule": optim,
-}
 # Fields with defaults; what a config leaves out is this. Anything else is an error.
 _DEFAULTS: dict[str, Any] = {
     "seed": 0,
@@ -50,7 +38,6 @@ _DEFAULTS: dict[str, Any] = {
     "normalize": "imagenet",
     "sampler": {"name": "plan", "classes": 32, "per_class": 4},
     "miner": None,
-    "weights": None,
     "optimizer": {"name": "adam", "rate": 1e-4},
     "schedule": "cosine",
     "reload_best_at": (),
@@ -86,6 +73,7 @@ class Run(NamedTuple):
     batch: int
     total: int
     every: dict[str, int]
+    reload_best_at: tuple[int, ...]
 
 
 # --- building -----------------------------------------------------------------------------------
@@ -135,6 +123,7 @@ def build(config: Any) -> Run:
         batch=batch,
         total=total,
         every=run_every,
+        reload_best_at=tuple(steps(at) for at in config["reload_best_at"]),
     )
 
 
@@ -175,7 +164,7 @@ def _with_steps(schedule: dict[str, Any], steps: Callable) -> dict[str, Any]:
 
 
 def _method(config: dict[str, Any], classes: int) -> Method:
-    net = config_lib.resolve(nets, _tuples(config["net"]))()
+    net = _net(config)
     loss_fn = config_lib.resolve(losses, _tuples(config["loss"]))
     factory = config_lib.resolve(methods, _tuples(config["method"]))
     wiring = {"classes": classes}
@@ -187,6 +176,15 @@ def _method(config: dict[str, Any], classes: int) -> Method:
     return factory(net, loss_fn, **wiring)
 
 
+def _net(config: dict[str, Any]) -> Any:
+    spec = {k: v for k, v in _named(config["net"]).items() if k != "weights"}
+    return config_lib.resolve(nets, _tuples(spec))()
+
+
+def _weights(config: dict[str, Any]) -> str | None:
+    return _named(config["net"]).get("weights")
+
+
 def _tuples(spec: Any) -> Any:
     """Lists as tuples: attributes of a module must be hashable."""
     if isinstance(spec, dict):
@@ -194,21 +192,77 @@ def _tuples(spec: Any) -> Any:
     return tuple(_tuples(v) for v in spec) if isinstance(spec, list) else spec
 
 
-def _first_state(run: Run, shape: tuple[int, ...]) -> TrainState:
-    """Parameters drawn, or read from `weights`, on all devices."""
+def first_state(made: Run, *, weights: bool = True) -> TrainState:
+    """Parameters drawn, and the backbone's read from `net.weights`, on all devices."""
+    shape = _shape(made)
 
     def begin(key):
-        images = run.normalize_fn(jax.numpy.zeros((2, *shape), jax.numpy.uint8))
+        images = made.normalize_fn(jax.numpy.zeros((2, *shape), jax.numpy.uint8))
         batch = {"images": images, "labels": jax.numpy.zeros(2, jax.numpy.int32)}
-        params, model_state = run.method.init(key, batch)
-        return init_state(params, model_state, run.optimizer)
+        return made.method.init(key, batch)
 
-    key = jax.random.key(run.config["seed"])
-    if not run.config["weights"]:
-        return jax.jit(begin, out_shardings=run.shards.everywhere)(key)
+    def rest(params, model_state):
+        return init_state(params, model_state, made.optimizer)
+
+    key = jax.random.key(made.config["seed"])
+    everywhere = made.shards.everywhere
+    path = _weights(made.config)
+    if not path or not weights:
+        return jax.jit(lambda key: rest(*begin(key)), out_shardings=everywhere)(key)
     from dmljax.nets import pretrained
 
-    raise NotImplementedError(pretrained)
+    found = pretrained.load(path, _net(made.config))
+    shapes = jax.eval_shape(begin, key)
+    trees = [found["params"], {"batch_stats": found.get("batch_stats", {})}["batch_stats"]]
+    filled = [_fill(tree, part) for tree, part in zip(shapes, trees, strict=True)]
+    if not any(known for _, known in map(_known, filled)):
+        raise ValueError(f"net.weights={path}: the method has no module with these parameters")
+
+    def drawn(key):  # what is read is not drawn: the compiler leaves it out
+        return [_unknown(new, tree) for new, tree in zip(begin(key), filled, strict=True)]
+
+    new = jax.jit(drawn, out_shardings=everywhere)(key)
+    whole = [_join(tree, leaves) for tree, leaves in zip(filled, new, strict=True)]
+    return jax.jit(rest, out_shardings=everywhere)(*jax.device_put(whole, everywhere))
+
+
+def _fill(tree: Any, weights: dict[str, Any]) -> Any:
+    """`tree` of shapes with arrays put in wherever a module has children named as in `weights`."""
+    if not isinstance(tree, dict):
+        return tree
+    if common := set(tree) & set(weights):
+        fits = all(
+            jax.tree.map(lambda a: a.shape, tree[k]) == jax.tree.map(lambda a: a.shape, weights[k])
+            for k in common
+        )
+        if fits:
+            return {k: weights[k] if k in common else v for k, v in tree.items()}
+    return {k: _fill(v, weights) for k, v in tree.items()}
+
+
+def _known(tree: Any) -> tuple[list[bool], bool]:
+    known = [isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(tree)]
+    return known, any(known)
+
+
+def _unknown(new: Any, filled: Any) -> list[jax.Array]:
+    known, _ = _known(filled)
+    return [a for a, k in zip(jax.tree.leaves(new), known, strict=True) if not k]
+
+
+def _join(filled: Any, drawn: list[jax.Array]) -> Any:
+    rest = iter(drawn)
+    leaves, structure = jax.tree.flatten(filled)
+    return structure.unflatten(a if isinstance(a, np.ndarray) else next(rest) for a in leaves)
+
+
+def _shape(made: Run) -> tuple[int, ...]:
+    return made.transform_fn(_reader(made.train)(0), np.random.default_rng(0)).shape
+
+
+def state_shapes(made: Run) -> TrainState:
+    """Shapes of the state; computes nothing."""
+    return jax.eval_shape(lambda: first_state(made, weights=False))
 
 
 # --- running ------------------------------------------------------------------------------------
@@ -254,11 +308,10 @@ def _keep_config(config: dict[str, Any], workdir: pathlib.Path, overwrite: bool)
 
 def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[str, float]:
     main = jax.process_index() == 0
-    sample = made.transform_fn(_reader(made.train)(0), np.random.default_rng(0))
-    shapes = jax.eval_shape(lambda: _first_state(made, sample.shape))
-    restored = checkpoints.restore(shapes, made.shards.everywhere)
+    everywhere = made.shards.everywhere
+    restored = checkpoints.restore(state_shapes(made), everywhere, repair=True)
     if restored is None:
-        state, memory = _first_state(made, sample.shape), {"window": [], "best": None}
+        state, memory = first_state(made), {"window": [], "scores": {}}
     else:
         state, memory = restored
     begun = int(state.step)
@@ -287,6 +340,7 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
         batches = stack.enter_context(_batches(made, begun))
         pending: collections.deque = collections.deque()
         scores: dict[str, float] = {}
+        rule = "val/R@1" if made.config["select"] == "val" else "test/R@1"
 
         def collect(keep: int) -> None:
             while len(pending) > keep:
@@ -296,10 +350,10 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
                     writer.train(step, _means(memory["window"]), batch=made.batch)
                     memory["window"].clear()
 
-        def save() -> None:
+        def save(score: float | None = None) -> None:
             collect(0)
             writer.flush()
-            checkpoints.save(state, dict(memory), score=memory.get("score"))
+            checkpoints.save(state, memory, score=score)
 
         feed = sharding.prefetch(batches, made.shards.rows)
         for step in range(begun + 1, made.total + 1):
@@ -313,23 +367,36 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
             if step % made.every["evaluate"] == 0 or step == made.total:
                 collect(0)
                 scores = evaluator.all(state, writer, step)
-                memory["score"] = scores.get(
-                    "val/R@1" if made.config["select"] == "val" else "test/R@1"
-                )
+                save(scores.get(rule))
                 writer.resume(step)
-            if step % made.every["save"] == 0 or step == made.total:
+            elif step % made.every["save"] == 0:
                 save()
+            if step in made.reload_best_at:
+                state = _reload(state, checkpoints, made)
             if stop.hit:
                 save()
                 checkpoints.wait()
                 writer.say(f"stopped after step {step}, saved; the same command goes on from there")
                 stop.leave()
         checkpoints.wait()
-        if not scores:  # a finished run, asked for again
-            scores = evaluator.all(state, writer, made.total, keep=False)
+        chosen = made.total
+        if made.config["select"] != "last":
+            chosen = checkpoints.best()
+            if chosen != made.total:
+                state, _ = checkpoints.load(chosen, state_shapes(made), made.shards.everywhere)
+                scores = {}
+        if not scores:  # an earlier checkpoint is the best, or a finished run is asked for again
+            scores = evaluator.all(state)
         if main:
             _last_words(made, evaluator, state, scores, workdir, writer)
     return {k.removeprefix("test/"): v for k, v in scores.items() if k.startswith("test/")}
+
+
+def _reload(state: TrainState, checkpoints: Checkpoints, made: Run) -> TrainState:
+    """The best parameters and statistics so far; the optimizer's moments stay, as published."""
+    checkpoints.wait()
+    best, _ = checkpoints.load(checkpoints.best(), state_shapes(made), made.shards.everywhere)
+    return state._replace(params=best.params, model_state=best.model_state)
 
 
 def _reader(split: Split) -> pipeline.Reader:
@@ -377,8 +444,17 @@ def _head(made: Run, state: TrainState, begun: int) -> str:
         f"{name}: {len(made.train):,} training images of {len(made.train.names):,} classes, "
         f"{len(made.test):,} test images of {len(made.test.names):,}; {count:,} parameters; "
         f"batches of {made.batch} on {where}{'s' if made.shards.size > 1 else ''}"
+        + _coverage(made)
         + (f"; going on from step {begun}" if begun else "")
     )
+
+
+def _coverage(made: Run) -> str:
+    function = getattr(made.sample_fn, "func", made.sample_fn)
+    if function is not sampling.plan:
+        return ""
+    steps = sampling.coverage(made.train.labels, **made.sample_fn.keywords)
+    return f"; every image in {steps} steps"
 
 
 class _Stop:
@@ -466,7 +542,7 @@ class Evaluator:
         return evaluate.score(flat, split, ks=(1,), clustering=False)
 
     def all(
-        self, state: TrainState, writer: log.Log, step: int, *, keep: bool = True
+        self, state: TrainState, writer: log.Log | None = None, step: int = 0
     ) -> dict[str, float]:
         """Scores of the test split and of held-out classes, named 'test/R@1'."""
         splits = {"test": self._made.test, "val": self._made.held_out}
@@ -474,21 +550,35 @@ class Evaluator:
         for name, split in splits.items():
             if split is None or not len(split):
                 continue
-            scores = self.score(self.embeddings(state, split), split)
-            if keep:
+            embeddings = self.embeddings(state, split)
+            scores = self.score(embeddings, split)
+            if k := self._made.config["evaluate"]["knn"]:
+                train = self.embeddings(state, self._made.train)[""]
+                scores["knn"] = evaluate.knn_accuracy(
+                    embeddings[""], split.labels, train, self._made.train.labels, k=k
+                )
+            if writer is not None:
                 writer.evaluation(step, scores, split=name)
             found |= {f"{name}/{k}": v for k, v in scores.items()}
         return found
+
+
+def _dim(made: Run, state: TrainState) -> int:
+    images = jax.ShapeDtypeStruct((1, *_shape(made)), jax.numpy.uint8)
+    shape = jax.eval_shape(
+        lambda x: made.method.embed(state.params, state.model_state, made.normalize_fn(x)), images
+    )
+    return shape.shape[1]
 
 
 def _last_words(made, evaluator, state, scores, workdir, writer) -> None:
     """The table, the rule behind it, the pictures."""
     test = {k.removeprefix("test/"): v for k, v in scores.items() if k.startswith("test/")}
     config = made.config
-    size = evaluator.embeddings(state, _first(made.test))[""].shape[1]
+    size = _dim(made, state)
     writer.say("")
     writer.say(log.table(test))
-    weights = config["weights"] or "none"
+    weights = _weights(config) or "none"
     writer.say(
         f"test split after step {int(state.step)} (select={config['select']}), "
         f"seed {config['seed']}, {size}-d embeddings, pretraining: {weights}"
@@ -507,27 +597,17 @@ def _last_words(made, evaluator, state, scores, workdir, writer) -> None:
         writer.say(f"pictures: {workdir}/curves.png, retrieval.png, map.png")
 
 
-def _first(split: Split) -> Split:
-    from dmljax.data.splits import subset
-
-    return subset(split, np.arange(min(2, len(split))))
+# --- what a run has learned ---------------------------------------------------------------------
 
 
-def load(workdir: str | os.PathLike) -> tuple[Callable, dict[str, Any], dict[str, Any]]:
-    """`(embed_fn, variables, config)` of a run: `embed_fn(variables, images uint8) -> [b d]`."""
-    workdir = pathlib.Path(workdir)
-    config = json.loads((workdir / "config.json").read_text())
-    made = build(config)
-    sample = made.transform_fn(_reader(made.train)(0), np.random.default_rng(0))
-    shapes = jax.eval_shape(lambda: _first_state(made, sample.shape))
-    checkpoints = Checkpoints(workdir / "checkpoints")
-    try:
-        restored = checkpoints.restore(shapes, made.shards.everywhere)
-    finally:
-        checkpoints.close()
-    if restored is None:
-        raise FileNotFoundError(f"{workdir} holds no checkpoint")
-    state, _ = restored
+def load(
+    workdir: str | os.PathLike, *, step: int | None = None
+) -> tuple[Callable, dict[str, Any], dict[str, Any]]:
+    """`(embed_fn, variables, config)` of a run: `embed_fn(variables, images uint8) -> [b d]`.
+
+    The newest checkpoint that is whole, or that of `step`.
+    """
+    made, state = reopen(workdir, step=step)
     variables = {
         "params": optim.averaged(state.params, state.opt_state),
         "model_state": state.model_state,
@@ -538,4 +618,101 @@ def load(workdir: str | os.PathLike) -> tuple[Callable, dict[str, Any], dict[str
         images = made.normalize_fn(images)
         return made.method.embed(variables["params"], variables["model_state"], images)
 
-    return embed_fn, variables, config
+    return embed_fn, variables, made.config
+
+
+def reopen(
+    workdir: str | os.PathLike, *, step: int | None = None, changes: dict[str, Any] | None = None
+) -> tuple[Run, TrainState]:
+    """A run and its state; `changes` replace fields of its config, such as the data set."""
+    workdir = pathlib.Path(workdir)
+    file = workdir / "config.json"
+    if not file.exists():
+        raise FileNotFoundError(f"{workdir} holds no run: there is no {file}")
+    made = build({**json.loads(file.read_text()), **(changes or {})})
+    checkpoints = Checkpoints(workdir / "checkpoints")
+    try:
+        if step is not None:
+            if step not in checkpoints.steps():
+                raise ValueError(f"{workdir} has the checkpoints {checkpoints.steps()}, not {step}")
+            found = checkpoints.load(step, state_shapes(made), made.shards.everywhere)
+        else:
+            found = checkpoints.restore(state_shapes(made), made.shards.everywhere)
+    finally:
+        checkpoints.close()
+    if found is None:
+        raise FileNotFoundError(f"{workdir} holds no checkpoint")
+    return made, found[0]
+
+
+def score(
+    workdir: str | os.PathLike, *, split: str = "test", step: int | None = None
+) -> dict[str, float]:
+    """`--mode=evaluate`: the scores of a checkpoint on 'train', 'val' or 'test'."""
+    made, state = reopen(workdir, step=step)
+    half = _half(made, split)
+    evaluator = Evaluator(made)
+    scores = evaluator.score(evaluator.embeddings(state, half), half)
+    print(log.table(scores))
+    print(f"{split} split, {len(half):,} images, checkpoint of step {int(state.step)}")
+    return scores
+
+
+def _half(made: Run, split: str) -> Split:
+    halves = {"train": made.train, "val": made.held_out, "test": made.test}
+    if halves.get(split) is None:
+        raise ValueError(f"there is no split {split!r}: {[k for k, v in halves.items() if v]}")
+    return halves[split]
+
+
+def export(
+    workdir: str | os.PathLike,
+    out: str | os.PathLike,
+    *,
+    split: str = "test",
+    step: int | None = None,
+    dtype: str = "float32",
+    chunk: int = 4096,
+) -> pathlib.Path:
+    """`--mode=embed`: writes `embeddings.npy` and `items.safetensors` (labels; ids, class names).
+
+    Chunk by chunk; interrupted, the same call goes on where it was.
+    """
+    from safetensors.numpy import save_file
+
+    if dtype not in ("float32", "float16"):
+        raise ValueError(f"embeddings are written as float32 or float16, not {dtype}")
+    made, state = reopen(workdir, step=step)
+    half, out = _half(made, split), pathlib.Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    evaluator = Evaluator(made)
+    what = {"split": split, "step": int(state.step), "dtype": dtype, "count": len(half)}
+    progress = out / "progress.json"
+    done = 0
+    if progress.exists():
+        begun = json.loads(progress.read_text())
+        if {k: begun[k] for k in what} != what:
+            raise ValueError(f"{out} was begun with {begun}: finish that, or choose another folder")
+        done = begun["done"]
+    elif any(out.iterdir()):
+        raise FileExistsError(f"{out} is not empty: choose another folder")
+    file, array = out / "embeddings.npy", None
+    while done < len(half):
+        rows = np.arange(done, min(done + chunk, len(half)))
+        found = evaluator.embeddings(state, subset(half, rows))[""]
+        if array is None:
+            shape = (len(half), found.shape[1])
+            mode = "r+" if done else "w+"
+            array = np.lib.format.open_memmap(file, mode=mode, dtype=dtype, shape=shape)
+        array[rows] = found
+        array.flush()
+        done = int(rows[-1]) + 1
+        aside = progress.with_suffix(".tmp")
+        aside.write_text(json.dumps({**what, "done": done}))
+        os.replace(aside, progress)
+    ids = [record_name(half.records, i) for i in range(len(half))]
+    notes = {"ids": json.dumps(ids), "classes": json.dumps(half.names), "run": str(workdir)}
+    save_file({"labels": half.labels}, out / "items.safetensors", metadata=notes)
+    progress.unlink(missing_ok=True)
+    print(f"{file}: {len(half):,} embeddings; items.safetensors: their labels and names")
+    return out

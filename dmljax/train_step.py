@@ -46,7 +46,7 @@ def train_step(
         (value, (model_state, metrics)), gradients = gradients
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics = {"loss": value, "gradient_norm": optax.global_norm(gradients), **metrics}
+        metrics = {"loss": value, "gradient_norm": optax.tree.norm(gradients), **metrics}
         return TrainState(state.step + 1, params, model_state, opt_state), metrics
 
     return step

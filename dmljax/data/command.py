@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
-import importlib.util
-import pathlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -63,32 +60,11 @@ def spec_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def spec_of_config(file: str, overrides: Sequence[str]) -> dict[str, Any]:
     """`config.dataset` of a config file, after overrides such as `--config.dataset.root=...`."""
-    path = pathlib.Path(file)
-    if not path.is_file():
-        raise FileNotFoundError(f"the config {path} does not exist")
-    spec = importlib.util.spec_from_file_location("config", path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"the config {path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        config = module.get_config()
-    except Exception as error:  # a config is the user's program
-        raise ValueError(f"{path} does not run: {type(error).__name__}: {error}") from error
-    if "dataset" not in config:
-        raise ValueError(f"get_config() of {path} sets no dataset")
+    config = config_lib.read(file, overrides)
+    if not config.get("dataset"):
+        raise ValueError(f"get_config() of {file} sets no dataset")
     found = config["dataset"]
-    found = {"name": found} if isinstance(found, str) else dict(found)
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not key.startswith("--config.") or not equals:
-            raise ValueError(f"{override} is not known; an override is --config.dataset.root=...")
-        if key.startswith("--config.dataset."):
-            try:
-                found[key.removeprefix("--config.dataset.")] = ast.literal_eval(value)
-            except (ValueError, SyntaxError):
-                found[key.removeprefix("--config.dataset.")] = value
-    return found
+    return {"name": found} if isinstance(found, str) else found
 
 
 def load(spec: dict[str, Any]) -> Splits:

@@ -105,7 +105,7 @@ def subcenter_arcface(
 ) -> Float[Array, "..."]:
     """`arcface` on the nearest of each class's k centres (Deng et al., ECCV 2020)."""
     batch = _prepare(embeddings, labels, proxies, where, centres=True)
-    nearest = jnp.max(_cosines(batch), axis=2)
+    nearest = jnp.max(_cosines(batch), axis=1)
     return _cross_entropy(nearest, _add_angle(margin), scale, batch, reduce_fn)
 
 
@@ -163,7 +163,7 @@ def soft_triple(
     """
     batch = _prepare(embeddings, labels, proxies, where, centres=True)
     cosines = _cosines(batch)
-    soft = jnp.sum(jax.nn.softmax(cosines / gamma, axis=2) * cosines, axis=2)
+    soft = jnp.sum(jax.nn.softmax(cosines / gamma, axis=1) * cosines, axis=1)
     return _cross_entropy(soft, lambda s: s - margin, la, batch, reduce_fn)
 
 
@@ -322,8 +322,10 @@ def _multiply_angle(margin: int) -> Callable:
 
 
 def _cosines(batch: _Batch) -> jax.Array:
-    """Of every row with every proxy: [b c] or [b c k]."""
+    """Of every row with every proxy: [b c] or [b k c], so that sums over k run over whole rows."""
     proxies = ops.normalize(batch.proxies)
+    if proxies.ndim == 3:
+        proxies = proxies.swapaxes(0, 1)
     flat = ops.matmul(ops.normalize(batch.x), proxies.reshape(-1, proxies.shape[-1]).T)
     return flat.reshape(-1, *proxies.shape[:-1])
 

@@ -1,0 +1,50 @@
+"""A data set and a config so small that a whole run takes seconds."""
+
+import json
+import pathlib
+
+import numpy as np
+
+
+def blobs(folder: pathlib.Path, *, classes: int = 8, each: int = 8, size: int = 12) -> str:
+    """An npz of noisy coloured patterns, one for each class."""
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 256, (classes, size, size, 3))
+    labels = np.repeat(np.arange(classes), each)
+    noise = rng.normal(size=(len(labels), size, size, 3)) * 40
+    images = np.clip(patterns[labels] + noise, 0, 255).astype(np.uint8)
+    path = folder / "blobs.npz"
+    if not path.exists():
+        np.savez(path, images=images, labels=labels)
+    return str(path)
+
+
+def tiny(folder: pathlib.Path, **fields) -> dict:
+    """A config of 6 steps over `blobs`."""
+    config = {
+        "dataset": {"name": "npz", "path": blobs(folder), "split": 0.5},
+        "transform": "unchanged",
+        "eval_transform": "unchanged",
+        "normalize": "unit",
+        "sampler": {"name": "plan", "classes": 4, "per_class": 2},
+        "net": {"name": "convnet", "widths": [4, 8], "strides": [2, 2]},
+        "method": {"name": "pairs", "dim": 4},
+        "loss": {"name": "triplet", "margin": 0.2},
+        "optimizer": {"name": "adam", "rate": 1e-2},
+        "steps": 6,
+        "log_every": 2,
+        "evaluate": {"every": 3, "ks": [1, 2], "seeds": [0], "batch_size": 16},
+        "checkpoint": {"every": 2, "keep": 3},
+        "pictures": False,
+    }
+    return config | fields
+
+
+def write_config(folder: pathlib.Path, config: dict) -> str:
+    """As a file for `--config=`."""
+    path = folder / "tiny.py"
+    path.write_text(
+        '"""A small run."""\nimport json\nfrom ml_collections import ConfigDict\n\n\n'
+        f"def get_config():\n    return ConfigDict(json.loads({json.dumps(config)!r}))\n"
+    )
+    return str(path)
