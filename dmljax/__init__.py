@@ -9,13 +9,15 @@ __version__ = "0.1.0"
 
 _ROOMS = ("config", "data", "losses", "methods", "metrics", "miners", "nets", "ops", "retrieval")
 
-__all__ = ["__version__", *_ROOMS]
+__all__ = ["__version__", "load", *_ROOMS]
 
 
 def __getattr__(name: str):
+    if name == "load":
+        return importlib.import_module("dmljax.train").load
     if name in _ROOMS:
         return importlib.import_module(f"dmljax.{name}")
-    raise AttributeError(f"module 'dmljax' has no attribute {name!r}; it has {', '.join(_ROOMS)}")
+    raise AttributeError(f"module 'dmljax' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:

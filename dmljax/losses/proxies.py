@@ -16,6 +16,7 @@ and CE(z) = -log softmax(z)_y.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -105,7 +106,7 @@ def subcenter_arcface(
 ) -> Float[Array, "..."]:
     """`arcface` on the nearest of each class's k centres (Deng et al., ECCV 2020)."""
     batch = _prepare(embeddings, labels, proxies, where, centres=True)
-    nearest = jnp.max(_cosines(batch), axis=1)
+    nearest = functools.reduce(jnp.maximum, _centre_cosines(batch))
     return _cross_entropy(nearest, _add_angle(margin), scale, batch, reduce_fn)
 
 
@@ -162,8 +163,10 @@ def soft_triple(
     `dmljax.losses.sparse_centers` of the proxies.
     """
     batch = _prepare(embeddings, labels, proxies, where, centres=True)
-    cosines = _cosines(batch)
-    soft = jnp.sum(jax.nn.softmax(cosines / gamma, axis=1) * cosines, axis=1)
+    cosines = _centre_cosines(batch)
+    peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, cosines))
+    shares = [jnp.exp((s - peak) / gamma) for s in cosines]
+    soft = sum(e * s for e, s in zip(shares, cosines, strict=True)) / sum(shares)
     return _cross_entropy(soft, lambda s: s - margin, la, batch, reduce_fn)
 
 
@@ -322,12 +325,15 @@ def _multiply_angle(margin: int) -> Callable:
 
 
 def _cosines(batch: _Batch) -> jax.Array:
-    """Of every row with every proxy: [b c] or [b k c], so that sums over k run over whole rows."""
-    proxies = ops.normalize(batch.proxies)
-    if proxies.ndim == 3:
-        proxies = proxies.swapaxes(0, 1)
-    flat = ops.matmul(ops.normalize(batch.x), proxies.reshape(-1, proxies.shape[-1]).T)
-    return flat.reshape(-1, *proxies.shape[:-1])
+    """Of every row with every proxy: [b c]."""
+    return ops.matmul(ops.normalize(batch.x), ops.normalize(batch.proxies).T)
+
+
+def _centre_cosines(batch: _Batch) -> list[jax.Array]:
+    """Of every row with the first centre of every class, with the second, ...: k arrays [b c]."""
+    x, proxies = ops.normalize(batch.x), ops.normalize(batch.proxies)
+    # One array [b c k] would be reduced along its short last axis, which is slow.
+    return [ops.matmul(x, proxies[:, k].T) for k in range(proxies.shape[1])]
 
 
 def _norm(x: Array) -> jax.Array:
