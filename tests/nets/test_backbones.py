@@ -17,6 +17,9 @@ from dmljax.nets import layers
 from dmljax.nets.resnet import ResNet
 from dmljax.nets.vit import ViT
 
+# Compiling is nearly all of the time; the arithmetic is the same.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
 
 class Case(NamedTuple):
     """A small net, and the stages through which gradients are compared: compiling takes long."""
@@ -101,13 +104,13 @@ def shapes(name):
 
 
 def run(net, values, x):
-    return jax.jit(lambda v, x: net.apply(v, x, train=False))(values, x)
+    return jit(lambda v, x: net.apply(v, x, train=False))(values, x)
 
 
 @functools.cache
 def evaluate(name):
     net = build(name)
-    return jax.jit(lambda v, x: net.apply(v, x, train=False))
+    return jit(lambda v, x: net.apply(v, x, train=False))
 
 
 def step_images(name):
@@ -129,7 +132,7 @@ def train_fn(name, **keywords):
 
     grad = jax.grad(loss, has_aux=True)
 
-    @jax.jit
+    @jit
     def step(v, x, directions):
         gradients, aux = grad(v["params"], v, x, directions)
         return aux, gradients
@@ -493,7 +496,7 @@ def test_momentum_is_the_share_of_the_batch(name):
     values, x = fill(shapes(name)), images(name)
     first = {"bottleneck": "stem", "basic": "stem", "mobilenet_v2": "0"}.get(name, "conv1")
     net = build(name, stop=first, momentum=0.0)  # the training step above has another
-    step = jax.jit(functools.partial(net.apply, train=True, mutable=["batch_stats"]))
+    step = jit(functools.partial(net.apply, train=True, mutable=["batch_stats"]))
     jax.tree.map(
         np.testing.assert_array_equal,
         dict(step(values, x)[1]["batch_stats"]),
@@ -541,7 +544,7 @@ def test_remat_changes_no_value(name):
 
 def test_fresh_caffe_googlenet_starts_as_in_caffe():
     net, key = nets.googlenet(stop="conv1"), jax.random.key(0)
-    init = jax.jit(lambda key: net.init(key, jnp.zeros((1, 16, 16, 3)), train=False))
+    init = jit(lambda key: net.init(key, jnp.zeros((1, 16, 16, 3)), train=False))
     fresh = init(key)["params"]["conv1"]["7x7_s2"]
     np.testing.assert_array_equal(fresh["bias"], np.float32(0.2))
     bound = (3 / 147) ** 0.5  # uniform of variance 1 / (7 * 7 * 3)
