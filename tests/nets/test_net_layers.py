@@ -89,7 +89,7 @@ def test_gradients_of_pools_and_response_norm_agree_with_pytorch():
     ):
         inputs = torch_map(x).requires_grad_()
         (theirs(inputs) ** 2).sum().backward()
-        gradient = jax.grad(lambda x, ours=ours: jnp.sum(ours(x) ** 2))(x)
+        gradient = jax.jit(jax.grad(lambda x, ours=ours: jnp.sum(ours(x) ** 2)))(x)
         np.testing.assert_allclose(gradient, from_torch(inputs.grad), rtol=1e-4, atol=1e-4)
 
 
@@ -124,15 +124,18 @@ def test_convolutions_agree_with_pytorch(options):
 def test_fresh_layers_have_the_published_spread():
     x = normal(1, 4, 4, 64)
     key = jax.random.key(0)
-    plain = layers.Conv(256, 3, padding=1).init(key, x)["params"]
-    assert set(plain) == {"kernel"}
-    np.testing.assert_allclose(np.std(plain["kernel"]), np.sqrt(2 / (9 * 256)), rtol=0.02)
-    torchs = layers.Conv(256, 3, use_bias=True, kernel_init=None, bias_init=None).init(key, x)
-    dense = layers.Dense(512).init(key, np.ones((1, 576), np.float32))
-    for params in (torchs["params"], dense["params"]):
-        for leaf in jax.tree.leaves(params):  # both have 576 inputs
-            assert 0.9 / 24 < float(jnp.max(jnp.abs(leaf))) <= 1 / 24
-            assert abs(float(jnp.mean(leaf))) < 0.1 / 24
+    plain = layers.Conv(256, 3, padding=1)
+    kernel = jax.jit(plain.init)(key, x)["params"]["kernel"]
+    np.testing.assert_allclose(np.std(kernel), np.sqrt(2 / (9 * 256)), rtol=0.02)
+    assert set(jax.eval_shape(plain.init, key, x)["params"]) == {"kernel"}
+    torchs = layers.Conv(256, 3, use_bias=True, kernel_init=None, bias_init=None)
+    conv, dense = (
+        jax.jit(torchs.init)(key, x),
+        jax.jit(layers.Dense(512).init)(key, np.ones((1, 576), "f")),
+    )
+    for leaf in jax.tree.leaves((conv["params"], dense["params"])):  # all have 576 inputs
+        assert 0.9 / 24 < float(jnp.max(jnp.abs(leaf))) <= 1 / 24
+        assert abs(float(jnp.mean(leaf))) < 0.1 / 24
 
 
 def test_dense_maps_the_last_axis():
