@@ -1,7 +1,8 @@
 """Your own images: a folder for each class.
 
-    python -m dmljax.main --config=configs/folder.py --config.dataset.root=photos/ \
-        --config.net.weights=resnet50.safetensors
+    python -m dmljax.main --config=configs/folder.py --config.dataset.root=photos/
+
+With published ImageNet weights add `--config.net.weights=resnet50.safetensors`.
 
 Half of the classes (in the order of their names) are for training; the scores are of the others. A
 ResNet-50 with published ImageNet weights (docs/weights.md says where they are) and a multi-similarity

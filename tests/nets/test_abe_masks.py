@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.extend.core
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -15,14 +14,6 @@ RNG = np.random.default_rng(0)
 IMAGES = RNG.normal(size=(3, 16, 16, 3)).astype(np.float32)
 NET = functools.partial(convnet, widths=(4, 6, 7, 5), strides=(2, 1, 1, 2))
 SMALL = {"net": NET, "split": ("conv2", "conv3"), "features": 12}
-
-
-@pytest.fixture
-def unchecked():
-    """As outside of tests, where nothing speaks before our own messages do."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 # --- the published sizes ------------------------------------------------------------------------

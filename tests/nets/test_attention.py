@@ -5,21 +5,12 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
 from dmljax.nets import attention, graph
 
 N, D = 4, 8
-
-
-@pytest.fixture
-def unchecked():
-    """As outside of tests, where nothing speaks before our own messages do."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 # --- golden numbers -----------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from torch_weights import fill, randomize, variables
@@ -574,13 +573,6 @@ def test_configs_name_nets_and_their_options():
         config.resolve(nets, "resnet_50")
 
 
-@pytest.fixture
-def no_shape_checks():
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
 def zeros(*shape, dtype=np.float32):
     return jnp.zeros(shape, dtype)
 
@@ -617,7 +609,7 @@ def zeros(*shape, dtype=np.float32):
         (nets.googlenet(), zeros(2, 4, 4, 3), "a map of 2 pixels is too small for a window of 3"),
     ],
 )
-def test_bad_input_gets_one_clear_line(net, x, message, no_shape_checks):
+def test_bad_input_gets_one_clear_line(net, x, message, unchecked):
     with pytest.raises(ValueError) as error:
         jax.eval_shape(lambda k, x: net.init(k, x, train=False), jax.random.key(0), x)
     assert message in str(error.value)

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -11,14 +10,6 @@ from dmljax.nets import dvml
 RNG = np.random.default_rng(0)
 X = np.abs(RNG.normal(size=(6, 10))).astype(np.float32)
 HEADS = ("invariant", "mean", "log_variance")
-
-
-@pytest.fixture
-def unchecked():
-    """As outside of tests, where nothing speaks before our own messages do."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def _count(module, width):

@@ -4,7 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -13,14 +12,6 @@ from dmljax.nets import heads, layers
 RNG = np.random.default_rng(0)
 MAPS = RNG.normal(size=(3, 4, 5, 6)).astype(np.float32)
 ROWS = RNG.normal(size=(7, 6)).astype(np.float32) * 3 + 1
-
-
-@pytest.fixture
-def unchecked():
-    """As outside of tests, where nothing speaks before our own messages do."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 # --- pools --------------------------------------------------------------------------------------

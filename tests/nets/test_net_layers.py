@@ -4,7 +4,6 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -265,14 +264,7 @@ def layers_net():
     return Net()
 
 
-@pytest.fixture
-def no_shape_checks():
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
-def test_small_maps_are_named(no_shape_checks):
+def test_small_maps_are_named(unchecked):
     with pytest.raises(ValueError, match="a map of 2 pixels is too small for a window of 3"):
         layers.max_pool(normal(1, 2, 2, 1), 3, strides=2)
     with pytest.raises(ValueError, match="a map of 2 pixels is too small for a window of 5"):
