@@ -5,8 +5,8 @@
 With published ImageNet weights add `--config.net.weights=resnet50.safetensors`.
 
 Half of the classes (in the order of their names) are for training; the scores are of the others. A
-ResNet-50 with published ImageNet weights (docs/weights.md says where they are) and a multi-similarity
-loss on batches of 16 classes x 4 images. No result is promised: it depends on the images.
+ResNet-50 (docs/weights.md says where published weights are) and a multi-similarity loss on batches
+of 16 classes x 4 images. No result is promised: it depends on the images.
 """
 
 from ml_collections import ConfigDict
