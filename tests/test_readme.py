@@ -12,7 +12,6 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{i}")
     for page in PAGES
-    if page.name != "data.md"  # which reads images that are not here
     for i, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
 ]
 
