@@ -23,13 +23,13 @@ from dmljax.nets.layers import Dense
 from dmljax.ops import Array
 
 __all__ = [
-    "BatchGraph",
     "Graph",
+    "GraphNetwork",
     "MessagePassing",
     "correlation",
-    "graph",
     "rectified",
     "shifted",
+    "similarity_graph",
 ]
 
 
@@ -62,7 +62,7 @@ def rectified(weights: Float[Array, "n n"], where: Bool[Array, "n n"]) -> Float[
     return jnp.maximum(weights, 0)
 
 
-def graph(
+def similarity_graph(
     x: Float[Array, "n d"],
     *,
     similarity_fn: Callable = correlation,
@@ -153,7 +153,7 @@ class MessagePassing(nn.Module, kw_only=True):
         return resolve(kinds, spec)(**shared, name="att")
 
 
-class BatchGraph(nn.Module, kw_only=True):
+class GraphNetwork(nn.Module, kw_only=True):
     """Linear layer, blocks of `MessagePassing`, and a classifier behind a neck.
 
     Embeddings `[n d]` in; a dict in float32 out: "nodes" `[layers n d]` behind each block,

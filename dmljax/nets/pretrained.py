@@ -94,9 +94,13 @@ def read_metadata(
             f"{path} was not converted by dmljax and says nothing of its source: "
             "python -m dmljax.nets.pretrained FILE --net=... --to=..."
         )
-    metadata = json.loads(found)
-    if metadata["format"] != 1:
-        raise ValueError(f"{path} is of a later format, {metadata['format']}: update dmljax")
+    try:
+        metadata = json.loads(found)
+        version = metadata["format"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is damaged (its metadata): convert it again") from error
+    if version != 1:
+        raise ValueError(f"{path} is of a later format, {version}: update dmljax")
     return metadata
 
 
@@ -107,11 +111,11 @@ def _read(path: str | os.PathLike) -> formats.Weights:
             f"python -m dmljax.nets.pretrained --fetch={path} prints where it is"
         )
     weights = formats.read(path)
-    published = re.search(r"-([0-9a-f]{8,64})\.pth?$", pathlib.Path(path).name)
-    if published and not weights.sha256.startswith(published[1]):
+    digits = re.search(r"-([0-9a-f]{8,64})\.pth?$", pathlib.Path(path).name)
+    if digits and not weights.sha256.startswith(digits[1]):
         raise ValueError(
             f"{path} is damaged or another file: by its name the SHA-256 begins with "
-            f"{published[1]}, but it is {weights.sha256[:16]}...: download it again"
+            f"{digits[1]}, but it is {weights.sha256[:16]}...: download it again"
         )
     return weights
 

@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import jaxtyping
@@ -152,16 +153,16 @@ def test_layer_of_the_published_code(name):
 def test_correlations_of_the_published_code():
     expected = np.eye(4)
     expected[[0, 1, 2], [1, 2, 3]] = expected[[1, 2, 3], [0, 1, 2]] = 0.59377, 0.67454, 0.59007
-    adjacency, weights = graph.graph(X)
+    adjacency, weights = graph.similarity_graph(X)
     np.testing.assert_allclose(weights, expected, atol=1e-5)
     assert adjacency.all()
-    adjacency, weights = graph.graph(X, threshold=0.6)
+    adjacency, weights = graph.similarity_graph(X, threshold=0.6)
     np.testing.assert_allclose(weights, np.where(expected > 0.6, expected, 0), atol=1e-5)
     np.testing.assert_array_equal(adjacency, expected > 0.6)
 
 
 def test_shifted_correlations():
-    adjacency, weights = graph.graph(X, positive_fn=graph.shifted, threshold=0.0)
+    adjacency, weights = graph.similarity_graph(X, positive_fn=graph.shifted, threshold=0.0)
     plain = np.corrcoef(X)
     expected = plain - plain.min()
     np.fill_diagonal(expected, 0)
@@ -170,8 +171,8 @@ def test_shifted_correlations():
     np.testing.assert_array_equal(adjacency, off & (plain > plain.min() + 1e-6))
     # A masked row neither sets the minimum nor stays in the graph.
     where = np.array([True, True, True, False])
-    few = graph.graph(X, positive_fn=graph.shifted, threshold=0.0, where=where)
-    dropped = graph.graph(X[:3], positive_fn=graph.shifted, threshold=0.0)
+    few = graph.similarity_graph(X, positive_fn=graph.shifted, threshold=0.0, where=where)
+    dropped = graph.similarity_graph(X[:3], positive_fn=graph.shifted, threshold=0.0)
     np.testing.assert_allclose(few.weights[:3, :3], dropped.weights, atol=1e-6)
     assert not few.adjacency[3].any() and not few.adjacency[:, 3].any()
 
@@ -205,13 +206,13 @@ def _count(module, width=512):
 @pytest.mark.parametrize("name", COUNTS)
 def test_parameter_counts(name):
     options, cars, cub = COUNTS[name]
-    assert _count(graph.BatchGraph(**CARS, **options)) == cars - 1024
-    assert _count(graph.BatchGraph(**CUB, **options)) == cub - 512
+    assert _count(graph.GraphNetwork(**CARS, **options)) == cars - 1024
+    assert _count(graph.GraphNetwork(**CUB, **options)) == cub - 512
 
 
 def test_parameter_counts_of_the_other_published_networks():
-    sop = graph.BatchGraph(classes=11318, layers=1, heads=8)
-    inshop = graph.BatchGraph(classes=3997, layers=1, heads=4)
+    sop = graph.GraphNetwork(classes=11318, layers=1, heads=8)
+    inshop = graph.GraphNetwork(classes=3997, layers=1, heads=4)
     assert _count(sop) == 9_210_880 - 512 and _count(inshop) == 5_462_528 - 512
 
 
@@ -461,7 +462,7 @@ SMALL = {"classes": 3, "layers": 2, "heads": 2, "concat_layers": True}
 
 @functools.cache
 def _network(**options):
-    module = graph.BatchGraph(**{**SMALL, **options})
+    module = graph.GraphNetwork(**{**SMALL, **options})
     return module, module.init(jax.random.key(0), X, train=False)
 
 
@@ -526,7 +527,7 @@ def test_dropout_needs_a_key_and_only_while_training():
     )
     np.testing.assert_array_equal(first, again)
     assert np.abs(first - second).max() > 1e-4
-    zero = graph.BatchGraph(**SMALL, dropout=0.0)
+    zero = graph.GraphNetwork(**SMALL, dropout=0.0)
     out, _ = zero.apply(variables, X, train=True, mutable="batch_stats")  # no key
     np.testing.assert_allclose(
         out["nodes"], _network()[0].apply(variables, X, train=False)["nodes"], atol=1e-6
@@ -545,9 +546,35 @@ def test_attention_is_dropped_out(kind):
         np.testing.assert_allclose(out["attention"], plain["attention"], atol=1e-6)
 
 
+def _dropped(module):
+    """Paths and rates of all dropouts that are active in training."""
+    found = {}
+
+    def record(call, args, kwargs, context):
+        if isinstance(context.module, nn.Dropout) and not context.module.deterministic:
+            found["/".join(context.module.path)] = context.module.rate
+        return call(*args, **kwargs)
+
+    keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+    with nn.intercept_methods(record):
+        jax.eval_shape(lambda: module.init(keys, X, train=True))
+    return found
+
+
+def test_places_of_dropout():
+    steps = {"dropout1": 0.2, "dropout": 0.2, "dropout2": 0.2}
+    block = graph.MessagePassing(heads=2, dropout=0.2)
+    assert _dropped(block) == {"att/dropout": 0.2, **steps}
+    block = graph.MessagePassing(
+        heads=2, dropout=0.2, attention={"name": "gat", "dropout": 0.3, "heads": 4}
+    )
+    inner = ("dropout_layer1", "layer1/dropout", "dropout_output", "output/dropout")
+    assert _dropped(block) == {**{f"att/{name}": 0.3 for name in inner}, **steps}
+
+
 def test_masked_images_stay_out_of_the_network():
     """Of the messages, of the neck's statistics, and of every gradient."""
-    module = graph.BatchGraph(**SMALL, dropout=0.0)
+    module = graph.GraphNetwork(**SMALL, dropout=0.0)
     _, variables = _network()
     where = np.array([True, False, True, True])
     broken = np.where(where[:, None], X, np.nan)
@@ -586,12 +613,12 @@ def test_sharded_over_devices_gives_the_same():
 
 @pytest.mark.parametrize("kind", ["dot_plus_one", "gat", "gatv2"])
 def test_half_precision(kind):
-    module = graph.BatchGraph(**SMALL, attention=kind, dtype=jnp.bfloat16)
+    module = graph.GraphNetwork(**SMALL, attention=kind, dtype=jnp.bfloat16)
     variables = module.init(jax.random.key(0), X, train=False)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(variables))
     out = module.apply(variables, X, train=False)
     assert {array.dtype for array in out.values()} == {jnp.dtype("float32")}
-    full = graph.BatchGraph(**SMALL, attention=kind).apply(variables, X, train=False)
+    full = graph.GraphNetwork(**SMALL, attention=kind).apply(variables, X, train=False)
     gap = np.abs(out["features"] - full["features"]).max()
     assert 1e-4 < gap < 0.1  # computed in bfloat16 indeed
 
@@ -646,15 +673,15 @@ def _apply(module, nodes=X, **options):
             r"adjacency must be boolean, not float32: write adjacency > 0",
         ),
         (
-            lambda: _apply(graph.BatchGraph(attention=None), where=np.ones(3, bool)),
+            lambda: _apply(graph.GraphNetwork(attention=None), where=np.ones(3, bool)),
             r"where of 4 nodes must have the shape \[4\], not \[3\]",
         ),
         (
-            lambda: _apply(graph.BatchGraph(), edge_weights=np.ones((4,), np.float32)),
+            lambda: _apply(graph.GraphNetwork(), edge_weights=np.ones((4,), np.float32)),
             r"edge_weights of 4 nodes must have the shape \[4, 4\], not \[4\]",
         ),
         (
-            lambda: _apply(graph.BatchGraph(), nodes=X[None]),
+            lambda: _apply(graph.GraphNetwork(), nodes=X[None]),
             r"nodes are \[n d\] floats, one row per image, not float32 \[1, 4, 8\]",
         ),
     ],

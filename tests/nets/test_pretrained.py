@@ -1,5 +1,6 @@
 """Published layouts fill our nets name by name; what does not fit, or is damaged, says so."""
 
+import concurrent.futures
 import functools
 import hashlib
 import http.server
@@ -18,7 +19,7 @@ import pytest
 import weight_files as make
 
 from dmljax import nets
-from dmljax.data import normalization
+from dmljax.data import normalization, transforms
 from dmljax.nets import formats, pretrained, published
 
 # --- the layouts, written down here once more ---------------------------------------------------
@@ -401,6 +402,21 @@ def test_a_converted_file_without_a_classifier(tmp_path):
     assert not any("fc" in name for name in formats.read(ours).tensors)
 
 
+def test_metadata_that_is_not_ours(tmp_path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(formats.safetensors.numpy.save({"x": np.zeros(2)}))
+    with pytest.raises(ValueError, match="was not converted by dmljax"):
+        pretrained.read_metadata(path)
+    for text, said in (
+        ("{", "is damaged"),
+        ("{}", "is damaged"),
+        ('{"format": 2}', "later format, 2"),
+    ):
+        formats.write(path, {"x": np.zeros(2)}, text)
+        with pytest.raises(ValueError, match=said):
+            pretrained.load(path, _small())
+
+
 def test_a_changed_bit_of_a_converted_file_is_found(tmp_path):
     ours = tmp_path / "ours.safetensors"
     pretrained.convert(_file(tmp_path, _resnet()), _SPEC, ours)
@@ -560,6 +576,14 @@ def test_a_server_without_ranges_starts_again(server, tmp_path):
     assert server.asked == ["bytes=5000-"]
 
 
+def test_processes_that_fetch_at_once_download_once(server, tmp_path):
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: published.fetch("local", folder=tmp_path), range(4)))
+    assert set(found) == {tmp_path / "net-file.pth"} and found[0].read_bytes() == _DATA
+    assert server.asked == [None]
+    assert [p.name for p in tmp_path.iterdir()] == ["net-file.pth"]
+
+
 @pytest.mark.parametrize("length", [len(_DATA), len(_DATA) + 10])
 def test_a_part_that_is_whole_or_too_long(server, tmp_path, length):
     (tmp_path / "net-file.pth.part").write_bytes((_DATA + b"0123456789")[:length])
@@ -708,15 +732,15 @@ def test_real_mobilenet_retrieves_unseen_characters():
     with np.load(pathlib.Path(folder) / "omniglot8.npz") as data:
         test = data["class_is_test"][data["labels"]]
         images, labels = data["images"][test], data["labels"][test]
-    index = np.arange(224) * 64 // 224
     embed, found = _embedder("pooled"), []
     for start in range(0, len(images), 40):
-        grey = images[start : start + 40][:, index][:, :, index]
-        found.append(embed(normalization.imagenet(np.repeat(grey[..., None], 3, axis=3))))
+        # Dark ink on white, as in photographs; white on black, it is 0.59.
+        ink = [transforms.resize(255 - i[:, :, None], None, size=224) for i in images[start:][:40]]
+        found.append(embed(normalization.imagenet(np.stack(ink).repeat(3, axis=3))))
     x = np.concatenate(found)
     x = x / np.linalg.norm(x, axis=1, keepdims=True)
     similarities = x @ x.T
     np.fill_diagonal(similarities, -np.inf)
     r1 = float(np.mean(labels[similarities.argmax(axis=1)] == labels))
     print("images", len(x), "R@1", r1)
-    assert 0.60 < r1 < 0.70
+    assert abs(r1 - 0.64) < 0.01
