@@ -28,18 +28,23 @@ Batch = Mapping[str, Array]
 
 
 class Method(NamedTuple):
-    """`init`, `loss` and `embed`; `parts` names further embeddings that are scored beside it.
+    """`init`, `loss` and `embed`; what else a method may offer is None where it does not.
 
     init(key, batch) -> (params, model_state)
     loss(params, model_state, batch, *, key, step) -> (loss, (model_state, metrics))
     embed(params, model_state, images) -> unit embeddings [b d]
-    parts(params, model_state, images) -> {name: embeddings [b d]}
+    parts(params, model_state, images) -> {name: embeddings [b d]}, scored beside `embed`
+    refine(params, model_state, embeddings [n d], *, query, gallery) -> embeddings [n e]: what a
+        split's embeddings, and its masks of bool [n] or None, make of each other (numpy)
+    show(params, model_state, images) -> {name: array}: what goes on inside, for pictures
     """
 
     init: Callable[..., tuple[Params, State]]
     loss: Callable[..., tuple[Array, tuple[State, dict[str, Array]]]]
     embed: Callable[..., Array]
     parts: Callable[..., dict[str, Array]] | None = None
+    refine: Callable[..., Any] | None = None
+    show: Callable[..., dict[str, Array]] | None = None
 
 
 class Modules(NamedTuple):
