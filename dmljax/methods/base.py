@@ -20,7 +20,7 @@ from dmljax import losses, ops
 from dmljax.nets import heads
 from dmljax.ops import Array
 
-__all__ = ["Method", "Params", "State", "backbone", "mined", "modules", "stats", "unit"]
+__all__ = ["Method", "Params", "State", "backbone", "mined", "modules", "pooling", "stats", "unit"]
 
 Params = Mapping[str, Any]
 State = Mapping[str, Any]
@@ -105,10 +105,16 @@ def modules(forward: Callable, **parts: nn.Module) -> Modules:
 
 def backbone(net: nn.Module, *, dim: int | None, pool: Any = "mean") -> Modules:
     """A backbone and `heads.Head`: pool, linear layer to `dim` (None: none), unit vectors."""
+    output, pool = pooling(pool)
+    head = heads.Head(features=dim, pool=pool)
+    return modules(lambda run, images: run["head"](run["net"](images)[output]), net=net, head=head)
+
+
+def pooling(pool: Any) -> tuple[str, Any]:
+    """The output of a backbone that a head takes, and the pool that is left for it to do."""
     # Backbones pool on their own; what is not asked for is never computed.
-    pooled = {"mean": "pooled", "max": "max_pooled"}.get(pool, "features")
-    head = heads.Head(features=dim, pool=pool if pooled == "features" else None)
-    return modules(lambda run, images: run["head"](run["net"](images)[pooled]), net=net, head=head)
+    done = {"mean": "pooled", "max": "max_pooled"}
+    return (done[pool], None) if isinstance(pool, str) and pool in done else ("features", pool)
 
 
 def mined(loss_fn: Callable, mine_fn: Callable | None) -> Callable:
@@ -124,9 +130,10 @@ def mined(loss_fn: Callable, mine_fn: Callable | None) -> Callable:
     return with_key
 
 
-def stats(embeddings: Array, labels: Array) -> dict[str, Array]:
+def stats(embeddings: Array, labels: Array, *, where: Array | None = None) -> dict[str, Array]:
     """What tells a loss that has collapsed from one that is solved."""
-    return {k: jax.lax.stop_gradient(v) for k, v in losses.stats(embeddings, labels).items()}
+    found = losses.stats(embeddings, labels, where=where)
+    return {k: jax.lax.stop_gradient(v) for k, v in found.items()}
 
 
 def unit(embeddings: Array) -> Array:
