@@ -1,7 +1,7 @@
 """CUB-200-2011 by attention over the batch (Seidenschwarz et al., ICML 2021), and its ablations.
 
     python -m dmljax.main --config=configs/cub_graph.py --config.dataset.root=CUB_200_2011 \\
-        --config.weights=resnet50.safetensors
+        --config.net.weights=resnet50.safetensors
     python -m dmljax.main --config=configs/cub_graph.py:attention=gatv2,mlp=False ...
 
 Expected, in percent, 512 dimensions, single runs:
@@ -35,7 +35,6 @@ The weights are torchvision's V1 (docs/weights.md):
 """
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
 
 from dmljax.config import arguments
 
@@ -60,14 +59,17 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return ConfigDict(
         {
             "seed": 0,
-            "dataset": {"name": "cub200", "root": placeholder(str)},
+            "dataset": {"name": "cub200", "root": None},
             "transform": {"name": "graph_train", "red_std": red_std},
             "eval_transform": "graph_eval",
             "normalize": {"name": "imagenet", "red_std": red_std},
             "sampler": {"name": "number", "batch_size": 54},
             # Checkpointed stages run twice there; the stem, which does not, differs from 0.19.
-            "net": {"name": "resnet50", "momentum": 0.19 if published else 0.1},
-            "weights": placeholder(str),
+            "net": {
+                "name": "resnet50",
+                "momentum": 0.19 if published else 0.1,
+                "weights": None,
+            },
             "method": {
                 "name": "graph",
                 "dim": 512,
@@ -79,7 +81,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
                 "graph_weight": 0.0 if given["backbone_only"] else 1.0,
                 # Edges by correlation, which no published number has.
                 "weighted": False,
-                "threshold": placeholder(float),
+                "threshold": None,
             },
             "loss": {
                 "name": "label_smoothed_cross_entropy",

@@ -1,7 +1,7 @@
 """In-Shop Clothes by attention over the batch (Seidenschwarz et al., ICML 2021).
 
     python -m dmljax.main --config=configs/inshop_graph.py --config.dataset.root=In_shop \\
-        --config.weights=resnet50.safetensors
+        --config.net.weights=resnet50.safetensors
     python -m dmljax.main --config=configs/inshop_graph.py:attention=dot_plus_one,published=True ...
 
 Expected, in percent, 512 dimensions: R@1 92.8, R@10 98.5, R@20 99.1, R@40 99.2 (README of the
@@ -22,7 +22,6 @@ The weights are torchvision's V1 (docs/weights.md):
 """
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
 
 from dmljax.config import arguments
 
@@ -47,14 +46,17 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return ConfigDict(
         {
             "seed": 0,
-            "dataset": {"name": "inshop", "root": placeholder(str)},
+            "dataset": {"name": "inshop", "root": None},
             "transform": {"name": "graph_train", "red_std": red_std},
             "eval_transform": "graph_eval",
             "normalize": {"name": "imagenet", "red_std": red_std},
             "sampler": {"name": "combine", "classes": 14, "per_class": 4},
             # Checkpointed stages run twice there; the stem, which does not, differs from 0.19.
-            "net": {"name": "resnet50", "momentum": 0.19 if published else 0.1},
-            "weights": placeholder(str),
+            "net": {
+                "name": "resnet50",
+                "momentum": 0.19 if published else 0.1,
+                "weights": None,
+            },
             "method": {
                 "name": "graph",
                 "dim": 512,
@@ -66,7 +68,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
                 "graph_weight": 0.0 if given["backbone_only"] else 1.0,
                 # Edges by correlation, which no published number has.
                 "weighted": False,
-                "threshold": placeholder(float),
+                "threshold": None,
             },
             "loss": {
                 "name": "label_smoothed_cross_entropy",

@@ -1,7 +1,7 @@
 """Stanford Online Products, the backbone of Seidenschwarz et al. (ICML 2021), or with its graph.
 
     python -m dmljax.main --config=configs/sop_graph.py --config.dataset.root=DIR \\
-        --config.weights=resnet50.safetensors
+        --config.net.weights=resnet50.safetensors
     python -m dmljax.main --config=configs/sop_graph.py:backbone_only=False ...
 
 Expected, in percent, 512 dimensions: R@1 81.4, R@10 91.3, R@100 95.9, NMI 92.6 (README of the
@@ -23,7 +23,6 @@ The weights are torchvision's V1 (docs/weights.md):
 """
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
 
 from dmljax.config import arguments
 
@@ -48,14 +47,17 @@ def get_config(arg: str | None = None) -> ConfigDict:
     return ConfigDict(
         {
             "seed": 0,
-            "dataset": {"name": "sop", "root": placeholder(str)},
+            "dataset": {"name": "sop", "root": None},
             "transform": {"name": "graph_train", "red_std": red_std},
             "eval_transform": "graph_eval",
             "normalize": {"name": "imagenet", "red_std": red_std},
             "sampler": {"name": "combine", "classes": 15, "per_class": 6},
             # Checkpointed stages run twice there; the stem, which does not, differs from 0.19.
-            "net": {"name": "resnet50", "momentum": 0.19 if published else 0.1},
-            "weights": placeholder(str),
+            "net": {
+                "name": "resnet50",
+                "momentum": 0.19 if published else 0.1,
+                "weights": None,
+            },
             "method": {
                 "name": "graph",
                 "dim": 512,
@@ -67,7 +69,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
                 "graph_weight": 0.0 if given["backbone_only"] else 1.0,
                 # Edges by correlation, which no published number has.
                 "weighted": False,
-                "threshold": placeholder(float),
+                "threshold": None,
             },
             "loss": {
                 "name": "label_smoothed_cross_entropy",

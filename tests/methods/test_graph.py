@@ -493,7 +493,7 @@ def _module(name):
 def _sizes(name, arg, classes, net="convnet"):
     """Parameters of each module, by tracing."""
     found = _module(name).get_config(arg)
-    module = getattr(nets, net)()
+    module = getattr(nets, net)()  # the width of the embedding is set, so any net will do
     method = config.resolve(methods, train._tuples(config.plain(found.method)))
     method = method(module, LOSS, classes=classes)
     side = 227 if net == "resnet50" else 32
