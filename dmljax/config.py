@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-__all__ = ["differences", "duration", "hint", "plain", "read", "resolve"]
+__all__ = ["arguments", "differences", "duration", "hint", "plain", "read", "resolve"]
 
 
 def resolve(room: ModuleType, spec: str | Mapping[str, Any]) -> Callable:
@@ -99,6 +99,25 @@ def read(file: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
         except (ValueError, SyntaxError):
             place[leaf] = value
     return config
+
+
+def arguments(text: str | None, **defaults: Any) -> dict[str, Any]:
+    """What follows a config's name, 'attention=gat,mlp=False', over `defaults`, of their types."""
+    values = dict(defaults)
+    for part in filter(None, (text or "").split(",")):
+        name, equals, word = part.partition("=")
+        if name not in defaults:
+            raise ValueError(f"the config has no argument {name!r}{hint(name, defaults)}")
+        kind = type(defaults[name])
+        kinds = {"True": True, "False": False} if kind is bool else None
+        try:
+            values[name] = kinds[word] if kinds else kind(word)
+        except (KeyError, ValueError):
+            equals = ""
+        if not equals:
+            wanted = "True or False" if kinds else f"a value of type {kind.__name__}"
+            raise ValueError(f"the argument {part!r} needs {wanted}: write {name}={defaults[name]}")
+    return values
 
 
 def plain(config: Any) -> Any:

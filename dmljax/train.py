@@ -51,7 +51,7 @@ _DEFAULTS: dict[str, Any] = {
     "runtime": {},
 }
 _EVALUATE = {"every": None, "ks": (1, 2, 4, 8), "clustering": True, "batch_size": 256, "knn": 0}
-_EVALUATE |= {"seeds": (0, 1, 2)}
+_EVALUATE |= {"seeds": (0, 1, 2), "refine": False}
 _CHECKPOINT = {"every": None, "keep": 2}
 _RUNTIME = {"workers": 0, "cache": False, "unreadable": "raise", "devices": None}
 
@@ -212,11 +212,12 @@ def first_state(made: Run, *, weights: bool = True) -> TrainState:
     from dmljax.nets import pretrained
 
     found = pretrained.load(path, _net(made.config))
-    shapes = jax.eval_shape(begin, key)
-    trees = [found["params"], {"batch_stats": found.get("batch_stats", {})}["batch_stats"]]
-    filled = [_fill(tree, part) for tree, part in zip(shapes, trees, strict=True)]
-    if not any(known for _, known in map(_known, filled)):
-        raise ValueError(f"net.weights={path}: the method has no module with these parameters")
+    params, model_state = jax.eval_shape(begin, key)
+    fill = made.method.fill or (lambda variables, weights: {**variables, "net": weights})
+    stats = fill(model_state.get("batch_stats", {}), found.get("batch_stats", {}))
+    filled = [fill(params, found["params"]), model_state]
+    if found.get("batch_stats"):
+        filled[1] = {**model_state, "batch_stats": stats}
 
     def drawn(key):  # what is read is not drawn: the compiler leaves it out
         return [_unknown(new, tree) for new, tree in zip(begin(key), filled, strict=True)]
@@ -226,28 +227,10 @@ def first_state(made: Run, *, weights: bool = True) -> TrainState:
     return jax.jit(rest, out_shardings=everywhere)(*jax.device_put(whole, everywhere))
 
 
-def _fill(tree: Any, weights: dict[str, Any]) -> Any:
-    """`tree` of shapes with arrays put in wherever a module has children named as in `weights`."""
-    if not isinstance(tree, dict):
-        return tree
-    if common := set(tree) & set(weights):
-        fits = all(
-            jax.tree.map(lambda a: a.shape, tree[k]) == jax.tree.map(lambda a: a.shape, weights[k])
-            for k in common
-        )
-        if fits:
-            return {k: weights[k] if k in common else v for k, v in tree.items()}
-    return {k: _fill(v, weights) for k, v in tree.items()}
-
-
-def _known(tree: Any) -> tuple[list[bool], bool]:
-    known = [isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(tree)]
-    return known, any(known)
-
-
 def _unknown(new: Any, filled: Any) -> list[jax.Array]:
-    known, _ = _known(filled)
-    return [a for a, k in zip(jax.tree.leaves(new), known, strict=True) if not k]
+    """Leaves of `new` for which `filled` has shapes only."""
+    pairs = zip(jax.tree.leaves(new), jax.tree.leaves(filled), strict=True)
+    return [a for a, leaf in pairs if not isinstance(leaf, np.ndarray)]
 
 
 def _join(filled: Any, drawn: list[jax.Array]) -> Any:
@@ -552,6 +535,8 @@ class Evaluator:
                 continue
             embeddings = self.embeddings(state, split)
             scores = self.score(embeddings, split)
+            if self._made.config["evaluate"]["refine"]:
+                scores |= self._refined(state, embeddings[""], split)
             if k := self._made.config["evaluate"]["knn"]:
                 train = self.embeddings(state, self._made.train)[""]
                 scores["knn"] = evaluate.knn_accuracy(
@@ -561,6 +546,18 @@ class Evaluator:
                 writer.evaluation(step, scores, split=name)
             found |= {f"{name}/{k}": v for k, v in scores.items()}
         return found
+
+    def _refined(self, state: TrainState, embeddings: np.ndarray, split: Split) -> dict[str, float]:
+        """Scores of what the method makes of a split's embeddings together, at test time."""
+        refine = self._made.method.refine
+        if refine is None:
+            raise ValueError("evaluate.refine: this method has nothing to refine embeddings with")
+        params = optim.averaged(state.params, state.opt_state)
+        query, gallery = split.query, split.gallery
+        better = refine(params, state.model_state, embeddings, query=query, gallery=gallery)
+        options = self._made.config["evaluate"]
+        found = evaluate.score(np.asarray(better), split, ks=options["ks"], clustering=False)
+        return {f"refined/{k}": v for k, v in found.items()}
 
 
 def _dim(made: Run, state: TrainState) -> int:

@@ -20,7 +20,7 @@ from dmljax import losses, ops
 from dmljax.nets import heads
 from dmljax.ops import Array
 
-__all__ = ["Method", "Params", "State", "backbone", "mined", "modules", "stats", "unit"]
+__all__ = ["Method", "Params", "State", "backbone", "mined", "modules", "pooling", "stats", "unit"]
 
 Params = Mapping[str, Any]
 State = Mapping[str, Any]
@@ -28,18 +28,26 @@ Batch = Mapping[str, Array]
 
 
 class Method(NamedTuple):
-    """`init`, `loss` and `embed`; `parts` names further embeddings that are scored beside it.
+    """`init`, `loss` and `embed`; what else a method may offer is None where it does not.
 
     init(key, batch) -> (params, model_state)
     loss(params, model_state, batch, *, key, step) -> (loss, (model_state, metrics))
     embed(params, model_state, images) -> unit embeddings [b d]
-    parts(params, model_state, images) -> {name: embeddings [b d]}
+    parts(params, model_state, images) -> {name: embeddings [b d]}, scored beside `embed`
+    refine(params, model_state, embeddings [n d], *, query, gallery) -> embeddings [n e]: what a
+        split's embeddings, and its masks of bool [n] or None, make of each other (numpy)
+    show(params, model_state, images) -> {name: array}: what goes on inside, for pictures
+    fill(variables, weights) -> variables: a pretrained backbone's params, or its batch_stats, in
+        place of those drawn; without it they go to variables['net']
     """
 
     init: Callable[..., tuple[Params, State]]
     loss: Callable[..., tuple[Array, tuple[State, dict[str, Array]]]]
     embed: Callable[..., Array]
     parts: Callable[..., dict[str, Array]] | None = None
+    refine: Callable[..., Any] | None = None
+    show: Callable[..., dict[str, Array]] | None = None
+    fill: Callable[..., Params] | None = None
 
 
 class Modules(NamedTuple):
@@ -100,10 +108,16 @@ def modules(forward: Callable, **parts: nn.Module) -> Modules:
 
 def backbone(net: nn.Module, *, dim: int | None, pool: Any = "mean") -> Modules:
     """A backbone and `heads.Head`: pool, linear layer to `dim` (None: none), unit vectors."""
+    output, pool = pooling(pool)
+    head = heads.Head(features=dim, pool=pool)
+    return modules(lambda run, images: run["head"](run["net"](images)[output]), net=net, head=head)
+
+
+def pooling(pool: Any) -> tuple[str, Any]:
+    """The output of a backbone that a head takes, and the pool that is left for it to do."""
     # Backbones pool on their own; what is not asked for is never computed.
-    pooled = {"mean": "pooled", "max": "max_pooled"}.get(pool, "features")
-    head = heads.Head(features=dim, pool=pool if pooled == "features" else None)
-    return modules(lambda run, images: run["head"](run["net"](images)[pooled]), net=net, head=head)
+    done = {"mean": "pooled", "max": "max_pooled"}
+    return (done[pool], None) if isinstance(pool, str) and pool in done else ("features", pool)
 
 
 def mined(loss_fn: Callable, mine_fn: Callable | None) -> Callable:
@@ -119,9 +133,10 @@ def mined(loss_fn: Callable, mine_fn: Callable | None) -> Callable:
     return with_key
 
 
-def stats(embeddings: Array, labels: Array) -> dict[str, Array]:
+def stats(embeddings: Array, labels: Array, *, where: Array | None = None) -> dict[str, Array]:
     """What tells a loss that has collapsed from one that is solved."""
-    return {k: jax.lax.stop_gradient(v) for k, v in losses.stats(embeddings, labels).items()}
+    found = losses.stats(embeddings, labels, where=where)
+    return {k: jax.lax.stop_gradient(v) for k, v in found.items()}
 
 
 def unit(embeddings: Array) -> Array:
