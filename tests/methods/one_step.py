@@ -1,6 +1,7 @@
 """A published config on a few small images with a small net; and a net that compiles at once."""
 
 import contextlib
+import functools
 import importlib.util
 import pathlib
 from typing import Any
@@ -16,7 +17,23 @@ from dmljax import train
 from dmljax.methods import base
 from dmljax.train_step import init_state, train_step
 
+# Compiling is most of the time of these tests.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+
+
+def fill(shapes: Any, *, seed: int = 0) -> Any:
+    """Parameters and statistics of these shapes, drawn without compiling anything."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path, leaf):
+        if len(leaf.shape) > 1:
+            fan_in = np.prod(leaf.shape[:-1])
+            return (rng.normal(size=leaf.shape) * (2 / fan_in) ** 0.5).astype(np.float32)
+        ones = path[-1].key in ("scale", "var")
+        return np.full(leaf.shape, 1.0 if ones else 0.0, np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 class Patches(nn.Module, kw_only=True):
@@ -83,20 +100,18 @@ def step(config: dict, *, stats: bool = False) -> tuple:
         "labels": made.train.labels[indices].astype(np.int32),
     }
 
-    def begin(key):
-        drawn = {**batch, "images": made.normalize_fn(jnp.asarray(batch["images"]))}
-        return init_state(*made.method.init(key, drawn), made.optimizer)
-
-    before = jax.jit(begin)(jax.random.key(0))
-    go = jax.jit(train_step(made.method, made.optimizer, normalize_fn=made.normalize_fn, seed=0))
+    images = made.normalize_fn(batch["images"])
+    shapes = jax.eval_shape(made.method.init, jax.random.key(0), {**batch, "images": images})
+    before = init_state(*fill(shapes), made.optimizer)
+    go = jit(train_step(made.method, made.optimizer, normalize_fn=made.normalize_fn, seed=0))
     with contextlib.nullcontext() if stats else mock.patch.object(base, "stats", lambda *_: {}):
         after, metrics = go(before, batch)
-    return made, before, after, jax.device_get(metrics)
+    return made, *jax.device_get((before, after, metrics))
 
 
 def moved(before: dict, after: dict, path: str) -> float:
     """The largest change of a parameter under 'net/masks' and the like."""
     for name in path.split("/"):
         before, after = before[name], after[name]
-    gaps = jax.tree.map(lambda a, b: float(abs(a - b).max()), before, after)
+    gaps = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), before, after)
     return max(jax.tree.leaves(gaps))

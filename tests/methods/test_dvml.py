@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from one_step import Patches, moved, read, shrink, step
+from one_step import Patches, fill, jit, moved, read, shrink, step
 
 from dmljax import losses, methods, miners, nets
 from dmljax.methods import base
@@ -98,10 +98,10 @@ def _method(loss_fn=_spread, **options):
 @functools.cache
 def _begun(mode):
     method = _method(mode=mode)
-    params, model_state = jax.jit(lambda key: method.init(key, BATCH))(jax.random.key(0))
+    params, model_state = fill(jax.eval_shape(method.init, jax.random.key(0), BATCH))
     rng = np.random.default_rng(5)  # away from biases of 0 and scales of 1
     params = jax.tree.map(lambda x: x + rng.normal(size=x.shape).astype(np.float32) / 5, params)
-    return jax.device_get((params, model_state))
+    return params, model_state
 
 
 def _compiled(*, slopes=True, **options):
@@ -109,7 +109,7 @@ def _compiled(*, slopes=True, **options):
     method, traces = _method(**options), []
     params, model_state = _begun(options.get("mode", "paper"))
 
-    @jax.jit
+    @jit
     def go(step, key):
         traces.append(step)
 
@@ -145,7 +145,7 @@ def _normed(params, x):
 def _by_hand(mode, *, second, form):
     """The four terms in float64, with `NOISE`."""
     params, _ = _begun(mode)
-    run = jax.jit(lambda p, x: Patches().apply({"params": p}, x, train=True)["pooled"])
+    run = jit(lambda p, x: Patches().apply({"params": p}, x, train=True)["pooled"])
     f = np.asarray(run(params["net"], BATCH["images"]), np.float64)
     heads, decoder = params["heads"], params["decoder"]
     x = {name: f for name in ("invariant", "mean", "log_variance")}
@@ -301,7 +301,7 @@ def test_samples_of_the_metric_loss():
 @pytest.mark.parametrize("mode", ["paper", "seed"])
 def test_embeddings_are_the_invariant_part(mode):
     method = _method(mode=mode)
-    embed = jax.jit(lambda params, state, x: method.embed(params, state, x))
+    embed = jit(lambda params, state, x: method.embed(params, state, x))
     params, model_state = _begun(mode)
     found = embed(params, model_state, BATCH["images"])
     assert found.shape == (B, DIM) and found.dtype == jnp.float32
