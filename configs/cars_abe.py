@@ -1,7 +1,7 @@
 """Cars196 by an attention-based ensemble (ABE, Kim et al., ECCV 2018).
 
     python -m dmljax.main --config=configs/cars_abe.py --config.dataset.root=cars196 \\
-        --config.weights=googlenet.safetensors
+        --config.net.weights=googlenet.safetensors
     python -m dmljax.main --config=configs/cars_abe.py:learners=4,heads=True ...
 
 Expected, in percent (the paper's tables 1 to 4); R@1 of single learners, on average, beside it:
@@ -49,7 +49,6 @@ also go into the attention's copy of 4a to 4e:
 """
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
 
 from dmljax.config import arguments
 
@@ -62,13 +61,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
         divergence = 0.0 if given["heads"] else 1.0
     return ConfigDict(
         {
-            "dataset": {"name": "cars196", "root": placeholder(str)},
+            "dataset": {"name": "cars196"},
             "transform": "abe_train",
             "eval_transform": "abe_eval",
             "normalize": "caffe",
             "sampler": {"name": "abe_pairs", "batch_size": 64},
             "net": {"name": "googlenet"},
-            "weights": placeholder(str),
             "method": {
                 "name": "abe",
                 "learners": given["learners"],

@@ -1,7 +1,7 @@
 """Cars196 by deep variational metric learning (DVML, Lin et al., ECCV 2018).
 
     python -m dmljax.main --config=configs/cars_dvml.py --config.dataset.root=cars196 \\
-        --config.weights=googlenet.safetensors
+        --config.net.weights=googlenet.safetensors
     python -m dmljax.main --config=configs/cars_dvml.py:loss=npair ...
 
 Expected of the paper's form, in percent, 512 dimensions (its table 1); R@1 without DVML, which
@@ -42,7 +42,6 @@ The weights are Caffe's GoogLeNet (docs/weights.md), not torchvision's, which is
 """
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
 
 from dmljax.config import arguments
 
@@ -94,13 +93,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
     return ConfigDict(
         {
-            "dataset": {"name": "cars196", "root": placeholder(str)},
+            "dataset": {"name": "cars196"},
             "transform": "dvml_train",
             "eval_transform": "dvml_eval",
             "normalize": "caffe",
             "sampler": two_of_each,
             "net": net,
-            "weights": placeholder(str),
             "method": method,
             "loss": losses[loss],
             "miner": {"name": "distance_weighted", "dim": dim} if loss == "dws" else None,

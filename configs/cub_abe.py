@@ -1,7 +1,7 @@
 """CUB-200-2011 by an attention-based ensemble (ABE, Kim et al., ECCV 2018).
 
     python -m dmljax.main --config=configs/cub_abe.py --config.dataset.root=cub200 \\
-        --config.weights=googlenet.safetensors
+        --config.net.weights=googlenet.safetensors
     python -m dmljax.main --config=configs/cub_abe.py:learners=4,heads=True ...
 
 Expected, in percent (the paper's table 4):
@@ -38,7 +38,6 @@ also go into the attention's copy of 4a to 4e:
 """
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
 
 from dmljax.config import arguments
 
@@ -51,13 +50,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
         divergence = 0.0 if given["heads"] else 1.0
     return ConfigDict(
         {
-            "dataset": {"name": "cub200", "root": placeholder(str)},
+            "dataset": {"name": "cub200"},
             "transform": "abe_train",
             "eval_transform": "abe_eval",
             "normalize": "caffe",
             "sampler": {"name": "abe_pairs", "batch_size": 64},
             "net": {"name": "googlenet"},
-            "weights": placeholder(str),
             "method": {
                 "name": "abe",
                 "learners": given["learners"],

@@ -1,7 +1,7 @@
 """CUB-200-2011 by deep variational metric learning (DVML, Lin et al., ECCV 2018).
 
     python -m dmljax.main --config=configs/cub_dvml.py --config.dataset.root=cub200 \\
-        --config.weights=googlenet.safetensors
+        --config.net.weights=googlenet.safetensors
     python -m dmljax.main --config=configs/cub_dvml.py:loss=npair ...
 
 Expected of the paper's form, in percent, 512 dimensions; R@1 without DVML, which
@@ -38,7 +38,6 @@ The weights are Caffe's GoogLeNet (docs/weights.md), not torchvision's, which is
 """
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
 
 from dmljax.config import arguments
 
@@ -90,13 +89,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
     )
     return ConfigDict(
         {
-            "dataset": {"name": "cub200", "root": placeholder(str)},
+            "dataset": {"name": "cub200"},
             "transform": "dvml_train",
             "eval_transform": "dvml_eval",
             "normalize": "caffe",
             "sampler": two_of_each,
             "net": net,
-            "weights": placeholder(str),
             "method": method,
             "loss": losses[loss],
             "miner": {"name": "distance_weighted", "dim": dim} if loss == "dws" else None,

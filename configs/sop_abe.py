@@ -1,7 +1,7 @@
 """Stanford Online Products by an attention-based ensemble (ABE, Kim et al., ECCV 2018).
 
     python -m dmljax.main --config=configs/sop_abe.py --config.dataset.root=sop \\
-        --config.weights=googlenet.safetensors
+        --config.net.weights=googlenet.safetensors
     python -m dmljax.main --config=configs/sop_abe.py:learners=4,heads=True ...
 
 Expected, in percent, as later papers' tables have it:
@@ -32,7 +32,6 @@ also go into the attention's copy of 4a to 4e:
 """
 
 from ml_collections import ConfigDict
-from ml_collections.config_dict import placeholder
 
 from dmljax.config import arguments
 
@@ -45,13 +44,12 @@ def get_config(arg: str | None = None) -> ConfigDict:
         divergence = 0.0 if given["heads"] else 1.0
     return ConfigDict(
         {
-            "dataset": {"name": "sop", "root": placeholder(str)},
+            "dataset": {"name": "sop"},
             "transform": "abe_train",
             "eval_transform": "abe_eval",
             "normalize": "caffe",
             "sampler": {"name": "abe_pairs", "batch_size": 64},
             "net": {"name": "googlenet"},
-            "weights": placeholder(str),
             "method": {
                 "name": "abe",
                 "learners": given["learners"],

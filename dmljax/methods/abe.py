@@ -171,11 +171,8 @@ def abe(
     def show(params, model_state, images):
         return {"masks": look(params, model_state, images)["masks"]}
 
-    def fill(variables, weights):
-        return {**variables, "net": ensembles.fill_backbone(variables["net"], weights)}
-
     return base.Method(
-        init, loss, embed, parts if learners > 1 else None, show=None if heads else show, fill=fill
+        init, loss, embed, parts if learners > 1 else None, show=None if heads else show
     )
 
 
@@ -288,7 +285,8 @@ def draw_masks(
         box = (-0.5, w - 0.5, h - 0.5, -0.5)
         line[0].imshow(image[:, :, 0] if image.shape[2] == 1 else image, cmap="gray", vmax=255)
         for axis, part in zip(line[1:], row, strict=True):
-            axis.imshow(grey, cmap="gray", vmin=0, vmax=255, extent=box)
+            # Washed out, so that colours show on dark images too.
+            axis.imshow(grey, cmap="gray", vmin=-128, vmax=255, extent=box)
             axis.imshow(
                 part,
                 cmap="RdBu_r",

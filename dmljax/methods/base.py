@@ -37,8 +37,6 @@ class Method(NamedTuple):
     refine(params, model_state, embeddings [n d], *, query, gallery) -> embeddings [n e]: what a
         split's embeddings, and its masks of bool [n] or None, make of each other (numpy)
     show(params, model_state, images) -> {name: array}: what goes on inside, for pictures
-    fill(variables, weights) -> variables: a pretrained backbone's params, or its batch_stats, in
-        place of those drawn; without it they go to variables['net']
     """
 
     init: Callable[..., tuple[Params, State]]
@@ -47,7 +45,6 @@ class Method(NamedTuple):
     parts: Callable[..., dict[str, Array]] | None = None
     refine: Callable[..., Any] | None = None
     show: Callable[..., dict[str, Array]] | None = None
-    fill: Callable[..., Params] | None = None
 
 
 class Modules(NamedTuple):

@@ -231,13 +231,15 @@ def attention_picture(
     )
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
     extent = (-0.5, n - 0.5)
+    # Not from 0 on: early, and with many images, all of it lies around 1 / n.
+    scale = {"vmin": maps.min(), "vmax": maps.max()}
     for layer, values in enumerate(maps):
         corner, top, left, middle = rows[:, 2 * layer : 2 * layer + 2].ravel()
         corner.set_axis_off()
         across, down = np.concatenate(list(images), axis=1), np.concatenate(list(images))
         top.imshow(across, extent=(*extent, 0, 1), aspect="auto")
         left.imshow(down, extent=(0, 1, n - 0.5, -0.5), aspect="auto")
-        shown = middle.imshow(values, cmap="magma", vmin=0, vmax=maps.max(), aspect="auto")
+        shown = middle.imshow(values, cmap="magma", aspect="auto", **scale)
         middle.vlines(bounds, *extent, color="white", lw=0.6)
         middle.hlines(bounds, *extent, color="white", lw=0.6)
         middle.set(xlim=extent, ylim=extent[::-1])
@@ -247,6 +249,7 @@ def attention_picture(
         heard = "heard" if len(maps) == 1 else f"heard, layer {layer + 1}"
         top.set_title(heard, fontsize=9, loc="left")
         left.set_ylabel("hears", fontsize=9)
-    figure.colorbar(shown, ax=rows[1, -1], label="attention", shrink=0.6)
+    label = f"attention ({maps.mean():.2g} on average)"
+    figure.colorbar(shown, ax=rows[1, -1], label=label, shrink=0.6, pad=0.02)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
