@@ -218,7 +218,12 @@ def check_step(name, step, dtype, tolerance):
     assert len(moving) >= 4
 
 
-@pytest.mark.parametrize("name", CASES)
+HEAVY = {"bn_inception", "googlenet_bn", "mobilenet_v2"}  # minutes of compiling
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in HEAVY)) for n in CASES]
+)
 def test_a_training_step_agrees_with_pytorch(name):
     check_step(name, compiled_train(name), np.float32, 1e-3)
 
