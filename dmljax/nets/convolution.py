@@ -16,14 +16,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from dmljax.ops import Array
+
 __all__ = ["conv"]
 
 _PATCHES = 1 << 19  # floats of the patches held at once: 2 MiB, the second-level cache
 
 
 def conv(
-    x: Float[jax.Array, "b h w i"],
-    kernel: Float[jax.Array, "kh kw j o"],
+    x: Float[Array, "b h w i"],
+    kernel: Float[Array, "kh kw j o"],
     *,
     strides: int = 1,
     padding: int = 0,
