@@ -1,9 +1,10 @@
-"""Characters in sixteen type faces: a run that needs no download and takes about a minute.
+"""Characters in sixteen type faces: a run that needs no download and takes minutes on a laptop.
 
     python -m dmljax.main --config=configs/glyphs.py
 
-Half of the characters are for training, the other half is never seen. Expected: R@1 of the unseen
-characters from 0.13 (raw pixels) to 0.80 on two cores of a laptop.
+Half of the characters are for training, the other half is never seen. Measured on two cores shared
+with other jobs: R@1 of the unseen characters from 0.134 (raw pixels) to 0.882, MAP@R 0.537 and NMI
+0.877 after 900 steps; the whole command took 4 minutes 52 seconds.
 """
 
 from ml_collections import ConfigDict
