@@ -124,16 +124,17 @@ def _ends(process, status, folder):
     return (folder / "out.txt").read_text()
 
 
-LONG = {"steps": 60, "evaluate": {"every": 30, "ks": [1], "clustering": False, "batch_size": 16}}
+LONG = {"steps": 50, "evaluate": {"every": 25, "ks": [1], "clustering": False, "batch_size": 16}}
 LONG |= {"checkpoint": {"every": 5, "keep": 2}}
 
 
-def test_killed_at_any_moment_the_same_command_gives_the_same_run(tmp_path):
+@pytest.mark.parametrize("moments", [(16,), pytest.param((2, 16, 40), marks=pytest.mark.slow)])
+def test_killed_at_any_moment_the_same_command_gives_the_same_run(tmp_path, moments):
     config = tiny(tmp_path, **LONG, method={"name": "pairs", "dim": 4, "memory": 16})
     with _started(tmp_path, tmp_path / "whole", config) as process:
         _ends(process, 0, tmp_path)
     workdir = tmp_path / "killed"
-    for moment in (2, 16, 40):
+    for moment in moments:
         with _started(tmp_path, workdir, config, "--config.runtime.workers=1") as process:
             _until_step(workdir, moment, process)
     with _started(tmp_path, workdir, config) as process:
