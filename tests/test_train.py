@@ -13,9 +13,11 @@ import time
 import jax
 import numpy as np
 import pytest
+from flax import traverse_util
+from safetensors.numpy import save_file
 from system import tiny, write_config
 
-from dmljax import log, train
+from dmljax import log, nets, train
 from dmljax.checkpoint import Checkpoints, Damaged
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -71,6 +73,54 @@ def test_training_changes_what_it_should(whole):
     last = _params(folder / "run")["params"]
     for a, b in zip(jax.tree.leaves(first.params), jax.tree.leaves(last), strict=True):
         assert np.abs(np.asarray(a) - b).max() > 0
+
+
+@pytest.mark.parametrize(
+    "method, parts",
+    [
+        ({"name": "pairs", "dim": 4}, ["net"]),
+        ({"name": "dvml", "dim": 4, "samples": 2}, ["net"]),
+        (
+            {"name": "abe", "learners": 2, "dim": 8, "split": ["conv1", "conv2"]}
+            | {"attention": "conv2"},
+            ["net/shared", "net/attention", "net/head"],
+        ),
+    ],
+)
+def test_weights_of_a_file_go_into_the_backbone(tmp_path, method, parts):
+    net = nets.convnet(widths=(4, 8), strides=(2, 1))
+    variables = net.init(jax.random.key(7), np.zeros((1, 12, 12, 3), np.float32), train=False)
+    flat = traverse_util.flatten_dict(jax.tree.map(np.asarray, variables))
+    flat = {k: v + 0.5 for k, v in flat.items()}
+    save_file({_torch_name(k): _torch_axes(v) for k, v in flat.items()}, tmp_path / "w.safetensors")
+    spec = {"name": "convnet", "widths": [4, 8], "strides": [2, 1]}
+    spec |= {"weights": str(tmp_path / "w.safetensors")}
+    made = train.build(tiny(tmp_path, net=spec, method=method))
+    state = train.first_state(made)
+    found = {"params": state.params, "batch_stats": state.model_state["batch_stats"]}
+    checked = 0
+    for kind, tree in found.items():
+        for part in parts:
+            for key, value in traverse_util.flatten_dict(_at(tree, part)).items():
+                np.testing.assert_array_equal(value, flat[kind, *key])
+                checked += 1
+    assert checked >= len(flat)
+    train.run(made.config, tmp_path / "run")
+
+
+def _at(tree, path):
+    for name in path.split("/"):
+        tree = tree[name]
+    return tree
+
+
+def _torch_name(key):
+    leaves = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
+    return ".".join((*key[1:-1], leaves.get(key[-1], key[-1])))
+
+
+def _torch_axes(array):
+    return np.ascontiguousarray(array.transpose(3, 2, 0, 1) if array.ndim == 4 else array)
 
 
 def test_load_embeds_images(whole):

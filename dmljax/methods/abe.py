@@ -171,8 +171,16 @@ def abe(
     def show(params, model_state, images):
         return {"masks": look(params, model_state, images)["masks"]}
 
+    def fill(variables, weights):
+        return {**variables, "net": ensembles.fill_backbone(variables["net"], weights)}
+
     return base.Method(
-        init, loss, embed, parts if learners > 1 else None, show=None if heads else show
+        init,
+        loss,
+        embed,
+        parts if learners > 1 else None,
+        show=None if heads else show,
+        fill=fill,
     )
 
 

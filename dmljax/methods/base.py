@@ -37,6 +37,8 @@ class Method(NamedTuple):
     refine(params, model_state, embeddings [n d], *, query, gallery) -> embeddings [n e]: what a
         split's embeddings, and its masks of bool [n] or None, make of each other (numpy)
     show(params, model_state, images) -> {name: array}: what goes on inside, for pictures
+    fill(variables, weights) -> variables: `params` or `batch_stats` with those of a pretrained
+        backbone; by default they are those of 'net'
     """
 
     init: Callable[..., tuple[Params, State]]
@@ -45,6 +47,7 @@ class Method(NamedTuple):
     parts: Callable[..., dict[str, Array]] | None = None
     refine: Callable[..., Any] | None = None
     show: Callable[..., dict[str, Array]] | None = None
+    fill: Callable[[Mapping, Mapping], dict[str, Any]] | None = None
 
 
 class Modules(NamedTuple):
