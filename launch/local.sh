@@ -58,10 +58,11 @@ while (( ${#pids[@]} )); do
       left+=("$pid")
       continue
     fi
-    wait "$pid"
+    { wait "$pid"; } 2> /dev/null # bash would tell of a kill with the whole command
     code=$?
     if (( code && ! status )); then
       status=$code
+      echo "$0: process $pid was the first to end, with $code" >&2
       # The others cannot go on; they may have something to say, or to save after a signal.
       if (( ! passed )); then deadline=$(( SECONDS + 3 )); fi
     fi
