@@ -1,6 +1,8 @@
 """Two processes are one run: the same numbers, one set of files, one end."""
 
 import os
+import pathlib
+import shutil
 import signal
 
 import jax
@@ -39,19 +41,57 @@ def test_two_processes_compute_what_one_does(whole, tmp_path):
     assert (folder / "run" / "map.png").exists()
 
 
-def test_killed_and_signalled_two_processes_go_on(whole, tmp_path):
-    """One of them is killed, then one alone gets SIGTERM; in the end nothing tells."""
+def test_one_killed_ends_all_and_one_signalled_stops_all(whole, tmp_path):
     config, run = tiny(tmp_path, **CONFIG), tmp_path / "run"
-    with started(tmp_path, run, config, processes=2) as process:
-        until_step(run, 14, process)
-        os.kill(children(process.pid)[1], signal.SIGKILL)
-        ends(process, 137, tmp_path, within=15)
-        assert not children(process.pid)
-    with started(tmp_path, run, config, processes=2) as process:
-        until_step(run, 30, process)
-        os.kill(children(process.pid)[1], signal.SIGTERM)
-        printed = ends(process, 143, tmp_path, within=30)
+    _kill_one(config, run, step=14)
+    _signal_one(config, run, step=30)
+    done = (run / "metrics.jsonl").read_bytes()
+    assert (whole[0] / "run" / "metrics.jsonl").read_bytes().startswith(done)
+
+
+def _kill_one(config, run, *, step, number=1):
+    with started(run.parent, run, config, processes=2) as process:
+        until_step(run, step, process)
+        both = children(process.pid)
+        os.kill(both[number], signal.SIGKILL)
+        ends(process, 137, run.parent, within=20)
+        assert not any(pathlib.Path(f"/proc/{pid}").exists() for pid in both)
+
+
+def _signal_one(config, run, *, step, number=signal.SIGTERM):
+    """Only process 1 gets it; both must stop after the same step, or they would wait for ever."""
+    with started(run.parent, run, config, processes=2) as process:
+        until_step(run, step, process)
+        os.kill(children(process.pid)[1], number)
+        printed = ends(process, 128 + number, run.parent, within=30)
     assert "going on from step" in printed and printed.count("the same command goes on") == 1
+
+
+@pytest.mark.slow
+def test_whichever_is_killed_and_whatever_the_signal_the_run_is_the_same(whole, tmp_path):
+    config, run = tiny(tmp_path, **CONFIG), tmp_path / "run"
+    for number, step in enumerate((8, 18, 24, 34)):
+        _kill_one(config, run, step=step, number=number % 2)
+    _signal_one(config, run, step=40, number=signal.SIGINT)
     with started(tmp_path, run, config, processes=2) as process:
         ends(process, 0, tmp_path)
     same_run(run, whole[0] / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_launcher_reaches_all(tmp_path, number):
+    config, run = tiny(tmp_path, **CONFIG | {"steps": 100_000}), tmp_path / "run"
+    with started(tmp_path, run, config, "--config.runtime.workers=1", processes=2) as process:
+        until_step(run, 4, process)
+        process.send_signal(number)
+        assert "saved; the same" in ends(process, 128 + number, tmp_path, within=30)
+
+
+@pytest.mark.slow
+def test_another_config_is_one_line_and_ends_all(whole, tmp_path):
+    shutil.copytree(whole[0] / "run", tmp_path / "run")
+    other = tiny(tmp_path, **CONFIG, loss={"name": "triplet", "margin": 0.3})
+    with started(tmp_path, tmp_path / "run", other, processes=2) as process:
+        printed = ends(process, 2, tmp_path, within=60)
+    assert printed.count("loss.margin (0.2 there, 0.3 here)") == 1 and "Traceback" not in printed

@@ -1,38 +1,24 @@
 """Whole runs of a tiny config: what they leave behind, how they stop, go on, and refuse."""
 
-import contextlib
 import json
-import os
-import pathlib
-import shutil
-import signal
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
 import pytest
 from flax import traverse_util
+from processes import ROOT, same
 from safetensors.numpy import save_file
-from system import tiny, write_config
+from system import tiny
 
 from dmljax import log, nets, train
-from dmljax.checkpoint import Checkpoints, Damaged
-
-ROOT = pathlib.Path(__file__).parents[1]
 
 
 def _params(workdir):
     """The newest parameters, as they lie on the disk."""
     _, variables, _ = train.load(workdir)
     return jax.tree.map(np.asarray, variables)
-
-
-def _same(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_array_equal(x, y)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +47,7 @@ def test_a_run_leaves_what_it_promises(whole):
 def test_the_same_command_twice_is_the_same_run(whole, tmp_path):
     folder, _ = whole
     train.run(tiny(folder), tmp_path / "again")
-    _same(_params(tmp_path / "again"), _params(folder / "run"))
+    same(_params(tmp_path / "again"), _params(folder / "run"))
     ours, theirs = (d / "metrics.jsonl" for d in (tmp_path / "again", folder / "run"))
     assert ours.read_bytes() == theirs.read_bytes()
 
