@@ -26,7 +26,7 @@ from dmljax.data.splits import Split, divide, record_name, subset
 from dmljax.methods.base import Method
 from dmljax.train_step import TrainState, init_state, train_step
 
-__all__ = ["Run", "build", "export", "load", "reopen", "run", "score"]
+__all__ = ["Run", "batches", "build", "export", "load", "reopen", "run", "score"]
 
 _IN_FLIGHT = 2  # steps; more dead-lock the collectives of several CPU devices
 # Fields with defaults; what a config leaves out is this. Anything else is an error.
@@ -328,7 +328,7 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
             if baseline:
                 writer.say(f"raw pixels, before training: R@1 {100 * baseline['R@1']:.1f}")
                 writer.evaluation(0, baseline, split="raw")
-        batches = stack.enter_context(_batches(made, begun))
+        fed = stack.enter_context(batches(made, begun))
         pending: collections.deque = collections.deque()
         scores: dict[str, float] = {}
         rule = "val/R@1" if made.config["select"] == "val" else "test/R@1"
@@ -348,7 +348,7 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
             writer.flush()
             checkpoints.save(state, memory, score=score)
 
-        feed = sharding.prefetch(batches, made.shards.rows)
+        feed = sharding.prefetch(fed, made.shards.rows)
         for step in range(begun + 1, made.total + 1):
             waiting = time.perf_counter()
             batch = next(feed)
@@ -401,7 +401,8 @@ def _reader(split: Split) -> pipeline.Reader:
 
 
 @contextlib.contextmanager
-def _batches(made: Run, begun: int) -> Iterator[Any]:
+def batches(made: Run, begun: int = 0) -> Iterator[Any]:
+    """This host's rows of the batches of steps `begun + 1` on, without an end."""
     runtime = made.config["runtime"]
     with pipeline.train(
         made.train,
