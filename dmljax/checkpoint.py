@@ -8,13 +8,16 @@ differ from them is named and passed over for the one before.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
+import logging as python_logging
 import os
 import pathlib
 import shutil
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -59,6 +62,7 @@ class Checkpoints:
     def __init__(self, folder: str | os.PathLike, *, keep: int = 2):
         from orbax.checkpoint import v1 as ocp
 
+        python_logging.getLogger("absl").addFilter(_told_elsewhere)
         self.folder = pathlib.Path(folder).absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         policies = ocp.training.preservation_policies
@@ -90,26 +94,46 @@ class Checkpoints:
         }
         metrics = {"score": -1.0 if score is None else float(score)}
         notes = {"run": json.dumps(run), **metrics}
-        self._checkpointer.save_checkpointables_async(
-            step, items, metrics=metrics, custom_metadata=notes
-        )
+        with self._writing(step):
+            self._checkpointer.save_checkpointables_async(
+                step, items, metrics=metrics, custom_metadata=notes
+            )
         self._pending.append(step)
+
+    @contextlib.contextmanager
+    def _writing(self, step: int) -> Iterator[None]:
+        """Says which checkpoint it is that cannot be written; what is half written never counts."""
+        try:
+            yield
+        except Exception as error:
+            self._pending.clear()
+            reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
+            before = [other for other in self.steps() if other != step]
+            onward = f"goes on from step {before[-1]}" if before else "begins again"
+            raise OSError(
+                f"checkpoint {step} cannot be written to {self.folder}: {reason}. Make room there "
+                f"(or lower checkpoint.keep) or mend it, then the same command {onward}"
+            ) from error
 
     def wait(self) -> None:
         """Until what was begun is on the disk, with its sums."""
         if not self._pending:
             return
-        self._checkpointer.wait()
-        if jax.process_index() == 0:
-            self._sums.mkdir(exist_ok=True)
-            there = self.steps()
-            for step in self._pending:
-                if step in there:
-                    _write_json(self._sums / f"{step}.json", _sums(self.folder / str(step)))
-            for file in self._sums.glob("*.json"):
-                if int(file.stem) not in there:
-                    file.unlink()
+        with self._writing(self._pending[-1]):
+            self._checkpointer.wait()
+            if jax.process_index() == 0:
+                self._write_sums()
         self._pending.clear()
+
+    def _write_sums(self) -> None:
+        self._sums.mkdir(exist_ok=True)
+        there = self.steps()
+        for step in self._pending:
+            if step in there:
+                _write_json(self._sums / f"{step}.json", _sums(self.folder / str(step)))
+        for file in self._sums.glob("*.json"):
+            if int(file.stem) not in there:
+                file.unlink()
 
     def restore(
         self, shapes: TrainState, sharding: Any, *, repair: bool = False
@@ -214,6 +238,11 @@ class Checkpoints:
         closing = threading.Thread(target=self.close, daemon=True)
         closing.start()
         closing.join(_PATIENCE)
+
+
+def _told_elsewhere(record: python_logging.LogRecord) -> bool:
+    """False for errors that orbax logs, with all of the stack in each thread, and then raises."""
+    return record.levelno < python_logging.ERROR or "orbax" not in record.pathname
 
 
 def _train_item(state: TrainState) -> dict:

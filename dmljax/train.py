@@ -260,9 +260,15 @@ def run(config: Any, workdir: str | os.PathLike, *, overwrite: bool = False) -> 
     with contextlib.ExitStack() as stack:
 
         def claim():
-            workdir.mkdir(parents=True, exist_ok=True)
-            stack.callback(lock(workdir).close)
-            _keep_config(made.config, workdir, overwrite)
+            try:
+                workdir.mkdir(parents=True, exist_ok=True)
+                stack.callback(lock(workdir).close)
+                _keep_config(made.config, workdir, overwrite)
+            except OSError as error:
+                raise OSError(
+                    f"{workdir} cannot be written: {error.strerror}. Make room there, ask for the "
+                    "permission, or choose another --workdir"
+                ) from error
 
         hosts.first(claim)
         hosts.shared(workdir / "config.json")

@@ -67,6 +67,7 @@ METHODS = {
         "method": {"name": "abe", "learners": 2, "dim": 8, "attention": "conv2"}
         | {"split": ["conv1", "conv2"]},
         "loss": {"name": "dmljax.methods.abe:contrastive", "margin": 1.0},
+        "net": {"name": "convnet", "widths": [4, 8], "strides": [2, 1]},
         "optimizer": {"name": "sgd", "rate": 1e-2, "momentum": 0.9},
     },
 }

@@ -2,13 +2,18 @@
 
 import os
 import pathlib
+import re
+import shlex
 import shutil
 import signal
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
-from processes import LONG, children, ends, same_run, started, state, until_step
+import yaml
+from processes import LONG, ROOT, children, ends, same_run, started, state, until_step
 from system import tiny
 
 from dmljax import log, train
@@ -95,3 +100,137 @@ def test_another_config_is_one_line_and_ends_all(whole, tmp_path):
     with started(tmp_path, tmp_path / "run", other, processes=2) as process:
         printed = ends(process, 2, tmp_path, within=60)
     assert printed.count("loss.margin (0.2 there, 0.3 here)") == 1 and "Traceback" not in printed
+
+
+def _flags():
+    """What the command understands."""
+    command = [sys.executable, "-m", "dmljax.main", "--helpshort"]
+    printed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout
+    return set(re.findall(r"--(?:\[no\])?([a-z_]+)", printed))
+
+
+def _understood(words):
+    """The part of a command line that is ours; every flag is one that there is."""
+    ours = words[words.index("dmljax.main") + 1 :]
+    names = {word.removeprefix("--").partition("=")[0] for word in ours}
+    assert {n for n in names if not n.startswith("config.")} <= _flags(), ours
+    return ours
+
+
+def _printed(*words, status=0):
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_dry_runs_print_what_every_host_executes():
+    config, notes = "configs/glyphs.py", "--config.notes=two words; and more"
+    given = [f"--config={config}", "--workdir=/mnt/x", notes, "--distributed"]
+    printed = _printed("launch/slurm.sh", "--dry-run", config, "--workdir=/mnt/x", notes)
+    assert _understood(shlex.split(printed)) == given
+    run = ("run", "pod", "zone-b", config, "--workdir=/mnt/x", notes)
+    lines = _printed("launch/tpu_pod.sh", "--dry-run", *run).splitlines()
+    assert lines[0].startswith("on every host of pod: cd dmljax && exec .venv/bin/python ")
+    assert _understood(shlex.split(lines[0])) == given
+    # What gcloud gets is one word, and in it, for the shell there, the same words.
+    sent = shlex.split(lines[1])
+    assert " ".join(sent[:5]) == "gcloud compute tpus tpu-vm ssh"
+    assert sent[5:8] == ["pod", "--zone=zone-b", "--worker=all"]
+    assert _understood(shlex.split(sent[8])) == given
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("local.sh", "none", "configs/glyphs.py"),
+        ("local.sh", "2"),
+        ("slurm.sh",),
+        ("tpu_pod.sh", "run", "pod", "zone-b", "configs/glyphs.py"),
+        ("tpu_pod.sh", "--dry-run", "walk", "pod", "zone-b"),
+    ],
+)
+def test_a_launcher_that_lacks_something_says_how_it_is_used(words):
+    assert f"launch/{words[0]}" in _printed(f"launch/{words[0]}", *words[1:], status=2)
+
+
+# What the API of JobSet asks for: required fields of each kind of object, and the types of fields.
+JOBSET = {
+    "apiVersion": "jobset.x-k8s.io/v1alpha2",
+    "kind": "JobSet",
+    "metadata": {"name": str},
+    "spec": {
+        "failurePolicy": {"maxRestarts": int},
+        "replicatedJobs": [
+            {
+                "name": str,
+                "replicas": int,
+                "template": {
+                    "spec": {
+                        "parallelism": int,
+                        "completions": int,
+                        "backoffLimit": 0,
+                        "template": {
+                            "spec": {
+                                "restartPolicy": "Never",
+                                "terminationGracePeriodSeconds": int,
+                                "nodeSelector": {
+                                    "cloud.google.com/gke-tpu-accelerator": str,
+                                    "cloud.google.com/gke-tpu-topology": str,
+                                },
+                                "containers": [
+                                    {
+                                        "name": str,
+                                        "image": str,
+                                        "command": [str],
+                                        "resources": {"limits": {"google.com/tpu": int}},
+                                        "volumeMounts": [{"name": str, "mountPath": str}],
+                                    }
+                                ],
+                                "volumes": [
+                                    {"name": str, "persistentVolumeClaim": {"claimName": str}}
+                                ],
+                            }
+                        },
+                    }
+                },
+            }
+        ],
+    },
+}
+
+
+def _fits(found, wanted, path="jobset"):
+    if isinstance(wanted, dict):
+        assert isinstance(found, dict), path
+        for name, inner in wanted.items():
+            assert name in found, f"{path} has no {name}"
+            _fits(found[name], inner, f"{path}.{name}")
+    elif isinstance(wanted, list):
+        assert isinstance(found, list) and found, path
+        for inner in found:
+            _fits(inner, wanted[0], path)
+    elif isinstance(wanted, type):
+        assert type(found) is wanted, f"{path} is {found!r}"
+    else:
+        assert found == wanted, path
+
+
+def test_the_job_set_is_one_and_runs_our_command():
+    found = yaml.safe_load((ROOT / "launch" / "gke.yaml").read_text())
+    _fits(found, JOBSET)
+    [job] = found["spec"]["replicatedJobs"]
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", found["metadata"]["name"])
+    spec = job["template"]["spec"]
+    pod = spec["template"]["spec"]
+    [container] = pod["containers"]
+    chips = container["resources"]["limits"]["google.com/tpu"]
+    side, other = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x")
+    # A pod for each host, and every chip of the slice asked for.
+    assert spec["parallelism"] == spec["completions"] == int(side) * int(other) // chips
+    assert container["resources"]["requests"] == container["resources"]["limits"]
+    assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
+    ours = _understood(container["command"])
+    workdir = next(w for w in ours if w.startswith("--workdir=")).partition("=")[2]
+    assert any(workdir.startswith(m["mountPath"] + "/") for m in container["volumeMounts"])
+    config = next(w for w in ours if w.startswith("--config=")).partition("=")[2]
+    assert (ROOT / config).exists() and "--distributed" in ours
