@@ -39,6 +39,7 @@ def started(folder, workdir, config, *flags, processes=None, shell=""):
             stderr=out,
             env=environment,
             cwd=folder,
+            start_new_session=True,
         )
     try:
         yield process

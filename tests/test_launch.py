@@ -13,8 +13,9 @@ import jax
 import numpy as np
 import pytest
 import yaml
-from processes import LONG, ROOT, children, ends, same_run, started, state, until_step
-from system import tiny
+from PIL import Image
+from processes import LONG, ROOT, children, ends, same_run, started, state, until, until_step
+from system import blobs, tiny
 
 from dmljax import log, train
 
@@ -100,6 +101,24 @@ def test_another_config_is_one_line_and_ends_all(whole, tmp_path):
     with started(tmp_path, tmp_path / "run", other, processes=2) as process:
         printed = ends(process, 2, tmp_path, within=60)
     assert printed.count("loss.margin (0.2 there, 0.3 here)") == 1 and "Traceback" not in printed
+
+
+@pytest.mark.slow
+def test_an_image_that_one_process_cannot_read_ends_all(tmp_path):
+    images = np.load(blobs(tmp_path))
+    for i, (image, label) in enumerate(zip(images["images"], images["labels"], strict=True)):
+        folder = tmp_path / "photos" / f"class{label}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{i:02}.png")
+    bad = tmp_path / "photos" / "class1" / "12.png"
+    bad.write_bytes(bad.read_bytes()[:100])
+    photos = {"name": "folder", "root": str(tmp_path / "photos"), "split": 0.5}
+    config = tiny(tmp_path, **CONFIG | {"dataset": photos})
+    with started(tmp_path, tmp_path / "run", config, processes=2) as process:
+        until(lambda: (tmp_path / "run" / "config.json").exists(), process, tmp_path)
+        printed = ends(process, 2, tmp_path, within=60)
+        assert not children(process.pid)
+    assert re.search(r"\[[01]\] error: .*12.png cannot be read: .*unreadable='skip'", printed)
 
 
 def _flags():

@@ -103,13 +103,17 @@ def test_killed_at_many_moments_every_method_gives_the_same_run(tmp_path, name):
     same_run(run, whole)
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_leaves(tmp_path, number, status):
+@pytest.mark.parametrize(
+    "number, status, kill_fn", [(signal.SIGTERM, 143, os.kill), (signal.SIGINT, 130, os.killpg)]
+)
+def test_a_signal_saves_and_leaves(tmp_path, number, status, kill_fn):
+    """Also where input workers get it too, as they do from a terminal."""
     config = tiny(tmp_path, **LONG | {"steps": 100_000, "checkpoint": {"every": 50_000}})
-    with started(tmp_path, tmp_path / "run", config) as process:
+    workers = f"--config.runtime.workers={int(kill_fn is os.killpg)}"
+    with started(tmp_path, tmp_path / "run", config, workers) as process:
         until_step(tmp_path / "run", 4, process)
-        process.send_signal(number)
-        assert "saved; the same command goes on" in ends(process, status, tmp_path)
+        kill_fn(process.pid, number)
+        assert "saved; the same command goes on" in ends(process, status, tmp_path, within=30)
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
     assert checkpoints.steps() and checkpoints.steps()[-1] >= 4
     checkpoints.close()
