@@ -144,10 +144,10 @@ class Checkpoints:
         that the run can write those steps again.
         """
         step = hosts.first(lambda: self._newest(repair))
-        if step is None:
-            return None
         if repair:
             self._checkpointer.reload()
+        if step is None:
+            return None
         found = self.load(step, shapes, sharding)
         self._last = step
         return found

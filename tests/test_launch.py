@@ -19,7 +19,7 @@ from system import blobs, tiny
 
 from dmljax import log, train
 
-CONFIG = LONG | {"method": {"name": "pairs", "dim": 4, "memory": 16}, "pictures": True}
+CONFIG = LONG | {"method": {"name": "pairs", "dim": 4, "memory": 16}}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,6 @@ def test_two_processes_compute_what_one_does(whole, tmp_path):
     # What is said is said once, and by process 0.
     assert printed.count("on 4 cpu devices") == 1 and "[0] npz: 32 training images" in printed
     assert printed.count("test split after step 50") == 1
-    assert (folder / "run" / "map.png").exists()
 
 
 def test_one_killed_ends_all_and_one_signalled_stops_all(whole, tmp_path):
@@ -82,6 +81,14 @@ def test_whichever_is_killed_and_whatever_the_signal_the_run_is_the_same(whole, 
     with started(tmp_path, run, config, processes=2) as process:
         ends(process, 0, tmp_path)
     same_run(run, whole[0] / "run")
+
+
+@pytest.mark.slow
+def test_pictures_are_drawn_by_one_of_what_all_embed(tmp_path):
+    config = tiny(tmp_path, pictures=True)
+    with started(tmp_path, tmp_path / "run", config, processes=2) as process:
+        assert ends(process, 0, tmp_path).count("pictures: ") == 1
+    assert (tmp_path / "run" / "map.png").exists()
 
 
 @pytest.mark.slow
