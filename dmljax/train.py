@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 from dmljax import config as config_lib
-from dmljax import evaluate, log, losses, methods, miners, nets, optim, report, sharding
+from dmljax import evaluate, log, losses, methods, miners, nets, ops, optim, report, sharding
 from dmljax.checkpoint import Checkpoints, forget, lock
 from dmljax.data import datasets, normalization, pipeline, sampling, transforms
 from dmljax.data.splits import Split, divide, record_name, subset
@@ -91,10 +91,11 @@ def build(config: Any) -> Run:
     if config["select"] == "val" and held_out is None:
         raise ValueError("select='val' needs held-out classes: set validation, such as 0.2")
     sample_fn = config_lib.resolve(sampling, config["sampler"])
-    batch = len(sample_fn(sampling.group(train.labels), seed=config["seed"], step=0))
+    groups = sampling.group(train.labels)
+    batch = len(sample_fn(groups, seed=config["seed"], step=0))
     devices = config["runtime"]["devices"]
     shards = sharding.shardings(jax.devices()[:devices] if devices else None, batch=batch)
-    per_epoch = max(1, len(train) // batch)
+    per_epoch = sampling.epoch_steps(sample_fn, groups)
     steps = functools.partial(config_lib.duration, per_epoch=per_epoch)
     total = steps(config["steps"])
     schedule = _with_steps(dict(_named(config["schedule"])), steps)
@@ -165,7 +166,7 @@ def _with_steps(schedule: dict[str, Any], steps: Callable) -> dict[str, Any]:
 
 def _method(config: dict[str, Any], classes: int) -> Method:
     net = _net(config)
-    loss_fn = config_lib.resolve(losses, _tuples(config["loss"]))
+    loss_fn = config_lib.resolve(losses, _functions(_tuples(config["loss"])))
     factory = config_lib.resolve(methods, _tuples(config["method"]))
     wiring = {"classes": classes}
     if config["miner"]:
@@ -174,6 +175,14 @@ def _method(config: dict[str, Any], classes: int) -> Method:
             raise ValueError(f"the method {_named(config['method'])['name']} takes no miner")
         wiring["mine_fn"] = mine_fn
     return factory(net, loss_fn, **wiring)
+
+
+def _functions(spec: Any) -> Any:
+    """Arguments that are functions, such as `reduce_fn='sum'`, are names of `ops`."""
+    if not isinstance(spec, dict):
+        return spec
+    named = {k: v for k, v in spec.items() if k.endswith("_fn") and isinstance(v, str | dict)}
+    return spec | {k: config_lib.resolve(ops, v) for k, v in named.items()}
 
 
 def _net(config: dict[str, Any]) -> Any:
