@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import pathlib
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import numpy as np
 import optax
 
 from dmljax import config as config_lib
-from dmljax import evaluate, log, losses, methods, miners, nets, optim, report, sharding
+from dmljax import evaluate, log, losses, methods, miners, nets, ops, optim, report, sharding
 from dmljax.checkpoint import Checkpoints, forget, lock
 from dmljax.data import datasets, normalization, pipeline, sampling, transforms
 from dmljax.data.splits import Split, divide, record_name, subset
@@ -53,7 +54,7 @@ _DEFAULTS: dict[str, Any] = {
     "runtime": {},
 }
 _EVALUATE = {"every": None, "ks": (1, 2, 4, 8), "clustering": True, "batch_size": 256, "knn": 0}
-_EVALUATE |= {"seeds": (0, 1, 2), "refine": False}
+_EVALUATE |= {"seeds": (0, 1, 2), "refine": False, "frames": False}
 _CHECKPOINT = {"every": None, "keep": 2}
 _RUNTIME = {"workers": 0, "cache": False, "unreadable": "raise", "devices": None}
 
@@ -93,10 +94,11 @@ def build(config: Any) -> Run:
     if config["select"] == "val" and held_out is None:
         raise ValueError("select='val' needs held-out classes: set validation, such as 0.2")
     sample_fn = config_lib.resolve(sampling, config["sampler"])
-    batch = len(sample_fn(sampling.group(train.labels), seed=config["seed"], step=0))
+    groups = sampling.group(train.labels)
+    batch = len(sample_fn(groups, seed=config["seed"], step=0))
     devices = config["runtime"]["devices"]
     shards = sharding.shardings(jax.devices()[:devices] if devices else None, batch=batch)
-    per_epoch = max(1, len(train) // batch)
+    per_epoch = sampling.epoch_steps(sample_fn, groups)
     steps = functools.partial(config_lib.duration, per_epoch=per_epoch)
     total = steps(config["steps"])
     schedule = _with_steps(dict(_named(config["schedule"])), steps)
@@ -167,7 +169,7 @@ def _with_steps(schedule: dict[str, Any], steps: Callable) -> dict[str, Any]:
 
 def _method(config: dict[str, Any], classes: int) -> Method:
     net = _net(config)
-    loss_fn = config_lib.resolve(losses, _tuples(config["loss"]))
+    loss_fn = config_lib.resolve(losses, _functions(_tuples(config["loss"])))
     factory = config_lib.resolve(methods, _tuples(config["method"]))
     wiring = {"classes": classes}
     if config["miner"]:
@@ -176,6 +178,14 @@ def _method(config: dict[str, Any], classes: int) -> Method:
             raise ValueError(f"the method {_named(config['method'])['name']} takes no miner")
         wiring["mine_fn"] = mine_fn
     return factory(net, loss_fn, **wiring)
+
+
+def _functions(spec: Any) -> Any:
+    """Arguments that are functions, such as `reduce_fn='sum'`, are names of `ops`."""
+    if not isinstance(spec, dict):
+        return spec
+    named = {k: v for k, v in spec.items() if k.endswith("_fn") and isinstance(v, str | dict)}
+    return spec | {k: config_lib.resolve(ops, v) for k, v in named.items()}
 
 
 def _net(config: dict[str, Any]) -> Any:
@@ -294,6 +304,7 @@ def _keep_config(config: dict[str, Any], workdir: pathlib.Path, overwrite: bool)
             forget(workdir / "checkpoints")
             for name in ("metrics.jsonl", "speed.jsonl"):
                 (workdir / name).unlink(missing_ok=True)
+            shutil.rmtree(workdir / "frames", ignore_errors=True)
     aside = file.with_suffix(".tmp")
     aside.write_text(json.dumps(config, indent=2) + "\n")
     os.replace(aside, file)
@@ -330,6 +341,8 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
             if baseline:
                 writer.say(f"raw pixels, before training: R@1 {100 * baseline['R@1']:.1f}")
                 writer.evaluation(0, baseline, split="raw")
+            if made.config["evaluate"]["frames"]:
+                evaluator.frame(evaluator.embeddings(state, made.test)[""], workdir, 0)
         fed = stack.enter_context(batches(made, begun))
         pending: collections.deque = collections.deque()
         scores: dict[str, float] = {}
@@ -359,7 +372,7 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
             collect(_IN_FLIGHT)
             if step % made.every["evaluate"] == 0 or step == made.total:
                 collect(0)
-                scores = evaluator.all(state, writer, step)
+                scores = evaluator.all(state, writer, step, workdir)
                 save(scores.get(rule))
                 writer.resume(step)
             elif step % made.every["save"] == 0:
@@ -380,8 +393,11 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
                 scores = {}
         if not scores:  # an earlier checkpoint is the best, or a finished run is asked for again
             scores = evaluator.all(state)
+        embeddings = None
+        if made.config["pictures"]:  # a matter of all processes
+            embeddings = evaluator.embeddings(state, made.test)
         if main:
-            _last_words(made, evaluator, state, scores, workdir, writer)
+            _last_words(made, embeddings, state, scores, workdir, writer)
     return {k.removeprefix("test/"): v for k, v in scores.items() if k.startswith("test/")}
 
 
@@ -535,8 +551,20 @@ class Evaluator:
         flat = self._go(lambda images: images.reshape(len(images), -1), split)
         return evaluate.score(flat, split, ks=(1,), clustering=False)
 
+    def frame(self, embeddings: np.ndarray, workdir: pathlib.Path, step: int) -> None:
+        """A picture of the test half at this step, for the movie."""
+        if jax.process_index() == 0:
+            folder = workdir / "frames"
+            folder.mkdir(exist_ok=True)
+            path = folder / f"{step:09d}.png"
+            report.frame(embeddings, self._made.test, path, title=f"step {step:,}")
+
     def all(
-        self, state: TrainState, writer: log.Log | None = None, step: int = 0
+        self,
+        state: TrainState,
+        writer: log.Log | None = None,
+        step: int = 0,
+        workdir: pathlib.Path | None = None,
     ) -> dict[str, float]:
         """Scores of the test split and of held-out classes, named 'test/R@1'."""
         splits = {"test": self._made.test, "val": self._made.held_out}
@@ -545,6 +573,8 @@ class Evaluator:
             if split is None or not len(split):
                 continue
             embeddings = self.embeddings(state, split)
+            if name == "test" and workdir and self._made.config["evaluate"]["frames"]:
+                self.frame(embeddings[""], workdir, step)
             scores = self.score(embeddings, split)
             if self._made.config["evaluate"]["refine"]:
                 scores |= self._refined(state, embeddings[""], split)
@@ -579,7 +609,7 @@ def _dim(made: Run, state: TrainState) -> int:
     return shape.shape[1]
 
 
-def _last_words(made, evaluator, state, scores, workdir, writer) -> None:
+def _last_words(made, embeddings, state, scores, workdir, writer) -> None:
     """The table, the rule behind it, the pictures."""
     test = {k.removeprefix("test/"): v for k, v in scores.items() if k.startswith("test/")}
     config = made.config
@@ -592,17 +622,43 @@ def _last_words(made, evaluator, state, scores, workdir, writer) -> None:
         f"seed {config['seed']}, {size}-d embeddings, pretraining: {weights}"
     )
     if config["pictures"]:
-        embeddings = evaluator.embeddings(state, made.test)[""]
-        read = _reader(made.test)
-        rng = np.random.default_rng(0)
+        names = _pictures(made, embeddings, state, workdir)
+        writer.say(f"pictures: {workdir}/{', '.join(names)}")
 
-        def shown(i):
-            return made.eval_transform_fn(read(i), rng)
 
-        report.curves(log.read(workdir / "metrics.jsonl"), workdir / "curves.png")
-        report.neighbours(embeddings, made.test, shown, workdir / "retrieval.png")
-        report.embedding_map(embeddings, made.test, shown, workdir / "map.png")
-        writer.say(f"pictures: {workdir}/curves.png, retrieval.png, map.png")
+def _pictures(made, embeddings, state, workdir) -> list[str]:
+    """Draws them into the run folder; their names."""
+    read, rng = _reader(made.test), np.random.default_rng(0)
+
+    def shown(i):
+        return made.eval_transform_fn(read(int(i)), rng)
+
+    report.curves(log.read(workdir / "metrics.jsonl"), workdir / "curves.png")
+    report.neighbours(embeddings[""], made.test, shown, workdir / "retrieval.png")
+    report.embedding_map(embeddings[""], made.test, shown, workdir / "map.png")
+    names = ["curves.png", "retrieval.png", "map.png"]
+    if made.config["evaluate"]["frames"]:
+        report.movie(workdir / "frames", workdir / "movie.gif")
+        names.append("movie.gif")
+    if made.method.draw is not None:
+        # This process alone draws, on one device of its own.
+        params, model_state = jax.device_get(
+            (optim.averaged(state.params, state.opt_state), state.model_state)
+        )
+        readable = np.flatnonzero(np.isfinite(embeddings[""]).all(axis=1))
+
+        def show_fn(images):
+            images = made.normalize_fn(jax.numpy.asarray(images))
+            return jax.device_get(jax.jit(made.method.show)(params, model_state, images))
+
+        names += made.method.draw(
+            workdir,
+            labels=made.test.labels[readable],
+            embeddings={name: part[readable] for name, part in embeddings.items()},
+            read_fn=lambda rows: np.stack([shown(readable[i]) for i in rows]),
+            show_fn=show_fn,
+        )
+    return names
 
 
 # --- what a run has learned ---------------------------------------------------------------------
