@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from dmljax import config as config_lib
-from dmljax import evaluate, log, losses, methods, miners, nets, ops, optim, report, sharding
+from dmljax import evaluate, hosts, log, losses, methods, miners, nets, ops, optim, report, sharding
 from dmljax.checkpoint import Checkpoints, forget, lock
 from dmljax.data import datasets, normalization, pipeline, sampling, transforms
 from dmljax.data.splits import Split, divide, record_name, subset
@@ -97,6 +97,8 @@ def build(config: Any) -> Run:
     groups = sampling.group(train.labels)
     batch = len(sample_fn(groups, seed=config["seed"], step=0))
     devices = config["runtime"]["devices"]
+    if devices and jax.process_count() > 1:
+        raise ValueError("runtime.devices is for one process: several use all that they see")
     shards = sharding.shardings(jax.devices()[:devices] if devices else None, batch=batch)
     per_epoch = sampling.epoch_steps(sample_fn, groups)
     steps = functools.partial(config_lib.duration, per_epoch=per_epoch)
@@ -275,13 +277,23 @@ def run(config: Any, workdir: str | os.PathLike, *, overwrite: bool = False) -> 
     """Trains, or goes on training, and returns the scores of the test split."""
     workdir = pathlib.Path(workdir)
     made = build(config)
-    workdir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        if jax.process_index() == 0:
-            stack.callback(lock(workdir).close)
-            _keep_config(made.config, workdir, overwrite)
-        checkpoints = Checkpoints(workdir / "checkpoints", keep=made.config["checkpoint"]["keep"])
-        stack.callback(checkpoints.close)
+
+        def claim():
+            try:
+                workdir.mkdir(parents=True, exist_ok=True)
+                stack.callback(lock(workdir).close)
+                _keep_config(made.config, workdir, overwrite)
+            except OSError as error:
+                raise OSError(
+                    f"{workdir} cannot be written: {error.strerror}. Make room there, ask for the "
+                    "permission, or choose another --workdir"
+                ) from error
+
+        hosts.first(claim)
+        hosts.shared(workdir / "config.json")
+        keep = made.config["checkpoint"]["keep"]
+        checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints", keep=keep))
         return _train(made, workdir, checkpoints)
 
 
@@ -320,11 +332,13 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
         state, memory = restored
     begun = int(state.step)
     step_fn = jax.jit(
-        train_step(
-            made.method,
-            made.optimizer,
-            normalize_fn=made.normalize_fn,
-            seed=made.config["seed"],
+        _agreeing(
+            train_step(
+                made.method,
+                made.optimizer,
+                normalize_fn=made.normalize_fn,
+                seed=made.config["seed"],
+            )
         ),
         donate_argnums=0,
         out_shardings=made.shards.everywhere,
@@ -333,7 +347,7 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
     writer = log.Log(workdir, step=begun, total=made.total, write=main)
     with contextlib.ExitStack() as stack:
         stack.callback(writer.close)
-        stop = stack.enter_context(_Stop())
+        stop = stack.enter_context(_Stop(made.shards))
         if main:
             writer.say(_head(made, state, begun))
         if begun == 0:
@@ -350,8 +364,10 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
 
         def collect(keep: int) -> None:
             while len(pending) > keep:
-                step, metrics = pending.popleft()
-                memory["window"].append(_finite(step, jax.device_get(metrics), memory["window"]))
+                step, found = pending.popleft()
+                metrics, signalled = jax.device_get(found)
+                stop.heard(int(signalled))
+                memory["window"].append(_finite(step, metrics, memory["window"]))
                 if step % made.every["log"] == 0 or step == made.total:
                     writer.train(step, _means(memory["window"]), batch=made.batch)
                     memory["window"].clear()
@@ -366,9 +382,10 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
             waiting = time.perf_counter()
             batch = next(feed)
             writer.waited(time.perf_counter() - waiting)
+            signalled = stop.row()
             with jax.transfer_guard("disallow"):
-                state, metrics = step_fn(state, batch)
-            pending.append((step, metrics))
+                state, found = step_fn(state, batch, signalled)
+            pending.append((step, found))
             collect(_IN_FLIGHT)
             if step % made.every["evaluate"] == 0 or step == made.total:
                 collect(0)
@@ -379,7 +396,7 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
                 save()
             if step in made.reload_best_at:
                 state = _reload(state, checkpoints, made)
-            if stop.hit:
+            if stop.now:
                 save()
                 checkpoints.wait()
                 writer.say(f"stopped after step {step}, saved; the same command goes on from there")
@@ -467,27 +484,63 @@ def _coverage(made: Run) -> str:
     return f"; every image in {steps} steps"
 
 
-class _Stop:
-    """SIGTERM and Ctrl-C end the run after the step; a second one ends it at once."""
+def _agreeing(one_step: Callable) -> Callable:
+    """The step that also says which signal any process has got: all learn it at the same step."""
 
-    hit: int | None = None
+    def step(state, batch, signalled):
+        state, metrics = one_step(state, batch)
+        return state, (metrics, signalled.max())
+
+    return step
+
+
+class _Stop:
+    """SIGTERM and Ctrl-C end the run after the step; a second one ends it at once.
+
+    Processes of one run get signals at different steps, or only one gets them, and must stop after
+    the same step. So the signal travels with the steps and comes back with the metrics, which costs
+    no wait. One process alone need not ask.
+    """
+
+    def __init__(self, shards: sharding.Shardings):
+        self._shards, self._hit, self._agreed = shards, 0, 0
+        self._rows = functools.cache(self._row)
 
     def __enter__(self):
         self._old = {s: signal.signal(s, self._on) for s in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def _on(self, number, frame):
-        if self.hit:
+        if self._hit:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self.hit = number
+        self._hit = number
 
     def __exit__(self, *_):
         for number, handler in self._old.items():
             signal.signal(number, handler)
 
+    def row(self) -> jax.Array:
+        """The signal that this process has got, or 0, on each of its devices."""
+        return self._rows(int(self._hit))
+
+    def _row(self, number: int) -> jax.Array:
+        local = len(self._shards.mesh.local_devices)
+        found = sharding.put({"stop": np.full(local, number, np.int32)}, self._shards.rows)
+        return found["stop"]
+
+    def heard(self, number: int) -> None:
+        """What came back with a step."""
+        self._agreed = self._agreed or number
+
+    @property
+    def now(self) -> bool:
+        if jax.process_count() == 1:
+            self._agreed = self._agreed or int(self._hit)
+        return self._agreed > 0
+
     def leave(self) -> None:
-        raise SystemExit(128 + self.hit)
+        raise SystemExit(128 + self._agreed)
 
 
 # --- evaluating ---------------------------------------------------------------------------------
@@ -621,7 +674,7 @@ def _last_words(made, embeddings, state, scores, workdir, writer) -> None:
         f"test split after step {int(state.step)} (select={config['select']}), "
         f"seed {config['seed']}, {size}-d embeddings, pretraining: {weights}"
     )
-    if config["pictures"]:
+    if embeddings is not None:
         names = _pictures(made, embeddings, state, workdir)
         writer.say(f"pictures: {workdir}/{', '.join(names)}")
 
