@@ -25,7 +25,7 @@ from dmljax.checkpoint import Checkpoints, forget, lock
 from dmljax.data import datasets, normalization, pipeline, sampling, transforms
 from dmljax.data.splits import Split, divide, record_name, subset
 from dmljax.methods.base import Method
-from dmljax.train_step import TrainState, init_state, train_step
+from dmljax.train_step import TrainState, check_parts, init_state, train_step
 
 __all__ = ["Run", "batches", "build", "export", "load", "reopen", "run", "score"]
 
@@ -57,6 +57,10 @@ _EVALUATE = {"every": None, "ks": (1, 2, 4, 8), "clustering": True, "batch_size"
 _EVALUATE |= {"seeds": (0, 1, 2), "refine": False, "frames": False}
 _CHECKPOINT = {"every": None, "keep": 2}
 _RUNTIME = {"workers": 0, "cache": False, "unreadable": "raise", "devices": None}
+_RUNTIME |= {
+    "chunk": None,  # images that the net sees at a time; None: the whole batch
+    "sharded": (),  # paths of parameters to split over the devices
+}
 
 
 class Run(NamedTuple):
@@ -207,14 +211,14 @@ def _tuples(spec: Any) -> Any:
 
 
 def first_state(made: Run) -> TrainState:
-    """Parameters drawn, and the backbone's read from `net.weights`, on all devices."""
+    """Parameters drawn, and the backbone's read from `net.weights`, on their devices."""
     begin, rest = _beginning(made)
     key = jax.random.key(made.config["seed"])
-    everywhere = made.shards.everywhere
-    once = functools.partial(jax.jit, out_shardings=everywhere, compiler_options=_ONCE)
+    places = placed(made)
+    once = functools.partial(jax.jit, compiler_options=_ONCE)
     path = _weights(made.config)
     if not path:
-        return once(lambda key: rest(*begin(key)))(key)
+        return once(lambda key: rest(*begin(key)), out_shardings=places)(key)
     from dmljax.nets import pretrained
 
     found = pretrained.load(path, _net(made.config))
@@ -224,17 +228,19 @@ def first_state(made: Run) -> TrainState:
     filled = [fill(params, found["params"]), model_state]
     if found.get("batch_stats"):
         filled[1] = {**model_state, "batch_stats": stats}
+    both = [places.params, places.model_state]
 
     def drawn(key):  # what is read is not drawn: the compiler leaves it out
         return [_unknown(new, tree) for new, tree in zip(begin(key), filled, strict=True)]
 
-    new = once(drawn)(key)
+    where = [_unknown(place, tree) for place, tree in zip(both, filled, strict=True)]
+    new = once(drawn, out_shardings=where)(key)
     whole = [_join(tree, leaves) for tree, leaves in zip(filled, new, strict=True)]
-    return once(rest)(*jax.device_put(whole, everywhere))
+    return once(rest, out_shardings=places)(*jax.device_put(whole, both))
 
 
 def _beginning(made: Run) -> tuple[Callable, Callable]:
-    """`begin(key) -> (params, model_state)` and `rest(params, model_state) -> TrainState`."""
+    """key -> (params, model_state) -> state."""
     shape = _shape(made)
 
     def begin(key):
@@ -242,13 +248,10 @@ def _beginning(made: Run) -> tuple[Callable, Callable]:
         batch = {"images": images, "labels": jax.numpy.zeros(2, jax.numpy.int32)}
         return made.method.init(key, batch)
 
-    def rest(params, model_state):
-        return init_state(params, model_state, made.optimizer)
-
-    return begin, rest
+    return begin, lambda params, model_state: init_state(params, model_state, made.optimizer)
 
 
-def _unknown(new: Any, filled: Any) -> list[jax.Array]:
+def _unknown(new: Any, filled: Any) -> list[Any]:
     """Leaves of `new` for which `filled` has shapes only."""
     pairs = zip(jax.tree.leaves(new), jax.tree.leaves(filled), strict=True)
     return [a for a, leaf in pairs if not isinstance(leaf, np.ndarray)]
@@ -267,7 +270,49 @@ def _shape(made: Run) -> tuple[int, ...]:
 def state_shapes(made: Run) -> TrainState:
     """Shapes of the state; computes nothing."""
     begin, rest = _beginning(made)
-    return jax.eval_shape(lambda key: rest(*begin(key)), jax.random.key(0))
+    return jax.eval_shape(lambda: rest(*begin(jax.random.key(0))))
+
+
+def placed(made: Run) -> TrainState:
+    """Where each array of the state lives."""
+    patterns = made.config["runtime"]["sharded"]
+    return sharding.of_state(state_shapes(made), made.shards, patterns=patterns)
+
+
+def _check(made: Run) -> None:
+    """What only the shapes of a state tell, before anything is written."""
+    placed(made)
+    images = jax.ShapeDtypeStruct((2, *_shape(made)), jax.numpy.uint8)
+    images = jax.eval_shape(made.normalize_fn, images)
+    runtime = made.config["runtime"]
+    check_parts(
+        made.method,
+        state_shapes(made),
+        images,
+        chunk=runtime["chunk"],
+        sharded=runtime["sharded"],
+        batch=made.batch,
+        devices=made.shards.size,
+    )
+
+
+def _step(made: Run, places: TrainState) -> Callable:
+    """The train step, compiled for the devices."""
+    everywhere, runtime = made.shards.everywhere, made.config["runtime"]
+    step = train_step(
+        made.method,
+        made.optimizer,
+        normalize_fn=made.normalize_fn,
+        seed=made.config["seed"],
+        chunk=runtime["chunk"],
+        # Shards of proxies meet the embeddings of all devices, not the other way round.
+        gather_fn=functools.partial(_constrain, place=everywhere) if runtime["sharded"] else None,
+    )
+    return jax.jit(_agreeing(step), donate_argnums=0, out_shardings=(places, everywhere))
+
+
+def _constrain(tree: Any, *, place: Any) -> Any:
+    return jax.tree.map(lambda a: jax.lax.with_sharding_constraint(a, place), tree)
 
 
 # --- running ------------------------------------------------------------------------------------
@@ -277,6 +322,7 @@ def run(config: Any, workdir: str | os.PathLike, *, overwrite: bool = False) -> 
     """Trains, or goes on training, and returns the scores of the test split."""
     workdir = pathlib.Path(workdir)
     made = build(config)
+    _check(made)
     with contextlib.ExitStack() as stack:
 
         def claim():
@@ -324,25 +370,14 @@ def _keep_config(config: dict[str, Any], workdir: pathlib.Path, overwrite: bool)
 
 def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[str, float]:
     main = jax.process_index() == 0
-    everywhere = made.shards.everywhere
-    restored = checkpoints.restore(state_shapes(made), everywhere, repair=True)
+    places = placed(made)
+    restored = checkpoints.restore(state_shapes(made), places, repair=True)
     if restored is None:
         state, memory = first_state(made), {"window": [], "scores": {}}
     else:
         state, memory = restored
     begun = int(state.step)
-    step_fn = jax.jit(
-        _agreeing(
-            train_step(
-                made.method,
-                made.optimizer,
-                normalize_fn=made.normalize_fn,
-                seed=made.config["seed"],
-            )
-        ),
-        donate_argnums=0,
-        out_shardings=made.shards.everywhere,
-    )
+    step_fn = _step(made, places)
     evaluator = Evaluator(made)
     writer = log.Log(workdir, step=begun, total=made.total, write=main)
     with contextlib.ExitStack() as stack:
@@ -406,7 +441,7 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
         if made.config["select"] != "last":
             chosen = checkpoints.best()
             if chosen != made.total:
-                state, _ = checkpoints.load(chosen, state_shapes(made), made.shards.everywhere)
+                state, _ = checkpoints.load(chosen, state_shapes(made), places)
                 scores = {}
         if not scores:  # an earlier checkpoint is the best, or a finished run is asked for again
             scores = evaluator.all(state)
@@ -421,7 +456,7 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
 def _reload(state: TrainState, checkpoints: Checkpoints, made: Run) -> TrainState:
     """The best parameters and statistics so far; the optimizer's moments stay, as published."""
     checkpoints.wait()
-    best, _ = checkpoints.load(checkpoints.best(), state_shapes(made), made.shards.everywhere)
+    best, _ = checkpoints.load(checkpoints.best(), state_shapes(made), placed(made))
     return state._replace(params=best.params, model_state=best.model_state)
 
 
@@ -588,6 +623,7 @@ class Evaluator:
             ks=options["ks"],
             clustering=options["clustering"],
             seeds=options["seeds"],
+            devices=self._made.shards.mesh.local_devices,
         )
         for name, part in embeddings.items():
             if name:
@@ -752,9 +788,9 @@ def reopen(
         if step is not None:
             if step not in checkpoints.steps():
                 raise ValueError(f"{workdir} has the checkpoints {checkpoints.steps()}, not {step}")
-            found = checkpoints.load(step, state_shapes(made), made.shards.everywhere)
+            found = checkpoints.load(step, state_shapes(made), placed(made))
         else:
-            found = checkpoints.restore(state_shapes(made), made.shards.everywhere)
+            found = checkpoints.restore(state_shapes(made), placed(made))
     finally:
         checkpoints.close()
     if found is None:

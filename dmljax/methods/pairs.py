@@ -46,10 +46,8 @@ def pairs(
             model_state = {**model_state, "memory": bank.init(outputs[output].shape[1])}
         return params, model_state
 
-    def loss(params, model_state, batch, *, key, step):
-        outputs, model_state = whole.apply(
-            params, model_state, batch["images"], train=True, key=key
-        )
+    def criterion(params, model_state, outputs, batch, *, key, step):
+        del params
         x, labels = outputs[output], batch["labels"]
         metrics = base.stats(x, labels)
         value = loss_fn(x, labels, key=key)
@@ -64,4 +62,4 @@ def pairs(
         outputs, _ = whole.apply(params, model_state, images, train=False)
         return base.unit(outputs[output]) if unit else outputs["features"]
 
-    return base.Method(init, loss, embed)
+    return base.Method(init, embed=embed, **base.halves(whole, criterion))
