@@ -138,7 +138,8 @@ class Checkpoints:
     def restore(
         self, shapes: TrainState, sharding: Any, *, repair: bool = False
     ) -> tuple[TrainState, dict] | None:
-        """The newest checkpoint that is whole, on the devices of `sharding`; None if there is none.
+        """The newest checkpoint that is whole, placed by `sharding`, whatever devices it was saved
+        from; None if there is none. `sharding` is one for all arrays, or a state of them.
 
         `shapes` is what `jax.eval_shape` says the state is. `repair` puts damaged ones aside, so
         that the run can write those steps again.
@@ -182,10 +183,14 @@ class Checkpoints:
 
     def load(self, step: int, shapes: TrainState, sharding: Any) -> tuple[TrainState, dict]:
         """One checkpoint, compared with `shapes` before anything is read."""
-        self._compare(step, {"params": shapes.params, "train": _train_item(shapes)})
+        wanted = {"params": shapes.params, "train": _train_item(shapes)}
+        self._compare(step, wanted)
+        if isinstance(sharding, jax.sharding.Sharding):
+            sharding = jax.tree.map(lambda _: sharding, shapes)
         abstract = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
-            {"params": shapes.params, "train": _train_item(shapes)},
+            lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
+            wanted,
+            {"params": sharding.params, "train": _train_item(sharding)},
         )
         found = self._checkpointer.load_checkpointables(step, abstract)
         train = found["train"]

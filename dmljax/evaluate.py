@@ -87,6 +87,7 @@ def score(
     clustering: bool = True,
     seeds: Sequence[int] = (0, 1, 2),
     similarity_fn: Callable | None = None,
+    devices: Sequence[Any] | None = None,
 ) -> dict[str, float]:
     """Retrieval scores by the split's protocol, and clustering of all its images.
 
@@ -100,14 +101,16 @@ def score(
         )
     query = readable if split.query is None else readable & split.query
     gallery = None if split.gallery is None else readable & split.gallery
-    search = {} if similarity_fn is None else {"similarity_fn": similarity_fn}
+    search: dict[str, Any] = {"devices": devices}
+    search |= {} if similarity_fn is None else {"similarity_fn": similarity_fn}
     items = int(query.sum()) - 1 if gallery is None else int(gallery.sum())
     ks = [k for k in ks if k <= items] or [1]
     if gallery is not None:
         search |= {"gallery": embeddings[gallery], "gallery_labels": split.labels[gallery]}
     scores = metrics.retrieval(embeddings[query], split.labels[query], ks=ks, **search)
     if clustering:
-        scores |= metrics.clustering(embeddings[readable], split.labels[readable], seeds=seeds)
+        points, labels = embeddings[readable], split.labels[readable]
+        scores |= metrics.clustering(points, labels, seeds=seeds, devices=devices)
     if missing := int((~readable).sum()):
         scores["unreadable"] = missing
     return scores

@@ -1,7 +1,7 @@
 """Retrieval and clustering scores of embeddings, in double precision.
 
 A query without a positive is lone: it counts in no score. The arguments of a search (`gallery`,
-`similarity_fn`, `tile`) are explained in `retrieval`; `ks` are the K of R@K.
+`similarity_fn`, `tile`, `devices`) are explained in `retrieval`; `ks` are the K of R@K.
 """
 
 import warnings
@@ -26,6 +26,7 @@ def retrieval(
     ks: Sequence[int] = (1, 2, 4, 8),
     similarity_fn: SimilarityFn = _retrieval.euclidean,
     tile: int = 1024,
+    devices: Sequence[Any] | None = None,
     per_class: bool = False,
 ) -> dict[str, Any]:
     """The means of `per_query` over the queries that have a positive, and how many have none.
@@ -40,6 +41,7 @@ def retrieval(
         ks=ks,
         similarity_fn=similarity_fn,
         tile=tile,
+        devices=devices,
     )
     valid = ~np.isnan(values["P@1"])
     if not valid.any():
@@ -71,6 +73,7 @@ def per_query(
     ks: Sequence[int] = (1, 2, 4, 8),
     similarity_fn: SimilarityFn = _retrieval.euclidean,
     tile: int = 1024,
+    devices: Sequence[Any] | None = None,
 ) -> dict[str, Float[np.ndarray, "q"]]:
     """The retrieval scores of every query, NaN for a lone one.
 
@@ -93,6 +96,7 @@ def per_query(
         gallery_labels=gallery_labels,
         similarity_fn=similarity_fn,
         tile=tile,
+        devices=devices,
     ):
         for name, value in _scores(block.ranks, ks).items():
             out.setdefault(name, np.full(len(embeddings), np.nan))[block.queries] = value
@@ -126,6 +130,7 @@ def clustering(
     seeds: Sequence[int] = (0, 1, 2),
     iterations: int = 100,
     tile: int = 1024,
+    devices: Sequence[Any] | None = None,
 ) -> dict[str, float]:
     """`agreement` of the labels with k-means, k = number of labels: mean and spread over seeds."""
     if not len(seeds):
@@ -138,7 +143,9 @@ def clustering(
     k = len(np.unique(labels))
     runs = []
     for seed in seeds:
-        found = _retrieval.kmeans(embeddings, k=k, seed=seed, iterations=iterations, tile=tile)
+        found = _retrieval.kmeans(
+            embeddings, k=k, seed=seed, iterations=iterations, tile=tile, devices=devices
+        )
         runs.append(agreement(labels, found.assignment))
     out = {}
     for name in runs[0]:

@@ -1,16 +1,18 @@
-"""Where arrays live: rows of a batch over all devices, everything else on each of them."""
+"""Where arrays live: rows of a batch over all devices, everything else on each of them, but for
+parameters that are asked for in shards."""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["Shardings", "prefetch", "put", "shardings"]
+__all__ = ["Shardings", "of_state", "prefetch", "put", "shardings"]
 
 
 class Shardings:
@@ -35,6 +37,43 @@ def shardings(devices: Any = None, *, batch: int) -> Shardings:
             f"multiple of {found.size}"
         )
     return found
+
+
+def of_state(shapes: Any, shards: Shardings, *, patterns: Sequence[str] = ()) -> Any:
+    """The sharding of every array of a state that has `params` and other fields.
+
+    A parameter whose path matches one of `patterns` is split over the devices on its first axis,
+    and with it what the optimizer keeps of it: arrays of its shape whose paths end in its path.
+    """
+    params = {_path(p): a.shape for p, a in jax.tree_util.tree_leaves_with_path(shapes.params)}
+    split = {}
+    for pattern in patterns:
+        found = {p: shape for p, shape in params.items() if re.search(pattern, p)}
+        if not found:
+            names = sorted({p.split("/")[0] for p in params})
+            raise ValueError(
+                f"runtime.sharded: no parameter matches {pattern!r}; they begin with "
+                f"{', '.join(names)}"
+            )
+        split |= found
+    for path, shape in split.items():
+        if not shape or shape[0] % shards.size:
+            raise ValueError(
+                f"runtime.sharded: {path} is {list(shape)}, whose first axis {shards.size} devices "
+                f"cannot share evenly: pad it (proxies: method.multiple={shards.size}), or leave "
+                "it whole"
+            )
+
+    def choose(path, leaf):
+        names = _path(path).split("/")
+        ends = ("/".join(names[i:]) for i in range(len(names)))
+        return shards.rows if any(split.get(e) == leaf.shape for e in ends) else shards.everywhere
+
+    return jax.tree_util.tree_map_with_path(choose, shapes)
+
+
+def _path(keys: Any) -> str:
+    return jax.tree_util.keystr(keys, simple=True, separator="/")
 
 
 def put(batch: dict[str, np.ndarray], rows: NamedSharding) -> dict[str, jax.Array]:

@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import pathlib
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -19,15 +20,17 @@ import numpy as np
 import optax
 
 from dmljax import config as config_lib
-from dmljax import evaluate, hosts, log, losses, methods, miners, nets, optim, report, sharding
+from dmljax import evaluate, hosts, log, losses, methods, miners, nets, ops, optim, report, sharding
 from dmljax.checkpoint import Checkpoints, forget, lock
 from dmljax.data import datasets, normalization, pipeline, sampling, transforms
 from dmljax.data.splits import Split, divide, record_name, subset
 from dmljax.methods.base import Method
-from dmljax.train_step import TrainState, init_state, train_step
+from dmljax.train_step import TrainState, check_parts, init_state, train_step
 
 __all__ = ["Run", "batches", "build", "export", "load", "reopen", "run", "score"]
 
+# What runs once is compiled in a fifth of the time without optimisations.
+_ONCE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 _IN_FLIGHT = 2  # steps; more dead-lock the collectives of several CPU devices
 # Fields with defaults; what a config leaves out is this. Anything else is an error.
 _DEFAULTS: dict[str, Any] = {
@@ -51,9 +54,13 @@ _DEFAULTS: dict[str, Any] = {
     "runtime": {},
 }
 _EVALUATE = {"every": None, "ks": (1, 2, 4, 8), "clustering": True, "batch_size": 256, "knn": 0}
-_EVALUATE |= {"seeds": (0, 1, 2), "refine": False}
+_EVALUATE |= {"seeds": (0, 1, 2), "refine": False, "frames": False}
 _CHECKPOINT = {"every": None, "keep": 2}
 _RUNTIME = {"workers": 0, "cache": False, "unreadable": "raise", "devices": None}
+_RUNTIME |= {
+    "chunk": None,  # images that the net sees at a time; None: the whole batch
+    "sharded": (),  # paths of parameters to split over the devices
+}
 
 
 class Run(NamedTuple):
@@ -91,12 +98,13 @@ def build(config: Any) -> Run:
     if config["select"] == "val" and held_out is None:
         raise ValueError("select='val' needs held-out classes: set validation, such as 0.2")
     sample_fn = config_lib.resolve(sampling, config["sampler"])
-    batch = len(sample_fn(sampling.group(train.labels), seed=config["seed"], step=0))
+    groups = sampling.group(train.labels)
+    batch = len(sample_fn(groups, seed=config["seed"], step=0))
     devices = config["runtime"]["devices"]
     if devices and jax.process_count() > 1:
         raise ValueError("runtime.devices is for one process: several use all that they see")
     shards = sharding.shardings(jax.devices()[:devices] if devices else None, batch=batch)
-    per_epoch = max(1, len(train) // batch)
+    per_epoch = sampling.epoch_steps(sample_fn, groups)
     steps = functools.partial(config_lib.duration, per_epoch=per_epoch)
     total = steps(config["steps"])
     schedule = _with_steps(dict(_named(config["schedule"])), steps)
@@ -167,7 +175,7 @@ def _with_steps(schedule: dict[str, Any], steps: Callable) -> dict[str, Any]:
 
 def _method(config: dict[str, Any], classes: int) -> Method:
     net = _net(config)
-    loss_fn = config_lib.resolve(losses, _tuples(config["loss"]))
+    loss_fn = config_lib.resolve(losses, _functions(_tuples(config["loss"])))
     factory = config_lib.resolve(methods, _tuples(config["method"]))
     wiring = {"classes": classes}
     if config["miner"]:
@@ -176,6 +184,14 @@ def _method(config: dict[str, Any], classes: int) -> Method:
             raise ValueError(f"the method {_named(config['method'])['name']} takes no miner")
         wiring["mine_fn"] = mine_fn
     return factory(net, loss_fn, **wiring)
+
+
+def _functions(spec: Any) -> Any:
+    """Arguments that are functions, such as `reduce_fn='sum'`, are names of `ops`."""
+    if not isinstance(spec, dict):
+        return spec
+    named = {k: v for k, v in spec.items() if k.endswith("_fn") and isinstance(v, str | dict)}
+    return spec | {k: config_lib.resolve(ops, v) for k, v in named.items()}
 
 
 def _net(config: dict[str, Any]) -> Any:
@@ -194,23 +210,15 @@ def _tuples(spec: Any) -> Any:
     return tuple(_tuples(v) for v in spec) if isinstance(spec, list) else spec
 
 
-def first_state(made: Run, *, weights: bool = True) -> TrainState:
-    """Parameters drawn, and the backbone's read from `net.weights`, on all devices."""
-    shape = _shape(made)
-
-    def begin(key):
-        images = made.normalize_fn(jax.numpy.zeros((2, *shape), jax.numpy.uint8))
-        batch = {"images": images, "labels": jax.numpy.zeros(2, jax.numpy.int32)}
-        return made.method.init(key, batch)
-
-    def rest(params, model_state):
-        return init_state(params, model_state, made.optimizer)
-
+def first_state(made: Run) -> TrainState:
+    """Parameters drawn, and the backbone's read from `net.weights`, on their devices."""
+    begin, rest = _beginning(made)
     key = jax.random.key(made.config["seed"])
-    everywhere = made.shards.everywhere
+    places = placed(made)
+    once = functools.partial(jax.jit, compiler_options=_ONCE)
     path = _weights(made.config)
-    if not path or not weights:
-        return jax.jit(lambda key: rest(*begin(key)), out_shardings=everywhere)(key)
+    if not path:
+        return once(lambda key: rest(*begin(key)), out_shardings=places)(key)
     from dmljax.nets import pretrained
 
     found = pretrained.load(path, _net(made.config))
@@ -220,16 +228,30 @@ def first_state(made: Run, *, weights: bool = True) -> TrainState:
     filled = [fill(params, found["params"]), model_state]
     if found.get("batch_stats"):
         filled[1] = {**model_state, "batch_stats": stats}
+    both = [places.params, places.model_state]
 
     def drawn(key):  # what is read is not drawn: the compiler leaves it out
         return [_unknown(new, tree) for new, tree in zip(begin(key), filled, strict=True)]
 
-    new = jax.jit(drawn, out_shardings=everywhere)(key)
+    where = [_unknown(place, tree) for place, tree in zip(both, filled, strict=True)]
+    new = once(drawn, out_shardings=where)(key)
     whole = [_join(tree, leaves) for tree, leaves in zip(filled, new, strict=True)]
-    return jax.jit(rest, out_shardings=everywhere)(*jax.device_put(whole, everywhere))
+    return once(rest, out_shardings=places)(*jax.device_put(whole, both))
 
 
-def _unknown(new: Any, filled: Any) -> list[jax.Array]:
+def _beginning(made: Run) -> tuple[Callable, Callable]:
+    """key -> (params, model_state) -> state."""
+    shape = _shape(made)
+
+    def begin(key):
+        images = made.normalize_fn(jax.numpy.zeros((2, *shape), jax.numpy.uint8))
+        batch = {"images": images, "labels": jax.numpy.zeros(2, jax.numpy.int32)}
+        return made.method.init(key, batch)
+
+    return begin, lambda params, model_state: init_state(params, model_state, made.optimizer)
+
+
+def _unknown(new: Any, filled: Any) -> list[Any]:
     """Leaves of `new` for which `filled` has shapes only."""
     pairs = zip(jax.tree.leaves(new), jax.tree.leaves(filled), strict=True)
     return [a for a, leaf in pairs if not isinstance(leaf, np.ndarray)]
@@ -247,7 +269,50 @@ def _shape(made: Run) -> tuple[int, ...]:
 
 def state_shapes(made: Run) -> TrainState:
     """Shapes of the state; computes nothing."""
-    return jax.eval_shape(lambda: first_state(made, weights=False))
+    begin, rest = _beginning(made)
+    return jax.eval_shape(lambda: rest(*begin(jax.random.key(0))))
+
+
+def placed(made: Run) -> TrainState:
+    """Where each array of the state lives."""
+    patterns = made.config["runtime"]["sharded"]
+    return sharding.of_state(state_shapes(made), made.shards, patterns=patterns)
+
+
+def _check(made: Run) -> None:
+    """What only the shapes of a state tell, before anything is written."""
+    placed(made)
+    images = jax.ShapeDtypeStruct((2, *_shape(made)), jax.numpy.uint8)
+    images = jax.eval_shape(made.normalize_fn, images)
+    runtime = made.config["runtime"]
+    check_parts(
+        made.method,
+        state_shapes(made),
+        images,
+        chunk=runtime["chunk"],
+        sharded=runtime["sharded"],
+        batch=made.batch,
+        devices=made.shards.size,
+    )
+
+
+def _step(made: Run, places: TrainState) -> Callable:
+    """The train step, compiled for the devices."""
+    everywhere, runtime = made.shards.everywhere, made.config["runtime"]
+    step = train_step(
+        made.method,
+        made.optimizer,
+        normalize_fn=made.normalize_fn,
+        seed=made.config["seed"],
+        chunk=runtime["chunk"],
+        # Shards of proxies meet the embeddings of all devices, not the other way round.
+        gather_fn=functools.partial(_constrain, place=everywhere) if runtime["sharded"] else None,
+    )
+    return jax.jit(_agreeing(step), donate_argnums=0, out_shardings=(places, everywhere))
+
+
+def _constrain(tree: Any, *, place: Any) -> Any:
+    return jax.tree.map(lambda a: jax.lax.with_sharding_constraint(a, place), tree)
 
 
 # --- running ------------------------------------------------------------------------------------
@@ -257,6 +322,7 @@ def run(config: Any, workdir: str | os.PathLike, *, overwrite: bool = False) -> 
     """Trains, or goes on training, and returns the scores of the test split."""
     workdir = pathlib.Path(workdir)
     made = build(config)
+    _check(made)
     with contextlib.ExitStack() as stack:
 
         def claim():
@@ -296,6 +362,7 @@ def _keep_config(config: dict[str, Any], workdir: pathlib.Path, overwrite: bool)
             forget(workdir / "checkpoints")
             for name in ("metrics.jsonl", "speed.jsonl"):
                 (workdir / name).unlink(missing_ok=True)
+            shutil.rmtree(workdir / "frames", ignore_errors=True)
     aside = file.with_suffix(".tmp")
     aside.write_text(json.dumps(config, indent=2) + "\n")
     os.replace(aside, file)
@@ -303,25 +370,14 @@ def _keep_config(config: dict[str, Any], workdir: pathlib.Path, overwrite: bool)
 
 def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[str, float]:
     main = jax.process_index() == 0
-    everywhere = made.shards.everywhere
-    restored = checkpoints.restore(state_shapes(made), everywhere, repair=True)
+    places = placed(made)
+    restored = checkpoints.restore(state_shapes(made), places, repair=True)
     if restored is None:
         state, memory = first_state(made), {"window": [], "scores": {}}
     else:
         state, memory = restored
     begun = int(state.step)
-    step_fn = jax.jit(
-        _agreeing(
-            train_step(
-                made.method,
-                made.optimizer,
-                normalize_fn=made.normalize_fn,
-                seed=made.config["seed"],
-            )
-        ),
-        donate_argnums=0,
-        out_shardings=made.shards.everywhere,
-    )
+    step_fn = _step(made, places)
     evaluator = Evaluator(made)
     writer = log.Log(workdir, step=begun, total=made.total, write=main)
     with contextlib.ExitStack() as stack:
@@ -334,6 +390,8 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
             if baseline:
                 writer.say(f"raw pixels, before training: R@1 {100 * baseline['R@1']:.1f}")
                 writer.evaluation(0, baseline, split="raw")
+            if made.config["evaluate"]["frames"]:
+                evaluator.frame(evaluator.embeddings(state, made.test)[""], workdir, 0)
         fed = stack.enter_context(batches(made, begun))
         pending: collections.deque = collections.deque()
         scores: dict[str, float] = {}
@@ -366,7 +424,7 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
             collect(_IN_FLIGHT)
             if step % made.every["evaluate"] == 0 or step == made.total:
                 collect(0)
-                scores = evaluator.all(state, writer, step)
+                scores = evaluator.all(state, writer, step, workdir)
                 save(scores.get(rule))
                 writer.resume(step)
             elif step % made.every["save"] == 0:
@@ -383,13 +441,13 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
         if made.config["select"] != "last":
             chosen = checkpoints.best()
             if chosen != made.total:
-                state, _ = checkpoints.load(chosen, state_shapes(made), made.shards.everywhere)
+                state, _ = checkpoints.load(chosen, state_shapes(made), places)
                 scores = {}
         if not scores:  # an earlier checkpoint is the best, or a finished run is asked for again
             scores = evaluator.all(state)
         embeddings = None
         if made.config["pictures"]:  # a matter of all processes
-            embeddings = evaluator.embeddings(state, made.test)[""]
+            embeddings = evaluator.embeddings(state, made.test)
         if main:
             _last_words(made, embeddings, state, scores, workdir, writer)
     return {k.removeprefix("test/"): v for k, v in scores.items() if k.startswith("test/")}
@@ -398,7 +456,7 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
 def _reload(state: TrainState, checkpoints: Checkpoints, made: Run) -> TrainState:
     """The best parameters and statistics so far; the optimizer's moments stay, as published."""
     checkpoints.wait()
-    best, _ = checkpoints.load(checkpoints.best(), state_shapes(made), made.shards.everywhere)
+    best, _ = checkpoints.load(checkpoints.best(), state_shapes(made), placed(made))
     return state._replace(params=best.params, model_state=best.model_state)
 
 
@@ -565,6 +623,7 @@ class Evaluator:
             ks=options["ks"],
             clustering=options["clustering"],
             seeds=options["seeds"],
+            devices=self._made.shards.mesh.local_devices,
         )
         for name, part in embeddings.items():
             if name:
@@ -581,8 +640,20 @@ class Evaluator:
         flat = self._go(lambda images: images.reshape(len(images), -1), split)
         return evaluate.score(flat, split, ks=(1,), clustering=False)
 
+    def frame(self, embeddings: np.ndarray, workdir: pathlib.Path, step: int) -> None:
+        """A picture of the test half at this step, for the movie."""
+        if jax.process_index() == 0:
+            folder = workdir / "frames"
+            folder.mkdir(exist_ok=True)
+            path = folder / f"{step:09d}.png"
+            report.frame(embeddings, self._made.test, path, title=f"step {step:,}")
+
     def all(
-        self, state: TrainState, writer: log.Log | None = None, step: int = 0
+        self,
+        state: TrainState,
+        writer: log.Log | None = None,
+        step: int = 0,
+        workdir: pathlib.Path | None = None,
     ) -> dict[str, float]:
         """Scores of the test split and of held-out classes, named 'test/R@1'."""
         splits = {"test": self._made.test, "val": self._made.held_out}
@@ -591,6 +662,8 @@ class Evaluator:
             if split is None or not len(split):
                 continue
             embeddings = self.embeddings(state, split)
+            if name == "test" and workdir and self._made.config["evaluate"]["frames"]:
+                self.frame(embeddings[""], workdir, step)
             scores = self.score(embeddings, split)
             if self._made.config["evaluate"]["refine"]:
                 scores |= self._refined(state, embeddings[""], split)
@@ -638,16 +711,43 @@ def _last_words(made, embeddings, state, scores, workdir, writer) -> None:
         f"seed {config['seed']}, {size}-d embeddings, pretraining: {weights}"
     )
     if embeddings is not None:
-        read = _reader(made.test)
-        rng = np.random.default_rng(0)
+        names = _pictures(made, embeddings, state, workdir)
+        writer.say(f"pictures: {workdir}/{', '.join(names)}")
 
-        def shown(i):
-            return made.eval_transform_fn(read(i), rng)
 
-        report.curves(log.read(workdir / "metrics.jsonl"), workdir / "curves.png")
-        report.neighbours(embeddings, made.test, shown, workdir / "retrieval.png")
-        report.embedding_map(embeddings, made.test, shown, workdir / "map.png")
-        writer.say(f"pictures: {workdir}/curves.png, retrieval.png, map.png")
+def _pictures(made, embeddings, state, workdir) -> list[str]:
+    """Draws them into the run folder; their names."""
+    read, rng = _reader(made.test), np.random.default_rng(0)
+
+    def shown(i):
+        return made.eval_transform_fn(read(int(i)), rng)
+
+    report.curves(log.read(workdir / "metrics.jsonl"), workdir / "curves.png")
+    report.neighbours(embeddings[""], made.test, shown, workdir / "retrieval.png")
+    report.embedding_map(embeddings[""], made.test, shown, workdir / "map.png")
+    names = ["curves.png", "retrieval.png", "map.png"]
+    if made.config["evaluate"]["frames"]:
+        report.movie(workdir / "frames", workdir / "movie.gif")
+        names.append("movie.gif")
+    if made.method.draw is not None:
+        # This process alone draws, on one device of its own.
+        params, model_state = jax.device_get(
+            (optim.averaged(state.params, state.opt_state), state.model_state)
+        )
+        readable = np.flatnonzero(np.isfinite(embeddings[""]).all(axis=1))
+
+        def show_fn(images):
+            images = made.normalize_fn(jax.numpy.asarray(images))
+            return jax.device_get(jax.jit(made.method.show)(params, model_state, images))
+
+        names += made.method.draw(
+            workdir,
+            labels=made.test.labels[readable],
+            embeddings={name: part[readable] for name, part in embeddings.items()},
+            read_fn=lambda rows: np.stack([shown(readable[i]) for i in rows]),
+            show_fn=show_fn,
+        )
+    return names
 
 
 # --- what a run has learned ---------------------------------------------------------------------
@@ -688,9 +788,9 @@ def reopen(
         if step is not None:
             if step not in checkpoints.steps():
                 raise ValueError(f"{workdir} has the checkpoints {checkpoints.steps()}, not {step}")
-            found = checkpoints.load(step, state_shapes(made), made.shards.everywhere)
+            found = checkpoints.load(step, state_shapes(made), placed(made))
         else:
-            found = checkpoints.restore(state_shapes(made), made.shards.everywhere)
+            found = checkpoints.restore(state_shapes(made), placed(made))
     finally:
         checkpoints.close()
     if found is None:

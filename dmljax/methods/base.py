@@ -20,8 +20,20 @@ from dmljax import losses, ops
 from dmljax.nets import heads
 from dmljax.ops import Array
 
-__all__ = ["Method", "Params", "State", "backbone", "mined", "modules", "pooling", "stats", "unit"]
+__all__ = [
+    "Method",
+    "Params",
+    "State",
+    "backbone",
+    "halves",
+    "mined",
+    "modules",
+    "pooling",
+    "stats",
+    "unit",
+]
 
+_SEEN = 1024  # rows
 Params = Mapping[str, Any]
 State = Mapping[str, Any]
 Batch = Mapping[str, Array]
@@ -37,8 +49,15 @@ class Method(NamedTuple):
     refine(params, model_state, embeddings [n d], *, query, gallery) -> embeddings [n e]: what a
         split's embeddings, and its masks of bool [n] or None, make of each other (numpy)
     show(params, model_state, images) -> {name: array}: what goes on inside, for pictures
+    draw(folder, *, labels [n], embeddings {name: [n d]}, read_fn, show_fn) -> names of the pictures
+        that it has drawn of a split, whose `embed` is under '' and whose `parts` are beside it;
+        `read_fn(rows) -> uint8 [k h w c]`, `show_fn` of such images is `show` (numpy)
     fill(variables, weights) -> variables: `params` or `batch_stats` with those of a pretrained
         backbone; by default they are those of 'net'
+    forward(params, model_state, images, *, key) -> (outputs {name: [b ...]}, model_state) and
+    criterion(params, model_state, outputs, batch, *, key, step) -> (loss, (model_state, metrics)):
+        `loss` in two halves, where rows of outputs depend on their own images alone (but for batch
+        norm), so that the first half may be run chunk by chunk
     """
 
     init: Callable[..., tuple[Params, State]]
@@ -47,7 +66,10 @@ class Method(NamedTuple):
     parts: Callable[..., dict[str, Array]] | None = None
     refine: Callable[..., Any] | None = None
     show: Callable[..., dict[str, Array]] | None = None
+    draw: Callable[..., list[str]] | None = None
     fill: Callable[[Mapping, Mapping], dict[str, Any]] | None = None
+    forward: Callable[..., tuple[dict[str, Array], State]] | None = None
+    criterion: Callable[..., tuple[Array, tuple[State, dict[str, Array]]]] | None = None
 
 
 class Modules(NamedTuple):
@@ -113,6 +135,21 @@ def backbone(net: nn.Module, *, dim: int | None, pool: Any = "mean") -> Modules:
     return modules(lambda run, images: run["head"](run["net"](images)[output]), net=net, head=head)
 
 
+def halves(whole: Modules, criterion: Callable) -> dict[str, Callable]:
+    """`forward`, which runs `whole` and keeps what a head gives out, `criterion`, and the `loss`
+    that the two make."""
+
+    def forward(params, model_state, images, *, key):
+        outputs, model_state = whole.apply(params, model_state, images, train=True, key=key)
+        return {name: outputs[name] for name in ("embeddings", "features")}, model_state
+
+    def loss(params, model_state, batch, *, key, step):
+        outputs, model_state = forward(params, model_state, batch["images"], key=key)
+        return criterion(params, model_state, outputs, batch, key=key, step=step)
+
+    return {"loss": loss, "forward": forward, "criterion": criterion}
+
+
 def pooling(pool: Any) -> tuple[str, Any]:
     """The output of a backbone that a head takes, and the pool that is left for it to do."""
     # Backbones pool on their own; what is not asked for is never computed.
@@ -134,8 +171,11 @@ def mined(loss_fn: Callable, mine_fn: Callable | None) -> Callable:
 
 
 def stats(embeddings: Array, labels: Array, *, where: Array | None = None) -> dict[str, Array]:
-    """What tells a loss that has collapsed from one that is solved."""
-    found = losses.stats(embeddings, labels, where=where)
+    """What tells a loss that has collapsed from one that is solved; of a very large batch the first
+    rows do, and their pairs fit into the memory that a chunk has."""
+    first = slice(None) if len(embeddings) <= _SEEN else slice(_SEEN)
+    where = where if where is None else where[first]
+    found = losses.stats(embeddings[first], labels[first], where=where)
     return {k: jax.lax.stop_gradient(v) for k, v in found.items()}
 
 

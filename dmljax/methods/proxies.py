@@ -7,6 +7,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from dmljax import losses
 from dmljax.methods import base
@@ -23,6 +24,7 @@ def proxies(
     pool: Any = "mean",
     centers: int = 0,
     sparsity: float = 0.0,
+    multiple: int = 1,
 ) -> base.Method:
     """Backbone, pool, linear layer to `dim`, and `loss_fn(features, labels, params['proxies'])`.
 
@@ -30,6 +32,10 @@ def proxies(
     `losses.sparse_centers` draws those of one class together (Qian et al., ICCV 2019: 0.2). Give
     the proxies their own learning rate with `optimizer.groups`, such as
     `[dict(path='^proxies', factor=100.0)]`.
+
+    For very many classes `runtime.sharded=['^proxies']` gives each device an equal share of them:
+    then their number is filled up to a `multiple` of the number of devices, with rows of zeros that
+    no loss sees.
     """
     whole = base.backbone(net, dim=dim, pool=pool)
 
@@ -38,17 +44,16 @@ def proxies(
         d = outputs["features"].shape[1]
         rows = (classes, centers, d) if centers else (classes, d)
         drawn = jax.random.normal(jax.random.fold_in(key, 1000), rows)
+        drawn = jnp.pad(drawn, [(0, -classes % multiple), *((0, 0) for _ in rows[1:])])
         return {**params, "proxies": drawn}, model_state
 
-    def loss(params, model_state, batch, *, key, step):
-        del step
-        outputs, model_state = whole.apply(
-            params, model_state, batch["images"], train=True, key=key
-        )
-        value = loss_fn(outputs["features"], batch["labels"], params["proxies"])
+    def criterion(params, model_state, outputs, batch, *, key, step):
+        del key, step
+        learned = params["proxies"][:classes]
+        value = loss_fn(outputs["features"], batch["labels"], learned)
         metrics = base.stats(outputs["embeddings"], batch["labels"])
         if sparsity:
-            metrics["sparsity"] = losses.sparse_centers(params["proxies"])
+            metrics["sparsity"] = losses.sparse_centers(learned)
             value = value + sparsity * metrics["sparsity"]
         return value, (model_state, metrics)
 
@@ -56,4 +61,4 @@ def proxies(
         outputs, _ = whole.apply(params, model_state, images, train=False)
         return outputs["embeddings"]
 
-    return base.Method(init, loss, embed)
+    return base.Method(init, embed=embed, **base.halves(whole, criterion))

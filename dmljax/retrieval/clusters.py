@@ -1,14 +1,16 @@
 """k-means, in tiles."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from dmljax.retrieval import tiles
-from dmljax.retrieval.tiles import Embeddings, Tile
+from dmljax.retrieval.tiles import Embeddings, Tile, Tiles
 
 __all__ = ["KMeans", "kmeans"]
 
@@ -28,6 +30,7 @@ def kmeans(
     seed: int = 0,
     iterations: int = 100,
     tile: int = 1024,
+    devices: Sequence[jax.Device] | None = None,
 ) -> KMeans:
     """Lloyd's iterations from a k-means++ start (Arthur & Vassilvitskii, 2007).
 
@@ -42,7 +45,8 @@ def kmeans(
     dtype = tiles.dtype_of(points)
     points = points.astype(dtype) - centre.astype(dtype)
     squares = np.vecdot(points, points).astype(np.float64)
-    everything = tiles.plain(points, side)
+    mesh = tiles.mesh_of(devices, rows=-(-n // side))
+    everything = tiles.plain(points, side, mesh=mesh)
     rng = np.random.default_rng(seed)
     centres = points[_seeds(points, everything, squares, k, rng, side)]
     assignment, best = np.full(n, -1), np.full(n, -np.inf, dtype)
@@ -54,9 +58,9 @@ def kmeans(
             best, assignment = _closest(points, centres, side, rows=everything)
         elif moved.any():
             again, rest = np.flatnonzero(~stays), np.flatnonzero(stays)
-            best[again], assignment[again] = _closest(points[again], centres, side)
+            best[again], assignment[again] = _closest(points[again], centres, side, mesh=mesh)
             which = np.flatnonzero(moved)
-            near, at = _closest(points[rest], centres[which], side)
+            near, at = _closest(points[rest], centres[which], side, mesh=mesh)
             at = which[at]
             wins = (near > best[rest]) | ((near == best[rest]) & (at < assignment[rest]))
             best[rest[wins]], assignment[rest[wins]] = near[wins], at[wins]
@@ -77,7 +81,7 @@ def kmeans(
 
 def _seeds(
     points: np.ndarray,
-    rows: list[Tile],
+    rows: Tiles,
     squares: np.ndarray,
     k: int,
     rng: np.random.Generator,
@@ -149,19 +153,32 @@ def _recentre(
 
 
 def _closest(
-    points: np.ndarray, centres: np.ndarray, side: int, *, rows: list[Tile] | None = None
+    points: np.ndarray,
+    centres: np.ndarray,
+    side: int,
+    *,
+    rows: Tiles | None = None,
+    mesh: Mesh | None = None,
 ) -> tuple[Float[np.ndarray, "n"], Int[np.ndarray, "n"]]:
     """max over c of x'c - |c|^2 / 2, and the first c that has it."""
+    if rows is None:
+        enough = mesh is not None and len(points) > side * (mesh.size - 1)
+        rows = tiles.plain(points, side, mesh=mesh if enough else None)
     width = tiles.side_of(len(centres), side)
-    columns = tiles.plain(centres, width)
+    columns = tiles.plain(centres, width, mesh=rows.mesh, whole=True)
+    closer, first = (
+        tiles.over(rows.mesh, kernel, roles)
+        for kernel, roles in ((_closer, "rrrww"), (_first, "rr"))
+    )
+    lanes = rows.side, width // tiles.SLICES
     found = []
-    for tile in tiles.plain(points, side) if rows is None else rows:
-        lanes = width // tiles.SLICES
-        best = jnp.full((side, lanes), -jnp.inf, tile.vectors.dtype)
-        at = jnp.zeros((side, lanes), jnp.int32)
-        for c, column in enumerate(columns):
-            best, at = _closer(best, at, tile.vectors, column, c * width)
-        found.append(_first(best, at))
+    for i in range(len(rows)):
+        tile = rows[i]
+        start = np.full(lanes, -np.inf, tile.vectors.dtype), np.zeros(lanes, np.int32)
+        best, at = tiles.put(start, rows.mesh)
+        for c in range(len(columns)):
+            best, at = closer(best, at, tile.vectors, columns[c], np.int32(c * width))
+        found.append(first(best, at))
     best, at = (np.concatenate(a)[: len(points)] for a in zip(*found, strict=True))
     return best, at.astype(np.int64)
 

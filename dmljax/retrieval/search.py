@@ -2,22 +2,24 @@
 
 import concurrent.futures
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int
 
 from dmljax.retrieval import tiles
-from dmljax.retrieval.tiles import Embeddings, Labels, SimilarityFn, Tile, euclidean
+from dmljax.retrieval.tiles import Embeddings, Labels, SimilarityFn, Tile, Tiles, euclidean
 
 __all__ = ["Ranks", "nearest", "ranks"]
 
 _GROUP = 8  # thresholds counted by one pass over a tile
 _SORTED_FROM = 64  # from this many positives on, sorting whole rows beats comparing with each
 _AHEAD = 4  # tiles of similarities that may wait in the queue, each with its memory
+_HELD = 8  # blocks of queries that meet a tile of the gallery while it is on the devices
 _STRIP = 1 << 24  # similarities held at once where whole rows are sorted
 
 
@@ -29,9 +31,8 @@ class Ranks(NamedTuple):
 
 
 class _Queries(NamedTuple):
-    """One tile of queries, where their positives start among the gallery's slots, how many."""
+    """A block of queries, where their positives start among the gallery's slots, how many."""
 
-    tile: Tile
     items: Int[np.ndarray, "n"]
     starts: Int[np.ndarray, "n"]
     sizes: Int[np.ndarray, "n"]
@@ -40,6 +41,14 @@ class _Queries(NamedTuple):
     @property
     def positives(self) -> Int[np.ndarray, "n"]:
         return self.sizes - ((self.own >= 0) & (self.sizes > 0))
+
+    @property
+    def few(self) -> Bool[np.ndarray, "n"]:
+        """Those whose positives are counted one by one."""
+        return (self.positives > 0) & (self.positives < _SORTED_FROM)
+
+    def part(self, rows) -> "_Queries":
+        return _Queries(*(a[rows] for a in self))
 
 
 def ranks(
@@ -50,6 +59,7 @@ def ranks(
     gallery_labels: Labels | None = None,
     similarity_fn: SimilarityFn = euclidean,
     tile: int = 1024,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Iterator[Ranks]:
     """rank of the j-th positive = j + #{negatives at least as similar}: tied negatives go ahead.
 
@@ -58,31 +68,38 @@ def ranks(
     embeddings, gallery_, centre, side = tiles.prepare(embeddings, gallery, tile)
     own, others = _codes(labels, gallery_labels, len(embeddings), len(gallery_), gallery is None)
     slots, starts, sizes = _layout(own, others, side)
-    load = functools.partial(tiles.tiles_of, centre=centre, similarity_fn=similarity_fn, side=side)
-    columns = load(gallery_, slots, np.where(slots < 0, -1, others[slots]))
+    load = functools.partial(Tiles, centre=centre, similarity_fn=similarity_fn)
     if gallery is None:
-        items, lines, place = slots, columns, np.where(slots < 0, -1, np.arange(len(slots)))
+        items = slots
     else:
         items = np.flatnonzero(sizes[own] > 0)
         items = items[np.argsort(starts[own[items]], kind="stable")]
-        items = tiles.padded(items, side)
+    mesh = tiles.mesh_of(devices, rows=-(-len(items) // side))
+    groups = np.where(slots < 0, -1, others[slots])
+    columns = load(gallery_, slots, groups, side=side, mesh=mesh, whole=True)
+    height = side if mesh is None else side * mesh.size
+    items = tiles.padded(items, height)
+    if gallery is None:
+        place = np.where(items < 0, -1, np.arange(len(items)))
+        lines = columns if mesh is None else None
+    else:
+        place, lines = np.full(len(items), -1), None
+    if lines is None:
         # No class is -2, so that padding of queries meets no padding of the gallery.
-        lines = load(embeddings, items, np.where(items < 0, -2, own[items]))
-        place = np.full(len(items), -1)
+        groups = np.where(items < 0, -2, own[items])
+        lines = load(embeddings, items, groups, side=height, mesh=mesh)
     known = np.where(items < 0, 0, sizes[own[items]])
-    queries = [
-        _Queries(
-            lines[i // side],
-            *(a[i : i + side] for a in (items, starts[own[items]], known)),
-            place[i : i + side],
-        )
-        for i in range(0, len(items), side)
-    ]
-    most = np.array([q.positives.max() for q in queries])
-    few = {int(i) for i in np.flatnonzero((most > 0) & (most < _SORTED_FROM))}
-    yield from _counted(queries, columns, few, mirrored=gallery is None and _symmetric(columns[0]))
-    for i in np.flatnonzero(most >= _SORTED_FROM):
-        yield from _sorted(queries[i], columns)
+    queries = _Queries(items, starts[own[items]], known, place)
+    blocks = [queries.part(slice(i, i + height)) for i in range(0, len(items), height)]
+    if any(block.few.any() for block in blocks):
+        mirrored = gallery is None and _symmetric(tiles.put(_one(lines[0], side), None))
+        yield from _counted(blocks, lines, columns, mirrored=mirrored)
+    many = queries.part(queries.positives >= _SORTED_FROM)
+    if len(many.items):
+        if mesh is not None:
+            groups = np.where(slots < 0, -1, others[slots])
+            columns = load(gallery_, slots, groups, side=side)
+        yield from _sorted(many, functools.partial(load, embeddings), columns)
 
 
 def nearest(
@@ -92,104 +109,169 @@ def nearest(
     k: int,
     similarity_fn: SimilarityFn = euclidean,
     tile: int = 1024,
+    devices: Sequence[jax.Device] | None = None,
 ) -> tuple[Int[np.ndarray, "q k"], Float[np.ndarray, "q k"]]:
     """Indices and similarities of the k most similar items, best first, ties by index."""
     queries, gallery_, centre, side = tiles.prepare(queries, gallery, tile)
     n = len(gallery_) - (gallery is None)
     if not 1 <= k <= n:
         raise ValueError(f"k={k}, but there are {n} items to find: choose k from 1 to {n}")
-    load = functools.partial(tiles.tiles_of, centre=centre, similarity_fn=similarity_fn, side=side)
+    mesh = tiles.mesh_of(devices, rows=-(-len(queries) // side))
+    height = side if mesh is None else side * mesh.size
+    load = functools.partial(Tiles, centre=centre, similarity_fn=similarity_fn, mesh=mesh)
     slots = tiles.padded(np.arange(len(gallery_)), side)
-    columns = load(gallery_, slots, slots)
-    rows = tiles.padded(np.arange(len(queries)), side)
-    lines = columns if gallery is None else load(queries, rows, np.full(len(rows), -2))
+    columns = load(gallery_, slots, slots, side=side, whole=True)
+    rows = tiles.padded(np.arange(len(queries)), height)
+    lines = load(queries, rows, rows if gallery is None else np.full(len(rows), -2), side=height)
+    merge = tiles.over(mesh, _merge, "rrrww")
     out = []
-    for line in lines:
-        best = jnp.full((side, k), -jnp.inf, line.vectors.dtype), jnp.zeros((side, k), jnp.int32)
-        for c, column in enumerate(columns):
-            best = _merge(*best, line, column, c * side)
-        out.append([np.asarray(a) for a in best])
+    for start in range(0, len(lines), _HELD):
+        held = [lines[i] for i in range(start, min(start + _HELD, len(lines)))]
+        dtype = held[0].vectors.dtype
+        first = np.full((height, k), -np.inf, dtype), np.zeros((height, k), np.int32)
+        found = [tiles.put(first, mesh) for _ in held]
+        for c in range(len(columns)):
+            column, at = columns[c], np.int32(c * side)
+            found = [merge(*best, line, column, at) for best, line in zip(found, held, strict=True)]
+            jax.block_until_ready(found)
+        out += [[np.asarray(a) for a in best] for best in found]
     similarities, indices = (np.concatenate(a)[: len(queries)] for a in zip(*out, strict=True))
     return indices, similarities
 
 
 def _counted(
-    queries: list[_Queries], columns: list[Tile], few: set[int], *, mirrored: bool
+    blocks: list[_Queries], lines: Tiles, columns: Tiles, *, mirrored: bool
 ) -> Iterator[Ranks]:
-    """Ranks of the queries `few`, whose positives are thresholds for every tile to be held to.
+    """Ranks of queries with few positives, which are thresholds for every tile to be held to.
 
-    Mirrored, queries and gallery are the same tiles: each product serves its rows and its columns.
+    Mirrored, queries and gallery are the same items: products above the diagonal of blocks serve
+    their rows and their columns.
     """
-    thresholds = {i: _thresholds(queries[i], columns) for i in few}
-    counts = {i: [jnp.zeros(t.shape, jnp.int32) for t in thresholds[i]] for i in few}
-    for i, query in enumerate(queries):
-        for j in range(i if mirrored else 0, len(columns)):
-            down = mirrored and j != i and j in few
-            if not (down or i in few):
-                continue
-            negatives = _negatives(query.tile, columns[j])
-            if i in few:
-                pairs = zip(counts[i], thresholds[i], strict=True)
-                counts[i] = [_count(c, negatives, t) for c, t in pairs]
-            if down:
-                pairs = zip(counts[j], thresholds[j], strict=True)
-                counts[j] = [_count_down(c, negatives, t) for c, t in pairs]
-            if j % _AHEAD == 0:
-                jax.block_until_ready((counts.get(i), counts.get(j)))
-    for i in sorted(few):
-        ahead = np.concatenate([np.asarray(c) for c in counts[i]], axis=1)
-        yield from _ranks_of(queries[i], ahead)
+    mesh, side = lines.mesh, columns.side
+    wide = lines.side // side  # tiles to a block, one for each device
+    negatives_ = tiles.over(mesh, _negatives, "rw")
+    count, count_down = (
+        tiles.over(mesh, kernel, roles) for kernel, roles in ((_count, "rrr"), (_count_down, "rrw"))
+    )
+    few = {b: block for b, block in enumerate(blocks) if block.few.any()}
+    levels = {b: _thresholds(block, lines[b], mesh, columns) for b, block in few.items()}
+
+    def split(b, rows=slice(None), whole=False):
+        parts = [levels[b][rows, i : i + _GROUP] for i in range(0, levels[b].shape[1], _GROUP)]
+        return tiles.put(parts, mesh, whole=whole)
+
+    def nothing(b):
+        shape = lines.side, _GROUP
+        return tiles.put([np.zeros(shape, np.int32)] * (levels[b].shape[1] // _GROUP), mesh)
+
+    across = {b: (nothing(b), split(b)) for b in few}
+    down = {}
+    if mirrored:
+        for b, block in few.items():
+            for t in range(wide):
+                rows = slice(t * side, (t + 1) * side)
+                if block.few[rows].any():
+                    same = wide == 1  # then its rows are its columns
+                    down[b * wide + t] = nothing(b), across[b][1] if same else split(b, rows, True)
+    queued = 0
+    for start in range(0, len(blocks), _HELD):
+        group = range(start, min(start + _HELD, len(blocks)))
+        held = {}
+        for j in range(start * wide if mirrored else 0, len(columns)):
+            column = None
+            for b in group:
+                above = mirrored and j in down and j >= (b + 1) * wide
+                if not (above or b in few) or (mirrored and j < b * wide):
+                    continue
+                column = columns[j] if column is None else column
+                held[b] = held.get(b) or lines[b]
+                negatives = negatives_(held[b], column)
+                if b in few:
+                    counts, limits = across[b]
+                    pairs = zip(counts, limits, strict=True)
+                    across[b] = [count(c, negatives, t) for c, t in pairs], limits
+                if above:
+                    counts, limits = down[j]
+                    pairs = zip(counts, limits, strict=True)
+                    down[j] = [count_down(c, negatives, t) for c, t in pairs], limits
+                queued += 1
+                if queued % _AHEAD == 0:
+                    jax.block_until_ready((across.get(b), down.get(j)))
+    for b, block in few.items():
+        ahead = np.concatenate([np.asarray(c) for c in across[b][0]], axis=1)
+        for t in range(wide):
+            if (j := b * wide + t) in down:
+                found = np.concatenate([np.asarray(c) for c in down[j][0]], axis=1)
+                # Each device has counted its own rows.
+                found = found.reshape(-1, side, found.shape[1]).sum(axis=0)
+                ahead[t * side : (t + 1) * side] += found
+        yield from _ranks_of(block, np.where(block.few, block.positives, 0), ahead)
 
 
-def _ranks_of(query: _Queries, ahead: Int[np.ndarray, "n r"]) -> Iterator[Ranks]:
+def _one(tile: Tile, side: int) -> Tile:
+    """The first rows of a tile, on the host."""
+    return jax.tree.map(lambda a: np.asarray(a)[:side], tile)
+
+
+def _ranks_of(
+    query: _Queries, positives: Int[np.ndarray, "n"], ahead: Int[np.ndarray, "n r"]
+) -> Iterator[Ranks]:
     place = np.arange(1, ahead.shape[1] + 1)
-    valid = place <= query.positives[:, None]
+    valid = place <= positives[:, None]
     rows = np.flatnonzero(valid[:, 0])
     yield Ranks(query.items[rows], np.where(valid, ahead + place, 0)[rows])
 
 
-def _thresholds(query: _Queries, columns: list[Tile]) -> list[Float[Array, "n r"]]:
+def _thresholds(
+    query: _Queries, line: Tile, mesh: Mesh | None, columns: Tiles
+) -> Float[np.ndarray, "n r"]:
     """Similarities of the positives, best first, taken from the products that count negatives.
 
     Another kernel might round differently, and a negative equal to a positive would not be tied.
     """
-    valid = query.positives > 0
-    side = len(query.items)
-    first = query.starts[valid].min() // side
-    last = -(-(query.starts + query.sizes)[valid].max() // side)
-    found = [np.asarray(tiles.similarities(query.tile, columns[c])) for c in range(first, last)]
-    found = np.concatenate(found, axis=1)
-    step = np.arange(query.sizes[valid].max())
+    side, few = columns.side, query.few
+    similarities = tiles.over(mesh, tiles.similarities, "rw")
+    step = np.arange(query.sizes[few].max())
     slots = query.starts[:, None] + step
-    positive = valid[:, None] & (step < query.sizes[:, None]) & (slots != query.own[:, None])
-    at = np.clip(slots - first * side, 0, found.shape[1] - 1)
-    found = np.where(positive, np.take_along_axis(found, at, axis=1), -np.inf)
-    found = -np.sort(-found, axis=1)[:, : query.positives.max()]
-    width = -(-found.shape[1] // _GROUP) * _GROUP
-    out = np.full((side, width), np.inf, found.dtype)
-    out[:, : found.shape[1]] = np.where(np.isneginf(found), np.inf, found)
-    return [jnp.asarray(out[:, i : i + _GROUP]) for i in range(0, width, _GROUP)]
+    positive = few[:, None] & (step < query.sizes[:, None]) & (slots != query.own[:, None])
+    rows, places = np.nonzero(positive)
+    slots = slots[rows, places]
+    found = np.full(positive.shape, -np.inf, line.vectors.dtype)
+    order = np.argsort(slots // side, kind="stable")
+    which, begin = np.unique(slots[order] // side, return_index=True)
+    for c, part in zip(which, np.split(order, begin[1:]), strict=True):
+        x = np.asarray(similarities(line, columns[int(c)]))
+        found[rows[part], places[part]] = x[rows[part], slots[part] - c * side]
+    most = query.positives[few].max()
+    found = -np.sort(-found, axis=1)[:, :most]
+    out = np.full((len(found), -(-most // _GROUP) * _GROUP), np.inf, found.dtype)
+    out[:, :most] = np.where(np.isneginf(found), np.inf, found)
+    return out
 
 
-def _sorted(query: _Queries, columns: list[Tile]) -> Iterator[Ranks]:
-    """Ranks of queries with many positives, from whole rows sorted on the host, strip by strip."""
-    side = len(query.items)
+def _sorted(queries: _Queries, load: Callable, columns: Tiles) -> Iterator[Ranks]:
+    """Ranks of queries with many positives, from whole rows sorted on the host, strip by strip.
+
+    On one device: the sorting takes the time.
+    """
+    side = columns.side
     total = side * len(columns)
-    height = side
+    height = tiles.side_of(len(queries.items), side)
     while height > 8 and height * total > _STRIP:
         height //= 2
+    items = tiles.padded(queries.items, height)
+    lines = load(items, np.where(items < 0, -2, 0), side=height)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        for i in range(0, side, height):
-            part = _Queries(*(jax.tree.map(lambda a, i=i: a[i : i + height], f) for f in query))
-            strip = np.empty((height, total), part.tile.vectors.dtype)
-            for c, column in enumerate(columns):
-                strip[:, c * side : (c + 1) * side] = tiles.similarities(part.tile, column)
-            ahead = np.zeros((height, max(1, part.positives.max())), np.int64)
+        for i in range(len(lines)):
+            part = queries.part(slice(i * height, (i + 1) * height))
+            strip = np.empty((height, total), lines[i].vectors.dtype)
+            for c in range(len(columns)):
+                strip[:, c * side : (c + 1) * side] = tiles.similarities(lines[i], columns[c])
+            ahead = np.zeros((len(part.items), part.positives.max()), np.int64)
 
             def fill(row: int, part=part, strip=strip, ahead=ahead) -> None:
                 start, size, own = part.starts[row], part.sizes[row], part.own[row]
-                if not (count := part.positives[row]):
-                    return
+                count = part.positives[row]
                 if own >= 0:
                     strip[row, own] = -np.inf
                 positives = np.sort(strip[row, start : start + size])[::-1][:count]
@@ -197,8 +279,8 @@ def _sorted(query: _Queries, columns: list[Tile]) -> Iterator[Ranks]:
                 strip[row].sort()
                 ahead[row, :count] = total - np.searchsorted(strip[row], positives)
 
-            list(pool.map(fill, range(height)))
-            yield from _ranks_of(part, ahead)
+            list(pool.map(fill, range(len(part.items))))
+            yield from _ranks_of(part, part.positives, ahead)
 
 
 def _codes(

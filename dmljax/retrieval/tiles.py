@@ -1,11 +1,13 @@
-"""Vectors on the device in tiles of one shape, and what is alike in them."""
+"""Vectors on the devices in tiles of one shape, and what is alike in them."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Integer
 
 Embeddings = Float[Array, "b d"] | np.ndarray
@@ -13,6 +15,7 @@ Labels = Integer[Array, "b"] | np.ndarray
 SimilarityFn = Callable[[Array, Array], tuple[Array, Array]]
 
 SLICES = 16  # a tile is folded into this many slices, so that sums run over whole vectors
+RESIDENT = 1 << 30  # bytes of vectors up to which all tiles of a set stay on the devices
 _LEAST = 128  # the smallest tile: data smaller than this is padded
 
 
@@ -108,32 +111,110 @@ def padded(items: Int[np.ndarray, "n"], side: int) -> Int[np.ndarray, "m"]:
     return np.pad(items, (0, -len(items) % side), constant_values=-1)
 
 
-def tiles_of(
-    vectors: np.ndarray,
-    items: Int[np.ndarray, "m"],
-    groups: Int[np.ndarray, "m"],
-    *,
-    centre: np.ndarray,
-    similarity_fn: SimilarityFn,
-    side: int,
-) -> list[Tile]:
-    """`vectors[items]` on the device, in tiles; an item of -1 is padding."""
-    dtype = dtype_of(vectors)
-    middle = jnp.asarray(centre.astype(dtype))
-    prepare = jax.jit(similarity_fn)
-    out = []
-    for i in range(0, len(items), side):
-        real = items[i : i + side] >= 0
-        part = np.zeros((side, vectors.shape[1]), dtype)
-        part[real] = vectors[items[i : i + side][real]]
-        seen, offsets = prepare(jnp.asarray(part), middle)
-        seen = jnp.where(real[:, None], seen, 0)
-        offsets = jnp.where(real, offsets, -jnp.inf)
-        out.append(Tile(seen, offsets, jnp.asarray(groups[i : i + side], jnp.int32)))
-    return out
+class Tiles:
+    """`vectors[items]` as a sequence of tiles; an item of -1 is padding.
+
+    A tile is put on the device when it is asked for, and stays there only if the whole set takes no
+    more than `RESIDENT` bytes: the vectors may be larger than the device's memory and, in a
+    memory-mapped file, than the host's. With a `mesh` a tile is shared out row by row, or, `whole`,
+    is on each device.
+    """
+
+    def __init__(
+        self,
+        vectors: np.ndarray,
+        items: Int[np.ndarray, "m"],
+        groups: Int[np.ndarray, "m"],
+        *,
+        centre: np.ndarray,
+        similarity_fn: SimilarityFn,
+        side: int,
+        mesh: Mesh | None = None,
+        whole: bool = False,
+    ):
+        self._vectors, self._items, self._groups = vectors, items, groups
+        self.side, self.mesh, self._whole = side, mesh, whole
+        self._dtype = dtype_of(vectors)
+        self._similarity_fn = similarity_fn
+        self._centre = centre.astype(self._dtype)
+        fits = len(items) * vectors.shape[1] * self._dtype.itemsize <= RESIDENT
+        self._kept: dict[int, Tile] | None = {} if fits else None
+
+    def __len__(self) -> int:
+        return len(self._items) // self.side
+
+    def __getitem__(self, i: int) -> Tile:
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        if self._kept is None:
+            return self._load(i)
+        if i not in self._kept:
+            self._kept[i] = self._load(i)
+        return self._kept[i]
+
+    def _load(self, i: int) -> Tile:
+        rows = slice(i * self.side, (i + 1) * self.side)
+        items = self._items[rows]
+        real = items >= 0
+        part = np.zeros((self.side, self._vectors.shape[1]), self._dtype)
+        part[real] = self._vectors[items[real]]
+        parts = part, real, self._groups[rows].astype(np.int32)
+        part, real, groups = put(parts, self.mesh, whole=self._whole)
+        return _prepared(self._similarity_fn, part, real, groups, self._centre)
 
 
-def plain(vectors: np.ndarray, side: int) -> list[Tile]:
-    items = padded(np.arange(len(vectors)), side)
+@functools.partial(jax.jit, static_argnums=0)
+def _prepared(similarity_fn, vectors, real, groups, centre):
+    seen, offsets = similarity_fn(vectors, centre)
+    return Tile(jnp.where(real[:, None], seen, 0), jnp.where(real, offsets, -jnp.inf), groups)
+
+
+def plain(vectors: np.ndarray, side: int, *, mesh: Mesh | None = None, whole: bool = False):
+    """Vectors as they are, in tiles."""
+    height = side if mesh is None or whole else side * mesh.size
+    items = padded(np.arange(len(vectors)), height)
     centre = np.zeros(vectors.shape[1])
-    return tiles_of(vectors, items, items, centre=centre, similarity_fn=euclidean, side=side)
+    return Tiles(
+        vectors,
+        items,
+        items,
+        centre=centre,
+        similarity_fn=euclidean,
+        side=height,
+        mesh=mesh,
+        whole=whole,
+    )
+
+
+# Many devices: each has its own rows of a tall tile, and all of the tile these are held to. The
+# kernels below run on each as they would alone, so the numbers are those of one device, and nothing
+# is exchanged.
+
+
+def mesh_of(devices: Sequence[jax.Device] | None, *, rows: int) -> Mesh | None:
+    """The devices (None: this process's) if each gets a tile of rows; None where one is enough."""
+    devices = jax.local_devices() if devices is None else list(devices)
+    # One named device is a mesh too, unless it is where arrays go anyway.
+    if len(devices) == 1 and devices[0] == jax.local_devices()[0]:
+        return None
+    return Mesh(np.array(devices), ("rows",)) if rows >= len(devices) else None
+
+
+def put(arrays, mesh: Mesh | None, *, whole: bool = False):
+    if mesh is None:
+        return jax.tree.map(jnp.asarray, arrays)
+    return jax.device_put(arrays, NamedSharding(mesh, _SPECS["w" if whole else "r"]))
+
+
+def over(mesh: Mesh | None, kernel: Callable, roles: str) -> Callable:
+    """`kernel` on each device of `mesh`, with its rows (r) or the whole (w) of an argument."""
+    return kernel if mesh is None else _mapped(mesh, kernel, roles)
+
+
+_SPECS = {"r": PartitionSpec("rows"), "w": PartitionSpec()}
+
+
+@functools.cache
+def _mapped(mesh: Mesh, kernel: Callable, roles: str) -> Callable:
+    specs = tuple(_SPECS[role] for role in roles)
+    return jax.jit(jax.shard_map(kernel, mesh=mesh, in_specs=specs, out_specs=_SPECS["r"]))
