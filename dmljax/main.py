@@ -22,7 +22,7 @@ _FLAGS = flags.FLAGS
 _ERRORS = (ValueError, TypeError, OSError, FloatingPointError, ImportError)
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Tells glibc not to hand freed memory back: a CPU step otherwise faults it in page by page.
 
     A step's temporaries are one block; got anew from the system at every step they cost a sixth of
@@ -98,7 +98,7 @@ if __name__ == "__main__":
     if len(sys.argv) == 1:
         print(f"{__doc__.strip()}\n\n{_configs()}", file=sys.stderr)
         sys.exit(2)
-    _keep_memory()
+    keep_memory()
     _define()
     changes = [a for a in sys.argv if a.startswith("--config.")]
     rest = [a for a in sys.argv if not a.startswith("--config.")]

@@ -27,8 +27,10 @@ from dmljax.data.splits import Split, divide, record_name, subset
 from dmljax.methods.base import Method
 from dmljax.train_step import TrainState, init_state, train_step
 
-__all__ = ["Run", "build", "export", "load", "reopen", "run", "score"]
+__all__ = ["Run", "batches", "build", "export", "load", "reopen", "run", "score"]
 
+# What runs once is compiled in a fifth of the time without optimisations.
+_ONCE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 _IN_FLIGHT = 2  # steps; more dead-lock the collectives of several CPU devices
 # Fields with defaults; what a config leaves out is this. Anything else is an error.
 _DEFAULTS: dict[str, Any] = {
@@ -202,23 +204,15 @@ def _tuples(spec: Any) -> Any:
     return tuple(_tuples(v) for v in spec) if isinstance(spec, list) else spec
 
 
-def first_state(made: Run, *, weights: bool = True) -> TrainState:
+def first_state(made: Run) -> TrainState:
     """Parameters drawn, and the backbone's read from `net.weights`, on all devices."""
-    shape = _shape(made)
-
-    def begin(key):
-        images = made.normalize_fn(jax.numpy.zeros((2, *shape), jax.numpy.uint8))
-        batch = {"images": images, "labels": jax.numpy.zeros(2, jax.numpy.int32)}
-        return made.method.init(key, batch)
-
-    def rest(params, model_state):
-        return init_state(params, model_state, made.optimizer)
-
+    begin, rest = _beginning(made)
     key = jax.random.key(made.config["seed"])
     everywhere = made.shards.everywhere
+    once = functools.partial(jax.jit, out_shardings=everywhere, compiler_options=_ONCE)
     path = _weights(made.config)
-    if not path or not weights:
-        return jax.jit(lambda key: rest(*begin(key)), out_shardings=everywhere)(key)
+    if not path:
+        return once(lambda key: rest(*begin(key)))(key)
     from dmljax.nets import pretrained
 
     found = pretrained.load(path, _net(made.config))
@@ -232,9 +226,24 @@ def first_state(made: Run, *, weights: bool = True) -> TrainState:
     def drawn(key):  # what is read is not drawn: the compiler leaves it out
         return [_unknown(new, tree) for new, tree in zip(begin(key), filled, strict=True)]
 
-    new = jax.jit(drawn, out_shardings=everywhere)(key)
+    new = once(drawn)(key)
     whole = [_join(tree, leaves) for tree, leaves in zip(filled, new, strict=True)]
-    return jax.jit(rest, out_shardings=everywhere)(*jax.device_put(whole, everywhere))
+    return once(rest)(*jax.device_put(whole, everywhere))
+
+
+def _beginning(made: Run) -> tuple[Callable, Callable]:
+    """`begin(key) -> (params, model_state)` and `rest(params, model_state) -> TrainState`."""
+    shape = _shape(made)
+
+    def begin(key):
+        images = made.normalize_fn(jax.numpy.zeros((2, *shape), jax.numpy.uint8))
+        batch = {"images": images, "labels": jax.numpy.zeros(2, jax.numpy.int32)}
+        return made.method.init(key, batch)
+
+    def rest(params, model_state):
+        return init_state(params, model_state, made.optimizer)
+
+    return begin, rest
 
 
 def _unknown(new: Any, filled: Any) -> list[jax.Array]:
@@ -255,7 +264,8 @@ def _shape(made: Run) -> tuple[int, ...]:
 
 def state_shapes(made: Run) -> TrainState:
     """Shapes of the state; computes nothing."""
-    return jax.eval_shape(lambda: first_state(made, weights=False))
+    begin, rest = _beginning(made)
+    return jax.eval_shape(lambda key: rest(*begin(key)), jax.random.key(0))
 
 
 # --- running ------------------------------------------------------------------------------------
@@ -333,7 +343,7 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
                 writer.evaluation(0, baseline, split="raw")
             if made.config["evaluate"]["frames"]:
                 evaluator.frame(evaluator.embeddings(state, made.test)[""], workdir, 0)
-        batches = stack.enter_context(_batches(made, begun))
+        fed = stack.enter_context(batches(made, begun))
         pending: collections.deque = collections.deque()
         scores: dict[str, float] = {}
         rule = "val/R@1" if made.config["select"] == "val" else "test/R@1"
@@ -351,7 +361,7 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
             writer.flush()
             checkpoints.save(state, memory, score=score)
 
-        feed = sharding.prefetch(batches, made.shards.rows)
+        feed = sharding.prefetch(fed, made.shards.rows)
         for step in range(begun + 1, made.total + 1):
             waiting = time.perf_counter()
             batch = next(feed)
@@ -403,7 +413,8 @@ def _reader(split: Split) -> pipeline.Reader:
 
 
 @contextlib.contextmanager
-def _batches(made: Run, begun: int) -> Iterator[Any]:
+def batches(made: Run, begun: int = 0) -> Iterator[Any]:
+    """This host's rows of the batches of steps `begun + 1` on, without an end."""
     runtime = made.config["runtime"]
     with pipeline.train(
         made.train,

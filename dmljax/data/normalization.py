@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["caffe", "imagenet", "unit"]
+__all__ = ["caffe", "caffe_bn", "imagenet", "unit"]
 
 
 def _constant(*values: float) -> np.ndarray:
@@ -28,6 +28,11 @@ def caffe(images: Any, *, red: float = 123.0) -> Any:
     BN-Inception's weights want `red=128`.
     """
     return images[..., ::-1].astype(np.float32) - _constant(104, 117, red)
+
+
+def caffe_bn(images: Any) -> Any:
+    """The same with 128 for red: the published weights of BN-Inception."""
+    return images[..., ::-1].astype(np.float32) - _constant(104, 117, 128)
 
 
 def unit(images: Any) -> Any:
