@@ -7,6 +7,7 @@ search themselves, and each item is excluded from its own ranking by its index. 
 side of the blocks of similarities and bounds the memory.
 """
 
+from dmljax.retrieval.apart import ranks_apart
 from dmljax.retrieval.clusters import KMeans, kmeans
 from dmljax.retrieval.search import Ranks, nearest, ranks
 from dmljax.retrieval.tiles import Embeddings, Labels, SimilarityFn, cosine, euclidean
@@ -22,4 +23,5 @@ __all__ = [
     "kmeans",
     "nearest",
     "ranks",
+    "ranks_apart",
 ]
