@@ -626,11 +626,14 @@ def test_rates_of_the_configs():
     module, factors = _module("cars"), {}
     for published in (False, True):
         found = module.get_config(f"published={published}")
+        assert found.steps == "70 epochs"
         spec = config.plain(found.schedule)
-        factor = config.resolve(optim, spec)(total=found.steps)
-        epochs = np.array([0, 29.99, 30, 49.99, 50, 69]) * module.EPOCH
+        steps = functools.partial(config.duration, per_epoch=120)
+        spec["at"] = [steps(at) for at in spec["at"]]
+        factor = config.resolve(optim, spec)(total=steps(found.steps))
+        epochs = np.array([0, 29.99, 30, 49.99, 50, 69]) * 120
         factors[published] = [float(factor(int(s))) for s in epochs]
-        assert found.reload_best_at == (30 * module.EPOCH, 50 * module.EPOCH)
+        assert [steps(at) for at in found.reload_best_at] == [30 * 120, 50 * 120]
     np.testing.assert_allclose(factors[False], [1, 1, 0.1, 0.1, 0.01, 0.01], rtol=1e-6)
     np.testing.assert_allclose(factors[True], [1, 1, 0.1, 0.1, 0.1, 0.1], rtol=1e-6)
 
