@@ -38,7 +38,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
             "dataset": {"name": "cub200", "root": None},
             "transform": {"name": "standard_train", "size": 224},
             "eval_transform": {"name": "standard_eval", "size": 224},
-            "normalize": {"name": "caffe", "red": 128.0} if caffe else "imagenet",
+            "normalize": "caffe_bn" if caffe else "imagenet",
             "sampler": {"name": "uniform", "batch_size": 180 if caffe else 120},
             "net": {"name": net, "frozen": True, "weights": None},
             "method": {"name": "proxies", "dim": 512, "pool": "mean_max"},

@@ -23,7 +23,7 @@ def get_config() -> ConfigDict:
             "dataset": {"name": "inshop", "root": None},
             "transform": {"name": "standard_train", "size": 227},
             "eval_transform": {"name": "standard_eval", "size": 227},
-            "normalize": {"name": "caffe", "red": 128.0},
+            "normalize": "caffe_bn",
             "sampler": {"name": "plan", "classes": 16, "per_class": 5},
             "net": {"name": "bn_inception", "frozen": True, "weights": None},
             "method": {"name": "pairs", "dim": 512},

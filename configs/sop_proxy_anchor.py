@@ -28,7 +28,7 @@ def get_config() -> ConfigDict:
             "dataset": {"name": "sop", "root": None},
             "transform": {"name": "standard_train", "size": 224},
             "eval_transform": {"name": "standard_eval", "size": 224},
-            "normalize": {"name": "caffe", "red": 128.0},
+            "normalize": "caffe_bn",
             "sampler": {"name": "uniform", "batch_size": 180},
             "net": {"name": "bn_inception", "weights": None},
             "method": {"name": "proxies", "dim": 512, "pool": "mean_max"},
