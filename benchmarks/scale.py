@@ -2,7 +2,8 @@
 
 `python benchmarks/scale.py` prints the tables of docs/scale.md. Devices are simulated on the CPU;
 operations, memory and bytes sent are counted per device in the program that was compiled for it.
-Steps of one device are run too, and timed.
+`JAX_NUM_CPU_DEVICES=1 python benchmarks/scale.py` runs and times the steps of one device: simulated
+devices share the cores, even those that stand by.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import re
 import time
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["JAX_NUM_CPU_DEVICES"] = "64"
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "64")
 
 import flax.linen as nn
 import jax
@@ -81,10 +82,17 @@ def measure(method_fn, *, devices=1, batch=128, sharded=False):
     step = jax.jit(step, donate_argnums=0, out_shardings=(places, shards.everywhere))
     compiled = step.lower(state, rows).compile()
     took = None
-    if devices == 1 and batch <= 2048:
+    if jax.device_count() == 1 and batch <= 2048:
 
         def some(a):
-            values = np.abs(np.random.default_rng(0).normal(size=a.shape)) * 0.05
+            if a.dtype == np.int32 and a.shape:  # labels, four of each
+                return jax.device_put(np.arange(len(a), dtype=np.int32) // 4, a.sharding)
+            rng = np.random.default_rng(0)
+            if a.dtype == np.uint8:
+                return jax.device_put(rng.integers(0, 256, a.shape, np.uint8), a.sharding)
+            values = np.abs(rng.normal(size=a.shape)) * 0.05
+            if a.shape[:1] == (3 * SIDE**2,):
+                values = rng.normal(size=a.shape) * 0.05  # a net that tells images apart
             return jax.device_put(values.astype(a.dtype), a.sharding)
 
         state, rows, times = jax.tree.map(some, state), jax.tree.map(some, rows), []
@@ -108,6 +116,8 @@ def table(first: str, rows) -> None:
     columns = "Gflop", "temporaries, MB", "state and batch, MB", "gathered, MB", "reduced, MB", "ms"
     print(f"\n| {first} | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
     for name, (method, options) in rows:
+        if options.get("devices", 1) > jax.device_count():
+            continue
         flops, temporary, held, found, took = measure(method, **options)
         gathered = found.pop("all-gather", 0)
         print(
