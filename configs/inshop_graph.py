@@ -25,9 +25,6 @@ from ml_collections import ConfigDict
 
 from dmljax.config import arguments
 
-# About what the sampler makes of 25,882 images: a class of n has n // 4 + 1 groups.
-EPOCH = 640  # steps
-
 
 def get_config(arg: str | None = None) -> ConfigDict:
     given = arguments(
@@ -82,15 +79,15 @@ def get_config(arg: str | None = None) -> ConfigDict:
                 "decay": decay,
                 "groups": [{"path": ".", "decay": decay}],
             },
-            "steps": 70 * EPOCH,
+            "steps": "70 epochs",
             "schedule": {
                 "name": "steps",
-                "at": (30 * EPOCH,) if published else (30 * EPOCH, 50 * EPOCH),
+                "at": ("30 epochs",) if published else ("30 epochs", "50 epochs"),
                 "divide": 10.0,
             },
-            "reload_best_at": (30 * EPOCH, 50 * EPOCH),
+            "reload_best_at": ("30 epochs", "50 epochs"),
             "validation": given["validation"],
             "select": "val" if given["validation"] else "test",
-            "evaluate": {"every": EPOCH, "ks": (1, 10, 20, 30, 40), "clustering": False},
+            "evaluate": {"every": "1 epoch", "ks": (1, 10, 20, 30, 40), "clustering": False},
         }
     )

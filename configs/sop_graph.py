@@ -26,9 +26,6 @@ from ml_collections import ConfigDict
 
 from dmljax.config import arguments
 
-# The sampler deals twice six images of nearly every class, which have 2 to 12.
-EPOCH = 1510  # steps
-
 
 def get_config(arg: str | None = None) -> ConfigDict:
     given = arguments(
@@ -83,15 +80,15 @@ def get_config(arg: str | None = None) -> ConfigDict:
                 "decay": decay,
                 "groups": [{"path": ".", "decay": decay}],
             },
-            "steps": 70 * EPOCH,
+            "steps": "70 epochs",
             "schedule": {
                 "name": "steps",
-                "at": (30 * EPOCH,) if published else (30 * EPOCH, 50 * EPOCH),
+                "at": ("30 epochs",) if published else ("30 epochs", "50 epochs"),
                 "divide": 10.0,
             },
-            "reload_best_at": (30 * EPOCH, 50 * EPOCH),
+            "reload_best_at": ("30 epochs", "50 epochs"),
             "validation": given["validation"],
             "select": "val" if given["validation"] else "test",
-            "evaluate": {"every": EPOCH, "ks": (1, 10, 100, 1000), "clustering": False},
+            "evaluate": {"every": "1 epoch", "ks": (1, 10, 100, 1000), "clustering": False},
         }
     )

@@ -8,22 +8,27 @@ differ from them is named and passed over for the one before.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
+import logging as python_logging
 import os
 import pathlib
 import shutil
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 from absl import logging
 
+from dmljax import hosts
 from dmljax.train_step import TrainState
 
 __all__ = ["Checkpoints", "Damaged", "forget", "lock"]
 
-_SUMS = "sums.json"
+_PATIENCE = 5  # seconds
 
 
 class Damaged(ValueError):
@@ -57,12 +62,14 @@ class Checkpoints:
     def __init__(self, folder: str | os.PathLike, *, keep: int = 2):
         from orbax.checkpoint import v1 as ocp
 
+        python_logging.getLogger("absl").addFilter(_told_elsewhere)
         self.folder = pathlib.Path(folder).absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         policies = ocp.training.preservation_policies
         best = policies.BestN(get_metric_fn=lambda m: m["score"], n=1)
         self._sums = self.folder.parent / f"{self.folder.name}_sums"
         self._pending: list[int] = []
+        self._last = -1  # on which all processes agree; what each sees of a folder may differ
         self._checkpointer = ocp.training.Checkpointer(
             self.folder,
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
@@ -77,8 +84,9 @@ class Checkpoints:
     def save(self, state: TrainState, run: dict[str, Any], *, score: float | None = None) -> None:
         """Begins to save; a step that is there already is left as it is."""
         step = int(state.step)
-        if step in self.steps() or step in self._pending:
+        if step == self._last:
             return
+        self._last = step
         self.wait()
         items = {
             "params": state.params,
@@ -86,26 +94,46 @@ class Checkpoints:
         }
         metrics = {"score": -1.0 if score is None else float(score)}
         notes = {"run": json.dumps(run), **metrics}
-        self._checkpointer.save_checkpointables_async(
-            step, items, metrics=metrics, custom_metadata=notes
-        )
+        with self._writing(step):
+            self._checkpointer.save_checkpointables_async(
+                step, items, metrics=metrics, custom_metadata=notes
+            )
         self._pending.append(step)
+
+    @contextlib.contextmanager
+    def _writing(self, step: int) -> Iterator[None]:
+        """Says which checkpoint it is that cannot be written; what is half written never counts."""
+        try:
+            yield
+        except Exception as error:
+            self._pending.clear()
+            reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
+            before = [other for other in self.steps() if other != step]
+            onward = f"goes on from step {before[-1]}" if before else "begins again"
+            raise OSError(
+                f"checkpoint {step} cannot be written to {self.folder}: {reason}. Make room there "
+                f"(or lower checkpoint.keep) or mend it, then the same command {onward}"
+            ) from error
 
     def wait(self) -> None:
         """Until what was begun is on the disk, with its sums."""
         if not self._pending:
             return
-        self._checkpointer.wait()
-        if jax.process_index() == 0:
-            self._sums.mkdir(exist_ok=True)
-            there = self.steps()
-            for step in self._pending:
-                if step in there:
-                    _write_json(self._sums / f"{step}.json", _sums(self.folder / str(step)))
-            for file in self._sums.glob("*.json"):
-                if int(file.stem) not in there:
-                    file.unlink()
+        with self._writing(self._pending[-1]):
+            self._checkpointer.wait()
+            if jax.process_index() == 0:
+                self._write_sums()
         self._pending.clear()
+
+    def _write_sums(self) -> None:
+        self._sums.mkdir(exist_ok=True)
+        there = self.steps()
+        for step in self._pending:
+            if step in there:
+                _write_json(self._sums / f"{step}.json", _sums(self.folder / str(step)))
+        for file in self._sums.glob("*.json"):
+            if int(file.stem) not in there:
+                file.unlink()
 
     def restore(
         self, shapes: TrainState, sharding: Any, *, repair: bool = False
@@ -116,23 +144,31 @@ class Checkpoints:
         `shapes` is what `jax.eval_shape` says the state is. `repair` puts damaged ones aside, so
         that the run can write those steps again.
         """
+        step = hosts.first(lambda: self._newest(repair))
+        if repair:
+            self._checkpointer.reload()
+        if step is None:
+            return None
+        found = self.load(step, shapes, sharding)
+        self._last = step
+        return found
+
+    def _newest(self, repair: bool) -> int | None:
         for step in reversed(self.steps()):
             fault = self.fault(step)
             if fault is None:
-                return self.load(step, shapes, sharding)
+                return step
             logging.warning("checkpoint %s is damaged (%s): the one before is used", step, fault)
             if repair:
                 self._put_aside(step)
         return None
 
     def _put_aside(self, step: int) -> None:
-        if jax.process_index() == 0:
-            aside = self.folder.parent / f"{self.folder.name}_damaged"
-            aside.mkdir(exist_ok=True)
-            shutil.rmtree(aside / str(step), ignore_errors=True)
-            (self.folder / str(step)).rename(aside / str(step))
-            (self._sums / f"{step}.json").unlink(missing_ok=True)
-        self._checkpointer.reload()
+        aside = self.folder.parent / f"{self.folder.name}_damaged"
+        aside.mkdir(exist_ok=True)
+        shutil.rmtree(aside / str(step), ignore_errors=True)
+        (self.folder / str(step)).rename(aside / str(step))
+        (self._sums / f"{step}.json").unlink(missing_ok=True)
 
     def fault(self, step: int) -> str | None:
         """What is wrong with a checkpoint's files, or None."""
@@ -167,8 +203,12 @@ class Checkpoints:
 
     def best(self) -> int:
         """The step with the highest score; the later one of equals."""
-        scored = {step: self._notes(step)["score"] for step in self.steps()}
-        return max(scored, key=lambda step: (scored[step], step))
+
+        def find():
+            scored = {step: self._notes(step)["score"] for step in self.steps()}
+            return max(scored, key=lambda step: (scored[step], step))
+
+        return hosts.first(find)
 
     def _notes(self, step: int) -> dict:
         return self._checkpointer.checkpointables_metadata(step).custom_metadata
@@ -191,6 +231,23 @@ class Checkpoints:
     def close(self) -> None:
         self.wait()
         self._checkpointer.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is None or jax.process_count() == 1:
+            self.close()
+            return
+        # A save that is under way is worth some seconds, but the other processes may be gone.
+        closing = threading.Thread(target=self.close, daemon=True)
+        closing.start()
+        closing.join(_PATIENCE)
+
+
+def _told_elsewhere(record: python_logging.LogRecord) -> bool:
+    """False for errors that orbax logs, with all of the stack in each thread, and then raises."""
+    return record.levelno < python_logging.ERROR or "orbax" not in record.pathname
 
 
 def _train_item(state: TrainState) -> dict:

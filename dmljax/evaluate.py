@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,8 +70,13 @@ def _like(where: np.ndarray, a: np.ndarray) -> np.ndarray:
 def _fetch(tree: Any, shards: Shardings) -> Any:
     """Global arrays to numpy, on every host."""
     if jax.process_count() > 1:
-        tree = jax.jit(lambda t: t, out_shardings=shards.everywhere)(tree)
+        tree = _gather(shards.everywhere)(tree)
     return jax.device_get(tree)
+
+
+@functools.cache
+def _gather(everywhere: jax.sharding.Sharding) -> Callable:
+    return jax.jit(lambda tree: tree, out_shardings=everywhere)
 
 
 def score(

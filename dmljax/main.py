@@ -5,6 +5,8 @@
 Any field of the config is overridden by `--config.field.of.field=value`. The same command goes on
 with a run that was interrupted. A finished run is scored again by `--mode=evaluate --workdir=...
 [--split=train] [--step=600]`, and `--mode=embed --out=FOLDER [--dtype=float16]` writes embeddings.
+
+Several processes train together, each with the devices that it sees: docs/launch.md.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import ctypes
 import functools
 import pathlib
 import sys
+import traceback
 
 from absl import app, flags, logging
 
@@ -22,7 +25,7 @@ _FLAGS = flags.FLAGS
 _ERRORS = (ValueError, TypeError, OSError, FloatingPointError, ImportError)
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Tells glibc not to hand freed memory back: a CPU step otherwise faults it in page by page.
 
     A step's temporaries are one block; got anew from the system at every step they cost a sixth of
@@ -46,6 +49,12 @@ def _define() -> None:
     flags.DEFINE_integer("step", None, "the checkpoint for evaluate and embed; the newest if None")
     flags.DEFINE_string("out", None, "folder that embed writes")
     flags.DEFINE_string("dtype", "float32", "of the written embeddings: float32 or float16")
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, where several run")
+    flags.DEFINE_integer("processes", None, "how many processes train together")
+    flags.DEFINE_integer("process", None, "the number of this one, from 0")
+    flags.DEFINE_bool(
+        "distributed", False, "several processes, as Slurm or a TPU pod describe them"
+    )
     flags.DEFINE_bool("overwrite", False, "delete the run of another config in the same workdir")
 
 
@@ -84,21 +93,79 @@ def _main(argv: list[str], overrides: list[str]) -> int:
     return 0
 
 
+def _start() -> bool:
+    """Joins the other processes of a run that has several."""
+    alone = (_FLAGS.coordinator, _FLAGS.processes, _FLAGS.process) == (None, None, None)
+    if alone and not _FLAGS.distributed:
+        return False
+    if _FLAGS.mode != "train":
+        raise ValueError(f"--mode={_FLAGS.mode} runs in one process: leave out --distributed etc.")
+    from dmljax import hosts
+
+    return hosts.start(
+        coordinator=_FLAGS.coordinator,
+        processes=_FLAGS.processes,
+        process=_FLAGS.process,
+        detect=_FLAGS.distributed,
+    )
+
+
 def _run(argv: list[str], overrides: list[str]) -> int:
     if not _FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)  # libraries tell much of their inner life
+    several = together = False
     try:
-        return _main(argv, overrides)
+        several = _start()
+        status = _main(argv, overrides)
+        together = True
     except _ERRORS as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        status = 2
+    except KeyboardInterrupt:  # before training, where there is nothing to save
+        status = 130
+    except SystemExit as stopped:  # after a signal, agreed on and saved
+        status, together = stopped.code, True
+    except Exception as error:
+        if not several:
+            raise
+        status = _failed(error)
+    if several:
+        _end(status, together)
+    return status
+
+
+def _failed(error: Exception) -> int:
+    """The exit code for what only happens among several processes."""
+    import jax
+
+    from dmljax import hosts
+
+    if isinstance(error, hosts.Elsewhere):
         return 2
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        first = str(error).splitlines()[0]
+        print(f"error: another process has ended, or the devices failed: {first}", file=sys.stderr)
+    else:
+        traceback.print_exc()
+    return 1
+
+
+def _end(status: int, together: bool) -> None:
+    """Leaves with the others, or after a failure without waiting for them."""
+    import jax
+
+    from dmljax import hosts
+
+    if together:
+        jax.distributed.shutdown()
+    hosts.leave(status)
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 1:
         print(f"{__doc__.strip()}\n\n{_configs()}", file=sys.stderr)
         sys.exit(2)
-    _keep_memory()
+    keep_memory()
     _define()
     changes = [a for a in sys.argv if a.startswith("--config.")]
     rest = [a for a in sys.argv if not a.startswith("--config.")]

@@ -13,6 +13,7 @@ a loss as `mine_fn`. Hyper-parameters are bound with `functools.partial`:
 * A pair whose distance is NaN is kept, so that the loss shows it.
 * `triplet_margin` and `angular` choose triplets: they return `ops.Triplets`, a rule rather than
   b n n masks.
+* `halves` and `following` choose by a row's place in the batch alone, so its order matters there.
 * Miners that draw take a `key`, the same key the same draw: a fresh one every step is
   `jax.random.fold_in(key, step)`.
 """
@@ -32,6 +33,8 @@ __all__ = [
     "batch_easy_hard",
     "batch_hard",
     "distance_weighted",
+    "following",
+    "halves",
     "hardest_fraction",
     "multi_similarity",
     "pair_margin",
@@ -224,6 +227,31 @@ def uniform_histogram(
     return Pairs(positives & drawn, negatives & drawn)
 
 
+def halves(distances: Float[Array, "b b"], pairs: Pairs) -> Pairs:
+    """Row i of the first half of the batch with row i of the second, each pair once.
+
+    What tutorials do with shuffled batches; of an odd batch, the last row is left out.
+    """
+    distances, (positives, negatives) = _check(distances, pairs)
+    half = _own("halves", distances) // 2
+    rows = jnp.arange(len(distances))
+    partner = (rows[None, :] == rows[:, None] + half) & (rows < half)[:, None]
+    return Pairs(positives & partner, negatives & partner)
+
+
+def following(distances: Float[Array, "b b"], pairs: Pairs) -> Pairs:
+    """The first positive and the first negative that come after the anchor in the batch.
+
+    An anchor counts if it has both: one triplet for each row, save the last few.
+    """
+    distances, pairs = _check(distances, pairs)
+    rows = jnp.arange(_own("following", distances))
+    later, zeros = rows[None, :] > rows[:, None], jnp.zeros_like(distances)
+    positives, negatives = (_one(zeros, mask & later, jnp.argmin) for mask in pairs)
+    both = _any(positives) & _any(negatives)
+    return Pairs(positives & both, negatives & both)
+
+
 _KINDS = ("all", "hard", "semihard", "easy")
 
 
@@ -260,11 +288,7 @@ def angular(distances: Float[Array, "b n"], pairs: Pairs, *, angle: float = 20.0
     if not 0 < angle < 90:
         raise ValueError(f"angle is in degrees between 0 and 90, not {angle}")
     distances, pairs = _check(distances, pairs)
-    if distances.shape[0] != distances.shape[1]:
-        raise ValueError(
-            "angular needs the distances of positives to negatives, which only a batch that is its "
-            f"own reference has: distances must be [b b], not {list(distances.shape)}"
-        )
+    _own("angular", distances)
     slope = float(np.tan(np.deg2rad(angle)) ** 2)
     # Three points that are one, up to rounding, have no angle.
     noise = float((4 * jnp.finfo(distances.dtype).eps) ** 2)
@@ -289,6 +313,16 @@ def _check(distances, pairs) -> tuple[jax.Array, Pairs]:
                 f"{mask.dtype} {list(mask.shape)}"
             )
     return distances, pairs
+
+
+def _own(name, distances) -> int:
+    """The size of a batch that is its own reference."""
+    b, n = distances.shape
+    if b != n:
+        raise ValueError(
+            f"{name} needs a batch that is its own reference: distances must be [b b], not {[b, n]}"
+        )
+    return b
 
 
 def _any(mask):

@@ -1,7 +1,8 @@
-"""Pictures of a run: its curves, what a query finds, a map of the embedding."""
+"""Pictures of a run: its curves, what a query finds, a map of the embedding, a movie of it."""
 
 from __future__ import annotations
 
+import os
 import pathlib
 from collections.abc import Callable, Sequence
 
@@ -10,7 +11,7 @@ import numpy as np
 from dmljax import retrieval
 from dmljax.data.splits import Split
 
-__all__ = ["curves", "embedding_map", "neighbours"]
+__all__ = ["curves", "embedding_map", "frame", "movie", "neighbours"]
 
 _RIGHT, _WRONG, _INK = "#2a9d5c", "#d1495b", "#333333"
 
@@ -114,12 +115,7 @@ def embedding_map(
     rows = good[np.isin(split.labels[good], chosen)]
     if len(rows) > images:
         rows = rng.choice(rows, images, replace=False)
-    places = embeddings[rows]
-    if places.shape[1] > 2:
-        from sklearn.manifold import TSNE
-
-        perplexity = min(20, max(1, (len(rows) - 1) / 4))
-        places = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(places)
+    places = _plane(embeddings[rows], seed)
     from matplotlib import colormaps
     from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 
@@ -137,6 +133,73 @@ def embedding_map(
     low, high = places.min(axis=0), places.max(axis=0)
     gap = 0.04 * np.maximum(high - low, 1e-6)
     axes.set(xlim=(low[0] - gap[0], high[0] + gap[0]), ylim=(low[1] - gap[1], high[1] + gap[1]))
-    axes.set(xticks=[], yticks=[], title=f"{len(chosen)} classes never seen in training")
+    axes.set(xticks=[], yticks=[], title=f"{len(chosen)} classes of the test split")
     axes.spines[:].set_visible(False)
     _save(figure, path)
+
+
+def frame(
+    embeddings: np.ndarray,
+    split: Split,
+    path: pathlib.Path,
+    *,
+    title: str,
+    classes: int = 20,
+    points: int = 1000,
+    seed: int = 0,
+) -> None:
+    """Points of up to `classes` classes, each axis from its least to its largest value.
+
+    Two-dimensional embeddings are all shown as they are, up to that scale; of others t-SNE shows
+    at most `points`.
+    """
+    rng = np.random.default_rng(seed)
+    good = np.flatnonzero(np.isfinite(embeddings).all(axis=1))
+    present = np.unique(split.labels[good])
+    chosen = np.sort(rng.choice(present, min(classes, len(present)), replace=False))
+    rows = good[np.isin(split.labels[good], chosen)]
+    if embeddings.shape[1] > 2 and len(rows) > points:
+        rows = np.sort(rng.choice(rows, points, replace=False))
+    places = _plane(embeddings[rows], seed)
+    low, high = places.min(axis=0), places.max(axis=0)
+    places = (places - low) / np.maximum(high - low, 1e-12)
+    from matplotlib import colormaps
+
+    figure, axes = _figure(6.4, 5.6)
+    colors = colormaps["tab10" if len(chosen) <= 10 else "tab20"].colors
+    for i, label in enumerate(chosen):
+        mine = places[split.labels[rows] == label]
+        axes.scatter(*mine.T, s=9, lw=0, alpha=0.7, color=colors[i % 20], label=split.names[label])
+    axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xticks=[], yticks=[], title=title)
+    axes.legend(
+        loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8, markerscale=2
+    )
+    # Whole or not at all: a run that is killed goes on with the frames that are there.
+    aside = path.with_suffix(".tmp.png")
+    _save(figure, aside)
+    os.replace(aside, path)
+
+
+def movie(folder: pathlib.Path, path: pathlib.Path, *, each: int = 200, last: int = 3000) -> None:
+    """The frames of `folder` in the order of their names, for so many milliseconds."""
+    from PIL import Image
+
+    files = sorted(f for f in folder.glob("*.png") if not f.name.endswith(".tmp.png"))
+    if not files:
+        return
+    frames = []
+    for file in files:
+        with Image.open(file) as picture:
+            frames.append(picture.convert("RGB").quantize(128, dither=Image.Dither.NONE))
+    times = [each] * (len(frames) - 1) + [last]
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=times, loop=0)
+
+
+def _plane(x: np.ndarray, seed: int) -> np.ndarray:
+    """Two dimensions as they are; more by t-SNE."""
+    if x.shape[1] <= 2:
+        return np.pad(x, ((0, 0), (0, 2 - x.shape[1])))
+    from sklearn.manifold import TSNE
+
+    perplexity = min(20, max(1, (len(x) - 1) / 4))
+    return TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(x)

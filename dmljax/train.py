@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import pathlib
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -19,15 +20,17 @@ import numpy as np
 import optax
 
 from dmljax import config as config_lib
-from dmljax import evaluate, log, losses, methods, miners, nets, optim, report, sharding
+from dmljax import evaluate, hosts, log, losses, methods, miners, nets, ops, optim, report, sharding
 from dmljax.checkpoint import Checkpoints, forget, lock
 from dmljax.data import datasets, normalization, pipeline, sampling, transforms
 from dmljax.data.splits import Split, divide, record_name, subset
 from dmljax.methods.base import Method
 from dmljax.train_step import TrainState, check_parts, init_state, train_step
 
-__all__ = ["Run", "build", "export", "load", "reopen", "run", "score"]
+__all__ = ["Run", "batches", "build", "export", "load", "reopen", "run", "score"]
 
+# What runs once is compiled in a fifth of the time without optimisations.
+_ONCE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 _IN_FLIGHT = 2  # steps; more dead-lock the collectives of several CPU devices
 # Fields with defaults; what a config leaves out is this. Anything else is an error.
 _DEFAULTS: dict[str, Any] = {
@@ -51,7 +54,7 @@ _DEFAULTS: dict[str, Any] = {
     "runtime": {},
 }
 _EVALUATE = {"every": None, "ks": (1, 2, 4, 8), "clustering": True, "batch_size": 256, "knn": 0}
-_EVALUATE |= {"seeds": (0, 1, 2), "refine": False}
+_EVALUATE |= {"seeds": (0, 1, 2), "refine": False, "frames": False}
 _CHECKPOINT = {"every": None, "keep": 2}
 _RUNTIME = {"workers": 0, "cache": False, "unreadable": "raise", "devices": None}
 _RUNTIME |= {
@@ -95,10 +98,13 @@ def build(config: Any) -> Run:
     if config["select"] == "val" and held_out is None:
         raise ValueError("select='val' needs held-out classes: set validation, such as 0.2")
     sample_fn = config_lib.resolve(sampling, config["sampler"])
-    batch = len(sample_fn(sampling.group(train.labels), seed=config["seed"], step=0))
+    groups = sampling.group(train.labels)
+    batch = len(sample_fn(groups, seed=config["seed"], step=0))
     devices = config["runtime"]["devices"]
+    if devices and jax.process_count() > 1:
+        raise ValueError("runtime.devices is for one process: several use all that they see")
     shards = sharding.shardings(jax.devices()[:devices] if devices else None, batch=batch)
-    per_epoch = max(1, len(train) // batch)
+    per_epoch = sampling.epoch_steps(sample_fn, groups)
     steps = functools.partial(config_lib.duration, per_epoch=per_epoch)
     total = steps(config["steps"])
     schedule = _with_steps(dict(_named(config["schedule"])), steps)
@@ -169,7 +175,7 @@ def _with_steps(schedule: dict[str, Any], steps: Callable) -> dict[str, Any]:
 
 def _method(config: dict[str, Any], classes: int) -> Method:
     net = _net(config)
-    loss_fn = config_lib.resolve(losses, _tuples(config["loss"]))
+    loss_fn = config_lib.resolve(losses, _functions(_tuples(config["loss"])))
     factory = config_lib.resolve(methods, _tuples(config["method"]))
     wiring = {"classes": classes}
     if config["miner"]:
@@ -178,6 +184,14 @@ def _method(config: dict[str, Any], classes: int) -> Method:
             raise ValueError(f"the method {_named(config['method'])['name']} takes no miner")
         wiring["mine_fn"] = mine_fn
     return factory(net, loss_fn, **wiring)
+
+
+def _functions(spec: Any) -> Any:
+    """Arguments that are functions, such as `reduce_fn='sum'`, are names of `ops`."""
+    if not isinstance(spec, dict):
+        return spec
+    named = {k: v for k, v in spec.items() if k.endswith("_fn") and isinstance(v, str | dict)}
+    return spec | {k: config_lib.resolve(ops, v) for k, v in named.items()}
 
 
 def _net(config: dict[str, Any]) -> Any:
@@ -201,9 +215,10 @@ def first_state(made: Run) -> TrainState:
     begin, rest = _beginning(made)
     key = jax.random.key(made.config["seed"])
     places = placed(made)
+    once = functools.partial(jax.jit, compiler_options=_ONCE)
     path = _weights(made.config)
     if not path:
-        return jax.jit(lambda key: rest(*begin(key)), out_shardings=places)(key)
+        return once(lambda key: rest(*begin(key)), out_shardings=places)(key)
     from dmljax.nets import pretrained
 
     found = pretrained.load(path, _net(made.config))
@@ -219,9 +234,9 @@ def first_state(made: Run) -> TrainState:
         return [_unknown(new, tree) for new, tree in zip(begin(key), filled, strict=True)]
 
     where = [_unknown(place, tree) for place, tree in zip(both, filled, strict=True)]
-    new = jax.jit(drawn, out_shardings=where)(key)
+    new = once(drawn, out_shardings=where)(key)
     whole = [_join(tree, leaves) for tree, leaves in zip(filled, new, strict=True)]
-    return jax.jit(rest, out_shardings=places)(*jax.device_put(whole, both))
+    return once(rest, out_shardings=places)(*jax.device_put(whole, both))
 
 
 def _beginning(made: Run) -> tuple[Callable, Callable]:
@@ -293,7 +308,7 @@ def _step(made: Run, places: TrainState) -> Callable:
         # Shards of proxies meet the embeddings of all devices, not the other way round.
         gather_fn=functools.partial(_constrain, place=everywhere) if runtime["sharded"] else None,
     )
-    return jax.jit(step, donate_argnums=0, out_shardings=(places, everywhere))
+    return jax.jit(_agreeing(step), donate_argnums=0, out_shardings=(places, everywhere))
 
 
 def _constrain(tree: Any, *, place: Any) -> Any:
@@ -308,13 +323,23 @@ def run(config: Any, workdir: str | os.PathLike, *, overwrite: bool = False) -> 
     workdir = pathlib.Path(workdir)
     made = build(config)
     _check(made)
-    workdir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        if jax.process_index() == 0:
-            stack.callback(lock(workdir).close)
-            _keep_config(made.config, workdir, overwrite)
-        checkpoints = Checkpoints(workdir / "checkpoints", keep=made.config["checkpoint"]["keep"])
-        stack.callback(checkpoints.close)
+
+        def claim():
+            try:
+                workdir.mkdir(parents=True, exist_ok=True)
+                stack.callback(lock(workdir).close)
+                _keep_config(made.config, workdir, overwrite)
+            except OSError as error:
+                raise OSError(
+                    f"{workdir} cannot be written: {error.strerror}. Make room there, ask for the "
+                    "permission, or choose another --workdir"
+                ) from error
+
+        hosts.first(claim)
+        hosts.shared(workdir / "config.json")
+        keep = made.config["checkpoint"]["keep"]
+        checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints", keep=keep))
         return _train(made, workdir, checkpoints)
 
 
@@ -337,6 +362,7 @@ def _keep_config(config: dict[str, Any], workdir: pathlib.Path, overwrite: bool)
             forget(workdir / "checkpoints")
             for name in ("metrics.jsonl", "speed.jsonl"):
                 (workdir / name).unlink(missing_ok=True)
+            shutil.rmtree(workdir / "frames", ignore_errors=True)
     aside = file.with_suffix(".tmp")
     aside.write_text(json.dumps(config, indent=2) + "\n")
     os.replace(aside, file)
@@ -356,7 +382,7 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
     writer = log.Log(workdir, step=begun, total=made.total, write=main)
     with contextlib.ExitStack() as stack:
         stack.callback(writer.close)
-        stop = stack.enter_context(_Stop())
+        stop = stack.enter_context(_Stop(made.shards))
         if main:
             writer.say(_head(made, state, begun))
         if begun == 0:
@@ -364,15 +390,19 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
             if baseline:
                 writer.say(f"raw pixels, before training: R@1 {100 * baseline['R@1']:.1f}")
                 writer.evaluation(0, baseline, split="raw")
-        batches = stack.enter_context(_batches(made, begun))
+            if made.config["evaluate"]["frames"]:
+                evaluator.frame(evaluator.embeddings(state, made.test)[""], workdir, 0)
+        fed = stack.enter_context(batches(made, begun))
         pending: collections.deque = collections.deque()
         scores: dict[str, float] = {}
         rule = "val/R@1" if made.config["select"] == "val" else "test/R@1"
 
         def collect(keep: int) -> None:
             while len(pending) > keep:
-                step, metrics = pending.popleft()
-                memory["window"].append(_finite(step, jax.device_get(metrics), memory["window"]))
+                step, found = pending.popleft()
+                metrics, signalled = jax.device_get(found)
+                stop.heard(int(signalled))
+                memory["window"].append(_finite(step, metrics, memory["window"]))
                 if step % made.every["log"] == 0 or step == made.total:
                     writer.train(step, _means(memory["window"]), batch=made.batch)
                     memory["window"].clear()
@@ -382,25 +412,26 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
             writer.flush()
             checkpoints.save(state, memory, score=score)
 
-        feed = sharding.prefetch(batches, made.shards.rows)
+        feed = sharding.prefetch(fed, made.shards.rows)
         for step in range(begun + 1, made.total + 1):
             waiting = time.perf_counter()
             batch = next(feed)
             writer.waited(time.perf_counter() - waiting)
+            signalled = stop.row()
             with jax.transfer_guard("disallow"):
-                state, metrics = step_fn(state, batch)
-            pending.append((step, metrics))
+                state, found = step_fn(state, batch, signalled)
+            pending.append((step, found))
             collect(_IN_FLIGHT)
             if step % made.every["evaluate"] == 0 or step == made.total:
                 collect(0)
-                scores = evaluator.all(state, writer, step)
+                scores = evaluator.all(state, writer, step, workdir)
                 save(scores.get(rule))
                 writer.resume(step)
             elif step % made.every["save"] == 0:
                 save()
             if step in made.reload_best_at:
                 state = _reload(state, checkpoints, made)
-            if stop.hit:
+            if stop.now:
                 save()
                 checkpoints.wait()
                 writer.say(f"stopped after step {step}, saved; the same command goes on from there")
@@ -414,8 +445,11 @@ def _train(made: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[s
                 scores = {}
         if not scores:  # an earlier checkpoint is the best, or a finished run is asked for again
             scores = evaluator.all(state)
+        embeddings = None
+        if made.config["pictures"]:  # a matter of all processes
+            embeddings = evaluator.embeddings(state, made.test)
         if main:
-            _last_words(made, evaluator, state, scores, workdir, writer)
+            _last_words(made, embeddings, state, scores, workdir, writer)
     return {k.removeprefix("test/"): v for k, v in scores.items() if k.startswith("test/")}
 
 
@@ -431,7 +465,8 @@ def _reader(split: Split) -> pipeline.Reader:
 
 
 @contextlib.contextmanager
-def _batches(made: Run, begun: int) -> Iterator[Any]:
+def batches(made: Run, begun: int = 0) -> Iterator[Any]:
+    """This host's rows of the batches of steps `begun + 1` on, without an end."""
     runtime = made.config["runtime"]
     with pipeline.train(
         made.train,
@@ -484,27 +519,63 @@ def _coverage(made: Run) -> str:
     return f"; every image in {steps} steps"
 
 
-class _Stop:
-    """SIGTERM and Ctrl-C end the run after the step; a second one ends it at once."""
+def _agreeing(one_step: Callable) -> Callable:
+    """The step that also says which signal any process has got: all learn it at the same step."""
 
-    hit: int | None = None
+    def step(state, batch, signalled):
+        state, metrics = one_step(state, batch)
+        return state, (metrics, signalled.max())
+
+    return step
+
+
+class _Stop:
+    """SIGTERM and Ctrl-C end the run after the step; a second one ends it at once.
+
+    Processes of one run get signals at different steps, or only one gets them, and must stop after
+    the same step. So the signal travels with the steps and comes back with the metrics, which costs
+    no wait. One process alone need not ask.
+    """
+
+    def __init__(self, shards: sharding.Shardings):
+        self._shards, self._hit, self._agreed = shards, 0, 0
+        self._rows = functools.cache(self._row)
 
     def __enter__(self):
         self._old = {s: signal.signal(s, self._on) for s in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def _on(self, number, frame):
-        if self.hit:
+        if self._hit:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self.hit = number
+        self._hit = number
 
     def __exit__(self, *_):
         for number, handler in self._old.items():
             signal.signal(number, handler)
 
+    def row(self) -> jax.Array:
+        """The signal that this process has got, or 0, on each of its devices."""
+        return self._rows(int(self._hit))
+
+    def _row(self, number: int) -> jax.Array:
+        local = len(self._shards.mesh.local_devices)
+        found = sharding.put({"stop": np.full(local, number, np.int32)}, self._shards.rows)
+        return found["stop"]
+
+    def heard(self, number: int) -> None:
+        """What came back with a step."""
+        self._agreed = self._agreed or number
+
+    @property
+    def now(self) -> bool:
+        if jax.process_count() == 1:
+            self._agreed = self._agreed or int(self._hit)
+        return self._agreed > 0
+
     def leave(self) -> None:
-        raise SystemExit(128 + self.hit)
+        raise SystemExit(128 + self._agreed)
 
 
 # --- evaluating ---------------------------------------------------------------------------------
@@ -569,8 +640,20 @@ class Evaluator:
         flat = self._go(lambda images: images.reshape(len(images), -1), split)
         return evaluate.score(flat, split, ks=(1,), clustering=False)
 
+    def frame(self, embeddings: np.ndarray, workdir: pathlib.Path, step: int) -> None:
+        """A picture of the test half at this step, for the movie."""
+        if jax.process_index() == 0:
+            folder = workdir / "frames"
+            folder.mkdir(exist_ok=True)
+            path = folder / f"{step:09d}.png"
+            report.frame(embeddings, self._made.test, path, title=f"step {step:,}")
+
     def all(
-        self, state: TrainState, writer: log.Log | None = None, step: int = 0
+        self,
+        state: TrainState,
+        writer: log.Log | None = None,
+        step: int = 0,
+        workdir: pathlib.Path | None = None,
     ) -> dict[str, float]:
         """Scores of the test split and of held-out classes, named 'test/R@1'."""
         splits = {"test": self._made.test, "val": self._made.held_out}
@@ -579,6 +662,8 @@ class Evaluator:
             if split is None or not len(split):
                 continue
             embeddings = self.embeddings(state, split)
+            if name == "test" and workdir and self._made.config["evaluate"]["frames"]:
+                self.frame(embeddings[""], workdir, step)
             scores = self.score(embeddings, split)
             if self._made.config["evaluate"]["refine"]:
                 scores |= self._refined(state, embeddings[""], split)
@@ -613,7 +698,7 @@ def _dim(made: Run, state: TrainState) -> int:
     return shape.shape[1]
 
 
-def _last_words(made, evaluator, state, scores, workdir, writer) -> None:
+def _last_words(made, embeddings, state, scores, workdir, writer) -> None:
     """The table, the rule behind it, the pictures."""
     test = {k.removeprefix("test/"): v for k, v in scores.items() if k.startswith("test/")}
     config = made.config
@@ -625,18 +710,44 @@ def _last_words(made, evaluator, state, scores, workdir, writer) -> None:
         f"test split after step {int(state.step)} (select={config['select']}), "
         f"seed {config['seed']}, {size}-d embeddings, pretraining: {weights}"
     )
-    if config["pictures"]:
-        embeddings = evaluator.embeddings(state, made.test)[""]
-        read = _reader(made.test)
-        rng = np.random.default_rng(0)
+    if embeddings is not None:
+        names = _pictures(made, embeddings, state, workdir)
+        writer.say(f"pictures: {workdir}/{', '.join(names)}")
 
-        def shown(i):
-            return made.eval_transform_fn(read(i), rng)
 
-        report.curves(log.read(workdir / "metrics.jsonl"), workdir / "curves.png")
-        report.neighbours(embeddings, made.test, shown, workdir / "retrieval.png")
-        report.embedding_map(embeddings, made.test, shown, workdir / "map.png")
-        writer.say(f"pictures: {workdir}/curves.png, retrieval.png, map.png")
+def _pictures(made, embeddings, state, workdir) -> list[str]:
+    """Draws them into the run folder; their names."""
+    read, rng = _reader(made.test), np.random.default_rng(0)
+
+    def shown(i):
+        return made.eval_transform_fn(read(int(i)), rng)
+
+    report.curves(log.read(workdir / "metrics.jsonl"), workdir / "curves.png")
+    report.neighbours(embeddings[""], made.test, shown, workdir / "retrieval.png")
+    report.embedding_map(embeddings[""], made.test, shown, workdir / "map.png")
+    names = ["curves.png", "retrieval.png", "map.png"]
+    if made.config["evaluate"]["frames"]:
+        report.movie(workdir / "frames", workdir / "movie.gif")
+        names.append("movie.gif")
+    if made.method.draw is not None:
+        # This process alone draws, on one device of its own.
+        params, model_state = jax.device_get(
+            (optim.averaged(state.params, state.opt_state), state.model_state)
+        )
+        readable = np.flatnonzero(np.isfinite(embeddings[""]).all(axis=1))
+
+        def show_fn(images):
+            images = made.normalize_fn(jax.numpy.asarray(images))
+            return jax.device_get(jax.jit(made.method.show)(params, model_state, images))
+
+        names += made.method.draw(
+            workdir,
+            labels=made.test.labels[readable],
+            embeddings={name: part[readable] for name, part in embeddings.items()},
+            read_fn=lambda rows: np.stack([shown(readable[i]) for i in rows]),
+            show_fn=show_fn,
+        )
+    return names
 
 
 # --- what a run has learned ---------------------------------------------------------------------

@@ -48,3 +48,26 @@ def write_config(folder: pathlib.Path, config: dict) -> str:
         f"def get_config():\n    return ConfigDict(json.loads({json.dumps(config)!r}))\n"
     )
     return str(path)
+
+
+# The fields of `tiny` for one run of every method.
+METHODS = {
+    "pairs": {"method": {"name": "pairs", "dim": 4, "memory": 16}},
+    "proxies": {
+        "method": {"name": "proxies", "dim": 4},
+        "loss": {"name": "proxy_anchor"},
+        "optimizer": {"name": "adam", "rate": 1e-2, "groups": [{"path": "^proxies", "factor": 9}]},
+    },
+    "graph": {
+        "method": {"name": "graph", "dim": 8, "heads": 2},
+        "loss": {"name": "label_smoothed_cross_entropy"},
+    },
+    "dvml": {"method": {"name": "dvml", "dim": 4, "hidden": 8, "samples": 2}},
+    "abe": {
+        "method": {"name": "abe", "learners": 2, "dim": 8, "attention": "conv2"}
+        | {"split": ["conv1", "conv2"]},
+        "loss": {"name": "dmljax.methods.abe:contrastive", "margin": 1.0},
+        "net": {"name": "convnet", "widths": [4, 8], "strides": [2, 1]},
+        "optimizer": {"name": "sgd", "rate": 1e-2, "momentum": 0.9},
+    },
+}

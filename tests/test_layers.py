@@ -17,6 +17,7 @@ LEVELS = {
     "checkpoint": 8,
     "optim": 7,
     "sharding": 2,
+    "hosts": 2,
     "log": 7,
     "report": 7,
     "methods": 6,

@@ -49,7 +49,8 @@ DRAWS = {
     "distance_weighted": functools.partial(miners.distance_weighted, key=KEY, dim=8),
     "uniform_histogram": functools.partial(miners.uniform_histogram, key=KEY, num_bins=5),
 }
-EVERY = PAIR_MINERS | TRIPLET_MINERS | DRAWS
+PLACED = {"following": miners.following, "halves": miners.halves}
+EVERY = PAIR_MINERS | TRIPLET_MINERS | DRAWS | PLACED
 
 
 def test_every_miner_is_tested():
@@ -187,6 +188,37 @@ def test_triplets_are_those_of_the_loop(name, steps, seed):
         expected = pairs.positives[i, j] and pairs.negatives[i, k]
         expected = expected and _naive_triplet(name, d[i, j], d[i, k], d[j, k])
         assert kept[i, j, k] == expected
+
+
+def _naive_halves(labels):
+    half, chosen = len(labels) // 2, ([], [])
+    for i in range(half):
+        chosen[int(labels[i] != labels[i + half])].append((i, i + half))
+    return chosen
+
+
+def _naive_following(labels):
+    chosen = ([], [])
+    for i, label in enumerate(labels):
+        later = list(enumerate(labels))[i + 1 :]
+        same = [j for j, other in later if other == label]
+        others = [j for j, other in later if other != label]
+        if same and others:
+            chosen[0].append((i, same[0]))
+            chosen[1].append((i, others[0]))
+    return chosen
+
+
+@pytest.mark.parametrize("name", PLACED)
+@pytest.mark.parametrize("size", (1, 2, 8, 9))
+def test_chosen_by_place(name, size):
+    rng = np.random.default_rng(size)
+    for _ in range(10):
+        labels = rng.integers(0, 3, size)
+        distances = rng.uniform(size=(size, size)).astype(np.float32)
+        chosen = _compiled(name)(distances, ops.pairs(labels))
+        for mask, expected in zip(chosen, _naive(name, labels), strict=True):
+            assert [*map(tuple, np.argwhere(mask))] == sorted(expected)
 
 
 def test_angle_is_measured_at_the_negative():
@@ -369,12 +401,14 @@ def test_draws_are_the_keys(name):
 # --- properties of all --------------------------------------------------------------------------
 
 
+# A pair of `halves` is never part of a triplet, and a dropped row moves the halves.
 SOME = [n for n in EVERY if ":" not in n or n.endswith(("easy,semihard", ":semihard"))]
+SOME.remove("halves")
 each_miner = pytest.mark.parametrize("name", SOME)
 
 
 def test_some_is_one_of_each():
-    assert len(SOME) == len(miners.__all__)
+    assert len(SOME) == len(miners.__all__) - 1
 
 
 @functools.cache
@@ -523,7 +557,7 @@ def test_references_are_mined_too():
 # --- errors -------------------------------------------------------------------------------------
 
 
-def test_wrong_arguments_are_named():
+def test_wrong_arguments_are_named(unchecked):
     distances, pairs = np.ones((3, 4), np.float32), ops.Pairs(*np.zeros((2, 3, 4), bool))
     wrong = [
         (miners.triplet_margin, {"kind": "soft"}, "'soft' does not exist; there are all, hard"),
@@ -534,6 +568,8 @@ def test_wrong_arguments_are_named():
         (miners.hardest_fraction, {"fraction": 50}, "a share between 0 and 1, not 50"),
         (miners.angular, {"angle": 90}, "between 0 and 90, not 90"),
         (miners.angular, {}, r"must be \[b b\], not \[3, 4\]"),
+        (miners.halves, {}, r"halves needs .* must be \[b b\], not \[3, 4\]"),
+        (miners.following, {}, r"following needs .* must be \[b b\], not \[3, 4\]"),
         (miners.distance_weighted, {"key": KEY, "dim": 1}, "at least 2, not 1"),
         (miners.uniform_histogram, {"key": KEY, "num_bins": 0}, "num_bins must be at least 1"),
     ]

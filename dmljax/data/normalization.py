@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["caffe", "imagenet", "unit"]
+__all__ = ["caffe", "caffe_bn", "imagenet", "unit"]
 
 
 def _constant(*values: float) -> np.ndarray:
@@ -22,9 +22,17 @@ def imagenet(images: Any, *, red_std: float = 0.229) -> Any:
     return (images.astype(np.float32) / np.float32(255) - mean) / std
 
 
-def caffe(images: Any) -> Any:
-    """BGR minus (104, 117, 123), range 0..255: Caffe's GoogLeNet, used by DVML and ABE."""
-    return images[..., ::-1].astype(np.float32) - _constant(104, 117, 123)
+def caffe(images: Any, *, red: float = 123.0) -> Any:
+    """BGR minus (104, 117, red), range 0..255: Caffe's GoogLeNet, used by DVML and ABE.
+
+    BN-Inception's weights want `red=128`.
+    """
+    return images[..., ::-1].astype(np.float32) - _constant(104, 117, red)
+
+
+def caffe_bn(images: Any) -> Any:
+    """The same with 128 for red: the published weights of BN-Inception."""
+    return images[..., ::-1].astype(np.float32) - _constant(104, 117, 128)
 
 
 def unit(images: Any) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import functools
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -329,8 +330,15 @@ def stack(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 
 
 def _follow_parent(worker: int, workers: int) -> None:
-    """Ends a worker when its parent is gone, however it went; otherwise it would live for ever."""
+    """Ends a worker when its parent is gone, however it went; otherwise it would live for ever.
+
+    Signals are the parent's affair: Ctrl-C and Slurm send them to workers too, while the parent
+    still needs batches to finish its step.
+    """
     parent = os.getppid()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def watch():
         while os.getppid() == parent:

@@ -4,6 +4,9 @@ Every sampler is `(labels, *, ..., seed, step) -> indices [b]`. Nothing is store
 any step is reached at once and every host computes the same global batch, of which it reads its
 own rows. `labels` may be passed as `group(labels)`, which saves sorting them at every step.
 
+An epoch is as many batches as hold the set once, unless a sampler knows better: then it has an
+attribute `epoch`, a function of labels and the sampler's keywords. `epoch_steps` asks it.
+
 `plan` and `uniform` are the defaults; the others are the published systems' own. The k-reciprocal
 neighbourhoods are batches of another kind: they follow from embeddings, at test time.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,6 +25,7 @@ __all__ = [
     "abe_pairs",
     "combine",
     "coverage",
+    "epoch_steps",
     "group",
     "k_reciprocal",
     "k_reciprocal_queries",
@@ -92,6 +97,15 @@ def _left_out(total: int, classes: int) -> tuple[int, int, int]:
     """Batches of a round, classes it leaves out, rounds until all are left out equally often."""
     batches, left = divmod(total, classes)
     return batches, left, total // np.gcd(total, left) if left else 1
+
+
+def epoch_steps(sample_fn: Callable[..., np.ndarray], labels: Labels) -> int:
+    """Steps in an epoch of a sampler whose keywords, save seed and step, are bound."""
+    groups = group(labels)
+    function = getattr(sample_fn, "func", sample_fn)
+    if hasattr(function, "epoch"):
+        return max(1, round(function.epoch(groups, **getattr(sample_fn, "keywords", {}))))
+    return max(1, len(groups.labels) // len(sample_fn(groups, seed=0, step=0)))
 
 
 def plan(labels: Labels, *, classes: int, per_class: int, seed: int, step: int) -> np.ndarray:
@@ -192,13 +206,10 @@ def combine(labels: Labels, *, classes: int, per_class: int, seed: int, step: in
     return _combined(groups, classes, per_class, seed, epoch)[batch]
 
 
-def number(labels: Labels, *, batch_size: int = 54, seed: int, step: int) -> np.ndarray:
-    """The graph system's NumberSampler (CUB): each epoch draws how many classes share the batch.
+combine.epoch = _combined_steps
 
-    The candidates are the divisors of `batch_size` from 2 to its half, equally likely; the epoch
-    is then CombineSampler's. Divisors that ask for more classes than there are, are left out.
-    """
-    groups = group(labels)
+
+def _shapes(groups: Groups, batch_size: int) -> list[tuple[int, int]]:
     shapes = [
         (p, batch_size // p)
         for p in range(2, batch_size // 2 + 1)
@@ -209,6 +220,17 @@ def number(labels: Labels, *, batch_size: int = 54, seed: int, step: int) -> np.
             f"number: a batch of {batch_size} cannot be shared by 2 or more of "
             f"{len(groups.count)} classes with {len(groups.order)} images"
         )
+    return shapes
+
+
+def number(labels: Labels, *, batch_size: int = 54, seed: int, step: int) -> np.ndarray:
+    """The graph system's NumberSampler (CUB): each epoch draws how many classes share the batch.
+
+    The candidates are the divisors of `batch_size` from 2 to its half, equally likely; the epoch
+    is then CombineSampler's. Divisors that ask for more classes than there are, are left out.
+    """
+    groups = group(labels)
+    shapes = _shapes(groups, batch_size)
     steps = np.array([_combined_steps(groups, *shape) for shape in shapes])
     # Epochs differ in length, so the epoch of a step is found by adding up the lengths drawn.
     draws = _rng(seed, _COUNT).random(step // int(steps.min()) + 1)
@@ -217,6 +239,15 @@ def number(labels: Labels, *, batch_size: int = 54, seed: int, step: int) -> np.
     epoch = int(np.searchsorted(ends, step, side="right"))
     begin = int(ends[epoch - 1]) if epoch else 0
     return _combined(groups, *shapes[drawn[epoch]], seed, epoch)[step - begin]
+
+
+def _number_steps(groups: Groups, batch_size: int = 54) -> float:
+    """The mean over the shapes, of which each epoch draws one."""
+    shapes = _shapes(groups, batch_size)
+    return float(np.mean([_combined_steps(groups, *shape) for shape in shapes]))
+
+
+number.epoch = _number_steps
 
 
 def n_pairs(labels: Labels, *, classes: int = 64, seed: int, step: int) -> np.ndarray:

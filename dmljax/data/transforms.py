@@ -254,6 +254,8 @@ def distort(
     )
     if rng.random() < invert:
         moved = 255 - moved
+    if not noise:
+        return moved
     grain = rng.standard_normal(moved.shape, np.float32)
     grain *= noise
     grain += moved

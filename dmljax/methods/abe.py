@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -180,6 +181,7 @@ def abe(
         embed,
         parts if learners > 1 else None,
         show=None if heads else show,
+        draw=None if heads and learners == 1 else functools.partial(_draw, masked=not heads),
         fill=fill,
     )
 
@@ -215,6 +217,30 @@ def _self_cosine(learners: Float[Array, "b m d"]) -> Float[Array, ""]:
 
 
 # --- pictures -----------------------------------------------------------------------------------
+
+
+def _draw(
+    folder: pathlib.Path,
+    *,
+    labels: np.ndarray,
+    embeddings: Mapping[str, np.ndarray],
+    read_fn: Callable,
+    show_fn: Callable,
+    masked: bool,
+    images: int = 8,
+) -> list[str]:
+    """The masks of a few images, where there are any, and cosines of several learners."""
+    names = []
+    if masked:
+        rows = np.random.default_rng(0).choice(len(labels), min(images, len(labels)), replace=False)
+        chosen = read_fn(rows)
+        draw_masks(show_fn(chosen)["masks"], chosen, folder / "masks.png")
+        names.append("masks.png")
+    if parts := [part for name, part in embeddings.items() if name]:
+        draw_cosines(cosines(np.stack(parts, axis=1), labels), folder / "cosines.png")
+        names.append("cosines.png")
+    return names
+
 
 _COLORS = {"self": "#3a6ea5", "positive": "#2a9d5c", "negative": "#d1495b"}
 

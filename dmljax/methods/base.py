@@ -49,6 +49,9 @@ class Method(NamedTuple):
     refine(params, model_state, embeddings [n d], *, query, gallery) -> embeddings [n e]: what a
         split's embeddings, and its masks of bool [n] or None, make of each other (numpy)
     show(params, model_state, images) -> {name: array}: what goes on inside, for pictures
+    draw(folder, *, labels [n], embeddings {name: [n d]}, read_fn, show_fn) -> names of the pictures
+        that it has drawn of a split, whose `embed` is under '' and whose `parts` are beside it;
+        `read_fn(rows) -> uint8 [k h w c]`, `show_fn` of such images is `show` (numpy)
     fill(variables, weights) -> variables: `params` or `batch_stats` with those of a pretrained
         backbone; by default they are those of 'net'
     forward(params, model_state, images, *, key) -> (outputs {name: [b ...]}, model_state) and
@@ -63,6 +66,7 @@ class Method(NamedTuple):
     parts: Callable[..., dict[str, Array]] | None = None
     refine: Callable[..., Any] | None = None
     show: Callable[..., dict[str, Array]] | None = None
+    draw: Callable[..., list[str]] | None = None
     fill: Callable[[Mapping, Mapping], dict[str, Any]] | None = None
     forward: Callable[..., tuple[dict[str, Array], State]] | None = None
     criterion: Callable[..., tuple[Array, tuple[State, dict[str, Array]]]] | None = None

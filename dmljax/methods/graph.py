@@ -175,7 +175,7 @@ def graph(
             kinds = ("attention", "attention_2")
             return {kind: outputs["graph"][kind] for kind in kinds if kind in outputs["graph"]}
 
-        extra |= {"refine": refined, "show": show}
+        extra |= {"refine": refined, "show": show, "draw": _draw}
     return base.Method(init, loss, embed, **extra)
 
 
@@ -186,6 +186,31 @@ def _choose(what: str, name: str, known: Mapping[str, Callable]) -> Callable:
 
 
 # --- pictures -----------------------------------------------------------------------------------
+
+
+def _draw(
+    folder: pathlib.Path,
+    *,
+    labels: np.ndarray,
+    embeddings: Mapping[str, np.ndarray],
+    read_fn: Callable,
+    show_fn: Callable,
+    classes: int = 8,
+    per_class: int = 4,
+) -> list[str]:
+    """The attention among a few images of a few classes, as in a batch."""
+    del embeddings
+    rng = np.random.default_rng(0)
+    found, counts = np.unique(labels, return_counts=True)
+    full = found[counts >= min(per_class, counts.max())]
+    chosen = rng.choice(full, min(classes, len(full)), replace=False)
+    rows = np.concatenate([np.flatnonzero(labels == c)[:per_class] for c in chosen])
+    images = read_fn(rows)
+    names = []
+    for kind, attention in show_fn(images).items():
+        names.append(f"{kind}.png")
+        attention_picture(images, attention, folder / names[-1], labels=labels[rows])
+    return names
 
 
 def attention_picture(

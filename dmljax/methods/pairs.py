@@ -23,13 +23,15 @@ def pairs(
     dim: int | None = 128,
     pool: Any = "mean",
     normalized: bool = True,
+    unit: bool = True,
     memory: int = 0,
     memory_start: int = 0,
 ) -> base.Method:
     """Backbone, pool, linear layer to `dim`, and `loss_fn(embeddings, labels)`.
 
     `dim=None` takes the pooled features as they are. `normalized=False` hands the loss the features
-    before normalisation. With `memory` rows of earlier batches (Wang et al., CVPR 2020), counted in
+    before normalisation, and `unit=False` evaluates these too: unit vectors of two dimensions would
+    lie on a circle. With `memory` rows of earlier batches (Wang et al., CVPR 2020), counted in
     from step `memory_start` on, when embeddings drift slowly enough.
     """
     del classes
@@ -58,6 +60,6 @@ def pairs(
 
     def embed(params, model_state, images):
         outputs, _ = whole.apply(params, model_state, images, train=False)
-        return base.unit(outputs[output])
+        return base.unit(outputs[output]) if unit else outputs["features"]
 
     return base.Method(init, embed=embed, **base.halves(whole, criterion))

@@ -250,8 +250,12 @@ def global_mean(x: Float[Array, "b h w c"]) -> Float[jax.Array, "b c"]:
 
 
 def global_max(x: Float[Array, "b h w c"]) -> Float[jax.Array, "b c"]:
-    """Maximum over space, in float32."""
-    return jnp.asarray(jnp.max(x, axis=(1, 2)), jnp.promote_types(x.dtype, jnp.float32))
+    """Maximum over space, in float32; the gradient goes to the first of equals, as in PyTorch."""
+    # Where a compiler computes x twice, rounded differently, no x equals its maximum, and the
+    # gradient of jnp.max, which divides by how many do, is NaN.
+    flat = x.reshape(len(x), -1, x.shape[3])
+    found = jnp.take_along_axis(flat, jnp.argmax(flat, axis=1, keepdims=True), axis=1)[:, 0]
+    return jnp.asarray(found, jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _sides(length: int, size: int, strides: int, padding: int, ceil: bool) -> tuple[int, int]:

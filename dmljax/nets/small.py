@@ -89,6 +89,7 @@ class ConvNet(nn.Module, kw_only=True):
                 self.momentum,
                 frozen=self.frozen,
                 dtype=self.dtype,
+                kernel_init=None,
                 name=stage,
             )(x, train=train)
 

@@ -1,6 +1,7 @@
 """Every sampler has the properties its docstring states, at any step, whatever came before."""
 
 import collections
+import functools
 
 import hypothesis
 import numpy as np
@@ -144,6 +145,26 @@ def _epoch_of_combine(labels, classes, per_class, epoch, seed=0):
         sampling.combine(groups, classes=classes, per_class=per_class, seed=seed, step=step)
         for step in range(epoch * steps, (epoch + 1) * steps)
     ]
+
+
+def test_epochs_are_the_samplers_own():
+    # In fours, these classes make 2, 2, 3 and 4 groups.
+    labels = np.repeat(np.arange(4), (2, 5, 9, 12))
+    bound = functools.partial
+    combine = bound(sampling.combine, classes=2, per_class=4)
+    assert sampling.epoch_steps(combine, labels) == -(-(2 + 2 + 3 + 4) // 2)
+    number = bound(sampling.number, batch_size=8)
+    # In twos, 2, 3, 5 and 7, so 5 steps of 4 classes.
+    assert sampling.epoch_steps(number, labels) == round((6 + 5) / 2)
+    assert sampling.epoch_steps(bound(sampling.uniform, batch_size=5), labels) == 28 // 5
+    assert sampling.epoch_steps(bound(sampling.plan, classes=4, per_class=6), labels) == 1
+
+
+def test_epoch_of_cars196():
+    # 8,054 images of 98 classes, most with 80 to 84, by tens of sevens.
+    labels = np.repeat(np.arange(98), np.full(98, 82) + (np.arange(98) < 18))
+    sample_fn = functools.partial(sampling.combine, classes=10, per_class=7)
+    assert sampling.epoch_steps(sample_fn, labels) == -(-98 * 12 // 10)
 
 
 @hypothesis.settings(deadline=None, max_examples=40)

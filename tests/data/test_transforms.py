@@ -243,5 +243,7 @@ def test_normalization_constants_on_both_kinds_of_arrays():
         assert np.allclose(caffe, images[..., ::-1] - np.array([104.0, 117, 123]), atol=1e-4)
         assert np.allclose(normalization.unit(array), images / 255, atol=1e-6)
         assert caffe.dtype == np.float32
+        batch_norm = normalization.caffe_bn(array)
+        assert np.allclose(batch_norm - caffe, [0, 0, -5], atol=1e-4)
     typo = normalization.imagenet(images, red_std=0.299)
     assert np.allclose(typo[..., 0] * 0.299, golden[..., 0] * 0.229, atol=1e-5)

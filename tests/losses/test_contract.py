@@ -194,7 +194,7 @@ def test_nothing_counted_is_zero(name):
 
 
 @every_loss
-@pytest.mark.parametrize("b", [1, 2])
+@pytest.mark.parametrize("b", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_finite_on_smallest_batches(name, b):
     x, labels, extra = inputs()
     value, gradient = run(name, x[:b], labels[:b], extra | {"other": extra["other"][:b]})

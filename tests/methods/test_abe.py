@@ -355,11 +355,8 @@ def test_configs_say_what_their_rows_do(name, arg, learners, heads, weight):
 @pytest.mark.parametrize(
     ("name", "arg"),
     [
-        ("cars_abe", None),
         ("cars_abe", "heads=True,learners=2"),
         ("cub_abe", None),
-        ("sop_abe", None),
-        ("inshop_abe", None),
     ],
 )
 def test_configs_take_a_step(name, arg, tmp_path):

@@ -411,9 +411,7 @@ def test_arguments_of_the_configs():
 @pytest.mark.parametrize(
     ("name", "arg"),
     [
-        ("cars_dvml", None),
         ("cars_dvml", "mode=seed"),
-        ("cub_dvml", "loss=dws"),
         ("sop_dvml", "loss=npair"),
     ],
 )

@@ -581,7 +581,7 @@ def _first_step(made):
     return before, *step(before, batch)
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", ["sop", "cub"])
 def test_config_takes_a_step(name, folder):
     made = train.build(_small(name, "published=True", folder))
     before, after, found = _first_step(made)

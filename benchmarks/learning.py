@@ -1,0 +1,262 @@
+"""What is learned in equal seconds: dmljax's methods, and a plain loop of torch and PML.
+
+    pip install -e '.[bench]'
+    python benchmarks/learning.py --data omniglot8.npz --seconds 100 --seeds 0 1 2
+
+The file holds images, labels, class_names and class_is_test (`datasets.npz`); scores are of the
+unseen classes, by the same evaluator. The clock runs from before the first compilation to the last
+step, evaluation is outside. A short run tells how many steps fit. All train on the same 32 x 32
+images with the same affine distortions, five 3x3 convolutions of 32-64-64-128-128 with strides
+2 1 2 1 2, 64 numbers, 32 classes x 4 images, AdamW at 3e-3 falling by a cosine; what else a method
+needs is in `METHODS`. `--validation 0.3` scores held-out training classes instead: that is where
+the settings were chosen. `--steps` trains so many steps, whatever the time.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+AFFINE = {"rotation": 10, "shear": 0.15, "scale": (0.85, 1.15), "shift": 2}
+METHODS = {
+    "pairs": {
+        "method": {"name": "pairs", "dim": 64},
+        "loss": {"name": "multi_similarity"},
+        "miner": {"name": "multi_similarity", "epsilon": 0.1},
+    },
+    "pairs, supcon": {
+        "method": {"name": "pairs", "dim": 64},
+        "loss": {"name": "supcon"},
+    },
+    "proxies, proxy-anchor": {
+        "method": {"name": "proxies", "dim": 64},
+        "loss": {"name": "proxy_anchor"},
+        "optimizer": {"groups": [{"path": "^proxies", "factor": 10.0}]},
+    },
+    "graph, gatv2": {
+        "method": {"name": "graph", "dim": 64, "pool": "mean", "attention": "gatv2", "heads": 4},
+        "loss": {"name": "label_smoothed_cross_entropy"},
+    },
+    "graph, backbone only": {
+        "method": {"name": "graph", "dim": 64, "pool": "mean", "graph_weight": 0},
+        "loss": {"name": "label_smoothed_cross_entropy"},
+    },
+    "dvml": {
+        "method": {"name": "dvml", "dim": 64, "samples": 4, "phase_at": 200},
+        "loss": {"name": "multi_similarity"},
+    },
+}
+ENSEMBLE = {"name": "abe", "dim": 64, "split": ["conv3", "conv4"], "attention": "conv4"}
+for title, change in {
+    "abe, 4 learners": {"learners": 4},
+    "abe, 4 learners, no divergence": {"learners": 4, "lambda_div": 0},
+    "4 heads": {"learners": 4, "heads": True, "lambda_div": 0},
+    "1 head": {"learners": 1, "heads": True, "lambda_div": 0},
+}.items():
+    METHODS[title] = {"method": ENSEMBLE | change, "loss": {"name": "supcon"}}
+
+
+# --- one run, in a process of its own -----------------------------------------------------------
+
+
+def ours(title: str, data: str, seed: int, steps: int, validation: float, changes: dict) -> dict:
+    import jax
+
+    from dmljax import main, metrics, sharding, train, train_step
+
+    main.keep_memory()
+    fields = METHODS[title] | changes
+    optimizer = {"name": "adam", "rate": 3e-3, "decay": 1e-2} | fields.get("optimizer", {})
+    fields = fields | {"optimizer": optimizer}
+    began = time.perf_counter()
+    made = train.build(
+        {
+            "dataset": {"name": "npz", "path": data},
+            "transform": {"name": "distort", **AFFINE, "invert": 0, "noise": 0},
+            "eval_transform": "unchanged",
+            "normalize": "unit",
+            "sampler": {"name": "plan", "classes": 32, "per_class": 4},
+            "net": {"name": "convnet"},
+            "steps": steps,
+            "seed": seed,
+            "validation": validation,
+            **fields,
+        }
+    )
+    state = train.first_state(made)
+    step_fn = train_step.train_step(
+        made.method, made.optimizer, normalize_fn=made.normalize_fn, seed=seed
+    )
+    step_fn = jax.jit(step_fn, donate_argnums=0)
+    first = 0.0
+    with train.batches(made) as batches:
+        for batch in sharding.prefetch(batches, made.shards.rows):
+            state, found = step_fn(state, batch)
+            jax.block_until_ready(found)
+            first = first or time.perf_counter() - began
+            if state.step == steps:
+                break
+    seconds = time.perf_counter() - began
+    split = made.held_out if validation else made.test
+    embeddings = train.Evaluator(made).embeddings(state, split)
+    scores = metrics.retrieval(embeddings[""], split.labels, ks=(1,))
+    parts = [
+        metrics.retrieval(part, split.labels, ks=(1,))["R@1"]
+        for name, part in embeddings.items()
+        if name.startswith("learner")
+    ]
+    row = {"steps": steps, "seconds": seconds, "first": first, "loss": float(found["loss"])}
+    row |= {k: scores[k] for k in ("R@1", "MAP@R")}
+    if parts:
+        row |= {"R@1 of a learner": float(np.mean(parts)), "self": float(found["self_cosine"])}
+    return row
+
+
+def peer(title: str, data: str, seed: int, steps: int, validation: float, seconds: float) -> dict:
+    import torch
+    from pytorch_metric_learning import losses, miners
+    from torch import nn
+
+    from dmljax import metrics
+    from dmljax.data import datasets, sampling, splits
+
+    del title
+    torch.manual_seed(seed)
+    began = time.perf_counter()
+    halves = datasets.npz(path=data)
+    train, test = halves.train, halves.test
+    if validation:
+        train, test = splits.divide(train, train=1 - validation)
+
+    def tensor(split):
+        images = np.stack([split.records[i] for i in range(len(split))])
+        return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().float() / 255
+
+    images, labels = tensor(train), torch.from_numpy(np.array(train.labels))
+    layers, width = [], images.shape[1]
+    for features, stride in zip((32, 64, 64, 128, 128), (2, 1, 2, 1, 2), strict=True):
+        conv = nn.Conv2d(width, features, 3, stride, 1, bias=False)
+        layers += [conv, nn.BatchNorm2d(features), nn.ReLU()]
+        width = features
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 64))
+    loss_fn, mine_fn = losses.MultiSimilarityLoss(), miners.MultiSimilarityMiner(0.1)
+    optimizer = torch.optim.AdamW(net.parameters(), 3e-3)
+    groups, rng, step = sampling.group(train.labels), torch.Generator().manual_seed(seed), 0
+
+    def between(low, high, n):
+        return low + (high - low) * torch.rand(n, generator=rng)
+
+    def distorted(x):
+        n, half = len(x), x.shape[-1] / 2
+        angle, slant = between(-10, 10, n) * math.pi / 180, between(-0.15, 0.15, n)
+        zoom, shift = between(0.85, 1.15, n), between(-2, 2, 2 * n).reshape(n, 2) / half
+        cos, sin = torch.cos(angle) / zoom, torch.sin(angle) / zoom
+        rows = [cos, cos * slant - sin, -shift[:, 0], sin, sin * slant + cos, -shift[:, 1]]
+        grid = nn.functional.affine_grid(torch.stack(rows, 1).reshape(n, 2, 3), x.shape, False)
+        edge = {"padding_mode": "border", "align_corners": False}
+        return nn.functional.grid_sample(x, grid, **edge)
+
+    while True:
+        share = step / steps if steps else (time.perf_counter() - began) / seconds
+        if share >= 1:
+            break
+        for group in optimizer.param_groups:
+            group["lr"] = 3e-3 * 0.5 * (1 + math.cos(math.pi * share))
+        rows = sampling.plan(groups, classes=32, per_class=4, seed=seed, step=step)
+        x = nn.functional.normalize(net(distorted(images[rows])))
+        loss = loss_fn(x, labels[rows], mine_fn(x, labels[rows]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        step += 1
+    took = time.perf_counter() - began
+    net.eval()
+    with torch.no_grad():
+        embeddings = torch.cat([net(part) for part in tensor(test).split(256)])
+    x = nn.functional.normalize(embeddings).numpy()
+    scores = metrics.retrieval(x, test.labels, ks=(1,))
+    row = {"steps": step, "seconds": took, "first": 0.0, "loss": float(loss)}
+    return row | {k: scores[k] for k in ("R@1", "MAP@R")}
+
+
+# --- side by side -------------------------------------------------------------------------------
+
+
+def small(path: str, folder: pathlib.Path) -> str:
+    """The same file with images of 32 x 32: each pixel the mean of those it covers."""
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {k: file[k] for k in ("images", "labels", "class_names", "class_is_test")}
+    images = arrays["images"]
+    times = images.shape[1] // 32
+    n, rest = len(images), images.shape[3:]
+    parts = images.reshape(n, 32, times, 32, times, *rest)
+    arrays["images"] = np.rint(parts.mean(axis=(2, 4), dtype=np.float32)).astype(np.uint8)
+    np.savez(folder / "small.npz", **arrays)
+    return str(folder / "small.npz")
+
+
+def apart(args: argparse.Namespace, **one) -> dict:
+    """The result of one run in a new process."""
+    command = [sys.executable, __file__, "--one", json.dumps(one), "--data", args.data]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--seconds", type=float, default=100)
+    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--methods", nargs="+", default=["torch + PML", *METHODS])
+    parser.add_argument("--validation", type=float, default=0.0)
+    parser.add_argument("--set", default="{}", help="config fields as JSON, over those of METHODS")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        one = json.loads(args.one)
+        run = peer if one["title"] == "torch + PML" else ours
+        print(json.dumps(run(data=args.data, **one)))
+        return
+    rows: dict[str, list] = {title: [] for title in args.methods}
+    with tempfile.TemporaryDirectory() as folder:
+        args.data, name = small(args.data, pathlib.Path(folder)), pathlib.Path(args.data).stem
+        steps: dict[str, int] = {}
+        for seed in args.seeds:
+            for title in args.methods:
+                one = {"title": title, "seed": seed, "validation": args.validation}
+                if title == "torch + PML":
+                    row = apart(args, **one, steps=args.steps, seconds=args.seconds)
+                else:
+                    one["changes"] = json.loads(args.set)
+                    if title not in steps:
+                        steps[title] = args.steps or fitting(apart(args, **one, steps=60), args)
+                    row = apart(args, **one, steps=steps[title])
+                rows[title].append(row)
+                print(f"{title}, seed {seed}: {json.dumps(row)}", file=sys.stderr, flush=True)
+    print(f"{name}, {'held-out training' if args.validation else 'unseen'} classes")
+    print("| method | seconds | steps | R@1 | MAP@R | R@1 of each seed |")
+    print("|---|---|---|---|---|---|")
+    for title, found in rows.items():
+        means = [np.mean([row[k] for row in found]) for k in ("seconds", "steps", "R@1", "MAP@R")]
+        each = ", ".join(f"{row['R@1']:.3f}" for row in found)
+        numbers = "{:.0f} | {:.0f} | {:.3f} | {:.3f}".format(*means)
+        print(f"| {title} | {numbers} | {each} |")
+
+
+def fitting(row: dict, args: argparse.Namespace) -> int:
+    """How many steps fit into the seconds, by a short run's first step and rate."""
+    rate = (row["seconds"] - row["first"]) / (row["steps"] - 1)
+    return max(1, int(0.98 * (args.seconds - row["first"]) / rate))
+
+
+if __name__ == "__main__":
+    main()

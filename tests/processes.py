@@ -1,0 +1,107 @@
+"""The command in processes of its own, to be waited for, signalled and killed."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+from system import write_config
+
+from dmljax import log, train
+
+ROOT = pathlib.Path(__file__).parents[1]
+# Long enough to be hit by a signal, with checkpoints often.
+LONG = {"steps": 50, "evaluate": {"every": 25, "ks": [1], "clustering": False, "batch_size": 16}}
+LONG |= {"checkpoint": {"every": 5, "keep": 2}}
+
+
+@contextlib.contextmanager
+def started(folder, workdir, config, *flags, processes=None, shell=""):
+    """The command, or `launch/local.sh` with `processes`; what it prints is in `folder/out.txt`.
+
+    `shell` is done before, such as setting a limit.
+    """
+    file = write_config(folder, config)
+    command = [sys.executable, "-m", "dmljax.main", f"--config={file}"]
+    if processes is not None:
+        command = [str(ROOT / "launch" / "local.sh"), str(processes), file]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
+    environment |= {"JAX_NUM_CPU_DEVICES": "1" if processes is None else "2"}
+    with (folder / "out.txt").open("w") as out:
+        process = subprocess.Popen(
+            ["bash", "-c", f'{shell}exec "$@"', "-", *command, f"--workdir={workdir}", *flags],
+            stdout=out,
+            stderr=out,
+            env=environment,
+            cwd=folder,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        for pid in [*children(process.pid), process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def children(parent):
+    """The processes of a launcher, that of number 0 first."""
+    found = []
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            words = (folder / "cmdline").read_text().split("\0")
+            if int(fields[1]) == parent and "dmljax.main" in words:
+                number = [w for w in words if w.startswith("--process=")]
+                found.append((number, int(folder.name)))
+    return [pid for _, pid in sorted(found)]
+
+
+def until_step(workdir, step, process):
+    """Waits until the run has reported `step`."""
+    until(lambda: _reported(workdir, step), process, workdir.parent)
+
+
+def until(fn, process, folder, *, pause=0.05):
+    """Waits until `fn()`, which must happen while the process lives."""
+    for _ in range(round(120 / pause)):
+        if fn():
+            return
+        assert process.poll() is None, (folder / "out.txt").read_text()
+        time.sleep(pause)
+    raise AssertionError("the run did not get there: " + (folder / "out.txt").read_text())
+
+
+def _reported(workdir, step):
+    with contextlib.suppress(ValueError):  # a line may be half written
+        return any(x["step"] >= step and "loss" in x for x in log.read(workdir / "metrics.jsonl"))
+
+
+def ends(process, status, folder, *, within=200):
+    """Waits for the end, which must be with `status`; what was printed."""
+    assert process.wait(timeout=within) == status, (folder / "out.txt").read_text()
+    return (folder / "out.txt").read_text()
+
+
+def state(workdir):
+    """All that the newest checkpoint holds."""
+    return jax.tree.map(np.asarray, train.reopen(workdir)[1])
+
+
+def same(a, b):
+    """Bit for bit."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def same_run(one, other):
+    """Parameters, statistics, memory, the optimizer's moments, and every reported number."""
+    same(state(one), state(other))
+    assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()

@@ -1,0 +1,137 @@
+"""Every config, made small from the command line, on images in its set's own layout."""
+
+import ast
+import functools
+import json
+import pathlib
+import re
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from dmljax import config as config_lib
+from dmljax import log, train
+
+sys.path.append(str(pathlib.Path(__file__).parent / "data"))
+import data_fixtures
+
+CONFIGS = sorted((pathlib.Path(__file__).parents[1] / "configs").glob("*.py"))
+each_config = pytest.mark.parametrize("file", CONFIGS, ids=lambda path: path.stem)
+
+
+def _tiny_imagenet(root):
+    """With two test images of each class."""
+    home = data_fixtures.tiny_imagenet(root) / "tiny-imagenet-200" / "val"
+    notes = (home / "val_annotations.txt").read_text()
+    for i, line in enumerate(notes.splitlines()):
+        data_fixtures.put(home / "images" / f"more_{i}.JPEG", data_fixtures.jpeg(200 + i))
+        notes += "\n" + line.replace(f"val_{i}.JPEG", f"more_{i}.JPEG")
+    (home / "val_annotations.txt").write_text(notes)
+    return root
+
+
+LAYOUTS = {
+    "cub200": data_fixtures.cub,
+    "cars196": data_fixtures.cars,
+    "sop": data_fixtures.sop,
+    "inshop": data_fixtures.inshop,
+    "tiny_imagenet": _tiny_imagenet,
+    "mnist": data_fixtures.mnist,
+    "folder": lambda root: data_fixtures.class_folders(root, dict.fromkeys("abcd", 6)),
+}
+
+
+@pytest.fixture(scope="module")
+def root_of(tmp_path_factory):
+    return functools.cache(lambda name: LAYOUTS[name](tmp_path_factory.mktemp(name)))
+
+
+def _small(file, argument, root_of):
+    """The config by the flags that make it small: one little net, two steps."""
+    name = f"{file}:{argument}" if argument else str(file)
+    whole = config_lib.read(name)
+    changes = {"steps": 2, "log_every": 1, "pictures": False, "runtime.devices": 1}
+    if whole["dataset"]["name"] != "mnist":  # one of them is enough, and it takes long
+        changes["evaluate.clustering"] = False
+    changes |= {"evaluate.every": 2, "evaluate.seeds": [0], "evaluate.batch_size": 64}
+    if whole["dataset"]["name"] in LAYOUTS:
+        changes["dataset.root"] = str(root_of(whole["dataset"]["name"]))
+    if whole["net"]["name"] != "lecun":
+        changes["net"] = {"name": "convnet", "widths": [4, 4], "strides": [8, 1]}
+        changes["method.dim"] = 32
+        if whole.get("miner") and "dim" in whole["miner"]:
+            changes["miner.dim"] = 32
+    if whole["method"]["name"] == "abe":
+        changes |= {"method.split": ["conv1", "conv2"], "method.attention": "conv2"}
+    sizes = {"batch_size": 8, "classes": 2, "per_class": 4}
+    changes |= {f"sampler.{k}": sizes[k] for k in whole["sampler"] if k != "name"}
+    return config_lib.read(name, [f"--config.{k}={v!r}" for k, v in changes.items()])
+
+
+def _arguments(file):
+    """Every 'attention=gat,mlp=False' that the docstring offers."""
+    text = ast.get_docstring(ast.parse(file.read_text()))
+    one = r"[a-z_]+=[\w.]*\w"
+    found = re.findall(rf"(?<![-.\w])({one}(?:,{one})*)", text)
+    return sorted({a for a in found if not a.startswith("select=")})
+
+
+@each_config
+def test_two_steps_and_an_evaluation(file, root_of, tmp_path):
+    config = _small(file, None, root_of)
+    scores = train.run(config, tmp_path)
+    lines = log.read(tmp_path / "metrics.jsonl")
+    assert [x["step"] for x in lines if "loss" in x] == [1, 2]
+    assert all(np.isfinite(x["loss"]) and x["gradient_norm"] > 0 for x in lines if "loss" in x)
+    tested = [x for x in lines if "test/R@1" in x]
+    assert [x["step"] for x in tested] == [2] and scores["R@1"] == tested[0]["test/R@1"]
+    assert {"R@1", "MAP@R", "mAP", "MRR", "P@1", "RP"} <= set(scores)
+    assert ("NMI" in scores) == config["evaluate"].get("clustering", True)
+    kept = json.loads((tmp_path / "config.json").read_text())
+    again = train.build(kept).config
+    assert again == kept and not list(config_lib.differences(again, train.build(config).config))
+
+
+@each_config
+def test_what_a_docstring_says(file):
+    """The command and what to expect are there; the config's own arguments are."""
+    text = ast.get_docstring(ast.parse(file.read_text()))
+    assert f"python -m dmljax.main --config=configs/{file.name}" in text
+    assert re.search(r"[Ee]xpected|[Mm]easured|No result is promised|no\s+numbers", text)
+    if "arguments(" in file.read_text():
+        assert _arguments(file)
+
+
+@each_config
+def test_its_arguments_build(file, root_of):
+    plain, made = json.dumps(config_lib.read(str(file))), {}
+    for argument in _arguments(file):
+        made.setdefault(json.dumps(config_lib.read(f"{file}:{argument}")), argument)
+    assert set(made) - {plain} or not made  # one says something else than the default
+    for argument in made.values():
+        run = train.build(_small(file, argument, root_of))
+        assert run.total == 2 and jax.tree.leaves(train.state_shapes(run).params)
+
+
+@pytest.mark.slow
+@each_config
+def test_all_arguments_take_two_steps(file, root_of, tmp_path):
+    for i, argument in enumerate(_arguments(file)):
+        scores = train.run(_small(file, argument, root_of), tmp_path / str(i))
+        assert np.isfinite(scores["R@1"]), argument
+
+
+@pytest.mark.slow
+@each_config
+def test_shapes_at_full_size(file, root_of):
+    for argument in ["", *_arguments(file)]:
+        config = config_lib.read(f"{file}:{argument}" if argument else str(file))
+        small = _small(file, argument, root_of)
+        fields = {name: small[name] for name in ("dataset", "sampler", "runtime")}
+        run = train.build(config | fields)
+        shapes = train.state_shapes(run)
+        count = sum(x.size for x in jax.tree.leaves(shapes.params))
+        big = config["net"]["name"] in ("resnet50", "googlenet", "bn_inception")
+        assert (count > 5_000_000) == big, (argument, count)

@@ -1,0 +1,262 @@
+"""Two processes are one run: the same numbers, one set of files, one end."""
+
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+from processes import LONG, ROOT, children, ends, same_run, started, state, until, until_step
+from system import blobs, tiny
+
+from dmljax import log, train
+
+CONFIG = LONG | {"method": {"name": "pairs", "dim": 4, "memory": 16}}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Two processes of two devices, undisturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    with started(folder, folder / "run", tiny(folder, **CONFIG), processes=2) as process:
+        return folder, ends(process, 0, folder)
+
+
+def test_two_processes_compute_what_one_does(whole, tmp_path):
+    folder, printed = whole
+    train.run(tiny(folder, **CONFIG, runtime={"devices": 4}), tmp_path / "one")
+    ours, theirs = (log.read(d / "metrics.jsonl") for d in (folder / "run", tmp_path / "one"))
+    assert [sorted(x) for x in ours] == [sorted(x) for x in theirs]
+    # Between processes sums are taken in another order: 1e-6 of the largest after 50 steps of Adam.
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose([a[k] for k in a], [b[k] for k in a], rtol=1e-3, atol=1e-5)
+    one, two = state(tmp_path / "one"), state(folder / "run")
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4)
+    # What is said is said once, and by process 0.
+    assert printed.count("on 4 cpu devices") == 1 and "[0] npz: 32 training images" in printed
+    assert printed.count("test split after step 50") == 1
+
+
+def test_one_killed_ends_all_and_one_signalled_stops_all(whole, tmp_path):
+    config, run = tiny(tmp_path, **CONFIG), tmp_path / "run"
+    _kill_one(config, run, step=14)
+    _signal_one(config, run, step=30)
+    done = (run / "metrics.jsonl").read_bytes()
+    assert (whole[0] / "run" / "metrics.jsonl").read_bytes().startswith(done)
+
+
+def _kill_one(config, run, *, step, number=1):
+    with started(run.parent, run, config, processes=2) as process:
+        until_step(run, step, process)
+        both = children(process.pid)
+        os.kill(both[number], signal.SIGKILL)
+        ends(process, 137, run.parent, within=20)
+        assert not any(pathlib.Path(f"/proc/{pid}").exists() for pid in both)
+
+
+def _signal_one(config, run, *, step, number=signal.SIGTERM):
+    """Only process 1 gets it; both must stop after the same step, or they would wait for ever."""
+    with started(run.parent, run, config, processes=2) as process:
+        until_step(run, step, process)
+        os.kill(children(process.pid)[1], number)
+        printed = ends(process, 128 + number, run.parent, within=30)
+    assert "going on from step" in printed and printed.count("the same command goes on") == 1
+
+
+@pytest.mark.slow
+def test_whichever_is_killed_and_whatever_the_signal_the_run_is_the_same(whole, tmp_path):
+    config, run = tiny(tmp_path, **CONFIG), tmp_path / "run"
+    for number, step in enumerate((8, 18, 24, 34)):
+        _kill_one(config, run, step=step, number=number % 2)
+    _signal_one(config, run, step=40, number=signal.SIGINT)
+    with started(tmp_path, run, config, processes=2) as process:
+        ends(process, 0, tmp_path)
+    same_run(run, whole[0] / "run")
+
+
+@pytest.mark.slow
+def test_pictures_are_drawn_by_one_of_what_all_embed(tmp_path):
+    config = tiny(tmp_path, pictures=True)
+    with started(tmp_path, tmp_path / "run", config, processes=2) as process:
+        assert ends(process, 0, tmp_path).count("pictures: ") == 1
+    assert (tmp_path / "run" / "map.png").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_launcher_reaches_all(tmp_path, number):
+    config, run = tiny(tmp_path, **CONFIG | {"steps": 100_000}), tmp_path / "run"
+    with started(tmp_path, run, config, "--config.runtime.workers=1", processes=2) as process:
+        until_step(run, 4, process)
+        process.send_signal(number)
+        assert "saved; the same" in ends(process, 128 + number, tmp_path, within=30)
+
+
+@pytest.mark.slow
+def test_another_config_is_one_line_and_ends_all(whole, tmp_path):
+    shutil.copytree(whole[0] / "run", tmp_path / "run")
+    other = tiny(tmp_path, **CONFIG, loss={"name": "triplet", "margin": 0.3})
+    with started(tmp_path, tmp_path / "run", other, processes=2) as process:
+        printed = ends(process, 2, tmp_path, within=60)
+    assert printed.count("loss.margin (0.2 there, 0.3 here)") == 1 and "Traceback" not in printed
+
+
+@pytest.mark.slow
+def test_an_image_that_one_process_cannot_read_ends_all(tmp_path):
+    images = np.load(blobs(tmp_path))
+    for i, (image, label) in enumerate(zip(images["images"], images["labels"], strict=True)):
+        folder = tmp_path / "photos" / f"class{label}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{i:02}.png")
+    bad = tmp_path / "photos" / "class1" / "12.png"
+    bad.write_bytes(bad.read_bytes()[:100])
+    photos = {"name": "folder", "root": str(tmp_path / "photos"), "split": 0.5}
+    config = tiny(tmp_path, **CONFIG | {"dataset": photos})
+    with started(tmp_path, tmp_path / "run", config, processes=2) as process:
+        until(lambda: (tmp_path / "run" / "config.json").exists(), process, tmp_path)
+        printed = ends(process, 2, tmp_path, within=60)
+        assert not children(process.pid)
+    assert re.search(r"\[[01]\] error: .*12.png cannot be read: .*unreadable='skip'", printed)
+
+
+def _flags():
+    """What the command understands."""
+    command = [sys.executable, "-m", "dmljax.main", "--helpshort"]
+    printed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout
+    return set(re.findall(r"--(?:\[no\])?([a-z_]+)", printed))
+
+
+def _understood(words):
+    """The part of a command line that is ours; every flag is one that there is."""
+    ours = words[words.index("dmljax.main") + 1 :]
+    names = {word.removeprefix("--").partition("=")[0] for word in ours}
+    assert {n for n in names if not n.startswith("config.")} <= _flags(), ours
+    return ours
+
+
+def _printed(*words, status=0):
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_dry_runs_print_what_every_host_executes():
+    config, notes = "configs/glyphs.py", "--config.notes=two words; and more"
+    given = [f"--config={config}", "--workdir=/mnt/x", notes, "--distributed"]
+    printed = _printed("launch/slurm.sh", "--dry-run", config, "--workdir=/mnt/x", notes)
+    assert _understood(shlex.split(printed)) == given
+    run = ("run", "pod", "zone-b", config, "--workdir=/mnt/x", notes)
+    lines = _printed("launch/tpu_pod.sh", "--dry-run", *run).splitlines()
+    assert lines[0].startswith("on every host of pod: cd dmljax && exec .venv/bin/python ")
+    assert _understood(shlex.split(lines[0])) == given
+    # What gcloud gets is one word, and in it, for the shell there, the same words.
+    sent = shlex.split(lines[1])
+    assert " ".join(sent[:5]) == "gcloud compute tpus tpu-vm ssh"
+    assert sent[5:8] == ["pod", "--zone=zone-b", "--worker=all"]
+    assert _understood(shlex.split(sent[8])) == given
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("local.sh", "none", "configs/glyphs.py"),
+        ("local.sh", "2"),
+        ("slurm.sh",),
+        ("tpu_pod.sh", "run", "pod", "zone-b", "configs/glyphs.py"),
+        ("tpu_pod.sh", "--dry-run", "walk", "pod", "zone-b"),
+    ],
+)
+def test_a_launcher_that_lacks_something_says_how_it_is_used(words):
+    assert f"launch/{words[0]}" in _printed(f"launch/{words[0]}", *words[1:], status=2)
+
+
+# What the API of JobSet asks for: required fields of each kind of object, and the types of fields.
+JOBSET = {
+    "apiVersion": "jobset.x-k8s.io/v1alpha2",
+    "kind": "JobSet",
+    "metadata": {"name": str},
+    "spec": {
+        "failurePolicy": {"maxRestarts": int},
+        "replicatedJobs": [
+            {
+                "name": str,
+                "replicas": int,
+                "template": {
+                    "spec": {
+                        "parallelism": int,
+                        "completions": int,
+                        "backoffLimit": 0,
+                        "template": {
+                            "spec": {
+                                "restartPolicy": "Never",
+                                "terminationGracePeriodSeconds": int,
+                                "nodeSelector": {
+                                    "cloud.google.com/gke-tpu-accelerator": str,
+                                    "cloud.google.com/gke-tpu-topology": str,
+                                },
+                                "containers": [
+                                    {
+                                        "name": str,
+                                        "image": str,
+                                        "command": [str],
+                                        "resources": {"limits": {"google.com/tpu": int}},
+                                        "volumeMounts": [{"name": str, "mountPath": str}],
+                                    }
+                                ],
+                                "volumes": [
+                                    {"name": str, "persistentVolumeClaim": {"claimName": str}}
+                                ],
+                            }
+                        },
+                    }
+                },
+            }
+        ],
+    },
+}
+
+
+def _fits(found, wanted, path="jobset"):
+    if isinstance(wanted, dict):
+        assert isinstance(found, dict), path
+        for name, inner in wanted.items():
+            assert name in found, f"{path} has no {name}"
+            _fits(found[name], inner, f"{path}.{name}")
+    elif isinstance(wanted, list):
+        assert isinstance(found, list) and found, path
+        for inner in found:
+            _fits(inner, wanted[0], path)
+    elif isinstance(wanted, type):
+        assert type(found) is wanted, f"{path} is {found!r}"
+    else:
+        assert found == wanted, path
+
+
+def test_the_job_set_is_one_and_runs_our_command():
+    found = yaml.safe_load((ROOT / "launch" / "gke.yaml").read_text())
+    _fits(found, JOBSET)
+    [job] = found["spec"]["replicatedJobs"]
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", found["metadata"]["name"])
+    spec = job["template"]["spec"]
+    pod = spec["template"]["spec"]
+    [container] = pod["containers"]
+    chips = container["resources"]["limits"]["google.com/tpu"]
+    side, other = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x")
+    # A pod for each host, and every chip of the slice asked for.
+    assert spec["parallelism"] == spec["completions"] == int(side) * int(other) // chips
+    assert container["resources"]["requests"] == container["resources"]["limits"]
+    assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
+    ours = _understood(container["command"])
+    workdir = next(w for w in ours if w.startswith("--workdir=")).partition("=")[2]
+    assert any(workdir.startswith(m["mountPath"] + "/") for m in container["volumeMounts"])
+    config = next(w for w in ours if w.startswith("--config=")).partition("=")[2]
+    assert (ROOT / config).exists() and "--distributed" in ours
