@@ -94,11 +94,6 @@ def score(
     Images that could not be read (rows of NaN) count nowhere, but are counted in 'unreadable'.
     """
     readable = np.isfinite(embeddings).all(axis=1)
-    if split.groups is not None:
-        raise ValueError(
-            "this split marks groups to be ignored, which the evaluator does not do yet: drop the "
-            "column `group`"
-        )
     query = readable if split.query is None else readable & split.query
     gallery = None if split.gallery is None else readable & split.gallery
     search: dict[str, Any] = {"devices": devices}
@@ -107,6 +102,10 @@ def score(
     ks = [k for k in ks if k <= items] or [1]
     if gallery is not None:
         search |= {"gallery": embeddings[gallery], "gallery_labels": split.labels[gallery]}
+    if split.groups is not None:
+        search["groups"] = split.groups[query]
+        if gallery is not None:
+            search["gallery_groups"] = split.groups[gallery]
     scores = metrics.retrieval(embeddings[query], split.labels[query], ks=ks, **search)
     if clustering:
         points, labels = embeddings[readable], split.labels[readable]

@@ -1,7 +1,8 @@
 """Retrieval and clustering scores of embeddings, in double precision.
 
 A query without a positive is lone: it counts in no score. The arguments of a search (`gallery`,
-`similarity_fn`, `tile`, `devices`) are explained in `retrieval`; `ks` are the K of R@K.
+`similarity_fn`, `tile`, `devices`) are explained in `retrieval`; `ks` are the K of R@K. Items of
+the query's own one of `groups` (and `gallery_groups`; -1 is none) are left out of its ranking.
 """
 
 import warnings
@@ -23,6 +24,8 @@ def retrieval(
     *,
     gallery: Embeddings | None = None,
     gallery_labels: Labels | None = None,
+    groups: Int[np.ndarray, "q"] | None = None,
+    gallery_groups: Int[np.ndarray, "n"] | None = None,
     ks: Sequence[int] = (1, 2, 4, 8),
     similarity_fn: SimilarityFn = _retrieval.euclidean,
     tile: int = 1024,
@@ -38,6 +41,8 @@ def retrieval(
         labels,
         gallery=gallery,
         gallery_labels=gallery_labels,
+        groups=groups,
+        gallery_groups=gallery_groups,
         ks=ks,
         similarity_fn=similarity_fn,
         tile=tile,
@@ -70,6 +75,8 @@ def per_query(
     *,
     gallery: Embeddings | None = None,
     gallery_labels: Labels | None = None,
+    groups: Int[np.ndarray, "q"] | None = None,
+    gallery_groups: Int[np.ndarray, "n"] | None = None,
     ks: Sequence[int] = (1, 2, 4, 8),
     similarity_fn: SimilarityFn = _retrieval.euclidean,
     tile: int = 1024,
@@ -89,15 +96,13 @@ def per_query(
                 f"choose K from 1 to {items}"
             )
     out: dict[str, np.ndarray] = {}
-    for block in _retrieval.ranks(
-        embeddings,
-        labels,
-        gallery=gallery,
-        gallery_labels=gallery_labels,
-        similarity_fn=similarity_fn,
-        tile=tile,
-        devices=devices,
-    ):
+    where = {"gallery": gallery, "gallery_labels": gallery_labels, "similarity_fn": similarity_fn}
+    if groups is None:
+        blocks = _retrieval.ranks(embeddings, labels, tile=tile, devices=devices, **where)
+    else:
+        where["gallery_groups"] = gallery_groups
+        blocks = _retrieval.ranks_apart(embeddings, labels, groups, **where)
+    for block in blocks:
         for name, value in _scores(block.ranks, ks).items():
             out.setdefault(name, np.full(len(embeddings), np.nan))[block.queries] = value
     return out or {name: np.full(len(embeddings), np.nan) for name in _scores(np.ones((1, 1)), ks)}

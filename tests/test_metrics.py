@@ -1,9 +1,12 @@
 """Scores against loops that walk the ranked list, and against scikit-learn and a peer."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from dmljax import metrics, retrieval
+from dmljax import evaluate, metrics, retrieval
+from dmljax.data.splits import Split
 
 
 def _walk(similarities, labels, gallery_labels, ks, *, same):
@@ -27,6 +30,41 @@ def _walk(similarities, labels, gallery_labels, ks, *, same):
 
 def _similarities(x, g):
     return -((x[:, None].astype(np.float64) - g[None]) ** 2).sum(-1)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_items_of_the_own_group_do_not_count(split):
+    """As if each query had a gallery of its own; whole numbers, so that there are ties."""
+    rng = np.random.default_rng(int(split))
+    x, y = rng.integers(0, 3, (80, 3)).astype(np.float32), rng.integers(0, 20, 80)
+    groups = rng.integers(-1, 6, 80).astype(np.int32)
+    if not split:
+        groups[:9] = y[:9] = 50  # found only in their own group: lone
+    g, z, others = (x[3:] + 1, y[3:][::-1], groups[3:]) if split else (x, y, groups)
+    theirs = {"gallery": g, "gallery_labels": z, "gallery_groups": others} if split else {}
+    found = metrics.per_query(x, y, groups=groups, ks=(1, 3), **theirs)
+    lone = 0
+    for i in range(80):
+        keep = ~((others == groups[i]) & (groups[i] >= 0))
+        if not split:
+            keep[i] = False
+        walk = _walk(
+            _similarities(x[i : i + 1], g[keep]), y[i : i + 1], z[keep], (1, 3), same=False
+        )
+        lone += walk[0] is None
+        for name, values in found.items():
+            np.testing.assert_allclose(values[i], walk[0][name] if walk[0] else np.nan)
+    assert (split or lone >= 9) and metrics.retrieval(x, y, groups=groups, **theirs)["lone"] == lone
+    without = {k: v for k, v in theirs.items() if k != "gallery_groups"}
+    assert (found["mAP"] != metrics.per_query(x, y, ks=(1, 3), **without)["mAP"]).any()
+
+
+def test_groups_need_their_gallerys():
+    x, y = np.eye(4, dtype=np.float32), np.arange(4) % 2
+    with pytest.raises(ValueError, match="gallery_groups go together"):
+        metrics.retrieval(x, y, groups=y, gallery=x, gallery_labels=y, ks=(1,))
+    with pytest.raises(ValueError, match=r"groups have shape \(3,\), but there are 4"):
+        metrics.retrieval(x, y, groups=y[:3], ks=(1,))
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -223,3 +261,13 @@ X, Y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_the_groups_of_a_split_reach_its_scores():
+    x = np.array([[0, 0], [1, 0], [0, 9], [3, 0]], np.float32)
+    split = Split(np.zeros((4, 2, 2, 3), np.uint8), [0, 1, 0, 0], ("a", "b"))
+    marks = {"query": np.array([1, 0, 0, 0], bool), "gallery": np.array([0, 1, 1, 1], bool)}
+    split = dataclasses.replace(split, **marks)
+    assert evaluate.score(x, split, ks=(1, 2), clustering=False)["mAP"] == (1 / 2 + 2 / 3) / 2
+    split = dataclasses.replace(split, groups=np.array([7, 7, -1, -1]))  # the wrong one is out
+    assert evaluate.score(x, split, ks=(1, 2), clustering=False)["mAP"] == 1

@@ -10,6 +10,7 @@ all of this process's unless named, and one where there are fewer tiles than dev
 (best with items of one label side by side, since classes are read together).
 """
 
+from dmljax.retrieval.apart import ranks_apart
 from dmljax.retrieval.clusters import KMeans, kmeans
 from dmljax.retrieval.search import Ranks, nearest, ranks
 from dmljax.retrieval.tiles import Embeddings, Labels, SimilarityFn, cosine, euclidean
@@ -25,4 +26,5 @@ __all__ = [
     "kmeans",
     "nearest",
     "ranks",
+    "ranks_apart",
 ]
