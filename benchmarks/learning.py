@@ -68,14 +68,14 @@ for title, change in {
 def ours(title: str, data: str, seed: int, steps: int, validation: float, changes: dict) -> dict:
     import jax
 
-    from dmljax import main, metrics, sharding, train, train_step
+    from dmljax import main, metrics, runs, sharding, train_step, trained
 
     main.keep_memory()
     fields = METHODS[title] | changes
     optimizer = {"name": "adam", "rate": 3e-3, "decay": 1e-2} | fields.get("optimizer", {})
     fields = fields | {"optimizer": optimizer}
     began = time.perf_counter()
-    made = train.build(
+    made = runs.build(
         {
             "dataset": {"name": "npz", "path": data},
             "transform": {"name": "distort", **AFFINE, "invert": 0, "noise": 0},
@@ -89,13 +89,13 @@ def ours(title: str, data: str, seed: int, steps: int, validation: float, change
             **fields,
         }
     )
-    state = train.first_state(made)
+    state = runs.first_state(made)
     step_fn = train_step.train_step(
         made.method, made.optimizer, normalize_fn=made.normalize_fn, seed=seed
     )
     step_fn = jax.jit(step_fn, donate_argnums=0)
     first = 0.0
-    with train.batches(made) as batches:
+    with runs.batches(made) as batches:
         for batch in sharding.prefetch(batches, made.shards.rows):
             state, found = step_fn(state, batch)
             jax.block_until_ready(found)
@@ -104,7 +104,7 @@ def ours(title: str, data: str, seed: int, steps: int, validation: float, change
                 break
     seconds = time.perf_counter() - began
     split = made.held_out if validation else made.test
-    embeddings = train.Evaluator(made).embeddings(state, split)
+    embeddings = trained.Evaluator(made).embeddings(state, split)
     scores = metrics.retrieval(embeddings[""], split.labels, ks=(1,))
     parts = [
         metrics.retrieval(part, split.labels, ks=(1,))["R@1"]

@@ -14,7 +14,7 @@ __all__ = ["__version__", "load", *_ROOMS]
 
 def __getattr__(name: str):
     if name == "load":
-        return importlib.import_module("dmljax.train").load
+        return importlib.import_module("dmljax.trained").load
     if name in _ROOMS:
         return importlib.import_module(f"dmljax.{name}")
     raise AttributeError(f"module 'dmljax' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -70,19 +70,19 @@ def _configs() -> str:
 def _main(argv: list[str], overrides: list[str]) -> int:
     if len(argv) > 1:
         raise ValueError(f"{argv[1]!r} is not known: write --config=FILE --config.field=value")
-    from dmljax import train
+    from dmljax import train, trained
 
     workdir = _FLAGS.workdir
     if _FLAGS.mode != "train":
         if not workdir:
             raise ValueError(f"--mode={_FLAGS.mode} needs --workdir, the folder of a run")
         if _FLAGS.mode == "evaluate":
-            train.score(workdir, split=_FLAGS.split, step=_FLAGS.step)
+            trained.score(workdir, split=_FLAGS.split, step=_FLAGS.step)
             return 0
         if not _FLAGS.out:
             raise ValueError("--mode=embed needs --out, the folder to write")
         options = {"split": _FLAGS.split, "step": _FLAGS.step, "dtype": _FLAGS.dtype}
-        train.export(workdir, _FLAGS.out, **options)
+        trained.export(workdir, _FLAGS.out, **options)
         return 0
     if _FLAGS.config is None:
         raise ValueError(f"no --config is given; {_configs()}")

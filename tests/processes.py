@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from system import write_config
 
-from dmljax import log, train
+from dmljax import log, trained
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Long enough to be hit by a signal, with checkpoints often.
@@ -91,7 +91,7 @@ def ends(process, status, folder, *, within=200):
 
 def state(workdir):
     """All that the newest checkpoint holds."""
-    return jax.tree.map(np.asarray, train.reopen(workdir)[1])
+    return jax.tree.map(np.asarray, trained.reopen(workdir)[1])
 
 
 def same(a, b):

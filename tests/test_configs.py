@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dmljax import config as config_lib
-from dmljax import log, train
+from dmljax import log, runs, train
 
 sys.path.append(str(pathlib.Path(__file__).parent / "data"))
 import data_fixtures
@@ -90,8 +90,8 @@ def test_two_steps_and_an_evaluation(file, root_of, tmp_path):
     assert {"R@1", "MAP@R", "mAP", "MRR", "P@1", "RP"} <= set(scores)
     assert ("NMI" in scores) == config["evaluate"].get("clustering", True)
     kept = json.loads((tmp_path / "config.json").read_text())
-    again = train.build(kept).config
-    assert again == kept and not list(config_lib.differences(again, train.build(config).config))
+    again = runs.build(kept).config
+    assert again == kept and not list(config_lib.differences(again, runs.build(config).config))
 
 
 @each_config
@@ -111,8 +111,8 @@ def test_its_arguments_build(file, root_of):
         made.setdefault(json.dumps(config_lib.read(f"{file}:{argument}")), argument)
     assert set(made) - {plain} or not made  # one says something else than the default
     for argument in made.values():
-        run = train.build(_small(file, argument, root_of))
-        assert run.total == 2 and jax.tree.leaves(train.state_shapes(run).params)
+        run = runs.build(_small(file, argument, root_of))
+        assert run.total == 2 and jax.tree.leaves(runs.state_shapes(run).params)
 
 
 @pytest.mark.slow
@@ -130,8 +130,8 @@ def test_shapes_at_full_size(file, root_of):
         config = config_lib.read(f"{file}:{argument}" if argument else str(file))
         small = _small(file, argument, root_of)
         fields = {name: small[name] for name in ("dataset", "sampler", "runtime")}
-        run = train.build(config | fields)
-        shapes = train.state_shapes(run)
+        run = runs.build(config | fields)
+        shapes = runs.state_shapes(run)
         count = sum(x.size for x in jax.tree.leaves(shapes.params))
         big = config["net"]["name"] in ("resnet50", "googlenet", "bn_inception")
         assert (count > 5_000_000) == big, (argument, count)

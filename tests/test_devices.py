@@ -15,7 +15,20 @@ from losses import test_contract as contract
 from methods.one_step import Patches
 from system import tiny
 
-from dmljax import log, losses, methods, metrics, miners, nets, optim, retrieval, sharding, train
+from dmljax import (
+    log,
+    losses,
+    methods,
+    metrics,
+    miners,
+    nets,
+    optim,
+    retrieval,
+    runs,
+    sharding,
+    train,
+    trained,
+)
 from dmljax.methods import base
 from dmljax.nets import layers
 from dmljax.retrieval import search, tiles
@@ -289,7 +302,7 @@ def test_proxies_in_shards_are_those_of_one_device(unlogged):
             optimizer,
             normalize_fn=_scaled,
             seed=0,
-            gather_fn=functools.partial(train._constrain, place=shards.everywhere),
+            gather_fn=functools.partial(runs._constrain, place=shards.everywhere),
         )
         step = jit(step, out_shardings=(places, shards.everywhere))
         state, rows = jax.device_put(first, places), sharding.put(batch, shards.rows)
@@ -339,7 +352,7 @@ def test_a_run_goes_on_with_other_devices(tmp_path, unlogged):
     def go(name, devices):
         runtime = {"devices": devices, "sharded": ["^proxies"]}
         train.run({**config, "runtime": runtime}, tmp_path / name)
-        return _lines(tmp_path / name), jax.device_get(train.reopen(tmp_path / name)[1].params)
+        return _lines(tmp_path / name), jax.device_get(trained.reopen(tmp_path / name)[1].params)
 
     begun, params = go("on2", 2)
     assert len(begun) == 6

@@ -8,7 +8,7 @@ import pytest
 from processes import LONG, ends, started
 from system import tiny
 
-from dmljax import train
+from dmljax import train, trained
 from dmljax.checkpoint import Checkpoints
 
 
@@ -27,7 +27,7 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path):
     with pytest.raises(FloatingPointError, match=r"the loss is .* at step \d+ .*optimizer.rate"):
         train.run(config, tmp_path / "run")
     assert _good(tmp_path / "run")
-    _, found = train.reopen(tmp_path / "run")
+    _, found = trained.reopen(tmp_path / "run")
     assert int(found.step) == _good(tmp_path / "run")[-1]
 
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image, ImageSequence
 from system import tiny
 
-from dmljax import report, train
+from dmljax import report, train, trained
 from dmljax.data.splits import Split
 
 ABE = {"name": "abe", "learners": 2, "dim": 8, "split": ["conv1", "conv2"], "attention": "conv2"}
@@ -52,7 +52,7 @@ def test_frames_of_every_evaluation_and_a_movie(tmp_path):
         pages = [np.asarray(page.convert("RGB")) for page in ImageSequence.Iterator(movie)]
     assert len(pages) == 4 and all((a != b).any() for a, b in itertools.pairwise(pages))
     # `unit=False`: points of the plane, not of a circle.
-    embed_fn, variables, _ = train.load(tmp_path / "run")
+    embed_fn, variables, _ = trained.load(tmp_path / "run")
     images = np.random.default_rng(0).integers(0, 256, (5, 12, 12, 3)).astype(np.uint8)
     norms = np.linalg.norm(np.asarray(embed_fn(variables, images)), axis=1)
     assert np.abs(norms - 1).max() > 0.01

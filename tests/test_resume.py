@@ -11,7 +11,7 @@ import pytest
 from processes import LONG, ends, same, same_run, started, state, until, until_step
 from system import METHODS, tiny
 
-from dmljax import log, methods, train
+from dmljax import log, methods, runs, train
 from dmljax.checkpoint import Checkpoints, Damaged, lock
 
 
@@ -148,8 +148,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(how, whole, tmp_p
 
 def test_a_checkpoint_of_another_shape_is_one_line(whole):
     folder = whole
-    made = train.build(tiny(folder, method={"name": "pairs", "dim": 5}))
-    shapes = train.state_shapes(made)
+    made = runs.build(tiny(folder, method={"name": "pairs", "dim": 5}))
+    shapes = runs.state_shapes(made)
     checkpoints = Checkpoints(folder / "run" / "checkpoints")
     with pytest.raises(Damaged, match=r"head/red/.* is \(4,\) there and \(5,\) here"):
         checkpoints.restore(shapes, made.shards.everywhere)

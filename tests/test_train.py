@@ -12,12 +12,12 @@ from processes import ROOT, same
 from safetensors.numpy import save_file
 from system import tiny
 
-from dmljax import log, nets, train
+from dmljax import log, nets, runs, train, trained
 
 
 def _params(workdir):
     """The newest parameters, as they lie on the disk."""
-    _, variables, _ = train.load(workdir)
+    _, variables, _ = trained.load(workdir)
     return jax.tree.map(np.asarray, variables)
 
 
@@ -54,8 +54,8 @@ def test_the_same_command_twice_is_the_same_run(whole, tmp_path):
 
 def test_training_changes_what_it_should(whole):
     folder, _ = whole
-    made = train.build(tiny(folder))
-    first = train.first_state(made)
+    made = runs.build(tiny(folder))
+    first = runs.first_state(made)
     last = _params(folder / "run")["params"]
     for a, b in zip(jax.tree.leaves(first.params), jax.tree.leaves(last), strict=True):
         assert np.abs(np.asarray(a) - b).max() > 0
@@ -81,8 +81,8 @@ def test_weights_of_a_file_go_into_the_backbone(tmp_path, method, parts):
     save_file({_torch_name(k): _torch_axes(v) for k, v in flat.items()}, tmp_path / "w.safetensors")
     spec = {"name": "convnet", "widths": [4, 8], "strides": [2, 1]}
     spec |= {"weights": str(tmp_path / "w.safetensors")}
-    made = train.build(tiny(tmp_path, net=spec, method=method))
-    state = train.first_state(made)
+    made = runs.build(tiny(tmp_path, net=spec, method=method))
+    state = runs.first_state(made)
     found = {"params": state.params, "batch_stats": state.model_state["batch_stats"]}
     checked = 0
     for kind, tree in found.items():
@@ -111,7 +111,7 @@ def _torch_axes(array):
 
 def test_load_embeds_images(whole):
     folder, _ = whole
-    embed_fn, variables, config = train.load(folder / "run")
+    embed_fn, variables, config = trained.load(folder / "run")
     images = np.random.default_rng(0).integers(0, 256, (5, 12, 12, 3)).astype(np.uint8)
     embeddings = np.asarray(embed_fn(variables, images))
     assert embeddings.shape == (5, 4) and config["method"]["dim"] == 4

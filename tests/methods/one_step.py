@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dmljax import config as config_lib
-from dmljax import train
+from dmljax import runs
 from dmljax.methods import base
 from dmljax.train_step import init_state, train_step
 
@@ -93,7 +93,7 @@ def step(config: dict, *, stats: bool = False) -> tuple:
 
     Without `stats`, which are most of the time to compile.
     """
-    made = train.build(config)
+    made = runs.build(config)
     indices = made.sample_fn(made.train.labels, seed=0, step=0)
     batch = {
         "images": np.stack([made.train.records[i] for i in indices]),

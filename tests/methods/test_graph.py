@@ -11,7 +11,7 @@ import pytest
 from ml_collections import ConfigDict
 from PIL import Image
 
-from dmljax import config, losses, methods, metrics, nets, optim, train
+from dmljax import config, losses, methods, metrics, nets, optim, runs
 from dmljax.data.neighbours import k_reciprocal, k_reciprocal_queries
 from dmljax.methods import base
 from dmljax.methods.graph import attention_picture
@@ -494,7 +494,7 @@ def _sizes(name, arg, classes, net="convnet"):
     """Parameters of each module, by tracing."""
     found = _module(name).get_config(arg)
     module = getattr(nets, net)()  # the width of the embedding is set, so any net will do
-    method = config.resolve(methods, train._tuples(config.plain(found.method)))
+    method = config.resolve(methods, runs._tuples(config.plain(found.method)))
     method = method(module, LOSS, classes=classes)
     side = 227 if net == "resnet50" else 32
     batch = {
@@ -583,7 +583,7 @@ def _first_step(made):
 
 @pytest.mark.parametrize("name", ["sop", "cub"])
 def test_config_takes_a_step(name, folder):
-    made = train.build(_small(name, "published=True", folder))
+    made = runs.build(_small(name, "published=True", folder))
     before, after, found = _first_step(made)
     assert made.batch == 8 and np.isfinite(found["loss"]) and found["gradient_norm"] > 0
     assert ("graph_loss" in found) == (name != "sop")  # whose published config has none
@@ -609,7 +609,7 @@ def test_config_takes_a_step(name, folder):
     ],
 )
 def test_config_builds(name, arg, folder):
-    made = train.build(_small(name, arg, folder))
+    made = runs.build(_small(name, arg, folder))
     options = made.config["method"]
     assert options["mlp"] == ("none" if "mlp=False" in arg else "relu")
     assert (made.held_out is not None) == ("validation" in arg)

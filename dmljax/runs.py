@@ -1,0 +1,353 @@
+"""A config made into functions, numbers and a first state. Alone reads the config."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from dmljax import config as config_lib
+from dmljax import losses, methods, miners, nets, ops, optim, sharding
+from dmljax.data import datasets, normalization, pipeline, sampling, transforms
+from dmljax.data.splits import Split, divide
+from dmljax.methods.base import Method
+from dmljax.train_step import TrainState, check_parts, init_state, train_step
+
+__all__ = [
+    "Run",
+    "batches",
+    "build",
+    "check",
+    "first_state",
+    "image_shape",
+    "named",
+    "placed",
+    "reader",
+    "state_shapes",
+    "step_fn",
+    "weights",
+]
+
+# What runs once is compiled in a fifth of the time without optimisations.
+_ONCE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+# Fields with defaults; what a config leaves out is this. Anything else is an error.
+_DEFAULTS: dict[str, Any] = {
+    "seed": 0,
+    "steps": None,  # a number, or '60 epochs'
+    "transform": "standard_train",
+    "eval_transform": "standard_eval",
+    "normalize": "imagenet",
+    "sampler": {"name": "plan", "classes": 32, "per_class": 4},
+    "miner": None,
+    "optimizer": {"name": "adam", "rate": 1e-4},
+    "schedule": "cosine",
+    "reload_best_at": (),
+    "validation": 0.0,
+    "select": "last",
+    "evaluate": {},
+    "checkpoint": {},
+    "log_every": 20,
+    "pictures": True,
+    "notes": "",
+    "runtime": {},
+}
+_EVALUATE = {"every": None, "ks": (1, 2, 4, 8), "clustering": True, "batch_size": 256, "knn": 0}
+_EVALUATE |= {"seeds": (0, 1, 2), "refine": False, "frames": False}
+_CHECKPOINT = {"every": None, "keep": 2}
+_RUNTIME = {"workers": 0, "cache": False, "unreadable": "raise", "devices": None}
+_RUNTIME |= {
+    "chunk": None,  # images that the net sees at a time; None: the whole batch
+    "sharded": (),  # paths of parameters to split over the devices
+}
+
+
+class Run(NamedTuple):
+    """A config made into functions and numbers."""
+
+    config: dict[str, Any]
+    train: Split
+    held_out: Split | None
+    test: Split
+    method: Method
+    optimizer: optax.GradientTransformation
+    sample_fn: Callable
+    transform_fn: Callable
+    eval_transform_fn: Callable
+    normalize_fn: Callable
+    shards: sharding.Shardings
+    batch: int
+    total: int
+    every: dict[str, int]
+    reload_best_at: tuple[int, ...]
+
+
+# --- building -----------------------------------------------------------------------------------
+
+
+def build(config: Any) -> Run:
+    """Everything that a run needs; raises one line for whatever a config says wrong."""
+    config = _complete(config)
+    splits = config_lib.resolve(datasets, config["dataset"])()
+    train, held_out = splits.train, None
+    if config["validation"]:
+        train, held_out = divide(train, train=1 - config["validation"])
+    if config["select"] not in ("last", "val", "test"):
+        raise ValueError(f"select must be 'last', 'val' or 'test', not {config['select']!r}")
+    if config["select"] == "val" and held_out is None:
+        raise ValueError("select='val' needs held-out classes: set validation, such as 0.2")
+    sample_fn = config_lib.resolve(sampling, config["sampler"])
+    groups = sampling.group(train.labels)
+    batch = len(sample_fn(groups, seed=config["seed"], step=0))
+    devices = config["runtime"]["devices"]
+    if devices and jax.process_count() > 1:
+        raise ValueError("runtime.devices is for one process: several use all that they see")
+    shards = sharding.shardings(jax.devices()[:devices] if devices else None, batch=batch)
+    per_epoch = sampling.epoch_steps(sample_fn, groups)
+    steps = functools.partial(config_lib.duration, per_epoch=per_epoch)
+    total = steps(config["steps"])
+    schedule = _with_steps(dict(named(config["schedule"])), steps)
+    factor = config_lib.resolve(optim, schedule)(total=total)
+    optimizer = dict(config["optimizer"])
+    split_up = inspect.signature(optim.build).parameters
+    whole = {k: optimizer.pop(k) for k in list(optimizer) if k in split_up}
+    direction = config_lib.resolve(optim, optimizer)()
+    run_every = {
+        "log": config["log_every"],
+        "evaluate": steps(config["evaluate"]["every"] or total),
+        "save": steps(config["checkpoint"]["every"] or config["evaluate"]["every"] or total),
+    }
+    return Run(
+        config=config,
+        train=train,
+        held_out=held_out,
+        test=splits.test,
+        method=_method(config, len(train.names)),
+        optimizer=optim.build(direction, schedule=factor, **whole),
+        sample_fn=sample_fn,
+        transform_fn=config_lib.resolve(transforms, config["transform"]),
+        eval_transform_fn=config_lib.resolve(transforms, config["eval_transform"]),
+        normalize_fn=config_lib.resolve(normalization, config["normalize"]),
+        shards=shards,
+        batch=batch,
+        total=total,
+        every=run_every,
+        reload_best_at=tuple(steps(at) for at in config["reload_best_at"]),
+    )
+
+
+def _complete(config: Any) -> dict[str, Any]:
+    """The config with defaults filled in, as plain data that JSON can hold."""
+    config = json.loads(json.dumps(config_lib.plain(config)))
+    known = {*_DEFAULTS, "dataset", "net", "loss", "method"}
+    for name in config:
+        if name not in known:
+            raise ValueError(f"the config has no field {name!r}{config_lib.hint(name, known)}")
+    if missing := sorted(known - set(_DEFAULTS) - set(config)):
+        raise ValueError(f"the config sets no {', '.join(missing)}")
+    config = {**json.loads(json.dumps(_DEFAULTS)), **config}
+    for name, defaults in (
+        ("evaluate", _EVALUATE),
+        ("checkpoint", _CHECKPOINT),
+        ("runtime", _RUNTIME),
+    ):
+        if unknown := sorted(set(config[name]) - set(defaults)):
+            raise ValueError(f"{name} has no {unknown[0]!r}{config_lib.hint(unknown[0], defaults)}")
+        config[name] = {**json.loads(json.dumps(defaults)), **config[name]}
+    if config["steps"] is None:
+        raise ValueError("the config sets no steps: a number, or '60 epochs'")
+    return config
+
+
+def named(spec: Any) -> dict[str, Any]:
+    return {"name": spec} if isinstance(spec, str) else spec
+
+
+def _with_steps(schedule: dict[str, Any], steps: Callable) -> dict[str, Any]:
+    """Durations of a schedule in steps."""
+    if "warmup" in schedule:
+        schedule["warmup"] = steps(schedule["warmup"])
+    if "at" in schedule:
+        schedule["at"] = [steps(at) for at in schedule["at"]]
+    return schedule
+
+
+def _method(config: dict[str, Any], classes: int) -> Method:
+    net = _net(config)
+    loss_fn = config_lib.resolve(losses, _functions(_tuples(config["loss"])))
+    factory = config_lib.resolve(methods, _tuples(config["method"]))
+    wiring = {"classes": classes}
+    if config["miner"]:
+        mine_fn = config_lib.resolve(miners, _tuples(config["miner"]))
+        if "mine_fn" not in inspect.signature(factory).parameters:
+            raise ValueError(f"the method {named(config['method'])['name']} takes no miner")
+        wiring["mine_fn"] = mine_fn
+    return factory(net, loss_fn, **wiring)
+
+
+def _functions(spec: Any) -> Any:
+    """Arguments that are functions, such as `reduce_fn='sum'`, are names of `ops`."""
+    if not isinstance(spec, dict):
+        return spec
+    named = {k: v for k, v in spec.items() if k.endswith("_fn") and isinstance(v, str | dict)}
+    return spec | {k: config_lib.resolve(ops, v) for k, v in named.items()}
+
+
+def _net(config: dict[str, Any]) -> Any:
+    spec = {k: v for k, v in named(config["net"]).items() if k != "weights"}
+    return config_lib.resolve(nets, _tuples(spec))()
+
+
+def weights(config: dict[str, Any]) -> str | None:
+    return named(config["net"]).get("weights")
+
+
+def _tuples(spec: Any) -> Any:
+    """Lists as tuples: attributes of a module must be hashable."""
+    if isinstance(spec, dict):
+        return {k: _tuples(v) for k, v in spec.items()}
+    return tuple(_tuples(v) for v in spec) if isinstance(spec, list) else spec
+
+
+def first_state(made: Run) -> TrainState:
+    """Parameters drawn, and the backbone's read from `net.weights`, on their devices."""
+    begin, rest = _beginning(made)
+    key = jax.random.key(made.config["seed"])
+    places = placed(made)
+    once = functools.partial(jax.jit, compiler_options=_ONCE)
+    path = weights(made.config)
+    if not path:
+        return once(lambda key: rest(*begin(key)), out_shardings=places)(key)
+    from dmljax.nets import pretrained
+
+    found = pretrained.load(path, _net(made.config))
+    params, model_state = jax.eval_shape(begin, key)
+    fill = made.method.fill or (lambda variables, weights: {**variables, "net": weights})
+    stats = fill(model_state.get("batch_stats", {}), found.get("batch_stats", {}))
+    filled = [fill(params, found["params"]), model_state]
+    if found.get("batch_stats"):
+        filled[1] = {**model_state, "batch_stats": stats}
+    both = [places.params, places.model_state]
+
+    def drawn(key):  # what is read is not drawn: the compiler leaves it out
+        return [_unknown(new, tree) for new, tree in zip(begin(key), filled, strict=True)]
+
+    where = [_unknown(place, tree) for place, tree in zip(both, filled, strict=True)]
+    new = once(drawn, out_shardings=where)(key)
+    whole = [_join(tree, leaves) for tree, leaves in zip(filled, new, strict=True)]
+    return once(rest, out_shardings=places)(*jax.device_put(whole, both))
+
+
+def _beginning(made: Run) -> tuple[Callable, Callable]:
+    """key -> (params, model_state) -> state."""
+    shape = image_shape(made)
+
+    def begin(key):
+        images = made.normalize_fn(jax.numpy.zeros((2, *shape), jax.numpy.uint8))
+        batch = {"images": images, "labels": jax.numpy.zeros(2, jax.numpy.int32)}
+        return made.method.init(key, batch)
+
+    return begin, lambda params, model_state: init_state(params, model_state, made.optimizer)
+
+
+def _unknown(new: Any, filled: Any) -> list[Any]:
+    """Leaves of `new` for which `filled` has shapes only."""
+    pairs = zip(jax.tree.leaves(new), jax.tree.leaves(filled), strict=True)
+    return [a for a, leaf in pairs if not isinstance(leaf, np.ndarray)]
+
+
+def _join(filled: Any, drawn: list[jax.Array]) -> Any:
+    rest = iter(drawn)
+    leaves, structure = jax.tree.flatten(filled)
+    return structure.unflatten(a if isinstance(a, np.ndarray) else next(rest) for a in leaves)
+
+
+def image_shape(made: Run) -> tuple[int, ...]:
+    return made.transform_fn(reader(made.train)(0), np.random.default_rng(0)).shape
+
+
+def state_shapes(made: Run) -> TrainState:
+    """Shapes of the state; computes nothing."""
+    begin, rest = _beginning(made)
+    return jax.eval_shape(lambda: rest(*begin(jax.random.key(0))))
+
+
+def placed(made: Run) -> TrainState:
+    """Where each array of the state lives."""
+    patterns = made.config["runtime"]["sharded"]
+    return sharding.of_state(state_shapes(made), made.shards, patterns=patterns)
+
+
+def check(made: Run) -> None:
+    """What only the shapes of a state tell, before anything is written."""
+    placed(made)
+    images = jax.ShapeDtypeStruct((2, *image_shape(made)), jax.numpy.uint8)
+    images = jax.eval_shape(made.normalize_fn, images)
+    runtime = made.config["runtime"]
+    check_parts(
+        made.method,
+        state_shapes(made),
+        images,
+        chunk=runtime["chunk"],
+        sharded=runtime["sharded"],
+        batch=made.batch,
+        devices=made.shards.size,
+    )
+
+
+def step_fn(made: Run, places: TrainState) -> Callable:
+    """The train step, compiled for the devices."""
+    everywhere, runtime = made.shards.everywhere, made.config["runtime"]
+    step = train_step(
+        made.method,
+        made.optimizer,
+        normalize_fn=made.normalize_fn,
+        seed=made.config["seed"],
+        chunk=runtime["chunk"],
+        # Shards of proxies meet the embeddings of all devices, not the other way round.
+        gather_fn=functools.partial(_constrain, place=everywhere) if runtime["sharded"] else None,
+    )
+    return jax.jit(_agreeing(step), donate_argnums=0, out_shardings=(places, everywhere))
+
+
+def _constrain(tree: Any, *, place: Any) -> Any:
+    return jax.tree.map(lambda a: jax.lax.with_sharding_constraint(a, place), tree)
+
+
+def _agreeing(one_step: Callable) -> Callable:
+    """The step that also says which signal any process has got: all learn it at the same step."""
+
+    def step(state, batch, signalled):
+        state, metrics = one_step(state, batch)
+        return state, (metrics, signalled.max())
+
+    return step
+
+
+def reader(split: Split) -> pipeline.Reader:
+    return pipeline.Reader(split, cache=False)
+
+
+@contextlib.contextmanager
+def batches(made: Run, begun: int = 0) -> Iterator[Any]:
+    """This host's rows of the batches of steps `begun + 1` on, without an end."""
+    runtime = made.config["runtime"]
+    with pipeline.train(
+        made.train,
+        sample_fn=made.sample_fn,
+        transform_fn=made.transform_fn,
+        seed=made.config["seed"],
+        start=begun,
+        host=jax.process_index(),
+        hosts=jax.process_count(),
+        workers=runtime["workers"],
+        cache=runtime["cache"],
+        unreadable=runtime["unreadable"],
+    ) as batches:
+        yield batches
