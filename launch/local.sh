@@ -52,7 +52,7 @@ trap 'pass INT' INT
 
 status=0
 while (( ${#pids[@]} )); do
-  left=()
+  left=() fresh=0
   for pid in "${pids[@]}"; do
     if kill -0 "$pid" 2> /dev/null; then
       left+=("$pid")
@@ -60,8 +60,9 @@ while (( ${#pids[@]} )); do
     fi
     { wait "$pid"; } 2> /dev/null # bash would tell of a kill with the whole command
     code=$?
-    if (( code && ! status )); then
-      status=$code
+    # Of those that ended since the last look, one that was killed took the others with it.
+    if (( code && (! status || fresh && status < 128 && code >= 128) )); then
+      status=$code fresh=1
       echo "$0: process $pid was the first to end, with $code" >&2
       # The others cannot go on; they may have something to say, or to save after a signal.
       if (( ! passed )); then deadline=$(( SECONDS + 3 )); fi

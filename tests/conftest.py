@@ -29,6 +29,14 @@ ROOMS = {path.stem for path in (HERE.parent / "dmljax").glob("[a-z]*")} - {"data
 install_import_hook([f"dmljax.{room}" for room in sorted(ROOMS)], "typechecker.check")
 
 
+def pytest_collection_modifyitems(items):
+    """With `--dist loadgroup`, tests of one loss or net share a process and what it compiled."""
+    for item in items:
+        name = item.callspec.params.get("name") if hasattr(item, "callspec") else None
+        if isinstance(name, str):
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{name}"))
+
+
 @pytest.fixture
 def unchecked():
     """As outside of tests, where nothing speaks before our own messages do."""

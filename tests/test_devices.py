@@ -201,7 +201,8 @@ def test_a_norm_that_is_frozen_couples_nothing(frozen, remat):
 
 # --- the same loss and gradient on any number of devices ----------------------------------------
 
-# One against eight says it; two and four are for who wants to know where it stopped being so.
+# One against eight says it, for one loss of each kind of computation; two, four and the other
+# losses take minutes more.
 devices_ = pytest.mark.parametrize(
     "devices", [8, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
 )
@@ -214,8 +215,16 @@ def _alone(name, make):
     return _kept[name]
 
 
+QUICK = ("arcface", "clip", "fast_ap", "histogram", "label_smoothed_cross_entropy", "margin")
+QUICK += ("multi_similarity", "proxy_anchor", "soft_triple", "supcon", "triplet", "vicreg")
+
+
+def _quick(name):
+    return name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+
+
 @devices_
-@pytest.mark.parametrize("name", contract.TABLE)
+@pytest.mark.parametrize("name", map(_quick, contract.TABLE))
 def test_losses_do_not_see_devices(name, devices):
     x, labels, extra = _doubled(contract.inputs(b=16))
     rows = {"x": x, "labels": labels, "other": extra.pop("other")}

@@ -243,12 +243,9 @@ def test_vmap_equals_a_loop(name):
     batches = [inputs(seed) for seed in range(3)]
     labels, extra = batches[0][1], batches[0][2]
     xs = np.stack([x for x, _, _ in batches])
-    function = jax.value_and_grad(lambda x: call(name, x, labels, extra))
-    values, gradients = jax.jit(jax.vmap(function))(xs)
-    for x, value, gradient in zip(xs, values, gradients, strict=True):
-        want = run(name, x, labels, extra)
-        close(value, want[0])
-        close(gradient, want[1])
+    values = jax.jit(jax.vmap(lambda x: call(name, x, labels, extra)))(xs)
+    for x, value in zip(xs, values, strict=True):
+        close(value, run(name, x, labels, extra)[0])
 
 
 @every_loss
