@@ -29,6 +29,7 @@ ROOMS = {path.stem for path in (HERE.parent / "dmljax").glob("[a-z]*")} - {"data
 install_import_hook([f"dmljax.{room}" for room in sorted(ROOMS)], "typechecker.check")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
     """With `--dist loadgroup`, tests of one loss or net share a process and what it compiled."""
     for item in items:
