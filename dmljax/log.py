@@ -7,6 +7,7 @@ and memory go to `speed.jsonl`. Both go to TensorBoard as well.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
@@ -14,6 +15,8 @@ import resource
 import time
 from collections.abc import Mapping
 from typing import Any
+
+import jax
 
 __all__ = ["Log", "read", "table"]
 
@@ -31,6 +34,7 @@ class Log:
             return
         for path in (self._metrics, self._speed):
             _cut(path, step if step else -1)  # from the start, what is there is of a lost start
+        _compilations()
         from tensorboardX import SummaryWriter
 
         self._board = SummaryWriter(
@@ -50,6 +54,7 @@ class Log:
             "images_per_second": done * batch / seconds,
             "step_seconds": seconds / done,
             "input_wait_seconds": self._waited / done,
+            "compilations": _compilations()[0],
             "memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         }
         self._append(self._metrics, step, metrics, "train")
@@ -95,6 +100,18 @@ class Log:
             os.fsync(file.fileno())
         for name, value in values.items():
             self._board.add_scalar(f"{kind}/{name}", float(value), step)
+
+
+@functools.cache
+def _compilations() -> list[int]:
+    """How often XLA has compiled in this process since the first call."""
+    count = [0]
+
+    def heard(event: str, seconds: float, **_) -> None:
+        count[0] += event == "/jax/core/compile/backend_compile_duration"
+
+    jax.monitoring.register_event_duration_secs_listener(heard)
+    return count
 
 
 class _bar:

@@ -268,8 +268,10 @@ def _join(filled: Any, drawn: list[jax.Array]) -> Any:
     return structure.unflatten(a if isinstance(a, np.ndarray) else next(rest) for a in leaves)
 
 
-def image_shape(made: Run) -> tuple[int, ...]:
-    return made.transform_fn(reader(made.train)(0), np.random.default_rng(0)).shape
+def image_shape(made: Run, *, test: bool = False) -> tuple[int, ...]:
+    """Of one image, as training or as testing has it."""
+    transform_fn = made.eval_transform_fn if test else made.transform_fn
+    return transform_fn(reader(made.train)(0), np.random.default_rng(0)).shape
 
 
 def state_shapes(made: Run) -> TrainState:

@@ -257,15 +257,9 @@ class _Stop:
 def _last_words(made, embeddings, state, scores, workdir, writer) -> None:
     """The table, the rule behind it, the pictures."""
     test = {k.removeprefix("test/"): v for k, v in scores.items() if k.startswith("test/")}
-    config = made.config
-    size = trained.dim(made, state)
     writer.say("")
     writer.say(log.table(test))
-    weights = runs.weights(config) or "none"
-    writer.say(
-        f"test split after step {int(state.step)} (select={config['select']}), "
-        f"seed {config['seed']}, {size}-d embeddings, pretraining: {weights}"
-    )
+    writer.say(f"test split {trained.rule(made, state)}")
     if embeddings is not None:
         names = _pictures(made, embeddings, state, workdir)
         writer.say(f"pictures: {workdir}/{', '.join(names)}")

@@ -16,7 +16,7 @@ from dmljax.checkpoint import Checkpoints
 from dmljax.data.splits import Split, record_name, subset
 from dmljax.train_step import TrainState
 
-__all__ = ["Evaluator", "dim", "export", "load", "reopen", "score"]
+__all__ = ["Evaluator", "export", "load", "reopen", "rule", "score"]
 
 
 class Evaluator:
@@ -128,12 +128,18 @@ class Evaluator:
         return {f"refined/{k}": v for k, v in found.items()}
 
 
-def dim(made: runs.Run, state: TrainState) -> int:
-    images = jax.ShapeDtypeStruct((1, *runs.image_shape(made)), jax.numpy.uint8)
-    shape = jax.eval_shape(
+def rule(made: runs.Run, state: TrainState) -> str:
+    """What a score has to be read with."""
+    h, w, channels = image = runs.image_shape(made, test=True)
+    images = jax.ShapeDtypeStruct((1, *image), jax.numpy.uint8)
+    out = jax.eval_shape(
         lambda x: made.method.embed(state.params, state.model_state, made.normalize_fn(x)), images
     )
-    return shape.shape[1]
+    return (
+        f"after step {int(state.step)} (select={made.config['select']}), seed "
+        f"{made.config['seed']}, {out.shape[1]}-d embeddings of {w} x {h} x {channels} images, "
+        f"pretraining: {runs.weights(made.config) or 'none'}"
+    )
 
 
 # --- of a run folder ----------------------------------------------------------------------------
@@ -193,7 +199,7 @@ def score(
     evaluator = Evaluator(made)
     scores = evaluator.score(evaluator.embeddings(state, half), half)
     print(log.table(scores))
-    print(f"{split} split, {len(half):,} images, checkpoint of step {int(state.step)}")
+    print(f"{split} split, {len(half):,} images, {rule(made, state)}")
     return scores
 
 

@@ -38,9 +38,10 @@ def test_a_run_leaves_what_it_promises(whole):
     assert [x["step"] for x in lines if "test/R@1" in x] == [3, 6]
     assert [x["step"] for x in lines if "raw/R@1" in x] == [0]
     assert json.loads((run / "config.json").read_text())["loss"]["margin"] == 0.2
-    assert {"images_per_second", "input_wait_seconds", "memory_gib"} <= set(
-        log.read(run / "speed.jsonl")[0]
-    )
+    speed = log.read(run / "speed.jsonl")
+    assert {"images_per_second", "input_wait_seconds", "memory_gib"} <= set(speed[0])
+    assert speed[0]["compilations"] > 0
+    assert speed[1]["compilations"] == speed[2]["compilations"]  # an evaluation is compiled once
     assert list((run / "tensorboard").iterdir())
 
 
