@@ -25,6 +25,7 @@ def get_config() -> ConfigDict:
             "optimizer": {"name": "adam", "rate": 3e-3, "decay": 1e-4},
             "schedule": {"name": "cosine", "warmup": 20},
             "steps": 650,
+            "evaluate": {"every": 325},
             "runtime": {"cache": True},
         }
     )

@@ -86,6 +86,8 @@ def _train(made: runs.Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> d
     else:
         state, memory = restored
     begun = int(state.step)
+    if begun in made.reload_best_at:  # what is saved at a step is its state before that
+        state = _reload(state, checkpoints, made)
     step_fn = runs.step_fn(made, places)
     evaluator = trained.Evaluator(made)
     writer = log.Log(workdir, step=begun, total=made.total, write=main)

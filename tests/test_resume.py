@@ -173,3 +173,19 @@ def test_a_workdir_in_use_is_refused(tmp_path):
         train.run(tiny(tmp_path), tmp_path / "run")
     held.close()
     train.run(tiny(tmp_path), tmp_path / "run")
+
+
+def test_interrupted_where_the_best_is_reloaded_the_run_is_the_same(tmp_path):
+    config = tiny(tmp_path, reload_best_at=[4], optimizer={"name": "sgd", "rate": 30.0})
+    config["evaluate"] |= {"every": 1, "clustering": False}
+    config["checkpoint"]["keep"] = 6
+    train.run(config, tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    folder = tmp_path / "again" / "checkpoints"
+    for later in (5, 6):
+        shutil.rmtree(folder / str(later))
+    train.run(config, tmp_path / "again")
+    one, two = (log.read(tmp_path / name / "metrics.jsonl") for name in ("run", "again"))
+    scores = [row["test/R@1"] for row in one if "test/R@1" in row]
+    assert max(scores[:3]) > scores[3]  # so that there is something to reload
+    assert one == two and len(scores) == 6

@@ -110,6 +110,16 @@ def _torch_axes(array):
     return np.ascontiguousarray(array.transpose(3, 2, 0, 1) if array.ndim == 4 else array)
 
 
+def test_select_takes_the_best_evaluation(tmp_path):
+    config = tiny(tmp_path, select="test", optimizer={"name": "sgd", "rate": 30.0})
+    config["evaluate"] |= {"every": 1, "clustering": False}
+    config["checkpoint"]["keep"] = 1  # and the best
+    found = train.run(config, tmp_path / "run")["R@1"]
+    rows = log.read(tmp_path / "run" / "metrics.jsonl")
+    scores = [row["test/R@1"] for row in rows if "test/R@1" in row]
+    assert found == max(scores) > scores[-1]
+
+
 def test_load_embeds_images(whole):
     folder, _ = whole
     embed_fn, variables, config = trained.load(folder / "run")
