@@ -113,13 +113,11 @@ def bare(split, threads):
         TRANSFORM,
         seed=0,
         size=BATCH,
-        local=BATCH,
         offset=0,
         skip=False,
     )
 
-    def make(b):
-        return pipeline.stack([row(b * BATCH + i) for i in range(BATCH)])
+    make = functools.partial(pipeline.batch_of, row, BATCH)
 
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         ahead = collections.deque(pool.submit(make, b) for b in range(threads))

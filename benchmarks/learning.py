@@ -71,7 +71,7 @@ def ours(title: str, data: str, seed: int, steps: int, validation: float, change
 
     from dmljax import main, metrics, runs, sharding, train_step, trained
 
-    main.keep_memory()
+    main.tune_cpu()
     fields = METHODS[title] | changes
     optimizer = {"name": "adam", "rate": 3e-3, "decay": 1e-2} | fields.get("optimizer", {})
     fields = fields | {"optimizer": optimizer}

@@ -18,11 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from dmljax import main as dmljax_main
 from dmljax import nets
 from dmljax.nets import convolution
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "nets"))
 
+dmljax_main.tune_cpu()
 GPU = jax.default_backend() == "gpu"
 SHAPES = {"convnet": (128, 32, 32, 1), "resnet50": (16, 224, 224, 3)}
 
@@ -79,14 +81,16 @@ def theirs(name: str, x: np.ndarray):
     return [forward, step]
 
 
-def median(function, rounds: int) -> float:
-    function()
+def medians(functions, rounds: int) -> list[float]:
+    """Seconds of each, which take turns."""
     took = []
-    for _ in range(rounds):
-        began = time.perf_counter()
-        function()
-        took.append(time.perf_counter() - began)
-    return float(np.median(took))
+    for _ in range(rounds + 1):  # the first is not counted
+        took.append([])
+        for function in functions:
+            began = time.perf_counter()
+            function()
+            took[-1].append(time.perf_counter() - began)
+    return np.median(took[1:], axis=0).tolist()
 
 
 def main() -> None:
@@ -105,7 +109,7 @@ def main() -> None:
         convolution.conv.__globals__["_conv"] = kept
         peer = theirs(name, x)
         for kind, *functions in zip(("forward", "and gradient"), own, peer, plain, strict=True):
-            a, b, c = (len(x) / median(f, args.rounds) for f in functions)
+            a, b, c = (len(x) / t for t in medians(functions, args.rounds))
             print(
                 f"| {name} | {kind} | {a:.1f} | {b:.1f} | {a / b:.2f} | {c:.1f} | {seconds:.1f} |",
                 flush=True,

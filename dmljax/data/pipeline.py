@@ -25,7 +25,7 @@ from absl import flags, logging
 from dmljax.data import decode, sampling
 from dmljax.data.splits import Split, record_name
 
-__all__ = ["Batches", "Reader", "TrainRow", "evaluation", "stack", "train"]
+__all__ = ["Batches", "Reader", "TrainRow", "batch_of", "evaluation", "train"]
 
 _SampleFn = Callable[..., np.ndarray]
 _TransformFn = Callable[[np.ndarray, np.random.Generator], np.ndarray]
@@ -108,13 +108,28 @@ class Reader:
         self.split, self._cache = state
 
 
-class TrainRow:
-    """Row of a host's stream -> image. All randomness is keyed by (seed, global position)."""
+class _Keyed(threading.local):
+    """Philox generators, one a thread: what a key gives is what a new one of that key gives."""
 
-    def __init__(self, reader, sample_fn, transform_fn, seed, size, local, offset, skip):
+    def __init__(self):
+        self._bits = np.random.Philox(key=[0, 0])
+        self._rng, self._begun = np.random.Generator(self._bits), self._bits.state
+
+    def __call__(self, *key: int) -> np.random.Generator:
+        self._begun["state"]["key"][:] = key
+        self._bits.state = self._begun  # ten times as fast as a new one
+        return self._rng
+
+
+_keyed = _Keyed()
+
+
+class TrainRow:
+    """(step, row of a host's share) -> image. All randomness is keyed by (seed, position)."""
+
+    def __init__(self, reader, sample_fn, transform_fn, *, seed, size, offset, skip):
         self._reader, self._sample_fn, self._transform_fn = reader, sample_fn, transform_fn
-        self._seed, self._size, self._local, self._offset = seed, size, local, offset
-        self._skip = skip
+        self._seed, self._size, self._offset, self._skip = seed, size, offset, skip
         self._groups = sampling.group(reader.split.labels)
         self._start()
 
@@ -130,10 +145,9 @@ class TrainRow:
         self.__dict__.update(state)
         self._start()
 
-    def __call__(self, local: int) -> dict[str, Any]:
-        step, row = divmod(int(local), self._local)
+    def __call__(self, step: int, row: int) -> dict[str, Any]:
         row += self._offset
-        rng = np.random.Generator(np.random.Philox(key=[self._seed, step * self._size + row]))
+        rng = _keyed(self._seed, step * self._size + row)
         i = int(self._plan(step=step)[row])
         label, skipped = self._reader.split.labels[i], -1
         try:
@@ -163,21 +177,21 @@ class TrainRow:
 
 
 class _EvaluationRow:
-    """Row of the padded split in order -> image; padding is black and not counted."""
+    """(batch, row of a host's share) of the padded split in order -> image; padding is black and
+    not counted.
+    """
 
-    def __init__(self, reader, transform_fn, shape, size, local, offset, skip):
+    def __init__(self, reader, transform_fn, shape, *, size, offset, skip):
         self._reader, self._transform_fn, self._shape = reader, transform_fn, shape
-        self._size, self._local, self._offset, self._skip = size, local, offset, skip
+        self._size, self._offset, self._skip = size, offset, skip
 
-    def __call__(self, local: int) -> dict[str, Any]:
-        batch, row = divmod(int(local), self._local)
+    def __call__(self, batch: int, row: int) -> dict[str, Any]:
         i = batch * self._size + self._offset + row
         image, label, where, skipped = np.zeros(self._shape, np.uint8), np.int32(0), False, -1
         if i < len(self._reader.split):
             label = self._reader.split.labels[i]
             try:
-                rng = np.random.Generator(np.random.Philox(key=[0, i]))
-                image = np.ascontiguousarray(self._transform_fn(self._reader(i), rng))
+                image = np.ascontiguousarray(self._transform_fn(self._reader(i), _keyed(0, i)))
                 where = True
             except decode.UnreadableImage:
                 if not self._skip:
@@ -222,7 +236,13 @@ def train(
     _report(split, groups, sample_fn, size)
     reader = Reader(split, cache)
     row = TrainRow(
-        reader, sample_fn, transform_fn, seed, size, local, host * local, unreadable == "skip"
+        reader,
+        sample_fn,
+        transform_fn,
+        seed=seed,
+        size=size,
+        offset=host * local,
+        skip=unreadable == "skip",
     )
     return _batches(row, local, start, _FOREVER, threads, workers, split)
 
@@ -248,8 +268,9 @@ def evaluation(
     local = _share(batch_size, hosts)
     reader = Reader(split, cache)
     shape = _shape(reader, transform_fn, unreadable == "skip")
+    skip = unreadable == "skip"
     row = _EvaluationRow(
-        reader, transform_fn, shape, batch_size, local, host * local, unreadable == "skip"
+        reader, transform_fn, shape, size=batch_size, offset=host * local, skip=skip
     )
     return _batches(row, local, 0, -(-len(split) // batch_size), threads, workers, split)
 
@@ -280,7 +301,7 @@ def _shape(reader: Reader, transform_fn: _TransformFn, skip: bool) -> tuple[int,
             if skip:
                 continue
             raise
-        return transform_fn(image, np.random.Generator(np.random.Philox(key=[0, i]))).shape
+        return transform_fn(image, _keyed(0, i)).shape
     raise decode.UnreadableImage("not one image of the split can be read")
 
 
@@ -297,8 +318,9 @@ def _report(split: Split, groups: sampling.Groups, sample_fn: _SampleFn, size: i
 
 
 def _batches(row, local: int, start: int, stop: int, threads, workers: int, split) -> Batches:
-    """Rows to batches by grain. Batching comes before `to_iter_dataset`: after it, every worker
-    would batch its own stride, and P x K batches would lose their structure.
+    """Batches by grain, whose elements are whole batches: rows that became batches after
+    `to_iter_dataset` would come from the strides of its workers, and P x K batches would lose their
+    structure; a call of grain for each row costs as much as the row of a small image.
     """
     # grain imports jax, which this room must not do at import time.
     import grain
@@ -306,8 +328,7 @@ def _batches(row, local: int, start: int, stop: int, threads, workers: int, spli
     threads = threads or max(os.cpu_count() or 1, 4)
     if threads < 1:
         raise ValueError(f"threads must be 1 or more, not {threads}")
-    rows = grain.MapDataset.range(stop * local).map(row)
-    batches = rows.batch(local, batch_fn=stack)[start:]
+    batches = grain.MapDataset.range(start, stop).map(functools.partial(batch_of, row, local))
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
     dataset = batches.to_iter_dataset(options)
     if workers:
@@ -319,7 +340,11 @@ def _batches(row, local: int, start: int, stop: int, threads, workers: int, spli
     return Batches(iter(dataset), name_fn)
 
 
-def stack(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+def batch_of(
+    row_fn: Callable[[int, int], dict[str, Any]], size: int, step: int
+) -> dict[str, np.ndarray]:
+    """Rows 0 to size of a step, stacked."""
+    rows = [row_fn(int(step), i) for i in range(size)]
     shapes = {row["images"].shape for row in rows}
     if len(shapes) > 1:
         raise ValueError(

@@ -233,9 +233,11 @@ def distort(
     standard deviation in grey levels, `invert` the probability.
     """
     h, w, channels = image.shape
-    turn = math.radians(rng.uniform(-rotation, rotation))
-    slant, zoom = rng.uniform(-shear, shear), rng.uniform(*scale)
-    dx, dy = rng.uniform(-shift, shift), rng.uniform(-shift, shift)
+    low = np.array((-rotation, -shear, scale[0], -shift, -shift, 0))
+    high = np.array((rotation, shear, scale[1], shift, shift, 1))
+    # One call: for a small image, calls of the generator are what costs.
+    turn, slant, zoom, dx, dy, coin = (low + (high - low) * rng.random(6)).tolist()
+    turn = math.radians(turn)
     cos, sin = math.cos(turn) / zoom, math.sin(turn) / zoom
     a, b, c, d = cos, cos * slant - sin, sin, sin * slant + cos  # rotation times shear
     x, y = w / 2 + dx, h / 2 + dy
@@ -252,7 +254,7 @@ def distort(
             fillcolor=background if channels > 1 else background[0],
         )
     )
-    if rng.random() < invert:
+    if coin < invert:
         moved = 255 - moved
     if not noise:
         return moved

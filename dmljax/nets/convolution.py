@@ -6,11 +6,16 @@ zeros. Here the same sums are products of patches, a few rows of the map at a ti
 stay in the cache, and the gradient of a strided map is one dense convolution per residue of the
 stride. Everything is exact; only the order of summation differs. Other platforms, other types than
 float32 and grouped convolutions keep XLA's own gradients.
+
+By default XLA gives convolutions on CPUs to YNNPACK. Its own kernels are up to twice as fast, and
+then kernels larger than 1x1 have XLA's gradient. `dmljax.main` runs so, by
+`XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type=-individual_convolution`.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 
 import jax
 import jax.numpy as jnp
@@ -62,10 +67,12 @@ def _backward(strides, padding, residual, g):
         return jax.vjp(lambda x, k: _plain(x, k, strides, padding), x, kernel)[1](g)
 
     def products(x, kernel, g):
-        return (
-            _map_gradient(x.shape, kernel, g, strides, padding),
-            _kernel_gradient(x, kernel.shape, g, strides, padding),
-        )
+        if kernel.shape[:2] != (1, 1) and "-individual_conv" in os.environ.get("XLA_FLAGS", ""):
+            _, transpose = jax.vjp(lambda kernel: _plain(x, kernel, strides, padding), kernel)
+            (own,) = transpose(g)
+        else:
+            own = _kernel_gradient(x, kernel.shape, g, strides, padding)
+        return _map_gradient(x.shape, kernel, g, strides, padding), own
 
     return jax.lax.platform_dependent(*residual, g, cpu=products, default=usual)
 
@@ -78,7 +85,8 @@ def _kernel_gradient(x, shape, g, strides, padding):
     kh, kw, i, o = shape
     b, height, width, _ = g.shape
     x = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
-    rows = _rows(height, b * width * kh * kw * i)
+    # A 1x1 kernel needs no patches: one product does.
+    rows = height if kh == kw == 1 else _rows(height, b * width * kh * kw * i)
     span = strides * (rows - 1) + 1
 
     def patches(part):
@@ -89,18 +97,20 @@ def _kernel_gradient(x, shape, g, strides, padding):
         ]
         return taps[0] if len(taps) == 1 else jnp.concatenate(taps, axis=3)
 
+    # The compiler turns the first factor around in memory, so the narrower one comes first.
+    narrow = o < kh * kw * i
+
     def add(total, row):
         part = jax.lax.dynamic_slice_in_dim(x, row * strides, span + kh - 1, axis=1)
-        back = jax.lax.dynamic_slice_in_dim(g, row, rows, axis=1)
-        product = jnp.tensordot(patches(part), back, ((0, 1, 2), (0, 1, 2)))
-        return total + product, None
+        factors = [patches(part), jax.lax.dynamic_slice_in_dim(g, row, rows, axis=1)]
+        return total + jnp.tensordot(*factors[:: -1 if narrow else 1], ((0, 1, 2), (0, 1, 2))), None
 
-    zeros = jnp.zeros((kh * kw * i, o), g.dtype)
+    zeros = jnp.zeros((o, kh * kw * i) if narrow else (kh * kw * i, o), g.dtype)
     if rows == height:
         total, _ = add(zeros, 0)
     else:
         total, _ = jax.lax.scan(add, zeros, jnp.arange(0, height, rows))
-    return total.reshape(shape)
+    return (total.T if narrow else total).reshape(shape)
 
 
 def _rows(height: int, floats: int) -> int:

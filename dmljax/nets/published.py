@@ -121,7 +121,8 @@ def fetch(
     folder.mkdir(parents=True, exist_ok=True)
     with open(part, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # other processes of a run fetch the same
-        if path.exists():
+        if path.exists():  # one of them was done before this one opened an empty part
+            part.unlink(missing_ok=True)
             return _checked(path, known)
         if not known.digest:
             file.truncate(0)

@@ -1,5 +1,10 @@
 """Gradients of convolutions equal XLA's own, whatever the geometry."""
 
+import os
+import subprocess
+import sys
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,18 +19,20 @@ def _gradients(conv, x, kernel, weights):
     return jax.jit(jax.grad(lambda x, k: jnp.sum(conv(x, k) * weights), argnums=(0, 1)))(x, kernel)
 
 
-@settings(deadline=None, max_examples=20)
+@pytest.mark.parametrize("flags", ["", "-individual_convolution"])
+@settings(deadline=None, max_examples=10)
 @given(
     st.integers(1, 5), st.integers(1, 3), st.integers(0, 2), st.integers(0, 6), st.integers(0, 4)
 )
-def test_gradients_are_those_of_xla(size, strides, padding, more, other):
+def test_gradients_are_those_of_xla(flags, size, strides, padding, more, other):
     rng = np.random.default_rng(size * 100 + strides * 10 + padding)
     shape = [max(1, size - 2 * padding) + extra for extra in (more, other)]
     x = rng.normal(size=(2, *shape, 3)).astype(np.float32)
     kernel = rng.normal(size=(size, size, 3, 4)).astype(np.float32)
     options = {"strides": strides, "padding": padding}
     weights = rng.normal(size=convolution.conv(x, kernel, **options).shape).astype(np.float32)
-    ours = _gradients(lambda x, k: convolution.conv(x, k, **options), x, kernel, weights)
+    with mock.patch.dict(os.environ, XLA_FLAGS=flags):
+        ours = _gradients(lambda x, k: convolution.conv(x, k, **options), x, kernel, weights)
     with jax.enable_x64(True):  # not float32, so XLA's own
         wide = [a.astype(np.float64) for a in (x, kernel, weights)]
         exact = _gradients(lambda x, k: convolution.conv(x, k, **options), *wide)
@@ -50,3 +57,21 @@ def test_the_products_are_what_runs_on_the_cpu():
     text = gradient.lower(kernel).compile().as_text()
     # Of convolutions the forward one alone is left.
     assert text.count("convolution(") + text.count("__onednn$conv") <= 1 and "dot" in text
+
+
+def test_a_process_of_main_has_the_gradients_of_xlas_own_kernels():
+    code = """
+import os
+from dmljax import main
+main.tune_cpu()
+assert os.environ["XLA_FLAGS"].count("individual_convolution") == 1, os.environ["XLA_FLAGS"]
+import jax, jax.numpy as jnp
+from dmljax.nets import convolution
+x, kernel = jnp.ones((4, 8, 8, 32)), jnp.ones((3, 3, 32, 64))
+gradient = jax.jit(jax.grad(lambda k: jnp.sum(convolution.conv(x, k, padding=1) ** 2)))
+text = gradient.lower(kernel).compile().as_text()
+print(text.count(" convolution("), text.count("ynn_fusion"), text.count(" dot("))
+"""
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.stdout.split() == ["2", "0", "0"], done.stdout + done.stderr
