@@ -89,26 +89,28 @@ def _kernel_gradient(x, shape, g, strides, padding):
     rows = height if kh == kw == 1 else _rows(height, b * width * kh * kw * i)
     span = strides * (rows - 1) + 1
 
-    def patches(part):
+    # The compiler turns the first factor around in memory, so the narrower one comes first.
+    narrow = o < kh * kw * i
+
+    def product(part, back):
         taps = [
             part[:, r : r + span : strides, c : c + strides * (width - 1) + 1 : strides]
             for r in range(kh)
             for c in range(kw)
         ]
-        return taps[0] if len(taps) == 1 else jnp.concatenate(taps, axis=3)
-
-    # The compiler turns the first factor around in memory, so the narrower one comes first.
-    narrow = o < kh * kw * i
+        patches = taps[0] if len(taps) == 1 else jnp.concatenate(taps, axis=3)
+        patches, back = patches.reshape(-1, kh * kw * i), back.reshape(-1, o)
+        return back.T @ patches if narrow else patches.T @ back
 
     def add(total, row):
         part = jax.lax.dynamic_slice_in_dim(x, row * strides, span + kh - 1, axis=1)
-        factors = [patches(part), jax.lax.dynamic_slice_in_dim(g, row, rows, axis=1)]
-        return total + jnp.tensordot(*factors[:: -1 if narrow else 1], ((0, 1, 2), (0, 1, 2))), None
+        back = jax.lax.dynamic_slice_in_dim(g, row, rows, axis=1)
+        return total + product(part, back), None
 
-    zeros = jnp.zeros((o, kh * kw * i) if narrow else (kh * kw * i, o), g.dtype)
     if rows == height:
-        total, _ = add(zeros, 0)
+        total = product(x, g)
     else:
+        zeros = jnp.zeros((o, kh * kw * i) if narrow else (kh * kw * i, o), g.dtype)
         total, _ = jax.lax.scan(add, zeros, jnp.arange(0, height, rows))
     return (total.T if narrow else total).reshape(shape)
 
