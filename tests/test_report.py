@@ -28,7 +28,7 @@ def _pictured(path):
     [
         ({"method": ABE}, {"masks.png", "cosines.png"}),
         pytest.param({"method": ABE | {"heads": True}}, {"cosines.png"}, marks=pytest.mark.slow),
-        ({"method": GRAPH, "loss": SOFTMAX}, {"attention.png"}),
+        pytest.param({"method": GRAPH, "loss": SOFTMAX}, {"attention.png"}, marks=pytest.mark.slow),
         pytest.param({}, set(), marks=pytest.mark.slow),
     ],
 )

@@ -66,7 +66,7 @@ def test_training_changes_what_it_should(whole):
     "method, parts",
     [
         ({"name": "pairs", "dim": 4}, ["net"]),
-        ({"name": "dvml", "dim": 4, "samples": 2}, ["net"]),
+        pytest.param({"name": "dvml", "dim": 4, "samples": 2}, ["net"], marks=pytest.mark.slow),
         (
             {"name": "abe", "learners": 2, "dim": 8, "split": ["conv1", "conv2"]}
             | {"attention": "conv2"},
