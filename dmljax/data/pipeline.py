@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from absl import flags, logging
 
-from dmljax.data import decode, sampling
+from dmljax.data import decode, sampling, transforms
 from dmljax.data.splits import Split, record_name
 
 __all__ = ["Batches", "Reader", "TrainRow", "batch_of", "evaluation", "train"]
@@ -125,10 +125,20 @@ _keyed = _Keyed()
 
 
 class TrainRow:
-    """(step, row of a host's share) -> image. All randomness is keyed by (seed, position)."""
+    """(step, row of a host's share) -> image. All randomness is keyed by (seed, position).
+
+    A transform with an attribute `stacked`, such as `transforms.distort`, sees the batch as a whole
+    in `finish`: `stacked(images, rngs)` is the transform of each image with its generator.
+    """
 
     def __init__(self, reader, sample_fn, transform_fn, *, seed, size, offset, skip):
         self._reader, self._sample_fn, self._transform_fn = reader, sample_fn, transform_fn
+        function = getattr(transform_fn, "func", transform_fn)  # of a functools.partial
+        if stacked := getattr(function, "stacked", None):
+            self._stacked = functools.partial(stacked, **getattr(transform_fn, "keywords", {}))
+            self._transform_fn = transforms.unchanged
+        else:
+            self._stacked = None
         self._seed, self._size, self._offset, self._skip = seed, size, offset, skip
         self._groups = sampling.group(reader.split.labels)
         self._start()
@@ -146,9 +156,8 @@ class TrainRow:
         self._start()
 
     def __call__(self, step: int, row: int) -> dict[str, Any]:
-        row += self._offset
-        rng = _keyed(self._seed, step * self._size + row)
-        i = int(self._plan(step=step)[row])
+        rng = self._rng(step, row) if self._stacked is None else None
+        i = int(self._plan(step=step)[self._offset + row])
         label, skipped = self._reader.split.labels[i], -1
         try:
             image = self._reader(i)
@@ -163,6 +172,15 @@ class TrainRow:
             "indices": np.int64(i),
             "skipped": np.int64(skipped),
         }
+
+    def finish(self, batch: dict[str, np.ndarray], step: int) -> dict[str, np.ndarray]:
+        if self._stacked is None:
+            return batch
+        rngs = (self._rng(step, row) for row in range(len(batch["labels"])))
+        return {**batch, "images": self._stacked(batch["images"], rngs)}
+
+    def _rng(self, step: int, row: int) -> np.random.Generator:
+        return _keyed(self._seed, step * self._size + self._offset + row)
 
     def _next_of_class(self, i: int, label: int) -> tuple[int, np.ndarray]:
         """A readable image of the same class, so that the batch keeps its structure."""
@@ -184,6 +202,9 @@ class _EvaluationRow:
     def __init__(self, reader, transform_fn, shape, *, size, offset, skip):
         self._reader, self._transform_fn, self._shape = reader, transform_fn, shape
         self._size, self._offset, self._skip = size, offset, skip
+
+    def finish(self, batch: dict[str, np.ndarray], step: int) -> dict[str, np.ndarray]:
+        return batch
 
     def __call__(self, batch: int, row: int) -> dict[str, Any]:
         i = batch * self._size + self._offset + row
@@ -340,18 +361,17 @@ def _batches(row, local: int, start: int, stop: int, threads, workers: int, spli
     return Batches(iter(dataset), name_fn)
 
 
-def batch_of(
-    row_fn: Callable[[int, int], dict[str, Any]], size: int, step: int
-) -> dict[str, np.ndarray]:
-    """Rows 0 to size of a step, stacked."""
-    rows = [row_fn(int(step), i) for i in range(size)]
+def batch_of(row_fn: TrainRow | _EvaluationRow, size: int, step: int) -> dict[str, np.ndarray]:
+    """Rows 0 to size of a step, stacked and finished."""
+    step = int(step)
+    rows = [row_fn(step, i) for i in range(size)]
     shapes = {row["images"].shape for row in rows}
     if len(shapes) > 1:
         raise ValueError(
             f"images of one batch have the shapes {sorted(shapes)[:3]}: name a transform that "
             "makes them one size, such as standard_train"
         )
-    return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+    return row_fn.finish({key: np.stack([row[key] for row in rows]) for key in rows[0]}, step)
 
 
 def _follow_parent(worker: int, workers: int) -> None:

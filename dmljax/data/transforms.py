@@ -11,7 +11,9 @@ as in torchvision on PIL images; `squash` is the plain bilinear one of OpenCV.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Iterable
 
 import numpy as np
 from PIL import Image, ImageEnhance
@@ -232,36 +234,102 @@ def distort(
     What the affine map brings in from outside has the border's median colour. `noise` is the
     standard deviation in grey levels, `invert` the probability.
     """
-    h, w, channels = image.shape
+    options = dict(rotation=rotation, shear=shear, scale=scale, shift=shift)
+    return _distort_all(image[None], [rng], **options, invert=invert, noise=noise)[0]
+
+
+def _distort_all(
+    images: np.ndarray,
+    rngs: Iterable[_Rng],
+    *,
+    rotation: float = 15.0,
+    shear: float = 0.25,
+    scale: tuple[float, float] = (0.75, 1.15),
+    shift: float = 3.0,
+    invert: float = 0.5,
+    noise: float = 20.0,
+) -> np.ndarray:
+    """`distort` of each image with its own generator, in order."""
+    n, h, w, _ = images.shape
+    draws = np.empty((n, 6))
+    grain = np.empty(images.shape if noise else (n, 0), np.float32)
+    for i, rng in enumerate(rngs):  # each is done with before the next is asked for
+        rng.random(out=draws[i])
+        if noise:
+            rng.standard_normal(dtype=np.float32, out=grain[i])
     low = np.array((-rotation, -shear, scale[0], -shift, -shift, 0))
     high = np.array((rotation, shear, scale[1], shift, shift, 1))
-    # One call: for a small image, calls of the generator are what costs.
-    turn, slant, zoom, dx, dy, coin = (low + (high - low) * rng.random(6)).tolist()
-    turn = math.radians(turn)
-    cos, sin = math.cos(turn) / zoom, math.sin(turn) / zoom
+    turn, slant, zoom, dx, dy, coin = (low + (high - low) * draws).T
+    turn = np.radians(turn)
+    cos, sin = np.cos(turn) / zoom, np.sin(turn) / zoom
     a, b, c, d = cos, cos * slant - sin, sin, sin * slant + cos  # rotation times shear
     x, y = w / 2 + dx, h / 2 + dy
-    affine = (a, b, w / 2 - a * x - b * y, c, d, h / 2 - c * x - d * y)
-    border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
-    border.sort(axis=0)
-    background = tuple(border[len(border) // 2].tolist())
-    moved = _array(
-        _pil(image).transform(
-            (w, h),
-            Image.Transform.AFFINE,
-            affine,
-            Image.Resampling.BILINEAR,
-            fillcolor=background if channels > 1 else background[0],
-        )
-    )
-    if coin < invert:
-        moved = 255 - moved
+    maps = np.stack([a, b, w / 2 - a * x - b * y, c, d, h / 2 - c * x - d * y], axis=1)
+    moved = _affine(images, maps)
+    moved[coin < invert] ^= 255
     if not noise:
         return moved
-    grain = rng.standard_normal(moved.shape, np.float32)
     grain *= noise
     grain += moved
     return np.clip(np.rint(grain, out=grain), 0, 255, out=grain).astype(np.uint8)
+
+
+def _affine(images: np.ndarray, maps: np.ndarray) -> np.ndarray:
+    """The pixel centred at (x, y) has the colour at (a x + b y + c, d x + e y + f), bilinearly;
+    outside of the image is the median colour of its border.
+    """
+    n, h, w, channels = images.shape
+    sides = [images[:, 0], images[:, -1], images[:, :, 0], images[:, :, -1]]
+    border = np.sort(np.concatenate(sides, axis=1), axis=1)
+    # Channel by channel; two more pixels at the far ends, so that every pixel has a next one.
+    wide = np.empty((channels, n, h + 3, w + 3), np.float32)
+    wide[:] = border[:, border.shape[1] // 2].T[:, :, None, None]
+    wide[:, :, 1 : h + 1, 1 : w + 1] = np.moveaxis(images, 3, 0)
+    centers = [np.arange(side, dtype=np.float32) + 0.5 for side in (w, h)]
+    maps = maps.astype(np.float32)
+    out = np.empty_like(images)
+    step = max(1, (1 << 15) // (h * w))  # images whose arrays stay in the cache
+    for start in range(0, n, step):
+        part = slice(start, start + step)
+        column, right = _place(maps[part, :3], centers, w)
+        row, down = _place(maps[part, 3:], centers, h)
+        row *= w + 3
+        row += column
+        row += (np.arange(len(row), dtype=np.int32) * ((h + 3) * (w + 3)))[:, None, None]
+        corner = row.astype(np.intp)
+        for channel in range(channels):
+            source = wide[channel, part].reshape(-1)
+            upper = _between(source, corner, right)
+            lower = _between(source[w + 3 :], corner, right)
+            lower -= upper
+            lower *= down
+            upper += lower
+            out[part, :, :, channel] = np.rint(upper, out=upper)
+    return out
+
+
+def _place(maps, centers, side) -> tuple[np.ndarray, np.ndarray]:
+    """Index before a x + b y + c, in an image with one more pixel around, and how far beyond it."""
+    xs, ys = centers
+    a, b, c = maps.T[:, :, None]
+    at = (a * xs)[:, None] + (b * ys + (c + 0.5))[:, :, None]  # 0.5: from centre to index
+    np.maximum(at, 0, out=at)
+    np.minimum(at, side + 1, out=at)
+    index = at.astype(np.int32)
+    at -= index
+    return index, at
+
+
+def _between(source, index, share) -> np.ndarray:
+    near, far = source.take(index), source[1:].take(index)
+    far -= near
+    far *= share
+    near += far
+    return near
+
+
+# `pipeline` calls this once for a batch: calls of numpy are what small images cost.
+distort.stacked = _distort_all
 
 
 def standard_train(image: np.ndarray, rng: _Rng, *, size: int = 224) -> np.ndarray:
@@ -328,4 +396,8 @@ def small_eval(image: np.ndarray, rng: _Rng, *, size: int = 64) -> np.ndarray:
 
 def glyphs_train(image: np.ndarray, rng: _Rng) -> np.ndarray:
     """A fresh distortion on top of each glyph's own; milder, as the two add up. Never a flip."""
-    return distort(image, rng, rotation=10, shear=0.15, scale=(0.85, 1.15), shift=2, noise=10)
+    return distort(image, rng, **_MILD)
+
+
+_MILD = dict(rotation=10, shear=0.15, scale=(0.85, 1.15), shift=2, noise=10)
+glyphs_train.stacked = functools.partial(_distort_all, **_MILD)

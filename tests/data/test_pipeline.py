@@ -75,6 +75,25 @@ def test_hosts_together_make_the_batch_of_one(photos, hosts):
             assert (np.concatenate([share[step][key] for share in shares]) == rows).all()
 
 
+def test_a_transform_of_whole_batches_draws_for_each_image_alone():
+    split = datasets.glyphs().train
+    one = functools.partial(transforms.distort, shift=1.0)
+
+    def each(image, rng):
+        return one(image, rng)
+
+    def first(transform_fn, **options):
+        options |= {"sample_fn": _P_BY_K, "transform_fn": transform_fn, "seed": 3, "start": 5}
+        with pipeline.train(split, **options) as batches:
+            return next(batches)
+
+    wanted = first(each)
+    halves = [first(one, host=host, hosts=2) for host in range(2)]
+    for key, rows in wanted.items():
+        assert (first(one)[key] == rows).all()
+        assert (np.concatenate([half[key] for half in halves]) == rows).all()
+
+
 def test_any_start_gives_the_same_stream_and_costs_the_same(photos):
     stream = _digests(photos, 9)
     for start in (1, 4, 8):

@@ -225,6 +225,39 @@ def test_distort_moves_as_its_arguments_say():
     assert abs(slope) == pytest.approx(abs(math.tan(angle)), rel=0.1)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_affine_maps_are_those_of_a_loop_over_pixels(channels):
+    rng = _rng(3)
+    images = rng.integers(0, 256, (3, 7, 9, channels), dtype=np.uint8)
+    maps = np.array([1, 0.2, -1, -0.3, 0.9, 1]) + rng.normal(size=(3, 6)) * 0.2
+    maps[2, 2] = 100  # all outside
+    out = transforms._affine(images, maps)
+    for image, (a, b, c, d, e, f), moved in zip(images, maps, out, strict=True):
+        border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
+        background = np.sort(border, axis=0)[len(border) // 2].astype(float)
+
+        def pixel(row, column, image=image, background=background):
+            inside = 0 <= row < 7 and 0 <= column < 9
+            return image[row, column] if inside else background
+
+        for row, column in np.ndindex(7, 9):
+            x = a * (column + 0.5) + b * (row + 0.5) + c - 0.5
+            y = d * (column + 0.5) + e * (row + 0.5) + f - 0.5
+            left, top = math.floor(x), math.floor(y)
+            right, down = x - left, y - top
+            near = (1 - right) * pixel(top, left) + right * pixel(top, left + 1)
+            far = (1 - right) * pixel(top + 1, left) + right * pixel(top + 1, left + 1)
+            assert np.abs((1 - down) * near + down * far - moved[row, column]).max() < 0.51
+
+
+@pytest.mark.parametrize("name", ["distort", "glyphs_train"])
+def test_a_stack_is_distorted_as_its_images_are(name):
+    transform_fn = getattr(transforms, name)
+    images = _rng(4).integers(0, 256, (70, 32, 32, 1), dtype=np.uint8)
+    whole = transform_fn.stacked(images, (_rng(i) for i in range(70)))
+    assert (whole == np.stack([transform_fn(x, _rng(i)) for i, x in enumerate(images)])).all()
+
+
 def test_distort_fills_with_the_background_on_both_polarities():
     for ground in (0, 255):
         image = np.full((32, 32, 1), ground, np.uint8)
