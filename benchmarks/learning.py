@@ -31,12 +31,13 @@ METHODS = {
         "loss": {"name": "multi_similarity"},
         "miner": {"name": "multi_similarity", "epsilon": 0.1},
     },
-    "pairs, supcon": {
-        "method": {"name": "pairs", "dim": 64},
-        "loss": {"name": "supcon"},
+    "pairs, flattened": {
+        "method": {"name": "pairs", "dim": 64, "pool": "flatten"},
+        "loss": {"name": "multi_similarity"},
+        "miner": {"name": "multi_similarity", "epsilon": 0.1},
     },
     "proxies, proxy-anchor": {
-        "method": {"name": "proxies", "dim": 64},
+        "method": {"name": "proxies", "dim": 64, "pool": "flatten"},
         "loss": {"name": "proxy_anchor"},
         "optimizer": {"groups": [{"path": "^proxies", "factor": 10.0}]},
     },

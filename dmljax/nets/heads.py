@@ -24,7 +24,7 @@ from dmljax import ops
 from dmljax.nets.layers import Dense, global_max, global_mean
 from dmljax.ops import Array
 
-__all__ = ["BNNeck", "GeM", "Head", "classify", "gem", "global_mean_max"]
+__all__ = ["BNNeck", "GeM", "Head", "classify", "flatten", "gem", "global_mean_max"]
 
 
 # --- pooling: [b h w c] -> [b c] ----------------------------------------------------------------
@@ -48,6 +48,11 @@ def global_mean_max(maps: Float[Array, "b h w c"]) -> Float[Array, "b c"]:
     return global_mean(maps) + global_max(maps)
 
 
+def flatten(maps: Float[Array, "b h w c"]) -> Float[Array, "b n"]:
+    """Every place keeps its own features, for images whose layout says what they are."""
+    return ops.widen(maps).reshape(len(maps), -1)
+
+
 class GeM(nn.Module, kw_only=True):
     """`gem` whose power is learned, from `p` on."""
 
@@ -62,6 +67,7 @@ class GeM(nn.Module, kw_only=True):
 
 # Functions that make a pool when called inside a module.
 _POOLS = {
+    "flatten": lambda: flatten,
     "gem": lambda **options: GeM(**options, name="gem"),
     "max": lambda: global_max,
     "mean": lambda: global_mean,
@@ -136,7 +142,7 @@ class BNNeck(nn.Module, kw_only=True):
 class Head(nn.Module, kw_only=True):
     """Pool, linear layer, unit vectors; if asked for, a neck and a classifier.
 
-    `pool`: "mean", "max", "gem", "mean_max", dict(name="gem", p=4.0) or a function; None where the
+    `pool`: "mean", "max", "gem", "mean_max", "flatten", dict(name="gem", p=4.0) or a function; None where the
     input is pooled already. `features=None` leaves out the linear layer. The names of the
     parameters, red, bottleneck and fc, are those of Seidenschwarz et al. (ICML 2021).
     """

@@ -79,6 +79,7 @@ POOLS = {
     "mean": lambda maps: maps.mean(axis=(1, 2)),
     "max": lambda maps: maps.max(axis=(1, 2)),
     "mean_max": lambda maps: maps.mean(axis=(1, 2)) + maps.max(axis=(1, 2)),
+    "flatten": lambda maps: np.stack([one.flatten() for one in maps]),
     "gem": functools.partial(_naive_gem, p=3.0),
 }
 
@@ -263,7 +264,7 @@ def test_half_precision_of_a_head():
         (
             {"pool": "means"},
             MAPS,
-            r"there is no pool 'means': did you mean 'mean'\? There are: gem",
+            r"there is no pool 'means': did you mean 'mean'\? There are: flatten, gem",
         ),
         ({"pool": {"name": "max", "p": 2}}, MAPS, r"the pool 'max' takes no arguments, not p"),
         ({"pool": {"name": "gem", "q": 2}}, MAPS, r"the pool 'gem' takes p, epsilon, not q"),
