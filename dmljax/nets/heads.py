@@ -142,8 +142,8 @@ class BNNeck(nn.Module, kw_only=True):
 class Head(nn.Module, kw_only=True):
     """Pool, linear layer, unit vectors; if asked for, a neck and a classifier.
 
-    `pool`: "mean", "max", "gem", "mean_max", "flatten", dict(name="gem", p=4.0) or a function; None where the
-    input is pooled already. `features=None` leaves out the linear layer. The names of the
+    `pool`: "mean", "max", "gem", "mean_max", "flatten", dict(name="gem", p=4.0) or a function; None
+    where the input is pooled already. `features=None` leaves out the linear layer. The names of the
     parameters, red, bottleneck and fc, are those of Seidenschwarz et al. (ICML 2021).
     """
 
