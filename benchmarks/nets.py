@@ -82,11 +82,15 @@ def theirs(name: str, x: np.ndarray):
 
 
 def medians(functions, rounds: int) -> list[float]:
-    """Seconds of each, which take turns."""
+    """Seconds of each, which take turns.
+
+    The first pass of a turn is not counted: the other library's threads spin on for a while.
+    """
     took = []
     for _ in range(rounds + 1):  # the first is not counted
         took.append([])
         for function in functions:
+            function()
             began = time.perf_counter()
             function()
             took[-1].append(time.perf_counter() - began)
