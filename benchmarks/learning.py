@@ -29,17 +29,14 @@ _TICKS = 100_000  # of a schedule
 AFFINE = {"rotation": 10, "shear": 0.15, "scale": (0.85, 1.15), "shift": 2}
 GRAPH = {"name": "graph", "dim": 64, "pool": "flatten", "neck": True}
 GRAPH |= {"attention": "gatv2", "heads": 4}
+PAIRS = {
+    "method": {"name": "pairs", "dim": 64},
+    "loss": {"name": "multi_similarity"},
+    "miner": {"name": "multi_similarity", "epsilon": 0.1},
+}
 METHODS = {
-    "pairs": {
-        "method": {"name": "pairs", "dim": 64},
-        "loss": {"name": "multi_similarity"},
-        "miner": {"name": "multi_similarity", "epsilon": 0.1},
-    },
-    "pairs, flattened": {
-        "method": {"name": "pairs", "dim": 64, "pool": "flatten"},
-        "loss": {"name": "multi_similarity"},
-        "miner": {"name": "multi_similarity", "epsilon": 0.1},
-    },
+    "pairs": PAIRS,
+    "pairs, flattened": PAIRS | {"method": PAIRS["method"] | {"pool": "flatten"}},
     "proxies, proxy-anchor": {
         "method": {"name": "proxies", "dim": 64, "pool": "flatten"},
         "loss": {"name": "proxy_anchor"},
@@ -131,7 +128,7 @@ def ours(
     with runs.batches(made) as batches:
         for batch in sharding.prefetch(batches, made.shards.rows):
             share = done / steps if steps else (time.perf_counter() - began) / seconds
-            if share >= 1:
+            if done and share >= 1:
                 break
             state, found = step_fn(at(state, share), batch)
             done += 1

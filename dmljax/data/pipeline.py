@@ -288,8 +288,8 @@ def evaluation(
     _check(split, host, hosts, unreadable, workers)
     local = _share(batch_size, hosts)
     reader = Reader(split, cache)
-    shape = _shape(reader, transform_fn, unreadable == "skip")
     skip = unreadable == "skip"
+    shape = _shape(reader, transform_fn, skip)
     row = _EvaluationRow(
         reader, transform_fn, shape, size=batch_size, offset=host * local, skip=skip
     )

@@ -242,12 +242,12 @@ def _distort_all(
     images: np.ndarray,
     rngs: Iterable[_Rng],
     *,
-    rotation: float = 15.0,
-    shear: float = 0.25,
-    scale: tuple[float, float] = (0.75, 1.15),
-    shift: float = 3.0,
-    invert: float = 0.5,
-    noise: float = 20.0,
+    rotation: float,
+    shear: float,
+    scale: tuple[float, float],
+    shift: float,
+    invert: float,
+    noise: float,
 ) -> np.ndarray:
     """`distort` of each image with its own generator, in order."""
     n, h, w, _ = images.shape
@@ -329,7 +329,7 @@ def _between(source, index, share) -> np.ndarray:
 
 
 # `pipeline` calls this once for a batch: calls of numpy are what small images cost.
-distort.stacked = _distort_all
+distort.stacked = functools.partial(_distort_all, **distort.__kwdefaults__)
 
 
 def standard_train(image: np.ndarray, rng: _Rng, *, size: int = 224) -> np.ndarray:
@@ -400,4 +400,4 @@ def glyphs_train(image: np.ndarray, rng: _Rng) -> np.ndarray:
 
 
 _MILD = dict(rotation=10, shear=0.15, scale=(0.85, 1.15), shift=2, noise=10)
-glyphs_train.stacked = functools.partial(_distort_all, **_MILD)
+glyphs_train.stacked = functools.partial(distort.stacked, **_MILD)

@@ -75,7 +75,7 @@ def test_hosts_together_make_the_batch_of_one(photos, hosts):
             assert (np.concatenate([share[step][key] for share in shares]) == rows).all()
 
 
-def test_a_transform_of_whole_batches_draws_for_each_image_alone():
+def test_a_transform_of_whole_batches_draws_for_each_image_alone(monkeypatch):
     split = datasets.glyphs().train
     one = functools.partial(transforms.distort, shift=1.0)
 
@@ -87,10 +87,18 @@ def test_a_transform_of_whole_batches_draws_for_each_image_alone():
         with pipeline.train(split, **options) as batches:
             return next(batches)
 
-    wanted = first(each)
+    wanted, sizes, stacked = first(each), [], transforms.distort.stacked
+
+    def counted(images, rngs, **options):
+        sizes.append(len(images))
+        return stacked(images, rngs, **options)
+
+    monkeypatch.setattr(transforms.distort, "stacked", counted)
     halves = [first(one, host=host, hosts=2) for host in range(2)]
+    assert set(sizes) == {len(wanted["labels"]) // 2}
+    whole = first(one)
     for key, rows in wanted.items():
-        assert (first(one)[key] == rows).all()
+        assert (whole[key] == rows).all()
         assert (np.concatenate([half[key] for half in halves]) == rows).all()
 
 
