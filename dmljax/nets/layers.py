@@ -7,6 +7,7 @@ parameters promote to); parameters and running statistics are float32 whatever i
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -142,11 +143,12 @@ class BatchNorm(nn.Module):
         # Sums over a batch lose digits in bfloat16: all but the result is at least float32.
         x = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32))
         if not train or self.frozen:
-            mean, var = running_mean.value, running_var.value
+            factor = jax.lax.rsqrt(running_var.value + self.epsilon)
+            factor = factor if scale is None else factor * scale
+            y = (x - along(running_mean.value)) * along(factor)
         else:
-            axes, count = tuple(range(x.ndim - 1)), math.prod(x.shape[:-1])
-            mean = jnp.mean(x, axis=axes)
-            var = jnp.mean(jnp.square(x - along(mean)), axis=axes)
+            count = math.prod(x.shape[:-1])
+            y, mean, var = _normalized(x, jnp.ones(shape) if scale is None else scale, self.epsilon)
             if not self.is_initializing():
                 if count < 2:
                     raise ValueError(
@@ -155,13 +157,42 @@ class BatchNorm(nn.Module):
                     )
                 self._update(running_mean, mean)
                 self._update(running_var, var * (count / (count - 1)))
-        factor = jax.lax.rsqrt(var + self.epsilon)
-        y = (x - along(mean)) * along(factor if scale is None else factor * scale)
         return jnp.asarray(y if bias is None else y + along(bias), dtype)
 
     def _update(self, running: nn.Variable, new: jax.Array) -> None:
         new = jax.lax.stop_gradient(new).astype(jnp.float32)
         running.value = (1 - self.momentum) * running.value + self.momentum * new
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _normalized(x, scale, epsilon):
+    """`x` with mean 0 and deviation `scale` per channel, and its own mean and variance.
+
+    The gradient is that of the first; to it the others are constants. It is written down because
+    its two sums over the map are half of those that differentiating these lines would give.
+    """
+    return _normalized_forward(x, scale, epsilon)[0]
+
+
+def _normalized_forward(x, scale, epsilon):
+    axes = tuple(range(x.ndim - 1))
+    mean = jnp.mean(x, axis=axes, keepdims=True)
+    var = jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)
+    factor = jax.lax.rsqrt(var + epsilon)
+    y = (x - mean) * (factor * scale.reshape(mean.shape))
+    return (y, mean.reshape(-1), var.reshape(-1)), (x, scale, mean, factor)
+
+
+def _normalized_backward(epsilon, residual, gradients):
+    x, scale, mean, factor = residual
+    g, axes = gradients[0], tuple(range(x.ndim - 1))
+    shift = jnp.mean(g, axis=axes, keepdims=True)
+    slope = factor * jnp.mean(g * (x - mean), axis=axes, keepdims=True)
+    back = factor * scale.reshape(mean.shape) * (g - shift - (x - mean) * (factor * slope))
+    return back, (slope.reshape(-1) * (x.size // len(scale))).astype(scale.dtype)
+
+
+_normalized.defvjp(_normalized_forward, _normalized_backward)
 
 
 class ConvNorm(nn.Module):
