@@ -20,6 +20,7 @@ from flax.linen.dtypes import promote_dtype
 from jaxtyping import Float
 
 from dmljax.nets.convolution import conv
+from dmljax.nets.pooling import largest
 
 __all__ = [
     "BatchNorm",
@@ -250,7 +251,7 @@ def max_pool(
 ) -> Float[jax.Array, "b y x c"]:
     """Largest of each window. `ceil`: a last window may hang over the edge, as in Caffe."""
     sides = [_sides(n, size, strides, padding, ceil) for n in x.shape[1:3]]
-    return nn.max_pool(x, (size, size), (strides, strides), sides)
+    return largest(x, size, strides=strides, sides=tuple(sides))
 
 
 def avg_pool(
