@@ -1,6 +1,8 @@
 """Geometry and augmentation against written-out definitions and their stated distributions."""
 
+import functools
 import inspect
+import itertools
 import math
 
 import numpy as np
@@ -131,13 +133,52 @@ def test_flip_is_half_and_exact():
     assert (flipped == image[:, ::-1]).all()
 
 
-def test_squash_is_opencvs():
-    cv2 = pytest.importorskip("cv2", reason="OpenCV is the peer here")
-    for h, w in ((375, 500), (100, 90), (256, 256), (30, 700)):
-        image = _image(h, w)
-        ours = transforms.squash(image, _rng(), size=256).astype(int)
-        peer = cv2.resize(image, (256, 256), interpolation=cv2.INTER_LINEAR).astype(int)
-        assert np.abs(ours - peer).max() <= 1  # OpenCV weighs in fixed point
+def _between(image, height, width):
+    """Bilinear by definition: each pixel from the four around its centre."""
+    h, w, c = image.shape
+    out = np.zeros((height, width, c))
+    for y, x in itertools.product(range(height), range(width)):
+        v = min(max((y + 0.5) * h / height - 0.5, 0), h - 1)
+        u = min(max((x + 0.5) * w / width - 0.5, 0), w - 1)
+        for r, q in itertools.product((int(v), int(v) + 1), (int(u), int(u) + 1)):
+            share = (1 - abs(v - r)) * (1 - abs(u - q))
+            out[y, x] += share * image[min(r, h - 1), min(q, w - 1)]
+    return out
+
+
+@pytest.mark.parametrize("opencv", [False, True])
+@pytest.mark.parametrize("sides", [(20, 31), (5, 4), (1, 1), (16, 16), (1, 40)])
+def test_without_antialiasing_pixels_lie_between_the_four_around(monkeypatch, opencv, sides):
+    if not opencv:
+        monkeypatch.setattr(transforms, "_opencv", lambda: None)
+    elif transforms._opencv() is None:
+        pytest.skip("OpenCV (the extra 'fast') is not installed")
+    for channels in (1, 3):
+        image = _image(*sides)[:, :, :channels]
+        out = transforms.squash(image, _rng(), size=16)
+        assert out.shape == (16, 16, channels) and out.dtype == np.uint8
+        assert np.abs(out - _between(image, 16, 16)).max() <= 1.5
+
+
+def test_without_antialiasing_pixels_do_not_depend_on_opencv(monkeypatch):
+    if transforms._opencv() is None:
+        pytest.skip("OpenCV (the extra 'fast') is not installed")
+    recipe = functools.partial(transforms.standard_train, size=65, antialias=False)
+    images = [_image(h, w) for h, w in ((375, 500), (70, 90), (65, 65), (30, 300))]
+    images.append(images[0][:, :, :1])
+    fast = [recipe(image, _rng(i)) for i, image in enumerate(images)]
+    monkeypatch.setattr(transforms, "_opencv", lambda: None)
+    for i, image in enumerate(images):
+        np.testing.assert_array_equal(recipe(image, _rng(i)), fast[i])
+
+
+def test_antialiasing_averages_what_is_left_out():
+    stripes = np.zeros((64, 64, 1), np.uint8)
+    stripes[:, ::4] = 255
+    smooth, plain = (
+        transforms.resize(stripes, _rng(), size=16, antialias=choice) for choice in (True, False)
+    )
+    assert np.ptp(smooth[:, 4:12]) < 40 and set(np.unique(plain)) <= {0, 127, 128, 255}
 
 
 def test_pad_keeps_the_aspect_ratio_in_the_middle():
