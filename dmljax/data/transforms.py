@@ -120,9 +120,7 @@ def unchanged(image: np.ndarray, rng: _Rng) -> np.ndarray:
     return image
 
 
-def resize(
-    image: np.ndarray, rng: _Rng, *, size: int = 256, antialias: bool = True
-) -> np.ndarray:
+def resize(image: np.ndarray, rng: _Rng, *, size: int = 256, antialias: bool = True) -> np.ndarray:
     """The shorter side to `size`; the longer is rounded down, as torchvision does."""
     h, w = image.shape[:2]
     shorter = min(h, w)
