@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import colorsys
 import os
 import pathlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from dmljax import retrieval
 from dmljax.data.splits import Split
@@ -17,19 +19,10 @@ _RIGHT, _WRONG, _INK = "#2a9d5c", "#d1495b", "#333333"
 
 
 def _figure(width: float, height: float, **kwargs):
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    return pyplot.subplots(figsize=(width, height), layout="constrained", **kwargs)
-
-
-def _save(figure, path: pathlib.Path) -> None:
-    from matplotlib import pyplot
-
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(**kwargs)
 
 
 def curves(lines: Sequence[dict], path: pathlib.Path) -> None:
@@ -49,7 +42,7 @@ def curves(lines: Sequence[dict], path: pathlib.Path) -> None:
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    figure.savefig(path, dpi=110)
 
 
 def neighbours(
@@ -71,27 +64,30 @@ def neighbours(
     rows = rng.choice(pool, min(queries, len(pool)), replace=False)
     items = np.flatnonzero(offered)
     found, _ = retrieval.nearest(embeddings[rows], embeddings[items], k=min(k + 1, len(items)))
-    figure, axes = _figure(
-        1.1 * (k + 1) + 0.3, 1.15 * len(rows) + 0.3, nrows=len(rows), ncols=k + 1, squeeze=False
-    )
-    for row, near, line in zip(rows, items[found], axes, strict=True):
+    side, edge, head = 96, 4, 30
+    step = side + 2 * edge + 6
+    page = Image.new("RGB", ((k + 1) * step + 20, len(rows) * step + head + 6), "white")
+    lefts = [6] + [x * step + 20 for x in range(1, k + 1)]  # the query stands apart
+    for text, left in (("query", lefts[0]), ("nearest", lefts[1])):
+        ImageDraw.Draw(page).text((left, 8), text, fill=_INK, font=ImageFont.load_default(14))
+    for y, (row, near) in enumerate(zip(rows, items[found], strict=True)):
         near = [i for i in near if i != row][:k]
-        for axis in line:
-            axis.set(xticks=[], yticks=[])
-            axis.spines[:].set_visible(False)
-        _show(line[0], read_fn(int(row)), _INK)
-        for axis, i in zip(line[1:], near, strict=False):
-            same = split.labels[i] == split.labels[row]
-            _show(axis, read_fn(int(i)), _RIGHT if same else _WRONG)
-    axes[0][0].set_title("query", fontsize=9)
-    axes[0][1].set_title("nearest", fontsize=9, loc="left")
-    _save(figure, path)
+        for left, i in zip(lefts, (row, *near), strict=False):
+            color = _RIGHT if split.labels[i] == split.labels[row] else _WRONG
+            picture = _framed(read_fn(int(i)), side, edge, _INK if left == lefts[0] else color)
+            page.paste(picture, (left, y * step + head))
+    page.save(path)
 
 
-def _show(axis, image: np.ndarray, color: str) -> None:
-    grey = image.shape[2] == 1
-    axis.imshow(image[:, :, 0] if grey else image, cmap="gray" if grey else None, vmin=0, vmax=255)
-    axis.spines[:].set(visible=True, color=color, linewidth=3)
+def _framed(image: np.ndarray, side: int, width: int, color) -> Image.Image:
+    """`image` within a square of `side` pixels, and a frame of `width` around it."""
+    picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).convert("RGB")
+    # The smallest images stay as they are, pixel by pixel.
+    grown = Image.Resampling.NEAREST if max(picture.size) < side else Image.Resampling.BOX
+    picture = ImageOps.contain(picture, (side, side), grown)
+    framed = Image.new("RGB", tuple(n + 2 * width for n in picture.size), color)
+    framed.paste(picture, (width, width))
+    return framed
 
 
 def embedding_map(
@@ -116,26 +112,20 @@ def embedding_map(
     if len(rows) > images:
         rows = rng.choice(rows, images, replace=False)
     places = _plane(embeddings[rows], seed)
-    from matplotlib import colormaps
-    from matplotlib.offsetbox import AnnotationBbox, OffsetImage
-
-    figure, axes = _figure(11, 11)
-    colors = {c: colormaps["hsv"](i / len(chosen)) for i, c in enumerate(chosen)}
-    for row, place in zip(rows, places, strict=True):
-        image = read_fn(int(row))
-        picture = OffsetImage(
-            image[:, :, 0] if image.shape[2] == 1 else image,
-            zoom=22 / max(image.shape[:2]),
-            cmap="gray" if image.shape[2] == 1 else None,
-        )
-        box = dict(edgecolor=colors[split.labels[row]], linewidth=2)
-        axes.add_artist(AnnotationBbox(picture, place, pad=0.15, bboxprops=box))
+    side, edge, head = 1200, 24, 40
     low, high = places.min(axis=0), places.max(axis=0)
-    gap = 0.04 * np.maximum(high - low, 1e-6)
-    axes.set(xlim=(low[0] - gap[0], high[0] + gap[0]), ylim=(low[1] - gap[1], high[1] + gap[1]))
-    axes.set(xticks=[], yticks=[], title=f"{len(chosen)} classes of the test split")
-    axes.spines[:].set_visible(False)
-    _save(figure, path)
+    places = (places - low) / np.maximum(high - low, 1e-6)
+    page = Image.new("RGB", (side, side + head), "white")
+    title = f"{len(chosen)} classes of the test split"
+    font = ImageFont.load_default(20)
+    ImageDraw.Draw(page).text((side / 2, 12), title, fill=_INK, font=font, anchor="mt")
+    hues = [colorsys.hsv_to_rgb(i / len(chosen), 0.9, 0.9) for i in range(len(chosen))]
+    colors = {c: tuple(round(255 * v) for v in hue) for c, hue in zip(chosen, hues, strict=True)}
+    for row, (x, y) in zip(rows, places, strict=True):
+        picture = _framed(read_fn(int(row)), 34, 3, colors[split.labels[row]])
+        room = side - 2 * edge - np.array(picture.size)
+        page.paste(picture, (int(edge + x * room[0]), int(head + edge + (1 - y) * room[1])))
+    page.save(path)
 
 
 def frame(
@@ -176,14 +166,12 @@ def frame(
     )
     # Whole or not at all: a run that is killed goes on with the frames that are there.
     aside = path.with_suffix(".tmp.png")
-    _save(figure, aside)
+    figure.savefig(aside, dpi=110)
     os.replace(aside, path)
 
 
 def movie(folder: pathlib.Path, path: pathlib.Path, *, each: int = 200, last: int = 3000) -> None:
     """The frames of `folder` in the order of their names, for so many milliseconds."""
-    from PIL import Image
-
     files = sorted(f for f in folder.glob("*.png") if not f.name.endswith(".tmp.png"))
     if not files:
         return

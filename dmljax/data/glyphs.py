@@ -75,8 +75,9 @@ def images(characters: str) -> np.ndarray:
     """
     pictures = np.empty((len(characters) * len(FACES), SIZE, SIZE, 1), np.uint8)
     for i, character in enumerate(characters):
-        for j, face in enumerate(FACES):
-            rng = np.random.Generator(np.random.Philox(key=[ord(character), j]))
-            pictures[i * len(FACES) + j] = transforms.distort(_draw(character, face), rng)
+        drawn = np.stack([_draw(character, face) for face in FACES])
+        keys = [np.random.Philox(key=[ord(character), j]) for j in range(len(FACES))]
+        rngs = [np.random.Generator(key) for key in keys]
+        pictures[i * len(FACES) : (i + 1) * len(FACES)] = transforms.distort.stacked(drawn, rngs)
     pictures.setflags(write=False)
     return pictures
