@@ -63,13 +63,14 @@ METHODS = {
     },
 }
 ENSEMBLE = {"name": "abe", "dim": 64, "split": ["conv3", "conv4"], "attention": "conv4"}
+ENSEMBLE |= {"lambda_div": 0.1}
 for title, change in {
     "abe, 4 learners": {"learners": 4},
     "abe, 4 learners, no divergence": {"learners": 4, "lambda_div": 0},
     "4 heads": {"learners": 4, "heads": True, "lambda_div": 0},
     "1 head": {"learners": 1, "heads": True, "lambda_div": 0},
 }.items():
-    METHODS[title] = {"method": ENSEMBLE | change, "loss": {"name": "supcon"}}
+    METHODS[title] = PAIRS | {"method": ENSEMBLE | change}
 
 
 # --- one run, in a process of its own -----------------------------------------------------------

@@ -349,10 +349,11 @@ def test_cut_files(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", _each_format())
-def test_flipped_bits_crash_nothing(tmp_path, kind):
+@pytest.mark.parametrize("flips", [100, pytest.param(2000, marks=pytest.mark.slow)])
+def test_flipped_bits_crash_nothing(tmp_path, kind, flips):
     data = _each_format()[kind]
-    rng = np.random.default_rng(0)
-    for _ in range(100):
+    rng = np.random.default_rng(flips)
+    for _ in range(flips):
         bad = bytearray(data)
         bad[rng.integers(len(data))] ^= 1 << int(rng.integers(8))
         try:

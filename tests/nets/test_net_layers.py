@@ -215,6 +215,32 @@ def test_batch_norm_agrees_with_pytorch():
     np.testing.assert_allclose(gradient, from_torch(inputs.grad), atol=1e-4)
 
 
+@pytest.mark.parametrize("options", [{}, {"use_bias": False}, {"use_scale": False}])
+def test_gradients_of_batch_norm_are_those_of_its_definition(options):
+    x = (3 * normal(4, 5, 6, 3) + 1).astype(np.float64)
+    weights = normal(4, 5, 6, 3).astype(np.float64)
+    with jax.enable_x64(True):
+        layer = layers.BatchNorm(epsilon=1e-2, **options)
+        variables = layer.init(jax.random.key(0), x, train=True)
+        stats = variables["batch_stats"]
+        params = jax.tree.map(lambda p: jnp.linspace(0.5, 2, 3), variables.get("params", {}))
+
+        def ours(params, x):
+            both = {"params": params, "batch_stats": stats}
+            y, new = layer.apply(both, x, train=True, mutable=["batch_stats"])
+            # The running statistics are no way for a gradient.
+            return jnp.sum(y * weights) + sum(map(jnp.sum, jax.tree.leaves(new)))
+
+        def definition(params, x):
+            far = x - jnp.mean(x, axis=(0, 1, 2), keepdims=True)
+            y = far / jnp.sqrt(jnp.mean(far * far, axis=(0, 1, 2), keepdims=True) + 1e-2)
+            y = y * params.get("scale", jnp.ones(3)).reshape(1, 1, 1, 3)
+            return jnp.sum((y + params.get("bias", jnp.zeros(3)).reshape(1, 1, 1, 3)) * weights)
+
+        got, want = (jax.grad(f, argnums=(0, 1))(params, x) for f in (ours, definition))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), got, want)
+
+
 def test_batch_norm_statistics_are_exact_far_from_zero():
     # Means of squares minus squares of means have no digits left here.
     x = 1000 + normal(4096, 2)
