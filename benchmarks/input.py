@@ -4,6 +4,7 @@
     python benchmarks/input.py
 
 Everybody decodes, cuts a random resized crop of 227 and flips, and hands over uint8 batches of 64;
+`no antialiasing` is the same cut by `antialias=False`, which torch's side does not have;
 the rows `squash` are DVML's recipe instead: squashed to 256x256, a random crop of 227, flip.
 The originals are 500x375 JPEGs of about 60 kB, made here; `prepared` are the same images after
 `dmljax.data.prepare`. The contestants take turns, round after round, and the ratios are medians

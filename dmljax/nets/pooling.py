@@ -1,9 +1,9 @@
 """The largest of each window, with a gradient that is fast on CPUs.
 
 XLA computes the gradient of a maximum over windows on the CPU by carrying positions through it: a
-tenth of a ResNet-50's step. Here the maximum remembers which of the window's taps it came from, and
-the gradient of the pixels with one residue of the stride is a sum over the taps that reach them.
-The first of equals gets it, as in PyTorch and in XLA. Other platforms keep XLA's own.
+twelfth of a ResNet-50's step. Here the maximum remembers which of the window's taps it came from,
+and the gradient of the pixels with one residue of the stride is a sum over the taps that reach
+them. The first of equals gets it, as in PyTorch and in XLA. Other platforms keep XLA's own.
 """
 
 from __future__ import annotations
@@ -38,13 +38,7 @@ def _plain(x, size, strides, sides):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _largest(x, size, strides, sides):
-    def own(x):
-        return _found(x, size, strides, sides)[0]
-
-    def usual(x):
-        return _plain(x, size, strides, sides)
-
-    return jax.lax.platform_dependent(x, cpu=own, default=usual)
+    return _forward(x, size, strides, sides)[0]
 
 
 def _forward(x, size, strides, sides):
