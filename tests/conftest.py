@@ -22,6 +22,8 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(HERE.parent / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+# The programs that tests start: an entry half-written by another process is a miss (setup.cfg).
+os.environ.setdefault("PYTHONWARNINGS", "ignore:Error reading persistent compilation cache")
 
 sys.path.insert(0, str(HERE))
 # Records of `data` are sequences by what they do, not by type, and it has no arrays of jax.
