@@ -18,6 +18,7 @@ from dmljax import losses, methods, miners, nets, ops, optim, sharding
 from dmljax.data import datasets, normalization, pipeline, sampling, transforms
 from dmljax.data.splits import Split, divide
 from dmljax.methods.base import Method
+from dmljax.nets import initial
 from dmljax.train_step import TrainState, check_parts, init_state, train_step
 
 __all__ = [
@@ -35,8 +36,8 @@ __all__ = [
     "weights",
 ]
 
-# What runs once is compiled in a fifth of the time without optimisations.
-_ONCE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+# What runs once is not worth the last optimisations.
+_ONCE = {"xla_backend_optimization_level": 1}
 # Fields with defaults; what a config leaves out is this. Anything else is an error.
 _DEFAULTS: dict[str, Any] = {
     "seed": 0,
@@ -223,7 +224,7 @@ def first_state(made: Run) -> TrainState:
     once = functools.partial(jax.jit, compiler_options=_ONCE)
     path = weights(made.config)
     if not path:
-        return once(lambda key: rest(*begin(key)), out_shardings=places)(key)
+        return once(initial.together(lambda key: rest(*begin(key))), out_shardings=places)(key)
     from dmljax.nets import pretrained
 
     found = pretrained.load(path, _net(made.config))
@@ -235,7 +236,8 @@ def first_state(made: Run) -> TrainState:
         filled[1] = {**model_state, "batch_stats": stats}
     both = [places.params, places.model_state]
 
-    def drawn(key):  # what is read is not drawn: the compiler leaves it out
+    @initial.together  # what is read is not drawn
+    def drawn(key):
         return [_unknown(new, tree) for new, tree in zip(begin(key), filled, strict=True)]
 
     where = [_unknown(place, tree) for place, tree in zip(both, filled, strict=True)]

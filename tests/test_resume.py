@@ -176,7 +176,9 @@ def test_a_workdir_in_use_is_refused(tmp_path):
 
 
 def test_interrupted_where_the_best_is_reloaded_the_run_is_the_same(tmp_path):
-    config = tiny(tmp_path, reload_best_at=[4], optimizer={"name": "sgd", "rate": 30.0})
+    grows = {"name": "constant", "warmup": 6}  # from harmless to harmful
+    optimizer = {"name": "sgd", "rate": 100.0}
+    config = tiny(tmp_path, reload_best_at=[4], optimizer=optimizer, schedule=grows)
     config["evaluate"] |= {"every": 1, "clustering": False}
     config["checkpoint"]["keep"] = 6
     train.run(config, tmp_path / "run")

@@ -111,7 +111,9 @@ def _torch_axes(array):
 
 
 def test_select_takes_the_best_evaluation(tmp_path):
-    config = tiny(tmp_path, select="test", optimizer={"name": "sgd", "rate": 30.0})
+    grows = {"name": "constant", "warmup": 6}  # from harmless to harmful
+    optimizer = {"name": "sgd", "rate": 100.0}
+    config = tiny(tmp_path, select="test", optimizer=optimizer, schedule=grows)
     config["evaluate"] |= {"every": 1, "clustering": False}
     config["checkpoint"]["keep"] = 1  # and the best
     found = train.run(config, tmp_path / "run")["R@1"]

@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float
 
 from dmljax import losses, ops
 from dmljax.methods import base
+from dmljax.nets import initial
 from dmljax.nets.dvml import VariationalDecoder, VariationalHeads, sample_variations
 from dmljax.ops import Array, Labels
 
@@ -193,8 +194,7 @@ def dvml(
             merged = {**model_state.get("batch_stats", {}), **stats["batch_stats"]}
             model_state = {**model_state, "batch_stats": merged}
         if o["probe"]:
-            glorot = nn.initializers.glorot_uniform()
-            kernel = glorot(jax.random.fold_in(key, 1001), (width, classes))
+            kernel = initial.glorot_uniform(jax.random.fold_in(key, 1001), (width, classes))
             params["probe"] = {"kernel": kernel, "bias": jnp.zeros(classes)}
         return params, model_state
 

@@ -22,6 +22,7 @@ from jaxtyping import Float
 
 from dmljax import ops
 from dmljax.nets.googlenet import GoogLeNet
+from dmljax.nets.initial import glorot_uniform, uniform
 from dmljax.nets.layers import Conv, Dense
 from dmljax.ops import Array
 
@@ -146,8 +147,8 @@ def _ensemble(vectors):
 
 
 def _linear(features, dtype, name):
-    glorot, zeros = nn.initializers.glorot_uniform(), nn.initializers.zeros
-    return Dense(features, dtype=dtype, kernel_init=glorot, bias_init=zeros, name=name)
+    zeros = nn.initializers.zeros
+    return Dense(features, dtype=dtype, kernel_init=glorot_uniform, bias_init=zeros, name=name)
 
 
 def _glorot_each(learners):
@@ -155,7 +156,7 @@ def _glorot_each(learners):
 
     def init(key, shape, dtype=jnp.float32):
         bound = (6 / (shape[2] + shape[3] // learners)) ** 0.5
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
+        return uniform(bound)(key, shape, dtype)
 
     return init
 

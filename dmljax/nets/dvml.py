@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from dmljax import ops
+from dmljax.nets.initial import glorot_uniform
 from dmljax.nets.layers import BatchNorm, Dense
 from dmljax.ops import Array
 
@@ -95,5 +96,5 @@ class VariationalDecoder(nn.Module, kw_only=True):
 
 
 def _glorot(features, dtype, name):
-    glorot, zeros = nn.initializers.glorot_uniform(), nn.initializers.zeros
-    return Dense(features, dtype=dtype, kernel_init=glorot, bias_init=zeros, name=name)
+    zeros = nn.initializers.zeros
+    return Dense(features, dtype=dtype, kernel_init=glorot_uniform, bias_init=zeros, name=name)

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dmljax.nets import layers
+from dmljax.nets.initial import caffe_xavier
 from dmljax.nets.layers import Array, Conv, Dense, Dtype
 
 __all__ = ["googlenet", "googlenet_bn"]
@@ -75,7 +76,7 @@ class GoogLeNet(nn.Module, kw_only=True):
                 use_bias=True,
                 dtype=self.dtype,
                 # Caffe's "xavier" and its constant, without which the deep net does not start.
-                kernel_init=nn.initializers.variance_scaling(1.0, "fan_in", "uniform"),
+                kernel_init=caffe_xavier,
                 bias_init=nn.initializers.constant(0.2),
                 name=name,
             )

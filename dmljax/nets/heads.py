@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from dmljax import ops
+from dmljax.nets.initial import normal
 from dmljax.nets.layers import Dense, global_max, global_mean
 from dmljax.ops import Array
 
@@ -205,7 +206,7 @@ def classify(
         features = outputs["neck"] = norm(features, train=train, where=where)
     if classes is not None:
         # Behind a neck no bias: the classes' hyperplanes go through the origin too.
-        init = nn.initializers.normal(0.001) if neck else None
+        init = normal(0.001) if neck else None
         linear = Dense(classes, use_bias=not neck, dtype=dtype, kernel_init=init, name="fc")
         outputs["logits"] = ops.widen(linear(features))
     return outputs

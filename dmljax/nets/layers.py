@@ -20,6 +20,7 @@ from flax.linen.dtypes import promote_dtype
 from jaxtyping import Float
 
 from dmljax.nets.convolution import conv
+from dmljax.nets.initial import Initializer, fan_in_uniform, kaiming_normal
 from dmljax.nets.pooling import largest
 
 __all__ = [
@@ -30,10 +31,8 @@ __all__ = [
     "avg_pool",
     "check_maps",
     "conv",
-    "fan_in_uniform",
     "global_max",
     "global_mean",
-    "kaiming_normal",
     "local_response_norm",
     "max_pool",
     "named",
@@ -44,21 +43,6 @@ __all__ = [
 
 Array = jax.Array | np.ndarray
 Dtype = Any
-Initializer = Callable[..., jax.Array]
-
-# He et al., 2015, on the outputs: torchvision's for convolutions that a batch norm follows.
-kaiming_normal = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
-
-
-def fan_in_uniform(fan_in: int) -> Initializer:
-    """Uniform within 1 / sqrt(fan_in): PyTorch's default, of weights and biases alike."""
-    bound = 1 / math.sqrt(fan_in)
-
-    def init(key, shape, dtype=jnp.float32):
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-    return init
-
 
 # --- layers -------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dmljax.nets import layers
+from dmljax.nets.initial import normal
 from dmljax.nets.layers import Array, Conv, Dense, Dtype
 
 __all__ = ["vit_b16", "vit_s16"]
@@ -40,7 +41,7 @@ class ViT(nn.Module, kw_only=True):
         self, images: Float[Array, "b h w c"], *, train: bool
     ) -> dict[str, Float[jax.Array, "..."]]:
         def dense(x, features, name):
-            init = nn.initializers.normal(0.02)
+            init = normal(0.02)
             zeros = nn.initializers.zeros
             return Dense(features, True, self.dtype, init, zeros, name=name)(x)
 
@@ -80,7 +81,7 @@ class ViT(nn.Module, kw_only=True):
         self._check(images.shape[1:3])
         h, w = (n // self.patch for n in images.shape[1:3])
         side = self.image_size // self.patch
-        init = nn.initializers.normal(0.02)
+        init = normal(0.02)
         cls_token = self.param("cls_token", init, (1, 1, self.width))
         pos_embed = self.param("pos_embed", init, (1, side * side + 1, self.width))
 
