@@ -77,6 +77,7 @@ class Run(NamedTuple):
     held_out: Split | None
     test: Split
     method: Method
+    begin: Callable  # key -> (params, model_state); one object, so that jax traces it once
     optimizer: optax.GradientTransformation
     sample_fn: Callable
     transform_fn: Callable
@@ -119,6 +120,15 @@ def build(config: Any) -> Run:
     split_up = inspect.signature(optim.build).parameters
     whole = {k: optimizer.pop(k) for k in list(optimizer) if k in split_up}
     direction = config_lib.resolve(optim, optimizer)()
+    method = _method(config, len(train.names))
+    transform_fn = config_lib.resolve(transforms, config["transform"])
+    normalize_fn = config_lib.resolve(normalization, config["normalize"])
+
+    def begin(key):
+        shape = (2, *_shape(transform_fn, train))
+        images = normalize_fn(jax.numpy.zeros(shape, jax.numpy.uint8))
+        return method.init(key, {"images": images, "labels": jax.numpy.zeros(2, jax.numpy.int32)})
+
     run_every = {
         "log": config["log_every"],
         "evaluate": steps(config["evaluate"]["every"] or total),
@@ -129,12 +139,13 @@ def build(config: Any) -> Run:
         train=train,
         held_out=held_out,
         test=splits.test,
-        method=_method(config, len(train.names)),
+        method=method,
+        begin=begin,
         optimizer=optim.build(direction, schedule=factor, **whole),
         sample_fn=sample_fn,
-        transform_fn=config_lib.resolve(transforms, config["transform"]),
+        transform_fn=transform_fn,
         eval_transform_fn=config_lib.resolve(transforms, config["eval_transform"]),
-        normalize_fn=config_lib.resolve(normalization, config["normalize"]),
+        normalize_fn=normalize_fn,
         shards=shards,
         batch=batch,
         total=total,
@@ -218,7 +229,7 @@ def _tuples(spec: Any) -> Any:
 
 def first_state(made: Run) -> TrainState:
     """Parameters drawn, and the backbone's read from `net.weights`, on their devices."""
-    begin, rest = _beginning(made)
+    begin, rest = made.begin, functools.partial(init_state, optimizer=made.optimizer)
     key = jax.random.key(made.config["seed"])
     places = placed(made)
     once = functools.partial(jax.jit, compiler_options=_ONCE)
@@ -246,18 +257,6 @@ def first_state(made: Run) -> TrainState:
     return once(rest, out_shardings=places)(*jax.device_put(whole, both))
 
 
-def _beginning(made: Run) -> tuple[Callable, Callable]:
-    """key -> (params, model_state) -> state."""
-    shape = image_shape(made)
-
-    def begin(key):
-        images = made.normalize_fn(jax.numpy.zeros((2, *shape), jax.numpy.uint8))
-        batch = {"images": images, "labels": jax.numpy.zeros(2, jax.numpy.int32)}
-        return made.method.init(key, batch)
-
-    return begin, lambda params, model_state: init_state(params, model_state, made.optimizer)
-
-
 def _unknown(new: Any, filled: Any) -> list[Any]:
     """Leaves of `new` for which `filled` has shapes only."""
     pairs = zip(jax.tree.leaves(new), jax.tree.leaves(filled), strict=True)
@@ -272,14 +271,17 @@ def _join(filled: Any, drawn: list[jax.Array]) -> Any:
 
 def image_shape(made: Run, *, test: bool = False) -> tuple[int, ...]:
     """Of one image, as training or as testing has it."""
-    transform_fn = made.eval_transform_fn if test else made.transform_fn
-    return transform_fn(reader(made.train)(0), np.random.default_rng(0)).shape
+    return _shape(made.eval_transform_fn if test else made.transform_fn, made.train)
+
+
+def _shape(transform_fn: Callable, split: Split) -> tuple[int, ...]:
+    return transform_fn(reader(split)(0), np.random.default_rng(0)).shape
 
 
 def state_shapes(made: Run) -> TrainState:
     """Shapes of the state; computes nothing."""
-    begin, rest = _beginning(made)
-    return jax.eval_shape(lambda: rest(*begin(jax.random.key(0))))
+    shapes = jax.eval_shape(made.begin, jax.random.key(0))
+    return jax.eval_shape(functools.partial(init_state, optimizer=made.optimizer), *shapes)
 
 
 def placed(made: Run) -> TrainState:
