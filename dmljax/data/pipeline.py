@@ -101,6 +101,11 @@ class Reader:
             self._cache[i] = image
         return image
 
+    def at_once(self, rows: np.ndarray) -> np.ndarray | None:
+        """The pixels of rows that are held as one array; None where each has to be read."""
+        held = isinstance(self.split.records, np.ndarray) and self.split.boxes is None
+        return self.split.records[rows] if held else None
+
     def __getstate__(self):
         return self.split, None if self._cache is None else {}
 
@@ -128,7 +133,8 @@ class TrainRow:
     """(step, row of a host's share) -> image. All randomness is keyed by (seed, position).
 
     A transform with an attribute `stacked`, such as `transforms.distort`, sees the batch as a whole
-    in `finish`: `stacked(images, rngs)` is the transform of each image with its generator.
+    in `finish`: `stacked(images, rngs)` is the transform of each image with its generator. Images
+    in memory are then `whole` from the start: a call for each costs as much as its distortion.
     """
 
     def __init__(self, reader, sample_fn, transform_fn, *, seed, size, offset, skip):
@@ -173,6 +179,17 @@ class TrainRow:
             "skipped": np.int64(skipped),
         }
 
+    def whole(self, step: int, size: int) -> dict[str, np.ndarray] | None:
+        """Rows 0 to `size` of a step, before `finish`; None where they come one by one."""
+        if self._stacked is None:
+            return None
+        rows = self._plan(step=step)[self._offset :][:size]
+        images = self._reader.at_once(rows)
+        if images is None:
+            return None
+        labels, skipped = self._reader.split.labels[rows], np.full(len(rows), -1)
+        return {"images": images, "labels": labels, "indices": rows, "skipped": skipped}
+
     def finish(self, batch: dict[str, np.ndarray], step: int) -> dict[str, np.ndarray]:
         if self._stacked is None:
             return batch
@@ -202,6 +219,9 @@ class _EvaluationRow:
     def __init__(self, reader, transform_fn, shape, *, size, offset, skip):
         self._reader, self._transform_fn, self._shape = reader, transform_fn, shape
         self._size, self._offset, self._skip = size, offset, skip
+
+    def whole(self, batch: int, size: int) -> None:
+        return None
 
     def finish(self, batch: dict[str, np.ndarray], step: int) -> dict[str, np.ndarray]:
         return batch
@@ -364,6 +384,9 @@ def _batches(row, local: int, start: int, stop: int, threads, workers: int, spli
 def batch_of(row_fn: TrainRow | _EvaluationRow, size: int, step: int) -> dict[str, np.ndarray]:
     """Rows 0 to size of a step, stacked and finished."""
     step = int(step)
+    batch = row_fn.whole(step, size)
+    if batch is not None:
+        return row_fn.finish(batch, step)
     rows = [row_fn(step, i) for i in range(size)]
     shapes = {row["images"].shape for row in rows}
     if len(shapes) > 1:

@@ -355,8 +355,7 @@ def _place(maps, centers, side) -> tuple[np.ndarray, np.ndarray]:
     xs, ys = centers
     a, b, c = maps.T[:, :, None]
     at = (a * xs)[:, None] + (b * ys + (c + 0.5))[:, :, None]  # 0.5: from centre to index
-    np.maximum(at, 0, out=at)
-    np.minimum(at, side + 1, out=at)
+    np.clip(at, 0, side + 1, out=at)
     index = at.astype(np.int32)
     at -= index
     return index, at

@@ -1,5 +1,6 @@
 """One batch whatever the workers, threads, hosts and starting step; bad images are never silent."""
 
+import dataclasses
 import functools
 import hashlib
 import time
@@ -97,9 +98,14 @@ def test_a_transform_of_whole_batches_draws_for_each_image_alone(monkeypatch):
     halves = [first(one, host=host, hosts=2) for host in range(2)]
     assert set(sizes) == {len(wanted["labels"]) // 2}
     whole = first(one)
+    # Held as one array or not, such as files: the one path gathers, the other reads row by row.
+    held, split = split, dataclasses.replace(split, records=list(split.records))
+    readers = [pipeline.Reader(s, cache=False).at_once(np.arange(2)) for s in (held, split)]
+    assert readers[0].shape == (2, 32, 32, 1) and readers[1] is None
+    read = first(one)
     for key, rows in wanted.items():
-        assert (whole[key] == rows).all()
-        assert (np.concatenate([half[key] for half in halves]) == rows).all()
+        for same in (whole[key], read[key], np.concatenate([half[key] for half in halves])):
+            assert same.dtype == rows.dtype and (same == rows).all()
 
 
 def test_any_start_gives_the_same_stream_and_costs_the_same(photos):
