@@ -20,7 +20,7 @@ import torch
 
 from dmljax import main as dmljax_main
 from dmljax import nets
-from dmljax.nets import convolution
+from dmljax.nets import convolution, initial
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "nets"))
 
@@ -43,7 +43,7 @@ def ours(name: str, x: np.ndarray):
     """Compiled forward pass and gradient step, each of no arguments, and seconds of init."""
     net = getattr(nets, name)(dtype=jnp.bfloat16 if GPU else None)
     began = time.perf_counter()
-    init = jax.jit(lambda key: net.init(key, x[:2], train=True))
+    init = jax.jit(initial.together(lambda key: net.init(key, x[:2], train=True)))
     variables = jax.block_until_ready(init(jax.random.key(0)))
     seconds = time.perf_counter() - began
     x = jax.device_put(x)

@@ -66,7 +66,8 @@ def read(file: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     name, _, argument = str(file).partition(":")
     path = pathlib.Path(name)
     if not path.is_file():
-        raise FileNotFoundError(f"the config {path} does not exist")
+        beside = hint(path.name, (other.name for other in path.parent.glob("*.py")))
+        raise FileNotFoundError(f"{path.parent} has no config {path.name!r}{beside}")
     spec = importlib.util.spec_from_file_location("config", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"the config {path} is not a Python file")

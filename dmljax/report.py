@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageFont
 
 from dmljax import retrieval
 from dmljax.data.splits import Split
@@ -84,7 +84,8 @@ def _framed(image: np.ndarray, side: int, width: int, color) -> Image.Image:
     picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).convert("RGB")
     # The smallest images stay as they are, pixel by pixel.
     grown = Image.Resampling.NEAREST if max(picture.size) < side else Image.Resampling.BOX
-    picture = ImageOps.contain(picture, (side, side), grown)
+    share = side / max(picture.size)
+    picture = picture.resize([max(1, round(share * n)) for n in picture.size], grown)
     framed = Image.new("RGB", tuple(n + 2 * width for n in picture.size), color)
     framed.paste(picture, (width, width))
     return framed

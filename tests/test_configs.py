@@ -135,3 +135,8 @@ def test_shapes_at_full_size(file, root_of):
         count = sum(x.size for x in jax.tree.leaves(shapes.params))
         big = config["net"]["name"] in ("resnet50", "googlenet", "bn_inception")
         assert (count > 5_000_000) == big, (argument, count)
+
+
+def test_a_config_that_is_not_there_names_its_neighbours():
+    with pytest.raises(FileNotFoundError, match=r"'gliphs.py': did you mean 'glyphs.py'\?.*folder"):
+        config_lib.read(str(CONFIGS[0].with_name("gliphs.py")))

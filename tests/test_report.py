@@ -67,3 +67,13 @@ def test_a_frame_does_not_depend_on_scale(tmp_path):
         with Image.open(tmp_path / f"{i}.png") as picture:
             pages.append(np.asarray(picture))
     assert (pages[0] == pages[1]).all() and (pages[0] != pages[2]).any()
+
+
+@pytest.mark.parametrize("shape", [(1, 500, 3), (500, 1, 1)])
+def test_images_thin_as_a_line_are_shown(tmp_path, shape):
+    split = Split([None] * 4, np.array([0, 0, 1, 1]), ("a", "b"))
+    embeddings = np.eye(4, dtype=np.float32)
+    image = np.zeros(shape, np.uint8)
+    report.neighbours(embeddings, split, lambda row: image, tmp_path / "retrieval.png")
+    report.embedding_map(embeddings, split, lambda row: image, tmp_path / "map.png")
+    assert all(_pictured(tmp_path / name) for name in ("retrieval.png", "map.png"))

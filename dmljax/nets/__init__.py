@@ -11,7 +11,8 @@ A backbone is `net(images [b h w 3], *, train) -> {name: array}`:
 * `remat`: blocks are computed again for the gradient instead of being kept: less memory, more time.
 * `dtype`: of the computation, such as 'bfloat16'; parameters and statistics stay float32.
 
-Parameters are named as where the weights come from: torchvision, timm, Caffe.
+Parameters are named as where the weights come from: torchvision, timm, Caffe. `net.init` of a deep
+net compiles several times as fast by `jax.jit(initial.together(lambda key: net.init(key, ...)))`.
 """
 
 from dmljax.nets import bn_inception as _bn_inception
