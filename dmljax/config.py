@@ -65,6 +65,8 @@ def read(file: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """
     name, _, argument = str(file).partition(":")
     path = pathlib.Path(name)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} for the config {path.name!r}")
     if not path.is_file():
         beside = hint(path.name, (other.name for other in path.parent.glob("*.py")))
         raise FileNotFoundError(f"{path.parent} has no config {path.name!r}{beside}")

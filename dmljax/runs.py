@@ -36,7 +36,7 @@ __all__ = [
     "weights",
 ]
 
-# What runs once is not worth the last optimisations.
+# What runs once is not worth more; less, and drawing millions of numbers would take seconds.
 _ONCE = {"xla_backend_optimization_level": 1}
 # Fields with defaults; what a config leaves out is this. Anything else is an error.
 _DEFAULTS: dict[str, Any] = {
@@ -77,7 +77,7 @@ class Run(NamedTuple):
     held_out: Split | None
     test: Split
     method: Method
-    begin: Callable  # key -> (params, model_state); one object, so that jax traces it once
+    begin: Callable  # key -> (params, model_state); one object: jax traces its shapes once
     optimizer: optax.GradientTransformation
     sample_fn: Callable
     transform_fn: Callable
@@ -230,7 +230,8 @@ def _tuples(spec: Any) -> Any:
 def first_state(made: Run) -> TrainState:
     """Parameters drawn, and the backbone's read from `net.weights`, on their devices."""
     begin, rest = made.begin, functools.partial(init_state, optimizer=made.optimizer)
-    key = jax.random.key(made.config["seed"])
+    # `together` relies on how threefry treats many keys at a time.
+    key = jax.random.key(made.config["seed"], impl="threefry2x32")
     places = placed(made)
     once = functools.partial(jax.jit, compiler_options=_ONCE)
     path = weights(made.config)
@@ -280,7 +281,8 @@ def _shape(transform_fn: Callable, split: Split) -> tuple[int, ...]:
 
 def state_shapes(made: Run) -> TrainState:
     """Shapes of the state; computes nothing."""
-    shapes = jax.eval_shape(made.begin, jax.random.key(0))
+    key = jax.eval_shape(functools.partial(jax.random.key, impl="threefry2x32"), 0)
+    shapes = jax.eval_shape(made.begin, key)
     return jax.eval_shape(functools.partial(init_state, optimizer=made.optimizer), *shapes)
 
 

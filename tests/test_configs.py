@@ -140,3 +140,5 @@ def test_shapes_at_full_size(file, root_of):
 def test_a_config_that_is_not_there_names_its_neighbours():
     with pytest.raises(FileNotFoundError, match=r"'gliphs.py': did you mean 'glyphs.py'\?.*folder"):
         config_lib.read(str(CONFIGS[0].with_name("gliphs.py")))
+    with pytest.raises(FileNotFoundError, match=r"no folder confgs for the config 'glyphs.py'"):
+        config_lib.read("confgs/glyphs.py")

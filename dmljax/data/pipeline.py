@@ -103,8 +103,9 @@ class Reader:
 
     def at_once(self, rows: np.ndarray) -> np.ndarray | None:
         """The pixels of rows that are held as one array; None where each has to be read."""
-        held = isinstance(self.split.records, np.ndarray) and self.split.boxes is None
-        return self.split.records[rows] if held else None
+        records = self.split.records
+        held = isinstance(records, np.ndarray) and records.ndim == 4 and self.split.boxes is None
+        return records[rows] if held else None
 
     def __getstate__(self):
         return self.split, None if self._cache is None else {}
@@ -183,10 +184,13 @@ class TrainRow:
         """Rows 0 to `size` of a step, before `finish`; None where they come one by one."""
         if self._stacked is None:
             return None
-        rows = self._plan(step=step)[self._offset :][:size]
+        stop = self._offset + size
+        rows = np.array(self._plan(step=step)[self._offset : stop], np.int64)
         images = self._reader.at_once(rows)
         if images is None:
             return None
+        if len(rows) < size:
+            raise IndexError(f"the sampler gave fewer than {stop} rows at step {step}")
         labels, skipped = self._reader.split.labels[rows], np.full(len(rows), -1)
         return {"images": images, "labels": labels, "indices": rows, "skipped": skipped}
 

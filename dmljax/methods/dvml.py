@@ -23,6 +23,7 @@ from dmljax import losses, ops
 from dmljax.methods import base
 from dmljax.nets import initial
 from dmljax.nets.dvml import VariationalDecoder, VariationalHeads, sample_variations
+from dmljax.nets.heads import Head
 from dmljax.ops import Array, Labels
 
 __all__ = ["divergence", "dvml", "n_pairs", "reconstruction"]
@@ -118,6 +119,7 @@ def dvml(
     mine_fn: Callable | None = None,
     mode: str = "paper",
     dim: int | None = None,
+    pool: Any = "mean",
     norms: str | None = None,
     samples: int | None = None,
     metric_samples: int = 1,
@@ -149,6 +151,7 @@ def dvml(
     * `release`: when the decoder's gradient reaches the heads and the backbone: in the 'second'
       phase, 'never', or 'always'. The features that it aims at get one with `learn_target=True`.
     * `frozen_decoder=True`: no decoder is learned in phase 1, as a report says and its code denies.
+    * `pool`: how a map becomes the features f (the mean, in both).
     * `metric_samples`: how many of the samples the metric loss sees, one by one.
     * `reparameterized=False`: only the KL moves mean and variance, as in some public code.
     * `form`: see `reconstruction`. `norms`, `activation`, `decoder_norm`: see `dmljax.nets.dvml`.
@@ -167,12 +170,19 @@ def dvml(
     o = _MODES[mode] | {k: v for k, v in given.items() if v is not None}
     _check(o, metric_samples)
 
+    output, pool = base.pooling(pool)
+    parts = {"net": net, "heads": VariationalHeads(features=o["dim"], norms=o["norms"])}
+    if pool is not None:
+        parts["pool"] = Head(features=None, pool=pool)
+
     def forward(run, images):
-        features = ops.widen(run["net"](images)["pooled"])
+        features = run["net"](images)[output]
+        if pool is not None:
+            features = run["pool"](features)["features"]
+        features = ops.widen(features)
         return {"features": features, **run["heads"](features)}
 
-    heads = VariationalHeads(features=o["dim"], norms=o["norms"])
-    encoder = base.modules(forward, net=net, heads=heads)
+    encoder = base.modules(forward, **parts)
     loss_fn = base.mined(loss_fn, mine_fn)
 
     def decoder(width):

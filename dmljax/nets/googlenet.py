@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dmljax.nets import layers
-from dmljax.nets.initial import caffe_xavier
+from dmljax.nets.initial import caffe_xavier, truncated_normal
 from dmljax.nets.layers import Array, Conv, Dense, Dtype
 
 __all__ = ["googlenet", "googlenet_bn"]
@@ -154,7 +154,7 @@ class GoogLeNetBN(nn.Module, kw_only=True):
                 momentum=self.momentum,
                 frozen=self.frozen,
                 dtype=self.dtype,
-                kernel_init=nn.initializers.truncated_normal(0.01),
+                kernel_init=truncated_normal(0.01),
                 name=name,
             )(x, train=train)
 

@@ -313,6 +313,18 @@ def test_embeddings_are_the_invariant_part(mode):
     np.testing.assert_allclose(one[0], found[0], atol=1e-5)
 
 
+def test_a_pool_says_what_the_features_are():
+    images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+    found = {}
+    for pool in ("mean", "flatten", "gem"):
+        method = methods.dvml(nets.convnet(), _spread, classes=5, dim=8, pool=pool)
+        params, state = jax.eval_shape(method.init, jax.random.key(0), {"images": images})
+        assert jax.eval_shape(method.embed, params, state, images).shape == (2, 8)
+        width = params["heads"]["invariant"]["kernel"].shape[0]
+        found[pool] = width, len(jax.tree.leaves(params.get("pool")))
+    assert found == {"mean": (128, 0), "flatten": (4 * 4 * 128, 0), "gem": (128, 1)}
+
+
 HEADS = {"paper": 3 * (1024 * 512 + 512), "seed": 3 * (1024 * 128 + 128) + 3 * 2 * 1024}
 DECODER = {
     "paper": 512 * 512 + 512 + 512 * 1024 + 1024,

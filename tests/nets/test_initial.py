@@ -1,9 +1,13 @@
 """Initialisers draw what they say, and drawing all at once changes speed alone."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 from scipy import stats
 
 from dmljax import losses, methods, nets
@@ -14,25 +18,26 @@ KEY = jax.random.key(3)
 
 
 @pytest.mark.parametrize(
-    ("init", "std"),
+    ("init", "law", "std"),
     [
-        (initial.normal(0.02), 0.02),
-        (initial.uniform(0.3), 0.3 / 3**0.5),
-        (initial.fan_in_uniform(360), (1 / 3 / 360) ** 0.5),
-        (initial.kaiming_normal, (2 / (9 * 60)) ** 0.5),
-        (initial.glorot_uniform, (2 / (9 * 100)) ** 0.5),
-        (initial.caffe_xavier, (1 / (9 * 40)) ** 0.5),
+        (initial.normal(0.02), "normal", 0.02),
+        (initial.truncated_normal(0.02), "truncated", 0.02),
+        (initial.uniform(0.3), "uniform", 0.3 / 3**0.5),
+        (initial.fan_in_uniform(360), "uniform", (1 / 3 / 360) ** 0.5),
+        (initial.kaiming_normal, "normal", (2 / (9 * 60)) ** 0.5),
+        (initial.glorot_uniform, "uniform", (2 / (9 * 100)) ** 0.5),
+        (initial.caffe_xavier, "uniform", (1 / (9 * 40)) ** 0.5),
     ],
 )
-def test_laws(init, std):
+def test_laws(init, law, std):
     x = np.asarray(init(KEY, SHAPE)).ravel()
     assert x.dtype == np.float32
-    law = (
-        stats.norm(0, std)
-        if np.abs(x).max() > 2 * std
-        else stats.uniform(-(3**0.5) * std, 12**0.5 * std)
-    )
-    assert stats.kstest(x, law.cdf).pvalue > 1e-3
+    laws = {
+        "normal": stats.norm(0, std),
+        "truncated": stats.truncnorm(-2, 2, 0, std),
+        "uniform": stats.uniform(-(3**0.5) * std, 12**0.5 * std),
+    }
+    assert stats.kstest(x, laws[law].cdf).pvalue > 1e-3
     assert len(np.unique(x)) > 0.99 * len(x)  # no block repeats another
     np.testing.assert_array_equal(x, np.asarray(init(KEY, SHAPE)).ravel())
     assert not np.array_equal(x, np.asarray(init(jax.random.key(4), SHAPE)).ravel())
@@ -76,18 +81,34 @@ def test_together_is_the_same_numbers(name):
         np.testing.assert_allclose(plain, at_once, rtol=1e-6)
 
 
-def test_together_draws_once_whatever_the_number_of_layers():
-    def loops(net):
+@pytest.mark.parametrize("options", [{}, {"remat": True}])
+def test_together_draws_once_whatever_the_number_of_layers(options):
+    def loops(transform, **more):
+        net = nets.convnet(**options, **more)
+
         def begin(key):
             return net.init(key, jnp.zeros((1, 32, 32, 3)), train=True)
 
-        return jax.jit(initial.together(begin)).lower(KEY).as_text().count("stablehlo.while")
+        return str(jax.make_jaxpr(transform(begin))(KEY)).count(" scan[")
 
-    assert loops(nets.resnet18()) == loops(nets.resnet34())
+    deeper = {"widths": (8, 16, 24, 32, 40, 48), "strides": (1,) * 6}
+    assert loops(lambda begin: begin, **deeper) > 1
+    assert loops(initial.together) == loops(initial.together, **deeper) == 1
+
+
+def test_keys_of_the_old_kind():
+    old, new = (make(3) for make in (jax.random.PRNGKey, jax.random.key))
+    np.testing.assert_array_equal(initial.normal(1.0)(old, (5,)), initial.normal(1.0)(new, (5,)))
+    x = jnp.zeros((1, 8, 8, 3))
+    net = nets.convnet(widths=(4,), strides=(2,))
+    trees = [initial.together(lambda key: net.init(key, x, train=True))(key) for key in (old, new)]
+    jax.tree.map(np.testing.assert_array_equal, *trees)
 
 
 def test_together_takes_any_function():
-    """Draws of others, of several keys, loops, functions with own derivatives, and none."""
+    """Draws of others, of several keys, loops, shards, functions with own derivatives, and none."""
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    apart = functools.partial(jax.shard_map, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
 
     def begin(key, offset):
         keys = jax.random.split(key, 3)
@@ -95,8 +116,16 @@ def test_together_takes_any_function():
         total = jax.lax.fori_loop(0, 3, lambda i, x: x + i, offset)
         running = jax.lax.scan(lambda c, x: (c + x, c), offset, jnp.arange(3.0))[1]
         own = jax.nn.relu(jax.random.normal(keys[0], (4,)) + initial.uniform(1.0)(keys[1], (4,)))
+        parts = apart(lambda x: 2 * x)(initial.uniform(1.0)(keys[2], (4,)))
         after = initial.normal(1.0)(jax.random.fold_in(key, own.argmax()), (3,))
-        return {"many": many, "total": total, "running": running, "own": own, "after": after}
+        return {
+            "many": many,
+            "total": total,
+            "running": running,
+            "own": own,
+            "parts": parts,
+            "after": after,
+        }
 
     plain, at_once = begin(KEY, 1.5), initial.together(begin)(KEY, 1.5)
     assert plain.keys() == at_once.keys()
