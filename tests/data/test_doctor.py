@@ -115,7 +115,7 @@ def test_the_command_and_its_exit_status(photos, tmp_path):
     assert ill.returncode == 1 and ill.stdout.endswith("1 wrong\n")
     for arguments, line in (
         ([f"--config={config}"], "the folder no does not exist"),
-        (["--config=nowhere.py"], "the config nowhere.py does not exist"),
+        (["--config=nowhere.py"], "has no config 'nowhere.py'"),
         (
             ["--dataset=folder", "--roto=x"],
             "--roto=x is not known (see python -m dmljax.data.doctor",

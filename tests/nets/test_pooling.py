@@ -14,7 +14,7 @@ def _both(function, x, weights):
     return value, back(weights)[0]
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(
     st.integers(1, 4),
     st.integers(1, 4),
