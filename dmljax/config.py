@@ -8,12 +8,21 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import numbers
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-__all__ = ["arguments", "differences", "duration", "hint", "plain", "read", "resolve"]
+__all__ = ["arguments", "check", "differences", "duration", "hint", "plain", "read", "resolve"]
+
+_KINDS = {
+    "float": (numbers.Real, "a number"),
+    "int": (numbers.Integral, "a whole number"),
+    "bool": (bool, "True or False"),
+    "str": (str, "a name"),
+    "tuple": ((list, tuple), "a list"),
+}
 
 
 def resolve(room: ModuleType, spec: str | Mapping[str, Any]) -> Callable:
@@ -32,7 +41,26 @@ def resolve(room: ModuleType, spec: str | Mapping[str, Any]) -> Callable:
         for keyword in keywords:
             if keyword not in known:
                 raise TypeError(f"{name} has no argument {keyword!r}{hint(keyword, known)}")
+    check(name, keywords, {n: p.annotation for n, p in parameters.items()})
     return functools.partial(function, **keywords) if keywords else function
+
+
+def check(name: str, values: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
+    """Values must be what their annotations say, as far as those say number, name, truth or None.
+
+    Only plain values, such as a command line has, are looked at: arrays pass.
+    """
+    for key, value in values.items():
+        annotation = inspect.formatannotation(annotations.get(key, Any)).strip("'")
+        kinds = ["tuple"] if annotation.startswith("Sequence[") else annotation.split(" | ")
+        plain_ones = (bool, int, float, str, list, tuple, dict, type(None))
+        if not set(kinds) <= {*_KINDS, "None"} or not isinstance(value, plain_ones):
+            continue
+        known = [_KINDS[kind] for kind in kinds if kind != "None"]
+        fits = any(isinstance(value, kind) for kind, _ in known)
+        if not fits and not (value is None and "None" in kinds):
+            words = [word for _, word in known] + ["None"] * ("None" in kinds)
+            raise TypeError(f"{name}: {key} must be {' or '.join(words)}, not {value!r}")
 
 
 def _look_up(room: ModuleType, name: str) -> Callable:

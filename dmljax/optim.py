@@ -122,6 +122,15 @@ def build(
     `decay` spares vectors (biases, norms) unless a group says otherwise. `accumulate` sums up so
     many steps' gradients. `average` keeps an exponential mean of the parameters, for `averaged`.
     """
+    for name, value, fits, range_ in (
+        ("rate", rate, rate >= 0, "0 or more"),
+        ("decay", decay, decay >= 0, "0 or more"),
+        ("clip", clip, clip is None or clip > 0, "above 0, or None"),
+        ("accumulate", accumulate, accumulate >= 1, "1 or more"),
+        ("average", average, 0 <= average < 1, "at least 0 and below 1"),
+    ):
+        if not fits:
+            raise ValueError(f"optimizer: {name} must be {range_}, not {value}")
     rules = [_rule(group) for group in groups]
 
     def per_leaf(fn):

@@ -67,6 +67,8 @@ _RUNTIME |= {
     "chunk": None,  # images that the net sees at a time; None: the whole batch
     "sharded": (),  # paths of parameters to split over the devices
 }
+_LEAST = {"seed": 0, "log_every": 1, "evaluate.batch_size": 1, "evaluate.knn": 0}
+_LEAST |= {"checkpoint.keep": 1, "runtime.workers": 0, "runtime.devices": 1, "runtime.chunk": 1}
 
 
 class Run(NamedTuple):
@@ -117,8 +119,9 @@ def build(config: Any) -> Run:
     schedule = _with_steps(dict(named(config["schedule"])), steps)
     factor = config_lib.resolve(optim, schedule)(total=total)
     optimizer = dict(config["optimizer"])
-    split_up = inspect.signature(optim.build).parameters
-    whole = {k: optimizer.pop(k) for k in list(optimizer) if k in split_up}
+    parameters = inspect.signature(optim.build).parameters
+    whole = {k: optimizer.pop(k) for k in list(optimizer) if k in parameters}
+    config_lib.check("optimizer", whole, {k: p.annotation for k, p in parameters.items()})
     direction = config_lib.resolve(optim, optimizer)()
     method = _method(config, len(train.names))
     transform_fn = config_lib.resolve(transforms, config["transform"])
@@ -172,9 +175,22 @@ def _complete(config: Any) -> dict[str, Any]:
         if unknown := sorted(set(config[name]) - set(defaults)):
             raise ValueError(f"{name} has no {unknown[0]!r}{config_lib.hint(unknown[0], defaults)}")
         config[name] = {**json.loads(json.dumps(defaults)), **config[name]}
+        config_lib.check(name, config[name], _kinds(defaults))
+    config_lib.check("the config", config, _kinds(_DEFAULTS))
+    for field, least in _LEAST.items():
+        value = functools.reduce(dict.__getitem__, field.split("."), config)
+        if value is not None and value < least:
+            raise ValueError(f"{field} must be {least} or more, not {value}")
+    if not 0 <= config["validation"] < 1:
+        raise ValueError(f"validation must be a share of 0 to 1, not {config['validation']}")
     if config["steps"] is None:
         raise ValueError("the config sets no steps: a number, or '60 epochs'")
     return config
+
+
+def _kinds(defaults: dict[str, Any]) -> dict[str, str]:
+    """Types of fields that are numbers, lists, yes or no; names may be dicts, None anything."""
+    return {k: type(v).__name__ for k, v in defaults.items() if isinstance(v, int | float | tuple)}
 
 
 def named(spec: Any) -> dict[str, Any]:

@@ -119,8 +119,12 @@ def tfds_set(
 
     Images in `skip` besides "image" stay encoded, so that the scan of the columns is quick.
     """
-    import tensorflow_datasets as tfds
-
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise FileNotFoundError(
+            f"tfds {name}: source='tfds' needs TFDS: pip install 'dmljax[tfds]'"
+        ) from error
     where = data_dir or tfds.core.constants.DATA_DIR
     try:
         builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")

@@ -22,8 +22,8 @@ from jaxtyping import Float
 
 from dmljax import ops
 from dmljax.nets.googlenet import GoogLeNet
-from dmljax.nets.initial import glorot_uniform, uniform
-from dmljax.nets.layers import Conv, Dense
+from dmljax.nets.initial import uniform
+from dmljax.nets.layers import Conv, glorot_dense
 from dmljax.ops import Array
 
 __all__ = ["abe", "fill_backbone", "multi_head"]
@@ -81,7 +81,7 @@ class ABE(nn.Module, kw_only=True):
         each = (maps[:, None] * masks.astype(maps.dtype)).reshape(b * self.learners, h, w, c)
         head = self.net(start=start, name="head", **options)
         pooled = head(each, train=train)["pooled"]
-        vectors = _linear(width, self.dtype, "embedding")(pooled)
+        vectors = glorot_dense(width, dtype=self.dtype, name="embedding")(pooled)
         return _ensemble(vectors.reshape(b, self.learners, width)) | {"masks": masks}
 
 
@@ -110,7 +110,7 @@ class MultiHead(nn.Module, kw_only=True):
         for m in range(self.learners):
             head = self.net(start=start, name=f"head_{m}", **options)
             pooled = head(maps, train=train)["pooled"]
-            vectors.append(_linear(width, self.dtype, f"embedding_{m}")(pooled))
+            vectors.append(glorot_dense(width, dtype=self.dtype, name=f"embedding_{m}")(pooled))
         return _ensemble(jnp.stack(vectors, axis=1))
 
 
@@ -144,11 +144,6 @@ def _ensemble(vectors):
     learners = ops.normalize(vectors)  # [b m d]
     b, m, d = learners.shape
     return {"learners": learners, "embeddings": learners.reshape(b, m * d) / m**0.5}
-
-
-def _linear(features, dtype, name):
-    zeros = nn.initializers.zeros
-    return Dense(features, dtype=dtype, kernel_init=glorot_uniform, bias_init=zeros, name=name)
 
 
 def _glorot_each(learners):

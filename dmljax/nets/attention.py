@@ -25,8 +25,8 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from dmljax import ops
-from dmljax.nets.initial import fan_in_uniform, glorot_uniform
-from dmljax.nets.layers import Dense
+from dmljax.nets.initial import fan_in_uniform
+from dmljax.nets.layers import Dense, glorot_dense
 from dmljax.ops import Array
 
 __all__ = ["dot", "dot_plus_one", "gat", "gatv2"]
@@ -291,9 +291,7 @@ def _graph_attention(scores_fn, halves, linear, heads, options, dropout, dtype, 
 
 
 def _linear(x, name, dtype):
-    zeros = nn.initializers.zeros
-    dense = Dense(x.shape[1], dtype=dtype, kernel_init=glorot_uniform, bias_init=zeros, name=name)
-    return dense(x)
+    return glorot_dense(x.shape[1], dtype=dtype, name=name)(x)
 
 
 def _attention(softmax_fn, scores, mask, edge_weights):

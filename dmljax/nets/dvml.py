@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from dmljax import ops
-from dmljax.nets.initial import glorot_uniform
-from dmljax.nets.layers import BatchNorm, Dense
+from dmljax.nets.layers import BatchNorm, glorot_dense
 from dmljax.ops import Array
 
 __all__ = ["VariationalDecoder", "VariationalHeads", "sample_variations"]
@@ -51,7 +50,7 @@ class VariationalHeads(nn.Module, kw_only=True):
         for name in ("invariant", "mean", "log_variance"):
             nested = self.norms == "nested" and name != "invariant"
             y = norm(x, f"norm_{name}") if nested else x
-            outputs[name] = ops.widen(_glorot(self.features, self.dtype, name)(y))
+            outputs[name] = ops.widen(glorot_dense(self.features, dtype=self.dtype, name=name)(y))
         return outputs
 
 
@@ -88,13 +87,8 @@ class VariationalDecoder(nn.Module, kw_only=True):
 
     @nn.compact
     def __call__(self, z: Float[Array, "*t b d"], *, train: bool) -> Float[Array, "*t b c"]:
-        x = self.activation_fn(_glorot(self.hidden, self.dtype, "fc1")(z))
+        x = self.activation_fn(glorot_dense(self.hidden, dtype=self.dtype, name="fc1")(z))
         if self.norm:
             norm = BatchNorm(self.momentum, self.epsilon, self.frozen, name="norm")
             x = norm(x, train=train)
-        return ops.widen(_glorot(self.features, self.dtype, "fc2")(x))
-
-
-def _glorot(features, dtype, name):
-    zeros = nn.initializers.zeros
-    return Dense(features, dtype=dtype, kernel_init=glorot_uniform, bias_init=zeros, name=name)
+        return ops.widen(glorot_dense(self.features, dtype=self.dtype, name="fc2")(x))

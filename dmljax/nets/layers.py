@@ -20,7 +20,7 @@ from flax.linen.dtypes import promote_dtype
 from jaxtyping import Float
 
 from dmljax.nets.convolution import conv
-from dmljax.nets.initial import Initializer, fan_in_uniform, kaiming_normal
+from dmljax.nets.initial import Initializer, fan_in_uniform, glorot_uniform, kaiming_normal
 from dmljax.nets.pooling import largest
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "conv",
     "global_max",
     "global_mean",
+    "glorot_dense",
     "local_response_norm",
     "max_pool",
     "named",
@@ -94,6 +95,9 @@ class Dense(nn.Module):
         x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
         y = jnp.dot(x, kernel)
         return y if bias is None else y + bias.reshape((1,) * (y.ndim - 1) + (-1,))
+
+
+glorot_dense = functools.partial(Dense, kernel_init=glorot_uniform, bias_init=nn.initializers.zeros)
 
 
 class BatchNorm(nn.Module):

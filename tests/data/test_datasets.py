@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import sys
 
 import data_fixtures as make
 import numpy as np
@@ -183,6 +184,12 @@ def test_tfds_cub_sop_mnist(tmp_path):
         decode.decode(data)[:, :, 0].tobytes() for (s, _), data in images.items() if s == "train"
     }
     assert {r[2:30, 2:30, 0].tobytes() for r in found.train.records} == wanted
+
+
+def test_without_tfds_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(FileNotFoundError, match=r"pip install 'dmljax\[tfds\]'"):
+        datasets.cars196(source="tfds")
 
 
 def test_tfds_that_is_not_there_names_the_command(tmp_path):
