@@ -20,6 +20,7 @@ from system import blobs, tiny
 from dmljax import log, train
 
 CONFIG = LONG | {"method": {"name": "pairs", "dim": 4, "memory": 16}}
+pytestmark = pytest.mark.xdist_group("launch")  # `whole` once, not once a worker
 
 
 @pytest.fixture(scope="module")
