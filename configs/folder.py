@@ -2,7 +2,8 @@
 
     python -m dmljax.main --config=configs/folder.py --config.dataset.root=photos/
 
-With published ImageNet weights add `--config.net.weights=resnet50.safetensors`.
+With published ImageNet weights, which such a run should have, add
+`--config.net.weights=resnet50.safetensors`, and `--config.net.frozen=True` for batch norm as it is.
 
 Half of the classes (in the order of their names) are for training; the scores are of the others. A
 ResNet-50 (docs/weights.md says where published weights are) and a multi-similarity loss on batches
@@ -20,7 +21,7 @@ def get_config() -> ConfigDict:
             "eval_transform": {"name": "standard_eval", "size": 224},
             "normalize": "imagenet",
             "sampler": {"name": "plan", "classes": 16, "per_class": 4},
-            "net": {"name": "resnet50", "frozen": True, "weights": None},
+            "net": {"name": "resnet50", "weights": None},
             "method": {"name": "pairs", "dim": 512},
             "loss": {"name": "multi_similarity"},
             "miner": {"name": "multi_similarity", "epsilon": 0.1},

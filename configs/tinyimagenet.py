@@ -45,10 +45,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
                 "name": "adam",
                 "rate": 1e-4,
                 "decay": 1e-4,
-                "groups": [
-                    {"path": "^net/", "factor": 0.1},
-                    {"path": "^proxies", "factor": 100.0, "decay": 0.0},
-                ],
+                "groups": [{"path": "^net/", "factor": 0.1}]
+                + [{"path": "^proxies", "factor": 100.0, "decay": 0.0}] * (not triplet),
             },
             "schedule": "constant",
             "steps": "150 epochs",

@@ -57,9 +57,12 @@ def lock(workdir: pathlib.Path) -> Any:
 
 
 class Checkpoints:
-    """The checkpoints of one run in `folder`: the latest `keep`, and the best by `run['score']`."""
+    """The checkpoints of one run in `folder`: the latest `keep`, and the best by `run['score']`.
 
-    def __init__(self, folder: str | os.PathLike, *, keep: int = 2):
+    `reading` leaves alone what another process may be writing.
+    """
+
+    def __init__(self, folder: str | os.PathLike, *, keep: int = 2, reading: bool = False):
         from orbax.checkpoint import v1 as ocp
 
         python_logging.getLogger("absl").addFilter(_told_elsewhere)
@@ -74,7 +77,7 @@ class Checkpoints:
             self.folder,
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
             preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
-            cleanup_tmp_directories=True,
+            cleanup_tmp_directories=not reading,
         )
 
     def steps(self) -> list[int]:

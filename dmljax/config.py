@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-__all__ = ["arguments", "check", "differences", "duration", "hint", "plain", "read", "resolve"]
+__all__ = ["arguments", "check", "differences", "duration", "hint"]
+__all__ += ["override", "plain", "read", "resolve"]
 
 _KINDS = {
     "float": (numbers.Real, "a number"),
@@ -58,6 +59,7 @@ def check(name: str, values: Mapping[str, Any], annotations: Mapping[str, Any]) 
             continue
         known = [_KINDS[kind] for kind in kinds if kind != "None"]
         fits = any(isinstance(value, kind) for kind, _ in known)
+        fits = fits and ("bool" in kinds or not isinstance(value, bool))
         if not fits and not (value is None and "None" in kinds):
             words = [word for _, word in known] + ["None"] * ("None" in kinds)
             raise TypeError(f"{name}: {key} must be {' or '.join(words)}, not {value!r}")
@@ -113,10 +115,15 @@ def read(file: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
         config = plain(module.get_config(*[argument] if argument else []))
     except Exception as error:
         raise ValueError(f"{path} does not run: {type(error).__name__}: {error}") from error
-    for override in overrides:
-        key, equals, value = override.partition("=")
+    return override(config, overrides)
+
+
+def override(config: dict[str, Any], flags: Iterable[str]) -> dict[str, Any]:
+    """The config, itself changed by flags such as `--config.steps=500`."""
+    for flag in flags:
+        key, equals, value = flag.partition("=")
         if not key.startswith("--config.") or not equals:
-            raise ValueError(f"{override} is not known; an override is --config.steps=500")
+            raise ValueError(f"{flag} is not known; an override is --config.steps=500")
         *parents, leaf = key.removeprefix("--config.").split(".")
         place = config
         for parent in parents:
@@ -124,7 +131,7 @@ def read(file: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
                 place[parent] = {"name": place[parent]}
             place = place.setdefault(parent, {})
             if not isinstance(place, dict):
-                raise ValueError(f"{override}: {parent} has no fields, it is {place!r}")
+                raise ValueError(f"{flag}: {parent} has no fields, it is {place!r}")
         try:
             place[leaf] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
@@ -164,8 +171,10 @@ def duration(length: int | str, *, per_epoch: int) -> int:
         number, _, unit = length.partition(" ")
         factors = {"steps": 1, "step": 1, "epochs": per_epoch, "epoch": per_epoch}
         try:
-            return max(1, round(float(number) * factors[unit]))
-        except (ValueError, KeyError):
+            if float(number) >= 0:
+                return max(1, round(float(number) * factors[unit]))
+            raise ValueError("it is negative")
+        except (ValueError, KeyError, OverflowError):
             raise ValueError(f"{length!r} is no duration: write 500, or '60 epochs'") from None
     if isinstance(length, bool) or int(length) != length or length < 0:
         raise ValueError(f"{length!r} is no duration: write 500, or '60 epochs'")

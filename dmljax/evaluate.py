@@ -24,7 +24,7 @@ def embed(
     transform_fn: Callable,
     batch_size: int,
     shards: Shardings,
-    cache: bool = False,
+    cache: bool | dict[int, np.ndarray] = False,
     workers: int = 0,
     unreadable: str = "raise",
 ) -> Any:
@@ -49,6 +49,11 @@ def embed(
             found = _fetch({"out": embed_fn(batch["images"]), "where": batch["where"]}, shards)
             rows = _fetch(batch["indices"], shards)
             real = rows >= 0
+            if not all(np.isfinite(a[found["where"]]).all() for a in jax.tree.leaves(found["out"])):
+                raise FloatingPointError(
+                    "embeddings are not finite: what the net has learned is not, or not normalised "
+                    "as it was in training"
+                )
             found["out"] = jax.tree.map(
                 lambda a, where=found["where"]: np.where(_like(where, a), a, np.nan), found["out"]
             )

@@ -46,17 +46,25 @@ class Log:
         """Time spent waiting for input."""
         self._waited += seconds
 
-    def train(self, step: int, metrics: Mapping[str, float], *, batch: int) -> None:
-        """One report of training, and how fast it goes since the last one."""
+    def train(
+        self, step: int, metrics: Mapping[str, float], *, batch: int, unreadable: int = 0
+    ) -> None:
+        """One report of training, and how fast it goes since the last one.
+
+        `unreadable` images have been passed over since this process began.
+        """
         seconds = max(time.perf_counter() - self._began, 1e-9)
         done = max(step - self._last, 1)
         speed = {
             "images_per_second": done * batch / seconds,
             "step_seconds": seconds / done,
             "input_wait_seconds": self._waited / done,
+            "compute_seconds": (seconds - self._waited) / done,
             "compilations": _compilations()[0],
             "memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         }
+        speed |= _device_memory()
+        speed |= {"unreadable": unreadable} if unreadable else {}
         self._append(self._metrics, step, metrics, "train")
         self._append(self._speed, step, speed, "speed")
         self.resume(step)
@@ -67,6 +75,9 @@ class Log:
         """Scores of a split."""
         named = {f"{split}/{k}": v for k, v in scores.items()}
         self._append(self._metrics, step, named, "evaluation")
+        if split != "raw" and step < self._total:  # the last has a table of its own
+            best = [f"{k} {100 * scores[k]:.1f}" for k in ("R@1", "MAP@R", "NMI") if k in scores]
+            self.say(f"step {step}, {split}: {', '.join(best)}")
 
     def resume(self, step: int) -> None:
         """What happened since the last report is not training."""
@@ -100,6 +111,13 @@ class Log:
             os.fsync(file.fileno())
         for name, value in values.items():
             self._board.add_scalar(f"{kind}/{name}", float(value), step)
+
+
+def _device_memory() -> dict[str, float]:
+    """The most that was in use on a device of this process, where devices tell (CPUs do not)."""
+    found = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [stats["peak_bytes_in_use"] for stats in found if "peak_bytes_in_use" in stats]
+    return {"device_memory_gib": max(peaks) / 2**30} if peaks else {}
 
 
 @functools.cache

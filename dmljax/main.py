@@ -85,13 +85,18 @@ def _main(argv: list[str], overrides: list[str]) -> int:
     if _FLAGS.mode != "train":
         if not workdir:
             raise ValueError(f"--mode={_FLAGS.mode} needs --workdir, the folder of a run")
+        if _FLAGS.config is not None:
+            raise ValueError(
+                f"--mode={_FLAGS.mode} has the config of the run: leave out --config; fields are "
+                "changed by --config.dataset.root=..."
+            )
+        which = {"split": _FLAGS.split, "step": _FLAGS.step, "overrides": overrides}
         if _FLAGS.mode == "evaluate":
-            trained.score(workdir, split=_FLAGS.split, step=_FLAGS.step)
+            trained.score(workdir, **which)
             return 0
         if not _FLAGS.out:
             raise ValueError("--mode=embed needs --out, the folder to write")
-        options = {"split": _FLAGS.split, "step": _FLAGS.step, "dtype": _FLAGS.dtype}
-        trained.export(workdir, _FLAGS.out, **options)
+        trained.export(workdir, _FLAGS.out, dtype=_FLAGS.dtype, **which)
         return 0
     if _FLAGS.config is None:
         raise ValueError(f"no --config is given; {_configs()}")

@@ -119,8 +119,9 @@ def build(
 ) -> optax.GradientTransformation:
     """Clipping, direction, decoupled decay of matrices and kernels, rate by step and group.
 
-    `decay` spares vectors (biases, norms) unless a group says otherwise. `accumulate` sums up so
-    many steps' gradients. `average` keeps an exponential mean of the parameters, for `averaged`.
+    `decay` spares vectors (biases, norms) unless a group says otherwise. `accumulate` moves by the
+    mean of so many steps' gradients; the schedule goes on counting steps. `average` keeps an
+    exponential mean of the parameters, an update at a time, for `averaged`.
     """
     for name, value, fits, range_ in (
         ("rate", rate, rate >= 0, "0 or more"),
@@ -141,14 +142,16 @@ def build(
 
     frozen = per_leaf(lambda rule, x: rule["frozen"])
     chain = [] if clip is None else [optax.clip_by_global_norm(clip)]
-    chain += [direction, _decay(per_leaf, decay), _scale(per_leaf, rate, schedule)]
+    chain += [direction, _decay(per_leaf, decay), _scale(per_leaf, rate, schedule, accumulate)]
     whole = optax.chain(*chain)
     if any(rule["frozen"] for rule in rules):
         labels = lambda tree: jax.tree.map(lambda f: "still" if f else "moves", frozen(tree))  # noqa: E731
         whole = optax.multi_transform({"moves": whole, "still": optax.set_to_zero()}, labels)
+    if average:
+        whole = optax.chain(whole, _keep_average(average))
     if accumulate > 1:
         whole = optax.MultiSteps(whole, accumulate).gradient_transformation()
-    return optax.chain(whole, _keep_average(average)) if average else whole
+    return whole
 
 
 def _rule(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,7 +161,12 @@ def _rule(group: Mapping[str, Any]) -> dict[str, Any]:
     rule = {**known, **group}
     if rule["path"] is None:
         raise ValueError(f"the group {dict(group)} has no path: write dict(path='^head/', ...)")
-    return {**rule, "path": re.compile(rule["path"])}
+    try:
+        return {**rule, "path": re.compile(rule["path"])}
+    except re.error as error:
+        raise ValueError(
+            f"the group's path {rule['path']!r} is no regular expression: {error}"
+        ) from error
 
 
 _PLAIN = {"factor": 1.0, "decay": None, "frozen": False}
@@ -188,11 +196,13 @@ def _decay(per_leaf, decay: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def _scale(per_leaf, rate: float, schedule: Schedule) -> optax.GradientTransformation:
+def _scale(
+    per_leaf, rate: float, schedule: Schedule, accumulate: int
+) -> optax.GradientTransformation:
     factors = per_leaf(lambda rule, x: rule["factor"])
 
     def update(updates, state, params=None):
-        size = rate * schedule(state.count)
+        size = rate * schedule((state.count + 1) * accumulate - 1)
         scaled = jax.tree.map(
             lambda u, f: (-size * f * u).astype(u.dtype), updates, factors(params)
         )

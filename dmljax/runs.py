@@ -6,12 +6,15 @@ import contextlib
 import functools
 import inspect
 import json
+import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
+from absl import logging
 
 from dmljax import config as config_lib
 from dmljax import losses, methods, miners, nets, ops, optim, sharding
@@ -67,6 +70,7 @@ _RUNTIME |= {
     "chunk": None,  # images that the net sees at a time; None: the whole batch
     "sharded": (),  # paths of parameters to split over the devices
 }
+_GROUP = {"path": "str", "factor": "float", "decay": "float | None", "frozen": "bool"}
 _LEAST = {"seed": 0, "log_every": 1, "evaluate.batch_size": 1, "evaluate.knn": 0}
 _LEAST |= {"checkpoint.keep": 1, "runtime.workers": 0, "runtime.devices": 1, "runtime.chunk": 1}
 
@@ -122,16 +126,27 @@ def build(config: Any) -> Run:
     parameters = inspect.signature(optim.build).parameters
     whole = {k: optimizer.pop(k) for k in list(optimizer) if k in parameters}
     config_lib.check("optimizer", whole, {k: p.annotation for k, p in parameters.items()})
+    for group in whole.get("groups", ()):
+        if not isinstance(group, dict):
+            raise ValueError(f"optimizer.groups: write dict(path='^head/', ...), not {group!r}")
+        config_lib.check("optimizer.groups", group, _GROUP)
+    if whole.get("average") and config["reload_best_at"]:
+        raise ValueError("optimizer.average would outlive reload_best_at: leave out one of them")
     direction = config_lib.resolve(optim, optimizer)()
     method = _method(config, len(train.names))
     transform_fn = config_lib.resolve(transforms, config["transform"])
     normalize_fn = config_lib.resolve(normalization, config["normalize"])
 
     def begin(key):
-        shape = (2, *_shape(transform_fn, train))
+        shape = (2, *_shape(config, transform_fn, train))
         images = normalize_fn(jax.numpy.zeros(shape, jax.numpy.uint8))
         return method.init(key, {"images": images, "labels": jax.numpy.zeros(2, jax.numpy.int32)})
 
+    knows = set(train.names) & set(splits.test.names)
+    if config["evaluate"]["knn"] and not knows:
+        raise ValueError("evaluate.knn asks training images for the class: the test has others")
+    if config["evaluate"]["refine"] and method.refine is None:
+        raise ValueError("evaluate.refine: this method has nothing to refine embeddings with")
     run_every = {
         "log": config["log_every"],
         "evaluate": steps(config["evaluate"]["every"] or total),
@@ -153,8 +168,17 @@ def build(config: Any) -> Run:
         batch=batch,
         total=total,
         every=run_every,
-        reload_best_at=tuple(steps(at) for at in config["reload_best_at"]),
+        reload_best_at=_reloads(config, steps, run_every),
     )
+
+
+def _reloads(config: dict[str, Any], steps: Callable, every: dict[str, int]) -> tuple[int, ...]:
+    at = tuple(steps(at) for at in config["reload_best_at"])
+    if at and min(at) < every["evaluate"]:
+        raise ValueError(
+            f"reload_best_at: {min(at)} is before the first evaluation, at {every['evaluate']}"
+        )
+    return at
 
 
 def _complete(config: Any) -> dict[str, Any]:
@@ -255,7 +279,9 @@ def first_state(made: Run) -> TrainState:
         return once(initial.together(lambda key: rest(*begin(key))), out_shardings=places)(key)
     from dmljax.nets import pretrained
 
-    found = pretrained.load(path, _net(made.config))
+    shape = jax.eval_shape(made.normalize_fn, _images(made, 1)).shape[1:]
+    net = _net(made.config)
+    found = pretrained.load(path, net, image_shape=shape, report_fn=logging.warning)
     params, model_state = jax.eval_shape(begin, key)
     fill = made.method.fill or (lambda variables, weights: {**variables, "net": weights})
     stats = fill(model_state.get("batch_stats", {}), found.get("batch_stats", {}))
@@ -274,6 +300,10 @@ def first_state(made: Run) -> TrainState:
     return once(rest, out_shardings=places)(*jax.device_put(whole, both))
 
 
+def _images(made: Run, count: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((count, *image_shape(made)), jax.numpy.uint8)
+
+
 def _unknown(new: Any, filled: Any) -> list[Any]:
     """Leaves of `new` for which `filled` has shapes only."""
     pairs = zip(jax.tree.leaves(new), jax.tree.leaves(filled), strict=True)
@@ -288,11 +318,13 @@ def _join(filled: Any, drawn: list[jax.Array]) -> Any:
 
 def image_shape(made: Run, *, test: bool = False) -> tuple[int, ...]:
     """Of one image, as training or as testing has it."""
-    return _shape(made.eval_transform_fn if test else made.transform_fn, made.train)
+    transform_fn = made.eval_transform_fn if test else made.transform_fn
+    return _shape(made.config, transform_fn, made.train)
 
 
-def _shape(transform_fn: Callable, split: Split) -> tuple[int, ...]:
-    return transform_fn(reader(split)(0), np.random.default_rng(0)).shape
+def _shape(config: dict[str, Any], transform_fn: Callable, split: Split) -> tuple[int, ...]:
+    skip = config["runtime"]["unreadable"] == "skip"
+    return pipeline.image_shape(reader(split), transform_fn, skip=skip)
 
 
 def state_shapes(made: Run) -> TrainState:
@@ -310,9 +342,21 @@ def placed(made: Run) -> TrainState:
 
 def check(made: Run) -> None:
     """What only the shapes of a state tell, before anything is written."""
+    path = weights(made.config)
+    if path and not os.path.isfile(path):
+        raise FileNotFoundError(
+            f"net.weights: there is no file {path}; docs/weights.md says where weights come from"
+        )
     placed(made)
-    images = jax.ShapeDtypeStruct((2, *image_shape(made)), jax.numpy.uint8)
-    images = jax.eval_shape(made.normalize_fn, images)
+    leaves = jax.tree_util.tree_flatten_with_path(state_shapes(made).params)[0]
+    paths = [optim.path_of(keys) for keys, _ in leaves]
+    for group in made.config["optimizer"].get("groups", ()):
+        if not any(re.search(group["path"], path) for path in paths):
+            raise ValueError(
+                f"optimizer.groups: {group['path']!r} is in no parameter's path, such as "
+                f"{', '.join(paths[:: max(1, len(paths) // 4)])}"
+            )
+    images = jax.eval_shape(made.normalize_fn, _images(made, 2))
     runtime = made.config["runtime"]
     check_parts(
         made.method,

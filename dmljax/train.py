@@ -53,7 +53,7 @@ def run(config: Any, workdir: str | os.PathLike, *, overwrite: bool = False) -> 
 
 
 def _keep_config(config: dict[str, Any], workdir: pathlib.Path, overwrite: bool) -> None:
-    """Writes config.json, or refuses a run folder of another config."""
+    """Writes config.json, or refuses a run folder of another config that has come to something."""
     file = workdir / "config.json"
     if file.exists():
         old = json.loads(file.read_text())
@@ -62,16 +62,22 @@ def _keep_config(config: dict[str, Any], workdir: pathlib.Path, overwrite: bool)
             for path, a, b in config_lib.differences(old, config)
             if not path.startswith(("runtime", "notes"))
         )
-        if other and not overwrite:
+        begun = (workdir / "metrics.jsonl").exists() or any(
+            (workdir / "checkpoints").glob("[0-9]*")
+        )
+        if other and begun and not overwrite:
             raise ValueError(
                 f"{workdir} holds a run of another config: {'; '.join(other[:5])}. Choose another "
                 "--workdir, or --overwrite to delete that run"
             )
         if other:
             forget(workdir / "checkpoints")
-            for name in ("metrics.jsonl", "speed.jsonl"):
-                (workdir / name).unlink(missing_ok=True)
-            shutil.rmtree(workdir / "frames", ignore_errors=True)
+            forget(workdir / "checkpoints_damaged")
+            for name in ("frames", "tensorboard"):
+                shutil.rmtree(workdir / name, ignore_errors=True)
+            for pattern in ("metrics.jsonl", "speed.jsonl", "*.png", "movie.gif"):
+                for old in workdir.glob(pattern):
+                    old.unlink()
     aside = file.with_suffix(".tmp")
     aside.write_text(json.dumps(config, indent=2) + "\n")
     os.replace(aside, file)
@@ -82,7 +88,7 @@ def _train(made: runs.Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> d
     places = runs.placed(made)
     restored = checkpoints.restore(runs.state_shapes(made), places, repair=True)
     if restored is None:
-        state, memory = runs.first_state(made), {"window": [], "scores": {}}
+        state, memory = runs.first_state(made), {"window": []}
     else:
         state, memory = restored
     begun = int(state.step)
@@ -105,17 +111,22 @@ def _train(made: runs.Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> d
                 evaluator.frame(evaluator.embeddings(state, made.test)[""], workdir, 0)
         fed = stack.enter_context(runs.batches(made, begun))
         pending: collections.deque = collections.deque()
+        good = begun  # the last step whose loss and gradient were finite
         scores: dict[str, float] = {}
         rule = "val/R@1" if made.config["select"] == "val" else "test/R@1"
 
         def collect(keep: int) -> None:
+            nonlocal good
             while len(pending) > keep:
                 step, found = pending.popleft()
                 metrics, signalled = jax.device_get(found)
                 stop.heard(int(signalled))
-                memory["window"].append(_finite(step, metrics, memory["window"]))
+                memory["window"].append(_finite(step, metrics, good))
+                good = step
                 if step % made.every["log"] == 0 or step == made.total:
-                    writer.train(step, _means(memory["window"]), batch=made.batch)
+                    missing = len(fed.skipped)
+                    means = _means(memory["window"])
+                    writer.train(step, means, batch=made.batch, unreadable=missing)
                     memory["window"].clear()
 
         def save(score: float | None = None) -> None:
@@ -161,6 +172,8 @@ def _train(made: runs.Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> d
             embeddings = evaluator.embeddings(state, made.test)
         if main:
             _last_words(made, embeddings, state, scores, workdir, writer)
+            if fed.skipped:
+                writer.say(f"{len(fed.skipped)} training images could not be read: see above")
     return {k.removeprefix("test/"): v for k, v in scores.items() if k.startswith("test/")}
 
 
@@ -175,14 +188,15 @@ def _means(window: list[dict[str, float]]) -> dict[str, float]:
     return {k: float(np.mean([m[k] for m in window])) for k in window[-1]}
 
 
-def _finite(step: int, metrics: dict[str, Any], window: list) -> dict[str, float]:
+def _finite(step: int, metrics: dict[str, Any], good: int) -> dict[str, float]:
     metrics = {k: float(v) for k, v in metrics.items()}
-    if not np.isfinite(metrics["loss"]):
-        good = f"finite until step {step - 1}" if window else "so far unknown"
-        raise FloatingPointError(
-            f"the loss is {metrics['loss']} at step {step} ({good}): the last checkpoint is good. "
-            "Lower optimizer.rate, set optimizer.clip, or look at the images of that step"
-        )
+    for name in ("loss", "gradient_norm"):
+        if not np.isfinite(metrics[name]):
+            before = f"finite until step {good}" if good else "from the start"
+            raise FloatingPointError(
+                f"the {name} is {metrics[name]} at step {step} ({before}): the last checkpoint is "
+                "good. Lower optimizer.rate, set optimizer.clip, or look at the images of that step"
+            )
     return metrics
 
 
@@ -192,7 +206,8 @@ def _head(made: runs.Run, state: TrainState, begun: int) -> str:
     where = f"{made.shards.size} {jax.devices()[0].platform} device"
     return (
         f"{name}: {len(made.train):,} training images of {len(made.train.names):,} classes, "
-        f"{len(made.test):,} test images of {len(made.test.names):,}; {count:,} parameters; "
+        f"{len(made.test):,} test images of {len(made.test.names):,}; {count:,} parameters, "
+        f"pretraining: {runs.weights(made.config) or 'none'}; "
         f"batches of {made.batch} on {where}{'s' if made.shards.size > 1 else ''}"
         + _coverage(made)
         + (f"; going on from step {begun}" if begun else "")

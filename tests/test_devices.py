@@ -445,3 +445,16 @@ def test_a_gallery_beyond_the_devices_memory_is_streamed(devices, monkeypatch, t
     np.testing.assert_array_equal(theirs[0], near[0])
     # Never all: a few blocks of queries, and the tile they meet.
     assert len(alive) > 4 * 12 and max(alive) <= (search._HELD + 3) * devices * 128 * 19 * 4
+
+
+def test_the_next_batch_is_sent_off_while_one_is_used():
+    sent = []
+
+    def batches():
+        for i in range(4):
+            sent.append(i)
+            yield {"x": np.full(8, i)}
+
+    rows = sharding.shardings(jax.devices()[:1], batch=8).rows
+    for i, batch in enumerate(sharding.prefetch(batches(), rows)):
+        assert int(batch["x"][0]) == i and sent == list(range(min(i + 2, 4)))

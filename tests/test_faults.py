@@ -4,6 +4,8 @@ import contextlib
 import os
 import subprocess
 
+import jax
+import numpy as np
 import pytest
 from processes import LONG, ends, started
 from system import tiny
@@ -28,7 +30,18 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path):
         train.run(config, tmp_path / "run")
     assert _good(tmp_path / "run")
     _, found = trained.reopen(tmp_path / "run")
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(found.params))
     assert int(found.step) == _good(tmp_path / "run")[-1]
+
+
+@pytest.mark.parametrize("name", ["loss", "gradient_norm"])
+def test_the_range_of_steps_is_named(name):
+    fine = {"loss": 1.0, "gradient_norm": 1.0}
+    assert train._finite(7, fine, 6) == fine
+    with pytest.raises(FloatingPointError, match=rf"the {name} is nan at step 7 \(finite until"):
+        train._finite(7, fine | {name: float("nan")}, 6)
+    with pytest.raises(FloatingPointError, match=r"at step 1 \(from the start\)"):
+        train._finite(1, fine | {name: float("inf")}, 0)
 
 
 @contextlib.contextmanager

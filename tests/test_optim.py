@@ -79,6 +79,21 @@ def test_accumulated_gradients_are_one_step():
     np.testing.assert_allclose(found[1]["w"], -2)
 
 
+def test_accumulating_the_schedule_counts_steps_and_the_average_updates():
+    params, schedule = {"w": jnp.zeros((2, 2))}, optim.steps(total=8, at=[4])
+    whole = optim.build(
+        optim.sgd(momentum=0), rate=1.0, schedule=schedule, accumulate=2, average=0.5
+    )
+    found, state = _run(whole, params, [{"w": jnp.ones((2, 2))}] * 8)
+    # Steps 1 to 8 from 0 on: 1 and 3 move by 1, 5 and 7 by a tenth.
+    moved = [float(x["w"][0, 0]) for x in found]
+    np.testing.assert_allclose(moved, [0, -1, -1, -2, -2, -2.1, -2.1, -2.2], rtol=1e-6)
+    mean = 0.0
+    for place in (-1, -2, -2.1, -2.2):
+        mean = 0.5 * mean + 0.5 * place
+    np.testing.assert_allclose(optim.averaged(found[-1], state)["w"], mean, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     "schedule, expected",
     [
@@ -93,7 +108,8 @@ def test_schedules(schedule, expected):
 
 
 @pytest.mark.parametrize(
-    "group, message", [({"pth": "x"}, "not pth"), ({"factor": 2.0}, "has no path")]
+    "group, message",
+    [({"pth": "x"}, "not pth"), ({"factor": 2.0}, "no path"), ({"path": "("}, "no regular")],
 )
 def test_a_wrong_group_is_named(group, message):
     with pytest.raises(ValueError, match=message):

@@ -1,6 +1,7 @@
 """Whole runs of a tiny config: what they leave behind, how they stop, go on, and refuse."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -8,9 +9,10 @@ import jax
 import numpy as np
 import pytest
 from flax import traverse_util
+from PIL import Image
 from processes import ROOT, same
 from safetensors.numpy import save_file
-from system import tiny
+from system import blobs, tiny
 
 from dmljax import log, nets, runs, train, trained
 
@@ -41,6 +43,8 @@ def test_a_run_leaves_what_it_promises(whole):
     speed = log.read(run / "speed.jsonl")
     assert {"images_per_second", "input_wait_seconds", "memory_gib"} <= set(speed[0])
     assert speed[0]["compilations"] > 0
+    parts = speed[0]["input_wait_seconds"] + speed[0]["compute_seconds"]
+    assert parts == pytest.approx(speed[0]["step_seconds"])
     assert speed[1]["compilations"] == speed[2]["compilations"]  # an evaluation is compiled once
     assert list((run / "tensorboard").iterdir())
 
@@ -160,6 +164,18 @@ def test_load_embeds_images(whole):
         ({"evaluate": {"clustering": "maybe"}}, "clustering must be True or False, not 'maybe'"),
         ({"evaluate": {"batch_size": 0}}, "evaluate.batch_size must be 1 or more, not 0"),
         ({"runtime": {"workers": "two"}}, "workers must be a whole number, not 'two'"),
+        ({"steps": "-3 epochs"}, "'-3 epochs' is no duration"),
+        ({"steps": "inf epochs"}, "'inf epochs' is no duration"),
+        (
+            {"optimizer": {"name": "adam", "rate": 1, "groups": [{"path": "^hed"}]}},
+            r"'\^hed' is in no parameter's path, such as .*kernel",
+        ),
+        (
+            {"optimizer": {"name": "adam", "rate": 1, "average": 0.9}, "reload_best_at": [3]},
+            "outlive reload_best_at",
+        ),
+        ({"reload_best_at": [2]}, "2 is before the first evaluation, at 3"),
+        ({"net": {"name": "convnet", "weights": "no.safetensors"}}, "no file no.safetensors"),
         ({"validation": 1.5}, "validation must be a share of 0 to 1, not 1.5"),
     ],
 )
@@ -167,6 +183,63 @@ def test_what_a_config_says_wrong_is_told_before_anything_is_written(tmp_path, c
     with pytest.raises((ValueError, TypeError, OSError), match=message):
         train.run(tiny(tmp_path, **change), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_in_which_nothing_came_about_takes_a_corrected_config(tmp_path):
+    bad = tmp_path / "bad.safetensors"
+    save_file({"nothing": np.zeros(3, np.float32)}, bad)
+    net = tiny(tmp_path)["net"]
+    with pytest.raises(ValueError, match="nothing"):
+        train.run(tiny(tmp_path, net=net | {"weights": str(bad)}), tmp_path / "run")
+    assert (tmp_path / "run" / "config.json").exists()
+    train.run(tiny(tmp_path, steps=1), tmp_path / "run")
+
+
+def test_overwrite_leaves_nothing_of_the_other_run(whole, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole[0] / "run", run)
+    old = {*run.glob("tensorboard/*")}
+    for name in ("checkpoints_damaged/4/x", "frames/000.png", "map.png", "movie.gif"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("old")
+    train.run(tiny(tmp_path, steps=2), run, overwrite=True)
+    assert not old & {*run.glob("tensorboard/*")}
+    left = {"checkpoints", "checkpoints_sums", "config.json", "lock", "metrics.jsonl"}
+    assert {p.name for p in run.iterdir()} == left | {"speed.jsonl", "tensorboard"}
+
+
+def test_unreadable_images_are_passed_over_and_counted(tmp_path, capsys):
+    """The very first of each half among them."""
+    images = np.load(blobs(tmp_path))
+    for i, (image, label) in enumerate(zip(images["images"], images["labels"], strict=True)):
+        place = tmp_path / "photos" / f"c{label}" / f"{i:03}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place)
+        if i in (0, 32):
+            place.write_bytes(b"")
+    config = tiny(tmp_path, runtime={"unreadable": "skip", "devices": 1}, steps=12)
+    config["dataset"] = {"name": "folder", "root": str(tmp_path / "photos")}
+    scores = train.run(config, tmp_path / "run")
+    assert scores["unreadable"] == 1
+    assert "1 training images could not be read" in capsys.readouterr().out
+    assert log.read(tmp_path / "run" / "speed.jsonl")[-1]["unreadable"] == 1
+    with pytest.raises(ValueError, match=r"c0.000.png cannot be read: it has zero bytes"):
+        train.run(config | {"runtime": {"unreadable": "raise"}}, tmp_path / "strict")
+
+
+def test_a_cached_split_is_decoded_once_for_all_evaluations(tmp_path, monkeypatch):
+    images = np.load(blobs(tmp_path))
+    for i, (image, label) in enumerate(zip(images["images"], images["labels"], strict=True)):
+        place = tmp_path / "photos" / f"c{label}" / f"{i:03}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place)
+    config = tiny(tmp_path, runtime={"cache": True, "devices": 1})
+    config["dataset"] = {"name": "folder", "root": str(tmp_path / "photos")}
+    made = runs.build(config)
+    state, evaluator = runs.first_state(made), trained.Evaluator(made)
+    first = evaluator.embeddings(state, made.test)[""]
+    monkeypatch.setattr("dmljax.data.decode.read", None)  # whoever reads now fails
+    np.testing.assert_array_equal(evaluator.embeddings(state, made.test)[""], first)
 
 
 def test_without_a_config_the_command_lists_them():

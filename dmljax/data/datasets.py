@@ -55,6 +55,11 @@ def cub200(*, root: _Path = None, source: str = "files", data_dir: str | None = 
         labels = zip(ids, values["label_name"], strict=True)
         names = [f"{i:03d}.{name.decode()}" for i, name in labels]
     else:
+        if root is not None and (pathlib.Path(root) / "annotations-mat").is_dir():
+            raise ValueError(
+                f"cub200: {root} is the edition of 2010 (6,033 images); the papers use that of "
+                "2011: point root= at CUB_200_2011"
+            )
         home = sources.look_for(
             root,
             ["images.txt", "image_class_labels.txt", "images"],
@@ -89,11 +94,10 @@ def cars196(*, root: _Path = None, source: str = "files", data_dir: str | None =
         origin = "car_ims.tgz and cars_annos.mat of the Stanford Cars page"
         inside = ["cars196", "stanford_cars", "images"]
         if root is not None and (by_class := _class_folders(root, inside)):
-            paths = [path for name in by_class for path in sources.walk(name)]
+            of_class = [sources.walk(name) for name in by_class]
             titles = [name.name for name in by_class]
-            index = {str(name): i + 1 for i, name in enumerate(by_class)}
-            ids = np.array([index[str(pathlib.Path(path).parent)] for path in paths])
-            records = paths
+            records = [path for paths in of_class for path in paths]
+            ids = np.repeat(np.arange(len(by_class)) + 1, [len(paths) for paths in of_class])
         else:
             wanted = ["cars_annos.mat", "car_ims"]
             home = sources.look_for(

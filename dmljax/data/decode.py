@@ -35,7 +35,7 @@ def decode(data: bytes) -> np.ndarray:
     """
     if not data:
         raise UnreadableImage("it has zero bytes")
-    if data[:2] == b"\xff\xd8" and simplejpeg is not None and b"Exif\0" not in data[:65536]:
+    if data[:2] == b"\xff\xd8" and simplejpeg is not None and not _may_be_turned(data):
         # A camera's JPEG may be rotated; Pillow reads that. Damage is Pillow's to judge as well,
         # so that an image is readable or not whichever decoder is installed.
         try:
@@ -45,6 +45,12 @@ def decode(data: bytes) -> np.ndarray:
         except ValueError:
             pass
     return _pillow(data)
+
+
+def _may_be_turned(data: bytes) -> bool:
+    """Whether there may be an orientation, in EXIF or XMP."""
+    head = data[:65536]
+    return b"Exif\0" in head or b"tiff:Orientation" in head
 
 
 def _pillow(data: bytes) -> np.ndarray:

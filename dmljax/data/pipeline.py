@@ -76,8 +76,9 @@ class Reader:
     The cache is filled as images are met, in each process on its own.
     """
 
-    def __init__(self, split: Split, cache: bool):
-        self.split, self._cache = split, {} if cache else None
+    def __init__(self, split: Split, cache: bool | dict[int, np.ndarray]):
+        self.split = split
+        self._cache = cache if isinstance(cache, dict) else {} if cache else None
 
     def __call__(self, i: int) -> np.ndarray:
         if self._cache is not None and (image := self._cache.get(i)) is not None:
@@ -301,19 +302,19 @@ def evaluation(
     hosts: int = 1,
     threads: int | None = None,
     workers: int = 0,
-    cache: bool = False,
+    cache: bool | dict[int, np.ndarray] = False,
     unreadable: str = "raise",
 ) -> Batches:
     """Every image once, in order, in batches of one size; `where` is False on what is padding.
 
     `batch_size` is that of all hosts together. Under `unreadable='skip'` an image that cannot be
-    read is black, counted, and False in `where`.
+    read is black, counted, and False in `where`. A dict as `cache` is filled, and used again.
     """
     _check(split, host, hosts, unreadable, workers)
     local = _share(batch_size, hosts)
     reader = Reader(split, cache)
     skip = unreadable == "skip"
-    shape = _shape(reader, transform_fn, skip)
+    shape = image_shape(reader, transform_fn, skip=skip)
     row = _EvaluationRow(
         reader, transform_fn, shape, size=batch_size, offset=host * local, skip=skip
     )
@@ -337,8 +338,8 @@ def _share(size: int, hosts: int) -> int:
     return size // hosts
 
 
-def _shape(reader: Reader, transform_fn: _TransformFn, skip: bool) -> tuple[int, ...]:
-    """Of one transformed image: what padding must look like."""
+def image_shape(reader: Reader, transform_fn: _TransformFn, *, skip: bool) -> tuple[int, ...]:
+    """Of one transformed image, the first that can be read if `skip`."""
     for i in range(len(reader.split)):
         try:
             image = reader(i)

@@ -190,11 +190,14 @@ def _summary(split: Split, entries: list[dict]) -> dict[str, Any]:
 
 
 def _fingerprint(splits: Splits) -> str:
-    """Of names and labels, so that a changed source is not mixed with an earlier run's shards."""
+    """Of names, labels and marks: a changed source is not mixed with an earlier run's shards."""
     digest = hashlib.sha256()
     for split in splits:
         digest.update(split.labels.tobytes())
         digest.update("\0".join(split.names).encode("utf-8", "surrogateescape"))
+        for mark in ("boxes", *MARKS):
+            if (values := getattr(split, mark)) is not None:
+                digest.update(mark.encode() + np.ascontiguousarray(values).tobytes())
         if isinstance(split.records, list | tuple):
             digest.update("\0".join(map(str, split.records)).encode("utf-8", "surrogateescape"))
     return digest.hexdigest()

@@ -204,7 +204,7 @@ def _boxes(cells: Sequence[str], file: pathlib.Path) -> np.ndarray:
     for i, cell in enumerate(cells):
         try:
             left, top, right, bottom = (round(float(n)) for n in cell.replace(",", " ").split())
-        except ValueError:
+        except (ValueError, OverflowError):
             left, top, right, bottom = 0, 0, 0, 0
         if not (0 <= left < right and 0 <= top < bottom):
             raise ValueError(
@@ -254,5 +254,10 @@ def npz(*, path: str | os.PathLike, split: _Train | None = None) -> Splits:
     else:
         whole = Split(images, *encode(labels))
     if split is None and "class_is_test" in data:
+        if len(data["class_is_test"]) != len(whole.names):
+            count = len(data["class_is_test"])
+            raise ValueError(
+                f"npz: class_is_test has {count} entries for {len(whole.names)} classes"
+            )
         split = [n for n, test in zip(whole.names, data["class_is_test"], strict=True) if not test]
     return divide(whole, train=_HALF if split is None else split)

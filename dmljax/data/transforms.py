@@ -255,7 +255,7 @@ def random_erasing(
         if width < w and height < h:
             top, left = int(rng.integers(h - height + 1)), int(rng.integers(w - width + 1))
             erased = image.copy()
-            erased[top : top + height, left : left + width] = fill
+            erased[top : top + height, left : left + width] = fill[: image.shape[2]]
             return erased
     return image
 

@@ -127,11 +127,11 @@ class GoogLeNetBN(nn.Module, kw_only=True):
     """Torchvision's: batch norm instead of biases and response norms, 3x3 in place of 5x5 kernels.
 
     `transform_input`: images normalised by ImageNet's mean and deviation are scaled to -1..1 first,
-    as torchvision does with its published weights, which were trained so. Auxiliary classifiers and
-    dropout are left out.
+    as torchvision does with its published weights, which were trained so; False is for nets trained
+    on other inputs. Auxiliary classifiers and dropout are left out.
     """
 
-    transform_input: bool = False
+    transform_input: bool = True
     classes: int | None = None
     start: str = "conv1"
     stop: str = "5b"

@@ -66,13 +66,18 @@ _TELLING = {
 
 
 def load(
-    path: str | os.PathLike, net: nn.Module, *, report_fn: ReportFn = logging.info
+    path: str | os.PathLike,
+    net: nn.Module,
+    *,
+    image_shape: Sequence[int] | None = None,
+    report_fn: ReportFn = logging.info,
 ) -> Variables:
     """The variables of `net`, as numpy arrays, from a published or a converted file.
 
     Every tensor is checked. A classifier that the net does not have is left out, and so are the
     stages before `start` and after `stop`; `report_fn` gets a line on this, and on types that are
     not float32. What else is missing, left over or of another shape raises, all in one error.
+    `image_shape` is what the net is for, where that is not 224 x 224 x 3.
     """
     weights = _read(path)
     if "dmljax" in weights.metadata:
@@ -80,8 +85,8 @@ def load(
         if metadata["tensors_sha256"] != _digest(weights.tensors):
             raise ValueError(f"{path} is damaged (its digest is another): convert it again")
         label = f"{path}, converted for {metadata['net']['name']},"
-        return _fit(label, weights.tensors, net, _own_name, report_fn)
-    return _fit(str(path), _renamed(weights), net, _torch_name, report_fn)
+        return _fit(label, weights.tensors, net, _own_name, report_fn, image_shape)
+    return _fit(str(path), _renamed(weights), net, _torch_name, report_fn, image_shape)
 
 
 def read_metadata(
@@ -151,8 +156,9 @@ def _fit(
     net: nn.Module,
     name_fn: Callable[[Sequence[str]], str],
     report_fn: ReportFn,
+    image_shape: Sequence[int] | None = None,
 ) -> Variables:
-    whole, part = _shapes(net)
+    whole, part = _shapes(net, image_shape)
     names = {name_fn(key): key for key in part}
     own = name_fn is _own_name
 
@@ -205,7 +211,9 @@ def _fit(
     return traverse_util.unflatten_dict(variables)
 
 
-def _shapes(net: nn.Module) -> tuple[dict[tuple, Any], dict[tuple, Any]]:
+def _shapes(
+    net: nn.Module, image_shape: Sequence[int] | None
+) -> tuple[dict[tuple, Any], dict[tuple, Any]]:
     """Shapes by path, of the net from its first to its last stage and of the part that it is."""
     defaults = {f.name: f.default for f in dataclasses.fields(net) if f.name in ("start", "stop")}
     whole = net.clone(**defaults)
@@ -220,7 +228,7 @@ def _shapes(net: nn.Module) -> tuple[dict[tuple, Any], dict[tuple, Any]]:
         return traverse_util.flatten_dict(jax.eval_shape(run, jax.random.key(0), image))
 
     size = getattr(net, "image_size", _IMAGE_SIZE)
-    image = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
+    image = jax.ShapeDtypeStruct((1, *(image_shape or (size, size, 3))), jnp.float32)
     variables = init(whole, image)
     start = getattr(net, "start", None)
     if all(getattr(net, name) == default for name, default in defaults.items()):

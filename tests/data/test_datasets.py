@@ -51,6 +51,15 @@ def test_cars_from_class_folders(tmp_path):
         found = datasets.cars196(root=tmp_path / root)
         assert _sizes(found) == (98, 98, 98, 98) and _disjoint(found)
         assert found.test.names[0] == "099 class 098"
+    make.put(tmp_path / "a" / "class 000" / "more" / "deep.jpg", make.jpeg(1, 8, 8))
+    assert len(datasets.cars196(root=tmp_path / "a").train) == 99
+
+
+def test_the_older_edition_of_cub_is_named(tmp_path):
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "annotations-mat").mkdir()
+    with pytest.raises(ValueError, match=r"edition of 2010.*point root= at CUB_200_2011"):
+        datasets.cub200(root=tmp_path)
 
 
 def test_sop_keeps_its_own_halves_and_categories(tmp_path):

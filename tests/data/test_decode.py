@@ -83,6 +83,14 @@ def test_exif_orientation_is_applied(orientation):
     assert found[y, x, 0] > 200 and found[h - 1 - y, w - 1 - x, 0] < 60
 
 
+def test_an_orientation_in_xmp_alone_is_pillows_to_judge():
+    data = _saved(Image.new("RGB", (32, 16), "red"), "JPEG")
+    note = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF><rdf:Description tiff:Orientation="6"/>'
+    block = b"http://ns.adobe.com/xap/1.0/\0" + note + b"</rdf:RDF></x:xmpmeta>"
+    turned = data[:2] + b"\xff\xe1" + (len(block) + 2).to_bytes(2, "big") + block + data[2:]
+    np.testing.assert_array_equal(decode.decode(turned), decode._pillow(turned))
+
+
 @hypothesis.settings(deadline=None, max_examples=60)
 @hypothesis.given(
     st.integers(1, 70),

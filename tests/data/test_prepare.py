@@ -1,5 +1,6 @@
 """prepare: the same split, smaller, written whole or not at all; it goes on where it stopped."""
 
+import dataclasses
 import functools
 import io
 import json
@@ -170,6 +171,9 @@ def test_other_settings_and_full_folders_are_refused(tmp_path):
         _prepare(found, tmp_path / "out")
     shards = {"settings": {**json.loads((tmp_path / "manifest.json").read_text())["settings"]}}
     (tmp_path / "out" / "progress.json").write_text(json.dumps({**shards, "shards": {}}))
+    boxes = np.tile(np.int32([0, 0, 2, 2]), (len(found.train), 1))
+    boxed = found._replace(train=dataclasses.replace(found.train, boxes=boxes))
+    assert prepare._fingerprint(boxed) != prepare._fingerprint(found)
     with pytest.raises(ValueError, match="begun with another size: finish it"):
         _prepare(found, tmp_path / "out", size=48)
     with pytest.raises(NotADirectoryError, match="is a file"):

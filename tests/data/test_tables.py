@@ -154,6 +154,7 @@ def test_table_with_other_column_names_and_root(tmp_path):
         (lambda r: [{"path": x["path"]} for x in r], "no column 'label'; it has path"),
         (lambda r: [*r, r[2]], r"'img/2.jpg' twice, in rows 3 and 7"),
         (lambda r: [{**x, "box": "9 9 1 1"} for x in r], "row 1: box '9 9 1 1' is not"),
+        (lambda r: [{**x, "box": "0 0 inf inf"} for x in r], "row 1: box '0 0 inf inf' is not"),
         (lambda r: [{**x, "split": "val"} for x in r], "row 1: split 'val' is none of 'train'"),
         (lambda r: [{**x, "role": "probe"} for x in r], "row 1: role 'probe'"),
         (lambda r: [{**r[0], "label": ""}, *r[1:]], "row 1 has an empty label"),
@@ -223,6 +224,14 @@ def test_npz(tmp_path):
         (
             {"images": np.zeros((2, 3, 3), np.uint8), "labels": np.array([{}, {}], object)},
             "cannot be read.*allow_pickle=False",
+        ),
+        (
+            {
+                "images": np.zeros((2, 3, 3), np.uint8),
+                "labels": np.arange(2),
+                "class_is_test": np.zeros(3, bool),
+            },
+            "class_is_test has 3 entries for 2 classes",
         ),
     ],
 )

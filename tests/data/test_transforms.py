@@ -206,6 +206,13 @@ def test_color_jitter_is_bounded_and_each_part_acts():
         transforms.color_jitter(_image(c=1), _rng())
 
 
+def test_random_erasing_of_grey_takes_the_first_value():
+    image = np.zeros((20, 20, 1), np.uint8)
+    rng = np.random.default_rng(0)
+    found = transforms.random_erasing(image, rng, probability=1, fill=(9, 8, 7))
+    assert set(np.unique(found)) == {0, 9} and found.shape == image.shape
+
+
 def test_random_erasing_as_the_graph_system_draws_it():
     h = w = 100
     image = np.zeros((h, w, 3), np.uint8)

@@ -57,7 +57,7 @@ CASES = {
         map_shape=(8, 8, 192),
     ),
     "googlenet_bn": Case(
-        nets.googlenet_bn,
+        functools.partial(nets.googlenet_bn, transform_input=False),
         "googlenet:Torchvision",
         {},
         steps={"start": "3a", "stop": "3a"},
@@ -278,14 +278,15 @@ def test_googlenet_with_the_response_norms_of_dvmls_code():
 def test_googlenet_bn_scales_imagenet_input_to_unit_range():
     pixels = np.random.default_rng(0).uniform(size=(1, 32, 32, 3)).astype(np.float32)
     normal = (pixels - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
-    plain = nets.googlenet_bn(stop="conv1")
+    plain = nets.googlenet_bn(stop="conv1", transform_input=False)
     values = fill(layers.shapes(plain, 32))
     expected = plain.apply(values, 2 * pixels - 1, train=False)["features"]
-    scaled = nets.googlenet_bn(stop="conv1", transform_input=True)
+    scaled = nets.googlenet_bn(stop="conv1")
     assert_close(scaled.apply(values, normal, train=False)["features"], expected, 1e-5)
     # The map of a later stage is no image.
     late = {"start": "pool1", "stop": "pool1"}
-    scaled, plain = nets.googlenet_bn(transform_input=True, **late), nets.googlenet_bn(**late)
+    plain = nets.googlenet_bn(transform_input=False, **late)
+    scaled = nets.googlenet_bn(**late)
     a, b = (net.apply({}, expected, train=False)["features"] for net in (scaled, plain))
     np.testing.assert_array_equal(a, b)
 
