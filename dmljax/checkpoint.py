@@ -24,6 +24,7 @@ import jax
 from absl import logging
 
 from dmljax import hosts
+from dmljax.sharding import path_of
 from dmljax.train_step import TrainState
 
 __all__ = ["Checkpoints", "Damaged", "forget", "lock"]
@@ -258,11 +259,7 @@ def _train_item(state: TrainState) -> dict:
 
 
 def _flat(tree: Any) -> list[tuple[str, Any]]:
-    pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [
-        ("/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in p), a)
-        for p, a in pairs
-    ]
+    return [(path_of(keys), a) for keys, a in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
 def _sums(folder: pathlib.Path) -> dict[str, str]:

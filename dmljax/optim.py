@@ -16,7 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-__all__ = ["adam", "averaged", "build", "constant", "cosine", "path_of", "radam", "sgd", "steps"]
+from dmljax.sharding import path_of
+
+__all__ = ["adam", "averaged", "build", "constant", "cosine", "radam", "sgd", "steps"]
 
 Schedule = Callable[[jax.Array], jax.Array]
 
@@ -170,11 +172,6 @@ def _rule(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _PLAIN = {"factor": 1.0, "decay": None, "frozen": False}
-
-
-def path_of(keys: Sequence[Any]) -> str:
-    """'net/layer4/0/conv1/kernel'."""
-    return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in keys)
 
 
 def _match(rules, keys) -> Mapping[str, Any]:

@@ -347,9 +347,11 @@ def check(made: Run) -> None:
         raise FileNotFoundError(
             f"net.weights: there is no file {path}; docs/weights.md says where weights come from"
         )
+    if not path and named(made.config["net"]).get("frozen"):
+        logging.warning("net.frozen=True without net.weights: batch norm stays the identity")
     placed(made)
     leaves = jax.tree_util.tree_flatten_with_path(state_shapes(made).params)[0]
-    paths = [optim.path_of(keys) for keys, _ in leaves]
+    paths = [sharding.path_of(keys) for keys, _ in leaves]
     for group in made.config["optimizer"].get("groups", ()):
         if not any(re.search(group["path"], path) for path in paths):
             raise ValueError(

@@ -292,7 +292,7 @@ def test_methods_do_not_see_devices(name, devices, unlogged):
 
 def _shards(tree, name):
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    found = [a for p, a in leaves if sharding._path(p).endswith(name)]
+    found = [a for p, a in leaves if sharding.path_of(p).endswith(name)]
     return [[s.data.shape for s in a.addressable_shards] for a in found]
 
 

@@ -290,7 +290,7 @@ def draw_cosines(cosines: dict[str, np.ndarray], path: str | os.PathLike) -> Non
     axes.set(xlabel="cosine", ylabel="density", xlim=(-1, 1))
     axes.legend(frameon=False, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    figure.savefig(path, dpi=110)
 
 
 def draw_masks(
@@ -336,20 +336,11 @@ def draw_masks(
     axes[0][0].set_title("image", fontsize=9)
     for i, axis in enumerate(axes[0][1:]):
         axis.set_title(f"learner {i}", fontsize=9)
-    _save(figure, path)
+    figure.savefig(path, dpi=110)
 
 
 def _figure(width: float, height: float, **kwargs):
-    import matplotlib
+    from matplotlib.figure import Figure  # of pyplot, a notebook would see its backend changed
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    return pyplot.subplots(figsize=(width, height), layout="constrained", **kwargs)
-
-
-def _save(figure, path: str | os.PathLike) -> None:
-    from matplotlib import pyplot
-
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(**kwargs)

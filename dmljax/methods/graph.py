@@ -237,22 +237,19 @@ def attention_picture(
     if images.shape[3] == 1:
         images = np.repeat(images, 3, axis=3)
 
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     # Strips as long as the map, of thumbnails at which a bird is still a bird.
     side = min(14.0, max(4.0, 0.32 * n))
     strip = side / n
-    figure, rows = pyplot.subplots(
+    size = (len(maps) * (side + strip) + 1.2, side + strip + 0.6)
+    figure = Figure(figsize=size, layout="constrained")
+    rows = figure.subplots(
         2,
         2 * len(maps),
-        figsize=(len(maps) * (side + strip) + 1.2, side + strip + 0.6),
         width_ratios=[strip, side] * len(maps),
         height_ratios=[strip, side],
         squeeze=False,
-        layout="constrained",
     )
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
     extent = (-0.5, n - 0.5)
@@ -277,4 +274,3 @@ def attention_picture(
     label = f"attention ({maps.mean():.2g} on average)"
     figure.colorbar(shown, ax=rows[1, -1], label=label, shrink=0.6, pad=0.02)
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)

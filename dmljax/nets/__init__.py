@@ -3,9 +3,11 @@
 A backbone is `net(images [b h w 3], *, train) -> {name: array}`:
 
 * one map per stage, under the stage's name; `features`, the last of them; `pooled` and `max_pooled`
-  `[b d]`, its mean and maximum over space, in float32; `logits` if `classes` is a number.
-* `start` and `stop` name the first and the last stage to run. A net that starts later takes the map
-  of the stage before. The parameters keep the names they have in the whole net.
+  `[b d]`, its mean and maximum over space (of a `vit`, its class token), in float32; `logits` if
+  `classes` is a number.
+* `start` and `stop` (not of `vit` and `lecun`) name the first and the last stage to run. A net that
+  starts later takes the map of the stage before. The parameters keep the names they have in the
+  whole net.
 * `frozen`: batch norm uses its running statistics while training, too, and leaves them alone.
   `momentum` is the share of a new batch in them.
 * `remat`: blocks are computed again for the gradient instead of being kept: less memory, more time.
