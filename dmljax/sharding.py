@@ -45,7 +45,7 @@ def of_state(shapes: Any, shards: Shardings, *, patterns: Sequence[str] = ()) ->
     A parameter whose path matches one of `patterns` is split over the devices on its first axis,
     and with it what the optimizer keeps of it: arrays of its shape whose paths end in its path.
     """
-    params = {path_of(p): a.shape for p, a in jax.tree_util.tree_leaves_withpath_of(shapes.params)}
+    params = {path_of(p): a.shape for p, a in jax.tree_util.tree_leaves_with_path(shapes.params)}
     split = {}
     for pattern in patterns:
         found = {p: shape for p, shape in params.items() if re.search(pattern, p)}
@@ -69,7 +69,7 @@ def of_state(shapes: Any, shards: Shardings, *, patterns: Sequence[str] = ()) ->
         ends = ("/".join(names[i:]) for i in range(len(names)))
         return shards.rows if any(split.get(e) == leaf.shape for e in ends) else shards.everywhere
 
-    return jax.tree_util.tree_map_withpath_of(choose, shapes)
+    return jax.tree_util.tree_map_with_path(choose, shapes)
 
 
 def path_of(keys: Any) -> str:
