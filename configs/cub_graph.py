@@ -22,6 +22,7 @@ The last row is the README of the official code, intra_batch; its paper says an 
 72.1 for the baseline's NMI. Its slides have means of five seeds, within which most rows agree: dot
 69.05 +- 1.04 and 72.51 +- 0.92, GATv2 69.24 +- 0.30 and 72.52 +- 0.74.
 
+The form is the corrected one.
 `published=True` adds what the published code does otherwise and all of these numbers were produced
 with: 0.299 for the deviation of red, GAT and GATv2 with one attention vector for all heads and one
 projection, batch norms of the net updated twice a step, and a rate that is not divided again at the

@@ -11,6 +11,7 @@ Expected, in percent, 512 dimensions (README of the official code, research-ms-l
 Taken from its config for this set: Adam at 3e-5, divided by 10 after 1,200 and 2,400 of 3,000
 steps, 80 images of 16 classes, decay 5e-4 (decoupled here), crops of 227. There negatives are
 scaled by 40, in the paper by 50. Batch norms stay as they were pretrained.
+The form is the faithful one.
 Not run at full size here yet. The official code reports the best of its evaluations on the test
 classes, one in 200 steps; so does this config.
 

@@ -9,6 +9,7 @@ official code, intra_batch, whose attention is dot_plus_one; the code reports R@
 `attention` (dot, dot_plus_one, gat, gatv2, none), `mlp` and `backbone_only` are the ablations of
 `cub_graph.py`, for which there are no published numbers here.
 
+The form is the corrected one.
 `published=True` adds what the published code does otherwise and all of these numbers were produced
 with: 0.299 for the deviation of red, GAT and GATv2 with one attention vector for all heads and one
 projection, batch norms of the net updated twice a step, and a rate that is not divided again at the

@@ -10,6 +10,7 @@ loss; `backbone_only=False` adds it, with `attention` (dot, dot_plus_one, gat, g
 `mlp` to choose, for which there are no published numbers. NMI of 11,316 clusters takes long, and is
 only computed with `--config.evaluate.clustering=True`.
 
+The form is the corrected one.
 `published=True` adds what the published code does otherwise and all of these numbers were produced
 with: 0.299 for the deviation of red, GAT and GATv2 with one attention vector for all heads and one
 projection, batch norms of the net updated twice a step, and a rate that is not divided again at the

@@ -8,6 +8,7 @@ rest of its row could not be checked here.
 
 The official code has a config for CUB-200-2011 alone, which `cub_multi_similarity.py` follows. Here
 its loss, miner, rate and batches are kept; the length is a guess that no run has tried.
+The form is the faithful one.
 Not run at full size here yet. The official code reports the best of its evaluations on the test
 classes, one in 200 steps; this config has one in 1,000.
 

@@ -13,6 +13,7 @@ epoch on the test classes and reports the best; this config does the same.
 
 Taken from that code: AdamW, everything decays, proxies at 100 times the rate, the rate times 0.25
 every 20 epochs, mean and maximum pooled and added, random batches.
+The form is the faithful one, but for two things.
 Other than there, the first epoch warms up the rate instead of training only what is new, and
 gradients are not clipped at 10. Its rows are of single runs. Not run at full size here yet.
 

@@ -8,7 +8,8 @@ Both halves have the same 200 classes: this is retrieval of known classes. Expec
 as the review (pento.ai, 2022) has plots without numbers: triplets lead in AMI and NMI, ArcFace in
 mAP, MAP@R, MRR, P@1 and RP. Not run at full size here yet.
 
-The review gives a ResNet-50, 512 dimensions, the multi-similarity miner, Adam, batches of 64 by
+Neither form can be called faithful: the review leaves too much open.
+It gives a ResNet-50, 512 dimensions, the multi-similarity miner, Adam, batches of 64 by
 class, and 150 epochs of 100,000 images. It does not give rates, margins, images per class nor
 crops; taken here: those of the library's example (1e-5 for the net, 1e-4 for the head, decay 1e-4,
 4 images of a class, crops of 64) and its default margins and scale. ArcFace's class vectors have
