@@ -99,7 +99,10 @@ def _main(argv: list[str], overrides: list[str]) -> int:
         trained.export(workdir, _FLAGS.out, dtype=_FLAGS.dtype, **which)
         return 0
     if _FLAGS.config is None:
-        raise ValueError(f"no --config is given; {_configs()}")
+        raise ValueError(
+            "no --config is given, such as --config=configs/glyphs.py; without any flag, "
+            "python -m dmljax.main lists them"
+        )
     if not workdir:
         workdir = f"runs/{pathlib.Path(_FLAGS.config.partition(':')[0]).stem}"
     config = config_lib.read(_FLAGS.config, overrides)

@@ -1,6 +1,6 @@
 """That methods learn, as a user would run them: minutes each, on real data where it is there.
 
-`DMLJAX_DATA` names the folder of omniglot8.npz. docs/results.md has longer runs.
+`DMLJAX_DATA` names the folder of omniglot8.npz and emoji5.npz. docs/results.md has what was found.
 """
 
 import functools
@@ -10,6 +10,7 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from dmljax import log
@@ -17,7 +18,7 @@ from dmljax import log
 pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[1]
 DATA = os.environ.get("DMLJAX_DATA")
-real = pytest.mark.skipif(not DATA, reason="DMLJAX_DATA is not set: the folder of omniglot8.npz")
+real = pytest.mark.skipif(not DATA, reason="DMLJAX_DATA, a folder of sets, is not set")
 PIXELS = 0.36  # R@1 of omniglot8 by its pixels
 
 
@@ -30,14 +31,20 @@ def _plain():
 
 
 @functools.cache
-def _learned(title, steps=150):
+def _learned(title, *, data="omniglot8", seed=0, steps=150):
+    """After so many steps; after 100 seconds, if 0."""
     command = [sys.executable, str(ROOT / "benchmarks" / "learning.py"), "--methods", title]
-    command += ["--data", str(pathlib.Path(DATA) / "omniglot8.npz"), "--seeds", "0"]
+    command += ["--data", str(pathlib.Path(DATA) / f"{data}.npz"), "--seeds", str(seed)]
     done = subprocess.run(
         [*command, "--steps", str(steps)], capture_output=True, text=True, env=_plain()
     )
     assert done.returncode == 0, done.stderr
+    print(done.stderr.splitlines()[-1])
     return json.loads(done.stderr.splitlines()[-1].partition(": ")[2])
+
+
+def _mean(title, name="R@1", **options):
+    return np.mean([_learned(title, seed=seed, **options)[name] for seed in range(3)])
 
 
 @real
@@ -52,6 +59,40 @@ def test_unseen_alphabets_are_told_better_than_by_their_pixels(title):
 def test_without_the_divergence_learners_collapse():
     with_it, without = _learned("abe, 4 learners"), _learned("abe, 4 learners, no divergence")
     assert without["self"] > 0.9 > 0.6 > with_it["self"]
+
+
+_UNSEEN = pytest.mark.xfail(reason="does not show at this size: docs/results.md", strict=False)
+
+
+@real
+@pytest.mark.parametrize(
+    "better, worse",
+    [
+        ("abe, 4 learners", "4 heads"),
+        ("abe, 4 learners", "1 head"),
+        pytest.param("4 heads", "1 head", marks=_UNSEEN),
+        pytest.param("graph, gatv2", "graph, backbone only", marks=_UNSEEN),
+    ],
+)
+def test_the_order_of_the_papers(better, worse):
+    """After as many steps, with three seeds."""
+    assert _mean(better) > _mean(worse)
+
+
+@real
+@pytest.mark.parametrize(
+    "title, data, ahead",
+    [
+        ("pairs, flattened", "emoji5", 0.05),
+        ("pairs, flattened", "omniglot8", 0.0),
+        pytest.param("pairs", "omniglot8", 0.0, marks=_UNSEEN),
+        pytest.param("pairs", "emoji5", 0.0, marks=_UNSEEN),
+    ],
+)
+def test_in_equal_seconds_next_to_torch(title, data, ahead):
+    """On a machine that does nothing else; three seeds, a hundred seconds each."""
+    pytest.importorskip("pytorch_metric_learning")
+    assert _mean(title, data=data, steps=0) >= _mean("torch + PML", data=data, steps=0) + ahead
 
 
 def test_the_newcomers_run(tmp_path):

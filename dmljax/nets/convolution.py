@@ -5,7 +5,8 @@ at a tenth of the rate of its matrix products, and that of a strided map by spre
 zeros. Here the same sums are products of patches, a few rows of the map at a time so that patches
 stay in the cache, and the gradient of a strided map is one dense convolution per residue of the
 stride. Everything is exact; only the order of summation differs. Other platforms, other types than
-float32 and grouped convolutions keep XLA's own gradients.
+float32 and grouped convolutions keep XLA's own gradients. Like those of max pooling and batch norm
+here, they are reverse-mode gradients alone: `jax.jvp` and `jacfwd` do not go through.
 
 By default XLA gives convolutions on CPUs to YNNPACK. Its own kernels are up to twice as fast, and
 then kernels larger than 1x1 have XLA's gradient. `dmljax.main` runs so, by
