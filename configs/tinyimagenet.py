@@ -29,6 +29,9 @@ def get_config(arg: str | None = None) -> ConfigDict:
     if loss not in ("triplet", "arcface"):
         raise ValueError(f"loss is triplet or arcface, not {loss!r}")
     triplet = loss == "triplet"
+    groups = [{"path": "^net/", "factor": 0.1}]
+    if not triplet:
+        groups.append({"path": "^proxies", "factor": 100.0, "decay": 0.0})
     return ConfigDict(
         {
             "dataset": {"name": "tiny_imagenet", "root": None},
@@ -46,8 +49,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
                 "name": "adam",
                 "rate": 1e-4,
                 "decay": 1e-4,
-                "groups": [{"path": "^net/", "factor": 0.1}]
-                + [{"path": "^proxies", "factor": 100.0, "decay": 0.0}] * (not triplet),
+                "groups": groups,
             },
             "schedule": "constant",
             "steps": "150 epochs",

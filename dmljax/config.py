@@ -14,8 +14,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-__all__ = ["arguments", "check", "differences", "duration", "hint"]
-__all__ += ["override", "plain", "read", "resolve"]
+__all__ = [
+    "arguments",
+    "check",
+    "differences",
+    "duration",
+    "hint",
+    "override",
+    "plain",
+    "read",
+    "resolve",
+]
 
 _KINDS = {
     "float": (numbers.Real, "a number"),
@@ -171,11 +180,12 @@ def duration(length: int | str, *, per_epoch: int) -> int:
         number, _, unit = length.partition(" ")
         factors = {"steps": 1, "step": 1, "epochs": per_epoch, "epoch": per_epoch}
         try:
-            if float(number) >= 0:
-                return max(1, round(float(number) * factors[unit]))
-            raise ValueError("it is negative")
-        except (ValueError, KeyError, OverflowError):
-            raise ValueError(f"{length!r} is no duration: write 500, or '60 epochs'") from None
+            count = float(number) * factors[unit]
+        except (ValueError, KeyError):
+            count = -1
+        if not 0 <= count < float("inf"):
+            raise ValueError(f"{length!r} is no duration: write 500, or '60 epochs'")
+        return max(1, round(count))
     if isinstance(length, bool) or int(length) != length or length < 0:
         raise ValueError(f"{length!r} is no duration: write 500, or '60 epochs'")
     return int(length)

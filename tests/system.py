@@ -4,6 +4,7 @@ import json
 import pathlib
 
 import numpy as np
+from PIL import Image
 
 
 def blobs(folder: pathlib.Path, *, classes: int = 8, each: int = 8, size: int = 12) -> str:
@@ -17,6 +18,16 @@ def blobs(folder: pathlib.Path, *, classes: int = 8, each: int = 8, size: int = 
     if not path.exists():
         np.savez(path, images=images, labels=labels)
     return str(path)
+
+
+def photos(folder: pathlib.Path, place_fn=lambda i, label: f"c{label}") -> pathlib.Path:
+    """The images of `blobs` as PNG files `000.png` and so on, in folders by `place_fn`."""
+    with np.load(blobs(folder)) as arrays:
+        for i, (image, label) in enumerate(zip(arrays["images"], arrays["labels"], strict=True)):
+            file = folder / "photos" / place_fn(i, label) / f"{i:03}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(file)
+    return folder / "photos"
 
 
 def tiny(folder: pathlib.Path, **fields) -> dict:

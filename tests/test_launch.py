@@ -13,9 +13,8 @@ import jax
 import numpy as np
 import pytest
 import yaml
-from PIL import Image
 from processes import LONG, ROOT, children, ends, same_run, started, state, until, until_step
-from system import blobs, tiny
+from system import photos, tiny
 
 from dmljax import log, train
 
@@ -113,15 +112,11 @@ def test_another_config_is_one_line_and_ends_all(whole, tmp_path):
 
 @pytest.mark.slow
 def test_an_image_that_one_process_cannot_read_ends_all(tmp_path):
-    images = np.load(blobs(tmp_path))
-    for i, (image, label) in enumerate(zip(images["images"], images["labels"], strict=True)):
-        folder = tmp_path / "photos" / f"class{label}"
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(folder / f"{i:02}.png")
-    bad = tmp_path / "photos" / "class1" / "12.png"
+    root = photos(tmp_path)
+    bad = root / "c1" / "012.png"
     bad.write_bytes(bad.read_bytes()[:100])
-    photos = {"name": "folder", "root": str(tmp_path / "photos"), "split": 0.5}
-    config = tiny(tmp_path, **CONFIG | {"dataset": photos})
+    dataset = {"name": "folder", "root": str(root), "split": 0.5}
+    config = tiny(tmp_path, **CONFIG | {"dataset": dataset})
     with started(tmp_path, tmp_path / "run", config, processes=2) as process:
         until(lambda: (tmp_path / "run" / "config.json").exists(), process, tmp_path)
         printed = ends(process, 2, tmp_path, within=60)

@@ -9,10 +9,9 @@ import jax
 import numpy as np
 import pytest
 from flax import traverse_util
-from PIL import Image
 from processes import ROOT, same
 from safetensors.numpy import save_file
-from system import blobs, tiny
+from system import photos, tiny
 
 from dmljax import log, nets, runs, train, trained
 
@@ -210,15 +209,11 @@ def test_overwrite_leaves_nothing_of_the_other_run(whole, tmp_path):
 
 def test_unreadable_images_are_passed_over_and_counted(tmp_path, capsys):
     """The very first of each half among them."""
-    images = np.load(blobs(tmp_path))
-    for i, (image, label) in enumerate(zip(images["images"], images["labels"], strict=True)):
-        place = tmp_path / "photos" / f"c{label}" / f"{i:03}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(place)
-        if i in (0, 32):
-            place.write_bytes(b"")
+    root = photos(tmp_path)
+    for bad in ("c0/000.png", "c4/032.png"):
+        (root / bad).write_bytes(b"")
     config = tiny(tmp_path, runtime={"unreadable": "skip", "devices": 1}, steps=12)
-    config["dataset"] = {"name": "folder", "root": str(tmp_path / "photos")}
+    config["dataset"] = {"name": "folder", "root": str(root)}
     scores = train.run(config, tmp_path / "run")
     assert scores["unreadable"] == 1
     assert "1 training images could not be read" in capsys.readouterr().out
@@ -228,13 +223,9 @@ def test_unreadable_images_are_passed_over_and_counted(tmp_path, capsys):
 
 
 def test_a_cached_split_is_decoded_once_for_all_evaluations(tmp_path, monkeypatch):
-    images = np.load(blobs(tmp_path))
-    for i, (image, label) in enumerate(zip(images["images"], images["labels"], strict=True)):
-        place = tmp_path / "photos" / f"c{label}" / f"{i:03}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(place)
+    root = photos(tmp_path)
     config = tiny(tmp_path, runtime={"cache": True, "devices": 1})
-    config["dataset"] = {"name": "folder", "root": str(tmp_path / "photos")}
+    config["dataset"] = {"name": "folder", "root": str(root)}
     made = runs.build(config)
     state, evaluator = runs.first_state(made), trained.Evaluator(made)
     first = evaluator.embeddings(state, made.test)[""]

@@ -8,10 +8,9 @@ import sys
 import jax
 import numpy as np
 import pytest
-from PIL import Image
 from processes import ROOT
 from safetensors import safe_open
-from system import METHODS, blobs, tiny
+from system import METHODS, photos, tiny
 
 from dmljax import evaluate, log, train, trained
 
@@ -181,9 +180,7 @@ def test_knn_goes_by_the_names_of_classes(tmp_path):
         config = tiny(tmp_path)
         config["evaluate"] = config["evaluate"] | {"knn": 3}
         train.run(config, tmp_path / "run")
-    images = np.load(blobs(tmp_path))
-    rows = np.arange(len(images["labels"])) % 2 == 1  # every second image of each class
-    made, state = trained.reopen(_trained_on(tmp_path, images, rows))
+    made, state = trained.reopen(_with_known_classes(tmp_path))
     evaluator = trained.Evaluator(made)
     found = evaluator.score(state, evaluator.embeddings(state, made.test), made.test)["knn"]
     gallery, queries = (evaluator.embeddings(state, s)[""] for s in (made.train, made.test))
@@ -195,14 +192,11 @@ def test_knn_goes_by_the_names_of_classes(tmp_path):
     assert found == right / len(queries)
 
 
-def _trained_on(folder, images, rows):
-    for half, mine in (("train", ~rows), ("test", rows)):
-        for i in np.flatnonzero(mine):
-            place = folder / "photos" / half / f"c{images['labels'][i]}"
-            place.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(images["images"][i]).save(place / f"{i:03}.png")
+def _with_known_classes(folder):
+    """A run whose test images are every second one of the classes that it trains on."""
+    root = photos(folder, lambda i, label: f"{'test' if i % 2 else 'train'}/c{label}")
     config = tiny(folder, steps=2, runtime={"devices": 1})
-    config["dataset"] = {"name": "folder", "root": str(folder / "photos")}
+    config["dataset"] = {"name": "folder", "root": str(root)}
     config["evaluate"] = config["evaluate"] | {"knn": 3, "every": 2}
     train.run(config, folder / "known")
     return folder / "known"

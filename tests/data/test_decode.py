@@ -88,6 +88,7 @@ def test_an_orientation_in_xmp_alone_is_pillows_to_judge():
     note = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF><rdf:Description tiff:Orientation="6"/>'
     block = b"http://ns.adobe.com/xap/1.0/\0" + note + b"</rdf:RDF></x:xmpmeta>"
     turned = data[:2] + b"\xff\xe1" + (len(block) + 2).to_bytes(2, "big") + block + data[2:]
+    assert decode._pillow(turned).shape[:2] == (32, 16)
     np.testing.assert_array_equal(decode.decode(turned), decode._pillow(turned))
 
 
