@@ -1,5 +1,6 @@
 """Gradients of convolutions equal XLA's own, whatever the geometry."""
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dmljax import main
 from dmljax.nets import convolution
 
 
@@ -75,3 +77,14 @@ print(text.count(" convolution("), text.count("ynn_fusion"), text.count(" dot(")
     env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert done.stdout.split() == ["2", "0", "0"], done.stdout + done.stderr
+
+
+def test_flags_that_are_set_already_stay(monkeypatch):
+    given = "--xla_cpu_use_fusion_emitters=true --xla_cpu_experimental_ynn_fusion_type=-dot"
+    monkeypatch.setenv("XLA_FLAGS", given)
+    main.tune_cpu()
+    assert os.environ["XLA_FLAGS"] == given
+    monkeypatch.delenv("XLA_FLAGS")
+    main.tune_cpu()
+    old = importlib.metadata.version("jaxlib").startswith("0.10.")
+    assert ("--xla_cpu_use_fusion_emitters=false" in os.environ["XLA_FLAGS"]) == old
