@@ -35,11 +35,14 @@ _KINDS = {
 }
 
 
-def resolve(room: ModuleType, spec: str | Mapping[str, Any]) -> Callable:
+def resolve(
+    room: ModuleType, spec: str | Mapping[str, Any], *, taken: Iterable[str] = ()
+) -> Callable:
     """The function that `spec` names in `room`, with the rest of `spec` bound as keywords.
 
     `spec` is a name or `dict(name=..., **keywords)`. The names of a room are its `__all__`; a name
-    'package.module:function' is looked up outside the room. Unknown names and keywords raise.
+    'package.module:function' is looked up outside the room. Unknown names and keywords raise;
+    the hint also names `taken`, the keywords that the caller itself takes.
     """
     keywords = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
     if not isinstance(name := keywords.pop("name", None), str):
@@ -50,7 +53,9 @@ def resolve(room: ModuleType, spec: str | Mapping[str, Any]) -> Callable:
         known = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
         for keyword in keywords:
             if keyword not in known:
-                raise TypeError(f"{name} has no argument {keyword!r}{hint(keyword, known)}")
+                raise TypeError(
+                    f"{name} has no argument {keyword!r}{hint(keyword, [*known, *taken])}"
+                )
     check(name, keywords, {n: p.annotation for n, p in parameters.items()})
     return functools.partial(function, **keywords) if keywords else function
 

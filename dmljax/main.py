@@ -41,8 +41,8 @@ def tune_cpu() -> None:
     glibc is told not to hand freed memory back: a step's temporaries are one block, and got anew
     from the system page by page at every step they cost a sixth of the time of a small net's.
     XLA computes convolutions by its own kernels: dmljax/nets/convolution.py says why. And of the
-    two ways in which jaxlib 0.10 compiles loops it takes the older one: a step is compiled in half
-    the time then, and is quicker by a tenth. Flags that are set already stay.
+    two ways in which jaxlib 0.10 compiles loops it takes the older one: a small net's step is
+    compiled in half the time then, and is quicker by a sixth. Flags that are set already stay.
     """
     try:
         libc = ctypes.CDLL("libc.so.6")

@@ -124,15 +124,16 @@ def build(config: Any) -> Run:
     factor = config_lib.resolve(optim, schedule)(total=total)
     optimizer = dict(config["optimizer"])
     parameters = inspect.signature(optim.build).parameters
-    whole = {k: optimizer.pop(k) for k in list(optimizer) if k in parameters}
-    config_lib.check("optimizer", whole, {k: p.annotation for k, p in parameters.items()})
+    kinds = {k: parameters[k].annotation for k in parameters if k not in ("direction", "schedule")}
+    whole = {k: optimizer.pop(k) for k in list(optimizer) if k in kinds}
+    config_lib.check("optimizer", whole, kinds)
     for group in whole.get("groups", ()):
         if not isinstance(group, dict):
             raise ValueError(f"optimizer.groups: write dict(path='^head/', ...), not {group!r}")
         config_lib.check("optimizer.groups", group, _GROUP)
     if whole.get("average") and config["reload_best_at"]:
         raise ValueError("optimizer.average would outlive reload_best_at: leave out one of them")
-    direction = config_lib.resolve(optim, optimizer)()
+    direction = config_lib.resolve(optim, optimizer, taken=kinds)()
     method = _method(config, len(train.names))
     transform_fn = config_lib.resolve(transforms, config["transform"])
     normalize_fn = config_lib.resolve(normalization, config["normalize"])

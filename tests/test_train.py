@@ -151,6 +151,8 @@ def test_load_embeds_images(whole):
         ({"optimizer": {"name": "adam", "rate": 1, "groups": [{"pth": "x"}]}}, "pth"),
         ({"optimizer": {"name": "adam", "rate": "a"}}, "rate must be a number, not 'a'"),
         ({"optimizer": {"name": "adam", "rate": 1, "b1": "a"}}, "b1 must be a number, not 'a'"),
+        ({"optimizer": {"name": "adam", "rat": 1}}, "no argument 'rat': did you mean 'rate'"),
+        ({"optimizer": {"name": "adam", "rate": 1, "schedule": 1}}, "no argument 'schedule'"),
         ({"optimizer": {"name": "adam", "rate": -1}}, "rate must be 0 or more, not -1"),
         ({"optimizer": {"name": "adam", "rate": 1, "groups": 3}}, "groups must be a list, not 3"),
         ({"loss": {"name": "triplet", "margin": "a"}}, "margin must be a number, not 'a'"),
