@@ -270,13 +270,14 @@ def distort(
     shift: float = 3.0,
     invert: float = 0.5,
     noise: float = 20.0,
+    outside: str = "median",
 ) -> np.ndarray:
     """Rotation (degrees), shear, scale and shift (pixels) about the centre, inversion, noise.
 
-    What the affine map brings in from outside has the border's median colour. `noise` is the
-    standard deviation in grey levels, `invert` the probability.
+    What the affine map brings in from `outside` has the border's 'median' colour, or that of the
+    'nearest' pixel. `noise` is the standard deviation in grey levels, `invert` the probability.
     """
-    options = dict(rotation=rotation, shear=shear, scale=scale, shift=shift)
+    options = dict(rotation=rotation, shear=shear, scale=scale, shift=shift, outside=outside)
     return _distort_all(image[None], [rng], **options, invert=invert, noise=noise)[0]
 
 
@@ -290,8 +291,11 @@ def _distort_all(
     shift: float,
     invert: float,
     noise: float,
+    outside: str,
 ) -> np.ndarray:
     """`distort` of each image with its own generator, in order."""
+    if outside not in ("median", "nearest"):
+        raise ValueError(f"outside is 'median' or 'nearest', not {outside!r}")
     n, h, w, _ = images.shape
     draws = np.empty((n, 6))
     grain = np.empty(images.shape if noise else (n, 0), np.float32)
@@ -307,7 +311,7 @@ def _distort_all(
     a, b, c, d = cos, cos * slant - sin, sin, sin * slant + cos  # rotation times shear
     x, y = w / 2 + dx, h / 2 + dy
     maps = np.stack([a, b, w / 2 - a * x - b * y, c, d, h / 2 - c * x - d * y], axis=1)
-    moved = _affine(images, maps)
+    moved = _affine(images, maps, outside)
     moved[coin < invert] ^= 255
     if not noise:
         return moved
@@ -316,26 +320,26 @@ def _distort_all(
     return np.clip(np.rint(grain, out=grain), 0, 255, out=grain).astype(np.uint8)
 
 
-def _affine(images: np.ndarray, maps: np.ndarray) -> np.ndarray:
-    """The pixel centred at (x, y) has the colour at (a x + b y + c, d x + e y + f), bilinearly;
-    outside of the image is the median colour of its border.
-    """
+def _affine(images: np.ndarray, maps: np.ndarray, outside: str) -> np.ndarray:
+    """The pixel centred at (x, y) has the colour at (a x + b y + c, d x + e y + f), bilinearly."""
     n, h, w, channels = images.shape
-    sides = [images[:, 0], images[:, -1], images[:, :, 0], images[:, :, -1]]
-    middle = h + w  # of 2 (h + w) in order
-    border = np.partition(np.concatenate(sides, axis=1), middle, axis=1)[:, middle]
     # Channel by channel; two more pixels at the far ends, so that every pixel has a next one.
-    wide = np.empty((channels, n, h + 3, w + 3), np.float32)
-    wide[:] = border.T[:, :, None, None]
+    wide = np.zeros((channels, n, h + 3, w + 3), np.float32)
+    if outside == "median":
+        sides = [images[:, 0], images[:, -1], images[:, :, 0], images[:, :, -1]]
+        middle = h + w  # of 2 (h + w) in order
+        border = np.partition(np.concatenate(sides, axis=1), middle, axis=1)[:, middle]
+        wide[:] = border.T[:, :, None, None]
     wide[:, :, 1 : h + 1, 1 : w + 1] = np.moveaxis(images, 3, 0)
+    margin = int(outside == "median")  # how far beyond the last pixel a place may be
     centers = [np.arange(side, dtype=np.float32) + 0.5 for side in (w, h)]
     maps = maps.astype(np.float32)
     out = np.empty_like(images)
     step = max(1, (1 << 15) // (h * w))  # images whose arrays stay in the cache
     for start in range(0, n, step):
         part = slice(start, start + step)
-        column, right = _place(maps[part, :3], centers, w)
-        row, down = _place(maps[part, 3:], centers, h)
+        column, right = _place(maps[part, :3], centers, w, margin)
+        row, down = _place(maps[part, 3:], centers, h, margin)
         row *= w + 3
         row += column
         row += (np.arange(len(row), dtype=np.int32) * ((h + 3) * (w + 3)))[:, None, None]
@@ -351,12 +355,12 @@ def _affine(images: np.ndarray, maps: np.ndarray) -> np.ndarray:
     return out
 
 
-def _place(maps, centers, side) -> tuple[np.ndarray, np.ndarray]:
+def _place(maps, centers, side, margin) -> tuple[np.ndarray, np.ndarray]:
     """Index before a x + b y + c, in an image with one more pixel around, and how far beyond it."""
     xs, ys = centers
     a, b, c = maps.T[:, :, None]
     at = (a * xs)[:, None] + (b * ys + (c + 0.5))[:, :, None]  # 0.5: from centre to index
-    np.clip(at, 0, side + 1, out=at)
+    np.clip(at, 1 - margin, side + margin, out=at)
     index = at.astype(np.int32)
     at -= index
     return index, at

@@ -274,19 +274,22 @@ def test_distort_moves_as_its_arguments_say():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_affine_maps_are_those_of_a_loop_over_pixels(channels):
+@pytest.mark.parametrize("outside", ["median", "nearest"])
+def test_affine_maps_are_those_of_a_loop_over_pixels(channels, outside):
     rng = _rng(3)
     images = rng.integers(0, 256, (3, 7, 9, channels), dtype=np.uint8)
     maps = np.array([1, 0.2, -1, -0.3, 0.9, 1]) + rng.normal(size=(3, 6)) * 0.2
     maps[2, 2] = 100  # all outside
-    out = transforms._affine(images, maps)
+    out = transforms._affine(images, maps, outside)
     for image, (a, b, c, d, e, f), moved in zip(images, maps, out, strict=True):
         border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
         background = np.sort(border, axis=0)[len(border) // 2].astype(float)
 
         def pixel(row, column, image=image, background=background):
             inside = 0 <= row < 7 and 0 <= column < 9
-            return image[row, column] if inside else background
+            if inside or outside == "median":
+                return image[row, column] if inside else background
+            return image[min(max(row, 0), 6), min(max(column, 0), 8)]
 
         for row, column in np.ndindex(7, 9):
             x = a * (column + 0.5) + b * (row + 0.5) + c - 0.5
@@ -313,6 +316,18 @@ def test_distort_fills_with_the_background_on_both_polarities():
         out = transforms.distort(image, _rng(), invert=0, noise=0)
         border = np.concatenate([out[0], out[-1], out[:, 0], out[:, -1]])
         assert (border == ground).all()
+
+
+def test_distort_may_fill_with_the_nearest_pixels():
+    image = np.zeros((32, 32, 1), np.uint8)
+    image[:, 16:] = 255
+    keep = dict(rotation=0, shear=0, scale=(0.5, 0.5), shift=0, invert=0, noise=0)
+    half = np.arange(32) >= 16
+    for outside, border in (("nearest", 255 * half), ("median", np.full(32, 255))):
+        out = transforms.distort(image, _rng(), **keep, outside=outside)
+        assert (out[0, :, 0] == border).all()
+    with pytest.raises(ValueError, match="'median' or 'nearest', not 'edge'"):
+        transforms.distort(image, _rng(), outside="edge")
 
 
 def test_normalization_constants_on_both_kinds_of_arrays():
