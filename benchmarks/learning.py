@@ -279,12 +279,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=100)
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--methods", nargs="+", default=[PEER, *METHODS])
+    titles = [PEER, *METHODS]
+    parser.add_argument("--methods", nargs="+", default=titles, choices=titles)
     parser.add_argument("--validation", type=float, default=0.0)
     parser.add_argument("--held-out", nargs="+", default=[])
     parser.add_argument("--set", default="{}", help="config fields as JSON, over those of METHODS")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if not pathlib.Path(args.data).is_file():
+        parser.error(f"--data: there is no file {args.data}")
     if args.one:
         one = json.loads(args.one)
         run = peer if one["title"] == PEER else ours

@@ -286,10 +286,9 @@ def test_affine_maps_are_those_of_a_loop_over_pixels(channels, outside):
         background = np.sort(border, axis=0)[len(border) // 2].astype(float)
 
         def pixel(row, column, image=image, background=background):
-            inside = 0 <= row < 7 and 0 <= column < 9
-            if inside or outside == "median":
-                return image[row, column] if inside else background
-            return image[min(max(row, 0), 6), min(max(column, 0), 8)]
+            nearest = min(max(row, 0), 6), min(max(column, 0), 8)
+            inside = nearest == (row, column)
+            return image[nearest] if inside or outside == "nearest" else background
 
         for row, column in np.ndindex(7, 9):
             x = a * (column + 0.5) + b * (row + 0.5) + c - 0.5
