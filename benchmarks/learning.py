@@ -84,6 +84,7 @@ for title, change in {
     METHODS[title] = PAIRS | {"method": ENSEMBLE | change}
 LATER = {"split": ["conv4", "conv5"], "attention": "conv5"}
 METHODS["abe, quicker net"] = PAIRS | QUICK | {"method": ENSEMBLE | LATER | {"learners": 4}}
+METHODS["abe, flattened"] = PAIRS | {"method": ENSEMBLE | {"learners": 4, "pool": "flatten"}}
 
 
 # --- one run, in a process of its own -----------------------------------------------------------
@@ -98,6 +99,7 @@ def ours(
     seconds: float,
     changes: dict,
 ) -> dict:
+    import grain  # noqa: F401  (imports are not on the clock, nor are torch's)
     import jax
     import optax
 

@@ -107,6 +107,7 @@ def abe(
     split: Sequence[str] = ("pool3", "4a"),
     attention: str = "4e",
     mask: str = "sigmoid",
+    pool: Any = "mean",
 ) -> base.Method:
     """ABE-M: sum_m `loss_fn`(B_m) + lambda_div `divergence`; of `dim` features, dim / M each.
 
@@ -120,7 +121,8 @@ def abe(
     `pairs='drawn'` compares only rows i and i + b/2, which `sampling.abe_pairs` draws as positive
     or negative pairs; the paper does not say whether its loss goes over these or over 'all'.
     The paper's text does not tell the masks' activation. `mask='sigmoid'` is what a port says it to
-    be and another has; 'min_max' is that first port's replacement for it.
+    be and another has; 'min_max' is that first port's replacement for it. `pool` is how a learner's
+    last map becomes the features of its linear layer; the mean, in the paper.
 
     `embed` is the learners' unit vectors beside each other over sqrt(M): ranking by it is ranking
     by the mean of their squared distances. `parts` are the learners.
@@ -131,6 +133,7 @@ def abe(
     if mask not in _MASKS:
         raise ValueError(f"mask is one of {', '.join(_MASKS)}, not {mask!r}")
     options = {"learners": learners, "features": dim, "net": _like(net), "split": tuple(split)}
+    options |= dict(zip(("output", "pool"), base.pooling(pool), strict=True))
     options |= {"remat": net.remat, "dtype": net.dtype}
     if heads:
         ensemble = ensembles.multi_head(**options)

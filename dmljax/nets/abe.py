@@ -7,7 +7,8 @@ Both are called as `(images [b h w 3], *, train)` and return, in float32,
   squared distance between them is the mean of the learners'.
 
 `net` is a backbone of `dmljax.nets`; `split` names its last stage that all learners share and the
-stage after that. Defaults are the published ones, for Caffe's GoogLeNet.
+stage after that. The linear layers take the backbone's `output`, where a `pool` is given pooled by
+it. Defaults are the published ones, for Caffe's GoogLeNet.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from jaxtyping import Float
 
 from dmljax import ops
 from dmljax.nets.googlenet import GoogLeNet
+from dmljax.nets.heads import Head
 from dmljax.nets.initial import uniform
 from dmljax.nets.layers import Conv, glorot_dense
 from dmljax.ops import Array
@@ -47,6 +49,8 @@ class ABE(nn.Module, kw_only=True):
     split: tuple[str, str] = ("pool3", "4a")
     attention: str = "4e"
     mask_fn: Callable = jax.nn.sigmoid
+    output: str = "pooled"
+    pool: Any = None
     remat: bool = False
     dtype: Any = None
 
@@ -80,7 +84,7 @@ class ABE(nn.Module, kw_only=True):
         # One after the other in the batch, image by image, so that a sharded batch stays in place.
         each = (maps[:, None] * masks.astype(maps.dtype)).reshape(b * self.learners, h, w, c)
         head = self.net(start=start, name="head", **options)
-        pooled = head(each, train=train)["pooled"]
+        pooled = _pooled(self.pool, head(each, train=train)[self.output], "pool", train)
         vectors = glorot_dense(width, dtype=self.dtype, name="embedding")(pooled)
         return _ensemble(vectors.reshape(b, self.learners, width)) | {"masks": masks}
 
@@ -95,6 +99,8 @@ class MultiHead(nn.Module, kw_only=True):
     features: int = 512
     net: Callable = GoogLeNet
     split: tuple[str, str] = ("pool3", "4a")
+    output: str = "pooled"
+    pool: Any = None
     remat: bool = False
     dtype: Any = None
 
@@ -109,7 +115,7 @@ class MultiHead(nn.Module, kw_only=True):
         vectors = []
         for m in range(self.learners):
             head = self.net(start=start, name=f"head_{m}", **options)
-            pooled = head(maps, train=train)["pooled"]
+            pooled = _pooled(self.pool, head(maps, train=train)[self.output], f"pool_{m}", train)
             vectors.append(glorot_dense(width, dtype=self.dtype, name=f"embedding_{m}")(pooled))
         return _ensemble(jnp.stack(vectors, axis=1))
 
@@ -138,6 +144,12 @@ def fill_backbone(variables: Mapping[str, Any], backbone: Mapping[str, Any]) -> 
         else:
             filled[name] = part
     return filled
+
+
+def _pooled(pool, x, name, train):
+    if pool is None:
+        return x
+    return Head(features=None, pool=pool, name=name)(x, train=train)["features"]
 
 
 def _ensemble(vectors):

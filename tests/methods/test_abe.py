@@ -383,3 +383,20 @@ def test_configs_take_a_step(name, arg, tmp_path):
         slope = max(float(abs(x).max()) for x in jax.tree.leaves(slopes["net"][part]))
         change = moved(before.params, after.params, f"net/{part}")
         np.testing.assert_allclose(change, rate * slope, rtol=0.02)
+
+
+@pytest.mark.parametrize("heads", [False, True])
+def test_a_pool_says_what_the_features_are(heads):
+    images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+    cut, found = {"split": ("conv3", "conv4"), "attention": "conv4"}, {}
+    for pool in ("mean", "flatten", "gem"):
+        method = methods.abe(
+            nets.convnet(), contrastive, classes=5, dim=8, learners=2, heads=heads, pool=pool, **cut
+        )
+        params, state = jax.eval_shape(method.init, jax.random.key(0), {"images": images})
+        assert jax.eval_shape(method.embed, params, state, images).shape == (2, 8)
+        linear = params["net"]["embedding_0" if heads else "embedding"]["kernel"]
+        powers = [leaf for name, leaf in params["net"].items() if name.startswith("pool")]
+        found[pool] = linear.shape, len(jax.tree.leaves(powers))
+    several = 2 if heads else 1
+    assert found == {"mean": ((128, 4), 0), "flatten": ((2048, 4), 0), "gem": ((128, 4), several)}

@@ -132,9 +132,13 @@ def _unit(linear, pooled):
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def test_abe_by_hand():
-    """One learner at a time: S, the mask, G, the linear map, the unit vector."""
-    variables, apply = _small(abe.abe, learners=3, attention="conv3")
+FLAT = {"output": "features", "pool": "flatten"}
+
+
+@pytest.mark.parametrize("pooled_by", [{}, FLAT], ids=["mean", "flatten"])
+def test_abe_by_hand(pooled_by):
+    """One learner at a time: S, the mask, G, the pool, the linear map, the unit vector."""
+    variables, apply = _small(abe.abe, learners=3, attention="conv3", **pooled_by)
     out = apply(variables, IMAGES)
 
     def part(name, x, **stages):
@@ -148,7 +152,8 @@ def test_abe_by_hand():
         kernel = params["masks"]["kernel"][0, 0, :, 6 * m : 6 * (m + 1)]
         mask = 1 / (1 + np.exp(-(heard @ kernel)))  # its bias starts at 0
         np.testing.assert_allclose(out["masks"][:, m], mask, atol=1e-5)
-        pooled = part("head", maps * mask, start="conv3")["pooled"]
+        last = part("head", maps * mask, start="conv3")
+        pooled = last["features"].reshape(len(IMAGES), -1) if pooled_by else last["pooled"]
         np.testing.assert_allclose(
             out["learners"][:, m], _unit(params["embedding"], pooled), atol=1e-5
         )
@@ -178,13 +183,16 @@ def test_without_masks_every_learner_is_the_backbone():
         np.testing.assert_allclose(learners[:, m], expected, atol=1e-5)
 
 
-def test_multi_head_by_hand():
-    variables, apply = _small(abe.multi_head, learners=2)
+@pytest.mark.parametrize("pooled_by", [{}, FLAT], ids=["mean", "flatten"])
+def test_multi_head_by_hand(pooled_by):
+    variables, apply = _small(abe.multi_head, learners=2, **pooled_by)
     out, params = apply(variables, IMAGES), variables["params"]
     assert sorted(params) == ["embedding_0", "embedding_1", "head_0", "head_1", "shared"]
     for m in range(2):
         whole = {name: tree["shared"] | tree[f"head_{m}"] for name, tree in variables.items()}
-        expected = _unit(params[f"embedding_{m}"], _backbone()(whole, IMAGES)["pooled"])
+        last = _backbone()(whole, IMAGES)
+        pooled = last["features"].reshape(len(IMAGES), -1) if pooled_by else last["pooled"]
+        expected = _unit(params[f"embedding_{m}"], pooled)
         np.testing.assert_allclose(out["learners"][:, m], expected, atol=1e-5)
     assert np.abs(out["learners"][:, 0] - out["learners"][:, 1]).max() > 1e-3
 
