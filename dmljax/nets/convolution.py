@@ -9,7 +9,8 @@ float32 and grouped convolutions keep XLA's own gradients. Like those of max poo
 here, they are reverse-mode gradients alone: `jax.jvp` and `jacfwd` do not go through.
 
 By default XLA gives convolutions on CPUs to YNNPACK. Its own kernels are up to twice as fast, and
-then kernels larger than 1x1 have XLA's gradient. `dmljax.main` runs so, by
+then kernels larger than 1x1 have XLA's gradient, of a map that is turned around here: XLA takes
+twice as long for that. `dmljax.main` runs so, by
 `XLA_FLAGS=--xla_cpu_experimental_ynn_fusion_type=-individual_convolution`.
 """
 
@@ -67,20 +68,20 @@ def _backward(strides, padding, residual, g):
     def usual(x, kernel, g):
         return jax.vjp(lambda x, k: _plain(x, k, strides, padding), x, kernel)[1](g)
 
-    def products(x, kernel, g):
+    def on_cpu(x, kernel, g):
         if kernel.shape[:2] != (1, 1) and "-individual_conv" in os.environ.get("XLA_FLAGS", ""):
-            own = _kernel_gradient_xla(x, kernel.shape, g, strides, padding)
+            own = _kernel_convolution(x, kernel.shape, g, strides, padding)
         else:
-            own = _kernel_gradient(x, kernel.shape, g, strides, padding)
+            own = _kernel_products(x, kernel.shape, g, strides, padding)
         return _map_gradient(x.shape, kernel, g, strides, padding), own
 
-    return jax.lax.platform_dependent(*residual, g, cpu=products, default=usual)
+    return jax.lax.platform_dependent(*residual, g, cpu=on_cpu, default=usual)
 
 
 _conv.defvjp(_forward, _backward)
 
 
-def _kernel_gradient(x, shape, g, strides, padding):
+def _kernel_products(x, shape, g, strides, padding):
     """Sum over pixels of patch times gradient."""
     kh, kw, i, o = shape
     b, height, width, _ = g.shape
@@ -115,7 +116,7 @@ def _kernel_gradient(x, shape, g, strides, padding):
     return (total.T if narrow else total).reshape(shape)
 
 
-def _kernel_gradient_xla(x, shape, g, strides, padding):
+def _kernel_convolution(x, shape, g, strides, padding):
     """The same sum as XLA's convolution of the map by its gradient, with images as channels."""
     spans = [strides * (n - 1) + 1 for n in g.shape[1:3]]
     around = [
