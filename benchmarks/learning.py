@@ -84,8 +84,9 @@ for title, change in {
     METHODS[title] = PAIRS | {"method": ENSEMBLE | change}
 LATER = {"split": ["conv4", "conv5"], "attention": "conv5"}
 METHODS["abe, quicker net"] = PAIRS | QUICK | {"method": ENSEMBLE | LATER | {"learners": 4}}
-PAIR = {"learners": 2, "pool": "flatten"}
-METHODS["abe, 2 learners, flattened"] = PAIRS | {"method": ENSEMBLE | PAIR}
+METHODS["abe, 2 learners, flattened"] = PAIRS | {
+    "method": ENSEMBLE | {"learners": 2, "pool": "flatten"}
+}
 
 
 # --- one run, in a process of its own -----------------------------------------------------------

@@ -77,7 +77,7 @@ _POOLS = {
 
 
 def _pool(spec: str | Mapping[str, Any] | Callable) -> Callable:
-    if not isinstance(spec, str | Mapping):
+    if callable(spec):
         return spec
     options = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
     name = options.pop("name", None)

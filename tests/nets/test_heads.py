@@ -266,6 +266,7 @@ def test_half_precision_of_a_head():
             MAPS,
             r"there is no pool 'means': did you mean 'mean'\? There are: flatten, gem",
         ),
+        ({"pool": 7}, MAPS, r"there is no pool 7\. There are: flatten, gem"),
         ({"pool": {"name": "max", "p": 2}}, MAPS, r"the pool 'max' takes no arguments, not p"),
         ({"pool": {"name": "gem", "q": 2}}, MAPS, r"the pool 'gem' takes p, epsilon, not q"),
         ({}, ROWS, r"this head takes maps \[b h w c\], not \[7, 6\]"),
