@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from operations import multiply_adds
 from torch_weights import fill, randomize, variables
 
 from dmljax import config, nets
@@ -354,18 +355,6 @@ def test_parameters_of_the_published_systems():
     for learners, total in ((1, 9_707_360), (2, 9_844_800), (4, 10_513_280), (8, 12_047_040)):
         masks, embedding = learners * (832 * 480 + 480), 1025 * 512 // learners
         assert low + middle + masks + middle + high + embedding == total
-
-
-def multiply_adds(jaxpr):
-    total = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "conv_general_dilated":
-            kernel, result = equation.invars[1].aval.shape, equation.outvars[0].aval.shape
-            total += int(np.prod(kernel[:3]) * np.prod(result))
-        for value in equation.params.values():
-            inner = getattr(value, "jaxpr", value)
-            total += multiply_adds(inner) if hasattr(inner, "eqns") else 0
-    return total
 
 
 def test_multiply_adds_of_googlenet():
