@@ -126,8 +126,8 @@ def _filters(shape, kernel, strides, padding):
 def _filtered(x, kernel, padding):
     rows = x.shape[1] + 2 * padding[0] - 2
     taps = _combined(_TAPS, kernel)
-    inputs = _combined(_INPUTS, _sixths(x, padding[0]))
-    products = [_plain(x, k[None], 1, (0, padding[1])) for x, k in zip(inputs, taps, strict=True)]
+    parts = _combined(_INPUTS, _sixths(x, padding[0]))
+    products = [_plain(p, k[None], 1, (0, padding[1])) for p, k in zip(parts, taps, strict=True)]
     return _joined(_combined(_OUTPUTS, products))[:, :rows]
 
 
@@ -139,22 +139,22 @@ def _filtered_gradients(x, kernel, g, padding):
     g = jnp.pad(g, ((0, 0), (0, -g.shape[1] % 4), (0, 0), (0, 0)))
     backs = _combined(_transposed(_OUTPUTS), [g[:, r::4] for r in range(4)])
     shape = (x.shape[0], backs[0].shape[1], x.shape[2], i)
-    parts = [
+    products = [
         _map_gradient(shape, k[None], back, 1, (0, columns))
         for k, back in zip(taps, backs, strict=True)
     ]
     # The last two of six rows are the first two of the next six.
-    *four, fifth, sixth = _combined(_transposed(_INPUTS), parts)
+    *four, fifth, sixth = _combined(_transposed(_INPUTS), products)
     four = [jnp.pad(row, ((0, 0), (0, 1), (0, 0), (0, 0))) for row in four]
     fifth, sixth = (jnp.pad(row, ((0, 0), (1, 0), (0, 0), (0, 0))) for row in (fifth, sixth))
     map_gradient = _joined([four[0] + fifth, four[1] + sixth, *four[2:]])
 
     own = _own_kernels()
     gradient_fn = _kernel_convolution if own else _kernel_products
-    inputs = _combined(_INPUTS, _sixths(_turned(x) if own else x, rows))
+    parts = _combined(_INPUTS, _sixths(_turned(x) if own else x, rows))
     kernels = [
-        gradient_fn(x, (1, width, i, o), back, 1, (0, columns))[0]
-        for x, back in zip(inputs, backs, strict=True)
+        gradient_fn(part, (1, width, i, o), back, 1, (0, columns))[0]
+        for part, back in zip(parts, backs, strict=True)
     ]
     kernel_gradient = jnp.stack(_combined(_transposed(_TAPS), kernels))
     return map_gradient[:, rows : rows + x.shape[1]], kernel_gradient
