@@ -3,10 +3,10 @@
     python -m dmljax.main --config=configs/glyphs.py
 
 Half of the characters are for training, the other half is never seen. Measured on two cores, alone
-on the machine: R@1 of the unseen characters from 0.134 (raw pixels) to 0.869, MAP@R 0.512 and NMI
-0.872 after 650 steps, in a minute or less (0.861 on another machine: the last digits are the
-processor's). It goes on improving: supcon with strides 2 1 2 1 2 had 0.882 after 900 steps, in more
-than twice the time.
+on the machine: R@1 of the unseen characters from 0.134 (raw pixels) to 0.857, MAP@R 0.522 and NMI
+0.880 after 650 steps, in a minute or less (0.869 and 0.861 with other kernels and on another
+machine, which differ in the last digits). It goes on improving: supcon with strides 2 1 2 1 2 had
+0.882 after 900 steps, in more than twice the time.
 """
 
 from ml_collections import ConfigDict
