@@ -37,7 +37,7 @@ from dmljax.train_step import check_parts, init_state, train_step
 # Compiling is nearly all of the time here: several times less without optimising.
 jit = functools.partial(
     jax.jit,
-    compiler_options={"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False},
+    compiler_options={"xla_backend_optimization_level": 0},
 )
 RNG = np.random.default_rng(0)
 C, SIDE = 4, 8
