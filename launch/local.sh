@@ -60,8 +60,9 @@ while (( ${#pids[@]} )); do
     fi
     { wait "$pid"; } 2> /dev/null # bash would tell of a kill with the whole command
     code=$?
-    # Of those that ended since the last look, one that was killed took the others with it.
-    if (( code && (! status || fresh && status < 128 && code >= 128) )); then
+    # Of those that ended since the last look, one that was killed (128 and more) took the others with
+    # it, and one that has said why (2) those that only saw it go (1).
+    if (( code && (! status || fresh && status < 128 && code > status) )); then
       status=$code fresh=1
       echo "$0: process $pid was the first to end, with $code" >&2
       # The others cannot go on; they may have something to say, or to save after a signal.
