@@ -35,10 +35,7 @@ from dmljax.retrieval import search, tiles
 from dmljax.train_step import check_parts, init_state, train_step
 
 # Compiling is nearly all of the time here: several times less without optimising.
-jit = functools.partial(
-    jax.jit,
-    compiler_options={"xla_backend_optimization_level": 0},
-)
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 RNG = np.random.default_rng(0)
 C, SIDE = 4, 8
 

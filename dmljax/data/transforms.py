@@ -361,7 +361,7 @@ def _place(maps, centers, side, margin) -> tuple[np.ndarray, np.ndarray]:
     a, b, c = maps.T[:, :, None]
     at = (a * xs)[:, None] + (b * ys + (c + 0.5))[:, :, None]  # 0.5: from centre to index
     np.clip(at, 1 - margin, side + margin, out=at)
-    index = np.floor(at)  # a difference of two types would be one of doubles, five times as slow
+    index = np.floor(at)  # a difference of two types would be one of doubles, which is slower
     at -= index
     return index.astype(np.int32), at
 

@@ -486,10 +486,8 @@ def test_label_forms_and_miners(name):
 @pytest.mark.parametrize("name", ranking.__all__)
 def test_memory(name):
     # Labels are an argument, so this is the same program for 256 classes of 4 and for 2 of 512.
-    x, labels = (
-        jax.ShapeDtypeStruct((1024, 128), jnp.float32),
-        jax.ShapeDtypeStruct((1024,), jnp.int32),
-    )
+    x = jax.ShapeDtypeStruct((1024, 128), jnp.float32)
+    labels = jax.ShapeDtypeStruct((1024,), jnp.int32)
     lowered = jax.jit(jax.value_and_grad(getattr(losses, name))).lower(x, labels)
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 64 * 2**20
 

@@ -54,10 +54,7 @@ def _images():
 
 LABELS = np.arange(N, dtype=np.int32) % C
 # Compiling is nearly all of the time here: eight times less without optimising.
-jit = functools.partial(
-    jax.jit,
-    compiler_options={"xla_backend_optimization_level": 0},
-)
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def _method(name="baseline", **options):
