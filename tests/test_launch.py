@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -256,3 +257,31 @@ def test_the_job_set_is_one_and_runs_our_command():
     assert any(workdir.startswith(m["mountPath"] + "/") for m in container["volumeMounts"])
     config = next(w for w in ours if w.startswith("--config=")).partition("=")[2]
     assert (ROOT / config).exists() and "--distributed" in ours
+
+
+@pytest.mark.parametrize("statuses", [(1, 2), (2, 1), (1, 137), (137, 1), (2, 137)])
+def test_of_processes_that_end_together_the_cause_gives_the_status(tmp_path, statuses):
+    """A killed one, else one that says why (2); 1 is for those that saw another go."""
+    python, go = tmp_path / "python", tmp_path / "go"
+    cases = "\n".join(f"*--process={i}) exit {status} ;;" for i, status in enumerate(statuses))
+    begin = f"touch {tmp_path}/$$.pid\nuntil [[ -e {go} ]]; do sleep 0.05; done"
+    python.write_text(f'#!/usr/bin/env bash\n{begin}\ncase "$*" in\n{cases}\nesac\n')
+    python.chmod(0o755)
+    command = [str(ROOT / "launch" / "local.sh"), "2", "configs/glyphs.py"]
+    env = os.environ | {"PYTHON": str(python), "PORT": "1"}
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE) as launcher:
+        _until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
+        launcher.send_signal(signal.SIGSTOP)  # it looks again when both are gone
+        go.touch()
+        pids = [path.stem for path in tmp_path.glob("*.pid")]
+        stats = [pathlib.Path("/proc", pid, "stat") for pid in pids]
+        _until(lambda: all(") Z " in stat.read_text() for stat in stats))
+        launcher.send_signal(signal.SIGCONT)
+        assert launcher.wait(timeout=30) == max(statuses)
+
+
+def _until(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
