@@ -105,7 +105,11 @@ def ours(
     import jax
     import optax
 
-    from dmljax import main, metrics, runs, sharding, train_step, trained
+    from dmljax import main, metrics
+    from dmljax.train import build as runs
+    from dmljax.train import devices as sharding
+    from dmljax.train import run_folder as trained
+    from dmljax.train import step as train_step
 
     main.tune_cpu()
     fields = METHODS[title] | changes

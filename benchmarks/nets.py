@@ -20,7 +20,7 @@ import torch
 
 from dmljax import main as dmljax_main
 from dmljax import nets
-from dmljax.nets import convolution, initial
+from dmljax.kernels import convolution, initial
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "nets"))
 

@@ -21,8 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dmljax import losses, methods, optim, sharding
-from dmljax.train_step import init_state, train_step
+from dmljax import losses, methods
+from dmljax.train import devices as sharding
+from dmljax.train import optimizer as optim
+from dmljax.train.step import init_state, train_step
 
 SIDE = 8  # of the images: what the loss costs is asked, not what a net costs
 _SENT = re.compile(

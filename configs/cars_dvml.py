@@ -36,14 +36,14 @@ weights were not trained with.
 
 The weights are Caffe's GoogLeNet (docs/weights.md), not torchvision's, which is another net:
 
-    python -m dmljax.nets.pretrained --fetch=googlenet
-    python -m dmljax.nets.pretrained bvlc_googlenet.caffemodel --net=googlenet \\
+    python -m dmljax.weights.convert --fetch=googlenet
+    python -m dmljax.weights.convert bvlc_googlenet.caffemodel --net=googlenet \\
         --to=googlenet.safetensors
 """
 
 from ml_collections import ConfigDict
 
-from dmljax.config import arguments
+from dmljax.train.config import arguments
 
 PAPER = ((1.0, 1.0, 0.1, 1.0), (0.8, 1.0, 0.2, 0.8))
 # Lambdas, the step at which phase 2 begins, steps.

@@ -25,7 +25,7 @@ ResNet-50 are torchvision's V1.
 
 from ml_collections import ConfigDict
 
-from dmljax.config import arguments
+from dmljax.train.config import arguments
 
 
 def get_config(arg: str | None = None) -> ConfigDict:

@@ -31,13 +31,13 @@ second reload. Every row chose its best epoch on the test classes, and so does t
 
 The weights are torchvision's V1 (docs/weights.md):
 
-    python -m dmljax.nets.pretrained --fetch=resnet50
-    python -m dmljax.nets.pretrained resnet50-19c8e357.pth --net=resnet50 --to=resnet50.safetensors
+    python -m dmljax.weights.convert --fetch=resnet50
+    python -m dmljax.weights.convert resnet50-19c8e357.pth --net=resnet50 --to=resnet50.safetensors
 """
 
 from ml_collections import ConfigDict
 
-from dmljax.config import arguments
+from dmljax.train.config import arguments
 
 
 def get_config(arg: str | None = None) -> ConfigDict:

@@ -18,7 +18,7 @@ The four idx files of MNIST are in the folder `root`; `--config.dataset.source=t
 
 from ml_collections import ConfigDict
 
-from dmljax.config import arguments
+from dmljax.train.config import arguments
 
 
 def get_config(arg: str | None = None) -> ConfigDict:

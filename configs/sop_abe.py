@@ -26,14 +26,14 @@ steps, 8 classes of 10 images.
 The weights are Caffe's GoogLeNet (docs/weights.md), not torchvision's, which is another net. They
 also go into the attention's copy of 4a to 4e:
 
-    python -m dmljax.nets.pretrained --fetch=googlenet
-    python -m dmljax.nets.pretrained bvlc_googlenet.caffemodel --net=googlenet \\
+    python -m dmljax.weights.convert --fetch=googlenet
+    python -m dmljax.weights.convert bvlc_googlenet.caffemodel --net=googlenet \\
         --to=googlenet.safetensors
 """
 
 from ml_collections import ConfigDict
 
-from dmljax.config import arguments
+from dmljax.train.config import arguments
 
 
 def get_config(arg: str | None = None) -> ConfigDict:

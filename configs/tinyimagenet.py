@@ -21,7 +21,7 @@ torchvision's V1 (docs/weights.md).
 
 from ml_collections import ConfigDict
 
-from dmljax.config import arguments
+from dmljax.train.config import arguments
 
 
 def get_config(arg: str | None = None) -> ConfigDict:

@@ -21,7 +21,7 @@ import traceback
 
 from absl import app, flags, logging
 
-from dmljax import config as config_lib
+from dmljax.train import config as config_lib
 
 _FLAGS = flags.FLAGS
 _ERRORS = (ValueError, TypeError, OSError, FloatingPointError, ImportError)
@@ -40,7 +40,7 @@ def tune_cpu() -> None:
 
     glibc is told not to hand freed memory back: a step's temporaries are one block, and got anew
     from the system page by page at every step they cost a sixth of the time of a small net's.
-    XLA computes convolutions by its own kernels: dmljax/nets/convolution.py says why. And of the
+    XLA computes convolutions by its own kernels: dmljax/kernels/convolution.py says why. And of the
     two ways in which jaxlib 0.10 compiles loops it takes the older one: a small net's step is
     compiled in half the time then, and is quicker by a sixth. Flags that are set already stay.
     """
@@ -90,7 +90,8 @@ def _configs() -> str:
 def _main(argv: list[str], overrides: list[str]) -> int:
     if len(argv) > 1:
         raise ValueError(f"{argv[1]!r} is not known: write --config=FILE --config.field=value")
-    from dmljax import train, trained
+    from dmljax.train import loop as train
+    from dmljax.train import run_folder as trained
 
     workdir = _FLAGS.workdir
     if _FLAGS.mode != "train":
@@ -128,7 +129,7 @@ def _start() -> bool:
         return False
     if _FLAGS.mode != "train":
         raise ValueError(f"--mode={_FLAGS.mode} runs in one process: leave out --distributed etc.")
-    from dmljax import hosts
+    from dmljax.train import hosts
 
     return hosts.start(
         coordinator=_FLAGS.coordinator,
@@ -166,7 +167,7 @@ def _failed(error: Exception) -> int:
     """The exit code for what only happens among several processes."""
     import jax
 
-    from dmljax import hosts
+    from dmljax.train import hosts
 
     if isinstance(error, hosts.Elsewhere):
         return 2
@@ -182,7 +183,7 @@ def _end(status: int, together: bool) -> None:
     """Leaves with the others, or after a failure without waiting for them."""
     import jax
 
-    from dmljax import hosts
+    from dmljax.train import hosts
 
     if together:
         jax.distributed.shutdown()

@@ -27,8 +27,8 @@ os.environ.setdefault("PYTHONWARNINGS", "ignore:Error reading persistent compila
 
 sys.path.insert(0, str(HERE))
 # Records of `data` are sequences by what they do, not by type, and it has no arrays of jax.
-ROOMS = {path.stem for path in (HERE.parent / "dmljax").glob("[a-z]*")} - {"data"}
-install_import_hook([f"dmljax.{room}" for room in sorted(ROOMS)], "typechecker.check")
+CHECKED = {path.stem for path in (HERE.parent / "dmljax").glob("[a-z]*")} - {"data"}
+install_import_hook([f"dmljax.{name}" for name in sorted(CHECKED)], "typechecker.check")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

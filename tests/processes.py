@@ -12,7 +12,8 @@ import jax
 import numpy as np
 from system import write_config
 
-from dmljax import log, trained
+from dmljax.train import journal as log
+from dmljax.train import run_folder as trained
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Long enough to be hit by a signal, with checkpoints often.

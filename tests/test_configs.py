@@ -11,8 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-from dmljax import config as config_lib
-from dmljax import log, runs, train
+from dmljax.train import build as runs
+from dmljax.train import config as config_lib
+from dmljax.train import journal as log
+from dmljax.train import loop as train
 
 sys.path.append(str(pathlib.Path(__file__).parent / "data"))
 import data_fixtures

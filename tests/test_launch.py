@@ -17,7 +17,8 @@ import yaml
 from processes import LONG, ROOT, children, ends, same_run, started, state, until, until_step
 from system import photos, tiny
 
-from dmljax import log, train
+from dmljax.train import journal as log
+from dmljax.train import loop as train
 
 CONFIG = LONG | {"method": {"name": "pairs", "dim": 4, "memory": 16}}
 pytestmark = pytest.mark.xdist_group("launch")  # `whole` once, not once a worker

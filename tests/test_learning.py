@@ -13,7 +13,7 @@ import sys
 import numpy as np
 import pytest
 
-from dmljax import log
+from dmljax.train import journal as log
 
 pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[1]

@@ -11,9 +11,9 @@ from absl import logging
 from rich import console as rich_console
 from rich import progress as rich_progress
 
-from dmljax import config as config_lib
 from dmljax.data import datasets
 from dmljax.data.splits import Splits
+from dmljax.train import config as config_lib
 
 __all__ = ["Parser", "add_dataset", "load", "progress", "run", "spec_of", "spec_of_config"]
 

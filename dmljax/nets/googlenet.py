@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from dmljax.kernels.initial import caffe_xavier, truncated_normal
 from dmljax.nets import layers
-from dmljax.nets.initial import caffe_xavier, truncated_normal
 from dmljax.nets.layers import Array, Conv, Dense, Dtype
 
 __all__ = ["googlenet", "googlenet_bn"]

@@ -19,9 +19,9 @@ import numpy as np
 from flax.linen.dtypes import promote_dtype
 from jaxtyping import Float
 
-from dmljax.nets.convolution import conv
-from dmljax.nets.initial import Initializer, fan_in_uniform, glorot_uniform, kaiming_normal
-from dmljax.nets.pooling import largest
+from dmljax.kernels.convolution import conv
+from dmljax.kernels.initial import Initializer, fan_in_uniform, glorot_uniform, kaiming_normal
+from dmljax.kernels.pooling import largest
 
 __all__ = [
     "BatchNorm",

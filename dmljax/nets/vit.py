@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from dmljax.kernels.initial import normal
 from dmljax.nets import layers
-from dmljax.nets.initial import normal
 from dmljax.nets.layers import Array, Conv, Dense, Dtype
 
 __all__ = ["vit_b16", "vit_s16"]

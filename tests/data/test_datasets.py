@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from absl import logging
 
-from dmljax import config
 from dmljax.data import datasets, decode, splits
+from dmljax.train import config
 
 
 def _sizes(found):

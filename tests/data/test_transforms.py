@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dmljax import config
 from dmljax.data import normalization, transforms
+from dmljax.train import config
 
 
 def _image(h=30, w=40, c=3, seed=0):

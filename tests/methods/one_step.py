@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dmljax import config as config_lib
-from dmljax import runs
 from dmljax.methods import base
-from dmljax.train_step import init_state, train_step
+from dmljax.train import build as runs
+from dmljax.train import config as config_lib
+from dmljax.train.step import init_state, train_step
 
 # Compiling is most of the time of these tests.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

@@ -13,8 +13,9 @@ from PIL import Image
 
 from dmljax import losses, methods, miners, nets, ops
 from dmljax.methods import base
-from dmljax.methods.abe import contrastive, cosines, divergence, draw_cosines, draw_masks
-from dmljax.nets import abe as ensembles
+from dmljax.methods.abe import contrastive, divergence
+from dmljax.methods.abe import nets as ensembles
+from dmljax.methods.abe.pictures import cosines, draw_cosines, draw_masks
 
 RNG = np.random.default_rng(0)
 CLASSES, B = 6, 24

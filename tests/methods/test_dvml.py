@@ -17,7 +17,7 @@ from dmljax.methods.dvml import divergence, n_pairs, reconstruction
 RNG = np.random.default_rng(0)
 B, CLASSES, DIM, T = 8, 4, 5, 3
 AT = 10  # where phase 2 begins
-ROOM = sys.modules["dmljax.methods.dvml"]
+ROOM = sys.modules["dmljax.methods.dvml.method"]
 ENCODER = ("net", "heads")
 
 

@@ -11,13 +11,16 @@ import pytest
 from ml_collections import ConfigDict
 from PIL import Image
 
-from dmljax import config, losses, methods, metrics, nets, optim, runs
+from dmljax import losses, methods, metrics, nets
 from dmljax.data.neighbours import k_reciprocal, k_reciprocal_queries
 from dmljax.methods import base
-from dmljax.methods.graph import attention_picture
-from dmljax.methods.refine import refine
-from dmljax.nets import graph as graphs
-from dmljax.train_step import init_state, train_step
+from dmljax.methods.graph import nets as graphs
+from dmljax.methods.graph.pictures import attention_picture
+from dmljax.methods.graph.refine import refine
+from dmljax.train import build as runs
+from dmljax.train import config
+from dmljax.train import optimizer as optim
+from dmljax.train.step import init_state, train_step
 
 N, D, C, HEADS = 8, 8, 3, 2
 LOSS = functools.partial(losses.label_smoothed_cross_entropy, epsilon=0.1, temperature=0.2)

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dmljax.nets import attention, graph
+from dmljax.methods.graph import nets as graph
+from dmljax.nets import attention
 
 N, D = 4, 8
 

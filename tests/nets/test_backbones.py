@@ -12,10 +12,11 @@ import pytest
 from operations import multiply_adds
 from torch_weights import fill, randomize, variables
 
-from dmljax import config, nets
+from dmljax import nets
 from dmljax.nets import layers
 from dmljax.nets.resnet import ResNet
 from dmljax.nets.vit import ViT
+from dmljax.train import config
 
 # Compiling is nearly all of the time; the arithmetic is the same.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

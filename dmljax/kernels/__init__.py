@@ -1,0 +1,1 @@
+"""Faster CPU forms of slow XLA primitives. Tests compare each with its plain form."""

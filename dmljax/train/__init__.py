@@ -1,0 +1,1 @@
+"""The application: a config becomes a run, and a run becomes files."""

@@ -1,0 +1,228 @@
+"""Optimizers, schedules and groups of parameters, as optax transforms.
+
+A group is `dict(path=regex, factor=1.0, decay=None, frozen=False)`: the first whose `path` is found
+in a parameter's path, such as 'net/layer4/0/conv1/kernel', sets its learning-rate factor, whether
+it decays, and whether it moves at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dmljax.train.devices import path_of
+
+__all__ = ["adam", "averaged", "build", "constant", "cosine", "radam", "sgd", "steps"]
+
+Schedule = Callable[[jax.Array], jax.Array]
+
+
+# --- schedules: step -> factor of the learning rate ---------------------------------------------
+
+
+def constant(*, total: int, warmup: int = 0) -> Schedule:
+    """1, after a linear `warmup` from 0."""
+    del total
+    return _warm(lambda step: jnp.ones((), jnp.float32), warmup)
+
+
+def cosine(*, total: int, warmup: int = 0, end: float = 0.0) -> Schedule:
+    """Half a cosine from 1 to `end` at the last step (Loshchilov & Hutter, 2017)."""
+
+    def factor(step):
+        share = jnp.clip((step - warmup) / max(1, total - warmup), 0, 1)
+        return end + (1 - end) * 0.5 * (1 + jnp.cos(np.pi * share))
+
+    return _warm(factor, warmup)
+
+
+def steps(*, total: int, at: Sequence[int], divide: float = 10.0, warmup: int = 0) -> Schedule:
+    """Divided by `divide` at each of the steps `at`."""
+    del total
+    at = np.asarray(at, np.int32)
+    return _warm(lambda step: divide ** -jnp.sum(step >= at).astype(jnp.float32), warmup)
+
+
+def _warm(factor: Schedule, warmup: int) -> Schedule:
+    if warmup <= 0:
+        return factor
+    return lambda step: factor(step) * jnp.minimum(1, (step + 1) / warmup)
+
+
+# --- directions: what is then scaled by the learning rate ---------------------------------------
+
+
+def sgd(*, momentum: float = 0.9, nesterov: bool = False) -> optax.GradientTransformation:
+    """The gradient, or its running sum."""
+    return optax.trace(momentum, nesterov) if momentum else optax.identity()
+
+
+def adam(*, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> optax.GradientTransformation:
+    """Adam (Kingma & Ba, 2015). `decay` of `build` is decoupled from it: this is AdamW too."""
+    return optax.scale_by_adam(b1, b2, eps)
+
+
+class _RAdam(NamedTuple):
+    count: jax.Array
+    mu: Any
+    nu: Any
+
+
+def radam(*, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> optax.GradientTransformation:
+    """RAdam (Liu et al., 2020) as its first code has it: plain momentum while rho < 5.
+
+    `eps` is added to the root before bias correction. `optax.radam` adds it after, and computes
+    rho in a way that cancels in float32: its first rectified updates are off by a percent.
+    """
+    infinite = 2 / (1 - b2) - 1
+
+    def init(params):
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return _RAdam(jnp.zeros((), jnp.int32), zeros, jax.tree.map(jnp.copy, zeros))
+
+    def update(gradients, state, params=None):
+        del params
+        count = state.count + 1
+        t = count.astype(jnp.float32)
+        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, gradients)
+        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.nu, gradients)
+        left1, left2 = -jnp.expm1(t * np.log(b1)), -jnp.expm1(t * np.log(b2))  # 1 - b^t
+        rho = infinite - 2 * t * (1 - left2) / left2
+        inside = (rho - 4) * (rho - 2) * infinite / ((infinite - 4) * (infinite - 2) * rho)
+        rectified = jnp.sqrt(jnp.maximum(inside, 0)) * jnp.sqrt(left2) / left1
+
+        def direction(m, v):
+            return jnp.where(rho >= 5, rectified * m / (jnp.sqrt(v) + eps), m / left1)
+
+        return jax.tree.map(direction, mu, nu), _RAdam(count, mu, nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+# --- the whole ----------------------------------------------------------------------------------
+
+
+def build(
+    direction: optax.GradientTransformation,
+    *,
+    rate: float,
+    schedule: Schedule,
+    decay: float = 0.0,
+    clip: float | None = None,
+    groups: Sequence[Mapping[str, Any]] = (),
+    accumulate: int = 1,
+    average: float = 0.0,
+) -> optax.GradientTransformation:
+    """Clipping, direction, decoupled decay of matrices and kernels, rate by step and group.
+
+    `decay` spares vectors (biases, norms) unless a group says otherwise. `accumulate` moves by the
+    mean of so many steps' gradients; the schedule goes on counting steps. `average` keeps an
+    exponential mean of the parameters, an update at a time, for `averaged`.
+    """
+    for name, value, fits, range_ in (
+        ("rate", rate, rate >= 0, "0 or more"),
+        ("decay", decay, decay >= 0, "0 or more"),
+        ("clip", clip, clip is None or clip > 0, "above 0, or None"),
+        ("accumulate", accumulate, accumulate >= 1, "1 or more"),
+        ("average", average, 0 <= average < 1, "at least 0 and below 1"),
+    ):
+        if not fits:
+            raise ValueError(f"optimizer: {name} must be {range_}, not {value}")
+    rules = [_rule(group) for group in groups]
+
+    def per_leaf(fn):
+        def over(tree):
+            return jax.tree_util.tree_map_with_path(lambda p, x: fn(_match(rules, p), x), tree)
+
+        return over
+
+    frozen = per_leaf(lambda rule, x: rule["frozen"])
+    chain = [] if clip is None else [optax.clip_by_global_norm(clip)]
+    chain += [direction, _decay(per_leaf, decay), _scale(per_leaf, rate, schedule, accumulate)]
+    whole = optax.chain(*chain)
+    if any(rule["frozen"] for rule in rules):
+        labels = lambda tree: jax.tree.map(lambda f: "still" if f else "moves", frozen(tree))  # noqa: E731
+        whole = optax.multi_transform({"moves": whole, "still": optax.set_to_zero()}, labels)
+    if average:
+        whole = optax.chain(whole, _keep_average(average))
+    if accumulate > 1:
+        whole = optax.MultiSteps(whole, accumulate).gradient_transformation()
+    return whole
+
+
+def _rule(group: Mapping[str, Any]) -> dict[str, Any]:
+    known = {"path": None, "factor": 1.0, "decay": None, "frozen": False}
+    if unknown := set(group) - set(known):
+        raise ValueError(f"a group has {', '.join(known)}, not {', '.join(sorted(unknown))}")
+    rule = {**known, **group}
+    if rule["path"] is None:
+        raise ValueError(f"the group {dict(group)} has no path: write dict(path='^head/', ...)")
+    try:
+        return {**rule, "path": re.compile(rule["path"])}
+    except re.error as error:
+        raise ValueError(
+            f"the group's path {rule['path']!r} is no regular expression: {error}"
+        ) from error
+
+
+_PLAIN = {"factor": 1.0, "decay": None, "frozen": False}
+
+
+def _match(rules, keys) -> Mapping[str, Any]:
+    path = path_of(keys)
+    return next((rule for rule in rules if rule["path"].search(path)), _PLAIN)
+
+
+def _decay(per_leaf, decay: float) -> optax.GradientTransformation:
+    amounts = per_leaf(
+        lambda rule, x: (decay if x.ndim > 1 else 0.0) if rule["decay"] is None else rule["decay"]
+    )
+
+    def update(updates, state, params=None):
+        decayed = jax.tree.map(
+            lambda u, p, d: u + d * p if d else u, updates, params, amounts(params)
+        )
+        return decayed, state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def _scale(
+    per_leaf, rate: float, schedule: Schedule, accumulate: int
+) -> optax.GradientTransformation:
+    factors = per_leaf(lambda rule, x: rule["factor"])
+
+    def update(updates, state, params=None):
+        size = rate * schedule((state.count + 1) * accumulate - 1)
+        scaled = jax.tree.map(
+            lambda u, f: (-size * f * u).astype(u.dtype), updates, factors(params)
+        )
+        return scaled, optax.ScaleByScheduleState(state.count + 1)
+
+    begin = lambda params: optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))  # noqa: E731
+    return optax.GradientTransformation(begin, update)
+
+
+class _Average(NamedTuple):
+    average: Any
+
+
+def _keep_average(share: float) -> optax.GradientTransformation:
+    def update(updates, state, params=None):
+        new = optax.apply_updates(params, updates)
+        kept = jax.tree.map(lambda a, p: share * a + (1 - share) * p, state.average, new)
+        return updates, _Average(kept)
+
+    return optax.GradientTransformation(lambda p: _Average(jax.tree.map(jnp.copy, p)), update)
+
+
+def averaged(params: Any, opt_state: Any) -> Any:
+    """The averaged parameters where the optimizer keeps them, else `params`."""
+    found = jax.tree.leaves(opt_state, is_leaf=lambda s: isinstance(s, _Average))
+    return next((s.average for s in found if isinstance(s, _Average)), params)

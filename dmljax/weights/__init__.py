@@ -1,0 +1,1 @@
+"""Published checkpoints: file readers, name maps, registry, conversion."""

@@ -1,0 +1,257 @@
+"""ABE and its baseline: exact parameter and operation counts, and who shares what with whom."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from operations import multiply_adds
+
+from dmljax.methods.abe import nets as abe
+from dmljax.nets import convnet, googlenet
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.normal(size=(3, 16, 16, 3)).astype(np.float32)
+NET = functools.partial(convnet, widths=(4, 6, 7, 5), strides=(2, 1, 1, 2))
+SMALL = {"net": NET, "split": ("conv2", "conv3"), "features": 12}
+
+
+# --- the published sizes ------------------------------------------------------------------------
+
+IMAGE = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
+
+
+def _made(net):
+    return jax.eval_shape(lambda x: net.init(jax.random.key(0), x, train=False), IMAGE)
+
+
+def _count(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+COUNTS = [
+    (abe.multi_head, 1, 512, 6_498_352),
+    (abe.multi_head, 2, 512, 11_795_056),
+    (abe.multi_head, 4, 512, 22_388_464),
+    (abe.multi_head, 8, 512, 43_575_280),
+    (abe.abe, 1, 512, 9_707_360),
+    (abe.abe, 2, 512, 9_844_800),
+    (abe.abe, 4, 512, 10_513_280),
+    (abe.abe, 8, 512, 12_047_040),
+    (abe.abe, 1, 64, 9_248_160),
+    (abe.abe, 2, 128, 9_648_000),
+    (abe.abe, 4, 256, 10_447_680),
+]
+
+
+@pytest.mark.parametrize(("net", "learners", "features", "count"), COUNTS)
+def test_parameter_counts(net, learners, features, count):
+    made = _made(net(learners=learners, features=features))
+    assert sorted(made) == ["params"] and _count(made) == count
+
+
+def test_parameters_of_the_parts():
+    params = _made(abe.abe())["params"]
+    assert {name: _count(part) for name, part in params.items()} == {
+        "shared": 676_848,
+        "attention": 2_809_168,
+        "masks": 8 * 399_840,
+        "head": 2_809_168 + 2_487_536,
+        "embedding": 1024 * 64 + 64,
+    }
+
+
+@pytest.mark.parametrize(
+    ("net", "learners", "printed"),
+    [
+        (abe.multi_head, 1, "1.582e+09"),
+        (abe.multi_head, 2, "2.254e+09"),
+        (abe.abe, 1, "2.210e+09"),
+        (abe.abe, 2, "2.960e+09"),
+        (abe.abe, 8, "7.460e+09"),
+    ],
+)
+def test_operations_of_the_paper(net, learners, printed):
+    net = net(learners=learners)
+    jaxpr = jax.make_jaxpr(lambda variables, x: net.apply(variables, x, train=False))(
+        _made(net), IMAGE
+    )
+    assert f"{multiply_adds(jaxpr.jaxpr):.3e}" == printed
+
+
+def test_shapes_of_the_published_net():
+    net = abe.abe()
+    out = jax.eval_shape(lambda v, x: net.apply(v, x, train=False), _made(net), IMAGE)
+    assert {name: array.shape for name, array in out.items()} == {
+        "learners": (1, 8, 64),
+        "embeddings": (1, 512),
+        "masks": (1, 8, 14, 14, 480),
+    }
+
+
+# --- what it computes ---------------------------------------------------------------------------
+
+
+def _init(module):
+    return jax.device_get(jax.jit(lambda: module.init(jax.random.key(0), IMAGES, train=False))())
+
+
+@functools.cache
+def _small(net, **options):
+    module = net(**SMALL, **options)
+    apply = jax.jit(lambda variables, x: module.apply(variables, x, train=False))
+    return _init(module), lambda *args: jax.device_get(apply(*args))
+
+
+@functools.cache
+def _backbone(**stages):
+    """The small backbone's `(variables, x) -> outputs`, between two stages."""
+    apply = jax.jit(lambda variables, x: NET(**stages).apply(variables, x, train=False))
+    return lambda *args: jax.device_get(apply(*args))
+
+
+def _unit(linear, pooled):
+    vectors = pooled @ linear["kernel"] + linear["bias"]
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+FLAT = {"output": "features", "pool": "flatten"}
+
+
+@pytest.mark.parametrize("pooled_by", [{}, FLAT], ids=["mean", "flatten"])
+def test_abe_by_hand(pooled_by):
+    """One learner at a time: S, the mask, G, the pool, the linear map, the unit vector."""
+    variables, apply = _small(abe.abe, learners=3, attention="conv3", **pooled_by)
+    out = apply(variables, IMAGES)
+
+    def part(name, x, **stages):
+        own = {collection: tree[name] for collection, tree in variables.items() if name in tree}
+        return _backbone(**stages)(own, x)
+
+    params = variables["params"]
+    maps = part("shared", IMAGES, stop="conv2")["features"]
+    heard = part("attention", maps, start="conv3", stop="conv3")["features"]
+    for m in range(3):
+        kernel = params["masks"]["kernel"][0, 0, :, 6 * m : 6 * (m + 1)]
+        mask = 1 / (1 + np.exp(-(heard @ kernel)))  # its bias starts at 0
+        np.testing.assert_allclose(out["masks"][:, m], mask, atol=1e-5)
+        last = part("head", maps * mask, start="conv3")
+        pooled = last["features"].reshape(len(IMAGES), -1) if pooled_by else last["pooled"]
+        np.testing.assert_allclose(
+            out["learners"][:, m], _unit(params["embedding"], pooled), atol=1e-5
+        )
+    assert np.abs(out["learners"][:, 0] - out["learners"][:, 1]).max() > 1e-3
+
+
+def test_embeddings_are_the_learners_beside_each_other():
+    variables, apply = _small(abe.abe, learners=3, attention="conv3")
+    out = apply(variables, IMAGES)
+    learners, embeddings = np.asarray(out["learners"]), np.asarray(out["embeddings"])
+    np.testing.assert_allclose(np.linalg.norm(learners, axis=2), 1, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-6)
+    each = np.sum((learners[0] - learners[1]) ** 2, axis=1)
+    np.testing.assert_allclose(np.sum((embeddings[0] - embeddings[1]) ** 2), each.mean(), rtol=1e-4)
+
+
+def test_without_masks_every_learner_is_the_backbone():
+    """`mask_fn` is applied, and S and G make up the whole net."""
+    options = {"learners": 2, "attention": "conv3"}
+    variables, _ = _small(abe.abe, **options)
+    backbone = jax.tree.map(lambda leaf: leaf + 0.01, _init(NET()))
+    filled = abe.fill_backbone(variables, backbone)
+    _, apply = _small(abe.abe, **options, mask_fn=jnp.ones_like)
+    expected = _unit(filled["params"]["embedding"], _backbone()(backbone, IMAGES)["pooled"])
+    learners = apply(filled, IMAGES)["learners"]
+    for m in range(2):
+        np.testing.assert_allclose(learners[:, m], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooled_by", [{}, FLAT], ids=["mean", "flatten"])
+def test_multi_head_by_hand(pooled_by):
+    variables, apply = _small(abe.multi_head, learners=2, **pooled_by)
+    out, params = apply(variables, IMAGES), variables["params"]
+    assert sorted(params) == ["embedding_0", "embedding_1", "head_0", "head_1", "shared"]
+    for m in range(2):
+        whole = {name: tree["shared"] | tree[f"head_{m}"] for name, tree in variables.items()}
+        last = _backbone()(whole, IMAGES)
+        pooled = last["features"].reshape(len(IMAGES), -1) if pooled_by else last["pooled"]
+        expected = _unit(params[f"embedding_{m}"], pooled)
+        np.testing.assert_allclose(out["learners"][:, m], expected, atol=1e-5)
+    assert np.abs(out["learners"][:, 0] - out["learners"][:, 1]).max() > 1e-3
+
+
+def test_one_learner_trains_what_is_shared_and_its_own_mask():
+    options = {"learners": 3, "attention": "conv3"}
+    variables, _ = _small(abe.abe, **options)
+    net = abe.abe(**SMALL, **options)
+
+    @jax.jit
+    @jax.grad
+    def slope(params):
+        out = net.apply(variables | {"params": params}, IMAGES, train=False)
+        return jnp.sum(out["learners"][:, 1] * jnp.cos(jnp.arange(12.0)).reshape(1, 12)[:, :4])
+
+    slopes = slope(variables["params"])
+    for name in ("shared", "attention", "head", "embedding"):
+        assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(slopes[name])) > 1e-6
+    own = np.abs(slopes["masks"]["kernel"]).max(axis=(0, 1, 2)).reshape(3, 6).max(axis=1)
+    assert own[1] > 1e-7 and own[0] == own[2] == 0
+
+
+def test_backbone_weights_fill_every_copy():
+    net = abe.abe(learners=2)
+    made, backbone = _made(net), _made(googlenet())
+    filled = abe.fill_backbone(made, backbone)
+    assert jax.tree.structure(filled) == jax.tree.structure(made)
+    for part in ("shared", "attention", "head"):
+        for child, leaves in filled["params"][part].items():
+            assert leaves is backbone["params"][child]
+    assert filled["params"]["masks"] is made["params"]["masks"]
+    # A collection alone does as well.
+    assert abe.fill_backbone(made["params"], backbone["params"]) == filled["params"]
+    with pytest.raises(ValueError, match=r"the backbone has no inception_4a, .* needs: take"):
+        abe.fill_backbone(made, _init(NET()))
+
+
+def test_initial_masks_are_glorot_of_each_learner():
+    variables, _ = _small(abe.abe, learners=3, attention="conv3")
+    kernel, bound = variables["params"]["masks"]["kernel"], (6 / (7 + 6)) ** 0.5
+    assert 0.9 * bound < np.abs(kernel).max() <= bound
+    np.testing.assert_array_equal(variables["params"]["masks"]["bias"], 0)
+
+
+def test_half_precision():
+    options = {"learners": 2, "attention": "conv3"}
+    variables, apply = _small(abe.abe, **options)
+    out = _small(abe.abe, **options, dtype=jnp.bfloat16)[1](variables, IMAGES)
+    assert {array.dtype for array in out.values()} == {jnp.dtype("float32")}
+    np.testing.assert_allclose(np.linalg.norm(out["embeddings"], axis=1), 1, atol=1e-6)
+    gap = np.abs(out["embeddings"] - apply(variables, IMAGES)["embeddings"]).max()
+    assert 1e-5 < gap < 0.1
+
+
+def test_remat_is_handed_on_and_keeps_the_names():
+    options = {"learners": 2, "attention": "conv3"}
+    variables, _ = _small(abe.abe, **options)
+    net = abe.abe(**SMALL, **options, remat=True)
+    made = jax.eval_shape(lambda: net.init(jax.random.key(0), IMAGES, train=False))
+    assert jax.tree.structure(made) == jax.tree.structure(variables)
+    text = str(jax.make_jaxpr(lambda v: net.apply(v, IMAGES, train=False))(variables))
+    assert text.count("checkpoint") + text.count("remat") >= 4  # conv1, 2, 3 in two copies, 4
+
+
+def test_says_what_and_how(unchecked):
+    for options, message in (
+        ({"learners": 5}, r"5 learners cannot share 12 features: take features=5 times"),
+        ({"learners": 0}, r"0 learners cannot share 12 features"),
+        (
+            {"learners": 2, "attention": "conv4"},
+            r"masks of 4 x 4 do not fit maps of 8 x 8: .* not at 'conv4'",
+        ),
+        ({"learners": 2, "attention": "4e"}, r"convnet has no stage '4e'"),
+    ):
+        net = abe.abe(**SMALL, **options)
+        with pytest.raises(ValueError, match=message) as caught:
+            jax.eval_shape(lambda: net.init(jax.random.key(0), IMAGES, train=False))  # noqa: B023
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,274 @@
+"""Scores against loops that walk the ranked list, and against scikit-learn and a peer."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dmljax import metrics, retrieval
+from dmljax.data.splits import Split
+from dmljax.train import evaluation as evaluate
+
+
+def _walk(similarities, labels, gallery_labels, ks, *, same):
+    """Every score by its definition, from the ranked list of each query; ties: negatives first."""
+    out = []
+    for i, row in enumerate(similarities):
+        hits = gallery_labels == labels[i]
+        order = [j for j in np.lexsort((hits, -row)) if not (same and i == j)]
+        h = hits[order].astype(float)
+        r = int(h.sum())
+        if r == 0:
+            out.append(None)
+            continue
+        precision = np.cumsum(h) / np.arange(1, len(h) + 1)
+        scores = {f"R@{k}": float(h[:k].any()) for k in ks}
+        scores |= {"P@1": h[0], "RP": h[:r].sum() / r, "MAP@R": (precision * h)[:r].sum() / r}
+        scores |= {"mAP": (precision * h).sum() / r, "MRR": 1 / (1 + np.argmax(h))}
+        out.append(scores)
+    return out
+
+
+def _similarities(x, g):
+    return -((x[:, None].astype(np.float64) - g[None]) ** 2).sum(-1)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_items_of_the_own_group_do_not_count(split):
+    """As if each query had a gallery of its own; whole numbers, so that there are ties."""
+    rng = np.random.default_rng(int(split))
+    x, y = rng.integers(0, 3, (80, 3)).astype(np.float32), rng.integers(0, 20, 80)
+    groups = rng.integers(-1, 6, 80).astype(np.int32)
+    if not split:
+        groups[:9] = y[:9] = 50  # found only in their own group: lone
+    g, z, others = (x[3:] + 1, y[3:][::-1], groups[3:]) if split else (x, y, groups)
+    theirs = {"gallery": g, "gallery_labels": z, "gallery_groups": others} if split else {}
+    found = metrics.per_query(x, y, groups=groups, ks=(1, 3), **theirs)
+    lone = 0
+    for i in range(80):
+        keep = ~((others == groups[i]) & (groups[i] >= 0))
+        if not split:
+            keep[i] = False
+        walk = _walk(
+            _similarities(x[i : i + 1], g[keep]), y[i : i + 1], z[keep], (1, 3), same=False
+        )
+        lone += walk[0] is None
+        for name, values in found.items():
+            np.testing.assert_allclose(values[i], walk[0][name] if walk[0] else np.nan)
+    assert (split or lone >= 9) and metrics.retrieval(x, y, groups=groups, **theirs)["lone"] == lone
+    without = {k: v for k, v in theirs.items() if k != "gallery_groups"}
+    assert (found["mAP"] != metrics.per_query(x, y, ks=(1, 3), **without)["mAP"]).any()
+
+
+def test_groups_need_their_gallerys():
+    x, y = np.eye(4, dtype=np.float32), np.arange(4) % 2
+    with pytest.raises(ValueError, match="gallery_groups go together"):
+        metrics.retrieval(x, y, groups=y, gallery=x, gallery_labels=y, ks=(1,))
+    with pytest.raises(ValueError, match=r"groups have shape \(3,\), but there are 4"):
+        metrics.retrieval(x, y, groups=y[:3], ks=(1,))
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("n, classes", [(60, 25), (300, 3), (300, 70)])
+def test_retrieval_is_the_mean_of_the_walk(n, classes, split):
+    rng = np.random.default_rng(n + classes)
+    ks = (1, 2, 7, 50)
+    x, y = rng.integers(0, 4, (n, 3)).astype(np.float32), rng.integers(0, classes, n)
+    g, z = (x[5:] + 1, y[5:][::-1]) if split else (x, y)
+    walk = _walk(_similarities(x, g), y, z, ks, same=not split)
+    gallery = {"gallery": g, "gallery_labels": z} if split else {}
+    values = metrics.per_query(x, y, ks=ks, **gallery)
+    found = metrics.retrieval(x, y, ks=ks, per_class=True, tile=128, **gallery)
+    by_class = found.pop("per_class")
+    assert found.pop("lone") == walk.count(None)
+    assert (
+        set(found) == set(values) == {f"R@{k}" for k in ks} | {"P@1", "RP", "MAP@R", "mAP", "MRR"}
+    )
+    for name in found:
+        expected = np.array([np.nan if scores is None else scores[name] for scores in walk])
+        np.testing.assert_allclose(values[name], expected, atol=1e-12)
+        np.testing.assert_allclose(found[name], np.nanmean(expected), atol=1e-12)
+        for label in set(y[~np.isnan(expected)].tolist()):
+            mean = np.nanmean(expected[y == label])
+            np.testing.assert_allclose(by_class[name].pop(label), mean, atol=1e-12)
+        assert not by_class[name]
+
+
+@pytest.mark.parametrize(
+    "x, y",
+    [
+        (np.zeros((6, 4)), [0, 1] * 3),
+        (np.repeat([[0.0], [1.0]], 4, axis=0), [0, 0, 1, 1, 0, 0, 1, 1]),
+        (np.random.default_rng(0).standard_normal((1, 33)).repeat(300, 0), list(range(150)) * 2),
+    ],
+)
+@pytest.mark.parametrize("name", ["euclidean", "cosine"])
+def test_equal_embeddings_of_several_labels_are_no_hits(x, y, name):
+    scores = metrics.retrieval(x, np.array(y), ks=(1, 2), similarity_fn=getattr(retrieval, name))
+    assert scores["R@1"] == scores["P@1"] == scores["R@2"] == 0
+
+
+def test_a_gallery_equal_to_the_queries_excludes_nothing():
+    x, y = np.eye(6), np.arange(6)
+    scores = metrics.retrieval(x, y, gallery=x, gallery_labels=y, ks=(1, 6))
+    assert scores["R@1"] == scores["mAP"] == 1 and scores["lone"] == 0
+
+
+def test_golden():
+    # Worked by hand: on a line, labels a b a a b c; the list of each query is its neighbours.
+    x = np.array([0.0, 1.0, 2.1, 3.3, 4.6, 20.0])[:, None]
+    scores = metrics.retrieval(x, np.array([0, 1, 0, 0, 1, 2]), ks=(1, 2, 3))
+    # a0: b a a   b1: a a a b   a2: b a a  (1.1 1.2 2.1 2.5)   a3: a b b a   b4: a a b
+    expected = {
+        "R@1": 1 / 5,
+        "R@2": 3 / 5,
+        "R@3": 4 / 5,
+        "P@1": 1 / 5,
+        "RP": (1 / 2 + 0 + 1 / 2 + 1 / 2 + 0) / 5,
+        "MAP@R": (1 / 4 + 0 + 1 / 4 + 1 / 2 + 0) / 5,
+        "mAP": ((1 / 2 + 2 / 3) / 2 + 1 / 4 + (1 / 2 + 2 / 3) / 2 + (1 + 2 / 4) / 2 + 1 / 3) / 5,
+        "MRR": (1 / 2 + 1 / 4 + 1 / 2 + 1 + 1 / 3) / 5,
+        "lone": 1,
+    }
+    assert scores.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(scores[name], value, atol=1e-12, err_msg=name)
+
+
+def test_a_peer_agrees():
+    calculator = pytest.importorskip(
+        "pytorch_metric_learning.utils.accuracy_calculator",
+        reason="pytorch-metric-learning is not installed (extra: bench)",
+    )
+    torch = pytest.importorskip("torch", reason="torch is not installed (extra: bench)")
+    rng = np.random.default_rng(1)
+    y = rng.integers(0, 30, 400)
+    x = rng.standard_normal((30, 16))[y] * 0.6 + rng.standard_normal((400, 16))
+    x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+    names = {
+        "P@1": "precision_at_1",
+        "RP": "r_precision",
+        "MAP@R": "mean_average_precision_at_r",
+        "mAP": "mean_average_precision",
+        "MRR": "mean_reciprocal_rank",
+    }
+    peer = calculator.AccuracyCalculator(
+        include=tuple(names.values()), k=399, device=torch.device("cpu")
+    ).get_accuracy(torch.tensor(x), torch.tensor(y))
+    ours = metrics.retrieval(x, y)
+    for name, other in names.items():
+        np.testing.assert_allclose(ours[name], peer[other], atol=1e-6, err_msg=name)
+
+
+def test_interval_covers_the_mean_as_often_as_it_says():
+    rng = np.random.default_rng(2)
+    covered = 0
+    for seed in range(200):
+        values = rng.exponential(size=60)
+        low, high = metrics.interval(np.append(values, np.nan), level=0.8, samples=200, seed=seed)
+        covered += low <= 1 <= high
+    assert 0.68 < covered / 200 < 0.88  # 0.8, less what a bootstrap of 60 skewed values loses
+    assert metrics.interval(values, seed=3) == metrics.interval(values, seed=3)
+    assert np.isnan(metrics.interval(np.full(3, np.nan))).all()
+
+
+def test_nothing_to_find_is_a_warning_and_nan():
+    x, y = np.eye(4), np.arange(4)
+    with pytest.warns(UserWarning, match="none of the 4 queries has an item of its label"):
+        scores = metrics.retrieval(x, y, ks=(1,), per_class=True)
+    assert scores.pop("lone") == 4
+    assert set(scores.pop("per_class")) == set(scores)
+    assert scores and np.isnan(list(scores.values())).all()
+
+
+AGREEMENTS = {
+    "random": lambda rng: (rng.integers(0, 9, 300), rng.integers(0, 12, 300)),
+    "close": lambda rng: (a := rng.integers(0, 9, 300), np.where(rng.random(300) < 0.2, 3, a)),
+    "many": lambda rng: (a := rng.integers(0, 900, 3000), a // 2 + (rng.random(3000) < 0.1)),
+    "unbalanced": lambda rng: (a := (rng.pareto(1, 2000)).astype(int) - 5, a // 3),
+    "renamed": lambda rng: (a := rng.integers(0, 9, 100), 100 - a),
+    "one class": lambda rng: (np.zeros(50, int), rng.integers(0, 3, 50)),
+    "one cluster": lambda rng: (rng.integers(0, 3, 50), np.zeros(50, int)),
+    "one of each": lambda rng: (np.zeros(9, int), np.ones(9, int)),
+    "all apart": lambda rng: (np.arange(50), rng.integers(0, 5, 50)),
+    "all apart twice": lambda rng: (np.arange(50), np.arange(50)[::-1]),
+}
+
+
+@pytest.mark.parametrize("name", AGREEMENTS)
+def test_agreement_is_that_of_scikit_learn(name):
+    from sklearn import metrics as sk
+
+    labels, assignment = AGREEMENTS[name](np.random.default_rng(3))
+    found = metrics.agreement(labels, assignment)
+    for key, function in (
+        ("NMI", sk.normalized_mutual_info_score),
+        ("AMI", sk.adjusted_mutual_info_score),
+        ("ARI", sk.adjusted_rand_score),
+    ):
+        np.testing.assert_allclose(found[key], function(labels, assignment), atol=1e-9)
+    same = labels[:, None] == labels, assignment[:, None] == assignment
+    pairs = ~np.eye(len(labels), dtype=bool)
+    both = (same[0] & same[1] & pairs).sum()
+    if both or not name.startswith("all apart"):
+        precision, recall = both / (same[1] & pairs).sum(), both / max(1, (same[0] & pairs).sum())
+        f1 = 2 * precision * recall / max(1e-300, precision + recall)
+        np.testing.assert_allclose(found["F1"], f1, atol=1e-12)
+
+
+def test_clustering_is_the_mean_over_seeds_of_the_agreement():
+    rng = np.random.default_rng(4)
+    y = rng.integers(0, 12, 400)
+    x = rng.standard_normal((12, 5))[y] + 0.5 * rng.standard_normal((400, 5))
+    found = metrics.clustering(x, y, seeds=(3, 4, 5, 6))
+    runs = [
+        metrics.agreement(y, retrieval.kmeans(x, k=12, seed=s).assignment) for s in (3, 4, 5, 6)
+    ]
+    assert set(found) == {f"{name}{end}" for name in runs[0] for end in ("", "_std")}
+    for name in runs[0]:
+        values = [run[name] for run in runs]
+        np.testing.assert_allclose(
+            [found[name], found[f"{name}_std"]], [np.mean(values), np.std(values)]
+        )
+    assert found["NMI"] > 0.5 and found["NMI_std"] > 0
+
+
+def test_clustering_finds_what_lies_apart():
+    rng = np.random.default_rng(5)
+    y = rng.permutation(np.repeat([7, -1, 2**40], 30))
+    x = 100.0 * np.eye(3)[np.unique(y, return_inverse=True)[1]] + rng.standard_normal((90, 3))
+    found = metrics.clustering(x, y)
+    assert [found[name] for name in ("NMI", "AMI", "ARI", "F1")] == [1, 1, 1, 1]
+
+
+X, Y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: metrics.retrieval(X, Y), "R@8 of ks=.*5 items to find"),
+        (lambda: metrics.retrieval(X, Y, gallery=X, gallery_labels=Y, ks=(7,)), "6 items to find"),
+        (lambda: metrics.retrieval(X, Y, ks=(0,)), "R@0"),
+        (lambda: metrics.retrieval(X * np.nan, Y, ks=(1,)), r"embeddings\[0\] is not finite"),
+        (lambda: metrics.retrieval(X[:0], Y[:0], ks=()), "not empty"),
+        (lambda: metrics.clustering(X, Y, seeds=()), "seeds"),
+        (lambda: metrics.clustering(X, Y[:4]), r"labels have shape \(4,\), but there are 6"),
+        (lambda: metrics.agreement(Y, Y[:4]), r"shape \(6,\) and the assignment \(4,\)"),
+        (lambda: metrics.agreement(Y[:0], Y[:0]), r"shape \(0,\)"),
+        (lambda: metrics.interval(np.ones(3), level=95), "level=95"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_the_groups_of_a_split_reach_its_scores():
+    x = np.array([[0, 0], [1, 0], [0, 9], [3, 0]], np.float32)
+    split = Split(np.zeros((4, 2, 2, 3), np.uint8), [0, 1, 0, 0], ("a", "b"))
+    marks = {"query": np.array([1, 0, 0, 0], bool), "gallery": np.array([0, 1, 1, 1], bool)}
+    split = dataclasses.replace(split, **marks)
+    assert evaluate.score(x, split, ks=(1, 2), clustering=False)["mAP"] == (1 / 2 + 2 / 3) / 2
+    split = dataclasses.replace(split, groups=np.array([7, 7, -1, -1]))  # the wrong one is out
+    assert evaluate.score(x, split, ks=(1, 2), clustering=False)["mAP"] == 1

@@ -1,0 +1,91 @@
+"""Bad input gets one clear line with the value and the fix."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from dmljax import losses, metrics, miners, ops, retrieval
+from dmljax.train import config
+
+x, y, labels = np.zeros((4, 3), np.float32), np.ones((5, 3), np.float32), np.array([0, 0, 1, 1])
+proxies, bad = np.ones((3, 3), np.float32), np.full((4, 3), np.nan, np.float32)
+t = functools.partial(losses.triplet, x, labels)
+CASES = {
+    "rank": (lambda: losses.triplet(x[0], labels), "embeddings", "(3,)"),
+    "integers": (lambda: losses.supcon(x.astype(int), labels), "floats", "astype"),
+    "lengths": (lambda: losses.contrastive(x, labels[:3]), "3 rows", "4"),
+    "float labels": (lambda: losses.contrastive(x, labels * 1.0), "int", "float32"),
+    "label rank": (lambda: losses.ntxent(x, labels[:, None]), "int [b]", "[4, 1]"),
+    "widths": (lambda: t(references=y[:, :2], reference_labels=np.arange(5)), "(4, 3)", "(5, 2)"),
+    "no reference labels": (
+        lambda: t(references=y),
+        "reference_labels",
+    ),
+    "no references": (
+        lambda: t(reference_labels=labels),
+        "references",
+    ),
+    "reference lengths": (lambda: t(references=y, reference_labels=labels), "4 rows", "5"),
+    "where": (lambda: t(where=np.ones(3, bool)), "where", "bool [4]"),
+    "where dtype": (lambda: t(where=np.ones(4)), "where", "float32"),
+    "pairs": (lambda: losses.nca(x, ops.pairs(labels[:2])), "Pairs.positives", "[4 4]", "[2, 2]"),
+    "empty": (lambda: losses.circle(x[:0], labels[:0]), "(0, 3)"),
+    "imbalance": (
+        lambda: losses.ranked_list(x, labels, margin=1.0, negative_temperature=1.0, imbalance=2),
+        "imbalance",
+        "2",
+    ),
+    "beta": (lambda: losses.margin(x, ops.pairs(labels), beta=np.ones(3)), "beta", "labels"),
+    "label out of range": (lambda: losses.arcface(x, labels + 2, proxies), "3"),
+    "negative label": (lambda: losses.proxy_anchor(x, labels - 1, proxies), "-1", "3"),
+    "proxy width": (lambda: losses.cosface(x, labels, proxies[:, :2]), "(3, 2)"),
+    "sub-centres": (lambda: losses.subcenter_arcface(x, labels, proxies), "[c k d]"),
+    "variant": (lambda: losses.pnp(x, labels, variant="Q"), "'Q'", "Ds"),
+    "triplet kind": (
+        lambda: t(mine_fn=functools.partial(miners.triplet_margin, kind="x")),
+        "semihard",
+    ),
+    "strategy": (
+        lambda: t(mine_fn=functools.partial(miners.batch_easy_hard, pos="x")),
+        "'x'",
+        "semihard",
+    ),
+    "angular references": (
+        lambda: t(mine_fn=miners.angular, references=y, reference_labels=np.arange(5)),
+        "[4",
+        "5]",
+    ),
+    "views": (lambda: losses.clip(x, y), "4", "5"),
+    "memory": (
+        lambda: (m := losses.cross_batch_memory(losses.ntxent, size=2)).loss(m.init(3), x, labels),
+        "2",
+        "4",
+    ),
+    "unknown loss": (lambda: config.resolve(losses, "triplett"), "triplett", "'triplet'"),
+    "unknown keyword": (
+        lambda: config.resolve(losses, {"name": "triplet", "margn": 1}),
+        "margn",
+        "'margin'",
+        "swap",
+    ),
+    "no name": (lambda: config.resolve(losses, {"margin": 1}), "name"),
+    "no module": (lambda: config.resolve(losses, "nowhere:f"), "nowhere"),
+    "k": (lambda: retrieval.nearest(x, y, k=6), "6", "5"),
+    "ks": (lambda: metrics.retrieval(x, labels, ks=(1, 9)), "9", "3"),
+    "nan": (lambda: metrics.retrieval(bad, labels, ks=(1,)), "NaN"),
+    "evaluation lengths": (lambda: metrics.retrieval(x, labels[:3]), "3", "4"),
+    "evaluation rank": (lambda: metrics.retrieval(x[0], labels, ks=(1,)), "(3,)"),
+    "clusters": (lambda: retrieval.kmeans(x, k=9, seed=0), "9", "4"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_says_what_and_how(name, unchecked):
+    call, *parts = CASES[name]
+    with pytest.raises((ValueError, TypeError)) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 800
+    for part in parts:
+        assert part in message

@@ -1,0 +1,246 @@
+"""Whole runs of a tiny config: what they leave behind, how they stop, go on, and refuse."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from flax import traverse_util
+from processes import ROOT, same
+from safetensors.numpy import save_file
+from system import photos, tiny
+
+from dmljax import nets
+from dmljax.train import build as runs
+from dmljax.train import journal as log
+from dmljax.train import loop as train
+from dmljax.train import run_folder as trained
+
+
+def _params(workdir):
+    """The newest parameters, as they lie on the disk."""
+    _, variables, _ = trained.load(workdir)
+    return jax.tree.map(np.asarray, variables)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    scores = train.run(tiny(folder), folder / "run")
+    return folder, scores
+
+
+def test_a_run_leaves_what_it_promises(whole):
+    folder, scores = whole
+    run = folder / "run"
+    assert 0 <= scores["R@1"] <= 1 and {"MAP@R", "NMI", "R@2"} <= set(scores)
+    lines = log.read(run / "metrics.jsonl")
+    assert [x["step"] for x in lines if "loss" in x] == [2, 4, 6]
+    assert [x["step"] for x in lines if "test/R@1" in x] == [3, 6]
+    assert [x["step"] for x in lines if "raw/R@1" in x] == [0]
+    assert json.loads((run / "config.json").read_text())["loss"]["margin"] == 0.2
+    speed = log.read(run / "speed.jsonl")
+    assert {"images_per_second", "input_wait_seconds", "memory_gib"} <= set(speed[0])
+    assert speed[0]["compilations"] > 0
+    parts = speed[0]["input_wait_seconds"] + speed[0]["compute_seconds"]
+    assert parts == pytest.approx(speed[0]["step_seconds"])
+    assert speed[1]["compilations"] == speed[2]["compilations"]  # an evaluation is compiled once
+    assert list((run / "tensorboard").iterdir())
+
+
+def test_the_same_command_twice_is_the_same_run(whole, tmp_path):
+    folder, _ = whole
+    train.run(tiny(folder), tmp_path / "again")
+    same(_params(tmp_path / "again"), _params(folder / "run"))
+    ours, theirs = (d / "metrics.jsonl" for d in (tmp_path / "again", folder / "run"))
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_training_changes_what_it_should(whole):
+    folder, _ = whole
+    made = runs.build(tiny(folder))
+    first = runs.first_state(made)
+    last = _params(folder / "run")["params"]
+    for a, b in zip(jax.tree.leaves(first.params), jax.tree.leaves(last), strict=True):
+        assert np.abs(np.asarray(a) - b).max() > 0
+
+
+@pytest.mark.parametrize(
+    "method, parts",
+    [
+        ({"name": "pairs", "dim": 4}, ["net"]),
+        pytest.param({"name": "dvml", "dim": 4, "samples": 2}, ["net"], marks=pytest.mark.slow),
+        (
+            {"name": "abe", "learners": 2, "dim": 8, "split": ["conv1", "conv2"]}
+            | {"attention": "conv2"},
+            ["net/shared", "net/attention", "net/head"],
+        ),
+    ],
+)
+def test_weights_of_a_file_go_into_the_backbone(tmp_path, method, parts):
+    net = nets.convnet(widths=(4, 8), strides=(2, 1))
+    variables = net.init(jax.random.key(7), np.zeros((1, 12, 12, 3), np.float32), train=False)
+    flat = traverse_util.flatten_dict(jax.tree.map(np.asarray, variables))
+    flat = {k: v + 0.5 for k, v in flat.items()}
+    save_file({_torch_name(k): _torch_axes(v) for k, v in flat.items()}, tmp_path / "w.safetensors")
+    spec = {"name": "convnet", "widths": [4, 8], "strides": [2, 1]}
+    spec |= {"weights": str(tmp_path / "w.safetensors")}
+    made = runs.build(tiny(tmp_path, net=spec, method=method))
+    state = runs.first_state(made)
+    found = {"params": state.params, "batch_stats": state.model_state["batch_stats"]}
+    checked = 0
+    for kind, tree in found.items():
+        for part in parts:
+            for key, value in traverse_util.flatten_dict(_at(tree, part)).items():
+                np.testing.assert_array_equal(value, flat[kind, *key])
+                checked += 1
+    assert checked >= len(flat)
+    train.run(made.config, tmp_path / "run")
+
+
+def _at(tree, path):
+    for name in path.split("/"):
+        tree = tree[name]
+    return tree
+
+
+def _torch_name(key):
+    leaves = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
+    return ".".join((*key[1:-1], leaves.get(key[-1], key[-1])))
+
+
+def _torch_axes(array):
+    return np.ascontiguousarray(array.transpose(3, 2, 0, 1) if array.ndim == 4 else array)
+
+
+def test_select_takes_the_best_evaluation(tmp_path):
+    grows = {"name": "constant", "warmup": 6}  # from harmless to harmful
+    optimizer = {"name": "sgd", "rate": 100.0}
+    config = tiny(tmp_path, select="test", optimizer=optimizer, schedule=grows)
+    config["evaluate"] |= {"every": 1, "clustering": False}
+    config["checkpoint"]["keep"] = 1  # and the best
+    found = train.run(config, tmp_path / "run")["R@1"]
+    rows = log.read(tmp_path / "run" / "metrics.jsonl")
+    scores = [row["test/R@1"] for row in rows if "test/R@1" in row]
+    assert found == max(scores) > scores[-1]
+
+
+def test_load_embeds_images(whole):
+    folder, _ = whole
+    embed_fn, variables, config = trained.load(folder / "run")
+    images = np.random.default_rng(0).integers(0, 256, (5, 12, 12, 3)).astype(np.uint8)
+    embeddings = np.asarray(embed_fn(variables, images))
+    assert embeddings.shape == (5, 4) and config["method"]["dim"] == 4
+    np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"lss": {"name": "triplet"}}, r"no field 'lss': did you mean 'loss'\?"),
+        ({"loss": {"name": "tripplet"}}, "did you mean 'triplet'"),
+        ({"loss": {"name": "triplet", "margn": 1}}, "no argument 'margn': did you mean 'margin'"),
+        ({"net": {"name": "resnet5"}}, "did you mean 'resnet50'"),
+        ({"steps": "six"}, "'six' is no duration"),
+        ({"evaluate": {"evry": 1}}, "did you mean 'every'"),
+        ({"select": "best"}, "select must be"),
+        ({"select": "val"}, "set validation"),
+        ({"sampler": {"name": "plan", "classes": 3, "per_class": 3}}, "cannot be shared by 8"),
+        ({"sampler": {"name": "plan", "classes": 30, "per_class": 2}}, "30"),
+        ({"dataset": {"name": "npz", "path": "nowhere.npz"}}, "nowhere.npz"),
+        ({"optimizer": {"name": "adam", "rate": 1, "groups": [{"pth": "x"}]}}, "pth"),
+        ({"optimizer": {"name": "adam", "rate": "a"}}, "rate must be a number, not 'a'"),
+        ({"optimizer": {"name": "adam", "rate": 1, "b1": "a"}}, "b1 must be a number, not 'a'"),
+        ({"optimizer": {"name": "adam", "rat": 1}}, "no argument 'rat': did you mean 'rate'"),
+        ({"optimizer": {"name": "adam", "rate": 1, "schedule": 1}}, "no argument 'schedule'"),
+        ({"optimizer": {"name": "adam", "rate": -1}}, "rate must be 0 or more, not -1"),
+        ({"optimizer": {"name": "adam", "rate": 1, "groups": 3}}, "groups must be a list, not 3"),
+        ({"loss": {"name": "triplet", "margin": "a"}}, "margin must be a number, not 'a'"),
+        ({"loss": {"name": "triplet", "margin": None}}, "margin must be a number, not None"),
+        ({"method": {"name": "pairs", "dim": 2.5}}, "dim must be a whole number or None, not 2.5"),
+        ({"seed": "a"}, "seed must be a whole number, not 'a'"),
+        ({"seed": -1}, "seed must be 0 or more, not -1"),
+        ({"log_every": 0}, "log_every must be 1 or more, not 0"),
+        ({"evaluate": {"ks": 3}}, "ks must be a list, not 3"),
+        ({"evaluate": {"clustering": "maybe"}}, "clustering must be True or False, not 'maybe'"),
+        ({"evaluate": {"batch_size": 0}}, "evaluate.batch_size must be 1 or more, not 0"),
+        ({"runtime": {"workers": "two"}}, "workers must be a whole number, not 'two'"),
+        ({"steps": "-3 epochs"}, "'-3 epochs' is no duration"),
+        ({"steps": "inf epochs"}, "'inf epochs' is no duration"),
+        (
+            {"optimizer": {"name": "adam", "rate": 1, "groups": [{"path": "^hed"}]}},
+            r"'\^hed' is in no parameter's path, such as .*kernel",
+        ),
+        (
+            {"optimizer": {"name": "adam", "rate": 1, "average": 0.9}, "reload_best_at": [3]},
+            "outlive reload_best_at",
+        ),
+        ({"reload_best_at": [2]}, "2 is before the first evaluation, at 3"),
+        ({"net": {"name": "convnet", "weights": "no.safetensors"}}, "no file no.safetensors"),
+        ({"validation": 1.5}, "validation must be a share of 0 to 1, not 1.5"),
+    ],
+)
+def test_what_a_config_says_wrong_is_told_before_anything_is_written(tmp_path, change, message):
+    with pytest.raises((ValueError, TypeError, OSError), match=message):
+        train.run(tiny(tmp_path, **change), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_in_which_nothing_came_about_takes_a_corrected_config(tmp_path):
+    bad = tmp_path / "bad.safetensors"
+    save_file({"nothing": np.zeros(3, np.float32)}, bad)
+    net = tiny(tmp_path)["net"]
+    with pytest.raises(ValueError, match="nothing"):
+        train.run(tiny(tmp_path, net=net | {"weights": str(bad)}), tmp_path / "run")
+    assert (tmp_path / "run" / "config.json").exists()
+    train.run(tiny(tmp_path, steps=1), tmp_path / "run")
+
+
+def test_overwrite_leaves_nothing_of_the_other_run(whole, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole[0] / "run", run)
+    old = {*run.glob("tensorboard/*")}
+    for name in ("checkpoints_damaged/4/x", "frames/000.png", "map.png", "movie.gif"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("old")
+    train.run(tiny(tmp_path, steps=2), run, overwrite=True)
+    assert not old & {*run.glob("tensorboard/*")}
+    left = {"checkpoints", "checkpoints_sums", "config.json", "lock", "metrics.jsonl"}
+    assert {p.name for p in run.iterdir()} == left | {"speed.jsonl", "tensorboard"}
+
+
+def test_unreadable_images_are_passed_over_and_counted(tmp_path, capsys):
+    """The very first of each half among them."""
+    root = photos(tmp_path)
+    for bad in ("c0/000.png", "c4/032.png"):
+        (root / bad).write_bytes(b"")
+    config = tiny(tmp_path, runtime={"unreadable": "skip", "devices": 1}, steps=12)
+    config["dataset"] = {"name": "folder", "root": str(root)}
+    scores = train.run(config, tmp_path / "run")
+    assert scores["unreadable"] == 1
+    assert "1 training images could not be read" in capsys.readouterr().out
+    assert log.read(tmp_path / "run" / "speed.jsonl")[-1]["unreadable"] == 1
+    with pytest.raises(ValueError, match=r"c0.000.png cannot be read: it has zero bytes"):
+        train.run(config | {"runtime": {"unreadable": "raise"}}, tmp_path / "strict")
+
+
+def test_a_cached_split_is_decoded_once_for_all_evaluations(tmp_path, monkeypatch):
+    root = photos(tmp_path)
+    config = tiny(tmp_path, runtime={"cache": True, "devices": 1})
+    config["dataset"] = {"name": "folder", "root": str(root)}
+    made = runs.build(config)
+    state, evaluator = runs.first_state(made), trained.Evaluator(made)
+    first = evaluator.embeddings(state, made.test)[""]
+    monkeypatch.setattr("dmljax.data.decode.read", None)  # whoever reads now fails
+    np.testing.assert_array_equal(evaluator.embeddings(state, made.test)[""], first)
+
+
+def test_without_a_config_the_command_lists_them():
+    done = subprocess.run(
+        [sys.executable, "-m", "dmljax.main"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 2 and "configs/glyphs.py" in done.stderr

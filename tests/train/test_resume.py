@@ -1,0 +1,196 @@
+"""Interrupted runs: killed, signalled, damaged on the disk; the same command gives the same run."""
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+
+import pytest
+from processes import LONG, ends, same, same_run, started, state, until, until_step
+from system import METHODS, tiny
+
+from dmljax import methods
+from dmljax.train import build as runs
+from dmljax.train import journal as log
+from dmljax.train import loop as train
+from dmljax.train.checkpoints import Checkpoints, Damaged, lock
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    train.run(tiny(folder), folder / "run")
+    return folder
+
+
+def test_killed_the_same_command_gives_the_same_run(tmp_path):
+    config = tiny(tmp_path, **LONG, **METHODS["pairs"])
+    with started(tmp_path, tmp_path / "whole", config) as process:
+        ends(process, 0, tmp_path)
+    run = tmp_path / "killed"
+    with started(tmp_path, run, config, "--config.runtime.workers=1") as process:
+        until_step(run, 16, process)
+    with started(tmp_path, run, config) as process:
+        assert "going on from step" in ends(process, 0, tmp_path)
+    same_run(run, tmp_path / "whole")
+
+
+def test_every_method_is_killed():
+    assert set(METHODS) == {name for name in methods.__all__ if name.islower()}
+
+
+# A server that has imported everything starts a run in a second; what runs is a process of its own,
+# with workers of its own, and dies of a real signal.
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["dmljax.train", "orbax.checkpoint.v1", "grain", "tensorboardX"])
+
+
+class _Started:
+    """A run in a process of its own; `poll` and `wait` as those of `subprocess`."""
+
+    def __init__(self, config, run):
+        self._process = _SERVER.Process(target=train.run, args=(config, run))
+        self._process.start()
+
+    def poll(self):
+        return self._process.exitcode
+
+    def kill(self):
+        os.kill(self._process.pid, signal.SIGKILL)
+        self._process.join()
+        assert self.poll() == -signal.SIGKILL
+
+    def wait(self, timeout):
+        self._process.join(timeout)
+        return self.poll()
+
+
+def _saving(run):
+    """A checkpoint is being written."""
+    return any("tmp" in name for name in _names(run / "checkpoints"))
+
+
+def _unsummed(run):
+    """A checkpoint is finished, its sums are not."""
+    steps = {n for n in _names(run / "checkpoints") if n.isdecimal()}
+    return bool(steps - {n.removesuffix(".json") for n in _names(run / "checkpoints_sums")})
+
+
+def _names(folder):
+    return os.listdir(folder) if folder.exists() else []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_killed_at_many_moments_every_method_gives_the_same_run(tmp_path, name):
+    fields = {"steps": 60, "checkpoint": {"every": 3, "keep": 2}}
+    config = tiny(tmp_path, **LONG | METHODS[name] | fields)
+    (tmp_path / "out.txt").touch()
+    whole, run = tmp_path / "whole", tmp_path / "killed"
+    ends(_Started(config, whole), 0, tmp_path)
+    rng = random.Random(name)
+    moments = [_saving, _unsummed, 12, _saving, 30]
+    for number, moment in enumerate(moments):
+        process = _Started(config | {"runtime": {"workers": number % 2}}, run)
+        if callable(moment):
+            until(lambda moment=moment: moment(run), process, tmp_path, pause=0.0005)
+        else:
+            until_step(run, moment, process)
+            time.sleep(rng.uniform(0, 0.2))
+        process.kill()
+    ends(_Started(config, run), 0, tmp_path)
+    assert not _saving(run)  # nothing is left of what was torn
+    same_run(run, whole)
+
+
+@pytest.mark.parametrize(
+    "number, status, kill_fn", [(signal.SIGTERM, 143, os.kill), (signal.SIGINT, 130, os.killpg)]
+)
+def test_a_signal_saves_and_leaves(tmp_path, number, status, kill_fn):
+    """Also where input workers get it too, as they do from a terminal."""
+    config = tiny(tmp_path, **LONG | {"steps": 100_000, "checkpoint": {"every": 50_000}})
+    workers = f"--config.runtime.workers={int(kill_fn is os.killpg)}"
+    with started(tmp_path, tmp_path / "run", config, workers) as process:
+        until_step(tmp_path / "run", 4, process)
+        kill_fn(process.pid, number)
+        assert "saved; the same command goes on" in ends(process, status, tmp_path, within=30)
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+    assert checkpoints.steps() and checkpoints.steps()[-1] >= 4
+    checkpoints.close()
+
+
+def test_a_second_signal_ends_at_once(tmp_path):
+    """Even where the step will never end."""
+    config = tiny(tmp_path, **LONG | {"steps": 100_000})
+    with started(tmp_path, tmp_path / "run", config) as process:
+        until_step(tmp_path / "run", 4, process)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) in (-signal.SIGTERM, -signal.SIGINT, 130, 143)
+
+
+@pytest.mark.parametrize("how", ["flipped", "truncated"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(how, whole, tmp_path, caplog):
+    folder = whole
+    shutil.copytree(folder / "run", tmp_path / "run")
+    newest = tmp_path / "run" / "checkpoints" / "6"
+    victim = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data = bytearray(victim.read_bytes())
+    if how == "flipped":
+        data[len(data) // 2] ^= 1
+    else:
+        del data[len(data) // 2 :]
+    victim.write_bytes(data)
+    train.run(tiny(folder), tmp_path / "run")
+    assert "checkpoint 6 is damaged" in caplog.text and victim.name in caplog.text
+    same(state(tmp_path / "run"), state(folder / "run"))
+
+
+def test_a_checkpoint_of_another_shape_is_one_line(whole):
+    folder = whole
+    made = runs.build(tiny(folder, method={"name": "pairs", "dim": 5}))
+    shapes = runs.state_shapes(made)
+    checkpoints = Checkpoints(folder / "run" / "checkpoints")
+    with pytest.raises(Damaged, match=r"head/red/.* is \(4,\) there and \(5,\) here"):
+        checkpoints.restore(shapes, made.shards.everywhere)
+    checkpoints.close()
+
+
+def test_a_workdir_of_another_config_is_refused(whole, tmp_path):
+    folder = whole
+    shutil.copytree(folder / "run", tmp_path / "run")
+    other = tiny(folder, loss={"name": "triplet", "margin": 0.3})
+    with pytest.raises(ValueError, match=r"loss.margin \(0.2 there, 0.3 here\).*--overwrite"):
+        train.run(other, tmp_path / "run")
+    train.run(other, tmp_path / "run", overwrite=True)
+    assert len(log.read(tmp_path / "run" / "metrics.jsonl")) == 6
+
+
+def test_a_workdir_in_use_is_refused(tmp_path):
+    (tmp_path / "run").mkdir()
+    held = lock(tmp_path / "run")
+    with pytest.raises(ValueError, match=f"in use by process {os.getpid()}"):
+        train.run(tiny(tmp_path), tmp_path / "run")
+    held.close()
+    train.run(tiny(tmp_path), tmp_path / "run")
+
+
+def test_interrupted_where_the_best_is_reloaded_the_run_is_the_same(tmp_path):
+    grows = {"name": "constant", "warmup": 6}  # from harmless to harmful
+    optimizer = {"name": "sgd", "rate": 100.0}
+    config = tiny(tmp_path, reload_best_at=[4], optimizer=optimizer, schedule=grows)
+    config["evaluate"] |= {"every": 1, "clustering": False}
+    config["checkpoint"]["keep"] = 6
+    train.run(config, tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    folder = tmp_path / "again" / "checkpoints"
+    for later in (5, 6):
+        shutil.rmtree(folder / str(later))
+    train.run(config, tmp_path / "again")
+    one, two = (log.read(tmp_path / name / "metrics.jsonl") for name in ("run", "again"))
+    scores = [row["test/R@1"] for row in one if "test/R@1" in row]
+    assert max(scores[:3]) > scores[3]  # so that there is something to reload
+    assert one == two and len(scores) == 6
