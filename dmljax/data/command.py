@@ -14,6 +14,7 @@ from rich import progress as rich_progress
 from dmljax.data import datasets
 from dmljax.data.splits import Splits
 from dmljax.train import config as config_lib
+from dmljax.train import registry
 
 __all__ = ["Parser", "add_dataset", "load", "progress", "run", "spec_of", "spec_of_config"]
 
@@ -70,7 +71,7 @@ def spec_of_config(file: str, overrides: Sequence[str]) -> dict[str, Any]:
 def load(spec: dict[str, Any]) -> Splits:
     """The data set of a spec; an argument that is needed and not given is named."""
     try:
-        return config_lib.resolve(datasets, spec)()
+        return registry.resolve(datasets, spec)()
     except TypeError as error:
         message = str(error).replace("missing 1 required keyword-only argument", "also needs")
         raise ValueError(message) from error

@@ -24,6 +24,7 @@ from dmljax.methods.base import Method
 from dmljax.train import config as config_lib
 from dmljax.train import devices as sharding
 from dmljax.train import optimizer as optim
+from dmljax.train import registry
 from dmljax.train.step import TrainState, check_parts, init_state, train_step
 
 __all__ = [
@@ -104,7 +105,7 @@ class Run(NamedTuple):
 def build(config: Any) -> Run:
     """Everything that a run needs; raises one line for whatever a config says wrong."""
     config = _complete(config)
-    splits = config_lib.resolve(datasets, config["dataset"])()
+    splits = registry.resolve(datasets, config["dataset"])()
     train, held_out = splits.train, None
     if config["validation"]:
         train, held_out = divide(train, train=1 - config["validation"])
@@ -112,7 +113,7 @@ def build(config: Any) -> Run:
         raise ValueError(f"select must be 'last', 'val' or 'test', not {config['select']!r}")
     if config["select"] == "val" and held_out is None:
         raise ValueError("select='val' needs held-out classes: set validation, such as 0.2")
-    sample_fn = config_lib.resolve(sampling, config["sampler"])
+    sample_fn = registry.resolve(sampling, config["sampler"])
     groups = sampling.group(train.labels)
     batch = len(sample_fn(groups, seed=config["seed"], step=0))
     devices = config["runtime"]["devices"]
@@ -123,22 +124,22 @@ def build(config: Any) -> Run:
     steps = functools.partial(config_lib.duration, per_epoch=per_epoch)
     total = steps(config["steps"])
     schedule = _with_steps(dict(named(config["schedule"])), steps)
-    factor = config_lib.resolve(optim, schedule)(total=total)
+    factor = registry.resolve(optim, schedule)(total=total)
     optimizer = dict(config["optimizer"])
     parameters = inspect.signature(optim.build).parameters
     kinds = {k: parameters[k].annotation for k in parameters if k not in ("direction", "schedule")}
     whole = {k: optimizer.pop(k) for k in list(optimizer) if k in kinds}
-    config_lib.check("optimizer", whole, kinds)
+    registry.check("optimizer", whole, kinds)
     for group in whole.get("groups", ()):
         if not isinstance(group, dict):
             raise ValueError(f"optimizer.groups: write dict(path='^head/', ...), not {group!r}")
-        config_lib.check("optimizer.groups", group, _GROUP)
+        registry.check("optimizer.groups", group, _GROUP)
     if whole.get("average") and config["reload_best_at"]:
         raise ValueError("optimizer.average would outlive reload_best_at: leave out one of them")
-    direction = config_lib.resolve(optim, optimizer, taken=kinds)()
+    direction = registry.resolve(optim, optimizer, taken=kinds)()
     method = _method(config, len(train.names))
-    transform_fn = config_lib.resolve(transforms, config["transform"])
-    normalize_fn = config_lib.resolve(normalization, config["normalize"])
+    transform_fn = registry.resolve(transforms, config["transform"])
+    normalize_fn = registry.resolve(normalization, config["normalize"])
 
     def begin(key):
         shape = (2, *_shape(config, transform_fn, train))
@@ -165,7 +166,7 @@ def build(config: Any) -> Run:
         optimizer=optim.build(direction, schedule=factor, **whole),
         sample_fn=sample_fn,
         transform_fn=transform_fn,
-        eval_transform_fn=config_lib.resolve(transforms, config["eval_transform"]),
+        eval_transform_fn=registry.resolve(transforms, config["eval_transform"]),
         normalize_fn=normalize_fn,
         shards=shards,
         batch=batch,
@@ -190,7 +191,7 @@ def _complete(config: Any) -> dict[str, Any]:
     known = {*_DEFAULTS, "dataset", "net", "loss", "method"}
     for name in config:
         if name not in known:
-            raise ValueError(f"the config has no field {name!r}{config_lib.hint(name, known)}")
+            raise ValueError(f"the config has no field {name!r}{registry.hint(name, known)}")
     if missing := sorted(known - set(_DEFAULTS) - set(config)):
         raise ValueError(f"the config sets no {', '.join(missing)}")
     config = {**json.loads(json.dumps(_DEFAULTS)), **config}
@@ -200,10 +201,10 @@ def _complete(config: Any) -> dict[str, Any]:
         ("runtime", _RUNTIME),
     ):
         if unknown := sorted(set(config[name]) - set(defaults)):
-            raise ValueError(f"{name} has no {unknown[0]!r}{config_lib.hint(unknown[0], defaults)}")
+            raise ValueError(f"{name} has no {unknown[0]!r}{registry.hint(unknown[0], defaults)}")
         config[name] = {**json.loads(json.dumps(defaults)), **config[name]}
-        config_lib.check(name, config[name], _kinds(defaults))
-    config_lib.check("the config", config, _kinds(_DEFAULTS))
+        registry.check(name, config[name], _kinds(defaults))
+    registry.check("the config", config, _kinds(_DEFAULTS))
     for field, least in _LEAST.items():
         value = functools.reduce(dict.__getitem__, field.split("."), config)
         if value is not None and value < least:
@@ -235,11 +236,11 @@ def _with_steps(schedule: dict[str, Any], steps: Callable) -> dict[str, Any]:
 
 def _method(config: dict[str, Any], classes: int) -> Method:
     net = _net(config)
-    loss_fn = config_lib.resolve(losses, _functions(_tuples(config["loss"])))
-    factory = config_lib.resolve(methods, _tuples(config["method"]))
+    loss_fn = registry.resolve(losses, _functions(_tuples(config["loss"])))
+    factory = registry.resolve(methods, _tuples(config["method"]))
     wiring = {"classes": classes}
     if config["miner"]:
-        mine_fn = config_lib.resolve(miners, _tuples(config["miner"]))
+        mine_fn = registry.resolve(miners, _tuples(config["miner"]))
         if "mine_fn" not in inspect.signature(factory).parameters:
             raise ValueError(f"the method {named(config['method'])['name']} takes no miner")
         wiring["mine_fn"] = mine_fn
@@ -251,12 +252,12 @@ def _functions(spec: Any) -> Any:
     if not isinstance(spec, dict):
         return spec
     named = {k: v for k, v in spec.items() if k.endswith("_fn") and isinstance(v, str | dict)}
-    return spec | {k: config_lib.resolve(ops, v) for k, v in named.items()}
+    return spec | {k: registry.resolve(ops, v) for k, v in named.items()}
 
 
 def _net(config: dict[str, Any]) -> Any:
     spec = {k: v for k, v in named(config["net"]).items() if k != "weights"}
-    return config_lib.resolve(nets, _tuples(spec))()
+    return registry.resolve(nets, _tuples(spec))()
 
 
 def weights(config: dict[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from dmljax.data import normalization, transforms
-from dmljax.train import config
+from dmljax.train import registry
 
 
 def _image(h=30, w=40, c=3, seed=0):
@@ -29,7 +29,7 @@ def _positions(h, w):
 
 @pytest.mark.parametrize("name", transforms.__all__)
 def test_every_transform_is_pure_and_named(name):
-    function = config.resolve(transforms, name)
+    function = registry.resolve(transforms, name)
     parameters = list(inspect.signature(function).parameters.values())
     assert [p.name for p in parameters[:2]] == ["image", "rng"]
     assert all(p.kind is p.KEYWORD_ONLY and p.default is not p.empty for p in parameters[2:])

@@ -18,7 +18,7 @@ from dmljax.methods.graph import nets as graphs
 from dmljax.methods.graph.pictures import attention_picture
 from dmljax.methods.graph.refine import refine
 from dmljax.train import build as runs
-from dmljax.train import config
+from dmljax.train import config, registry
 from dmljax.train import optimizer as optim
 from dmljax.train.step import init_state, train_step
 
@@ -494,7 +494,7 @@ def _sizes(name, arg, classes, net="convnet"):
     """Parameters of each module, by tracing."""
     found = _module(name).get_config(arg)
     module = getattr(nets, net)()  # the width of the embedding is set, so any net will do
-    method = config.resolve(methods, runs._tuples(config.plain(found.method)))
+    method = registry.resolve(methods, runs._tuples(config.plain(found.method)))
     method = method(module, LOSS, classes=classes)
     side = 227 if net == "resnet50" else 32
     batch = {
@@ -630,7 +630,7 @@ def test_rates_of_the_configs():
         spec = config.plain(found.schedule)
         steps = functools.partial(config.duration, per_epoch=120)
         spec["at"] = [steps(at) for at in spec["at"]]
-        factor = config.resolve(optim, spec)(total=steps(found.steps))
+        factor = registry.resolve(optim, spec)(total=steps(found.steps))
         epochs = np.array([0, 29.99, 30, 49.99, 50, 69]) * 120
         factors[published] = [float(factor(int(s))) for s in epochs]
         assert [steps(at) for at in found.reload_best_at] == [30 * 120, 50 * 120]

@@ -16,7 +16,7 @@ from dmljax import nets
 from dmljax.nets import layers
 from dmljax.nets.resnet import ResNet
 from dmljax.nets.vit import ViT
-from dmljax.train import config
+from dmljax.train import registry
 
 # Compiling is nearly all of the time; the arithmetic is the same.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -560,14 +560,14 @@ def test_convnet_takes_grey_and_colour(channels):
 
 
 def test_configs_name_nets_and_their_options():
-    net = config.resolve(nets, {"name": "resnet50", "last_stride": 1, "classes": 5})()
+    net = registry.resolve(nets, {"name": "resnet50", "last_stride": 1, "classes": 5})()
     assert (net.blocks, net.last_stride, net.classes) == ((3, 4, 6, 3), 1, 5)
-    assert config.resolve(nets, "googlenet")().lrn_size == 5
+    assert registry.resolve(nets, "googlenet")().lrn_size == 5
     for name in ("resnet50", "googlenet", "bn_inception", "mobilenet_v2", "vit_s16", "convnet"):
         with pytest.raises(TypeError, match=r"no argument 'clases': did you mean 'classes'\?"):
-            config.resolve(nets, {"name": name, "clases": 5})
+            registry.resolve(nets, {"name": name, "clases": 5})
     with pytest.raises(ValueError, match="did you mean 'resnet50'"):
-        config.resolve(nets, "resnet_50")
+        registry.resolve(nets, "resnet_50")
 
 
 def zeros(*shape, dtype=np.float32):

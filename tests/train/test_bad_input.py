@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dmljax import losses, metrics, miners, ops, retrieval
-from dmljax.train import config
+from dmljax.train import registry
 
 x, y, labels = np.zeros((4, 3), np.float32), np.ones((5, 3), np.float32), np.array([0, 0, 1, 1])
 proxies, bad = np.ones((3, 3), np.float32), np.full((4, 3), np.nan, np.float32)
@@ -62,15 +62,15 @@ CASES = {
         "2",
         "4",
     ),
-    "unknown loss": (lambda: config.resolve(losses, "triplett"), "triplett", "'triplet'"),
+    "unknown loss": (lambda: registry.resolve(losses, "triplett"), "triplett", "'triplet'"),
     "unknown keyword": (
-        lambda: config.resolve(losses, {"name": "triplet", "margn": 1}),
+        lambda: registry.resolve(losses, {"name": "triplet", "margn": 1}),
         "margn",
         "'margin'",
         "swap",
     ),
-    "no name": (lambda: config.resolve(losses, {"margin": 1}), "name"),
-    "no module": (lambda: config.resolve(losses, "nowhere:f"), "nowhere"),
+    "no name": (lambda: registry.resolve(losses, {"margin": 1}), "name"),
+    "no module": (lambda: registry.resolve(losses, "nowhere:f"), "nowhere"),
     "k": (lambda: retrieval.nearest(x, y, k=6), "6", "5"),
     "ks": (lambda: metrics.retrieval(x, labels, ks=(1, 9)), "9", "3"),
     "nan": (lambda: metrics.retrieval(bad, labels, ks=(1,)), "NaN"),

@@ -20,7 +20,7 @@ from dmljax.nets import attention as kinds
 from dmljax.nets.heads import classify
 from dmljax.nets.layers import Dense
 from dmljax.ops import Array
-from dmljax.train.config import resolve
+from dmljax.train.registry import resolve
 
 __all__ = [
     "Graph",
