@@ -8,7 +8,7 @@ import importlib
 
 __version__ = "0.1.0"
 
-_MODULES = ("data", "losses", "methods", "metrics", "miners", "nets", "ops", "retrieval")
+_MODULES = ("data", "losses", "methods", "metrics", "miners", "nets", "ops", "recipes", "retrieval")
 
 __all__ = ["__version__", "load", *_MODULES]
 

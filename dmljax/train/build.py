@@ -19,6 +19,7 @@ from absl import logging
 from dmljax import losses, methods, miners, nets, ops
 from dmljax.data import datasets, normalization, pipeline, sampling, transforms
 from dmljax.data.splits import Split, divide
+from dmljax.hints import hint
 from dmljax.kernels import initial
 from dmljax.methods.base import Method
 from dmljax.train import config as config_lib
@@ -191,7 +192,7 @@ def _complete(config: Any) -> dict[str, Any]:
     known = {*_DEFAULTS, "dataset", "net", "loss", "method"}
     for name in config:
         if name not in known:
-            raise ValueError(f"the config has no field {name!r}{registry.hint(name, known)}")
+            raise ValueError(f"the config has no field {name!r}{hint(name, known)}")
     if missing := sorted(known - set(_DEFAULTS) - set(config)):
         raise ValueError(f"the config sets no {', '.join(missing)}")
     config = {**json.loads(json.dumps(_DEFAULTS)), **config}
@@ -201,7 +202,7 @@ def _complete(config: Any) -> dict[str, Any]:
         ("runtime", _RUNTIME),
     ):
         if unknown := sorted(set(config[name]) - set(defaults)):
-            raise ValueError(f"{name} has no {unknown[0]!r}{registry.hint(unknown[0], defaults)}")
+            raise ValueError(f"{name} has no {unknown[0]!r}{hint(unknown[0], defaults)}")
         config[name] = {**json.loads(json.dumps(defaults)), **config[name]}
         registry.check(name, config[name], _kinds(defaults))
     registry.check("the config", config, _kinds(_DEFAULTS))

@@ -3,54 +3,77 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import importlib.util
 import inspect
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from dmljax.train.registry import hint
+from dmljax import recipes
+from dmljax.hints import hint
 
 __all__ = [
-    "arguments",
     "differences",
     "duration",
+    "folder_name",
     "override",
     "plain",
     "read",
 ]
 
 
-def read(file: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """The config of `file`, or `file:argument`, with overrides such as `--config.steps=500`.
+def read(name: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """The config that `--config=` names, with overrides such as `--config.steps=500`.
 
-    A file is a Python program with `get_config()`, or `get_config(argument)`. An override may set a
-    field that the file leaves to its default.
+    `name` is a Python file with `get_config()`, such as 'configs/glyphs.py', or a recipe of
+    `dmljax.recipes`, such as 'glyphs'. Both may be followed by arguments: 'abe:dataset=cars196'.
+    An override may set a field that the config leaves to its default.
     """
-    name, _, argument = str(file).partition(":")
-    path = pathlib.Path(name)
+    source, _, argument = str(name).partition(":")
+    get_config = _get_config(source)
+    try:
+        takes_argument = bool(inspect.signature(get_config).parameters)
+        if argument and not takes_argument:
+            raise ValueError(f"it takes no argument, so not {argument!r}")
+        config = plain(get_config(argument) if argument else get_config())
+    except Exception as error:  # a config is the user's program
+        raise ValueError(f"{source} does not run: {type(error).__name__}: {error}") from error
+    return override(config, overrides)
+
+
+def folder_name(name: str) -> str:
+    """The folder of a run of `name`: 'configs/cars_abe.py:learners=4' -> 'cars_abe-learners=4'."""
+    source, _, argument = str(name).partition(":")
+    return "-".join([pathlib.Path(source).stem, *filter(None, argument.split(","))])
+
+
+def _get_config(source: str) -> Callable[..., Any]:
+    path = pathlib.Path(source)
+    if not path.suffix and len(path.parts) == 1:
+        return _recipe(source)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent} for the config {path.name!r}")
     if not path.is_file():
-        beside = hint(path.name, (other.name for other in path.parent.glob("*.py")))
-        raise FileNotFoundError(f"{path.parent} has no config {path.name!r}{beside}")
+        others = hint(path.name, (other.name for other in path.parent.glob("*.py")))
+        raise FileNotFoundError(f"{path.parent} has no config {path.name!r}{others}")
     spec = importlib.util.spec_from_file_location("config", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"the config {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        takes = inspect.signature(module.get_config).parameters
+        return module.get_config
     except Exception as error:  # a config is the user's program
         raise ValueError(f"{path} does not run: {type(error).__name__}: {error}") from error
-    if argument and not takes:
-        raise ValueError(f"{path} takes no argument, so not {argument!r}")
-    try:
-        config = plain(module.get_config(*[argument] if argument else []))
-    except Exception as error:
-        raise ValueError(f"{path} does not run: {type(error).__name__}: {error}") from error
-    return override(config, overrides)
+
+
+def _recipe(name: str) -> Callable[..., Any]:
+    if name not in recipes.NAMES:
+        raise ValueError(
+            f"there is no recipe {name!r}{hint(name, recipes.NAMES)}. A config file is written as "
+            f"configs/{name}.py"
+        )
+    return recipes.config_function(getattr(recipes, name))
 
 
 def override(config: dict[str, Any], flags: Iterable[str]) -> dict[str, Any]:
@@ -60,37 +83,18 @@ def override(config: dict[str, Any], flags: Iterable[str]) -> dict[str, Any]:
         if not key.startswith("--config.") or not equals:
             raise ValueError(f"{flag} is not known; an override is --config.steps=500")
         *parents, leaf = key.removeprefix("--config.").split(".")
-        place = config
+        fields = config
         for parent in parents:
-            if isinstance(place.get(parent), str):
-                place[parent] = {"name": place[parent]}
-            place = place.setdefault(parent, {})
-            if not isinstance(place, dict):
-                raise ValueError(f"{flag}: {parent} has no fields, it is {place!r}")
+            if isinstance(fields.get(parent), str):
+                fields[parent] = {"name": fields[parent]}
+            fields = fields.setdefault(parent, {})
+            if not isinstance(fields, dict):
+                raise ValueError(f"{flag}: {parent} has no fields, it is {fields!r}")
         try:
-            place[leaf] = ast.literal_eval(value)
+            fields[leaf] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            place[leaf] = value
+            fields[leaf] = value
     return config
-
-
-def arguments(text: str | None, **defaults: Any) -> dict[str, Any]:
-    """What follows a config's name, 'attention=gat,mlp=False', over `defaults`, of their types."""
-    values = dict(defaults)
-    for part in filter(None, (text or "").split(",")):
-        name, equals, word = part.partition("=")
-        if name not in defaults:
-            raise ValueError(f"the config has no argument {name!r}{hint(name, defaults)}")
-        kind = type(defaults[name])
-        kinds = {"True": True, "False": False} if kind is bool else None
-        try:
-            values[name] = kinds[word] if kinds else kind(word)
-        except (KeyError, ValueError):
-            equals = ""
-        if not equals:
-            wanted = "True or False" if kinds else f"a value of type {kind.__name__}"
-            raise ValueError(f"the argument {part!r} needs {wanted}: write {name}={defaults[name]}")
-    return values
 
 
 def plain(config: Any) -> Any:

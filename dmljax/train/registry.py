@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -11,7 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-__all__ = ["check", "hint", "resolve"]
+from dmljax.hints import hint
+
+__all__ = ["check", "resolve"]
 
 _KINDS = {
     "float": (numbers.Real, "a number"),
@@ -78,11 +79,3 @@ def _import(name: str) -> Callable:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{name!r} cannot be imported: {error}") from error
-
-
-def hint(word: str, known: Iterable[str]) -> str:
-    """The end of a message about `word`: the nearest of what is known, and all of it."""
-    known = sorted(known)
-    near = difflib.get_close_matches(word, known, n=1)
-    start = f": did you mean {near[0]!r}?" if near else "."
-    return f"{start} It has: {', '.join(known) or 'none'}"

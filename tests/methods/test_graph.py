@@ -654,19 +654,7 @@ def test_everything_decays():
         np.testing.assert_allclose(leaf, -rate * decay, rtol=1e-5)
 
 
-def test_arguments_of_a_config():
-    assert config.arguments("", a="dot", b=True) == {"a": "dot", "b": True}
-    assert config.arguments(None, a=1) == {"a": 1}
-    given = config.arguments("a=gat,b=False,c=0.5,d=3", a="dot", b=True, c=0.0, d=1, e=2)
-    assert given == {"a": "gat", "b": False, "c": 0.5, "d": 3, "e": 2}
-    with pytest.raises(ValueError, match="no argument 'atention': did you mean 'attention'"):
-        config.arguments("atention=gat", attention="dot")
-    with pytest.raises(ValueError, match="'mlp=no' needs True or False: write mlp=True"):
-        config.arguments("mlp=no", mlp=True)
-    with pytest.raises(ValueError, match="'mlp' needs True or False"):
-        config.arguments("mlp", mlp=True)
-    with pytest.raises(ValueError, match="'k=x' needs a value of type int: write k=1"):
-        config.arguments("k=x", k=1)
+def test_a_misspelt_attention_is_refused_by_the_config():
     with pytest.raises(ValueError, match="has no 'gatv3': did you mean 'gatv2'"):
         _sizes("cub", "attention=gatv3", 100)
 

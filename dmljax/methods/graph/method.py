@@ -15,12 +15,12 @@ import flax.linen as nn
 import jax
 
 from dmljax import ops
+from dmljax.hints import hint
 from dmljax.methods import base
 from dmljax.methods.graph import nets as graphs
 from dmljax.methods.graph import pictures
 from dmljax.methods.graph.refine import refine
 from dmljax.nets import heads as head_kinds
-from dmljax.train import registry
 
 __all__ = ["graph"]
 
@@ -181,5 +181,5 @@ def graph(
 
 def _choose(what: str, name: str, known: Mapping[str, Callable]) -> Callable:
     if name not in known:
-        raise ValueError(f"there is no {what} {name!r}{registry.hint(name, known)}")
+        raise ValueError(f"there is no {what} {name!r}{hint(name, known)}")
     return known[name]

@@ -1,0 +1,41 @@
+"""Published systems on data sets as plain data: `recipes.abe(dataset="cars196", learners=4)`.
+
+Each recipe returns the dict that a config holds. The files in `configs/` are recipes with a data
+set chosen; without them `--config=abe:dataset=cars196,learners=4` is the same run.
+"""
+
+from dmljax.recipes.abe import abe
+from dmljax.recipes.arguments import config_function
+from dmljax.recipes.dvml import dvml
+from dmljax.recipes.graph import graph
+from dmljax.recipes.mnist import mnist
+from dmljax.recipes.multi_similarity import multi_similarity
+from dmljax.recipes.photos import folder, glyphs
+from dmljax.recipes.proxy_anchor import proxy_anchor
+from dmljax.recipes.tinyimagenet import tinyimagenet
+
+# What `--config=NAME` accepts.
+NAMES = (
+    "abe",
+    "dvml",
+    "folder",
+    "glyphs",
+    "graph",
+    "mnist",
+    "multi_similarity",
+    "proxy_anchor",
+    "tinyimagenet",
+)
+__all__ = [
+    "NAMES",
+    "abe",
+    "config_function",
+    "dvml",
+    "folder",
+    "glyphs",
+    "graph",
+    "mnist",
+    "multi_similarity",
+    "proxy_anchor",
+    "tinyimagenet",
+]

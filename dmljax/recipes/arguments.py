@@ -1,0 +1,69 @@
+"""Arguments of a recipe, as written behind the name of a config: `attention=gat,mlp=False`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from dmljax.hints import hint
+
+__all__ = ["config_function", "parse"]
+
+_TRUTH = {"True": True, "False": False}
+_KINDS = {
+    "bool": ("True or False", _TRUTH.__getitem__),
+    "int": ("a whole number", int),
+    "float": ("a number", float),
+    "str": ("a name", str),
+}
+
+
+def parse(
+    recipe: Callable[..., dict[str, Any]], text: str | None, *, fixed: frozenset[str]
+) -> dict:
+    """The keywords that `text` gives to `recipe`, of the types of its signature.
+
+    `text` is `name=value,name=value`, or None for nothing. Names in `fixed` cannot be given.
+    """
+    parameters = inspect.signature(recipe).parameters
+    names = [name for name in parameters if name not in fixed]
+    keywords = {}
+    for part in filter(None, (text or "").split(",")):
+        name, equals, word = part.partition("=")
+        if name not in names:
+            raise ValueError(f"the config has no argument {name!r}{hint(name, names)}")
+        annotation = inspect.formatannotation(parameters[name].annotation).strip("'")
+        kind, *others = annotation.split(" | ")
+        expected, convert = _KINDS[kind]
+        if word == "None" and "None" in others:
+            keywords[name] = None
+            continue
+        try:
+            keywords[name] = convert(word)
+        except (KeyError, ValueError):
+            equals = ""
+        if not equals:
+            example = f"{name}={parameters[name].default}"
+            raise ValueError(f"the argument {part!r} needs {expected}: write {example}")
+    return keywords
+
+
+def config_function(recipe: Callable[..., dict[str, Any]], **fixed: Any) -> Callable[..., Any]:
+    """The `get_config(argument)` of a config file: `recipe` with some keywords already chosen.
+
+    It returns an `ml_collections.ConfigDict`, so that other programs can read the file with
+    `ml_collections.config_flags` too.
+    """
+
+    @functools.wraps(recipe)
+    def get_config(argument: str | None = None) -> Any:
+        from ml_collections import ConfigDict
+
+        return ConfigDict(recipe(**fixed, **parse(recipe, argument, fixed=frozenset(fixed))))
+
+    get_config.__signature__ = inspect.Signature(
+        [inspect.Parameter("argument", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)]
+    )
+    return get_config

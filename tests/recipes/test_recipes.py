@@ -1,0 +1,106 @@
+"""Recipes are plain data, found by name; their arguments are read from one line of text."""
+
+import inspect
+import json
+import pathlib
+
+import pytest
+from ml_collections import ConfigDict
+
+from dmljax import recipes
+from dmljax.recipes.arguments import parse
+from dmljax.train import config
+
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+
+
+def _recipe(*, kind: str = "dot", deep: bool = True, share: float = 0.0, depth: int = 1) -> dict:
+    return {"kind": kind, "deep": deep, "share": share, "depth": depth}
+
+
+def _optional(*, weight: float | None = None) -> dict:
+    return {"weight": weight}
+
+
+def _parse(text, recipe=_recipe, fixed=()):
+    return parse(recipe, text, fixed=frozenset(fixed))
+
+
+def test_arguments_have_the_types_of_the_signature():
+    keywords = _parse("kind=gat,deep=False,share=0.5,depth=3")
+    assert keywords == {"kind": "gat", "deep": False, "share": 0.5, "depth": 3}
+    assert [type(value) for value in keywords.values()] == [str, bool, float, int]
+    assert _parse("") == _parse(None) == {}
+    assert _parse("weight=None", _optional) == {"weight": None}
+    assert _parse("weight=2", _optional) == {"weight": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("knd=gat", r"no argument 'knd': did you mean 'kind'\? It has: deep, depth, kind, share"),
+        ("deep=no", "the argument 'deep=no' needs True or False: write deep=True"),
+        ("deep", "the argument 'deep' needs True or False"),
+        ("depth=x", "the argument 'depth=x' needs a whole number: write depth=1"),
+        ("share=x", "the argument 'share=x' needs a number: write share=0.0"),
+        ("depth=None", "the argument 'depth=None' needs a whole number"),
+    ],
+)
+def test_a_wrong_argument_is_refused_in_one_line(text, message):
+    with pytest.raises(ValueError, match=message):
+        _parse(text)
+
+
+def test_what_a_config_file_has_chosen_cannot_be_given():
+    with pytest.raises(ValueError, match=r"no argument 'depth'.*It has: deep, kind, share"):
+        _parse("depth=2", fixed={"depth"})
+    get_config = recipes.config_function(_recipe, depth=4)
+    assert get_config("kind=gat") == ConfigDict({**_recipe(), "depth": 4, "kind": "gat"})
+
+
+@pytest.mark.parametrize("name", recipes.NAMES)
+def test_a_recipe_is_plain_data_of_its_own(name):
+    """JSON can hold it, and changing one call's result does not change the next one's."""
+    first = getattr(recipes, name)()
+    text = json.dumps(first)
+    for value in first.values():
+        if isinstance(value, dict):
+            value["changed"] = True
+    second = getattr(recipes, name)()
+    assert json.dumps(second) == text
+    assert config.read(name) == config.plain(second)
+
+
+def test_every_recipe_is_listed():
+    public = {name for name in recipes.__all__ if inspect.isfunction(getattr(recipes, name))}
+    assert public == {*recipes.NAMES, "config_function"}
+
+
+def test_a_recipe_by_name_is_the_config_file():
+    by_name = config.read("abe:dataset=cars196,learners=4", ["--config.steps=5"])
+    by_file = config.read(f"{CONFIGS / 'cars_abe.py'}:learners=4", ["--config.steps=5"])
+    assert by_name == by_file and by_name["method"]["learners"] == 4 and by_name["steps"] == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gliphs", r"no recipe 'gliphs': did you mean 'glyphs'\?"),
+        ("cars_abe", "a config file is written as configs/cars_abe.py"),
+        ("abe:dataset=mnist", "dataset is cub200, cars196, sop or inshop, not 'mnist'"),
+        ("proxy_anchor:dataset=sop,net=resnet50", "net is bn_inception, not 'resnet50'"),
+        ("dvml:experiment=4", "experiment is 1, 2 or 3, not 4"),
+        ("glyphs:steps=3", "no argument 'steps'"),
+    ],
+)
+def test_a_wrong_name_or_choice_is_refused_in_one_line(name, message):
+    with pytest.raises(ValueError, match=f"(?i){message}"):
+        config.read(name)
+
+
+def test_the_folder_of_a_run_contains_the_argument():
+    assert config.folder_name("configs/glyphs.py") == "glyphs"
+    assert config.folder_name("configs/cars_abe.py:learners=4,heads=True") == (
+        "cars_abe-learners=4-heads=True"
+    )
+    assert config.folder_name("abe:dataset=sop") == "abe-dataset=sop"
