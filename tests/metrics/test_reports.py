@@ -1,6 +1,7 @@
 """Scores against loops that walk the ranked list, and against scikit-learn and a peer."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -160,18 +161,6 @@ def test_a_peer_agrees():
         np.testing.assert_allclose(ours[name], peer[other], atol=1e-6, err_msg=name)
 
 
-def test_interval_covers_the_mean_as_often_as_it_says():
-    rng = np.random.default_rng(2)
-    covered = 0
-    for seed in range(200):
-        values = rng.exponential(size=60)
-        low, high = metrics.interval(np.append(values, np.nan), level=0.8, samples=200, seed=seed)
-        covered += low <= 1 <= high
-    assert 0.68 < covered / 200 < 0.88  # 0.8, less what a bootstrap of 60 skewed values loses
-    assert metrics.interval(values, seed=3) == metrics.interval(values, seed=3)
-    assert np.isnan(metrics.interval(np.full(3, np.nan))).all()
-
-
 def test_nothing_to_find_is_a_warning_and_nan():
     x, y = np.eye(4), np.arange(4)
     with pytest.warns(UserWarning, match="none of the 4 queries has an item of its label"):
@@ -181,52 +170,16 @@ def test_nothing_to_find_is_a_warning_and_nan():
     assert scores and np.isnan(list(scores.values())).all()
 
 
-AGREEMENTS = {
-    "random": lambda rng: (rng.integers(0, 9, 300), rng.integers(0, 12, 300)),
-    "close": lambda rng: (a := rng.integers(0, 9, 300), np.where(rng.random(300) < 0.2, 3, a)),
-    "many": lambda rng: (a := rng.integers(0, 900, 3000), a // 2 + (rng.random(3000) < 0.1)),
-    "unbalanced": lambda rng: (a := (rng.pareto(1, 2000)).astype(int) - 5, a // 3),
-    "renamed": lambda rng: (a := rng.integers(0, 9, 100), 100 - a),
-    "one class": lambda rng: (np.zeros(50, int), rng.integers(0, 3, 50)),
-    "one cluster": lambda rng: (rng.integers(0, 3, 50), np.zeros(50, int)),
-    "one of each": lambda rng: (np.zeros(9, int), np.ones(9, int)),
-    "all apart": lambda rng: (np.arange(50), rng.integers(0, 5, 50)),
-    "all apart twice": lambda rng: (np.arange(50), np.arange(50)[::-1]),
-}
-
-
-@pytest.mark.parametrize("name", AGREEMENTS)
-def test_agreement_is_that_of_scikit_learn(name):
-    from sklearn import metrics as sk
-
-    labels, assignment = AGREEMENTS[name](np.random.default_rng(3))
-    found = metrics.agreement(labels, assignment)
-    for key, function in (
-        ("NMI", sk.normalized_mutual_info_score),
-        ("AMI", sk.adjusted_mutual_info_score),
-        ("ARI", sk.adjusted_rand_score),
-    ):
-        np.testing.assert_allclose(found[key], function(labels, assignment), atol=1e-9)
-    same = labels[:, None] == labels, assignment[:, None] == assignment
-    pairs = ~np.eye(len(labels), dtype=bool)
-    both = (same[0] & same[1] & pairs).sum()
-    if both or not name.startswith("all apart"):
-        precision, recall = both / (same[1] & pairs).sum(), both / max(1, (same[0] & pairs).sum())
-        f1 = 2 * precision * recall / max(1e-300, precision + recall)
-        np.testing.assert_allclose(found["F1"], f1, atol=1e-12)
-
-
-def test_clustering_is_the_mean_over_seeds_of_the_agreement():
+def test_clustering_is_the_mean_over_seeds():
     rng = np.random.default_rng(4)
     y = rng.integers(0, 12, 400)
     x = rng.standard_normal((12, 5))[y] + 0.5 * rng.standard_normal((400, 5))
     found = metrics.clustering(x, y, seeds=(3, 4, 5, 6))
-    runs = [
-        metrics.agreement(y, retrieval.kmeans(x, k=12, seed=s).assignment) for s in (3, 4, 5, 6)
-    ]
-    assert set(found) == {f"{name}{end}" for name in runs[0] for end in ("", "_std")}
-    for name in runs[0]:
-        values = [run[name] for run in runs]
+    assignments = [retrieval.kmeans(x, k=12, seed=s).assignment for s in (3, 4, 5, 6)]
+    names = {"NMI": metrics.nmi, "AMI": metrics.ami, "ARI": metrics.ari, "F1": metrics.pairwise_f1}
+    assert set(found) == {f"{name}{end}" for name in names for end in ("", "_std")}
+    for name, score_fn in names.items():
+        values = [score_fn(y, assignment) for assignment in assignments]
         np.testing.assert_allclose(
             [found[name], found[f"{name}_std"]], [np.mean(values), np.std(values)]
         )
@@ -254,9 +207,6 @@ X, Y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
         (lambda: metrics.retrieval(X[:0], Y[:0], ks=()), "not empty"),
         (lambda: metrics.clustering(X, Y, seeds=()), "seeds"),
         (lambda: metrics.clustering(X, Y[:4]), r"labels have shape \(4,\), but there are 6"),
-        (lambda: metrics.agreement(Y, Y[:4]), r"shape \(6,\) and the assignment \(4,\)"),
-        (lambda: metrics.agreement(Y[:0], Y[:0]), r"shape \(0,\)"),
-        (lambda: metrics.interval(np.ones(3), level=95), "level=95"),
     ],
 )
 def test_bad_input_is_named(call, message):
@@ -272,3 +222,75 @@ def test_the_groups_of_a_split_reach_its_scores():
     assert evaluate.score(x, split, ks=(1, 2), clustering=False)["mAP"] == (1 / 2 + 2 / 3) / 2
     split = dataclasses.replace(split, groups=np.array([7, 7, -1, -1]))  # the wrong one is out
     assert evaluate.score(x, split, ks=(1, 2), clustering=False)["mAP"] == 1
+
+
+def spread(ranks, *, scale=1.0):
+    """A metric of a user: rank of the last positive."""
+    return scale * ranks.max(axis=1)
+
+
+def test_a_metric_of_a_user_is_one_function():
+    x = np.array([0.0, 1.0, 2.1, 3.3, 4.6, 20.0])[:, None]
+    y = np.array([0, 1, 0, 0, 1, 2])
+    fns = {"spread": spread, "R@2": functools.partial(metrics.recall_at_k, k=2)}
+    values = metrics.per_query(x, y, ks=(), metric_fns=fns)
+    np.testing.assert_array_equal(values["spread"], [3, 4, 3, 4, 3, np.nan])
+    scores = metrics.retrieval(x, y, ks=(1,), metric_fns=fns)
+    assert scores == {"R@1": 1 / 5, "spread": 17 / 5, "R@2": 3 / 5, "lone": 1}
+    beside = metrics.retrieval(x, y, ks=(1,), metric_fns={**metrics.RANKING_FNS, "spread": spread})
+    plain = metrics.retrieval(x, y, ks=(1,))
+    assert beside.pop("spread") == 17 / 5 and beside == plain
+
+
+def purity(labels, assignment):
+    """A metric of a user: share of items whose label is the most frequent of their cluster."""
+    largest = [np.bincount(labels[assignment == c]).max() for c in np.unique(assignment)]
+    return sum(largest) / len(labels)
+
+
+def test_a_clustering_metric_of_a_user_is_one_function():
+    rng = np.random.default_rng(6)
+    x, y = rng.standard_normal((60, 3)), rng.integers(0, 4, 60)
+    scores = metrics.clustering(x, y, seeds=(0, 1), metric_fns={"purity": purity})
+    runs = [purity(y, retrieval.kmeans(x, k=4, seed=s).assignment) for s in (0, 1)]
+    assert scores == {"purity": np.mean(runs), "purity_std": np.std(runs)}
+
+
+def test_a_metric_with_the_wrong_shape_is_named():
+    with pytest.raises(ValueError, match=r"metric 'bad' gave an array of shape \(\) for ranks"):
+        metrics.retrieval(X, Y, ks=(), metric_fns={"bad": lambda ranks: ranks.mean()})
+
+
+def test_scores_have_the_same_names_and_order_as_ever():
+    x, y = np.random.default_rng(7).standard_normal((20, 3)), np.arange(20) % 4
+    names = ["R@1", "R@2", "R@4", "R@8", "P@1", "RP", "MAP@R", "mAP", "MRR", "lone"]
+    assert list(metrics.retrieval(x, y)) == names
+    ends = [f"{name}{end}" for name in ("NMI", "AMI", "ARI", "F1") for end in ("", "_std")]
+    assert list(metrics.clustering(x, y)) == ends
+
+
+@pytest.mark.parametrize(
+    "name, options, shown",
+    [
+        ("recall_at_k", {"k": 10}, "R@10"),
+        ("precision_at_1", {}, "P@1"),
+        ("r_precision", {}, "RP"),
+        ("map_at_r", {}, "MAP@R"),
+        ("mean_average_precision", {}, "mAP"),
+        ("mean_reciprocal_rank", {}, "MRR"),
+        ("nmi", {}, "NMI"),
+        ("ami", {}, "AMI"),
+        ("ari", {}, "ARI"),
+        ("pairwise_f1", {}, "F1"),
+        ("package.module:spread", {"scale": 2.0}, "spread"),
+        ("package.module:nmi", {}, "nmi"),
+        ("spread", {}, "spread"),
+    ],
+)
+def test_shown_name(name, options, shown):
+    assert metrics.shown_name(name, options) == shown
+
+
+def test_shown_name_needs_k():
+    with pytest.raises(ValueError, match="recall_at_k needs 'k'"):
+        metrics.shown_name("recall_at_k")

@@ -1,0 +1,167 @@
+"""Clustering scores: how well an assignment of items to clusters agrees with their labels.
+
+All are computed from the contingency table, of which only the filled cells are stored. Two equal
+partitions score 1, whatever their clusters are called.
+"""
+
+# scikit-learn has NMI, AMI and ARI too. Its AMI takes 26 s for one clustering of Stanford Online
+# Products (60,502 items, 11,316 classes), where the sum over distinct sizes below takes 0.01 s; and
+# all that AMI needs gives the other scores too.
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from dmljax.retrieval import Labels
+
+__all__ = ["ami", "ari", "nmi", "pairwise_f1"]
+
+
+def nmi(labels: Labels, assignment: Int[np.ndarray, "b"]) -> float:
+    """Normalized mutual information, NMI = 2 I / (H + H') (Manning et al., 2008, section 16.3).
+
+    I is the mutual information of labels and clusters, H and H' are their entropies.
+
+    >>> labels, assignment = np.array([0, 0, 1, 1]), np.array([0, 0, 1, 2])
+    >>> round(metrics.nmi(labels, assignment), 3)
+    0.8
+    """
+    table = _contingency(labels, assignment)
+    if table.is_one_to_one:
+        return 1.0
+    return table.information() / table.mean_entropy()
+
+
+def ami(labels: Labels, assignment: Int[np.ndarray, "b"]) -> float:
+    """Adjusted mutual information, AMI = (I - E[I]) / ((H + H') / 2 - E[I]) (Vinh et al., 2010).
+
+    E[I] is the mean of the mutual information I over random partitions with the same sizes.
+
+    >>> labels, assignment = np.array([0, 0, 1, 1]), np.array([0, 0, 1, 2])
+    >>> round(metrics.ami(labels, assignment), 3)
+    0.571
+    """
+    table = _contingency(labels, assignment)
+    if table.is_one_to_one:
+        return 1.0
+    if len(table.class_sizes) == 1 or len(table.cluster_sizes) == 1:
+        return 0.0
+    expected = _expected_information(table.class_sizes, table.cluster_sizes)
+    return float((table.information() - expected) / (table.mean_entropy() - expected))
+
+
+def ari(labels: Labels, assignment: Int[np.ndarray, "b"]) -> float:
+    """Adjusted Rand index, ARI = (S - E) / ((P + P') / 2 - E) (Hubert & Arabie, 1985).
+
+    P pairs of items share a label, P' share a cluster, S share both, and E = P P' / #pairs is what
+    S is by chance.
+
+    >>> labels, assignment = np.array([0, 0, 1, 1]), np.array([0, 0, 1, 2])
+    >>> round(metrics.ari(labels, assignment), 3)
+    0.571
+    """
+    table = _contingency(labels, assignment)
+    if table.is_one_to_one:
+        return 1.0
+    same_both, same_class, same_cluster = table.pairs()
+    n = table.items
+    chance = same_class * same_cluster / (n * (n - 1) / 2)
+    return (same_both - chance) / ((same_class + same_cluster) / 2 - chance)
+
+
+def pairwise_f1(labels: Labels, assignment: Int[np.ndarray, "b"]) -> float:
+    """F1 = 2 S / (P + P') over pairs of items (Manning et al., 2008, section 16.3).
+
+    P pairs of items share a label, P' share a cluster, S share both: the harmonic mean of the
+    precision S / P' and the recall S / P.
+
+    >>> labels, assignment = np.array([0, 0, 1, 1]), np.array([0, 0, 1, 2])
+    >>> round(metrics.pairwise_f1(labels, assignment), 3)
+    0.667
+    """
+    table = _contingency(labels, assignment)
+    if table.is_one_to_one:
+        return 1.0
+    same_both, same_class, same_cluster = table.pairs()
+    return 2 * same_both / (same_class + same_cluster)
+
+
+class _Contingency(NamedTuple):
+    """The filled cells of the table of labels against clusters: items in each, and its margins."""
+
+    items: int
+    class_sizes: Int[np.ndarray, "c"]
+    cluster_sizes: Int[np.ndarray, "k"]
+    cell_sizes: Int[np.ndarray, "m"]
+    cell_classes: Int[np.ndarray, "m"]
+    cell_clusters: Int[np.ndarray, "m"]
+
+    @property
+    def is_one_to_one(self) -> bool:
+        """Whether labels and clusters are the same partition: the formulas may give 0 / 0 there."""
+        return len(self.cell_sizes) == len(self.class_sizes) == len(self.cluster_sizes)
+
+    def information(self) -> float:
+        """Mutual information of labels and clusters, in nats."""
+        if len(self.class_sizes) == 1 or len(self.cluster_sizes) == 1:
+            return 0.0
+        n, sizes = self.items, self.cell_sizes
+        products = self.class_sizes[self.cell_classes].astype(np.float64)
+        products = products * self.cluster_sizes[self.cell_clusters]
+        return max(0.0, float(np.sum(sizes / n * np.log(sizes * n / products))))
+
+    def mean_entropy(self) -> float:
+        return (_entropy(self.class_sizes) + _entropy(self.cluster_sizes)) / 2
+
+    def pairs(self) -> tuple[float, float, float]:
+        """Pairs of items that share label and cluster, that share the label, the cluster."""
+        sizes = self.cell_sizes, self.class_sizes, self.cluster_sizes
+        same_both, same_class, same_cluster = (float(np.sum(m * (m - 1.0)) / 2) for m in sizes)
+        return same_both, same_class, same_cluster
+
+
+def _contingency(labels: Labels, assignment: Int[np.ndarray, "b"]) -> _Contingency:
+    labels, assignment = np.asarray(labels), np.asarray(assignment)
+    if labels.ndim != 1 or labels.shape != assignment.shape or not len(labels):
+        raise ValueError(
+            f"labels have shape {labels.shape} and the assignment {assignment.shape}: give one "
+            "label and one cluster for each item"
+        )
+    _, classes = np.unique(labels, return_inverse=True)
+    _, clusters = np.unique(assignment, return_inverse=True)
+    class_sizes, cluster_sizes = np.bincount(classes), np.bincount(clusters)
+    k = len(cluster_sizes)
+    cells, cell_sizes = np.unique(classes * k + clusters, return_counts=True)
+    return _Contingency(len(labels), class_sizes, cluster_sizes, cell_sizes, cells // k, cells % k)
+
+
+def _entropy(sizes: Int[np.ndarray, "c"]) -> float:
+    p = sizes / sizes.sum()
+    return float(-np.sum(p * np.log(p)))
+
+
+def _expected_information(
+    class_sizes: Int[np.ndarray, "c"], cluster_sizes: Int[np.ndarray, "k"]
+) -> float:
+    """Mean mutual information of two random partitions with these sizes.
+
+    It is a sum over pairs of a class and a cluster, and a term depends on their sizes alone. Among
+    thousands of classes few sizes are distinct, so each distinct pair of sizes is computed once.
+    """
+    from scipy.special import gammaln
+
+    n = int(class_sizes.sum())
+    total = 0.0
+    for a, a_times in zip(*np.unique(class_sizes, return_counts=True), strict=True):
+        for b, b_times in zip(*np.unique(cluster_sizes, return_counts=True), strict=True):
+            m = np.arange(max(1, a + b - n), min(a, b) + 1, dtype=np.float64)
+            # The probability that m of the a items fall among the b items is hypergeometric.
+            log_p = (
+                gammaln(a + 1) + gammaln(b + 1) + gammaln(n - a + 1) + gammaln(n - b + 1)
+                - gammaln(n + 1) - gammaln(m + 1) - gammaln(a - m + 1) - gammaln(b - m + 1)
+                - gammaln(n - a - b + m + 1)
+            )  # fmt: skip
+            terms = m / n * (np.log(n * m) - np.log(a) - np.log(b)) * np.exp(log_p)
+            total += a_times * b_times * float(terms.sum())
+    return total

@@ -1,0 +1,115 @@
+"""Retrieval scores: functions of the ranks of each query's positives. One value per query.
+
+In the formulas, R is the number of positives of a query and rank_1 <= ... <= rank_R are their
+ranks in the gallery, counted from 1: a row of `ranks`, in ascending order, padded with 0.
+"""
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+__all__ = [
+    "map_at_r",
+    "mean_average_precision",
+    "mean_reciprocal_rank",
+    "precision_at_1",
+    "r_precision",
+    "recall_at_k",
+]
+
+
+def recall_at_k(ranks: Int[np.ndarray, "q r"], *, k: int) -> Float[np.ndarray, "q"]:
+    """R@K = [rank_1 <= K]: 1 if a positive is among the first K items (Jegou et al., 2011).
+
+    >>> ranks = np.array([[1, 3], [4, 0]])  # two positives at ranks 1 and 3; one at rank 4
+    >>> metrics.recall_at_k(ranks, k=2)
+    array([1., 0.])
+    """
+    if k < 1:
+        raise ValueError(f"k={k} must be at least 1")
+    first = _first_ranks(ranks)
+    return np.where(np.isnan(first), np.nan, first <= k)
+
+
+def precision_at_1(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
+    """P@1 = [rank_1 = 1]: 1 if the first item is a positive. The same as R@1.
+
+    >>> ranks = np.array([[1, 3], [4, 0]])  # two positives at ranks 1 and 3; one at rank 4
+    >>> metrics.precision_at_1(ranks)
+    array([1., 0.])
+    """
+    return recall_at_k(ranks, k=1)
+
+
+def r_precision(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
+    """RP = #{j: rank_j <= R} / R (Manning et al., 2008, section 8.4; Musgrave et al., 2020).
+
+    The share of positives among the first R items.
+
+    >>> ranks = np.array([[1, 3], [4, 0]])  # two positives at ranks 1 and 3; one at rank 4
+    >>> metrics.r_precision(ranks)
+    array([0.5, 0. ])
+    """
+    within_r, counts = _within_r(ranks)
+    return _divide(within_r.sum(axis=1), counts)
+
+
+def map_at_r(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
+    """MAP@R = (1 / R) sum_j [rank_j <= R] j / rank_j (Musgrave et al., 2020).
+
+    Average precision in which a positive behind the first R items counts as 0.
+
+    >>> ranks = np.array([[1, 3], [4, 0]])  # two positives at ranks 1 and 3; one at rank 4
+    >>> metrics.map_at_r(ranks)
+    array([0.5, 0. ])
+    """
+    within_r, counts = _within_r(ranks)
+    return _divide(np.where(within_r, _precisions(ranks), 0).sum(axis=1), counts)
+
+
+def mean_average_precision(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
+    """AP = (1 / R) sum_j j / rank_j (Manning et al., 2008, section 8.4).
+
+    The mean of the precision at each positive. Its mean over the queries is mAP.
+
+    >>> ranks = np.array([[1, 4], [4, 0]])  # two positives at ranks 1 and 4; one at rank 4
+    >>> metrics.mean_average_precision(ranks)
+    array([0.75, 0.25])
+    """
+    _, counts = _within_r(ranks)
+    return _divide(_precisions(ranks).sum(axis=1), counts)
+
+
+def mean_reciprocal_rank(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
+    """RR = 1 / rank_1 (Voorhees, 1999). The mean over the queries is MRR.
+
+    >>> ranks = np.array([[1, 3], [4, 0]])  # two positives at ranks 1 and 3; one at rank 4
+    >>> metrics.mean_reciprocal_rank(ranks)
+    array([1.  , 0.25])
+    """
+    return 1 / _first_ranks(ranks)
+
+
+def _first_ranks(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
+    """Rank of the best positive, NaN where there is none."""
+    if ranks.shape[1] == 0:
+        return np.full(len(ranks), np.nan)
+    return np.where(ranks[:, 0] > 0, ranks[:, 0], np.nan)
+
+
+def _within_r(
+    ranks: Int[np.ndarray, "q r"],
+) -> tuple[Bool[np.ndarray, "q r"], Int[np.ndarray, "q"]]:
+    """Which positives are among the first R items, and R."""
+    is_rank = ranks > 0
+    counts = is_rank.sum(axis=1)
+    return is_rank & (ranks <= counts[:, None]), counts
+
+
+def _precisions(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q r"]:
+    """j / rank_j, and 0 for padding."""
+    return np.arange(1, ranks.shape[1] + 1) / np.where(ranks > 0, ranks, np.inf)
+
+
+def _divide(totals: np.ndarray, counts: Int[np.ndarray, "q"]) -> Float[np.ndarray, "q"]:
+    """totals / counts, NaN where the count is 0."""
+    return np.divide(totals, counts, out=np.full(len(counts), np.nan), where=counts > 0)

@@ -1,0 +1,272 @@
+"""Reports: every score of embeddings at once, as a dict from the shown name to the number.
+
+The arguments of a search (`gallery`, `gallery_labels`, `similarity_fn`, `tile`, `devices`) are
+those of `dmljax.retrieval`. A query without a positive counts in no score.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from dmljax import retrieval as _retrieval
+from dmljax.metrics import clusters, ranking
+from dmljax.retrieval import Embeddings, Labels, SimilarityFn
+
+__all__ = [
+    "CLUSTERING_FNS",
+    "RANKING_FNS",
+    "ClusteringFn",
+    "RankingFn",
+    "clustering",
+    "per_query",
+    "retrieval",
+    "shown_name",
+]
+
+RankingFn = Callable[..., np.ndarray]  # ranks [q r] -> one value per query [q]
+ClusteringFn = Callable[..., float]  # (labels [b], assignment [b]) -> one number
+
+_SHOWN_NAMES = {
+    "recall_at_k": "R@{k}",
+    "precision_at_1": "P@1",
+    "r_precision": "RP",
+    "map_at_r": "MAP@R",
+    "mean_average_precision": "mAP",
+    "mean_reciprocal_rank": "MRR",
+    "nmi": "NMI",
+    "ami": "AMI",
+    "ari": "ARI",
+    "pairwise_f1": "F1",
+}
+
+
+def shown_name(name: str, options: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """The name under which reports show a function of this package, given its keyword arguments.
+
+    A function from elsewhere ('my_package.my_module:my_metric') is shown by its own name.
+
+    >>> metrics.shown_name("recall_at_k", {"k": 1}), metrics.shown_name("my_module:spread")
+    ('R@1', 'spread')
+    """
+    _, colon, function = name.rpartition(":")
+    if colon or name not in _SHOWN_NAMES:
+        return function
+    try:
+        return _SHOWN_NAMES[name].format(**options)
+    except KeyError as missing:
+        raise ValueError(f"{name} needs {missing}, such as {name}(k=1)") from None
+
+
+RANKING_FNS: Mapping[str, RankingFn] = MappingProxyType(
+    {
+        shown_name(function.__name__): function
+        for function in (
+            ranking.precision_at_1,
+            ranking.r_precision,
+            ranking.map_at_r,
+            ranking.mean_average_precision,
+            ranking.mean_reciprocal_rank,
+        )
+    }
+)
+CLUSTERING_FNS: Mapping[str, ClusteringFn] = MappingProxyType(
+    {
+        shown_name(function.__name__): function
+        for function in (clusters.nmi, clusters.ami, clusters.ari, clusters.pairwise_f1)
+    }
+)
+
+
+def retrieval(
+    embeddings: Embeddings,
+    labels: Labels,
+    *,
+    gallery: Embeddings | None = None,
+    gallery_labels: Labels | None = None,
+    groups: Int[np.ndarray, "q"] | None = None,
+    gallery_groups: Int[np.ndarray, "n"] | None = None,
+    ks: Sequence[int] = (1, 2, 4, 8),
+    metric_fns: Mapping[str, RankingFn] = RANKING_FNS,
+    similarity_fn: SimilarityFn = _retrieval.euclidean,
+    tile: int = 1024,
+    devices: Sequence[Any] | None = None,
+    per_class: bool = False,
+) -> dict[str, Any]:
+    """The means of `per_query` over the queries that have a positive; 'lone' counts the others.
+
+    `per_class` adds 'per_class': {score: {label: mean over the queries of that label}}. All other
+    arguments are explained in `per_query`.
+
+    >>> embeddings = np.array([[0.0], [1.0], [2.5], [9.0]])
+    >>> scores = metrics.retrieval(embeddings, np.array([0, 0, 1, 1]), ks=(1, 2))
+    >>> scores["R@1"], scores["R@2"], scores["lone"]
+    (0.75, 0.75, 0)
+    """
+    values, is_scored = _score_queries(
+        embeddings,
+        labels,
+        gallery=gallery,
+        gallery_labels=gallery_labels,
+        groups=groups,
+        gallery_groups=gallery_groups,
+        ks=ks,
+        metric_fns=metric_fns,
+        similarity_fn=similarity_fn,
+        tile=tile,
+        devices=devices,
+    )
+    if not is_scored.any():
+        warnings.warn(
+            f"none of the {len(is_scored)} queries has an item of its label to find, so that every "
+            "retrieval score is NaN: check the labels of the queries and of the gallery",
+            stacklevel=2,
+        )
+    scores: dict[str, Any] = {
+        name: float(value[is_scored].mean()) if is_scored.any() else float("nan")
+        for name, value in values.items()
+    }
+    scores["lone"] = int((~is_scored).sum())
+    if per_class:
+        classes, codes = np.unique(np.asarray(labels)[is_scored], return_inverse=True)
+        sizes = np.bincount(codes, minlength=len(classes))
+        scores["per_class"] = {
+            name: dict(
+                zip(
+                    classes.tolist(),
+                    (np.bincount(codes, value[is_scored]) / sizes).tolist(),
+                    strict=True,
+                )
+            )
+            for name, value in values.items()
+        }
+    return scores
+
+
+def per_query(
+    embeddings: Embeddings,
+    labels: Labels,
+    *,
+    gallery: Embeddings | None = None,
+    gallery_labels: Labels | None = None,
+    groups: Int[np.ndarray, "q"] | None = None,
+    gallery_groups: Int[np.ndarray, "n"] | None = None,
+    ks: Sequence[int] = (1, 2, 4, 8),
+    metric_fns: Mapping[str, RankingFn] = RANKING_FNS,
+    similarity_fn: SimilarityFn = _retrieval.euclidean,
+    tile: int = 1024,
+    devices: Sequence[Any] | None = None,
+) -> dict[str, Float[np.ndarray, "q"]]:
+    """The retrieval scores of every query, NaN for a query without a positive.
+
+    `ks` are the K of R@K. `metric_fns` are the other scores: shown name -> function of `ranks
+    [q r]`, called once for each block of queries. With `groups` (and `gallery_groups`), items of
+    the query's own group are left out of its ranking; -1 is no group.
+
+    >>> embeddings = np.array([[0.0], [1.0], [2.5], [9.0]])
+    >>> metrics.per_query(embeddings, np.array([0, 0, 1, 1]), ks=(1,))["MRR"]
+    array([1.        , 1.        , 0.33333333, 1.        ])
+    """
+    values, _ = _score_queries(
+        embeddings,
+        labels,
+        gallery=gallery,
+        gallery_labels=gallery_labels,
+        groups=groups,
+        gallery_groups=gallery_groups,
+        ks=ks,
+        metric_fns=metric_fns,
+        similarity_fn=similarity_fn,
+        tile=tile,
+        devices=devices,
+    )
+    return values
+
+
+def clustering(
+    embeddings: Embeddings,
+    labels: Labels,
+    *,
+    metric_fns: Mapping[str, ClusteringFn] = CLUSTERING_FNS,
+    seeds: Sequence[int] = (0, 1, 2),
+    iterations: int = 100,
+    tile: int = 1024,
+    devices: Sequence[Any] | None = None,
+) -> dict[str, float]:
+    """Scores of k-means with as many clusters as there are labels: mean and deviation over seeds.
+
+    `metric_fns`: shown name -> function of (labels, assignment). `seeds` are the starts of k-means;
+    'NMI_std' is the standard deviation of 'NMI' over them.
+
+    >>> embeddings = np.array([[0.0], [1.0], [8.0], [9.0]])
+    >>> metrics.clustering(embeddings, np.array([0, 0, 1, 1]))["NMI"]
+    1.0
+    """
+    if not len(seeds):
+        raise ValueError("seeds=() leaves nothing to average: give at least one")
+    labels = np.asarray(labels)
+    if labels.shape != (len(embeddings),):
+        raise ValueError(
+            f"labels have shape {labels.shape}, but there are {len(embeddings)} embeddings"
+        )
+    k = len(np.unique(labels))
+    values: dict[str, list[float]] = {name: [] for name in metric_fns}
+    for seed in seeds:
+        assignment = _retrieval.kmeans(
+            embeddings, k=k, seed=seed, iterations=iterations, tile=tile, devices=devices
+        ).assignment
+        for name, metric_fn in metric_fns.items():
+            values[name].append(float(metric_fn(labels, assignment)))
+    scores = {}
+    for name, value in values.items():
+        scores |= {name: float(np.mean(value)), f"{name}_std": float(np.std(value))}
+    return scores
+
+
+def _score_queries(
+    embeddings: Embeddings,
+    labels: Labels,
+    *,
+    gallery: Embeddings | None,
+    gallery_labels: Labels | None,
+    groups: Int[np.ndarray, "q"] | None,
+    gallery_groups: Int[np.ndarray, "n"] | None,
+    ks: Sequence[int],
+    metric_fns: Mapping[str, RankingFn],
+    similarity_fn: SimilarityFn,
+    tile: int,
+    devices: Sequence[Any] | None,
+) -> tuple[dict[str, Float[np.ndarray, "q"]], Bool[np.ndarray, "q"]]:
+    """The scores of every query, and which queries have a positive and so are scored."""
+    items = len(embeddings) - 1 if gallery is None else len(gallery)
+    for k in ks:
+        if not 1 <= k <= items:
+            raise ValueError(
+                f"R@{k} of ks={tuple(ks)}, but a query has {items} items to find: drop it, or "
+                f"choose K from 1 to {items}"
+            )
+    score_fns = {shown_name("recall_at_k", {"k": k}): partial(ranking.recall_at_k, k=k) for k in ks}
+    score_fns |= metric_fns
+    search = {"gallery": gallery, "gallery_labels": gallery_labels, "similarity_fn": similarity_fn}
+    if groups is None:
+        blocks = _retrieval.ranks(embeddings, labels, tile=tile, devices=devices, **search)
+    else:
+        search["gallery_groups"] = gallery_groups
+        blocks = _retrieval.ranks_apart(embeddings, labels, groups, **search)
+    values = {name: np.full(len(embeddings), np.nan) for name in score_fns}
+    is_scored = np.zeros(len(embeddings), bool)
+    for block in blocks:
+        is_scored[block.queries] = True
+        for name, score_fn in score_fns.items():
+            scores = np.asarray(score_fn(block.ranks))
+            if scores.shape != block.queries.shape:
+                raise ValueError(
+                    f"metric {name!r} gave an array of shape {scores.shape} for ranks of shape "
+                    f"{block.ranks.shape}: return one value per query, {block.queries.shape}"
+                )
+            values[name][block.queries] = scores
+    return values, is_scored

@@ -1,0 +1,90 @@
+"""Functions of ranks against a double loop over ranked lists of hits."""
+
+import functools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmljax import metrics
+
+RANKING_FNS = {
+    "R@1": functools.partial(metrics.recall_at_k, k=1),
+    "R@3": functools.partial(metrics.recall_at_k, k=3),
+    "P@1": metrics.precision_at_1,
+    "RP": metrics.r_precision,
+    "MAP@R": metrics.map_at_r,
+    "mAP": metrics.mean_average_precision,
+    "MRR": metrics.mean_reciprocal_rank,
+}
+
+
+def naive_scores(hits, ks=(1, 3)):
+    """Every score of one query by its definition; `hits[i]`: is the i-th item a positive?"""
+    positives = sum(hits)
+    if positives == 0:
+        return dict.fromkeys([f"R@{k}" for k in ks] + ["P@1", "RP", "MAP@R", "mAP", "MRR"], np.nan)
+    scores = {f"R@{k}": float(any(hits[:k])) for k in ks}
+    precisions = [sum(hits[: i + 1]) / (i + 1) for i in range(len(hits))]
+    scores["P@1"] = float(hits[0])
+    scores["RP"] = sum(hits[:positives]) / positives
+    scores["MAP@R"] = sum(p for p, h in zip(precisions[:positives], hits, strict=False) if h)
+    scores["MAP@R"] /= positives
+    scores["mAP"] = sum(p for p, h in zip(precisions, hits, strict=True) if h) / positives
+    scores["MRR"] = 1 / (1 + list(hits).index(True))
+    return scores
+
+
+def _ranks(lists_of_hits):
+    rows = [np.flatnonzero(hits) + 1 for hits in lists_of_hits]
+    ranks = np.zeros((len(rows), max([1, *map(len, rows)])), int)
+    for row, values in zip(ranks, rows, strict=True):
+        row[: len(values)] = values
+    return ranks
+
+
+def test_all_public_functions_of_ranks_are_tested():
+    tested = {getattr(f, "func", f).__name__ for f in RANKING_FNS.values()}
+    assert tested == {f for f in metrics.ranking.__all__}
+
+
+@pytest.mark.parametrize("name", RANKING_FNS)
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=6))
+def test_against_a_walk_along_the_list(name, lists_of_hits):
+    found = RANKING_FNS[name](_ranks(lists_of_hits))
+    expected = [naive_scores(hits)[name] for hits in lists_of_hits]
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", RANKING_FNS)
+def test_properties(name):
+    rng = np.random.default_rng(0)
+    score_fn = RANKING_FNS[name]
+    ranks = _ranks(rng.random((40, 30)) < rng.random((40, 1)))
+    scores = score_fn(ranks)
+    scored = ranks[:, 0] > 0
+    assert ((scores[scored] >= 0) & (scores[scored] <= 1)).all()
+    # More padding changes nothing, and a query does not see the others.
+    padded = np.pad(ranks, ((0, 0), (0, 5)))
+    np.testing.assert_allclose(score_fn(padded), scores, rtol=1e-14)  # numpy sums in blocks
+    order = rng.permutation(40)
+    np.testing.assert_array_equal(score_fn(ranks[order]), scores[order])
+    # Positives in front are perfect; one more negative in front never helps.
+    perfect = np.where(ranks > 0, np.arange(1, ranks.shape[1] + 1), 0)
+    np.testing.assert_array_equal(score_fn(perfect)[scored], 1)
+    assert (score_fn(np.where(ranks > 0, ranks + 1, 0)) <= scores)[scored].all()
+
+
+@pytest.mark.parametrize("name", RANKING_FNS)
+@pytest.mark.parametrize("width", [0, 1, 4])
+def test_a_query_without_a_positive_gives_nan(name, width):
+    scores = RANKING_FNS[name](np.zeros((3, width), int))
+    assert scores.shape == (3,) and np.isnan(scores).all()
+
+
+def test_k_is_checked():
+    with pytest.raises(ValueError, match="k=0 must be at least 1"):
+        metrics.recall_at_k(np.ones((2, 1), int), k=0)
