@@ -23,7 +23,7 @@ import numpy as np
 
 from dmljax import losses, methods
 from dmljax.train import devices as sharding
-from dmljax.train import optimizer as optim
+from dmljax.train import optimizers, schedules
 from dmljax.train.step import init_state, train_step
 
 SIDE = 8  # of the images: what the loss costs is asked, not what a net costs
@@ -56,7 +56,8 @@ def measure(method_fn, *, devices=1, batch=128, sharded=False):
     """(operations, MB of temporaries, MB of state and batch, MB sent by kind, s) of one device."""
     shards = sharding.Shardings(jax.devices()[:devices])
     method = method_fn()
-    optimizer = optim.build(optim.adam(), rate=1e-3, schedule=optim.constant(total=1))
+    schedule = schedules.constant(total=1)
+    optimizer = optimizers.build(optimizers.adam(), rate=1e-3, schedule=schedule)
     images = jax.ShapeDtypeStruct((2, SIDE, SIDE, 3), jnp.float32)
     first = {"images": images, "labels": jax.ShapeDtypeStruct((2,), jnp.int32)}
 

@@ -71,7 +71,7 @@ def spec_of_config(file: str, overrides: Sequence[str]) -> dict[str, Any]:
 def load(spec: dict[str, Any]) -> Splits:
     """The data set of a spec; an argument that is needed and not given is named."""
     try:
-        return registry.resolve(datasets, spec)()
+        return registry.resolve("dataset", spec)()
     except TypeError as error:
         message = str(error).replace("missing 1 required keyword-only argument", "also needs")
         raise ValueError(message) from error

@@ -16,16 +16,14 @@ import numpy as np
 import optax
 from absl import logging
 
-from dmljax import losses, methods, miners, nets, ops
-from dmljax.data import datasets, normalization, pipeline, sampling, transforms
+from dmljax.data import pipeline, sampling
 from dmljax.data.splits import Split, divide
 from dmljax.hints import hint
 from dmljax.kernels import initial
 from dmljax.methods.base import Method
 from dmljax.train import config as config_lib
 from dmljax.train import devices as sharding
-from dmljax.train import optimizer as optim
-from dmljax.train import registry
+from dmljax.train import optimizers, registry
 from dmljax.train.step import TrainState, check_parts, init_state, train_step
 
 __all__ = [
@@ -106,7 +104,7 @@ class Run(NamedTuple):
 def build(config: Any) -> Run:
     """Everything that a run needs; raises one line for whatever a config says wrong."""
     config = _complete(config)
-    splits = registry.resolve(datasets, config["dataset"])()
+    splits = registry.resolve("dataset", config["dataset"])()
     train, held_out = splits.train, None
     if config["validation"]:
         train, held_out = divide(train, train=1 - config["validation"])
@@ -114,7 +112,7 @@ def build(config: Any) -> Run:
         raise ValueError(f"select must be 'last', 'val' or 'test', not {config['select']!r}")
     if config["select"] == "val" and held_out is None:
         raise ValueError("select='val' needs held-out classes: set validation, such as 0.2")
-    sample_fn = registry.resolve(sampling, config["sampler"])
+    sample_fn = registry.resolve("sampler", config["sampler"])
     groups = sampling.group(train.labels)
     batch = len(sample_fn(groups, seed=config["seed"], step=0))
     devices = config["runtime"]["devices"]
@@ -125,9 +123,9 @@ def build(config: Any) -> Run:
     steps = functools.partial(config_lib.duration, per_epoch=per_epoch)
     total = steps(config["steps"])
     schedule = _with_steps(dict(named(config["schedule"])), steps)
-    factor = registry.resolve(optim, schedule)(total=total)
+    factor = registry.resolve("schedule", schedule)(total=total)
     optimizer = dict(config["optimizer"])
-    parameters = inspect.signature(optim.build).parameters
+    parameters = inspect.signature(optimizers.build).parameters
     kinds = {k: parameters[k].annotation for k in parameters if k not in ("direction", "schedule")}
     whole = {k: optimizer.pop(k) for k in list(optimizer) if k in kinds}
     registry.check("optimizer", whole, kinds)
@@ -137,10 +135,10 @@ def build(config: Any) -> Run:
         registry.check("optimizer.groups", group, _GROUP)
     if whole.get("average") and config["reload_best_at"]:
         raise ValueError("optimizer.average would outlive reload_best_at: leave out one of them")
-    direction = registry.resolve(optim, optimizer, taken=kinds)()
+    direction = registry.resolve("optimizer", optimizer, taken=kinds)()
     method = _method(config, len(train.names))
-    transform_fn = registry.resolve(transforms, config["transform"])
-    normalize_fn = registry.resolve(normalization, config["normalize"])
+    transform_fn = registry.resolve("transform", config["transform"])
+    normalize_fn = registry.resolve("normalization", config["normalize"])
 
     def begin(key):
         shape = (2, *_shape(config, transform_fn, train))
@@ -164,10 +162,10 @@ def build(config: Any) -> Run:
         test=splits.test,
         method=method,
         begin=begin,
-        optimizer=optim.build(direction, schedule=factor, **whole),
+        optimizer=optimizers.build(direction, schedule=factor, **whole),
         sample_fn=sample_fn,
         transform_fn=transform_fn,
-        eval_transform_fn=registry.resolve(transforms, config["eval_transform"]),
+        eval_transform_fn=registry.resolve("transform", config["eval_transform"]),
         normalize_fn=normalize_fn,
         shards=shards,
         batch=batch,
@@ -237,28 +235,20 @@ def _with_steps(schedule: dict[str, Any], steps: Callable) -> dict[str, Any]:
 
 def _method(config: dict[str, Any], classes: int) -> Method:
     net = _net(config)
-    loss_fn = registry.resolve(losses, _functions(_tuples(config["loss"])))
-    factory = registry.resolve(methods, _tuples(config["method"]))
+    loss_fn = registry.resolve("loss", _tuples(config["loss"]))
+    factory = registry.resolve("method", _tuples(config["method"]))
     wiring = {"classes": classes}
     if config["miner"]:
-        mine_fn = registry.resolve(miners, _tuples(config["miner"]))
+        mine_fn = registry.resolve("miner", _tuples(config["miner"]))
         if "mine_fn" not in inspect.signature(factory).parameters:
             raise ValueError(f"the method {named(config['method'])['name']} takes no miner")
         wiring["mine_fn"] = mine_fn
     return factory(net, loss_fn, **wiring)
 
 
-def _functions(spec: Any) -> Any:
-    """Arguments that are functions, such as `reduce_fn='sum'`, are names of `ops`."""
-    if not isinstance(spec, dict):
-        return spec
-    named = {k: v for k, v in spec.items() if k.endswith("_fn") and isinstance(v, str | dict)}
-    return spec | {k: registry.resolve(ops, v) for k, v in named.items()}
-
-
 def _net(config: dict[str, Any]) -> Any:
     spec = {k: v for k, v in named(config["net"]).items() if k != "weights"}
-    return registry.resolve(nets, _tuples(spec))()
+    return registry.resolve("net", _tuples(spec))()
 
 
 def weights(config: dict[str, Any]) -> str | None:

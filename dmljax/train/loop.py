@@ -21,9 +21,8 @@ from dmljax.report import pictures as report
 from dmljax.train import build as runs
 from dmljax.train import config as config_lib
 from dmljax.train import devices as sharding
-from dmljax.train import hosts
+from dmljax.train import hosts, optimizers
 from dmljax.train import journal as log
-from dmljax.train import optimizer as optim
 from dmljax.train import run_folder as trained
 from dmljax.train.checkpoints import Checkpoints, forget, lock
 from dmljax.train.step import TrainState
@@ -305,7 +304,7 @@ def _pictures(made, embeddings, state, workdir) -> list[str]:
     if made.method.draw is not None:
         # This process alone draws, on one device of its own.
         params, model_state = jax.device_get(
-            (optim.averaged(state.params, state.opt_state), state.model_state)
+            (optimizers.averaged(state.params, state.opt_state), state.model_state)
         )
         readable = np.flatnonzero(np.isfinite(embeddings[""]).all(axis=1))
 

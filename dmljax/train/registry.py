@@ -1,4 +1,9 @@
-"""Names in configs become functions."""
+"""Names in configs become functions, from a table of names for each kind of function.
+
+The names of a kind are those in `__all__` of its module whose functions take the arguments that the
+kind requires. So a new loss is found by its name as soon as its module exports it, and a helper
+beside it, such as `sampling.coverage`, is not mistaken for a sampler. Imports no jax.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,52 @@ import importlib
 import inspect
 import numbers
 from collections.abc import Callable, Iterable, Mapping
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from dmljax.hints import hint
 
-__all__ = ["check", "resolve"]
+__all__ = ["KINDS", "check", "names", "resolve", "table"]
 
-_KINDS = {
+
+class Kind(NamedTuple):
+    """What a config can name in one place, and what such a function must take.
+
+    The caller passes at least `positional` arguments by position, and those of `keywords` by name.
+    Where arguments alone do not tell the kind, `only` lists its names, or `excludes` those of
+    other functions of the module.
+    """
+
+    title: str
+    module: str
+    positional: int = 0
+    keywords: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+
+
+_DISTANCES = ("cosine", "dot", "euclidean", "snr", "squared_euclidean", "unit_euclidean")
+_REDUCTIONS = ("mean", "mean_of_active", "sum")
+# Losses of two views take no labels, so that no method can use them.
+_NOT_LOSSES = ("clip", "siglip", "stats", "vicreg")
+KINDS = {
+    "dataset": Kind("data set", "dmljax.data.datasets"),
+    "sampler": Kind("sampler", "dmljax.data.sampling", 1, ("seed", "step")),
+    "transform": Kind("transform", "dmljax.data.transforms", 2),
+    "normalization": Kind("normalization", "dmljax.data.normalization", 1),
+    "net": Kind("net", "dmljax.nets"),
+    "attention": Kind("attention", "dmljax.nets.attention"),
+    "method": Kind("method", "dmljax.methods", 2, ("classes",)),
+    "loss": Kind("loss", "dmljax.losses", 2, excludes=_NOT_LOSSES),
+    "miner": Kind("miner", "dmljax.miners", 2),
+    "reduction": Kind("reduction", "dmljax.ops", 2, only=_REDUCTIONS),
+    "distance": Kind("distance", "dmljax.ops", 2, only=_DISTANCES),
+    "optimizer": Kind("optimizer", "dmljax.train.optimizers", only=("adam", "radam", "sgd")),
+    "schedule": Kind("schedule", "dmljax.train.schedules", 0, ("total",)),
+}
+# What a keyword of a loss, a miner or a method names in a config, such as `reduce_fn='sum'`.
+ARGUMENTS = {"reduce_fn": "reduction", "distance_fn": "distance", "mine_fn": "miner"}
+
+_TYPES = {
     "float": (numbers.Real, "a number"),
     "int": (numbers.Integral, "a whole number"),
     "bool": (bool, "True or False"),
@@ -23,19 +66,52 @@ _KINDS = {
 }
 
 
-def resolve(
-    room: ModuleType, spec: str | Mapping[str, Any], *, taken: Iterable[str] = ()
-) -> Callable:
-    """The function that `spec` names in `room`, with the rest of `spec` bound as keywords.
+@functools.cache
+def table(kind: str) -> Mapping[str, Callable]:
+    """The functions of a kind by their names."""
+    rule = KINDS[kind]
+    module = importlib.import_module(rule.module)
+    if rule.only:
+        return {name: getattr(module, name) for name in rule.only}
+    exported = {name: getattr(module, name) for name in module.__all__}
+    functions = {
+        name: value
+        for name, value in exported.items()
+        if inspect.isroutine(value)
+        or inspect.isclass(value)
+        or isinstance(value, functools.partial)
+    }
+    return {
+        name: function
+        for name, function in functions.items()
+        if name not in rule.excludes and _misfit(function, rule) is None
+    }
 
-    `spec` is a name or `dict(name=..., **keywords)`. The names of a room are its `__all__`; a name
-    'package.module:function' is looked up outside the room. Unknown names and keywords raise;
-    the hint also names `taken`, the keywords that the caller itself takes.
+
+def names(kind: str) -> list[str]:
+    """The names that a config may use for a kind of function."""
+    return sorted(table(kind))
+
+
+def resolve(kind: str, spec: str | Mapping[str, Any], *, taken: Iterable[str] = ()) -> Callable:
+    """The function that `spec` names among those of `kind`, with the keywords of `spec` bound.
+
+    `spec` is a name or `dict(name=..., **keywords)`. A name 'package.module:function' is imported
+    from outside dmljax. Unknown names and keywords raise; the message also lists `taken`, the
+    keywords that the caller itself takes out of `spec`.
     """
+    rule = KINDS[kind]
     keywords = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
     if not isinstance(name := keywords.pop("name", None), str):
-        raise ValueError(f"{spec!r} names no function: write dict(name='...', ...)")
-    function = _import(name) if ":" in name else _look_up(room, name)
+        raise ValueError(f"{spec!r} names no {rule.title}: write dict(name='...', ...)")
+    if ":" in name:
+        function = _import(name)
+        if (misfit := _misfit(function, rule)) is not None:
+            raise ValueError(f"{name!r} is not a {rule.title}: {misfit}")
+    elif name in table(kind):
+        function = table(kind)[name]
+    else:
+        raise ValueError(f"there is no {rule.title} {name!r}{hint(name, table(kind))}")
     parameters = inspect.signature(function).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         known = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
@@ -45,32 +121,49 @@ def resolve(
                     f"{name} has no argument {keyword!r}{hint(keyword, [*known, *taken])}"
                 )
     check(name, keywords, {n: p.annotation for n, p in parameters.items()})
+    keywords = {
+        key: resolve(ARGUMENTS[key], value)
+        if key in ARGUMENTS and isinstance(value, str | Mapping)
+        else value
+        for key, value in keywords.items()
+    }
     return functools.partial(function, **keywords) if keywords else function
 
 
-def check(name: str, values: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
-    """Values must be what their annotations say, as far as those say number, name, truth or None.
+def _misfit(function: Callable, rule: Kind) -> str | None:
+    """Why a function cannot be called as `rule` says, or None."""
+    parameters = inspect.signature(function).parameters.values()
+    kinds = {p.kind for p in parameters}
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    by_name = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    missing = [name for name in rule.keywords if name not in by_name]
+    if missing and inspect.Parameter.VAR_KEYWORD not in kinds:
+        return f"it does not take {' and '.join(missing)}"
+    if len(by_position) < rule.positional and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        return f"it does not take {rule.positional} arguments by position"
+    if not rule.positional and any(p.default is p.empty for p in by_position):
+        return "it needs arguments that a config cannot give"
+    return None
 
-    Only plain values, such as a command line has, are looked at: arrays pass.
+
+def check(name: str, values: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
+    """Raises where a value is not what its annotation says.
+
+    Looks only at annotations made of number, name, truth, list and None, and only at plain values,
+    such as a command line has: arrays pass.
     """
     for key, value in values.items():
         annotation = inspect.formatannotation(annotations.get(key, Any)).strip("'")
-        kinds = ["tuple"] if annotation.startswith("Sequence[") else annotation.split(" | ")
-        plain_ones = (bool, int, float, str, list, tuple, dict, type(None))
-        if not set(kinds) <= {*_KINDS, "None"} or not isinstance(value, plain_ones):
+        types = ["tuple"] if annotation.startswith("Sequence[") else annotation.split(" | ")
+        plain_types = (bool, int, float, str, list, tuple, dict, type(None))
+        if not set(types) <= {*_TYPES, "None"} or not isinstance(value, plain_types):
             continue
-        known = [_KINDS[kind] for kind in kinds if kind != "None"]
-        fits = any(isinstance(value, kind) for kind, _ in known)
-        fits = fits and ("bool" in kinds or not isinstance(value, bool))
-        if not fits and not (value is None and "None" in kinds):
-            words = [word for _, word in known] + ["None"] * ("None" in kinds)
+        allowed = [_TYPES[name] for name in types if name != "None"]
+        fits = any(isinstance(value, type_) for type_, _ in allowed)
+        fits = fits and ("bool" in types or not isinstance(value, bool))
+        if not fits and not (value is None and "None" in types):
+            words = [word for _, word in allowed] + ["None"] * ("None" in types)
             raise TypeError(f"{name}: {key} must be {' or '.join(words)}, not {value!r}")
-
-
-def _look_up(room: ModuleType, name: str) -> Callable:
-    if name in room.__all__:
-        return getattr(room, name)
-    raise ValueError(f"{room.__name__} has no {name!r}{hint(name, list(room.__all__))}")
 
 
 def _import(name: str) -> Callable:

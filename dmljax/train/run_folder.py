@@ -17,7 +17,7 @@ from dmljax.train import build as runs
 from dmljax.train import config as config_lib
 from dmljax.train import evaluation as evaluate
 from dmljax.train import journal as log
-from dmljax.train import optimizer as optim
+from dmljax.train import optimizers
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.step import TrainState
 
@@ -44,7 +44,7 @@ class Evaluator:
 
     def embeddings(self, state: TrainState, split: Split) -> dict[str, np.ndarray]:
         """Of every image, under '' the method's own, beside them its parts."""
-        params = optim.averaged(state.params, state.opt_state)
+        params = optimizers.averaged(state.params, state.opt_state)
         return self._go(lambda images: self._embed(params, state.model_state, images), split)
 
     def _go(self, embed_fn: Callable, split: Split) -> Any:
@@ -137,7 +137,7 @@ class Evaluator:
     def _refined(self, state: TrainState, embeddings: np.ndarray, split: Split) -> dict[str, float]:
         """Scores of what the method makes of a split's embeddings together, at test time."""
         refine = self._made.method.refine
-        params = optim.averaged(state.params, state.opt_state)
+        params = optimizers.averaged(state.params, state.opt_state)
         query, gallery = split.query, split.gallery
         better = refine(params, state.model_state, embeddings, query=query, gallery=gallery)
         options = self._made.config["evaluate"]
@@ -176,7 +176,7 @@ def load(
     """
     made, state = reopen(workdir, step=step)
     variables = {
-        "params": optim.averaged(state.params, state.opt_state),
+        "params": optimizers.averaged(state.params, state.opt_state),
         "model_state": state.model_state,
     }
 

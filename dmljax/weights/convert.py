@@ -29,7 +29,6 @@ import numpy as np
 from absl import logging
 from flax import traverse_util
 
-from dmljax import nets
 from dmljax.data import command
 from dmljax.train import registry
 from dmljax.weights import readers as formats
@@ -298,7 +297,7 @@ def convert(
         raise ValueError(f"{to} must end in .safetensors")
     if not pathlib.Path(to).parent.is_dir():
         raise FileNotFoundError(f"the folder {pathlib.Path(to).parent} does not exist")
-    registry.resolve(nets, spec)  # a wrong name is said before a large file is read
+    registry.resolve("net", spec)  # a wrong name is said before a large file is read
     weights = _read(path)
     if "dmljax" in weights.metadata:
         raise ValueError(f"{path} is converted already")
@@ -308,7 +307,7 @@ def convert(
         if heads and heads[0].ndim >= 2:
             spec["classes"] = int(heads[0].shape[-2])
     notes: list[str] = []
-    variables = _fit(str(path), tensors, registry.resolve(nets, spec)(), _torch_name, notes.append)
+    variables = _fit(str(path), tensors, registry.resolve("net", spec)(), _torch_name, notes.append)
     flat = {_own_name(k): v for k, v in traverse_util.flatten_dict(variables).items()}
     known = _identify(path, weights)
     inputs = KNOWN[known].inputs if known else _usual_inputs(spec["name"])

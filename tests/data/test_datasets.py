@@ -210,7 +210,7 @@ def test_tfds_that_is_not_there_names_the_command(tmp_path):
 
 @pytest.mark.parametrize("name", ["cub200", "cars196", "sop", "inshop", "tiny_imagenet", "mnist"])
 def test_missing_says_what_where_and_how(tmp_path, name):
-    function = registry.resolve(datasets, name)
+    function = registry.resolve("dataset", name)
     with pytest.raises(ValueError, match=r"no root is given.*comes from.*point root="):
         function()
     with pytest.raises(FileNotFoundError, match=r"does not exist.*comes from.*point root="):
@@ -244,4 +244,4 @@ def test_counts_that_are_not_the_published_ones_are_told(tmp_path, caplog):
 
 def test_every_name_resolves():
     for name in datasets.__all__:
-        assert callable(registry.resolve(datasets, name))
+        assert callable(registry.resolve("dataset", name))

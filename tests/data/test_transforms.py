@@ -29,7 +29,7 @@ def _positions(h, w):
 
 @pytest.mark.parametrize("name", transforms.__all__)
 def test_every_transform_is_pure_and_named(name):
-    function = registry.resolve(transforms, name)
+    function = registry.resolve("transform", name)
     parameters = list(inspect.signature(function).parameters.values())
     assert [p.name for p in parameters[:2]] == ["image", "rng"]
     assert all(p.kind is p.KEYWORD_ONLY and p.default is not p.empty for p in parameters[2:])

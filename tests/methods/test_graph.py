@@ -18,8 +18,7 @@ from dmljax.methods.graph import nets as graphs
 from dmljax.methods.graph.pictures import attention_picture
 from dmljax.methods.graph.refine import refine
 from dmljax.train import build as runs
-from dmljax.train import config, registry
-from dmljax.train import optimizer as optim
+from dmljax.train import config, optimizers, registry
 from dmljax.train.step import init_state, train_step
 
 N, D, C, HEADS = 8, 8, 3, 2
@@ -494,7 +493,7 @@ def _sizes(name, arg, classes, net="convnet"):
     """Parameters of each module, by tracing."""
     found = _module(name).get_config(arg)
     module = getattr(nets, net)()  # the width of the embedding is set, so any net will do
-    method = registry.resolve(methods, runs._tuples(config.plain(found.method)))
+    method = registry.resolve("method", runs._tuples(config.plain(found.method)))
     method = method(module, LOSS, classes=classes)
     side = 227 if net == "resnet50" else 32
     batch = {
@@ -630,7 +629,7 @@ def test_rates_of_the_configs():
         spec = config.plain(found.schedule)
         steps = functools.partial(config.duration, per_epoch=120)
         spec["at"] = [steps(at) for at in spec["at"]]
-        factor = registry.resolve(optim, spec)(total=steps(found.steps))
+        factor = registry.resolve("schedule", spec)(total=steps(found.steps))
         epochs = np.array([0, 29.99, 30, 49.99, 50, 69]) * 120
         factors[published] = [float(factor(int(s))) for s in epochs]
         assert [steps(at) for at in found.reload_best_at] == [30 * 120, 50 * 120]
@@ -643,9 +642,9 @@ def test_everything_decays():
     spec = config.plain(_module("cub").get_config().optimizer)
     params = {"fc": {"bias": jnp.ones(3), "kernel": jnp.ones((2, 3))}}
     rate, decay = spec["rate"], spec["decay"]
-    optimizer = optim.build(
-        optim.radam(),
-        schedule=optim.constant(total=1),
+    optimizer = optimizers.build(
+        optimizers.radam(),
+        schedule=optimizers.constant(total=1),
         **{name: spec[name] for name in ("rate", "decay", "groups")},
     )
     zero = jax.tree.map(jnp.zeros_like, params)
@@ -655,7 +654,7 @@ def test_everything_decays():
 
 
 def test_a_misspelt_attention_is_refused_by_the_config():
-    with pytest.raises(ValueError, match="has no 'gatv3': did you mean 'gatv2'"):
+    with pytest.raises(ValueError, match="no attention 'gatv3': did you mean 'gatv2'"):
         _sizes("cub", "attention=gatv3", 100)
 
 

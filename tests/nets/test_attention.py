@@ -639,7 +639,7 @@ def _apply(module, nodes=X, **options):
     [
         (
             lambda: _apply(graph.MessagePassing(attention="gatv3")),
-            r"has no 'gatv3': did you mean 'gatv2'\? It has: dot, dot_plus_one, gat, gatv2",
+            r"no attention 'gatv3': did you mean 'gatv2'\? It has: dot, dot_plus_one, gat, gatv2",
         ),
         (
             lambda: _apply(graph.MessagePassing(attention={"name": "gat", "slpoe": 0.1})),

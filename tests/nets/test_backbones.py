@@ -560,14 +560,14 @@ def test_convnet_takes_grey_and_colour(channels):
 
 
 def test_configs_name_nets_and_their_options():
-    net = registry.resolve(nets, {"name": "resnet50", "last_stride": 1, "classes": 5})()
+    net = registry.resolve("net", {"name": "resnet50", "last_stride": 1, "classes": 5})()
     assert (net.blocks, net.last_stride, net.classes) == ((3, 4, 6, 3), 1, 5)
-    assert registry.resolve(nets, "googlenet")().lrn_size == 5
+    assert registry.resolve("net", "googlenet")().lrn_size == 5
     for name in ("resnet50", "googlenet", "bn_inception", "mobilenet_v2", "vit_s16", "convnet"):
         with pytest.raises(TypeError, match=r"no argument 'clases': did you mean 'classes'\?"):
-            registry.resolve(nets, {"name": name, "clases": 5})
+            registry.resolve("net", {"name": name, "clases": 5})
     with pytest.raises(ValueError, match="did you mean 'resnet50'"):
-        registry.resolve(nets, "resnet_50")
+        registry.resolve("net", "resnet_50")
 
 
 def zeros(*shape, dtype=np.float32):

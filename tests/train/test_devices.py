@@ -23,8 +23,8 @@ from dmljax.train import build as runs
 from dmljax.train import devices as sharding
 from dmljax.train import journal as log
 from dmljax.train import loop as train
-from dmljax.train import optimizer as optim
 from dmljax.train import run_folder as trained
+from dmljax.train import schedules
 from dmljax.train.step import check_parts, init_state, train_step
 
 # Compiling is nearly all of the time here: several times less without optimising.
@@ -289,7 +289,9 @@ def _shards(tree, name):
 def test_proxies_in_shards_are_those_of_one_device(unlogged):
     c, d, b = 500, 5, 16
     method = methods.proxies(Pixels(), losses.normalized_softmax, classes=c, dim=d, multiple=8)
-    optimizer = optim.build(optim.adam(), rate=0.1, schedule=optim.constant(total=2), average=0.5)
+    optimizer = optimizers.build(
+        optimizers.adam(), rate=0.1, schedule=schedules.constant(total=2), average=0.5
+    )
     first = _first(method, optimizer)
     batch = _batch(b) | {"labels": RNG.integers(0, c, b).astype(np.int32)}
     found = []

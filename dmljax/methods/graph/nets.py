@@ -150,7 +150,7 @@ class MessagePassing(nn.Module, kw_only=True):
         shared = {"heads": self.heads, "dropout": self.dropout, "dtype": self.dtype}
         given = spec if isinstance(spec, Mapping) else {}
         shared = {name: value for name, value in shared.items() if name not in given}
-        return resolve(kinds, spec)(**shared, name="att")
+        return resolve("attention", spec)(**shared, name="att")
 
 
 class GraphNetwork(nn.Module, kw_only=True):

@@ -1,14 +1,14 @@
-"""Optimizers, schedules and groups of parameters, as optax transforms.
+"""Optimizers and groups of parameters, as optax transforms.
 
-A group is `dict(path=regex, factor=1.0, decay=None, frozen=False)`: the first whose `path` is found
-in a parameter's path, such as 'net/layer4/0/conv1/kernel', sets its learning-rate factor, whether
-it decays, and whether it moves at all.
+A group is `dict(path=regex, factor=1.0, decay=None, frozen=False)`. For each parameter, the first
+group whose `path` is found in the parameter's path, such as 'net/layer4/0/conv1/kernel', sets its
+learning-rate factor, its weight decay, and whether it is frozen.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,45 +17,12 @@ import numpy as np
 import optax
 
 from dmljax.train.devices import path_of
+from dmljax.train.schedules import Schedule
 
-__all__ = ["adam", "averaged", "build", "constant", "cosine", "radam", "sgd", "steps"]
-
-Schedule = Callable[[jax.Array], jax.Array]
-
-
-# --- schedules: step -> factor of the learning rate ---------------------------------------------
+__all__ = ["adam", "averaged", "build", "radam", "sgd"]
 
 
-def constant(*, total: int, warmup: int = 0) -> Schedule:
-    """1, after a linear `warmup` from 0."""
-    del total
-    return _warm(lambda step: jnp.ones((), jnp.float32), warmup)
-
-
-def cosine(*, total: int, warmup: int = 0, end: float = 0.0) -> Schedule:
-    """Half a cosine from 1 to `end` at the last step (Loshchilov & Hutter, 2017)."""
-
-    def factor(step):
-        share = jnp.clip((step - warmup) / max(1, total - warmup), 0, 1)
-        return end + (1 - end) * 0.5 * (1 + jnp.cos(np.pi * share))
-
-    return _warm(factor, warmup)
-
-
-def steps(*, total: int, at: Sequence[int], divide: float = 10.0, warmup: int = 0) -> Schedule:
-    """Divided by `divide` at each of the steps `at`."""
-    del total
-    at = np.asarray(at, np.int32)
-    return _warm(lambda step: divide ** -jnp.sum(step >= at).astype(jnp.float32), warmup)
-
-
-def _warm(factor: Schedule, warmup: int) -> Schedule:
-    if warmup <= 0:
-        return factor
-    return lambda step: factor(step) * jnp.minimum(1, (step + 1) / warmup)
-
-
-# --- directions: what is then scaled by the learning rate ---------------------------------------
+# Directions, which the learning rate then scales.
 
 
 def sgd(*, momentum: float = 0.9, nesterov: bool = False) -> optax.GradientTransformation:
@@ -68,14 +35,8 @@ def adam(*, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> optax.Grad
     return optax.scale_by_adam(b1, b2, eps)
 
 
-class _RAdam(NamedTuple):
-    count: jax.Array
-    mu: Any
-    nu: Any
-
-
 def radam(*, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> optax.GradientTransformation:
-    """RAdam (Liu et al., 2020) as its first code has it: plain momentum while rho < 5.
+    """RAdam (Liu et al., 2020) as its authors' code computes it: plain momentum while rho < 5.
 
     `eps` is added to the root before bias correction. `optax.radam` adds it after, and computes
     rho in a way that cancels in float32: its first rectified updates are off by a percent.
@@ -83,8 +44,10 @@ def radam(*, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> optax.Gra
     infinite = 2 / (1 - b2) - 1
 
     def init(params):
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return _RAdam(jnp.zeros((), jnp.int32), zeros, jax.tree.map(jnp.copy, zeros))
+        zeros = optax.tree.zeros_like(params)
+        return optax.ScaleByAdamState(
+            jnp.zeros((), jnp.int32), zeros, jax.tree.map(jnp.copy, zeros)
+        )
 
     def update(gradients, state, params=None):
         del params
@@ -100,12 +63,9 @@ def radam(*, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> optax.Gra
         def direction(m, v):
             return jnp.where(rho >= 5, rectified * m / (jnp.sqrt(v) + eps), m / left1)
 
-        return jax.tree.map(direction, mu, nu), _RAdam(count, mu, nu)
+        return jax.tree.map(direction, mu, nu), optax.ScaleByAdamState(count, mu, nu)
 
     return optax.GradientTransformation(init, update)
-
-
-# --- the whole ----------------------------------------------------------------------------------
 
 
 def build(
@@ -119,11 +79,14 @@ def build(
     accumulate: int = 1,
     average: float = 0.0,
 ) -> optax.GradientTransformation:
-    """Clipping, direction, decoupled decay of matrices and kernels, rate by step and group.
+    """The optimizer: clipping, direction, decoupled weight decay, learning rate by step and group.
 
-    `decay` spares vectors (biases, norms) unless a group says otherwise. `accumulate` moves by the
-    mean of so many steps' gradients; the schedule goes on counting steps. `average` keeps an
-    exponential mean of the parameters, an update at a time, for `averaged`.
+    * `decay` applies to matrices and kernels. Vectors (biases, norms) decay only if a group asks.
+    * `clip` bounds the global norm of the gradient.
+    * `accumulate` updates once in so many steps, by the mean of their gradients. The schedule still
+      counts steps.
+    * `average` keeps an exponential moving average of the parameters, updated once per update;
+      `averaged` returns it.
     """
     for name, value, fits, range_ in (
         ("rate", rate, rate >= 0, "0 or more"),
@@ -145,22 +108,24 @@ def build(
     frozen = per_leaf(lambda rule, x: rule["frozen"])
     chain = [] if clip is None else [optax.clip_by_global_norm(clip)]
     chain += [direction, _decay(per_leaf, decay), _scale(per_leaf, rate, schedule, accumulate)]
-    whole = optax.chain(*chain)
+    transform = optax.chain(*chain)
     if any(rule["frozen"] for rule in rules):
-        labels = lambda tree: jax.tree.map(lambda f: "still" if f else "moves", frozen(tree))  # noqa: E731
-        whole = optax.multi_transform({"moves": whole, "still": optax.set_to_zero()}, labels)
+        labels = lambda tree: jax.tree.map(lambda f: "frozen" if f else "trained", frozen(tree))  # noqa: E731
+        transform = optax.multi_transform(
+            {"trained": transform, "frozen": optax.set_to_zero()}, labels
+        )
     if average:
-        whole = optax.chain(whole, _keep_average(average))
+        transform = optax.chain(transform, _keep_average(average))
     if accumulate > 1:
-        whole = optax.MultiSteps(whole, accumulate).gradient_transformation()
-    return whole
+        transform = optax.MultiSteps(transform, accumulate).gradient_transformation()
+    return transform
 
 
 def _rule(group: Mapping[str, Any]) -> dict[str, Any]:
-    known = {"path": None, "factor": 1.0, "decay": None, "frozen": False}
-    if unknown := set(group) - set(known):
-        raise ValueError(f"a group has {', '.join(known)}, not {', '.join(sorted(unknown))}")
-    rule = {**known, **group}
+    defaults = {"path": None, **_NO_GROUP}
+    if unknown := set(group) - set(defaults):
+        raise ValueError(f"a group has {', '.join(defaults)}, not {', '.join(sorted(unknown))}")
+    rule = {**defaults, **group}
     if rule["path"] is None:
         raise ValueError(f"the group {dict(group)} has no path: write dict(path='^head/', ...)")
     try:
@@ -171,15 +136,16 @@ def _rule(group: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
 
 
-_PLAIN = {"factor": 1.0, "decay": None, "frozen": False}
+_NO_GROUP = {"factor": 1.0, "decay": None, "frozen": False}
 
 
 def _match(rules, keys) -> Mapping[str, Any]:
     path = path_of(keys)
-    return next((rule for rule in rules if rule["path"].search(path)), _PLAIN)
+    return next((rule for rule in rules if rule["path"].search(path)), _NO_GROUP)
 
 
 def _decay(per_leaf, decay: float) -> optax.GradientTransformation:
+    """`optax.add_decayed_weights` with an amount for each parameter instead of one for all."""
     amounts = per_leaf(
         lambda rule, x: (decay if x.ndim > 1 else 0.0) if rule["decay"] is None else rule["decay"]
     )
@@ -196,6 +162,7 @@ def _decay(per_leaf, decay: float) -> optax.GradientTransformation:
 def _scale(
     per_leaf, rate: float, schedule: Schedule, accumulate: int
 ) -> optax.GradientTransformation:
+    """As `optax.scale_by_learning_rate`, with a factor for each parameter; counts steps."""
     factors = per_leaf(lambda rule, x: rule["factor"])
 
     def update(updates, state, params=None):
@@ -205,8 +172,8 @@ def _scale(
         )
         return scaled, optax.ScaleByScheduleState(state.count + 1)
 
-    begin = lambda params: optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))  # noqa: E731
-    return optax.GradientTransformation(begin, update)
+    init = lambda params: optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))  # noqa: E731
+    return optax.GradientTransformation(init, update)
 
 
 class _Average(NamedTuple):
@@ -214,6 +181,8 @@ class _Average(NamedTuple):
 
 
 def _keep_average(share: float) -> optax.GradientTransformation:
+    """Averages the parameters; `optax.ema` averages updates."""
+
     def update(updates, state, params=None):
         new = optax.apply_updates(params, updates)
         kept = jax.tree.map(lambda a, p: share * a + (1 - share) * p, state.average, new)
@@ -223,6 +192,6 @@ def _keep_average(share: float) -> optax.GradientTransformation:
 
 
 def averaged(params: Any, opt_state: Any) -> Any:
-    """The averaged parameters where the optimizer keeps them, else `params`."""
-    found = jax.tree.leaves(opt_state, is_leaf=lambda s: isinstance(s, _Average))
-    return next((s.average for s in found if isinstance(s, _Average)), params)
+    """The averaged parameters if the optimizer keeps them, else `params`."""
+    states = jax.tree.leaves(opt_state, is_leaf=lambda state: isinstance(state, _Average))
+    return next((state.average for state in states if isinstance(state, _Average)), params)

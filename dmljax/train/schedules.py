@@ -1,0 +1,46 @@
+"""Learning-rate schedules: functions from a step to a factor of the learning rate.
+
+Written out instead of taken from optax, whose forms of the same formulas round differently: a
+published run would not be repeated bit for bit, and its schedules do not warm up in step counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = ["Schedule", "constant", "cosine", "steps"]
+
+Schedule = Callable[[jax.Array], jax.Array]
+
+
+def constant(*, total: int, warmup: int = 0) -> Schedule:
+    """1, after a linear `warmup` from 0."""
+    del total
+    return _with_warmup(lambda step: jnp.ones((), jnp.float32), warmup)
+
+
+def cosine(*, total: int, warmup: int = 0, end: float = 0.0) -> Schedule:
+    """Half a cosine from 1 to `end` at the last step (Loshchilov & Hutter, 2017)."""
+
+    def factor(step):
+        share = jnp.clip((step - warmup) / max(1, total - warmup), 0, 1)
+        return end + (1 - end) * 0.5 * (1 + jnp.cos(np.pi * share))
+
+    return _with_warmup(factor, warmup)
+
+
+def steps(*, total: int, at: Sequence[int], divide: float = 10.0, warmup: int = 0) -> Schedule:
+    """1, divided by `divide` at each of the steps `at`."""
+    del total
+    at = np.asarray(at, np.int32)
+    return _with_warmup(lambda step: divide ** -jnp.sum(step >= at).astype(jnp.float32), warmup)
+
+
+def _with_warmup(factor: Schedule, warmup: int) -> Schedule:
+    if warmup <= 0:
+        return factor
+    return lambda step: factor(step) * jnp.minimum(1, (step + 1) / warmup)
