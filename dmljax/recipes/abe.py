@@ -26,7 +26,7 @@ def abe(
     dim: int = 512,
     pairs: str = "drawn",
 ) -> dict[str, Any]:
-    """ABE-M on Caffe's GoogLeNet: `learners` learners that share `dim` dimensions.
+    """Attention-based ensemble (Kim et al., 2018): `learners` learners share `dim` dimensions.
 
     * `heads=True` is the paper's control: separate heads without attention.
     * `divergence`: weight of the divergence loss; 1 by default, 0 for heads, as in the paper.

@@ -48,7 +48,9 @@ def dvml(
     baseline: bool = False,
     code_lrn: bool = False,
 ) -> dict[str, Any]:
-    """DVML on Caffe's GoogLeNet around the `loss` triplet, npair or dws (distance-weighted).
+    """Deep variational metric learning (Lin et al., 2018); `loss`: triplet, npair or dws.
+
+    `loss="dws"` is the triplet loss with distance-weighted sampling.
 
     * `mode="paper"`: the paper's form, corrected: the KL divergence has the right sign, and samples
       carry a gradient. The paper gives Adam at 1e-4, 512 dimensions, 20 samples, the lambdas,

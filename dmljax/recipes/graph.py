@@ -71,7 +71,7 @@ def graph(
     published: bool = False,
     validation: float = 0.0,
 ) -> dict[str, Any]:
-    """A ResNet-50 whose embeddings exchange messages over the batch while training.
+    """Attention over the batch while training (Seidenschwarz et al., 2021), on a ResNet-50.
 
     * `attention`: dot, dot_plus_one (the official code's), gat, gatv2, or none.
     * `mlp=False` leaves out the feed-forward part of a layer.

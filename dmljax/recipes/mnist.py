@@ -33,7 +33,7 @@ _LOSSES: dict[str, dict[str, Any]] = {
 
 
 def mnist(*, loss: str = "contrastive", labels: str = "0123456789") -> dict[str, Any]:
-    """A small convolutional net with two outputs; `labels` are the digits to keep.
+    """MNIST in a plane by contrastive or triplet loss; `labels` are the digits to keep.
 
     The post trains ten epochs on all digits, on 159 and on 125689, and shows pictures but no
     numbers. Here R@1, the other scores and the accuracy of the five nearest training images (`knn`)

@@ -35,7 +35,7 @@ _SETTINGS = {
 
 
 def proxy_anchor(*, dataset: str = "cub200", net: str = "bn_inception") -> dict[str, Any]:
-    """Proxy-Anchor, 512 dimensions, on `net` bn_inception or (CUB and Cars) resnet50.
+    """Proxy-Anchor (Kim et al., 2020); `net`: bn_inception or (CUB and Cars) resnet50.
 
     From the official code, Proxy-Anchor-CVPR2020: AdamW, everything decays, proxies learn at 100
     times the rate, mean and maximum pooling added, random batches, 60 epochs. On CUB and Cars the

@@ -10,7 +10,7 @@ __all__ = ["tinyimagenet"]
 
 
 def tinyimagenet(*, loss: str = "triplet") -> dict[str, Any]:
-    """A ResNet-50 with 512 dimensions on 200 known classes; `loss` is triplet or arcface.
+    """Retrieval of 200 known classes by `loss` triplet or arcface, on a ResNet-50.
 
     Both halves have the same classes: this is retrieval of known classes. Neither form can be
     called faithful: the review (pento.ai, 2022) gives a ResNet-50, 512 dimensions, the

@@ -2,14 +2,12 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
 from flax import traverse_util
-from processes import ROOT, same
+from processes import same
 from safetensors.numpy import save_file
 from system import photos, tiny
 
@@ -237,10 +235,3 @@ def test_a_cached_split_is_decoded_once_for_all_evaluations(tmp_path, monkeypatc
     first = evaluator.embeddings(state, made.test)[""]
     monkeypatch.setattr("dmljax.data.decode.read", None)  # whoever reads now fails
     np.testing.assert_array_equal(evaluator.embeddings(state, made.test)[""], first)
-
-
-def test_without_a_config_the_command_lists_them():
-    done = subprocess.run(
-        [sys.executable, "-m", "dmljax.main"], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 2 and "configs/glyphs.py" in done.stderr

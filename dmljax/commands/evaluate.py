@@ -1,0 +1,59 @@
+"""Score a checkpoint of a finished or unfinished run.
+
+    dmljax evaluate runs/glyphs
+    dmljax evaluate runs/glyphs --split=train --step=325
+    dmljax evaluate runs/photos --config.dataset.root=elsewhere
+
+The config is that of the run; its fields are changed by --config.field=value.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from dmljax.commands.parser import refuse
+
+__all__ = ["add_arguments", "add_checkpoint", "overrides_of", "run", "run_folder"]
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """The flags that name a checkpoint and a split, for every verb that opens a run."""
+    parser.add_argument("run", nargs="?", help="folder of a run, such as runs/glyphs")
+    parser.add_argument("--workdir", help="the same folder, as a flag")
+    parser.add_argument("--split", default="test", help="train, val or test (default)")
+    parser.add_argument("--step", type=int, help="the checkpoint; by default the selected one")
+    parser.add_argument("--config", help=argparse.SUPPRESS)
+
+
+def run_folder(verb: str, arguments: argparse.Namespace) -> str:
+    """The folder of the run, given once, as a word or as a flag."""
+    if arguments.config is not None:
+        raise ValueError(
+            f"{verb} has the config of the run: leave out --config; fields are changed by "
+            "--config.dataset.root=..."
+        )
+    folders = {arguments.run, arguments.workdir} - {None}
+    if len(folders) != 1:
+        raise ValueError(
+            f"{verb} needs --workdir, the folder of one run, such as: dmljax {verb} runs/glyphs"
+        )
+    return folders.pop()
+
+
+def overrides_of(verb: str, extras: Sequence[str]) -> list[str]:
+    """The words that change the config; any other word is refused."""
+    refuse(verb, [word for word in extras if not word.startswith("--config.")])
+    return list(extras)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_checkpoint(parser)
+
+
+def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
+    folder, overrides = run_folder("evaluate", arguments), overrides_of("evaluate", extras)
+    from dmljax.train import run_folder as saved
+
+    saved.score(folder, split=arguments.split, step=arguments.step, overrides=overrides)
+    return 0

@@ -1,0 +1,59 @@
+"""List what a config can name: recipes, config files, losses, miners, nets, and so on.
+
+    dmljax list
+    dmljax list losses
+
+Names of your own are written as my_package.my_module:my_function.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import pathlib
+from collections.abc import Sequence
+
+from dmljax.commands.parser import refuse
+from dmljax.hints import hint
+
+__all__ = ["add_arguments", "configs", "run"]
+
+KINDS = ("configs", "recipes", "losses", "miners", "nets", "methods", "metrics")
+
+
+def configs() -> str:
+    """Recipes, and the config files of this folder, with the first line of each."""
+    from dmljax import recipes
+
+    lines = [f"  {name:18s} {_first_line(getattr(recipes, name))}" for name in recipes.NAMES]
+    text = "recipes, such as --config=glyphs:\n" + "\n".join(lines)
+    files = sorted(pathlib.Path("configs").glob("*.py"))
+    if files:
+        lines = [f"  {f}  {f.read_text().splitlines()[0].strip(chr(34))}" for f in files]
+        text += "\n\nconfig files, such as --config=configs/glyphs.py:\n" + "\n".join(lines)
+    return text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", nargs="?", default="configs", help=", ".join(KINDS))
+
+
+def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
+    refuse("list", extras)
+    if arguments.kind not in KINDS:
+        raise ValueError(f"there is no kind {arguments.kind!r}{hint(arguments.kind, KINDS)}")
+    if arguments.kind in ("configs", "recipes"):
+        print(configs())
+        return 0
+    import importlib
+
+    module = importlib.import_module(f"dmljax.{arguments.kind}")
+    for name in module.__all__:
+        value = getattr(module, name)
+        if callable(value) and name.islower():
+            print(f"  {name:30s} {_first_line(value)}")
+    return 0
+
+
+def _first_line(function: object) -> str:
+    return (inspect.getdoc(function) or "").partition("\n")[0]

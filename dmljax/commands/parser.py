@@ -1,0 +1,32 @@
+"""The parser that all verbs share: flags, help, and errors of one line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+__all__ = ["Parser", "refuse"]
+
+
+class Parser(argparse.ArgumentParser):
+    """`argparse`, with a docstring as the help and errors that are raised instead of printed."""
+
+    def __init__(self, verb: str, docstring: str):
+        super().__init__(
+            prog=f"dmljax {verb}",
+            description=docstring,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.add_argument(
+            "--verbose", action="store_true", help="also print what the libraries report"
+        )
+
+    def error(self, message: str):
+        raise ValueError(f"{message} (see {self.prog} --help)")
+
+
+def refuse(verb: str, extras: Sequence[str]) -> None:
+    """Raises one line where words are left over that `verb` does not know."""
+    if extras:
+        raise ValueError(f"{extras[0]!r} is not known (see dmljax {verb} --help)")

@@ -1,0 +1,117 @@
+"""Train what a config describes, evaluate it, and leave a run folder.
+
+    dmljax train --config=configs/glyphs.py
+    dmljax train --config=abe:dataset=cars196,learners=4 --config.dataset.root=cars196
+    dmljax train --config=configs/glyphs.py --config.steps=2000 --workdir=runs/longer
+
+A config is a Python file or the name of a recipe (`dmljax list` shows both), with arguments behind
+a colon. Any field is changed by --config.field.of.field=value. The same command goes on with a run
+that was interrupted. Several processes that train together: docs/launch.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+
+from dmljax.commands.errors import USER_ERRORS, print_error
+from dmljax.commands.parser import refuse
+from dmljax.train import config as config_lib
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", help="what to run, such as configs/glyphs.py or glyphs")
+    parser.add_argument("--workdir", help="folder of the run; runs/CONFIG-ARGUMENTS by default")
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="delete the run of another config in the same folder",
+    )
+    group = parser.add_argument_group("several processes")
+    group.add_argument("--coordinator", help="HOST:PORT of process 0")
+    group.add_argument("--processes", type=int, help="how many processes train together")
+    group.add_argument("--process", type=int, help="the number of this one, from 0")
+    group.add_argument(
+        "--distributed",
+        action="store_true",
+        help="ask Slurm, a TPU pod or Open MPI for the three values above",
+    )
+
+
+def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
+    overrides = [word for word in extras if word.startswith("--config.")]
+    refuse("train", [word for word in extras if word not in overrides])
+    if arguments.config is None:
+        raise ValueError(
+            "no --config is given, such as --config=configs/glyphs.py; `dmljax list` lists them"
+        )
+    process_fields = (arguments.coordinator, arguments.processes, arguments.process)
+    if process_fields == (None, None, None) and not arguments.distributed:
+        _train(arguments, overrides)
+        return 0
+    return _train_with_others(arguments, overrides)
+
+
+def _train(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
+    config = config_lib.read(arguments.config, overrides)
+    from dmljax.train import loop
+
+    workdir = arguments.workdir or f"runs/{config_lib.folder_name(arguments.config)}"
+    loop.run(config, workdir, overwrite=arguments.overwrite)
+
+
+def _train_with_others(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Trains as one of several processes; leaves the process, with its exit status, at the end."""
+    from dmljax.train import hosts
+
+    joined = hosts.start(
+        coordinator=arguments.coordinator,
+        processes=arguments.processes,
+        process=arguments.process,
+        detect=arguments.distributed,
+    )
+    if not joined:
+        _train(arguments, overrides)
+        return 0
+    import jax
+
+    all_agree = False  # whether every process ends at the same point, so that all can wait
+    try:
+        _train(arguments, overrides)
+        status, all_agree = 0, True
+    except SystemExit as stopped:  # after a signal: all processes agreed on the step, and saved
+        status, all_agree = int(stopped.code or 0), True
+    except KeyboardInterrupt:  # before training, where there is nothing to save
+        status = 130
+    except Exception as error:
+        status = _status_of(error)
+    if all_agree:
+        jax.distributed.shutdown()
+    hosts.leave(status)
+    return status
+
+
+def _status_of(error: Exception) -> int:
+    """Prints what went wrong among several processes; the exit status for it."""
+    import jax
+
+    from dmljax.train import hosts
+
+    if isinstance(error, USER_ERRORS):
+        print_error(error)
+        return 2
+    if isinstance(error, hosts.Elsewhere):
+        return 2
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        first_line = str(error).splitlines()[0]
+        print(
+            f"error: another process has ended, or the devices failed: {first_line}",
+            file=sys.stderr,
+        )
+    else:
+        traceback.print_exc()
+    return 1

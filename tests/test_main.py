@@ -1,0 +1,90 @@
+"""The command line as a person types it: verbs, help, errors of one line."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from system import tiny
+
+from dmljax import main
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def _command(*words, cwd=None):
+    command = [sys.executable, "-m", "dmljax.main", *map(str, words)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
+
+
+def test_without_words_it_lists_verbs_and_recipes():
+    done = _command(cwd=ROOT)
+    assert done.returncode == 2 and not done.stdout
+    assert all(f"dmljax {verb} " in done.stderr for verb in main.VERBS)
+    assert "abe " in done.stderr and "configs/glyphs.py" in done.stderr
+    assert _command("--help", cwd=ROOT).stdout == done.stderr
+
+
+@pytest.mark.parametrize("verb", main.VERBS)
+def test_every_verb_explains_itself_without_starting_jax(verb):
+    code = (
+        f"import sys; sys.argv = ['dmljax', '{verb}', '--help']\n"
+        "import dmljax.main\n"
+        "try: dmljax.main.console()\n"
+        "except SystemExit as stopped: assert stopped.code == 0\n"
+        "assert 'jax' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"usage: dmljax {verb}" in done.stdout and f"    dmljax {verb}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "there is no command 'trian': did you mean 'train'"),
+        (["--mode=trian"], "there is no command 'trian'"),
+        (["train"], "no --config is given"),
+        (["train", "--config=glyphs", "--steps=3"], "'--steps=3' is not known"),
+        (["train", "--config=gliphs"], "did you mean 'glyphs'"),
+        (["train", "--config=glyphs", "--processes=x"], "argument --processes: invalid int value"),
+        (["train", "--config=glyphs", "--processes=2"], "--coordinator and --process must be"),
+        (["evaluate"], "needs --workdir, the folder of one run"),
+        (["evaluate", "a", "--workdir=b"], "the folder of one run"),
+        (["evaluate", "no/such/run"], "holds no run"),
+        (["embed", "no/such/run"], "needs --out"),
+        (["list", "loses"], "did you mean 'losses'"),
+        (["list", "losses", "miners"], "'miners' is not known"),
+    ],
+)
+def test_a_wrong_word_is_one_line(words, message, tmp_path):
+    done = _command(*words, cwd=tmp_path)
+    assert done.returncode == 2 and not list(tmp_path.iterdir())
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    assert message in done.stderr
+
+
+def test_list_names_what_a_config_can_name():
+    assert "multi_similarity" in _command("list", "losses").stdout
+    assert "dmljax" not in _command("list", "nets").stderr
+
+
+def test_a_run_goes_into_a_folder_named_after_the_config_and_its_argument(tmp_path):
+    """Two rows of an ablation run one after the other, as a docstring has them."""
+    (tmp_path / "rows.py").write_text(
+        '"""Two rows."""\nimport json\n\n\ndef get_config(argument=None):\n'
+        f"    config = json.loads({json.dumps(tiny(tmp_path, steps=2))!r})\n"
+        '    config["seed"] = int((argument or "seed=0").partition("=")[2])\n'
+        "    return config\n"
+    )
+    for words in (["--config=rows.py"], ["train", "--config=rows.py:seed=1"]):
+        assert _command(*words, cwd=tmp_path).returncode == 0
+    folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert folders == ["rows", "rows-seed=1"]
+    done = _command("evaluate", "runs/rows-seed=1", cwd=tmp_path)
+    assert done.returncode == 0 and "seed 1" in done.stdout
+    again = _command("--mode=evaluate", "--workdir=runs/rows-seed=1", cwd=tmp_path)
+    assert again.stdout == done.stdout
