@@ -1,14 +1,17 @@
-"""What a method is: three pure functions. The train loop sees nothing else of it.
+"""What a method is: pure functions, and the pieces from which the methods here are built.
 
-A factory is called as `factory(net, loss_fn, *, classes, ...)`: the backbone (a Linen module), the
-loss with its hyper-parameters bound, and the number of training classes; the rest are the method's
-own hyper-parameters. A `batch` is `dict(images [b h w c] normalised, labels [b])`.
+A factory is called as `factory(net, loss_fn, *, classes, ...)`. `net` is a backbone (a Linen module
+of `dmljax.nets`), `loss_fn` is a loss with its hyper-parameters bound, and `classes` is the number
+of training classes. All other arguments are hyper-parameters of the method, with defaults.
+
+A `batch` is `{"images": [b h w c] normalized, "labels": [b]}`. `params` and `model_state` are plain
+trees of arrays. The backbone, or the module that contains it, is `params["net"]`, and its running
+statistics are `model_state["batch_stats"]["net"]`.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -18,167 +21,249 @@ import jax.numpy as jnp
 
 from dmljax import losses, ops
 from dmljax.nets import heads
-from dmljax.ops import Array
+from dmljax.ops import Array, MineFn
 
 __all__ = [
+    "Inspect",
     "Method",
-    "Params",
-    "State",
-    "backbone",
-    "halves",
-    "mined",
+    "Modules",
+    "RandomMiner",
+    "SplitLoss",
+    "diagnostics",
+    "encoder",
     "modules",
-    "pooling",
-    "stats",
-    "unit",
+    "split_loss",
+    "unit_vectors",
+    "with_backbone",
+    "with_miner",
 ]
 
-_SEEN = 1024  # rows
-Params = Mapping[str, Any]
-State = Mapping[str, Any]
-Batch = Mapping[str, Array]
+_DIAGNOSED_ROWS = 1024
+Variables = Mapping[str, Any]
+LossAndState = tuple[Array, tuple[Variables, dict[str, Array]]]
+
+
+class SplitLoss(NamedTuple):
+    """The loss of a method as two functions, for batches that are embedded in chunks.
+
+    Only for methods in which a row of the outputs depends on its own image alone (apart from batch
+    norm): then `forward` may run chunk by chunk, and `criterion` sees the outputs of all chunks.
+
+    * `forward(params, model_state, images, *, key) -> (outputs {name: [b ...]}, model_state)`
+    * `criterion(params, model_state, outputs, batch, *, key, step)
+      -> (loss, (model_state, metrics))`
+    """
+
+    forward: Callable[..., tuple[dict[str, Array], Variables]]
+    criterion: Callable[..., LossAndState]
+
+
+class Inspect(NamedTuple):
+    """What goes on inside a method, as named arrays. One optional function for each kind.
+
+    All are pure, and all but `refine` take `(params, model_state, images)`:
+
+    * `parts -> {name: [b d]}`: embeddings that are scored beside the main one (the learners of an
+      ensemble).
+    * `spatial_masks -> {name: [b m h w c]}`: masks of m learners over feature maps.
+    * `batch_attention -> {name: [layers heads b b]}`: attention among the images of a batch; rows
+      receive, columns send.
+    * `synthetic_features(..., *, key) -> {name: [b d]}`: what a generative method makes of images:
+      "features" of the backbone and their "reconstruction"; the embedding "z_invariant", a sample
+      of "z_variant", and "synthetic", the sum of both.
+    * `refine(params, model_state, embeddings [n d], *, query, gallery) -> [n e]`: embeddings of a
+      split, refined by each other at test time. `query` and `gallery` are bool `[n]` or None;
+      arrays are numpy's.
+    """
+
+    parts: Callable[..., dict[str, Array]] | None = None
+    refine: Callable[..., Any] | None = None
+    spatial_masks: Callable[..., dict[str, Array]] | None = None
+    batch_attention: Callable[..., dict[str, Array]] | None = None
+    synthetic_features: Callable[..., dict[str, Array]] | None = None
 
 
 class Method(NamedTuple):
-    """`init`, `loss` and `embed`; what else a method may offer is None where it does not.
+    """A method: three pure functions, and two optional views of them.
 
-    init(key, batch) -> (params, model_state)
-    loss(params, model_state, batch, *, key, step) -> (loss, (model_state, metrics))
-    embed(params, model_state, images) -> unit embeddings [b d]
-    parts(params, model_state, images) -> {name: embeddings [b d]}, scored beside `embed`
-    refine(params, model_state, embeddings [n d], *, query, gallery) -> embeddings [n e]: what a
-        split's embeddings, and its masks of bool [n] or None, make of each other (numpy)
-    show(params, model_state, images) -> {name: array}: what goes on inside, for pictures
-    draw(folder, *, labels [n], embeddings {name: [n d]}, read_fn, show_fn) -> names of the pictures
-        that it has drawn of a split, whose `embed` is under '' and whose `parts` are beside it;
-        `read_fn(rows) -> uint8 [k h w c]`, `show_fn` of such images is `show` (numpy)
-    fill(variables, weights) -> variables: `params` or `batch_stats` with those of a pretrained
-        backbone; by default they are those of 'net'
-    forward(params, model_state, images, *, key) -> (outputs {name: [b ...]}, model_state) and
-    criterion(params, model_state, outputs, batch, *, key, step) -> (loss, (model_state, metrics)):
-        `loss` in two halves, where rows of outputs depend on their own images alone (but for batch
-        norm), so that the first half may be run chunk by chunk
+    * `init(key, batch, *, backbone=None) -> (params, model_state)`. `backbone` holds the variables
+      of a pretrained backbone, `{"params": ..., "batch_stats": ...}`; they replace the drawn ones.
+    * `loss(params, model_state, batch, *, key, step) -> (loss, (model_state, metrics))`
+    * `embed(params, model_state, images) -> embeddings [b d]`, unit vectors unless the method
+      says otherwise.
+    * `split_loss`: the same loss in two steps, see `SplitLoss`.
+    * `inspect`: what goes on inside, see `Inspect`.
     """
 
-    init: Callable[..., tuple[Params, State]]
-    loss: Callable[..., tuple[Array, tuple[State, dict[str, Array]]]]
+    init: Callable[..., tuple[Variables, Variables]]
+    loss: Callable[..., LossAndState]
     embed: Callable[..., Array]
-    parts: Callable[..., dict[str, Array]] | None = None
-    refine: Callable[..., Any] | None = None
-    show: Callable[..., dict[str, Array]] | None = None
-    draw: Callable[..., list[str]] | None = None
-    fill: Callable[[Mapping, Mapping], dict[str, Any]] | None = None
-    forward: Callable[..., tuple[dict[str, Array], State]] | None = None
-    criterion: Callable[..., tuple[Array, tuple[State, dict[str, Array]]]] | None = None
+    split_loss: SplitLoss | None = None
+    inspect: Inspect | None = None
+
+
+# --- nets of several modules --------------------------------------------------------------------
 
 
 class Modules(NamedTuple):
-    """`init(key, images) -> (params, model_state, outputs)`;
-    `apply(params, model_state, images, *, train, key=None) -> (outputs, model_state)`.
+    """Linen modules that run one after another, as two functions over plain trees.
+
+    * `init(key, images) -> (params, model_state, outputs)`
+    * `apply(params, model_state, images, *, train, key=None) -> (outputs, model_state)`. Without a
+      key nothing random happens: no dropout, no samples.
     """
 
-    init: Callable[..., tuple[Params, State, dict[str, Array]]]
-    apply: Callable[..., tuple[dict[str, Array], State]]
+    init: Callable[..., tuple[Variables, Variables, Any]]
+    apply: Callable[..., tuple[Any, Variables]]
 
 
-def modules(forward: Callable, **parts: nn.Module) -> Modules:
-    """Linen modules that are run one after another, as `init` and `apply` over plain trees.
+def modules(forward_fn: Callable, **linen: nn.Module) -> Modules:
+    """The functions of several modules that `forward_fn` connects.
 
-    `forward(run, images)` calls `run[name](x)` for each of `parts` and returns the outputs. The
-    trees are `params[name]` and `model_state['batch_stats'][name]`.
+    `forward_fn(run, images)` calls `run["name"](inputs)` for every module of `linen`, in whatever
+    way the method needs, and returns the outputs. Variables are stored under the same names:
+    `params["name"]` and `model_state["batch_stats"]["name"]`.
     """
 
     def init(key, images):
-        params, stats = {}, {}
+        params, batch_stats = {}, {}
 
-        def begin(name, *args, **kwargs):
-            own = jax.random.fold_in(key, len(params))
-            out, variables = parts[name].init_with_output(own, *args, train=True, **kwargs)
+        def init_module(name, *args, **kwargs):
+            module_key = jax.random.fold_in(key, len(params))
+            outputs, variables = linen[name].init_with_output(
+                module_key, *args, train=True, **kwargs
+            )
             params[name] = variables.get("params", {})
             if "batch_stats" in variables:
-                stats[name] = variables["batch_stats"]
-            return out
+                batch_stats[name] = variables["batch_stats"]
+            return outputs
 
-        outputs = forward({name: functools.partial(begin, name) for name in parts}, images)
-        return params, {"batch_stats": stats} if stats else {}, outputs
+        outputs = forward_fn({name: functools.partial(init_module, name) for name in linen}, images)
+        return params, {"batch_stats": batch_stats} if batch_stats else {}, outputs
 
     def apply(params, model_state, images, *, train, key=None):
-        stats = dict(model_state.get("batch_stats", {}))
+        batch_stats = dict(model_state.get("batch_stats", {}))
 
-        def call(name, *args, **kwargs):
+        def apply_module(name, *args, **kwargs):
             variables = {"params": params[name]}
-            if name in stats:
-                variables["batch_stats"] = stats[name]
+            if name in batch_stats:
+                variables["batch_stats"] = batch_stats[name]
             rngs = None
             if key is not None:
-                own = jax.random.fold_in(key, list(parts).index(name))
-                rngs = {"dropout": own, "sample": jax.random.fold_in(own, 1)}
-            out, changed = parts[name].apply(
+                module_key = jax.random.fold_in(key, list(linen).index(name))
+                rngs = {"dropout": module_key, "sample": jax.random.fold_in(module_key, 1)}
+            outputs, updates = linen[name].apply(
                 variables, *args, train=train, rngs=rngs, mutable=["batch_stats"], **kwargs
             )
-            if name in stats:
-                stats[name] = changed["batch_stats"]
-            return out
+            if name in batch_stats:
+                batch_stats[name] = updates["batch_stats"]
+            return outputs
 
-        outputs = forward({name: functools.partial(call, name) for name in parts}, images)
-        if train and stats:
-            model_state = {**model_state, "batch_stats": stats}
+        outputs = forward_fn(
+            {name: functools.partial(apply_module, name) for name in linen}, images
+        )
+        if train and batch_stats:
+            model_state = {**model_state, "batch_stats": batch_stats}
         return outputs, model_state
 
     return Modules(init, apply)
 
 
-def backbone(net: nn.Module, *, dim: int | None, pool: Any = "mean") -> Modules:
-    """A backbone and `heads.Head`: pool, linear layer to `dim` (None: none), unit vectors."""
+def encoder(net: nn.Module, *, dim: int | None, pool: Any = "mean") -> Modules:
+    """A backbone "net" and a `heads.Head` "head": pool, linear layer to `dim`, unit vectors.
+
+    `dim=None` leaves out the linear layer.
+    """
     output, pool = pooling(pool)
     head = heads.Head(features=dim, pool=pool)
     return modules(lambda run, images: run["head"](run["net"](images)[output]), net=net, head=head)
 
 
-def halves(whole: Modules, criterion: Callable) -> dict[str, Callable]:
-    """`forward`, which runs `whole` and keeps what a head gives out, `criterion`, and the `loss`
-    that the two make."""
+def pooling(pool: Any) -> tuple[str, Any]:
+    """The output of a backbone that a head reads, and the pool that the head still has to do."""
+    # Backbones pool on their own; XLA never computes what is not asked for.
+    pooled_outputs = {"mean": "pooled", "max": "max_pooled"}
+    if isinstance(pool, str) and pool in pooled_outputs:
+        return pooled_outputs[pool], None
+    return "features", pool
+
+
+def with_backbone(
+    params: Variables, model_state: Variables, backbone: Variables | None
+) -> tuple[Variables, Variables]:
+    """`params` and `model_state` with the variables of a pretrained backbone under "net".
+
+    `backbone` is `{"params": ..., "batch_stats": ...}`, the latter optional; None changes nothing.
+    """
+    if backbone is None:
+        return params, model_state
+    params = {**params, "net": backbone["params"]}
+    if backbone.get("batch_stats"):
+        batch_stats = {**model_state.get("batch_stats", {}), "net": backbone["batch_stats"]}
+        model_state = {**model_state, "batch_stats": batch_stats}
+    return params, model_state
+
+
+# --- losses -------------------------------------------------------------------------------------
+
+
+class RandomMiner(NamedTuple):
+    """Marks a miner that draws: `mine_fn(distances, pairs, *, key)`.
+
+    Methods take it where they take a miner, and give it a key of their own at every step.
+    """
+
+    mine_fn: Callable
+
+
+def with_miner(loss_fn: Callable, mine_fn: MineFn | RandomMiner | None) -> Callable:
+    """`loss_fn(embeddings, labels, *, key, ...)` that uses the miner; only a `RandomMiner` sees
+    the key."""
+
+    def mined_loss(*args, key, **kwargs):
+        if isinstance(mine_fn, RandomMiner):
+            kwargs["mine_fn"] = functools.partial(mine_fn.mine_fn, key=key)
+        elif mine_fn is not None:
+            kwargs["mine_fn"] = mine_fn
+        return loss_fn(*args, **kwargs)
+
+    return mined_loss
+
+
+def split_loss(net: Modules, criterion: Callable) -> tuple[Callable, SplitLoss]:
+    """The `loss` and the `split_loss` of a method: `net`, then `criterion`.
+
+    `criterion` is as in `SplitLoss`. It sees the outputs "embeddings" and "features" of `net`.
+    """
 
     def forward(params, model_state, images, *, key):
-        outputs, model_state = whole.apply(params, model_state, images, train=True, key=key)
+        outputs, model_state = net.apply(params, model_state, images, train=True, key=key)
         return {name: outputs[name] for name in ("embeddings", "features")}, model_state
 
     def loss(params, model_state, batch, *, key, step):
         outputs, model_state = forward(params, model_state, batch["images"], key=key)
         return criterion(params, model_state, outputs, batch, key=key, step=step)
 
-    return {"loss": loss, "forward": forward, "criterion": criterion}
+    return loss, SplitLoss(forward, criterion)
 
 
-def pooling(pool: Any) -> tuple[str, Any]:
-    """The output of a backbone that a head takes, and the pool that is left for it to do."""
-    # Backbones pool on their own; what is not asked for is never computed.
-    done = {"mean": "pooled", "max": "max_pooled"}
-    return (done[pool], None) if isinstance(pool, str) and pool in done else ("features", pool)
+# --- embeddings ---------------------------------------------------------------------------------
 
 
-def mined(loss_fn: Callable, mine_fn: Callable | None) -> Callable:
-    """`loss_fn(embeddings, labels, *, key, ...)` with the miner, which gets the key if it draws."""
-    if mine_fn is None:
-        return lambda *args, key, **kwargs: loss_fn(*args, **kwargs)
-    if "key" not in inspect.signature(mine_fn).parameters:
-        return lambda *args, key, **kwargs: loss_fn(*args, mine_fn=mine_fn, **kwargs)
+def diagnostics(
+    embeddings: Array, labels: Array, *, where: Array | None = None
+) -> dict[str, Array]:
+    """Numbers that tell a collapsed loss from a solved one (`losses.stats`), without gradients.
 
-    def with_key(*args, key, **kwargs):
-        return loss_fn(*args, mine_fn=functools.partial(mine_fn, key=key), **kwargs)
-
-    return with_key
-
-
-def stats(embeddings: Array, labels: Array, *, where: Array | None = None) -> dict[str, Array]:
-    """What tells a loss that has collapsed from one that is solved; of a very large batch the first
-    rows do, and their pairs fit into the memory that a chunk has."""
-    first = slice(None) if len(embeddings) <= _SEEN else slice(_SEEN)
-    where = where if where is None else where[first]
-    found = losses.stats(embeddings[first], labels[first], where=where)
-    return {k: jax.lax.stop_gradient(v) for k, v in found.items()}
+    Of the first 1,024 rows at most: their distances fit into the memory that one chunk of a large
+    batch takes.
+    """
+    rows = slice(_DIAGNOSED_ROWS) if len(embeddings) > _DIAGNOSED_ROWS else slice(None)
+    where = None if where is None else where[rows]
+    numbers = losses.stats(embeddings[rows], labels[rows], where=where)
+    return {name: jax.lax.stop_gradient(number) for name, number in numbers.items()}
 
 
-def unit(embeddings: Array) -> Array:
-    """What is evaluated: float32 unit vectors."""
+def unit_vectors(embeddings: Array) -> Array:
+    """The rows divided by their norms, in float32 or better."""
     return ops.normalize(jnp.asarray(embeddings, jnp.promote_types(embeddings.dtype, jnp.float32)))

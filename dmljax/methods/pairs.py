@@ -19,7 +19,7 @@ def pairs(
     loss_fn: Callable,
     *,
     classes: int,
-    mine_fn: Callable | None = None,
+    mine_fn: Callable | base.RandomMiner | None = None,
     dim: int | None = 128,
     pool: Any = "mean",
     normalized: bool = True,
@@ -35,13 +35,14 @@ def pairs(
     from step `memory_start` on, when embeddings drift slowly enough.
     """
     del classes
-    whole = base.backbone(net, dim=dim, pool=pool)
+    encoder = base.encoder(net, dim=dim, pool=pool)
     output = "embeddings" if normalized else "features"
-    loss_fn = base.mined(loss_fn, mine_fn)
+    loss_fn = base.with_miner(loss_fn, mine_fn)
     bank = losses.cross_batch_memory(loss_fn, size=memory) if memory else None
 
-    def init(key, batch):
-        params, model_state, outputs = whole.init(key, batch["images"])
+    def init(key, batch, *, backbone=None):
+        params, model_state, outputs = encoder.init(key, batch["images"])
+        params, model_state = base.with_backbone(params, model_state, backbone)
         if bank is not None:
             model_state = {**model_state, "memory": bank.init(outputs[output].shape[1])}
         return params, model_state
@@ -49,7 +50,7 @@ def pairs(
     def criterion(params, model_state, outputs, batch, *, key, step):
         del params
         x, labels = outputs[output], batch["labels"]
-        metrics = base.stats(x, labels)
+        metrics = base.diagnostics(x, labels)
         value = loss_fn(x, labels, key=key)
         if bank is not None:
             remembered, new = bank.loss(model_state["memory"], x, labels, key=key)
@@ -59,7 +60,8 @@ def pairs(
         return value, (model_state, metrics)
 
     def embed(params, model_state, images):
-        outputs, _ = whole.apply(params, model_state, images, train=False)
-        return base.unit(outputs[output]) if unit else outputs["features"]
+        outputs, _ = encoder.apply(params, model_state, images, train=False)
+        return base.unit_vectors(outputs[output]) if unit else outputs["features"]
 
-    return base.Method(init, embed=embed, **base.halves(whole, criterion))
+    loss, split_loss = base.split_loss(encoder, criterion)
+    return base.Method(init, loss, embed, split_loss)

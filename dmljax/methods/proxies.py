@@ -37,10 +37,11 @@ def proxies(
     then their number is filled up to a `multiple` of the number of devices, with rows of zeros that
     no loss sees.
     """
-    whole = base.backbone(net, dim=dim, pool=pool)
+    encoder = base.encoder(net, dim=dim, pool=pool)
 
-    def init(key, batch):
-        params, model_state, outputs = whole.init(key, batch["images"])
+    def init(key, batch, *, backbone=None):
+        params, model_state, outputs = encoder.init(key, batch["images"])
+        params, model_state = base.with_backbone(params, model_state, backbone)
         d = outputs["features"].shape[1]
         rows = (classes, centers, d) if centers else (classes, d)
         drawn = jax.random.normal(jax.random.fold_in(key, 1000), rows)
@@ -51,14 +52,15 @@ def proxies(
         del key, step
         learned = params["proxies"][:classes]
         value = loss_fn(outputs["features"], batch["labels"], learned)
-        metrics = base.stats(outputs["embeddings"], batch["labels"])
+        metrics = base.diagnostics(outputs["embeddings"], batch["labels"])
         if sparsity:
             metrics["sparsity"] = losses.sparse_centers(learned)
             value = value + sparsity * metrics["sparsity"]
         return value, (model_state, metrics)
 
     def embed(params, model_state, images):
-        outputs, _ = whole.apply(params, model_state, images, train=False)
+        outputs, _ = encoder.apply(params, model_state, images, train=False)
         return outputs["embeddings"]
 
-    return base.Method(init, embed=embed, **base.halves(whole, criterion))
+    loss, split_loss = base.split_loss(encoder, criterion)
+    return base.Method(init, loss, embed, split_loss)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
 from absl import logging
 
@@ -20,7 +19,7 @@ from dmljax.data import pipeline, sampling
 from dmljax.data.splits import Split, divide
 from dmljax.hints import hint
 from dmljax.kernels import initial
-from dmljax.methods.base import Method
+from dmljax.methods.base import Inspect, Method, RandomMiner
 from dmljax.train import config as config_lib
 from dmljax.train import devices as sharding
 from dmljax.train import optimizers, registry
@@ -85,7 +84,7 @@ class Run(NamedTuple):
     held_out: Split | None
     test: Split
     method: Method
-    begin: Callable  # key -> (params, model_state); one object: jax traces its shapes once
+    begin: Callable  # (key, backbone=None) -> (params, model_state); jax traces its shapes once
     optimizer: optax.GradientTransformation
     sample_fn: Callable
     transform_fn: Callable
@@ -140,15 +139,16 @@ def build(config: Any) -> Run:
     transform_fn = registry.resolve("transform", config["transform"])
     normalize_fn = registry.resolve("normalization", config["normalize"])
 
-    def begin(key):
+    def begin(key, backbone=None):
         shape = (2, *_shape(config, transform_fn, train))
         images = normalize_fn(jax.numpy.zeros(shape, jax.numpy.uint8))
-        return method.init(key, {"images": images, "labels": jax.numpy.zeros(2, jax.numpy.int32)})
+        batch = {"images": images, "labels": jax.numpy.zeros(2, jax.numpy.int32)}
+        return method.init(key, batch, backbone=backbone)
 
     knows = set(train.names) & set(splits.test.names)
     if config["evaluate"]["knn"] and not knows:
         raise ValueError("evaluate.knn asks training images for the class: the test has others")
-    if config["evaluate"]["refine"] and method.refine is None:
+    if config["evaluate"]["refine"] and (method.inspect or Inspect()).refine is None:
         raise ValueError("evaluate.refine: this method has nothing to refine embeddings with")
     run_every = {
         "log": config["log_every"],
@@ -242,7 +242,8 @@ def _method(config: dict[str, Any], classes: int) -> Method:
         mine_fn = registry.resolve("miner", _tuples(config["miner"]))
         if "mine_fn" not in inspect.signature(factory).parameters:
             raise ValueError(f"the method {named(config['method'])['name']} takes no miner")
-        wiring["mine_fn"] = mine_fn
+        draws = "key" in inspect.signature(mine_fn).parameters
+        wiring["mine_fn"] = RandomMiner(mine_fn) if draws else mine_fn
     return factory(net, loss_fn, **wiring)
 
 
@@ -264,51 +265,31 @@ def _tuples(spec: Any) -> Any:
 
 def first_state(made: Run) -> TrainState:
     """Parameters drawn, and the backbone's read from `net.weights`, on their devices."""
-    begin, rest = made.begin, functools.partial(init_state, optimizer=made.optimizer)
     # `together` relies on how threefry treats many keys at a time.
     key = jax.random.key(made.config["seed"], impl="threefry2x32")
-    places = placed(made)
-    once = functools.partial(jax.jit, compiler_options=_ONCE)
+
+    @initial.together  # parameters that the backbone replaces are not drawn
+    def state_of(key, backbone):
+        return init_state(*made.begin(key, backbone), optimizer=made.optimizer)
+
+    compiled = jax.jit(state_of, compiler_options=_ONCE, out_shardings=placed(made))
+    return compiled(key, jax.device_put(_backbone(made), made.shards.everywhere))
+
+
+def _backbone(made: Run) -> dict[str, Any] | None:
+    """The variables of the pretrained backbone in `net.weights`, or None without such a file."""
     path = weights(made.config)
     if not path:
-        return once(initial.together(lambda key: rest(*begin(key))), out_shardings=places)(key)
+        return None
     from dmljax.weights import convert as pretrained
 
     shape = jax.eval_shape(made.normalize_fn, _images(made, 1)).shape[1:]
     net = _net(made.config)
-    found = pretrained.load(path, net, image_shape=shape, report_fn=logging.warning)
-    params, model_state = jax.eval_shape(begin, key)
-    fill = made.method.fill or (lambda variables, weights: {**variables, "net": weights})
-    stats = fill(model_state.get("batch_stats", {}), found.get("batch_stats", {}))
-    filled = [fill(params, found["params"]), model_state]
-    if found.get("batch_stats"):
-        filled[1] = {**model_state, "batch_stats": stats}
-    both = [places.params, places.model_state]
-
-    @initial.together  # what is read is not drawn
-    def drawn(key):
-        return [_unknown(new, tree) for new, tree in zip(begin(key), filled, strict=True)]
-
-    where = [_unknown(place, tree) for place, tree in zip(both, filled, strict=True)]
-    new = once(drawn, out_shardings=where)(key)
-    whole = [_join(tree, leaves) for tree, leaves in zip(filled, new, strict=True)]
-    return once(rest, out_shardings=places)(*jax.device_put(whole, both))
+    return pretrained.load(path, net, image_shape=shape, report_fn=logging.warning)
 
 
 def _images(made: Run, count: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((count, *image_shape(made)), jax.numpy.uint8)
-
-
-def _unknown(new: Any, filled: Any) -> list[Any]:
-    """Leaves of `new` for which `filled` has shapes only."""
-    pairs = zip(jax.tree.leaves(new), jax.tree.leaves(filled), strict=True)
-    return [a for a, leaf in pairs if not isinstance(leaf, np.ndarray)]
-
-
-def _join(filled: Any, drawn: list[jax.Array]) -> Any:
-    rest = iter(drawn)
-    leaves, structure = jax.tree.flatten(filled)
-    return structure.unflatten(a if isinstance(a, np.ndarray) else next(rest) for a in leaves)
 
 
 def image_shape(made: Run, *, test: bool = False) -> tuple[int, ...]:

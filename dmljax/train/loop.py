@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from dmljax.data import sampling
+from dmljax.report import inside
 from dmljax.report import pictures as report
 from dmljax.train import build as runs
 from dmljax.train import config as config_lib
@@ -301,22 +302,31 @@ def _pictures(made, embeddings, state, workdir) -> list[str]:
     if made.config["evaluate"]["frames"]:
         report.movie(workdir / "frames", workdir / "movie.gif")
         names.append("movie.gif")
-    if made.method.draw is not None:
+    if made.method.inspect is not None:
         # This process alone draws, on one device of its own.
         params, model_state = jax.device_get(
             (optimizers.averaged(state.params, state.opt_state), state.model_state)
         )
         readable = np.flatnonzero(np.isfinite(embeddings[""]).all(axis=1))
 
-        def show_fn(images):
-            images = made.normalize_fn(jax.numpy.asarray(images))
-            return jax.device_get(jax.jit(made.method.show)(params, model_state, images))
+        def bound(inspect_fn):
+            def call(images):
+                images = made.normalize_fn(jax.numpy.asarray(images))
+                return jax.device_get(jax.jit(inspect_fn)(params, model_state, images))
 
-        names += made.method.draw(
+            return call
+
+        inspect_fns = made.method.inspect._asdict()
+        if inspect_fns["synthetic_features"] is not None:
+            key = jax.random.key(made.config["seed"])
+            inspect_fns["synthetic_features"] = functools.partial(
+                inspect_fns["synthetic_features"], key=key
+            )
+        names += inside.draw(
             workdir,
             labels=made.test.labels[readable],
-            embeddings={name: part[readable] for name, part in embeddings.items()},
+            parts={name: part[readable] for name, part in embeddings.items() if name},
+            inspect_fns={kind: bound(fn) for kind, fn in inspect_fns.items() if fn is not None},
             read_fn=lambda rows: np.stack([shown(readable[i]) for i in rows]),
-            show_fn=show_fn,
         )
     return names

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from dmljax.data.splits import Split, record_name, subset
+from dmljax.methods.base import Inspect
 from dmljax.report import pictures as report
 from dmljax.train import build as runs
 from dmljax.train import config as config_lib
@@ -31,13 +32,13 @@ class Evaluator:
         self._made = made
         splits = (made.train, made.held_out, made.test) if made.config["runtime"]["cache"] else ()
         self._caches = [(split, {}) for split in splits if split is not None]
-        method = made.method
+        method, inspect = made.method, made.method.inspect or Inspect()
 
         def embed(params, model_state, images):
             images = made.normalize_fn(images)
             out = {"": method.embed(params, model_state, images)}
-            if method.parts is not None:
-                out |= method.parts(params, model_state, images)
+            if inspect.parts is not None:
+                out |= inspect.parts(params, model_state, images)
             return out
 
         self._embed = jax.jit(embed, out_shardings=made.shards.rows)
@@ -136,7 +137,7 @@ class Evaluator:
 
     def _refined(self, state: TrainState, embeddings: np.ndarray, split: Split) -> dict[str, float]:
         """Scores of what the method makes of a split's embeddings together, at test time."""
-        refine = self._made.method.refine
+        refine = self._made.method.inspect.refine
         params = optimizers.averaged(state.params, state.opt_state)
         query, gallery = split.query, split.gallery
         better = refine(params, state.model_state, embeddings, query=query, gallery=gallery)

@@ -68,9 +68,10 @@ def _at_once(method, state, batch, normalize_fn, gather_fn, key, chunk):
     def loss(params):
         if gather_fn is None:
             return method.loss(params, state.model_state, batch, key=key, step=state.step)
-        outputs, model_state = method.forward(params, state.model_state, batch["images"], key=key)
+        forward, criterion = method.split_loss
+        outputs, model_state = forward(params, state.model_state, batch["images"], key=key)
         seen = gather_fn((outputs, _without_images(batch)))
-        return method.criterion(params, model_state, *seen, key=key, step=state.step)
+        return criterion(params, model_state, *seen, key=key, step=state.step)
 
     return jax.value_and_grad(loss, has_aux=True)(state.params)
 
@@ -85,7 +86,7 @@ def _in_chunks(method, state, batch, normalize_fn, gather_fn, key, chunk):
     b = len(batch["labels"])
     if b % chunk:
         raise ValueError(f"chunk={chunk} does not divide the batch of {b}: choose a divisor")
-    count = b // chunk
+    count, split_loss = b // chunk, method.split_loss
     # A chunk is every count-th row: rows that lie together on a device are shared by all chunks,
     # so that each of them occupies every device, and nothing moves between devices.
     images = batch["images"].reshape(chunk, count, *batch["images"].shape[1:])
@@ -93,12 +94,12 @@ def _in_chunks(method, state, batch, normalize_fn, gather_fn, key, chunk):
     def forward(params, i):
         part = jax.lax.dynamic_index_in_dim(images, i, axis=1, keepdims=False)
         own = jax.random.fold_in(key, i)
-        return method.forward(params, state.model_state, normalize_fn(part), key=own)[0]
+        return split_loss.forward(params, state.model_state, normalize_fn(part), key=own)[0]
 
     def criterion(params, outputs):
         seen = outputs, _without_images(batch)
         seen = seen if gather_fn is None else gather_fn(seen)
-        return method.criterion(params, state.model_state, *seen, key=key, step=state.step)
+        return split_loss.criterion(params, state.model_state, *seen, key=key, step=state.step)
 
     outputs = jax.lax.map(lambda i: forward(state.params, i), jnp.arange(count))
     outputs = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(b, *x.shape[2:]), outputs)
@@ -119,7 +120,7 @@ def _without_images(batch):
 
 
 _WHOLE = (
-    "runtime.{} needs a loss in two halves, which this method does not have: images meet inside "
+    "runtime.{} needs a split loss, which this method does not have: images meet inside "
     "its net, or it draws for all of them together. Take pairs or proxies, or leave {} out"
 )
 
@@ -139,7 +140,7 @@ def check_parts(
     `images` has the shape of a few normalised ones. Computes nothing.
     """
     for name, value in (("chunk", chunk), ("sharded", sharded)):
-        if value and method.forward is None:
+        if value and method.split_loss is None:
             raise ValueError(_WHOLE.format(name, name))
     if chunk is None:
         return
@@ -150,7 +151,8 @@ def check_parts(
         )
 
     def statistics(params, model_state, images):
-        return method.forward(params, model_state, images, key=jax.random.key(0))[1]
+        forward = method.split_loss.forward
+        return forward(params, model_state, images, key=jax.random.key(0))[1]
 
     args = shapes.params, shapes.model_state, images
     traced = jax.make_jaxpr(statistics)(*args).jaxpr

@@ -104,7 +104,8 @@ def step(config: dict, *, stats: bool = False) -> tuple:
     shapes = jax.eval_shape(made.method.init, jax.random.key(0), {**batch, "images": images})
     before = init_state(*fill(shapes), made.optimizer)
     go = jit(train_step(made.method, made.optimizer, normalize_fn=made.normalize_fn, seed=0))
-    with contextlib.nullcontext() if stats else mock.patch.object(base, "stats", lambda *_: {}):
+    without = mock.patch.object(base, "diagnostics", lambda *_: {})
+    with contextlib.nullcontext() if stats else without:
         after, metrics = go(before, batch)
     return made, *jax.device_get((before, after, metrics))
 

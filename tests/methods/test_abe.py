@@ -15,7 +15,7 @@ from dmljax import losses, methods, miners, nets, ops
 from dmljax.methods import base
 from dmljax.methods.abe import contrastive, divergence
 from dmljax.methods.abe import nets as ensembles
-from dmljax.methods.abe.pictures import cosines, draw_cosines, draw_masks
+from dmljax.report import inside
 
 RNG = np.random.default_rng(0)
 CLASSES, B = 6, 24
@@ -124,7 +124,7 @@ def _vectors(heads=False):
 def _losses(method, *, heads=False, seeds=(0,)):
     """The loss and its metrics, for each key."""
     run = jit(lambda key: method.loss(*_begun(heads), _batch(), key=key, step=0))
-    with mock.patch.object(base, "stats", lambda *_: {}):  # most of the time to compile
+    with mock.patch.object(base, "diagnostics", lambda *_: {}):  # most of the time to compile
         found = [jax.device_get(run(jax.random.key(seed))) for seed in seeds]
     return [{"value": value, **metrics} for value, (_, metrics) in found]
 
@@ -158,7 +158,7 @@ def test_any_pair_loss_with_any_miner():
     by_itself = jit(lambda x: loss_fn(x, labels, mine_fn=miners.batch_hard))
     expected = sum(by_itself(x[:, m]) for m in range(3))
     np.testing.assert_allclose(found["metric"], expected, rtol=1e-4)
-    drawing = functools.partial(miners.distance_weighted, dim=4)
+    drawing = base.RandomMiner(functools.partial(miners.distance_weighted, dim=4))
     a, b, c = _losses(_method(loss_fn, mine_fn=drawing), seeds=(0, 0, 1))
     assert a["metric"] == b["metric"] != c["metric"]
 
@@ -168,7 +168,8 @@ def test_embeddings_and_parts():
 
     @jit
     def look(params, model_state, images):
-        return [f(params, model_state, images) for f in (method.embed, method.parts, method.show)]
+        functions = method.embed, method.inspect.parts, method.inspect.spatial_masks
+        return [function(params, model_state, images) for function in functions]
 
     embeddings, parts, shown = jax.device_get(look(*_begun(), images))
     assert embeddings.shape == (B, 12) and embeddings.dtype == jnp.float32
@@ -180,11 +181,14 @@ def test_embeddings_and_parts():
         )
     masks = shown["masks"]
     assert masks.shape == (B, 3, 4, 4, 10) and masks.min() > 0 and masks.max() < 1
-    assert _method(heads=True).show is None and _method(learners=1).parts is None
+    assert _method(heads=True).inspect.spatial_masks is None
+    assert _method(learners=1).inspect.parts is None
 
 
 def test_min_max_masks_span_zero_to_one():
-    masks = jit(_method(mask="min_max").show)(*_begun(), _batch()["images"])["masks"]
+    masks = jit(_method(mask="min_max").inspect.spatial_masks)(*_begun(), _batch()["images"])[
+        "masks"
+    ]
     masks = jax.device_get(masks)
     np.testing.assert_allclose(masks.min(axis=(2, 3)), 0, atol=1e-6)
     np.testing.assert_allclose(masks.max(axis=(2, 3)), 1, atol=1e-6)
@@ -220,7 +224,7 @@ def _trained(lambda_div):
 
     params, model_state = _begun()
     opt_state, found = optimizer.init(params), []
-    with mock.patch.object(base, "stats", lambda *_: {}):
+    with mock.patch.object(base, "diagnostics", lambda *_: {}):
         for i in range(120):
             params, model_state, opt_state, metrics = go(
                 params, model_state, opt_state, _batch(i), jax.random.key(i)
@@ -243,7 +247,7 @@ def test_without_the_divergence_all_learners_become_one():
 
 def test_cosines_are_of_three_kinds():
     labels = np.array([0, 1, 0, 1])
-    found = cosines(LEARNERS, labels)
+    found = inside.cosines_of_pairs(LEARNERS, labels)
     x = LEARNERS.astype(np.float64)
     kinds = {"self": [], "positive": [], "negative": []}
     for i in range(4):
@@ -253,7 +257,7 @@ def test_cosines_are_of_three_kinds():
             kinds[kind] += [x[i, p] @ x[j, p] for p in range(3)]
     for kind, values in kinds.items():
         np.testing.assert_allclose(np.sort(found[kind]), np.sort(values), atol=1e-6)
-    some = cosines(LEARNERS, labels, limit=3)
+    some = inside.cosines_of_pairs(LEARNERS, labels, limit=3)
     assert len(some["self"]) == 9 and len(some["positive"]) + len(some["negative"]) == 9
 
 
@@ -271,11 +275,11 @@ def test_histograms_show_the_collapse(tmp_path):
     pictures = {}
     for lambda_div in (0.0, 1.0):
         _, params, model_state = _trained(lambda_div)
-        parts = jit(_method().parts)(params, model_state, _batch(50)["images"])
+        parts = jit(_method().inspect.parts)(params, model_state, _batch(50)["images"])
         stacked = np.stack(list(parts.values()), axis=1)
-        found = cosines(stacked, _batch(50)["labels"])
+        found = inside.cosines_of_pairs(stacked, _batch(50)["labels"])
         assert np.mean(found["positive"]) > np.mean(found["negative"]) + 0.3
-        draw_cosines(found, tmp_path / "cosines.png")
+        inside.part_cosines(found, tmp_path / "cosines.png")
         pictures[lambda_div] = _pixels(tmp_path / "cosines.png")
     blue = {k: _share(p, (158, 184, 210)) for k, p in pictures.items()}  # of self pairs alone
     assert blue[1.0] > 2 * blue[0.0]
@@ -285,7 +289,7 @@ def test_masks_are_drawn_where_they_are(tmp_path):
     masks = np.full((2, 3, 4, 4, 5), 0.5, np.float32)
     masks[0, 1, :2] = 0.9  # the second learner looks at the upper half of the first image
     images = np.full((2, 12, 12, 3), 128, np.uint8)
-    draw_masks(masks, images, tmp_path / "masks.png")
+    inside.spatial_masks(masks, images, tmp_path / "masks.png")
     pixels = _pixels(tmp_path / "masks.png")
     red = (pixels[..., 0] - pixels[..., 2] > 30).nonzero()
     h, w = pixels.shape[:2]
@@ -293,7 +297,7 @@ def test_masks_are_drawn_where_they_are(tmp_path):
     assert w / 2 <= red[1].min() and red[1].max() <= 0.76 * w
     one = masks.copy()
     one[..., 1:] = 0.5
-    draw_masks(one, images, tmp_path / "one.png", channel=3)
+    inside.spatial_masks(one, images, tmp_path / "one.png", channel=3)
     pixels = _pixels(tmp_path / "one.png")
     assert not np.any(pixels[..., 0] - pixels[..., 2] > 30)
 
@@ -374,7 +378,7 @@ def test_configs_take_a_step(name, arg, tmp_path):
         metrics["loss"], metrics["metric"] + weight * metrics["divergence"], rtol=1e-5
     )
     images = jax.ShapeDtypeStruct((2, 12, 12, 3), np.float32)
-    parts = jax.eval_shape(made.method.parts, before.params, before.model_state, images)
+    parts = jax.eval_shape(made.method.inspect.parts, before.params, before.model_state, images)
     assert len(parts) == config["method"]["learners"]
     assert moved(before.params, after.params, "net/shared") > 0
     # The first step of SGD: the rate, ten times that of what is new, times the slope it remembers.

@@ -123,7 +123,7 @@ def _compiled(*, slopes=True, **options):
         return value, metrics, after, found
 
     def call(at, seed=0):
-        with mock.patch.object(base, "stats", lambda *_: {}):  # most of the time to compile
+        with mock.patch.object(base, "diagnostics", lambda *_: {}):  # most of the time to compile
             return jax.device_get(go(jnp.asarray(at, jnp.int32), jax.random.key(seed)))
 
     return call, traces
@@ -292,6 +292,7 @@ def test_samples_of_the_metric_loss():
         assert set(seen) == {(B, DIM)}
     assert variants[1] != variants[T]
     mine_fn = functools.partial(miners.distance_weighted, dim=DIM, nonzero_loss_cutoff=2.0)
+    mine_fn = base.RandomMiner(mine_fn)
     drawing = {"loss_fn": functools.partial(losses.triplet, margin=0.5), "mine_fn": mine_fn}
     call, _ = _compiled.__wrapped__(slopes=False, **drawing)
     a, b, c = (call(0, seed)[1]["metric_invariant"] for seed in (0, 0, 1))

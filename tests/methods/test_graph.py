@@ -15,8 +15,8 @@ from dmljax import losses, methods, metrics, nets
 from dmljax.data.neighbours import k_reciprocal, k_reciprocal_queries
 from dmljax.methods import base
 from dmljax.methods.graph import nets as graphs
-from dmljax.methods.graph.pictures import attention_picture
 from dmljax.methods.graph.refine import refine
+from dmljax.report import inside
 from dmljax.train import build as runs
 from dmljax.train import config, optimizers, registry
 from dmljax.train.step import init_state, train_step
@@ -324,7 +324,7 @@ def test_what_is_evaluated_is_the_backbone():
     method, params, model_state, _ = _made("two layers, necks")
     few = {name: params[name] for name in ("net", "head")}
     embed = jit(lambda x: {
-        "": method.embed(few, model_state, x), **method.parts(few, model_state, x)
+        "": method.embed(few, model_state, x), **method.inspect.parts(few, model_state, x)
     })  # fmt: skip
     found = embed(_images())
     x = _features("two layers, necks", _images())
@@ -336,13 +336,13 @@ def test_what_is_evaluated_is_the_backbone():
     np.testing.assert_allclose(found["neck"], y / norm, atol=1e-5)
     twice = np.concatenate([_images()[:1]] * N)
     np.testing.assert_allclose(embed(twice)[""][0], found[""][0], atol=1e-6)
-    assert _made()[0].parts is None
+    assert _made()[0].inspect.parts is None
 
 
 def test_backbone_only_has_no_graph():
     method, params, model_state, _ = _made("backbone only")
     assert sorted(params) == ["head", "net"] and sorted(model_state["batch_stats"]) == ["net"]
-    assert method.refine is None and method.show is None
+    assert method.inspect == base.Inspect()
 
 
 # --- attention, shown ---------------------------------------------------------------------------
@@ -351,7 +351,7 @@ def test_backbone_only_has_no_graph():
 def test_attention_of_a_batch():
     """Sums to 1 over those who are heard, and is 0 up to the threshold of the correlation."""
     method, params, model_state, _ = _made("edges")
-    shown = jit(method.show)(params, model_state, _images())
+    shown = jit(method.inspect.batch_attention)(params, model_state, _images())
     assert list(shown) == ["attention"] and shown["attention"].shape == (1, HEADS, N, N)
     hears = np.corrcoef(_features("edges", _images())) > 0.9
 
@@ -370,7 +370,7 @@ def test_attention_of_a_batch():
 )
 def test_what_there_is_of_attention(name, shapes):
     method, params, model_state, _ = _made(name)
-    shown = jax.eval_shape(method.show, params, model_state, _images())
+    shown = jax.eval_shape(method.inspect.batch_attention, params, model_state, _images())
     assert {name: array.shape for name, array in shown.items()} == shapes
 
 
@@ -381,18 +381,18 @@ def test_picture_puts_images_beside_what_they_hear(tmp_path):
     images = np.broadcast_to(colors[labels][:, None, None], (5, 8, 8, 3))
     attention = (labels[:, None] == labels[None, :]) / np.array([[2], [3], [2], [3], [3]])
     path = tmp_path / "attention.png"
-    attention_picture(images, np.stack([[attention] * 2] * 2), path, labels=labels)
+    inside.batch_attention(images, np.stack([[attention] * 2] * 2), path, labels=labels)
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("RGB")).astype(int)
     green = (np.abs(pixels - colors[0]).max(axis=2) < 8).sum()
     grey = (np.abs(pixels - colors[1]).max(axis=2) < 8).sum()
     assert green > 1000 and 1.2 < green / grey < 1.8  # three images against two
     one = tmp_path / "one.png"
-    attention_picture(images[..., :1], attention, one)
+    inside.batch_attention(images[..., :1], attention, one)
     with Image.open(one) as first, Image.open(path) as second:
         assert first.size[0] < second.size[0]  # one layer against two
     with pytest.raises(ValueError, match="attention among 4 images does not suit 5 images"):
-        attention_picture(images, attention[:4, :4], path)
+        inside.batch_attention(images, attention[:4, :4], path)
 
 
 # --- refinement ---------------------------------------------------------------------------------
@@ -429,12 +429,12 @@ def test_refined_one_by_one():
     hoods = k_reciprocal(x, k=6, batch_size=4)
     assert (hoods[:, 0] == np.arange(len(x))).all()
     expected = np.stack([alone(x[hood]) for hood in hoods])
-    found = method.refine(params, model_state, x, query=None, gallery=None, **options)
+    found = method.inspect.refine(params, model_state, x, query=None, gallery=None, **options)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
     # With an image that could not be read.
     broken = np.insert(x, 3, np.nan, axis=0)
-    found = method.refine(params, model_state, broken, **options)
+    found = method.inspect.refine(params, model_state, broken, **options)
     assert np.isnan(found[3]).all()
     np.testing.assert_allclose(np.delete(found, 3, axis=0), expected, atol=1e-5)
 
@@ -614,7 +614,7 @@ def test_config_builds(name, arg, folder):
     assert (made.held_out is not None) == ("validation" in arg)
     assert made.config["select"] == ("val" if "validation" in arg else "test")
     alone = "backbone_only" in arg or (name == "sop" and "backbone_only=False" not in arg)
-    assert (made.method.refine is None) == alone
+    assert (made.method.inspect.refine is None) == alone
     std = 0.299 if "published" in arg else 0.229
     white = np.full((1, 1, 1, 3), 255, np.uint8)
     np.testing.assert_allclose(made.normalize_fn(white)[0, 0, 0, 0], (1 - 0.485) / std, rtol=1e-6)
@@ -660,7 +660,7 @@ def test_a_misspelt_attention_is_refused_by_the_config():
 
 def test_pool_with_options():
     """Of any method: the head makes the pools that a backbone does not."""
-    whole = base.backbone(NET, dim=None, pool={"name": "gem", "p": 200.0})
+    whole = base.encoder(NET, dim=None, pool={"name": "gem", "p": 200.0})
     _, params, model_state, _ = _made("backbone only")
     stats = {"batch_stats": {"net": model_state["batch_stats"]["net"]}}
     trees = {"net": params["net"], "head": {"gem": {"p": jnp.float32(200.0)}}}

@@ -110,7 +110,7 @@ IN_CHUNKS = {
 @pytest.fixture
 def unlogged(monkeypatch):
     """Without the statistics of a batch, which are half of the time to compile."""
-    monkeypatch.setattr(base, "stats", lambda *_, **__: {})
+    monkeypatch.setattr(base, "diagnostics", lambda *_, **__: {})
 
 
 @pytest.mark.parametrize("name", IN_CHUNKS)
@@ -170,7 +170,7 @@ def test_chunks_are_refused_where_they_would_change_the_gradient(tmp_path):
     one = {"runtime": {"chunk": 4, "devices": 1}}
     assert "batch norm" in _refusal(tmp_path, **one)
     dvml = {"name": "dvml", "dim": 4, "samples": 2}
-    assert "two halves" in _refusal(tmp_path, method=dvml, **one)
+    assert "split loss" in _refusal(tmp_path, method=dvml, **one)
     assert "runtime.chunk=3 must divide" in _refusal(tmp_path, runtime={"chunk": 3, "devices": 1})
     assert "the 4 devices" in _refusal(tmp_path, runtime={"chunk": 2, "devices": 4})
 
@@ -334,7 +334,7 @@ def test_shards_are_refused_in_one_line(tmp_path, monkeypatch):
     assert "'^proxy'" in refused and "head, net, proxies" in refused
     dvml = {"name": "dvml", "dim": 4, "samples": 2}
     many["sharded"] = ["^net/conv1/conv/kernel"]
-    assert "two halves" in _refusal(tmp_path, method=dvml, runtime=many | {"devices": 1})
+    assert "split loss" in _refusal(tmp_path, method=dvml, runtime=many | {"devices": 1})
 
 
 # --- a run that changes its devices -------------------------------------------------------------

@@ -15,7 +15,6 @@ from jaxtyping import Float
 from dmljax import ops
 from dmljax.methods import base
 from dmljax.methods.abe import nets as ensembles
-from dmljax.methods.abe import pictures
 from dmljax.methods.abe.losses import divergence
 from dmljax.ops import Array
 
@@ -37,7 +36,7 @@ def abe(
     loss_fn: Callable,
     *,
     classes: int,
-    mine_fn: Callable | None = None,
+    mine_fn: Callable | base.RandomMiner | None = None,
     learners: int = 8,
     dim: int = 512,
     lambda_div: float = 1.0,
@@ -81,11 +80,17 @@ def abe(
     else:
         ensemble = ensembles.abe(**options, attention=attention, mask_fn=_MASKS[mask])
     whole = base.modules(lambda run, images: run["net"](images), net=ensemble)
-    loss_fn = base.mined(loss_fn, mine_fn)
+    loss_fn = base.with_miner(loss_fn, mine_fn)
 
-    def init(key, batch):
+    def init(key, batch, *, backbone=None):
         params, model_state, _ = whole.init(key, batch["images"])
-        return params, model_state
+        if backbone is None:
+            return params, model_state
+        variables = {"params": params["net"]}
+        if "batch_stats" in model_state:
+            variables["batch_stats"] = model_state["batch_stats"]["net"]
+        filled = ensembles.fill_backbone(variables, backbone)
+        return base.with_backbone(params, model_state, filled)
 
     def loss(params, model_state, batch, *, key, step):
         del step
@@ -96,7 +101,7 @@ def abe(
         labels = batch["labels"] if pairs == "all" else _drawn(batch["labels"])
         keys = jax.random.split(jax.random.fold_in(key, 1), learners)
         each = jax.vmap(lambda x, key: loss_fn(x, labels, key=key), in_axes=(1, 0))(x, keys)
-        metrics = base.stats(outputs["embeddings"], batch["labels"])
+        metrics = base.diagnostics(outputs["embeddings"], batch["labels"])
         metrics["metric"] = jnp.sum(each)
         metrics["divergence"] = divergence(x, margin=margin_div, pairs=divergence_pairs)
         if learners > 1:
@@ -107,29 +112,19 @@ def abe(
         return whole.apply(params, model_state, images, train=False)[0]
 
     def embed(params, model_state, images):
-        return base.unit(look(params, model_state, images)["embeddings"])
+        return base.unit_vectors(look(params, model_state, images)["embeddings"])
 
     def parts(params, model_state, images):
         found = look(params, model_state, images)["learners"]
         return {f"learner_{m}": found[:, m] for m in range(learners)}
 
-    def show(params, model_state, images):
+    def spatial_masks(params, model_state, images):
         return {"masks": look(params, model_state, images)["masks"]}
 
-    def fill(variables, weights):
-        return {**variables, "net": ensembles.fill_backbone(variables["net"], weights)}
-
-    return base.Method(
-        init,
-        loss,
-        embed,
-        parts if learners > 1 else None,
-        show=None if heads else show,
-        draw=None
-        if heads and learners == 1
-        else functools.partial(pictures.draw, masked=not heads),
-        fill=fill,
+    inspect = base.Inspect(
+        parts=parts if learners > 1 else None, spatial_masks=None if heads else spatial_masks
     )
+    return base.Method(init, loss, embed, inspect=inspect)
 
 
 def _like(net: nn.Module) -> Callable[..., nn.Module]:

@@ -64,7 +64,7 @@ def dvml(
     loss_fn: Callable,
     *,
     classes: int,
-    mine_fn: Callable | None = None,
+    mine_fn: Callable | base.RandomMiner | None = None,
     mode: str = "paper",
     dim: int | None = None,
     pool: Any = "mean",
@@ -131,7 +131,7 @@ def dvml(
         return {"features": features, **run["heads"](features)}
 
     encoder = base.modules(forward, **parts)
-    loss_fn = base.mined(loss_fn, mine_fn)
+    loss_fn = base.with_miner(loss_fn, mine_fn)
 
     def decoder(width):
         whole = VariationalDecoder(
@@ -142,7 +142,7 @@ def dvml(
         )
         return base.modules(lambda run, z: run["decoder"](z), decoder=whole)
 
-    def init(key, batch):
+    def init(key, batch, *, backbone=None):
         params, model_state, outputs = encoder.init(key, batch["images"])
         width = outputs["features"].shape[1]
         z = outputs["invariant"]
@@ -154,7 +154,7 @@ def dvml(
         if o["probe"]:
             kernel = initial.glorot_uniform(jax.random.fold_in(key, 1001), (width, classes))
             params["probe"] = {"kernel": kernel, "bias": jnp.zeros(classes)}
-        return params, model_state
+        return base.with_backbone(params, model_state, backbone)
 
     def loss(params, model_state, batch, *, key, step):
         images, labels = batch["images"], batch["labels"]
@@ -188,7 +188,7 @@ def dvml(
             return loss_fn(x, labels, key=key)
 
         each = jax.vmap(metric)(z[:metric_samples], jax.random.split(keys[2], metric_samples))
-        metrics = base.stats(base.unit(z_i), labels)
+        metrics = base.diagnostics(base.unit_vectors(z_i), labels)
         metrics["kl"] = divergence(outputs["mean"], outputs["log_variance"])
         metrics["reconstruction"] = reconstruction(target, decoded, form=o["form"])
         metrics["metric_variant"] = jnp.mean(each)
@@ -211,9 +211,24 @@ def dvml(
 
     def embed(params, model_state, images):
         outputs, _ = encoder.apply(params, model_state, images, train=False)
-        return base.unit(outputs["invariant"])
+        return base.unit_vectors(outputs["invariant"])
 
-    return base.Method(init, loss, embed)
+    def synthetic_features(params, model_state, images, *, key):
+        outputs, _ = encoder.apply(params, model_state, images, train=False)
+        f, z_i = outputs["features"], outputs["invariant"]
+        z_v = sample_variations(outputs["mean"], outputs["log_variance"], samples=1, key=key)
+        z = z_i[None, :, :] + z_v  # [1 b d]
+        decoded, _ = decoder(f.shape[1]).apply(params, model_state, z, train=False)
+        return {
+            "features": f,
+            "reconstruction": decoded[0],
+            "z_invariant": z_i,
+            "z_variant": z_v[0],
+            "synthetic": z[0],
+        }
+
+    inspect = base.Inspect(synthetic_features=synthetic_features)
+    return base.Method(init, loss, embed, inspect=inspect)
 
 
 def _check(o: Mapping[str, Any], metric_samples: int) -> None:

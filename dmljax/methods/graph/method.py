@@ -18,7 +18,6 @@ from dmljax import ops
 from dmljax.hints import hint
 from dmljax.methods import base
 from dmljax.methods.graph import nets as graphs
-from dmljax.methods.graph import pictures
 from dmljax.methods.graph.refine import refine
 from dmljax.nets import heads as head_kinds
 
@@ -129,16 +128,16 @@ def graph(
     whole = base.modules(both, **parts)
     alone = base.modules(encode, net=parts["net"], head=parts["head"])
 
-    def init(key, batch):
+    def init(key, batch, *, backbone=None):
         params, model_state, _ = whole.init(key, batch)
-        return params, model_state
+        return base.with_backbone(params, model_state, backbone)
 
     def loss(params, model_state, batch, *, key, step):
         del step
         outputs, model_state = whole.apply(params, model_state, batch, train=True, key=key)
         labels, where = batch["labels"], batch.get("where")
         masked = {} if where is None else {"where": where}
-        metrics = base.stats(outputs["encoder"]["embeddings"], labels, where=where)
+        metrics = base.diagnostics(outputs["encoder"]["embeddings"], labels, where=where)
         value = 0.0
         for name, weight in (("encoder", encoder_weight), ("graph", graph_weight)):
             if weight:
@@ -153,9 +152,9 @@ def graph(
         return encoder(params, model_state, images)["embeddings"]
 
     def necks(params, model_state, images):
-        return {"neck": base.unit(encoder(params, model_state, images)["neck"])}
+        return {"neck": base.unit_vectors(encoder(params, model_state, images)["neck"])}
 
-    extra = {"parts": necks} if neck else {}
+    inspect = {"parts": necks} if neck else {}
     if graph_weight:
         among = base.modules(meet, graph=parts["graph"])
 
@@ -170,13 +169,13 @@ def graph(
         def refined(params, model_state, embeddings, **options):
             return refine(functools.partial(first, params, model_state), embeddings, **options)
 
-        def show(params, model_state, images):
+        def batch_attention(params, model_state, images):
             outputs, _ = whole.apply(params, model_state, {"images": images}, train=False)
             kinds = ("attention", "attention_2")
             return {kind: outputs["graph"][kind] for kind in kinds if kind in outputs["graph"]}
 
-        extra |= {"refine": refined, "show": show, "draw": pictures.draw}
-    return base.Method(init, loss, embed, **extra)
+        inspect |= {"refine": refined, "batch_attention": batch_attention}
+    return base.Method(init, loss, embed, inspect=base.Inspect(**inspect))
 
 
 def _choose(what: str, name: str, known: Mapping[str, Callable]) -> Callable:
