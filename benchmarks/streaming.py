@@ -65,7 +65,7 @@ def child(folder: pathlib.Path, resident: int) -> None:
     from dmljax import metrics, retrieval
     from dmljax.retrieval import tiles
 
-    tiles.RESIDENT = resident
+    tiles.RESIDENT_BYTES = resident
     gallery = np.load(folder / "gallery.npy", mmap_mode="r")
     rest = np.load(folder / "rest.npz")
     labels, asked, queries = (rest[name] for name in ("labels", "asked", "queries"))

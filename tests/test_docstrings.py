@@ -81,12 +81,6 @@ NOT_YET = {
     "miners.pair_margin",
     "miners.triplet_margin",
     "miners.uniform_histogram",
-    "retrieval.cosine",
-    "retrieval.euclidean",
-    "retrieval.kmeans",
-    "retrieval.nearest",
-    "retrieval.ranks",
-    "retrieval.ranks_apart",
 }
 
 

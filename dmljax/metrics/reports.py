@@ -256,7 +256,7 @@ def _score_queries(
         blocks = _retrieval.ranks(embeddings, labels, tile=tile, devices=devices, **search)
     else:
         search["gallery_groups"] = gallery_groups
-        blocks = _retrieval.ranks_apart(embeddings, labels, groups, **search)
+        blocks = _retrieval.ranks_outside_groups(embeddings, labels, groups, **search)
     values = {name: np.full(len(embeddings), np.nan) for name in score_fns}
     is_scored = np.zeros(len(embeddings), bool)
     for block in blocks:

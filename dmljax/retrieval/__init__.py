@@ -1,19 +1,26 @@
-"""Exact ranks, nearest neighbours and k-means, in tiles: nothing of size [queries, gallery] exists.
+"""Exact ranks, nearest neighbors and k-means, in tiles: no array of size [queries, gallery] exists.
 
-Arrays may be numpy, memory-mapped or jax; integers and half precision are computed in float32.
-Shared arguments: `gallery` (and `gallery_labels`) is what is searched; without it the embeddings
-search themselves, and each item is excluded from its own ranking by its index. `similarity_fn` is
-`euclidean` (squared or not: the ranks are the same) or `cosine`. `tile`, a multiple of 128, is the
-side of the blocks of similarities and bounds the memory. `devices` share the queries, or points;
-all of this process's unless named, and one where there are fewer tiles than devices. Vectors beyond
-1 GiB are not kept on the devices but sent there tile by tile, from memory or a memory-mapped file
-(best with items of one label side by side, since classes are read together).
+Arrays may be of numpy, memory-mapped or of jax. Integers and half precision are computed in
+float32. These arguments mean the same everywhere:
+
+* `gallery` (and `gallery_labels`) are the items to search. Without them the embeddings search
+  themselves, and each item is left out of its own ranking, by its index.
+* `similarity_fn` is `euclidean` (distance and squared distance give the same ranks) or `cosine`.
+* `tile`, a multiple of 128, is the side of the blocks of similarities and bounds the memory.
+* `devices` share the queries or points. None takes all devices of this process, and one device
+  where there are fewer tiles than devices.
+
+Vectors beyond 1 GiB do not stay on the devices. They are sent tile by tile from memory or from a
+memory-mapped file. Items of a class are read together, so a file is read fastest if it is sorted by
+label.
 """
 
-from dmljax.retrieval.apart import ranks_apart
 from dmljax.retrieval.clusters import KMeans, kmeans
-from dmljax.retrieval.search import Ranks, nearest, ranks
-from dmljax.retrieval.tiles import Embeddings, Labels, SimilarityFn, cosine, euclidean
+from dmljax.retrieval.groups import ranks_outside_groups
+from dmljax.retrieval.inputs import Embeddings, Labels
+from dmljax.retrieval.neighbors import nearest
+from dmljax.retrieval.ranking import Ranks, ranks
+from dmljax.retrieval.similarity import SimilarityFn, cosine, euclidean
 
 __all__ = [
     "Embeddings",
@@ -26,5 +33,5 @@ __all__ = [
     "kmeans",
     "nearest",
     "ranks",
-    "ranks_apart",
+    "ranks_outside_groups",
 ]

@@ -1,4 +1,4 @@
-"""k-means, in tiles."""
+"""k-means: Lloyd's iterations in tiles, with a start by k-means++."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,18 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from dmljax.retrieval import tiles
-from dmljax.retrieval.tiles import Embeddings, Tile, Tiles
+from dmljax.retrieval import inputs, sharding, tiles
+from dmljax.retrieval.inputs import Embeddings
+from dmljax.retrieval.sharding import REPLICATED, SHARDED
+from dmljax.retrieval.tiles import Tile, Tiles
 
 __all__ = ["KMeans", "kmeans"]
 
 
 class KMeans(NamedTuple):
-    """`inertia` is the sum of squared distances to the assigned centres."""
+    """`inertia` is the sum of squared distances between points and their assigned centers."""
 
-    centres: Float[np.ndarray, "k d"]
+    centers: Float[np.ndarray, "k d"]
     assignment: Int[np.ndarray, "n"]
     inertia: float
 
@@ -34,171 +36,216 @@ def kmeans(
 ) -> KMeans:
     """Lloyd's iterations from a k-means++ start (Arthur & Vassilvitskii, 2007).
 
-    Distances that cannot have changed are not computed again: a point whose centre stayed is held
-    to the moved centres only, which gives the same assignment. An empty cluster takes the point
-    that is farthest from its centre. Stops when no point changes its cluster.
+    Stops after `iterations`, or when no point changes its cluster. An empty cluster takes the point
+    that is farthest from its center. A point whose center did not move is compared with the moved
+    centers only: its other distances are the same as before, and so is the result.
+
+    >>> embeddings = np.array([[0.0], [2.0], [10.0], [12.0]])
+    >>> clusters = retrieval.kmeans(embeddings, k=2)
+    >>> sorted(clusters.centers[:, 0].tolist()), clusters.inertia
+    ([1.0, 11.0], 4.0)
     """
-    points, _, centre, side = tiles.prepare(embeddings, None, tile)
+    tiles.check_side(tile)
+    points, _, origin = inputs.check_vectors(embeddings, None)
     n = len(points)
     if not 1 <= k <= n:
         raise ValueError(f"k={k} clusters, but there are {n} embeddings: choose k from 1 to {n}")
-    dtype = tiles.dtype_of(points)
-    points = points.astype(dtype) - centre.astype(dtype)
-    squares = np.vecdot(points, points).astype(np.float64)
-    mesh = tiles.mesh_of(devices, rows=-(-n // side))
-    everything = tiles.plain(points, side, mesh=mesh)
+    side = tiles.choose_side(n, tile)
+    dtype = inputs.compute_dtype(points)
+    points = points.astype(dtype) - origin.astype(dtype)
+    squared_norms = np.vecdot(points, points).astype(np.float64)
+    mesh = sharding.choose_mesh(devices, tiles=-(-n // side))
+    point_tiles = tiles.plain_tiles(points, side, mesh=mesh)
     rng = np.random.default_rng(seed)
-    centres = points[_seeds(points, everything, squares, k, rng, side)]
-    assignment, best = np.full(n, -1), np.full(n, -np.inf, dtype)
-    moved = np.ones(k, bool)
+    centers = points[_draw_starts(points, point_tiles, squared_norms, k, rng, side)]
+    # `similarities` are x'c - |c|^2 / 2 of every point x and its center c.
+    assignment, similarities = np.full(n, -1), np.full(n, -np.inf, dtype)
+    has_moved = np.ones(k, bool)
     for _ in range(iterations):
-        before = assignment.copy()
-        stays = (assignment >= 0) & ~moved[assignment]
-        if not stays.any():
-            best, assignment = _closest(points, centres, side, rows=everything)
-        elif moved.any():
-            again, rest = np.flatnonzero(~stays), np.flatnonzero(stays)
-            best[again], assignment[again] = _closest(points[again], centres, side, mesh=mesh)
-            which = np.flatnonzero(moved)
-            near, at = _closest(points[rest], centres[which], side, mesh=mesh)
-            at = which[at]
-            wins = (near > best[rest]) | ((near == best[rest]) & (at < assignment[rest]))
-            best[rest[wins]], assignment[rest[wins]] = near[wins], at[wins]
-        filled = _repair(points, centres, assignment, squares - 2.0 * best)
-        switched = before != assignment
+        previous = assignment.copy()
+        is_kept = (assignment >= 0) & ~has_moved[assignment]
+        if not is_kept.any():
+            similarities, assignment = _closest(points, centers, side, point_tiles=point_tiles)
+        elif has_moved.any():
+            _reassign(points, centers, has_moved, is_kept, assignment, similarities, side, mesh)
+        refilled = _fill_empty(points, centers, assignment, squared_norms - 2.0 * similarities)
+        switched = previous != assignment
         if not switched.any():
             break
-        touched = np.union1d(before[switched & (before >= 0)], assignment[switched])
-        old = centres[touched]
-        _recentre(points, centres, assignment, touched)
-        moved = np.zeros(k, bool)
-        moved[touched] = (centres[touched] != old).any(axis=1)
-        moved[filled] = True
-    gaps = points - centres[assignment]
-    inertia = float(np.vecdot(gaps, gaps).sum(dtype=np.float64))
-    return KMeans(centres + centre.astype(dtype), assignment, inertia)
+        changed = np.union1d(previous[switched & (previous >= 0)], assignment[switched])
+        old_centers = centers[changed]
+        _move_centers(points, centers, assignment, changed)
+        has_moved = np.zeros(k, bool)
+        has_moved[changed] = (centers[changed] != old_centers).any(axis=1)
+        has_moved[refilled] = True
+    differences = points - centers[assignment]
+    inertia = float(np.vecdot(differences, differences).sum(dtype=np.float64))
+    return KMeans(centers + origin.astype(dtype), assignment, inertia)
 
 
-def _seeds(
-    points: np.ndarray,
-    rows: Tiles,
-    squares: np.ndarray,
+def _draw_starts(
+    points: Float[np.ndarray, "n d"],
+    point_tiles: Tiles,
+    squared_norms: Float[np.ndarray, "n"],
     k: int,
     rng: np.random.Generator,
     side: int,
 ) -> Int[np.ndarray, "k"]:
-    """k-means++ in batches: the next start is drawn with probability ~ squared distance.
+    """k-means++: each next start is drawn with probability ~ its squared distance to the others.
 
-    A batch is drawn with the distances known before it; each draw is then accepted with the
-    probability present / known distance. That is rejection sampling, so the law is the exact one.
+    Starts are drawn in batches, from the distances before the batch. Each draw is then accepted
+    with probability (distance now / distance before the batch). This is rejection sampling, so the
+    distribution is exactly that of drawing one by one.
     """
     chosen = [int(rng.integers(len(points)))]
-    gaps = np.full(len(points), np.inf)
-    fresh = chosen
+    distances = np.full(len(points), np.inf)  # squared, to the nearest chosen point
+    batch = chosen
     while True:
-        near, _ = _closest(points, points[fresh], side, rows=rows)
-        gaps = np.minimum(gaps, squares - 2.0 * near)
-        # What cancellation leaves of a distance of zero must not be drawn.
-        gaps[gaps < 1e-6 * squares] = 0
-        gaps[chosen] = 0
+        nearest, _ = _closest(points, points[batch], side, point_tiles=point_tiles)
+        distances = np.minimum(distances, squared_norms - 2.0 * nearest)
+        # A distance of zero comes out as a rounding error, which must not be drawn.
+        distances[distances < 1e-6 * squared_norms] = 0
+        distances[chosen] = 0
         if len(chosen) == k:
             return np.array(chosen)
-        total = np.cumsum(gaps)
-        if not total[-1] > 0:  # fewer distinct points than clusters
-            rest = np.setdiff1d(np.arange(len(points)), chosen)
-            return np.append(chosen, rng.permutation(rest)[: k - len(chosen)])
-        draws = np.searchsorted(total, rng.random(min(side, len(chosen))) * total[-1], "right")
+        cumulative = np.cumsum(distances)
+        if not cumulative[-1] > 0:  # fewer distinct points than clusters
+            others = np.setdiff1d(np.arange(len(points)), chosen)
+            return np.append(chosen, rng.permutation(others)[: k - len(chosen)])
+        size = min(side, len(chosen))
+        draws = np.searchsorted(cumulative, rng.random(size) * cumulative[-1], "right")
         draws = np.minimum(draws, len(points) - 1)
-        known, chance = gaps[draws], rng.random(len(draws))
-        present, drawn = known.copy(), points[draws]
-        between = squares[draws][:, None] + squares[draws] - 2.0 * (drawn @ drawn.T)
-        fresh = []
+        before, uniforms = distances[draws], rng.random(len(draws))
+        now, drawn = before.copy(), points[draws]
+        between = squared_norms[draws][:, None] + squared_norms[draws] - 2.0 * (drawn @ drawn.T)
+        batch = []
         for i in range(len(draws)):
-            if len(chosen) < k and chance[i] * known[i] < present[i]:
-                fresh.append(int(draws[i]))
+            if len(chosen) < k and uniforms[i] * before[i] < now[i]:
+                batch.append(int(draws[i]))
                 chosen.append(int(draws[i]))
-                present = np.where(draws == draws[i], 0, np.minimum(present, between[i]))
+                now = np.where(draws == draws[i], 0, np.minimum(now, between[i]))
 
 
-def _repair(
-    points: np.ndarray, centres: np.ndarray, assignment: np.ndarray, gaps: np.ndarray
+def _reassign(
+    points: Float[np.ndarray, "n d"],
+    centers: Float[np.ndarray, "k d"],
+    has_moved: Bool[np.ndarray, "k"],
+    is_kept: Bool[np.ndarray, "n"],
+    assignment: Int[np.ndarray, "n"],
+    similarities: Float[np.ndarray, "n"],
+    side: int,
+    mesh: Mesh | None,
+) -> None:
+    """The closest centers, in place: points with `is_kept` are compared with moved centers only."""
+    searched, kept = np.flatnonzero(~is_kept), np.flatnonzero(is_kept)
+    similarities[searched], assignment[searched] = _closest(
+        points[searched], centers, side, mesh=mesh
+    )
+    moved = np.flatnonzero(has_moved)
+    candidates, numbers = _closest(points[kept], centers[moved], side, mesh=mesh)
+    clusters = moved[numbers]
+    is_tie = (candidates == similarities[kept]) & (clusters < assignment[kept])
+    wins = (candidates > similarities[kept]) | is_tie
+    similarities[kept[wins]], assignment[kept[wins]] = candidates[wins], clusters[wins]
+
+
+def _fill_empty(
+    points: Float[np.ndarray, "n d"],
+    centers: Float[np.ndarray, "k d"],
+    assignment: Int[np.ndarray, "n"],
+    distances: Float[np.ndarray, "n"],
 ) -> Int[np.ndarray, "m"]:
-    """Gives every empty cluster the farthest point of a larger one, in place."""
-    sizes = np.bincount(assignment, minlength=len(centres))
+    """Gives every empty cluster the farthest point of a larger one, in place; which were empty."""
+    sizes = np.bincount(assignment, minlength=len(centers))
     empty = np.flatnonzero(sizes == 0)
     if not len(empty):
         return empty
-    filled = []
-    farthest = iter(np.argsort(-gaps, kind="stable"))
+    refilled = []
+    farthest = iter(np.argsort(-distances, kind="stable"))
     for cluster in empty:
         for point in farthest:
-            if sizes[assignment[point]] > 1 and (points[point] != centres[assignment[point]]).any():
+            if sizes[assignment[point]] > 1 and (points[point] != centers[assignment[point]]).any():
                 sizes[assignment[point]] -= 1
                 assignment[point] = cluster
-                filled.append(cluster)
+                refilled.append(cluster)
                 break
-    return np.array(filled, int)
+    return np.array(refilled, int)
 
 
-def _recentre(
-    points: np.ndarray, centres: np.ndarray, assignment: np.ndarray, touched: np.ndarray
+def _move_centers(
+    points: Float[np.ndarray, "n d"],
+    centers: Float[np.ndarray, "k d"],
+    assignment: Int[np.ndarray, "n"],
+    changed: Int[np.ndarray, "m"],
 ) -> None:
-    """Moves the centres of the clusters `touched` to their means; an empty one stays."""
-    members = np.flatnonzero(np.isin(assignment, touched))
+    """Moves the centers of the clusters `changed` to their means; that of an empty one stays."""
+    members = np.flatnonzero(np.isin(assignment, changed))
     members = members[np.argsort(assignment[members], kind="stable")]
-    filled, starts, sizes = np.unique(assignment[members], return_index=True, return_counts=True)
+    clusters, starts, sizes = np.unique(assignment[members], return_index=True, return_counts=True)
     # In double precision the mean of equal points is that point, bit for bit.
     sums = np.add.reduceat(points[members], starts, axis=0, dtype=np.float64)
-    centres[filled] = sums / sizes[:, None]
+    centers[clusters] = sums / sizes[:, None]
 
 
 def _closest(
-    points: np.ndarray,
-    centres: np.ndarray,
+    points: Float[np.ndarray, "n d"],
+    centers: Float[np.ndarray, "k d"],
     side: int,
     *,
-    rows: Tiles | None = None,
+    point_tiles: Tiles | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[Float[np.ndarray, "n"], Int[np.ndarray, "n"]]:
-    """max over c of x'c - |c|^2 / 2, and the first c that has it."""
-    if rows is None:
-        enough = mesh is not None and len(points) > side * (mesh.size - 1)
-        rows = tiles.plain(points, side, mesh=mesh if enough else None)
-    width = tiles.side_of(len(centres), side)
-    columns = tiles.plain(centres, width, mesh=rows.mesh, whole=True)
-    closer, first = (
-        tiles.over(rows.mesh, kernel, roles)
-        for kernel, roles in ((_closer, "rrrww"), (_first, "rr"))
-    )
-    lanes = rows.side, width // tiles.SLICES
-    found = []
-    for i in range(len(rows)):
-        tile = rows[i]
-        start = np.full(lanes, -np.inf, tile.vectors.dtype), np.zeros(lanes, np.int32)
-        best, at = tiles.put(start, rows.mesh)
-        for c in range(len(columns)):
-            best, at = closer(best, at, tile.vectors, columns[c], np.int32(c * width))
-        found.append(first(best, at))
-    best, at = (np.concatenate(a)[: len(points)] for a in zip(*found, strict=True))
-    return best, at.astype(np.int64)
+    """max over c of x'c - |c|^2 / 2, and the first c that reaches it."""
+    if point_tiles is None:
+        # A device without points would only compute padding.
+        is_enough = mesh is not None and len(points) > side * (mesh.size - 1)
+        point_tiles = tiles.plain_tiles(points, side, mesh=mesh if is_enough else None)
+    mesh = point_tiles.mesh
+    width = tiles.choose_side(len(centers), side)
+    center_tiles = tiles.plain_tiles(centers, width, mesh=mesh, spec=REPLICATED)
+    update = sharding.on_mesh(mesh, _update, SHARDED, SHARDED, SHARDED, REPLICATED, REPLICATED)
+    reduce = sharding.on_mesh(mesh, _reduce, SHARDED, SHARDED)
+    shape = point_tiles.side, width // tiles.SLICES
+    results = []
+    for i in range(len(point_tiles)):
+        vectors = point_tiles[i].vectors
+        nothing = np.full(shape, -np.inf, vectors.dtype), np.zeros(shape, np.int32)
+        best, numbers = sharding.put(nothing, mesh)
+        for j in range(len(center_tiles)):
+            best, numbers = update(best, numbers, vectors, center_tiles[j], np.int32(j * width))
+        results.append(reduce(best, numbers))
+    best, numbers = (np.concatenate(arrays)[: len(points)] for arrays in zip(*results, strict=True))
+    return best, numbers.astype(np.int64)
+
+
+# As in `counting`, a tile is folded into slices, because reductions along rows are slow on CPUs.
 
 
 @jax.jit
-def _closer(
-    best: Array, at: Array, points: Array, columns: Tile, first: Array
-) -> tuple[Array, Array]:
-    x = jnp.matmul(points, columns.vectors.T, precision=jax.lax.Precision.HIGHEST)
-    x = x + columns.offsets[None]
+def _update(
+    best: Float[Array, "b s"],
+    numbers: Int[Array, "b s"],
+    points: Float[Array, "b d"],
+    centers: Tile,
+    start: Int[Array, ""],
+) -> tuple[Float[Array, "b s"], Int[Array, "b s"]]:
+    """The best similarity in each column of the folded tile, and where its slice starts."""
+    x = jnp.matmul(points, centers.vectors.T, precision=jax.lax.Precision.HIGHEST)
+    x = x + centers.offsets[None]
     width = x.shape[1] // tiles.SLICES
-    for s, part in enumerate(jnp.split(x, tiles.SLICES, axis=1)):
-        better = part > best
-        best = jnp.where(better, part, best)
-        at = jnp.where(better, first + s * width, at)
-    return best, at
+    for s, similarities in enumerate(jnp.split(x, tiles.SLICES, axis=1)):
+        is_better = similarities > best
+        best = jnp.where(is_better, similarities, best)
+        numbers = jnp.where(is_better, start + s * width, numbers)
+    return best, numbers
 
 
 @jax.jit
-def _first(best: Array, at: Array) -> tuple[Array, Array]:
+def _reduce(
+    best: Float[Array, "b s"], numbers: Int[Array, "b s"]
+) -> tuple[Float[Array, "b"], Int[Array, "b"]]:
+    """The best similarity of each point, and the lowest number of a center that reaches it."""
     top = jnp.max(best, axis=1)
-    at = at + jnp.arange(at.shape[1], dtype=at.dtype)[None]
-    return top, jnp.min(jnp.where(best == top[:, None], at, jnp.iinfo(at.dtype).max), axis=1)
+    numbers = numbers + jnp.arange(numbers.shape[1], dtype=numbers.dtype)[None]
+    largest = jnp.iinfo(numbers.dtype).max
+    return top, jnp.min(jnp.where(best == top[:, None], numbers, largest), axis=1)

@@ -18,7 +18,8 @@ from system import tiny
 from dmljax import losses, methods, metrics, miners, nets, retrieval
 from dmljax.methods import base
 from dmljax.nets import layers
-from dmljax.retrieval import search, tiles
+from dmljax.retrieval import sharding as search_sharding
+from dmljax.retrieval import tiles
 from dmljax.train import build as runs
 from dmljax.train import devices as sharding
 from dmljax.train import journal as log
@@ -389,8 +390,10 @@ def test_a_search_does_not_see_devices(split, devices, monkeypatch):
     keywords = {"gallery": x[300:], "gallery_labels": y[300:]} if split else {}
     one, near = _scores(x, y, 1, **keywords)
     heights = []
-    real = tiles.over
-    monkeypatch.setattr(tiles, "over", lambda mesh, *a: heights.append(mesh) or real(mesh, *a))
+    real = search_sharding.on_mesh
+    monkeypatch.setattr(
+        search_sharding, "on_mesh", lambda mesh, *a: heights.append(mesh) or real(mesh, *a)
+    )
     many, theirs = _scores(x, y, devices, **keywords)
     assert {mesh.size for mesh in heights} == {devices}
     assert np.isnan(one["mAP"]).any() and np.nanmax(one["mAP"]) > 0
@@ -417,8 +420,8 @@ def test_a_gallery_beyond_the_devices_memory_is_streamed(devices, monkeypatch, t
     keywords = {"gallery": np.load(tmp_path / "x.npy", mmap_mode="r"), "gallery_labels": y}
     whole, near = _scores(x, y, devices, **keywords)
     within = metrics.per_query(x, y, tile=128, devices=jax.devices()[:devices])
-    monkeypatch.setattr(tiles, "RESIDENT", 0)
-    monkeypatch.setattr(search, "_HELD", 2)
+    monkeypatch.setattr(tiles, "RESIDENT_BYTES", 0)
+    monkeypatch.setattr(tiles, "BLOCKS_PER_PASS", 2)
     alive = []
     real = tiles.Tiles._load
 
@@ -436,7 +439,9 @@ def test_a_gallery_beyond_the_devices_memory_is_streamed(devices, monkeypatch, t
             np.testing.assert_array_equal(a[name], b[name])
     np.testing.assert_array_equal(theirs[0], near[0])
     # Never all: a few blocks of queries, and the tile they meet.
-    assert len(alive) > 4 * 12 and max(alive) <= (search._HELD + 3) * devices * 128 * 19 * 4
+    assert (
+        len(alive) > 4 * 12 and max(alive) <= (tiles.BLOCKS_PER_PASS + 3) * devices * 128 * 19 * 4
+    )
 
 
 def test_the_next_batch_is_sent_off_while_one_is_used():

@@ -1,0 +1,93 @@
+"""Checks of the arrays that a search is given, and the center that they are measured from."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Integer
+
+Embeddings = Float[Array, "b d"] | np.ndarray
+Labels = Integer[Array, "b"] | np.ndarray
+
+
+def check_vectors(
+    embeddings: Embeddings, gallery: Embeddings | None
+) -> tuple[np.ndarray, np.ndarray, Float[np.ndarray, "d"]]:
+    """Queries, gallery (the queries themselves if None) and the gallery's rounded mean."""
+    queries, center = _check_finite(embeddings, "embeddings")
+    if gallery is None:
+        return queries, queries, center
+    items, center = _check_finite(gallery, "gallery")
+    if items.shape[1] != queries.shape[1]:
+        raise ValueError(
+            f"embeddings have {queries.shape[1]} dimensions and the gallery has "
+            f"{items.shape[1]}: embed both with the same net"
+        )
+    return queries, items, center
+
+
+def integer_labels(
+    labels: Labels, gallery_labels: Labels | None, *, queries: int, items: int, within: bool
+) -> tuple[Int[np.ndarray, "q"], Int[np.ndarray, "n"]]:
+    """Labels of queries and gallery as 0..c-1; `within` a set both are the same.
+
+    Labels are compared as integers: in float32, labels above 2^24 would collide.
+    """
+    if within != (gallery_labels is None):
+        raise ValueError("gallery and gallery_labels go together: give both, or neither")
+    labels = np.asarray(labels)
+    others = labels if within else np.asarray(gallery_labels)
+    for name, array, size in (("labels", labels, queries), ("gallery_labels", others, items)):
+        if array.shape != (size,):
+            raise ValueError(f"{name} have shape {array.shape}, but there are {size} embeddings")
+    if np.result_type(labels, others).kind not in "iub":
+        raise ValueError(
+            f"labels are {labels.dtype} and {others.dtype}: give integers of one signedness "
+            "(np.unique(names, return_inverse=True)[1] makes them of names)"
+        )
+    _, codes = np.unique(np.concatenate([labels, others]), return_inverse=True)
+    return codes[:queries], codes[:queries] if within else codes[queries:]
+
+
+def compute_dtype(vectors: np.ndarray) -> np.dtype:
+    """The dtype that similarities are computed in: float32 or, where jax has it, float64."""
+    dtype = jnp.promote_types(jax.dtypes.canonicalize_dtype(vectors.dtype), jnp.float32)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"embeddings are {vectors.dtype}: give real numbers")
+    return np.dtype(dtype)
+
+
+def round_center(mean: Float[np.ndarray, "d"], deviation: float) -> Float[np.ndarray, "d"]:
+    """The mean, rounded to a grid as coarse as the data are wide.
+
+    The grid is a power of two: whole numbers stay whole, and exact ties stay exact.
+    """
+    if not deviation > 0:
+        return np.zeros_like(mean)
+    grid = 2.0 ** np.ceil(np.log2(deviation))
+    return np.round(mean / grid) * grid
+
+
+def _check_finite(vectors: Embeddings, name: str) -> tuple[np.ndarray, Float[np.ndarray, "d"]]:
+    """The array and its rounded mean, read once and in pieces: it may be a memory-mapped file."""
+    vectors = np.asarray(vectors)
+    if vectors.ndim != 2 or 0 in vectors.shape:
+        raise ValueError(
+            f"{name} have shape {vectors.shape}: give an array [items, dimensions], not empty"
+        )
+    dtype = compute_dtype(vectors)
+    total, squares = np.zeros(vectors.shape[1]), 0.0
+    for start in range(0, len(vectors), 4096):
+        rows = vectors[start : start + 4096].astype(dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            not_finite = np.flatnonzero(~np.isfinite(np.vecdot(rows, rows)))
+        if len(not_finite):
+            raise ValueError(
+                f"{name}[{start + not_finite[0]}] is not finite, or its norm is not: a NaN, an "
+                f"infinity or an overflow of {dtype.name}. Find where the net diverged, or scale "
+                "the embeddings"
+            )
+        total += rows.sum(axis=0, dtype=np.float64)
+        squares += float(np.vecdot(rows, rows).sum(dtype=np.float64))
+    mean = total / len(vectors)
+    variance = max(squares / len(vectors) - float(mean @ mean), 0.0) / len(mean)
+    return vectors, round_center(mean, float(np.sqrt(variance)))

@@ -1,0 +1,44 @@
+"""A search on several devices: each has its own rows of a block, and a copy of the gallery's tile.
+
+The kernels run on every device as they would on one, and nothing is exchanged between devices. So
+the numbers are those of one device.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+SHARDED, REPLICATED = PartitionSpec("rows"), PartitionSpec()
+
+
+def choose_mesh(devices: Sequence[jax.Device] | None, *, tiles: int) -> Mesh | None:
+    """A mesh of the devices (None: all of this process), or None to use the default device.
+
+    There is no mesh where some device would get none of the `tiles` of rows.
+    """
+    devices = jax.local_devices() if devices is None else list(devices)
+    # A single device needs a mesh only if it is not where arrays go by default.
+    if len(devices) == 1 and devices[0] == jax.local_devices()[0]:
+        return None
+    return Mesh(np.array(devices), ("rows",)) if tiles >= len(devices) else None
+
+
+def put(arrays, mesh: Mesh | None, spec: PartitionSpec = SHARDED):
+    """A tree of numpy arrays as arrays on the devices."""
+    if mesh is None:
+        return jax.tree.map(jnp.asarray, arrays)
+    return jax.device_put(arrays, NamedSharding(mesh, spec))
+
+
+def on_mesh(mesh: Mesh | None, kernel: Callable, *specs: PartitionSpec) -> Callable:
+    """`kernel` on every device of `mesh`; `specs` say which arguments are sharded by rows."""
+    return kernel if mesh is None else _mapped(mesh, kernel, specs)
+
+
+@functools.cache
+def _mapped(mesh: Mesh, kernel: Callable, specs: tuple[PartitionSpec, ...]) -> Callable:
+    return jax.jit(jax.shard_map(kernel, mesh=mesh, in_specs=specs, out_specs=SHARDED))

@@ -1,0 +1,70 @@
+"""Ranks outside of each query's group against a loop over all pairs."""
+
+import numpy as np
+import pytest
+from search_loops import all_similarities, lattice, naive_ranks, ranks_by_query
+
+from dmljax import retrieval
+from dmljax.retrieval import tiles
+
+
+@pytest.mark.parametrize("name", ["euclidean", "cosine"])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("strip", [1 << 24, 500])
+def test_against_a_loop(split, name, strip, monkeypatch):
+    monkeypatch.setattr(tiles, "STRIP_SIZE", strip)
+    rng = np.random.default_rng(int(split))
+    x, y, groups = lattice(rng, 90), rng.integers(0, 12, 90), rng.integers(-1, 5, 90)
+    x[x.sum(axis=1) == 0] = 1
+    if name == "cosine":  # unit vectors along an axis: exact in single precision
+        x = np.eye(3, dtype=np.float32)[rng.integers(0, 3, 90)] * x[:, :1].clip(1)
+    gallery, items, item_labels, item_groups = {}, x, y, groups
+    if split:
+        items, item_labels, item_groups = x[7:][::-1], y[20:83], groups[:63]
+        items = items[:63]
+        gallery = {"gallery": items, "gallery_labels": item_labels, "gallery_groups": item_groups}
+    counts = (groups[:, None] != item_groups[None]) | (groups[:, None] < 0)
+    expected = naive_ranks(
+        all_similarities(x, items, name), y, item_labels, within=not split, counts=counts
+    )
+    blocks = retrieval.ranks_outside_groups(
+        x, y, groups, similarity_fn=getattr(retrieval, name), **gallery
+    )
+    assert ranks_by_query(blocks) == expected and len(expected) > 50
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_without_groups_these_are_the_ranks(split):
+    rng = np.random.default_rng(2)
+    x, y = rng.standard_normal((80, 5), dtype=np.float32), rng.integers(0, 9, 80)
+    gallery = {"gallery": x[30:], "gallery_labels": y[30:]} if split else {}
+    groups = {"gallery_groups": np.full(50, -1)} if split else {}
+    found = ranks_by_query(
+        retrieval.ranks_outside_groups(x, y, np.full(80, -1), **gallery, **groups)
+    )
+    assert found == ranks_by_query(retrieval.ranks(x, y, **gallery))
+
+
+X, Y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
+BAD = X.copy()
+BAD[4, 1] = np.nan
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda f: f(X, Y, Y, gallery=X, gallery_labels=Y), "gallery_groups go together"),
+        (lambda f: f(X, Y, Y, gallery_groups=Y), "gallery_groups go together"),
+        (lambda f: f(X, Y, Y[:3]), r"groups have shape \(3,\), but there are 6 embeddings"),
+        (lambda f: f(X, Y[:3], Y), r"labels have shape \(3,\), but there are 6 embeddings"),
+        (lambda f: f(X, Y * 0.5, Y), "labels are float64"),
+        (lambda f: f(BAD, Y, Y), r"embeddings\[4\] is not finite"),
+        (
+            lambda f: f(X, Y, Y, gallery=X[:, :3], gallery_labels=Y, gallery_groups=Y),
+            "6 dimensions and the gallery has 3",
+        ),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        next(call(retrieval.ranks_outside_groups))
