@@ -22,7 +22,7 @@ from dmljax.commands.errors import USER_ERRORS, print_error
 from dmljax.commands.parser import Parser
 from dmljax.hints import hint
 
-__all__ = ["console", "main", "tune_cpu"]
+__all__ = ["console", "main", "settle_environment", "tune_cpu"]
 
 VERBS = ("train", "evaluate", "embed", "list")
 _XLA = (  # flag, value, versions that know it
@@ -61,6 +61,16 @@ def tune_cpu() -> None:
     os.environ["XLA_FLAGS"] = given
 
 
+def settle_environment() -> None:
+    """Sets what packages would set when they are imported in the middle of a run.
+
+    XLA's threads read the environment while they compute, and a change at that moment crashes the
+    process: docs/troubleshooting.md. These are scikit-learn's, in its own values.
+    """
+    os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "True")
+    os.environ.setdefault("KMP_INIT_AT_FORK", "FALSE")
+
+
 def main(words: Sequence[str]) -> int:
     """Runs the verb that `words` name; the exit status."""
     verb, words = _verb(words)
@@ -80,6 +90,7 @@ def console() -> int:
         print(_overview(), file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
     tune_cpu()
+    settle_environment()
     faulthandler.enable()
     logging.use_absl_handler()
     for stream in (sys.stdout, sys.stderr):  # names of files need not be valid text

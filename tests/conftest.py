@@ -1,5 +1,8 @@
 """Stricter than users: shapes checked, eight devices, no rank promotion, warnings are errors."""
 
+import ctypes
+import faulthandler
+import gc
 import importlib.metadata
 import os
 import pathlib
@@ -29,6 +32,65 @@ sys.path.insert(0, str(HERE))
 # Records of `data` are sequences by what they do, not by type, and it has no arrays of jax.
 CHECKED = {path.stem for path in (HERE.parent / "dmljax").glob("[a-z]*")} - {"data"}
 install_import_hook([f"dmljax.{name}" for name in sorted(CHECKED)], "typechecker.check")
+
+
+# Bytes of a test process: two of them fit into a laptop of 8 GB.
+_COMPILED_PROGRAMS_GO, _MOST_MEMORY = 2 << 30, 3 << 30
+
+
+def pytest_configure():
+    """Starts JAX, and keeps the environment as it is from then on.
+
+    XLA's threads read the environment when they prepare a computation, and may still run when the
+    call that started them has returned. glibc's setenv frees what they read: the process dies of a
+    segmentation fault. Pytest writes PYTEST_CURRENT_TEST several times per test; that changes
+    `os.environ`, but no longer what C code reads. A test that needs another environment starts a
+    process of its own with it.
+    """
+    import jax
+
+    from dmljax import main
+    from dmljax.train import loop  # noqa: F401  what it imports changes the environment
+
+    main.settle_environment()
+    jax.devices()
+    os.putenv, os.unsetenv = _without_pytest(os.putenv), _without_pytest(os.unsetenv)
+
+
+def _without_pytest(change_fn):
+    def change(name, *value):
+        if not os.fsdecode(name).startswith("PYTEST_"):
+            raise RuntimeError(
+                f"{os.fsdecode(name)} is changed in the environment of a process in which JAX "
+                "computes: start a process of its own with it"
+            )
+
+    return change
+
+
+def pytest_runtest_setup(item):
+    """The time limit of setup.cfg is not for slow tests."""
+    if item.get_closest_marker("slow"):
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown():
+    """Compiled programs stay for the next test until they are too many."""
+    yield
+    if _memory() > _COMPILED_PROGRAMS_GO:
+        import jax
+
+        jax.clear_caches()
+        gc.collect()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        assert _memory() < _MOST_MEMORY, f"this process has {_memory() >> 20} MiB of memory"
+
+
+def _memory() -> int:
+    """Bytes of this process that are in memory."""
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

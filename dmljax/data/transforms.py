@@ -19,6 +19,11 @@ from collections.abc import Iterable
 import numpy as np
 from PIL import Image, ImageEnhance
 
+try:  # the extra `fast`, for the same pixels; not later, since the import changes the environment
+    import cv2
+except ImportError:
+    cv2 = None
+
 __all__ = [
     "abe_eval",
     "abe_train",
@@ -64,22 +69,11 @@ def _scale(image: np.ndarray, height: int, width: int, *, antialias: bool = True
     return _array(_pil(image).resize((width, height), Image.Resampling.BILINEAR))
 
 
-@functools.cache
-def _opencv():
-    """OpenCV (the extra `fast`), or None: the pixels are the same."""
-    try:
-        import cv2
-    except ImportError:
-        return None
-    return cv2
-
-
 def _bilinear(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """Between the two pixels nearest on each axis: OpenCV's INTER_LINEAR_EXACT, bit for bit.
 
     Its shares are rounded to 1/256, everything after them is exact.
     """
-    cv2 = _opencv()
     if cv2 is not None:
         out = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR_EXACT)
         return out.reshape(height, width, image.shape[2])
@@ -161,7 +155,6 @@ def random_flip(image: np.ndarray, rng: _Rng, *, probability: float = 0.5) -> np
     """Left and right exchanged."""
     if rng.random() >= probability:
         return image
-    cv2 = _opencv()
     if cv2 is not None:
         return cv2.flip(image, 1).reshape(image.shape)
     flipped = np.empty_like(image)

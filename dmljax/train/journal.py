@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from tensorboardX import SummaryWriter  # here, before JAX computes: it changes the environment
 
 __all__ = ["Log", "read", "table"]
 
@@ -35,8 +36,6 @@ class Log:
         for path in (self._metrics, self._speed):
             _cut(path, step if step else -1)  # from the start, what is there is of a lost start
         _compilations()
-        from tensorboardX import SummaryWriter
-
         self._board = SummaryWriter(
             str(workdir / "tensorboard"), purge_step=step + 1 if step else None
         )

@@ -150,8 +150,8 @@ def _between(image, height, width):
 @pytest.mark.parametrize("sides", [(20, 31), (5, 4), (1, 1), (16, 16), (1, 40)])
 def test_without_antialiasing_pixels_lie_between_the_four_around(monkeypatch, opencv, sides):
     if not opencv:
-        monkeypatch.setattr(transforms, "_opencv", lambda: None)
-    elif transforms._opencv() is None:
+        monkeypatch.setattr(transforms, "cv2", None)
+    elif transforms.cv2 is None:
         pytest.skip("OpenCV (the extra 'fast') is not installed")
     for channels in (1, 3):
         image = _image(*sides)[:, :, :channels]
@@ -161,13 +161,13 @@ def test_without_antialiasing_pixels_lie_between_the_four_around(monkeypatch, op
 
 
 def test_without_antialiasing_pixels_do_not_depend_on_opencv(monkeypatch):
-    if transforms._opencv() is None:
+    if transforms.cv2 is None:
         pytest.skip("OpenCV (the extra 'fast') is not installed")
     recipe = functools.partial(transforms.standard_train, size=65, antialias=False)
     images = [_image(h, w) for h, w in ((375, 500), (70, 90), (65, 65), (30, 300))]
     images.append(images[0][:, :, :1])
     fast = [recipe(image, _rng(i)) for i, image in enumerate(images)]
-    monkeypatch.setattr(transforms, "_opencv", lambda: None)
+    monkeypatch.setattr(transforms, "cv2", None)
     for i, image in enumerate(images):
         np.testing.assert_array_equal(recipe(image, _rng(i)), fast[i])
 

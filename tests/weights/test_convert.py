@@ -548,7 +548,8 @@ def server(monkeypatch):
 
 
 def test_fetch_once_then_from_the_folder(server, tmp_path, monkeypatch):
-    monkeypatch.setenv("DMLJAX_CACHE", str(tmp_path / "a" / "b"))
+    environment = os.environ | {"DMLJAX_CACHE": str(tmp_path / "a" / "b")}
+    monkeypatch.setattr(os, "environ", environment)  # the environment of C code stays as it is
     path = published.fetch("local")
     assert path == tmp_path / "a" / "b" / "net-file.pth" and path.read_bytes() == _DATA
     assert published.fetch("local") == path and server.asked == [None]
