@@ -12,6 +12,7 @@ that was interrupted. Several processes that train together: docs/launch.md.
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import traceback
 from collections.abc import Sequence
@@ -68,6 +69,8 @@ def _train_with_others(arguments: argparse.Namespace, overrides: Sequence[str]) 
     """Trains as one of several processes; leaves the process, with its exit status, at the end."""
     from dmljax.train import hosts
 
+    # Its imports change the environment, which is not to happen beside a started JAX.
+    importlib.import_module("dmljax.train.loop")
     joined = hosts.start(
         coordinator=arguments.coordinator,
         processes=arguments.processes,

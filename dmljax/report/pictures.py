@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from matplotlib import colormaps  # not later: matplotlib may change the environment at its import
 from PIL import Image, ImageDraw, ImageFont
 
 from dmljax import retrieval
@@ -154,8 +155,6 @@ def frame(
     places = _plane(embeddings[rows], seed)
     low, high = places.min(axis=0), places.max(axis=0)
     places = (places - low) / np.maximum(high - low, 1e-12)
-    from matplotlib import colormaps
-
     figure, axes = _figure(6.4, 5.6)
     colors = colormaps["tab10" if len(chosen) <= 10 else "tab20"].colors
     for i, label in enumerate(chosen):

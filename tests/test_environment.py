@@ -1,0 +1,57 @@
+"""The environment stays as it is once JAX computes: XLA's threads may read it at any moment."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from processes import ROOT
+from system import METHODS, photos, tiny, write_config
+
+# Imported by every process at its start. A change of the environment becomes a line of $CHANGES.
+_HOOK = """
+import os, sys
+
+def _record(event, arguments):
+    if event in ("os.putenv", "os.unsetenv"):
+        bridge = sys.modules.get("jax._src.xla_bridge")
+        jax_runs = bridge is not None and bridge.backends_are_initialized()
+        distributed = sys.modules.get("jax._src.distributed")
+        jax_runs |= distributed is not None and distributed.global_state.client is not None
+        with open(os.environ["CHANGES"], "a") as file:
+            print("late" if jax_runs else "early", os.fsdecode(arguments[0]), file=file)
+
+sys.addaudithook(_record)
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_nothing_changes_it_in_a_run(tmp_path, processes):
+    (tmp_path / "sitecustomize.py").write_text(_HOOK)
+    config = tiny(tmp_path, **METHODS["abe"], pictures=True, runtime={"workers": 1})
+    config |= {"dataset": {"name": "folder", "root": str(photos(tmp_path)), "split": 0.5}}
+    config |= {"transform": {"name": "squash", "size": 10}}
+    config |= {"eval_transform": {"name": "squash", "size": 10}}
+    # Where the home cannot be written, matplotlib sets a folder of its own.
+    names = ("CHANGES", "HOME", "MPLCONFIGDIR", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK")
+    names += ("CRC32C_SW_MODE", "XLA_FLAGS")
+    environment = {k: v for k, v in os.environ.items() if k not in names}
+    environment |= {"CHANGES": str(tmp_path / "changes.txt"), "HOME": "/dev/null"}
+    environment |= {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PYTHON": sys.executable}
+    environment |= {"JAX_NUM_CPU_DEVICES": "2"}
+    command = [sys.executable, "-m", "dmljax.main", f"--config={write_config(tmp_path, config)}"]
+    if processes > 1:
+        command = [str(ROOT / "launch" / "local.sh"), str(processes), command[-1].split("=")[1]]
+    run = subprocess.run(
+        [*command, f"--workdir={tmp_path / 'run'}"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=200,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert (tmp_path / "run" / "map.png").exists()
+    changes = (tmp_path / "changes.txt").read_text().splitlines()
+    assert {"early XLA_FLAGS", "early CRC32C_SW_MODE", "early KMP_INIT_AT_FORK"} <= set(changes)
+    assert "early MPLCONFIGDIR" in changes
+    assert not [line for line in changes if line.startswith("late")]
