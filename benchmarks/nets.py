@@ -2,10 +2,10 @@
 
     pip install -e '.[bench]' && python benchmarks/nets.py [--nets convnet resnet50]
 
-The same batch, the same machine, turn by turn; medians. `convnet` is five 3x3 convolutions with
-batch norm on 128 images of 32x32x1; `resnet50` takes 16 images of 224x224x3. On an accelerator the
-nets compute in bfloat16. The gradient is that of the squared features with respect to all
-parameters, with batch norm training. `xla` is ours with XLA's own gradients of convolutions.
+Medians over rounds in which all take turns, with the same batch. `convnet` is five 3x3 convolutions
+with batch norm on 128 images of 32x32x1; `resnet50` takes 16 images of 224x224x3. On an accelerator
+the nets compute in bfloat16. The gradient is that of the squared features with respect to all
+parameters, with batch norm in training mode. `xla` is ours with `impl="xla"`.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import torch
 
 from dmljax import main as dmljax_main
 from dmljax import nets
-from dmljax.kernels import convolution, initial
+from dmljax.kernels.initial_draws import batch_draws
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "nets"))
 
@@ -39,13 +39,13 @@ def torch_net(name: str) -> torch.nn.Module:
     return ResNet((3, 4, 6, 3), bottleneck=True)
 
 
-def ours(name: str, x: np.ndarray):
-    """Compiled forward pass and gradient step, each of no arguments, and seconds of init."""
-    net = getattr(nets, name)(dtype=jnp.bfloat16 if GPU else None)
-    began = time.perf_counter()
-    init = jax.jit(initial.together(lambda key: net.init(key, x[:2], train=True)))
+def our_functions(name: str, x: np.ndarray, impl: str):
+    """Compiled forward pass and gradient step, each without arguments, and seconds of init."""
+    net = getattr(nets, name)(dtype=jnp.bfloat16 if GPU else None, impl=impl)
+    start = time.perf_counter()
+    init = jax.jit(batch_draws(lambda key: net.init(key, x[:2], train=True)))
     variables = jax.block_until_ready(init(jax.random.key(0)))
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     x = jax.device_put(x)
 
     def forward(params, stats, x):
@@ -54,12 +54,13 @@ def ours(name: str, x: np.ndarray):
         return jnp.sum(out["features"].astype(jnp.float32) ** 2), changed
 
     arguments = variables["params"], variables["batch_stats"], x
-    plain = jax.jit(forward).lower(*arguments).compile()
-    step = jax.jit(jax.value_and_grad(forward, has_aux=True)).lower(*arguments).compile()
-    return [lambda f=f: jax.block_until_ready(f(*arguments)) for f in (plain, step)], seconds
+    forward_fn = jax.jit(forward).lower(*arguments).compile()
+    step_fn = jax.jit(jax.value_and_grad(forward, has_aux=True)).lower(*arguments).compile()
+    functions = [lambda f=f: jax.block_until_ready(f(*arguments)) for f in (forward_fn, step_fn)]
+    return functions, seconds
 
 
-def theirs(name: str, x: np.ndarray):
+def torch_functions(name: str, x: np.ndarray):
     device = "cuda" if GPU else "cpu"
     net = torch_net(name).to(device).train()
     x = torch.tensor(x).permute(0, 3, 1, 2).contiguous().to(device)
@@ -82,19 +83,20 @@ def theirs(name: str, x: np.ndarray):
 
 
 def medians(functions, rounds: int) -> list[float]:
-    """Seconds of each, which take turns.
+    """Median seconds of each function. They take turns, and the first round is not counted.
 
-    The first pass of a turn is not counted: the other library's threads spin on for a while.
+    Each turn starts with a call that is not counted, because the other library's threads go on
+    spinning for a while.
     """
-    took = []
-    for _ in range(rounds + 1):  # the first is not counted
-        took.append([])
+    seconds = []
+    for _ in range(rounds + 1):
+        seconds.append([])
         for function in functions:
             function()
-            began = time.perf_counter()
+            start = time.perf_counter()
             function()
-            took[-1].append(time.perf_counter() - began)
-    return np.median(took[1:], axis=0).tolist()
+            seconds[-1].append(time.perf_counter() - start)
+    return np.median(seconds[1:], axis=0).tolist()
 
 
 def main() -> None:
@@ -106,13 +108,10 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     for name in args.nets:
         x = np.random.default_rng(0).normal(size=SHAPES[name]).astype(np.float32)
-        own, seconds = ours(name, x)
-        kept = convolution.conv.__globals__["_conv"]
-        convolution.conv.__globals__["_conv"] = convolution._plain
-        plain, _ = ours(name, x)
-        convolution.conv.__globals__["_conv"] = kept
-        peer = theirs(name, x)
-        for kind, *functions in zip(("forward", "and gradient"), own, peer, plain, strict=True):
+        auto, seconds = our_functions(name, x, "auto")
+        xla, _ = our_functions(name, x, "xla")
+        peer = torch_functions(name, x)
+        for kind, *functions in zip(("forward", "and gradient"), auto, peer, xla, strict=True):
             a, b, c = (len(x) / t for t in medians(functions, args.rounds))
             print(
                 f"| {name} | {kind} | {a:.1f} | {b:.1f} | {a / b:.2f} | {c:.1f} | {seconds:.1f} |",

@@ -1,34 +1,46 @@
-"""Backbones and heads as Flax modules. `__all__` is the registry of what builds them.
+"""Backbones and heads as Flax modules. `__all__` lists the backbones.
 
-A backbone is `net(images [b h w 3], *, train) -> {name: array}`:
+A backbone is a Flax module `net(images [b h w 3], *, train) -> {name: array}`. Its outputs:
 
-* one map per stage, under the stage's name; `features`, the last of them; `pooled` and `max_pooled`
-  `[b d]`, its mean and maximum over space (of a `vit`, its class token), in float32; `logits` if
-  `classes` is a number.
-* `start` and `stop` (not of `vit` and `lecun`) name the first and the last stage to run. A net that
-  starts later takes the map of the stage before. The parameters keep the names they have in the
-  whole net.
-* `frozen`: batch norm uses its running statistics while training, too, and leaves them alone.
-  `momentum` is the share of a new batch in them.
-* `remat`: blocks are computed again for the gradient instead of being kept: less memory, more time.
-* `dtype`: of the computation, such as 'bfloat16'; parameters and statistics stay float32.
+* one feature map `[b h w d]` per stage, under the stage's name, and the last one as `features`;
+* `pooled` and `max_pooled` `[b d]`, the mean and the maximum of `features` over space, in float32
+  (`pooled` of a `vit` is its class token);
+* `logits [b classes]`, if `classes` is a number.
 
-Parameters are named as where the weights come from: torchvision, timm, Caffe. `net.init` of a deep
-net compiles several times as fast by `jax.jit(initial.together(lambda key: net.init(key, ...)))`.
+Its arguments:
+
+* `start` and `stop` (not of `vit` and `lecun`) name the first and the last stage to run. A net with
+  a later `start` takes the feature map of the stage before. Parameters keep their names.
+* `frozen`: in training, too, batch norm uses its running statistics and does not update them.
+  `momentum` is the weight of a new batch in the running statistics.
+* `remat`: activations within blocks are recomputed for the gradient instead of being kept, which
+  saves memory and takes time.
+* `dtype` is the type of the computation, such as 'bfloat16'. Parameters and statistics are float32.
+* `impl` ('auto', 'cpu' or 'xla') is the form of convolutions and max pooling: `dmljax.kernels`.
+
+Parameters have the names of the published weights: torchvision's, timm's, Caffe's. The class
+attribute `expected_normalization` of a backbone names the preprocessing that those weights expect,
+a function of `weights.preprocessing`. `jax.jit(net.init)` of a deep net compiles five times as fast
+with `kernels.initial_draws.batch_draws`.
+
+A net from outside works in a config as `config.net = 'my_module:my_net'`: any Flax module, or
+function that returns one, whose call returns at least `features` and `pooled`.
 """
 
 from dmljax.nets import bn_inception as _bn_inception
+from dmljax.nets import convnet as _convnet
 from dmljax.nets import googlenet as _googlenet
+from dmljax.nets import lecun as _lecun
 from dmljax.nets import mobilenet as _mobilenet
 from dmljax.nets import resnet as _resnet
-from dmljax.nets import small as _small
 from dmljax.nets import vit as _vit
 from dmljax.nets.bn_inception import *  # noqa: F403
+from dmljax.nets.convnet import *  # noqa: F403
 from dmljax.nets.googlenet import *  # noqa: F403
+from dmljax.nets.lecun import *  # noqa: F403
 from dmljax.nets.mobilenet import *  # noqa: F403
 from dmljax.nets.resnet import *  # noqa: F403
-from dmljax.nets.small import *  # noqa: F403
 from dmljax.nets.vit import *  # noqa: F403
 
-_FILES = (_bn_inception, _googlenet, _mobilenet, _resnet, _small, _vit)
+_FILES = (_bn_inception, _convnet, _googlenet, _lecun, _mobilenet, _resnet, _vit)
 __all__ = sorted(name for file in _FILES for name in file.__all__)

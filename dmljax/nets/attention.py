@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from dmljax import ops
-from dmljax.kernels.initial import fan_in_uniform
+from dmljax.nets.initializers import fan_in_uniform
 from dmljax.nets.layers import Dense, glorot_dense
 from dmljax.ops import Array
 

@@ -1,11 +1,14 @@
-"""BN-Inception (Ioffe & Szegedy, ICML 2015), layout and names of the weights in common use.
+"""BN-Inception (Ioffe & Szegedy, ICML 2015) with the layout and names of the published weights.
 
-They were converted from Caffe: the convolutions have biases although a batch norm follows, and the
-parameters lie flat, `inception_3a_3x3_reduce` beside `inception_3a_3x3_reduce_bn`. Those weights
-take BGR from 0 to 255 minus (104, 117, 128). See `dmljax.nets` for what all backbones share.
+Those were converted from Caffe. Their convolutions have biases although a batch norm follows, and
+their parameters have no hierarchy: `inception_3a_3x3_reduce`, `inception_3a_3x3_reduce_bn`.
+`dmljax.nets` documents what all backbones share.
 """
 
 from __future__ import annotations
+
+import functools
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -13,12 +16,13 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from dmljax.nets import layers
-from dmljax.nets.layers import Array, BatchNorm, Conv, Dense, Dtype
+from dmljax.nets.layers import BatchNorm, Conv, Dense, Dtype
+from dmljax.ops import Array
 
 __all__ = ["bn_inception"]
 
-# 1x1; 3x3 reduce, 3x3; double 3x3 reduce, double 3x3; pool projection. Without the first and the
-# last, the block halves the map and passes its input on through a max pool.
+# Widths: 1x1; 3x3 reduce, 3x3; double 3x3 reduce, double 3x3; pool projection. A block without the
+# first and the last halves the feature map and passes its input on through a max pool.
 _INCEPTIONS = {
     "3a": (64, 64, 64, 64, 96, 32),
     "3b": (64, 64, 96, 64, 96, 64),
@@ -35,7 +39,7 @@ _STAGES = ("conv1", "pool1", "conv2", "pool2", *_INCEPTIONS)
 
 
 def _channels(start: str) -> int:
-    """Of the map on which `start` begins."""
+    """Channels of the feature map that the stage `start` takes."""
     channels = 3
     for stage in _STAGES[: _STAGES.index(start)]:
         if stage in _INCEPTIONS:
@@ -47,10 +51,13 @@ def _channels(start: str) -> int:
 
 
 class BNInception(nn.Module, kw_only=True):
-    """Stages: `conv1 pool1 conv2 pool2`, then `3a` to `5b`, of which `3c` and `4e` halve the map.
+    """BN-Inception. Stages: `conv1 pool1 conv2 pool2`, then `3a` to `5b`.
 
-    Images of 224, 227 or 256 pixels fit; where a map to be halved is odd, its branches disagree.
+    `3c` and `4e` halve the feature map. Its sides must be even there, because the branches round
+    odd sides differently. Images of 224, 227 or 256 pixels fit.
     """
+
+    expected_normalization: ClassVar[str] = "caffe_bn"
 
     classes: int | None = None
     start: str = "conv1"
@@ -59,15 +66,17 @@ class BNInception(nn.Module, kw_only=True):
     frozen: bool = False
     remat: bool = False
     dtype: Dtype | None = None
+    impl: str = "auto"
 
     @nn.compact
     def __call__(
         self, images: Float[Array, "b h w c"], *, train: bool
     ) -> dict[str, Float[jax.Array, "..."]]:
+        max_pool = functools.partial(layers.max_pool, impl=self.impl)
+
         def conv(x, features, size, name, strides=1):
-            x = Conv(
-                features, size, strides, size // 2, use_bias=True, dtype=self.dtype, name=name
-            )(x)
+            options = {"dtype": self.dtype, "impl": self.impl, "name": name}
+            x = Conv(features, size, strides, size // 2, use_bias=True, **options)(x)
             norm = BatchNorm(self.momentum, frozen=self.frozen, dtype=self.dtype, name=f"{name}_bn")
             return nn.relu(norm(x, train=train))
 
@@ -80,10 +89,10 @@ class BNInception(nn.Module, kw_only=True):
             b = conv(b, double, 3, name + "double_3x3_1")
             b = conv(b, double, 3, name + "double_3x3_2", strides)
             if not one:
-                pooled = layers.max_pool(x, 3, strides=2, ceil=True)
+                pooled = max_pool(x, 3, strides=2, ceil=True)
                 return jnp.concatenate((a, b, pooled), axis=-1)
-            # The last block alone pools by maximum.
-            pool_fn = layers.max_pool if stage == "5b" else layers.avg_pool
+            # Only the last block pools by maximum.
+            pool_fn = max_pool if stage == "5b" else layers.avg_pool
             pooled = conv(pool_fn(x, 3, strides=1, padding=1), project, 1, name + "pool_proj")
             return jnp.concatenate((conv(x, one, 1, name + "1x1"), a, b, pooled), axis=-1)
 
@@ -96,7 +105,7 @@ class BNInception(nn.Module, kw_only=True):
             elif stage == "conv2":
                 x = conv(conv(x, 64, 1, "conv2_3x3_reduce"), 192, 3, "conv2_3x3")
             elif stage.startswith("pool"):
-                x = layers.max_pool(x, 3, strides=2, ceil=True)
+                x = max_pool(x, 3, strides=2, ceil=True)
             else:
                 if stage in ("3c", "4e") and (x.shape[1] % 2 or x.shape[2] % 2):
                     raise ValueError(
@@ -105,7 +114,7 @@ class BNInception(nn.Module, kw_only=True):
                     )
                 x = (nn.remat(inception) if self.remat else inception)(self, x)
             outputs[stage] = x
-        outputs = layers.pool(outputs, x)
+        outputs = layers.add_pooled(outputs, x)
         if self.classes is not None:
             outputs["logits"] = Dense(self.classes, name="last_linear")(outputs["pooled"])
         return outputs

@@ -1,11 +1,14 @@
-"""GoogLeNet (Szegedy et al., CVPR 2015) twice: Caffe's, and the one torchvision distributes.
+"""GoogLeNet (Szegedy et al., CVPR 2015): Caffe's net, and the one that torchvision distributes.
 
 They are different nets and cannot share weights. Published results with "GoogLeNet" mean Caffe's.
-Stages of both: `conv1 pool1 conv2 pool2 3a 3b pool3 4a 4b 4c 4d 4e pool4 5a 5b`; a normalisation
-belongs to the stage before it. See `dmljax.nets` for what all backbones share.
+Stages of both: `conv1 pool1 conv2 pool2 3a 3b pool3 4a 4b 4c 4d 4e pool4 5a 5b`. A response norm
+belongs to the stage before it. `dmljax.nets` documents what all backbones share.
 """
 
 from __future__ import annotations
+
+import functools
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -13,13 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from dmljax.kernels.initial import caffe_xavier, truncated_normal
 from dmljax.nets import layers
-from dmljax.nets.layers import Array, Conv, Dense, Dtype
+from dmljax.nets.initializers import caffe_xavier, truncated_normal
+from dmljax.nets.layers import Conv, Dense, Dtype
+from dmljax.ops import Array
 
 __all__ = ["googlenet", "googlenet_bn"]
 
-# 1x1; 3x3 reduce, 3x3; 5x5 reduce, 5x5; pool projection
+# Widths: 1x1; 3x3 reduce, 3x3; 5x5 reduce, 5x5; pool projection.
 _INCEPTIONS = {
     "3a": (64, 96, 128, 16, 32, 32),
     "3b": (128, 128, 192, 32, 96, 64),
@@ -36,7 +40,7 @@ _STAGES += ("4a", "4b", "4c", "4d", "4e", "pool4", "5a", "5b")
 
 
 def _channels(start: str) -> int:
-    """Of the map on which `start` begins."""
+    """Channels of the feature map that the stage `start` takes."""
     channels = 3
     for stage in _STAGES[: _STAGES.index(start)]:
         if stage in _INCEPTIONS:
@@ -48,12 +52,14 @@ def _channels(start: str) -> int:
 
 
 class GoogLeNet(nn.Module, kw_only=True):
-    """Caffe's `bvlc_googlenet`: biases, no batch norm, local response norms, true 5x5 kernels.
+    """Caffe's `bvlc_googlenet`: biases, no batch norm, local response norms, real 5x5 kernels.
 
-    Takes BGR from 0 to 255 minus the mean (`dmljax.data.normalization.caffe`). The auxiliary
-    classifiers and the dropout of its training are left out. The published code of DVML computes
-    the response norms over 11 channels with alpha 1e-4 undivided: `lrn_size=11, lrn_alpha=1.1e-3`.
+    The auxiliary classifiers and the dropout of its training are left out. The published code of
+    DVML computes the response norms over 11 channels and does not divide alpha = 1e-4 by 11:
+    `lrn_size=11, lrn_alpha=1.1e-3`.
     """
+
+    expected_normalization: ClassVar[str] = "caffe"
 
     lrn_size: int = 5
     lrn_alpha: float = 1e-4
@@ -62,11 +68,14 @@ class GoogLeNet(nn.Module, kw_only=True):
     stop: str = "5b"
     remat: bool = False
     dtype: Dtype | None = None
+    impl: str = "auto"
 
     @nn.compact
     def __call__(
         self, images: Float[Array, "b h w c"], *, train: bool
     ) -> dict[str, Float[jax.Array, "..."]]:
+        max_pool = functools.partial(layers.max_pool, impl=self.impl)
+
         def conv(x, features, size, name, strides=1):
             conv = Conv(
                 features,
@@ -75,9 +84,10 @@ class GoogLeNet(nn.Module, kw_only=True):
                 size // 2,
                 use_bias=True,
                 dtype=self.dtype,
-                # Caffe's "xavier" and its constant, without which the deep net does not start.
+                # Caffe's initial values; with others this deep net does not start to learn.
                 kernel_init=caffe_xavier,
                 bias_init=nn.initializers.constant(0.2),
+                impl=self.impl,
                 name=name,
             )
             return nn.relu(conv(x))
@@ -91,7 +101,7 @@ class GoogLeNet(nn.Module, kw_only=True):
                 conv(x, one, 1, "1x1"),
                 conv(conv(x, three_reduce, 1, "3x3_reduce"), three, 3, "3x3"),
                 conv(conv(x, five_reduce, 1, "5x5_reduce"), five, 5, "5x5"),
-                conv(layers.max_pool(x, 3, strides=1, padding=1), project, 1, "pool_proj"),
+                conv(max_pool(x, 3, strides=1, padding=1), project, 1, "pool_proj"),
             )
             return jnp.concatenate(branches, axis=-1)
 
@@ -105,15 +115,15 @@ class GoogLeNet(nn.Module, kw_only=True):
             if stage == "conv1":
                 x = layers.named("conv1", lambda x: conv(x, 64, 7, "7x7_s2", strides=2), x)
             elif stage == "pool1":
-                x = norm(layers.max_pool(x, 3, strides=2, ceil=True))
+                x = norm(max_pool(x, 3, strides=2, ceil=True))
             elif stage == "conv2":
                 x = norm(layers.named("conv2", conv2, x, remat=self.remat))
             elif stage.startswith("pool"):
-                x = layers.max_pool(x, 3, strides=2, ceil=True)
+                x = max_pool(x, 3, strides=2, ceil=True)
             else:
                 x = layers.named(f"inception_{stage}", inception, x, remat=self.remat)
             outputs[stage] = x
-        outputs = layers.pool(outputs, x)
+        outputs = layers.add_pooled(outputs, x)
         if self.classes is not None:
 
             def classify(x):
@@ -124,12 +134,14 @@ class GoogLeNet(nn.Module, kw_only=True):
 
 
 class GoogLeNetBN(nn.Module, kw_only=True):
-    """Torchvision's: batch norm instead of biases and response norms, 3x3 in place of 5x5 kernels.
+    """Torchvision's net: batch norm, no biases, no response norms, 3x3 instead of 5x5 kernels.
 
-    `transform_input`: images normalised by ImageNet's mean and deviation are scaled to -1..1 first,
-    as torchvision does with its published weights, which were trained so; False is for nets trained
-    on other inputs. Auxiliary classifiers and dropout are left out.
+    `transform_input` scales images from ImageNet's mean and deviation to -1..1, the input that
+    torchvision's published weights were trained on. Set it to False for weights trained otherwise.
+    The auxiliary classifiers and dropout are left out.
     """
+
+    expected_normalization: ClassVar[str] = "imagenet"
 
     transform_input: bool = True
     classes: int | None = None
@@ -139,11 +151,14 @@ class GoogLeNetBN(nn.Module, kw_only=True):
     frozen: bool = False
     remat: bool = False
     dtype: Dtype | None = None
+    impl: str = "auto"
 
     @nn.compact
     def __call__(
         self, images: Float[Array, "b h w c"], *, train: bool
     ) -> dict[str, Float[jax.Array, "..."]]:
+        max_pool = functools.partial(layers.max_pool, impl=self.impl)
+
         def conv(x, features, size, name, strides=1):
             return layers.ConvNorm(
                 features,
@@ -155,6 +170,7 @@ class GoogLeNetBN(nn.Module, kw_only=True):
                 frozen=self.frozen,
                 dtype=self.dtype,
                 kernel_init=truncated_normal(0.01),
+                impl=self.impl,
                 name=name,
             )(x, train=train)
 
@@ -166,7 +182,7 @@ class GoogLeNetBN(nn.Module, kw_only=True):
                     name, lambda x: conv(conv(x, reduced, 1, "0"), features, 3, "1"), x
                 )
 
-            pooled = layers.max_pool(x, 3, strides=1, padding=1)
+            pooled = max_pool(x, 3, strides=1, padding=1)
             branches = (
                 conv(x, one, 1, "branch1"),
                 pair("branch2", three_reduce, three),
@@ -186,18 +202,18 @@ class GoogLeNetBN(nn.Module, kw_only=True):
             elif stage == "conv2":
                 x = conv(conv(x, 64, 1, "conv2"), 192, 3, "conv3")
             elif stage.startswith("pool"):
-                x = layers.max_pool(x, 2 if stage == "pool4" else 3, strides=2, ceil=True)
+                x = max_pool(x, 2 if stage == "pool4" else 3, strides=2, ceil=True)
             else:
                 x = layers.named(f"inception{stage}", inception, x, remat=self.remat)
             outputs[stage] = x
-        outputs = layers.pool(outputs, x)
+        outputs = layers.add_pooled(outputs, x)
         if self.classes is not None:
             outputs["logits"] = Dense(self.classes, name="fc")(outputs["pooled"])
         return outputs
 
 
 def _to_unit_range(x):
-    """From ImageNet's mean and deviation to 0.5 and 0.5."""
+    """Images normalized by ImageNet's mean and deviation, renormalized to -1..1."""
     mean = np.array((0.485, 0.456, 0.406), np.float32)[None, None, None, :]
     std = np.array((0.229, 0.224, 0.225), np.float32)[None, None, None, :]
     return x * (std / 0.5) + (mean - 0.5) / 0.5

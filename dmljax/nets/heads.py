@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from dmljax import ops
-from dmljax.kernels.initial import normal
+from dmljax.nets.initializers import normal
 from dmljax.nets.layers import Dense, global_max, global_mean
 from dmljax.ops import Array
 

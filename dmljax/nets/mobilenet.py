@@ -1,23 +1,26 @@
 """MobileNetV2 (Sandler et al., CVPR 2018) as torchvision builds it, with its parameter names.
 
-Stages are the entries of torchvision's `features`: `0` the stem, `1` to `17` the inverted
-residuals, `18` the last convolution. See `dmljax.nets` for what all backbones share.
+The stages are the entries of torchvision's `features`: `0` is the stem, `1` to `17` are the
+inverted residual blocks, `18` is the last convolution. `dmljax.nets` documents what all backbones
+share.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
 from jaxtyping import Float
 
 from dmljax.nets import layers
-from dmljax.nets.layers import Array, BatchNorm, Conv, Dense, Dtype
+from dmljax.nets.layers import BatchNorm, Conv, Dense, Dtype
+from dmljax.ops import Array
 
 __all__ = ["mobilenet_v2"]
 
-# expansion, width, strides of each inverted residual
+# expansion, width, stride of each inverted residual block
 _BLOCKS = tuple(
     (expansion, width, strides if i == 0 else 1)
     for expansion, width, repeats, strides in (
@@ -35,7 +38,9 @@ _STAGES = tuple(map(str, range(len(_BLOCKS) + 2)))
 
 
 class MobileNetV2(nn.Module, kw_only=True):
-    """`multiplier` scales all widths, rounded to multiples of 8."""
+    """MobileNetV2. `multiplier` scales all widths, which are then rounded to multiples of 8."""
+
+    expected_normalization: ClassVar[str] = "imagenet"
 
     multiplier: float = 1.0
     classes: int | None = None
@@ -45,14 +50,15 @@ class MobileNetV2(nn.Module, kw_only=True):
     frozen: bool = False
     remat: bool = False
     dtype: Dtype | None = None
+    impl: str = "auto"
 
     @nn.compact
     def __call__(
         self, images: Float[Array, "b h w c"], *, train: bool
     ) -> dict[str, Float[jax.Array, "..."]]:
         def conv(x, features, size, name, strides=1, groups=1):
-            conv = Conv(features, size, strides, size // 2, groups, dtype=self.dtype, name=name)
-            return conv(x)
+            options = {"dtype": self.dtype, "impl": self.impl, "name": name}
+            return Conv(features, size, strides, size // 2, groups, **options)(x)
 
         def norm(x, name):
             norm = BatchNorm(self.momentum, frozen=self.frozen, dtype=self.dtype, name=name)
@@ -62,12 +68,12 @@ class MobileNetV2(nn.Module, kw_only=True):
             return nn.relu6(norm(conv(x, features, size, "0", strides, groups), "1"))
 
         def residual(expansion, width, strides, x):
-            hidden, y, n = x.shape[-1] * expansion, x, 0
+            hidden, y, index = x.shape[-1] * expansion, x, 0
             if expansion != 1:
                 y = layers.named("0", functools.partial(unit, hidden, 1, 1, 1), y)
-                n = 1
-            y = layers.named(str(n), functools.partial(unit, hidden, 3, strides, hidden), y)
-            y = norm(conv(y, width, 1, str(n + 1)), str(n + 2))
+                index = 1
+            y = layers.named(str(index), functools.partial(unit, hidden, 3, strides, hidden), y)
+            y = norm(conv(y, width, 1, str(index + 1)), str(index + 2))
             return x + y if strides == 1 and x.shape[-1] == width else y
 
         def features(x):
@@ -90,7 +96,7 @@ class MobileNetV2(nn.Module, kw_only=True):
         channels = widths[int(self.start) - 1] if self.start != "0" else 3
         layers.check_maps(f"mobilenet_v2 from {self.start!r} on", images, channels)
         outputs: dict[str, jax.Array] = {}
-        outputs = layers.pool(outputs, layers.named("features", features, images))
+        outputs = layers.add_pooled(outputs, layers.named("features", features, images))
         if self.classes is not None:
 
             def classify(x):
@@ -101,7 +107,7 @@ class MobileNetV2(nn.Module, kw_only=True):
 
 
 def _round(width: float) -> int:
-    """To a multiple of 8, but never by more than a tenth down."""
+    """The nearest multiple of 8 that is not more than a tenth below `width`."""
     rounded = max(8, int(width + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * width else rounded
 

@@ -1,19 +1,21 @@
 """Residual nets (He et al., CVPR 2016) as torchvision builds them, with its parameter names.
 
-The stride of a bottleneck is on its 3x3 convolution. Stages: `stem` (with the max pool), `layer1`
-to `layer4`. See `dmljax.nets` for what all backbones share.
+The 3x3 convolution of a bottleneck has its stride. Stages: `stem` (including the max pool),
+`layer1` to `layer4`. `dmljax.nets` documents what all backbones share.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
 from jaxtyping import Float
 
 from dmljax.nets import layers
-from dmljax.nets.layers import Array, BatchNorm, Conv, Dense, Dtype
+from dmljax.nets.layers import BatchNorm, Conv, Dense, Dtype
+from dmljax.ops import Array
 
 __all__ = ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
 
@@ -21,10 +23,13 @@ _STAGES = ("stem", "layer1", "layer2", "layer3", "layer4")
 
 
 class ResNet(nn.Module, kw_only=True):
-    """`blocks` per stage, of three convolutions (the last four times as wide) or of two.
+    """Residual net with `blocks` residual blocks per stage.
 
-    `last_stride=1` keeps the last map twice as large.
+    A block has three convolutions if `bottleneck` (the last one four times as wide), else two.
+    `last_stride=1` doubles the sides of the last feature map.
     """
+
+    expected_normalization: ClassVar[str] = "imagenet"
 
     blocks: tuple[int, int, int, int]
     bottleneck: bool
@@ -37,14 +42,15 @@ class ResNet(nn.Module, kw_only=True):
     frozen: bool = False
     remat: bool = False
     dtype: Dtype | None = None
+    impl: str = "auto"
 
     @nn.compact
     def __call__(
         self, images: Float[Array, "b h w c"], *, train: bool
     ) -> dict[str, Float[jax.Array, "..."]]:
         def conv(x, features, size, strides, name):
-            conv = Conv(features, size, strides, size // 2, dtype=self.dtype, name=name)
-            return conv(x)
+            options = {"dtype": self.dtype, "impl": self.impl, "name": name}
+            return Conv(features, size, strides, size // 2, **options)(x)
 
         def norm(x, name):
             norm = BatchNorm(self.momentum, frozen=self.frozen, dtype=self.dtype, name=name)
@@ -52,12 +58,13 @@ class ResNet(nn.Module, kw_only=True):
 
         def block(width, strides, x):
             if self.bottleneck:
-                rows = (width, 1, 1), (width, 3, strides), (4 * width, 1, 1)
+                convs = (width, 1, 1), (width, 3, strides), (4 * width, 1, 1)
             else:
-                rows = (width, 3, strides), (width, 3, 1)
+                convs = (width, 3, strides), (width, 3, 1)
             y = x
-            for i, row in enumerate(rows, 1):
-                y = norm(conv(nn.relu(y) if i > 1 else y, *row, f"conv{i}"), f"bn{i}")
+            for i, (features, size, stride) in enumerate(convs, 1):
+                y = nn.relu(y) if i > 1 else y
+                y = norm(conv(y, features, size, stride, f"conv{i}"), f"bn{i}")
             if x.shape != y.shape:
                 x = layers.named(
                     "downsample",
@@ -67,8 +74,8 @@ class ResNet(nn.Module, kw_only=True):
             return nn.relu(x + y)
 
         def layer(index, x):
-            steps = [(1, 2, 2, self.last_stride)[index]] + [1] * (self.blocks[index] - 1)
-            for i, strides in enumerate(steps):
+            first_stride = (1, 2, 2, self.last_stride)[index]
+            for i, strides in enumerate([first_stride] + [1] * (self.blocks[index] - 1)):
                 fn = functools.partial(block, self.width * 2**index, strides)
                 x = layers.named(str(i), fn, x, remat=self.remat)
             return x
@@ -79,18 +86,18 @@ class ResNet(nn.Module, kw_only=True):
         for stage in stages:
             if stage == "stem":
                 x = nn.relu(norm(conv(x, self.width, 7, 2, "conv1"), "bn1"))
-                x = layers.max_pool(x, 3, strides=2, padding=1)
+                x = layers.max_pool(x, 3, strides=2, padding=1, impl=self.impl)
             else:
                 x = layers.named(stage, functools.partial(layer, _STAGES.index(stage) - 1), x)
             outputs[stage] = x
-        outputs = layers.pool(outputs, x)
+        outputs = layers.add_pooled(outputs, x)
         if self.classes is not None:
             outputs["logits"] = Dense(self.classes, name="fc")(outputs["pooled"])
         return outputs
 
     @property
     def _channels(self) -> int:
-        """Of the map on which `start` begins."""
+        """Channels of the feature map that the stage `start` takes."""
         if self.start in ("stem", "layer1"):
             return 3 if self.start == "stem" else self.width
         return self.width * 2 ** (_STAGES.index(self.start) - 2) * (4 if self.bottleneck else 1)

@@ -1,12 +1,13 @@
 """Vision transformers (Dosovitskiy et al., ICLR 2021) with the layout and names of DINO and timm.
 
-Stages are the blocks, `0` to `11`; their maps are the patch tokens `[b h w d]`. `pooled` is the
-class token after the last norm, `features` the map of patch tokens there.
+The stages are the blocks, `0` to `11`; their feature maps are the patch tokens `[b h w d]`. After
+the last norm, `features` are the patch tokens and `pooled` is the class token.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -14,18 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from dmljax.kernels.initial import normal
 from dmljax.nets import layers
-from dmljax.nets.layers import Array, Conv, Dense, Dtype
+from dmljax.nets.initializers import normal
+from dmljax.nets.layers import Conv, Dense, Dtype
+from dmljax.ops import Array
 
 __all__ = ["vit_b16", "vit_s16"]
 
 
 class ViT(nn.Module, kw_only=True):
-    """`image_size` fixes the grid of position embeddings.
+    """Vision transformer. `image_size` fixes the grid of position embeddings.
 
-    For images of another size, they are interpolated (bicubic, as PyTorch's `interpolate`).
+    For images of another size they are interpolated (bicubic, as by PyTorch's `interpolate`).
     """
+
+    expected_normalization: ClassVar[str] = "imagenet"
 
     width: int
     heads: int
@@ -35,6 +39,7 @@ class ViT(nn.Module, kw_only=True):
     classes: int | None = None
     remat: bool = False
     dtype: Dtype | None = None
+    impl: str = "auto"
 
     @nn.compact
     def __call__(
@@ -69,10 +74,9 @@ class ViT(nn.Module, kw_only=True):
             return x
 
         def embed(x):
-            default = {"kernel_init": None, "bias_init": None, "use_bias": True}
-            return Conv(
-                self.width, self.patch, self.patch, dtype=self.dtype, name="proj", **default
-            )(x)
+            options = {"kernel_init": None, "bias_init": None, "use_bias": True}
+            options |= {"dtype": self.dtype, "impl": self.impl, "name": "proj"}
+            return Conv(self.width, self.patch, self.patch, **options)(x)
 
         def as_map(tokens):
             return tokens[:, 1:].reshape(len(images), h, w, self.width)
@@ -87,12 +91,12 @@ class ViT(nn.Module, kw_only=True):
 
         x = layers.named("patch_embed", embed, images)
         x = x.reshape(len(images), h * w, self.width)
-        first = jnp.broadcast_to(cls_token, (len(images), 1, self.width))
-        x = jnp.concatenate((first.astype(x.dtype), x), axis=1)
+        cls_tokens = jnp.broadcast_to(cls_token, (len(images), 1, self.width))
+        x = jnp.concatenate((cls_tokens.astype(x.dtype), x), axis=1)
         x = x + interpolate_positions(pos_embed, h, w).astype(x.dtype)
         outputs: dict[str, jax.Array] = {}
         x = norm(layers.named("blocks", blocks, x), "norm")
-        outputs = layers.pool(outputs, as_map(x))
+        outputs = layers.add_pooled(outputs, as_map(x))
         outputs["pooled"] = jnp.asarray(x[:, 0], jnp.promote_types(x.dtype, jnp.float32))
         if self.classes is not None:
             outputs["logits"] = Dense(self.classes, name="head")(outputs["pooled"])
@@ -114,7 +118,7 @@ class ViT(nn.Module, kw_only=True):
 def interpolate_positions(
     positions: Float[Array, "1 n d"], h: int, w: int
 ) -> Float[jax.Array, "1 m d"]:
-    """Position embeddings of a square grid and a class token, for a grid of h x w patches."""
+    """Position embeddings of a class token and a square grid, resized to h x w patches."""
     side = round((positions.shape[1] - 1) ** 0.5)
     if (h, w) == (side, side):
         return jnp.asarray(positions)
@@ -125,16 +129,16 @@ def interpolate_positions(
 
 
 def bicubic(before: int, after: int) -> Float[np.ndarray, "after before"]:
-    """Weights of a resized line: Keys' kernel with a = -0.75, pixel centres, edges repeated.
+    """Matrix that resizes a line as PyTorch does: Keys' kernel with a = -0.75, edges repeated.
 
-    PyTorch's; `jax.image.resize` has a = -0.5.
+    `jax.image.resize` has a = -0.5.
     """
     a = -0.75
-    centre = (np.arange(after) + 0.5) * before / after - 0.5
+    center = (np.arange(after) + 0.5) * before / after - 0.5
     weights = np.zeros((after, before))
     for tap in range(-1, 3):
-        index = np.floor(centre).astype(int) + tap
-        t = np.abs(centre - index)
+        index = np.floor(center).astype(int) + tap
+        t = np.abs(center - index)
         near = (a + 2) * t**3 - (a + 3) * t**2 + 1
         far = a * (t**3 - 5 * t**2 + 8 * t - 4)
         np.add.at(

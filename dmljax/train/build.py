@@ -18,7 +18,7 @@ from absl import logging
 from dmljax.data import pipeline, sampling
 from dmljax.data.splits import Split, divide
 from dmljax.hints import hint
-from dmljax.kernels import initial
+from dmljax.kernels.initial_draws import batch_draws
 from dmljax.methods.base import Inspect, Method, RandomMiner
 from dmljax.train import config as config_lib
 from dmljax.train import devices as sharding
@@ -265,10 +265,10 @@ def _tuples(spec: Any) -> Any:
 
 def first_state(made: Run) -> TrainState:
     """Parameters drawn, and the backbone's read from `net.weights`, on their devices."""
-    # `together` relies on how threefry treats many keys at a time.
+    # `batch_draws` relies on how threefry treats many keys at a time.
     key = jax.random.key(made.config["seed"], impl="threefry2x32")
 
-    @initial.together  # parameters that the backbone replaces are not drawn
+    @batch_draws  # parameters that the backbone replaces are not drawn
     def state_of(key, backbone):
         return init_state(*made.begin(key, backbone), optimizer=made.optimizer)
 

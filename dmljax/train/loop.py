@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from dmljax import kernels
 from dmljax.data import sampling
 from dmljax.report import inside
 from dmljax.report import pictures as report
@@ -210,11 +211,13 @@ def _head(made: runs.Run, state: TrainState, begun: int) -> str:
     count = sum(x.size for x in jax.tree.leaves(state.params))
     name = runs.named(made.config["dataset"])["name"]
     where = f"{made.shards.size} {jax.devices()[0].platform} device"
+    impl = runs.named(made.config["net"]).get("impl", "auto")
     return (
         f"{name}: {len(made.train):,} training images of {len(made.train.names):,} classes, "
         f"{len(made.test):,} test images of {len(made.test.names):,}; {count:,} parameters, "
         f"pretraining: {runs.weights(made.config) or 'none'}; "
-        f"batches of {made.batch} on {where}{'s' if made.shards.size > 1 else ''}"
+        f"batches of {made.batch} on {where}{'s' if made.shards.size > 1 else ''}; "
+        f"{kernels.describe(impl, jax.devices()[0].platform)}"
         + _coverage(made)
         + (f"; going on from step {begun}" if begun else "")
     )

@@ -1,10 +1,10 @@
-"""Convolutions and their gradients equal XLA's own, whatever the geometry."""
+"""Both forms of a convolution have the same values and gradients, whatever the geometry."""
 
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -13,35 +13,53 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmljax.kernels import convolution
+from dmljax import kernels
+from dmljax.kernels import filtering
+from dmljax.kernels.convolution import conv, xla_conv
 
 
-def _gradients(conv, x, kernel, weights):
-    return jax.jit(jax.grad(lambda x, k: jnp.sum(conv(x, k) * weights), argnums=(0, 1)))(x, kernel)
+def value_and_gradients(conv_fn, x, kernel, weights):
+    """The convolution and its gradients along `weights`."""
+
+    @jax.jit
+    def run(x, kernel, weights):
+        y, backward = jax.vjp(conv_fn, x, kernel)
+        return y, *backward(weights)
+
+    return run(x, kernel, weights)
 
 
-@pytest.mark.parametrize("flags", ["", "-individual_convolution"])
+def assert_forms_agree(impl, x, kernel, weights, atol, **options):
+    """`impl` in float32 against the plain form in float64."""
+    singles = [a.astype(np.float32) for a in (x, kernel, weights)]
+    results = value_and_gradients(lambda x, k: conv(x, k, impl=impl, **options), *singles)
+    with jax.enable_x64(True):
+        exact = value_and_gradients(
+            lambda x, k: xla_conv(x, k, **options), *(a.astype(np.float64) for a in singles)
+        )
+    for result, expected in zip(results, exact, strict=True):
+        assert result.dtype == jnp.float32 and expected.dtype == jnp.float64
+        np.testing.assert_allclose(
+            result, expected, rtol=0, atol=atol * max(1, np.abs(expected).max())
+        )
+
+
+@pytest.mark.parametrize("impl", ["auto", "cpu"])
 @settings(deadline=None, max_examples=10)
 @given(
     st.integers(1, 5), st.integers(1, 3), st.integers(0, 2), st.integers(0, 6), st.integers(0, 4)
 )
-def test_gradients_are_those_of_xla(flags, size, strides, padding, more, other):
+def test_values_and_gradients_are_those_of_xla(impl, size, strides, padding, extra_h, extra_w):
     rng = np.random.default_rng(size * 100 + strides * 10 + padding)
-    shape = [max(1, size - 2 * padding) + extra for extra in (more, other)]
-    x = rng.normal(size=(2, *shape, 3)).astype(np.float32)
-    kernel = rng.normal(size=(size, size, 3, 4)).astype(np.float32)
-    options = {"strides": strides, "padding": padding}
-    weights = rng.normal(size=convolution.conv(x, kernel, **options).shape).astype(np.float32)
-    with mock.patch.object(os, "environ", os.environ | {"XLA_FLAGS": flags}):
-        ours = _gradients(lambda x, k: convolution.conv(x, k, **options), x, kernel, weights)
-    with jax.enable_x64(True):  # not float32, so XLA's own
-        wide = [a.astype(np.float64) for a in (x, kernel, weights)]
-        exact = _gradients(lambda x, k: convolution.conv(x, k, **options), *wide)
-    for got, want in zip(ours, exact, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    h, w = (max(1, size - 2 * padding) + extra for extra in (extra_h, extra_w))
+    x = rng.normal(size=(2, h, w, 3))
+    kernel = rng.normal(size=(size, size, 3, 4))
+    rows, columns = ((n + 2 * padding - size) // strides + 1 for n in (h, w))
+    weights = rng.normal(size=(2, rows, columns, 4))
+    assert_forms_agree(impl, x, kernel, weights, 1e-4, strides=strides, padding=padding)
 
 
-@pytest.mark.parametrize("flags", ["", "-individual_convolution"])
+@pytest.mark.parametrize("impl", ["auto", "cpu"])
 @settings(deadline=None, max_examples=15)
 @given(
     st.tuples(st.integers(1, 11), st.integers(1, 5)),
@@ -49,83 +67,110 @@ def test_gradients_are_those_of_xla(flags, size, strides, padding, more, other):
     st.integers(0, 3),
     st.sampled_from([(32, 32), (33, 40), (64, 32)]),
 )
-def test_filtering_is_the_same_convolution(flags, size, width, padding, features):
+def test_filtering_is_the_same_convolution(impl, size, width, padding, features):
     rng = np.random.default_rng(size[0] * 100 + size[1] * 10 + padding)
     rows = max(1, 3 - 2 * padding) + size[0]
     columns = max(1, width - 2 * padding) + size[1]
     x = rng.normal(size=(2, rows, columns, features[0]))
     kernel = rng.normal(size=(3, width, *features)) / np.sqrt(3 * width * features[0])
     shape = (2, rows + 2 * padding - 2, columns + 2 * padding - width + 1, features[1])
-    assert convolution._filters(x.shape, kernel.shape, 1, (padding, padding)) == (shape[1] >= 4)
-
-    def all_three(x, kernel, g):
-        y, backward = jax.vjp(lambda x, k: convolution.conv(x, k, padding=padding), x, kernel)
-        assert y.shape == shape
-        return y, *backward(g)
-
-    arguments = x, kernel, rng.normal(size=shape)
-    with mock.patch.object(os, "environ", os.environ | {"XLA_FLAGS": flags}):
-        ours = jax.jit(all_three)(*(a.astype(np.float32) for a in arguments))
-    with jax.enable_x64(True):  # not float32, so XLA's own
-        exact = jax.jit(all_three)(*arguments)
-    for got, want in zip(ours, exact, strict=True):
-        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * max(1, np.abs(want).max()))
+    assert filtering.pays(x.shape, kernel.shape, 1, padding) == (shape[1] >= 4)
+    assert_forms_agree(impl, x, kernel, rng.normal(size=shape), 1e-5, padding=padding)
 
 
-@pytest.mark.parametrize(("platform", "convolutions"), [("cpu", 6), ("cuda", 1), ("tpu", 1)])
-def test_other_platforms_have_one_convolution(platform, convolutions):
+@pytest.mark.parametrize(
+    ("impl", "platform", "convolutions"),
+    [
+        ("auto", "cpu", 6),  # products of minimal filtering
+        ("auto", "cuda", 1),
+        ("auto", "tpu", 1),
+        ("cpu", "cuda", 6),
+        ("xla", "cpu", 1),
+    ],
+)
+def test_impl_and_platform_choose_the_form(impl, platform, convolutions):
     x, kernel = jnp.ones((4, 8, 8, 32)), jnp.ones((3, 3, 32, 64))
-    traced = jax.jit(lambda x, k: convolution.conv(x, k, padding=1)).trace(x, kernel)
+    traced = jax.jit(lambda x, k: conv(x, k, padding=1, impl=impl)).trace(x, kernel)
     text = traced.lower(lowering_platforms=(platform,)).as_text()
     assert text.count("stablehlo.convolution") == convolutions
 
 
-@pytest.mark.parametrize("limit", [1, 1 << 30])
-def test_pieces_of_the_map_add_up(monkeypatch, limit):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(3, 12, 10, 2)).astype(np.float32)
-    g = rng.normal(size=(3, 6, 5, 4)).astype(np.float32)
-    whole = convolution._kernel_products(x, (3, 3, 2, 4), g, 2, (1, 1))
-    monkeypatch.setattr(convolution, "_PATCHES", limit)
-    pieces = convolution._kernel_products(x, (3, 3, 2, 4), g, 2, (1, 1))
-    np.testing.assert_allclose(pieces, whole, rtol=1e-5, atol=1e-5)
+def test_gradient_of_a_1x1_kernel_is_one_matrix_product():
+    x, kernel = jnp.ones((4, 8, 8, 3)), jnp.ones((1, 1, 3, 5))
+    gradient = jax.jit(jax.grad(lambda k: jnp.sum(conv(x, k, impl="cpu") ** 2)))
+    text = gradient.lower(kernel).as_text()
+    assert text.count("stablehlo.convolution") == text.count("stablehlo.dot_general") == 1
 
 
-def test_the_products_are_what_runs_on_the_cpu():
-    x, kernel = jnp.ones((4, 8, 8, 3)), jnp.ones((3, 3, 3, 5))
-    gradient = jax.jit(jax.grad(lambda k: jnp.sum(convolution.conv(x, k, padding=1) ** 2)))
-    text = gradient.lower(kernel).compile().as_text()
-    # Of convolutions the forward one alone is left.
-    assert text.count("convolution(") + text.count("__onednn$conv") <= 1 and "dot" in text
+def test_forward_mode_needs_the_plain_form():
+    x, kernel = jnp.ones((1, 4, 4, 3)), jnp.ones((3, 3, 3, 2))
+    y, tangent = jax.jvp(lambda x: conv(x, kernel, impl="xla"), (x,), (x,))
+    np.testing.assert_allclose(tangent, y)
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(lambda x: conv(x, kernel), (x,), (x,))
 
 
-def test_a_process_of_main_has_the_gradients_of_xlas_own_kernels():
+def test_unknown_forms_are_refused():
+    x, kernel = jnp.ones((1, 4, 4, 2)), jnp.ones((1, 1, 1, 2))
+    for run in (
+        lambda: conv(x, kernel, groups=2, impl="fast"),
+        lambda: kernels.describe("", "cpu"),
+    ):
+        with pytest.raises(ValueError, match="impl must be one of 'auto', 'cpu', 'xla', not"):
+            run()
+
+
+def test_the_header_of_a_run_names_the_form():
+    authors = {
+        ("auto", "cpu"): "dmljax.kernels",
+        ("auto", "gpu"): "XLA",
+        ("cpu", "gpu"): "dmljax.kernels",
+        ("xla", "cpu"): "XLA",
+    }
+    for (impl, platform), author in authors.items():
+        said = kernels.describe(impl, platform)
+        assert said == f"convolutions by {author} (impl='{impl}')"
+
+
+def run_python(code, **variables):
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | variables
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+STEP = """
+import jax, jax.numpy as jnp
+from dmljax.kernels.convolution import conv
+x, kernel = jnp.ones((4, 8, 8, 32)), jnp.ones((3, 3, 32, 64))
+gradient = jax.jit(jax.grad(lambda k: jnp.sum(conv(x, k, padding=1) ** 2)))
+"""
+
+
+def test_a_notebook_traces_the_same_program_as_the_command_line():
+    print_program = "import hashlib, json; text = gradient.lower(kernel).as_text()\n"
+    print_program += "print(json.dumps(hashlib.sha256(text.encode()).hexdigest()))"
+    tuned = "from dmljax import main\nmain.tune_cpu()\n"
+    assert run_python(STEP + print_program) == run_python(tuned + STEP + print_program)
+
+
+def test_the_command_line_compiles_convolutions_to_xlas_own_kernels():
     code = """
-import os
+import json, os
 from dmljax import main
 main.tune_cpu()
 assert os.environ["XLA_FLAGS"].count("individual_convolution") == 1, os.environ["XLA_FLAGS"]
-import jax, jax.numpy as jnp
-from dmljax.kernels import convolution
-x, kernel = jnp.ones((4, 8, 8, 32)), jnp.ones((3, 3, 32, 64))
-gradient = jax.jit(jax.grad(lambda k: jnp.sum(convolution.conv(x, k, padding=1) ** 2)))
-text = gradient.lower(kernel).compile().as_text()
-# Six products along rows for the map, and six for the gradient.
-print(text.count(" convolution("), text.count("ynn_fusion"), text.count(" dot("))
-print(text.count(" while("))  # the map is turned around by moves that the compiler keeps apart
 """
-    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    assert done.stdout.split() == ["12", "0", "0", "1"], done.stdout + done.stderr
+    code += STEP + "text = gradient.lower(kernel).compile().as_text()\n"
+    code += 'print(json.dumps([text.count(s) for s in (" convolution(", "ynn_fusion", " while(")]))'
+    # Six products of minimal filtering and six gradients; the loop is in `batch_last`.
+    assert run_python(code) == [12, 0, 1]
 
 
-def test_flags_that_are_set_already_stay():
-    code = 'import os; from dmljax import main; main.tune_cpu(); print(os.environ["XLA_FLAGS"])'
-    command = [sys.executable, "-c", code]
+def test_the_command_line_keeps_flags_that_are_set():
+    code = "import json, os\nfrom dmljax import main\nmain.tune_cpu()\n"
+    code += 'print(json.dumps(os.environ["XLA_FLAGS"]))'
     flags = "--xla_cpu_use_fusion_emitters=true --xla_cpu_experimental_ynn_fusion_type=-dot"
-    env = os.environ | {"XLA_FLAGS": flags}
-    assert subprocess.check_output(command, env=env, text=True) == f"{flags}\n"
-    del env["XLA_FLAGS"]
-    flag_is_known = importlib.metadata.version("jaxlib").startswith("0.10.")
-    flags = subprocess.check_output(command, env=env, text=True)
-    assert ("--xla_cpu_use_fusion_emitters=false" in flags) == flag_is_known
+    assert run_python(code, XLA_FLAGS=flags) == flags
+    knows_emitters = importlib.metadata.version("jaxlib").startswith("0.10.")
+    assert ("--xla_cpu_use_fusion_emitters=false" in run_python(code)) == knows_emitters

@@ -1,17 +1,15 @@
-"""The maximum over windows and its gradient equal XLA's own, whatever the geometry."""
+"""Both forms of max pooling have the same values and gradients, whatever the geometry."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmljax.kernels import pooling
-
-
-def _both(function, x, weights):
-    value, back = jax.vjp(function, x)
-    return value, back(weights)[0]
+from dmljax.kernels.pooling import max_pool, xla_max_pool
 
 
 @settings(deadline=None, max_examples=8)
@@ -22,30 +20,35 @@ def _both(function, x, weights):
     st.tuples(st.integers(0, 6), st.integers(0, 4)),
     st.integers(0, 3),
 )
-def test_values_and_gradients_are_those_of_xla(size, strides, sides, more, seed):
-    # No window lies in the padding alone: such a maximum is of nothing.
-    sides = tuple((min(a, size - 1), min(b, size - 1)) for a, b in sides)
+def test_values_and_gradients_are_those_of_xla(size, strides, padding, extra, seed):
+    # A window inside the padding alone would have no maximum.
+    padding = tuple((min(a, size - 1), min(b, size - 1)) for a, b in padding)
     rng = np.random.default_rng(seed)
-    # Whole numbers: many are equal, and the first of them gets the gradient.
-    x = rng.integers(-2, 2, (2, size + more[0], size + more[1], 3)).astype(np.float32)
-    options = {"strides": strides, "sides": sides}
-    weights = rng.normal(size=pooling.largest(x, size, **options).shape).astype(np.float32)
-    ours = _both(lambda x: pooling.largest(x, size, **options), x, weights)
-    theirs = _both(lambda x: pooling._plain(x, size, strides, sides), x, weights)
-    np.testing.assert_array_equal(ours[0], theirs[0])
-    np.testing.assert_allclose(ours[1], theirs[1], atol=1e-5)
+    # Among these integers many are equal, and the first of them gets the gradient.
+    x = rng.integers(-2, 2, (2, size + extra[0], size + extra[1], 3)).astype(np.float32)
+    options = {"size": size, "strides": strides, "padding": padding}
+    expected, expected_backward = jax.vjp(functools.partial(xla_max_pool, **options), x)
+    weights = rng.normal(size=expected.shape).astype(np.float32)
+    for impl in ("auto", "cpu", "xla"):
+        y, backward = jax.vjp(functools.partial(max_pool, impl=impl, **options), x)
+        np.testing.assert_array_equal(y, expected)
+        np.testing.assert_allclose(backward(weights)[0], expected_backward(weights)[0], atol=1e-5)
 
 
-def test_what_is_not_a_number_stays_so():
+def test_nan_input_stays_visible():
     x = np.zeros((1, 4, 4, 1), np.float32)
     x[0, 0, 1] = np.nan
-    y = pooling.largest(x, 2, strides=2, sides=((0, 0), (0, 0)))
+    y = max_pool(x, 2, strides=2, padding=((0, 0), (0, 0)))
     np.testing.assert_array_equal(y[0, :, :, 0], [[np.nan, 0], [0, 0]])
 
 
-def test_the_taps_are_what_runs_on_the_cpu():
+@pytest.mark.parametrize(
+    ("impl", "platform", "faster"),
+    [("auto", "cpu", True), ("auto", "cuda", False), ("cpu", "tpu", True), ("xla", "cpu", False)],
+)
+def test_impl_and_platform_choose_the_form(impl, platform, faster):
     x = jnp.ones((2, 9, 9, 3))
-    options = {"strides": 2, "sides": ((1, 1), (1, 1))}
-    gradient = jax.jit(jax.grad(lambda x: jnp.sum(pooling.largest(x, 3, **options) ** 2)))
-    text = gradient.lower(x).compile().as_text()
-    assert "scatter" not in text and "reduce-window" not in text
+    options = {"strides": 2, "padding": ((1, 1), (1, 1)), "impl": impl}
+    gradient = jax.jit(jax.grad(lambda x: jnp.sum(max_pool(x, 3, **options) ** 2)))
+    text = gradient.trace(x).lower(lowering_platforms=(platform,)).as_text()
+    assert ("select_and_scatter" not in text and "reduce_window" not in text) == faster

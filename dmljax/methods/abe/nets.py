@@ -22,9 +22,9 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from dmljax import ops
-from dmljax.kernels.initial import uniform
 from dmljax.nets.googlenet import GoogLeNet
 from dmljax.nets.heads import Head
+from dmljax.nets.initializers import uniform
 from dmljax.nets.layers import Conv, glorot_dense
 from dmljax.ops import Array
 

@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 
 from dmljax import ops
-from dmljax.kernels import initial
 from dmljax.methods import base
 from dmljax.methods.dvml.losses import divergence, reconstruction
 from dmljax.methods.dvml.nets import VariationalDecoder, VariationalHeads, sample_variations
+from dmljax.nets import initializers
 from dmljax.nets.heads import Head
 from dmljax.ops import Array
 
@@ -152,7 +152,7 @@ def dvml(
             merged = {**model_state.get("batch_stats", {}), **stats["batch_stats"]}
             model_state = {**model_state, "batch_stats": merged}
         if o["probe"]:
-            kernel = initial.glorot_uniform(jax.random.fold_in(key, 1001), (width, classes))
+            kernel = initializers.glorot_uniform(jax.random.fold_in(key, 1001), (width, classes))
             params["probe"] = {"kernel": kernel, "bias": jnp.zeros(classes)}
         return base.with_backbone(params, model_state, backbone)
 

@@ -1,4 +1,4 @@
-"""Small nets for small images, which train on a CPU."""
+"""A small net for small images, which trains on a CPU."""
 
 from __future__ import annotations
 
@@ -7,52 +7,16 @@ import jax
 from jaxtyping import Float
 
 from dmljax.nets import layers
-from dmljax.nets.layers import Array, Conv, ConvNorm, Dense, Dtype
+from dmljax.nets.layers import ConvNorm, Dense, Dtype
+from dmljax.ops import Array
 
-__all__ = ["convnet", "lecun"]
-
-
-class Lecun(nn.Module, kw_only=True):
-    """For MNIST padded to 32 x 32, after Hadsell et al. (CVPR 2006): 37,097 parameters.
-
-    relu(6x6, 15), mean of 3x3, relu(9x9, 30), and a linear map to `dim`: `embeddings`, which
-    `dim=None` leaves out. The paper's subsampling is trainable and its units are not relu.
-    """
-
-    dim: int | None = 2
-    remat: bool = False
-    dtype: Dtype | None = None
-
-    @nn.compact
-    def __call__(
-        self, images: Float[Array, "b h w c"], *, train: bool
-    ) -> dict[str, Float[jax.Array, "..."]]:
-        def conv(features, size, name, x):
-            default = {"use_bias": True, "kernel_init": None, "bias_init": None}
-            return nn.relu(Conv(features, size, dtype=self.dtype, name=name, **default)(x))
-
-        layers.check_maps("lecun", images, (1, 3))
-        if images.shape[1:3] != (32, 32):
-            raise ValueError(
-                f"lecun takes images of 32 x 32 pixels, not {images.shape[1]} x {images.shape[2]}: "
-                "pad those of MNIST by 2 on every side"
-            )
-
-        def first(_, x):
-            return layers.avg_pool(conv(15, 6, "conv1", x), 3, strides=3)
-
-        one = (nn.remat(first) if self.remat else first)(self, images)
-        two = conv(30, 9, "conv2", one)
-        outputs = layers.pool({"conv1": one, "conv2": two}, two)
-        if self.dim is not None:
-            outputs["embeddings"] = Dense(self.dim, name="fc")(outputs["pooled"])
-        return outputs
+__all__ = ["convnet"]
 
 
 class ConvNet(nn.Module, kw_only=True):
-    """3x3 convolutions, batch norm, relu, and a mean over space; stages `conv1`, `conv2`, ...
+    """3x3 convolutions with batch norm and relu. Stages: `conv1`, `conv2`, ...
 
-    Quick on a CPU with images of 32 to 64 pixels, of one channel or three.
+    It takes images of one channel or three, and is fast on a CPU at 32 to 64 pixels.
     """
 
     widths: tuple[int, ...] = (32, 64, 64, 128, 128)
@@ -64,6 +28,7 @@ class ConvNet(nn.Module, kw_only=True):
     frozen: bool = False
     remat: bool = False
     dtype: Dtype | None = None
+    impl: str = "auto"
 
     @nn.compact
     def __call__(
@@ -90,6 +55,7 @@ class ConvNet(nn.Module, kw_only=True):
                 frozen=self.frozen,
                 dtype=self.dtype,
                 kernel_init=None,
+                impl=self.impl,
                 name=stage,
             )(x, train=train)
 
@@ -97,11 +63,10 @@ class ConvNet(nn.Module, kw_only=True):
         for stage in stages:
             features, strides = (v[names.index(stage)] for v in (self.widths, self.strides))
             x = outputs[stage] = (nn.remat(run) if self.remat else run)(self, x)
-        outputs = layers.pool(outputs, x)
+        outputs = layers.add_pooled(outputs, x)
         if self.classes is not None:
             outputs["logits"] = Dense(self.classes, name="fc")(outputs["pooled"])
         return outputs
 
 
-lecun = Lecun
 convnet = ConvNet

@@ -1,0 +1,120 @@
+"""Batch norm and local response norm."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from dmljax.nets.initializers import Initializer
+from dmljax.ops import Array
+
+__all__ = ["BatchNorm", "local_response_norm"]
+
+
+class BatchNorm(nn.Module):
+    """Batch norm (Ioffe & Szegedy, 2015) over all axes but the last, as in PyTorch.
+
+    `momentum` is the weight of the new batch in the running statistics. The batch is normalized by
+    its biased variance (divided by n); the running variance is the unbiased one (divided by n - 1).
+    Statistics are float32 and belong to the global batch, on however many devices its rows are.
+    `frozen` uses the running statistics in training too, and does not update them.
+    """
+
+    momentum: float = 0.1
+    epsilon: float = 1e-5
+    frozen: bool = False
+    use_bias: bool = True
+    use_scale: bool = True
+    dtype: Any = None
+    scale_init: Initializer = nn.initializers.ones
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*b c"], *, train: bool) -> Float[jax.Array, "*b c"]:
+        shape = (x.shape[-1],)
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
+        running_var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
+        scale = self.param("scale", self.scale_init, shape) if self.use_scale else None
+        bias = self.param("bias", nn.initializers.zeros, shape) if self.use_bias else None
+
+        def broadcastable(v):
+            return v.reshape((1,) * (x.ndim - 1) + shape)
+
+        dtype = self.dtype or jnp.promote_types(x.dtype, jnp.float32)
+        # Sums over a batch lose digits in bfloat16, so only the result has that type.
+        x = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32))
+        if not train or self.frozen:
+            factor = jax.lax.rsqrt(running_var.value + self.epsilon)
+            factor = factor if scale is None else factor * scale
+            y = (x - broadcastable(running_mean.value)) * broadcastable(factor)
+        else:
+            count = math.prod(x.shape[:-1])
+            y, mean, var = _normalized(x, jnp.ones(shape) if scale is None else scale, self.epsilon)
+            if not self.is_initializing():
+                if count < 2:
+                    raise ValueError(
+                        f"batch norm {'/'.join(self.path)} has one value per channel to train on: "
+                        "use a larger batch or images, or frozen=True"
+                    )
+                self._update(running_mean, mean)
+                self._update(running_var, var * (count / (count - 1)))
+        return jnp.asarray(y if bias is None else y + broadcastable(bias), dtype)
+
+    def _update(self, running: nn.Variable, new: jax.Array) -> None:
+        new = jax.lax.stop_gradient(new).astype(jnp.float32)
+        running.value = (1 - self.momentum) * running.value + self.momentum * new
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _normalized(x, scale, epsilon):
+    """`x` with mean 0 and deviation `scale` per channel; the mean and the variance of `x`.
+
+    Gradients flow through the first result only. The gradient is written by hand because it needs
+    two sums over the feature map, half as many as automatic differentiation of these lines.
+    """
+    return _normalized_forward(x, scale, epsilon)[0]
+
+
+def _normalized_forward(x, scale, epsilon):
+    axes = tuple(range(x.ndim - 1))
+    mean = jnp.mean(x, axis=axes, keepdims=True)
+    var = jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)
+    factor = jax.lax.rsqrt(var + epsilon)
+    y = (x - mean) * (factor * scale.reshape(mean.shape))
+    return (y, mean.reshape(-1), var.reshape(-1)), (x, scale, mean, factor)
+
+
+def _normalized_backward(epsilon, residual, gradients):
+    x, scale, mean, factor = residual
+    g, axes = gradients[0], tuple(range(x.ndim - 1))
+    shift = jnp.mean(g, axis=axes, keepdims=True)
+    slope = factor * jnp.mean(g * (x - mean), axis=axes, keepdims=True)
+    back = factor * scale.reshape(mean.shape) * (g - shift - (x - mean) * (factor * slope))
+    return back, (slope.reshape(-1) * (x.size // len(scale))).astype(scale.dtype)
+
+
+_normalized.defvjp(_normalized_forward, _normalized_backward)
+
+
+def local_response_norm(
+    x: Float[Array, "b h w c"],
+    *,
+    size: int = 5,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    k: float = 1.0,
+) -> Float[jax.Array, "b h w c"]:
+    """x / (k + alpha / size * sum of x^2 over `size` neighboring channels)^beta, as in Caffe.
+
+    TensorFlow's function of this name does not divide alpha by `size`.
+    """
+    wide = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32))
+    before = (size - 1) // 2
+    squares = jnp.pad(wide * wide, ((0, 0), (0, 0), (0, 0), (before, size - 1 - before)))
+    total = sum(squares[..., i : i + x.shape[-1]] for i in range(size))
+    return (wide * (k + alpha / size * total) ** -beta).astype(x.dtype)
