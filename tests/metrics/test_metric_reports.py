@@ -1,67 +1,51 @@
-"""Scores against loops that walk the ranked list, and against scikit-learn and a peer."""
+"""Reports of embeddings against loops over ranked lists, and against a peer."""
 
 import dataclasses
 import functools
 
 import numpy as np
 import pytest
+from ranked_lists import NAMES, search_scores
 
 from dmljax import metrics, retrieval
 from dmljax.data.splits import Split
 from dmljax.train import evaluation as evaluate
 
 
-def _walk(similarities, labels, gallery_labels, ks, *, same):
-    """Every score by its definition, from the ranked list of each query; ties: negatives first."""
-    out = []
-    for i, row in enumerate(similarities):
-        hits = gallery_labels == labels[i]
-        order = [j for j in np.lexsort((hits, -row)) if not (same and i == j)]
-        h = hits[order].astype(float)
-        r = int(h.sum())
-        if r == 0:
-            out.append(None)
-            continue
-        precision = np.cumsum(h) / np.arange(1, len(h) + 1)
-        scores = {f"R@{k}": float(h[:k].any()) for k in ks}
-        scores |= {"P@1": h[0], "RP": h[:r].sum() / r, "MAP@R": (precision * h)[:r].sum() / r}
-        scores |= {"mAP": (precision * h).sum() / r, "MRR": 1 / (1 + np.argmax(h))}
-        out.append(scores)
-    return out
-
-
-def _similarities(x, g):
-    return -((x[:, None].astype(np.float64) - g[None]) ** 2).sum(-1)
-
-
 @pytest.mark.parametrize("split", [False, True])
-def test_items_of_the_own_group_do_not_count(split):
-    """As if each query had a gallery of its own; whole numbers, so that there are ties."""
+def test_items_of_the_same_group_do_not_count(split):
+    """As if every query had its own gallery; whole numbers, so that there are ties."""
     rng = np.random.default_rng(int(split))
     x, y = rng.integers(0, 3, (80, 3)).astype(np.float32), rng.integers(0, 20, 80)
     groups = rng.integers(-1, 6, 80).astype(np.int32)
     if not split:
-        groups[:9] = y[:9] = 50  # found only in their own group: lone
-    g, z, others = (x[3:] + 1, y[3:][::-1], groups[3:]) if split else (x, y, groups)
-    theirs = {"gallery": g, "gallery_labels": z, "gallery_groups": others} if split else {}
-    found = metrics.per_query(x, y, groups=groups, ks=(1, 3), **theirs)
+        groups[:9] = y[:9] = 50  # these have positives in their own group only
+    items, item_labels, item_groups = x, y, groups
+    gallery = {}
+    if split:
+        items, item_labels, item_groups = x[3:] + 1, y[3:][::-1], groups[3:]
+        gallery = {"gallery": items, "gallery_labels": item_labels}
+    gallery_groups = {"gallery_groups": item_groups} if split else {}
+    values = metrics.per_query(x, y, groups=groups, ks=(1, 3), **gallery, **gallery_groups)
     lone = 0
     for i in range(80):
-        keep = ~((others == groups[i]) & (groups[i] >= 0))
+        counts = (item_groups != groups[i]) | (groups[i] < 0)
         if not split:
-            keep[i] = False
-        walk = _walk(
-            _similarities(x[i : i + 1], g[keep]), y[i : i + 1], z[keep], (1, 3), same=False
+            counts[i] = False
+        query, label = x[i : i + 1], y[i : i + 1]
+        expected = search_scores(
+            query, label, items[counts], item_labels[counts], (1, 3), within=False
         )
-        lone += walk[0] is None
-        for name, values in found.items():
-            np.testing.assert_allclose(values[i], walk[0][name] if walk[0] else np.nan)
-    assert (split or lone >= 9) and metrics.retrieval(x, y, groups=groups, **theirs)["lone"] == lone
-    without = {k: v for k, v in theirs.items() if k != "gallery_groups"}
-    assert (found["mAP"] != metrics.per_query(x, y, ks=(1, 3), **without)["mAP"]).any()
+        lone += int(np.isnan(expected["mAP"][0]))
+        for name, value in values.items():
+            np.testing.assert_allclose(value[i], expected[name][0])
+    assert split or lone >= 9
+    scores = metrics.retrieval(x, y, groups=groups, **gallery, **gallery_groups)
+    assert scores["lone"] == lone
+    assert (values["mAP"] != metrics.per_query(x, y, ks=(1, 3), **gallery)["mAP"]).any()
 
 
-def test_groups_need_their_gallerys():
+def test_groups_of_queries_need_groups_of_the_gallery():
     x, y = np.eye(4, dtype=np.float32), np.arange(4) % 2
     with pytest.raises(ValueError, match="gallery_groups go together"):
         metrics.retrieval(x, y, groups=y, gallery=x, gallery_labels=y, ks=(1,))
@@ -71,28 +55,25 @@ def test_groups_need_their_gallerys():
 
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("n, classes", [(60, 25), (300, 3), (300, 70)])
-def test_retrieval_is_the_mean_of_the_walk(n, classes, split):
+def test_retrieval_against_loops(n, classes, split):
     rng = np.random.default_rng(n + classes)
     ks = (1, 2, 7, 50)
     x, y = rng.integers(0, 4, (n, 3)).astype(np.float32), rng.integers(0, classes, n)
-    g, z = (x[5:] + 1, y[5:][::-1]) if split else (x, y)
-    walk = _walk(_similarities(x, g), y, z, ks, same=not split)
-    gallery = {"gallery": g, "gallery_labels": z} if split else {}
+    items, item_labels = (x[5:] + 1, y[5:][::-1]) if split else (x, y)
+    expected = search_scores(x, y, items, item_labels, ks, within=not split)
+    gallery = {"gallery": items, "gallery_labels": item_labels} if split else {}
     values = metrics.per_query(x, y, ks=ks, **gallery)
-    found = metrics.retrieval(x, y, ks=ks, per_class=True, tile=128, **gallery)
-    by_class = found.pop("per_class")
-    assert found.pop("lone") == walk.count(None)
-    assert (
-        set(found) == set(values) == {f"R@{k}" for k in ks} | {"P@1", "RP", "MAP@R", "mAP", "MRR"}
-    )
-    for name in found:
-        expected = np.array([np.nan if scores is None else scores[name] for scores in walk])
-        np.testing.assert_allclose(values[name], expected, atol=1e-12)
-        np.testing.assert_allclose(found[name], np.nanmean(expected), atol=1e-12)
-        for label in set(y[~np.isnan(expected)].tolist()):
-            mean = np.nanmean(expected[y == label])
-            np.testing.assert_allclose(by_class[name].pop(label), mean, atol=1e-12)
-        assert not by_class[name]
+    scores = metrics.retrieval(x, y, ks=ks, per_class=True, tile=128, **gallery)
+    by_class = scores.pop("per_class")
+    is_scored = ~np.isnan(expected["mAP"])
+    assert scores.pop("lone") == (~is_scored).sum()
+    assert set(scores) == set(values) == {f"R@{k}" for k in ks} | set(NAMES)
+    for name, value in expected.items():
+        np.testing.assert_allclose(values[name], value, atol=1e-12)
+        np.testing.assert_allclose(scores[name], np.mean(value[is_scored]), atol=1e-12)
+        assert set(by_class[name]) == set(y[is_scored].tolist())
+        for label, mean in by_class[name].items():
+            np.testing.assert_allclose(mean, np.nanmean(value[y == label]), atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +85,7 @@ def test_retrieval_is_the_mean_of_the_walk(n, classes, split):
     ],
 )
 @pytest.mark.parametrize("name", ["euclidean", "cosine"])
-def test_equal_embeddings_of_several_labels_are_no_hits(x, y, name):
+def test_a_negative_as_similar_as_a_positive_ranks_ahead(x, y, name):
     scores = metrics.retrieval(x, np.array(y), ks=(1, 2), similarity_fn=getattr(retrieval, name))
     assert scores["R@1"] == scores["P@1"] == scores["R@2"] == 0
 
@@ -116,7 +97,7 @@ def test_a_gallery_equal_to_the_queries_excludes_nothing():
 
 
 def test_golden():
-    # Worked by hand: on a line, labels a b a a b c; the list of each query is its neighbours.
+    # Worked by hand: on a line, labels a b a a b c; the list of each query is its neighbors.
     x = np.array([0.0, 1.0, 2.1, 3.3, 4.6, 20.0])[:, None]
     scores = metrics.retrieval(x, np.array([0, 1, 0, 0, 1, 2]), ks=(1, 2, 3))
     # a0: b a a   b1: a a a b   a2: b a a  (1.1 1.2 2.1 2.5)   a3: a b b a   b4: a a b
@@ -156,9 +137,9 @@ def test_a_peer_agrees():
     peer = calculator.AccuracyCalculator(
         include=tuple(names.values()), k=399, device=torch.device("cpu")
     ).get_accuracy(torch.tensor(x), torch.tensor(y))
-    ours = metrics.retrieval(x, y)
+    scores = metrics.retrieval(x, y)
     for name, other in names.items():
-        np.testing.assert_allclose(ours[name], peer[other], atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(scores[name], peer[other], atol=1e-6, err_msg=name)
 
 
 def test_nothing_to_find_is_a_warning_and_nan():
@@ -174,24 +155,24 @@ def test_clustering_is_the_mean_over_seeds():
     rng = np.random.default_rng(4)
     y = rng.integers(0, 12, 400)
     x = rng.standard_normal((12, 5))[y] + 0.5 * rng.standard_normal((400, 5))
-    found = metrics.clustering(x, y, seeds=(3, 4, 5, 6))
+    scores = metrics.clustering(x, y, seeds=(3, 4, 5, 6))
     assignments = [retrieval.kmeans(x, k=12, seed=s).assignment for s in (3, 4, 5, 6)]
     names = {"NMI": metrics.nmi, "AMI": metrics.ami, "ARI": metrics.ari, "F1": metrics.pairwise_f1}
-    assert set(found) == {f"{name}{end}" for name in names for end in ("", "_std")}
+    assert set(scores) == {f"{name}{end}" for name in names for end in ("", "_std")}
     for name, score_fn in names.items():
         values = [score_fn(y, assignment) for assignment in assignments]
         np.testing.assert_allclose(
-            [found[name], found[f"{name}_std"]], [np.mean(values), np.std(values)]
+            [scores[name], scores[f"{name}_std"]], [np.mean(values), np.std(values)]
         )
-    assert found["NMI"] > 0.5 and found["NMI_std"] > 0
+    assert scores["NMI"] > 0.5 and scores["NMI_std"] > 0
 
 
-def test_clustering_finds_what_lies_apart():
+def test_clustering_of_separate_classes_is_perfect():
     rng = np.random.default_rng(5)
     y = rng.permutation(np.repeat([7, -1, 2**40], 30))
     x = 100.0 * np.eye(3)[np.unique(y, return_inverse=True)[1]] + rng.standard_normal((90, 3))
-    found = metrics.clustering(x, y)
-    assert [found[name] for name in ("NMI", "AMI", "ARI", "F1")] == [1, 1, 1, 1]
+    scores = metrics.clustering(x, y)
+    assert [scores[name] for name in ("NMI", "AMI", "ARI", "F1")] == [1, 1, 1, 1]
 
 
 X, Y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
@@ -261,7 +242,7 @@ def test_a_metric_with_the_wrong_shape_is_named():
         metrics.retrieval(X, Y, ks=(), metric_fns={"bad": lambda ranks: ranks.mean()})
 
 
-def test_scores_have_the_same_names_and_order_as_ever():
+def test_names_and_order_of_scores():
     x, y = np.random.default_rng(7).standard_normal((20, 3)), np.arange(20) % 4
     names = ["R@1", "R@2", "R@4", "R@8", "P@1", "RP", "MAP@R", "mAP", "MRR", "lone"]
     assert list(metrics.retrieval(x, y)) == names

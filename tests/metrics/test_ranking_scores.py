@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ranked_lists import naive_scores
 
 from dmljax import metrics
 
@@ -20,22 +21,6 @@ RANKING_FNS = {
 }
 
 
-def naive_scores(hits, ks=(1, 3)):
-    """Every score of one query by its definition; `hits[i]`: is the i-th item a positive?"""
-    positives = sum(hits)
-    if positives == 0:
-        return dict.fromkeys([f"R@{k}" for k in ks] + ["P@1", "RP", "MAP@R", "mAP", "MRR"], np.nan)
-    scores = {f"R@{k}": float(any(hits[:k])) for k in ks}
-    precisions = [sum(hits[: i + 1]) / (i + 1) for i in range(len(hits))]
-    scores["P@1"] = float(hits[0])
-    scores["RP"] = sum(hits[:positives]) / positives
-    scores["MAP@R"] = sum(p for p, h in zip(precisions[:positives], hits, strict=False) if h)
-    scores["MAP@R"] /= positives
-    scores["mAP"] = sum(p for p, h in zip(precisions, hits, strict=True) if h) / positives
-    scores["MRR"] = 1 / (1 + list(hits).index(True))
-    return scores
-
-
 def _ranks(lists_of_hits):
     rows = [np.flatnonzero(hits) + 1 for hits in lists_of_hits]
     ranks = np.zeros((len(rows), max([1, *map(len, rows)])), int)
@@ -46,15 +31,15 @@ def _ranks(lists_of_hits):
 
 def test_all_public_functions_of_ranks_are_tested():
     tested = {getattr(f, "func", f).__name__ for f in RANKING_FNS.values()}
-    assert tested == {f for f in metrics.ranking.__all__}
+    assert tested == set(metrics.ranking.__all__)
 
 
 @pytest.mark.parametrize("name", RANKING_FNS)
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=6))
-def test_against_a_walk_along_the_list(name, lists_of_hits):
+def test_against_loops(name, lists_of_hits):
     found = RANKING_FNS[name](_ranks(lists_of_hits))
-    expected = [naive_scores(hits)[name] for hits in lists_of_hits]
+    expected = [naive_scores(hits, (1, 3))[name] for hits in lists_of_hits]
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 

@@ -10,47 +10,47 @@ from dmljax import retrieval
 from dmljax.retrieval import clusters, tiles
 
 
-def _is_stable(x, found, k):
-    """Whether every center is its members' mean and every point is with its nearest center."""
+def _assert_is_stable(x, clusters, k):
+    """Every center is the mean of its points, and every point is with its nearest center."""
     for c in range(k):
-        np.testing.assert_allclose(found.centers[c], x[found.assignment == c].mean(0), atol=1e-5)
-    gaps = ((x[:, None] - found.centers[None]) ** 2).sum(-1)
-    own = gaps[np.arange(len(x)), found.assignment]
-    np.testing.assert_allclose(own, gaps.min(1), atol=1e-5)
-    np.testing.assert_allclose(found.inertia, own.sum(), rtol=1e-5)
+        mean = x[clusters.assignment == c].mean(0)
+        np.testing.assert_allclose(clusters.centers[c], mean, atol=1e-5)
+    distances = ((x[:, None] - clusters.centers[None]) ** 2).sum(-1)
+    to_own = distances[np.arange(len(x)), clusters.assignment]
+    np.testing.assert_allclose(to_own, distances.min(1), atol=1e-5)
+    np.testing.assert_allclose(clusters.inertia, to_own.sum(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("n, k", [(300, 1), (300, 7), (500, 200), (140, 139), (64, 64)])
-def test_kmeans_ends_where_nothing_moves(n, k):
+def test_kmeans_ends_when_nothing_moves(n, k):
     x = np.random.default_rng(n).standard_normal((n, 5)).astype(np.float32)
-    found = retrieval.kmeans(x, k=k, seed=1, tile=128)
-    assert np.bincount(found.assignment, minlength=k).min() > 0
-    _is_stable(x, found, k)
+    result = retrieval.kmeans(x, k=k, seed=1, tile=128)
+    assert np.bincount(result.assignment, minlength=k).min() > 0
+    _assert_is_stable(x, result, k)
 
 
-def test_kmeans_skips_only_what_cannot_change(monkeypatch):
-    # The referee searches all centers in every iteration; start and ties are the same.
+def test_kmeans_skips_only_distances_that_cannot_change():
+    """The loop compares every point with every center; the start and the rule for ties agree."""
     rng = np.random.default_rng(9)
     x = lattice(rng, 400, d=4, top=6)
     for iterations in (1, 2, 3, 5, 8):
-        found = retrieval.kmeans(x, k=40, seed=2, iterations=iterations, tile=128)
+        result = retrieval.kmeans(x, k=40, seed=2, iterations=iterations, tile=128)
         start = retrieval.kmeans(x, k=40, seed=2, iterations=1, tile=128)
         assignment, centers = start.assignment, start.centers
         for _ in range(iterations - 1):
-            scores = all_similarities(x, centers)
-            again = scores.argmax(1)
+            similarities = all_similarities(x, centers)
             # A point may stay with a center that is as near up to rounding.
-            kept = scores.max(1) - scores[np.arange(400), assignment] < 1e-6
-            again = np.where(kept, assignment, again)
-            assert np.bincount(again, minlength=40).min() > 0
-            if (again == assignment).all():
+            lead = similarities.max(1) - similarities[np.arange(400), assignment]
+            nearest = np.where(lead < 1e-6, assignment, similarities.argmax(1))
+            assert np.bincount(nearest, minlength=40).min() > 0
+            if (nearest == assignment).all():
                 break
-            assignment = again
+            assignment = nearest
             centers = np.stack([x[assignment == c].mean(0) for c in range(40)])
-        np.testing.assert_array_equal(found.assignment, assignment)
+        np.testing.assert_array_equal(result.assignment, assignment)
 
 
-def test_kmeans_is_the_same_for_a_seed_and_another_for_another():
+def test_a_seed_decides_the_clusters():
     x = np.random.default_rng(10).standard_normal((300, 8)).astype(np.float32)
     runs = [retrieval.kmeans(x, k=30, seed=s) for s in (0, 0, 1)]
     np.testing.assert_array_equal(runs[0].centers, runs[1].centers)
@@ -58,13 +58,13 @@ def test_kmeans_is_the_same_for_a_seed_and_another_for_another():
     assert (runs[0].assignment != runs[2].assignment).any()
 
 
-def test_kmeans_finds_clusters_that_lie_apart():
+def test_kmeans_recovers_separate_clusters():
     rng = np.random.default_rng(11)
     truth = rng.integers(0, 50, 1000)
     x = 1000.0 + 100 * rng.standard_normal((50, 6))[truth] + rng.standard_normal((1000, 6))
-    found = retrieval.kmeans(x, k=50, seed=0, tile=128).assignment
-    # A k-means++ start may split one cluster and join two others, seldom more.
-    assert len(set(zip(truth.tolist(), found.tolist(), strict=True))) <= 54
+    assignment = retrieval.kmeans(x, k=50, seed=0, tile=128).assignment
+    # A start by k-means++ may split one cluster and join two others, seldom more.
+    assert len(set(zip(truth.tolist(), assignment.tolist(), strict=True))) <= 54
 
 
 def test_starts_follow_the_squared_distances():
@@ -83,8 +83,8 @@ def test_starts_follow_the_squared_distances():
             assert abs(counts[a, b] / 500 - p) <= 4 * np.sqrt(p * (1 - p) / 500)
 
 
-def test_starts_drawn_in_batches_follow_the_law_of_one_by_one():
-    # Eight places on a line, and the law of the set of four starts, against the plain loop.
+def test_starts_drawn_in_batches_have_the_distribution_of_one_by_one():
+    # Eight places on a line: how often each is among five starts, against a plain loop.
     x = np.array([0, 1, 2, 4, 7, 11, 16, 22], np.float32)[:, None]
     rows, squares = tiles.plain_tiles(x, 128), (x[:, 0] ** 2).astype(np.float64)
 
@@ -96,22 +96,22 @@ def test_starts_drawn_in_batches_follow_the_law_of_one_by_one():
         return chosen
 
     draws = 500
-    ours, theirs = np.zeros(8), np.zeros(8)
+    batched, one_by_one = np.zeros(8), np.zeros(8)
     for seed in range(draws):
-        ours[clusters._draw_starts(x, rows, squares, 5, np.random.default_rng(seed), 128)] += 1
-        theirs[plain(np.random.default_rng(10_000 + seed))] += 1
-    np.testing.assert_allclose(ours / draws, theirs / draws, atol=4 * np.sqrt(0.5 / draws))
+        batched[clusters._draw_starts(x, rows, squares, 5, np.random.default_rng(seed), 128)] += 1
+        one_by_one[plain(np.random.default_rng(10_000 + seed))] += 1
+    np.testing.assert_allclose(batched / draws, one_by_one / draws, atol=4 * np.sqrt(0.5 / draws))
 
 
 def test_an_empty_cluster_takes_the_farthest_point():
     x = np.array([[0.0], [1.0], [10.0], [11.0], [30.0]])
     assignment = np.array([0, 0, 1, 1, 1])
     centers = np.array([[0.5], [17.0], [-99.0]])
-    filled = clusters._fill_empty(x, centers, assignment, (x[:, 0] - centers[assignment, 0]) ** 2)
-    assert filled.tolist() == [2] and assignment.tolist() == [0, 0, 1, 1, 2]
+    refilled = clusters._fill_empty(x, centers, assignment, (x[:, 0] - centers[assignment, 0]) ** 2)
+    assert refilled.tolist() == [2] and assignment.tolist() == [0, 0, 1, 1, 2]
 
 
 def test_kmeans_with_fewer_points_than_clusters_ends():
     x = np.repeat(np.random.default_rng(12).standard_normal((5, 3)), 20, axis=0)
-    found = retrieval.kmeans(x, k=9, seed=0)
-    assert len(np.unique(found.assignment)) == 5 and found.inertia == 0
+    result = retrieval.kmeans(x, k=9, seed=0)
+    assert len(np.unique(result.assignment)) == 5 and result.inertia == 0
