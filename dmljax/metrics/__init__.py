@@ -5,7 +5,7 @@
   order, and 0 as padding at the end. `dmljax.retrieval.ranks` computes them. A query without a
   positive (a row of zeros) gives NaN.
 * Functions of a clustering, such as `nmi(labels, assignment)`, give one number.
-* `retrieval` and `clustering` embed nothing: they take embeddings, and return a dict of scores.
+* Reports, `retrieval` and `clustering`, take embeddings and return a dict of scores.
 
 A new score is one function: pass it in `metric_fns`, beside those of `RANKING_FNS` or
 `CLUSTERING_FNS`, under the name that the report shows.

@@ -1,4 +1,4 @@
-"""How far a mean would vary with other queries."""
+"""How much a mean over queries would vary with other queries."""
 
 import numpy as np
 from jaxtyping import Float
@@ -15,8 +15,8 @@ def interval(
 ) -> tuple[float, float]:
     """Bootstrap percentile interval of the mean of `values` (Efron, 1979), such as `per_query`'s.
 
-    NaN values (queries without a positive) are left out. `samples` times, as many values as there
-    are get drawn with replacement; the interval holds the share `level` of the drawn means.
+    Draws n of the n values with replacement, `samples` times, and returns the quantiles of the
+    means between which the share `level` of them lies. NaN (a query without a positive) is dropped.
 
     >>> low, high = metrics.interval(np.array([0.0, 1.0, 1.0, 1.0]))
     >>> low, high

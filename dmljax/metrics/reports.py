@@ -164,7 +164,7 @@ def per_query(
     """The retrieval scores of every query, NaN for a query without a positive.
 
     `ks` are the K of R@K. `metric_fns` are the other scores: shown name -> function of `ranks
-    [q r]`, called once for each block of queries. With `groups` (and `gallery_groups`), items of
+    [q r]`, called once for every block of queries. With `groups` (and `gallery_groups`), items of
     the query's own group are left out of its ranking; -1 is no group.
 
     >>> embeddings = np.array([[0.0], [1.0], [2.5], [9.0]])
@@ -221,7 +221,7 @@ def clustering(
         ).assignment
         for name, metric_fn in metric_fns.items():
             values[name].append(float(metric_fn(labels, assignment)))
-    scores = {}
+    scores: dict[str, float] = {}
     for name, value in values.items():
         scores |= {name: float(np.mean(value)), f"{name}_std": float(np.std(value))}
     return scores
@@ -249,9 +249,15 @@ def _score_queries(
                 f"R@{k} of ks={tuple(ks)}, but a query has {items} items to find: drop it, or "
                 f"choose K from 1 to {items}"
             )
-    score_fns = {shown_name("recall_at_k", {"k": k}): partial(ranking.recall_at_k, k=k) for k in ks}
+    score_fns: dict[str, RankingFn] = {
+        shown_name("recall_at_k", {"k": k}): partial(ranking.recall_at_k, k=k) for k in ks
+    }
     score_fns |= metric_fns
-    search = {"gallery": gallery, "gallery_labels": gallery_labels, "similarity_fn": similarity_fn}
+    search: dict[str, Any] = {
+        "gallery": gallery,
+        "gallery_labels": gallery_labels,
+        "similarity_fn": similarity_fn,
+    }
     if groups is None:
         blocks = _retrieval.ranks(embeddings, labels, tile=tile, devices=devices, **search)
     else:

@@ -50,7 +50,8 @@ def count_ranks(
     # By block of queries as rows, and by tile of queries as columns.
     row_limits = {b: chunks(b) for b in counted}
     row_counts = {b: zeros(b) for b in counted}
-    column_limits, column_counts = {}, {}
+    column_limits: dict[int, list[Array]] = {}
+    column_counts: dict[int, list[Array]] = {}
     if mirrored:
         for b, block in counted.items():
             for t in range(tiles_per_block):
@@ -63,7 +64,7 @@ def count_ranks(
     queued = 0
     for first in range(0, len(blocks), tiles.BLOCKS_PER_PASS):
         pass_blocks = range(first, min(first + tiles.BLOCKS_PER_PASS, len(blocks)))
-        rows_of = {}
+        rows_of: dict[int, Tile] = {}
         for j in range(first * tiles_per_block if mirrored else 0, len(column_tiles)):
             columns = None
             for b in pass_blocks:

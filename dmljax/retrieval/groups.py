@@ -28,14 +28,14 @@ def ranks_outside_groups(
     gallery_groups: Int[np.ndarray, "n"] | None = None,
     similarity_fn: SimilarityFn = euclidean,
 ) -> Iterator[Ranks]:
-    """`ranks` among the items outside of the query's group: others do not count. -1 is no group.
+    """`ranks` among the items outside of each query's group; -1 is no group.
 
-    A query whose positives are all in its group does not come. Strips of similarities are sorted on
-    the host, on one device.
+    A query whose positives are all in its group is in no block. One device computes strips of
+    similarities, and the host sorts them.
 
     >>> embeddings, labels = np.array([[0.0], [1.0], [2.0], [4.0]]), np.array([0, 1, 0, 0])
     >>> blocks = retrieval.ranks_outside_groups(embeddings, labels, np.array([7, -1, 7, -1]))
-    >>> next(blocks).ranks.tolist()  # of queries 0, 2 and 3: 0 and 2 do not see each other
+    >>> next(blocks).ranks.tolist()  # of queries 0, 2 and 3; 0 and 2 share a group
     [[2, 0], [2, 0], [1, 3]]
     """
     within = gallery is None  # the embeddings search themselves

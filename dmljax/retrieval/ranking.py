@@ -28,10 +28,11 @@ def ranks(
     tile: int = 1024,
     devices: Sequence[jax.Device] | None = None,
 ) -> Iterator[Ranks]:
-    """Ranks of the positives of every query: j + #{negatives at least as similar as the j-th best}.
+    """The ranks of every query's positives, in blocks of queries.
 
-    So a negative that is as similar as a positive ranks ahead of it. Queries come in blocks and in
-    no promised order; a query without a positive does not come.
+    The rank of the j-th best positive is j + #{negatives at least as similar}, so a negative that
+    is as similar as a positive ranks ahead of it. Blocks come in no particular order; queries
+    without a positive are in no block.
 
     >>> embeddings, labels = np.array([[0.0], [1.0], [2.5], [9.0]]), np.array([0, 0, 1, 1])
     >>> block = next(retrieval.ranks(embeddings, labels))

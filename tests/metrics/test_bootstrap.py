@@ -22,8 +22,8 @@ def test_interval_against_a_loop():
     rng = np.random.default_rng(5)
     means = sorted(np.mean([values[i] for i in rng.integers(7, size=7)]) for _ in range(101))
     # 101 means: the quantiles 0.1 and 0.9 are the means at places 10 and 90.
-    found = metrics.interval(values, level=0.8, samples=101, seed=5)
-    np.testing.assert_allclose(found, [means[10], means[90]])
+    limits = metrics.interval(values, level=0.8, samples=101, seed=5)
+    np.testing.assert_allclose(limits, [means[10], means[90]])
 
 
 def test_interval_of_nothing_is_nan():

@@ -101,9 +101,9 @@ def test_against_loops(name, naive, size, seed):
     rng = np.random.default_rng(seed)
     labels = np.append(rng.integers(0, 3, size - 2), [0, 0])
     assignment = np.append(rng.integers(5, 8, size - 2), [5, 5])
-    found = CLUSTERING_FNS[name](labels, assignment)
-    assert isinstance(found, float)
-    np.testing.assert_allclose(found, naive(labels, assignment), atol=1e-9)
+    score = CLUSTERING_FNS[name](labels, assignment)
+    assert isinstance(score, float)
+    np.testing.assert_allclose(score, naive(labels, assignment), atol=1e-9)
 
 
 @pytest.mark.parametrize("name", CLUSTERING_FNS)

@@ -38,10 +38,10 @@ def test_all_public_functions_of_ranks_are_tested():
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=6))
 def test_against_loops(name, lists_of_hits):
-    found = RANKING_FNS[name](_ranks(lists_of_hits))
+    scores = RANKING_FNS[name](_ranks(lists_of_hits))
     expected = [naive_scores(hits, (1, 3))[name] for hits in lists_of_hits]
-    assert found.dtype == np.float64
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert scores.dtype == np.float64
+    np.testing.assert_allclose(scores, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", RANKING_FNS)

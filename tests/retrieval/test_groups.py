@@ -39,10 +39,10 @@ def test_without_groups_these_are_the_ranks(split):
     x, y = rng.standard_normal((80, 5), dtype=np.float32), rng.integers(0, 9, 80)
     gallery = {"gallery": x[30:], "gallery_labels": y[30:]} if split else {}
     groups = {"gallery_groups": np.full(50, -1)} if split else {}
-    found = ranks_by_query(
+    ranks = ranks_by_query(
         retrieval.ranks_outside_groups(x, y, np.full(80, -1), **gallery, **groups)
     )
-    assert found == ranks_by_query(retrieval.ranks(x, y, **gallery))
+    assert ranks == ranks_by_query(retrieval.ranks(x, y, **gallery))
 
 
 X, Y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
