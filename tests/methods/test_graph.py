@@ -12,11 +12,11 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from dmljax import losses, methods, metrics, nets
-from dmljax.data.neighbours import k_reciprocal, k_reciprocal_queries
 from dmljax.methods import base
 from dmljax.methods.graph import nets as graphs
 from dmljax.methods.graph.refine import refine
 from dmljax.report import inside
+from dmljax.retrieval.reciprocal import k_reciprocal, k_reciprocal_queries
 from dmljax.train import build as runs
 from dmljax.train import config, optimizers, registry
 from dmljax.train.step import init_state, train_step
