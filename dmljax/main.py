@@ -24,7 +24,7 @@ from dmljax.hints import hint
 
 __all__ = ["console", "main", "settle_environment", "tune_cpu"]
 
-VERBS = ("train", "evaluate", "embed", "list")
+VERBS = ("train", "evaluate", "embed", "doctor", "prepare", "list")
 _XLA = (  # flag, value, versions that know it
     (
         "xla_cpu_experimental_ynn_fusion_type",

@@ -1,39 +1,44 @@
-"""Checks that a data set on disk is complete and correct.
+"""Check that a data set on disk is complete and correct.
 
-    python -m dmljax.commands.doctor --dataset=cub200 --root=CUB_200_2011
-    python -m dmljax.commands.doctor --config=configs/cars_abe.py --config.dataset.root=cars
+    dmljax doctor --dataset=cub200 --root=CUB_200_2011
+    dmljax doctor --config=configs/cars_abe.py --config.dataset.root=stanford_cars
 
-reads every image and prints one line per finding: `ok`, `note`, or `WRONG`. The exit status is 1 if
+Reads every image and prints one line per finding: ok, note, or WRONG. The exit status is 1 if
 anything is wrong, and 2 if the data set cannot be opened at all.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from dmljax.commands import common
+from dmljax.commands.dataset_flags import add_dataset_flags, dataset_of_flags, load
+from dmljax.commands.parser import refuse
 from dmljax.data import doctor, prepared
+from dmljax.train import config as config_lib
 
-__all__ = ["main"]
+__all__ = ["add_arguments", "run"]
 
 
-def main(argv: Sequence[str]) -> int:
-    """Examines the data set that the flags name; returns the exit status."""
-    parser = common.Parser("dmljax.commands.doctor", __doc__)
-    parser.add_argument("--config", help="a config file whose config.dataset is examined")
-    common.add_dataset_flags(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", help="a config whose data set is examined")
+    add_dataset_flags(parser)
     parser.add_argument("--threads", type=int, help="by default one per core")
-    args, overrides = parser.parse_known_args(argv)
-    if args.config:
-        spec = common.dataset_of_config(args.config, overrides)
-    elif overrides:
-        parser.error(f"{overrides[0]} is not known")
+
+
+def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
+    if arguments.config:
+        config = config_lib.read(arguments.config, extras)
+        if not (dataset := config.get("dataset")):
+            raise ValueError(f"the config {arguments.config} sets no dataset")
+        spec = {"name": dataset} if isinstance(dataset, str) else dataset
     else:
-        spec = common.dataset_of_flags(args)
-    splits = common.load(spec)
-    findings = doctor.examine(splits, dataset=_published_name(spec), threads=args.threads)
+        refuse("doctor", extras)
+        spec = dataset_of_flags(arguments)
+    splits = load(spec)
+    findings = doctor.examine(splits, dataset=_published_name(spec), threads=arguments.threads)
     if spec["name"] == "prepared":
         findings = itertools.chain(doctor.examine_shards(spec["root"]), findings)
     wrong = 0
@@ -50,7 +55,3 @@ def _published_name(spec: dict[str, Any]) -> str:
         return prepared.manifest(spec["root"])["settings"].get("dataset", {}).get("name", "")
     # There are no published counts for some classes of MNIST only.
     return "" if spec.get("classes") else spec["name"]
-
-
-if __name__ == "__main__":
-    common.run(main)

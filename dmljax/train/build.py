@@ -15,8 +15,12 @@ import jax
 import optax
 from absl import logging
 
+from dmljax.data import batches as batch_lib
 from dmljax.data import pipeline, sampling
+from dmljax.data.reader import Reader
+from dmljax.data.sampling import sampler as samplers
 from dmljax.data.splits import Split, divide
+from dmljax.data.transforms import transform as transform_lib
 from dmljax.hints import hint
 from dmljax.kernels.initial_draws import batch_draws
 from dmljax.methods.base import Inspect, Method, RandomMiner
@@ -111,15 +115,15 @@ def build(config: Any) -> Run:
         raise ValueError(f"select must be 'last', 'val' or 'test', not {config['select']!r}")
     if config["select"] == "val" and held_out is None:
         raise ValueError("select='val' needs held-out classes: set validation, such as 0.2")
-    sample_fn = registry.resolve("sampler", config["sampler"])
+    sample_fn = registry.resolve("sampler", config["sampler"], bind=samplers.bind)
     groups = sampling.group(train.labels)
     batch = len(sample_fn(groups, seed=config["seed"], step=0))
     devices = config["runtime"]["devices"]
     if devices and jax.process_count() > 1:
         raise ValueError("runtime.devices is for one process: several use all that they see")
     shards = sharding.shardings(jax.devices()[:devices] if devices else None, batch=batch)
-    per_epoch = sampling.epoch_steps(sample_fn, groups)
-    steps = functools.partial(config_lib.duration, per_epoch=per_epoch)
+    epoch_end = samplers.epoch_end_fn(sample_fn, groups, seed=config["seed"])
+    steps = functools.partial(config_lib.duration, epoch_end=epoch_end)
     total = steps(config["steps"])
     schedule = _with_steps(dict(named(config["schedule"])), steps)
     factor = registry.resolve("schedule", schedule)(total=total)
@@ -136,7 +140,7 @@ def build(config: Any) -> Run:
         raise ValueError("optimizer.average would outlive reload_best_at: leave out one of them")
     direction = registry.resolve("optimizer", optimizer, taken=kinds)()
     method = _method(config, len(train.names))
-    transform_fn = registry.resolve("transform", config["transform"])
+    transform_fn = registry.resolve("transform", config["transform"], bind=transform_lib.bind)
     normalize_fn = registry.resolve("normalization", config["normalize"])
 
     def begin(key, backbone=None):
@@ -300,7 +304,7 @@ def image_shape(made: Run, *, test: bool = False) -> tuple[int, ...]:
 
 def _shape(config: dict[str, Any], transform_fn: Callable, split: Split) -> tuple[int, ...]:
     skip = config["runtime"]["unreadable"] == "skip"
-    return pipeline.image_shape(reader(split), transform_fn, skip=skip)
+    return batch_lib.image_shape(reader(split), transform_fn, skip=skip)
 
 
 def state_shapes(made: Run) -> TrainState:
@@ -376,8 +380,8 @@ def _agreeing(one_step: Callable) -> Callable:
     return step
 
 
-def reader(split: Split) -> pipeline.Reader:
-    return pipeline.Reader(split, cache=False)
+def reader(split: Split) -> Reader:
+    return Reader(split, cache=False)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,11 +28,13 @@ def embed(
     cache: bool | dict[int, np.ndarray] = False,
     workers: int = 0,
     unreadable: str = "raise",
+    skipped: collections.Counter[str] | None = None,
 ) -> Any:
     """`embed_fn(images)` (an array or a tree of them, `[b ...]`) of every image, in order, float32.
 
-    `embed_fn` gets uint8 batches of one size on the devices. What cannot be read, under 'skip', is
-    NaN.
+    `embed_fn` gets uint8 batches of one size on the devices. With `unreadable='skip'`, the rows of
+    images that cannot be read are NaN. Such images are counted in `skipped`; a name that it already
+    contains is not logged again.
     """
     batch_size = -(-batch_size // shards.size) * shards.size
     with pipeline.evaluation(
@@ -43,6 +46,7 @@ def embed(
         cache=cache,
         workers=workers,
         unreadable=unreadable,
+        skipped=skipped,
     ) as batches:
         out = None
         for batch in prefetch(batches, shards.rows):

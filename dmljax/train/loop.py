@@ -224,11 +224,8 @@ def _head(made: runs.Run, state: TrainState, begun: int) -> str:
 
 
 def _coverage(made: runs.Run) -> str:
-    function = getattr(made.sample_fn, "func", made.sample_fn)
-    if function is not sampling.plan:
-        return ""
-    steps = sampling.coverage(made.train.labels, **made.sample_fn.keywords)
-    return f"; every image in {steps} steps"
+    description = made.sample_fn.describe(sampling.group(made.train.labels))
+    return f"; {description}" if description else ""
 
 
 class _Stop:

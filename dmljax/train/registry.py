@@ -93,12 +93,19 @@ def names(kind: str) -> list[str]:
     return sorted(table(kind))
 
 
-def resolve(kind: str, spec: str | Mapping[str, Any], *, taken: Iterable[str] = ()) -> Callable:
+def resolve(
+    kind: str,
+    spec: str | Mapping[str, Any],
+    *,
+    taken: Iterable[str] = (),
+    bind: Callable[..., Callable] | None = None,
+) -> Callable:
     """The function that `spec` names among those of `kind`, with the keywords of `spec` bound.
 
     `spec` is a name or `dict(name=..., **keywords)`. A name 'package.module:function' is imported
     from outside dmljax. Unknown names and keywords raise; the message also lists `taken`, the
-    keywords that the caller itself takes out of `spec`.
+    keywords that the caller itself takes out of `spec`. `bind(function, **keywords)` binds the
+    keywords; by default it is `functools.partial`.
     """
     rule = KINDS[kind]
     keywords = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
@@ -127,6 +134,8 @@ def resolve(kind: str, spec: str | Mapping[str, Any], *, taken: Iterable[str] = 
         else value
         for key, value in keywords.items()
     }
+    if bind is not None:
+        return bind(function, **keywords)
     return functools.partial(function, **keywords) if keywords else function
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import pathlib
@@ -32,6 +33,7 @@ class Evaluator:
         self._made = made
         splits = (made.train, made.held_out, made.test) if made.config["runtime"]["cache"] else ()
         self._caches = [(split, {}) for split in splits if split is not None]
+        self._skipped: collections.Counter[str] = collections.Counter()
         method, inspect = made.method, made.method.inspect or Inspect()
 
         def embed(params, model_state, images):
@@ -59,6 +61,7 @@ class Evaluator:
             cache=next((cache for own, cache in self._caches if own is split), False),
             workers=config["runtime"]["workers"],
             unreadable=config["runtime"]["unreadable"],
+            skipped=self._skipped,
         )
 
     def score(

@@ -627,7 +627,7 @@ def test_rates_of_the_configs():
         found = module.get_config(f"published={published}")
         assert found.steps == "70 epochs"
         spec = config.plain(found.schedule)
-        steps = functools.partial(config.duration, per_epoch=120)
+        steps = functools.partial(config.duration, epoch_end=lambda epochs: 120 * epochs)
         spec["at"] = [steps(at) for at in spec["at"]]
         factor = registry.resolve("schedule", spec)(total=steps(found.steps))
         epochs = np.array([0, 29.99, 30, 49.99, 50, 69]) * 120

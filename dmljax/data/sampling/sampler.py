@@ -1,11 +1,10 @@
-"""A sampler with its options bound, and the conversion of its epochs to steps."""
+"""A sampler with its options bound, and the steps at which its epochs end."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from dmljax.data.sampling.class_balanced import describe_plan, plan
 from dmljax.data.sampling.graph import combine, combine_epoch_length, number, number_epoch_ends
 from dmljax.data.sampling.groups import Groups, Labels, group
 
-__all__ = ["Epochs", "Sampler", "bind"]
+__all__ = ["Sampler", "bind", "epoch_end_fn"]
 
 # Samplers with an epoch that is not as many batches as the images fill.
 _EPOCH_LENGTHS = {combine: combine_epoch_length}
@@ -70,29 +69,24 @@ def _batches_in_the_images(batch_fn: Callable[..., np.ndarray], groups: Groups) 
     return max(1, len(groups.labels) // len(batch_fn(groups, seed=0, step=0)))
 
 
-class Epochs:
-    """Converts epochs of a sampler to steps."""
+def epoch_end_fn(sampler: Sampler, labels: Labels, *, seed: int) -> Callable[[float], float]:
+    """`epoch_end(epochs)`: the step after which so many epochs of a run have ended.
 
-    def __init__(self, sampler: Sampler, labels: Labels, *, seed: int):
-        self._sampler, self._groups, self._seed = sampler, group(labels), seed
+    A fraction of an epoch ends at that fraction of its steps.
 
-    def steps(self, epochs: float) -> int:
-        """The step after which `epochs` epochs have ended, at least 1."""
-        if self._sampler.epoch_ends is None:
-            return max(1, round(epochs * self._sampler.epoch_length(self._groups)))
+    >>> epoch_end = epoch_end_fn(bind(plan, classes=2, per_class=3), np.arange(20) % 4, seed=0)
+    >>> epoch_end(10)
+    30
+    """
+    groups = group(labels)
+    if sampler.epoch_ends is None:
+        length = sampler.epoch_length(groups)
+        return lambda epochs: epochs * length
+
+    def epoch_end(epochs: float) -> float:
         count = math.floor(epochs)
-        ends = self._sampler.epoch_ends(self._groups, seed=self._seed, epochs=count + 1)
+        ends = sampler.epoch_ends(groups, seed=seed, epochs=count + 1)
         start, end = [0, *ends.tolist()][-2:]
-        return max(1, round(start + (epochs - count) * (end - start)))
+        return start + (epochs - count) * (end - start)
 
-    def every(self, epochs: float, *, total: int) -> Collection[int]:
-        """The steps up to `total` after which `epochs`, 2 `epochs`, 3 `epochs`, ... have ended."""
-        if self._sampler.epoch_ends is None or not epochs:
-            step = self.steps(epochs)
-            return range(step, total + 1, step)
-        steps: set[int] = set()
-        for multiple in itertools.count(1):
-            if (step := self.steps(multiple * epochs)) > total:
-                break
-            steps.add(step)
-        return frozenset(steps)
+    return epoch_end

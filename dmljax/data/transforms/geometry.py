@@ -69,9 +69,8 @@ def random_flip(image: np.ndarray, rng: _Rng, *, probability: float = 0.5) -> np
     """Mirrors the image left to right with the given probability."""
     if rng.random() >= probability:
         return image
-    cv2 = resampling.opencv()
-    if cv2 is not None:
-        return cv2.flip(image, 1).reshape(image.shape)
+    if resampling.cv2 is not None:
+        return resampling.cv2.flip(image, 1).reshape(image.shape)
     flipped = np.empty_like(image)
     for c in range(image.shape[2]):  # one channel at a time is ten times as fast as all together
         flipped[:, :, c] = image[:, ::-1, c]

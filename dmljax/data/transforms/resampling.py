@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 from PIL import Image
 
-__all__ = ["opencv", "scale", "to_pil"]
+# The extra `fast` installs OpenCV, which is quicker and gives the same pixels. Its import changes
+# the environment, so it must not happen later, while JAX computes.
+try:
+    import cv2
+except ImportError:
+    cv2 = None
+
+__all__ = ["cv2", "scale", "to_pil"]
 
 
 def scale(image: np.ndarray, height: int, width: int, *, antialias: bool = True) -> np.ndarray:
@@ -25,23 +30,12 @@ def to_pil(image: np.ndarray) -> Image.Image:
     return Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
 
 
-@functools.cache
-def opencv():
-    """The module cv2 (installed by the extra `fast`), or None. The pixels do not depend on it."""
-    try:
-        import cv2
-    except ImportError:
-        return None
-    return cv2
-
-
 def _bilinear(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """Interpolates between the two nearest pixels on each axis, without antialiasing.
 
     Bitwise equal to OpenCV's INTER_LINEAR_EXACT: weights are rounded to 1/256, all other
     arithmetic is exact.
     """
-    cv2 = opencv()
     if cv2 is not None:
         out = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR_EXACT)
         return out.reshape(height, width, image.shape[2])
