@@ -106,17 +106,19 @@ def ours(
     import optax
 
     from dmljax import main, metrics
-    from dmljax.train import build as runs
-    from dmljax.train import devices as sharding
-    from dmljax.train import run_folder as trained
+    from dmljax.train import loop
     from dmljax.train import step as train_step
+    from dmljax.train.build import build
+    from dmljax.train.devices import prefetch
+    from dmljax.train.evaluation import Evaluator
+    from dmljax.train.initial_state import first_state
 
     main.tune_cpu()
     fields = METHODS[title] | changes
     optimizer = {"name": "adam", "rate": 3e-3, "decay": 1e-2} | fields.get("optimizer", {})
     fields = fields | {"optimizer": optimizer}
     began = time.perf_counter()
-    made = runs.build(
+    made = build(
         {
             "dataset": {"name": "npz", "path": data},
             "transform": AFFINE,
@@ -130,7 +132,7 @@ def ours(
             **fields,
         }
     )
-    state = runs.first_state(made)
+    state = first_state(made)
     step_fn = train_step.train_step(
         made.method, made.optimizer, normalize_fn=made.normalize_fn, seed=seed
     )
@@ -147,8 +149,8 @@ def ours(
             is_leaf=lambda s: isinstance(s, known),
         )
 
-    with runs.batches(made) as batches:
-        for batch in sharding.prefetch(batches, made.shards.rows):
+    with loop.batches(made) as batches:
+        for batch in prefetch(batches, made.shards.rows):
             share = done / steps if steps else (time.perf_counter() - began) / seconds
             if done and share >= 1:
                 break
@@ -161,7 +163,7 @@ def ours(
         jax.block_until_ready(state)
     took = time.perf_counter() - began
     split = made.held_out if validation else made.test
-    embeddings = trained.Evaluator(made).embeddings(state, split)
+    embeddings = Evaluator(made).embeddings(state, split)
     scores = metrics.retrieval(embeddings[""], split.labels, ks=(1,))
     parts = [
         metrics.retrieval(part, split.labels, ks=(1,))["R@1"]

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dmljax import losses, methods
-from dmljax.train import devices as sharding
 from dmljax.train import optimizers, schedules
+from dmljax.train.devices import Shardings, of_state
 from dmljax.train.step import init_state, train_step
 
 SIDE = 8  # of the images: what the loss costs is asked, not what a net costs
@@ -54,7 +54,7 @@ def sent(text: str) -> dict[str, int]:
 
 def measure(method_fn, *, devices=1, batch=128, sharded=False):
     """(operations, MB of temporaries, MB of state and batch, MB sent by kind, s) of one device."""
-    shards = sharding.Shardings(jax.devices()[:devices])
+    shards = Shardings(jax.devices()[:devices])
     method = method_fn()
     schedule = schedules.constant(total=1)
     optimizer = optimizers.build(optimizers.adam(), rate=1e-3, schedule=schedule)
@@ -65,7 +65,7 @@ def measure(method_fn, *, devices=1, batch=128, sharded=False):
         return init_state(*method.init(jax.random.key(0), batch), optimizer)
 
     shapes = jax.eval_shape(begin, first)
-    places = sharding.of_state(shapes, shards, patterns=["^proxies"] if sharded else [])
+    places = of_state(shapes, shards, patterns=["^proxies"] if sharded else [])
 
     def gather(tree):
         return jax.tree.map(lambda a: jax.lax.with_sharding_constraint(a, shards.everywhere), tree)

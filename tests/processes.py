@@ -12,8 +12,7 @@ import jax
 import numpy as np
 from system import write_config
 
-from dmljax.train import journal as log
-from dmljax.train import run_folder as trained
+from dmljax.train import journal, run_folder
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Long enough to be hit by a signal, with checkpoints often.
@@ -81,7 +80,9 @@ def until(fn, process, folder, *, pause=0.05):
 
 def _reported(workdir, step):
     with contextlib.suppress(ValueError):  # a line may be half written
-        return any(x["step"] >= step and "loss" in x for x in log.read(workdir / "metrics.jsonl"))
+        return any(
+            x["step"] >= step and "loss" in x for x in journal.read(workdir / "metrics.jsonl")
+        )
 
 
 def ends(process, status, folder, *, within=200):
@@ -92,7 +93,7 @@ def ends(process, status, folder, *, within=200):
 
 def state(workdir):
     """All that the newest checkpoint holds."""
-    return jax.tree.map(np.asarray, trained.reopen(workdir)[1])
+    return jax.tree.map(np.asarray, run_folder.reopen(workdir)[1])
 
 
 def same(a, b):

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from dmljax import recipes
-from dmljax.train import build as runs
 from dmljax.train import config as config_lib
-from dmljax.train import journal as log
-from dmljax.train import loop as train
+from dmljax.train import journal, loop
+from dmljax.train.build import build
 
 sys.path.append(str(pathlib.Path(__file__).parent / "data"))
 import data_fixtures
@@ -92,8 +91,8 @@ def _arguments(file):
 @each_config
 def test_two_steps_and_an_evaluation(file, root_of, tmp_path):
     config = _small(file, None, root_of)
-    scores = train.run(config, tmp_path)
-    lines = log.read(tmp_path / "metrics.jsonl")
+    scores = loop.run(config, tmp_path)
+    lines = journal.read(tmp_path / "metrics.jsonl")
     assert [x["step"] for x in lines if "loss" in x] == [1, 2]
     assert all(np.isfinite(x["loss"]) and x["gradient_norm"] > 0 for x in lines if "loss" in x)
     tested = [x for x in lines if "test/R@1" in x]
@@ -101,8 +100,8 @@ def test_two_steps_and_an_evaluation(file, root_of, tmp_path):
     assert {"R@1", "MAP@R", "mAP", "MRR", "P@1", "RP"} <= set(scores)
     assert ("NMI" in scores) == config["evaluate"].get("clustering", True)
     kept = json.loads((tmp_path / "config.json").read_text())
-    again = runs.build(kept).config
-    assert again == kept and not list(config_lib.differences(again, runs.build(config).config))
+    again = build(kept).config
+    assert again == kept and not list(config_lib.differences(again, build(config).config))
 
 
 @each_config
@@ -122,15 +121,15 @@ def test_its_arguments_build(file, root_of):
         made.setdefault(json.dumps(config_lib.read(f"{file}:{argument}")), argument)
     assert set(made) - {plain} or not made  # one says something else than the default
     for argument in made.values():
-        run = runs.build(_small(file, argument, root_of))
-        assert run.total == 2 and jax.tree.leaves(runs.state_shapes(run).params)
+        run = build(_small(file, argument, root_of))
+        assert run.total == 2 and jax.tree.leaves(run.shapes.params)
 
 
 @pytest.mark.slow
 @each_config
 def test_all_arguments_take_two_steps(file, root_of, tmp_path):
     for i, argument in enumerate(_arguments(file)):
-        scores = train.run(_small(file, argument, root_of), tmp_path / str(i))
+        scores = loop.run(_small(file, argument, root_of), tmp_path / str(i))
         assert np.isfinite(scores["R@1"]), argument
 
 
@@ -141,8 +140,8 @@ def test_shapes_at_full_size(file, root_of):
         config = config_lib.read(f"{file}:{argument}" if argument else str(file))
         small = _small(file, argument, root_of)
         fields = {name: small[name] for name in ("dataset", "sampler", "runtime")}
-        run = runs.build(config | fields)
-        shapes = runs.state_shapes(run)
+        run = build(config | fields)
+        shapes = run.shapes
         count = sum(x.size for x in jax.tree.leaves(shapes.params))
         big = config["net"]["name"] in ("resnet50", "googlenet", "bn_inception")
         assert (count > 5_000_000) == big, (argument, count)

@@ -17,8 +17,7 @@ import yaml
 from processes import LONG, ROOT, children, ends, same_run, started, state, until, until_step
 from system import photos, tiny
 
-from dmljax.train import journal as log
-from dmljax.train import loop as train
+from dmljax.train import journal, loop
 
 CONFIG = LONG | {"method": {"name": "pairs", "dim": 4, "memory": 16}}
 pytestmark = pytest.mark.xdist_group("launch")  # `whole` once, not once a worker
@@ -34,8 +33,8 @@ def whole(tmp_path_factory):
 
 def test_two_processes_compute_what_one_does(whole, tmp_path):
     folder, printed = whole
-    train.run(tiny(folder, **CONFIG, runtime={"devices": 4}), tmp_path / "one")
-    ours, theirs = (log.read(d / "metrics.jsonl") for d in (folder / "run", tmp_path / "one"))
+    loop.run(tiny(folder, **CONFIG, runtime={"devices": 4}), tmp_path / "one")
+    ours, theirs = (journal.read(d / "metrics.jsonl") for d in (folder / "run", tmp_path / "one"))
     assert [sorted(x) for x in ours] == [sorted(x) for x in theirs]
     # Between processes sums are taken in another order: 1e-6 of the largest after 50 steps of Adam.
     for a, b in zip(ours, theirs, strict=True):

@@ -13,7 +13,7 @@ import sys
 import numpy as np
 import pytest
 
-from dmljax.train import journal as log
+from dmljax.train import journal
 
 pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[1]
@@ -111,7 +111,7 @@ def test_the_newcomers_run(tmp_path):
         cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr
-    rows = log.read(tmp_path / "run" / "metrics.jsonl")
+    rows = journal.read(tmp_path / "run" / "metrics.jsonl")
     raw = next(x["raw/R@1"] for x in rows if "raw/R@1" in x)
     last = [x["test/R@1"] for x in rows if "test/R@1" in x][-1]
     assert raw < 0.2 and last >= 0.78

@@ -29,9 +29,9 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     overrides = evaluate.overrides_of("embed", extras)
     if not arguments.out:
         raise ValueError("embed needs --out, the folder to write")
-    from dmljax.train import run_folder as saved
+    from dmljax.train import export
 
-    saved.export(
+    export.export(
         folder,
         arguments.out,
         split=arguments.split,

@@ -55,5 +55,5 @@ def folder() -> dict[str, Any]:
         "schedule": {"name": "cosine", "warmup": 50},
         "steps": "30 epochs",
         "evaluate": {"every": "5 epochs", "batch_size": 64},
-        "runtime": {"unreadable": "skip"},
+        "unreadable": "skip",
     }

@@ -1,247 +1,241 @@
-"""A config made into functions, numbers and a first state. Alone reads the config."""
+"""A config becomes a `Run`. This module alone reads the config."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import inspect
-import json
-import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import optax
-from absl import logging
 
-from dmljax.data import batches as batch_lib
+from dmljax import metrics
 from dmljax.data import pipeline, sampling
-from dmljax.data.reader import Reader
-from dmljax.data.sampling import sampler as samplers
 from dmljax.data.splits import Split, divide
-from dmljax.data.transforms import transform as transform_lib
 from dmljax.hints import hint
-from dmljax.kernels.initial_draws import batch_draws
 from dmljax.methods.base import Inspect, Method, RandomMiner
-from dmljax.train import config as config_lib
-from dmljax.train import devices as sharding
-from dmljax.train import optimizers, registry
-from dmljax.train.step import TrainState, check_parts, init_state, train_step
+from dmljax.train import devices, durations, fields, initial_state, optimizers, registry
+from dmljax.train.fields import named
+from dmljax.train.run import (
+    CheckpointOptions,
+    EvaluationOptions,
+    Run,
+    RuntimeOptions,
+    Selection,
+)
+from dmljax.train.step import check_chunks, init_state
 
-__all__ = [
-    "Run",
-    "batches",
-    "build",
-    "check",
-    "first_state",
-    "image_shape",
-    "named",
-    "placed",
-    "reader",
-    "state_shapes",
-    "step_fn",
-    "weights",
-]
+__all__ = ["build"]
 
-# What runs once is not worth more; less, and drawing millions of numbers would take seconds.
-_ONCE = {"xla_backend_optimization_level": 1}
-# Fields with defaults; what a config leaves out is this. Anything else is an error.
-_DEFAULTS: dict[str, Any] = {
-    "seed": 0,
-    "steps": None,  # a number, or '60 epochs'
-    "transform": "standard_train",
-    "eval_transform": "standard_eval",
-    "normalize": "imagenet",
-    "sampler": {"name": "plan", "classes": 32, "per_class": 4},
-    "miner": None,
-    "optimizer": {"name": "adam", "rate": 1e-4},
-    "schedule": "cosine",
-    "reload_best_at": (),
-    "validation": 0.0,
-    "select": "last",
-    "evaluate": {},
-    "checkpoint": {},
-    "log_every": 20,
-    "pictures": True,
-    "notes": "",
-    "runtime": {},
-}
-_EVALUATE = {"every": None, "ks": (1, 2, 4, 8), "clustering": True, "batch_size": 256, "knn": 0}
-_EVALUATE |= {"seeds": (0, 1, 2), "refine": False, "frames": False}
-_CHECKPOINT = {"every": None, "keep": 2}
-_RUNTIME = {"workers": 0, "cache": False, "unreadable": "raise", "devices": None}
-_RUNTIME |= {
-    "chunk": None,  # images that the net sees at a time; None: the whole batch
-    "sharded": (),  # paths of parameters to split over the devices
-}
-_GROUP = {"path": "str", "factor": "float", "decay": "float | None", "frozen": "bool"}
-_LEAST = {"seed": 0, "log_every": 1, "evaluate.batch_size": 1, "evaluate.knn": 0}
-_LEAST |= {"checkpoint.keep": 1, "runtime.workers": 0, "runtime.devices": 1, "runtime.chunk": 1}
-
-
-class Run(NamedTuple):
-    """A config made into functions and numbers."""
-
-    config: dict[str, Any]
-    train: Split
-    held_out: Split | None
-    test: Split
-    method: Method
-    begin: Callable  # (key, backbone=None) -> (params, model_state); jax traces its shapes once
-    optimizer: optax.GradientTransformation
-    sample_fn: Callable
-    transform_fn: Callable
-    eval_transform_fn: Callable
-    normalize_fn: Callable
-    shards: sharding.Shardings
-    batch: int
-    total: int
-    every: dict[str, int]
-    reload_best_at: tuple[int, ...]
-
-
-# --- building -----------------------------------------------------------------------------------
+Config = dict[str, Any]
+_GROUP_FIELDS = {"path": "str", "factor": "float", "decay": "float | None", "frozen": "bool"}
 
 
 def build(config: Any) -> Run:
-    """Everything that a run needs; raises one line for whatever a config says wrong."""
-    config = _complete(config)
-    splits = registry.resolve("dataset", config["dataset"])()
-    train, held_out = splits.train, None
-    if config["validation"]:
-        train, held_out = divide(train, train=1 - config["validation"])
-    if config["select"] not in ("last", "val", "test"):
-        raise ValueError(f"select must be 'last', 'val' or 'test', not {config['select']!r}")
-    if config["select"] == "val" and held_out is None:
-        raise ValueError("select='val' needs held-out classes: set validation, such as 0.2")
-    sample_fn = registry.resolve("sampler", config["sampler"], bind=samplers.bind)
-    groups = sampling.group(train.labels)
-    batch = len(sample_fn(groups, seed=config["seed"], step=0))
-    devices = config["runtime"]["devices"]
-    if devices and jax.process_count() > 1:
-        raise ValueError("runtime.devices is for one process: several use all that they see")
-    shards = sharding.shardings(jax.devices()[:devices] if devices else None, batch=batch)
-    epoch_end = samplers.epoch_end_fn(sample_fn, groups, seed=config["seed"])
-    steps = functools.partial(config_lib.duration, epoch_end=epoch_end)
-    total = steps(config["steps"])
-    schedule = _with_steps(dict(named(config["schedule"])), steps)
-    factor = registry.resolve("schedule", schedule)(total=total)
-    optimizer = dict(config["optimizer"])
-    parameters = inspect.signature(optimizers.build).parameters
-    kinds = {k: parameters[k].annotation for k in parameters if k not in ("direction", "schedule")}
-    whole = {k: optimizer.pop(k) for k in list(optimizer) if k in kinds}
-    registry.check("optimizer", whole, kinds)
-    for group in whole.get("groups", ()):
-        if not isinstance(group, dict):
-            raise ValueError(f"optimizer.groups: write dict(path='^head/', ...), not {group!r}")
-        registry.check("optimizer.groups", group, _GROUP)
-    if whole.get("average") and config["reload_best_at"]:
-        raise ValueError("optimizer.average would outlive reload_best_at: leave out one of them")
-    direction = registry.resolve("optimizer", optimizer, taken=kinds)()
-    method = _method(config, len(train.names))
-    transform_fn = registry.resolve("transform", config["transform"], bind=transform_lib.bind)
-    normalize_fn = registry.resolve("normalization", config["normalize"])
+    """Everything that a run needs. Raises one line for whatever is wrong in the config."""
+    config = fields.complete(config)
+    data = _data(config)
+    sampler = _sampler(config, data.train)
+    shards = _shards(config, sampler.batch_size)
+    total = sampler.steps(config["steps"])
+    optimizer = _optimizer(config, sampler.steps, total)
+    net, weights = _net(config)
+    normalization = _normalization(config, net, weights)
+    config = {**config, "normalize": normalization}
+    normalize_fn = registry.resolve("normalization", normalization)
+    method = _method(config, net, len(data.train.names))
+    transform_fn = registry.resolve("transform", config["transform"])
+    eval_transform_fn = registry.resolve("transform", config["eval_transform"])
+    image_shape, eval_image_shape = (
+        pipeline.image_shape(
+            pipeline.Reader(data.train, cache=False), fn, skip=config["unreadable"] == "skip"
+        )
+        for fn in (transform_fn, eval_transform_fn)
+    )
 
-    def begin(key, backbone=None):
-        shape = (2, *_shape(config, transform_fn, train))
-        images = normalize_fn(jax.numpy.zeros(shape, jax.numpy.uint8))
+    def init_fn(key, backbone=None):
+        images = normalize_fn(jax.numpy.zeros((2, *image_shape), jax.numpy.uint8))
         batch = {"images": images, "labels": jax.numpy.zeros(2, jax.numpy.int32)}
-        return method.init(key, batch, backbone=backbone)
+        return init_state(*method.init(key, batch, backbone=backbone), optimizer)
 
-    knows = set(train.names) & set(splits.test.names)
-    if config["evaluate"]["knn"] and not knows:
-        raise ValueError("evaluate.knn asks training images for the class: the test has others")
-    if config["evaluate"]["refine"] and (method.inspect or Inspect()).refine is None:
-        raise ValueError("evaluate.refine: this method has nothing to refine embeddings with")
-    run_every = {
-        "log": config["log_every"],
-        "evaluate": steps(config["evaluate"]["every"] or total),
-        "save": steps(config["checkpoint"]["every"] or config["evaluate"]["every"] or total),
-    }
+    shapes = jax.eval_shape(init_fn, jax.eval_shape(lambda: initial_state.key_of(0)))
+    _check_groups(config, shapes.params)
+    sharded = tuple(config["runtime"]["sharded"])
+    placements = devices.of_state(shapes, shards, patterns=sharded)
+    check_chunks(
+        method,
+        shapes,
+        jax.eval_shape(normalize_fn, jax.ShapeDtypeStruct((2, *image_shape), jax.numpy.uint8)),
+        chunk=config["chunk"],
+        sharded=sharded,
+        batch=sampler.batch_size,
+        devices=shards.size,
+    )
+    evaluation = _evaluation(config, data, method, sampler, total)
     return Run(
         config=config,
-        train=train,
-        held_out=held_out,
-        test=splits.test,
-        method=method,
-        begin=begin,
-        optimizer=optimizers.build(direction, schedule=factor, **whole),
-        sample_fn=sample_fn,
+        seed=config["seed"],
+        steps=total,
+        batch_size=sampler.batch_size,
+        chunk=config["chunk"],
+        log_every=config["log_every"],
+        reload_best_at=_reloads(config, sampler, evaluation, total),
+        selection=_selection(config, data, evaluation),
+        evaluation=evaluation,
+        checkpoint=CheckpointOptions(
+            every=sampler.every(
+                config["checkpoint"]["every"] or config["evaluate"]["every"] or total, total
+            ),
+            keep=config["checkpoint"]["keep"],
+        ),
+        runtime=RuntimeOptions(
+            workers=config["runtime"]["workers"],
+            cache=config["runtime"]["cache"],
+            sharded=sharded,
+        ),
+        pictures=config["pictures"],
+        dataset=named(config["dataset"])["name"],
+        train=data.train,
+        held_out=data.held_out,
+        test=data.test,
+        unreadable=config["unreadable"],
+        sample_fn=sampler.sample_fn,
+        coverage=sampler.coverage,
         transform_fn=transform_fn,
-        eval_transform_fn=registry.resolve("transform", config["eval_transform"]),
+        eval_transform_fn=eval_transform_fn,
         normalize_fn=normalize_fn,
+        image_shape=image_shape,
+        eval_image_shape=eval_image_shape,
+        net_name=named(config["net"])["name"],
+        net=net,
+        weights=weights,
+        method=method,
+        optimizer=optimizer,
+        init_fn=init_fn,
         shards=shards,
-        batch=batch,
-        total=total,
-        every=run_every,
-        reload_best_at=_reloads(config, steps, run_every),
+        shapes=shapes,
+        placements=placements,
     )
 
 
-def _reloads(config: dict[str, Any], steps: Callable, every: dict[str, int]) -> tuple[int, ...]:
-    at = tuple(steps(at) for at in config["reload_best_at"])
-    if at and min(at) < every["evaluate"]:
+class _Data(NamedTuple):
+    train: Split
+    held_out: Split | None
+    test: Split
+
+
+def _data(config: Config) -> _Data:
+    splits = registry.resolve("dataset", config["dataset"])()
+    if not config["validation"]:
+        return _Data(splits.train, None, splits.test)
+    train, held_out = divide(splits.train, train=1 - config["validation"])
+    return _Data(train, held_out, splits.test)
+
+
+class _Epochs(NamedTuple):
+    length: int
+
+    def steps(self, epochs):
+        return max(1, round(epochs * self.length))
+
+    def every(self, epochs, *, total):
+        return range(self.steps(epochs), total + 1, self.steps(epochs))
+
+
+class _Sampler(NamedTuple):
+    sample_fn: Callable
+    batch_size: int
+    coverage: int | None
+    epochs: durations.Epochs
+
+    def steps(self, length: int | str) -> int:
+        return durations.steps(length, epochs=self.epochs)
+
+    def every(self, length: int | str, total: int) -> Collection[int]:
+        return durations.every(length, epochs=self.epochs, total=total)
+
+
+def _sampler(config: Config, train: Split) -> _Sampler:
+    spec = named(config["sampler"])
+    sample_fn = registry.resolve("sampler", spec)
+    groups = sampling.group(train.labels)
+    classes = len(groups.count)
+    if isinstance(spec.get("classes"), int) and spec["classes"] > classes:
         raise ValueError(
-            f"reload_best_at: {min(at)} is before the first evaluation, at {every['evaluate']}"
+            f"the sampler puts {spec['classes']} classes into a batch, but there are {classes} "
+            f"training classes: --config.sampler.classes={classes}"
         )
-    return at
+    batch_size = len(sample_fn(groups, seed=config["seed"], step=0))
+    coverage = None
+    if spec["name"] == "plan":
+        keywords = {k: v for k, v in spec.items() if k != "name"}
+        coverage = sampling.coverage(groups, **keywords)
+    per_epoch = sampling.epoch_steps(sample_fn, groups)
+    return _Sampler(sample_fn, batch_size, coverage, _Epochs(per_epoch))
 
 
-def _complete(config: Any) -> dict[str, Any]:
-    """The config with defaults filled in, as plain data that JSON can hold."""
-    config = json.loads(json.dumps(config_lib.plain(config)))
-    known = {*_DEFAULTS, "dataset", "net", "loss", "method"}
-    for name in config:
-        if name not in known:
-            raise ValueError(f"the config has no field {name!r}{hint(name, known)}")
-    if missing := sorted(known - set(_DEFAULTS) - set(config)):
-        raise ValueError(f"the config sets no {', '.join(missing)}")
-    config = {**json.loads(json.dumps(_DEFAULTS)), **config}
-    for name, defaults in (
-        ("evaluate", _EVALUATE),
-        ("checkpoint", _CHECKPOINT),
-        ("runtime", _RUNTIME),
-    ):
-        if unknown := sorted(set(config[name]) - set(defaults)):
-            raise ValueError(f"{name} has no {unknown[0]!r}{hint(unknown[0], defaults)}")
-        config[name] = {**json.loads(json.dumps(defaults)), **config[name]}
-        registry.check(name, config[name], _kinds(defaults))
-    registry.check("the config", config, _kinds(_DEFAULTS))
-    for field, least in _LEAST.items():
-        value = functools.reduce(dict.__getitem__, field.split("."), config)
-        if value is not None and value < least:
-            raise ValueError(f"{field} must be {least} or more, not {value}")
-    if not 0 <= config["validation"] < 1:
-        raise ValueError(f"validation must be a share of 0 to 1, not {config['validation']}")
-    if config["steps"] is None:
-        raise ValueError("the config sets no steps: a number, or '60 epochs'")
-    return config
+def _shards(config: Config, batch_size: int) -> devices.Shardings:
+    count = config["runtime"]["devices"]
+    if count and jax.process_count() > 1:
+        raise ValueError("runtime.devices is for one process: several use all that they see")
+    return devices.shardings(jax.devices()[:count] if count else None, batch=batch_size)
 
 
-def _kinds(defaults: dict[str, Any]) -> dict[str, str]:
-    """Types of fields that are numbers, lists, yes or no; names may be dicts, None anything."""
-    return {k: type(v).__name__ for k, v in defaults.items() if isinstance(v, int | float | tuple)}
-
-
-def named(spec: Any) -> dict[str, Any]:
-    return {"name": spec} if isinstance(spec, str) else spec
-
-
-def _with_steps(schedule: dict[str, Any], steps: Callable) -> dict[str, Any]:
-    """Durations of a schedule in steps."""
+def _optimizer(config: Config, steps: Callable, total: int) -> optax.GradientTransformation:
+    schedule = dict(named(config["schedule"]))
     if "warmup" in schedule:
         schedule["warmup"] = steps(schedule["warmup"])
     if "at" in schedule:
         schedule["at"] = [steps(at) for at in schedule["at"]]
-    return schedule
+    schedule_fn = registry.resolve("schedule", schedule)(total=total)
+    spec = dict(named(config["optimizer"]))
+    parameters = inspect.signature(optimizers.build).parameters
+    types = {k: parameters[k].annotation for k in parameters if k not in ("direction", "schedule")}
+    options = {k: spec.pop(k) for k in list(spec) if k in types}
+    registry.check("optimizer", options, types)
+    for group in options.get("groups", ()):
+        if not isinstance(group, dict):
+            raise ValueError(f"optimizer.groups: write dict(path='^head/', ...), not {group!r}")
+        registry.check("optimizer.groups", group, _GROUP_FIELDS)
+    if options.get("average") and config["reload_best_at"]:
+        raise ValueError("optimizer.average would outlive reload_best_at: leave out one of them")
+    direction = registry.resolve("optimizer", spec, taken=types)()
+    return optimizers.build(direction, schedule=schedule_fn, **options)
 
 
-def _method(config: dict[str, Any], classes: int) -> Method:
-    net = _net(config)
+def _check_groups(config: Config, params: Any) -> None:
+    """Every group of the optimizer must match a parameter."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    paths = [devices.path_of(keys) for keys, _ in leaves]
+    for group in named(config["optimizer"]).get("groups", ()):
+        if not any(re.search(group["path"], path) for path in paths):
+            raise ValueError(
+                f"optimizer.groups: {group['path']!r} is in no parameter's path, such as "
+                f"{', '.join(paths[:: max(1, len(paths) // 4)])}"
+            )
+
+
+def _net(config: Config) -> tuple[Any, str | None]:
+    """The backbone, and the file of its weights."""
+    spec = dict(named(config["net"]))
+    weights = spec.pop("weights", None)
+    return registry.resolve("net", _tuples(spec))(), weights
+
+
+def _normalization(config: Config, net: Any, weights: str | None) -> Any:
+    """The normalization that the config, the file of weights, or the net asks for, in that order.
+
+    A config may not contradict the weights: they would see other numbers than in their training.
+    """
+    del net, weights
+    return config["normalize"] or "imagenet"
+
+
+def _method(config: Config, net: Any, classes: int) -> Method:
     loss_fn = registry.resolve("loss", _tuples(config["loss"]))
     factory = registry.resolve("method", _tuples(config["method"]))
-    wiring = {"classes": classes}
+    wiring: dict[str, Any] = {"classes": classes}
     if config["miner"]:
         mine_fn = registry.resolve("miner", _tuples(config["miner"]))
         if "mine_fn" not in inspect.signature(factory).parameters:
@@ -251,153 +245,107 @@ def _method(config: dict[str, Any], classes: int) -> Method:
     return factory(net, loss_fn, **wiring)
 
 
-def _net(config: dict[str, Any]) -> Any:
-    spec = {k: v for k, v in named(config["net"]).items() if k != "weights"}
-    return registry.resolve("net", _tuples(spec))()
-
-
-def weights(config: dict[str, Any]) -> str | None:
-    return named(config["net"]).get("weights")
-
-
 def _tuples(spec: Any) -> Any:
-    """Lists as tuples: attributes of a module must be hashable."""
+    """Lists as tuples: attributes of a Linen module must be hashable."""
     if isinstance(spec, dict):
         return {k: _tuples(v) for k, v in spec.items()}
     return tuple(_tuples(v) for v in spec) if isinstance(spec, list) else spec
 
 
-def first_state(made: Run) -> TrainState:
-    """Parameters drawn, and the backbone's read from `net.weights`, on their devices."""
-    # `batch_draws` relies on how threefry treats many keys at a time.
-    key = jax.random.key(made.config["seed"], impl="threefry2x32")
-
-    @batch_draws  # parameters that the backbone replaces are not drawn
-    def state_of(key, backbone):
-        return init_state(*made.begin(key, backbone), optimizer=made.optimizer)
-
-    compiled = jax.jit(state_of, compiler_options=_ONCE, out_shardings=placed(made))
-    return compiled(key, jax.device_put(_backbone(made), made.shards.everywhere))
-
-
-def _backbone(made: Run) -> dict[str, Any] | None:
-    """The variables of the pretrained backbone in `net.weights`, or None without such a file."""
-    path = weights(made.config)
-    if not path:
-        return None
-    from dmljax.weights import convert as pretrained
-
-    shape = jax.eval_shape(made.normalize_fn, _images(made, 1)).shape[1:]
-    net = _net(made.config)
-    return pretrained.load(path, net, image_shape=shape, report_fn=logging.warning)
-
-
-def _images(made: Run, count: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((count, *image_shape(made)), jax.numpy.uint8)
-
-
-def image_shape(made: Run, *, test: bool = False) -> tuple[int, ...]:
-    """Of one image, as training or as testing has it."""
-    transform_fn = made.eval_transform_fn if test else made.transform_fn
-    return _shape(made.config, transform_fn, made.train)
-
-
-def _shape(config: dict[str, Any], transform_fn: Callable, split: Split) -> tuple[int, ...]:
-    skip = config["runtime"]["unreadable"] == "skip"
-    return batch_lib.image_shape(reader(split), transform_fn, skip=skip)
-
-
-def state_shapes(made: Run) -> TrainState:
-    """Shapes of the state; computes nothing."""
-    key = jax.eval_shape(functools.partial(jax.random.key, impl="threefry2x32"), 0)
-    shapes = jax.eval_shape(made.begin, key)
-    return jax.eval_shape(functools.partial(init_state, optimizer=made.optimizer), *shapes)
-
-
-def placed(made: Run) -> TrainState:
-    """Where each array of the state lives."""
-    patterns = made.config["runtime"]["sharded"]
-    return sharding.of_state(state_shapes(made), made.shards, patterns=patterns)
-
-
-def check(made: Run) -> None:
-    """What only the shapes of a state tell, before anything is written."""
-    path = weights(made.config)
-    if path and not os.path.isfile(path):
-        raise FileNotFoundError(
-            f"net.weights: there is no file {path}; docs/weights.md says where weights come from"
+def _evaluation(
+    config: Config, data: _Data, method: Method, sampler: _Sampler, total: int
+) -> EvaluationOptions:
+    options = config["evaluate"]
+    if options["knn"] and not set(data.train.names) & set(data.test.names):
+        raise ValueError(
+            "evaluate.knn takes the class from training images, but the test split has other "
+            "classes"
         )
-    if not path and named(made.config["net"]).get("frozen"):
-        logging.warning("net.frozen=True without net.weights: batch norm stays the identity")
-    placed(made)
-    leaves = jax.tree_util.tree_flatten_with_path(state_shapes(made).params)[0]
-    paths = [sharding.path_of(keys) for keys, _ in leaves]
-    for group in made.config["optimizer"].get("groups", ()):
-        if not any(re.search(group["path"], path) for path in paths):
+    if options["refine"] and (method.inspect or Inspect()).refine is None:
+        raise ValueError("evaluate.refine: this method has nothing to refine embeddings with")
+    ks, ranking_fns, clustering_fns = _metrics(options)
+    return EvaluationOptions(
+        every=sampler.every(options["every"] or total, total),
+        batch_size=options["batch_size"],
+        ks=ks,
+        ranking_fns=ranking_fns,
+        clustering_fns=clustering_fns,
+        seeds=tuple(options["seeds"]),
+        knn=options["knn"],
+        refine=options["refine"],
+        frames=options["frames"],
+    )
+
+
+def _metrics(
+    options: Config,
+) -> tuple[tuple[int, ...], Mapping[str, Callable], Mapping[str, Callable]]:
+    """The K of R@K, and the other functions of ranks and of clusterings by their shown names."""
+    if options["metrics"] is None:
+        clustering_fns = metrics.CLUSTERING_FNS if options["clustering"] else {}
+        return tuple(options["ks"]), metrics.RANKING_FNS, clustering_fns
+    ks: list[int] = []
+    ranking_fns, clustering_fns = {}, {}
+    for spec in options["metrics"]:
+        spec = dict(named(spec))
+        if spec.get("name") == "recall_at_k":
+            registry.resolve("metric", spec)
+            ks += [spec["k"]] if "k" in spec else options["ks"]
+            continue
+        function = registry.resolve("metric", spec)
+        name = metrics.shown_name(spec["name"], {k: v for k, v in spec.items() if k != "name"})
+        if _positional(function) == 1:
+            ranking_fns[name] = function
+        elif options["clustering"]:
+            clustering_fns[name] = function
+    return tuple(dict.fromkeys(ks)), ranking_fns, clustering_fns
+
+
+def _positional(function: Callable) -> int:
+    """The number of arguments that must be given by position."""
+    parameters = inspect.signature(function).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in kinds and p.default is p.empty for p in parameters)
+
+
+def _selection(config: Config, data: _Data, evaluation: EvaluationOptions) -> Selection:
+    rule = config["select"]
+    if rule == "last":
+        selection = Selection("last", "test", "R@1")
+        if not config["reload_best_at"]:
+            return selection
+    else:
+        split, _, score = rule.partition("/")
+        if split not in ("val", "test"):
             raise ValueError(
-                f"optimizer.groups: {group['path']!r} is in no parameter's path, such as "
-                f"{', '.join(paths[:: max(1, len(paths) // 4)])}"
+                "select must be 'last', or a score of a split such as 'val/R@1' or 'test/MAP@R', "
+                f"not {rule!r}"
             )
-    images = jax.eval_shape(made.normalize_fn, _images(made, 2))
-    runtime = made.config["runtime"]
-    check_parts(
-        made.method,
-        state_shapes(made),
-        images,
-        chunk=runtime["chunk"],
-        sharded=runtime["sharded"],
-        batch=made.batch,
-        devices=made.shards.size,
-    )
+        if split == "val" and data.held_out is None:
+            raise ValueError(f"select={rule!r} needs held-out classes: set validation, such as 0.2")
+        score = score or "R@1"
+        selection = Selection(f"{split}/{score}", split, score)
+    known = _score_names(evaluation)
+    if selection.score not in known:
+        raise ValueError(
+            f"select={rule!r}: the evaluation has no score {selection.score!r}"
+            f"{hint(selection.score, known)}"
+        )
+    return selection
 
 
-def step_fn(made: Run, places: TrainState) -> Callable:
-    """The train step, compiled for the devices."""
-    everywhere, runtime = made.shards.everywhere, made.config["runtime"]
-    step = train_step(
-        made.method,
-        made.optimizer,
-        normalize_fn=made.normalize_fn,
-        seed=made.config["seed"],
-        chunk=runtime["chunk"],
-        # Shards of proxies meet the embeddings of all devices, not the other way round.
-        gather_fn=functools.partial(_constrain, place=everywhere) if runtime["sharded"] else None,
-    )
-    return jax.jit(_agreeing(step), donate_argnums=0, out_shardings=(places, everywhere))
+def _score_names(evaluation: EvaluationOptions) -> list[str]:
+    recalls = [f"R@{k}" for k in evaluation.ks]
+    names = [*recalls, *evaluation.ranking_fns]
+    refined = [f"refined/{name}" for name in names] if evaluation.refine else []
+    knn = ["knn"] if evaluation.knn else []
+    return [*names, *evaluation.clustering_fns, *refined, *knn]
 
 
-def _constrain(tree: Any, *, place: Any) -> Any:
-    return jax.tree.map(lambda a: jax.lax.with_sharding_constraint(a, place), tree)
-
-
-def _agreeing(one_step: Callable) -> Callable:
-    """The step that also says which signal any process has got: all learn it at the same step."""
-
-    def step(state, batch, signalled):
-        state, metrics = one_step(state, batch)
-        return state, (metrics, signalled.max())
-
-    return step
-
-
-def reader(split: Split) -> Reader:
-    return Reader(split, cache=False)
-
-
-@contextlib.contextmanager
-def batches(made: Run, begun: int = 0) -> Iterator[Any]:
-    """This host's rows of the batches of steps `begun + 1` on, without an end."""
-    runtime = made.config["runtime"]
-    with pipeline.train(
-        made.train,
-        sample_fn=made.sample_fn,
-        transform_fn=made.transform_fn,
-        seed=made.config["seed"],
-        start=begun,
-        host=jax.process_index(),
-        hosts=jax.process_count(),
-        workers=runtime["workers"],
-        cache=runtime["cache"],
-        unreadable=runtime["unreadable"],
-    ) as batches:
-        yield batches
+def _reloads(
+    config: Config, sampler: _Sampler, evaluation: EvaluationOptions, total: int
+) -> tuple[int, ...]:
+    at = tuple(sampler.steps(length) for length in config["reload_best_at"])
+    if at and min(at) < (first := min(evaluation.every, default=total)):
+        raise ValueError(f"reload_best_at: {min(at)} is before the first evaluation, at {first}")
+    return at

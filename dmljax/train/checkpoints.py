@@ -1,9 +1,9 @@
 """Checkpoints that can be trusted: atomic, checksummed, of one run at a time.
 
-A checkpoint is the items `params` and `train` (step, model state, optimizer state) and, as JSON,
-what the train loop wants to find again, in one folder named by its step. Saving is asynchronous.
-When a save is finished, SHA-256 sums of its files are written beside it; a folder whose files
-differ from them is named and passed over for the one before.
+A checkpoint is one folder, named by its step. It holds the items `params` and `train` (step, model
+state, optimizer state) and, as JSON, what the train loop needs to continue. Saving is asynchronous.
+When a save is finished, SHA-256 sums of its files are written beside the folder. A checkpoint whose
+files differ from their sums is reported as damaged, and the one before it is used.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import json
 import logging as python_logging
+import math
 import os
 import pathlib
 import shutil
@@ -23,23 +24,24 @@ from typing import Any
 import jax
 from absl import logging
 
+from dmljax.data.files import write_json
 from dmljax.train import hosts
 from dmljax.train.devices import path_of
 from dmljax.train.step import TrainState
 
 __all__ = ["Checkpoints", "Damaged", "forget", "lock"]
 
-_PATIENCE = 5  # seconds
+_CLOSING_SECONDS = 5
 
 
 class Damaged(ValueError):
-    """No checkpoint of a folder can be used, or one does not fit the run."""
+    """A checkpoint does not fit the run."""
 
 
 def lock(workdir: pathlib.Path) -> Any:
-    """Keeps other processes from `workdir` for as long as the returned file is open.
+    """Keeps other processes out of `workdir` for as long as the returned file is open.
 
-    The system drops the lock with the process, however it ends: there are no stale locks.
+    The operating system releases the lock when the process ends, however it ends.
     """
     file = (workdir / "lock").open("a+")
     try:
@@ -58,22 +60,28 @@ def lock(workdir: pathlib.Path) -> Any:
 
 
 class Checkpoints:
-    """The checkpoints of one run in `folder`: the latest `keep`, and the best by `run['score']`.
+    """The checkpoints of one run in `folder`: the latest `keep`, and the one with the best score.
 
-    `reading` leaves alone what another process may be writing.
+    The best score is the highest; of equal scores it is the earliest, as published code saves on
+    strict improvement. With `reading`, nothing is deleted that another process may be writing.
     """
 
     def __init__(self, folder: str | os.PathLike, *, keep: int = 2, reading: bool = False):
         from orbax.checkpoint import v1 as ocp
 
-        python_logging.getLogger("absl").addFilter(_told_elsewhere)
+        python_logging.getLogger("absl").addFilter(_is_not_raised)
         self.folder = pathlib.Path(folder).absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         policies = ocp.training.preservation_policies
-        best = policies.BestN(get_metric_fn=lambda m: m["score"], n=1)
+        best = policies.BestN(
+            get_metric_fn=lambda metrics: (metrics["score"], -metrics["step"]),
+            n=1,
+            keep_checkpoints_without_metrics=False,
+        )
         self._sums = self.folder.parent / f"{self.folder.name}_sums"
         self._pending: list[int] = []
-        self._last = -1  # on which all processes agree; what each sees of a folder may differ
+        # All processes agree on this number, while each may see another state of a shared folder.
+        self._last = -1
         self._checkpointer = ocp.training.Checkpointer(
             self.folder,
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
@@ -86,7 +94,7 @@ class Checkpoints:
         return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdecimal())
 
     def save(self, state: TrainState, run: dict[str, Any], *, score: float | None = None) -> None:
-        """Begins to save; a step that is there already is left as it is."""
+        """Begins to save; a step that is saved already is left as it is."""
         step = int(state.step)
         if step == self._last:
             return
@@ -96,8 +104,10 @@ class Checkpoints:
             "params": state.params,
             "train": _train_item(state),
         }
-        metrics = {"score": -1.0 if score is None else float(score)}
-        notes = {"run": json.dumps(run), **metrics}
+        metrics = None
+        if score is not None and not math.isnan(score):
+            metrics = {"score": float(score), "step": step}
+        notes = {"run": json.dumps(run), "score": metrics and metrics["score"]}
         with self._writing(step):
             self._checkpointer.save_checkpointables_async(
                 step, items, metrics=metrics, custom_metadata=notes
@@ -106,21 +116,21 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self, step: int) -> Iterator[None]:
-        """Says which checkpoint it is that cannot be written; what is half written never counts."""
+        """Raises one line that names the checkpoint which cannot be written."""
         try:
             yield
         except Exception as error:
             self._pending.clear()
             reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
-            before = [other for other in self.steps() if other != step]
-            onward = f"goes on from step {before[-1]}" if before else "begins again"
+            earlier = [other for other in self.steps() if other != step]
+            onward = f"goes on from step {earlier[-1]}" if earlier else "begins again"
             raise OSError(
-                f"checkpoint {step} cannot be written to {self.folder}: {reason}. Make room there "
-                f"(or lower checkpoint.keep) or mend it, then the same command {onward}"
+                f"checkpoint {step} cannot be written to {self.folder}: {reason}. Make space there "
+                f"(or lower checkpoint.keep), then the same command {onward}"
             ) from error
 
     def wait(self) -> None:
-        """Until what was begun is on the disk, with its sums."""
+        """Waits until all saves are on the disk, with their sums."""
         if not self._pending:
             return
         with self._writing(self._pending[-1]):
@@ -131,31 +141,31 @@ class Checkpoints:
 
     def _write_sums(self) -> None:
         self._sums.mkdir(exist_ok=True)
-        there = self.steps()
+        steps = self.steps()
         for step in self._pending:
-            if step in there:
-                _write_json(self._sums / f"{step}.json", _sums(self.folder / str(step)))
+            if step in steps:
+                write_json(self._sums / f"{step}.json", _sums(self.folder / str(step)))
         for file in self._sums.glob("*.json"):
-            if int(file.stem) not in there:
+            if int(file.stem) not in steps:
                 file.unlink()
 
     def restore(
         self, shapes: TrainState, sharding: Any, *, repair: bool = False
     ) -> tuple[TrainState, dict] | None:
-        """The newest checkpoint that is whole, placed by `sharding`, whatever devices it was saved
-        from; None if there is none. `sharding` is one for all arrays, or a state of them.
+        """The newest undamaged checkpoint, or None if there is none.
 
-        `shapes` is what `jax.eval_shape` says the state is. `repair` puts damaged ones aside, so
-        that the run can write those steps again.
+        `shapes` is the state as `jax.eval_shape` gives it. `sharding` is one sharding for all
+        arrays, or a state of shardings; the devices may be others than those of the saving run.
+        `repair` moves damaged checkpoints aside, so that the run can write those steps again.
         """
         step = hosts.first(lambda: self._newest(repair))
         if repair:
             self._checkpointer.reload()
         if step is None:
             return None
-        found = self.load(step, shapes, sharding)
+        restored = self.load(step, shapes, sharding)
         self._last = step
-        return found
+        return restored
 
     def _newest(self, repair: bool) -> int | None:
         for step in reversed(self.steps()):
@@ -177,28 +187,31 @@ class Checkpoints:
     def fault(self, step: int) -> str | None:
         """What is wrong with a checkpoint's files, or None."""
         file = self._sums / f"{step}.json"
-        if not file.exists():  # the process ended between the save and its sums
+        if not file.exists():  # The process ended between the save and its sums.
             return None
-        wanted, found = json.loads(file.read_text()), _sums(self.folder / str(step))
-        for name in sorted(set(wanted) | set(found)):
-            if wanted.get(name) != found.get(name):
-                return f"{name} is {'missing' if name not in found else 'changed'}"
+        saved, present = json.loads(file.read_text()), _sums(self.folder / str(step))
+        for name in sorted(set(saved) | set(present)):
+            if saved.get(name) != present.get(name):
+                return f"{name} is {'missing' if name not in present else 'changed'}"
         return None
 
     def load(self, step: int, shapes: TrainState, sharding: Any) -> tuple[TrainState, dict]:
-        """One checkpoint, compared with `shapes` before anything is read."""
-        wanted = {"params": shapes.params, "train": _train_item(shapes)}
-        self._compare(step, wanted)
+        """The state of a checkpoint and what the loop saved with it.
+
+        The checkpoint is compared with `shapes` before anything is read.
+        """
+        expected = {"params": shapes.params, "train": _train_item(shapes)}
+        self._compare(step, expected)
         if isinstance(sharding, jax.sharding.Sharding):
             sharding = jax.tree.map(lambda _: sharding, shapes)
         abstract = jax.tree.map(
             lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
-            wanted,
+            expected,
             {"params": sharding.params, "train": _train_item(sharding)},
         )
-        found = self._checkpointer.load_checkpointables(step, abstract)
-        train = found["train"]
-        state = TrainState(train["step"], found["params"], train["model_state"], train["opt_state"])
+        items = self._checkpointer.load_checkpointables(step, abstract)
+        train = items["train"]
+        state = TrainState(train["step"], items["params"], train["model_state"], train["opt_state"])
         return state, self.run(step)
 
     def run(self, step: int) -> dict:
@@ -206,11 +219,13 @@ class Checkpoints:
         return json.loads(self._notes(step)["run"])
 
     def best(self) -> int:
-        """The step with the highest score; the later one of equals."""
+        """The step with the highest score, the earliest of equals; without scores the newest."""
 
         def find():
-            scored = {step: self._notes(step)["score"] for step in self.steps()}
-            return max(scored, key=lambda step: (scored[step], step))
+            steps = self.steps()
+            scores = {step: self._notes(step)["score"] for step in steps}
+            scored = [step for step in steps if scores[step] is not None]
+            return max(scored, key=lambda step: (scores[step], -step)) if scored else steps[-1]
 
         return hosts.first(find)
 
@@ -220,16 +235,16 @@ class Checkpoints:
     def _shapes(self, step: int) -> dict:
         return self._checkpointer.checkpointables_metadata(step).metadata
 
-    def _compare(self, step: int, wanted: dict) -> None:
-        found = self._shapes(step)
-        for item in wanted:
-            have = {p: tuple(a.shape) for p, a in _flat(found[item])}
-            want = {p: tuple(a.shape) for p, a in _flat(wanted[item])}
-            for path in sorted(set(have) | set(want)):
-                if have.get(path) != want.get(path):
+    def _compare(self, step: int, expected: dict) -> None:
+        saved = self._shapes(step)
+        for item in expected:
+            there = {p: tuple(a.shape) for p, a in _flat(saved[item])}
+            here = {p: tuple(a.shape) for p, a in _flat(expected[item])}
+            for path in sorted(set(there) | set(here)):
+                if there.get(path) != here.get(path):
                     raise Damaged(
                         f"checkpoint {step} of {self.folder} does not fit: {item}/{path} is "
-                        f"{have.get(path, 'missing')} there and {want.get(path, 'unknown')} here"
+                        f"{there.get(path, 'missing')} there and {here.get(path, 'unknown')} here"
                     )
 
     def close(self) -> None:
@@ -243,14 +258,15 @@ class Checkpoints:
         if kind is None or jax.process_count() == 1:
             self.close()
             return
-        # A save that is under way is worth some seconds, but the other processes may be gone.
+        # Give a save that is under way some seconds, but not more: it may wait for processes that
+        # are gone.
         closing = threading.Thread(target=self.close, daemon=True)
         closing.start()
-        closing.join(_PATIENCE)
+        closing.join(_CLOSING_SECONDS)
 
 
-def _told_elsewhere(record: python_logging.LogRecord) -> bool:
-    """False for errors that orbax logs, with all of the stack in each thread, and then raises."""
+def _is_not_raised(record: python_logging.LogRecord) -> bool:
+    """False for errors that Orbax logs, with the stacks of all threads, and then raises too."""
     return record.levelno < python_logging.ERROR or "orbax" not in record.pathname
 
 
@@ -263,22 +279,13 @@ def _flat(tree: Any) -> list[tuple[str, Any]]:
 
 
 def _sums(folder: pathlib.Path) -> dict[str, str]:
-    out = {}
+    sums = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            out[str(path.relative_to(folder))] = digest
-    return out
-
-
-def _write_json(path: pathlib.Path, content: Any) -> None:
-    aside = path.with_suffix(".tmp")
-    with aside.open("w") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+            sums[str(path.relative_to(folder))] = digest
+    return sums
 
 
 def forget(folder: str | os.PathLike) -> None:

@@ -104,17 +104,18 @@ def plain(config: Any) -> Any:
     return [plain(v) for v in config] if isinstance(config, list | tuple) else config
 
 
-def duration(length: int | str, *, epoch_end: Callable[[float], float]) -> int:
-    """Steps: a number of them, or '60 epochs', which end at the step `epoch_end(60)`."""
+def duration(length: int | str, *, per_epoch: int) -> int:
+    """Steps: a number of them, or '60 epochs'."""
     if isinstance(length, str):
         number, _, unit = length.partition(" ")
+        factors = {"steps": 1, "step": 1, "epochs": per_epoch, "epoch": per_epoch}
         try:
-            count = float(number)
-        except ValueError:
+            count = float(number) * factors[unit]
+        except (ValueError, KeyError):
             count = -1
-        if unit not in ("steps", "step", "epochs", "epoch") or not 0 <= count < float("inf"):
+        if not 0 <= count < float("inf"):
             raise ValueError(f"{length!r} is no duration: write 500, or '60 epochs'")
-        return max(1, round(epoch_end(count) if unit.startswith("epoch") else count))
+        return max(1, round(count))
     if isinstance(length, bool) or int(length) != length or length < 0:
         raise ValueError(f"{length!r} is no duration: write 500, or '60 epochs'")
     return int(length)

@@ -1,5 +1,5 @@
-"""Where arrays live: rows of a batch over all devices, everything else on each of them, but for
-parameters that are asked for in shards."""
+"""Where arrays are: batches are split over all devices, everything else is copied to each device,
+except parameters that are to be sharded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Shardings", "of_state", "path_of", "prefetch", "put", "shardings"]
 
 
 class Shardings:
-    """`rows` splits the first axis over `devices`; `everywhere` copies."""
+    """Two ways to place an array: `rows` splits its first axis, `everywhere` copies it."""
 
     def __init__(self, devices: Any = None):
         self.mesh = Mesh(np.array(jax.devices() if devices is None else devices), ("data",))
@@ -30,33 +30,34 @@ class Shardings:
 
 def shardings(devices: Any = None, *, batch: int) -> Shardings:
     """Over all devices (or `devices`), which must share a global batch of `batch` evenly."""
-    found = Shardings(devices)
-    if batch % found.size:
+    shards = Shardings(devices)
+    if batch % shards.size:
         raise ValueError(
-            f"a global batch of {batch} cannot be shared by {found.size} devices evenly: choose a "
-            f"multiple of {found.size}"
+            f"a global batch of {batch} cannot be shared by {shards.size} devices evenly: choose a "
+            f"multiple of {shards.size}"
         )
-    return found
+    return shards
 
 
 def of_state(shapes: Any, shards: Shardings, *, patterns: Sequence[str] = ()) -> Any:
     """The sharding of every array of a state that has `params` and other fields.
 
-    A parameter whose path matches one of `patterns` is split over the devices on its first axis,
-    and with it what the optimizer keeps of it: arrays of its shape whose paths end in its path.
+    A parameter whose path matches one of `patterns` is split over the devices on its first axis.
+    So are the arrays that the optimizer keeps for it: those of its shape whose paths end in its
+    path.
     """
-    params = {path_of(p): a.shape for p, a in jax.tree_util.tree_leaves_with_path(shapes.params)}
-    split = {}
+    shape_of = {path_of(p): a.shape for p, a in jax.tree_util.tree_leaves_with_path(shapes.params)}
+    sharded = {}
     for pattern in patterns:
-        found = {p: shape for p, shape in params.items() if re.search(pattern, p)}
-        if not found:
-            names = sorted({p.split("/")[0] for p in params})
+        matches = {path: shape for path, shape in shape_of.items() if re.search(pattern, path)}
+        if not matches:
+            names = sorted({path.split("/")[0] for path in shape_of})
             raise ValueError(
                 f"runtime.sharded: no parameter matches {pattern!r}; they begin with "
                 f"{', '.join(names)}"
             )
-        split |= found
-    for path, shape in split.items():
+        sharded |= matches
+    for path, shape in sharded.items():
         if not shape or shape[0] % shards.size:
             raise ValueError(
                 f"runtime.sharded: {path} is {list(shape)}, whose first axis {shards.size} devices "
@@ -67,25 +68,26 @@ def of_state(shapes: Any, shards: Shardings, *, patterns: Sequence[str] = ()) ->
     def choose(path, leaf):
         names = path_of(path).split("/")
         ends = ("/".join(names[i:]) for i in range(len(names)))
-        return shards.rows if any(split.get(e) == leaf.shape for e in ends) else shards.everywhere
+        is_sharded = any(sharded.get(end) == leaf.shape for end in ends)
+        return shards.rows if is_sharded else shards.everywhere
 
     return jax.tree_util.tree_map_with_path(choose, shapes)
 
 
 def path_of(keys: Any) -> str:
-    """'net/layer4/0/conv1/kernel'."""
+    """The path of a leaf of a tree as text, such as 'net/layer4/0/conv1/kernel'."""
     return jax.tree_util.keystr(keys, simple=True, separator="/")
 
 
 def put(batch: dict[str, np.ndarray], rows: NamedSharding) -> dict[str, jax.Array]:
-    """This host's rows of the global batch -> global arrays."""
+    """The global arrays of a batch, of which this host has the rows in `batch`."""
     return {k: jax.make_array_from_process_local_data(rows, v) for k, v in batch.items()}
 
 
 def prefetch(
     batches: Iterable[dict[str, np.ndarray]], rows: NamedSharding, *, ahead: int = 1
 ) -> Iterator[dict[str, jax.Array]]:
-    """The same batches on the devices, each sent off while the one before is used."""
+    """The same batches on the devices. A batch is sent while the one before it is used."""
     waiting = collections.deque()
     for batch in batches:
         waiting.append(put(batch, rows))

@@ -1,21 +1,28 @@
-"""Embeds a split and scores it. Knows functions and numbers, no nets and no config."""
+"""Evaluation in two layers: `embed` a split, `score` its embeddings. `Evaluator` calls both."""
 
 from __future__ import annotations
 
-import collections
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from dmljax import metrics
+from dmljax import metrics, retrieval
 from dmljax.data import pipeline
 from dmljax.data.splits import Split
+from dmljax.methods.base import Inspect
+from dmljax.train import optimizers
 from dmljax.train.devices import Shardings, prefetch
+from dmljax.train.run import Run
+from dmljax.train.step import TrainState
 
-__all__ = ["embed", "knn_accuracy", "score"]
+__all__ = ["MAIN", "Evaluation", "Evaluator", "embed", "knn_accuracy", "score"]
+
+MAIN = "embedding"  # the name of the main embedding beside those of its parts
+_MAX_PIXELS = 64 * 64 * 3
+_MAX_PIXEL_IMAGES = 20_000
 
 
 def embed(
@@ -28,13 +35,11 @@ def embed(
     cache: bool | dict[int, np.ndarray] = False,
     workers: int = 0,
     unreadable: str = "raise",
-    skipped: collections.Counter[str] | None = None,
 ) -> Any:
-    """`embed_fn(images)` (an array or a tree of them, `[b ...]`) of every image, in order, float32.
+    """`embed_fn(images)` of every image of a split, in order, as float32 numpy arrays.
 
-    `embed_fn` gets uint8 batches of one size on the devices. With `unreadable='skip'`, the rows of
-    images that cannot be read are NaN. Such images are counted in `skipped`; a name that it already
-    contains is not logged again.
+    `embed_fn` receives batches of one size, uint8 on the devices, and returns an array `[b ...]` or
+    a tree of them. With `unreadable='skip'`, rows of images that cannot be read are NaN.
     """
     batch_size = -(-batch_size // shards.size) * shards.size
     with pipeline.evaluation(
@@ -46,38 +51,28 @@ def embed(
         cache=cache,
         workers=workers,
         unreadable=unreadable,
-        skipped=skipped,
     ) as batches:
-        out = None
+        results = None
         for batch in prefetch(batches, shards.rows):
-            found = _fetch({"out": embed_fn(batch["images"]), "where": batch["where"]}, shards)
-            rows = _fetch(batch["indices"], shards)
-            real = rows >= 0
-            if not all(np.isfinite(a[found["where"]]).all() for a in jax.tree.leaves(found["out"])):
+            outputs = embed_fn(batch["images"])
+            outputs, where, rows = _fetch((outputs, batch["where"], batch["indices"]), shards)
+            if not all(np.isfinite(x[where]).all() for x in jax.tree.leaves(outputs)):
                 raise FloatingPointError(
-                    "embeddings are not finite: what the net has learned is not, or not normalised "
-                    "as it was in training"
+                    "embeddings are not finite: the parameters of the net are not, or the images "
+                    "are not normalized as in training"
                 )
-            found["out"] = jax.tree.map(
-                lambda a, where=found["where"]: np.where(_like(where, a), a, np.nan), found["out"]
-            )
-            if out is None:
-                out = jax.tree.map(
-                    lambda a: np.empty((len(split), *a.shape[1:]), np.float32), found["out"]
+            if results is None:
+                results = jax.tree.map(
+                    lambda x: np.full((len(split), *x.shape[1:]), np.nan, np.float32), outputs
                 )
-            for whole, part in zip(
-                jax.tree.leaves(out), jax.tree.leaves(found["out"]), strict=True
-            ):
-                whole[rows[real]] = part[real]
-    return out
-
-
-def _like(where: np.ndarray, a: np.ndarray) -> np.ndarray:
-    return where.reshape(-1, *(1,) * (a.ndim - 1))
+            pairs = zip(jax.tree.leaves(results), jax.tree.leaves(outputs), strict=True)
+            for result, output in pairs:
+                result[rows[where]] = output[where]
+    return results
 
 
 def _fetch(tree: Any, shards: Shardings) -> Any:
-    """Global arrays to numpy, on every host."""
+    """Global arrays as numpy arrays, on every host."""
     if jax.process_count() > 1:
         tree = _gather(shards.everywhere)(tree)
     return jax.device_get(tree)
@@ -93,32 +88,34 @@ def score(
     split: Split,
     *,
     ks: Sequence[int] = (1, 2, 4, 8),
-    clustering: bool = True,
+    ranking_fns: Mapping[str, Callable] = metrics.RANKING_FNS,
+    clustering_fns: Mapping[str, Callable] = metrics.CLUSTERING_FNS,
     seeds: Sequence[int] = (0, 1, 2),
-    similarity_fn: Callable | None = None,
     devices: Sequence[Any] | None = None,
 ) -> dict[str, float]:
-    """Retrieval scores by the split's protocol, and clustering of all its images.
+    """Retrieval scores by the split's protocol of queries and gallery, clustering of all images.
 
-    Images that could not be read (rows of NaN) count nowhere, but are counted in 'unreadable'.
+    Images that could not be read (rows of NaN) are left out, and counted in 'unreadable'. `ks` for
+    which there are too few images are left out.
     """
     readable = np.isfinite(embeddings).all(axis=1)
     query = readable if split.query is None else readable & split.query
     gallery = None if split.gallery is None else readable & split.gallery
-    search: dict[str, Any] = {"devices": devices}
-    search |= {} if similarity_fn is None else {"similarity_fn": similarity_fn}
+    search: dict[str, Any] = {"devices": devices, "metric_fns": ranking_fns}
     items = int(query.sum()) - 1 if gallery is None else int(gallery.sum())
-    ks = [k for k in ks if k <= items] or [1]
+    search["ks"] = [k for k in ks if k <= items] or [1]
     if gallery is not None:
         search |= {"gallery": embeddings[gallery], "gallery_labels": split.labels[gallery]}
     if split.groups is not None:
         search["groups"] = split.groups[query]
         if gallery is not None:
             search["gallery_groups"] = split.groups[gallery]
-    scores = metrics.retrieval(embeddings[query], split.labels[query], ks=ks, **search)
-    if clustering:
+    scores = metrics.retrieval(embeddings[query], split.labels[query], **search)
+    if clustering_fns:
         points, labels = embeddings[readable], split.labels[readable]
-        scores |= metrics.clustering(points, labels, seeds=seeds, devices=devices)
+        scores |= metrics.clustering(
+            points, labels, metric_fns=clustering_fns, seeds=seeds, devices=devices
+        )
     if missing := int((~readable).sum()):
         scores["unreadable"] = missing
     return scores
@@ -133,10 +130,141 @@ def knn_accuracy(
     k: int,
 ) -> float:
     """Share whose k nearest in the gallery vote for their label; the nearest breaks ties."""
-    from dmljax import retrieval
-
     near, _ = retrieval.nearest(embeddings, gallery, k=k)
     votes = gallery_labels[near]
     same = (votes[:, :, None] == votes[:, None, :]).sum(axis=2)
     winner = votes[np.arange(len(votes)), np.argmax(same, axis=1)]  # the first of the most frequent
     return float(np.mean(winner == labels))
+
+
+class Evaluation(NamedTuple):
+    """Scores of all splits, named 'test/R@1', and the embeddings of the test split by name."""
+
+    scores: dict[str, float]
+    test_embeddings: dict[str, np.ndarray] | None
+
+    def of_split(self, split: str) -> dict[str, float]:
+        """The scores of a split, named 'R@1'."""
+        prefix = f"{split}/"
+        named = self.scores.items()
+        return {k.removeprefix(prefix): v for k, v in named if k.startswith(prefix)}
+
+    @property
+    def test_scores(self) -> dict[str, float]:
+        return self.of_split("test")
+
+
+class Evaluator:
+    """Embeds and scores splits as a run asks for it. The embedding function is compiled once."""
+
+    def __init__(self, run: Run):
+        self._run = run
+        self._inspect = run.method.inspect or Inspect()
+        # Decoded images by split; a split is only equal to itself.
+        self._caches = {id(s): {} for s in run.splits.values()} if run.runtime.cache else {}
+
+        def embed_fn(params, model_state, images):
+            images = run.normalize_fn(images)
+            embeddings = {MAIN: run.method.embed(params, model_state, images)}
+            if self._inspect.parts is not None:
+                embeddings |= self._inspect.parts(params, model_state, images)
+            return embeddings
+
+        self._embed_fn = jax.jit(embed_fn, out_shardings=run.shards.rows)
+
+    def evaluate(self, state: TrainState) -> Evaluation:
+        """The scores of the test split and of the held-out classes."""
+        scores, test_embeddings = {}, None
+        for name in ("test", "val"):
+            split = self._run.splits.get(name)
+            if split is None or not len(split):
+                continue
+            embeddings = self.embeddings(state, split)
+            if name == "test":
+                test_embeddings = embeddings
+            values = self.scores(state, embeddings, split)
+            scores |= {f"{name}/{k}": v for k, v in values.items()}
+        return Evaluation(scores, test_embeddings)
+
+    def embeddings(self, state: TrainState, split: Split) -> dict[str, np.ndarray]:
+        """The embeddings of every image: the main one under `MAIN`, parts under their names."""
+        params = optimizers.averaged(state.params, state.opt_state)
+        return self._embed(lambda x: self._embed_fn(params, state.model_state, x), split)
+
+    def pixel_scores(self) -> dict[str, float] | None:
+        """Scores of the pixels of the test split: what a net has to beat. None if they are many."""
+        split = self._run.test
+        size = int(np.prod(self._run.eval_image_shape))
+        if size > _MAX_PIXELS or len(split) > _MAX_PIXEL_IMAGES:
+            return None
+        pixels = self._embed(lambda images: images.reshape(len(images), -1), split)
+        return score(pixels, split, ks=(1,), clustering_fns={})
+
+    def scores(
+        self, state: TrainState, embeddings: dict[str, np.ndarray], split: Split
+    ) -> dict[str, float]:
+        """Everything that the config asks of these embeddings."""
+        options = self._run.evaluation
+        main = embeddings[MAIN]
+        scores = score(
+            main,
+            split,
+            ks=options.ks,
+            ranking_fns=options.ranking_fns,
+            clustering_fns=options.clustering_fns,
+            seeds=options.seeds,
+            devices=self._run.shards.mesh.local_devices,
+        )
+        for name, embedding in embeddings.items():
+            if name != MAIN:
+                recall = score(embedding, split, ks=(1,), clustering_fns={})["R@1"]
+                scores[f"{name}/R@1"] = recall
+        if options.refine:
+            refined = self._refined(state, main, split)
+            values = score(
+                refined,
+                split,
+                ks=options.ks,
+                ranking_fns=options.ranking_fns,
+                clustering_fns={},
+            )
+            scores |= {f"refined/{name}": value for name, value in values.items()}
+        if options.knn and set(split.names) & set(self._run.train.names):
+            scores["knn"] = self._knn(state, main, split)
+        return scores
+
+    def _embed(self, embed_fn: Callable, split: Split) -> Any:
+        return embed(
+            embed_fn,
+            split,
+            transform_fn=self._run.eval_transform_fn,
+            batch_size=self._run.evaluation.batch_size,
+            shards=self._run.shards,
+            cache=self._caches.get(id(split), False),
+            workers=self._run.runtime.workers,
+            unreadable=self._run.unreadable,
+        )
+
+    def _refined(self, state: TrainState, embeddings: np.ndarray, split: Split) -> np.ndarray:
+        """The embeddings of a split after the method has refined them by each other."""
+        params = optimizers.averaged(state.params, state.opt_state)
+        return np.asarray(
+            self._inspect.refine(
+                params, state.model_state, embeddings, query=split.query, gallery=split.gallery
+            )
+        )
+
+    def _knn(self, state: TrainState, embeddings: np.ndarray, split: Split) -> float:
+        """Accuracy of the vote of the nearest training images. Classes are matched by name."""
+        train = self._run.train
+        label_of = {name: label for label, name in enumerate(split.names)}
+        labels = np.array([label_of.get(name, -1) for name in train.names], np.int32)[train.labels]
+        gallery = self.embeddings(state, train)[MAIN]
+        queries, items = (np.isfinite(x).all(axis=1) for x in (embeddings, gallery))
+        return knn_accuracy(
+            embeddings[queries],
+            split.labels[queries],
+            gallery[items],
+            labels[items],
+            k=self._run.evaluation.knn,
+        )

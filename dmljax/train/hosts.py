@@ -1,7 +1,7 @@
 """Several processes, one run: how they start, agree, and end together.
 
-Every process does the same steps on its own rows of each batch. Files are the affair of process 0:
-`first` lets it act and tells the others what came of it.
+Every process runs the same steps on its own rows of each batch. Process 0 alone handles files:
+`first` calls a function there and hands its result to the others.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy as np
 
 __all__ = ["Elsewhere", "first", "leave", "shared", "start"]
 
-_HEARTBEAT = 30  # seconds until a process that went without a word is missed
-_BYTES = 4096
+_HEARTBEAT_SECONDS = 30  # until a process that died silently is noticed
+_MESSAGE_BYTES = 4096
 
 
 class Elsewhere(Exception):
-    """Process 0 has failed, and says why itself."""
+    """Process 0 has failed, and reports the reason itself."""
 
 
 def start(
@@ -34,22 +34,23 @@ def start(
     process: int | None = None,
     detect: bool = False,
 ) -> bool:
-    """Joins the other processes; False where nothing says that there are any.
+    """Joins the other processes of the run; False if no argument says that there are any.
 
-    With `detect`, what is not given comes from Slurm, a TPU pod or Kubernetes, as jax finds it.
+    With `detect`, arguments that are None come from Slurm, a TPU pod or Kubernetes, as jax finds
+    them.
     """
-    given = {"--coordinator": coordinator, "--processes": processes, "--process": process}
-    missing = [name for name, value in given.items() if value is None]
-    if not detect and len(missing) == len(given):
+    flags = {"--coordinator": coordinator, "--processes": processes, "--process": process}
+    missing = [flag for flag, value in flags.items() if value is None]
+    if not detect and len(missing) == len(flags):
         return False
     if not detect and missing:
         raise ValueError(f"{' and '.join(missing)} must be given too, or --distributed")
-    # Its handler of SIGTERM would swallow the signal until training begins; the train loop agrees
-    # on the step to stop after by itself.
+    # The service's handler would swallow SIGTERM until training begins. The train loop handles the
+    # signal itself (`interrupts`).
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
-            coordinator, processes, process, heartbeat_timeout_seconds=_HEARTBEAT
+            coordinator, processes, process, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS
         )
     except ValueError as error:
         raise ValueError(
@@ -60,9 +61,9 @@ def start(
 
 
 def first(fn: Callable[[], Any]) -> Any:
-    """What `fn()` returns (plain JSON) or raises on process 0, on every process.
+    """Calls `fn` on process 0, and returns its result (plain JSON) on every process.
 
-    A meeting point: all processes must get here.
+    All processes must call this. If `fn` raises, process 0 raises that, the others `Elsewhere`.
     """
     if jax.process_count() == 1:
         return fn()
@@ -84,19 +85,19 @@ def _broadcast(value: Any) -> Any:
     from jax.experimental import multihost_utils
 
     text = json.dumps(value).encode()
-    if len(text) > _BYTES:
+    if len(text) > _MESSAGE_BYTES:
         raise ValueError(f"{len(text)} bytes are too many to tell the other processes")
-    row = np.zeros(_BYTES, np.uint8)
+    row = np.zeros(_MESSAGE_BYTES, np.uint8)
     row[: len(text)] = np.frombuffer(text, np.uint8)
-    found = multihost_utils.broadcast_one_to_all(row)
-    return json.loads(bytes(np.asarray(found)).rstrip(b"\0"))
+    received = multihost_utils.broadcast_one_to_all(row)
+    return json.loads(bytes(np.asarray(received)).rstrip(b"\0"))
 
 
 def shared(file: pathlib.Path, *, patience: float = 30.0) -> None:
     """Raises unless this process, too, sees a file that process 0 has written."""
-    until = time.monotonic() + patience  # network file systems tell late
+    deadline = time.monotonic() + patience  # network file systems show new files late
     while not file.exists():
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise ValueError(
                 f"process {jax.process_index()} on {os.uname().nodename} does not see {file}: "
                 "--workdir must be a folder that all hosts share"
@@ -105,7 +106,7 @@ def shared(file: pathlib.Path, *, patience: float = 30.0) -> None:
 
 
 def leave(status: int) -> None:
-    """Ends this process now: waiting for the others, who may wait for us, would never end."""
+    """Ends this process at once. A normal exit would wait for processes that wait for this one."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

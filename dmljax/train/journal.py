@@ -1,64 +1,74 @@
-"""What a run leaves behind while it goes: metrics, speed, a line on the terminal.
+"""What a run writes while it trains: metrics, speed, lines on the terminal.
 
-`metrics.jsonl` holds what the run computes, one line a report, and nothing that depends on the
-machine's mood: interrupted and resumed, it is bit for bit that of a run that never stopped. Speed
-and memory go to `speed.jsonl`. Both go to TensorBoard as well.
+`metrics.jsonl` holds what the run computes, one line per report. Nothing in it depends on the
+machine, so a run that was interrupted and resumed writes the same bytes as one that was not. Speed
+and memory are in `speed.jsonl`. TensorBoard gets both.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import pathlib
 import resource
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 from tensorboardX import SummaryWriter  # here, before JAX computes: it changes the environment
 
-__all__ = ["Log", "read", "table"]
+from dmljax.data.files import write_text
+from dmljax.data.progress import Progress
+
+__all__ = ["Journal", "read", "table"]
 
 
-class Log:
-    """Writes nothing unless `write`: process 0 logs for all."""
+class Journal:
+    """Reports a run from step `step` on. Writes nothing unless `write`: process 0 logs for all."""
 
     def __init__(self, workdir: pathlib.Path, *, step: int, total: int, write: bool = True):
-        self._write, self._step, self._total = write, step, total
+        self._write, self._total = write, total
         self._metrics = workdir / "metrics.jsonl"
         self._speed = workdir / "speed.jsonl"
-        self._began, self._waited, self._last = time.perf_counter(), 0.0, step
-        self._bar = self._board = None
+        self._progress = self._board = None
+        self.restart_clock(step)
         if not write:
             return
         for path in (self._metrics, self._speed):
-            _cut(path, step if step else -1)  # from the start, what is there is of a lost start
+            # At step 0, discard lines left by a run that died before its first checkpoint.
+            _cut(path, step if step else -1)
         _compilations()
         self._board = SummaryWriter(
             str(workdir / "tensorboard"), purge_step=step + 1 if step else None
         )
-        self._bar = _bar(step, total)
+        self._progress = Progress("step", total, start=step, stream=sys.stdout)
+        self._progress.__enter__()
 
-    def waited(self, seconds: float) -> None:
-        """Time spent waiting for input."""
-        self._waited += seconds
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts the time inside the block as waiting for input."""
+        start = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - start
 
     def train(
         self, step: int, metrics: Mapping[str, float], *, batch: int, unreadable: int = 0
     ) -> None:
-        """One report of training, and how fast it goes since the last one.
+        """One report of training, and of the speed since the last report.
 
-        `unreadable` images have been passed over since this process began.
+        `unreadable` is the number of images that this process has skipped.
         """
-        seconds = max(time.perf_counter() - self._began, 1e-9)
-        done = max(step - self._last, 1)
+        seconds = max(time.perf_counter() - self._start, 1e-9)
+        steps = max(step - self._last_step, 1)
         speed = {
-            "images_per_second": done * batch / seconds,
-            "step_seconds": seconds / done,
-            "input_wait_seconds": self._waited / done,
-            "compute_seconds": (seconds - self._waited) / done,
+            "images_per_second": steps * batch / seconds,
+            "step_seconds": seconds / steps,
+            "input_wait_seconds": self._waited / steps,
+            "compute_seconds": (seconds - self._waited) / steps,
             "compilations": _compilations()[0],
             "memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         }
@@ -66,34 +76,38 @@ class Log:
         speed |= {"unreadable": unreadable} if unreadable else {}
         self._append(self._metrics, step, metrics, "train")
         self._append(self._speed, step, speed, "speed")
-        self.resume(step)
-        if self._bar is not None:
-            self._bar(step, metrics["loss"], speed["images_per_second"])
+        self.restart_clock(step)
+        if self._progress is not None:
+            text = f"loss {metrics['loss']:.4f}  {speed['images_per_second']:,.0f} images/s"
+            self._progress.update(step, text)
 
-    def evaluation(self, step: int, scores: Mapping[str, float], *, split: str = "test") -> None:
-        """Scores of a split."""
-        named = {f"{split}/{k}": v for k, v in scores.items()}
+    def evaluation(
+        self, step: int, scores: Mapping[str, float], *, split: str = "test", shown: str = ""
+    ) -> None:
+        """Scores of a split. On the terminal, the main ones and the score `shown`."""
+        named = {f"{split}/{name}": value for name, value in scores.items()}
         self._append(self._metrics, step, named, "evaluation")
-        if split != "raw" and step < self._total:  # the last has a table of its own
-            best = [f"{k} {100 * scores[k]:.1f}" for k in ("R@1", "MAP@R", "NMI") if k in scores]
-            self.say(f"step {step}, {split}: {', '.join(best)}")
+        if split != "raw" and step < self._total:  # the last evaluation has a table of its own
+            names = dict.fromkeys(["R@1", "MAP@R", "NMI", shown])
+            values = [f"{name} {100 * scores[name]:.1f}" for name in names if name in scores]
+            self.say(f"step {step}, {split}: {', '.join(values)}")
 
-    def resume(self, step: int) -> None:
-        """What happened since the last report is not training."""
-        self._began, self._waited, self._last = time.perf_counter(), 0.0, step
+    def restart_clock(self, step: int) -> None:
+        """Leaves the time since the last report out of the speed, such as that of an evaluation."""
+        self._start, self._waited, self._last_step = time.perf_counter(), 0.0, step
 
     def say(self, text: str) -> None:
         """A line for the reader."""
-        if self._write:
-            self._bar.print(text) if self._bar is not None else print(text, flush=True)
+        if self._progress is not None:
+            self._progress.print(text)
 
     def flush(self) -> None:
         if self._board is not None:
             self._board.flush()
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._progress is not None:
+            self._progress.close()
         if self._board is not None:
             self._board.close()
 
@@ -102,85 +116,43 @@ class Log:
     ) -> None:
         if not self._write:
             return
+        numbers = {name: float(value) for name, value in values.items()}
         with path.open("a") as file:
-            file.write(
-                json.dumps({"step": step, **{k: float(v) for k, v in values.items()}}) + "\n"
-            )
+            file.write(json.dumps({"step": step, **numbers}) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        for name, value in values.items():
-            self._board.add_scalar(f"{kind}/{name}", float(value), step)
+        for name, value in numbers.items():
+            self._board.add_scalar(f"{kind}/{name}", value, step)
 
 
 def _device_memory() -> dict[str, float]:
-    """The most that was in use on a device of this process, where devices tell (CPUs do not)."""
-    found = [device.memory_stats() or {} for device in jax.local_devices()]
-    peaks = [stats["peak_bytes_in_use"] for stats in found if "peak_bytes_in_use" in stats]
+    """The peak of a device of this process, if devices report it (CPUs do not)."""
+    all_stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [stats["peak_bytes_in_use"] for stats in all_stats if "peak_bytes_in_use" in stats]
     return {"device_memory_gib": max(peaks) / 2**30} if peaks else {}
 
 
 @functools.cache
 def _compilations() -> list[int]:
-    """How often XLA has compiled in this process since the first call."""
+    """The number of compilations by XLA in this process since the first call, as a list of one."""
     count = [0]
 
-    def heard(event: str, seconds: float, **_) -> None:
+    def listen(event: str, seconds: float, **_) -> None:
         count[0] += event == "/jax/core/compile/backend_compile_duration"
 
-    jax.monitoring.register_event_duration_secs_listener(heard)
+    jax.monitoring.register_event_duration_secs_listener(listen)
     return count
 
 
-class _bar:
-    """A live line on a terminal; elsewhere a plain one at each tenth."""
-
-    def __init__(self, step: int, total: int):
-        from rich import console as rich_console
-        from rich import progress
-
-        console = rich_console.Console()
-        self._live, self._total, self._tenth = console.is_terminal, total, -1
-        self._progress = None
-        if self._live:
-            columns = (
-                progress.TextColumn("step {task.completed:>6}/{task.total}"),
-                progress.BarColumn(),
-                progress.TextColumn("{task.fields[text]}"),
-                progress.TimeRemainingColumn(),
-            )
-            self._progress = progress.Progress(*columns, console=console)
-            self._progress.start()
-            self._task = self._progress.add_task("train", total=total, completed=step, text="")
-
-    def __call__(self, step: int, loss: float, rate: float) -> None:
-        text = f"loss {loss:.4f}  {rate:,.0f} images/s"
-        if self._live:
-            self._progress.update(self._task, completed=step, text=text)
-        elif (tenth := step * 10 // self._total) != self._tenth:
-            self._tenth = tenth
-            print(f"step {step}/{self._total}  {text}", flush=True)
-
-    def print(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False) if self._live else print(
-            text, flush=True
-        )
-
-    def stop(self) -> None:
-        if self._live:
-            self._progress.stop()
-
-
 def _cut(path: pathlib.Path, step: int) -> None:
-    """Drops what was reported after the checkpoint that the run goes on from, and torn lines."""
+    """Drops lines after the step from which the run continues, and torn lines."""
     if not path.exists():
         return
-    kept = [line for line in path.read_text().splitlines(keepends=True) if _until(line, step)]
-    aside = path.with_suffix(".tmp")
-    aside.write_text("".join(kept))
-    os.replace(aside, path)
+    lines = path.read_text().splitlines(keepends=True)
+    write_text(path, "".join(line for line in lines if _is_until(line, step)))
 
 
-def _until(line: str, step: int) -> bool:
+def _is_until(line: str, step: int) -> bool:
     try:
         return line.endswith("\n") and json.loads(line)["step"] <= step
     except (ValueError, KeyError, TypeError):

@@ -2,331 +2,207 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
-import json
 import os
 import pathlib
-import shutil
-import signal
-import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
 
-from dmljax import kernels
-from dmljax.data import sampling
-from dmljax.report import inside
-from dmljax.report import pictures as report
-from dmljax.train import build as runs
-from dmljax.train import config as config_lib
-from dmljax.train import devices as sharding
-from dmljax.train import hosts, optimizers
-from dmljax.train import journal as log
-from dmljax.train import run_folder as trained
-from dmljax.train.checkpoints import Checkpoints, forget, lock
-from dmljax.train.step import TrainState
+from dmljax.data import pipeline
+from dmljax.train import initial_state, run_folder, summary
+from dmljax.train.build import build
+from dmljax.train.checkpoints import Checkpoints
+from dmljax.train.devices import prefetch
+from dmljax.train.evaluation import Evaluation, Evaluator
+from dmljax.train.interrupts import Interrupts
+from dmljax.train.journal import Journal
+from dmljax.train.run import Run
+from dmljax.train.step import TrainState, train_step
+from dmljax.train.step_metrics import PendingMetrics, mean
 
-__all__ = ["run"]
-
-_IN_FLIGHT = 2  # steps; more dead-lock the collectives of several CPU devices
+__all__ = ["batches", "compiled_step", "run"]
 
 
 def run(config: Any, workdir: str | os.PathLike, *, overwrite: bool = False) -> dict[str, float]:
-    """Trains, or goes on training, and returns the scores of the test split."""
+    """Trains, or continues to train, and returns the scores of the test split."""
     workdir = pathlib.Path(workdir)
-    made = runs.build(config)
-    runs.check(made)
+    run = build(config)
+    initial_state.check_weights(run)
+    with (
+        run_folder.claimed(workdir, run.config, overwrite=overwrite),
+        Checkpoints(workdir / "checkpoints", keep=run.checkpoint.keep) as checkpoints,
+    ):
+        return _train(run, workdir, checkpoints)
+
+
+def _train(run: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[str, float]:
+    state, window = _restored(run, checkpoints)
+    start_step = int(state.step)
+    if start_step in run.reload_best_at:  # A checkpoint holds the state before the reload.
+        state = _reload_best(state, run, checkpoints)
+    step_fn = compiled_step(run)
+    evaluator = Evaluator(run)
+    pending = PendingMetrics(start_step)
     with contextlib.ExitStack() as stack:
+        is_main = jax.process_index() == 0
+        journal = Journal(workdir, step=start_step, total=run.steps, write=is_main)
+        stack.callback(journal.close)
+        interrupts = stack.enter_context(Interrupts(run.shards))
+        for line in summary.header(run, state):
+            journal.say(line)
+        if start_step == 0:
+            _evaluate_untrained(run, state, evaluator, journal, workdir)
+        host_batches = stack.enter_context(batches(run, start_step))
 
-        def claim():
-            try:
-                workdir.mkdir(parents=True, exist_ok=True)
-                stack.callback(lock(workdir).close)
-                _keep_config(made.config, workdir, overwrite)
-            except OSError as error:
-                raise OSError(
-                    f"{workdir} cannot be written: {error.strerror}. Make room there, ask for the "
-                    "permission, or choose another --workdir"
-                ) from error
-
-        hosts.first(claim)
-        hosts.shared(workdir / "config.json")
-        keep = made.config["checkpoint"]["keep"]
-        checkpoints = stack.enter_context(Checkpoints(workdir / "checkpoints", keep=keep))
-        return _train(made, workdir, checkpoints)
-
-
-def _keep_config(config: dict[str, Any], workdir: pathlib.Path, overwrite: bool) -> None:
-    """Writes config.json, or refuses a run folder of another config that has come to something."""
-    file = workdir / "config.json"
-    if file.exists():
-        old = json.loads(file.read_text())
-        other = sorted(
-            f"{path} ({a!r} there, {b!r} here)"
-            for path, a, b in config_lib.differences(old, config)
-            if not path.startswith(("runtime", "notes"))
-        )
-        begun = (workdir / "metrics.jsonl").exists() or any(
-            (workdir / "checkpoints").glob("[0-9]*")
-        )
-        if other and begun and not overwrite:
-            raise ValueError(
-                f"{workdir} holds a run of another config: {'; '.join(other[:5])}. Choose another "
-                "--workdir, or --overwrite to delete that run"
-            )
-        if other:
-            forget(workdir / "checkpoints")
-            forget(workdir / "checkpoints_damaged")
-            for name in ("frames", "tensorboard"):
-                shutil.rmtree(workdir / name, ignore_errors=True)
-            for pattern in ("metrics.jsonl", "speed.jsonl", "*.png", "movie.gif"):
-                for old in workdir.glob(pattern):
-                    old.unlink()
-    aside = file.with_suffix(".tmp")
-    aside.write_text(json.dumps(config, indent=2) + "\n")
-    os.replace(aside, file)
-
-
-def _train(made: runs.Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[str, float]:
-    main = jax.process_index() == 0
-    places = runs.placed(made)
-    restored = checkpoints.restore(runs.state_shapes(made), places, repair=True)
-    if restored is None:
-        state, memory = runs.first_state(made), {"window": []}
-    else:
-        state, memory = restored
-    begun = int(state.step)
-    if begun in made.reload_best_at:  # what is saved at a step is its state before that
-        state = _reload(state, checkpoints, made)
-    step_fn = runs.step_fn(made, places)
-    evaluator = trained.Evaluator(made)
-    writer = log.Log(workdir, step=begun, total=made.total, write=main)
-    with contextlib.ExitStack() as stack:
-        stack.callback(writer.close)
-        stop = stack.enter_context(_Stop(made.shards))
-        if main:
-            writer.say(_head(made, state, begun))
-        if begun == 0:
-            baseline = evaluator.raw()
-            if baseline:
-                writer.say(f"raw pixels, before training: R@1 {100 * baseline['R@1']:.1f}")
-                writer.evaluation(0, baseline, split="raw")
-            if made.config["evaluate"]["frames"]:
-                evaluator.frame(evaluator.embeddings(state, made.test)[""], workdir, 0)
-        fed = stack.enter_context(runs.batches(made, begun))
-        pending: collections.deque = collections.deque()
-        good = begun  # the last step whose loss and gradient were finite
-        scores: dict[str, float] = {}
-        rule = "val/R@1" if made.config["select"] == "val" else "test/R@1"
-
-        def collect(keep: int) -> None:
-            nonlocal good
-            while len(pending) > keep:
-                step, found = pending.popleft()
-                metrics, signalled = jax.device_get(found)
-                stop.heard(int(signalled))
-                memory["window"].append(_finite(step, metrics, good))
-                good = step
-                if step % made.every["log"] == 0 or step == made.total:
-                    missing = len(fed.skipped)
-                    means = _means(memory["window"])
-                    writer.train(step, means, batch=made.batch, unreadable=missing)
-                    memory["window"].clear()
+        def log(*, all_steps: bool = False) -> None:
+            for step, metrics, signal in pending.fetch(all_steps=all_steps):
+                interrupts.hear(signal)
+                window.append(metrics)
+                if step % run.log_every == 0 or step == run.steps:
+                    skipped = len(host_batches.skipped)
+                    journal.train(step, mean(window), batch=run.batch_size, unreadable=skipped)
+                    window.clear()
 
         def save(score: float | None = None) -> None:
-            collect(0)
-            writer.flush()
-            checkpoints.save(state, memory, score=score)
+            log(all_steps=True)
+            journal.flush()
+            checkpoints.save(state, {"window": window}, score=score)
 
-        feed = sharding.prefetch(fed, made.shards.rows)
-        for step in range(begun + 1, made.total + 1):
-            waiting = time.perf_counter()
-            batch = next(feed)
-            writer.waited(time.perf_counter() - waiting)
-            signalled = stop.row()
+        evaluation = None
+        device_batches = prefetch(host_batches, run.shards.rows)
+        for step in range(start_step + 1, run.steps + 1):
+            with journal.waiting():
+                batch = next(device_batches)
+            signal = interrupts.row()
             with jax.transfer_guard("disallow"):
-                state, found = step_fn(state, batch, signalled)
-            pending.append((step, found))
-            collect(_IN_FLIGHT)
-            if step % made.every["evaluate"] == 0 or step == made.total:
-                collect(0)
-                scores = evaluator.all(state, writer, step, workdir)
-                save(scores.get(rule))
-                writer.resume(step)
-            elif step % made.every["save"] == 0:
+                state, on_devices = step_fn(state, batch, signal)
+            pending.add(step, on_devices)
+            log()
+            if step in run.evaluation.every or step == run.steps:
+                log(all_steps=True)
+                evaluation = _evaluate(run, state, evaluator, journal, workdir, step)
+                save(evaluation.scores.get(run.selection.key))
+                journal.restart_clock(step)
+            elif step in run.checkpoint.every:
                 save()
-            if step in made.reload_best_at:
-                state = _reload(state, checkpoints, made)
-            if stop.now:
+            if step in run.reload_best_at:
+                state = _reload_best(state, run, checkpoints)
+            if interrupts.requested:
                 save()
                 checkpoints.wait()
-                writer.say(f"stopped after step {step}, saved; the same command goes on from there")
-                stop.leave()
+                journal.say(
+                    f"stopped after step {step}, saved; the same command goes on from there"
+                )
+                interrupts.leave()
         checkpoints.wait()
-        chosen = made.total
-        if made.config["select"] != "last":
-            chosen = checkpoints.best()
-            if chosen != made.total:
-                state, _ = checkpoints.load(chosen, runs.state_shapes(made), places)
-                scores = {}
-        if not scores:  # an earlier checkpoint is the best, or a finished run is asked for again
-            scores = evaluator.all(state)
-        embeddings = None
-        if made.config["pictures"]:  # a matter of all processes
-            embeddings = evaluator.embeddings(state, made.test)
-        if main:
-            _last_words(made, embeddings, state, scores, workdir, writer)
-            if fed.skipped:
-                writer.say(f"{len(fed.skipped)} training images could not be read: see above")
-    return {k.removeprefix("test/"): v for k, v in scores.items() if k.startswith("test/")}
+
+        if not run.selection.is_last and (chosen := checkpoints.best()) != run.steps:
+            state, _ = checkpoints.load(chosen, run.shapes, run.placements)
+            evaluation = None
+        if evaluation is None:  # An earlier step is chosen, or the run was finished already.
+            evaluation = evaluator.evaluate(state)
+        if is_main:
+            for line in summary.last_words(run, state, evaluation, workdir):
+                journal.say(line)
+            if host_batches.skipped:
+                skipped = len(host_batches.skipped)
+                journal.say(f"{skipped} training images could not be read: see above")
+    return evaluation.test_scores
 
 
-def _reload(state: TrainState, checkpoints: Checkpoints, made: runs.Run) -> TrainState:
+def _restored(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, list[dict[str, float]]]:
+    """The state to start from, and the metrics since the last report before it."""
+    restored = checkpoints.restore(run.shapes, run.placements, repair=True)
+    if restored is None:
+        return initial_state.first_state(run), []
+    state, saved = restored
+    return state, saved["window"]
+
+
+def _reload_best(state: TrainState, run: Run, checkpoints: Checkpoints) -> TrainState:
     """The best parameters and statistics so far; the optimizer's moments stay, as published."""
     checkpoints.wait()
-    best, _ = checkpoints.load(checkpoints.best(), runs.state_shapes(made), runs.placed(made))
+    best, _ = checkpoints.load(checkpoints.best(), run.shapes, run.placements)
     return state._replace(params=best.params, model_state=best.model_state)
 
 
-def _means(window: list[dict[str, float]]) -> dict[str, float]:
-    return {k: float(np.mean([m[k] for m in window])) for k in window[-1]}
+def compiled_step(run: Run) -> Callable:
+    """The train step, compiled for the devices: `(state, batch, signal) -> (state, results)`.
 
-
-def _finite(step: int, metrics: dict[str, Any], good: int) -> dict[str, float]:
-    metrics = {k: float(v) for k, v in metrics.items()}
-    for name in ("loss", "gradient_norm"):
-        if not np.isfinite(metrics[name]):
-            before = f"finite until step {good}" if good else "from the start"
-            raise FloatingPointError(
-                f"the {name} is {metrics[name]} at step {step} ({before}): the last checkpoint is "
-                "good. Lower optimizer.rate, set optimizer.clip, or look at the images of that step"
-            )
-    return metrics
-
-
-def _head(made: runs.Run, state: TrainState, begun: int) -> str:
-    count = sum(x.size for x in jax.tree.leaves(state.params))
-    name = runs.named(made.config["dataset"])["name"]
-    where = f"{made.shards.size} {jax.devices()[0].platform} device"
-    impl = runs.named(made.config["net"]).get("impl", "auto")
-    return (
-        f"{name}: {len(made.train):,} training images of {len(made.train.names):,} classes, "
-        f"{len(made.test):,} test images of {len(made.test.names):,}; {count:,} parameters, "
-        f"pretraining: {runs.weights(made.config) or 'none'}; "
-        f"batches of {made.batch} on {where}{'s' if made.shards.size > 1 else ''}; "
-        f"{kernels.describe(impl, jax.devices()[0].platform)}"
-        + _coverage(made)
-        + (f"; going on from step {begun}" if begun else "")
+    Results are `(metrics, signal)`: the largest signal that any process has received.
+    """
+    everywhere = run.shards.everywhere
+    # Sharded proxies stay where they are: the embeddings of all devices are copied to them.
+    gather_fn = functools.partial(_copy, everywhere=everywhere) if run.runtime.sharded else None
+    step_fn = train_step(
+        run.method,
+        run.optimizer,
+        normalize_fn=run.normalize_fn,
+        seed=run.seed,
+        chunk=run.chunk,
+        gather_fn=gather_fn,
     )
 
+    def step_and_signal(state, batch, signal):
+        state, metrics = step_fn(state, batch)
+        return state, (metrics, signal.max())
 
-def _coverage(made: runs.Run) -> str:
-    description = made.sample_fn.describe(sampling.group(made.train.labels))
-    return f"; {description}" if description else ""
-
-
-class _Stop:
-    """SIGTERM and Ctrl-C end the run after the step; a second one ends it at once.
-
-    Processes of one run get signals at different steps, or only one gets them, and must stop after
-    the same step. So the signal travels with the steps and comes back with the metrics, which costs
-    no wait. One process alone need not ask.
-    """
-
-    def __init__(self, shards: sharding.Shardings):
-        self._shards, self._hit, self._agreed = shards, 0, 0
-        self._rows = functools.cache(self._row)
-
-    def __enter__(self):
-        self._old = {s: signal.signal(s, self._on) for s in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def _on(self, number, frame):
-        if self._hit:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        self._hit = number
-
-    def __exit__(self, *_):
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-
-    def row(self) -> jax.Array:
-        """The signal that this process has got, or 0, on each of its devices."""
-        return self._rows(int(self._hit))
-
-    def _row(self, number: int) -> jax.Array:
-        local = len(self._shards.mesh.local_devices)
-        found = sharding.put({"stop": np.full(local, number, np.int32)}, self._shards.rows)
-        return found["stop"]
-
-    def heard(self, number: int) -> None:
-        """What came back with a step."""
-        self._agreed = self._agreed or number
-
-    @property
-    def now(self) -> bool:
-        if jax.process_count() == 1:
-            self._agreed = self._agreed or int(self._hit)
-        return self._agreed > 0
-
-    def leave(self) -> None:
-        raise SystemExit(128 + self._agreed)
+    return jax.jit(step_and_signal, donate_argnums=0, out_shardings=(run.placements, everywhere))
 
 
-def _last_words(made, embeddings, state, scores, workdir, writer) -> None:
-    """The table, the rule behind it, the pictures."""
-    test = {k.removeprefix("test/"): v for k, v in scores.items() if k.startswith("test/")}
-    writer.say("")
-    writer.say(log.table(test))
-    writer.say(f"test split {trained.rule(made, state)}")
-    if embeddings is not None:
-        names = _pictures(made, embeddings, state, workdir)
-        writer.say(f"pictures: {workdir}/{', '.join(names)}")
+def _copy(tree: Any, *, everywhere: jax.sharding.Sharding) -> Any:
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, everywhere), tree)
 
 
-def _pictures(made, embeddings, state, workdir) -> list[str]:
-    """Draws them into the run folder; their names."""
-    read, rng = runs.reader(made.test), np.random.default_rng(0)
+@contextlib.contextmanager
+def batches(run: Run, start_step: int = 0) -> Iterator[pipeline.Batches]:
+    """This host's rows of the batches of steps `start_step + 1` on, without an end."""
+    with pipeline.train(
+        run.train,
+        sample_fn=run.sample_fn,
+        transform_fn=run.transform_fn,
+        seed=run.seed,
+        start=start_step,
+        host=jax.process_index(),
+        hosts=jax.process_count(),
+        workers=run.runtime.workers,
+        cache=run.runtime.cache,
+        unreadable=run.unreadable,
+    ) as host_batches:
+        yield host_batches
 
-    def shown(i):
-        return made.eval_transform_fn(read(int(i)), rng)
 
-    report.curves(log.read(workdir / "metrics.jsonl"), workdir / "curves.png")
-    report.neighbours(embeddings[""], made.test, shown, workdir / "retrieval.png")
-    report.embedding_map(embeddings[""], made.test, shown, workdir / "map.png")
-    names = ["curves.png", "retrieval.png", "map.png"]
-    if made.config["evaluate"]["frames"]:
-        report.movie(workdir / "frames", workdir / "movie.gif")
-        names.append("movie.gif")
-    if made.method.inspect is not None:
-        # This process alone draws, on one device of its own.
-        params, model_state = jax.device_get(
-            (optimizers.averaged(state.params, state.opt_state), state.model_state)
+def _evaluate_untrained(
+    run: Run, state: TrainState, evaluator: Evaluator, journal: Journal, workdir: pathlib.Path
+) -> None:
+    """What is known before the first step: the scores of the pixels, and the first frame."""
+    if baseline := evaluator.pixel_scores():
+        journal.say(f"raw pixels, before training: R@1 {100 * baseline['R@1']:.1f}")
+        journal.evaluation(0, baseline, split="raw")
+    if run.evaluation.frames:
+        summary.frame(run, evaluator.embeddings(state, run.test), workdir, 0)
+
+
+def _evaluate(
+    run: Run,
+    state: TrainState,
+    evaluator: Evaluator,
+    journal: Journal,
+    workdir: pathlib.Path,
+    step: int,
+) -> Evaluation:
+    evaluation = evaluator.evaluate(state)
+    for split in ("test", "val"):
+        if scores := evaluation.of_split(split):
+            journal.evaluation(step, scores, split=split, shown=run.selection.score)
+    if not run.selection.is_last and run.selection.key not in evaluation.scores:
+        raise ValueError(
+            f"select={run.selection.rule!r}: {run.selection.split} has no {run.selection.score}, "
+            "for which it may have too few images"
         )
-        readable = np.flatnonzero(np.isfinite(embeddings[""]).all(axis=1))
-
-        def bound(inspect_fn):
-            def call(images):
-                images = made.normalize_fn(jax.numpy.asarray(images))
-                return jax.device_get(jax.jit(inspect_fn)(params, model_state, images))
-
-            return call
-
-        inspect_fns = made.method.inspect._asdict()
-        if inspect_fns["synthetic_features"] is not None:
-            key = jax.random.key(made.config["seed"])
-            inspect_fns["synthetic_features"] = functools.partial(
-                inspect_fns["synthetic_features"], key=key
-            )
-        names += inside.draw(
-            workdir,
-            labels=made.test.labels[readable],
-            parts={name: part[readable] for name, part in embeddings.items() if name},
-            inspect_fns={kind: bound(fn) for kind, fn in inspect_fns.items() if fn is not None},
-            read_fn=lambda rows: np.stack([shown(readable[i]) for i in rows]),
-        )
-    return names
+    if run.evaluation.frames and evaluation.test_embeddings is not None:
+        summary.frame(run, evaluation.test_embeddings, workdir, step)
+    return evaluation

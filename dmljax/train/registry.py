@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from dmljax.hints import hint
 
-__all__ = ["KINDS", "check", "names", "resolve", "table"]
+__all__ = ["KINDS", "check", "look_up", "names", "resolve", "table"]
 
 
 class Kind(NamedTuple):
@@ -28,7 +28,7 @@ class Kind(NamedTuple):
     """
 
     title: str
-    module: str
+    modules: tuple[str, ...]
     positional: int = 0
     keywords: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
@@ -40,19 +40,20 @@ _REDUCTIONS = ("mean", "mean_of_active", "sum")
 # Losses of two views take no labels, so that no method can use them.
 _NOT_LOSSES = ("clip", "siglip", "stats", "vicreg")
 KINDS = {
-    "dataset": Kind("data set", "dmljax.data.datasets"),
-    "sampler": Kind("sampler", "dmljax.data.sampling", 1, ("seed", "step")),
-    "transform": Kind("transform", "dmljax.data.transforms", 2),
-    "normalization": Kind("normalization", "dmljax.data.normalization", 1),
-    "net": Kind("net", "dmljax.nets"),
-    "attention": Kind("attention", "dmljax.nets.attention"),
-    "method": Kind("method", "dmljax.methods", 2, ("classes",)),
-    "loss": Kind("loss", "dmljax.losses", 2, excludes=_NOT_LOSSES),
-    "miner": Kind("miner", "dmljax.miners", 2),
-    "reduction": Kind("reduction", "dmljax.ops", 2, only=_REDUCTIONS),
-    "distance": Kind("distance", "dmljax.ops", 2, only=_DISTANCES),
-    "optimizer": Kind("optimizer", "dmljax.train.optimizers", only=("adam", "radam", "sgd")),
-    "schedule": Kind("schedule", "dmljax.train.schedules", 0, ("total",)),
+    "dataset": Kind("data set", ("dmljax.data.datasets",)),
+    "sampler": Kind("sampler", ("dmljax.data.sampling",), 1, ("seed", "step")),
+    "transform": Kind("transform", ("dmljax.data.transforms",), 2),
+    "normalization": Kind("normalization", ("dmljax.data.normalization",), 1),
+    "net": Kind("net", ("dmljax.nets",)),
+    "attention": Kind("attention", ("dmljax.nets.attention",)),
+    "method": Kind("method", ("dmljax.methods",), 2, ("classes",)),
+    "loss": Kind("loss", ("dmljax.losses",), 2, excludes=_NOT_LOSSES),
+    "miner": Kind("miner", ("dmljax.miners",), 2),
+    "reduction": Kind("reduction", ("dmljax.ops",), 2, only=_REDUCTIONS),
+    "distance": Kind("distance", ("dmljax.ops",), 2, only=_DISTANCES),
+    "optimizer": Kind("optimizer", ("dmljax.train.optimizers",), only=("adam", "radam", "sgd")),
+    "metric": Kind("metric", ("dmljax.metrics.ranking", "dmljax.metrics.clusters"), 1),
+    "schedule": Kind("schedule", ("dmljax.train.schedules",), 0, ("total",)),
 }
 # What a keyword of a loss, a miner or a method names in a config, such as `reduce_fn='sum'`.
 ARGUMENTS = {"reduce_fn": "reduction", "distance_fn": "distance", "mine_fn": "miner"}
@@ -70,10 +71,11 @@ _TYPES = {
 def table(kind: str) -> Mapping[str, Callable]:
     """The functions of a kind by their names."""
     rule = KINDS[kind]
-    module = importlib.import_module(rule.module)
+    exported = {}
+    for module in map(importlib.import_module, rule.modules):
+        exported |= {name: getattr(module, name) for name in rule.only or module.__all__}
     if rule.only:
-        return {name: getattr(module, name) for name in rule.only}
-    exported = {name: getattr(module, name) for name in module.__all__}
+        return exported
     functions = {
         name: value
         for name, value in exported.items()
@@ -93,19 +95,20 @@ def names(kind: str) -> list[str]:
     return sorted(table(kind))
 
 
-def resolve(
-    kind: str,
-    spec: str | Mapping[str, Any],
-    *,
-    taken: Iterable[str] = (),
-    bind: Callable[..., Callable] | None = None,
-) -> Callable:
-    """The function that `spec` names among those of `kind`, with the keywords of `spec` bound.
+def resolve(kind: str, spec: str | Mapping[str, Any], *, taken: Iterable[str] = ()) -> Callable:
+    """The function that `spec` names among those of `kind`, with the keywords of `spec` bound."""
+    function, keywords = look_up(kind, spec, taken=taken)
+    return functools.partial(function, **keywords) if keywords else function
+
+
+def look_up(
+    kind: str, spec: str | Mapping[str, Any], *, taken: Iterable[str] = ()
+) -> tuple[Callable, dict[str, Any]]:
+    """The function that `spec` names among those of `kind`, and the keywords of `spec`.
 
     `spec` is a name or `dict(name=..., **keywords)`. A name 'package.module:function' is imported
     from outside dmljax. Unknown names and keywords raise; the message also lists `taken`, the
-    keywords that the caller itself takes out of `spec`. `bind(function, **keywords)` binds the
-    keywords; by default it is `functools.partial`.
+    keywords that the caller itself takes out of `spec`.
     """
     rule = KINDS[kind]
     keywords = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
@@ -128,15 +131,10 @@ def resolve(
                     f"{name} has no argument {keyword!r}{hint(keyword, [*known, *taken])}"
                 )
     check(name, keywords, {n: p.annotation for n, p in parameters.items()})
-    keywords = {
-        key: resolve(ARGUMENTS[key], value)
-        if key in ARGUMENTS and isinstance(value, str | Mapping)
-        else value
-        for key, value in keywords.items()
-    }
-    if bind is not None:
-        return bind(function, **keywords)
-    return functools.partial(function, **keywords) if keywords else function
+    for key, value in keywords.items():
+        if key in ARGUMENTS and isinstance(value, str | Mapping):
+            keywords[key] = resolve(ARGUMENTS[key], value)
+    return function, keywords
 
 
 def _misfit(function: Callable, rule: Kind) -> str | None:

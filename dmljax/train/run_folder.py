@@ -1,174 +1,117 @@
-"""What a run has learned: its embeddings, its scores, and its checkpoint opened again."""
+"""The folder of a run: claimed by one process, written once, opened again when the run is over."""
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
-from dmljax.data.splits import Split, record_name, subset
-from dmljax.methods.base import Inspect
-from dmljax.report import pictures as report
-from dmljax.train import build as runs
+from dmljax.data.files import write_json
+from dmljax.data.splits import Split
 from dmljax.train import config as config_lib
-from dmljax.train import evaluation as evaluate
-from dmljax.train import journal as log
-from dmljax.train import optimizers
-from dmljax.train.checkpoints import Checkpoints
+from dmljax.train import hosts, optimizers
+from dmljax.train.build import build
+from dmljax.train.checkpoints import Checkpoints, forget, lock
+from dmljax.train.evaluation import Evaluator
+from dmljax.train.journal import table
+from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
-__all__ = ["Evaluator", "export", "load", "reopen", "rule", "score"]
+__all__ = ["claimed", "describe_score", "load", "reopen", "score", "split_of"]
+
+_CONFIG = "config.json"
 
 
-class Evaluator:
-    """Scores of the splits of a run; the embedding function is compiled once."""
+@contextlib.contextmanager
+def claimed(workdir: pathlib.Path, config: dict[str, Any], *, overwrite: bool) -> Iterator[None]:
+    """Locks `workdir` for this run and writes its config there, or refuses in one line."""
+    with contextlib.ExitStack() as stack:
 
-    def __init__(self, made: runs.Run):
-        self._made = made
-        splits = (made.train, made.held_out, made.test) if made.config["runtime"]["cache"] else ()
-        self._caches = [(split, {}) for split in splits if split is not None]
-        self._skipped: collections.Counter[str] = collections.Counter()
-        method, inspect = made.method, made.method.inspect or Inspect()
+        def claim():
+            try:
+                workdir.mkdir(parents=True, exist_ok=True)
+                stack.callback(lock(workdir).close)
+                _write_config(config, workdir, overwrite)
+            except OSError as error:
+                raise OSError(
+                    f"{workdir} cannot be written: {error.strerror}. Make space there, ask for the "
+                    "permission, or choose another --workdir"
+                ) from error
 
-        def embed(params, model_state, images):
-            images = made.normalize_fn(images)
-            out = {"": method.embed(params, model_state, images)}
-            if inspect.parts is not None:
-                out |= inspect.parts(params, model_state, images)
-            return out
+        hosts.first(claim)
+        hosts.shared(workdir / _CONFIG)
+        yield
 
-        self._embed = jax.jit(embed, out_shardings=made.shards.rows)
 
-    def embeddings(self, state: TrainState, split: Split) -> dict[str, np.ndarray]:
-        """Of every image, under '' the method's own, beside them its parts."""
-        params = optimizers.averaged(state.params, state.opt_state)
-        return self._go(lambda images: self._embed(params, state.model_state, images), split)
-
-    def _go(self, embed_fn: Callable, split: Split) -> Any:
-        config = self._made.config
-        return evaluate.embed(
-            embed_fn,
-            split,
-            transform_fn=self._made.eval_transform_fn,
-            batch_size=config["evaluate"]["batch_size"],
-            shards=self._made.shards,
-            cache=next((cache for own, cache in self._caches if own is split), False),
-            workers=config["runtime"]["workers"],
-            unreadable=config["runtime"]["unreadable"],
-            skipped=self._skipped,
+def _write_config(config: dict[str, Any], workdir: pathlib.Path, overwrite: bool) -> None:
+    """Writes the config; refuses the folder of another config that has results already."""
+    file = workdir / _CONFIG
+    if file.exists():
+        old_config = json.loads(file.read_text())
+        changes = sorted(
+            f"{path} ({old!r} there, {new!r} here)"
+            for path, old, new in config_lib.differences(old_config, config)
+            if not path.startswith(("runtime", "notes"))
         )
-
-    def score(
-        self, state: TrainState, embeddings: dict[str, np.ndarray], split: Split
-    ) -> dict[str, float]:
-        """All that the config asks of these embeddings."""
-        options = self._made.config["evaluate"]
-        scores = evaluate.score(
-            embeddings[""],
-            split,
-            ks=options["ks"],
-            clustering=options["clustering"],
-            seeds=options["seeds"],
-            devices=self._made.shards.mesh.local_devices,
+        has_results = (workdir / "metrics.jsonl").exists() or any(
+            (workdir / "checkpoints").glob("[0-9]*")
         )
-        for name, part in embeddings.items():
-            if name:
-                found = evaluate.score(part, split, ks=(1,), clustering=False)
-                scores[f"{name}/R@1"] = found["R@1"]
-        if options["refine"]:
-            scores |= self._refined(state, embeddings[""], split)
-        if options["knn"] and set(split.names) & set(self._made.train.names):
-            scores["knn"] = self._knn(state, embeddings[""], split)
-        return scores
-
-    def _knn(self, state: TrainState, embeddings: np.ndarray, split: Split) -> float:
-        """Accuracy of the vote of the nearest training images, by the names of the classes."""
-        train = self._made.train
-        place = {name: i for i, name in enumerate(split.names)}
-        labels = np.array([place.get(name, -1) for name in train.names], np.int32)[train.labels]
-        gallery = self.embeddings(state, train)[""]
-        read, there = (np.isfinite(x).all(axis=1) for x in (embeddings, gallery))
-        k = self._made.config["evaluate"]["knn"]
-        return evaluate.knn_accuracy(
-            embeddings[read], split.labels[read], gallery[there], labels[there], k=k
-        )
-
-    def raw(self) -> dict[str, float] | None:
-        """Scores of the pixels themselves, where they are few: what a net has to beat."""
-        split = self._made.test
-        size = int(np.prod(runs.image_shape(self._made, test=True)))
-        if size > 64 * 64 * 3 or len(split) > 20_000:
-            return None
-        flat = self._go(lambda images: images.reshape(len(images), -1), split)
-        return evaluate.score(flat, split, ks=(1,), clustering=False)
-
-    def frame(self, embeddings: np.ndarray, workdir: pathlib.Path, step: int) -> None:
-        """A picture of the test half at this step, for the movie."""
-        if jax.process_index() == 0:
-            folder = workdir / "frames"
-            folder.mkdir(exist_ok=True)
-            path = folder / f"{step:09d}.png"
-            report.frame(embeddings, self._made.test, path, title=f"step {step:,}")
-
-    def all(
-        self,
-        state: TrainState,
-        writer: log.Log | None = None,
-        step: int = 0,
-        workdir: pathlib.Path | None = None,
-    ) -> dict[str, float]:
-        """Scores of the test split and of held-out classes, named 'test/R@1'."""
-        splits = {"test": self._made.test, "val": self._made.held_out}
-        found = {}
-        for name, split in splits.items():
-            if split is None or not len(split):
-                continue
-            embeddings = self.embeddings(state, split)
-            if name == "test" and workdir and self._made.config["evaluate"]["frames"]:
-                self.frame(embeddings[""], workdir, step)
-            scores = self.score(state, embeddings, split)
-            if writer is not None:
-                writer.evaluation(step, scores, split=name)
-            found |= {f"{name}/{k}": v for k, v in scores.items()}
-        return found
-
-    def _refined(self, state: TrainState, embeddings: np.ndarray, split: Split) -> dict[str, float]:
-        """Scores of what the method makes of a split's embeddings together, at test time."""
-        refine = self._made.method.inspect.refine
-        params = optimizers.averaged(state.params, state.opt_state)
-        query, gallery = split.query, split.gallery
-        better = refine(params, state.model_state, embeddings, query=query, gallery=gallery)
-        options = self._made.config["evaluate"]
-        found = evaluate.score(np.asarray(better), split, ks=options["ks"], clustering=False)
-        return {f"refined/{k}": v for k, v in found.items()}
+        if changes and has_results and not overwrite:
+            raise ValueError(
+                f"{workdir} holds a run of another config: {'; '.join(changes[:5])}. Choose "
+                "another --workdir, or --overwrite to delete that run"
+            )
+        if changes:
+            _delete_results(workdir)
+    write_json(file, config, indent=2)
 
 
-def rule(made: runs.Run, state: TrainState, *, asked: bool = False) -> str:
-    """What a score has to be read with; `asked`: the step was, so nothing selected it."""
-    h, w, channels = image = runs.image_shape(made, test=True)
-    images = jax.ShapeDtypeStruct((1, *image), jax.numpy.uint8)
-    out = jax.eval_shape(
-        lambda x: made.method.embed(state.params, state.model_state, made.normalize_fn(x)), images
-    )
-    how = "as asked" if asked else f"select={made.config['select']}"
-    if made.reload_best_at:
-        split = "val" if made.config["select"] == "val" else "test"
-        at = ", ".join(str(step) for step in made.reload_best_at)
-        how += f"; the best by {split} R@1 reloaded at {at}"
-    return (
-        f"after step {int(state.step)} ({how}), seed "
-        f"{made.config['seed']}, {out.shape[1]}-d embeddings of {w} x {h} x {channels} images, "
-        f"pretraining: {runs.weights(made.config) or 'none'}"
-    )
+def _delete_results(workdir: pathlib.Path) -> None:
+    forget(workdir / "checkpoints")
+    forget(workdir / "checkpoints_damaged")
+    for name in ("frames", "tensorboard"):
+        shutil.rmtree(workdir / name, ignore_errors=True)
+    for pattern in ("metrics.jsonl", "speed.jsonl", "*.png", "movie.gif"):
+        for file in workdir.glob(pattern):
+            file.unlink()
 
 
-# --- of a run folder ----------------------------------------------------------------------------
+def reopen(
+    workdir: str | os.PathLike, *, step: int | None = None, overrides: Sequence[str] = ()
+) -> tuple[Run, TrainState]:
+    """A run and a state of it: that of `step`, or the one that its `select` chooses.
+
+    `overrides` such as '--config.dataset.root=elsewhere' change its config.
+    """
+    workdir = pathlib.Path(workdir)
+    file = workdir / _CONFIG
+    if not file.exists():
+        raise FileNotFoundError(f"{workdir} holds no run: there is no {file}")
+    run = build(config_lib.override(json.loads(file.read_text()), overrides))
+    with Checkpoints(workdir / "checkpoints", reading=True) as checkpoints:
+        steps = checkpoints.steps()
+        if step is None and steps and not run.selection.is_last:
+            step = checkpoints.best()
+        if step is None:
+            restored = checkpoints.restore(run.shapes, run.placements)
+        elif step not in steps:
+            raise ValueError(f"{workdir} has the checkpoints {steps}, not {step}")
+        elif fault := checkpoints.fault(step):
+            raise ValueError(
+                f"checkpoint {step} of {workdir} is damaged ({fault}): name another of {steps} by "
+                "--step"
+            )
+        else:
+            restored = checkpoints.load(step, run.shapes, run.placements)
+    if restored is None:
+        raise FileNotFoundError(f"{workdir} holds no checkpoint")
+    return run, restored[0]
 
 
 def load(
@@ -176,9 +119,9 @@ def load(
 ) -> tuple[Callable, dict[str, Any], dict[str, Any]]:
     """`(embed_fn, variables, config)` of a run: `embed_fn(variables, images uint8) -> [b d]`.
 
-    The checkpoint that the run's `select` chose, or that of `step`.
+    Of the checkpoint that the run's `select` chose, or of that of `step`.
     """
-    made, state = reopen(workdir, step=step)
+    run, state = reopen(workdir, step=step)
     variables = {
         "params": optimizers.averaged(state.params, state.opt_state),
         "model_state": state.model_state,
@@ -186,45 +129,10 @@ def load(
 
     @jax.jit
     def embed_fn(variables, images):
-        images = made.normalize_fn(images)
-        return made.method.embed(variables["params"], variables["model_state"], images)
+        images = run.normalize_fn(images)
+        return run.method.embed(variables["params"], variables["model_state"], images)
 
-    return embed_fn, variables, made.config
-
-
-def reopen(
-    workdir: str | os.PathLike, *, step: int | None = None, overrides: Sequence[str] = ()
-) -> tuple[runs.Run, TrainState]:
-    """A run and its state: of `step`, or the best by its `select`, or the newest that is whole.
-
-    `overrides` such as '--config.dataset.root=elsewhere' change its config.
-    """
-    workdir = pathlib.Path(workdir)
-    file = workdir / "config.json"
-    if not file.exists():
-        raise FileNotFoundError(f"{workdir} holds no run: there is no {file}")
-    made = runs.build(config_lib.override(json.loads(file.read_text()), overrides))
-    checkpoints = Checkpoints(workdir / "checkpoints", reading=True)
-    try:
-        there = checkpoints.steps()
-        if step is None and there and made.config["select"] != "last":
-            step = checkpoints.best()
-        if step is not None:
-            if step not in there:
-                raise ValueError(f"{workdir} has the checkpoints {there}, not {step}")
-            if fault := checkpoints.fault(step):
-                raise ValueError(
-                    f"checkpoint {step} of {workdir} is damaged ({fault}): name another of {there} "
-                    "by --step"
-                )
-            found = checkpoints.load(step, runs.state_shapes(made), runs.placed(made))
-        else:
-            found = checkpoints.restore(runs.state_shapes(made), runs.placed(made))
-    finally:
-        checkpoints.close()
-    if found is None:
-        raise FileNotFoundError(f"{workdir} holds no checkpoint")
-    return made, found[0]
+    return embed_fn, variables, run.config
 
 
 def score(
@@ -234,85 +142,40 @@ def score(
     step: int | None = None,
     overrides: Sequence[str] = (),
 ) -> dict[str, float]:
-    """`--mode=evaluate`: the scores of a checkpoint on 'train', 'val' or 'test'."""
-    made, state = reopen(workdir, step=step, overrides=overrides)
-    half = _half(made, split)
-    evaluator = Evaluator(made)
-    scores = evaluator.score(state, evaluator.embeddings(state, half), half)
-    print(log.table(scores))
-    asked = step is not None
-    print(f"{split} split, {len(half):,} images, {rule(made, state, asked=asked)}")
+    """The scores of a checkpoint on 'train', 'val' or 'test', which are printed as well."""
+    run, state = reopen(workdir, step=step, overrides=overrides)
+    images = split_of(run, split)
+    evaluator = Evaluator(run)
+    scores = evaluator.scores(state, evaluator.embeddings(state, images), images)
+    description = describe_score(run, state, requested=step is not None)
+    print(table(scores))
+    print(f"{split} split, {len(images):,} images, {description}")
     return scores
 
 
-def _half(made: runs.Run, split: str) -> Split:
-    halves = {"train": made.train, "val": made.held_out, "test": made.test}
-    if halves.get(split) is None:
-        known = ", ".join(k for k, v in halves.items() if v is not None)
-        hint = "; set validation to hold classes out" if split == "val" else ""
-        raise ValueError(f"there is no split {split!r} here: choose {known}{hint}")
-    return halves[split]
+def split_of(run: Run, name: str) -> Split:
+    """The split of a run by its name."""
+    if name not in run.splits:
+        hint = "; set validation to hold classes out" if name == "val" else ""
+        raise ValueError(f"there is no split {name!r} here: choose {', '.join(run.splits)}{hint}")
+    return run.splits[name]
 
 
-def export(
-    workdir: str | os.PathLike,
-    out: str | os.PathLike,
-    *,
-    split: str = "test",
-    step: int | None = None,
-    dtype: str = "float32",
-    chunk: int = 4096,
-    overrides: Sequence[str] = (),
-) -> pathlib.Path:
-    """`--mode=embed`: writes `embeddings.npy` and `items.safetensors`: labels, and masks of query
-    and gallery where the split has them; ids and class names as JSON in its metadata.
+def describe_score(run: Run, state: TrainState, *, requested: bool = False) -> str:
+    """Describes the step, the selection rule, the seed and the pretraining behind a score.
 
-    Chunk by chunk; interrupted, the same call goes on where it was.
+    `requested`: the step was asked for by the user, and not selected.
     """
-    from safetensors.numpy import save_file
-
-    if dtype not in ("float32", "float16"):
-        raise ValueError(f"embeddings are written as float32 or float16, not {dtype}")
-    made, state = reopen(workdir, step=step, overrides=overrides)
-    half, out = _half(made, split), pathlib.Path(out)
-    out.mkdir(parents=True, exist_ok=True)
-    evaluator = Evaluator(made)
-    what = {"run": str(pathlib.Path(workdir).absolute()), "split": split, "step": int(state.step)}
-    what |= {"dtype": dtype, "count": len(half), "overrides": list(overrides)}
-    progress = out / "progress.json"
-    done = 0
-    if progress.exists():
-        begun = json.loads(progress.read_text())
-        if {k: begun[k] for k in what} != what:
-            raise ValueError(f"{out} was begun with {begun}: finish that, or choose another folder")
-        done = begun["done"]
-    elif any(out.iterdir()):
-        raise FileExistsError(f"{out} is not empty: choose another folder")
-    else:
-        _write_json(progress, {**what, "done": 0})
-    file, array = out / "embeddings.npy", None
-    while done < len(half):
-        rows = np.arange(done, min(done + chunk, len(half)))
-        found = evaluator.embeddings(state, subset(half, rows))[""]
-        if array is None:
-            shape = (len(half), found.shape[1])
-            mode = "r+" if done else "w+"
-            array = np.lib.format.open_memmap(file, mode=mode, dtype=dtype, shape=shape)
-        array[rows] = found
-        array.flush()
-        done = int(rows[-1]) + 1
-        _write_json(progress, {**what, "done": done})
-    ids = [record_name(half.records, i) for i in range(len(half))]
-    notes = {"ids": json.dumps(ids), "classes": json.dumps(half.names), "run": str(workdir)}
-    items = {"labels": half.labels, "query": half.query, "gallery": half.gallery}
-    items = {name: part for name, part in items.items() if part is not None}
-    save_file(items, out / "items.safetensors", metadata=notes)
-    progress.unlink(missing_ok=True)
-    print(f"{file}: {len(half):,} embeddings; items.safetensors: their labels and names")
-    return out
-
-
-def _write_json(file: pathlib.Path, values: dict[str, Any]) -> None:
-    aside = file.with_suffix(".tmp")
-    aside.write_text(json.dumps(values))
-    os.replace(aside, file)
+    h, w, channels = run.eval_image_shape
+    images = jax.ShapeDtypeStruct((1, h, w, channels), jax.numpy.uint8)
+    embedding = jax.eval_shape(
+        lambda x: run.method.embed(state.params, state.model_state, run.normalize_fn(x)), images
+    )
+    selection = "as asked" if requested else f"select={run.selection.rule}"
+    if run.reload_best_at:
+        steps = ", ".join(str(step) for step in run.reload_best_at)
+        selection += f"; the best by {run.selection.key} reloaded at {steps}"
+    return (
+        f"after step {int(state.step)} ({selection}), seed {run.seed}, {embedding.shape[1]}-d "
+        f"embeddings of {w} x {h} x {channels} images, pretraining: {run.weights or 'none'}"
+    )

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dmljax.methods import base
-from dmljax.train import build as runs
 from dmljax.train import config as config_lib
+from dmljax.train.build import build
 from dmljax.train.step import init_state, train_step
 
 # Compiling is most of the time of these tests.
@@ -93,7 +93,7 @@ def step(config: dict, *, stats: bool = False) -> tuple:
 
     Without `stats`, which are most of the time to compile.
     """
-    made = runs.build(config)
+    made = build(config)
     indices = made.sample_fn(made.train.labels, seed=0, step=0)
     batch = {
         "images": np.stack([made.train.records[i] for i in indices]),

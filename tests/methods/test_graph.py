@@ -12,13 +12,13 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from dmljax import losses, methods, metrics, nets
+from dmljax.data.neighbours import k_reciprocal, k_reciprocal_queries
 from dmljax.methods import base
 from dmljax.methods.graph import nets as graphs
 from dmljax.methods.graph.refine import refine
 from dmljax.report import inside
-from dmljax.retrieval.reciprocal import k_reciprocal, k_reciprocal_queries
-from dmljax.train import build as runs
-from dmljax.train import config, optimizers, registry
+from dmljax.train import config, durations, optimizers, registry, schedules
+from dmljax.train.build import build
 from dmljax.train.step import init_state, train_step
 
 N, D, C, HEADS = 8, 8, 3, 2
@@ -582,9 +582,9 @@ def _first_step(made):
 
 @pytest.mark.parametrize("name", ["sop", "cub"])
 def test_config_takes_a_step(name, folder):
-    made = runs.build(_small(name, "published=True", folder))
+    made = build(_small(name, "published=True", folder))
     before, after, found = _first_step(made)
-    assert made.batch == 8 and np.isfinite(found["loss"]) and found["gradient_norm"] > 0
+    assert made.batch_size == 8 and np.isfinite(found["loss"]) and found["gradient_norm"] > 0
     assert ("graph_loss" in found) == (name != "sop")  # whose published config has none
     for part in before.params:
         gaps = [
@@ -608,16 +608,26 @@ def test_config_takes_a_step(name, folder):
     ],
 )
 def test_config_builds(name, arg, folder):
-    made = runs.build(_small(name, arg, folder))
+    made = build(_small(name, arg, folder))
     options = made.config["method"]
     assert options["mlp"] == ("none" if "mlp=False" in arg else "relu")
     assert (made.held_out is not None) == ("validation" in arg)
-    assert made.config["select"] == ("val" if "validation" in arg else "test")
+    assert made.selection.key == ("val/R@1" if "validation" in arg else "test/R@1")
     alone = "backbone_only" in arg or (name == "sop" and "backbone_only=False" not in arg)
     assert (made.method.inspect.refine is None) == alone
     std = 0.299 if "published" in arg else 0.229
     white = np.full((1, 1, 1, 3), 255, np.uint8)
     np.testing.assert_allclose(made.normalize_fn(white)[0, 0, 0, 0], (1 - 0.485) / std, rtol=1e-6)
+
+
+class _EpochsOf120:
+    """Epochs of 120 steps."""
+
+    @staticmethod
+    def steps(epochs):
+        return round(120 * epochs)
+
+    every = steps
 
 
 def test_rates_of_the_configs():
@@ -627,7 +637,7 @@ def test_rates_of_the_configs():
         found = module.get_config(f"published={published}")
         assert found.steps == "70 epochs"
         spec = config.plain(found.schedule)
-        steps = functools.partial(config.duration, epoch_end=lambda epochs: 120 * epochs)
+        steps = functools.partial(durations.steps, epochs=_EpochsOf120)
         spec["at"] = [steps(at) for at in spec["at"]]
         factor = registry.resolve("schedule", spec)(total=steps(found.steps))
         epochs = np.array([0, 29.99, 30, 49.99, 50, 69]) * 120
@@ -644,7 +654,7 @@ def test_everything_decays():
     rate, decay = spec["rate"], spec["decay"]
     optimizer = optimizers.build(
         optimizers.radam(),
-        schedule=optimizers.constant(total=1),
+        schedule=schedules.constant(total=1),
         **{name: spec[name] for name in ("rate", "decay", "groups")},
     )
     zero = jax.tree.map(jnp.zeros_like, params)

@@ -9,7 +9,7 @@ from ranked_lists import NAMES, search_scores
 
 from dmljax import metrics, retrieval
 from dmljax.data.splits import Split
-from dmljax.train import evaluation as evaluate
+from dmljax.train import evaluation
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -200,9 +200,9 @@ def test_the_groups_of_a_split_reach_its_scores():
     split = Split(np.zeros((4, 2, 2, 3), np.uint8), [0, 1, 0, 0], ("a", "b"))
     marks = {"query": np.array([1, 0, 0, 0], bool), "gallery": np.array([0, 1, 1, 1], bool)}
     split = dataclasses.replace(split, **marks)
-    assert evaluate.score(x, split, ks=(1, 2), clustering=False)["mAP"] == (1 / 2 + 2 / 3) / 2
+    assert evaluation.score(x, split, ks=(1, 2), clustering_fns={})["mAP"] == (1 / 2 + 2 / 3) / 2
     split = dataclasses.replace(split, groups=np.array([7, 7, -1, -1]))  # the wrong one is out
-    assert evaluate.score(x, split, ks=(1, 2), clustering=False)["mAP"] == 1
+    assert evaluation.score(x, split, ks=(1, 2), clustering_fns={})["mAP"] == 1
 
 
 def spread(ranks, *, scale=1.0):

@@ -8,9 +8,8 @@ from PIL import Image, ImageSequence
 from system import tiny
 
 from dmljax.data.splits import Split
-from dmljax.report import pictures as report
-from dmljax.train import loop as train
-from dmljax.train import run_folder as trained
+from dmljax.report import pictures
+from dmljax.train import loop, run_folder
 
 ABE = {"name": "abe", "learners": 2, "dim": 8, "split": ["conv1", "conv2"], "attention": "conv2"}
 GRAPH = {"name": "graph", "dim": 8, "heads": 2}
@@ -37,7 +36,7 @@ def _pictured(path):
 def test_the_method_draws_at_the_end_of_a_run(tmp_path, fields, names):
     options = {"every": 1, "ks": [1], "seeds": [0], "clustering": False, "batch_size": 16}
     config = tiny(tmp_path, steps=1, net=NET, pictures=True, evaluate=options, **fields)
-    train.run(config | {"runtime": {"devices": 1}}, tmp_path / "run")
+    loop.run(config | {"runtime": {"devices": 1}}, tmp_path / "run")
     found = {path.name for path in (tmp_path / "run").glob("*.png")}
     assert found == names | {"curves.png", "retrieval.png", "map.png"}
     assert all(_pictured(tmp_path / "run" / name) for name in found)
@@ -47,14 +46,14 @@ def test_frames_of_every_evaluation_and_a_movie(tmp_path):
     options = {"every": 2, "ks": [1], "clustering": False, "batch_size": 16, "frames": True}
     method = {"name": "pairs", "dim": 2, "normalized": False, "unit": False}
     config = tiny(tmp_path, steps=5, method=method, evaluate=options, pictures=True)
-    train.run(config | {"runtime": {"devices": 1}}, tmp_path / "run")
+    loop.run(config | {"runtime": {"devices": 1}}, tmp_path / "run")
     frames = sorted((tmp_path / "run" / "frames").iterdir())
     assert [int(f.stem) for f in frames] == [0, 2, 4, 5]
     with Image.open(tmp_path / "run" / "movie.gif") as movie:
         pages = [np.asarray(page.convert("RGB")) for page in ImageSequence.Iterator(movie)]
     assert len(pages) == 4 and all((a != b).any() for a, b in itertools.pairwise(pages))
     # `unit=False`: points of the plane, not of a circle.
-    embed_fn, variables, _ = trained.load(tmp_path / "run")
+    embed_fn, variables, _ = run_folder.load(tmp_path / "run")
     images = np.random.default_rng(0).integers(0, 256, (5, 12, 12, 3)).astype(np.uint8)
     norms = np.linalg.norm(np.asarray(embed_fn(variables, images)), axis=1)
     assert np.abs(norms - 1).max() > 0.01
@@ -65,7 +64,7 @@ def test_a_frame_does_not_depend_on_scale(tmp_path):
     split = Split(np.zeros((40, 4, 4, 1), np.uint8), np.arange(40) % 3, ("a", "b", "c"))
     pages = []
     for i, points in enumerate((x, 7 * x + 3, -x)):
-        report.frame(points, split, tmp_path / f"{i}.png", title="the same")
+        pictures.frame(points, split, tmp_path / f"{i}.png", title="the same")
         with Image.open(tmp_path / f"{i}.png") as picture:
             pages.append(np.asarray(picture))
     assert (pages[0] == pages[1]).all() and (pages[0] != pages[2]).any()
@@ -76,6 +75,6 @@ def test_images_thin_as_a_line_are_shown(tmp_path, shape):
     split = Split([None] * 4, np.array([0, 0, 1, 1]), ("a", "b"))
     embeddings = np.eye(4, dtype=np.float32)
     image = np.zeros(shape, np.uint8)
-    report.neighbours(embeddings, split, lambda row: image, tmp_path / "retrieval.png")
-    report.embedding_map(embeddings, split, lambda row: image, tmp_path / "map.png")
+    pictures.neighbours(embeddings, split, lambda row: image, tmp_path / "retrieval.png")
+    pictures.embedding_map(embeddings, split, lambda row: image, tmp_path / "map.png")
     assert all(_pictured(tmp_path / name) for name in ("retrieval.png", "map.png"))

@@ -20,13 +20,9 @@ from dmljax.methods import base
 from dmljax.nets import layers
 from dmljax.retrieval import sharding as search_sharding
 from dmljax.retrieval import tiles
-from dmljax.train import build as runs
-from dmljax.train import devices as sharding
-from dmljax.train import journal as log
-from dmljax.train import loop as train
-from dmljax.train import run_folder as trained
-from dmljax.train import schedules
-from dmljax.train.step import check_parts, init_state, train_step
+from dmljax.train import journal, loop, run_folder, schedules
+from dmljax.train.devices import Shardings, of_state, path_of, prefetch, put, shardings
+from dmljax.train.step import check_chunks, init_state, train_step
 
 # Compiling is nearly all of the time here: several times less without optimising.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -60,8 +56,8 @@ def _batch(b):
 
 def _first(method, optimizer):
     batch = {"images": np.zeros((2, SIDE, SIDE, 3), np.float32), "labels": np.zeros(2, np.int32)}
-    made = functools.partial(method.init, batch=batch)
-    return jit(lambda key: init_state(*made(key), optimizer))(jax.random.key(0))
+    init_fn = functools.partial(method.init, batch=batch)
+    return jit(lambda key: init_state(*init_fn(key), optimizer))(jax.random.key(0))
 
 
 def _apart(a, b):
@@ -93,9 +89,9 @@ def _drawn(shapes):
 
 def _on(devices, function, shared, rows):
     """`function(shared, rows)`, compiled for so many devices among which `rows` are shared out."""
-    shards = sharding.Shardings(jax.devices()[:devices])
-    put = jax.device_put(shared, shards.everywhere), sharding.put(rows, shards.rows)
-    return jax.device_get(jit(function)(*put))
+    shards = Shardings(jax.devices()[:devices])
+    on_devices = jax.device_put(shared, shards.everywhere), put(rows, shards.rows)
+    return jax.device_get(jit(function)(*on_devices))
 
 
 # --- a batch in chunks --------------------------------------------------------------------------
@@ -162,18 +158,18 @@ def test_a_large_batch_takes_the_memory_of_a_chunk():
 def _refusal(tmp_path, **fields):
     config = tiny(tmp_path, **fields)
     with pytest.raises(ValueError) as refused:
-        train.run(config, tmp_path / "run")
+        loop.run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists() and "\n" not in str(refused.value)
     return str(refused.value)
 
 
 def test_chunks_are_refused_where_they_would_change_the_gradient(tmp_path):
-    one = {"runtime": {"chunk": 4, "devices": 1}}
+    one = {"chunk": 4, "runtime": {"devices": 1}}
     assert "batch norm" in _refusal(tmp_path, **one)
     dvml = {"name": "dvml", "dim": 4, "samples": 2}
     assert "split loss" in _refusal(tmp_path, method=dvml, **one)
-    assert "runtime.chunk=3 must divide" in _refusal(tmp_path, runtime={"chunk": 3, "devices": 1})
-    assert "the 4 devices" in _refusal(tmp_path, runtime={"chunk": 2, "devices": 4})
+    assert "chunk=3 must divide" in _refusal(tmp_path, chunk=3, runtime={"devices": 1})
+    assert "the 4 devices" in _refusal(tmp_path, chunk=2, runtime={"devices": 4})
 
 
 @pytest.mark.parametrize("frozen, remat", [(True, False), (True, True), (False, True)])
@@ -184,10 +180,10 @@ def test_a_norm_that_is_frozen_couples_nothing(frozen, remat):
     batch = {"images": images, "labels": jax.ShapeDtypeStruct((2,), jnp.int32)}
     shapes = init_state(*jax.eval_shape(method.init, jax.random.key(0), batch), optax.identity())
     if frozen:
-        check_parts(method, shapes, images, chunk=4, batch=8)
+        check_chunks(method, shapes, images, chunk=4, batch=8)
     else:
         with pytest.raises(ValueError, match="frozen=True"):
-            check_parts(method, shapes, images, chunk=4, batch=8)
+            check_chunks(method, shapes, images, chunk=4, batch=8)
 
 
 # --- the same loss and gradient on any number of devices ----------------------------------------
@@ -283,7 +279,7 @@ def test_methods_do_not_see_devices(name, devices, unlogged):
 
 def _shards(tree, name):
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    found = [a for p, a in leaves if sharding.path_of(p).endswith(name)]
+    found = [a for p, a in leaves if path_of(p).endswith(name)]
     return [[s.data.shape for s in a.addressable_shards] for a in found]
 
 
@@ -297,17 +293,17 @@ def test_proxies_in_shards_are_those_of_one_device(unlogged):
     batch = _batch(b) | {"labels": RNG.integers(0, c, b).astype(np.int32)}
     found = []
     for devices in (1, 8):
-        shards = sharding.Shardings(jax.devices()[:devices])
-        places = sharding.of_state(first, shards, patterns=["^proxies"])
+        shards = Shardings(jax.devices()[:devices])
+        places = of_state(first, shards, patterns=["^proxies"])
         step = train_step(
             method,
             optimizer,
             normalize_fn=_scaled,
             seed=0,
-            gather_fn=functools.partial(runs._constrain, place=shards.everywhere),
+            gather_fn=functools.partial(loop._copy, everywhere=shards.everywhere),
         )
         step = jit(step, out_shardings=(places, shards.everywhere))
-        state, rows = jax.device_put(first, places), sharding.put(batch, shards.rows)
+        state, rows = jax.device_put(first, places), put(batch, shards.rows)
         compiled = step.lower(state, rows).compile()
         for _ in range(2):
             state, metrics = compiled(state, rows)
@@ -342,7 +338,7 @@ def test_shards_are_refused_in_one_line(tmp_path, monkeypatch):
 
 
 def _lines(workdir):
-    return [x["loss"] for x in log.read(workdir / "metrics.jsonl") if "loss" in x]
+    return [x["loss"] for x in journal.read(workdir / "metrics.jsonl") if "loss" in x]
 
 
 def test_a_run_goes_on_with_other_devices(tmp_path, unlogged):
@@ -353,8 +349,8 @@ def test_a_run_goes_on_with_other_devices(tmp_path, unlogged):
 
     def go(name, devices):
         runtime = {"devices": devices, "sharded": ["^proxies"]}
-        train.run({**config, "runtime": runtime}, tmp_path / name)
-        return _lines(tmp_path / name), jax.device_get(trained.reopen(tmp_path / name)[1].params)
+        loop.run({**config, "runtime": runtime}, tmp_path / name)
+        return _lines(tmp_path / name), jax.device_get(run_folder.reopen(tmp_path / name)[1].params)
 
     begun, params = go("on2", 2)
     assert len(begun) == 6
@@ -452,6 +448,6 @@ def test_the_next_batch_is_sent_off_while_one_is_used():
             sent.append(i)
             yield {"x": np.full(8, i)}
 
-    rows = sharding.shardings(jax.devices()[:1], batch=8).rows
-    for i, batch in enumerate(sharding.prefetch(batches(), rows)):
+    rows = shardings(jax.devices()[:1], batch=8).rows
+    for i, batch in enumerate(prefetch(batches(), rows)):
         assert int(batch["x"][0]) == i and sent == list(range(min(i + 2, 4)))

@@ -10,8 +10,7 @@ import pytest
 from processes import LONG, ends, started
 from system import tiny
 
-from dmljax.train import loop as train
-from dmljax.train import run_folder as trained
+from dmljax.train import loop, run_folder, step_metrics
 from dmljax.train.checkpoints import Checkpoints
 
 
@@ -28,9 +27,9 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path):
     fields = {"optimizer": {"name": "sgd", "rate": 1e30}, "normalize": "unit"}
     config = tiny(tmp_path, **fields, checkpoint={"every": 1, "keep": 2}, log_every=1)
     with pytest.raises(FloatingPointError, match=r"the loss is .* at step \d+ .*optimizer.rate"):
-        train.run(config, tmp_path / "run")
+        loop.run(config, tmp_path / "run")
     assert _good(tmp_path / "run")
-    _, found = trained.reopen(tmp_path / "run")
+    _, found = run_folder.reopen(tmp_path / "run")
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(found.params))
     assert int(found.step) == _good(tmp_path / "run")[-1]
 
@@ -38,11 +37,11 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path):
 @pytest.mark.parametrize("name", ["loss", "gradient_norm"])
 def test_the_range_of_steps_is_named(name):
     fine = {"loss": 1.0, "gradient_norm": 1.0}
-    assert train._finite(7, fine, 6) == fine
+    assert step_metrics._check_finite(7, fine, 6) is None
     with pytest.raises(FloatingPointError, match=rf"the {name} is nan at step 7 \(finite until"):
-        train._finite(7, fine | {name: float("nan")}, 6)
+        step_metrics._check_finite(7, fine | {name: float("nan")}, 6)
     with pytest.raises(FloatingPointError, match=r"at step 1 \(from the start\)"):
-        train._finite(1, fine | {name: float("inf")}, 0)
+        step_metrics._check_finite(1, fine | {name: float("inf")}, 0)
 
 
 @contextlib.contextmanager
@@ -57,14 +56,14 @@ def _mounted(folder, options):
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_is_one_line_and_with_room_the_run_goes_on(tmp_path):
+def test_a_full_disk_is_one_line_and_with_space_the_run_goes_on(tmp_path):
     fields = {"steps": 40, "evaluate": {"every": 40}, "checkpoint": {"every": 4, "keep": 99}}
     config = tiny(tmp_path, **LONG | fields)
     with _mounted(tmp_path / "disk", "size=500k") as disk:
         with started(tmp_path, disk / "run", config) as process:
             printed = ends(process, 2, tmp_path)
         last = [line for line in printed.splitlines() if line.startswith("error: ")]
-        assert len(last) == 1 and "No space left on device" in last[0] and "Make room" in last[0]
+        assert len(last) == 1 and "No space left on device" in last[0] and "Make space" in last[0]
         assert f"the same command goes on from step {_good(disk / 'run')[-1]}" in last[0]
         subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
         with started(tmp_path, disk / "run", config) as process:
@@ -76,4 +75,4 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
         _mounted(tmp_path / "disk", "size=1m,ro") as disk,
         pytest.raises(OSError, match=r"disk/run cannot be written: .*choose another --workdir"),
     ):
-        train.run(tiny(tmp_path), disk / "run")
+        loop.run(tiny(tmp_path), disk / "run")

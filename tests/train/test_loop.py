@@ -12,15 +12,15 @@ from safetensors.numpy import save_file
 from system import photos, tiny
 
 from dmljax import nets
-from dmljax.train import build as runs
-from dmljax.train import journal as log
-from dmljax.train import loop as train
-from dmljax.train import run_folder as trained
+from dmljax.train import journal, loop, run_folder
+from dmljax.train.build import build
+from dmljax.train.evaluation import Evaluator
+from dmljax.train.initial_state import first_state
 
 
 def _params(workdir):
     """The newest parameters, as they lie on the disk."""
-    _, variables, _ = trained.load(workdir)
+    _, variables, _ = run_folder.load(workdir)
     return jax.tree.map(np.asarray, variables)
 
 
@@ -28,7 +28,7 @@ def _params(workdir):
 def whole(tmp_path_factory):
     """A run that nothing disturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    scores = train.run(tiny(folder), folder / "run")
+    scores = loop.run(tiny(folder), folder / "run")
     return folder, scores
 
 
@@ -36,12 +36,12 @@ def test_a_run_leaves_what_it_promises(whole):
     folder, scores = whole
     run = folder / "run"
     assert 0 <= scores["R@1"] <= 1 and {"MAP@R", "NMI", "R@2"} <= set(scores)
-    lines = log.read(run / "metrics.jsonl")
+    lines = journal.read(run / "metrics.jsonl")
     assert [x["step"] for x in lines if "loss" in x] == [2, 4, 6]
     assert [x["step"] for x in lines if "test/R@1" in x] == [3, 6]
     assert [x["step"] for x in lines if "raw/R@1" in x] == [0]
     assert json.loads((run / "config.json").read_text())["loss"]["margin"] == 0.2
-    speed = log.read(run / "speed.jsonl")
+    speed = journal.read(run / "speed.jsonl")
     assert {"images_per_second", "input_wait_seconds", "memory_gib"} <= set(speed[0])
     assert speed[0]["compilations"] > 0
     parts = speed[0]["input_wait_seconds"] + speed[0]["compute_seconds"]
@@ -52,7 +52,7 @@ def test_a_run_leaves_what_it_promises(whole):
 
 def test_the_same_command_twice_is_the_same_run(whole, tmp_path):
     folder, _ = whole
-    train.run(tiny(folder), tmp_path / "again")
+    loop.run(tiny(folder), tmp_path / "again")
     same(_params(tmp_path / "again"), _params(folder / "run"))
     ours, theirs = (d / "metrics.jsonl" for d in (tmp_path / "again", folder / "run"))
     assert ours.read_bytes() == theirs.read_bytes()
@@ -60,8 +60,8 @@ def test_the_same_command_twice_is_the_same_run(whole, tmp_path):
 
 def test_training_changes_what_it_should(whole):
     folder, _ = whole
-    made = runs.build(tiny(folder))
-    first = runs.first_state(made)
+    run = build(tiny(folder))
+    first = first_state(run)
     last = _params(folder / "run")["params"]
     for a, b in zip(jax.tree.leaves(first.params), jax.tree.leaves(last), strict=True):
         assert np.abs(np.asarray(a) - b).max() > 0
@@ -87,8 +87,8 @@ def test_weights_of_a_file_go_into_the_backbone(tmp_path, method, parts):
     save_file({_torch_name(k): _torch_axes(v) for k, v in flat.items()}, tmp_path / "w.safetensors")
     spec = {"name": "convnet", "widths": [4, 8], "strides": [2, 1]}
     spec |= {"weights": str(tmp_path / "w.safetensors")}
-    made = runs.build(tiny(tmp_path, net=spec, method=method))
-    state = runs.first_state(made)
+    run = build(tiny(tmp_path, net=spec, method=method))
+    state = first_state(run)
     found = {"params": state.params, "batch_stats": state.model_state["batch_stats"]}
     checked = 0
     for kind, tree in found.items():
@@ -97,7 +97,7 @@ def test_weights_of_a_file_go_into_the_backbone(tmp_path, method, parts):
                 np.testing.assert_array_equal(value, flat[kind, *key])
                 checked += 1
     assert checked >= len(flat)
-    train.run(made.config, tmp_path / "run")
+    loop.run(run.config, tmp_path / "run")
 
 
 def _at(tree, path):
@@ -121,15 +121,15 @@ def test_select_takes_the_best_evaluation(tmp_path):
     config = tiny(tmp_path, select="test", optimizer=optimizer, schedule=grows)
     config["evaluate"] |= {"every": 1, "clustering": False}
     config["checkpoint"]["keep"] = 1  # and the best
-    found = train.run(config, tmp_path / "run")["R@1"]
-    rows = log.read(tmp_path / "run" / "metrics.jsonl")
+    found = loop.run(config, tmp_path / "run")["R@1"]
+    rows = journal.read(tmp_path / "run" / "metrics.jsonl")
     scores = [row["test/R@1"] for row in rows if "test/R@1" in row]
     assert found == max(scores) > scores[-1]
 
 
 def test_load_embeds_images(whole):
     folder, _ = whole
-    embed_fn, variables, config = trained.load(folder / "run")
+    embed_fn, variables, config = run_folder.load(folder / "run")
     images = np.random.default_rng(0).integers(0, 256, (5, 12, 12, 3)).astype(np.uint8)
     embeddings = np.asarray(embed_fn(variables, images))
     assert embeddings.shape == (5, 4) and config["method"]["dim"] == 4
@@ -148,7 +148,10 @@ def test_load_embeds_images(whole):
         ({"select": "best"}, "select must be"),
         ({"select": "val"}, "set validation"),
         ({"sampler": {"name": "plan", "classes": 3, "per_class": 3}}, "cannot be shared by 8"),
-        ({"sampler": {"name": "plan", "classes": 30, "per_class": 2}}, "30"),
+        (
+            {"sampler": {"name": "plan", "classes": 30, "per_class": 2}},
+            "--config.sampler.classes=4",
+        ),
         ({"dataset": {"name": "npz", "path": "nowhere.npz"}}, "nowhere.npz"),
         ({"optimizer": {"name": "adam", "rate": 1, "groups": [{"pth": "x"}]}}, "pth"),
         ({"optimizer": {"name": "adam", "rate": "a"}}, "rate must be a number, not 'a'"),
@@ -167,6 +170,8 @@ def test_load_embeds_images(whole):
         ({"evaluate": {"clustering": "maybe"}}, "clustering must be True or False, not 'maybe'"),
         ({"evaluate": {"batch_size": 0}}, "evaluate.batch_size must be 1 or more, not 0"),
         ({"runtime": {"workers": "two"}}, "workers must be a whole number, not 'two'"),
+        ({"runtime": {"chunk": 4}}, "runtime has no 'chunk'.*workers"),
+        ({"unreadable": "ignore"}, "unreadable must be 'raise' or 'skip', not 'ignore'"),
         ({"steps": "-3 epochs"}, "'-3 epochs' is no duration"),
         ({"steps": "inf epochs"}, "'inf epochs' is no duration"),
         (
@@ -184,7 +189,7 @@ def test_load_embeds_images(whole):
 )
 def test_what_a_config_says_wrong_is_told_before_anything_is_written(tmp_path, change, message):
     with pytest.raises((ValueError, TypeError, OSError), match=message):
-        train.run(tiny(tmp_path, **change), tmp_path / "run")
+        loop.run(tiny(tmp_path, **change), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -193,9 +198,9 @@ def test_a_folder_in_which_nothing_came_about_takes_a_corrected_config(tmp_path)
     save_file({"nothing": np.zeros(3, np.float32)}, bad)
     net = tiny(tmp_path)["net"]
     with pytest.raises(ValueError, match="nothing"):
-        train.run(tiny(tmp_path, net=net | {"weights": str(bad)}), tmp_path / "run")
+        loop.run(tiny(tmp_path, net=net | {"weights": str(bad)}), tmp_path / "run")
     assert (tmp_path / "run" / "config.json").exists()
-    train.run(tiny(tmp_path, steps=1), tmp_path / "run")
+    loop.run(tiny(tmp_path, steps=1), tmp_path / "run")
 
 
 def test_overwrite_leaves_nothing_of_the_other_run(whole, tmp_path):
@@ -205,7 +210,7 @@ def test_overwrite_leaves_nothing_of_the_other_run(whole, tmp_path):
     for name in ("checkpoints_damaged/4/x", "frames/000.png", "map.png", "movie.gif"):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text("old")
-    train.run(tiny(tmp_path, steps=2), run, overwrite=True)
+    loop.run(tiny(tmp_path, steps=2), run, overwrite=True)
     assert not old & {*run.glob("tensorboard/*")}
     left = {"checkpoints", "checkpoints_sums", "config.json", "lock", "metrics.jsonl"}
     assert {p.name for p in run.iterdir()} == left | {"speed.jsonl", "tensorboard"}
@@ -216,22 +221,22 @@ def test_unreadable_images_are_passed_over_and_counted(tmp_path, capsys):
     root = photos(tmp_path)
     for bad in ("c0/000.png", "c4/032.png"):
         (root / bad).write_bytes(b"")
-    config = tiny(tmp_path, runtime={"unreadable": "skip", "devices": 1}, steps=12)
+    config = tiny(tmp_path, unreadable="skip", runtime={"devices": 1}, steps=12)
     config["dataset"] = {"name": "folder", "root": str(root)}
-    scores = train.run(config, tmp_path / "run")
+    scores = loop.run(config, tmp_path / "run")
     assert scores["unreadable"] == 1
     assert "1 training images could not be read" in capsys.readouterr().out
-    assert log.read(tmp_path / "run" / "speed.jsonl")[-1]["unreadable"] == 1
+    assert journal.read(tmp_path / "run" / "speed.jsonl")[-1]["unreadable"] == 1
     with pytest.raises(ValueError, match=r"c0.000.png cannot be read: it has zero bytes"):
-        train.run(config | {"runtime": {"unreadable": "raise"}}, tmp_path / "strict")
+        loop.run(config | {"unreadable": "raise"}, tmp_path / "strict")
 
 
 def test_a_cached_split_is_decoded_once_for_all_evaluations(tmp_path, monkeypatch):
     root = photos(tmp_path)
     config = tiny(tmp_path, runtime={"cache": True, "devices": 1})
     config["dataset"] = {"name": "folder", "root": str(root)}
-    made = runs.build(config)
-    state, evaluator = runs.first_state(made), trained.Evaluator(made)
-    first = evaluator.embeddings(state, made.test)[""]
+    run = build(config)
+    state, evaluator = first_state(run), Evaluator(run)
+    first = evaluator.embeddings(state, run.test)["embedding"]
     monkeypatch.setattr("dmljax.data.decode.read", None)  # whoever reads now fails
-    np.testing.assert_array_equal(evaluator.embeddings(state, made.test)[""], first)
+    np.testing.assert_array_equal(evaluator.embeddings(state, run.test)["embedding"], first)

@@ -12,9 +12,8 @@ from processes import LONG, ends, same, same_run, started, state, until, until_s
 from system import METHODS, tiny
 
 from dmljax import methods
-from dmljax.train import build as runs
-from dmljax.train import journal as log
-from dmljax.train import loop as train
+from dmljax.train import journal, loop
+from dmljax.train.build import build
 from dmljax.train.checkpoints import Checkpoints, Damaged, lock
 
 
@@ -22,7 +21,7 @@ from dmljax.train.checkpoints import Checkpoints, Damaged, lock
 def whole(tmp_path_factory):
     """A run that nothing disturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    train.run(tiny(folder), folder / "run")
+    loop.run(tiny(folder), folder / "run")
     return folder
 
 
@@ -52,7 +51,7 @@ class _Started:
     """A run in a process of its own; `poll` and `wait` as those of `subprocess`."""
 
     def __init__(self, config, run):
-        self._process = _SERVER.Process(target=train.run, args=(config, run))
+        self._process = _SERVER.Process(target=loop.run, args=(config, run))
         self._process.start()
 
     def poll(self):
@@ -144,18 +143,18 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(how, whole, tmp_p
     else:
         del data[len(data) // 2 :]
     victim.write_bytes(data)
-    train.run(tiny(folder), tmp_path / "run")
+    loop.run(tiny(folder), tmp_path / "run")
     assert "checkpoint 6 is damaged" in caplog.text and victim.name in caplog.text
     same(state(tmp_path / "run"), state(folder / "run"))
 
 
 def test_a_checkpoint_of_another_shape_is_one_line(whole):
     folder = whole
-    made = runs.build(tiny(folder, method={"name": "pairs", "dim": 5}))
-    shapes = runs.state_shapes(made)
+    run = build(tiny(folder, method={"name": "pairs", "dim": 5}))
+    shapes = run.shapes
     checkpoints = Checkpoints(folder / "run" / "checkpoints")
     with pytest.raises(Damaged, match=r"head/red/.* is \(4,\) there and \(5,\) here"):
-        checkpoints.restore(shapes, made.shards.everywhere)
+        checkpoints.restore(shapes, run.shards.everywhere)
     checkpoints.close()
 
 
@@ -164,18 +163,18 @@ def test_a_workdir_of_another_config_is_refused(whole, tmp_path):
     shutil.copytree(folder / "run", tmp_path / "run")
     other = tiny(folder, loss={"name": "triplet", "margin": 0.3})
     with pytest.raises(ValueError, match=r"loss.margin \(0.2 there, 0.3 here\).*--overwrite"):
-        train.run(other, tmp_path / "run")
-    train.run(other, tmp_path / "run", overwrite=True)
-    assert len(log.read(tmp_path / "run" / "metrics.jsonl")) == 6
+        loop.run(other, tmp_path / "run")
+    loop.run(other, tmp_path / "run", overwrite=True)
+    assert len(journal.read(tmp_path / "run" / "metrics.jsonl")) == 6
 
 
 def test_a_workdir_in_use_is_refused(tmp_path):
     (tmp_path / "run").mkdir()
     held = lock(tmp_path / "run")
     with pytest.raises(ValueError, match=f"in use by process {os.getpid()}"):
-        train.run(tiny(tmp_path), tmp_path / "run")
+        loop.run(tiny(tmp_path), tmp_path / "run")
     held.close()
-    train.run(tiny(tmp_path), tmp_path / "run")
+    loop.run(tiny(tmp_path), tmp_path / "run")
 
 
 def test_interrupted_where_the_best_is_reloaded_the_run_is_the_same(tmp_path):
@@ -184,13 +183,13 @@ def test_interrupted_where_the_best_is_reloaded_the_run_is_the_same(tmp_path):
     config = tiny(tmp_path, reload_best_at=[4], optimizer=optimizer, schedule=grows)
     config["evaluate"] |= {"every": 1, "clustering": False}
     config["checkpoint"]["keep"] = 6
-    train.run(config, tmp_path / "run")
+    loop.run(config, tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "again")
     folder = tmp_path / "again" / "checkpoints"
     for later in (5, 6):
         shutil.rmtree(folder / str(later))
-    train.run(config, tmp_path / "again")
-    one, two = (log.read(tmp_path / name / "metrics.jsonl") for name in ("run", "again"))
+    loop.run(config, tmp_path / "again")
+    one, two = (journal.read(tmp_path / name / "metrics.jsonl") for name in ("run", "again"))
     scores = [row["test/R@1"] for row in one if "test/R@1" in row]
     assert max(scores[:3]) > scores[3]  # so that there is something to reload
     assert one == two and len(scores) == 6

@@ -12,10 +12,8 @@ from processes import ROOT
 from safetensors import safe_open
 from system import METHODS, photos, tiny
 
-from dmljax.train import evaluation as evaluate
-from dmljax.train import journal as log
-from dmljax.train import loop as train
-from dmljax.train import run_folder as trained
+from dmljax.train import evaluation, export, journal, loop, run_folder
+from dmljax.train.evaluation import Evaluator
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +21,7 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     config = tiny(folder, validation=0.5, sampler={"name": "plan", "classes": 2, "per_class": 4})
     config |= {"runtime": {"devices": 1}}
-    return folder, train.run(config, folder / "run")
+    return folder, loop.run(config, folder / "run")
 
 
 def _command(*flags):
@@ -35,17 +33,17 @@ def _command(*flags):
 
 def test_evaluate_gives_the_scores_of_the_run(whole, capsys):
     folder, scores = whole
-    assert trained.score(folder / "run") == scores
+    assert run_folder.score(folder / "run") == scores
     printed = capsys.readouterr().out
     assert "test split, 32 images, after step 6 (select=last), seed 0, 4-d embeddings" in printed
     assert "12 x 12 x 3 images, pretraining: none" in printed and "MAP@R" in printed
-    lines = log.read(folder / "run" / "metrics.jsonl")
+    lines = journal.read(folder / "run" / "metrics.jsonl")
     held_out = next(x for x in lines if x["step"] == 6 and "val/R@1" in x)
-    found = trained.score(folder / "run", split="val")
+    found = run_folder.score(folder / "run", split="val")
     assert all(held_out[f"val/{name}"] == value for name, value in found.items())
-    found = trained.score(folder / "run", step=4)
+    found = run_folder.score(folder / "run", step=4)
     assert "after step 4 (as asked)" in capsys.readouterr().out and set(found) == set(scores)
-    train_scores = trained.score(folder / "run", split="train")
+    train_scores = run_folder.score(folder / "run", split="train")
     assert train_scores["R@1"] >= 0
 
 
@@ -53,7 +51,7 @@ def test_evaluate_takes_fields_of_the_config(whole, tmp_path):
     folder, scores = whole
     moved = shutil.copy(folder / "blobs.npz", tmp_path / "moved.npz")
     flags = (f"--config.dataset.path={moved}", "--config.evaluate.ks=[1,3]")
-    found = trained.score(folder / "run", overrides=flags)
+    found = run_folder.score(folder / "run", overrides=flags)
     assert found["R@1"] == scores["R@1"] and "R@3" in found and "R@2" not in found
 
 
@@ -68,13 +66,13 @@ def test_evaluate_takes_fields_of_the_config(whole, tmp_path):
 )
 def test_what_cannot_be_evaluated(whole, fields, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        trained.score(whole[0] / "run", **fields)
+        run_folder.score(whole[0] / "run", **fields)
 
 
 def test_a_run_without_held_out_classes_has_no_val(tmp_path):
-    train.run(tiny(tmp_path, steps=2), tmp_path / "run")
+    loop.run(tiny(tmp_path, steps=2), tmp_path / "run")
     with pytest.raises(ValueError, match="choose train, test; set validation"):
-        trained.score(tmp_path / "run", split="val")
+        run_folder.score(tmp_path / "run", split="val")
 
 
 def test_the_commands(whole, tmp_path):
@@ -96,26 +94,26 @@ def test_the_commands(whole, tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_embed_writes_what_the_net_says(whole, tmp_path, dtype):
     folder, scores = whole
-    out = trained.export(folder / "run", tmp_path / "out", dtype=dtype, chunk=5)
+    out = export.export(folder / "run", tmp_path / "out", dtype=dtype, chunk=5)
     assert sorted(p.name for p in out.iterdir()) == ["embeddings.npy", "items.safetensors"]
     found = np.load(out / "embeddings.npy")
-    made, state = trained.reopen(folder / "run")
-    wanted = trained.Evaluator(made).embeddings(state, made.test)[""]
+    run, state = run_folder.reopen(folder / "run")
+    wanted = Evaluator(run).embeddings(state, run.test)["embedding"]
     assert found.dtype == dtype and found.shape == (32, 4)
     np.testing.assert_allclose(found, wanted, atol=1e-6 if dtype == "float32" else 1e-3)
     with safe_open(out / "items.safetensors", "numpy") as file:
-        np.testing.assert_array_equal(file.get_tensor("labels"), made.test.labels)
+        np.testing.assert_array_equal(file.get_tensor("labels"), run.test.labels)
         assert set(file.keys()) == {"labels"}
         notes = file.metadata()
-    assert json.loads(notes["classes"]) == list(made.test.names)
+    assert json.loads(notes["classes"]) == list(run.test.names)
     assert len(json.loads(notes["ids"])) == 32
-    score = evaluate.score(found.astype(np.float32), made.test, ks=(1,), clustering=False)
+    score = evaluation.score(found.astype(np.float32), run.test, ks=(1,), clustering_fns={})
     assert score["R@1"] == pytest.approx(scores["R@1"], abs=0.05)
 
 
 def test_embed_goes_on_where_it_was_and_mixes_nothing(whole, tmp_path, monkeypatch):
     run, out = whole[0] / "run", tmp_path / "out"
-    real, calls = trained.Evaluator.embeddings, []
+    real, calls = Evaluator.embeddings, []
 
     def embeddings(self, state, split):
         calls.append(len(split))
@@ -123,23 +121,23 @@ def test_embed_goes_on_where_it_was_and_mixes_nothing(whole, tmp_path, monkeypat
             raise KeyboardInterrupt
         return real(self, state, split)
 
-    monkeypatch.setattr(trained.Evaluator, "embeddings", embeddings)
+    monkeypatch.setattr(Evaluator, "embeddings", embeddings)
     with pytest.raises(KeyboardInterrupt):
-        trained.export(run, out, chunk=12)
+        export.export(run, out, chunk=12)
     assert json.loads((out / "progress.json").read_text())["done"] == 24
     shutil.copytree(run, tmp_path / "another")
     for other in ({"dtype": "float16"}, {"split": "train"}, {"step": 4}):
         with pytest.raises(ValueError, match="finish that, or choose another folder"):
-            trained.export(run, out, **other)
+            export.export(run, out, **other)
     with pytest.raises(ValueError, match="finish that, or choose another folder"):
-        trained.export(tmp_path / "another", out)
-    trained.export(run, out, chunk=12)
+        export.export(tmp_path / "another", out)
+    export.export(run, out, chunk=12)
     assert calls == [12, 12, 8, 8]
-    trained.export(run, tmp_path / "at once")
+    export.export(run, tmp_path / "at once")
     one, two = (np.load(d / "embeddings.npy") for d in (out, tmp_path / "at once"))
     np.testing.assert_array_equal(one, two)
     with pytest.raises(FileExistsError, match="not empty"):
-        trained.export(run, out)
+        export.export(run, out)
 
 
 def test_select_val_trains_on_the_rest_and_opens_the_best(tmp_path):
@@ -149,49 +147,49 @@ def test_select_val_trains_on_the_rest_and_opens_the_best(tmp_path):
     config |= {"schedule": {"name": "constant", "warmup": 8}}  # from harmless to harmful
     config |= {"evaluate": {"every": 1, "ks": [1], "clustering": False, "batch_size": 16}}
     config["checkpoint"] = {"every": 1, "keep": 1}
-    scores = train.run(config, tmp_path / "run")
-    lines = log.read(tmp_path / "run" / "metrics.jsonl")
+    scores = loop.run(config, tmp_path / "run")
+    lines = journal.read(tmp_path / "run" / "metrics.jsonl")
     val = {x["step"]: x["val/R@1"] for x in lines if "val/R@1" in x}
     test = {x["step"]: x["test/R@1"] for x in lines if "test/R@1" in x}
     best = max(val, key=lambda step: (val[step], step))
     assert scores["R@1"] == test[best] and best < 8 and val[best] > val[8]
-    made, state = trained.reopen(tmp_path / "run")
+    run, state = run_folder.reopen(tmp_path / "run")
     assert int(state.step) == best  # not the newest
-    assert len(made.train) == len(made.held_out) == 16
-    assert not set(made.train.names) & set(made.held_out.names)
-    assert int(trained.reopen(tmp_path / "run", step=8)[1].step) == 8
+    assert len(run.train) == len(run.held_out) == 16
+    assert not set(run.train.names) & set(run.held_out.names)
+    assert int(run_folder.reopen(tmp_path / "run", step=8)[1].step) == 8
 
 
 def test_refinement_is_scored_in_a_run_and_after_it(tmp_path):
     config = tiny(tmp_path, **METHODS["graph"], runtime={"devices": 1})
     config["evaluate"] = config["evaluate"] | {"refine": True}
-    scores = train.run(config, tmp_path / "run")
+    scores = loop.run(config, tmp_path / "run")
     assert 0 <= scores["refined/R@1"] <= 1
-    assert trained.score(tmp_path / "run") == scores
+    assert run_folder.score(tmp_path / "run") == scores
 
 
 def test_refinement_is_refused_by_a_method_without_it(tmp_path):
     config = tiny(tmp_path)
     config["evaluate"] = config["evaluate"] | {"refine": True}
     with pytest.raises(ValueError, match="nothing to refine"):
-        train.run(config, tmp_path / "run")
+        loop.run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_knn_goes_by_the_names_of_classes(tmp_path):
-    with pytest.raises(ValueError, match=r"evaluate\.knn asks training images"):
+    with pytest.raises(ValueError, match=r"evaluate\.knn takes the class from training images"):
         config = tiny(tmp_path)
         config["evaluate"] = config["evaluate"] | {"knn": 3}
-        train.run(config, tmp_path / "run")
-    made, state = trained.reopen(_with_known_classes(tmp_path))
-    evaluator = trained.Evaluator(made)
-    found = evaluator.score(state, evaluator.embeddings(state, made.test), made.test)["knn"]
-    gallery, queries = (evaluator.embeddings(state, s)[""] for s in (made.train, made.test))
+        loop.run(config, tmp_path / "run")
+    run, state = run_folder.reopen(_with_known_classes(tmp_path))
+    evaluator = Evaluator(run)
+    found = evaluator.scores(state, evaluator.embeddings(state, run.test), run.test)["knn"]
+    gallery, queries = (evaluator.embeddings(state, s)["embedding"] for s in (run.train, run.test))
     right = 0
-    for query, label in zip(queries, made.test.labels, strict=True):
-        near = made.train.labels[np.argsort(-(gallery @ query), kind="stable")[:3]].tolist()
+    for query, label in zip(queries, run.test.labels, strict=True):
+        near = run.train.labels[np.argsort(-(gallery @ query), kind="stable")[:3]].tolist()
         vote = max(near, key=lambda one: (near.count(one), -near.index(one)))
-        right += made.train.names[vote] == made.test.names[label]
+        right += run.train.names[vote] == run.test.names[label]
     assert found == right / len(queries)
 
 
@@ -201,12 +199,12 @@ def _with_known_classes(folder):
     config = tiny(folder, steps=2, runtime={"devices": 1})
     config["dataset"] = {"name": "folder", "root": str(root)}
     config["evaluate"] = config["evaluate"] | {"knn": 3, "every": 2}
-    train.run(config, folder / "known")
+    loop.run(config, folder / "known")
     return folder / "known"
 
 
 def test_embeddings_that_are_not_finite_are_refused(whole):
-    made, state = trained.reopen(whole[0] / "run")
+    run, state = run_folder.reopen(whole[0] / "run")
     broken = state._replace(params=jax.tree.map(lambda x: x * np.nan, state.params))
     with pytest.raises(FloatingPointError, match="embeddings are not finite"):
-        trained.Evaluator(made).embeddings(broken, made.test)
+        Evaluator(run).embeddings(broken, run.test)

@@ -1,0 +1,70 @@
+"""The first state of a run: parameters that are drawn, or read from a file of weights."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import jax
+from absl import logging
+
+from dmljax.kernels.initial_draws import batch_draws
+from dmljax.train.run import Run
+from dmljax.train.step import TrainState
+from dmljax.weights import convert
+from dmljax.weights import registry as published
+
+__all__ = ["check_weights", "first_state", "key_of", "without_weights"]
+
+# The program runs once, so optimizing it does not pay; level 0 would draw millions of numbers for
+# seconds.
+_COMPILER_OPTIONS = {"xla_backend_optimization_level": 1}
+
+
+def first_state(run: Run) -> TrainState:
+    """The state before step 1, on the devices."""
+
+    @batch_draws  # Parameters that the backbone replaces are not drawn.
+    def state(key, backbone):
+        return run.init_fn(key, backbone)
+
+    compiled = jax.jit(state, compiler_options=_COMPILER_OPTIONS, out_shardings=run.placements)
+    return compiled(key_of(run.seed), jax.device_put(_backbone(run), run.shards.everywhere))
+
+
+def key_of(seed: int) -> jax.Array:
+    """The key from which parameters are drawn."""
+    # `batch_draws` relies on how threefry treats many keys at a time.
+    return jax.random.key(seed, impl="threefry2x32")
+
+
+def _backbone(run: Run) -> dict[str, Any] | None:
+    """The variables of the pretrained backbone, or None without a file of weights."""
+    if run.weights is None:
+        return None
+    images = jax.ShapeDtypeStruct((1, *run.image_shape), jax.numpy.uint8)
+    shape = jax.eval_shape(run.normalize_fn, images).shape[1:]
+    return convert.load(run.weights, run.net, image_shape=shape, report_fn=logging.warning)
+
+
+def check_weights(run: Run) -> None:
+    """Raises one line where the file of weights does not exist."""
+    if run.weights is not None and not os.path.isfile(run.weights):
+        raise FileNotFoundError(
+            f"net.weights: there is no file {run.weights}; docs/weights.md says where weights come "
+            "from"
+        )
+    if run.weights is None and getattr(run.net, "frozen", False):
+        logging.warning("net.frozen=True without net.weights: batch norm stays the identity")
+
+
+def without_weights(net: str) -> str | None:
+    """What it means that a net of this name starts without published weights, if there are any."""
+    names = [name for name, entry in published.KNOWN.items() if entry.net == net]
+    if not names:
+        return None
+    return (
+        f"net.weights is not set: {net} starts from random values, and needs far more images and "
+        f"steps than from weights trained on ImageNet. `python -m dmljax.weights.convert "
+        f"--fetch={names[0]}` downloads such weights and prints the file for --config.net.weights="
+    )

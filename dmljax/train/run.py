@@ -1,0 +1,116 @@
+"""What a config becomes: a `Run` of options, functions, shapes and placements, all typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import optax
+
+from dmljax.data.splits import Split
+from dmljax.methods.base import Method
+from dmljax.train.devices import Shardings
+from dmljax.train.step import TrainState
+
+__all__ = [
+    "CheckpointOptions",
+    "EvaluationOptions",
+    "Run",
+    "RuntimeOptions",
+    "Selection",
+]
+
+
+class Selection(NamedTuple):
+    """Which checkpoint is the result of a run.
+
+    `rule` is what the config says: 'last', or a score of a split such as 'val/R@1'. `split` and
+    `score` are those of the rule; for 'last' they are the score by which checkpoints are reloaded.
+    """
+
+    rule: str
+    split: str
+    score: str
+
+    @property
+    def is_last(self) -> bool:
+        return self.rule == "last"
+
+    @property
+    def key(self) -> str:
+        return f"{self.split}/{self.score}"
+
+
+class EvaluationOptions(NamedTuple):
+    """When a split is embedded, and what is computed of its embeddings."""
+
+    every: Collection[int]  # steps
+    batch_size: int
+    ks: tuple[int, ...]
+    ranking_fns: Mapping[str, Callable]
+    clustering_fns: Mapping[str, Callable]
+    seeds: tuple[int, ...]
+    knn: int
+    refine: bool
+    frames: bool
+
+
+class CheckpointOptions(NamedTuple):
+    every: Collection[int]  # steps
+    keep: int
+
+
+class RuntimeOptions(NamedTuple):
+    """What cannot change a result."""
+
+    workers: int
+    cache: bool
+    sharded: tuple[str, ...]
+
+
+class Run(NamedTuple):
+    """Everything that the train loop and the evaluation need. Nobody looks into `config`."""
+
+    config: dict[str, Any]  # complete, to be written into the run folder
+    seed: int
+    steps: int
+    batch_size: int
+    chunk: int | None
+    log_every: int
+    reload_best_at: tuple[int, ...]
+    selection: Selection
+    evaluation: EvaluationOptions
+    checkpoint: CheckpointOptions
+    runtime: RuntimeOptions
+    pictures: bool
+
+    dataset: str
+    train: Split
+    held_out: Split | None
+    test: Split
+    unreadable: str
+    sample_fn: Callable
+    coverage: int | None  # steps in which the sampler uses every image, if it guarantees any
+    transform_fn: Callable
+    eval_transform_fn: Callable
+    normalize_fn: Callable
+    image_shape: tuple[int, ...]
+    eval_image_shape: tuple[int, ...]
+
+    net_name: str
+    net: nn.Module
+    weights: str | None
+    method: Method
+    optimizer: optax.GradientTransformation
+    init_fn: Callable  # (key, backbone=None) -> the first TrainState
+
+    shards: Shardings
+    shapes: TrainState  # jax.ShapeDtypeStruct for every array
+    placements: TrainState  # a sharding for every array
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The splits of the run by their names; 'val' only where classes are held out."""
+        named = {"train": self.train, "val": self.held_out, "test": self.test}
+        return {name: split for name, split in named.items() if split is not None}
