@@ -24,8 +24,9 @@ from dmljax.hints import hint
 
 __all__ = ["console", "main", "settle_environment", "tune_cpu"]
 
-VERBS = ("train", "evaluate", "embed", "list")
-_XLA = (  # flag, value, versions that know it
+VERBS = ("train", "evaluate", "embed", "doctor", "prepare", "list")
+# Flags of XLA for CPUs: name, value, and the versions of jaxlib that know the flag.
+_XLA_FLAGS = (
     (
         "xla_cpu_experimental_ynn_fusion_type",
         "-individual_convolution",
@@ -36,13 +37,16 @@ _XLA = (  # flag, value, versions that know it
 
 
 def tune_cpu() -> None:
-    """What makes steps on a CPU faster and has to be set before JAX computes anything.
+    """Makes steps on CPUs faster. It must run before JAX starts.
 
-    glibc is told not to hand freed memory back: a step's temporaries are one block, and got anew
-    from the system page by page at every step they cost a sixth of the time of a small net's.
-    XLA computes convolutions by its own kernels: dmljax/kernels/convolution.py says why. And of the
-    two ways in which jaxlib 0.10 compiles loops it takes the older one: a small net's step is
-    compiled in half the time then, and is quicker by a sixth. Flags that are set already stay.
+    * glibc keeps freed memory instead of returning it to the system. The temporaries of a step are
+      one block; without this, the system provides it page by page at every step, which takes a
+      sixth of the time of a small net.
+    * XLA uses its own convolutions instead of those of YNNPACK, which are up to half as fast.
+    * jaxlib 0.10 has two ways to compile loops. The older one compiles the step of a small net in
+      half the time, and the step is faster by a sixth.
+
+    A flag that the user has set already stays as it is.
     """
     try:
         libc = ctypes.CDLL("libc.so.6")
@@ -51,14 +55,14 @@ def tune_cpu() -> None:
         libc.mallopt(mmap_max, 0)
         libc.mallopt(trim_threshold, 2**31 - 1)
     except (OSError, AttributeError):
-        pass  # another system, another allocator
-    given = os.environ.get("XLA_FLAGS", "")
+        pass  # another system has another allocator
+    flags = os.environ.get("XLA_FLAGS", "")
     version = importlib.metadata.version("jaxlib")
-    for flag, value, known in _XLA:
-        # A version that does not know a flag ends when it sees it.
-        if flag not in given and version.startswith(known):
-            given = f"{given} --{flag}={value}".strip()
-    os.environ["XLA_FLAGS"] = given
+    for name, value, versions in _XLA_FLAGS:
+        # A version of jaxlib that does not know a flag aborts the process.
+        if name not in flags and version.startswith(versions):
+            flags = f"{flags} --{name}={value}".strip()
+    os.environ["XLA_FLAGS"] = flags
 
 
 def settle_environment() -> None:

@@ -15,7 +15,6 @@ LIBRARY |= {"methods", "data"}
 NOT_YET = {
     PACKAGE / name
     for name in (
-        "data/command.py",
         "methods/graph/method.py",
         "methods/graph/nets.py",
         "weights/convert.py",

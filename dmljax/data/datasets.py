@@ -24,7 +24,8 @@ from PIL import Image
 from dmljax.data import glyphs as _glyphs
 from dmljax.data import sources
 from dmljax.data.prepared import prepared
-from dmljax.data.splits import PUBLISHED, Published, Split, Splits, divide, encode, subset
+from dmljax.data.published import PUBLISHED, Published
+from dmljax.data.splits import Split, Splits, divide, encode, subset
 from dmljax.data.tables import folder, npz, table
 
 __all__ = [

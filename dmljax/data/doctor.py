@@ -1,11 +1,4 @@
-"""Says whether a data set on disk is what it should be.
-
-    python -m dmljax.data.doctor --config=configs/cars_abe.py --config.dataset.root=stanford_cars
-    python -m dmljax.data.doctor --dataset=cub200 --root=CUB_200_2011
-
-reads every image and prints one line a finding: `ok`, `note`, or `WRONG`. The exit status is 1 if
-anything is wrong, 2 if the set cannot be opened at all.
-"""
+"""Examines a data set: counts, classes, unreadable images, duplicates."""
 
 from __future__ import annotations
 
@@ -15,25 +8,28 @@ import dataclasses
 import hashlib
 import os
 import pathlib
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from dmljax.data import command, decode, prepared
-from dmljax.data.pipeline import Reader
-from dmljax.data.splits import PUBLISHED, Split, Splits, record_name
+from dmljax.data import decode, prepared
+from dmljax.data.progress import Progress
+from dmljax.data.published import PUBLISHED
+from dmljax.data.reader import Reader
+from dmljax.data.splits import Split, Splits, record_name
 
-__all__ = ["Finding", "examine", "main"]
+__all__ = ["Finding", "examine", "examine_shards"]
 
 _CUB_2010_IMAGES = 6_033
-_CLOSED = ("tiny_imagenet", "mnist")  # the same classes in both halves, by design
-_NAMED = 5  # at most so many examples a finding
+_SHARED_CLASSES = ("tiny_imagenet", "mnist")  # by design, train and test have the same classes
+_EXAMPLES = 5  # names per finding
 
 
 class Finding(NamedTuple):
-    """`level` is ok, note or WRONG."""
+    """One line of the report. `level` is 'ok', 'note' or 'WRONG'."""
 
     level: str
     text: str
@@ -41,7 +37,7 @@ class Finding(NamedTuple):
 
 @dataclasses.dataclass
 class _Image:
-    """What reading one image told."""
+    """What the doctor knows of an image after reading it."""
 
     digest: bytes = b""
     height: int = 0
@@ -51,91 +47,127 @@ class _Image:
 
 
 def examine(splits: Splits, *, dataset: str = "", threads: int | None = None) -> Iterator[Finding]:
-    """The findings, cheap ones first. `dataset` is the name whose published counts apply."""
+    """The findings about a data set, quick ones first.
+
+    `dataset` is the name of the published data set whose counts are expected.
+    """
     yield from _counts(splits, dataset)
     yield from _classes(splits, dataset)
-    began = time.perf_counter()
-    read = {name: _read(name, split, threads) for name, split in splits._asdict().items()}
-    seconds = time.perf_counter() - began
-    yield from _readable(splits, read)
-    yield from _duplicates(splits, read)
-    yield from _pictures(read, dataset, seconds)
+    start = time.perf_counter()
+    images = {name: _read(name, split, threads) for name, split in splits._asdict().items()}
+    seconds = time.perf_counter() - start
+    yield from _unreadable(splits, images)
+    yield from _duplicates(splits, images)
+    yield from _formats(images, dataset, seconds)
+
+
+def examine_shards(root: str | os.PathLike) -> Iterator[Finding]:
+    """Compares the shards of a prepared data set with the hashes in its manifest."""
+    folder = pathlib.Path(root).expanduser()
+    splits = prepared.manifest(folder)["splits"].values()
+    shards = [shard for split in splits for shard in split["shards"]]
+    damaged = []
+    for shard in shards:
+        with (folder / shard["file"]).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != shard["sha256"]:
+                damaged.append(shard["file"])
+    if damaged:
+        text = f"{len(damaged)} shards differ from the manifest: {_examples(damaged)}"
+        yield Finding("WRONG", text)
+    else:
+        yield Finding("ok", f"{len(shards)} shards agree with the manifest")
+    if skipped := [name for split in splits for name in split["skipped"]]:
+        yield Finding("note", f"prepare skipped {len(skipped)} images: {_examples(skipped)}")
 
 
 def _counts(splits: Splits, dataset: str) -> Iterator[Finding]:
-    total = sum(map(len, splits))
     for name, split in splits._asdict().items():
-        found = (len(split.names), len(split))
-        text = f"{name}: {found[1]:,} images of {found[0]:,} classes"
+        text = f"{name}: {len(split):,} images of {len(split.names):,} classes"
         if dataset not in PUBLISHED:
             level = "WRONG" if name == "test" and not len(split) else "note"
             yield Finding(level, text)
             continue
         published = PUBLISHED[dataset]
-        wanted = published[:2] if name == "train" else published[2:]
-        same = found == tuple(wanted)
-        extra = "" if same else f"; published are {wanted[1]:,} images of {wanted[0]:,} classes"
-        yield Finding("ok" if same else "WRONG", text + extra)
-    if dataset == "cub200" and total == _CUB_2010_IMAGES:
-        yield Finding(
-            "WRONG", f"{total:,} images are CUB-200 of 2010; the papers use 2011's 11,788"
-        )
+        classes, images = published[:2] if name == "train" else published[2:]
+        if (len(split.names), len(split)) == (classes, images):
+            yield Finding("ok", text)
+        else:
+            expected = f"published are {images:,} images of {classes:,} classes"
+            yield Finding("WRONG", f"{text}; {expected}")
+    if dataset == "cub200" and sum(map(len, splits)) == _CUB_2010_IMAGES:
+        text = "6,033 images are CUB-200 of 2010; the papers use the 11,788 images of 2011"
+        yield Finding("WRONG", text)
     if dataset == "inshop" and splits.test.query is not None:
-        sides = (int(splits.test.query.sum()), int(splits.test.gallery.sum()))
-        level = "ok" if sides == (14_218, 12_612) else "WRONG"
-        yield Finding(level, f"query {sides[0]:,}, gallery {sides[1]:,}; published 14,218, 12,612")
+        counts = int(splits.test.query.sum()), int(splits.test.gallery.sum())
+        level = "ok" if counts == (14_218, 12_612) else "WRONG"
+        text = f"query {counts[0]:,}, gallery {counts[1]:,}; published are 14,218 and 12,612"
+        yield Finding(level, text)
 
 
 def _classes(splits: Splits, dataset: str) -> Iterator[Finding]:
     shared = sorted(set(splits.train.names) & set(splits.test.names))
-    if dataset in _CLOSED:
-        yield Finding("ok", f"{len(shared)} classes are in both halves, as this set has it")
+    if dataset in _SHARED_CLASSES:
+        text = f"{len(shared)} classes are in train and test, as intended in this data set"
+        yield Finding("ok", text)
     elif shared:
-        yield Finding("WRONG", f"{len(shared)} classes are in both halves: {_some(shared)}")
+        yield Finding("WRONG", f"{len(shared)} classes are in train and test: {_examples(shared)}")
     else:
-        yield Finding("ok", "no class is in both halves")
+        yield Finding("ok", "no class is in train and test")
     for name, split in splits._asdict().items():
         if not len(split):
             continue
         counts = np.bincount(split.labels, minlength=len(split.names))
         empty = np.flatnonzero(counts == 0)
-        level = "WRONG" if len(empty) else "ok"
         text = f"{name}: labels run from {split.labels.min()} to {split.labels.max()}"
-        missing = f"; no image of {_some([split.names[c] for c in empty])}" if len(empty) else ""
-        yield Finding(level, text + missing)
+        if len(empty):
+            text += f"; no image of {_examples([split.names[c] for c in empty])}"
+        yield Finding("WRONG" if len(empty) else "ok", text)
         smallest = np.argsort(counts, kind="stable")[:3]
-        named = ", ".join(f"{split.names[c]!r} {counts[c]}" for c in smallest)
-        single = int((counts == 1).sum())
-        extra = f"; {single} classes have one image, so no positive" if single else ""
-        yield Finding("note", f"{name}: smallest classes are {named}{extra}")
+        text = f"{name}: the smallest classes are "
+        text += ", ".join(f"{split.names[c]!r} {counts[c]}" for c in smallest)
+        if single := int((counts == 1).sum()):
+            text += f"; {single} classes have one image, so no positive"
+        yield Finding("note", text)
 
 
-def _look(split: Split, i: int) -> _Image:
+def _read(name: str, split: Split, threads: int | None) -> list[_Image]:
+    """Reads every image of a split."""
+    images = []
+    with (
+        concurrent.futures.ThreadPoolExecutor(threads or os.cpu_count()) as pool,
+        Progress(name, len(split), stream=sys.stderr) as progress,
+    ):
+        for image in pool.map(lambda i: _read_image(split, i), range(len(split))):
+            images.append(image)
+            progress.advance()
+    return images
+
+
+def _read_image(split: Split, i: int) -> _Image:
     try:
         record = split.records[i]
         if isinstance(record, np.ndarray):
             data = np.ascontiguousarray(record).tobytes()
             return _Image(_digest(data), *record.shape[:2], "L" if record.shape[2] == 1 else "RGB")
-        # The file is read once: hashed, and decoded as the pipeline would.
+        # Read the file once: hash its bytes, then decode them as the pipeline does.
         data = record if isinstance(record, bytes) else pathlib.Path(record).read_bytes()
-        image = Reader(dataclasses.replace(split, records=_One(data, i, len(split))), False)(i)
+        image = Reader(dataclasses.replace(split, records=_OneRecord(data, len(split))))(i)
         return _Image(_digest(data), *image.shape[:2], decode.mode(data))
     except (ValueError, OSError) as error:
         reason = getattr(error, "strerror", None) or str(error).split(" cannot be read: ")[-1]
         return _Image(error=reason.split(". Replace it")[0])
 
 
-class _One:
-    """A sequence whose only known record is `i`: bytes read already."""
+class _OneRecord:
+    """A sequence that returns the same bytes for every index."""
 
-    def __init__(self, data: bytes, i: int, length: int):
-        self._data, self._i, self._length = data, i, length
+    def __init__(self, data: bytes, length: int):
+        self._data, self._length = data, length
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, i: int) -> bytes:
-        assert i == self._i
         return self._data
 
 
@@ -143,69 +175,60 @@ def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def _read(name: str, split: Split, threads: int | None) -> list[_Image]:
-    found = []
-    with (
-        concurrent.futures.ThreadPoolExecutor(threads or os.cpu_count()) as pool,
-        command.progress(name, len(split)) as bar,
-    ):
-        for image in pool.map(lambda i: _look(split, i), range(len(split))):
-            found.append(image)
-            bar.advance()
-    return found
-
-
-def _readable(splits: Splits, read: dict[str, list[_Image]]) -> Iterator[Finding]:
-    bad = [
+def _unreadable(splits: Splits, images: dict[str, list[_Image]]) -> Iterator[Finding]:
+    errors = [
         f"{record_name(split.records, i)}: {image.error}"
-        for (name, split) in splits._asdict().items()
-        for i, image in enumerate(read[name])
+        for name, split in splits._asdict().items()
+        for i, image in enumerate(images[name])
         if image.error
     ]
-    if bad:
-        yield Finding("WRONG", f"{len(bad)} images cannot be read: {_some(bad)}")
+    if errors:
+        yield Finding("WRONG", f"{len(errors)} images cannot be read: {_examples(errors)}")
     else:
         yield Finding("ok", "every image can be read")
 
 
-def _duplicates(splits: Splits, read: dict[str, list[_Image]]) -> Iterator[Finding]:
-    # With boxes one file holds several records, which is no duplicate within a half.
-    where: dict[bytes, dict[str, list[int]]] = {}
-    for name, images in read.items():
-        for i, image in enumerate(images):
+def _duplicates(splits: Splits, images: dict[str, list[_Image]]) -> Iterator[Finding]:
+    rows_of_digest: dict[bytes, dict[str, list[int]]] = {}
+    for name, split_images in images.items():
+        for i, image in enumerate(split_images):
             if image.digest:
-                where.setdefault(image.digest, {}).setdefault(name, []).append(i)
-    across = [places for places in where.values() if len(places) > 1]
-    if across:
-        pairs = [
-            " = ".join(record_name(getattr(splits, n).records, rows[0]) for n, rows in p.items())
-            for p in across
+                rows_of_split = rows_of_digest.setdefault(image.digest, {})
+                rows_of_split.setdefault(name, []).append(i)
+    leaks = [rows for rows in rows_of_digest.values() if len(rows) > 1]
+    if leaks:
+        names = [
+            " = ".join(record_name(getattr(splits, n).records, i[0]) for n, i in rows.items())
+            for rows in leaks
         ]
-        yield Finding("WRONG", f"{len(across)} images are in both halves: {_some(pairs)}")
+        yield Finding("WRONG", f"{len(leaks)} images are in train and test: {_examples(names)}")
     else:
-        yield Finding("ok", "no file is in both halves")
-    for name in read:
+        yield Finding("ok", "no file is in train and test")
+    for name in images:
         split = getattr(splits, name)
-        rows = [p[name] for p in where.values() if len(p.get(name, ())) > 1]
-        if rows and split.boxes is None:
-            clash = sum(len(set(split.labels[r].tolist())) > 1 for r in rows)
-            extra = f", {clash} of them under different classes" if clash else ""
-            named = _some([record_name(split.records, r[1]) for r in rows])
-            yield Finding("note", f"{name}: {len(rows)} files are there again{extra}: {named}")
+        repeated = [rows[name] for rows in rows_of_digest.values() if len(rows.get(name, ())) > 1]
+        # With boxes, several records of a split may share a file.
+        if repeated and split.boxes is None:
+            clashes = sum(len(set(split.labels[rows].tolist())) > 1 for rows in repeated)
+            text = f"{name}: {len(repeated)} files occur more than once"
+            text += f", {clashes} of them in different classes" if clashes else ""
+            names = [record_name(split.records, rows[1]) for rows in repeated]
+            yield Finding("note", f"{text}: {_examples(names)}")
 
 
-def _pictures(read: dict[str, list[_Image]], dataset: str, seconds: float) -> Iterator[Finding]:
-    good = [image for images in read.values() for image in images if not image.error]
-    if not good:
+def _formats(images: dict[str, list[_Image]], dataset: str, seconds: float) -> Iterator[Finding]:
+    readable = [image for split in images.values() for image in split if not image.error]
+    if not readable:
         return
-    height, width = (np.mean([getattr(i, side) for i in good]) for side in ("height", "width"))
-    rate = len(good) / max(seconds, 1e-9)
+    height = np.mean([image.height for image in readable])
+    width = np.mean([image.width for image in readable])
+    rate = len(readable) / max(seconds, 1e-9)
     yield Finding("note", f"mean size {width:.0f}x{height:.0f}, {rate:,.0f} images/s decoded")
-    modes = collections.Counter(image.mode for image in good)
-    grey = sum(n for mode, n in modes.items() if mode.startswith(("L", "I", "1")))
+    modes = collections.Counter(image.mode for image in readable)
+    gray = sum(n for mode, n in modes.items() if mode.startswith(("L", "I", "1")))
     alpha = sum(n for mode, n in modes.items() if mode.endswith(("A", "a")))
-    yield Finding("note", f"greyscale {grey:,}, with alpha {alpha:,} (both become RGB)")
-    # In-Shop's img is 256x256; img_highres is about 750x1101, and scores differ.
+    yield Finding("note", f"grayscale {gray:,}, with alpha {alpha:,} (both are converted to RGB)")
+    # In-Shop's img is 256x256; img_highres is about 750x1101 and gives other scores.
     if dataset == "inshop" and max(height, width) > 300:
         yield Finding(
             "WRONG",
@@ -214,60 +237,6 @@ def _pictures(read: dict[str, list[_Image]], dataset: str, seconds: float) -> It
         )
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return "; ".join(map(str, names[:_NAMED])) + more
-
-
-def _shards(root: str) -> Iterator[Finding]:
-    """Of a prepared set: the shards' hashes against the manifest."""
-    home = pathlib.Path(root).expanduser()
-    halves = prepared.manifest(home)["splits"].values()
-    shards = [shard for half in halves for shard in half["shards"]]
-    bad = []
-    for shard in shards:
-        with (home / shard["file"]).open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != shard["sha256"]:
-                bad.append(shard["file"])
-    if bad:
-        yield Finding("WRONG", f"{len(bad)} shards differ from the manifest: {_some(bad)}")
-    else:
-        yield Finding("ok", f"{len(shards)} shards agree with the manifest")
-    if skipped := [name for half in halves for name in half["skipped"]]:
-        yield Finding("note", f"{len(skipped)} images were skipped by prepare: {_some(skipped)}")
-
-
-def _published_name(spec: dict[str, Any]) -> str:
-    """The set whose counts apply: a prepared one is judged as what it was made from."""
-    if spec["name"] == "prepared":
-        return prepared.manifest(spec["root"])["settings"].get("dataset", {}).get("name", "")
-    # A part of MNIST has no published count.
-    return "" if spec.get("classes") else spec["name"]
-
-
-def main(argv: Sequence[str]) -> int:
-    parser = command.Parser("dmljax.data.doctor", __doc__)
-    parser.add_argument("--config", help="a config file: its config.dataset is examined")
-    command.add_dataset(parser)
-    parser.add_argument("--threads", type=int, help="one a core by default")
-    args, overrides = parser.parse_known_args(argv)
-    if args.config:
-        spec = command.spec_of_config(args.config, overrides)
-    elif overrides:
-        parser.error(f"{overrides[0]} is not known")
-    else:
-        spec = command.spec_of(args)
-    splits = command.load(spec)
-    wrong = 0
-    findings = examine(splits, dataset=_published_name(spec), threads=args.threads)
-    if spec["name"] == "prepared":
-        findings = (f for part in (_shards(spec["root"]), findings) for f in part)
-    for finding in findings:
-        print(f"{finding.level:5s}  {finding.text}", flush=True)
-        wrong += finding.level == "WRONG"
-    print(f"{wrong} wrong" if wrong else "nothing is wrong")
-    return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    command.run(main)
+def _examples(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _EXAMPLES} more" if len(names) > _EXAMPLES else ""
+    return "; ".join(map(str, names[:_EXAMPLES])) + more

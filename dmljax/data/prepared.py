@@ -1,4 +1,4 @@
-"""Reads what `python -m dmljax.data.prepare` wrote: ArrayRecord shards and a manifest."""
+"""Reads what `prepare` wrote: ArrayRecord shards and a manifest."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ def manifest(root: str | os.PathLike) -> dict:
     if not path.is_file():
         partial = any(root.glob("*.array_record")) if root.is_dir() else False
         hint = "it was not finished: run the same prepare again" if partial else "run prepare first"
-        raise FileNotFoundError(
-            f"prepared: {path} does not exist; {hint} (python -m dmljax.data.prepare --help)"
-        )
+        raise FileNotFoundError(f"prepared: {path} does not exist; {hint} (dmljax prepare --help)")
     try:
         found = json.loads(path.read_text())
         if found["format"] != FORMAT:

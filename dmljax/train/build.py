@@ -11,8 +11,11 @@ import jax
 import optax
 
 from dmljax import metrics
-from dmljax.data import pipeline, sampling
+from dmljax.data import batches, sampling
+from dmljax.data.reader import Reader
+from dmljax.data.sampling import sampler as samplers
 from dmljax.data.splits import Split, divide
+from dmljax.data.transforms import transform as transform_lib
 from dmljax.hints import hint
 from dmljax.methods.base import Inspect, Method, RandomMiner
 from dmljax.train import devices, durations, fields, initial_state, optimizers, registry
@@ -45,11 +48,13 @@ def build(config: Any) -> Run:
     config = {**config, "normalize": normalization}
     normalize_fn = registry.resolve("normalization", normalization)
     method = _method(config, net, len(data.train.names))
-    transform_fn = registry.resolve("transform", config["transform"])
-    eval_transform_fn = registry.resolve("transform", config["eval_transform"])
+    transform_fn = registry.resolve("transform", config["transform"], bind=transform_lib.bind)
+    eval_transform_fn = registry.resolve(
+        "transform", config["eval_transform"], bind=transform_lib.bind
+    )
     image_shape, eval_image_shape = (
-        pipeline.image_shape(
-            pipeline.Reader(data.train, cache=False), fn, skip=config["unreadable"] == "skip"
+        batches.image_shape(
+            Reader(data.train, cache=False), fn, skip=config["unreadable"] == "skip"
         )
         for fn in (transform_fn, eval_transform_fn)
     )
@@ -101,7 +106,7 @@ def build(config: Any) -> Run:
         test=data.test,
         unreadable=config["unreadable"],
         sample_fn=sampler.sample_fn,
-        coverage=sampler.coverage,
+        sampler_note=sampler.note,
         transform_fn=transform_fn,
         eval_transform_fn=eval_transform_fn,
         normalize_fn=normalize_fn,
@@ -133,32 +138,22 @@ def _data(config: Config) -> _Data:
     return _Data(train, held_out, splits.test)
 
 
-class _Epochs(NamedTuple):
-    length: int
-
-    def steps(self, epochs):
-        return max(1, round(epochs * self.length))
-
-    def every(self, epochs, *, total):
-        return range(self.steps(epochs), total + 1, self.steps(epochs))
-
-
 class _Sampler(NamedTuple):
     sample_fn: Callable
     batch_size: int
-    coverage: int | None
-    epochs: durations.Epochs
+    note: str
+    epoch_end: Callable[[float], float]
 
     def steps(self, length: int | str) -> int:
-        return durations.steps(length, epochs=self.epochs)
+        return durations.steps(length, epoch_end=self.epoch_end)
 
     def every(self, length: int | str, total: int) -> Collection[int]:
-        return durations.every(length, epochs=self.epochs, total=total)
+        return durations.every(length, epoch_end=self.epoch_end, total=total)
 
 
 def _sampler(config: Config, train: Split) -> _Sampler:
-    spec = named(config["sampler"])
-    sample_fn = registry.resolve("sampler", spec)
+    spec, seed = named(config["sampler"]), config["seed"]
+    sampler = registry.resolve("sampler", spec, bind=samplers.bind)
     groups = sampling.group(train.labels)
     classes = len(groups.count)
     if isinstance(spec.get("classes"), int) and spec["classes"] > classes:
@@ -166,13 +161,9 @@ def _sampler(config: Config, train: Split) -> _Sampler:
             f"the sampler puts {spec['classes']} classes into a batch, but there are {classes} "
             f"training classes: --config.sampler.classes={classes}"
         )
-    batch_size = len(sample_fn(groups, seed=config["seed"], step=0))
-    coverage = None
-    if spec["name"] == "plan":
-        keywords = {k: v for k, v in spec.items() if k != "name"}
-        coverage = sampling.coverage(groups, **keywords)
-    per_epoch = sampling.epoch_steps(sample_fn, groups)
-    return _Sampler(sample_fn, batch_size, coverage, _Epochs(per_epoch))
+    batch_size = len(sampler(groups, seed=seed, step=0))
+    epoch_end = samplers.epoch_end_fn(sampler, groups, seed=seed)
+    return _Sampler(sampler, batch_size, sampler.describe(groups), epoch_end)
 
 
 def _shards(config: Config, batch_size: int) -> devices.Shardings:

@@ -14,7 +14,6 @@ from dmljax.hints import hint
 
 __all__ = [
     "differences",
-    "duration",
     "folder_name",
     "override",
     "plain",
@@ -102,23 +101,6 @@ def plain(config: Any) -> Any:
     if isinstance(config, Mapping) or hasattr(config, "items"):
         return {str(k): plain(v) for k, v in config.items()}
     return [plain(v) for v in config] if isinstance(config, list | tuple) else config
-
-
-def duration(length: int | str, *, per_epoch: int) -> int:
-    """Steps: a number of them, or '60 epochs'."""
-    if isinstance(length, str):
-        number, _, unit = length.partition(" ")
-        factors = {"steps": 1, "step": 1, "epochs": per_epoch, "epoch": per_epoch}
-        try:
-            count = float(number) * factors[unit]
-        except (ValueError, KeyError):
-            count = -1
-        if not 0 <= count < float("inf"):
-            raise ValueError(f"{length!r} is no duration: write 500, or '60 epochs'")
-        return max(1, round(count))
-    if isinstance(length, bool) or int(length) != length or length < 0:
-        raise ValueError(f"{length!r} is no duration: write 500, or '60 epochs'")
-    return int(length)
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Collection
 
-__all__ = ["Epochs", "every", "steps"]
+__all__ = ["every", "steps"]
 
-
-@runtime_checkable
-class Epochs(Protocol):
-    """Converts epochs of a sampler to steps."""
-
-    def steps(self, epochs: float) -> int:
-        """The step after which so many epochs have ended, at least 1."""
-        ...
-
-    def every(self, epochs: float, *, total: int) -> Collection[int]:
-        """The steps up to `total` after which 1, 2, 3, ... times so many epochs have ended."""
-        ...
+# The step after which so many epochs of the sampler have ended.
+EpochEnd = Callable[[float], float]
 
 
-def steps(length: int | str, *, epochs: Epochs) -> int:
+def steps(length: int | str, *, epoch_end: EpochEnd) -> int:
     """The number of steps of a length: 500, '500 steps' or '60 epochs'."""
     count, unit = _parse(length)
     if unit == "epochs":
-        return epochs.steps(count)
+        count = epoch_end(count)
     return max(1, round(count)) if isinstance(length, str) else round(count)
 
 
-def every(length: int | str, *, epochs: Epochs, total: int) -> Collection[int]:
-    """The steps up to `total` at which something happens that is asked for once in `length`."""
+def every(length: int | str, *, epoch_end: EpochEnd, total: int) -> Collection[int]:
+    """The steps up to `total` at which something happens that is asked for once in `length`.
+
+    A whole number of epochs has ended where the sampler's epochs end, which may be of different
+    lengths. Any other length is a fixed number of steps.
+    """
     count, unit = _parse(length)
-    if unit == "epochs":
-        return epochs.every(count, total=total)
-    period = max(1, steps(length, epochs=epochs))
-    return range(period, total + 1, period)
+    if unit == "steps" or count < 1 or count != int(count):
+        period = max(1, steps(length, epoch_end=epoch_end))
+        return range(period, total + 1, period)
+    ends: list[int] = []
+    while not ends or ends[-1] < total:
+        ends.append(max(1, round(epoch_end(count * (len(ends) + 1)))))
+    return frozenset(end for end in ends if end <= total)
 
 
 def _parse(length: int | str) -> tuple[float, str]:

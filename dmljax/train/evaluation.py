@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -35,11 +36,13 @@ def embed(
     cache: bool | dict[int, np.ndarray] = False,
     workers: int = 0,
     unreadable: str = "raise",
+    skipped: collections.Counter[str] | None = None,
 ) -> Any:
     """`embed_fn(images)` of every image of a split, in order, as float32 numpy arrays.
 
     `embed_fn` receives batches of one size, uint8 on the devices, and returns an array `[b ...]` or
-    a tree of them. With `unreadable='skip'`, rows of images that cannot be read are NaN.
+    a tree of them. With `unreadable='skip'`, rows of images that cannot be read are NaN. Such
+    images are counted in `skipped`; a name that it already contains is not logged again.
     """
     batch_size = -(-batch_size // shards.size) * shards.size
     with pipeline.evaluation(
@@ -51,6 +54,7 @@ def embed(
         cache=cache,
         workers=workers,
         unreadable=unreadable,
+        skipped=skipped,
     ) as batches:
         results = None
         for batch in prefetch(batches, shards.rows):
@@ -160,6 +164,7 @@ class Evaluator:
     def __init__(self, run: Run):
         self._run = run
         self._inspect = run.method.inspect or Inspect()
+        self._skipped: collections.Counter[str] = collections.Counter()
         # Decoded images by split; a split is only equal to itself.
         self._caches = {id(s): {} for s in run.splits.values()} if run.runtime.cache else {}
 
@@ -243,6 +248,7 @@ class Evaluator:
             cache=self._caches.get(id(split), False),
             workers=self._run.runtime.workers,
             unreadable=self._run.unreadable,
+            skipped=self._skipped,
         )
 
     def _refined(self, state: TrainState, embeddings: np.ndarray, split: Split) -> np.ndarray:

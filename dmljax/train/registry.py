@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from dmljax.hints import hint
 
-__all__ = ["KINDS", "check", "look_up", "names", "resolve", "table"]
+__all__ = ["KINDS", "check", "names", "resolve", "table"]
 
 
 class Kind(NamedTuple):
@@ -95,20 +95,19 @@ def names(kind: str) -> list[str]:
     return sorted(table(kind))
 
 
-def resolve(kind: str, spec: str | Mapping[str, Any], *, taken: Iterable[str] = ()) -> Callable:
-    """The function that `spec` names among those of `kind`, with the keywords of `spec` bound."""
-    function, keywords = look_up(kind, spec, taken=taken)
-    return functools.partial(function, **keywords) if keywords else function
-
-
-def look_up(
-    kind: str, spec: str | Mapping[str, Any], *, taken: Iterable[str] = ()
-) -> tuple[Callable, dict[str, Any]]:
-    """The function that `spec` names among those of `kind`, and the keywords of `spec`.
+def resolve(
+    kind: str,
+    spec: str | Mapping[str, Any],
+    *,
+    taken: Iterable[str] = (),
+    bind: Callable[..., Callable] | None = None,
+) -> Callable:
+    """The function that `spec` names among those of `kind`, with the keywords of `spec` bound.
 
     `spec` is a name or `dict(name=..., **keywords)`. A name 'package.module:function' is imported
     from outside dmljax. Unknown names and keywords raise; the message also lists `taken`, the
-    keywords that the caller itself takes out of `spec`.
+    keywords that the caller itself takes out of `spec`. `bind(function, **keywords)` binds the
+    keywords; by default it is `functools.partial`.
     """
     rule = KINDS[kind]
     keywords = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
@@ -134,7 +133,9 @@ def look_up(
     for key, value in keywords.items():
         if key in ARGUMENTS and isinstance(value, str | Mapping):
             keywords[key] = resolve(ARGUMENTS[key], value)
-    return function, keywords
+    if bind is not None:
+        return bind(function, **keywords)
+    return functools.partial(function, **keywords) if keywords else function
 
 
 def _misfit(function: Callable, rule: Kind) -> str | None:

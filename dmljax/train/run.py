@@ -90,8 +90,8 @@ class Run(NamedTuple):
     held_out: Split | None
     test: Split
     unreadable: str
-    sample_fn: Callable
-    coverage: int | None  # steps in which the sampler uses every image, if it guarantees any
+    sample_fn: Callable  # (groups, *, seed, step) -> indices of the global batch
+    sampler_note: str  # for the header, such as how soon every image is used
     transform_fn: Callable
     eval_transform_fn: Callable
     normalize_fn: Callable

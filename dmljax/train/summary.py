@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from dmljax import kernels
-from dmljax.data.pipeline import Reader
+from dmljax.data.reader import Reader
 from dmljax.report import inside, pictures
 from dmljax.train import initial_state, optimizers
 from dmljax.train.evaluation import MAIN, Evaluation
@@ -34,8 +34,8 @@ def header(run: Run, state: TrainState) -> list[str]:
         f"pretraining: {run.weights or 'none'}; "
         f"batches of {run.batch_size} on {devices}; {convolutions}"
     )
-    if run.coverage is not None:
-        line += f"; every image in {run.coverage} steps"
+    if run.sampler_note:
+        line += f"; {run.sampler_note}"
     if start_step := int(state.step):
         return [f"{line}; going on from step {start_step}"]
     hint = None if run.weights else initial_state.without_weights(run.net_name)

@@ -19,6 +19,7 @@ import json
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,8 @@ import numpy as np
 from absl import logging
 from flax import traverse_util
 
-from dmljax.data import command
+from dmljax.commands.errors import USER_ERRORS, print_error
+from dmljax.commands.parser import Parser
 from dmljax.train import registry
 from dmljax.weights import readers as formats
 from dmljax.weights import registry as published
@@ -349,7 +351,7 @@ def _usual_inputs(net: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = command.Parser("dmljax.weights.convert", __doc__ or "")
+    parser = Parser("weights", __doc__ or "")
     parser.add_argument("file", nargs="?", help="published file of weights")
     parser.add_argument(
         "--net", help="what it is for; --net.classes=None leaves the classifier out"
@@ -386,4 +388,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except USER_ERRORS as error:
+        print_error(error)
+        sys.exit(2)

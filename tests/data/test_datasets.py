@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from absl import logging
 
-from dmljax.data import datasets, decode, splits
+from dmljax.data import datasets, decode, published, splits
 from dmljax.train import registry
 
 
 def _sizes(found):
-    return tuple(splits.Published(*(n for s in found for n in (len(s.names), len(s)))))
+    return tuple(published.Published(*(n for s in found for n in (len(s.names), len(s)))))
 
 
 def _disjoint(found):

@@ -9,7 +9,7 @@ import data_fixtures as make
 import numpy as np
 import pytest
 
-from dmljax.data import datasets, doctor, prepare, splits
+from dmljax.data import datasets, doctor, prepare, published, splits
 
 
 def _wrong(found, dataset=""):
@@ -31,8 +31,8 @@ def test_a_sound_set(photos):
     text = _texts(datasets.folder(root=photos))
     assert "WRONG" not in text
     assert "note train: 6 images of 2 classes" in text and "labels run from 0 to 1" in text
-    assert "smallest classes are 'b' 1, 'a' 5; 1 classes have one image, so no positive" in text
-    assert "greyscale 1, with alpha 1" in text and "mean size 40x30" in text
+    assert "the smallest classes are 'b' 1, 'a' 5; 1 classes have one image, so no positive" in text
+    assert "grayscale 1, with alpha 1" in text and "mean size 40x30" in text
     assert "images/s decoded" in text
 
 
@@ -51,21 +51,25 @@ def test_duplicates_across_the_split_and_within(photos):
     make.put(photos / "b" / "copy.jpg", data)
     found = datasets.folder(root=photos)
     (text,) = _wrong(found)
-    assert "1 images are in both halves" in text and "a/000.jpg = " in text and "d/copy.jpg" in text
-    assert "1 files are there again, 1 of them under different classes" in _texts(found)
+    assert (
+        "1 images are in train and test" in text and "a/000.jpg = " in text and "d/copy.jpg" in text
+    )
+    assert "1 files occur more than once, 1 of them in different classes" in _texts(found)
 
 
 def test_classes_in_both_halves(photos):
     whole = datasets.folder(root=photos, split=1.0).train
     leaking = splits.Splits(splits.subset(whole, [0, 1, 4]), splits.subset(whole, [2, 5, 8]))
     (text,) = _wrong(leaking)
-    assert text == "2 classes are in both halves: a; c"
+    assert text == "2 classes are in train and test: a; c"
 
 
 def test_closed_sets_may_share_classes(tmp_path):
     found = datasets.tiny_imagenet(root=make.tiny_imagenet(tmp_path))
     assert all("published" in text for text in _wrong(found, "tiny_imagenet"))
-    assert "ok 3 classes are in both halves, as this set has it" in _texts(found, "tiny_imagenet")
+    assert "ok 3 classes are in train and test, as intended in this data set" in _texts(
+        found, "tiny_imagenet"
+    )
 
 
 def test_counts_against_the_published_and_the_edition_of_cub(tmp_path):
@@ -76,7 +80,7 @@ def test_counts_against_the_published_and_the_edition_of_cub(tmp_path):
     labels = np.arange(6033) % 200
     old = splits.divide(splits.Split(images, *splits.encode(labels)), train=0.5)
     assert any("6,033 images are CUB-200 of 2010" in text for text in _wrong(old, "cub200"))
-    good = splits.PUBLISHED["glyphs"]
+    good = published.PUBLISHED["glyphs"]
     assert "ok train: 2,624 images of 164 classes" in _texts(datasets.glyphs(), "glyphs")
     assert good.train_images == 2624 and not _wrong(datasets.glyphs(), "glyphs")
 
@@ -85,7 +89,7 @@ def test_the_wrong_corpus_of_inshop(tmp_path):
     make.inshop(tmp_path, ("img", "img_highres"))
     wrong = _wrong(datasets.inshop(root=tmp_path, corpus="img_highres"), "inshop")
     assert any("Img/img_highres (400x400); published numbers use Img/img" in t for t in wrong)
-    assert any("query 3, gallery 9; published 14,218, 12,612" in t for t in wrong)
+    assert any("query 3, gallery 9; published are 14,218 and 12,612" in t for t in wrong)
     wrong = _wrong(datasets.inshop(root=tmp_path), "inshop")
     assert not any("highres" in text for text in wrong)
 
@@ -93,7 +97,7 @@ def test_the_wrong_corpus_of_inshop(tmp_path):
 def _command(*arguments):
     root = str(pathlib.Path(__file__).parents[2])
     return subprocess.run(
-        [sys.executable, "-m", "dmljax.data.doctor", *map(str, arguments)],
+        [sys.executable, "-m", "dmljax.main", "doctor", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": root},
         capture_output=True,
         text=True,
@@ -118,7 +122,7 @@ def test_the_command_and_its_exit_status(photos, tmp_path):
         (["--config=nowhere.py"], "has no config 'nowhere.py'"),
         (
             ["--dataset=folder", "--roto=x"],
-            "--roto=x is not known (see python -m dmljax.data.doctor",
+            "'--roto=x' is not known (see dmljax doctor --help)",
         ),
         ([f"--config={broken}"], "broken.py does not run: NameError: name 'nonsense'"),
         ([], "--dataset is needed, one of: cars196"),

@@ -10,7 +10,7 @@ import numpy as np
 from fontTools import ttLib
 from PIL import Image, ImageFont
 
-from dmljax.data import datasets, glyphs, splits, transforms
+from dmljax.data import datasets, glyphs, published, transforms
 
 
 def _recall(images, labels):
@@ -25,7 +25,7 @@ def _recall(images, labels):
 def test_counts_and_classes():
     found = datasets.glyphs()
     sizes = (len(found.train.names), len(found.train), len(found.test.names), len(found.test))
-    assert sizes == tuple(splits.PUBLISHED["glyphs"])
+    assert sizes == tuple(published.PUBLISHED["glyphs"])
     assert len(glyphs.CHARACTERS) == len(set(glyphs.CHARACTERS)) == 327 and len(glyphs.FACES) == 16
     assert not set(found.train.names) & set(found.test.names)
     for half in found:

@@ -1,5 +1,6 @@
 """One batch whatever the workers, threads, hosts and starting step; bad images are never silent."""
 
+import collections
 import dataclasses
 import functools
 import hashlib
@@ -8,9 +9,9 @@ import time
 import data_fixtures as make
 import numpy as np
 import pytest
-from absl import logging
 
-from dmljax.data import datasets, decode, pipeline, sampling, splits, transforms
+from dmljax.data import datasets, decode, pipeline, reader, sampling, splits, transforms
+from dmljax.data.transforms import transform
 
 _P_BY_K = functools.partial(sampling.plan, classes=4, per_class=2)
 _SMALL = functools.partial(transforms.standard_train, size=24)
@@ -43,10 +44,9 @@ def test_a_batch_is_the_plan_decoded_and_transformed(photos):
     with _train(photos, seed=11, start=5) as batches:
         for step in (5, 6):
             batch = next(batches)
-            assert set(batch) == {"images", "labels", "indices"}
+            assert set(batch) == {"images", "labels"}
             assert batch["images"].shape == (8, 24, 24, 3) and batch["images"].dtype == np.uint8
             plan = sampling.plan(photos.labels, classes=4, per_class=2, seed=11, step=step)
-            assert (batch["indices"] == plan).all()
             assert (batch["labels"] == photos.labels[plan]).all()
             assert batch["labels"].dtype == np.int32
             for row, i in enumerate(plan):
@@ -76,38 +76,39 @@ def test_hosts_together_make_the_batch_of_one(photos, hosts):
             assert (np.concatenate([share[step][key] for share in shares]) == rows).all()
 
 
-def test_a_transform_of_whole_batches_draws_for_each_image_alone(monkeypatch):
+def test_the_form_of_a_transform_for_batches_gives_the_same_images(monkeypatch):
     split = datasets.glyphs().train
-    one = functools.partial(transforms.distort, shift=1.0)
+    bound = transform.bind(transforms.distort, shift=1.0)
+    sizes = []
 
-    def each(image, rng):
-        return one(image, rng)
+    def counted(images, rngs):
+        sizes.append(len(images))
+        return bound.batch(images, rngs)
 
-    def first(transform_fn, **options):
+    def first(transform_fn, split=split, **options):
         options |= {"sample_fn": _P_BY_K, "transform_fn": transform_fn, "seed": 3, "start": 5}
         with pipeline.train(split, **options) as batches:
             return next(batches)
 
-    wanted, sizes, stacked = first(each), [], transforms.distort.stacked
-
-    def counted(images, rngs, **options):
-        sizes.append(len(images))
-        return stacked(images, rngs, **options)
-
-    monkeypatch.setattr(transforms.distort, "stacked", counted)
-    halves = [first(one, host=host, hosts=2) for host in range(2)]
-    assert set(sizes) == {len(wanted["labels"]) // 2}
-    with monkeypatch.context() as m:  # one by one is what this does not do
-        m.setattr(pipeline.Reader, "__call__", None)
-        whole = first(one)
-    # Held as one array or not, such as files: the one path gathers, the other reads row by row.
-    held, split = split, dataclasses.replace(split, records=list(split.records))
-    readers = [pipeline.Reader(s, cache=False).at_once(np.arange(2)) for s in (held, split)]
-    assert readers[0].shape == (2, 32, 32, 1) and readers[1] is None
-    read = first(one)
-    for key, rows in wanted.items():
-        for same in (whole[key], read[key], np.concatenate([half[key] for half in halves])):
+    expected = first(bound.image)
+    batched = transform.Transform(bound.image, counted)
+    shares = [first(batched, host=host, hosts=2) for host in range(2)]
+    assert set(sizes) == {len(expected["labels"]) // 2}
+    with monkeypatch.context() as m:  # the images of an array in memory are not read one by one
+        m.setattr(reader.Reader, "__call__", None)
+        from_array = first(batched)
+    from_list = first(batched, split=dataclasses.replace(split, records=list(split.records)))
+    for key, rows in expected.items():
+        together = np.concatenate([share[key] for share in shares])
+        for same in (from_array[key], from_list[key], together):
             assert same.dtype == rows.dtype and (same == rows).all()
+
+
+def test_only_the_images_of_an_array_are_stacked_at_once():
+    split = datasets.glyphs().train
+    as_list = dataclasses.replace(split, records=list(split.records))
+    assert reader.Reader(split).stack(np.arange(2)).shape == (2, 32, 32, 1)
+    assert reader.Reader(as_list).stack(np.arange(2)) is None
 
 
 def test_any_start_gives_the_same_stream_and_costs_the_same(photos):
@@ -125,7 +126,7 @@ def test_evaluation_is_in_order_and_padded(photos, hosts):
         shares = []
         for host in range(hosts):
             if batch_size % hosts:
-                with pytest.raises(ValueError, match="23 cannot be shared by 2 hosts"):
+                with pytest.raises(ValueError, match="23 cannot be divided evenly by 2 hosts"):
                     pipeline.evaluation(
                         photos, transform_fn=_SMALL_EVAL, batch_size=batch_size, hosts=hosts
                     )
@@ -146,9 +147,9 @@ def test_evaluation_is_in_order_and_padded(photos, hosts):
         where = np.concatenate([batch["where"] for batch in joined])
         assert where.tolist() == [i < len(photos) for i in range(steps * batch_size)]
         indices = np.concatenate([batch["indices"] for batch in joined])[where]
-        labels = np.concatenate([batch["labels"] for batch in joined])[where]
         images = np.concatenate([batch["images"] for batch in joined])
-        assert indices.tolist() == list(range(len(photos))) and (labels == photos.labels).all()
+        assert set(joined[0]) == {"images", "indices", "where"}
+        assert indices.tolist() == list(range(len(photos)))
         assert not images[~where].any()
         rng = np.random.default_rng(0)
         for i in (0, len(photos) - 1):
@@ -175,7 +176,7 @@ def test_boxes_are_cut_before_the_transform(tmp_path):
     with pipeline.evaluation(good, **options) as batches:
         for batch, record in zip(batches, good.records, strict=True):
             assert (batch["images"][0] == decode.read(record)[3:23, 5:25]).all()
-    with pytest.raises(decode.UnreadableImage, match=r"0 0 40 99 is outside of the 40x30 image"):
+    with pytest.raises(decode.UnreadableImage, match=r"0 0 40 99 exceeds the 40x30 image"):
         pipeline.evaluation(split, **options)
 
 
@@ -201,7 +202,8 @@ def test_an_unreadable_image_is_named(damaged, workers):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_skipping_keeps_the_classes_and_counts(damaged, workers, caplog):
     steps, bad = 6, {3 * 0 + 1, 8}
-    with _train(damaged, workers=workers, unreadable="skip") as batches:
+    options = dict(workers=workers, unreadable="skip", transform_fn=transforms.unchanged)
+    with _train(damaged, **options) as batches:
         found = [next(batches) for _ in range(steps)]
         skipped = dict(batches.skipped)
     planned = np.concatenate(
@@ -210,11 +212,13 @@ def test_skipping_keeps_the_classes_and_counts(damaged, workers, caplog):
             for s in range(steps)
         ]
     )
-    used = np.concatenate([batch["indices"] for batch in found])
+    images = np.concatenate([batch["images"] for batch in found])
     labels = np.concatenate([batch["labels"] for batch in found])
-    assert not bad & set(used.tolist())
-    assert (labels == damaged.labels[planned]).all() and (damaged.labels[used] == labels).all()
-    assert ((used == planned) | np.isin(planned, list(bad))).all()
+    assert (labels == damaged.labels[planned]).all()
+    readable = {i: decode.read(r) for i, r in enumerate(damaged.records) if i not in bad}
+    for i, label, image in zip(planned.tolist(), labels, images, strict=True):
+        candidates = [i] if i in readable else [j for j in readable if damaged.labels[j] == label]
+        assert any((image == readable[j]).all() for j in candidates)
     assert skipped == {damaged.records[i]: int((planned == i).sum()) for i in bad}
     assert caplog.text.count("a/001.jpg cannot be read: skipped from now on") == 1
 
@@ -241,23 +245,30 @@ def test_a_class_that_cannot_be_read_at_all_ends_the_run(tmp_path):
         next(batches)
 
 
-def test_coverage_and_single_images_are_told_at_the_start(tmp_path, caplog):
-    logging.set_verbosity(logging.INFO)
+def test_a_counter_that_is_passed_in_is_continued_and_its_names_are_logged_once(damaged, caplog):
+    skipped = collections.Counter()
+    options = dict(transform_fn=_SMALL_EVAL, batch_size=5, unreadable="skip", skipped=skipped)
+    for _ in range(3):
+        with pipeline.evaluation(damaged, **options) as batches:
+            list(batches)
+    assert skipped == {damaged.records[i]: 3 for i in (1, 8)}
+    assert caplog.text.count("cannot be read: skipped from now on") == 2
+
+
+def test_classes_with_single_images_are_reported_at_the_start(tmp_path, caplog):
     make.class_folders(tmp_path, {"a": 1, "b": 2, "c": 5, "d": 1})
     split = datasets.folder(root=tmp_path, split=1.0).train
     _train(split).close()
-    steps = sampling.coverage(split.labels, classes=4, per_class=2)
-    assert f"batches of 8: every image in {steps} steps" in caplog.text
     assert "2 classes have one image, so no positive, such as 'a'" in caplog.text
 
 
 @pytest.mark.parametrize(
     "options, match",
     [
-        (dict(sample_fn=functools.partial(sampling.plan, classes=7, per_class=2)), "the set has 6"),
+        (dict(sample_fn=functools.partial(sampling.combine, classes=7, per_class=2)), "only 6"),
         (dict(sample_fn=functools.partial(sampling.plan, classes=6, per_class=9)), "larger than"),
-        (dict(sample_fn=functools.partial(sampling.uniform, batch_size=99)), "does not suit"),
-        (dict(hosts=3), "8 cannot be shared by 3 hosts"),
+        (dict(sample_fn=functools.partial(sampling.uniform, batch_size=99)), "has 23 images"),
+        (dict(hosts=3), "8 cannot be divided evenly by 3 hosts"),
         (dict(host=2, hosts=2), "host 2 of 2"),
         (dict(unreadable="ignore"), "'raise' or 'skip', not 'ignore'"),
         (dict(workers=-1), "workers must be 0 or more"),
@@ -275,7 +286,7 @@ def test_empty_splits_and_images_of_several_sizes(photos):
         _train(empty)
     several = lambda image, rng: image[: int(rng.integers(5, 20))]  # noqa: E731
     with (
-        pytest.raises(ValueError, match=r"have the shapes .*name a transform"),
+        pytest.raises(ValueError, match=r"have the shapes .*choose a transform"),
         _train(photos, transform_fn=several) as batches,
     ):
         next(batches)

@@ -164,7 +164,7 @@ def test_a_finished_shard_that_was_damaged_is_written_again(tmp_path, monkeypatc
 def test_other_settings_and_full_folders_are_refused(tmp_path):
     found = _big(tmp_path / "photos")
     _prepare(found, tmp_path / "out")
-    with pytest.raises(FileExistsError, match="holds a prepared set already"):
+    with pytest.raises(FileExistsError, match="already holds a prepared data set"):
         _prepare(found, tmp_path / "out")
     (tmp_path / "out" / "manifest.json").rename(tmp_path / "manifest.json")
     with pytest.raises(FileExistsError, match="not empty"):
@@ -174,7 +174,7 @@ def test_other_settings_and_full_folders_are_refused(tmp_path):
     boxes = np.tile(np.int32([0, 0, 2, 2]), (len(found.train), 1))
     boxed = found._replace(train=dataclasses.replace(found.train, boxes=boxes))
     assert prepare._fingerprint(boxed) != prepare._fingerprint(found)
-    with pytest.raises(ValueError, match="begun with another size: finish it"):
+    with pytest.raises(ValueError, match="unfinished data set with another size: finish it"):
         _prepare(found, tmp_path / "out", size=48)
     with pytest.raises(NotADirectoryError, match="is a file"):
         _prepare(found, tmp_path / "manifest.json")
@@ -212,7 +212,7 @@ def test_a_shard_that_was_cut_or_lost_is_told(tmp_path):
 def _command(*arguments, **options):
     root = str(pathlib.Path(__file__).parents[2])
     return subprocess.Popen(
-        [sys.executable, "-m", "dmljax.data.prepare", *map(str, arguments)],
+        [sys.executable, "-m", "dmljax.main", "prepare", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": root},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

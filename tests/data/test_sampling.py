@@ -1,7 +1,7 @@
 """Every sampler has the properties its docstring states, at any step, whatever came before."""
 
 import collections
-import functools
+import itertools
 
 import hypothesis
 import numpy as np
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dmljax.data import sampling
+from dmljax.data.sampling import class_balanced, draws, graph, sampler
 
 
 @st.composite
@@ -63,7 +64,7 @@ def test_coverage_is_tight_where_nothing_is_left_out():
 def test_plan_deals_classes_evenly_and_images_of_a_class_evenly(case):
     labels, classes, per_class = case
     groups = sampling.group(labels)
-    batches, left, cycle = sampling._left_out(len(groups.count), classes)
+    batches, left, cycle = class_balanced._round(len(groups.count), classes)
     dealt, used = collections.Counter(), collections.Counter()
     for step in range(batches * int(cycle)):
         plan = sampling.plan(groups, classes=classes, per_class=per_class, seed=1, step=step)
@@ -101,8 +102,10 @@ def test_any_step_of_a_large_set_is_reached_at_once():
 @pytest.mark.parametrize(
     "kwargs, match",
     [
-        (dict(classes=4, per_class=2), "4 classes is asked for, but the set has 3"),
-        (dict(classes=3, per_class=4), "3 x 4 = 12 images is larger than the set of 9"),
+        (
+            dict(classes=3, per_class=4),
+            "3 x 4 = 12 images is larger .* of 9: set --config.sampler.per_class=3",
+        ),
         (dict(classes=0, per_class=4), "is empty"),
     ],
 )
@@ -110,6 +113,28 @@ def test_plan_errors(kwargs, match):
     for function in (sampling.plan, sampling.combine):
         with pytest.raises(ValueError, match=match):
             function(np.repeat(np.arange(3), 3), seed=0, step=0, **kwargs)
+
+
+def test_combine_names_the_flag_to_set_if_there_are_too_few_classes():
+    with pytest.raises(
+        ValueError, match=r"4 classes, but .* only 3: set --config.sampler.classes=3"
+    ):
+        sampling.combine(np.arange(9) % 3, classes=4, per_class=2, seed=0, step=0)
+
+
+def test_plan_takes_all_classes_if_there_are_fewer_than_asked_for():
+    labels = np.repeat(np.arange(12), 20)
+    options = dict(per_class=4, seed=0, step=5)
+    smaller = sampling.plan(labels, classes=16, **options)
+    assert (smaller == sampling.plan(labels, classes=12, **options)).all()
+    assert len(set(labels[smaller].tolist())) == 12
+    groups = sampling.group(labels)
+    description = sampler.bind(sampling.plan, classes=16, per_class=4).describe(groups)
+    assert description == (
+        "12 classes in a batch, not 16, because there are no more; every image in 5 steps"
+    )
+    description = sampler.bind(sampling.plan, classes=12, per_class=4).describe(groups)
+    assert description == "every image in 5 steps"
 
 
 def test_labels_must_be_integers():
@@ -134,37 +159,63 @@ def test_uniform_uses_every_image_once_an_epoch(n, batch_size, seed):
 
 
 def test_uniform_errors():
-    with pytest.raises(ValueError, match="a batch of 9 does not suit a set of 8"):
+    with pytest.raises(
+        ValueError, match=r"batch_size is 9, but .* has 8 .*: set --config.sampler.batch_size=8"
+    ):
         sampling.uniform(np.zeros(8, int), batch_size=9, seed=0, step=0)
 
 
 def _epoch_of_combine(labels, classes, per_class, epoch, seed=0):
     groups = sampling.group(labels)
-    steps = sampling._combined_steps(groups, classes, per_class)
+    steps = graph.combine_epoch_length(groups, classes=classes, per_class=per_class)
     return [
         sampling.combine(groups, classes=classes, per_class=per_class, seed=seed, step=step)
         for step in range(epoch * steps, (epoch + 1) * steps)
     ]
 
 
-def test_epochs_are_the_samplers_own():
-    # In fours, these classes make 2, 2, 3 and 4 groups.
+def _epoch_end(sample_fn, labels, seed=0, **options):
+    return sampler.epoch_end_fn(sampler.bind(sample_fn, **options), labels, seed=seed)
+
+
+def test_epochs_of_one_length():
+    # In fours, these classes make 2, 2, 3 and 4 chunks.
     labels = np.repeat(np.arange(4), (2, 5, 9, 12))
-    bound = functools.partial
-    combine = bound(sampling.combine, classes=2, per_class=4)
-    assert sampling.epoch_steps(combine, labels) == -(-(2 + 2 + 3 + 4) // 2)
-    number = bound(sampling.number, batch_size=8)
-    # In twos, 2, 3, 5 and 7, so 5 steps of 4 classes.
-    assert sampling.epoch_steps(number, labels) == round((6 + 5) / 2)
-    assert sampling.epoch_steps(bound(sampling.uniform, batch_size=5), labels) == 28 // 5
-    assert sampling.epoch_steps(bound(sampling.plan, classes=4, per_class=6), labels) == 1
+    combine = _epoch_end(sampling.combine, labels, classes=2, per_class=4)
+    length = -(-(2 + 2 + 3 + 4) // 2)
+    assert [combine(n) for n in (1, 2.5, 10)] == [length, 2.5 * length, 10 * length]
+    assert _epoch_end(sampling.uniform, labels, batch_size=5)(3) == 3 * (28 // 5)
+    assert _epoch_end(sampling.plan, labels, classes=4, per_class=6)(7) == 7
+
+
+def test_an_epoch_of_a_foreign_sampler_holds_as_many_batches_as_the_images_fill():
+    def first(groups, *, seed, step):
+        return np.arange(5)
+
+    assert _epoch_end(first, np.zeros(28, int))(2) == 2 * (28 // 5)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_an_epoch_of_number_ends_where_it_ends(seed):
+    labels = np.repeat(np.arange(40), 30)
+    groups = sampling.group(labels)
+    epoch_end = _epoch_end(sampling.number, labels, seed=seed, batch_size=54)
+    ends = [epoch_end(n) for n in range(12)]
+    lengths = np.diff(ends)
+    assert ends[0] == 0 and len(set(lengths.tolist())) > 2
+    for epoch, (start, end) in enumerate(itertools.pairwise(ends)):
+        # The first and the last step between the ends, and no other, belong to this epoch.
+        epochs = [graph._epoch(groups, p, 54 // p, seed, epoch) for p in (2, 3, 6, 9, 18, 27)]
+        for step, row in ((start, 0), (end - 1, -1)):
+            batch = sampling.number(groups, seed=seed, step=step)
+            assert any(len(e) == end - start and (e[row] == batch).all() for e in epochs)
+    assert epoch_end(2.5) == (ends[2] + ends[3]) / 2
 
 
 def test_epoch_of_cars196():
-    # 8,054 images of 98 classes, most with 80 to 84, by tens of sevens.
+    # 8,054 images of 98 classes, most with 80 to 84, in batches of ten chunks of seven.
     labels = np.repeat(np.arange(98), np.full(98, 82) + (np.arange(98) < 18))
-    sample_fn = functools.partial(sampling.combine, classes=10, per_class=7)
-    assert sampling.epoch_steps(sample_fn, labels) == -(-98 * 12 // 10)
+    assert _epoch_end(sampling.combine, labels, classes=10, per_class=7)(1) == -(-98 * 12 // 10)
 
 
 @hypothesis.settings(deadline=None, max_examples=40)
@@ -207,7 +258,7 @@ def test_number_draws_each_divisor_equally_often_and_its_epochs_are_combines():
         runs = 1 + int((np.diff(labels[batch]) != 0).sum())
         # Adjacent groups of one class hide a border, so the divisor is found by trying.
         for p in (2, 3, 6, 9, 18, 27):
-            want = sampling._combined(groups, p, 54 // p, 7, epoch)
+            want = graph._epoch(groups, p, 54 // p, 7, epoch)
             if len(want[0]) == 54 and (want[0] == batch).all():
                 shapes[p] += 1
                 assert runs <= p
@@ -224,7 +275,7 @@ def test_number_with_few_classes_and_its_error():
     labels = np.repeat(np.arange(4), 30)
     for step in range(60):
         assert len(sampling.number(labels, seed=0, step=step)) == 54
-    with pytest.raises(ValueError, match="54 cannot be shared"):
+    with pytest.raises(ValueError, match="54 images cannot be divided among 2 or more"):
         sampling.number(np.zeros(99, int), seed=0, step=0)
 
 
@@ -238,7 +289,7 @@ def test_n_pairs_are_anchors_then_positives(counts, step):
     anchors, positives = batch.reshape(2, pairs)
     assert (labels[anchors] == labels[positives]).all() and (anchors != positives).all()
     assert len(set(labels[anchors].tolist())) == pairs
-    with pytest.raises(ValueError, match=f"the set has {pairs}"):
+    with pytest.raises(ValueError, match=f"has {pairs}: set --config.sampler.classes={pairs}"):
         sampling.n_pairs(labels, classes=pairs + 1, seed=0, step=step)
 
 
@@ -280,7 +331,7 @@ def test_deterministic_in_seed_and_step_in_any_order(function, kwargs):
         return tuple(function(labels, seed=seed, step=step, **kwargs).tolist())
 
     forward = [at(3, step) for step in range(40)]
-    sampling._permutation.cache_clear()
-    sampling._combined.cache_clear()
+    draws.permutation.cache_clear()
+    graph._epoch.cache_clear()
     assert [at(3, step) for step in reversed(range(40))] == forward[::-1]
     assert len(set(forward)) > 35 and forward != [at(4, step) for step in range(40)]

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from dmljax.data import normalization, transforms
+from dmljax.data.transforms import distortion, resampling, transform
 from dmljax.train import registry
 
 
@@ -150,8 +151,8 @@ def _between(image, height, width):
 @pytest.mark.parametrize("sides", [(20, 31), (5, 4), (1, 1), (16, 16), (1, 40)])
 def test_without_antialiasing_pixels_lie_between_the_four_around(monkeypatch, opencv, sides):
     if not opencv:
-        monkeypatch.setattr(transforms, "cv2", None)
-    elif transforms.cv2 is None:
+        monkeypatch.setattr(resampling, "cv2", None)
+    elif resampling.cv2 is None:
         pytest.skip("OpenCV (the extra 'fast') is not installed")
     for channels in (1, 3):
         image = _image(*sides)[:, :, :channels]
@@ -161,13 +162,13 @@ def test_without_antialiasing_pixels_lie_between_the_four_around(monkeypatch, op
 
 
 def test_without_antialiasing_pixels_do_not_depend_on_opencv(monkeypatch):
-    if transforms.cv2 is None:
+    if resampling.cv2 is None:
         pytest.skip("OpenCV (the extra 'fast') is not installed")
     recipe = functools.partial(transforms.standard_train, size=65, antialias=False)
     images = [_image(h, w) for h, w in ((375, 500), (70, 90), (65, 65), (30, 300))]
     images.append(images[0][:, :, :1])
     fast = [recipe(image, _rng(i)) for i, image in enumerate(images)]
-    monkeypatch.setattr(transforms, "cv2", None)
+    monkeypatch.setattr(resampling, "cv2", None)
     for i, image in enumerate(images):
         np.testing.assert_array_equal(recipe(image, _rng(i)), fast[i])
 
@@ -280,7 +281,7 @@ def test_affine_maps_are_those_of_a_loop_over_pixels(channels, outside):
     images = rng.integers(0, 256, (3, 7, 9, channels), dtype=np.uint8)
     maps = np.array([1, 0.2, -1, -0.3, 0.9, 1]) + rng.normal(size=(3, 6)) * 0.2
     maps[2, 2] = 100  # all outside
-    out = transforms._affine(images, maps, outside)
+    out = distortion.affine(images, maps, outside)
     for image, (a, b, c, d, e, f), moved in zip(images, maps, out, strict=True):
         border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
         background = np.sort(border, axis=0)[len(border) // 2].astype(float)
@@ -301,11 +302,16 @@ def test_affine_maps_are_those_of_a_loop_over_pixels(channels, outside):
 
 
 @pytest.mark.parametrize("name", ["distort", "glyphs_train"])
-def test_a_stack_is_distorted_as_its_images_are(name):
-    transform_fn = getattr(transforms, name)
+def test_a_batch_is_distorted_like_its_images(name):
+    bound = transform.bind(getattr(transforms, name))
     images = _rng(4).integers(0, 256, (70, 32, 32, 1), dtype=np.uint8)
-    whole = transform_fn.stacked(images, (_rng(i) for i in range(70)))
-    assert (whole == np.stack([transform_fn(x, _rng(i)) for i, x in enumerate(images)])).all()
+    batch = bound.batch(images, (_rng(i) for i in range(70)))
+    assert (batch == np.stack([bound(x, _rng(i)) for i, x in enumerate(images)])).all()
+
+
+def test_both_forms_of_distort_have_the_same_options():
+    options = distortion.distort.__kwdefaults__
+    assert options == distortion.distort_batch.__kwdefaults__ and len(options) == 7
 
 
 def test_distort_fills_with_the_background_on_both_polarities():

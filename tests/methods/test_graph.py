@@ -12,11 +12,11 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from dmljax import losses, methods, metrics, nets
-from dmljax.data.neighbours import k_reciprocal, k_reciprocal_queries
 from dmljax.methods import base
 from dmljax.methods.graph import nets as graphs
 from dmljax.methods.graph.refine import refine
 from dmljax.report import inside
+from dmljax.retrieval.reciprocal import k_reciprocal, k_reciprocal_queries
 from dmljax.train import config, durations, optimizers, registry, schedules
 from dmljax.train.build import build
 from dmljax.train.step import init_state, train_step
@@ -620,16 +620,6 @@ def test_config_builds(name, arg, folder):
     np.testing.assert_allclose(made.normalize_fn(white)[0, 0, 0, 0], (1 - 0.485) / std, rtol=1e-6)
 
 
-class _EpochsOf120:
-    """Epochs of 120 steps."""
-
-    @staticmethod
-    def steps(epochs):
-        return round(120 * epochs)
-
-    every = steps
-
-
 def test_rates_of_the_configs():
     """Divided at both reloads, and only at the first as published."""
     module, factors = _module("cars"), {}
@@ -637,7 +627,7 @@ def test_rates_of_the_configs():
         found = module.get_config(f"published={published}")
         assert found.steps == "70 epochs"
         spec = config.plain(found.schedule)
-        steps = functools.partial(durations.steps, epochs=_EpochsOf120)
+        steps = functools.partial(durations.steps, epoch_end=lambda epochs: 120 * epochs)
         spec["at"] = [steps(at) for at in spec["at"]]
         factor = registry.resolve("schedule", spec)(total=steps(found.steps))
         epochs = np.array([0, 29.99, 30, 49.99, 50, 69]) * 120

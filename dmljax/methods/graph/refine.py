@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dmljax.data import neighbours
+from dmljax.retrieval import reciprocal
 
 __all__ = ["refine"]
 
@@ -33,7 +33,7 @@ def refine(
     readable = np.isfinite(x).all(axis=1)
     if query is None and gallery is None:
         asked = np.flatnonzero(readable)
-        near = neighbours.k_reciprocal(x[asked], k=k, batch_size=batch_size or 7)
+        near = reciprocal.k_reciprocal(x[asked], k=k, batch_size=batch_size or 7)
         found = _in_parts(first_fn, x, asked[near], rows)
         refined = np.full((len(x), found.shape[1]), np.nan, np.float32)
     else:
@@ -46,7 +46,7 @@ def refine(
                 f"{both} images are query and gallery at once, so they would be refined and stay "
                 "as they are: refine them without the masks"
             )
-        near = neighbours.k_reciprocal_queries(
+        near = reciprocal.k_reciprocal_queries(
             x[asked], x[offered], k=k, batch_size=batch_size or 4
         )
         hoods = np.concatenate([asked[:, None], offered[near]], axis=1)

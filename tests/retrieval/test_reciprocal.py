@@ -1,13 +1,13 @@
-"""k-reciprocal neighbourhoods against the definition written out."""
+"""k-reciprocal neighborhoods against the definition written out."""
 
 import numpy as np
 import pytest
 
-from dmljax.data import sampling
+from dmljax.retrieval import reciprocal
 
 
 def _referee(x, k, size):
-    """The fact sheet's sentences, with full matrices and lists."""
+    """The definition, with full matrices and lists."""
     d = ((x[:, None] - x[None]) ** 2).sum(-1)
     rank = np.argsort(d, axis=1, kind="stable").tolist()
     half = round(k / 2) + 1
@@ -51,27 +51,27 @@ def _referee_queries(q, g, k, size):
 @pytest.mark.parametrize("k, size", [(30, 7), (6, 7), (4, 9), (5, 1)])
 def test_against_the_definition(k, size):
     rng = np.random.default_rng(k)
-    centres = rng.normal(size=(12, 6))
-    x = centres[rng.integers(12, size=90)] + 0.6 * rng.normal(size=(90, 6))
-    found = sampling.k_reciprocal(x, k=k, batch_size=size)
-    assert (found == _referee(x, k, size)).all()
-    assert (found[:, 0] == np.arange(90)).all()
-    assert all(len(set(row.tolist())) == size for row in found)
+    centers = rng.normal(size=(12, 6))
+    x = centers[rng.integers(12, size=90)] + 0.6 * rng.normal(size=(90, 6))
+    batches = reciprocal.k_reciprocal(x, k=k, batch_size=size)
+    assert (batches == _referee(x, k, size)).all()
+    assert (batches[:, 0] == np.arange(90)).all()
+    assert all(len(set(row.tolist())) == size for row in batches)
 
 
 def test_queries_against_the_definition():
     rng = np.random.default_rng(0)
-    centres = rng.normal(size=(8, 5))
-    q = centres[rng.integers(8, size=30)] + 0.5 * rng.normal(size=(30, 5))
-    g = centres[rng.integers(8, size=70)] + 0.5 * rng.normal(size=(70, 5))
+    centers = rng.normal(size=(8, 5))
+    q = centers[rng.integers(8, size=30)] + 0.5 * rng.normal(size=(30, 5))
+    g = centers[rng.integers(8, size=70)] + 0.5 * rng.normal(size=(70, 5))
     for k in (6, 30):
-        found = sampling.k_reciprocal_queries(q, g, k=k, batch_size=4)
-        assert (found == _referee_queries(q, g, k, 3)).all()
+        batches = reciprocal.k_reciprocal_queries(q, g, k=k, batch_size=4)
+        assert (batches == _referee_queries(q, g, k, 3)).all()
 
 
 def test_an_image_leads_its_batch_even_among_copies_of_itself():
     x = np.zeros((8, 3))
-    found = sampling.k_reciprocal(x, k=3, batch_size=4)
-    assert (found[:, 0] == np.arange(8)).all()
-    with pytest.raises(ValueError, match="batches of 9 do not suit 8"):
-        sampling.k_reciprocal(x, batch_size=9)
+    batches = reciprocal.k_reciprocal(x, k=3, batch_size=4)
+    assert (batches[:, 0] == np.arange(8)).all()
+    with pytest.raises(ValueError, match="between 1 and 8 embeddings, not 9"):
+        reciprocal.k_reciprocal(x, batch_size=9)

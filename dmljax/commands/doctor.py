@@ -1,0 +1,57 @@
+"""Check that a data set on disk is complete and correct.
+
+    dmljax doctor --dataset=cub200 --root=CUB_200_2011
+    dmljax doctor --config=configs/cars_abe.py --config.dataset.root=stanford_cars
+
+Reads every image and prints one line per finding: ok, note, or WRONG. The exit status is 1 if
+anything is wrong, and 2 if the data set cannot be opened at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from dmljax.commands.dataset_flags import add_dataset_flags, dataset_of_flags, load
+from dmljax.commands.parser import refuse
+from dmljax.data import doctor, prepared
+from dmljax.train import config as config_lib
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", help="a config whose data set is examined")
+    add_dataset_flags(parser)
+    parser.add_argument("--threads", type=int, help="by default one per core")
+
+
+def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
+    if arguments.config:
+        config = config_lib.read(arguments.config, extras)
+        if not (dataset := config.get("dataset")):
+            raise ValueError(f"the config {arguments.config} sets no dataset")
+        spec = {"name": dataset} if isinstance(dataset, str) else dataset
+    else:
+        refuse("doctor", extras)
+        spec = dataset_of_flags(arguments)
+    splits = load(spec)
+    findings = doctor.examine(splits, dataset=_published_name(spec), threads=arguments.threads)
+    if spec["name"] == "prepared":
+        findings = itertools.chain(doctor.examine_shards(spec["root"]), findings)
+    wrong = 0
+    for finding in findings:
+        print(f"{finding.level:5s}  {finding.text}", flush=True)
+        wrong += finding.level == "WRONG"
+    print(f"{wrong} wrong" if wrong else "nothing is wrong")
+    return 1 if wrong else 0
+
+
+def _published_name(spec: dict[str, Any]) -> str:
+    """The data set whose published counts apply, or ''. A prepared one counts as its source."""
+    if spec["name"] == "prepared":
+        return prepared.manifest(spec["root"])["settings"].get("dataset", {}).get("name", "")
+    # There are no published counts for some classes of MNIST only.
+    return "" if spec.get("classes") else spec["name"]

@@ -1,0 +1,184 @@
+"""One host's share of the batch of a step, as a pure function of the step.
+
+The share is a contiguous block of rows of the global batch. All randomness is keyed by the seed and
+the position of a row in the sequence of all global batches, so it depends neither on the number of
+hosts, workers and threads nor on the first step of a run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from dmljax.data import decode, sampling
+from dmljax.data.reader import Reader
+from dmljax.data.transforms.transform import Transform
+
+__all__ = ["EvaluationBatch", "TrainBatch", "image_shape"]
+
+_READABLE = -1  # in `skipped`, which holds the index of an unreadable image
+
+
+class _Generators(threading.local):
+    """`generators(*key)` returns a Philox generator of that key, valid until the next call.
+
+    Resetting the state is equivalent to creating a new generator, and ten times faster.
+    """
+
+    def __init__(self):
+        self._bits = np.random.Philox(key=[0, 0])
+        self._rng, self._initial = np.random.Generator(self._bits), self._bits.state
+
+    def __call__(self, *key: int) -> np.random.Generator:
+        self._initial["state"]["key"][:] = key
+        self._bits.state = self._initial
+        return self._rng
+
+
+_generator = _Generators()
+
+
+class TrainBatch:
+    """`train_batch(step)` returns `dict(images, labels, skipped)` of one host.
+
+    With `skip`, the next readable image of the class replaces an image that cannot be read, and
+    `skipped` holds the index of the latter. If the transform has a form for batches, it sees all
+    images of the host at once.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        sample_fn: Callable[..., np.ndarray],
+        transform: Transform,
+        *,
+        seed: int,
+        size: int,
+        offset: int,
+        global_size: int,
+        skip: bool,
+    ):
+        self._reader, self._sample_fn, self._transform = reader, sample_fn, transform
+        self._seed, self._size, self._offset = seed, size, offset
+        self._global_size, self._skip = global_size, skip
+        self._groups = sampling.group(reader.split.labels)
+
+    def __call__(self, step: int) -> dict[str, np.ndarray]:
+        step = int(step)
+        plan = self._sample_fn(self._groups, seed=self._seed, step=step)
+        indices = np.array(plan[self._offset : self._offset + self._size], np.int64)
+        if len(indices) < self._size:
+            raise IndexError(
+                f"the sampler returned {len(plan)} images at step {step}, not {self._global_size}"
+            )
+        skipped = np.full(len(indices), _READABLE)
+        if self._transform.batch is None:
+            images = [
+                self._transform.image(self._read(indices, row, skipped), self._rng(step, row))
+                for row in range(len(indices))
+            ]
+            images = _stack(images)
+        else:
+            images = self._reader.stack(indices)
+            if images is None:
+                images = _stack([self._read(indices, i, skipped) for i in range(len(indices))])
+            rngs = (self._rng(step, row) for row in range(len(indices)))
+            images = self._transform.batch(images, rngs)
+        return {"images": images, "labels": self._reader.split.labels[indices], "skipped": skipped}
+
+    def _rng(self, step: int, row: int) -> np.random.Generator:
+        return _generator(self._seed, step * self._global_size + self._offset + row)
+
+    def _read(self, indices: np.ndarray, row: int, skipped: np.ndarray) -> np.ndarray:
+        """The image of a row. If it is replaced by another one, marks the row as skipped."""
+        i = int(indices[row])
+        try:
+            return self._reader(i)
+        except decode.UnreadableImage:
+            if not self._skip:
+                raise
+        skipped[row] = i
+        return self._next_of_class(i)
+
+    def _next_of_class(self, i: int) -> np.ndarray:
+        """A readable image of the class of `i`, so that the batch keeps its structure."""
+        labels = self._reader.split.labels
+        same_class = np.flatnonzero(labels == labels[i])
+        after = np.searchsorted(same_class, i, side="right")
+        for other in np.roll(same_class, -after).tolist()[:-1]:
+            try:
+                return self._reader(other)
+            except decode.UnreadableImage:
+                continue
+        name = self._reader.split.names[labels[i]]
+        raise decode.UnreadableImage(f"no image of class {name!r} can be read: remove the class")
+
+
+class EvaluationBatch:
+    """`evaluation_batch(step)` returns `dict(images, indices, where, skipped)` of one host.
+
+    Batches go through the split in order. The last one is padded with black images, whose `indices`
+    are -1. With `skip`, an image that cannot be read is black as well. `where` is False for both.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        transform: Transform,
+        *,
+        size: int,
+        offset: int,
+        global_size: int,
+        skip: bool,
+    ):
+        self._reader, self._transform, self._skip = reader, transform, skip
+        self._size, self._offset, self._global_size = size, offset, global_size
+        self._shape = image_shape(reader, transform, skip=skip)
+
+    def __call__(self, step: int) -> dict[str, np.ndarray]:
+        start = int(step) * self._global_size + self._offset
+        indices = np.arange(start, start + self._size)
+        indices[indices >= len(self._reader.split)] = -1
+        where, skipped = indices >= 0, np.full(self._size, _READABLE)
+        images = []
+        for row, i in enumerate(indices.tolist()):
+            image = np.zeros(self._shape, np.uint8)
+            if i >= 0:
+                try:
+                    image = self._transform.image(self._reader(i), _generator(0, i))
+                except decode.UnreadableImage:
+                    if not self._skip:
+                        raise
+                    where[row], skipped[row] = False, i
+            images.append(image)
+        return {"images": _stack(images), "indices": indices, "where": where, "skipped": skipped}
+
+
+def _stack(images: list[np.ndarray]) -> np.ndarray:
+    shapes = {image.shape for image in images}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"images of one batch have the shapes {sorted(shapes)[:3]}: choose a transform that "
+            "returns images of one size, such as --config.transform=standard_train"
+        )
+    return np.stack(images)
+
+
+def image_shape(
+    reader: Reader,
+    transform_fn: Callable[[np.ndarray, np.random.Generator], np.ndarray],
+    *,
+    skip: bool,
+) -> tuple[int, ...]:
+    """The shape of a transformed image of the split; with `skip`, of the first readable one."""
+    for i in range(len(reader.split)):
+        try:
+            image = reader(i)
+        except decode.UnreadableImage:
+            if skip:
+                continue
+            raise
+        return transform_fn(image, _generator(0, i)).shape
+    raise decode.UnreadableImage("not a single image of the split can be read")

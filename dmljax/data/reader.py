@@ -1,0 +1,60 @@
+"""Reads images of a split by index."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dmljax.data import decode
+from dmljax.data.splits import Split, record_name
+
+__all__ = ["Reader"]
+
+
+class Reader:
+    """`reader(i)` returns image `i` of a split as `uint8 [h w c]`, cut to its box.
+
+    With `cache`, each image is decoded once per process. `cache` may be a dict to be filled, which
+    several readers of one split can share.
+    """
+
+    def __init__(self, split: Split, cache: bool | dict[int, np.ndarray] = False):
+        self.split = split
+        if isinstance(cache, dict):
+            self._cache = cache
+        else:
+            self._cache = {} if cache else None
+
+    def __call__(self, i: int) -> np.ndarray:
+        if self._cache is not None and (image := self._cache.get(i)) is not None:
+            return image
+        try:
+            image = decode.read(self.split.records[i])
+            if self.split.boxes is not None:
+                left, top, right, bottom = self.split.boxes[i].tolist()
+                if right > image.shape[1] or bottom > image.shape[0]:
+                    raise decode.UnreadableImage(
+                        f"the box {left} {top} {right} {bottom} exceeds the "
+                        f"{image.shape[1]}x{image.shape[0]} image"
+                    )
+                image = image[top:bottom, left:right]
+        except decode.UnreadableImage as error:
+            name = record_name(self.split.records, i)
+            raise decode.UnreadableImage(
+                f"{name} cannot be read: {error}. Replace it, or set unreadable='skip'"
+            ) from error
+        if self._cache is not None:
+            self._cache[i] = image
+        return image
+
+    def stack(self, indices: np.ndarray) -> np.ndarray | None:
+        """The images at `indices`, if the split is one array in memory; otherwise None."""
+        records = self.split.records
+        in_memory = isinstance(records, np.ndarray) and records.ndim == 4
+        return records[indices] if in_memory and self.split.boxes is None else None
+
+    def __getstate__(self):
+        # A worker process starts with an empty cache.
+        return self.split, None if self._cache is None else {}
+
+    def __setstate__(self, state):
+        self.split, self._cache = state

@@ -1,0 +1,25 @@
+"""Random draws of the samplers, each from a generator of its own."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+__all__ = ["generator", "permutation"]
+
+# One number per purpose, so that no two draws use the same generator.
+PLAN_ROUND, PLAN_CLASS, UNIFORM, COMBINE, NUMBER, N_PAIRS, ABE_PAIRS, PLAN_OMITTED = range(8)
+
+
+def generator(*key: int) -> np.random.Generator:
+    """A generator seeded by integers such as (seed, purpose, step)."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(key)))
+
+
+@functools.lru_cache(8192)
+def permutation(n: int, *key: int) -> np.ndarray:
+    """A random order of 0 to n - 1. Cached, since consecutive steps use the same orders."""
+    order = generator(*key).permutation(n)
+    order.setflags(write=False)
+    return order

@@ -1,0 +1,60 @@
+"""The images of each class, sorted once for all steps."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+__all__ = ["Groups", "Labels", "check_batch", "group"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Groups:
+    """Images sorted by class: `order[start[c] : start[c] + count[c]]` are the images of class c."""
+
+    labels: np.ndarray
+    order: np.ndarray
+    start: np.ndarray
+    count: np.ndarray
+
+    def images(self, c: int) -> np.ndarray:
+        """Indices of the images of class `c`."""
+        return self.order[self.start[c] : self.start[c] + self.count[c]]
+
+
+Labels = np.ndarray | Groups
+
+
+def group(labels: Labels) -> Groups:
+    """The images of each class. Classes are the distinct labels in ascending order."""
+    if isinstance(labels, Groups):
+        return labels
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or not len(labels) or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(
+            f"labels must be integers of shape [n] with n > 0, not {labels.dtype} {labels.shape}"
+        )
+    order = np.argsort(labels, kind="stable")
+    _, start, count = np.unique(labels[order], return_index=True, return_counts=True)
+    return Groups(labels, order, start, count)
+
+
+def check_batch(groups: Groups, classes: int, per_class: int) -> None:
+    """Raises if `classes` x `per_class` images cannot be drawn, and names the flag to set."""
+    if classes < 1 or per_class < 1:
+        raise ValueError(
+            f"a batch of {classes} classes x {per_class} images is empty: "
+            "--config.sampler.classes and --config.sampler.per_class must be 1 or more"
+        )
+    if classes > len(groups.count):
+        raise ValueError(
+            f"the sampler needs {classes} classes, but the training split has only "
+            f"{len(groups.count)}: set --config.sampler.classes={len(groups.count)}"
+        )
+    if classes * per_class > len(groups.order):
+        fewer = len(groups.order) // classes
+        raise ValueError(
+            f"a batch of {classes} x {per_class} = {classes * per_class} images is larger than the "
+            f"training split of {len(groups.order)}: set --config.sampler.per_class={fewer}"
+        )

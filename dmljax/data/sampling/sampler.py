@@ -1,0 +1,92 @@
+"""A sampler with its options bound, and the steps at which its epochs end."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from dmljax.data.sampling.class_balanced import describe_plan, plan
+from dmljax.data.sampling.graph import combine, combine_epoch_length, number, number_epoch_ends
+from dmljax.data.sampling.groups import Groups, Labels, group
+
+__all__ = ["Sampler", "bind", "epoch_end_fn"]
+
+# Samplers with an epoch that is not as many batches as the images fill.
+_EPOCH_LENGTHS = {combine: combine_epoch_length}
+# Samplers with epochs of different lengths.
+_EPOCH_ENDS = {number: number_epoch_ends}
+_DESCRIPTIONS = {plan: describe_plan}
+
+
+def _no_description(groups: Groups) -> str:
+    return ""
+
+
+class Sampler(NamedTuple):
+    """Pure functions that plan batches. A sampler can be called like its `batch`.
+
+    `batch(groups, *, seed, step)` returns the indices of a global batch, `[b]`.
+    `epoch_length(groups)` returns the number of steps in an epoch. If epochs differ in length,
+    `epoch_ends(groups, *, seed, epochs)` returns the steps after which the first ones end.
+    `describe(groups)` returns a note for the reader.
+    """
+
+    batch: Callable[..., np.ndarray]
+    epoch_length: Callable[[Groups], int]
+    epoch_ends: Callable[..., np.ndarray] | None = None
+    describe: Callable[[Groups], str] = _no_description
+
+    def __call__(self, groups: Labels, *, seed: int, step: int) -> np.ndarray:
+        return self.batch(groups, seed=seed, step=step)
+
+
+def bind(sample_fn: Callable[..., np.ndarray], **options) -> Sampler:
+    """The sampler `sample_fn`, a function of `sampling` or any other, with `options` bound.
+
+    >>> sampler = bind(plan, classes=2, per_class=3)
+    >>> len(sampler(np.arange(20) % 4, seed=0, step=0))
+    6
+    """
+    batch = functools.partial(sample_fn, **options)
+
+    def bound(table: dict[Callable, Callable], default: Callable | None) -> Callable | None:
+        function = table.get(sample_fn)
+        return default if function is None else functools.partial(function, **options)
+
+    return Sampler(
+        batch,
+        bound(_EPOCH_LENGTHS, functools.partial(_batches_in_the_images, batch)),
+        bound(_EPOCH_ENDS, None),
+        bound(_DESCRIPTIONS, _no_description),
+    )
+
+
+def _batches_in_the_images(batch_fn: Callable[..., np.ndarray], groups: Groups) -> int:
+    return max(1, len(groups.labels) // len(batch_fn(groups, seed=0, step=0)))
+
+
+def epoch_end_fn(sampler: Sampler, labels: Labels, *, seed: int) -> Callable[[float], float]:
+    """`epoch_end(epochs)`: the step after which so many epochs of a run have ended.
+
+    A fraction of an epoch ends at that fraction of its steps.
+
+    >>> epoch_end = epoch_end_fn(bind(plan, classes=2, per_class=3), np.arange(20) % 4, seed=0)
+    >>> epoch_end(10)
+    30
+    """
+    groups = group(labels)
+    if sampler.epoch_ends is None:
+        length = sampler.epoch_length(groups)
+        return lambda epochs: epochs * length
+
+    def epoch_end(epochs: float) -> float:
+        count = math.floor(epochs)
+        ends = sampler.epoch_ends(groups, seed=seed, epochs=count + 1)
+        start, end = [0, *ends.tolist()][-2:]
+        return start + (epochs - count) * (end - start)
+
+    return epoch_end

@@ -1,0 +1,113 @@
+"""Transforms for training and for evaluation, as published systems compose them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from dmljax.data.transforms.colors import random_erasing
+from dmljax.data.transforms.distortion import distort, distort_batch
+from dmljax.data.transforms.geometry import (
+    center_crop,
+    crop,
+    pad,
+    random_crop,
+    random_flip,
+    random_resized_crop,
+    resize,
+    squash,
+)
+
+__all__ = [
+    "abe_eval",
+    "abe_train",
+    "dvml_eval",
+    "dvml_train",
+    "glyphs_train",
+    "glyphs_train_batch",
+    "graph_eval",
+    "graph_train",
+    "small_eval",
+    "small_train",
+    "standard_eval",
+    "standard_train",
+]
+
+_Rng = np.random.Generator
+# Milder than the distortion that each glyph already has, since both add up.
+_GLYPHS_DISTORTION = dict(rotation=10, shear=0.15, scale=(0.85, 1.15), shift=2, noise=10)
+
+
+def standard_train(
+    image: np.ndarray, rng: _Rng, *, size: int = 224, antialias: bool = True
+) -> np.ndarray:
+    """Random resized crop and flip, as usual for ImageNet. The default for photographs."""
+    return random_flip(random_resized_crop(image, rng, size=size, antialias=antialias), rng)
+
+
+def standard_eval(
+    image: np.ndarray, rng: _Rng, *, size: int = 224, shorter: int = 256, antialias: bool = True
+) -> np.ndarray:
+    """Resizes the shorter side to `shorter`, then cuts the central square of side `size`."""
+    return center_crop(resize(image, rng, size=shorter, antialias=antialias), rng, size=size)
+
+
+def graph_train(
+    image: np.ndarray, rng: _Rng, *, size: int = 227, red_std: float = 0.229
+) -> np.ndarray:
+    """Graph attention over the batch (`GL_orig_RE`): random resized crop, flip, erasing.
+
+    The published code erases after normalization, with the mean color of CIFAR in normalized
+    units. So the color in pixels depends on the standard deviations. `red_std=0.299` is a typing
+    error of the published code; give the same value to `normalization.imagenet`.
+    """
+    mean, std, cifar_mean = (0.485, 0.456, 0.406), (red_std, 0.224, 0.225), (0.4914, 0.4822, 0.4465)
+    fill = tuple(round(255 * (v * s + m)) for v, s, m in zip(cifar_mean, std, mean, strict=True))
+    return random_erasing(standard_train(image, rng, size=size), rng, fill=fill)
+
+
+def graph_eval(image: np.ndarray, rng: _Rng, *, size: int = 227, shorter: int = 256) -> np.ndarray:
+    """Graph attention over the batch: shorter side 256, central crop of 227."""
+    return standard_eval(image, rng, size=size, shorter=shorter)
+
+
+def dvml_train(image: np.ndarray, rng: _Rng) -> np.ndarray:
+    """DVML (Lin et al., 2018): squashed to 256, random crop of 227, flip."""
+    return random_flip(random_crop(squash(image, rng, size=256), rng, size=227), rng)
+
+
+def dvml_eval(image: np.ndarray, rng: _Rng) -> np.ndarray:
+    """DVML: squashed to 256, central crop of 227 at offset 15 (torchvision would use 14)."""
+    return crop(squash(image, rng, size=256), 15, 15, 227)
+
+
+def abe_train(image: np.ndarray, rng: _Rng) -> np.ndarray:
+    """ABE (Kim et al., 2018): longer side 256, padded to a square, random crop of 224, flip."""
+    return random_flip(random_crop(pad(image, rng, size=256), rng, size=224), rng)
+
+
+def abe_eval(image: np.ndarray, rng: _Rng) -> np.ndarray:
+    """ABE: longer side 256, padded to a square, central crop of 224."""
+    return center_crop(pad(image, rng, size=256), rng, size=224)
+
+
+def small_train(image: np.ndarray, rng: _Rng, *, size: int = 64) -> np.ndarray:
+    """The metric-learning review on TinyImageNet: random resized crop of area 0.16 to 1, flip."""
+    image = resize(image, rng, size=size)
+    return random_flip(random_resized_crop(image, rng, size=size, area=(0.16, 1.0)), rng)
+
+
+def small_eval(image: np.ndarray, rng: _Rng, *, size: int = 64) -> np.ndarray:
+    """The metric-learning review on TinyImageNet: shorter side `size`, central crop."""
+    return center_crop(resize(image, rng, size=size), rng, size=size)
+
+
+def glyphs_train(image: np.ndarray, rng: _Rng) -> np.ndarray:
+    """A mild random distortion, different at every step. Never a flip, which changes characters."""
+    return distort(image, rng, **_GLYPHS_DISTORTION)
+
+
+def glyphs_train_batch(images: np.ndarray, rngs: Iterable[_Rng]) -> np.ndarray:
+    """`glyphs_train` of each image with its own generator."""
+    return distort_batch(images, rngs, **_GLYPHS_DISTORTION)

@@ -1,0 +1,48 @@
+"""A transform with its options bound, and its form for whole batches if it has one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from dmljax.data.transforms.distortion import distort, distort_batch
+from dmljax.data.transforms.recipes import glyphs_train, glyphs_train_batch
+
+__all__ = ["Transform", "bind"]
+
+# For small images, most of the time of a transform is the overhead of its numpy calls. These
+# transforms can share the calls of a batch; the pixels are the same.
+_BATCH_FORMS = {distort: distort_batch, glyphs_train: glyphs_train_batch}
+
+
+class Transform(NamedTuple):
+    """Pure functions that transform images. A transform can be called like its `image`.
+
+    `image(image, rng)` transforms one image. `batch(images, rngs)`, if the transform has it,
+    transforms images of one size, `[b h w c]`, each with its own generator.
+    """
+
+    image: Callable[[np.ndarray, np.random.Generator], np.ndarray]
+    batch: Callable[[np.ndarray, Iterable[np.random.Generator]], np.ndarray] | None = None
+
+    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return self.image(image, rng)
+
+
+def bind(transform_fn: Callable[..., np.ndarray], **options) -> Transform:
+    """The transform `transform_fn`, of `transforms` or any other module, with `options` bound.
+
+    >>> transform = bind(distort, rotation=5.0)
+    >>> transform(np.zeros((8, 8, 1), np.uint8), np.random.default_rng(0)).shape
+    (8, 8, 1)
+    """
+    if isinstance(transform_fn, Transform):
+        return transform_fn
+    batch = _BATCH_FORMS.get(transform_fn)
+    return Transform(
+        functools.partial(transform_fn, **options) if options else transform_fn,
+        functools.partial(batch, **options) if batch else None,
+    )
