@@ -24,7 +24,7 @@ from dmljax.hints import hint
 
 __all__ = ["console", "main", "settle_environment", "tune_cpu"]
 
-VERBS = ("train", "evaluate", "embed", "doctor", "prepare", "list")
+VERBS = ("train", "evaluate", "embed", "doctor", "prepare", "weights", "list")
 # Flags of XLA for CPUs: name, value, and the versions of jaxlib that know the flag.
 _XLA_FLAGS = (
     (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from dmljax.train.run import (
     Selection,
 )
 from dmljax.train.step import check_chunks, init_state
+from dmljax.weights import expected_normalization
 
 __all__ = ["build"]
 
@@ -219,8 +221,16 @@ def _normalization(config: Config, net: Any, weights: str | None) -> Any:
 
     A config may not contradict the weights: they would see other numbers than in their training.
     """
-    del net, weights
-    return config["normalize"] or "imagenet"
+    of_net = getattr(net, "expected_normalization", None) or "imagenet"
+    of_file = expected_normalization(weights) if weights and os.path.isfile(weights) else None
+    if config["normalize"] is None:
+        return of_file or of_net
+    name = named(config["normalize"])["name"]
+    if of_file is not None and name != of_file:
+        raise ValueError(
+            f"normalize={name!r} contradicts {weights}, which expects {of_file!r}: leave it out"
+        )
+    return config["normalize"]
 
 
 def _method(config: Config, net: Any, classes: int) -> Method:

@@ -11,8 +11,7 @@ from absl import logging
 from dmljax.kernels.initial_draws import batch_draws
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
-from dmljax.weights import convert
-from dmljax.weights import registry as published
+from dmljax.weights import PUBLISHED, load
 
 __all__ = ["check_weights", "first_state", "key_of", "without_weights"]
 
@@ -44,7 +43,7 @@ def _backbone(run: Run) -> dict[str, Any] | None:
         return None
     images = jax.ShapeDtypeStruct((1, *run.image_shape), jax.numpy.uint8)
     shape = jax.eval_shape(run.normalize_fn, images).shape[1:]
-    return convert.load(run.weights, run.net, image_shape=shape, report_fn=logging.warning)
+    return load(run.weights, run.net, image_shape=shape, report_fn=logging.warning)
 
 
 def check_weights(run: Run) -> None:
@@ -60,11 +59,11 @@ def check_weights(run: Run) -> None:
 
 def without_weights(net: str) -> str | None:
     """What it means that a net of this name starts without published weights, if there are any."""
-    names = [name for name, entry in published.KNOWN.items() if entry.net == net]
+    names = [name for name, entry in PUBLISHED.items() if entry.net == net]
     if not names:
         return None
     return (
         f"net.weights is not set: {net} starts from random values, and needs far more images and "
-        f"steps than from weights trained on ImageNet. `python -m dmljax.weights.convert "
-        f"--fetch={names[0]}` downloads such weights and prints the file for --config.net.weights="
+        f"steps than from weights trained on ImageNet. `dmljax weights --fetch={names[0]}` "
+        "downloads such weights and prints the file for --config.net.weights="
     )

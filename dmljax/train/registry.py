@@ -43,7 +43,7 @@ KINDS = {
     "dataset": Kind("data set", ("dmljax.data.datasets",)),
     "sampler": Kind("sampler", ("dmljax.data.sampling",), 1, ("seed", "step")),
     "transform": Kind("transform", ("dmljax.data.transforms",), 2),
-    "normalization": Kind("normalization", ("dmljax.data.normalization",), 1),
+    "normalization": Kind("normalization", ("dmljax.weights.preprocessing",), 1),
     "net": Kind("net", ("dmljax.nets",)),
     "attention": Kind("attention", ("dmljax.nets.attention",)),
     "method": Kind("method", ("dmljax.methods",), 2, ("classes",)),

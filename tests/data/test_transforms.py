@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dmljax.data import normalization, transforms
+from dmljax.data import transforms
 from dmljax.data.transforms import distortion, resampling, transform
 from dmljax.train import registry
+from dmljax.weights import preprocessing
 
 
 def _image(h=30, w=40, c=3, seed=0):
@@ -246,7 +247,7 @@ def test_graph_erases_with_cifars_mean_in_normalised_space():
             colours |= set(map(tuple, np.unique(erased, axis=0).tolist()))
         (colour,) = colours
         batch = np.array(colour, np.uint8).reshape(1, 1, 1, 3)
-        value = normalization.imagenet(batch, red_std=red_std)[0, 0, 0]
+        value = preprocessing.imagenet(batch, red_std=red_std)[0, 0, 0]
         assert np.abs(value - (0.4914, 0.4822, 0.4465)).max() < 0.5 / 255 / 0.224 + 1e-6
 
 
@@ -333,19 +334,3 @@ def test_distort_may_fill_with_the_nearest_pixels():
         assert (out[0, :, 0] == border).all()
     with pytest.raises(ValueError, match="'median' or 'nearest', not 'edge'"):
         transforms.distort(image, _rng(), outside="edge")
-
-
-def test_normalization_constants_on_both_kinds_of_arrays():
-    jnp = pytest.importorskip("jax.numpy")
-    images = _image(5, 6)[None]
-    golden = (images / 255.0 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
-    for array in (images, jnp.asarray(images)):
-        assert np.allclose(normalization.imagenet(array), golden, atol=1e-5)
-        caffe = normalization.caffe(array)
-        assert np.allclose(caffe, images[..., ::-1] - np.array([104.0, 117, 123]), atol=1e-4)
-        assert np.allclose(normalization.unit(array), images / 255, atol=1e-6)
-        assert caffe.dtype == np.float32
-        batch_norm = normalization.caffe_bn(array)
-        assert np.allclose(batch_norm - caffe, [0, 0, -5], atol=1e-4)
-    typo = normalization.imagenet(images, red_std=0.299)
-    assert np.allclose(typo[..., 0] * 0.299, golden[..., 0] * 0.229, atol=1e-5)

@@ -11,30 +11,30 @@ import pytest
 import safetensors.numpy
 import weight_files as make
 
-from dmljax.weights import readers as formats
+from dmljax.weights import readers
 
 
-def _some(seed=0):
+def random_tensors(seed=0):
     rng = np.random.default_rng(seed)
-    found = {}
+    result = {}
     for i, kind in enumerate(["f4", "f2", "f8", "i8", "i4", "i2", "i1", "u1", "?"]):
         shape = tuple(rng.integers(1, 4, rng.integers(0, 5)))
-        found[f"layer{i}.0.weight"] = np.asarray(rng.normal(0, 50, shape)).astype(kind)
-    found["wide.bias"] = rng.normal(size=7).astype(ml_dtypes.bfloat16)
-    found["none"] = np.zeros((0, 3), np.float32)
-    return found
+        result[f"layer{i}.0.weight"] = np.asarray(rng.normal(0, 50, shape)).astype(kind)
+    result["wide.bias"] = rng.normal(size=7).astype(ml_dtypes.bfloat16)
+    result["none"] = np.zeros((0, 3), np.float32)
+    return result
 
 
-def _same(found, wanted):
-    assert list(found) == list(wanted)
-    for name, array in wanted.items():
-        assert found[name].dtype == array.dtype and found[name].shape == array.shape, name
-        assert found[name].tobytes() == array.tobytes(), name
+def assert_same(result, expected):
+    assert list(result) == list(expected)
+    for name, array in expected.items():
+        assert result[name].dtype == array.dtype and result[name].shape == array.shape, name
+        assert result[name].tobytes() == array.tobytes(), name
 
 
-def _read(tmp_path, data, name="file.pth"):
+def read(tmp_path, data, name="file.pth"):
     (tmp_path / name).write_bytes(data)
-    return formats.read(tmp_path / name)
+    return readers.read(tmp_path / name)
 
 
 # --- what is read -------------------------------------------------------------------------------
@@ -43,10 +43,10 @@ def _read(tmp_path, data, name="file.pth"):
 @pytest.mark.parametrize("legacy", [True, False])
 def test_torch_files_written_by_hand(tmp_path, legacy):
     for seed in range(5):
-        wanted = _some(seed)
-        found = _read(tmp_path, make.torch_file(wanted, legacy=legacy))
-        assert found.layout == "torch" and found.metadata == {}
-        _same(found.tensors, wanted)
+        expected = random_tensors(seed)
+        result = read(tmp_path, make.torch_file(expected, legacy=legacy))
+        assert result.layout == "torch" and result.metadata == {}
+        assert_same(result.tensors, expected)
 
 
 @pytest.mark.parametrize("legacy", [True, False])
@@ -70,17 +70,17 @@ def test_torch_files_written_by_torch(tmp_path, legacy):
         tree |= {str(kind): (torch.randn(4, 3) * 9).to(kind).T for kind in kinds}
         path = tmp_path / "file.pth"
         torch.save(tree, path, _use_new_zipfile_serialization=not legacy)
-        found = formats.read(path).tensors
-        assert list(found) == list(tree)
+        result = readers.read(path).tensors
+        assert list(result) == list(tree)
         for name, value in tree.items():
             bits = value.detach().contiguous()
             if value.dtype == torch.bfloat16:
                 bits = bits.view(torch.int16)
-                assert found[name].dtype == ml_dtypes.bfloat16
+                assert result[name].dtype == ml_dtypes.bfloat16
             else:
-                assert found[name].dtype == bits.numpy().dtype
-            assert found[name].shape == tuple(value.shape)
-            assert found[name].tobytes() == bits.numpy().tobytes(), name
+                assert result[name].dtype == bits.numpy().dtype
+            assert result[name].shape == tuple(value.shape)
+            assert result[name].tobytes() == bits.numpy().tobytes(), name
 
 
 @pytest.mark.parametrize("legacy", [True, False])
@@ -94,8 +94,8 @@ def test_state_dicts_of_modules_and_of_trainings(tmp_path, legacy):
     for saved in (net.state_dict(), states):
         path = tmp_path / "file.pth"
         torch.save(saved, path, _use_new_zipfile_serialization=not legacy)
-        found = formats.read(path).tensors
-        _same(found, {name: value.numpy() for name, value in net.state_dict().items()})
+        result = readers.read(path).tensors
+        assert_same(result, {name: value.numpy() for name, value in net.state_dict().items()})
 
 
 def test_views_and_byte_order_of_the_legacy_format(tmp_path):
@@ -103,49 +103,23 @@ def test_views_and_byte_order_of_the_legacy_format(tmp_path):
     view = b"(" + make.text("part") + make.number(4) + make.number(3) + b"t"
     stored = make.storage("Float", "7", 10, view)
     pickled = make.state_dict({"x": make.tensor(stored, 1, (2,), (1,))})
-    found = _read(tmp_path, make.torch_legacy(pickled, {"7": (10, values.tobytes())}))
-    np.testing.assert_array_equal(found.tensors["x"], [5, 6])
+    result = read(tmp_path, make.torch_legacy(pickled, {"7": (10, values.tobytes())}))
+    np.testing.assert_array_equal(result.tensors["x"], [5, 6])
     pickled, _ = make.plain({"x": values}, legacy=True)
     raw = {"0": (10, values.astype(">f4").tobytes())}
-    found = _read(tmp_path, make.torch_legacy(pickled, raw, big=True))
-    np.testing.assert_array_equal(found.tensors["x"], values)
+    result = read(tmp_path, make.torch_legacy(pickled, raw, big=True))
+    np.testing.assert_array_equal(result.tensors["x"], values)
     pickled, _ = make.plain({"x": values}, legacy=False)
     data = make.torch_zip(pickled, raw, extra=[("byteorder", b"big")])
-    np.testing.assert_array_equal(_read(tmp_path, data).tensors["x"], values)
+    np.testing.assert_array_equal(read(tmp_path, data).tensors["x"], values)
 
 
 def test_safetensors(tmp_path):
-    wanted = dict(sorted(_some().items()))
-    (tmp_path / "x").write_bytes(safetensors.numpy.save(wanted, {"format": "pt"}))
-    found = formats.read(tmp_path / "x")
-    assert found.layout == "safetensors" and found.metadata == {"format": "pt"}
-    _same(dict(sorted(found.tensors.items())), wanted)
-
-
-def test_what_is_written_is_read_and_always_the_same_bytes(tmp_path):
-    wanted = dict(sorted((_some() | {"turned": np.arange(6.0).reshape(2, 3).T}).items()))
-    written = []
-    for name in ("a", "b"):
-        formats.write(tmp_path / name, wanted, '{"net": "x"}')
-        written.append((tmp_path / name).read_bytes())
-    assert written[0] == written[1]
-    found = formats.read(tmp_path / "a")
-    assert found.metadata == {"dmljax": '{"net": "x"}'}
-    _same(dict(sorted(found.tensors.items())), wanted | {"turned": wanted["turned"].copy("C")})
-
-
-def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
-    formats.write(tmp_path / "x", {"a": np.zeros(2)}, "old")
-    before = (tmp_path / "x").read_bytes()
-
-    def full(*_):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(formats.os, "fsync", full)
-    with pytest.raises(OSError, match="no space"):
-        formats.write(tmp_path / "x", {"a": np.ones(2)}, "new")
-    assert [p.name for p in tmp_path.iterdir()] == ["x"]
-    assert (tmp_path / "x").read_bytes() == before
+    expected = dict(sorted(random_tensors().items()))
+    (tmp_path / "x").write_bytes(safetensors.numpy.save(expected, {"format": "pt"}))
+    result = readers.read(tmp_path / "x")
+    assert result.layout == "safetensors" and result.metadata == {"format": "pt"}
+    assert_same(dict(sorted(result.tensors.items())), expected)
 
 
 @pytest.mark.parametrize("old", [True, False])
@@ -155,24 +129,24 @@ def test_caffe(tmp_path, old):
     linear = rng.normal(size=(5, 8))
     blobs = {"data": [], "conv1/7x7_s2": [kernel, bias], "loss3/classifier": [linear]}
     blobs = {k: [a.astype(np.float32) for a in v] for k, v in blobs.items()}
-    found = _read(tmp_path, make.caffe(blobs, old=old))
-    assert found.layout == "caffe"
+    result = read(tmp_path, make.caffe(blobs, old=old))
+    assert result.layout == "caffe"
     names = ["conv1/7x7_s2.weight", "conv1/7x7_s2.bias", "loss3/classifier.weight"]
-    assert list(found.tensors) == names
-    for name, wanted in zip(names, [kernel, bias, linear], strict=True):
-        np.testing.assert_array_equal(found.tensors[name].ravel(), wanted.astype("f4").ravel())
+    assert list(result.tensors) == names
+    for name, expected in zip(names, [kernel, bias, linear], strict=True):
+        np.testing.assert_array_equal(result.tensors[name].ravel(), expected.astype("f4").ravel())
     # Before 2015 a blob always had four axes.
     ones = (1, 1) if old else ()
-    assert found.tensors[names[2]].shape == (*ones, 5, 8)
+    assert result.tensors[names[2]].shape == (*ones, 5, 8)
 
 
 def test_onnx(tmp_path):
     x = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
-    found = _read(tmp_path, make.onnx({"a/b_w_0": x, "shape": np.array([-1, 4])}))
-    assert found.layout == "onnx"
-    _same(found.tensors, {"a/b_w_0": x, "shape": np.array([-1, 4])})
+    result = read(tmp_path, make.onnx({"a/b_w_0": x, "shape": np.array([-1, 4])}))
+    assert result.layout == "onnx"
+    assert_same(result.tensors, {"a/b_w_0": x, "shape": np.array([-1, 4])})
     half = x.astype(np.float16)
-    _same(_read(tmp_path, make.onnx({"h": half}, kind=10)).tensors, {"h": half})
+    assert_same(read(tmp_path, make.onnx({"h": half}, kind=10)).tensors, {"h": half})
 
 
 def test_onnx_values_that_are_not_raw_bytes(tmp_path):
@@ -181,15 +155,15 @@ def test_onnx_values_that_are_not_raw_bytes(tmp_path):
     single = b"".join(make.varint(4 << 3 | 5) + v.tobytes() for v in floats)  # not packed
     bits = b"".join(make.varint(int(v)) for v in np.array([1.5, -2], np.float16).view(np.uint16))
     ints = make.field(7, 5) + make.field(7, -6)
-    for kind, values, wanted in (
+    for kind, values, expected in (
         (1, make.field(4, floats.tobytes()), floats),
         (1, single, floats),
         (10, make.field(5, bits), floats.astype(np.float16)),
         (7, ints, np.array([5, -6])),
     ):
         graph = make.field(5, head + make.field(2, kind) + values)
-        found = _read(tmp_path, make.field(1, 3) + make.field(7, graph))
-        _same(found.tensors, {"x": wanted})
+        result = read(tmp_path, make.field(1, 3) + make.field(7, graph))
+        assert_same(result.tensors, {"x": expected})
 
 
 # --- nothing is run -----------------------------------------------------------------------------
@@ -203,7 +177,7 @@ class _Payload:
         return self.call
 
 
-def _payloads(marker):
+def malicious_objects(marker):
     import os
 
     code = f"open({str(marker)!r}, 'w').close()"
@@ -221,7 +195,7 @@ def _payloads(marker):
 @pytest.mark.parametrize("container", ["zip", "legacy", "first"])
 def test_a_pickle_that_runs_code_is_refused_by_name(tmp_path, protocol, container):
     marker = tmp_path / "ran"
-    for name, payload in _payloads(marker).items():
+    for name, payload in malicious_objects(marker).items():
         if name == "builtins.getattr":
             pickled = pickle.dumps(getattr, protocol)
         else:
@@ -233,14 +207,14 @@ def test_a_pickle_that_runs_code_is_refused_by_name(tmp_path, protocol, containe
             data = make.torch_zip(pickled, {})
         else:
             data = make.torch_legacy(pickled, {}) if container == "legacy" else pickled
-        wanted = name.split()[0].replace("builtins", "(builtins|__builtin__)")
-        with pytest.raises(ValueError, match=f"refers to {wanted}. Nothing was run"):
-            _read(tmp_path, data)
+        expected = name.split()[0].replace("builtins", "(builtins|__builtin__)")
+        with pytest.raises(ValueError, match=f"refers to {expected}. Nothing was run"):
+            read(tmp_path, data)
         assert not marker.exists()
 
 
 @pytest.mark.parametrize(
-    ("pickled", "said"),
+    ("pickled", "message"),
     [
         (b"(S'touch %s'\nios\nsystem\n.", "INST os system"),
         (b"(cos\nsystem\nS'touch %s'\no.", "refers to os.system"),
@@ -253,11 +227,11 @@ def test_a_pickle_that_runs_code_is_refused_by_name(tmp_path, protocol, containe
         (b"\x80\x02K\x01)R.", "in place of a _Global"),
     ],
 )
-def test_other_ways_to_run_code(tmp_path, pickled, said):
+def test_other_ways_to_run_code(tmp_path, pickled, message):
     marker = tmp_path / "ran"
     pickled = pickled.replace(b"%s", str(marker).encode())
-    with pytest.raises(ValueError, match=said):
-        _read(tmp_path, make.torch_zip(pickled, {}))
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, make.torch_zip(pickled, {}))
     assert not marker.exists()
 
 
@@ -267,33 +241,33 @@ def test_views_beyond_their_storage_are_refused(tmp_path):
         stored = make.storage("Float", "0", 4)
         pickled = make.state_dict({"x": make.tensor(stored, offset, size, stride)})
         with pytest.raises(ValueError, match="damaged or cut short"):
-            _read(tmp_path, make.torch_zip(pickled, raw))
+            read(tmp_path, make.torch_zip(pickled, raw))
     # A storage that claims more than the file has.
     pickled = make.state_dict({"x": make.tensor(make.storage("Float", "0", 9), 0, (9,), (1,))})
     with pytest.raises(ValueError, match="storage 0 has 4 values, not 9"):
-        _read(tmp_path, make.torch_zip(pickled, raw))
+        read(tmp_path, make.torch_zip(pickled, raw))
 
 
 # --- bad files ----------------------------------------------------------------------------------
 
 
-def _npz():
+def npz_file():
     file = io.BytesIO()
     np.savez(file, a=np.zeros(2))
     return file.getvalue()
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"", "is empty"),
         (b"<!DOCTYPE html><html><title>404</title></html>", "is a web page"),
-        (b"\n\n <html>not found", "is a web page"),
+        (b"\n\n <html>not result", "is a web page"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:12\n", "pointer of Git LFS"),
         (b"\x89HDF\r\n\x1a\n" + b"\0" * 99, "HDF5"),
-        (b'{"error": "not found"}', "no file of weights that is known"),
+        (b'{"error": "not result"}', "no file of weights that is known"),
         (np.random.default_rng(0).bytes(3000), "no file of weights that is known"),
-        (_npz(), "zip archive without PyTorch's data.pkl"),
+        (npz_file(), "zip archive without PyTorch's data.pkl"),
         (pickle.dumps({"a": [1]}, 2), "pickle of a dict, not written by torch.save"),
         (make.torch_zip(pickle.dumps([1, 2], 2), {}), "holds a list, not a state dict"),
         (make.torch_zip(pickle.dumps({"a": 5}, 2), {}), "no state dict: 'a' is a int"),
@@ -306,20 +280,20 @@ def _npz():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_wrong_files(tmp_path, data, said):
-    with pytest.raises(ValueError, match=said) as error:
-        _read(tmp_path, data)
+def test_wrong_files(tmp_path, data, message):
+    with pytest.raises(ValueError, match=message) as error:
+        read(tmp_path, data)
     assert "\n" not in str(error.value) and str(tmp_path / "file.pth") in str(error.value)
 
 
 def test_wrong_paths(tmp_path):
     with pytest.raises(IsADirectoryError, match="is a folder"):
-        formats.read(tmp_path)
+        readers.read(tmp_path)
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        formats.read(tmp_path / "none.pth")
+        readers.read(tmp_path / "none.pth")
 
 
-def _each_format():
+def files_of_all_formats():
     x = np.linspace(0, 1, 30, dtype=np.float32).reshape(5, 6)
     tensors = {"conv1.weight": x, "bn1.running_mean": x[0].copy()}
     return {
@@ -331,37 +305,37 @@ def _each_format():
     }
 
 
-@pytest.mark.parametrize("kind", _each_format())
+@pytest.mark.parametrize("kind", files_of_all_formats())
 def test_cut_files(tmp_path, kind):
-    data = _each_format()[kind]
-    wanted = _read(tmp_path, data).tensors
+    data = files_of_all_formats()[kind]
+    expected = read(tmp_path, data).tensors
     for length in range(1, len(data)):
         if kind == "caffe":
             # The end of a layer may be the end of a file: then the later ones are missing.
             try:
-                found = _read(tmp_path, data[:length]).tensors
+                result = read(tmp_path, data[:length]).tensors
             except ValueError:
                 continue
-            assert len(found) < len(wanted)
+            assert len(result) < len(expected)
         else:
             with pytest.raises(ValueError, match=r"cut short|no file of weights|no tensors"):
-                _read(tmp_path, data[:length])
+                read(tmp_path, data[:length])
 
 
-@pytest.mark.parametrize("kind", _each_format())
+@pytest.mark.parametrize("kind", files_of_all_formats())
 @pytest.mark.parametrize("flips", [100, pytest.param(2000, marks=pytest.mark.slow)])
 def test_flipped_bits_crash_nothing(tmp_path, kind, flips):
-    data = _each_format()[kind]
+    data = files_of_all_formats()[kind]
     rng = np.random.default_rng(flips)
     for _ in range(flips):
         bad = bytearray(data)
         bad[rng.integers(len(data))] ^= 1 << int(rng.integers(8))
         try:
-            found = _read(tmp_path, bytes(bad)).tensors
+            result = read(tmp_path, bytes(bad)).tensors
         except ValueError as error:
             assert str(tmp_path / "file.pth") in str(error) and "\n" not in str(error)
         else:
-            assert all(array.size < 1 << 20 for array in found.values())
+            assert all(array.size < 1 << 20 for array in result.values())
 
 
 def test_flipped_bits_of_values_are_found_in_a_zip(tmp_path):
@@ -370,10 +344,10 @@ def test_flipped_bits_of_values_are_found_in_a_zip(tmp_path):
     at = data.index(values.tobytes()) + 40
     bad = data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
     with pytest.raises(ValueError, match=r"damaged or cut short .*CRC"):
-        _read(tmp_path, bad)
+        read(tmp_path, bad)
 
 
 def test_bytes_after_the_end(tmp_path):
     data = make.torch_file({"x": np.zeros(3, np.float32)}, legacy=True)
     with pytest.raises(ValueError, match="8 bytes follow"):
-        _read(tmp_path, data + struct.pack("<q", 0))
+        read(tmp_path, data + struct.pack("<q", 0))

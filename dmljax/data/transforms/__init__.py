@@ -3,7 +3,7 @@
 A transform is a function `(image, rng, *, ...) -> image` of a `uint8 [h w c]` image and a
 `numpy.random.Generator`. It changes neither the input nor any global state. Transforms for
 evaluation ignore `rng`. Mean and deviation are not subtracted here but on the device
-(`dmljax.data.normalization`), so that a batch is sent there with one byte per value.
+(`dmljax.weights.preprocessing`), so that a batch is sent there with one byte per value.
 
 Configs usually name one of the transforms of the published systems: `graph_train`, `graph_eval`,
 `dvml_train`, ... They are made of the others. Images are resized with Pillow's antialiased

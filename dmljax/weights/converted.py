@@ -1,0 +1,83 @@
+"""The converted format: a safetensors file with the net's own names, and metadata.
+
+The metadata is JSON under the key "dmljax": the net, the source and its SHA-256, the license, the
+input that the weights expect, notes of the conversion, and a digest of the tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from dmljax.data.files import atomic_writer
+from dmljax.weights import published
+from dmljax.weights.readers import Weights, read, safetensors_files
+
+__all__ = ["digest", "expected_normalization", "metadata_of", "read_metadata", "write"]
+
+FORMAT = 1
+
+
+def write(path: str | os.PathLike, tensors: Mapping[str, np.ndarray], metadata: str) -> None:
+    """Writes a safetensors file, completely or not at all. `metadata` goes under the key dmljax."""
+    # One key only: safetensors does not keep the order of several, so that the bytes would differ.
+    data = safetensors.numpy.save(
+        {name: np.asarray(array, order="C") for name, array in tensors.items()},
+        {"dmljax": metadata},
+    )
+    with atomic_writer(path, "wb") as file:
+        file.write(data)
+
+
+def read_metadata(path: str | os.PathLike) -> dict[str, Any]:
+    """What `convert` wrote about a file: net, source, SHA-256, license, inputs, notes."""
+    return metadata_of(path, read(path))
+
+
+def metadata_of(path: str | os.PathLike, weights: Weights) -> dict[str, Any]:
+    """The same for a file that has been read."""
+    text = weights.metadata.get("dmljax")
+    if text is None:
+        raise ValueError(
+            f"{path} was not converted by dmljax and does not name its source: "
+            "dmljax weights FILE --net=... --to=..."
+        )
+    return _parse(path, text)
+
+
+def expected_normalization(path: str | os.PathLike) -> str | None:
+    """The function of `weights.preprocessing` that a file of weights expects, or None.
+
+    It is known for converted files and for published ones (`weights.PUBLISHED`).
+    """
+    text = safetensors_files.read_metadata(path).get("dmljax")
+    if text is not None:
+        return _parse(path, text)["inputs"]["normalization"]
+    name = published.identify(path)
+    return published.PUBLISHED[name].normalization if name else None
+
+
+def digest(tensors: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of names, types, shapes and values."""
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        total.update(f"{name} {tensors[name].dtype} {tensors[name].shape}\n".encode())
+        total.update(np.asarray(tensors[name], order="C").tobytes())
+    return total.hexdigest()
+
+
+def _parse(path: str | os.PathLike, text: str) -> dict[str, Any]:
+    try:
+        metadata = json.loads(text)
+        version = metadata["format"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is damaged (its metadata): convert it again") from error
+    if version != FORMAT:
+        raise ValueError(f"{path} is of a later format, {version}: update dmljax")
+    return metadata

@@ -1,0 +1,107 @@
+"""Downloads of published files."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import http.client
+import os
+import pathlib
+import urllib.error
+import urllib.request
+from typing import Any
+
+from absl import logging
+
+from dmljax.hints import hint
+from dmljax.weights.published import PUBLISHED, Published, file_name
+
+__all__ = ["fetch"]
+
+
+def fetch(name: str, *, folder: str | os.PathLike, timeout: float = 60.0) -> pathlib.Path:
+    """The path in `folder` of a published file, which is downloaded if needed, and checked.
+
+    A download that was interrupted continues where it stopped, if a digest is published that
+    detects a wrong continuation. `timeout` is in seconds, for each wait on the network.
+    """
+    if name not in PUBLISHED:
+        raise ValueError(f"no published file is called {name!r}{hint(name, PUBLISHED)}")
+    published = PUBLISHED[name]
+    folder = pathlib.Path(folder).expanduser()
+    path, part = folder / file_name(name), folder / f"{file_name(name)}.part"
+    if path.exists():
+        return _checked(path, published)
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(part, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # other processes of a run may fetch the same file
+        if path.exists():  # another process finished before this one opened an empty part
+            part.unlink(missing_ok=True)
+            return _checked(path, published)
+        if not published.digest:
+            file.truncate(0)
+        try:
+            _download(published.url, file, timeout)
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
+            raise ConnectionError(
+                f"{name} could not be downloaded ({reason}). Run it again to continue, or get "
+                f"{published.url} elsewhere and put it at {path}"
+            ) from error
+        try:
+            _checked(part, published)
+        except ValueError:
+            file.truncate(0)  # not removed: another process may wait for its lock
+            raise
+        os.replace(part, path)
+    return path
+
+
+def _download(url: str, file: Any, timeout: float) -> None:
+    """Appends the missing bytes to `file`."""
+    done = os.fstat(file.fileno()).st_size
+    headers = {"User-Agent": "dmljax"} | ({"Range": f"bytes={done}-"} if done else {})
+    try:
+        response = urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=timeout
+        )
+    except urllib.error.HTTPError as error:
+        if error.code != 416:
+            raise
+        error.close()
+        if error.headers.get("Content-Range", "") == f"bytes */{done}":
+            return  # the file is complete
+        file.truncate(0)
+        return _download(url, file, timeout)
+    with response:
+        length = response.headers.get("Content-Length")
+        if done and response.status == 206:
+            if not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
+                raise OSError("the server sent another part than it was asked for")
+        else:
+            file.truncate(0)
+            done = 0
+        while block := response.read(1 << 20):
+            file.write(block)
+            done += len(block)
+            length = None if length is None else int(length) - len(block)
+    file.flush()
+    if length:
+        raise OSError(f"the connection ended after {done} bytes, {length} are missing")
+
+
+def _checked(path: pathlib.Path, published: Published) -> pathlib.Path:
+    """`path`, after comparing its digest."""
+    algorithm, _, digits = published.digest.partition(":")
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, algorithm or "sha256").hexdigest()
+    if not digits:
+        logging.warning("%s: no digest is published to check it by; SHA-256 %s", path, digest)
+    elif not digest.startswith(digits):
+        raise ValueError(
+            f"{path} is damaged or another file: its {algorithm.upper()} is {digest}, not {digits}"
+            f"{'' if len(digits) >= 40 else '...'}: delete it and fetch it again"
+        )
+    return path

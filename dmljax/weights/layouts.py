@@ -1,0 +1,101 @@
+"""How files lay out the parameters of a net: their names and the order of their axes.
+
+Level by level the names of published files are those of the net: 'layer1.0.bn1.weight' is
+`params['layer1']['0']['bn1']['scale']`. Only the last level and the axes of kernels differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from dmljax.weights.readers import Weights
+
+__all__ = [
+    "CLASSIFIERS",
+    "FLAX",
+    "TORCH",
+    "Layout",
+    "architecture",
+    "classifier_size",
+    "torch_tensors",
+]
+
+# First levels of the names of classifiers, including auxiliary ones.
+CLASSIFIERS = {"aux1", "aux2", "classifier", "fc", "head", "last_linear", "loss1", "loss2", "loss3"}
+_MAIN_CLASSIFIERS = ("fc", "classifier.1", "last_linear", "loss3.classifier", "head")
+_LEAVES = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
+# One name per architecture that no other architecture has.
+_ARCHITECTURES = {
+    "layer1.0.conv1.weight": "a resnet",
+    "inception3a.branch1.conv.weight": "googlenet_bn, torchvision's",
+    "inception_3a.1x1.weight": "googlenet, Caffe's",
+    "inception_3a_1x1.weight": "bn_inception",
+    "features.1.conv.0.0.weight": "mobilenet_v2",
+    "blocks.0.attn.qkv.weight": "a vit",
+}
+
+
+class Layout(NamedTuple):
+    """What a file makes of a parameter of a Flax net."""
+
+    name_fn: Callable  # path such as ('params', 'bn1', 'scale') -> name in the file
+    top_fn: Callable  # name in the file -> first level of the parameter's path
+    shape_fn: Callable  # shape in the net -> shape in the file
+    value_fn: Callable  # array of the file -> array with the axes of the net
+
+
+def _torch_name(path: Sequence[str]) -> str:
+    return ".".join((*path[1:-1], _LEAVES.get(path[-1], path[-1])))
+
+
+def _torch_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) == 4:  # HWIO to OIHW
+        return shape[3], shape[2], shape[0], shape[1]
+    return shape[::-1] if len(shape) == 2 else shape
+
+
+def _from_torch(array: np.ndarray) -> np.ndarray:
+    if array.ndim == 4:
+        return array.transpose(2, 3, 1, 0)
+    return array.T if array.ndim == 2 else array
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+TORCH = Layout(_torch_name, lambda name: name.split(".")[0], _torch_shape, _from_torch)
+FLAX = Layout("/".join, lambda name: name.split("/")[1], _unchanged, _unchanged)
+
+
+def torch_tensors(weights: Weights) -> dict[str, np.ndarray]:
+    """The tensors of a published file under PyTorch's names: 'layer1.0.bn1.running_mean'."""
+    tensors = {}
+    for name, array in weights.tensors.items():
+        if weights.layout == "onnx":
+            name = re.sub("_([wb])_0$", lambda m: f".{'weight' if m[1] == 'w' else 'bias'}", name)
+            if not jnp.issubdtype(array.dtype, jnp.floating):
+                continue  # shapes that the graph computes with
+        tensors[name.replace("/", ".")] = array
+    if tensors and all(name.startswith("module.") for name in tensors):  # from DataParallel
+        tensors = {name.removeprefix("module."): array for name, array in tensors.items()}
+    return {n: a for n, a in tensors.items() if not n.endswith(".num_batches_tracked")}
+
+
+def classifier_size(tensors: Mapping[str, np.ndarray]) -> int | None:
+    """The number of classes of the main classifier, or None if there is no classifier."""
+    for name in _MAIN_CLASSIFIERS:
+        weight = tensors.get(f"{name}.weight")
+        if weight is not None:
+            return int(weight.shape[-2]) if weight.ndim >= 2 else None
+    return None
+
+
+def architecture(tensors: Mapping[str, np.ndarray]) -> str | None:
+    """Which architecture a file is for, as words for a message."""
+    return next((words for name, words in _ARCHITECTURES.items() if name in tensors), None)

@@ -1,0 +1,51 @@
+"""The input that published weights were trained on: `uint8 [b h w c]` to float32.
+
+The functions are plain arithmetic on NumPy or JAX arrays. The train step calls them on the device,
+so that images cross to it in one byte per value. `INPUTS` has the same numbers as data, which
+`convert` writes into its files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["INPUTS", "caffe", "caffe_bn", "imagenet", "unit"]
+
+_RGB = {"channels": "RGB", "range": [0, 1]}
+_BGR = {"channels": "BGR", "range": [0, 255], "std": [1, 1, 1]}
+INPUTS: dict[str, dict[str, Any]] = {
+    "imagenet": _RGB | {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]},
+    "caffe": _BGR | {"mean": [104, 117, 123]},
+    "caffe_bn": _BGR | {"mean": [104, 117, 128]},
+    "unit": _RGB | {"mean": [0, 0, 0], "std": [1, 1, 1]},
+}
+
+
+def imagenet(images: Any, *, red_std: float = 0.229) -> Any:
+    """RGB from 0 to 1, minus ImageNet's mean, over its deviation: torchvision, timm, DINO.
+
+    `red_std=0.299` is a typing error in the published code of the graph system.
+    """
+    mean, std = _constant(0.485, 0.456, 0.406), _constant(red_std, 0.224, 0.225)
+    return (images.astype(np.float32) / np.float32(255) - mean) / std
+
+
+def caffe(images: Any) -> Any:
+    """BGR from 0 to 255 minus (104, 117, 123): Caffe's GoogLeNet."""
+    return images[..., ::-1].astype(np.float32) - _constant(104, 117, 123)
+
+
+def caffe_bn(images: Any) -> Any:
+    """BGR from 0 to 255 minus (104, 117, 128): the published BN-Inception."""
+    return images[..., ::-1].astype(np.float32) - _constant(104, 117, 128)
+
+
+def unit(images: Any) -> Any:
+    """RGB from 0 to 1."""
+    return images.astype(np.float32) / np.float32(255)
+
+
+def _constant(*values: float) -> np.ndarray:
+    return np.array(values, np.float32).reshape(1, 1, 1, -1)

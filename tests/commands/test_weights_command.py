@@ -1,0 +1,67 @@
+"""`dmljax weights` lists, fetches and converts, and explains errors in one line."""
+
+import os
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "weights"))
+from published_layouts import resnet_tensors, write_torch
+
+from dmljax import main, weights
+from dmljax.weights import PUBLISHED, download
+
+
+def run(*words):
+    return main.main(["weights", *map(str, words)])
+
+
+def test_lists_published_files(capsys):
+    assert run() == 0
+    printed = capsys.readouterr().out
+    for name, published in PUBLISHED.items():
+        assert f"{name}  --net={published.net}" in printed and published.url in printed
+    assert "sha256 19c8e357..." in printed
+
+
+def test_converts(tmp_path, capsys):
+    path, to = write_torch(tmp_path, resnet_tensors()), tmp_path / "converted.safetensors"
+    flags = ["--net=resnet18", "--net.blocks=(1, 1, 1, 1)", "--net.width=4", f"--to={to}"]
+    assert run(path, *flags) == 0
+    assert f"wrote {to}" in capsys.readouterr().out
+    metadata = weights.read_metadata(to)
+    assert metadata["net"]["width"] == 4 and metadata["net"]["classes"] == 10  # of the file
+    assert run(path, *flags, "--net.classes=None") == 0
+    assert "classifiers left out" in capsys.readouterr().out
+    assert weights.read_metadata(to)["net"]["classes"] is None
+
+
+@pytest.mark.parametrize("variable", ["elsewhere", ""])
+def test_fetches_into_the_folder_of_the_environment(monkeypatch, capsys, variable):
+    folders = []
+    environment = os.environ | {"DMLJAX_CACHE": variable}
+    monkeypatch.setattr(os, "environ", environment)  # the environment of C code does not change
+    monkeypatch.setattr(weights, "fetch", lambda name, *, folder: folders.append(folder) or "path")
+    assert run("--fetch=resnet50") == 0
+    assert capsys.readouterr().out == "path\n"
+    assert folders == [variable or "~/.cache/dmljax"]
+    assert download.fetch is not weights.fetch
+
+
+def test_errors_are_one_line_and_leave_nothing(tmp_path):
+    path, to = write_torch(tmp_path, resnet_tensors()), tmp_path / "converted.safetensors"
+    for words, message in (
+        ([path, "--net=resnet19", f"--to={to}"], "did you mean 'resnet18'"),
+        ([path, "--net=resnet50", f"--to={to}"], "does not fit the net"),
+        ([path, "--net=resnet18", f"--to={tmp_path}/x.pth"], "must end in .safetensors"),
+        ([path, "--net=resnet18", f"--to={tmp_path}/no/x.safetensors"], "does not exist"),
+        ([path, "--net=resnet18"], "--to=FILE.safetensors are needed"),
+        ([path, "--net=resnet18", "--width=4", f"--to={to}"], "'--width=4' is not known"),
+        (["--net=resnet18"], "name a file to convert"),
+        (["--fetch=resnet51"], "no published file is called 'resnet51': did you mean 'resnet50'"),
+        ([tmp_path / "none.pth", "--net=resnet18", f"--to={to}"], "does not exist"),
+    ):
+        with pytest.raises((ValueError, OSError), match=message):
+            run(*words)
+    assert [p.name for p in tmp_path.iterdir()] == ["file.pth"]

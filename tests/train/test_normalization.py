@@ -1,0 +1,50 @@
+"""The normalization of a run is that of its weights, else that of its net, else ImageNet's."""
+
+import pathlib
+import sys
+
+import pytest
+from system import tiny
+
+from dmljax import nets, weights
+from dmljax.train.build import build
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "weights"))
+from published_layouts import resnet_tensors, write_torch
+
+SMALL = {"blocks": [1, 1, 1, 1], "width": 4}
+
+
+def normalization(folder, normalize, **net):
+    config = tiny(folder, normalize=normalize, net=net)
+    config["transform"] = config["eval_transform"] = {"name": "standard_eval", "size": 32}
+    return build(config).config["normalize"]
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A converted resnet18, whose metadata says "imagenet"."""
+    to = tmp_path / "resnet18.safetensors"
+    net = nets.resnet18(blocks=(1, 1, 1, 1), width=4)
+    path = write_torch(tmp_path, resnet_tensors())
+    weights.convert(path, net, to, spec={"name": "resnet18"})
+    return str(to)
+
+
+def test_without_weights_it_is_that_of_the_net(tmp_path):
+    assert normalization(tmp_path, None, name="resnet18", **SMALL) == "imagenet"
+    assert normalization(tmp_path, None, name="googlenet", stop="conv1") == "caffe"
+    assert normalization(tmp_path, None, name="convnet") == "imagenet"
+    assert normalization(tmp_path, "unit", name="googlenet", stop="conv1") == "unit"
+
+
+def test_with_weights_it_is_that_of_the_file(tmp_path, file):
+    assert normalization(tmp_path, None, name="resnet18", weights=file, **SMALL) == "imagenet"
+    explicit = {"name": "imagenet", "red_std": 0.299}
+    assert normalization(tmp_path, explicit, name="resnet18", weights=file, **SMALL) == explicit
+
+
+def test_a_contradiction_to_the_file_is_refused(tmp_path, file):
+    message = "normalize='caffe' contradicts .*resnet18.safetensors, which expects 'imagenet'"
+    with pytest.raises(ValueError, match=message):
+        normalization(tmp_path, "caffe", name="resnet18", weights=file, **SMALL)

@@ -1,0 +1,303 @@
+"""Published layouts fill our nets name by name. What does not fit or is damaged is explained."""
+
+import hashlib
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+import weight_files as make
+from published_layouts import (
+    count_values,
+    googlenet_blobs,
+    random_tensors,
+    resnet_tensors,
+    small_resnet,
+    write_torch,
+)
+
+from dmljax import nets, weights
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_resnet(tmp_path, legacy):
+    tensors = resnet_tensors()
+    notes = []
+    path = write_torch(tmp_path, tensors, legacy=legacy)
+    variables = weights.load(path, small_resnet(classes=10), report_fn=notes.append)
+    assert notes == []
+    params, stats = variables["params"], variables["batch_stats"]
+    block, running = params["layer2"]["0"], stats["layer2"]["0"]
+    for ours, theirs in (
+        (params["conv1"]["kernel"].transpose(3, 2, 0, 1), "conv1.weight"),
+        (block["downsample"]["0"]["kernel"][0, 0].T, "layer2.0.downsample.0.weight"),
+        (block["bn2"]["scale"], "layer2.0.bn2.weight"),
+        (block["bn2"]["bias"], "layer2.0.bn2.bias"),
+        (running["bn2"]["mean"], "layer2.0.bn2.running_mean"),
+        (running["bn2"]["var"], "layer2.0.bn2.running_var"),
+        (params["fc"]["kernel"].T, "fc.weight"),
+        (params["fc"]["bias"], "fc.bias"),
+    ):
+        np.testing.assert_array_equal(ours.squeeze(), tensors[theirs].squeeze())
+    assert count_values(variables) == sum(a.size for a in tensors.values()) - 1
+    types = {(type(leaf), leaf.dtype.name) for leaf in jax.tree.leaves(variables)}
+    assert types == {(np.ndarray, "float32")}
+    # The same shapes as the net's own variables.
+    image = np.zeros((1, 32, 32, 3), np.float32)
+    net = small_resnet(classes=10)
+    shapes = jax.eval_shape(lambda: net.init(jax.random.key(0), image, train=False))
+    assert jax.tree.map(np.shape, variables) == jax.tree.map(np.shape, shapes)
+
+
+def test_a_classifier_that_the_net_lacks_is_left_out_and_reported(tmp_path):
+    notes = []
+    variables = weights.load(
+        write_torch(tmp_path, resnet_tensors()), small_resnet(), report_fn=notes.append
+    )
+    assert "fc" not in variables["params"]
+    assert len(notes) == 1 and "classifiers left out" in notes[0]
+    assert "fc.weight, fc.bias" in notes[0]
+
+
+def test_a_range_of_stages_takes_its_part_of_the_file(tmp_path):
+    tensors, notes = resnet_tensors(), []
+    path = write_torch(tmp_path, tensors)
+    part = small_resnet(start="layer2", stop="layer3")
+    variables = weights.load(path, part, report_fn=notes.append)
+    assert set(variables["params"]) == set(variables["batch_stats"]) == {"layer2", "layer3"}
+    np.testing.assert_array_equal(
+        variables["params"]["layer3"]["0"]["conv1"]["kernel"].transpose(3, 2, 0, 1),
+        tensors["layer3.0.conv1.weight"],
+    )
+    assert [("other stages" in line) for line in notes] == [False, True]
+    del tensors["layer3.0.bn1.bias"]
+    with pytest.raises(ValueError, match=r"missing: layer3\.0\.bn1\.bias$"):
+        weights.load(write_torch(tmp_path, tensors), part)
+    # A stage that no resnet has is not another stage.
+    with pytest.raises(ValueError, match=r"not in the net: layer9\.x"):
+        weights.load(write_torch(tmp_path, resnet_tensors() | {"layer9.x": np.zeros(1)}), part)
+
+
+def test_what_does_not_fit_is_listed_together(tmp_path):
+    tensors = resnet_tensors()
+    del tensors["layer1.0.bn1.weight"], tensors["bn1.running_var"]
+    tensors["layer1.0.se.weight"] = np.zeros(3, np.float32)
+    tensors["conv1.weight"] = np.zeros((4, 1, 7, 7), np.float32)
+    tensors["bn1.bias"] = np.zeros(4, np.int64)
+    path = write_torch(tmp_path, tensors)
+    with pytest.raises(ValueError, match="does not fit the net") as error:
+        weights.load(path, small_resnet())
+    message = str(error.value)
+    assert "\n" not in message and str(path) in message
+    for fragment in (
+        "missing: bn1.running_var, layer1.0.bn1.weight",
+        "not in the net: layer1.0.se.weight",
+        "shape: conv1.weight [4 1 7 7], in the net [4 3 7 7]",
+        "no floats: bn1.bias of int64",
+    ):
+        assert fragment in message
+
+
+def test_another_number_of_classes(tmp_path):
+    path = write_torch(tmp_path, resnet_tensors(classes=7))
+    expected = (
+        r"shape: fc.bias \[7\].*, fc.weight \[7 32\], in the net \[10 32\]. A .* classes=None"
+    )
+    with pytest.raises(ValueError, match=expected):
+        weights.load(path, small_resnet(classes=10))
+
+
+def test_a_net_with_a_classifier_needs_one_in_the_file(tmp_path):
+    tensors = {n: a for n, a in resnet_tensors().items() if not n.startswith("fc.")}
+    with pytest.raises(ValueError, match=r"missing: fc.bias, fc.weight|fc.weight, fc.bias"):
+        weights.load(write_torch(tmp_path, tensors), small_resnet(classes=10))
+
+
+def test_other_architectures_are_named(tmp_path):
+    caffe_file = tmp_path / "caffe"
+    caffe_file.write_bytes(make.caffe(googlenet_blobs(), old=True))
+    torchvision = {
+        "inception3a.branch1.conv.weight": (64, 192, 1, 1),
+        "conv1.conv.weight": (64, 3, 7, 7),
+    }
+    for path, net, message in (
+        (
+            write_torch(tmp_path, resnet_tensors(), "r.pth"),
+            nets.googlenet(),
+            "it looks like a resnet. missing",
+        ),
+        (
+            write_torch(tmp_path, random_tensors(torchvision), "g.pth"),
+            nets.googlenet(),
+            "googlenet_bn, torchvision",
+        ),
+        (caffe_file, small_resnet(), "looks like googlenet, Caffe's"),
+        (
+            write_torch(tmp_path, random_tensors({"x.weight": (2,)}), "x.pth"),
+            small_resnet(),
+            "another architecture",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message) as error:
+            weights.load(path, net)
+        assert len(str(error.value)) < 1500  # hundreds of names are cut short
+
+
+@pytest.mark.parametrize(
+    ("dtype", "note"),
+    [
+        (np.float16, "float16, widened"),
+        (ml_dtypes.bfloat16, "bfloat16, widened"),
+        (np.float64, "float64, rounded"),
+    ],
+)
+def test_other_floats_become_float32_and_this_is_reported(tmp_path, dtype, note):
+    tensors = {n: a.astype(dtype) if a.ndim else a for n, a in resnet_tensors().items()}
+    notes = []
+    path = write_torch(tmp_path, tensors)
+    variables = weights.load(path, small_resnet(classes=10), report_fn=notes.append)
+    assert len(notes) == 1 and note in notes[0] and "to float32" in notes[0]
+    kernel = variables["params"]["conv1"]["kernel"]
+    assert kernel.dtype == np.float32
+    np.testing.assert_array_equal(
+        kernel.transpose(3, 2, 0, 1), tensors["conv1.weight"].astype(np.float32)
+    )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_values_that_are_not_finite(tmp_path, bad):
+    tensors = resnet_tensors()
+    tensors["layer1.0.bn1.bias"][2] = bad
+    with pytest.raises(ValueError, match=r"NaN or infinity in layer1\.0\.bn1\.bias$"):
+        weights.load(write_torch(tmp_path, tensors), small_resnet())
+
+
+def test_data_parallel_names(tmp_path):
+    tensors = resnet_tensors()
+    path = write_torch(tmp_path, {f"module.{n}": a for n, a in tensors.items()})
+    variables = weights.load(path, small_resnet())
+    np.testing.assert_array_equal(variables["params"]["bn1"]["bias"], tensors["bn1.bias"])
+
+
+def test_the_digest_in_a_name_is_checked(tmp_path):
+    path = write_torch(tmp_path, resnet_tensors())
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    named = path.rename(tmp_path / f"resnet-{digest[:8]}.pth")
+    assert count_values(weights.load(named, small_resnet()))
+    data = bytearray(named.read_bytes())
+    data[-1] ^= 1
+    named.write_bytes(data)
+    with pytest.raises(ValueError, match=f"begins with {digest[:8]}, but it is"):
+        weights.load(named, small_resnet())
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is empty"),
+        (b"<!DOCTYPE html>\n<html>404 Not Found</html>", "is a web page"),
+        (b"\x80\x02cposix\nsystem\nX\x04\0\0\0truetR.", "refers to posix.system. Nothing was run"),
+        (make.torch_file({"x": np.zeros(9, np.float32)}, legacy=True)[:-5], "cut short"),
+        (None, "is a folder"),
+    ],
+)
+def test_files_that_are_not_weights(tmp_path, data, message):
+    path = tmp_path / "file.pth"
+    path.mkdir() if data is None else path.write_bytes(data)
+    with pytest.raises((ValueError, OSError), match=message):
+        weights.load(path, small_resnet())
+
+
+def test_a_name_in_place_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="--fetch=resnet50"):
+        weights.load("resnet50", small_resnet())
+
+
+@pytest.mark.parametrize("form", ["old", "new", "onnx"])
+def test_googlenet_from_caffe_and_onnx(tmp_path, form):
+    blobs, notes = googlenet_blobs(aux=form != "onnx"), []
+    path = tmp_path / "file"
+    if form == "onnx":
+        tensors = {"OC2_DUMMY_1": np.array([1, 1024])}
+        for name, (kernel, bias) in blobs.items():
+            tensors |= {f"{name}_w_0": kernel, f"{name}_b_0": bias}
+        path.write_bytes(make.onnx(tensors))
+    else:
+        path.write_bytes(make.caffe(blobs, old=form == "old"))
+    classes = None if form == "new" else 10
+    variables = weights.load(path, nets.googlenet(classes=classes), report_fn=notes.append)[
+        "params"
+    ]
+    left_out = {"old": ["loss1.conv"], "new": ["loss1.conv", "loss3.classifier"], "onnx": []}[form]
+    assert len(notes) == bool(left_out)
+    assert all(name in notes[0] for name in left_out)
+    five = variables["inception_4e"]["5x5"]
+    np.testing.assert_array_equal(
+        five["kernel"].transpose(3, 2, 0, 1), blobs["inception_4e/5x5"][0]
+    )
+    np.testing.assert_array_equal(five["bias"], blobs["inception_4e/5x5"][1])
+    if classes:
+        linear = variables["loss3"]["classifier"]
+        np.testing.assert_array_equal(linear["kernel"].T, blobs["loss3/classifier"][0])
+    # The sum in published fact sheets of the net.
+    assert count_values(variables) == 5_973_552 + (10 * 1025 if classes else 0)
+
+
+def _bn_inception_names():
+    yield from ("conv1_7x7_s2", "conv2_3x3_reduce", "conv2_3x3")
+    parts = ("3x3_reduce", "3x3", "double_3x3_reduce", "double_3x3_1", "double_3x3_2")
+    for block in ("3a", "3b", "3c", "4a", "4b", "4c", "4d", "4e", "5a", "5b"):
+        ends = () if block in ("3c", "4e") else ("1x1", "pool_proj")
+        yield from (f"inception_{block}_{part}" for part in (*parts, *ends))
+
+
+def test_bn_inception_with_leading_axes(tmp_path):
+    shapes, tensors = nets.layers.shapes(nets.bn_inception(), 224), {}
+    for i, name in enumerate(_bn_inception_names()):
+        conv, norm = shapes["params"][name]["kernel"].shape, f"{name}_bn"
+        tensors[f"{name}.weight"] = np.full((conv[3], conv[2], *conv[:2]), i, np.float32)
+        tensors[f"{name}.bias"] = np.full(conv[3], i + 0.1, np.float32)
+        for k, leaf in enumerate(("weight", "bias", "running_mean", "running_var"), 2):
+            # The published file has a leading axis.
+            tensors[f"{norm}.{leaf}"] = np.full((1, conv[3]), i + k / 10, np.float32)
+    tensors["last_linear.weight"] = np.zeros((10, 1024), np.float32)
+    tensors["last_linear.bias"] = np.zeros(10, np.float32)
+    variables = weights.load(write_torch(tmp_path, tensors), nets.bn_inception())
+    assert count_values(variables) == count_values(shapes)
+    var = variables["batch_stats"]["inception_3a_double_3x3_1_bn"]["var"]
+    expected = tensors["inception_3a_double_3x3_1_bn.running_var"][0]
+    np.testing.assert_array_equal(var, expected)
+
+
+def test_vit(tmp_path):
+    shapes = {
+        "cls_token": (1, 1, 8),
+        "pos_embed": (1, 5, 8),
+        "norm.weight": (8,),
+        "norm.bias": (8,),
+    }
+    shapes |= {"patch_embed.proj.weight": (8, 3, 16, 16), "patch_embed.proj.bias": (8,)}
+    for i in range(2):
+        for name, rows, columns in (
+            ("attn.qkv", 24, 8),
+            ("attn.proj", 8, 8),
+            ("mlp.fc1", 32, 8),
+            ("mlp.fc2", 8, 32),
+        ):
+            shapes[f"blocks.{i}.{name}.weight"] = (rows, columns)
+            shapes[f"blocks.{i}.{name}.bias"] = (rows,)
+        for name in ("norm1", "norm2"):
+            shapes |= {f"blocks.{i}.{name}.weight": (8,), f"blocks.{i}.{name}.bias": (8,)}
+    tensors = random_tensors(shapes)
+    (tmp_path / "vit.safetensors").write_bytes(safetensors.numpy.save(tensors))
+    net = nets.vit_s16(width=8, heads=2, depth=2, image_size=32)
+    variables = weights.load(tmp_path / "vit.safetensors", net)["params"]
+    np.testing.assert_array_equal(variables["pos_embed"], tensors["pos_embed"])
+    qkv = variables["blocks"]["1"]["attn"]["qkv"]["kernel"]
+    np.testing.assert_array_equal(qkv.T, tensors["blocks.1.attn.qkv.weight"])
+    assert count_values(variables) == sum(a.size for a in tensors.values())
+    wrong = r"pos_embed \[1 5 8\], in the net \[1 10 8\]"
+    with pytest.raises(ValueError, match=wrong):
+        weights.load(tmp_path / "vit.safetensors", net.clone(image_size=48))
