@@ -1,13 +1,12 @@
-"""The data sets. `__all__` is what a config may name: `config.dataset = dict(name='cub200', ...)`.
+"""The data sets that a config can name: `config.dataset = dict(name='cub200', ...)`.
 
-Every function takes keywords only and returns `Splits(train, test)`; the class-disjoint split is
-part of the set. `root` is the folder of the original files, or its parent. Sets that TFDS has are
-also read from its ArrayRecord files with `source='tfds'` (and `data_dir`), without TensorFlow; its
-halves are joined and split by class where they are those of the classification task. Nothing is
-downloaded and no image is opened here, except the few megabytes of `mnist`, `npz` and `glyphs`,
-which are held as arrays.
+Every function takes keywords only and returns `Splits(train, test)` as the papers define them.
+`root` is the folder of the original files, or its parent. Data sets of TFDS can also be read from
+its ArrayRecord files with `source='tfds'` (and `data_dir`), without TensorFlow.
 
-A set whose counts are not the published ones is loaded with a warning: run the doctor.
+Nothing is downloaded. No image is decoded here, except those of `mnist`, `npz` and `glyphs`, which
+are a few megabytes and stay in memory. If the counts differ from the published ones, a warning
+says so.
 """
 
 from __future__ import annotations
@@ -21,12 +20,14 @@ import numpy as np
 from absl import logging
 from PIL import Image
 
-from dmljax.data import glyphs as _glyphs
-from dmljax.data import sources
+from dmljax.data import glyphs as glyphs_lib
+from dmljax.data import idx, locate, records
+from dmljax.data.arrays import npz
+from dmljax.data.image_folders import folder
 from dmljax.data.prepared import prepared
 from dmljax.data.published import PUBLISHED, Published
 from dmljax.data.splits import Split, Splits, divide, encode, subset
-from dmljax.data.tables import folder, npz, table
+from dmljax.data.tables import table
 
 __all__ = [
     "cars196",
@@ -46,22 +47,25 @@ _Path = str | os.PathLike | None
 
 
 def cub200(*, root: _Path = None, source: str = "files", data_dir: str | None = None) -> Splits:
-    """CUB-200-2011 birds (Wah et al., 2011): the first 100 classes for training."""
-    if _from_tfds(source):
-        columns, skip = ("label", "label_name"), ("segmentation_mask",)
-        records, values, _ = sources.tfds_set(
-            "caltech_birds2011", split="train+test", data_dir=data_dir, columns=columns, skip=skip
+    """CUB-200-2011, birds (Wah et al., 2011): the first 100 classes for training."""
+    if _is_tfds(source):
+        images, values, _ = records.tfds_set(
+            "caltech_birds2011",
+            split="train+test",
+            data_dir=data_dir,
+            columns=("label", "label_name"),
+            encoded=("segmentation_mask",),
         )
         ids = np.array(values["label"]) + 1
-        labels = zip(ids, values["label_name"], strict=True)
-        names = [f"{i:03d}.{name.decode()}" for i, name in labels]
+        titles = [name.decode() for name in values["label_name"]]
+        names = [f"{i:03d}.{title}" for i, title in zip(ids, titles, strict=True)]
     else:
         if root is not None and (pathlib.Path(root) / "annotations-mat").is_dir():
             raise ValueError(
                 f"cub200: {root} is the edition of 2010 (6,033 images); the papers use that of "
-                "2011: point root= at CUB_200_2011"
+                "2011: set root= to CUB_200_2011"
             )
-        home = sources.look_for(
+        home = locate.find_folder(
             root,
             ["images.txt", "image_class_labels.txt", "images"],
             dataset="cub200",
@@ -71,121 +75,141 @@ def cub200(*, root: _Path = None, source: str = "files", data_dir: str | None = 
         files = dict(_columns(home / "images.txt", 2))
         classes = dict(_columns(home / "image_class_labels.txt", 2))
         if files.keys() != classes.keys():
-            raise ValueError(f"{home}: images.txt and image_class_labels.txt list other images")
-        records = [str(home / "images" / file) for file in files.values()]
+            raise ValueError(
+                f"{home}: images.txt and image_class_labels.txt do not list the same images"
+            )
+        images = [str(home / "images" / file) for file in files.values()]
         ids = np.array([int(classes[image]) for image in files])
         names = [file.split("/")[0] for file in files.values()]
-        _check_first(records, "cub200")
-    return _checked("cub200", _halves(records, ids, names, train_classes=100))
+        _check_first(images, "cub200")
+    return _checked("cub200", _by_class_id(images, ids, names, train_classes=100))
 
 
 def cars196(*, root: _Path = None, source: str = "files", data_dir: str | None = None) -> Splits:
     """Cars196 (Krause et al., 2013): all 16,185 images, the first 98 classes for training.
 
-    Files are `cars_annos.mat` with `car_ims/`, or a folder for each class in alphabetic order.
+    Reads `cars_annos.mat` with `car_ims/`, or one folder per class in alphabetic order.
     """
-    if _from_tfds(source):
-        records, values, features = sources.tfds_set(
+    inside = ["cars196", "stanford_cars", "images"]
+    if _is_tfds(source):
+        images, values, features = records.tfds_set(
             "cars196", split="train+test", data_dir=data_dir, columns=("label",)
         )
         ids, titles = np.array(values["label"]) + 1, features["label"].names
+    elif root is not None and (class_folders := _class_folders(root, inside)):
+        paths = [locate.image_paths(class_folder) for class_folder in class_folders]
+        titles = [class_folder.name for class_folder in class_folders]
+        images = [path for class_paths in paths for path in class_paths]
+        ids = np.repeat(np.arange(len(paths)) + 1, [len(class_paths) for class_paths in paths])
     else:
-        from scipy import io as scipy_io
-
-        origin = "car_ims.tgz and cars_annos.mat of the Stanford Cars page"
-        inside = ["cars196", "stanford_cars", "images"]
-        if root is not None and (by_class := _class_folders(root, inside)):
-            of_class = [sources.walk(name) for name in by_class]
-            titles = [name.name for name in by_class]
-            records = [path for paths in of_class for path in paths]
-            ids = np.repeat(np.arange(len(by_class)) + 1, [len(paths) for paths in of_class])
-        else:
-            wanted = ["cars_annos.mat", "car_ims"]
-            home = sources.look_for(
-                root, wanted, dataset="cars196", origin=origin, inside=inside[:2]
-            )
-            try:
-                notes = scipy_io.loadmat(home / "cars_annos.mat", squeeze_me=True)
-                rows, titles = np.atleast_1d(notes["annotations"]), notes["class_names"]
-                records = [str(home / str(path)) for path in rows["relative_im_path"]]
-                ids = rows["class"].astype(np.int64)
-            except (ValueError, KeyError, TypeError, NotImplementedError) as error:
-                raise ValueError(f"{home}/cars_annos.mat cannot be read: {error}") from error
-            _check_first(records, "cars196")
+        images, ids, titles = _cars_annotations(root, inside[:2])
     names = [f"{i:03d} {titles[i - 1]}" for i in ids]
-    return _checked("cars196", _halves(records, ids, names, train_classes=98))
+    return _checked("cars196", _by_class_id(images, ids, names, train_classes=98))
+
+
+def _cars_annotations(
+    root: _Path, inside: Sequence[str]
+) -> tuple[list[str], np.ndarray, Sequence[str]]:
+    """`(images, class ids from 1, class names)` of the original annotations."""
+    from scipy import io as scipy_io
+
+    home = locate.find_folder(
+        root,
+        ["cars_annos.mat", "car_ims"],
+        dataset="cars196",
+        origin="car_ims.tgz and cars_annos.mat of the Stanford Cars page",
+        inside=inside,
+    )
+    try:
+        content = scipy_io.loadmat(home / "cars_annos.mat", squeeze_me=True)
+        rows, titles = np.atleast_1d(content["annotations"]), content["class_names"]
+        images = [str(home / str(path)) for path in rows["relative_im_path"]]
+        ids = rows["class"].astype(np.int64)
+    except (ValueError, KeyError, TypeError, NotImplementedError) as error:
+        raise ValueError(f"{home}/cars_annos.mat cannot be read: {error}") from error
+    _check_first(images, "cars196")
+    return images, ids, titles
 
 
 def sop(*, root: _Path = None, source: str = "files", data_dir: str | None = None) -> Splits:
-    """Stanford Online Products (Song et al., 2016); `superlabels` are the twelve categories."""
-    halves = []
-    for split in ("train", "test"):
-        if _from_tfds(source):
-            columns = ("class_id", "super_class_id")
-            records, values, _ = sources.tfds_set(
-                "stanford_online_products", split=split, data_dir=data_dir, columns=columns
+    """Stanford Online Products (Song et al., 2016). `superlabels` are the twelve categories."""
+    splits = []
+    for name in ("train", "test"):
+        if _is_tfds(source):
+            images, values, _ = records.tfds_set(
+                "stanford_online_products",
+                split=name,
+                data_dir=data_dir,
+                columns=("class_id", "super_class_id"),
             )
-            ids, coarse = (np.array(values[column]) + 1 for column in columns)
+            ids = np.array(values["class_id"]) + 1
+            categories = np.array(values["super_class_id"]) + 1
         else:
-            file = f"Ebay_{split}.txt"
-            home = sources.look_for(
+            home = locate.find_folder(
                 root,
                 ["Ebay_train.txt", "Ebay_test.txt"],
                 dataset="sop",
                 origin="Stanford_Online_Products.zip",
                 inside=["Stanford_Online_Products"],
             )
-            rows = _columns(home / file, 4, header=1)
-            records = [str(home / row[3]) for row in rows]
-            ids, coarse = (np.array([int(row[i]) for row in rows]) for i in (1, 2))
-            _check_first(records, "sop")
+            rows = _columns(home / f"Ebay_{name}.txt", 4, header=1)
+            images = [str(home / row[3]) for row in rows]
+            ids = np.array([int(row[1]) for row in rows])
+            categories = np.array([int(row[2]) for row in rows])
+            _check_first(images, "sop")
         labels, names = encode(ids)
-        halves.append(Split(records, labels, names, superlabels=coarse - 1))
-    return _checked("sop", Splits(*halves))
+        splits.append(Split(images, labels, names, superlabels=categories - 1))
+    return _checked("sop", Splits(*splits))
 
 
 def inshop(*, root: _Path = None, corpus: str | None = None) -> Splits:
-    """In-Shop Clothes (Liu et al., 2016); the test half is marked as query and gallery.
+    """In-Shop Clothes (Liu et al., 2016). The test split is divided into query and gallery.
 
-    `img` and `img_highres` are different corpora. `corpus` names one; otherwise `img` is taken
-    where it is there. Which one was found is logged.
+    `img` and `img_highres` are different versions of the images. `corpus` names one of them; by
+    default it is `img` if that exists. The choice is logged.
     """
-    origin = "the In-shop Clothes Retrieval Benchmark of DeepFashion (Eval/ and Img/)"
     listing = "Eval/list_eval_partition.txt"
-    inside = ["In_shop", "In-shop Clothes Retrieval Benchmark"]
-    home = sources.look_for(root, [listing, "Img"], dataset="inshop", origin=origin, inside=inside)
-    found = [name for name in ("img", "img_highres") if (home / "Img" / name).is_dir()]
-    if corpus not in (None, *found) or not found:
-        wanted = f"Img/{corpus or 'img'}"
-        raise FileNotFoundError(f"inshop: {home} has no {wanted}; it has {found or 'no images'}")
-    corpus = corpus or found[0]
-    logging.info("inshop: images of Img/%s (found: %s)", corpus, ", ".join(found))
+    home = locate.find_folder(
+        root,
+        [listing, "Img"],
+        dataset="inshop",
+        origin="the In-shop Clothes Retrieval Benchmark of DeepFashion (Eval/ and Img/)",
+        inside=["In_shop", "In-shop Clothes Retrieval Benchmark"],
+    )
+    available = [name for name in ("img", "img_highres") if (home / "Img" / name).is_dir()]
+    if corpus not in (None, *available) or not available:
+        missing = f"Img/{corpus or 'img'}"
+        raise FileNotFoundError(
+            f"inshop: {home} has no {missing}; it has {available or 'no images'}"
+        )
+    corpus = corpus or available[0]
+    logging.info("inshop: images of Img/%s (available: %s)", corpus, ", ".join(available))
     rows = _columns(home / listing, 3, header=2)
     if unknown := {row[2] for row in rows} - {"train", "query", "gallery"}:
-        raise ValueError(f"{home / listing}: status {sorted(unknown)[0]!r} is not known")
-    paths = [home / "Img" / corpus / row[0].split("/", 1)[1] for row in rows]
+        raise ValueError(
+            f"{home / listing}: status {sorted(unknown)[0]!r} is none of train, query, gallery"
+        )
+    images = [str(home / "Img" / corpus / row[0].split("/", 1)[1]) for row in rows]
     status = np.array([row[2] for row in rows])
-    halves = []
-    for mine in (status == "train", status != "train"):
-        chosen = np.flatnonzero(mine)
-        # Item ids are zero-padded, so their order as strings is that of their numbers.
-        labels, names = encode(rows[i][1] for i in chosen)
-        halves.append(Split([str(paths[i]) for i in chosen], labels, names))
-    train, test = halves
-    sides = status[status != "train"]
-    test = Split(
-        test.records, test.labels, test.names, query=sides == "query", gallery=sides == "gallery"
-    )
+
+    def split_at(where: np.ndarray, **marks: np.ndarray) -> Split:
+        # Item ids are padded with zeros, so their order as strings is that of their numbers.
+        labels, names = encode(rows[i][1] for i in np.flatnonzero(where))
+        marks = {name: mark[where] for name, mark in marks.items()}
+        return Split([images[i] for i in np.flatnonzero(where)], labels, names, **marks)
+
+    train = split_at(status == "train")
+    test = split_at(status != "train", query=status == "query", gallery=status == "gallery")
     _check_first(train.records or test.records, "inshop")
     return _checked("inshop", Splits(train, test))
 
 
 def tiny_imagenet(*, root: _Path = None) -> Splits:
-    """TinyImageNet: 200 classes of 64x64 images, the same in both halves; `val` is the test half.
+    """TinyImageNet: 200 classes of 64x64 images. `val` is the test split, with the same classes.
 
     Labels follow the order of `wnids.txt`.
     """
-    home = sources.look_for(
+    home = locate.find_folder(
         root,
         ["wnids.txt", "train", "val/val_annotations.txt"],
         dataset="tiny_imagenet",
@@ -193,15 +217,21 @@ def tiny_imagenet(*, root: _Path = None) -> Splits:
         inside=["tiny-imagenet-200"],
     )
     wnids = (home / "wnids.txt").read_text().split()
-    train = [(path, wnid) for wnid in wnids for path in _images_of(home / "train" / wnid)]
+    class_folders = [(wnid, home / "train" / wnid) for wnid in wnids]
+    train = [
+        (path, wnid)
+        for wnid, class_folder in class_folders
+        if class_folder.is_dir()
+        for path in locate.image_paths(class_folder)
+    ]
     rows = _columns(home / "val" / "val_annotations.txt", 2)
     test = [(str(home / "val" / "images" / row[0]), row[1]) for row in rows]
-    halves = []
-    for pairs in (train, test):
-        labels, names = encode([wnid for _, wnid in pairs], names=wnids)
-        halves.append(Split([path for path, _ in pairs], labels, names))
-        _check_first(halves[-1].records, "tiny_imagenet")
-    return _checked("tiny_imagenet", Splits(*halves))
+    splits = []
+    for labeled_images in (train, test):
+        labels, names = encode([wnid for _, wnid in labeled_images], names=wnids)
+        splits.append(Split([path for path, _ in labeled_images], labels, names))
+        _check_first(splits[-1].records, "tiny_imagenet")
+    return _checked("tiny_imagenet", Splits(*splits))
 
 
 def mnist(
@@ -211,67 +241,72 @@ def mnist(
     data_dir: str | None = None,
     classes: Sequence[int] = tuple(range(10)),
 ) -> Splits:
-    """MNIST digits padded by 2 to 32x32, `uint8 [n 32 32 1]`; `classes` keeps some digits only."""
-    halves = []
-    if wrong := [digit for digit in classes if digit not in range(10)]:
-        raise ValueError(f"mnist: classes are digits 0..9, not {wrong[0]!r}")
-    for split, prefix in (("train", "train"), ("test", "t10k")):
-        if _from_tfds(source):
-            records, values, _ = sources.tfds_set(
-                "mnist", split=split, data_dir=data_dir, columns=("label",)
+    """MNIST digits, padded by 2 pixels to `uint8 [n 32 32 1]`. `classes` selects digits."""
+    if unknown := [digit for digit in classes if digit not in range(10)]:
+        raise ValueError(f"mnist: classes are digits 0..9, not {unknown[0]!r}")
+    splits = []
+    for name, prefix in (("train", "train"), ("test", "t10k")):
+        if _is_tfds(source):
+            encoded, values, _ = records.tfds_set(
+                "mnist", split=name, data_dir=data_dir, columns=("label",)
             )
-            pictures = (Image.open(io.BytesIO(records[i])) for i in range(len(records)))
-            images = np.stack([np.asarray(picture.convert("L")) for picture in pictures])
+            decoded = (Image.open(io.BytesIO(encoded[i])) for i in range(len(encoded)))
+            images = np.stack([np.asarray(image.convert("L")) for image in decoded])
             labels = np.array(values["label"])
         else:
-            images, labels = (
-                _idx(root, f"{prefix}-{kind}") for kind in ("images-idx3", "labels-idx1")
-            )
+            images = _mnist_file(root, f"{prefix}-images-idx3")
+            labels = _mnist_file(root, f"{prefix}-labels-idx1")
             if len(images) != len(labels) or images.ndim != 3 or labels.ndim != 1:
                 raise ValueError(f"mnist: {images.shape} images do not fit {labels.shape} labels")
         padded = np.pad(images, ((0, 0), (2, 2), (2, 2)))[..., None]
-        whole = Split(padded, labels, tuple(str(digit) for digit in range(10)))
-        halves.append(subset(whole, np.isin(labels, classes)))
-    splits = Splits(*halves)
-    return _checked("mnist", splits) if set(classes) == set(range(10)) else splits
+        all_digits = Split(padded, labels, tuple(str(digit) for digit in range(10)))
+        splits.append(subset(all_digits, np.isin(labels, classes)))
+    if set(classes) == set(range(10)):
+        return _checked("mnist", Splits(*splits))
+    return Splits(*splits)
 
 
 def glyphs() -> Splits:
-    """Characters in sixteen type faces, 32x32 grey, drawn here in about two seconds; no download.
+    """Characters in sixteen typefaces, 32x32 grayscale, rendered in about two seconds; no download.
 
-    Every other character is for training (with `transforms.glyphs_train`, fresh distortions of
-    each image), the others are never seen.
+    Every other character is for training (with `transforms.glyphs_train`, which distorts each image
+    again), the others are for testing.
     """
-    pictures = _glyphs.images(_glyphs.CHARACTERS)
-    labels = np.repeat(np.arange(len(_glyphs.CHARACTERS)), len(_glyphs.FACES))
-    whole = Split(pictures, labels, _glyphs.names(_glyphs.CHARACTERS))
-    return _checked("glyphs", Splits(*(subset(whole, labels % 2 == half) for half in (0, 1))))
+    characters = glyphs_lib.CHARACTERS
+    labels = np.repeat(np.arange(len(characters)), len(glyphs_lib.FACES))
+    all_images = Split(glyphs_lib.images(characters), labels, glyphs_lib.names(characters))
+    splits = (subset(all_images, labels % 2 == remainder) for remainder in (0, 1))
+    return _checked("glyphs", Splits(*splits))
 
 
-def _from_tfds(source: str) -> bool:
+def _is_tfds(source: str) -> bool:
     if source not in ("files", "tfds"):
         raise ValueError(f"source must be 'files' or 'tfds', not {source!r}")
     return source == "tfds"
 
 
-def _halves(records, ids: np.ndarray, names: Sequence[str], *, train_classes: int) -> Splits:
-    """Class ids 1..train_classes to the training half; a class is called `names` of its images."""
-    title = dict(zip(ids.tolist(), names, strict=True))
-    order = sorted(title)
-    labels, names = encode([title[i] for i in ids.tolist()], names=[title[i] for i in order])
-    whole = Split(records, labels, names)
-    return divide(whole, train=[n for i, n in zip(order, names, strict=True) if i <= train_classes])
+def _by_class_id(
+    images: Sequence[str], ids: np.ndarray, names: Sequence[str], *, train_classes: int
+) -> Splits:
+    """The classes with ids 1 to `train_classes` for training. `names` are those of the classes."""
+    name_of_id = dict(zip(ids.tolist(), names, strict=True))
+    order = sorted(name_of_id)
+    labels, names = encode(
+        [name_of_id[i] for i in ids.tolist()], names=[name_of_id[i] for i in order]
+    )
+    train_names = [name for i, name in zip(order, names, strict=True) if i <= train_classes]
+    return divide(Split(images, labels, names), train=train_names)
 
 
-def _columns(path: pathlib.Path, at_least: int, header: int = 0) -> list[list[str]]:
-    """Rows of a text file of columns between spaces; the last named column may hold spaces."""
+def _columns(path: pathlib.Path, count: int, header: int = 0) -> list[list[str]]:
+    """The rows of a text file, split at spaces into at least `count` columns."""
     rows = []
     text = path.read_text(encoding="utf-8")
     for number, line in enumerate(text.splitlines()[header:], header + 1):
         if line.strip():
             row = line.split()
-            if len(row) < at_least:
-                raise ValueError(f"{path}:{number}: {at_least} columns are needed: {line!r}")
+            if len(row) < count:
+                raise ValueError(f"{path}:{number}: {count} columns are needed: {line!r}")
             rows.append(row)
     if not rows:
         raise ValueError(f"{path} lists nothing")
@@ -279,45 +314,45 @@ def _columns(path: pathlib.Path, at_least: int, header: int = 0) -> list[list[st
 
 
 def _class_folders(root: str | os.PathLike, inside: Sequence[str]) -> list[pathlib.Path]:
-    """Folders of classes in `root` or `inside` it, unless the original annotations are there."""
+    """Class folders in `root` or its subfolders `inside`; none if the annotations exist."""
     root = pathlib.Path(root).expanduser()
-    for place in (root, *(root / name for name in inside)):
-        if (place / "cars_annos.mat").exists():
+    for parent in (root, *(root / name for name in inside)):
+        if (parent / "cars_annos.mat").exists():
             return []
-        if place.is_dir():
-            folders = sorted(p for p in place.iterdir() if p.is_dir() and p.name[0] != ".")
-            if len(folders) > 98 or (len(folders) > 1 and place.name == "images"):
+        if parent.is_dir():
+            folders = sorted(p for p in parent.iterdir() if p.is_dir() and p.name[0] != ".")
+            if len(folders) > 98 or (len(folders) > 1 and parent.name == "images"):
                 return folders
     return []
 
 
-def _images_of(folder_: pathlib.Path) -> list[str]:
-    return sources.walk(folder_) if folder_.is_dir() else []
-
-
-def _check_first(records: Sequence[str], dataset: str) -> None:
-    """One look, so that a wrong root is told at once; the doctor looks at every file."""
-    if len(records) and not os.path.exists(records[0]):
-        raise FileNotFoundError(f"{dataset}: {records[0]} is listed but missing: unpack the images")
+def _check_first(paths: Sequence[str], dataset: str) -> None:
+    """Finds a wrong root at once by looking for one image; the doctor reads all of them."""
+    if len(paths) and not os.path.exists(paths[0]):
+        raise FileNotFoundError(f"{dataset}: {paths[0]} is listed but missing: unpack the images")
 
 
 def _checked(name: str, splits: Splits) -> Splits:
-    found = Published(*(n for split in splits for n in (len(split.names), len(split))))
-    if found != PUBLISHED[name]:
+    """The splits, after a warning if their counts are not the published ones."""
+    counts = Published(*(n for split in splits for n in (len(split.names), len(split))))
+    if counts != PUBLISHED[name]:
         logging.warning(
-            "%s: classes and images (train, test) are %s, published are %s: run the doctor",
+            "%s: classes and images (train, test) are %s, published are %s: run dmljax doctor",
             name,
-            tuple(found),
+            tuple(counts),
             tuple(PUBLISHED[name]),
         )
     return splits
 
 
-def _idx(root: _Path, stem: str) -> np.ndarray:
+def _mnist_file(root: _Path, stem: str) -> np.ndarray:
+    """The array of an idx file, whose name and folder differ between distributions."""
     home = pathlib.Path(root or ".").expanduser()
     for name in (f"{stem}-ubyte", f"{stem}-ubyte.gz", f"{stem.replace('-idx', '.idx')}-ubyte"):
-        for place in (home, home / "MNIST" / "raw", home / "mnist"):
-            if (place / name).is_file():
-                return sources.idx(place / name)
+        for folder_ in (home, home / "MNIST" / "raw", home / "mnist"):
+            if (folder_ / name).is_file():
+                return idx.read(folder_ / name)
+    # Always raises: the file with this name cannot exist.
     wanted = [f"{stem}-ubyte[.gz]"]
-    return sources.look_for(root, wanted, dataset="mnist", origin="the four idx files of MNIST")
+    locate.find_folder(root, wanted, dataset="mnist", origin="the four idx files of MNIST")
+    raise AssertionError

@@ -1,7 +1,7 @@
-"""Encoded images to `uint8 [h w 3]`: the same pixels whichever decoder is installed.
+"""Decodes images to `uint8 [h w 3]`.
 
-`simplejpeg` (the extra `fast`) decodes plain JPEGs about twice as fast as Pillow, bit for bit
-alike; what it does not take, and every other format, goes to Pillow.
+`simplejpeg` (installed by the extra `fast`) decodes JPEGs about twice as fast as Pillow, to bitwise
+the same pixels. Pillow decodes all other formats, and JPEGs that simplejpeg does not support.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ _ORIENTATION = 0x0112
 
 
 class UnreadableImage(ValueError):
-    """An image file that is empty, truncated, damaged, missing or not allowed to be read."""
+    """An image that is empty, truncated, damaged or missing, or a file without read permission."""
 
 
 def decode(data: bytes) -> np.ndarray:
-    """RGB pixels, upright. Grey is repeated; alpha is dropped; CMYK and palettes are converted.
+    """RGB pixels of an encoded image, `uint8 [h w 3]`.
 
-    16-bit grey keeps its high byte (a plain `convert` would clip nearly all of it to white), and
-    the orientation of EXIF is applied, as viewers do.
+    Grayscale is repeated, alpha is dropped, CMYK and palettes are converted. The EXIF orientation
+    is applied. 16-bit grayscale keeps its high byte; Pillow's own conversion would clip nearly all
+    of it to white.
     """
     if not data:
         raise UnreadableImage("it has zero bytes")
-    if data[:2] == b"\xff\xd8" and simplejpeg is not None and not _may_be_turned(data):
-        # A camera's JPEG may be rotated; Pillow reads that. Damage is Pillow's to judge as well,
-        # so that an image is readable or not whichever decoder is installed.
+    if data[:2] == b"\xff\xd8" and simplejpeg is not None and not _may_be_rotated(data):
+        # Pillow handles rotated JPEGs. It also decides whether a damaged JPEG is readable, so that
+        # this does not depend on the decoders that are installed.
         try:
             _, _, space, _ = simplejpeg.decode_jpeg_header(data)
             if space in ("YCbCr", "Gray"):
@@ -47,8 +48,8 @@ def decode(data: bytes) -> np.ndarray:
     return _pillow(data)
 
 
-def _may_be_turned(data: bytes) -> bool:
-    """Whether there may be an orientation, in EXIF or XMP."""
+def _may_be_rotated(data: bytes) -> bool:
+    """Whether the file has EXIF or XMP metadata that may contain an orientation."""
     head = data[:65536]
     return b"Exif\0" in head or b"tiff:Orientation" in head
 
@@ -56,7 +57,7 @@ def _may_be_turned(data: bytes) -> bool:
 def _pillow(data: bytes) -> np.ndarray:
     try:
         with warnings.catch_warnings():
-            # Corrupt EXIF warns; a picture of 90 megapixels is large, not an attack.
+            # Ignore warnings about corrupt EXIF, and about large images as a possible attack.
             warnings.simplefilter("ignore")
             picture = Image.open(io.BytesIO(data))
             if picture.getexif().get(_ORIENTATION, 1) != 1:
@@ -66,18 +67,18 @@ def _pillow(data: bytes) -> np.ndarray:
                 picture = Image.fromarray(np.clip(high, 0, 255).astype(np.uint8))
             return np.asarray(picture.convert("RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        # Pillow names the memory buffer in its message, which is of no use to anyone.
+        # Pillow's message ends with the address of a memory buffer.
         raise UnreadableImage(str(error).split(" <_io")[0]) from error
 
 
 def mode(data: bytes) -> str:
-    """Pillow's name for how the pixels are stored: L, RGB, RGBA, CMYK, P, ..."""
+    """Pillow's name of the pixel format: L, RGB, RGBA, CMYK, P, ..."""
     with Image.open(io.BytesIO(data)) as picture:
         return picture.mode
 
 
 def read(record: str | os.PathLike | bytes | np.ndarray) -> np.ndarray:
-    """The pixels of a record. Arrays come back as they are, whatever their channels."""
+    """The pixels of a record: a path, encoded bytes, or an array, which is returned as it is."""
     if isinstance(record, np.ndarray):
         return record
     if isinstance(record, bytes):
@@ -91,7 +92,7 @@ def read(record: str | os.PathLike | bytes | np.ndarray) -> np.ndarray:
 
 
 def encode(image: np.ndarray, *, quality: int) -> bytes:
-    """JPEG bytes with 4:2:0 colour; the encoder is always Pillow's, so that hashes agree."""
+    """JPEG bytes with 4:2:0 chroma. Always by Pillow, so that hashes agree between machines."""
     out = io.BytesIO()
     picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
     picture.save(out, "JPEG", quality=quality, subsampling="4:2:0")

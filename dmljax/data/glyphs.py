@@ -1,10 +1,10 @@
-"""The set that needs no download: characters are classes, type faces are instances.
+"""A data set that needs no download: characters are classes, typefaces are instances.
 
-The fonts are those that matplotlib ships (DejaVu and STIX, free licences). A character is in when
-all faces have it and nothing else in the list looks like it once size and position are taken away:
-of Latin, Greek and Cyrillic A one stays, of C and c, O, o and Θ as well. The nearest that are left
-are Φ and Ф, I and l (a cosine of 0.89 over all faces; more than that in single ones). The list is
-written out, so that the classes do not depend on the version of a font library.
+The fonts are those of matplotlib (DejaVu and STIX, under free licenses). The list of characters
+contains what all faces have, except look-alikes after centering: for instance one of Latin, Greek
+and Cyrillic A, one of C and c, one of O, o and Θ. The most similar remaining pairs are Φ and Ф, I
+and l (a cosine similarity of 0.89 over all faces). The list is written out, so that the classes do
+not depend on the version of a font library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dmljax.data.transforms.distortion import distort_batch
 __all__ = ["CHARACTERS", "FACES", "SIZE", "images", "names"]
 
 SIZE = 32
-_EM = 22  # pixels of the em square: the widest glyph then just fits
+_EM = 22  # pixels of the em square, so that the widest glyph just fits
 # Part of the data set: it must not change if the defaults of `distort` do.
 _DISTORTION = dict(
     rotation=15.0,
@@ -49,25 +49,25 @@ CHARACTERS = (
 
 
 def names(characters: str) -> tuple[str, ...]:
-    """Class names: the character and what Unicode calls it."""
+    """Class names: the character and its Unicode name."""
     return tuple(f"{c} {unicodedata.name(c).lower()}" for c in characters)
 
 
 @functools.cache
 def _font(face: str) -> ImageFont.FreeTypeFont:
-    # The folder is found without importing matplotlib, which takes longer than the rendering.
+    # Importing matplotlib would take longer than the rendering, so only look up its folder.
     package = importlib.util.find_spec("matplotlib")
     if package is None or not package.submodule_search_locations:
-        raise FileNotFoundError("glyphs are drawn with matplotlib's fonts: pip install matplotlib")
+        raise FileNotFoundError("glyphs needs the fonts of matplotlib: pip install matplotlib")
     folder = pathlib.Path(package.submodule_search_locations[0]) / "mpl-data" / "fonts" / "ttf"
     path = folder / f"{face}.ttf"
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: reinstall matplotlib, whose fonts glyphs uses")
+        raise FileNotFoundError(f"glyphs needs {path}, which is missing: reinstall matplotlib")
     return ImageFont.truetype(str(path), _EM, layout_engine=ImageFont.Layout.BASIC)
 
 
 def _draw(character: str, face: str) -> np.ndarray:
-    """White on black, centred by its ink, `uint8 [32 32 1]`."""
+    """White on black, with a centered bounding box, `uint8 [32 32 1]`."""
     ink = _font(face).getmask(character, mode="L")
     width, height = ink.size
     top, left = (SIZE - height) // 2, (SIZE - width) // 2
@@ -79,16 +79,17 @@ def _draw(character: str, face: str) -> np.ndarray:
 
 @functools.lru_cache(maxsize=2)
 def images(characters: str) -> np.ndarray:
-    """`uint8 [n 32 32 1]`, the faces of one character after another. Read-only.
+    """All faces of the first character, then of the next, `uint8 [n 32 32 1]`, read-only.
 
-    Each image has its own fixed distortion, drawn from its code point and its face: rendering other
-    characters, or in another order, changes nothing.
+    Each image has its own fixed distortion, seeded by its code point and face. So an image does not
+    depend on the other characters or their order.
     """
-    pictures = np.empty((len(characters) * len(FACES), SIZE, SIZE, 1), np.uint8)
+    out = np.empty((len(characters) * len(FACES), SIZE, SIZE, 1), np.uint8)
     for i, character in enumerate(characters):
-        drawn = np.stack([_draw(character, face) for face in FACES])
-        keys = [np.random.Philox(key=[ord(character), j]) for j in range(len(FACES))]
-        rngs = [np.random.Generator(key) for key in keys]
-        pictures[i * len(FACES) : (i + 1) * len(FACES)] = distort_batch(drawn, rngs, **_DISTORTION)
-    pictures.setflags(write=False)
-    return pictures
+        drawings = np.stack([_draw(character, face) for face in FACES])
+        bits = [np.random.Philox(key=[ord(character), face]) for face in range(len(FACES))]
+        rngs = [np.random.Generator(b) for b in bits]
+        rows = slice(i * len(FACES), (i + 1) * len(FACES))
+        out[rows] = distort_batch(drawings, rngs, **_DISTORTION)
+    out.setflags(write=False)
+    return out

@@ -1,9 +1,9 @@
-"""What every data set is: records, integer labels and names, divided by class.
+"""Records, labels and class names of a data set, divided into a training and a test split.
 
-`Split` is the contract between the files on disk and the pipeline. A record is a path, the encoded
-bytes of one image, or a decoded `uint8 [h w c]` array; `records` is any sequence of them that can
-be pickled. Labels are dense within their split: `labels[i]` indexes `names`, and a class is its
-name, so two splits are disjoint exactly when their names are.
+A record is a path, the encoded bytes of one image, or a decoded `uint8 [h w c]` array; `records` is
+any sequence of them that can be pickled. The labels of a split are 0 to the number of its classes
+minus 1, and index its `names`. A class is identified by its name, so two splits have a class in
+common exactly if they have a name in common.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ __all__ = [
 ]
 
 
+_MARKS = ("query", "gallery", "boxes", "superlabels", "groups")  # optional arrays of a split
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split:
-    """One half of a data set. Every array has one row a record.
+    """Some images of a data set. Every array has one row per record.
 
-    `query` and `gallery` mark the two sides of a retrieval protocol; without them every image is
-    both. `boxes` (left, top, right, bottom in pixels of the upright image) crop the record before
-    any transform.
-    `superlabels` are coarser classes. Where the `groups` of a query and a gallery item agree and
-    are not -1, the evaluator ignores the pair (the same camera, the same photograph).
+    `query` and `gallery` mark the images of a retrieval protocol; without them, every image is
+    both. `boxes` (left, top, right, bottom in pixels of the upright image) crop the image before
+    any transform. `superlabels` are coarser classes. If the `groups` of a query and of a gallery
+    item are equal and not -1, the evaluation ignores the pair (the same camera or photograph).
     """
 
     records: Sequence[Any]
@@ -49,7 +51,7 @@ class Split:
 
     def __post_init__(self):
         object.__setattr__(self, "labels", np.asarray(self.labels, np.int32))
-        for field in ("labels", "query", "gallery", "boxes", "superlabels", "groups"):
+        for field in ("labels", *_MARKS):
             rows = getattr(self, field)
             if rows is not None and len(rows) != len(self.records):
                 raise ValueError(f"{len(rows)} {field} for {len(self.records)} records")
@@ -64,17 +66,20 @@ class Split:
 
 
 class Splits(NamedTuple):
-    """Both halves; `train` may be empty where a set is only for testing."""
+    """The two splits of a data set. `train` is empty if the data set is only for testing."""
 
     train: Split
     test: Split
 
 
 def encode(strings: Iterable[Any], *, names: Sequence[str] | None = None):
-    """Class names to dense labels: `(labels, names)`, sorted (numbers by value) unless given.
+    """`(labels, names)` of a list of class names.
 
-    Names are compared in Unicode's composed form, since one file system stores 'é' as one code
-    point and another as two.
+    `names` are sorted (numbers by value) unless given. Names are compared in Unicode's composed
+    form, because some file systems store 'é' as one code point and others as two.
+
+    >>> encode(["b", "a", "b"])
+    (array([1, 0, 1], dtype=int32), ('a', 'b'))
     """
     strings = [unicodedata.normalize("NFC", str(s)) for s in strings]
     if names is None:
@@ -83,18 +88,18 @@ def encode(strings: Iterable[Any], *, names: Sequence[str] | None = None):
         names = sorted(distinct, key=(lambda n: (int(n), n)) if numbers else None)
     names = tuple(unicodedata.normalize("NFC", str(n)) for n in names)
     if len(set(names)) < len(names):
-        twice = next(n for i, n in enumerate(names) if n in names[:i])
-        raise ValueError(f"the class name {twice!r} is there twice")
+        repeated = next(n for i, n in enumerate(names) if n in names[:i])
+        raise ValueError(f"the class name {repeated!r} occurs more than once")
     index = {name: i for i, name in enumerate(names)}
     unknown = [s for s in strings if s not in index]
     if unknown:
-        raise ValueError(f"class {unknown[0]!r} is not among the {len(names)} names given")
+        raise ValueError(f"class {unknown[0]!r} is not among the {len(names)} class names")
     return np.fromiter((index[s] for s in strings), np.int32, len(strings)), names
 
 
 @dataclasses.dataclass(frozen=True)
-class _Picked:
-    """Some records of a sequence that cannot be fancy-indexed."""
+class _Selection:
+    """Some records of a sequence that cannot be indexed by an array."""
 
     records: Sequence[Any]
     indices: np.ndarray
@@ -110,18 +115,18 @@ class _Picked:
 
 
 def select(records: Sequence[Any], indices: np.ndarray) -> Sequence[Any]:
-    """`records` at `indices`, without reading any."""
+    """`records` at `indices`, without reading them."""
     if isinstance(records, np.ndarray):
         return records[indices]
     if isinstance(records, list | tuple):
         return tuple(records[int(i)] for i in indices)
-    if isinstance(records, _Picked):
-        return _Picked(records.records, records.indices[indices])
-    return _Picked(records, np.asarray(indices))
+    if isinstance(records, _Selection):
+        return _Selection(records.records, records.indices[indices])
+    return _Selection(records, np.asarray(indices))
 
 
 def record_name(records: Sequence[Any], i: int) -> str:
-    """What to call record `i` in a message: its path where it has one, else its number."""
+    """What messages call record `i`: its path if it has one, otherwise its number."""
     if describe := getattr(records, "describe", None):
         return describe(i)
     if isinstance(records, np.ndarray):
@@ -131,26 +136,27 @@ def record_name(records: Sequence[Any], i: int) -> str:
 
 
 def subset(split: Split, indices: np.ndarray) -> Split:
-    """The split at `indices` (in that order), with labels made dense again."""
+    """The images at `indices`, in that order. Classes without images are removed."""
     indices = np.asarray(indices)
     if indices.dtype == bool:
         indices = np.flatnonzero(indices)
     present, labels = np.unique(split.labels[indices], return_inverse=True)
-    others = ("query", "gallery", "boxes", "superlabels", "groups")
-    marks = {f: getattr(split, f) for f in others}
+    marks = {name: getattr(split, name) for name in _MARKS}
     return Split(
         records=select(split.records, indices),
         labels=labels,
         names=tuple(split.names[c] for c in present),
-        **{f: None if rows is None else rows[indices] for f, rows in marks.items()},
+        **{name: None if rows is None else rows[indices] for name, rows in marks.items()},
     )
 
 
 def divide(split: Split, *, train: float | Sequence[str]) -> Splits:
-    """Class-disjoint halves. `train` is the fraction of the classes, in order, or their names.
+    """Splits without a common class. `train` is a fraction of the classes or their names.
 
-    The first half for training is what the benchmarks of the field do. The same function holds out
-    validation classes of a training split: none of the published splits has any.
+    A fraction selects the first classes in their order.
+
+    It divides a data set into training and test classes, or a training split into training and
+    validation classes.
     """
     if isinstance(train, str) or not isinstance(train, float | int | Sequence):
         raise ValueError(f"train must be a fraction or a list of class names, not {train!r}")
@@ -158,10 +164,10 @@ def divide(split: Split, *, train: float | Sequence[str]) -> Splits:
         wanted = {unicodedata.normalize("NFC", str(name)) for name in train}
         if unknown := sorted(wanted - set(split.names)):
             raise ValueError(f"no class is called {unknown[0]!r}; there are {len(split.names)}")
-        mine = np.array([name in wanted for name in split.names], bool)
+        is_train = np.array([name in wanted for name in split.names], bool)
     else:
         if not 0 <= train <= 1:
             raise ValueError(f"the fraction of training classes must be in 0..1, not {train}")
-        mine = np.arange(len(split.names)) < round(train * len(split.names))
-    chosen = mine[split.labels] if len(split) else np.zeros(0, bool)
-    return Splits(subset(split, chosen), subset(split, ~chosen))
+        is_train = np.arange(len(split.names)) < round(train * len(split.names))
+    rows = is_train[split.labels] if len(split) else np.zeros(0, bool)
+    return Splits(subset(split, rows), subset(split, ~rows))

@@ -1,137 +1,53 @@
-"""Own images: a folder for each class, a table of paths and labels, or arrays in one file."""
+"""A data set listed in a CSV or Parquet table."""
 
 from __future__ import annotations
 
 import csv
 import os
 import pathlib
-import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from absl import logging
 
-from dmljax.data import sources
 from dmljax.data.splits import Split, Splits, divide, encode, subset
 
-__all__ = ["folder", "npz", "table"]
+__all__ = ["table"]
 
-_Train = float | Sequence[str]
-_HALF = 0.5
-
-
-def folder(*, root: str | os.PathLike, split: _Train | None = None) -> Splits:
-    """A folder for each class, images anywhere below.
-
-    The classes are divided by `split`: the fraction for training (in alphabetic order) or their
-    names. Without it, folders `train/` and `test/` (or `query/` and `gallery/`) under root are the
-    two halves where they exist, otherwise half of the classes is for training.
-    """
-    where = sources.look_for(root, [], dataset="folder", origin="your own images")
-    has = {name: (where / name).is_dir() for name in ("train", "test", "query", "gallery")}
-    if split is None and has["query"] != has["gallery"]:
-        raise ValueError(f"folder: {where} needs both query/ and gallery/, and has only one")
-    if split is None and has["query"]:
-        sides = [_class_folders(where / side) for side in ("query", "gallery")]
-        labels, names = encode([name for side in sides for _, name in side])
-        is_query = np.arange(len(labels)) < len(sides[0])
-        paths = [path for side in sides for path, _ in side]
-        test = Split(paths, labels, names, query=is_query, gallery=~is_query)
-        return Splits(_of(_class_folders(where / "train")) if has["train"] else _empty(), test)
-    if split is None and has["train"] and has["test"]:
-        return Splits(_of(_class_folders(where / "train")), _of(_class_folders(where / "test")))
-    return divide(_of(_class_folders(where)), train=_HALF if split is None else split)
-
-
-def _of(pairs: Sequence[tuple[str, str]]) -> Split:
-    labels, names = encode([name for _, name in pairs])
-    return Split([path for path, _ in pairs], labels, names)
-
-
-def _empty() -> Split:
-    return Split([], np.zeros(0, np.int32), ())
-
-
-def _class_folders(root: pathlib.Path) -> list[tuple[str, str]]:
-    """`(path, class)` of every image; a class is a folder in `root`."""
-    pairs: list[tuple[str, str]] = []
-    loose = 0
-    try:
-        for entry in sorted(root.iterdir()):
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                mine = [(path, entry.name) for path in sources.walk(entry)]
-                if not mine:
-                    logging.warning("%s holds no image: no class", entry)
-                pairs += mine
-            elif entry.name.lower().endswith(sources.IMAGE_SUFFIXES):
-                loose += 1
-    except PermissionError as error:
-        raise PermissionError(
-            f"folder: {error.filename} may not be read: change its permissions (chmod -R a+rX)"
-        ) from error
-    if not pairs:
-        extra = f" ({loose} images lie in it directly)" if loose else ""
-        kinds = " ".join(sources.IMAGE_SUFFIXES)
-        raise FileNotFoundError(
-            f"folder: {root} has no folder of images{extra}: put the images of each class in a "
-            f"folder of its own; known suffixes are {kinds}"
-        )
-    if loose:
-        logging.warning("%s: %d images outside of any class folder are ignored", root, loose)
-    return pairs
+_COLUMNS = ("path", "label", "split", "role", "box", "superlabel", "group")
 
 
 def table(
     *,
     path: str | os.PathLike,
     root: str | os.PathLike | None = None,
-    split: _Train | None = None,
+    split: float | Sequence[str] | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> Splits:
-    """A CSV or Parquet table with columns `path` and `label`, one row an image (or a box of one).
+    """A CSV or Parquet table with columns `path` and `label`, one row per image (or box of one).
 
-    Optional columns: `split` (train or test), `role` (query, gallery or both; test rows only),
-    `box` (left top right bottom, in pixels of the upright image), `superlabel`, and `group` (pairs
-    of a query and a gallery item of one group are ignored; empty is none).
-    `columns` maps these names to those of the file. Paths are relative to `root`, by default the
-    folder of the table. Without a column `split`, classes are divided as in `folder`.
+    Optional columns: `split` (train or test), `role` (query, gallery or both; used for test rows),
+    `box` (left top right bottom, in pixels of the upright image), `superlabel`, and `group` (a
+    query and a gallery item of one group are not compared; empty means no group). `columns` maps
+    these names to those of the file. Paths are relative to `root`, by default the folder of the
+    table. Without a column `split`, the argument `split` divides the classes as in `folder`.
     """
     file = pathlib.Path(path).expanduser()
     columns = dict(columns or {})
-    known = ("path", "label", "split", "role", "box", "superlabel", "group")
-    if wrong := sorted(set(columns) - set(known)):
-        raise ValueError(f"table: columns= names {wrong[0]!r}; known are {', '.join(known)}")
-    data = _read(file)
-    for name in known:
-        title = columns.get(name, name)
-        if title not in data and (name in ("path", "label") or name in columns):
-            raise ValueError(f"table: {file} has no column {title!r}; it has {', '.join(data)}")
-    cells = {n: data[columns.get(n, n)] for n in known if columns.get(n, n) in data}
-    rows = len(cells["path"])
-    if not rows:
-        raise ValueError(f"table: {file} has no rows")
-    for name in ("path", "label"):
-        for i, cell in enumerate(cells[name]):
-            if cell == "":
-                raise ValueError(f"table: {file} row {i + 1} has an empty {name}")
-    seen: dict[tuple, int] = {}
-    for i, key in enumerate(zip(cells["path"], cells.get("box", [""] * rows), strict=True)):
-        if key in seen:
-            raise ValueError(
-                f"table: {file} has {key[0]!r} twice, in rows {seen[key] + 1} and {i + 1}: remove "
-                "one (rows may share an image only with different boxes)"
-            )
-        seen[key] = i
-    home = pathlib.Path(root).expanduser() if root is not None else file.parent
-    paths = [str(home / cell) for cell in cells["path"]]
+    if unknown := sorted(set(columns) - set(_COLUMNS)):
+        known = ", ".join(_COLUMNS)
+        raise ValueError(f"table: columns= has the key {unknown[0]!r}; possible are {known}")
+    cells = _select(_read(file), columns, file)
+    _check_rows(cells, file)
+    folder = pathlib.Path(root).expanduser() if root is not None else file.parent
+    paths = [str(folder / cell) for cell in cells["path"]]
     if not os.path.exists(paths[0]):
-        raise FileNotFoundError(f"table: {paths[0]} of row 1 does not exist; paths start at {home}")
+        raise FileNotFoundError(
+            f"table: {paths[0]} of row 1 does not exist; paths are relative to {folder}"
+        )
     labels, names = encode(cells["label"])
-    roles = _checked(cells.get("role"), ("query", "gallery", "both", ""), "role", file)
-    whole = Split(
+    roles = _choices(cells, "role", ("query", "gallery", "both", ""), file)
+    all_rows = Split(
         paths,
         labels,
         names,
@@ -141,18 +57,49 @@ def table(
         superlabels=encode(cells["superlabel"])[0] if "superlabel" in cells else None,
         groups=_groups(cells["group"]) if "group" in cells else None,
     )
-    sides = _checked(cells.get("split"), ("train", "test"), "split", file)
-    if sides is None:
-        return divide(whole, train=_HALF if split is None else split)
+    split_of_row = _choices(cells, "split", ("train", "test"), file)
+    if split_of_row is None:
+        return divide(all_rows, train=0.5 if split is None else split)
     if split is not None:
-        raise ValueError(f"table: {file} has a column split, so split={split!r} has no use")
-    return Splits(*(subset(whole, sides == side) for side in ("train", "test")))
+        raise ValueError(f"table: {file} has a column split, so leave out split={split!r}")
+    return Splits(*(subset(all_rows, split_of_row == name) for name in ("train", "test")))
+
+
+def _select(
+    data: dict[str, list[str]], columns: Mapping[str, str], file: pathlib.Path
+) -> dict[str, list[str]]:
+    """The columns of the file under our names."""
+    for name in ("path", "label", *columns):
+        title = columns.get(name, name)
+        if title not in data:
+            raise ValueError(f"table: {file} has no column {title!r}; it has {', '.join(data)}")
+    titles = {name: columns.get(name, name) for name in _COLUMNS}
+    return {name: data[title] for name, title in titles.items() if title in data}
+
+
+def _check_rows(cells: dict[str, list[str]], file: pathlib.Path) -> None:
+    """Refuses an empty table, empty paths and labels, and repeated images."""
+    if not cells["path"]:
+        raise ValueError(f"table: {file} has no rows")
+    for name in ("path", "label"):
+        for i, cell in enumerate(cells[name]):
+            if cell == "":
+                raise ValueError(f"table: {file} row {i + 1} has an empty {name}")
+    boxes = cells.get("box", [""] * len(cells["path"]))
+    rows: dict[tuple[str, str], int] = {}
+    for i, key in enumerate(zip(cells["path"], boxes, strict=True)):
+        if key in rows:
+            raise ValueError(
+                f"table: {file} has {key[0]!r} twice, in rows {rows[key] + 1} and {i + 1}: remove "
+                "one (rows may share an image only with different boxes)"
+            )
+        rows[key] = i
 
 
 def _read(file: pathlib.Path) -> dict[str, list[str]]:
-    """Columns of text; Parquet's numbers as they would stand in a CSV."""
+    """The columns as text; numbers of a Parquet file as a CSV would contain them."""
     if not file.is_file():
-        raise FileNotFoundError(f"table: {file} is no file; point path= at a .csv or .parquet")
+        raise FileNotFoundError(f"table: {file} is not a file; set path= to a .csv or .parquet")
     if file.suffix.lower() == ".parquet":
         try:
             import pyarrow
@@ -166,7 +113,8 @@ def _read(file: pathlib.Path) -> dict[str, list[str]]:
         except (pyarrow.ArrowInvalid, OSError) as error:
             raise ValueError(f"table: {file} is not Parquet: {error}") from error
         return {name: [_text(cell) for cell in cells] for name, cells in columns.items()}
-    with file.open(newline="", encoding="utf-8-sig") as lines:  # spreadsheets write the mark
+    # Spreadsheets write a byte-order mark, which utf-8-sig removes.
+    with file.open(newline="", encoding="utf-8-sig") as lines:
         try:
             reader = csv.reader(lines, strict=True)
             header = next(reader, None)
@@ -189,14 +137,17 @@ def _text(cell: Any) -> str:
     return " ".join(map(str, cell)) if isinstance(cell, list | tuple) else str(cell)
 
 
-def _checked(cells, allowed: Sequence[str], name: str, file: pathlib.Path) -> np.ndarray | None:
-    if cells is None:
+def _choices(
+    cells: dict[str, list[str]], name: str, allowed: Sequence[str], file: pathlib.Path
+) -> np.ndarray | None:
+    """The column `name`, whose values must be among `allowed`, or None if it does not exist."""
+    if name not in cells:
         return None
-    for i, cell in enumerate(cells):
+    for i, cell in enumerate(cells[name]):
         if cell not in allowed:
-            choices = ", ".join(repr(a) for a in allowed)
+            choices = ", ".join(map(repr, allowed))
             raise ValueError(f"table: {file} row {i + 1}: {name} {cell!r} is none of {choices}")
-    return np.array(cells)
+    return np.array(cells[name])
 
 
 def _boxes(cells: Sequence[str], file: pathlib.Path) -> np.ndarray:
@@ -217,47 +168,3 @@ def _boxes(cells: Sequence[str], file: pathlib.Path) -> np.ndarray:
 def _groups(cells: Sequence[str]) -> np.ndarray:
     index = {cell: i for i, cell in enumerate(sorted(set(cells) - {""}))}
     return np.array([index.get(cell, -1) for cell in cells], np.int32)
-
-
-def npz(*, path: str | os.PathLike, split: _Train | None = None) -> Splits:
-    """One NumPy file: `images` (`uint8 [n h w]` or `[n h w c]`) and `labels` (integers).
-
-    It may also hold `class_names` and `class_is_test`, one of each a class; `split` overrules the
-    latter. Pickled objects are refused.
-    """
-    file = pathlib.Path(path).expanduser()
-    if not file.is_file():
-        raise FileNotFoundError(f"npz: {file} does not exist; point path= at an .npz file")
-    if not zipfile.is_zipfile(file):
-        raise ValueError(f"npz: {file} cannot be read: it is not what numpy.savez writes")
-    wanted = ("images", "labels", "class_names", "class_is_test")
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            there = list(arrays)
-            data = {name: arrays[name] for name in wanted if name in there}
-    except (ValueError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"npz: {file} cannot be read: {error}") from error
-    if missing := [name for name in wanted[:2] if name not in data]:
-        raise ValueError(f"npz: {file} has no {missing[0]!r}; it has {', '.join(there) or 'none'}")
-    images, labels = data["images"], data["labels"]
-    if images.dtype != np.uint8 or images.ndim not in (3, 4):
-        raise ValueError(
-            f"npz: images must be uint8 [n h w] or [n h w c], not {images.dtype} {images.shape}"
-        )
-    if labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(
-            f"npz: labels must be {len(images)} integers, not {labels.dtype} {labels.shape}"
-        )
-    images = images[..., None] if images.ndim == 3 else images
-    if "class_names" in data:
-        whole = Split(images, labels, tuple(map(str, data["class_names"])))
-    else:
-        whole = Split(images, *encode(labels))
-    if split is None and "class_is_test" in data:
-        if len(data["class_is_test"]) != len(whole.names):
-            count = len(data["class_is_test"])
-            raise ValueError(
-                f"npz: class_is_test has {count} entries for {len(whole.names)} classes"
-            )
-        split = [n for n, test in zip(whole.names, data["class_is_test"], strict=True) if not test]
-    return divide(whole, train=_HALF if split is None else split)

@@ -1,4 +1,4 @@
-"""Every kind of image file becomes the right RGB pixels, with or without the fast decoder."""
+"""Every image format is decoded to the right RGB pixels, with and without the fast decoder."""
 
 import contextlib
 import io
@@ -27,10 +27,10 @@ def _saved(picture, kind, **options):
     return out.getvalue()
 
 
-def _close(found, picture, tolerance):
-    wanted = np.asarray(picture).astype(int)
-    assert found.dtype == np.uint8 and found.shape == wanted.shape
-    assert np.abs(found.astype(int) - wanted).max() <= tolerance
+def _close(pixels, picture, tolerance):
+    expected = np.asarray(picture).astype(int)
+    assert pixels.dtype == np.uint8 and pixels.shape == expected.shape
+    assert np.abs(pixels.astype(int) - expected).max() <= tolerance
 
 
 @pytest.mark.usefixtures("decoder")
@@ -40,15 +40,15 @@ def test_modes():
     alpha.putalpha(77)
     _close(decode.decode(_saved(picture, "PNG")), picture, 0)
     _close(decode.decode(_saved(alpha, "PNG")), picture, 0)
-    grey = picture.convert("L")
+    gray = picture.convert("L")
     for kind in ("PNG", "JPEG"):
-        _close(decode.decode(_saved(grey, kind, quality=100)), grey.convert("RGB"), 3)
-    _close(decode.decode(_saved(grey.convert("LA"), "PNG")), grey.convert("RGB"), 0)
+        _close(decode.decode(_saved(gray, kind, quality=100)), gray.convert("RGB"), 3)
+    _close(decode.decode(_saved(gray.convert("LA"), "PNG")), gray.convert("RGB"), 0)
     palette = picture.quantize(64)
     _close(decode.decode(_saved(palette, "PNG")), palette.convert("RGB"), 0)
     _close(decode.decode(_saved(palette, "GIF")), palette.convert("RGB"), 0)
-    see_through = _saved(palette, "PNG", transparency=bytes([0, 128, 255]))
-    _close(decode.decode(see_through), palette.convert("RGB"), 0)
+    transparent = _saved(palette, "PNG", transparency=bytes([0, 128, 255]))
+    _close(decode.decode(transparent), palette.convert("RGB"), 0)
     one_bit = picture.convert("1")
     _close(decode.decode(_saved(one_bit, "PNG")), one_bit.convert("RGB"), 0)
     cmyk = picture.convert("CMYK")
@@ -60,9 +60,9 @@ def test_modes():
 def test_sixteen_bits_keep_the_high_byte():
     values = np.arange(40 * 30, dtype=np.uint16).reshape(30, 40) * 54
     data = _saved(Image.fromarray(values), "PNG")
-    found = decode.decode(data)
-    assert (found == (values >> 8)[:, :, None]).all() and found.max() > 240
-    assert len(np.unique(found)) > 200  # a plain convert clips nearly all of them
+    pixels = decode.decode(data)
+    assert (pixels == (values >> 8)[:, :, None]).all() and pixels.max() > 240
+    assert len(np.unique(pixels)) > 200  # Pillow's own conversion clips nearly all of them
 
 
 @pytest.mark.usefixtures("decoder")
@@ -72,24 +72,26 @@ def test_exif_orientation_is_applied(orientation):
     corners.paste("red", (0, 0, 16, 8))
     exif = Image.Exif()
     exif[0x0112] = orientation
-    found = decode.decode(_saved(corners, "JPEG", quality=95, exif=exif)).astype(int)
-    assert found.shape[:2] == ((32, 16) if orientation > 4 else (16, 32))
-    h, w = found.shape[:2]
-    # Where the first pixel of the file is seen, by the standard's table.
+    pixels = decode.decode(_saved(corners, "JPEG", quality=95, exif=exif)).astype(int)
+    assert pixels.shape[:2] == ((32, 16) if orientation > 4 else (16, 32))
+    h, w = pixels.shape[:2]
+    # The corner that shows the first pixel of the file, by the EXIF standard.
     row, column = {
         1: (0, 0), 2: (0, 1), 3: (1, 1), 4: (1, 0), 5: (0, 0), 6: (0, 1), 7: (1, 1), 8: (1, 0),
     }[orientation]  # fmt: skip
     y, x = (h - 3 if row else 2), (w - 3 if column else 2)
-    assert found[y, x, 0] > 200 and found[h - 1 - y, w - 1 - x, 0] < 60
+    assert pixels[y, x, 0] > 200 and pixels[h - 1 - y, w - 1 - x, 0] < 60
 
 
-def test_an_orientation_in_xmp_alone_is_pillows_to_judge():
+def test_pillow_decodes_images_with_an_orientation_in_xmp():
     data = _saved(Image.new("RGB", (32, 16), "red"), "JPEG")
-    note = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF><rdf:Description tiff:Orientation="6"/>'
-    block = b"http://ns.adobe.com/xap/1.0/\0" + note + b"</rdf:RDF></x:xmpmeta>"
-    turned = data[:2] + b"\xff\xe1" + (len(block) + 2).to_bytes(2, "big") + block + data[2:]
-    assert decode._pillow(turned).shape[:2] == (32, 16)
-    np.testing.assert_array_equal(decode.decode(turned), decode._pillow(turned))
+    description = (
+        b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF><rdf:Description tiff:Orientation="6"/>'
+    )
+    block = b"http://ns.adobe.com/xap/1.0/\0" + description + b"</rdf:RDF></x:xmpmeta>"
+    rotated = data[:2] + b"\xff\xe1" + (len(block) + 2).to_bytes(2, "big") + block + data[2:]
+    assert decode._pillow(rotated).shape[:2] == (32, 16)
+    np.testing.assert_array_equal(decode.decode(rotated), decode._pillow(rotated))
 
 
 @hypothesis.settings(deadline=None, max_examples=60)
@@ -138,9 +140,9 @@ def test_unreadable(data, match):
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 @hypothesis.given(st.integers(2, 900), st.binary(min_size=1, max_size=20))
-def test_damage_anywhere_is_pixels_or_one_error(where, junk):
+def test_a_damaged_image_gives_pixels_or_one_type_of_error(position, junk):
     data = make.jpeg(1, 60, 60)
-    data = data[:where] + junk + data[where + len(junk) :]
+    data = data[:position] + junk + data[position + len(junk) :]
     with contextlib.suppress(decode.UnreadableImage):
         assert decode.decode(data).shape[2] == 3
 

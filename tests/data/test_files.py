@@ -15,7 +15,7 @@ def test_an_error_leaves_the_file_as_it_was(tmp_path):
     path = tmp_path / "a.json"
     files.write_json(path, {"a": 1})
     with pytest.raises(RuntimeError), files.atomic_writer(path) as file:
-        file.write("half of it")
+        file.write("incomplete")
         raise RuntimeError
     assert json.loads(path.read_text()) == {"a": 1}
     assert os.listdir(tmp_path) == ["a.json"]

@@ -1,4 +1,4 @@
-"""The set without a download: its counts, its determinism, and how hard it is."""
+"""glyphs, the data set without a download: counts, determinism and difficulty."""
 
 import hashlib
 import subprocess
@@ -14,7 +14,7 @@ from dmljax.data import datasets, glyphs, published, transforms
 
 
 def _recall(images, labels):
-    """R@1 of raw pixels, leave one out."""
+    """R@1 of raw pixels."""
     x = images.reshape(len(images), -1).astype(np.float32)
     norms = (x * x).sum(1)
     distances = norms[:, None] + norms[None] - 2 * x @ x.T
@@ -23,14 +23,19 @@ def _recall(images, labels):
 
 
 def test_counts_and_classes():
-    found = datasets.glyphs()
-    sizes = (len(found.train.names), len(found.train), len(found.test.names), len(found.test))
+    dataset = datasets.glyphs()
+    sizes = (
+        len(dataset.train.names),
+        len(dataset.train),
+        len(dataset.test.names),
+        len(dataset.test),
+    )
     assert sizes == tuple(published.PUBLISHED["glyphs"])
     assert len(glyphs.CHARACTERS) == len(set(glyphs.CHARACTERS)) == 327 and len(glyphs.FACES) == 16
-    assert not set(found.train.names) & set(found.test.names)
-    for half in found:
-        assert (np.bincount(half.labels) == 16).all()
-        assert half.records.shape[1:] == (32, 32, 1) and half.records.dtype == np.uint8
+    assert not set(dataset.train.names) & set(dataset.test.names)
+    for split in dataset:
+        assert (np.bincount(split.labels) == 16).all()
+        assert split.records.shape[1:] == (32, 32, 1) and split.records.dtype == np.uint8
 
 
 def test_every_face_has_every_character():
@@ -40,7 +45,7 @@ def test_every_face_has_every_character():
 
 
 def _shape(font, character):
-    """Ink alone: cut to its box and scaled, so that neither size nor position is left."""
+    """The character without size and position: cut to its bounding box and scaled."""
     mask = font.getmask(character, mode="L")
     ink = Image.frombytes("L", mask.size, bytes(mask))
     ink = ink.crop(ink.getbbox())
@@ -59,34 +64,36 @@ def test_no_two_classes_look_alike():
         shapes = np.stack([_shape(font, c) for c in glyphs.CHARACTERS])
         similarity += shapes @ shapes.T / len(glyphs.FACES)
     np.fill_diagonal(similarity, 0)
-    # Latin, Greek and Cyrillic A reach 0.99, S and s 0.93, O and o 0.89.
+    # For comparison: Latin, Greek and Cyrillic A reach 0.99, S and s 0.93, O and o 0.89.
     assert similarity.max() < 0.9
     folded = [unicodedata.normalize("NFKC", c).casefold() for c in glyphs.CHARACTERS]
     twins = [(i, j) for i, a in enumerate(folded) for j in range(i) if folded[j] == a]
     assert all(similarity[i, j] < 0.8 for i, j in twins)
 
 
-def test_drawing_is_the_same_in_another_process_and_another_order():
+def test_images_do_not_depend_on_the_process_and_the_order():
     code = (
         "import hashlib; from dmljax.data import datasets; s = datasets.glyphs()\n"
         "print(hashlib.sha256(s.train.records.tobytes() + s.test.records.tobytes()).hexdigest())"
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    here = datasets.glyphs()
-    digest = hashlib.sha256(here.train.records.tobytes() + here.test.records.tobytes()).hexdigest()
+    dataset = datasets.glyphs()
+    digest = hashlib.sha256(
+        dataset.train.records.tobytes() + dataset.test.records.tobytes()
+    ).hexdigest()
     assert other.stdout.strip() == digest
     some = glyphs.images("ba")
-    whole = glyphs.images(glyphs.CHARACTERS)
+    every = glyphs.images(glyphs.CHARACTERS)
     for i, character in enumerate("ba"):
         row = glyphs.CHARACTERS.index(character) * 16
-        assert (some[i * 16 : i * 16 + 16] == whole[row : row + 16]).all()
+        assert (some[i * 16 : i * 16 + 16] == every[row : row + 16]).all()
 
 
-def test_drawing_is_quick():
+def test_rendering_is_quick():
     glyphs.images.cache_clear()
-    began = time.process_time()
+    start = time.process_time()
     glyphs.images(glyphs.CHARACTERS)
-    assert time.process_time() - began < 10  # one to three seconds; ten on a crowded machine
+    assert time.process_time() - start < 10  # one to three seconds; ten on a busy machine
 
 
 def test_raw_pixels_are_far_from_enough():
@@ -101,12 +108,12 @@ def test_instances_differ_and_about_half_are_inverted():
     assert 0.45 < (border > 128).mean() < 0.55
 
 
-def test_training_draws_fresh_distortions_that_keep_the_character():
+def test_training_draws_a_new_distortion_each_time():
     image = datasets.glyphs().train.records[40]
     rng = np.random.default_rng(0)
     views = np.stack([transforms.glyphs_train(image, rng) for _ in range(20)])
     assert views.shape == (20, 32, 32, 1) and len({v.tobytes() for v in views}) == 20
-    still = transforms.distort(
+    undistorted = transforms.distort(
         image, rng, rotation=0, shear=0, scale=(1, 1), shift=0, invert=0, noise=0
     )
-    assert (still == image).all()
+    assert (undistorted == image).all()

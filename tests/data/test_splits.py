@@ -1,4 +1,4 @@
-"""Labels are dense, names are classes, and halves share none of them."""
+"""Labels index the names of their split, and divided splits have no class in common."""
 
 import unicodedata
 
@@ -15,18 +15,18 @@ _NAMES = st.lists(st.text("abé\u0301中0123", min_size=1, max_size=3), min_size
 @hypothesis.given(_NAMES, st.floats(0, 1))
 def test_divide_keeps_every_record_once_and_no_class_twice(strings, fraction):
     labels, names = splits.encode(strings)
-    whole = splits.Split(list(range(len(strings))), labels, names)
-    train, test = splits.divide(whole, train=fraction)
+    everything = splits.Split(list(range(len(strings))), labels, names)
+    train, test = splits.divide(everything, train=fraction)
     assert not set(train.names) & set(test.names)
     assert sorted([*train.records, *test.records]) == list(range(len(strings)))
     assert len(train.names) == round(fraction * len(names))
-    for half in (train, test):
-        for record, label in zip(half.records, half.labels, strict=True):
-            assert half.names[label] == unicodedata.normalize("NFC", strings[record])
-        assert len(half.names) == len(set(half.labels.tolist()))
+    for split in (train, test):
+        for record, label in zip(split.records, split.labels, strict=True):
+            assert split.names[label] == unicodedata.normalize("NFC", strings[record])
+        assert len(split.names) == len(set(split.labels.tolist()))
 
 
-def test_numbers_are_sorted_by_value_and_accents_by_meaning():
+def test_numbers_are_sorted_by_value_and_accents_in_composed_form():
     assert splits.encode(["10", "9", "2"])[1] == ("2", "9", "10")
     labels, names = splits.encode(["e\u0301", "é", "a"])
     assert names == ("a", "é") and labels.tolist() == [1, 1, 0]
@@ -34,20 +34,20 @@ def test_numbers_are_sorted_by_value_and_accents_by_meaning():
 
 def test_divide_by_names_and_its_errors():
     labels, names = splits.encode("abcab")
-    whole = splits.Split(list("01234"), labels, names, query=np.array([1, 0, 1, 0, 1], bool))
-    train, test = splits.divide(whole, train=["b"])
+    everything = splits.Split(list("01234"), labels, names, query=np.array([1, 0, 1, 0, 1], bool))
+    train, test = splits.divide(everything, train=["b"])
     assert train.names == ("b",) and train.records == ("1", "4")
     assert test.names == ("a", "c") and test.labels.tolist() == [0, 1, 0]
     assert train.query.tolist() == [False, True]
     with pytest.raises(ValueError, match="'z'"):
-        splits.divide(whole, train=["z"])
+        splits.divide(everything, train=["z"])
     with pytest.raises(ValueError, match=r"1\.5"):
-        splits.divide(whole, train=1.5)
+        splits.divide(everything, train=1.5)
     with pytest.raises(ValueError, match="'b'"):
-        splits.divide(whole, train="b")
+        splits.divide(everything, train="b")
 
 
-def test_a_split_whose_rows_disagree_is_refused():
+def test_arrays_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match="2 labels for 3 records"):
         splits.Split([1, 2, 3], [0, 0], ("a",))
     with pytest.raises(ValueError, match="0 to 1, but there are 1 names"):
@@ -67,6 +67,6 @@ def test_select_is_lazy_on_records_that_can_only_be_indexed():
             Source.reads += 1
             return bytes([i])
 
-    picked = splits.select(splits.select(Source(), np.array([5, 6, 7])), np.array([2, 0]))
-    assert len(picked) == 2 and Source.reads == 0
-    assert [picked[0], picked[1]] == [b"\7", b"\5"]
+    selected = splits.select(splits.select(Source(), np.array([5, 6, 7])), np.array([2, 0]))
+    assert len(selected) == 2 and Source.reads == 0
+    assert [selected[0], selected[1]] == [b"\7", b"\5"]

@@ -1,0 +1,73 @@
+"""A data set made of one folder of images per class."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+from absl import logging
+
+from dmljax.data import locate
+from dmljax.data.splits import Split, Splits, divide, encode
+
+__all__ = ["folder"]
+
+
+def folder(*, root: str | os.PathLike, split: float | Sequence[str] | None = None) -> Splits:
+    """One folder of images per class, with any folders below.
+
+    `split` is the fraction of the classes for training, in alphabetic order, or their names. If it
+    is None and `root` has folders `train/` and `test/` (or `query/` and `gallery/`), these are the
+    two splits. Otherwise the first half of the classes is for training.
+    """
+    folder = locate.find_folder(root, [], dataset="folder", origin="your own images")
+    names = ("train", "test", "query", "gallery")
+    exists = {name: split is None and (folder / name).is_dir() for name in names}
+    if exists["query"] != exists["gallery"]:
+        raise ValueError(f"folder: {folder} has only one of query/ and gallery/, and needs both")
+    if exists["query"]:
+        query, gallery = (_labeled_paths(folder / name) for name in ("query", "gallery"))
+        is_query = np.arange(len(query) + len(gallery)) < len(query)
+        test = _split(query + gallery, query=is_query, gallery=~is_query)
+        return Splits(_split(_labeled_paths(folder / "train") if exists["train"] else []), test)
+    if exists["train"] and exists["test"]:
+        return Splits(*(_split(_labeled_paths(folder / name)) for name in ("train", "test")))
+    return divide(_split(_labeled_paths(folder)), train=0.5 if split is None else split)
+
+
+def _split(labeled_paths: Sequence[tuple[str, str]], **marks: np.ndarray) -> Split:
+    labels, names = encode([name for _, name in labeled_paths])
+    return Split([path for path, _ in labeled_paths], labels, names, **marks)
+
+
+def _labeled_paths(root: pathlib.Path) -> list[tuple[str, str]]:
+    """`(path, class)` of every image; a class is a folder in `root`."""
+    labeled_paths: list[tuple[str, str]] = []
+    outside = 0  # images that lie directly in root
+    try:
+        for entry in sorted(root.iterdir()):
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                paths = locate.image_paths(entry)
+                if not paths:
+                    logging.warning("%s contains no image: it is not a class", entry)
+                labeled_paths += [(path, entry.name) for path in paths]
+            elif entry.name.lower().endswith(locate.IMAGE_SUFFIXES):
+                outside += 1
+    except PermissionError as error:
+        raise PermissionError(
+            f"folder: {error.filename} may not be read: change its permissions (chmod -R a+rX)"
+        ) from error
+    if not labeled_paths:
+        note = f" ({outside} images lie directly in it)" if outside else ""
+        suffixes = " ".join(locate.IMAGE_SUFFIXES)
+        raise FileNotFoundError(
+            f"folder: {root} has no folder of images{note}: put the images of each class in a "
+            f"folder of its own; known suffixes are {suffixes}"
+        )
+    if outside:
+        logging.warning("%s: ignoring %d images outside of class folders", root, outside)
+    return labeled_paths

@@ -1,0 +1,87 @@
+"""One folder per class: which images and classes are read, and what can be wrong."""
+
+import os
+import unicodedata
+
+import data_fixtures as make
+import pytest
+
+from dmljax.data import datasets, decode
+
+
+def test_split_is_the_first_half_of_the_classes_a_fraction_or_names(tmp_path):
+    make.class_folders(tmp_path, {"c": 2, "a": 1, "b": 3, "d": 2})
+    make.put(tmp_path / "a" / "deeper" / "x.png", make.png(1).getvalue())
+    make.put(tmp_path / "a" / "notes.txt", b"no image")
+    make.put(tmp_path / "a" / "._x.jpg", b"metadata that macOS writes beside an image")
+    dataset = datasets.folder(root=tmp_path)
+    assert dataset.train.names == ("a", "b") and dataset.test.names == ("c", "d")
+    assert len(dataset.train) == 5 and len(dataset.test) == 4
+    assert datasets.folder(root=tmp_path, split=0.25).train.names == ("a",)
+    assert datasets.folder(root=tmp_path, split=("d", "b")).train.names == ("b", "d")
+    with pytest.raises(ValueError, match="no class is called 'z'"):
+        datasets.folder(root=tmp_path, split=["z"])
+
+
+def test_folders_train_test_query_and_gallery_are_the_splits(tmp_path):
+    make.class_folders(tmp_path / "train", {"a": 2, "b": 1})
+    make.class_folders(tmp_path / "test", {"c": 2})
+    dataset = datasets.folder(root=tmp_path)
+    assert dataset.train.names == ("a", "b") and dataset.test.names == ("c",)
+    make.class_folders(tmp_path / "query", {"c": 1, "d": 1})
+    with pytest.raises(ValueError, match="only one of query/ and gallery/"):
+        datasets.folder(root=tmp_path)
+    make.class_folders(tmp_path / "gallery", {"c": 3, "d": 2})
+    dataset = datasets.folder(root=tmp_path)
+    assert dataset.train.names == ("a", "b")
+    assert dataset.test.query.tolist() == [True] * 2 + [False] * 5
+    assert (dataset.test.gallery == ~dataset.test.query).all()
+    assert dataset.test.labels.tolist() == [0, 1, 0, 0, 0, 1, 1]
+
+
+def test_class_names_in_any_script_and_unicode_form(tmp_path):
+    names = ["été", unicodedata.normalize("NFD", "œuvré"), "猫", "Ω 1", "кот"]
+    make.class_folders(tmp_path, {name: 2 for name in names})
+    os.makedirs(os.fsencode(tmp_path) + b"/\xff\xfe")  # not text in any encoding
+    with open(os.fsencode(tmp_path) + b"/\xff\xfe/\xe9.jpg", "wb") as file:
+        file.write(make.jpeg(9))
+    dataset = datasets.folder(root=tmp_path, split=1.0).train
+    assert len(dataset) == 11 and len(dataset.names) == 6
+    assert all(decode.read(record).shape == (30, 40, 3) for record in dataset.records)
+    assert set(dataset.names) >= {unicodedata.normalize("NFC", name) for name in names}
+
+
+def test_links_are_followed_and_loops_end(tmp_path, caplog):
+    photos = tmp_path / "photos"
+    make.class_folders(photos, {"a": 2, "b": 2})
+    (photos / "a" / "again").symlink_to(photos / "a")
+    (photos / "b" / "up").symlink_to(photos)
+    elsewhere = make.class_folders(tmp_path / "elsewhere", {"c": 3})
+    (photos / "c").symlink_to(elsewhere / "c")
+    (photos / "a" / "dangling.jpg").symlink_to(tmp_path / "nothing.jpg")
+    dataset = datasets.folder(root=photos, split=["a"])
+    assert len(dataset.test.names) == 2 and dataset.test.names == ("b", "c")
+    assert (dataset.test.labels == 1).sum() == 3
+    assert "not followed" in caplog.text
+    with pytest.raises(decode.UnreadableImage, match="No such file"):
+        decode.read(dataset.train.records[-1])
+
+
+def test_errors_name_the_value_and_the_fix(tmp_path):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        datasets.folder(root=tmp_path / "nothing")
+    with pytest.raises(NotADirectoryError, match="is a file, not a folder"):
+        datasets.folder(root=make.put(tmp_path / "file.jpg", make.jpeg()))
+    with pytest.raises(FileNotFoundError, match=r"\(1 images lie directly in it\).*folder of its"):
+        datasets.folder(root=tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="no folder of images"):
+        datasets.folder(root=tmp_path)
+
+
+def test_a_folder_without_read_permission_is_named():
+    with make.ordinary_user() as (root, drop):
+        make.class_folders(root, {"a": 1, "b": 1})
+        (root / "a").chmod(0)
+        with drop(), pytest.raises(PermissionError, match=r"a may not be read.*chmod"):
+            datasets.folder(root=root)
