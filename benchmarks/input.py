@@ -1,15 +1,15 @@
-"""Images a second, host side: ours, a torch DataLoader with Pillow, and a bare loop of threads.
+"""Images per second on the host: ours, a torch DataLoader with Pillow, and a pool of threads.
 
     pip install -e '.[fast,bench]'
     python benchmarks/input.py
 
-Everybody decodes, cuts a random resized crop of 227 and flips, and hands over uint8 batches of 64;
-`no antialiasing` is the same cut by `antialias=False`, which torch's side does not have;
-the rows `squash` are DVML's recipe instead: squashed to 256x256, a random crop of 227, flip.
-The originals are 500x375 JPEGs of about 60 kB, made here; `prepared` are the same images after
-`dmljax.data.prepare`. The contestants take turns, round after round, and the ratios are medians
-over the rounds, so that a machine that is busy at times disturbs all of them alike. Where other
-work runs beside, images a second of processor time say more than images a second.
+Each contestant decodes, takes a random resized crop of 227 and a flip, and returns uint8 batches of
+64. `no antialiasing` is the same crop with `antialias=False`, which torch does not have. The rows
+`squash` are the transform of DVML: squashed to 256x256, a random crop of 227, a flip. The originals
+are 500x375 JPEGs of about 60 kB, created here; `prepared` are the same images after
+`dmljax.data.prepare`. The contestants take turns in rounds, and the ratios are medians over the
+rounds, so that other work on the machine affects all of them equally. If there is much of it,
+compare images per CPU second.
 """
 
 import argparse
@@ -29,15 +29,18 @@ from PIL import Image
 
 from dmljax import main as dmljax_main
 from dmljax.data import datasets, decode, pipeline, prepare, sampling, transforms
+from dmljax.data.batches import TrainBatch
+from dmljax.data.reader import Reader
+from dmljax.data.transforms.transform import Transform
 
-dmljax_main.tune_cpu()  # as in a run: freed memory is kept
+dmljax_main.tune_cpu()  # as in a run
 BATCH, SIZE, CORES = 64, 227, os.cpu_count()
 TRANSFORM = functools.partial(transforms.standard_train, size=SIZE)
 PLAIN = functools.partial(TRANSFORM, antialias=False)
 
 
 def photographs(root: pathlib.Path, count: int) -> None:
-    """Noise of all scales, as in nature: a JPEG of it is about as large as one of a photograph."""
+    """Writes JPEGs of noise at several scales, which are about as large as photographs."""
     for i in range(count):
         rng = np.random.default_rng(i)
         image = np.zeros((375, 500, 3), np.float32)
@@ -74,7 +77,7 @@ def pillow_squash(picture):
 
 
 class TorchSet(torch.utils.data.Dataset):
-    """What most people write: Pillow throughout, crop and flip as torchvision on PIL images."""
+    """The usual data set of PyTorch: Pillow throughout, crop and flip as in torchvision."""
 
     def __init__(self, paths, crop_fn):
         self.paths, self.crop_fn = paths, crop_fn
@@ -110,52 +113,53 @@ def ours(split, transform_fn=TRANSFORM):
 
 
 def bare(split, threads):
-    """The same rows, batches and threads without grain: as many batches ahead as threads."""
-    row = pipeline.TrainRow(
-        pipeline.Reader(split, cache=False),
+    """The same batches by as many threads without grain, one batch ahead per thread."""
+    batch_fn = TrainBatch(
+        Reader(split),
         functools.partial(sampling.uniform, batch_size=BATCH),
-        TRANSFORM,
+        Transform(TRANSFORM),
         seed=0,
         size=BATCH,
         offset=0,
+        global_size=BATCH,
         skip=False,
     )
 
-    make = functools.partial(pipeline.batch_of, row, BATCH)
-
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        ahead = collections.deque(pool.submit(make, b) for b in range(threads))
+        ahead = collections.deque(pool.submit(batch_fn, b) for b in range(threads))
         for b in range(threads, 1 << 30):
             batch = ahead.popleft().result()
-            ahead.append(pool.submit(make, b))
+            ahead.append(pool.submit(batch_fn, b))
             yield batch
 
 
 def cpu_seconds() -> float:
-    """Of this process and its children, while they live."""
+    """CPU time of this process and its running children."""
     me = psutil.Process()
     return sum(sum(p.cpu_times()[:2]) for p in (me, *me.children(recursive=True)))
 
 
 def rates_of(batches, count: int) -> tuple[float, float]:
-    """Images a second, and a second of processor time, once what was made ahead is used up."""
+    """Images per second and per CPU second, after the batches that were computed ahead."""
     iterator = iter(batches)
     for _ in range(2 * max(CORES, 4)):
         next(iterator)
-    began, spent = time.perf_counter(), cpu_seconds()
+    start, start_cpu = time.perf_counter(), cpu_seconds()
     for _ in range(count):
         next(iterator)
-    seconds, spent = time.perf_counter() - began, cpu_seconds() - spent
+    seconds, seconds_cpu = time.perf_counter() - start, cpu_seconds() - start_cpu
     if hasattr(batches, "close"):
         batches.close()
-    return count * BATCH / seconds, count * BATCH / spent
+    return count * BATCH / seconds, count * BATCH / seconds_cpu
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--images", type=int, default=512)
-    parser.add_argument("--batches", type=int, default=30, help="timed, of each contestant a round")
+    parser.add_argument(
+        "--batches", type=int, default=30, help="timed batches per contestant and round"
+    )
     args = parser.parse_args()
     threads = max(CORES, 4)
     with tempfile.TemporaryDirectory() as folder:
@@ -199,21 +203,21 @@ def main():
         rates = {name: [] for name in contestants}
         for turn in range(args.rounds):
             order = list(contestants.items())
-            for name, make in order if turn % 2 == 0 else order[::-1]:
-                rates[name].append(rates_of(make(), args.batches))
-                found = "{:6.0f} images/s, {:6.0f} /cpu-s".format(*rates[name][-1])
-                print(f"round {turn + 1}  {name:34s} {found}", flush=True)
+            for name, contestant in order if turn % 2 == 0 else order[::-1]:
+                rates[name].append(rates_of(contestant(), args.batches))
+                line = "{:6.0f} images/s, {:6.0f} /cpu-s".format(*rates[name][-1])
+                print(f"round {turn + 1}  {name:34s} {line}", flush=True)
 
     def ratio(one, two, kind):
         pairs = zip(rates[one], rates[two], strict=True)
         return statistics.median(a[kind] / b[kind] for a, b in pairs)
 
     print("| | images/s | x torch | images/cpu-s | x torch |\n|---|---|---|---|---|")
-    for name, found in rates.items():
+    for name, rounds in rates.items():
         peer = "torch, originals, squash" if "squash" in name else "torch, originals"
         cells = [name]
         for kind in (0, 1):
-            median = statistics.median(pair[kind] for pair in found)
+            median = statistics.median(pair[kind] for pair in rounds)
             cells += [f"{median:.0f}", f"{ratio(name, peer, kind):.2f}"]
         print(f"| {' | '.join(cells)} |")
     for source in ("originals", "prepared"):
