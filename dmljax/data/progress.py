@@ -34,15 +34,19 @@ class Progress:
             self._task = self._live.add_task(title, total=total, completed=start, text="")
 
     def __enter__(self) -> Progress:
-        if self._live is not None:
-            self._live.start()
+        self.start()
         return self
 
     def __exit__(self, *_) -> None:
         self.close()
 
+    def start(self) -> None:
+        """Shows the live bar; a `with` block does this."""
+        if self._live is not None:
+            self._live.start()
+
     def close(self) -> None:
-        """Stops the live bar."""
+        """Stops the live bar; the end of a `with` block does this."""
         if self._live is not None:
             self._live.stop()
 

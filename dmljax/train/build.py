@@ -157,12 +157,6 @@ def _sampler(config: Config, train: Split) -> _Sampler:
     spec, seed = named(config["sampler"]), config["seed"]
     sampler = registry.resolve("sampler", spec, bind=samplers.bind)
     groups = sampling.group(train.labels)
-    classes = len(groups.count)
-    if isinstance(spec.get("classes"), int) and spec["classes"] > classes:
-        raise ValueError(
-            f"the sampler puts {spec['classes']} classes into a batch, but there are {classes} "
-            f"training classes: --config.sampler.classes={classes}"
-        )
     batch_size = len(sampler(groups, seed=seed, step=0))
     epoch_end = samplers.epoch_end_fn(sampler, groups, seed=seed)
     return _Sampler(sampler, batch_size, sampler.describe(groups), epoch_end)

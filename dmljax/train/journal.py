@@ -46,7 +46,7 @@ class Journal:
             str(workdir / "tensorboard"), purge_step=step + 1 if step else None
         )
         self._progress = Progress("step", total, start=step, stream=sys.stdout)
-        self._progress.__enter__()
+        self._progress.start()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:

@@ -149,7 +149,7 @@ def test_load_embeds_images(whole):
         ({"select": "val"}, "set validation"),
         ({"sampler": {"name": "plan", "classes": 3, "per_class": 3}}, "cannot be shared by 8"),
         (
-            {"sampler": {"name": "plan", "classes": 30, "per_class": 2}},
+            {"sampler": {"name": "combine", "classes": 30, "per_class": 2}},
             "--config.sampler.classes=4",
         ),
         ({"dataset": {"name": "npz", "path": "nowhere.npz"}}, "nowhere.npz"),
@@ -216,8 +216,8 @@ def test_overwrite_leaves_nothing_of_the_other_run(whole, tmp_path):
     assert {p.name for p in run.iterdir()} == left | {"speed.jsonl", "tensorboard"}
 
 
-def test_unreadable_images_are_passed_over_and_counted(tmp_path, capsys):
-    """The very first of each half among them."""
+def test_unreadable_images_are_skipped_counted_and_logged_once(tmp_path, capsys, caplog):
+    """Even if they are the first ones of their split."""
     root = photos(tmp_path)
     for bad in ("c0/000.png", "c4/032.png"):
         (root / bad).write_bytes(b"")
@@ -226,6 +226,8 @@ def test_unreadable_images_are_passed_over_and_counted(tmp_path, capsys):
     scores = loop.run(config, tmp_path / "run")
     assert scores["unreadable"] == 1
     assert "1 training images could not be read" in capsys.readouterr().out
+    for name in ("c0/000.png", "c4/032.png"):  # the second one is in all four evaluations
+        assert caplog.text.count(f"{name} cannot be read: skipped") == 1
     assert journal.read(tmp_path / "run" / "speed.jsonl")[-1]["unreadable"] == 1
     with pytest.raises(ValueError, match=r"c0.000.png cannot be read: it has zero bytes"):
         loop.run(config | {"unreadable": "raise"}, tmp_path / "strict")

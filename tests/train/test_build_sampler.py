@@ -1,0 +1,36 @@
+"""What a run makes of a sampler: lengths in epochs, the note in its header."""
+
+import numpy as np
+from system import tiny
+
+from dmljax.data import sampling
+from dmljax.data.sampling import graph
+from dmljax.train import build
+
+_NUMBER = {"name": "number", "batch_size": 8}
+
+
+def test_epochs_of_number_are_exact_steps(tmp_path):
+    options = {"evaluate": {"every": "2 epochs"}, "reload_best_at": ["4 epochs"]}
+    config = tiny(tmp_path, sampler=_NUMBER, steps="10 epochs", seed=3, **options)
+    run = build.build(config)
+    groups = sampling.group(run.train.labels)
+    ends = graph.number_epoch_ends(groups, batch_size=8, seed=3, epochs=10)
+    assert len(set(np.diff(ends).tolist())) > 1  # epochs differ in length
+    assert run.steps == ends[-1]
+    assert [step for step in range(1, run.steps + 1) if step in run.evaluation.every] == (
+        ends[1::2].tolist()
+    )
+    assert run.reload_best_at == (ends[3],)
+
+
+def test_epochs_of_a_constant_length(tmp_path):
+    run = build.build(tiny(tmp_path, steps="2.5 epochs"))
+    assert run.steps == round(2.5 * (32 // 8))
+
+
+def test_plan_takes_all_classes_and_the_note_says_so(tmp_path):
+    sampler = {"name": "plan", "classes": 30, "per_class": 2}
+    run = build.build(tiny(tmp_path, sampler=sampler))
+    assert run.batch_size == 4 * 2
+    assert run.sampler_note.startswith("4 classes in a batch, not 30, because there are no more; ")
