@@ -1,0 +1,100 @@
+"""The config stops at train/build.py, and every choice of it is checked there."""
+
+import ast
+import pathlib
+
+import numpy as np
+import pytest
+from system import tiny
+
+from dmljax.data import sampling
+from dmljax.data.sampling import sampler as samplers
+from dmljax.train import durations, registry
+from dmljax.train.build import build
+
+TRAIN = pathlib.Path(registry.__file__).parent
+# `run.config` goes from these into the run folder, or to the user, and is not looked into.
+HANDED_ON = {"loop.py", "run_folder.py"}
+
+
+@pytest.mark.parametrize("file", sorted(TRAIN.glob("*.py")), ids=lambda file: file.stem)
+def test_nobody_looks_into_the_config_of_a_run(file):
+    tree = ast.parse(file.read_text())
+    configs = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr == "config"]
+    configs = [node for node in configs if ast.unparse(node.value) != "jax"]
+    assert not configs or file.name in HANDED_ON, f"{file.name} reads the config of a run"
+    opened = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.value, ast.Attribute)
+    }
+    assert not opened & {id(node) for node in configs}
+
+
+def _selection(folder, **fields):
+    evaluate = {"every": 3, "ks": [1, 2], "seeds": [0], "batch_size": 16}
+    evaluate |= fields.pop("evaluate", {})
+    return build(tiny(folder, evaluate=evaluate, **fields)).selection
+
+
+def test_select_names_any_score_of_any_split(tmp_path):
+    halves = {"validation": 0.5, "sampler": {"name": "plan", "classes": 2, "per_class": 4}}
+    assert _selection(tmp_path, select="val", **halves).key == "val/R@1"
+    assert _selection(tmp_path, select="val/MAP@R", **halves).key == "val/MAP@R"
+    assert _selection(tmp_path, select="test/NMI").key == "test/NMI"
+    assert _selection(tmp_path).is_last
+    with pytest.raises(ValueError, match=r"no score 'MAP': did you mean 'MAP@R'.*AMI.*R@2"):
+        _selection(tmp_path, select="test/MAP")
+    with pytest.raises(ValueError, match="no score 'NMI'"):
+        _selection(tmp_path, select="test/NMI", evaluate={"clustering": False})
+    with pytest.raises(ValueError, match=r"select must be 'last', or .*'val/R@1'.*not 'R@1'"):
+        _selection(tmp_path, select="R@1")
+    with pytest.raises(ValueError, match="needs held-out classes: set validation"):
+        _selection(tmp_path, select="val/R@1")
+    with pytest.raises(ValueError, match="no score 'R@1'"):  # by which the best is reloaded
+        _selection(tmp_path, reload_best_at=[3], evaluate={"metrics": ["map_at_r"]})
+
+
+def test_metrics_are_chosen_by_name(tmp_path):
+    evaluate = {"ks": [1, 4], "metrics": ["nmi", "recall_at_k", {"name": "recall_at_k", "k": 9}]}
+    options = build(tiny(tmp_path, evaluate=evaluate)).evaluation
+    assert options.ks == (1, 4, 9)
+    assert list(options.clustering_fns) == ["NMI"] and not options.ranking_fns
+    with pytest.raises(ValueError, match=r"no metric 'map'.* It has: ami, ari, .*recall_at_k"):
+        build(tiny(tmp_path, evaluate={"metrics": ["map"]}))
+
+
+def test_classes_that_do_not_exist_are_refused_with_the_flag(tmp_path):
+    sampler = {"name": "plan", "classes": 16, "per_class": 4}
+    message = r"16 classes into a batch, but there are 4 .*: --config\.sampler\.classes=4$"
+    with pytest.raises(ValueError, match=message):
+        build(tiny(tmp_path, sampler=sampler))
+
+
+def _ends(sample_fn, labels, **options):
+    return samplers.epoch_end_fn(samplers.bind(sample_fn, **options), labels, seed=0)
+
+
+def test_epochs_end_where_those_of_the_sampler_end():
+    labels = np.repeat(np.arange(12), 30)
+    epoch_end = _ends(sampling.number, labels, batch_size=12)
+    ends = [round(epoch_end(n)) for n in range(9)]
+    assert len(set(np.diff(ends).tolist())) > 1  # of different lengths
+    assert durations.steps("8 epochs", epoch_end=epoch_end) == ends[8]
+    steps = durations.every("2 epochs", epoch_end=epoch_end, total=ends[8])
+    assert sorted(steps) == ends[2::2]
+    plan = _ends(sampling.plan, labels, classes=3, per_class=5)
+    every = durations.every("2 epochs", epoch_end=plan, total=200)
+    assert sorted(every) == list(range(48, 201, 48))
+    assert list(durations.every("0.5 epochs", epoch_end=plan, total=40)) == [12, 24, 36]
+    assert list(durations.every(15, epoch_end=plan, total=40)) == [15, 30]
+
+
+def test_a_run_of_number_evaluates_at_the_ends_of_its_epochs(tmp_path):
+    fields = {"sampler": {"name": "number", "batch_size": 8}, "steps": "6 epochs"}
+    fields |= {"evaluate": {"every": "1 epochs"}, "schedule": {"name": "steps", "at": ["3 epochs"]}}
+    run = build(tiny(tmp_path, **fields))
+    epoch_end = _ends(sampling.number, run.train.labels, batch_size=8)
+    ends = [round(epoch_end(n)) for n in range(1, 7)]
+    assert sorted(run.evaluation.every) == ends and run.steps == ends[-1]
+    assert len(set(np.diff([0, *ends]).tolist())) > 1

@@ -1,0 +1,34 @@
+"""Which checkpoints are kept."""
+
+import jax.numpy as jnp
+
+from dmljax.train.checkpoints import Checkpoints
+from dmljax.train.step import TrainState
+
+
+def _saved(folder, scores, *, keep=1):
+    """The steps that are left after saving one checkpoint for each score, and the best of them."""
+    state = TrainState(jnp.int32(0), {"w": jnp.zeros(3)}, {}, {})
+    with Checkpoints(folder, keep=keep) as checkpoints:
+        for step, score in enumerate(scores, start=1):
+            checkpoints.save(state._replace(step=jnp.int32(step)), {}, score=score)
+        checkpoints.wait()
+        return checkpoints.steps(), checkpoints.best()
+
+
+def test_of_equal_scores_the_earliest_checkpoint_is_kept(tmp_path):
+    assert _saved(tmp_path / "a", [0.5, 0.8, 0.8, 0.7]) == ([2, 4], 2)
+    assert _saved(tmp_path / "b", [0.5, None, 0.5, None]) == ([1, 4], 1)
+    assert _saved(tmp_path / "c", [None, None, -0.2]) == ([3], 3)
+    assert _saved(tmp_path / "d", [None, None, None]) == ([3], 3)
+    assert _saved(tmp_path / "e", [float("nan"), 0.1, None]) == ([2, 3], 2)
+
+
+def test_a_reopened_folder_keeps_the_earliest_of_equals_too(tmp_path):
+    folder = tmp_path / "checkpoints"
+    assert _saved(folder, [0.5, 0.8]) == ([2], 2)
+    state = TrainState(jnp.int32(3), {"w": jnp.zeros(3)}, {}, {})
+    with Checkpoints(folder, keep=1) as checkpoints:
+        checkpoints.save(state, {}, score=0.8)
+        checkpoints.wait()
+        assert checkpoints.steps() == [2, 3] and checkpoints.best() == 2

@@ -1,0 +1,67 @@
+"""Everything that a config can name is added from outside of the package, by a dotted name."""
+
+import numpy as np
+import pytest
+from system import tiny
+
+from dmljax.train import journal, loop, registry
+from dmljax.train.build import build
+
+MINE = {
+    "dataset": {"dataset": {"name": "train.outside:my_dataset", "classes": 8}},
+    "sampler": {"sampler": {"name": "train.outside:my_sampler", "batch_size": 8}},
+    "transform": {"transform": {"name": "train.outside:my_transform", "brightness": 5}},
+    "normalization": {"normalize": "train.outside:my_normalization"},
+    "net": {"net": {"name": "train.outside:my_net", "width": 6}},
+    "loss": {"loss": {"name": "train.outside:my_loss", "weight": 2.0}},
+    "miner": {"miner": {"name": "train.outside:my_miner", "limit": 0.5}},
+    "method": {"method": {"name": "train.outside:my_method", "scale": 1.0}},
+    "schedule": {"schedule": {"name": "train.outside:my_schedule", "power": 2.0}},
+    "metric": {
+        "evaluate": {
+            "every": 1,
+            "batch_size": 16,
+            "seeds": [0],
+            "ks": [1],
+            "metrics": [
+                "recall_at_k",
+                {"name": "recall_at_k", "k": 4},
+                {"name": "train.outside:my_metric", "best": 7},
+                "train.outside:my_clustering_metric",
+                "map_at_r",
+            ],
+        }
+    },
+}
+# Functions that other functions of a config name, or that a method brings along.
+INDIRECT = {"attention", "reduction", "distance", "optimizer"}
+
+
+def test_every_kind_can_be_added():
+    assert set(MINE) == set(registry.KINDS) - INDIRECT
+
+
+def test_one_of_each_runs_two_steps(tmp_path):
+    config = tiny(tmp_path, steps=2, log_every=1, select="test/my_metric", runtime={"devices": 1})
+    for fields in MINE.values():
+        config |= fields
+    config["checkpoint"] = {"keep": 2}
+    scores = loop.run(config, tmp_path / "run")
+    lines = journal.read(tmp_path / "run" / "metrics.jsonl")
+    losses = [x["loss"] for x in lines if "loss" in x]
+    assert len(losses) == 2 and np.isfinite(losses).all() and losses[0] != losses[1]
+    assert set(scores) == {"R@1", "R@4", "my_metric", "MAP@R", "lone"} | {
+        "my_clustering_metric",
+        "my_clustering_metric_std",
+    }
+    assert scores["my_clustering_metric"] == 1.0
+    best = max(x["test/my_metric"] for x in lines if "test/my_metric" in x)
+    assert scores["my_metric"] == best
+
+
+@pytest.mark.parametrize("kind", sorted(set(MINE) - {"metric"}))
+def test_a_missing_one_is_named(tmp_path, kind):
+    ((field, spec),) = MINE[kind].items()
+    name = spec if isinstance(spec, str) else spec["name"]
+    with pytest.raises(ValueError, match=f"'{name}_2' cannot be imported"):
+        build(tiny(tmp_path, **{field: f"{name}_2"}))
