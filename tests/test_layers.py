@@ -41,6 +41,7 @@ def _imports(path: pathlib.Path) -> set[str]:
     return units
 
 
+LIBRARY_FILES = [path for path in FILES if _unit(path) in LIBRARY]
 UNITS = sorted({_unit(path) for path in FILES})
 IMPORTS = {
     unit: set().union(
@@ -60,6 +61,15 @@ def test_the_library_does_not_import_the_application(path):
     if _unit(path) in LIBRARY and path not in NOT_YET:
         wrong = _imports(path) - LIBRARY
         assert not wrong, f"{path.relative_to(PACKAGE)} may not import {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("path", LIBRARY_FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_the_library_reads_no_environment_variable_and_no_config(path):
+    tree = ast.parse(path.read_text())
+    names = {ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    names |= {a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names}
+    names |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+    assert not names & {"os.environ", "os.getenv", "os.putenv", "environ", "getenv", "config"}
 
 
 def test_imports_form_no_cycle():

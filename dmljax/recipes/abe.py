@@ -54,7 +54,6 @@ def abe(
         "dataset": {"name": dataset},
         "transform": "abe_train",
         "eval_transform": "abe_eval",
-        "normalize": "caffe",
         "sampler": {"name": "abe_pairs", "batch_size": 64},
         "net": {"name": "googlenet"},
         "method": {

@@ -103,7 +103,6 @@ def dvml(
         "dataset": {"name": dataset},
         "transform": "dvml_train",
         "eval_transform": "dvml_eval",
-        "normalize": "caffe",
         "sampler": sampler,
         "net": net,
         "method": method,

@@ -49,7 +49,6 @@ def multi_similarity(*, dataset: str = "cub200") -> dict[str, Any]:
         "dataset": {"name": dataset, "root": None},
         "transform": {"name": "standard_train", "size": 227},
         "eval_transform": {"name": "standard_eval", "size": 227},
-        "normalize": "caffe_bn",
         "sampler": {"name": "plan", "classes": 16, "per_class": 5},
         "net": {"name": "bn_inception", "frozen": True, "weights": None},
         "method": {"name": "pairs", "dim": 512},

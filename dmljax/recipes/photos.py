@@ -40,7 +40,6 @@ def folder() -> dict[str, Any]:
         "dataset": {"name": "folder", "root": "photos", "split": 0.5},
         "transform": {"name": "standard_train", "size": 224},
         "eval_transform": {"name": "standard_eval", "size": 224},
-        "normalize": "imagenet",
         "sampler": {"name": "plan", "classes": 16, "per_class": 4},
         "net": {"name": "resnet50", "weights": None},
         "method": {"name": "pairs", "dim": 512},

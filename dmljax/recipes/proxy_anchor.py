@@ -56,7 +56,6 @@ def proxy_anchor(*, dataset: str = "cub200", net: str = "bn_inception") -> dict[
         "dataset": {"name": dataset, "root": None},
         "transform": {"name": "standard_train", "size": 224},
         "eval_transform": {"name": "standard_eval", "size": 224},
-        "normalize": "caffe_bn" if net == "bn_inception" else "imagenet",
         "sampler": {"name": "uniform", "batch_size": numbers.batch_size},
         "net": {**backbone, "weights": None},
         "method": {"name": "proxies", "dim": 512, "pool": "mean_max"},

@@ -36,7 +36,6 @@ def tinyimagenet(*, loss: str = "triplet") -> dict[str, Any]:
         "dataset": {"name": "tiny_imagenet", "root": None},
         "transform": {"name": "small_train", "size": 64},
         "eval_transform": {"name": "small_eval", "size": 64},
-        "normalize": "imagenet",
         "sampler": {"name": "plan", "classes": 16, "per_class": 4},
         "net": {"name": "resnet50", "weights": None},
         "method": {"name": method, "dim": 512},

@@ -352,7 +352,7 @@ def test_configs_say_what_their_rows_do(name, arg, learners, heads, weight):
     row = (method["learners"], method["heads"], method["lambda_div"])
     assert row == (learners, heads, weight)
     assert config["sampler"] == {"name": "abe_pairs", "batch_size": 64}
-    assert config["net"] == {"name": "googlenet"} and config["normalize"] == "caffe"
+    assert config["net"] == {"name": "googlenet"} and "normalize" not in config
     names = {"cub_abe": "cub200", "cars_abe": "cars196"}
     assert config["dataset"]["name"] == names.get(name, name[:-4])
 

@@ -395,7 +395,7 @@ def test_configs_say_what_their_rows_do(name, arg, dim, lambdas, at, rate, loss)
     method, optimizer = config["method"], config["optimizer"]
     assert (method["dim"], method["lambdas"], method["phase_at"]) == (dim, lambdas, at)
     assert (optimizer["name"], optimizer["rate"]) == ("adam", rate)
-    assert config["loss"]["name"] == loss and config["normalize"] == "caffe"
+    assert config["loss"]["name"] == loss and "normalize" not in config
     mined = {"name": "distance_weighted", "dim": dim} if loss == "triplet" else None
     assert config["miner"] == mined
     seed = method["mode"] == "seed"

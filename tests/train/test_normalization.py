@@ -6,7 +6,7 @@ import sys
 import pytest
 from system import tiny
 
-from dmljax import nets, weights
+from dmljax import nets, recipes, weights
 from dmljax.train.build import build
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "weights"))
@@ -36,6 +36,16 @@ def test_without_weights_it_is_that_of_the_net(tmp_path):
     assert normalization(tmp_path, None, name="googlenet", stop="conv1") == "caffe"
     assert normalization(tmp_path, None, name="convnet") == "imagenet"
     assert normalization(tmp_path, "unit", name="googlenet", stop="conv1") == "unit"
+
+
+@pytest.mark.parametrize("net, expected", [("bn_inception", "caffe_bn"), ("resnet18", "imagenet")])
+def test_another_net_in_a_recipe_brings_its_own(tmp_path, net, expected):
+    config = recipes.proxy_anchor(dataset="cars196")
+    small = tiny(tmp_path, net=net, transform={"name": "standard_eval", "size": 64})
+    fields = ("dataset", "sampler", "net", "transform", "evaluate", "steps")
+    config |= {name: small[name] for name in fields} | {"eval_transform": small["transform"]}
+    config["optimizer"] = config["optimizer"] | {"groups": []}
+    assert build(config).config["normalize"] == expected
 
 
 def test_with_weights_it_is_that_of_the_file(tmp_path, file):
