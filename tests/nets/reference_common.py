@@ -1,4 +1,4 @@
-"""What the PyTorch references share: they run stage by stage and return every stage's map."""
+"""What the PyTorch references share: they run by stages and return every stage's feature map."""
 
 from torch import nn
 
@@ -27,6 +27,6 @@ class Staged(nn.Module):
 
 
 def conv_norm(i, o, size, stride=1, *, groups=1, relu=None, **norm):
-    """Convolution and batch norm as entries 0 and 1 of a sequence."""
+    """A sequence of convolution, batch norm and optionally `relu`."""
     conv = nn.Conv2d(i, o, size, stride, size // 2, groups=groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(o, **norm), *([relu] if relu else []))

@@ -1,4 +1,4 @@
-"""Values for a PyTorch reference or for variables of ours, and the one turned into the other."""
+"""Random values for a PyTorch reference or for our variables, and conversion to our variables."""
 
 import zlib
 
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def randomize(net, seed=0):
-    """Values under which every parameter matters and activations neither die nor explode."""
+    """Random values with which every parameter has an effect and activations keep their scale."""
     import torch
 
     rng = np.random.default_rng(seed)
@@ -29,7 +29,7 @@ def randomize(net, seed=0):
 
 
 def fill(shapes):
-    """The same for variables of ours, where PyTorch is not needed: each by its path alone."""
+    """Random values for variables of ours, each determined by its path; needs no PyTorch."""
 
     def value(path, leaf):
         names = [entry.key for entry in path]
@@ -52,15 +52,15 @@ def variables(arrays):
         *scopes, leaf = path.split(".")
         if leaf == "num_batches_tracked":
             continue
-        array, room = np.asarray(array), "params"
+        array, collection = np.asarray(array), "params"
         if leaf in ("running_mean", "running_var"):
-            leaf, room = leaf.removeprefix("running_"), "batch_stats"
+            leaf, collection = leaf.removeprefix("running_"), "batch_stats"
         elif leaf == "weight":
             leaf = {4: "kernel", 2: "kernel", 1: "scale"}[array.ndim]
             order = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}[array.ndim]
             array = array.transpose(order)
-        node = tree[room]
+        node = tree[collection]
         for scope in scopes:
             node = node.setdefault(scope, {})
         node[leaf] = array
-    return {room: node for room, node in tree.items() if node}
+    return {collection: node for collection, node in tree.items() if node}

@@ -1,0 +1,229 @@
+"""Arguments of backbones: ranges of stages, types, frozen batch norm, remat; bad input."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from backbone_cases import (
+    CASES,
+    NORMED,
+    RANGED,
+    assert_close,
+    build,
+    compiled_train,
+    evaluate,
+    images,
+    jit,
+    run,
+    shapes,
+    step_images,
+    train_fn,
+)
+from torch_weights import fill
+
+from dmljax import nets
+from dmljax.nets import layers
+from dmljax.train import registry
+
+RANGES = {
+    "bottleneck": ("layer2", "layer3", "layer4"),
+    "basic": ("stem", "layer1", "layer2"),
+    "googlenet": ("conv2", "pool2", "3a"),
+    "googlenet_bn": ("conv2", "pool2", "3a"),
+    "bn_inception": ("3b", "3c", "4a"),
+    "mobilenet_v2": ("3", "4", "5"),
+    "convnet": ("conv2", "conv3", "conv5"),
+}
+
+
+@pytest.mark.parametrize("name", RANGED)
+def test_consecutive_ranges_of_stages_equal_the_net(name):
+    first, second, third = RANGES[name]
+    outputs = evaluate(name)(fill(shapes(name)), images(name))
+    head, tail = build(name, stop=first), build(name, start=second, stop=third)
+    values = fill(shapes(name))
+    middle = run(head, values, images(name))
+    assert_close(middle["features"], outputs[first], 1e-5)
+    assert second not in middle
+    end = run(tail, values, middle["features"])
+    assert_close(end["features"], outputs[third], 1e-5)
+    assert first not in end and "logits" not in end
+
+    size, channels = middle["features"].shape[2:]
+    part = layers.shapes(tail, size, channels=channels)
+    of_range, of_net = (
+        dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (part, shapes(name))
+    )
+    assert of_range and of_range.items() <= of_net.items()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bfloat16_is_the_type_of_activations_only(name):
+    net, x = build(name, dtype="bfloat16"), images(name)
+
+    def run(key, x):
+        v = net.init(key, x, train=True)
+        outputs, new = net.apply(v, x, train=True, mutable=["batch_stats"])
+        return outputs, v, new
+
+    outputs, v, new = jax.eval_shape(run, jax.random.key(0), x)
+    assert {leaf.dtype for leaf in jax.tree.leaves((v, new))} == {np.dtype("float32")}
+    dtypes = {key: value.dtype.name for key, value in outputs.items()}
+    wide = {"pooled", "max_pooled", "logits", "embeddings"} & set(dtypes)
+    assert {dtypes.pop(key) for key in wide} == {"float32"}
+    assert set(dtypes.values()) == {"bfloat16"}
+
+
+def test_bfloat16_is_near_float32():
+    values, x = fill(shapes("convnet")), images("convnet")
+    exact = evaluate("convnet")(values, x)["logits"]
+    near = run(build("convnet", dtype="bfloat16"), values, x)["logits"]
+    assert 1e-6 < np.max(np.abs(near - exact)) / np.max(np.abs(exact)) < 0.05
+
+
+@pytest.mark.parametrize("name", NORMED)
+def test_frozen_batch_norm_does_not_update_statistics(name):
+    x = jax.ShapeDtypeStruct((2, CASES[name].size, CASES[name].size, 3), jnp.float32)
+
+    def run(frozen):
+        net = build(name, frozen=frozen)
+        jax.eval_shape(lambda v, x: net.apply(v, x, train=True), shapes(name), x)
+
+    run(frozen=True)
+    with pytest.raises(Exception, match="immutable"):
+        run(frozen=False)
+
+
+def test_frozen_batch_norm_trains_as_it_evaluates():
+    values, x = fill(shapes("convnet")), images("convnet")
+    directions = np.ones((4, 4, 4, 128), np.float32)
+    (outputs, statistics), gradients = train_fn("convnet", frozen=True)(values, x, directions)
+    assert_close(outputs["logits"], evaluate("convnet")(values, x)["logits"], 1e-5)
+    jax.tree.map(np.testing.assert_array_equal, dict(statistics), values["batch_stats"])
+    assert np.max(np.abs(gradients["conv1"]["bn"]["scale"])) > 0
+
+
+@pytest.mark.parametrize("name", NORMED)
+def test_momentum_is_the_share_of_the_batch(name):
+    values, x = fill(shapes(name)), images(name)
+    first = {"bottleneck": "stem", "basic": "stem", "mobilenet_v2": "0"}.get(name, "conv1")
+    net = build(name, stop=first, momentum=0.0)  # the training step of `compiled_train` has another
+    step = jit(functools.partial(net.apply, train=True, mutable=["batch_stats"]))
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        dict(step(values, x)[1]["batch_stats"]),
+        values["batch_stats"],
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_remat_is_in_the_program_and_changes_no_name(name):
+    steps = CASES[name].steps
+    kept, again = build(name, **steps), build(name, remat=True, **steps)
+
+    def trace(net):
+        init = functools.partial(net.init_with_output, train=False)
+        jaxpr, (_, v) = jax.make_jaxpr(init, return_shape=True)(
+            jax.random.key(0), step_images(name)
+        )
+        return "checkpoint" in str(jaxpr) or "remat" in str(jaxpr), v
+
+    (kept_has_remat, kept_shapes), (again_has_remat, again_shapes) = trace(kept), trace(again)
+    assert again_has_remat and not kept_has_remat
+    assert kept_shapes == again_shapes
+
+
+SLOW = ("basic", "bn_inception", "vit", "googlenet")
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in SLOW]
+
+
+@pytest.mark.parametrize("name", ["convnet", *SLOW])
+def test_remat_changes_no_value(name):
+    values, x = fill(shapes(name)), step_images(name)
+    net = build(name, **CASES[name].steps)
+    outputs = jax.eval_shape(functools.partial(net.apply, train=False), values, x)
+    directions = np.ones(outputs["features"].shape, "float32")
+    kept, again = (
+        step(values, x, directions) for step in (compiled_train(name), train_fn(name, remat=True))
+    )
+    largest = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(kept[1]))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5 * largest), kept, again
+    )
+    jax.tree.map(  # the recomputation does not update the statistics again
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), kept[0], again[0]
+    )
+
+
+def test_initial_values_of_googlenet_are_those_of_caffe():
+    net, key = nets.googlenet(stop="conv1"), jax.random.key(0)
+    init = jit(lambda key: net.init(key, jnp.zeros((1, 16, 16, 3)), train=False))
+    fresh = init(key)["params"]["conv1"]["7x7_s2"]
+    np.testing.assert_array_equal(fresh["bias"], np.float32(0.2))
+    bound = (3 / 147) ** 0.5  # uniform of variance 1 / (7 * 7 * 3)
+    assert 0.99 * bound < float(jnp.max(jnp.abs(fresh["kernel"]))) <= bound
+    np.testing.assert_allclose(np.std(fresh["kernel"]), 1 / 147**0.5, rtol=0.02)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_convnet_takes_gray_and_color(channels):
+    net = nets.convnet(widths=(4, 8), strides=(1, 2))
+    v = layers.shapes(net, 16, channels=channels)
+    assert v["params"]["conv1"]["conv"]["kernel"].shape == (3, 3, channels, 4)
+    assert set(v["params"]) == {"conv1", "conv2"}
+
+
+def test_configs_name_nets_and_their_options():
+    net = registry.resolve("net", {"name": "resnet50", "last_stride": 1, "classes": 5})()
+    assert (net.blocks, net.last_stride, net.classes) == ((3, 4, 6, 3), 1, 5)
+    assert registry.resolve("net", "googlenet")().lrn_size == 5
+    for name in ("resnet50", "googlenet", "bn_inception", "mobilenet_v2", "vit_s16", "convnet"):
+        with pytest.raises(TypeError, match=r"no argument 'clases': did you mean 'classes'\?"):
+            registry.resolve("net", {"name": name, "clases": 5})
+    with pytest.raises(ValueError, match="did you mean 'resnet50'"):
+        registry.resolve("net", "resnet_50")
+
+
+def zeros(*shape, dtype=np.float32):
+    return jnp.zeros(shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("net", "x", "message"),
+    [
+        (nets.resnet50(stop="layer5"), zeros(2, 64, 64, 3), "resnet has no stage 'layer5'. It has"),
+        (nets.googlenet(start="4f"), zeros(2, 64, 64, 3), "no stage '4f'. It has: conv1, pool1"),
+        (
+            nets.resnet18(start="layer3", stop="stem"),
+            zeros(2, 64, 64, 3),
+            "exchange start and stop",
+        ),
+        (nets.resnet50(), zeros(2, 64, 64, 4), "3 channels, not [2, 64, 64, 4]"),
+        (nets.resnet50(start="layer2"), zeros(2, 8, 8, 3), "'layer2' on takes [b h w c] with 256"),
+        (nets.googlenet(start="4a"), zeros(2, 14, 14, 3), "'4a' on takes [b h w c] with 480"),
+        (nets.googlenet(), zeros(64, 64, 3), "not [64, 64, 3]"),
+        (nets.googlenet_bn(), zeros(2, 3, 64, 64), "3 channels, not [2, 3, 64, 64]"),
+        (nets.mobilenet_v2(start="5"), zeros(2, 8, 8, 24), "32 channels, not"),
+        (nets.bn_inception(), zeros(2, 240, 240, 3), "15 x 15 pixels at '4e', which must be even"),
+        (nets.bn_inception(), zeros(2, 64, 64, 3, dtype="uint8"), "as floats, not uint8"),
+        (
+            nets.vit_s16(),
+            zeros(2, 227, 227, 3),
+            "227 x 227 pixels cannot be cut into patches of 16",
+        ),
+        (nets.vit_s16(), zeros(2, 0, 0, 3), "1 pixels or more, not 0 x 0"),
+        (nets.vit_s16(image_size=100), zeros(2, 224, 224, 3), "image_size 100 must be a multiple"),
+        (nets.lecun(), zeros(2, 28, 28, 1), "32 x 32 pixels, not 28 x 28: pad those of MNIST by 2"),
+        (nets.lecun(), zeros(2, 32, 32, 2), "1 or 3 channels, not"),
+        (nets.convnet(strides=(2, 1)), zeros(2, 32, 32, 3), "not 2 strides for 5 widths"),
+        (nets.convnet(stop="conv6"), zeros(2, 32, 32, 3), "no stage 'conv6'"),
+        (nets.googlenet(), zeros(2, 4, 4, 3), "a map of 2 pixels is too small for a window of 3"),
+    ],
+)
+def test_bad_input_gets_one_clear_line(net, x, message, unchecked):
+    with pytest.raises(ValueError) as error:
+        jax.eval_shape(lambda k, x: net.init(k, x, train=False), jax.random.key(0), x)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

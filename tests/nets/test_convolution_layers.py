@@ -1,0 +1,50 @@
+"""Convolution and linear layers against PyTorch, and their initial values."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from layer_arrays import from_torch, normal, to_torch
+
+from dmljax.nets import layers
+
+
+@pytest.mark.parametrize(
+    "options", [(3, 1, 1, 1), (3, 2, 1, 2), (1, 2, 0, 1), (7, 2, 3, 1), (3, 1, 1, 6)]
+)
+def test_convolutions_agree_with_pytorch(options):
+    functional = pytest.importorskip("torch.nn.functional")
+    size, strides, padding, groups = options
+    x, kernel, bias = normal(2, 9, 10, 6), normal(size, size, 6 // groups, 12), normal(12)
+    layer = layers.Conv(12, size, strides, padding, groups, use_bias=True)
+    ours = layer.apply({"params": {"kernel": kernel, "bias": bias}}, x)
+    weight, b = to_torch(kernel.transpose(3, 0, 1, 2)), to_torch(bias[:, None, None, None])
+    expected = functional.conv2d(to_torch(x), weight, b.flatten(), strides, padding, 1, groups)
+    np.testing.assert_allclose(ours, from_torch(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_initial_values_have_the_published_deviation():
+    x = normal(1, 4, 4, 64)
+    key = jax.random.key(0)
+    plain = layers.Conv(256, 3, padding=1)
+    kernel = jax.jit(plain.init)(key, x)["params"]["kernel"]
+    np.testing.assert_allclose(np.std(kernel), np.sqrt(2 / (9 * 256)), rtol=0.02)
+    assert set(jax.eval_shape(plain.init, key, x)["params"]) == {"kernel"}
+    torch_default = layers.Conv(256, 3, use_bias=True, kernel_init=None, bias_init=None)
+    conv, dense = (
+        jax.jit(torch_default.init)(key, x),
+        jax.jit(layers.Dense(512).init)(key, np.ones((1, 576), "f")),
+    )
+    for leaf in jax.tree.leaves((conv["params"], dense["params"])):  # each has 576 inputs
+        assert 0.9 / 24 < float(jnp.max(jnp.abs(leaf))) <= 1 / 24
+        assert abs(float(jnp.mean(leaf))) < 0.1 / 24
+
+
+def test_dense_maps_the_last_axis():
+    params = {"kernel": normal(3, 4), "bias": normal(4)}
+    for shape in ((5, 3), (2, 5, 3)):
+        x = normal(*shape)
+        y = layers.Dense(4).apply({"params": params}, x)
+        np.testing.assert_allclose(y, x @ params["kernel"] + params["bias"], atol=1e-6)
+    narrow = layers.Dense(4, dtype=jnp.bfloat16).apply({"params": params}, x)
+    assert narrow.dtype == jnp.bfloat16

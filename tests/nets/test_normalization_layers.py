@@ -1,0 +1,130 @@
+"""Batch norm and response norm by their definitions, and against PyTorch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from layer_arrays import from_torch, normal, to_torch
+
+from dmljax.nets import layers
+
+
+def batch_norm(x, *, train=True, old=None, **keywords):
+    layer = layers.BatchNorm(**keywords)
+    c = x.shape[-1]
+    params = {
+        "scale": np.linspace(0.5, 1.5, c, dtype="f"),
+        "bias": np.linspace(-1, 1, c, dtype="f"),
+    }
+    old = old or {"mean": np.full(c, 0.3, "f"), "var": np.full(c, 2, "f")}
+    v = {"params": params, "batch_stats": old}
+    y, new = layer.apply(v, x, train=train, mutable=["batch_stats"])
+    return y, new["batch_stats"], params, old
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (3, 5, 5, 4)])
+def test_batch_norm_by_definition(shape):
+    x = 3 * normal(*shape) + 1
+    axes, n = tuple(range(len(shape) - 1)), int(np.prod(shape[:-1]))
+    y, new, params, old = batch_norm(x, momentum=0.2, epsilon=1e-2)
+    mean, var = x.mean(axes), x.var(axes)
+    expected = (x - mean) / np.sqrt(var + 1e-2) * params["scale"] + params["bias"]
+    np.testing.assert_allclose(y, expected, atol=1e-5)
+    np.testing.assert_allclose(new["mean"], 0.8 * old["mean"] + 0.2 * mean, rtol=1e-5)
+    np.testing.assert_allclose(new["var"], 0.8 * old["var"] + 0.2 * var * n / (n - 1), rtol=1e-5)
+
+    for keywords in ({"train": False}, {"frozen": True}):
+        y, new, params, old = batch_norm(x, epsilon=1e-2, **keywords)
+        expected = (x - old["mean"]) / np.sqrt(old["var"] + 1e-2) * params["scale"] + params["bias"]
+        np.testing.assert_allclose(y, expected, atol=1e-5)
+        jax.tree.map(np.testing.assert_array_equal, dict(new), old)
+
+
+def test_batch_norm_agrees_with_pytorch():
+    torch = pytest.importorskip("torch")
+    x, directions = normal(4, 5, 5, 3) + 2, normal(4, 5, 5, 3)
+    y, new, params, old = batch_norm(x)
+    theirs = torch.nn.BatchNorm2d(3)
+    state = {"weight": params["scale"], "bias": params["bias"]}
+    state |= {"running_mean": old["mean"], "running_var": old["var"]}
+    theirs.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in state.items()}, strict=False)
+    inputs = to_torch(x).requires_grad_()
+    expected = theirs(inputs)
+    np.testing.assert_allclose(y, from_torch(expected), atol=1e-5)
+    np.testing.assert_allclose(new["mean"], theirs.running_mean.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(new["var"], theirs.running_var.numpy(), rtol=1e-5)
+    (expected * to_torch(directions)).sum().backward()
+    gradient = jax.grad(lambda x: jnp.sum(batch_norm(x)[0] * directions))(x)
+    np.testing.assert_allclose(gradient, from_torch(inputs.grad), atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"use_bias": False}, {"use_scale": False}])
+def test_gradients_of_batch_norm_are_those_of_its_definition(options):
+    x = (3 * normal(4, 5, 6, 3) + 1).astype(np.float64)
+    weights = normal(4, 5, 6, 3).astype(np.float64)
+    with jax.enable_x64(True):
+        layer = layers.BatchNorm(epsilon=1e-2, **options)
+        variables = layer.init(jax.random.key(0), x, train=True)
+        stats = variables["batch_stats"]
+        params = jax.tree.map(lambda p: jnp.linspace(0.5, 2, 3), variables.get("params", {}))
+
+        def ours(params, x):
+            both = {"params": params, "batch_stats": stats}
+            y, new = layer.apply(both, x, train=True, mutable=["batch_stats"])
+            # No gradient flows through the running statistics.
+            return jnp.sum(y * weights) + sum(map(jnp.sum, jax.tree.leaves(new)))
+
+        def definition(params, x):
+            centered = x - jnp.mean(x, axis=(0, 1, 2), keepdims=True)
+            y = centered / jnp.sqrt(jnp.mean(centered**2, axis=(0, 1, 2), keepdims=True) + 1e-2)
+            y = y * params.get("scale", jnp.ones(3)).reshape(1, 1, 1, 3)
+            return jnp.sum((y + params.get("bias", jnp.zeros(3)).reshape(1, 1, 1, 3)) * weights)
+
+        got, want = (jax.grad(f, argnums=(0, 1))(params, x) for f in (ours, definition))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), got, want)
+
+
+def test_batch_norm_statistics_are_exact_far_from_zero():
+    # The mean of squares minus the square of the mean would lose all digits here.
+    x = 1000 + normal(4096, 2)
+    y, new, *_ = batch_norm(x, momentum=1.0)
+    np.testing.assert_allclose(new["var"], x.astype(np.float64).var(0, ddof=1), rtol=1e-3)
+    x = jnp.asarray(x / 100, jnp.bfloat16)
+    y, new, *_ = batch_norm(x, momentum=1.0, dtype=jnp.bfloat16)
+    assert y.dtype == jnp.bfloat16 and new["var"].dtype == jnp.float32
+    np.testing.assert_allclose(new["mean"], np.asarray(x, np.float64).mean(0), rtol=1e-5)
+
+
+def test_batch_norm_uses_statistics_of_the_global_batch():
+    x = normal(16, 2, 2, 3) + np.arange(16, dtype="f")[:, None, None, None]
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    assert mesh.size == 8
+    step = jax.jit(lambda x: batch_norm(x)[:2])
+    sharded = jax.device_put(x, NamedSharding(mesh, PartitionSpec("data")))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), step(sharded), batch_norm(x)[:2]
+    )
+
+
+def test_batch_norm_needs_two_values():
+    with pytest.raises(ValueError, match="one value per channel to train on: use a larger batch"):
+        batch_norm(normal(1, 1, 1, 4))
+    batch_norm(normal(1, 1, 1, 4), train=False)
+    batch_norm(normal(1, 1, 1, 4), frozen=True)
+    batch_norm(normal(1, 1, 2, 4))
+
+
+@pytest.mark.parametrize("size", [5, 11])
+def test_response_norm_by_definition(size):
+    x, alpha = 40 * normal(2, 3, 3, 16), 1e-4 * size
+    expected = np.zeros_like(x)
+    for c in range(16):
+        near = x[..., max(0, c - size // 2) : c + size // 2 + 1]
+        expected[..., c] = x[..., c] / (1 + 1e-4 * (near**2).sum(-1)) ** 0.75
+    ours = layers.local_response_norm(x, size=size, alpha=alpha)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+    assert np.max(np.abs(ours - x)) > 1
+    torch = pytest.importorskip("torch")
+    theirs = torch.nn.functional.local_response_norm(to_torch(x), size, alpha, 0.75, 1.0)
+    np.testing.assert_allclose(ours, from_torch(theirs), rtol=1e-5)
