@@ -42,7 +42,7 @@ LAYOUTS = {
     "inshop": data_fixtures.inshop,
     "tiny_imagenet": _tiny_imagenet,
     "mnist": data_fixtures.mnist,
-    "folder": lambda root: data_fixtures.class_folders(root, dict.fromkeys("abcd", 6)),
+    "folder": lambda root: data_fixtures.class_folders(root, dict.fromkeys("abcdefgh", 6)),
 }
 
 

@@ -138,6 +138,6 @@ def graph(
         },
         "reload_best_at": ("30 epochs", "50 epochs"),
         "validation": validation,
-        "select": "val" if validation else "test",
+        "select": "val/R@1" if validation else "test/R@1",
         "evaluate": {"every": "1 epoch", **numbers.evaluate},
     }

@@ -57,6 +57,6 @@ def multi_similarity(*, dataset: str = "cub200") -> dict[str, Any]:
         "optimizer": {"name": "adam", "rate": 3e-5, "decay": 5e-4},
         "schedule": {"name": "steps", "at": numbers.divide_at, "divide": 10.0},
         "steps": numbers.steps,
-        "select": "test",
+        "select": "test/R@1",
         "evaluate": dict(numbers.evaluate),
     }

@@ -76,6 +76,6 @@ def proxy_anchor(*, dataset: str = "cub200", net: str = "bn_inception") -> dict[
             "warmup": numbers.warmup,
         },
         "steps": "60 epochs",
-        "select": "test",
+        "select": "test/R@1",
         "evaluate": {"every": "1 epoch", **numbers.evaluate},
     }

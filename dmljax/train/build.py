@@ -136,7 +136,16 @@ def _data(config: Config) -> _Data:
     splits = registry.resolve("dataset", config["dataset"])()
     if not config["validation"]:
         return _Data(splits.train, None, splits.test)
-    train, held_out = divide(splits.train, train=1 - config["validation"])
+    names = splits.train.names
+    # One held-out class alone would score 1 whatever the net does.
+    train_classes = min(round((1 - config["validation"]) * len(names)), len(names) - 2)
+    if train_classes < 2:
+        raise ValueError(
+            f"validation={config['validation']} needs two classes to hold out and two to train on, "
+            f"and there are {len(names)} training classes: add classes, or train without it by "
+            "--config.validation=0 --config.select=last"
+        )
+    train, held_out = divide(splits.train, train=names[:train_classes])
     return _Data(train, held_out, splits.test)
 
 

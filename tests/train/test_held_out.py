@@ -1,0 +1,28 @@
+"""Classes that are held out of training choose the step whose scores are reported."""
+
+import pytest
+from system import tiny
+
+from dmljax.train import build, loop
+
+
+def test_at_least_two_classes_are_held_out(tmp_path):
+    """Of one class alone every score is 1. `tiny` has four training classes."""
+    run = build.build(tiny(tmp_path, validation=0.2, sampler={"name": "uniform", "batch_size": 8}))
+    assert len(run.train.names) == len(run.held_out.names) == 2
+    assert not set(run.train.names) & set(run.held_out.names)
+
+
+def test_too_few_classes_name_the_flags_to_type(tmp_path):
+    config = tiny(tmp_path, validation=0.2)
+    config["dataset"] |= {"split": 3 / 8}
+    message = r"there are 3 training classes: .*--config.validation=0 --config.select=last"
+    with pytest.raises(ValueError, match=message):
+        build.build(config)
+
+
+def test_the_end_of_a_run_says_which_step_was_chosen_and_why(tmp_path, capsys):
+    config = tiny(tmp_path, validation=0.5, select="val/MAP@R")
+    config |= {"sampler": {"name": "plan", "classes": 2, "per_class": 4}}
+    loop.run(config, tmp_path / "run")
+    assert "was chosen by val/MAP@R" in capsys.readouterr().out
