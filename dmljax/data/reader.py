@@ -40,7 +40,8 @@ class Reader:
         except decode.UnreadableImage as error:
             name = record_name(self.split.records, i)
             raise decode.UnreadableImage(
-                f"{name} cannot be read: {error}. Replace it, or set unreadable='skip'"
+                f"{name} cannot be read: {error}. Replace it, or set unreadable='skip' "
+                "(--config.unreadable=skip)"
             ) from error
         if self._cache is not None:
             self._cache[i] = image

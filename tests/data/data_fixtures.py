@@ -1,4 +1,4 @@
-"""Sets in the exact formats of the originals, tiny, made when a test asks for them."""
+"""Writes tiny data sets in the formats of the originals."""
 
 import contextlib
 import csv
@@ -15,7 +15,7 @@ from PIL import Image
 
 
 def picture(seed=0, width=40, height=30):
-    """Smooth colours, different for each seed: JPEG keeps them nearly."""
+    """Smooth colors that differ by seed and that JPEG changes little."""
     rng = np.random.default_rng(seed)
     small = Image.fromarray(rng.integers(0, 256, (4, 5, 3), np.uint8))
     return small.resize((width, height), Image.Resampling.BICUBIC)
@@ -64,7 +64,7 @@ def cars(root, classes=196, per_class=2):
 
     fields = ["relative_im_path", "bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "test"]
     rows = np.zeros((1, classes * per_class), [(f, object) for f in fields])
-    # The real file mixes the classes, and its flag `test` is the classification split.
+    # In the original file, classes are mixed, and `test` marks the split for classification.
     order = np.random.default_rng(0).permutation(classes * per_class)
     for n, k in enumerate(order):
         file = f"car_ims/{n + 1:06d}.jpg"
@@ -93,10 +93,10 @@ def sop(root):
 def inshop(root, corpora=("img",)):
     lines = []
     items = {1: "train", 3: "train", 2: "test", 7: "test", 9: "test"}
-    for item, half in items.items():
+    for item, split in items.items():
         for i in range(4):
             file = f"img/WOMEN/Dresses/id_{item:08d}/{i:02d}_1_front.jpg"
-            status = "train" if half == "train" else ("query" if i == 0 else "gallery")
+            status = "train" if split == "train" else ("query" if i == 0 else "gallery")
             lines.append(f"{file}  id_{item:08d}  {status}")
             for corpus in corpora:
                 side = 40 if corpus == "img" else 400
@@ -141,7 +141,7 @@ def mnist(root, zipped=False, train=30, test=20):
 
 
 def write_table(path, rows):
-    """Rows are dicts; every image named in `path` is made beside the table."""
+    """Writes a CSV of `rows`, which are dicts, and an image for each `path`."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -152,7 +152,7 @@ def write_table(path, rows):
 
 
 def tfds(name, data_dir, train, test, features):
-    """The real builder of `name` fed by `features(split, i)`: TFDS's own files, no TensorFlow."""
+    """Writes a TFDS data set with images and labels from `features(split, i)`."""
     import tensorflow_datasets
 
     tensorflow_datasets.disable_progress_bar()
@@ -179,10 +179,10 @@ def png(seed, mode="RGB", width=28, height=28):
 
 @contextlib.contextmanager
 def ordinary_user():
-    """A public folder and, inside of the block, a thread that is not root to the file system.
+    """A public folder, and a context manager in which this thread has no root privileges.
 
-    Root may read everything, so a test run by root would see no permission denied. The thread's
-    file-system user id takes that privilege away, for this thread and those it starts.
+    Root may read every file, so tests run by root would not see a denied permission. The context
+    manager changes the user id for file access, of this thread and of those it starts.
     """
     root = pathlib.Path(tempfile.mkdtemp(prefix="dmljax-"))
     root.chmod(0o755)

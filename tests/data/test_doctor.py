@@ -1,4 +1,4 @@
-"""The doctor finds each fault that it is there for, and nothing on a sound set."""
+"""The doctor finds every kind of fault, and nothing wrong in a correct data set."""
 
 import os
 import pathlib
@@ -12,12 +12,12 @@ import pytest
 from dmljax.data import datasets, doctor, prepare, published, splits
 
 
-def _wrong(found, dataset=""):
-    return [f.text for f in doctor.examine(found, dataset=dataset) if f.level == "WRONG"]
+def _wrong(splits, name=""):
+    return [f.text for f in doctor.examine(splits, dataset=name) if f.level == "WRONG"]
 
 
-def _texts(found, dataset=""):
-    return "\n".join(f"{f.level} {f.text}" for f in doctor.examine(found, dataset=dataset))
+def _texts(splits, name=""):
+    return "\n".join(f"{f.level} {f.text}" for f in doctor.examine(splits, dataset=name))
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def photos(tmp_path):
     return make.class_folders(tmp_path / "photos", {"a": 3, "b": 1, "c": 3, "d": 4})
 
 
-def test_a_sound_set(photos):
-    make.put(photos / "a" / "grey.jpg", make.jpeg(50, mode="L"))
+def test_a_correct_data_set(photos):
+    make.put(photos / "a" / "gray.jpg", make.jpeg(50, mode="L"))
     make.put(photos / "a" / "alpha.png", make.png(51, "RGBA", 40, 30).getvalue())
     text = _texts(datasets.folder(root=photos))
     assert "WRONG" not in text
@@ -49,32 +49,34 @@ def test_duplicates_across_the_split_and_within(photos):
     data = (photos / "a" / "000.jpg").read_bytes()
     make.put(photos / "d" / "copy.jpg", data)
     make.put(photos / "b" / "copy.jpg", data)
-    found = datasets.folder(root=photos)
-    (text,) = _wrong(found)
+    dataset = datasets.folder(root=photos)
+    (text,) = _wrong(dataset)
     assert (
         "1 images are in train and test" in text and "a/000.jpg = " in text and "d/copy.jpg" in text
     )
-    assert "1 files occur more than once, 1 of them in different classes" in _texts(found)
+    assert "1 files occur more than once, 1 of them in different classes" in _texts(dataset)
 
 
-def test_classes_in_both_halves(photos):
-    whole = datasets.folder(root=photos, split=1.0).train
-    leaking = splits.Splits(splits.subset(whole, [0, 1, 4]), splits.subset(whole, [2, 5, 8]))
+def test_classes_in_both_splits(photos):
+    everything = datasets.folder(root=photos, split=1.0).train
+    leaking = splits.Splits(
+        splits.subset(everything, [0, 1, 4]), splits.subset(everything, [2, 5, 8])
+    )
     (text,) = _wrong(leaking)
     assert text == "2 classes are in train and test: a; c"
 
 
-def test_closed_sets_may_share_classes(tmp_path):
-    found = datasets.tiny_imagenet(root=make.tiny_imagenet(tmp_path))
-    assert all("published" in text for text in _wrong(found, "tiny_imagenet"))
+def test_some_data_sets_share_classes_by_design(tmp_path):
+    dataset = datasets.tiny_imagenet(root=make.tiny_imagenet(tmp_path))
+    assert all("published" in text for text in _wrong(dataset, "tiny_imagenet"))
     assert "ok 3 classes are in train and test, as intended in this data set" in _texts(
-        found, "tiny_imagenet"
+        dataset, "tiny_imagenet"
     )
 
 
 def test_counts_against_the_published_and_the_edition_of_cub(tmp_path):
-    found = datasets.cub200(root=make.cub(tmp_path))
-    wrong = _wrong(found, "cub200")
+    dataset = datasets.cub200(root=make.cub(tmp_path))
+    wrong = _wrong(dataset, "cub200")
     assert len(wrong) == 2 and "published are 5,864 images of 100 classes" in wrong[0]
     images = np.arange(6033 * 4, dtype=np.uint32).view(np.uint8).reshape(6033, 4, 4, 1)
     labels = np.arange(6033) % 200
@@ -106,8 +108,8 @@ def _command(*arguments):
 
 
 def test_the_command_and_its_exit_status(photos, tmp_path):
-    sound = _command("--dataset=folder", f"--root={photos}")
-    assert sound.returncode == 0 and sound.stdout.endswith("nothing is wrong\n")
+    correct = _command("--dataset=folder", f"--root={photos}")
+    assert correct.returncode == 0 and correct.stdout.endswith("nothing is wrong\n")
     config = tmp_path / "config.py"
     config.write_text(
         "def get_config():\n    return dict(dataset=dict(name='folder', root='no'))\n"
@@ -115,8 +117,8 @@ def test_the_command_and_its_exit_status(photos, tmp_path):
     broken = tmp_path / "broken.py"
     broken.write_text("nonsense")
     make.put(photos / "a" / "000.jpg", b"")
-    ill = _command(f"--config={config}", f"--config.dataset.root={photos}")
-    assert ill.returncode == 1 and ill.stdout.endswith("1 wrong\n")
+    damaged = _command(f"--config={config}", f"--config.dataset.root={photos}")
+    assert damaged.returncode == 1 and damaged.stdout.endswith("1 wrong\n")
     for arguments, line in (
         ([f"--config={config}"], "the folder no does not exist"),
         (["--config=nowhere.py"], "has no config 'nowhere.py'"),
@@ -140,11 +142,13 @@ def test_a_prepared_set_is_checked_against_its_manifest(photos, tmp_path):
     spec = {"dataset": {"name": "folder"}}
     prepare.prepare(datasets.folder(root=photos), out=tmp_path / "out", settings=spec)
     arguments = ("--dataset=prepared", f"--root={tmp_path / 'out'}")
-    sound = _command(*arguments)
-    assert sound.returncode == 0 and "ok     2 shards agree with the manifest" in sound.stdout
+    correct = _command(*arguments)
+    assert correct.returncode == 0 and "ok     2 shards agree with the manifest" in correct.stdout
     shard = tmp_path / "out" / "train-00000-of-00001.array_record"
     data = bytearray(shard.read_bytes())
     data[-1] ^= 255  # padding: every image can still be read
     shard.write_bytes(data)
-    ill = _command(*arguments)
-    assert ill.returncode in (1, 2) and "train-00000-of-00001" in ill.stdout + ill.stderr
+    damaged = _command(*arguments)
+    assert (
+        damaged.returncode in (1, 2) and "train-00000-of-00001" in damaged.stdout + damaged.stderr
+    )

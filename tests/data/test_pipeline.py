@@ -1,4 +1,4 @@
-"""One batch whatever the workers, threads, hosts and starting step; bad images are never silent."""
+"""Batches do not depend on workers, threads, hosts and first step; bad images are reported."""
 
 import collections
 import dataclasses
@@ -55,24 +55,24 @@ def test_a_batch_is_the_plan_decoded_and_transformed(photos):
                 assert (batch["images"][row] == image).all()
 
 
-def test_digests_agree_for_workers_and_threads(photos):
-    wanted = _digests(photos, 5, start=2)
-    assert len(set(wanted)) == 5
+def test_workers_and_threads_do_not_change_batches(photos):
+    expected = _digests(photos, 5, start=2)
+    assert len(set(expected)) == 5
     for options in (dict(threads=1), dict(threads=7), dict(workers=1), dict(workers=2)):
-        assert _digests(photos, 5, start=2, **options) == wanted, options
-    assert _digests(photos, 1, start=2, seed=4) != wanted[:1]
+        assert _digests(photos, 5, start=2, **options) == expected, options
+    assert _digests(photos, 1, start=2, seed=4) != expected[:1]
 
 
 @pytest.mark.parametrize("hosts", [2, 4])
-def test_hosts_together_make_the_batch_of_one(photos, hosts):
+def test_hosts_together_have_the_batch_of_one_host(photos, hosts):
     with _train(photos, start=7) as batches:
-        wanted = [next(batches) for _ in range(3)]
+        expected = [next(batches) for _ in range(3)]
     shares = []
     for host in range(hosts):
         with _train(photos, start=7, host=host, hosts=hosts) as batches:
             shares.append([next(batches) for _ in range(3)])
-    for step, whole in enumerate(wanted):
-        for key, rows in whole.items():
+    for step, global_batch in enumerate(expected):
+        for key, rows in global_batch.items():
             assert (np.concatenate([share[step][key] for share in shares]) == rows).all()
 
 
@@ -111,13 +111,13 @@ def test_only_the_images_of_an_array_are_stacked_at_once():
     assert reader.Reader(as_list).stack(np.arange(2)) is None
 
 
-def test_any_start_gives_the_same_stream_and_costs_the_same(photos):
+def test_a_run_can_start_at_any_step_at_once(photos):
     stream = _digests(photos, 9)
     for start in (1, 4, 8):
         assert _digests(photos, 9 - start, start=start) == stream[start:]
-    began = time.process_time()
+    start_time = time.process_time()
     _digests(photos, 1, start=10**9)
-    assert time.process_time() - began < 5
+    assert time.process_time() - start_time < 5
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
@@ -159,9 +159,9 @@ def test_evaluation_is_in_order_and_padded(photos, hosts):
 def test_cache_decodes_each_image_once(photos, monkeypatch):
     reads, read = [], decode.read
     monkeypatch.setattr(decode, "read", lambda record: reads.append(record) or read(record))
-    found = _digests(photos, 20, threads=1, cache=True)
+    digests = _digests(photos, 20, threads=1, cache=True)
     assert len(reads) == len(set(reads)) == len(photos)
-    assert _digests(photos, 20, threads=1) == found
+    assert _digests(photos, 20, threads=1) == digests
     assert len(reads) >= 160
 
 
@@ -184,8 +184,8 @@ def test_boxes_are_cut_before_the_transform(tmp_path):
 def damaged(tmp_path):
     make.class_folders(tmp_path, {"a": 3, "b": 3, "c": 2, "d": 4})
     make.put(tmp_path / "a" / "001.jpg", b"")
-    whole = (tmp_path / "d" / "000.jpg").read_bytes()
-    make.put(tmp_path / "d" / "000.jpg", whole[: len(whole) // 2])
+    data = (tmp_path / "d" / "000.jpg").read_bytes()
+    make.put(tmp_path / "d" / "000.jpg", data[: len(data) // 2])
     return datasets.folder(root=tmp_path, split=1.0).train
 
 
@@ -200,11 +200,11 @@ def test_an_unreadable_image_is_named(damaged, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_skipping_keeps_the_classes_and_counts(damaged, workers, caplog):
+def test_a_skipped_image_is_replaced_by_one_of_its_class_and_counted(damaged, workers, caplog):
     steps, bad = 6, {3 * 0 + 1, 8}
     options = dict(workers=workers, unreadable="skip", transform_fn=transforms.unchanged)
     with _train(damaged, **options) as batches:
-        found = [next(batches) for _ in range(steps)]
+        stream = [next(batches) for _ in range(steps)]
         skipped = dict(batches.skipped)
     planned = np.concatenate(
         [
@@ -212,8 +212,8 @@ def test_skipping_keeps_the_classes_and_counts(damaged, workers, caplog):
             for s in range(steps)
         ]
     )
-    images = np.concatenate([batch["images"] for batch in found])
-    labels = np.concatenate([batch["labels"] for batch in found])
+    images = np.concatenate([batch["images"] for batch in stream])
+    labels = np.concatenate([batch["labels"] for batch in stream])
     assert (labels == damaged.labels[planned]).all()
     readable = {i: decode.read(r) for i, r in enumerate(damaged.records) if i not in bad}
     for i, label, image in zip(planned.tolist(), labels, images, strict=True):
@@ -223,7 +223,7 @@ def test_skipping_keeps_the_classes_and_counts(damaged, workers, caplog):
     assert caplog.text.count("a/001.jpg cannot be read: skipped from now on") == 1
 
 
-def test_skipping_in_evaluation_masks(damaged):
+def test_a_skipped_image_is_masked_in_evaluation(damaged):
     with pipeline.evaluation(
         damaged, transform_fn=_SMALL_EVAL, batch_size=5, unreadable="skip"
     ) as batches:
@@ -245,7 +245,7 @@ def test_a_class_that_cannot_be_read_at_all_ends_the_run(tmp_path):
         next(batches)
 
 
-def test_a_counter_that_is_passed_in_is_continued_and_its_names_are_logged_once(damaged, caplog):
+def test_a_counter_of_skipped_images_is_continued_and_its_names_are_logged_once(damaged, caplog):
     skipped = collections.Counter()
     options = dict(transform_fn=_SMALL_EVAL, batch_size=5, unreadable="skip", skipped=skipped)
     for _ in range(3):
@@ -275,7 +275,7 @@ def test_classes_with_single_images_are_reported_at_the_start(tmp_path, caplog):
         (dict(threads=-1), "threads must be 1 or more"),
     ],
 )
-def test_errors_come_before_any_thread(photos, options, match):
+def test_wrong_arguments_are_refused_before_any_thread_starts(photos, options, match):
     with pytest.raises(ValueError, match=match):
         _train(photos, **options)
 
@@ -284,10 +284,10 @@ def test_empty_splits_and_images_of_several_sizes(photos):
     empty = splits.subset(photos, np.zeros(len(photos), bool))
     with pytest.raises(ValueError, match="the split is empty"):
         _train(empty)
-    several = lambda image, rng: image[: int(rng.integers(5, 20))]  # noqa: E731
+    random_size = lambda image, rng: image[: int(rng.integers(5, 20))]  # noqa: E731
     with (
         pytest.raises(ValueError, match=r"have the shapes .*choose a transform"),
-        _train(photos, transform_fn=several) as batches,
+        _train(photos, transform_fn=random_size) as batches,
     ):
         next(batches)
 
@@ -302,18 +302,18 @@ def test_closing_ends_the_stream_and_its_threads(photos):
 
 
 def test_batches_are_made_ahead_in_the_background(photos):
-    made = []
+    times = []
 
     def slow(image, rng):
-        made.append(time.monotonic())
+        times.append(time.monotonic())
         return image
 
     with _train(photos, transform_fn=slow, threads=2) as batches:
         next(batches)
         deadline = time.monotonic() + 10
-        while len(made) < 16 and time.monotonic() < deadline:
+        while len(times) < 16 and time.monotonic() < deadline:
             time.sleep(0.01)
-    assert len(made) >= 16  # the second batch was made while nobody asked
+    assert len(times) >= 16  # the second batch is ready before it is asked for
 
 
 def test_a_file_without_permission_is_named():

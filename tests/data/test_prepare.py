@@ -1,4 +1,4 @@
-"""prepare: the same split, smaller, written whole or not at all; it goes on where it stopped."""
+"""prepare writes the same splits in a smaller form, and continues where it was interrupted."""
 
 import dataclasses
 import functools
@@ -20,10 +20,10 @@ from dmljax.data import datasets, decode, pipeline, prepare, sampling, splits, t
 
 
 def _big(root):
-    """Two classes of photographs, of both orientations and kinds that need care."""
+    """Two classes of photographs: large, small, grayscale and rotated by EXIF."""
     make.class_folders(root, {"a": 3, "b": 3}, width=90, height=60)
     make.put(root / "a" / "small.jpg", make.jpeg(90, 30, 20))
-    make.put(root / "a" / "grey.png", make.png(91, "L", 60, 90).getvalue())
+    make.put(root / "a" / "gray.png", make.png(91, "L", 60, 90).getvalue())
     exif = Image.Exif()
     exif[0x0112] = 6
     out = io.BytesIO()
@@ -32,27 +32,27 @@ def _big(root):
     return datasets.folder(root=root)
 
 
-def _prepare(found, out, **options):
+def _prepare(dataset, out, **options):
     options = dict(size=32, shard_size=3, settings={"dataset": {"name": "folder"}}) | options
-    return prepare.prepare(found, out=out, **options)
+    return prepare.prepare(dataset, out=out, **options)
 
 
-def test_a_prepared_set_is_the_set(tmp_path):
-    found = _big(tmp_path / "photos")
-    _prepare(found, tmp_path / "out")
+def test_a_prepared_data_set_equals_its_source(tmp_path):
+    dataset = _big(tmp_path / "photos")
+    _prepare(dataset, tmp_path / "out")
     again = datasets.prepared(root=tmp_path / "out")
-    for one, two in zip(found, again, strict=True):
+    for one, two in zip(dataset, again, strict=True):
         assert one.names == two.names and (one.labels == two.labels).all()
         for before, after in zip(one.records, two.records, strict=True):
             image, small = decode.read(before), decode.read(after)
-            wanted = transforms.resize(
+            expected = transforms.resize(
                 image, np.random.default_rng(0), size=min(32, *image.shape[:2])
             )
-            assert small.shape == wanted.shape
-            assert np.abs(small.astype(int) - wanted).mean() < 6
-    small = next(i for i, r in enumerate(found.train.records) if r.endswith("small.jpg"))
-    kept = pathlib.Path(found.train.records[small]).read_bytes()
-    assert again.train.records[small] == kept  # nothing to gain, so nothing is lost
+            assert small.shape == expected.shape
+            assert np.abs(small.astype(int) - expected).mean() < 6
+    small = next(i for i, r in enumerate(dataset.train.records) if r.endswith("small.jpg"))
+    original = pathlib.Path(dataset.train.records[small]).read_bytes()
+    assert again.train.records[small] == original  # small enough, so copied
     assert "record 1 of" in splits.record_name(again.train.records, 1)
     with pytest.raises(IndexError):
         again.train.records[len(again.train)]
@@ -61,22 +61,22 @@ def test_a_prepared_set_is_the_set(tmp_path):
 def test_manifest_has_counts_labels_hashes_and_settings(tmp_path):
     import hashlib
 
-    found = _big(tmp_path / "photos")
-    _prepare(found, tmp_path / "out", quality=80)
+    dataset = _big(tmp_path / "photos")
+    _prepare(dataset, tmp_path / "out", quality=80)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["settings"]["size"] == 32 and manifest["settings"]["quality"] == 80
     assert manifest["settings"]["dataset"] == {"name": "folder"}
     train = manifest["splits"]["train"]
     assert train["count"] == 5 and train["labels"] == [0] * 5 and train["names"] == ["a"]
     files = {p.name for p in (tmp_path / "out").iterdir()} - {"manifest.json"}
-    shards = [s for half in manifest["splits"].values() for s in half["shards"]]
+    shards = [s for split in manifest["splits"].values() for s in split["shards"]]
     assert files == {s["file"] for s in shards} and [s["count"] for s in shards] == [3, 2, 3, 1]
     for shard in shards:
         data = (tmp_path / "out" / shard["file"]).read_bytes()
         assert hashlib.sha256(data).hexdigest() == shard["sha256"] and len(data) == shard["bytes"]
 
 
-def test_marks_survive_and_boxes_are_cut(tmp_path):
+def test_marks_are_kept_and_boxes_are_cut(tmp_path):
     rows = [
         {
             "path": f"{i}.jpg",
@@ -88,22 +88,22 @@ def test_marks_survive_and_boxes_are_cut(tmp_path):
         }
         for i in range(6)
     ]
-    found = datasets.table(path=make.write_table(tmp_path / "t.csv", rows))
-    _prepare(found, tmp_path / "out")
+    dataset = datasets.table(path=make.write_table(tmp_path / "t.csv", rows))
+    _prepare(dataset, tmp_path / "out")
     test = datasets.prepared(root=tmp_path / "out").test
-    assert (test.query == found.test.query).all() and (test.gallery == found.test.gallery).all()
-    assert (test.groups == found.test.groups).all() and test.boxes is None
+    assert (test.query == dataset.test.query).all() and (test.gallery == dataset.test.gallery).all()
+    assert (test.groups == dataset.test.groups).all() and test.boxes is None
     assert all(decode.read(record).shape == (20, 20, 3) for record in test.records)
 
 
 @pytest.mark.parametrize("geometry", ["squash", "pad"])
-def test_the_papers_geometry(tmp_path, geometry):
+def test_square_geometries(tmp_path, geometry):
     _prepare(_big(tmp_path / "photos"), tmp_path / "out", geometry=geometry)
     again = datasets.prepared(root=tmp_path / "out")
-    assert {decode.read(r).shape for half in again for r in half.records} == {(32, 32, 3)}
+    assert {decode.read(r).shape for split in again for r in split.records} == {(32, 32, 3)}
 
 
-def test_it_trains_in_threads_and_workers(tmp_path):
+def test_threads_and_workers_read_the_same_images(tmp_path):
     _prepare(_big(tmp_path / "photos"), tmp_path / "out")
     train = datasets.prepared(root=tmp_path / "out").train
     batches = []
@@ -119,90 +119,90 @@ def test_it_trains_in_threads_and_workers(tmp_path):
     assert (batches[0] == batches[1]).all()
 
 
-def test_an_interrupted_run_goes_on_and_ends_the_same(tmp_path, monkeypatch):
-    found = _big(tmp_path / "photos")
-    whole = _prepare(found, tmp_path / "whole")
+def test_an_interrupted_run_continues_with_the_same_result(tmp_path, monkeypatch):
+    dataset = _big(tmp_path / "photos")
+    uninterrupted = _prepare(dataset, tmp_path / "uninterrupted")
     encode, calls = decode.encode, []
 
-    def dies(image, *, quality):
+    def interrupted(image, *, quality):
         calls.append(1)
         if len(calls) > 5:
             raise KeyboardInterrupt
         return encode(image, quality=quality)
 
-    monkeypatch.setattr(decode, "encode", dies)
+    monkeypatch.setattr(decode, "encode", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        _prepare(found, tmp_path / "out", threads=1)
+        _prepare(dataset, tmp_path / "out", threads=1)
     monkeypatch.undo()
     assert not (tmp_path / "out" / "manifest.json").exists()
-    with pytest.raises(FileNotFoundError, match="not finished: run the same prepare again"):
+    with pytest.raises(FileNotFoundError, match="run the same prepare again to finish it"):
         datasets.prepared(root=tmp_path / "out")
     shard = tmp_path / "out" / "train-00000-of-00002.array_record"
     written = shard.stat().st_mtime_ns
-    assert _prepare(found, tmp_path / "out") == whole
+    assert _prepare(dataset, tmp_path / "out") == uninterrupted
     assert shard.stat().st_mtime_ns == written, "a finished shard was written again"
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
-        p.name for p in (tmp_path / "whole").iterdir()
+        p.name for p in (tmp_path / "uninterrupted").iterdir()
     )
 
 
-def test_a_finished_shard_that_was_damaged_is_written_again(tmp_path, monkeypatch):
-    found = _big(tmp_path / "photos")
+def test_a_damaged_shard_is_written_again(tmp_path, monkeypatch):
+    dataset = _big(tmp_path / "photos")
     monkeypatch.setattr(prepare, "_summary", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        _prepare(found, tmp_path / "out")
+        _prepare(dataset, tmp_path / "out")
     monkeypatch.undo()
     shard = tmp_path / "out" / "train-00001-of-00002.array_record"
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 255
     shard.write_bytes(data)
-    result = _prepare(found, tmp_path / "out")
+    result = _prepare(dataset, tmp_path / "out")
     assert prepare._hash(shard) == result["splits"]["train"]["shards"][1]["sha256"]
     assert shard.read_bytes() != bytes(data)
 
 
-def test_other_settings_and_full_folders_are_refused(tmp_path):
-    found = _big(tmp_path / "photos")
-    _prepare(found, tmp_path / "out")
+def test_other_settings_and_folders_in_use_are_refused(tmp_path):
+    dataset = _big(tmp_path / "photos")
+    _prepare(dataset, tmp_path / "out")
     with pytest.raises(FileExistsError, match="already holds a prepared data set"):
-        _prepare(found, tmp_path / "out")
+        _prepare(dataset, tmp_path / "out")
     (tmp_path / "out" / "manifest.json").rename(tmp_path / "manifest.json")
     with pytest.raises(FileExistsError, match="not empty"):
-        _prepare(found, tmp_path / "out")
+        _prepare(dataset, tmp_path / "out")
     shards = {"settings": {**json.loads((tmp_path / "manifest.json").read_text())["settings"]}}
     (tmp_path / "out" / "progress.json").write_text(json.dumps({**shards, "shards": {}}))
-    boxes = np.tile(np.int32([0, 0, 2, 2]), (len(found.train), 1))
-    boxed = found._replace(train=dataclasses.replace(found.train, boxes=boxes))
-    assert prepare._fingerprint(boxed) != prepare._fingerprint(found)
+    boxes = np.tile(np.int32([0, 0, 2, 2]), (len(dataset.train), 1))
+    boxed = dataset._replace(train=dataclasses.replace(dataset.train, boxes=boxes))
+    assert prepare._fingerprint(boxed) != prepare._fingerprint(dataset)
     with pytest.raises(ValueError, match="unfinished data set with another size: finish it"):
-        _prepare(found, tmp_path / "out", size=48)
+        _prepare(dataset, tmp_path / "out", size=48)
     with pytest.raises(NotADirectoryError, match="is a file"):
-        _prepare(found, tmp_path / "manifest.json")
+        _prepare(dataset, tmp_path / "manifest.json")
     with pytest.raises(ValueError, match="geometry must be one of shorter, squash, pad, not 'x'"):
-        _prepare(found, tmp_path / "other", geometry="x")
+        _prepare(dataset, tmp_path / "other", geometry="x")
     with pytest.raises(ValueError, match="nothing to prepare"):
         _prepare(splits.Splits(*[splits.Split(np.zeros((1, 2, 2, 1)), [0], ("a",))] * 2), tmp_path)
 
 
-def test_unreadable_images_raise_or_are_left_out(tmp_path, capsys):
-    found = _big(tmp_path / "photos")
+def test_unreadable_images_are_refused_or_skipped(tmp_path, capsys):
+    dataset = _big(tmp_path / "photos")
     make.put(tmp_path / "photos" / "b" / "001.jpg", b"")
     with pytest.raises(
         decode.UnreadableImage, match=r"b/001.jpg cannot be read: it has zero bytes"
     ):
-        _prepare(found, tmp_path / "out")
+        _prepare(dataset, tmp_path / "out")
     assert not list((tmp_path / "out").glob("test*")) and not list((tmp_path / "out").glob("*.tmp"))
-    result = _prepare(found, tmp_path / "skip", unreadable="skip")
+    result = _prepare(dataset, tmp_path / "skip", unreadable="skip")
     assert result["splits"]["test"]["count"] == 3 and "b/001.jpg" in capsys.readouterr().err
-    assert result["splits"]["test"]["skipped"] == [found.test.records[1]]
+    assert result["splits"]["test"]["skipped"] == [dataset.test.records[1]]
     assert len(datasets.prepared(root=tmp_path / "skip").test) == 3
 
 
-def test_a_shard_that_was_cut_or_lost_is_told(tmp_path):
+def test_a_truncated_shard_is_named(tmp_path):
     _prepare(_big(tmp_path / "photos"), tmp_path / "out")
     shard = tmp_path / "out" / "test-00000-of-00002.array_record"
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(FileNotFoundError, match=r"test-00000.*missing or not of"):
+    with pytest.raises(FileNotFoundError, match=r"test-00000.*missing or its size is not"):
         datasets.prepared(root=tmp_path / "out")
     make.put(tmp_path / "out" / "manifest.json", b"{}")
     with pytest.raises(ValueError, match="is not a manifest of prepare"):
@@ -221,7 +221,7 @@ def _command(*arguments, **options):
     )
 
 
-def test_killed_at_any_moment_the_same_command_goes_on(tmp_path):
+def test_after_a_kill_the_same_command_continues(tmp_path):
     make.class_folders(tmp_path / "photos", {c: 30 for c in "abcd"}, width=300, height=200)
     arguments = ["--dataset=folder", f"--root={tmp_path / 'photos'}", "--size=64", "--shard_size=5"]
     out = tmp_path / "out"
@@ -234,12 +234,12 @@ def test_killed_at_any_moment_the_same_command_goes_on(tmp_path):
     assert last.returncode == 0, errors
     assert "train: 60 images of 2 classes" in done and "prepared" in done
     assert not (out / "progress.json").exists() and not list(out.glob("*.tmp"))
-    found = datasets.prepared(root=out)
-    assert len(found.train) == len(found.test) == 60
-    assert min(decode.read(found.test.records[59]).shape[:2]) == 64
+    dataset = datasets.prepared(root=out)
+    assert len(dataset.train) == len(dataset.test) == 60
+    assert min(decode.read(dataset.test.records[59]).shape[:2]) == 64
 
 
-def test_the_command_says_one_line_and_writes_nothing(tmp_path):
+def test_an_error_is_one_line_and_writes_nothing(tmp_path):
     for arguments, line in (
         (["--dataset=cub20"], "did you mean 'cub200'"),
         (["--dataset=cub200", "--root=nowhere"], "the folder nowhere does not exist"),

@@ -1,4 +1,4 @@
-"""Nothing is left behind when a parent with worker processes goes, however it goes."""
+"""Worker processes and shared memory end with their parent, however it ends."""
 
 import os
 import pathlib
@@ -41,16 +41,16 @@ if __name__ == "__main__":
 
 
 def _session(sid):
-    """Processes of a session, but zombies."""
-    found = []
+    """Processes of a session, without zombies."""
+    processes = []
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except (OSError, ProcessLookupError):
             continue
         if int(fields[3]) == sid and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
+            processes.append(int(stat.parent.name))
+    return processes
 
 
 def _segments():
@@ -62,7 +62,7 @@ def _segments():
     "how",
     ["SIGKILL", "SIGTERM", *(pytest.param(h, marks=_slow) for h in ("SIGINT", "close", "raise"))],
 )
-def test_no_process_and_no_shared_memory_is_left(tmp_path, how):
+def test_no_process_and_no_shared_memory_remains(tmp_path, how):
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)
     before = _segments()
@@ -84,13 +84,13 @@ def test_no_process_and_no_shared_memory_is_left(tmp_path, how):
         deadline = time.monotonic() + 20
         while _session(parent.pid) and time.monotonic() < deadline:
             time.sleep(0.2)
-        assert not _session(parent.pid), "processes live on"
-        # Tests beside this one have segments too, which come and go.
-        left, deadline = _segments() - before, time.monotonic() + 60
-        while left and time.monotonic() < deadline:
+        assert not _session(parent.pid), "worker processes are still running"
+        # Other tests that run at the same time create and remove segments too.
+        remaining, deadline = _segments() - before, time.monotonic() + 60
+        while remaining and time.monotonic() < deadline:
             time.sleep(0.2)
-            left &= _segments()
-        assert not left, "shared memory is held"
+            remaining &= _segments()
+        assert not remaining, "shared memory has not been released"
     finally:
         for pid in _session(parent.pid):
             os.kill(pid, signal.SIGKILL)

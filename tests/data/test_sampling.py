@@ -1,7 +1,8 @@
-"""Every sampler has the properties its docstring states, at any step, whatever came before."""
+"""Samplers have the properties that their docstrings state, at any step and in any order."""
 
 import collections
 import itertools
+import time
 
 import hypothesis
 import numpy as np
@@ -35,7 +36,7 @@ def test_plan_batches_have_p_classes_and_k_distinct_images(case, seed, step):
     for row in indices.reshape(classes, per_class):
         available = (labels == labels[row[0]]).sum()
         assert len(set(row.tolist())) == min(per_class, available)
-    # A pure function: the same again, and from prepared groups.
+    # The function is pure, and takes groups as well as labels.
     assert (sampling.plan(sampling.group(labels), step=step, **kwargs) == indices).all()
 
 
@@ -51,7 +52,7 @@ def test_plan_uses_every_image_within_coverage(case, seed):
     assert used.all()
 
 
-def test_coverage_is_tight_where_nothing_is_left_out():
+def test_coverage_is_exact_if_no_class_is_left_out():
     labels = np.repeat(np.arange(6), 8)
     steps = sampling.coverage(labels, classes=3, per_class=4)
     assert steps == 4  # 48 images, 12 a step
@@ -74,7 +75,7 @@ def test_plan_deals_classes_evenly_and_images_of_a_class_evenly(case):
     for c in range(len(groups.count)):
         times = [used[int(i)] for i in groups.images(c)]
         passes = dealt[int(labels[groups.images(c)[0]])] / -(-len(times) // per_class)
-        # In a pass every image is dealt at least once, and at most twice unless the class is small.
+        # In a pass, every image is dealt at least once, and at most twice in a large class.
         assert min(times) >= int(passes)
         assert max(times) <= np.ceil(passes) * (1 + -(-per_class // len(times)))
 
@@ -90,13 +91,11 @@ def test_plan_changes_with_seed_and_round():
 
 
 def test_any_step_of_a_large_set_is_reached_at_once():
-    import time
-
     groups = sampling.group(np.repeat(np.arange(11_318), 5))
     sampling.plan(groups, classes=32, per_class=4, seed=0, step=0)
-    began = time.process_time()
+    start = time.process_time()
     sampling.plan(groups, classes=32, per_class=4, seed=0, step=10**9)
-    assert time.process_time() - began < 0.5  # milliseconds; replaying would take days
+    assert time.process_time() - start < 0.5  # replaying all steps would take days
 
 
 @pytest.mark.parametrize(
@@ -220,25 +219,25 @@ def test_epoch_of_cars196():
 
 @hypothesis.settings(deadline=None, max_examples=40)
 @hypothesis.given(_cases(), st.integers(0, 3))
-def test_combine_epoch_has_the_published_groups(case, epoch):
+def test_an_epoch_of_combine_has_the_published_chunks(case, epoch):
     labels, classes, per_class = case
     batches = np.stack(_epoch_of_combine(labels, classes, per_class, epoch))
     rows = batches.reshape(-1, per_class)
     assert (labels[rows] == labels[rows[:, :1]]).all()
     groups = sampling.group(labels)
-    # floor(max(len, K) / K) + 1 groups a class, then some again to fill the last batch.
-    wanted = {
+    # floor(max(len, K) / K) + 1 chunks per class, then repeated ones to fill the last batch.
+    expected = {
         int(labels[groups.images(c)[0]]): max(int(n), per_class) // per_class + 1
         for c, n in enumerate(groups.count)
     }
-    found = collections.Counter(labels[rows[:, 0]].tolist())
-    assert all(found[c] >= n for c, n in wanted.items())
-    assert sum(found.values()) == -(-sum(wanted.values()) // classes) * classes
+    chunks = collections.Counter(labels[rows[:, 0]].tolist())
+    assert all(chunks[c] >= n for c, n in expected.items())
+    assert sum(chunks.values()) == -(-sum(expected.values()) // classes) * classes
     assert set(rows.ravel().tolist()) == set(range(len(labels)))
 
 
-def test_combine_repeats_classes_as_the_fact_sheet_counts():
-    """100 classes of about 59: some 117 batches of 6 x 9 an epoch, and some classes twice."""
+def test_combine_repeats_classes_as_often_as_published():
+    """100 classes of about 59 images: 117 batches of 6 x 9 per epoch, some with a class twice."""
     counts = np.r_[np.full(64, 59), np.full(36, 58)]
     labels = np.repeat(np.arange(100), counts)
     batches = _epoch_of_combine(labels, 6, 9, 0)
@@ -249,25 +248,25 @@ def test_combine_repeats_classes_as_the_fact_sheet_counts():
     assert all((a == b).all() for a, b in zip(batches, again, strict=True))
 
 
-def test_number_draws_each_divisor_equally_often_and_its_epochs_are_combines():
+def test_number_draws_each_divisor_equally_often_and_its_epochs_are_those_of_combine():
     labels = np.repeat(np.arange(40), 30)
     groups = sampling.group(labels)
     step, shapes = 0, collections.Counter()
     for epoch in range(200):
         batch = sampling.number(groups, seed=7, step=step)
         runs = 1 + int((np.diff(labels[batch]) != 0).sum())
-        # Adjacent groups of one class hide a border, so the divisor is found by trying.
+        # Adjacent chunks may have the same class, so try all divisors.
         for p in (2, 3, 6, 9, 18, 27):
-            want = graph._epoch(groups, p, 54 // p, 7, epoch)
-            if len(want[0]) == 54 and (want[0] == batch).all():
+            batches = graph._epoch(groups, p, 54 // p, 7, epoch)
+            if len(batches[0]) == 54 and (batches[0] == batch).all():
                 shapes[p] += 1
                 assert runs <= p
-                last = sampling.number(groups, seed=7, step=step + len(want) - 1)
-                assert (last == want[-1]).all()
-                step += len(want)
+                last = sampling.number(groups, seed=7, step=step + len(batches) - 1)
+                assert (last == batches[-1]).all()
+                step += len(batches)
                 break
         else:
-            raise AssertionError("the epoch is no CombineSampler's")
+            raise AssertionError("this is no epoch of combine")
     assert set(shapes) == {2, 3, 6, 9, 18, 27} and min(shapes.values()) > 15
 
 
@@ -283,14 +282,16 @@ def test_number_with_few_classes_and_its_error():
 @hypothesis.given(st.lists(st.integers(1, 5), min_size=2, max_size=20), st.integers(0, 2**40))
 def test_n_pairs_are_anchors_then_positives(counts, step):
     labels = np.repeat(np.arange(len(counts)), counts)
-    pairs = sum(n > 1 for n in counts)
-    hypothesis.assume(pairs)
-    batch = sampling.n_pairs(labels, classes=pairs, seed=0, step=step)
-    anchors, positives = batch.reshape(2, pairs)
+    pair_count = sum(n > 1 for n in counts)
+    hypothesis.assume(pair_count)
+    batch = sampling.n_pairs(labels, classes=pair_count, seed=0, step=step)
+    anchors, positives = batch.reshape(2, pair_count)
     assert (labels[anchors] == labels[positives]).all() and (anchors != positives).all()
-    assert len(set(labels[anchors].tolist())) == pairs
-    with pytest.raises(ValueError, match=f"has {pairs}: set --config.sampler.classes={pairs}"):
-        sampling.n_pairs(labels, classes=pairs + 1, seed=0, step=step)
+    assert len(set(labels[anchors].tolist())) == pair_count
+    with pytest.raises(
+        ValueError, match=f"has {pair_count}: set --config.sampler.classes={pair_count}"
+    ):
+        sampling.n_pairs(labels, classes=pair_count + 1, seed=0, step=step)
 
 
 def test_abe_pairs_are_half_positive_and_half_negative():
@@ -304,8 +305,8 @@ def test_abe_pairs_are_half_positive_and_half_negative():
         assert same[:8].all() and not same[8:].any()
         assert (first != second).all() and len(set(first.tolist())) == 16
         partners.update(second.tolist())
-    pairable = [i for i, c in enumerate(labels) if (labels == c).sum() > 1]
-    assert set(pairable) <= set(partners)  # every image comes to be a partner
+    candidates = [i for i, c in enumerate(labels) if (labels == c).sum() > 1]
+    assert set(candidates) <= set(partners)  # every image becomes a partner
     with pytest.raises(ValueError, match="multiple of 4"):
         sampling.abe_pairs(labels, batch_size=30, seed=1, step=0)
     with pytest.raises(ValueError, match="two classes"):

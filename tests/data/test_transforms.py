@@ -1,4 +1,4 @@
-"""Geometry and augmentation against written-out definitions and their stated distributions."""
+"""Transforms against their definitions and distributions."""
 
 import functools
 import inspect
@@ -24,7 +24,7 @@ def _rng(seed=0):
 
 
 def _positions(h, w):
-    """An image whose pixel tells where it was: (row, column, 0)."""
+    """An image whose pixels are their own positions: (row, column, 0)."""
     rows, columns = np.mgrid[:h, :w]
     return np.stack([rows, columns, 0 * rows], axis=-1).astype(np.uint8)
 
@@ -38,10 +38,10 @@ def test_every_transform_is_pure_and_named(name):
     image = _image(300, 260)
     before = image.copy()
     one, two = function(image, _rng(1)), function(image, _rng(1))
-    assert (image == before).all(), "the input was written to"
+    assert (image == before).all(), "the input has changed"
     assert one.dtype == np.uint8 and one.ndim == 3 and (one == two).all()
     if "eval" in name:
-        assert (function(image, _rng(2)) == one).all(), "evaluation is not random"
+        assert (function(image, _rng(2)) == one).all(), "evaluation must not be random"
 
 
 @pytest.mark.parametrize(
@@ -60,20 +60,20 @@ def test_every_transform_is_pure_and_named(name):
     ],
 )
 @pytest.mark.parametrize("shape", [(375, 500), (20, 700), (64, 64), (1, 1)])
-def test_recipes_have_the_published_size_whatever_comes_in(name, size, shape):
+def test_recipes_return_the_published_size_for_any_input(name, size, shape):
     image = getattr(transforms, name)(_image(*shape), _rng())
     assert image.shape == (size, size, 3)
 
 
-def test_resize_is_torchvisions():
-    for h, w, wanted in ((375, 500, (256, 341)), (500, 375, (341, 256)), (333, 500, (256, 384))):
+def test_resize_equals_torchvision():
+    for h, w, shape in ((375, 500, (256, 341)), (500, 375, (341, 256)), (333, 500, (256, 384))):
         out = transforms.resize(_image(h, w), _rng(), size=256)
-        assert out.shape[:2] == wanted
-        pil = Image.fromarray(_image(h, w)).resize(wanted[::-1], Image.Resampling.BILINEAR)
+        assert out.shape[:2] == shape
+        pil = Image.fromarray(_image(h, w)).resize(shape[::-1], Image.Resampling.BILINEAR)
         assert (out == np.asarray(pil)).all()
 
 
-def test_crops_take_the_offsets_of_their_systems():
+def test_crops_have_the_offsets_of_their_systems():
     image = _positions(256, 256)
     # torchvision rounds 14.5 to 14; DVML's offset is 15 of 29.
     assert transforms.center_crop(image, _rng(), size=227)[0, 0].tolist() == [14, 14, 0]
@@ -89,7 +89,7 @@ def test_crops_take_the_offsets_of_their_systems():
 
 
 def test_random_resized_crop_draws_area_and_ratio_as_published():
-    """The crop is read back from an image of positions: its corners tell the box."""
+    """The corners of a cropped image of positions show the box."""
     h, w, rng = 250, 250, _rng()
     areas, ratios = [], []
     for _ in range(1500):
@@ -101,20 +101,20 @@ def test_random_resized_crop_draws_area_and_ratio_as_published():
     assert 0.06 < min(areas) < 0.12 and max(areas) > 0.9
     assert abs(np.mean(ratios)) < 0.02  # log-uniform, so even around square
     assert np.std(ratios) == pytest.approx(math.log(4 / 3) / math.sqrt(3), rel=0.12)
-    # Rejections thin out the largest boxes; below half of the area the draw is uniform.
+    # Large boxes are rejected more often; below half of the area, the distribution is uniform.
     low = np.array(areas)[np.array(areas) < 0.5]
     histogram = np.histogram(low, bins=4, range=(0.08, 0.5))[0]
     assert histogram.max() < 1.35 * histogram.min()
 
 
-def test_random_resized_crop_falls_back_to_the_middle():
+def test_random_resized_crop_falls_back_to_a_central_box():
     out = transforms.random_resized_crop(_positions(10, 200), _rng(), size=10, area=(1.0, 1.0))
     assert out[:, :, 1].min() >= 92 and out[:, :, 1].max() <= 107  # 13 wide, ratio 4/3
     out = transforms.random_resized_crop(_positions(200, 10), _rng(), size=10, area=(1.0, 1.0))
     assert out[:, :, 0].min() >= 92 and out[:, :, 0].max() <= 107
 
 
-def test_random_resized_crop_reads_nothing_outside_of_its_box():
+def test_pixels_outside_of_the_random_box_have_no_influence():
     image = np.zeros((100, 100, 3), np.uint8)
     image[:, 50:] = 255
     for seed in range(300):
@@ -124,10 +124,10 @@ def test_random_resized_crop_reads_nothing_outside_of_its_box():
         if box[-1] + 6 < 50:
             assert not out.any()
             return
-    raise AssertionError("no crop on the left was drawn")
+    raise AssertionError("no box lies in the left half")
 
 
-def test_flip_is_half_and_exact():
+def test_flip_has_its_probability_and_is_exact():
     image, rng = _positions(3, 7), _rng()
     flips = [transforms.random_flip(image, rng)[0, 0, 1] for _ in range(2000)]
     assert set(flips) == {0, 6} and 900 < sum(f == 6 for f in flips) < 1100
@@ -135,8 +135,8 @@ def test_flip_is_half_and_exact():
     assert (flipped == image[:, ::-1]).all()
 
 
-def _between(image, height, width):
-    """Bilinear by definition: each pixel from the four around its centre."""
+def _bilinear(image, height, width):
+    """Bilinear by definition: each pixel from the four around its center."""
     h, w, c = image.shape
     out = np.zeros((height, width, c))
     for y, x in itertools.product(range(height), range(width)):
@@ -150,7 +150,7 @@ def _between(image, height, width):
 
 @pytest.mark.parametrize("opencv", [False, True])
 @pytest.mark.parametrize("sides", [(20, 31), (5, 4), (1, 1), (16, 16), (1, 40)])
-def test_without_antialiasing_pixels_lie_between_the_four_around(monkeypatch, opencv, sides):
+def test_without_antialiasing_pixels_are_interpolated_from_four(monkeypatch, opencv, sides):
     if not opencv:
         monkeypatch.setattr(resampling, "cv2", None)
     elif resampling.cv2 is None:
@@ -159,7 +159,7 @@ def test_without_antialiasing_pixels_lie_between_the_four_around(monkeypatch, op
         image = _image(*sides)[:, :, :channels]
         out = transforms.squash(image, _rng(), size=16)
         assert out.shape == (16, 16, channels) and out.dtype == np.uint8
-        assert np.abs(out - _between(image, 16, 16)).max() <= 1.5
+        assert np.abs(out - _bilinear(image, 16, 16)).max() <= 1.5
 
 
 def test_without_antialiasing_pixels_do_not_depend_on_opencv(monkeypatch):
@@ -174,7 +174,7 @@ def test_without_antialiasing_pixels_do_not_depend_on_opencv(monkeypatch):
         np.testing.assert_array_equal(recipe(image, _rng(i)), fast[i])
 
 
-def test_antialiasing_averages_what_is_left_out():
+def test_antialiasing_averages_all_pixels():
     stripes = np.zeros((64, 64, 1), np.uint8)
     stripes[:, ::4] = 255
     smooth, plain = (
@@ -183,13 +183,13 @@ def test_antialiasing_averages_what_is_left_out():
     assert np.ptp(smooth[:, 4:12]) < 40 and set(np.unique(plain)) <= {0, 127, 128, 255}
 
 
-def test_pad_keeps_the_aspect_ratio_in_the_middle():
+def test_pad_keeps_the_aspect_ratio_and_centers_the_image():
     out = transforms.pad(np.full((50, 100, 3), 200, np.uint8), _rng(), size=64, fill=7)
     assert (out[16:48] == 200).all() and (out[:16] == 7).all() and (out[48:] == 7).all()
     assert transforms.pad(_image(1, 900), _rng(), size=64).shape == (64, 64, 3)
 
 
-def test_color_jitter_is_bounded_and_each_part_acts():
+def test_color_jitter_is_bounded_and_each_change_has_an_effect():
     image = np.full((4, 4, 3), (100, 50, 25), np.uint8)
     off = dict(brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0)
     assert (transforms.color_jitter(image, _rng(), **off) == image).all()
@@ -202,17 +202,17 @@ def test_color_jitter_is_bounded_and_each_part_acts():
         for s in range(200)
     ]
     assert 0.58 < np.min(bright) < 0.65 and 1.35 < np.max(bright) < 1.42
-    grey = transforms.color_jitter(np.full((2, 2, 3), 90, np.uint8), _rng(), **{**off, "hue": 0.5})
-    assert (grey == 90).all()  # grey has no hue
+    gray = transforms.color_jitter(np.full((2, 2, 3), 90, np.uint8), _rng(), **{**off, "hue": 0.5})
+    assert (gray == 90).all()  # gray has no hue
     with pytest.raises(ValueError, match="three channels, not 1"):
         transforms.color_jitter(_image(c=1), _rng())
 
 
-def test_random_erasing_of_grey_takes_the_first_value():
+def test_random_erasing_of_grayscale_uses_the_first_value():
     image = np.zeros((20, 20, 1), np.uint8)
     rng = np.random.default_rng(0)
-    found = transforms.random_erasing(image, rng, probability=1, fill=(9, 8, 7))
-    assert set(np.unique(found)) == {0, 9} and found.shape == image.shape
+    erased = transforms.random_erasing(image, rng, probability=1, fill=(9, 8, 7))
+    assert set(np.unique(erased)) == {0, 9} and erased.shape == image.shape
 
 
 def test_random_erasing_as_the_graph_system_draws_it():
@@ -233,20 +233,20 @@ def test_random_erasing_as_the_graph_system_draws_it():
     assert 0.46 < erased / 3000 < 0.54
     assert 0.015 < min(areas) < 0.03 and 0.35 < max(areas) < 0.42
     assert min(ratios) > 0.25 and max(ratios) < 3.8
-    # Plainly uniform in 0.3..3.3: tall boxes are three times as many as log-uniform would give.
+    # The ratio is uniform in 0.3..3.3: three times as many tall boxes as if it were log-uniform.
     assert np.mean(np.array(ratios) > 1) > 0.7
 
 
-def test_graph_erases_with_cifars_mean_in_normalised_space():
+def test_graph_train_erases_with_the_mean_of_cifar_in_normalized_units():
     for red_std in (0.229, 0.299):
         image = np.zeros((300, 300, 3), np.uint8)
-        colours = set()
+        colors = set()
         for seed in range(20):
             out = transforms.graph_train(image, _rng(seed), red_std=red_std)
             erased = out[out.any(axis=2)]
-            colours |= set(map(tuple, np.unique(erased, axis=0).tolist()))
-        (colour,) = colours
-        batch = np.array(colour, np.uint8).reshape(1, 1, 1, 3)
+            colors |= set(map(tuple, np.unique(erased, axis=0).tolist()))
+        (color,) = colors
+        batch = np.array(color, np.uint8).reshape(1, 1, 1, 3)
         value = preprocessing.imagenet(batch, red_std=red_std)[0, 0, 0]
         assert np.abs(value - (0.4914, 0.4822, 0.4465)).max() < 0.5 / 255 / 0.224 + 1e-6
 
@@ -258,7 +258,7 @@ def test_distort_moves_as_its_arguments_say():
     assert (transforms.distort(image, _rng(), **off) == image).all()
     moved = transforms.distort(image, _rng(), **{**off, "shift": 3.0}).astype(float)[..., 0]
     rng = _rng()
-    rng.uniform(0, 0, 3)  # the draws before the shift
+    rng.uniform(0, 0, 3)  # skip the draws before the shift
     dx, dy = rng.uniform(-3, 3), rng.uniform(-3, 3)
     rows, columns = np.mgrid[:33, :33] - 16
     assert (moved * columns).sum() / moved.sum() == pytest.approx(dx, abs=0.1)
@@ -277,7 +277,7 @@ def test_distort_moves_as_its_arguments_say():
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("outside", ["median", "nearest"])
-def test_affine_maps_are_those_of_a_loop_over_pixels(channels, outside):
+def test_affine_equals_a_loop_over_pixels(channels, outside):
     rng = _rng(3)
     images = rng.integers(0, 256, (3, 7, 9, channels), dtype=np.uint8)
     maps = np.array([1, 0.2, -1, -0.3, 0.9, 1]) + rng.normal(size=(3, 6)) * 0.2
@@ -315,7 +315,7 @@ def test_both_forms_of_distort_have_the_same_options():
     assert options == distortion.distort_batch.__kwdefaults__ and len(options) == 7
 
 
-def test_distort_fills_with_the_background_on_both_polarities():
+def test_distort_fills_with_the_median_of_the_border():
     for ground in (0, 255):
         image = np.full((32, 32, 1), ground, np.uint8)
         image[12:20, 12:20] = 255 - ground
@@ -324,12 +324,12 @@ def test_distort_fills_with_the_background_on_both_polarities():
         assert (border == ground).all()
 
 
-def test_distort_may_fill_with_the_nearest_pixels():
+def test_distort_can_fill_with_the_nearest_pixels():
     image = np.zeros((32, 32, 1), np.uint8)
     image[:, 16:] = 255
     keep = dict(rotation=0, shear=0, scale=(0.5, 0.5), shift=0, invert=0, noise=0)
-    half = np.arange(32) >= 16
-    for outside, border in (("nearest", 255 * half), ("median", np.full(32, 255))):
+    right = np.arange(32) >= 16
+    for outside, border in (("nearest", 255 * right), ("median", np.full(32, 255))):
         out = transforms.distort(image, _rng(), **keep, outside=outside)
         assert (out[0, :, 0] == border).all()
     with pytest.raises(ValueError, match="'median' or 'nearest', not 'edge'"):
