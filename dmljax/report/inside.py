@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from dmljax.report import figures
+
 __all__ = [
     "batch_attention",
     "cosines_of_pairs",
@@ -96,7 +98,7 @@ def spatial_masks(
     maps = masks.mean(axis=4) if channel is None else masks[..., channel]  # [n m h w]
     maps = maps - maps.mean(axis=1, keepdims=True)
     n, m = maps.shape[:2]
-    figure, axes = _figure(
+    figure, axes = figures.figure(
         1.15 * (m + 1) + 0.2, 1.15 * n + 0.3, nrows=n, ncols=m + 1, squeeze=False
     )
     for row_axes, image, learner_maps in zip(axes, images, maps, strict=True):
@@ -157,7 +159,7 @@ def cosines_of_pairs(
 
 def part_cosines(cosines: Mapping[str, np.ndarray], path: str | os.PathLike) -> None:
     """Draws histograms of `cosines_of_pairs`, each of area 1."""
-    figure, axes = _figure(6.5, 3.6)
+    figure, axes = figures.figure(6.5, 3.6)
     for name, values in cosines.items():
         if len(values):
             axes.hist(
@@ -206,7 +208,7 @@ def batch_attention(
     # Strips of thumbnails as long as the map, large enough to recognize a bird.
     side = min(14.0, max(4.0, 0.32 * n))
     strip = side / n
-    figure, axes = _figure(
+    figure, axes = figures.figure(
         len(maps) * (side + strip) + 1.2,
         side + strip + 0.6,
         nrows=2,
@@ -258,7 +260,7 @@ def synthetic_features(
     """
     from matplotlib import colormaps
 
-    figure, axes = _figure(9, 4.4, ncols=len(_SYNTHETIC_PANELS))
+    figure, axes = figures.figure(9, 4.4, ncols=len(_SYNTHETIC_PANELS))
     classes, class_indices = np.unique(labels, return_inverse=True)
     colors = np.asarray(colormaps["tab20"].colors)[class_indices % 20]
     for axis, (title, (real_name, synthetic_name)) in zip(
@@ -280,11 +282,3 @@ def _principal_plane(x: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     plane = components[:2]
     plane = np.pad(plane, ((0, 2 - len(plane)), (0, 0)))
     return lambda y: (y - mean) @ plane.T
-
-
-def _figure(width: float, height: float, **subplots: Any) -> tuple[Any, Any]:
-    # Not pyplot, which would change the backend of a notebook.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(**subplots)

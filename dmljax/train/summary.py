@@ -96,7 +96,7 @@ def _draw(
 
     main = embeddings[MAIN]
     pictures.curves(read(workdir / "metrics.jsonl"), workdir / "curves.png")
-    pictures.neighbours(main, run.test, image_fn, workdir / "retrieval.png")
+    pictures.neighbors(main, run.test, image_fn, workdir / "retrieval.png")
     pictures.embedding_map(main, run.test, image_fn, workdir / "map.png")
     names = ["curves.png", "retrieval.png", "map.png"]
     if run.evaluation.frames:

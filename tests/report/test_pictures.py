@@ -75,6 +75,6 @@ def test_images_thin_as_a_line_are_shown(tmp_path, shape):
     split = Split([None] * 4, np.array([0, 0, 1, 1]), ("a", "b"))
     embeddings = np.eye(4, dtype=np.float32)
     image = np.zeros(shape, np.uint8)
-    pictures.neighbours(embeddings, split, lambda row: image, tmp_path / "retrieval.png")
+    pictures.neighbors(embeddings, split, lambda row: image, tmp_path / "retrieval.png")
     pictures.embedding_map(embeddings, split, lambda row: image, tmp_path / "map.png")
     assert all(_pictured(tmp_path / name) for name in ("retrieval.png", "map.png"))
