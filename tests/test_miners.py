@@ -49,8 +49,8 @@ DRAWS = {
     "distance_weighted": functools.partial(miners.distance_weighted, key=KEY, dim=8),
     "uniform_histogram": functools.partial(miners.uniform_histogram, key=KEY, num_bins=5),
 }
-PLACED = {"following": miners.following, "halves": miners.halves}
-EVERY = PAIR_MINERS | TRIPLET_MINERS | DRAWS | PLACED
+BY_POSITION = {"next_in_batch": miners.next_in_batch, "across_halves": miners.across_halves}
+EVERY = PAIR_MINERS | TRIPLET_MINERS | DRAWS | BY_POSITION
 
 
 def test_every_miner_is_tested():
@@ -190,14 +190,14 @@ def test_triplets_are_those_of_the_loop(name, steps, seed):
         assert kept[i, j, k] == expected
 
 
-def _naive_halves(labels):
+def _naive_across_halves(labels):
     half, chosen = len(labels) // 2, ([], [])
     for i in range(half):
         chosen[int(labels[i] != labels[i + half])].append((i, i + half))
     return chosen
 
 
-def _naive_following(labels):
+def _naive_next_in_batch(labels):
     chosen = ([], [])
     for i, label in enumerate(labels):
         later = list(enumerate(labels))[i + 1 :]
@@ -209,7 +209,7 @@ def _naive_following(labels):
     return chosen
 
 
-@pytest.mark.parametrize("name", PLACED)
+@pytest.mark.parametrize("name", BY_POSITION)
 @pytest.mark.parametrize("size", (1, 2, 8, 9))
 def test_chosen_by_place(name, size):
     rng = np.random.default_rng(size)
@@ -401,9 +401,9 @@ def test_draws_are_the_keys(name):
 # --- properties of all --------------------------------------------------------------------------
 
 
-# A pair of `halves` is never part of a triplet, and a dropped row moves the halves.
+# A pair of `across_halves` is never part of a triplet, and a dropped row moves the second half.
 SOME = [n for n in EVERY if ":" not in n or n.endswith(("easy,semihard", ":semihard"))]
-SOME.remove("halves")
+SOME.remove("across_halves")
 each_miner = pytest.mark.parametrize("name", SOME)
 
 
@@ -565,11 +565,11 @@ def test_wrong_arguments_are_named(unchecked):
         (miners.batch_easy_hard, {"neg": "soft"}, "neg='soft' does not exist; there are easy"),
         (miners.batch_easy_hard, {"pos": "semihard"}, "semihard is relative to one pair"),
         (miners.batch_easy_hard, {"pos": "all"}, "semihard is relative to one pair"),
-        (miners.hardest_fraction, {"fraction": 50}, "a share between 0 and 1, not 50"),
+        (miners.hardest_fraction, {"fraction": 50}, "must be between 0 and 1, not 50"),
         (miners.angular, {"angle": 90}, "between 0 and 90, not 90"),
         (miners.angular, {}, r"must be \[b b\], not \[3, 4\]"),
-        (miners.halves, {}, r"halves needs .* must be \[b b\], not \[3, 4\]"),
-        (miners.following, {}, r"following needs .* must be \[b b\], not \[3, 4\]"),
+        (miners.across_halves, {}, r"across_halves works .* must be \[b b\], not \[3, 4\]"),
+        (miners.next_in_batch, {}, r"next_in_batch works .* must be \[b b\], not \[3, 4\]"),
         (miners.distance_weighted, {"key": KEY, "dim": 1}, "at least 2, not 1"),
         (miners.uniform_histogram, {"key": KEY, "num_bins": 0}, "num_bins must be at least 1"),
     ]

@@ -1,8 +1,15 @@
-"""Deep metric learning losses: plain functions of arrays. `__all__` is the registry."""
+"""Losses for deep metric learning: plain functions of arrays. `__all__` lists them."""
 
-from dmljax.losses import combinators as around
-from dmljax.losses import memory, pairs, proxies, ranking, regularizers, triplets
-from dmljax.losses import two_views as selfsup
+from dmljax.losses import (
+    combinators,
+    memory,
+    pairs,
+    proxies,
+    ranking,
+    regularizers,
+    triplets,
+    two_views,
+)
 from dmljax.losses.combinators import *  # noqa: F403
 from dmljax.losses.memory import *  # noqa: F403
 from dmljax.losses.pairs import *  # noqa: F403
@@ -12,5 +19,5 @@ from dmljax.losses.regularizers import *  # noqa: F403
 from dmljax.losses.triplets import *  # noqa: F403
 from dmljax.losses.two_views import *  # noqa: F403
 
-_FILES = (around, memory, pairs, proxies, ranking, regularizers, selfsup, triplets)
-__all__ = sorted(name for file in _FILES for name in file.__all__)
+_MODULES = (combinators, memory, pairs, proxies, ranking, regularizers, triplets, two_views)
+__all__ = sorted(name for module in _MODULES for name in module.__all__)

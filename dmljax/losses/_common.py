@@ -1,4 +1,4 @@
-"""What every pair loss does first: check, widen, mask, pair up, mine."""
+"""What losses do first: check their arguments, widen to float32, mask, pair up, mine."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from dmljax.ops import Array, MineFn, Pairs, Triplets
 
 
 class Batch(NamedTuple):
-    """Anchors `x [b d]`, references `y [n d]` (the same object where the batch is its own
-    reference), what was chosen among their pairs, and which anchors count."""
+    """The checked arguments of a pair loss."""
 
-    x: Array
-    y: Array
-    chosen: Pairs | Triplets
-    where: Array
+    anchors: Array  # [b d], 0 in rows that do not count
+    references: Array  # [n d], the same object as `anchors` if the batch is compared with itself
+    mined: Pairs | Triplets
+    where: Array  # [b], the anchors that count
 
     @property
     def pairs(self) -> Pairs:
-        return ops.triplets_to_pairs(self.chosen)
+        return ops.triplets_to_pairs(self.mined)
 
     @property
-    def own(self) -> bool:
-        return self.y is self.x
+    def within_batch(self) -> bool:
+        return self.references is self.anchors
+
+    def cosines(self) -> jax.Array:
+        """[b n]: the cosine of every anchor and reference."""
+        return ops.cosine_similarity(self.anchors, self.references)
 
 
 def prepare(
@@ -38,19 +41,25 @@ def prepare(
     mine_fn: MineFn | None,
 ) -> Batch:
     """Checks the arguments that pair losses share and turns them into a `Batch`."""
-    x = matrix("embeddings", embeddings)
-    where = rows(where, x)
-    own = references is None
-    y = x if own else matrix("references", references)
-    if own and reference_labels is not None:
-        raise ValueError("reference_labels without references: pass both or neither")
-    if x.shape[1] != y.shape[1]:
-        raise ValueError(f"embeddings {x.shape} and references {y.shape} differ in their last axis")
-    check_labels(labels, reference_labels, x, y, own)
-    # A row that does not count may hold anything, NaN too; zeros keep it out of every sum.
-    x = jnp.where(where[:, None], x, 0)
-    y = x if own else y
-    if own:
+    anchors = matrix("embeddings", embeddings)
+    where = row_mask(where, anchors)
+    within_batch = references is None
+    if references is None:
+        if reference_labels is not None:
+            raise ValueError("reference_labels without references: pass both or neither")
+        references = anchors
+    else:
+        references = matrix("references", references)
+    if anchors.shape[1] != references.shape[1]:
+        raise ValueError(
+            f"embeddings {anchors.shape} and references {references.shape} differ in their last "
+            "axis"
+        )
+    _check_pair_labels(labels, reference_labels, anchors, references, within_batch)
+    # A row that does not count may hold anything, even NaN. Zeros keep it out of every sum.
+    anchors = jnp.where(where[:, None], anchors, 0)
+    references = anchors if within_batch else references
+    if within_batch:
         pairs = ops.pairs(labels, where=where)
     elif isinstance(labels, Pairs):
         keep = jnp.asarray(where)[:, None]
@@ -58,13 +67,13 @@ def prepare(
     else:
         pairs = ops.pairs(labels, reference_labels, where=where)
     if mine_fn is None:
-        return Batch(x, y, pairs, where)
-    distances = jax.lax.stop_gradient(ops.unit_euclidean(x, y))
-    return Batch(x, y, mine_fn(distances, pairs), where)
+        return Batch(anchors, references, pairs, where)
+    distances = jax.lax.stop_gradient(ops.unit_euclidean(anchors, references))
+    return Batch(anchors, references, mine_fn(distances, pairs), where)
 
 
 def matrix(name: str, x: Array) -> jax.Array:
-    """`x` widened, or one clear line if it is no non-empty matrix of floats."""
+    """`x` in float32 or wider. Raises if it is not a non-empty matrix of floats."""
     x = jnp.asarray(x)
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(f"{name} must be a non-empty matrix [rows d], not of shape {x.shape}")
@@ -73,8 +82,8 @@ def matrix(name: str, x: Array) -> jax.Array:
     return ops.widen(x)
 
 
-def rows(where: Array | None, x: Array) -> jax.Array:
-    """The mask of the rows of `x` that count; all of them without `where`."""
+def row_mask(where: Array | None, x: Array) -> jax.Array:
+    """The mask of the rows of `x` that count: `where`, or all rows without it."""
     if where is None:
         return jnp.ones(len(x), bool)
     where = jnp.asarray(where)
@@ -83,23 +92,42 @@ def rows(where: Array | None, x: Array) -> jax.Array:
     return where
 
 
-def check_labels(labels, reference_labels, x, y, own: bool) -> None:
+def check_class_labels(labels, x: Array) -> None:
+    """Raises unless `labels` has one integer for each row of `x`."""
+    shape, dtype = jnp.shape(labels), jnp.asarray(labels).dtype
+    if shape != x.shape[:1] or not jnp.issubdtype(dtype, jnp.integer):
+        raise ValueError(f"labels must be int [{len(x)}], not {dtype} {list(shape)}")
+
+
+def cross_entropy(positive_logits: Array, logits: Array, negatives: Array) -> jax.Array:
+    """-log(e^p / (e^p + sum_N e^n)) for every entry p of `positive_logits [b k]`.
+
+    The sum is over the row's `negatives [b n]` among `logits [b n]`. A row without negatives has
+    entries 0, or NaN if p is NaN.
+    """
+    any_negative = jnp.any(negatives, axis=1, keepdims=True)
+    negative_logits = ops.logsumexp(logits, where=negatives, keepdims=True)
+    zeros = positive_logits - positive_logits
+    return jnp.where(any_negative, jax.nn.softplus(negative_logits - positive_logits), zeros)
+
+
+def _check_pair_labels(labels, reference_labels, anchors, references, within_batch: bool) -> None:
     if isinstance(labels, Pairs):
         if reference_labels is not None:
-            raise ValueError("labels are ready Pairs, so reference_labels would go unused")
+            raise ValueError("labels are ops.Pairs, so reference_labels would be unused")
         for name, mask in zip(Pairs._fields, labels, strict=True):
-            if jnp.shape(mask) != (len(x), len(y)):
+            if jnp.shape(mask) != (len(anchors), len(references)):
                 raise ValueError(
-                    f"Pairs.{name} must be bool [{len(x)} {len(y)}] for these embeddings and "
-                    f"references, not {list(jnp.shape(mask))}"
+                    f"Pairs.{name} must be bool [{len(anchors)} {len(references)}] for these "
+                    f"embeddings and references, not {list(jnp.shape(mask))}"
                 )
         return
-    check_rows("labels", labels, "embeddings", x)
-    if own:
+    _check_one_label_per_row("labels", labels, "embeddings", anchors)
+    if within_batch:
         return
     if reference_labels is None:
-        raise ValueError("references need reference_labels (or ready ops.Pairs as labels)")
-    check_rows("reference_labels", reference_labels, "references", y)
+        raise ValueError("references need reference_labels (or ops.Pairs as labels)")
+    _check_one_label_per_row("reference_labels", reference_labels, "references", references)
     if jnp.shape(labels)[1:] != jnp.shape(reference_labels)[1:]:
         raise ValueError(
             f"labels {list(jnp.shape(labels))} and reference_labels "
@@ -107,7 +135,7 @@ def check_labels(labels, reference_labels, x, y, own: bool) -> None:
         )
 
 
-def check_rows(name: str, labels, of: str, x: Array) -> None:
+def _check_one_label_per_row(name: str, labels, rows_name: str, x: Array) -> None:
     shape, dtype = jnp.shape(labels), jnp.asarray(labels).dtype
     if not (
         (len(shape) == 1 and jnp.issubdtype(dtype, jnp.integer))
@@ -117,4 +145,4 @@ def check_rows(name: str, labels, of: str, x: Array) -> None:
             f"{name} must be int [b], bool multi-hot [b c] or ops.Pairs, not {dtype} {list(shape)}"
         )
     if shape[0] != len(x):
-        raise ValueError(f"{name} has {shape[0]} rows but {of} has {len(x)}: they must agree")
+        raise ValueError(f"{name} has {shape[0]} rows but {rows_name} has {len(x)}")

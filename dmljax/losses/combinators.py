@@ -1,4 +1,4 @@
-"""Around the losses: several at once, and what to log beside them."""
+"""A weighted sum of losses, and statistics to log beside a loss."""
 
 from __future__ import annotations
 
@@ -9,16 +9,25 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from dmljax import ops
+from dmljax.losses._arguments import PAIR_ARGUMENTS, describe
 from dmljax.losses._common import prepare
-from dmljax.ops import Array, DistanceFn, Labels, ReferenceLabels
+from dmljax.ops import Array, DistanceFn, Labels, ReferenceLabels, Scalar
 
 __all__ = ["stats", "weighted_sum"]
 
 
 def weighted_sum(losses: Mapping[str, tuple[float | Array, Callable]]) -> Callable:
-    """`{name: (weight, loss_fn)}` as one function: `(sum of weight * loss, {name: loss})`.
+    """Several losses as one function that returns `(sum of weight * loss, {name: loss})`.
 
-    All get the same arguments; wrap one that needs others in a lambda or `functools.partial`.
+    Args:
+        losses: `{name: (weight, loss_fn)}`. All losses get the arguments of the returned function.
+            Bind others with `functools.partial`.
+
+    >>> loss_fn = losses.weighted_sum({"a": (1, losses.contrastive), "b": (0.5, losses.supcon)})
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> total, values = loss_fn(x, np.array([0, 0, 1, 1]))
+    >>> print(f"{total:.3f} = {values['a']:.3f} + 0.5 * {values['b']:.3f}")
+    0.770 = 0.738 + 0.5 * 0.064
     """
     if not losses:
         raise ValueError("weighted_sum of no losses: pass {name: (weight, loss_fn), ...}")
@@ -32,51 +41,61 @@ def weighted_sum(losses: Mapping[str, tuple[float | Array, Callable]]) -> Callab
     return loss
 
 
+@describe(PAIR_ARGUMENTS)
 def stats(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    margin: float | Float[Array, ""] = 0.2,
+    margin: Scalar = 0.2,
     distance_fn: DistanceFn = ops.unit_euclidean,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
 ) -> dict[str, Float[Array, ""]]:
-    """How a batch stands, for the log; no gradients.
+    """Statistics that tell a collapsed loss from a solved one, for the log. They have no gradient.
 
-    * `positive_distance`, `negative_distance`: means over pairs. Both near 0 is a collapse.
-    * `active_triplets`: the share of all triplets with d_ap - d_an + margin > 0. A loss that stays
-      at its margin has a share of 1 here, and one that has nothing left to learn has 0.
-    * `active_positives`, `active_negatives`: the share of those pairs that stand in an active
+    * `positive_distance`, `negative_distance`: means over pairs. If both are near 0, the
+      embeddings have collapsed into a point.
+    * `active_triplets`: the share of all triplets with d_ap - d_an + margin > 0. It is 1 for a loss
+      that stays at its margin, and 0 for one that has nothing left to learn.
+    * `active_positives`, `active_negatives`: the share of the pairs that are part of such a
       triplet.
+
+    Args:
+        margin: Margin of a triplet.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> stats = losses.stats(x, np.array([0, 0, 1, 1]), margin=0.2)
+    >>> print(f"{stats['positive_distance']:.3f} {stats['negative_distance']:.3f}")
+    0.632 1.378
     """
     embeddings = jax.lax.stop_gradient(jnp.asarray(embeddings))
     if references is not None:
         references = jax.lax.stop_gradient(jnp.asarray(references))
     batch = prepare(embeddings, labels, references, reference_labels, where, None)
-    distances = distance_fn(batch.x, batch.y)
+    distances = distance_fn(batch.anchors, batch.references)
     positives, negatives = batch.pairs
-    result = {
+    statistics = {
         "positive_distance": ops.reduce(ops.mean, distances, positives),
         "negative_distance": ops.reduce(ops.mean, distances, negatives),
     }
     margin = jnp.asarray(margin, distances.dtype)
     farthest = jnp.max(distances, axis=1, where=positives, initial=-jnp.inf, keepdims=True)
     nearest = jnp.min(distances, axis=1, where=negatives, initial=jnp.inf, keepdims=True)
-    # Only anchors with both kinds of pairs have triplets.
+    # An anchor without positives, or without negatives, has no triplets.
     positives = positives & (nearest < jnp.inf)
     negatives = negatives & (farthest > -jnp.inf)
 
     def count(column, valid, distances, negatives, margin):
-        d_ap = jnp.take_along_axis(distances, column[:, None], axis=1)
+        d_ap = ops.take_column(distances, column)
         keep = negatives & valid[:, None]
         return ops.mean((d_ap - distances + margin > 0).astype(distances.dtype), keep)
 
     active, all_triplets = ops.sum_over_true(count, positives, distances, negatives, margin)
-    result["active_triplets"] = ops.divide(active, all_triplets)
-    for name, hit, pairs in (
+    statistics["active_triplets"] = ops.divide(active, all_triplets)
+    for name, is_active, pairs in (
         ("active_positives", distances - nearest + margin > 0, positives),
         ("active_negatives", farthest - distances + margin > 0, negatives),
     ):
-        result[name] = ops.reduce(ops.mean, hit.astype(distances.dtype), pairs)
-    return result
+        statistics[name] = ops.reduce(ops.mean, is_active.astype(distances.dtype), pairs)
+    return statistics

@@ -1,4 +1,4 @@
-"""Pair losses against a queue of earlier batches."""
+"""Pair losses against a memory of earlier batches."""
 
 from __future__ import annotations
 
@@ -10,49 +10,65 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, Integer
 
 from dmljax import ops
-from dmljax.losses._common import matrix, rows
+from dmljax.losses._common import check_class_labels, matrix, row_mask
 from dmljax.ops import Array
 
 __all__ = ["cross_batch_memory"]
 
 
 class Memory(NamedTuple):
-    """A ring of the latest rows: arrays only, so it is saved and sharded like any other state."""
+    """A ring buffer of the latest rows. It has arrays only, so it is saved like any other state."""
 
     embeddings: Float[Array, "n d"]
     labels: Int[Array, "n"]
-    ids: Int[Array, "n"]
-    pointer: Int[Array, ""]
-    filled: Int[Array, ""]
+    ids: Int[Array, "n"]  # how many rows were stored before this one, -1 for an empty slot
+    pointer: Int[Array, ""]  # the slot that is written next
+    filled: Int[Array, ""]  # the number of slots that hold a row
     next_id: Int[Array, ""]
 
 
 class CrossBatchMemory(NamedTuple):
-    """`init(d) -> memory` and `loss(memory, embeddings, labels, *, where) -> (loss, memory)`."""
+    """A pair loss against a memory, as two pure functions."""
 
-    init: Callable[..., Memory]
-    loss: Callable[..., tuple[Array, Memory]]
+    init: Callable[..., Memory]  # (d, *, dtype) -> memory
+    loss: Callable[..., tuple[Array, Memory]]  # (memory, embeddings, labels, ...) -> (loss, memory)
 
 
 def cross_batch_memory(loss_fn: Callable, *, size: int) -> CrossBatchMemory:
-    """`loss_fn`, a pair loss, against the last `size` rows (XBM, Wang et al., CVPR 2020).
+    """Cross-batch memory (XBM): a pair loss against the last `size` rows, as `init` and `loss`.
 
-    The rows of the batch that count enter the memory first, and push out the oldest. Then the batch
-    is compared with the whole memory, in which each row meets its batch, but not itself: that is
-    excluded by id, before a miner sees it. What the memory holds is constant, so gradients flow
-    through the anchors only, also where both rows are of this batch.
+    `init(d, *, dtype)` returns an empty memory. `loss(memory, embeddings, labels, *, where, ...)`
+    returns the loss and the new memory, and hands further keywords, such as `mine_fn`, to
+    `loss_fn`. First it stores the rows of the batch that count, in place of the oldest. Then it
+    compares the batch with the whole memory. A row meets the other rows of its batch there, but not
+    itself, which is excluded by id. The memory is constant, so gradients flow only through the
+    anchors, even where both rows of a pair are of this batch.
 
-    `init` takes `dtype`; other keywords of `loss`, `mine_fn` among them, go on to `loss_fn`. Labels
-    are integers.
+    Reference: Wang et al., Cross-Batch Memory for Embedding Learning, CVPR 2020, arXiv:1912.06798.
+
+    Args:
+        loss_fn: A pair loss, such as `losses.contrastive`. Labels must be integers.
+        size: Number of rows to remember, at least a batch.
+
+    >>> xbm = losses.cross_batch_memory(losses.contrastive, size=8)
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> loss, memory = xbm.loss(xbm.init(2), x, np.array([0, 0, 1, 1]))
+    >>> print(f"{loss:.3f}, {memory.filled} rows stored")
+    0.738, 4 rows stored
     """
     if size < 1:
         raise ValueError(f"size is the number of rows to remember, not {size}")
 
     def init(d: int, *, dtype=jnp.float32) -> Memory:
-        # One array each: arrays that share a buffer cannot be donated.
-        zero, minus = (lambda: jnp.zeros((), jnp.int32)), jnp.full(size, -1, jnp.int32)
-        embeddings = jnp.zeros((size, d), dtype)
-        return Memory(embeddings, jnp.zeros(size, jnp.int32), minus, zero(), zero(), zero())
+        return Memory(
+            embeddings=jnp.zeros((size, d), dtype),
+            labels=jnp.zeros(size, jnp.int32),
+            ids=jnp.full(size, -1, jnp.int32),
+            # Three arrays, because arrays that share a buffer cannot be donated.
+            pointer=jnp.zeros((), jnp.int32),
+            filled=jnp.zeros((), jnp.int32),
+            next_id=jnp.zeros((), jnp.int32),
+        )
 
     def loss(
         memory: Memory,
@@ -63,7 +79,7 @@ def cross_batch_memory(loss_fn: Callable, *, size: int) -> CrossBatchMemory:
         **keywords,
     ) -> tuple[Array, Memory]:
         x = matrix("embeddings", embeddings)
-        where = rows(where, x)
+        where = row_mask(where, x)
         _check(memory, x, labels, size)
         memory, ids = _enqueue(memory, x, jnp.asarray(labels), where)
         pairs = ops.pairs(
@@ -81,22 +97,22 @@ def cross_batch_memory(loss_fn: Callable, *, size: int) -> CrossBatchMemory:
 
 
 def _enqueue(memory: Memory, x, labels, where) -> tuple[Memory, Array]:
-    """The memory with the rows that count, and the ids of all rows."""
+    """The memory after storing the rows that count, and the ids of all rows of the batch."""
     size = len(memory.embeddings)
-    order = jnp.cumsum(where, dtype=jnp.int32) - where  # among the rows that count
+    order = jnp.cumsum(where, dtype=jnp.int32) - where  # number of counting rows before each row
     count = jnp.sum(where, dtype=jnp.int32)
     ids = memory.next_id + order
-    # Rows that do not count are written past the end, which is nowhere.
+    # Slot `size` does not exist: with mode="drop", rows that do not count are not written.
     slots = jnp.where(where, (memory.pointer + order) % size, size)
 
-    def put(old, new):
+    def store(old, new):
         new = jax.lax.stop_gradient(new).astype(old.dtype)
         return jax.lax.stop_gradient(jnp.asarray(old)).at[slots].set(new, mode="drop")
 
     memory = Memory(
-        embeddings=put(memory.embeddings, x),
-        labels=put(memory.labels, labels),
-        ids=put(memory.ids, ids),
+        embeddings=store(memory.embeddings, x),
+        labels=store(memory.labels, labels),
+        ids=store(memory.ids, ids),
         pointer=(memory.pointer + count) % size,
         filled=jnp.minimum(memory.filled + count, size),
         next_id=memory.next_id + count,
@@ -105,13 +121,11 @@ def _enqueue(memory: Memory, x, labels, where) -> tuple[Memory, Array]:
 
 
 def _check(memory, x, labels, size: int) -> None:
-    shape, dtype = jnp.shape(labels), jnp.asarray(labels).dtype
-    if shape != x.shape[:1] or not jnp.issubdtype(dtype, jnp.integer):
-        raise ValueError(f"labels must be int [{len(x)}], not {dtype} {list(shape)}")
+    check_class_labels(labels, x)
     if jnp.shape(memory.embeddings) != (size, x.shape[1]):
         raise ValueError(
             f"the memory is {list(jnp.shape(memory.embeddings))}, but this loss remembers {size} "
-            f"rows of {x.shape[1]}: start it with init({x.shape[1]})"
+            f"rows of {x.shape[1]}: create it with init({x.shape[1]})"
         )
     if len(x) > size:
         raise ValueError(

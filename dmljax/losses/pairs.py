@@ -1,19 +1,7 @@
 """Losses over pairs of one batch, or of a batch and references.
 
-Every loss is `f(embeddings [b d], labels, *, ...) -> scalar` and shares these arguments:
-
-* `labels`: int `[b]`, multi-hot bool `[b c]` (sharing a class makes a positive), or `ops.Pairs`.
-* `references [n d]`, `reference_labels`: what the anchors are compared with. Without them it is the
-  batch itself, and no row is its own positive.
-* `where [b]`: rows that count. Masking a row equals dropping it.
-* `mine_fn(distances, pairs) -> pairs`: a miner, see `dmljax.miners`; it reads the Euclidean
-  distances of the unit embeddings, whatever the loss itself measures.
-* `reduce_fn`: see `dmljax.ops`; None returns the entries, 0 where they do not count.
-* `distance_fn(x, y)`: what the loss measures; `ops.unit_euclidean` normalises, `ops.euclidean` and
-  `ops.squared_euclidean` do not.
-
-Notation: s is the cosine, d the distance; P_i and N_i are the positives and negatives of anchor i.
-lse is log-sum-exp, and lse of nothing is 0.
+Every loss is `f(embeddings [b d], labels, *, ...) -> scalar`. A row of `embeddings` is an anchor;
+rows of `references` with the anchor's class are its positives, the others its negatives.
 """
 
 from __future__ import annotations
@@ -24,7 +12,8 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from dmljax import ops
-from dmljax.losses._common import Batch, prepare
+from dmljax.losses._arguments import PAIR_ARGUMENTS, describe
+from dmljax.losses._common import Batch, cross_entropy, prepare
 from dmljax.ops import Array, DistanceFn, Labels, MineFn, ReduceFn, ReferenceLabels
 
 __all__ = [
@@ -44,9 +33,8 @@ __all__ = [
     "tuplet_margin",
 ]
 
-_unit_snr = ops.unit(ops.snr)
 
-
+@describe(PAIR_ARGUMENTS)
 def contrastive(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -61,21 +49,35 @@ def contrastive(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean_of_active,
 ) -> Float[Array, "..."]:
-    """Pulls positives inside one margin, pushes negatives past another (Hadsell et al., 2006).
+    """Contrastive loss: pulls positives within one distance, pushes negatives beyond another.
 
-    reduce([d - pos_margin]+^power over P) + reduce([neg_margin - d]+^power over N). The paper has
-    `power=2`; 1 is what most code uses.
+    reduce([d - pos_margin]+^power over positive pairs)
+    + reduce([neg_margin - d]+^power over negative pairs)
+
+    with distance d and [a]+ = max(a, 0). One entry per pair.
+
+    Reference: Hadsell, Chopra and LeCun, Dimensionality Reduction by Learning an Invariant Mapping,
+    CVPR 2006.
+
+    Args:
+        pos_margin: Positives nearer than this have loss 0.
+        neg_margin: Negatives farther than this have loss 0.
+        power: 1 is what most code uses, 2 is the paper's loss.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.contrastive(x, np.array([0, 0, 1, 1])):.3f}")
+    0.738
     """
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
-    distances = distance_fn(batch.x, batch.y)
+    distances = distance_fn(batch.anchors, batch.references)
     pull = jax.nn.relu(distances - pos_margin)
     push = jax.nn.relu(neg_margin - distances)
-    if power != 1:
-        pull, push = pull**power, push**power
+    pull, push = ops.power(pull, power), ops.power(push, power)
     positives, negatives = batch.pairs
     return ops.reduce(reduce_fn, pull, positives) + ops.reduce(reduce_fn, push, negatives)
 
 
+@describe(PAIR_ARGUMENTS)
 def snr_contrastive(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -88,13 +90,28 @@ def snr_contrastive(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean_of_active,
 ) -> Float[Array, "..."]:
-    """`contrastive` on the inverse signal-to-noise ratio `ops.snr` (Yuan et al., CVPR 2019)."""
+    """Contrastive loss on the inverse signal-to-noise ratio.
+
+    `contrastive` with d = var(x - y) / var(x), for an anchor x and a reference y of length 1.
+    Variances are over dimensions (`ops.snr`). One entry per pair.
+
+    Reference: Yuan et al., Signal-to-Noise Ratio: A Robust Distance Metric for Deep Metric
+    Learning, CVPR 2019, arXiv:1904.02616.
+
+    Args:
+        pos_margin: Positives nearer than this have loss 0.
+        neg_margin: Negatives farther than this have loss 0.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.snr_contrastive(x, np.array([0, 0, 1, 1])):.3f}")
+    4.220
+    """
     return contrastive(
         embeddings,
         labels,
         pos_margin=pos_margin,
         neg_margin=neg_margin,
-        distance_fn=_unit_snr,
+        distance_fn=ops.unit(ops.snr),
         references=references,
         reference_labels=reference_labels,
         where=where,
@@ -103,6 +120,7 @@ def snr_contrastive(
     )
 
 
+@describe(PAIR_ARGUMENTS)
 def multi_similarity(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -116,19 +134,34 @@ def multi_similarity(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """Soft maxima of both kinds of pairs around one threshold (Wang et al., CVPR 2019).
+    """Multi-similarity loss: soft maxima of an anchor's positives and of its negatives.
 
-    log(1 + sum_P exp(-alpha (s - base))) / alpha + log(1 + sum_N exp(beta (s - base))) / beta,
-    averaged over all anchors; a half without pairs is 0.
+    log(1 + sum_P exp(-alpha (s - base))) / alpha + log(1 + sum_N exp(beta (s - base))) / beta
+
+    per anchor, with cosines s, positives P and negatives N. A term without pairs is 0. All anchors
+    are entries, also those without pairs.
+
+    Reference: Wang et al., Multi-Similarity Loss with General Pair Weighting for Deep Metric
+    Learning, CVPR 2019, arXiv:1904.06627. The paper adds `miners.multi_similarity`.
+
+    Args:
+        alpha: Sharpness of the positives' soft maximum.
+        beta: Sharpness of the negatives' soft maximum.
+        base: The cosine that positives should exceed and negatives stay below.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.multi_similarity(x, np.array([0, 0, 1, 1])):.3f}")
+    0.269
     """
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = batch.pairs
-    over = _cosines(batch) - base
-    pull = _log_1_plus_sum_exp(-alpha * over, positives) / alpha
-    push = _log_1_plus_sum_exp(beta * over, negatives) / beta
+    over = batch.cosines() - base
+    pull = ops.log_1_plus_sum_exp(-alpha * over, where=positives) / alpha
+    push = ops.log_1_plus_sum_exp(beta * over, where=negatives) / beta
     return ops.reduce(reduce_fn, pull + push, batch.where)
 
 
+@describe(PAIR_ARGUMENTS)
 def ntxent(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -140,17 +173,31 @@ def ntxent(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """Cross-entropy of each positive against the anchor's negatives (Sohn 2016; Chen et al. 2020).
+    """NT-Xent, or InfoNCE: cross-entropy of each positive against the anchor's negatives.
 
-    -log(exp(s_ip / t) / (exp(s_ip / t) + sum_N exp(s_in / t))) per positive pair: the anchor's
-    other positives are not in the denominator.
+    -log(exp(s_p / temperature) / (exp(s_p / temperature) + sum_N exp(s_n / temperature)))
+
+    per positive pair, with cosines s and the anchor's negatives N. The anchor's other positives are
+    not in the denominator. With two views of each image as a class, it is SimCLR's loss.
+
+    Reference: Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Objective, NeurIPS
+    2016; Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, ICML
+    2020, arXiv:2002.05709.
+
+    Args:
+        temperature: The lower, the more the nearest negatives dominate.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.ntxent(x, np.array([0, 0, 1, 1])):.3f}")
+    0.028
     """
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = batch.pairs
-    logits = _cosines(batch) / temperature
-    return ops.reduce(reduce_fn, _against_negatives(logits, logits, negatives), positives)
+    logits = batch.cosines() / temperature
+    return ops.reduce(reduce_fn, cross_entropy(logits, logits, negatives), positives)
 
 
+@describe(PAIR_ARGUMENTS)
 def supcon(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -162,21 +209,34 @@ def supcon(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean_of_active,
 ) -> Float[Array, "..."]:
-    """Supervised contrastive loss, the mean outside the log (Khosla et al., NeurIPS 2020, eq. 2).
+    """Supervised contrastive loss: cross-entropy of all positives against all other rows.
 
-    -mean_P(s_ip / t - lse_{P and N} s_ij / t) per anchor with positives; 0 for a batch that lacks
-    either kind of pair.
+    -mean_P(s_p / temperature - log sum_{P and N} exp(s_j / temperature))
+
+    per anchor that has positives, with cosines s, positives P and negatives N. It is 0 for a batch
+    without positive pairs or without negative pairs.
+
+    Reference: Khosla et al., Supervised Contrastive Learning, NeurIPS 2020, arXiv:2004.11362,
+    equation 2.
+
+    Args:
+        temperature: The lower, the more the nearest rows dominate.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.supcon(x, np.array([0, 0, 1, 1])):.3f}")
+    0.064
     """
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = batch.pairs
-    logits = _cosines(batch) / temperature
-    normaliser = ops.logsumexp(logits, where=positives | negatives)
+    logits = batch.cosines() / temperature
+    normalizer = ops.logsumexp(logits, where=positives | negatives)
     count = jnp.sum(positives, axis=1)
     mean = ops.divide(jnp.sum(logits, axis=1, where=positives), count)
     valid = (count > 0) & jnp.any(negatives)
-    return ops.reduce(reduce_fn, jnp.where(valid, normaliser - mean, 0), valid)
+    return ops.reduce(reduce_fn, jnp.where(valid, normalizer - mean, 0), valid)
 
 
+@describe(PAIR_ARGUMENTS)
 def circle(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -189,24 +249,38 @@ def circle(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean_of_active,
 ) -> Float[Array, "..."]:
-    """Pairs weighted by their distance from the optimum (Sun et al., CVPR 2020).
+    """Circle loss: pairs weighted by how far they are from their optimum.
 
-    softplus(lse_P(-gamma [1 + m - s]+ (s - 1 + m)) + lse_N(gamma [s + m]+ (s - m))) per anchor that
-    has both; no gradient flows through the [.]+ weights.
+    softplus(lse_P(-gamma [1 + m - s]+ (s - 1 + m)) + lse_N(gamma [s + m]+ (s - m)))
+
+    per anchor that has positives P and negatives N, with cosines s, lse = log sum exp and
+    [a]+ = max(a, 0). No gradient flows through the weights [.]+.
+
+    Reference: Sun et al., Circle Loss: A Unified Perspective of Pair Similarity Optimization, CVPR
+    2020, arXiv:2002.10857.
+
+    Args:
+        m: Margin: positives should reach a cosine of 1 - m, negatives stay below m.
+        gamma: Scale of the logits.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.circle(x, np.array([0, 0, 1, 1])):.3f}")
+    3.201
     """
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = batch.pairs
-    cosines = _cosines(batch)
-    fixed = jax.lax.stop_gradient(cosines)
-    pull = -gamma * jax.nn.relu(1 + m - fixed) * (cosines - 1 + m)
-    push = gamma * jax.nn.relu(fixed + m) * (cosines - m)
-    both = jnp.any(positives, axis=1) & jnp.any(negatives, axis=1)
+    cosines = batch.cosines()
+    constants = jax.lax.stop_gradient(cosines)
+    pull = -gamma * jax.nn.relu(1 + m - constants) * (cosines - 1 + m)
+    push = gamma * jax.nn.relu(constants + m) * (cosines - m)
+    has_both_kinds = jnp.any(positives, axis=1) & jnp.any(negatives, axis=1)
     entries = jax.nn.softplus(
         ops.logsumexp(pull, where=positives) + ops.logsumexp(push, where=negatives)
     )
-    return ops.reduce(reduce_fn, entries, both)
+    return ops.reduce(reduce_fn, entries, has_both_kinds)
 
 
+@describe(PAIR_ARGUMENTS)
 def lifted_structure(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -220,23 +294,39 @@ def lifted_structure(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """Each positive pair against all negatives of both its ends (Oh Song et al., CVPR 2016).
+    """Lifted structure loss: each positive pair against the negatives of its two ends.
 
-    [d_ip - pos_margin + lse_{N_i and N_p}(neg_margin - d)]+^2 / 2 per ordered positive pair. With
-    references, the negatives of a reference are the anchors it is a negative of.
+    [d_ap - pos_margin + lse_{N_a and N_p}(neg_margin - d)]+^2 / 2
+
+    per ordered positive pair (a, p), with distance d, lse = log sum exp, [a]+ = max(a, 0), and the
+    negatives N_a and N_p of the two rows. With `references`, the negatives of a reference are the
+    anchors it is a negative of.
+
+    Reference: Oh Song et al., Deep Metric Learning via Lifted Structured Feature Embedding, CVPR
+    2016, arXiv:1511.06452.
+
+    Args:
+        neg_margin: Margin of the negatives.
+        pos_margin: Subtracted from the distance of the positives.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.lifted_structure(x, np.array([0, 0, 1, 1])):.3f}")
+    1.433
     """
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = batch.pairs
-    distances = distance_fn(batch.x, batch.y)
-    of_anchor = _lse_or_nothing(neg_margin - distances, negatives, axis=1)  # [b]
-    of_other = (
-        of_anchor if batch.own else _lse_or_nothing(neg_margin - distances, negatives, axis=0)
-    )  # [n]
-    union = _logaddexp(of_anchor[:, None], of_other[None, :])
+    distances = distance_fn(batch.anchors, batch.references)
+    of_anchors = _lse_or_minus_inf(neg_margin - distances, negatives, axis=1)  # [b]
+    if batch.within_batch:
+        of_references = of_anchors
+    else:
+        of_references = _lse_or_minus_inf(neg_margin - distances, negatives, axis=0)  # [n]
+    union = _logaddexp(of_anchors[:, None], of_references[None, :])
     entries = jax.nn.relu(distances - pos_margin + jnp.where(jnp.isneginf(union), 0, union)) ** 2
     return ops.reduce(reduce_fn, entries / 2, positives & jnp.any(negatives))
 
 
+@describe(PAIR_ARGUMENTS)
 def generalized_lifted_structure(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -250,15 +340,33 @@ def generalized_lifted_structure(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """[lse_P(d - pos_margin) + lse_N(neg_margin - d)]+ over all anchors (Hermans et al., 2017)."""
+    """Lifted structure loss with all positives of an anchor at once.
+
+    [lse_P(d - pos_margin) + lse_N(neg_margin - d)]+
+
+    per anchor, with distance d, positives P, negatives N, lse = log sum exp, which is 0 for no
+    pairs, and [a]+ = max(a, 0). All anchors are entries, also those without pairs.
+
+    Reference: Hermans, Beyer and Leibe, In Defense of the Triplet Loss for Person
+    Re-Identification, 2017, arXiv:1703.07737.
+
+    Args:
+        neg_margin: Margin of the negatives.
+        pos_margin: Subtracted from the distances of the positives.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.generalized_lifted_structure(x, np.array([0, 0, 1, 1])):.3f}")
+    0.973
+    """
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = batch.pairs
-    distances = distance_fn(batch.x, batch.y)
+    distances = distance_fn(batch.anchors, batch.references)
     pull = ops.logsumexp(distances - pos_margin, where=positives)
     push = ops.logsumexp(neg_margin - distances, where=negatives)
     return ops.reduce(reduce_fn, jax.nn.relu(pull + push), batch.where)
 
 
+@describe(PAIR_ARGUMENTS)
 def n_pairs(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -271,30 +379,42 @@ def n_pairs(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """One (anchor, positive) per label, each told from the others' positives (Sohn, NeurIPS 2016).
+    """N-pair loss: one (anchor, positive) per class, classified among all classes' positives.
 
-    Softmax cross-entropy of the anchors x positives similarities, entries per anchor. The default
-    normalises as common code does; the paper takes `distance_fn=ops.dot` and adds
-    `l2_weight / 4` times the mean squared norms of anchors and positives.
+    -log(exp(-d_ip) / sum_j exp(-d_jp)) per class i, over the classes j of the batch, where d_jp is
+    the distance of the anchor of class i and the positive of class j. The anchor is the first row
+    of a class that has a positive, and the positive the first one of that anchor. One entry per
+    class. A class without positive pairs is left out.
+
+    Reference: Sohn, Improved Deep Metric Learning with Multi-class N-pair Loss Objective, NeurIPS
+    2016. The default measures 1 - cosine, as most code does; the paper has `distance_fn=ops.dot`
+    and `l2_weight` above 0.
+
+    Args:
+        l2_weight: Adds l2_weight / 4 times the squared lengths of anchor and positive.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.n_pairs(x, np.array([0, 0, 1, 1])):.3f}")
+    0.409
     """
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives = batch.pairs.positives
-    has_one = jnp.any(positives, axis=1)
-    # The first row of every label that has a positive is its anchor.
-    alike = _share_a_label(batch, labels)
-    earlier = jnp.tri(len(alike), k=-1, dtype=bool)
-    anchors = has_one & ~jnp.any(alike & earlier & has_one[None, :], axis=1)
-    chosen = jnp.argmax(positives, axis=1)
-    similarities = -distance_fn(batch.x, batch.y)[:, chosen]  # [b b]
-    own = jnp.diagonal(similarities)
-    others = ops.logsumexp(similarities, where=anchors[None, :] & anchors[:, None])
-    entries = others - own
+    has_positive = jnp.any(positives, axis=1)
+    same_class = _same_class(batch, labels)
+    earlier = jnp.tri(len(same_class), k=-1, dtype=bool)
+    is_anchor = has_positive & ~jnp.any(same_class & earlier & has_positive[None, :], axis=1)
+    first_positive = jnp.argmax(positives, axis=1)
+    similarities = -distance_fn(batch.anchors, batch.references)[:, first_positive]  # [b b]
+    normalizer = ops.logsumexp(similarities, where=is_anchor[None, :] & is_anchor[:, None])
+    entries = normalizer - jnp.diagonal(similarities)
     if l2_weight:
-        norms = jnp.sum(batch.x**2, axis=1) + jnp.sum(batch.y[chosen] ** 2, axis=1)
-        entries = entries + l2_weight / 4 * norms
-    return ops.reduce(reduce_fn, entries, anchors)
+        squares = jnp.sum(batch.anchors**2, axis=1)
+        squares = squares + jnp.sum(batch.references[first_positive] ** 2, axis=1)
+        entries = entries + l2_weight / 4 * squares
+    return ops.reduce(reduce_fn, entries, is_anchor)
 
 
+@describe(PAIR_ARGUMENTS)
 def nca(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -306,19 +426,32 @@ def nca(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """Neighbourhood components analysis (Goldberger et al., NeurIPS 2004).
+    """Neighborhood components analysis: the probability of picking a positive as a neighbor.
 
-    -log sum_P softmax(-softmax_scale d^2) per anchor with positives. In logarithms throughout, so
-    an anchor whose positives are far away keeps its gradient.
+    -log sum_P softmax_j(-softmax_scale d_j^2)
+
+    per anchor that has positives P, with Euclidean distances d of unit embeddings; the softmax is
+    over all positives and negatives. Computed from logarithms, so that an anchor whose positives
+    are far away keeps its gradient.
+
+    Reference: Goldberger et al., Neighbourhood Components Analysis, NeurIPS 2004.
+
+    Args:
+        softmax_scale: Scale of the squared distances: the higher, the fewer neighbors matter.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.nca(x, np.array([0, 0, 1, 1])):.3f}")
+    0.430
     """
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = batch.pairs
-    logits = -softmax_scale * ops.unit(ops.squared_euclidean)(batch.x, batch.y)
+    logits = -softmax_scale * ops.unit(ops.squared_euclidean)(batch.anchors, batch.references)
     entries = ops.logsumexp(logits, where=positives | negatives)
     entries = entries - ops.logsumexp(logits, where=positives)
     return ops.reduce(reduce_fn, entries, jnp.any(positives, axis=1))
 
 
+@describe(PAIR_ARGUMENTS)
 def tuplet_margin(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -331,19 +464,33 @@ def tuplet_margin(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """log(1 + sum_N exp(scale (cos t_an - cos(t_ap - margin)))) (Yu & Tao, ICCV 2019).
+    """Tuplet margin loss: each positive, eased by an angle, against all negatives.
 
-    Per positive pair, `margin` in degrees.
+    log(1 + sum_N exp(scale (cos t_an - cos(t_ap - margin))))
+
+    per positive pair (a, p), with angles t between embeddings and the anchor's negatives N.
+
+    Reference: Yu and Tao, Deep Metric Learning with Tuplet Margin Loss, ICCV 2019. The paper adds
+    `intra_pair_variance`.
+
+    Args:
+        margin: Angle in degrees by which a positive counts as nearer than it is.
+        scale: Scale of the logits.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.tuplet_margin(x, np.array([0, 1, 0, 1])):.3f}")
+    44.810
     """
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = batch.pairs
-    cosines = _cosines(batch)
-    # Only positives go through acos, whose slope is steep for what is nearly parallel.
+    cosines = batch.cosines()
+    # Only positives go through acos, whose slope is steep for nearly parallel vectors.
     eased = jnp.cos(ops.acos(jnp.where(positives, cosines, 0)) - np.deg2rad(margin))
-    entries = _against_negatives(scale * eased, scale * cosines, negatives)
+    entries = cross_entropy(scale * eased, scale * cosines, negatives)
     return ops.reduce(reduce_fn, entries, positives)
 
 
+@describe(PAIR_ARGUMENTS)
 def intra_pair_variance(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -356,14 +503,26 @@ def intra_pair_variance(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """Pairs pulled to their kind's mean cosine, from the bad side (Yu & Tao, ICCV 2019).
+    """Intra-pair variance loss: pulls pairs towards the mean cosine of their kind.
 
-    mean_P [(1 - pos_eps) mean_P(s) - s]+^2 + mean_N [s - (1 + neg_eps) mean_N(s)]+^2; the means are
-    differentiated too.
+    mean_P([(1 - pos_eps) mean_P(s) - s]+^2) + mean_N([s - (1 + neg_eps) mean_N(s)]+^2)
+
+    over all positive pairs P and all negative pairs N of the batch, with cosines s and
+    [a]+ = max(a, 0). Gradients flow through the inner means too. One entry per pair.
+
+    Reference: Yu and Tao, Deep Metric Learning with Tuplet Margin Loss, ICCV 2019.
+
+    Args:
+        pos_eps: Positives are pulled if they are this share below their mean.
+        neg_eps: Negatives are pushed if they are this share above their mean.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.intra_pair_variance(x, np.array([0, 0, 1, 1])):.3f}")
+    0.090
     """
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = batch.pairs
-    cosines = _cosines(batch)
+    cosines = batch.cosines()
     pos_mean = ops.divide(*ops.mean(cosines, positives))
     neg_mean = ops.divide(*ops.mean(cosines, negatives))
     pull = jax.nn.relu((1 - pos_eps) * pos_mean - cosines) ** 2
@@ -371,6 +530,7 @@ def intra_pair_variance(
     return ops.reduce(reduce_fn, pull, positives) + ops.reduce(reduce_fn, push, negatives)
 
 
+@describe(PAIR_ARGUMENTS)
 def threshold_consistent_margin(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -385,14 +545,29 @@ def threshold_consistent_margin(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """A regulariser towards one threshold for all classes (Zhang et al., ICLR 2024).
+    """Threshold-consistent margin: a regularizer that makes one threshold fit all classes.
 
-    pos_weight mean(pos_margin - s over positives with s <= pos_margin) + neg_weight mean(s -
-    neg_margin over negatives with s >= neg_margin).
+    pos_weight mean(pos_margin - s over positives with s <= pos_margin)
+    + neg_weight mean(s - neg_margin over negatives with s >= neg_margin)
+
+    with cosines s. One entry per pair. To be added to a loss.
+
+    Reference: Zhang et al., Threshold-Consistent Margin Loss for Open-World Deep Metric Learning,
+    ICLR 2024, arXiv:2307.04047.
+
+    Args:
+        pos_weight: Weight of the term of the positives.
+        neg_weight: Weight of the term of the negatives.
+        pos_margin: Cosine that positives should exceed.
+        neg_margin: Cosine that negatives should stay below.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.threshold_consistent_margin(x, np.array([0, 0, 1, 1])):.3f}")
+    0.200
     """
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = batch.pairs
-    cosines = _cosines(batch)
+    cosines = batch.cosines()
     low = positives & ~(cosines > pos_margin)
     high = negatives & ~(cosines < neg_margin)
     pull = ops.reduce(reduce_fn, pos_margin - cosines, low)
@@ -400,6 +575,7 @@ def threshold_consistent_margin(
     return pos_weight * pull + neg_weight * push
 
 
+@describe(PAIR_ARGUMENTS)
 def ranked_list(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -415,72 +591,67 @@ def ranked_list(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """Positives into a ball of radius alpha - margin, negatives out of alpha (Wang et al., 2019).
+    """Ranked list loss: positives into a ball around the anchor, negatives out of a larger one.
 
-    Per anchor (1 - imbalance) times the weighted mean of [d - (alpha - margin)]+ over P plus
-    imbalance times that of [alpha - d]+ over N, with weights exp(temperature * violation). `alpha`
-    is 1 + margin / 2 unless given.
+    (1 - imbalance) wmean_P([d - (alpha - margin)]+) + imbalance wmean_N([alpha - d]+)
+
+    per anchor with positives P and negatives N, Euclidean distance d of unit embeddings and
+    [a]+ = max(a, 0). wmean is a mean over the terms above 0 with weights exp(temperature * term);
+    as in the published code, 1e-5 per reference is added to the sum of weights. All anchors are
+    entries, also those without pairs.
+
+    Reference: Wang et al., Ranked List Loss for Deep Metric Learning, CVPR 2019, arXiv:1903.03238.
+
+    Args:
+        margin: Width of the gap between the two balls.
+        negative_temperature: Temperature of the weights of the negatives; 0 is a plain mean.
+        imbalance: Share of the negatives' term, from 0 to 1.
+        alpha: Radius of the larger ball. None is 1 + margin / 2.
+        positive_temperature: Temperature of the weights of the positives.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> loss_fn = functools.partial(losses.ranked_list, margin=0.4, negative_temperature=3.0)
+    >>> print(f"{loss_fn(x, np.array([0, 0, 1, 1])):.3f}")
+    0.076
     """
     if not 0 <= imbalance <= 1:
         raise ValueError(f"imbalance is a share between 0 and 1, not {imbalance}")
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = batch.pairs
     alpha = 1 + margin / 2 if alpha is None else alpha
-    distances = ops.unit_euclidean(batch.x, batch.y)
-    columns = jnp.sum(batch.where) if batch.own else len(batch.y)
+    distances = ops.unit_euclidean(batch.anchors, batch.references)
+    count = jnp.sum(batch.where) if batch.within_batch else len(batch.references)
 
-    def weighted_mean(violations, chosen, temperature):
-        chosen = chosen & ~(violations <= 0)
-        violations = jnp.where(chosen, violations, 0)
-        weights = jnp.where(chosen, jnp.exp(temperature * violations), 0)
+    def weighted_mean(violations, pairs, temperature):
+        violating = pairs & ~(violations <= 0)
+        violations = jnp.where(violating, violations, 0)
+        weights = jnp.where(violating, jnp.exp(temperature * violations), 0)
         # 1e-5 for every reference, violating or not, as in the published code.
-        return jnp.sum(weights * violations, axis=1) / (jnp.sum(weights, axis=1) + 1e-5 * columns)
+        return jnp.sum(weights * violations, axis=1) / (jnp.sum(weights, axis=1) + 1e-5 * count)
 
     pull = weighted_mean(distances - (alpha - margin), positives, positive_temperature)
     push = weighted_mean(alpha - distances, negatives, negative_temperature)
     return ops.reduce(reduce_fn, (1 - imbalance) * pull + imbalance * push, batch.where)
 
 
-# --- pieces -------------------------------------------------------------------------------------
-
-
-def _cosines(batch: Batch) -> jax.Array:
-    x = ops.normalize(batch.x)
-    return ops.matmul(x, (x if batch.own else ops.normalize(batch.y)).T)
-
-
-def _log_1_plus_sum_exp(x, where):
-    some = jnp.any(where, axis=1)
-    return jnp.where(some, jax.nn.softplus(ops.logsumexp(x, where=where)), 0)
-
-
-def _against_negatives(positive_logits, logits, negatives):
-    """-log(e^p / (e^p + sum_N e^n)) for every entry p of `positive_logits`, in O(b n)."""
-    some = jnp.any(negatives, axis=1, keepdims=True)
-    rivals = ops.logsumexp(logits, where=negatives, keepdims=True)
-    return jnp.where(some, jax.nn.softplus(rivals - positive_logits), 0)
-
-
-def _lse_or_nothing(x, where, *, axis):
-    """log-sum-exp that is -inf, not 0, where nothing counts: a union may still have the rest."""
-    some = jnp.any(where, axis=axis)
-    return jnp.where(some, ops.logsumexp(x, where=where, axis=axis), -jnp.inf)
+def _lse_or_minus_inf(x, where, *, axis):
+    """log sum exp that is -inf, not 0, where nothing counts: the neutral element of a union."""
+    any_counts = jnp.any(where, axis=axis)
+    return jnp.where(any_counts, ops.logsumexp(x, where=where, axis=axis), -jnp.inf)
 
 
 def _logaddexp(x, y):
-    """`jnp.logaddexp` whose gradient is finite where both are -inf."""
-    nothing = jnp.isneginf(x) & jnp.isneginf(y)
-    return jnp.where(
-        nothing, -jnp.inf, jnp.logaddexp(jnp.where(nothing, 0, x), jnp.where(nothing, 0, y))
-    )
+    """`jnp.logaddexp`, with a finite gradient where both arguments are -inf."""
+    empty = jnp.isneginf(x) & jnp.isneginf(y)
+    return jnp.where(empty, -jnp.inf, jnp.logaddexp(jnp.where(empty, 0, x), jnp.where(empty, 0, y)))
 
 
-def _share_a_label(batch: Batch, labels) -> jax.Array:
-    """[b b]: which anchors are of one label; known of ready Pairs only by what they imply."""
+def _same_class(batch: Batch, labels) -> jax.Array:
+    """[b b]: which anchors share a class, as far as `labels` that are `ops.Pairs` imply it."""
     if not isinstance(labels, ops.Pairs):
         return ops.pairs(labels).positives
     positives = jnp.asarray(labels.positives)
-    if batch.own:
+    if batch.within_batch:
         return positives | positives.T
     shared = positives.astype(jnp.float32)
     return ops.matmul(shared, shared.T) > 0

@@ -1,17 +1,7 @@
-"""Losses of embeddings against learned proxies, one or several per class.
+"""Losses of embeddings against proxies: learned vectors, one or several per class.
 
-Every loss is `f(embeddings [b d], labels [b], proxies, *, ...) -> scalar` and they share arguments:
-
-* `labels`: int `[b]`, from 0 to c - 1. A label outside raises where its value is known; inside
-  `jit` it is not, and the result is NaN.
-* `proxies [c d]`, or `[c k d]` with k centres per class: parameters, to be trained along. Their
-  length only matters to `large_margin_softmax`.
-* `where [b]`: rows that count. Masking a row equals dropping it, whatever its label.
-* `reduce_fn`: see `dmljax.ops`; None returns the entries, 0 where they do not count. Class weights
-  are `ops.weighted(weights[labels])`.
-
-Notation: s is the cosine and t the angle between an embedding and a proxy, y the row's own class,
-and CE(z) = -log softmax(z)_y.
+Every loss is `f(embeddings [b d], labels [b], proxies [c d] or [c k d], *, ...) -> scalar`. Only
+directions of proxies matter, except for `large_margin_softmax`.
 """
 
 from __future__ import annotations
@@ -26,8 +16,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from dmljax import ops
-from dmljax.losses._common import matrix, rows
-from dmljax.ops import Array, ReduceFn
+from dmljax.losses._arguments import PROXY_ARGUMENTS, describe
+from dmljax.losses._common import check_class_labels, matrix, row_mask
+from dmljax.ops import Array, ReduceFn, Scalar
 
 __all__ = [
     "arcface",
@@ -43,9 +34,8 @@ __all__ = [
     "subcenter_arcface",
 ]
 
-Scalar = float | Float[Array, ""]  # may be learned, or scheduled
 
-
+@describe(PROXY_ARGUMENTS)
 def normalized_softmax(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
@@ -55,11 +45,28 @@ def normalized_softmax(
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """CE(s / temperature), a softmax on unit vectors (Zhai & Wu, BMVC 2019)."""
+    """Softmax cross-entropy of the cosines between embedding and proxies.
+
+    -log softmax(s / temperature)_y
+
+    per row, with the cosines s of the embedding with all proxies and the row's class y.
+
+    Reference: Zhai and Wu, Classification is a Strong Baseline for Deep Metric Learning, BMVC 2019,
+    arXiv:1811.12649.
+
+    Args:
+        temperature: The lower, the sharper the softmax.
+
+    >>> x, labels = np.array([[1, 0], [0.8, 0.6]], np.float32), np.array([0, 1])
+    >>> proxies = np.array([[1, 0.2], [0, 1]], np.float32)
+    >>> print(f"{losses.normalized_softmax(x, labels, proxies):.3f}")
+    3.023
+    """
     batch = _prepare(embeddings, labels, proxies, where)
-    return _cross_entropy(_cosines(batch), _same, 1 / temperature, batch, reduce_fn)
+    return _cross_entropy(_cosines(batch), _no_margin, 1 / temperature, batch, reduce_fn)
 
 
+@describe(PROXY_ARGUMENTS)
 def cosface(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
@@ -70,11 +77,29 @@ def cosface(
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """CE(scale s) with s_y - margin for the own class (Wang et al., CVPR 2018)."""
+    """CosFace: softmax cross-entropy with a margin on the cosine of the row's class.
+
+    -log softmax(scale z)_y with z_y = s_y - margin, z_c = s_c for the other classes
+
+    per row, with the cosines s of the embedding with all proxies and the row's class y.
+
+    Reference: Wang et al., CosFace: Large Margin Cosine Loss for Deep Face Recognition, CVPR 2018,
+    arXiv:1801.09414.
+
+    Args:
+        margin: Subtracted from the cosine with the proxy of the row's class.
+        scale: Scale of the logits.
+
+    >>> x, labels = np.array([[1, 0], [0.8, 0.6]], np.float32), np.array([0, 1])
+    >>> proxies = np.array([[1, 0.2], [0, 1]], np.float32)
+    >>> print(f"{losses.cosface(x, labels, proxies):.3f}")
+    20.868
+    """
     batch = _prepare(embeddings, labels, proxies, where)
     return _cross_entropy(_cosines(batch), lambda s: s - margin, scale, batch, reduce_fn)
 
 
+@describe(PROXY_ARGUMENTS)
 def arcface(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
@@ -85,15 +110,31 @@ def arcface(
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """CE(scale s) with cos(t_y + margin) for the own class (Deng et al., CVPR 2019).
+    """ArcFace: softmax cross-entropy with a margin on the angle to the row's class.
 
-    `margin` in degrees, from 0 to 180. Beyond t_y = 180 - margin, where that cosine would rise
-    again, it is s_y - margin sin(margin), with the margin in radians.
+    -log softmax(scale z)_y with z_y = cos(t_y + margin), z_c = cos(t_c) for the other classes
+
+    per row, with the angles t of the embedding to all proxies and the row's class y. Where
+    t_y + margin exceeds 180 degrees and the cosine would rise again, z_y is
+    cos(t_y) - margin sin(margin), with the factor margin in radians.
+
+    Reference: Deng et al., ArcFace: Additive Angular Margin Loss for Deep Face Recognition, CVPR
+    2019, arXiv:1801.07698.
+
+    Args:
+        margin: Added to the angle to the proxy of the row's class: degrees from 0 to 180.
+        scale: Scale of the logits.
+
+    >>> x, labels = np.array([[1, 0], [0.8, 0.6]], np.float32), np.array([0, 1])
+    >>> proxies = np.array([[1, 0.2], [0, 1]], np.float32)
+    >>> print(f"{losses.arcface(x, labels, proxies):.3f}")
+    24.266
     """
     batch = _prepare(embeddings, labels, proxies, where)
     return _cross_entropy(_cosines(batch), _add_angle(margin), scale, batch, reduce_fn)
 
 
+@describe(PROXY_ARGUMENTS)
 def subcenter_arcface(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
@@ -104,12 +145,31 @@ def subcenter_arcface(
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """`arcface` on the nearest of each class's k centres (Deng et al., ECCV 2020)."""
-    batch = _prepare(embeddings, labels, proxies, where, centres=True)
-    nearest = functools.reduce(jnp.maximum, _centre_cosines(batch))
+    """Sub-center ArcFace: `arcface` on the nearest of k proxies of each class.
+
+    -log softmax(scale z)_y with z_y = cos(t_y + margin), z_c = cos(t_c) for the other classes
+
+    per row, with t_c the angle to the nearest of the proxies of class c and the row's class y.
+    Beyond 180 degrees, z_y continues as in `arcface`.
+
+    Reference: Deng et al., Sub-center ArcFace: Boosting Face Recognition by Large-Scale Noisy Web
+    Faces, ECCV 2020.
+
+    Args:
+        margin: Added to the angle to the nearest proxy of the row's class: degrees from 0 to 180.
+        scale: Scale of the logits.
+
+    >>> x, labels = np.array([[1, 0], [0.8, 0.6]], np.float32), np.array([0, 1])
+    >>> proxies = np.array([[[1, 0.2], [1, -1]], [[0, 1], [-1, 0]]], np.float32)  # [c k d]
+    >>> print(f"{losses.subcenter_arcface(x, labels, proxies):.3f}")
+    24.266
+    """
+    batch = _prepare(embeddings, labels, proxies, where, axes="ckd")
+    nearest = functools.reduce(jnp.maximum, _cosines_by_center(batch))
     return _cross_entropy(nearest, _add_angle(margin), scale, batch, reduce_fn)
 
 
+@describe(PROXY_ARGUMENTS)
 def sphereface(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
@@ -120,12 +180,32 @@ def sphereface(
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """`large_margin_softmax` with proxies of length 1 (Liu et al., CVPR 2017)."""
+    """SphereFace: softmax cross-entropy with the angle to the row's class multiplied.
+
+    -log softmax(scale |x| z)_y with z_y = psi(t_y), z_c = cos(t_c) for the other classes
+
+    per row, with the angles t of the embedding x to all proxies and the row's class y.
+    psi(t) = (-1)^k cos(margin t) - 2k for t in [k, k + 1] pi / margin falls monotonically, from 1
+    to 1 - 2 margin. Embeddings keep their length.
+
+    Reference: Liu et al., SphereFace: Deep Hypersphere Embedding for Face Recognition, CVPR 2017,
+    arXiv:1704.08063.
+
+    Args:
+        margin: Factor of the angle: a whole number from 1.
+        scale: Scale of the logits.
+
+    >>> x, labels = np.array([[1, 0], [0.8, 0.6]], np.float32), np.array([0, 1])
+    >>> proxies = np.array([[1, 0.2], [0, 1]], np.float32)
+    >>> print(f"{losses.sphereface(x, labels, proxies):.3f}")
+    1.290
+    """
     batch = _prepare(embeddings, labels, proxies, where)
-    lengths = scale * _norm(batch.x)[:, None]
+    lengths = scale * ops.norm(batch.embeddings)[:, None]
     return _cross_entropy(_cosines(batch), _multiply_angle(margin), lengths, batch, reduce_fn)
 
 
+@describe(PROXY_ARGUMENTS)
 def large_margin_softmax(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
@@ -136,16 +216,32 @@ def large_margin_softmax(
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """CE(scale |x| |w| s) with psi(t_y) for the own class (Liu et al., ICML 2016).
+    """Large-margin softmax: `sphereface` with proxies of any length.
 
-    psi(t) = (-1)^k cos(margin t) - 2k for t in [k, k + 1] pi / margin: it falls all the way, from 1
-    to 1 - 2 margin.
+    -log softmax(scale |x| |w| z)_y with z_y = psi(t_y), z_c = cos(t_c) for the other classes
+
+    per row, with the angles t of the embedding x to all proxies w and the row's class y.
+    psi(t) = (-1)^k cos(margin t) - 2k for t in [k, k + 1] pi / margin falls monotonically, from 1
+    to 1 - 2 margin. Embeddings and proxies keep their lengths.
+
+    Reference: Liu et al., Large-Margin Softmax Loss for Convolutional Neural Networks, ICML 2016,
+    arXiv:1612.02295.
+
+    Args:
+        margin: Factor of the angle: a whole number from 1.
+        scale: Scale of the logits.
+
+    >>> x, labels = np.array([[1, 0], [0.8, 0.6]], np.float32), np.array([0, 1])
+    >>> proxies = np.array([[1, 0.2], [0, 1]], np.float32)
+    >>> print(f"{losses.large_margin_softmax(x, labels, proxies):.3f}")
+    1.296
     """
     batch = _prepare(embeddings, labels, proxies, where)
-    lengths = scale * _norm(batch.x)[:, None] * _norm(batch.proxies)[None, :]
+    lengths = scale * ops.norm(batch.embeddings)[:, None] * ops.norm(batch.proxies)[None, :]
     return _cross_entropy(_cosines(batch), _multiply_angle(margin), lengths, batch, reduce_fn)
 
 
+@describe(PROXY_ARGUMENTS)
 def soft_triple(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
@@ -157,19 +253,35 @@ def soft_triple(
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """CE(la s) with s_y - margin, s_c a soft maximum over k centres (Qian et al., ICCV 2019).
+    """SoftTriple: softmax cross-entropy of a soft maximum over k proxies of each class.
 
-    s_c = sum_k softmax_k(s_ck / gamma) s_ck. The paper adds 0.2 times
-    `dmljax.losses.sparse_centers` of the proxies.
+    -log softmax(la z)_y with z_y = s_y - margin, z_c = s_c for the other classes
+
+    per row, with s_c = sum_k softmax_k(s_ck / gamma) s_ck, the cosines s_ck of the embedding with
+    the k-th proxy of class c, and the row's class y.
+
+    Reference: Qian et al., SoftTriple Loss: Deep Metric Learning Without Triplet Sampling, ICCV
+    2019, arXiv:1909.05235. The paper adds 0.2 times `sparse_centers(proxies)`.
+
+    Args:
+        la: Scale of the logits, lambda in the paper.
+        gamma: Temperature of the soft maximum over the proxies of a class.
+        margin: Subtracted from the similarity with the row's class.
+
+    >>> x, labels = np.array([[1, 0], [0.8, 0.6]], np.float32), np.array([0, 1])
+    >>> proxies = np.array([[[1, 0.2], [1, -1]], [[0, 1], [-1, 0]]], np.float32)  # [c k d]
+    >>> print(f"{losses.soft_triple(x, labels, proxies):.3f}")
+    3.119
     """
-    batch = _prepare(embeddings, labels, proxies, where, centres=True)
-    cosines = _centre_cosines(batch)
+    batch = _prepare(embeddings, labels, proxies, where, axes="ckd")
+    cosines = _cosines_by_center(batch)
     peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, cosines))
-    shares = [jnp.exp((s - peak) / gamma) for s in cosines]
-    soft = sum(e * s for e, s in zip(shares, cosines, strict=True)) / sum(shares)
-    return _cross_entropy(soft, lambda s: s - margin, la, batch, reduce_fn)
+    weights = [jnp.exp((s - peak) / gamma) for s in cosines]
+    soft_maximum = sum(w * s for w, s in zip(weights, cosines, strict=True)) / sum(weights)
+    return _cross_entropy(soft_maximum, lambda s: s - margin, la, batch, reduce_fn)
 
 
+@describe(PROXY_ARGUMENTS)
 def proxy_anchor(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
@@ -180,22 +292,37 @@ def proxy_anchor(
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """Every proxy against the rows of the batch (Kim et al., CVPR 2020).
+    """Proxy-Anchor: every proxy is an anchor, and rows of the batch are its pairs.
 
-    log(1 + sum_{y = c} exp(-alpha (s - margin))) averaged over the classes of the rows that count,
-    plus log(1 + sum_{y != c} exp(alpha (s + margin))) averaged over all classes. Entries per class.
+    mean_{c in batch} log(1 + sum_{y = c} exp(-alpha (s - margin)))
+    + mean_c log(1 + sum_{y != c} exp(alpha (s + margin)))
+
+    with the cosine s of a proxy of class c and an embedding of class y. The first mean is over the
+    classes in the batch, the second over all classes. One entry per class.
+
+    Reference: Kim et al., Proxy Anchor Loss for Deep Metric Learning, CVPR 2020, arXiv:2003.13911.
+
+    Args:
+        margin: Cosines should exceed it for the row's class and stay below its negative otherwise.
+        alpha: Scale of the logits.
+
+    >>> x, labels = np.array([[1, 0], [0.8, 0.6]], np.float32), np.array([0, 1])
+    >>> proxies = np.array([[1, 0.2], [0, 1]], np.float32)
+    >>> print(f"{losses.proxy_anchor(x, labels, proxies):.3f}")
+    17.654
     """
     batch = _prepare(embeddings, labels, proxies, where)
     cosines = _cosines(batch)
     positives = batch.target & batch.where[:, None]
     negatives = ~batch.target & batch.where[:, None]
-    pull = _log_1_plus_sum_exp(-alpha * (cosines - margin), positives)
-    push = _log_1_plus_sum_exp(alpha * (cosines + margin), negatives)
-    present = jnp.any(positives, axis=0)
-    everyone = jnp.ones(present.shape, bool)
-    return ops.reduce(reduce_fn, pull, present) + ops.reduce(reduce_fn, push, everyone)
+    pull = ops.log_1_plus_sum_exp(-alpha * (cosines - margin), where=positives, axis=0)
+    push = ops.log_1_plus_sum_exp(alpha * (cosines + margin), where=negatives, axis=0)
+    in_batch = jnp.any(positives, axis=0)
+    all_classes = jnp.ones(in_batch.shape, bool)
+    return ops.reduce(reduce_fn, pull, in_batch) + ops.reduce(reduce_fn, push, all_classes)
 
 
+@describe(PROXY_ARGUMENTS)
 def proxy_nca(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
@@ -205,16 +332,31 @@ def proxy_nca(
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """CE(-softmax_scale d^2) on unit vectors (Movshovitz-Attias et al., ICCV 2017).
+    """Proxy-NCA: softmax cross-entropy of squared distances to the proxies.
 
-    The own proxy stands in the denominator too, as in all published code; the paper's formula
-    leaves it out and is not bounded below.
+    -log softmax(-softmax_scale d^2)_y
+
+    per row, with the Euclidean distances d between unit embedding and unit proxies and the row's
+    class y. The denominator contains the proxy of the row's class, as in all published code; the
+    paper's formula leaves it out and has no lower bound.
+
+    Reference: Movshovitz-Attias et al., No Fuss Distance Metric Learning Using Proxies, ICCV 2017,
+    arXiv:1703.07464.
+
+    Args:
+        softmax_scale: Scale of the squared distances.
+
+    >>> x, labels = np.array([[1, 0], [0.8, 0.6]], np.float32), np.array([0, 1])
+    >>> proxies = np.array([[1, 0.2], [0, 1]], np.float32)
+    >>> print(f"{losses.proxy_nca(x, labels, proxies):.3f}")
+    0.586
     """
     batch = _prepare(embeddings, labels, proxies, where)
-    # d^2 = 2 - 2 s, and a softmax does not see what all its logits share.
-    return _cross_entropy(_cosines(batch), _same, 2 * softmax_scale, batch, reduce_fn)
+    # d^2 = 2 - 2 s, and adding a constant to all logits does not change a softmax.
+    return _cross_entropy(_cosines(batch), _no_margin, 2 * softmax_scale, batch, reduce_fn)
 
 
+@describe(PROXY_ARGUMENTS)
 def proxy_nca_pp(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
@@ -224,7 +366,24 @@ def proxy_nca_pp(
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """`proxy_nca` made sharper: CE(-d^2 / temperature) (ProxyNCA++, Teh et al., ECCV 2020)."""
+    """ProxyNCA++: `proxy_nca` with a low temperature.
+
+    -log softmax(-d^2 / temperature)_y
+
+    per row, with the Euclidean distances d between unit embedding and unit proxies and the row's
+    class y.
+
+    Reference: Teh, DeVries and Taylor, ProxyNCA++: Revisiting and Revitalizing Proxy Neighborhood
+    Component Analysis, ECCV 2020, arXiv:2004.01113.
+
+    Args:
+        temperature: The lower, the sharper the softmax.
+
+    >>> x, labels = np.array([[1, 0], [0.8, 0.6]], np.float32), np.array([0, 1])
+    >>> proxies = np.array([[1, 0.2], [0, 1]], np.float32)
+    >>> print(f"{losses.proxy_nca_pp(x, labels, proxies):.3f}")
+    2.721
+    """
     return proxy_nca(
         embeddings,
         labels,
@@ -235,6 +394,7 @@ def proxy_nca_pp(
     )
 
 
+@describe(PROXY_ARGUMENTS)
 def label_smoothed_cross_entropy(
     logits: Float[Array, "b c"],
     labels: Integer[Array, "b"],
@@ -244,139 +404,131 @@ def label_smoothed_cross_entropy(
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """(1 - epsilon) CE(z) + epsilon mean_c(-log softmax(z)_c), z = logits / temperature.
+    """Softmax cross-entropy of logits, with a share of the target spread over all classes.
 
-    `epsilon` of the target is spread over all classes, the own one too (Szegedy et al., CVPR 2016).
+    (1 - epsilon) CE_y + epsilon mean_c CE_c with CE_c = -log softmax(logits / temperature)_c
+
+    per row of class y. The mean is over all classes, y included.
+
+    Reference: Szegedy et al., Rethinking the Inception Architecture for Computer Vision, CVPR 2016,
+    arXiv:1512.00567.
+
+    Args:
+        logits: Outputs of a classifier, one per class.
+        epsilon: The share that is spread, from 0 to 1.
+        temperature: Divides the logits.
+
+    >>> logits = np.array([[2, 0, -1], [0, 1, 0]], np.float32)
+    >>> print(f"{losses.label_smoothed_cross_entropy(logits, np.array([0, 1])):.3f}")
+    0.477
     """
     if not 0 <= epsilon <= 1:
         raise ValueError(f"epsilon is a share between 0 and 1, not {epsilon}")
     logits = matrix("logits", logits)
-    logits, target, where = _rows(logits, labels, logits.shape[1], where)
-    log_shares = jax.nn.log_softmax(logits / temperature, axis=1)
-    own = jnp.sum(log_shares, axis=1, where=target)
-    entries = -(1 - epsilon) * own - epsilon * jnp.mean(log_shares, axis=1)
+    logits, target, where = _mask_rows(logits, labels, logits.shape[1], where)
+    log_softmax = jax.nn.log_softmax(logits / temperature, axis=1)
+    of_target = jnp.sum(log_softmax, axis=1, where=target)
+    entries = -(1 - epsilon) * of_target - epsilon * jnp.mean(log_softmax, axis=1)
     return ops.reduce(reduce_fn, entries, where)
 
 
-# --- the core -----------------------------------------------------------------------------------
-
-
 class _Batch(NamedTuple):
-    """Embeddings `x [b d]`, proxies, which class is a row's own `[b c]`, which rows count."""
+    """The checked arguments of a proxy loss."""
 
-    x: Array
-    proxies: Array
-    target: Array
-    where: Array
+    embeddings: Array  # [b d], 0 in rows that do not count
+    proxies: Array  # [c d] or [c k d]
+    target: Array  # [b c], True for the class of each row
+    where: Array  # [b], the rows that count
 
 
 def _cross_entropy(
     cosines: Array, margin_fn: Callable, scale, batch: _Batch, reduce_fn: ReduceFn | None
 ) -> Array:
-    """CE(scale z) where z is `cosines [b c]` but for z_y = margin_fn(s_y)."""
+    """-log softmax(scale z)_y, where z is `cosines [b c]`, except that z_y = margin_fn(s_y)."""
     _, _, target, where = batch
-    own = margin_fn(jnp.sum(cosines, axis=1, where=target))
+    target_cosines = margin_fn(jnp.sum(cosines, axis=1, where=target))
     scale = jnp.broadcast_to(jnp.asarray(scale, cosines.dtype), cosines.shape)
-    own_logits = own * jnp.sum(scale, axis=1, where=target)
-    # The own class against all others, so that a loss near 0 keeps its digits.
-    others = ops.logsumexp(scale * cosines, where=~target)
+    target_logits = target_cosines * jnp.sum(scale, axis=1, where=target)
+    # As softplus of a difference, so that a loss near 0 keeps its digits.
+    other_logits = ops.logsumexp(scale * cosines, where=~target)
     if cosines.shape[1] == 1:
-        others = jnp.full_like(others, -jnp.inf)
-    return ops.reduce(reduce_fn, jax.nn.softplus(others - own_logits), where)
+        other_logits = jnp.full_like(other_logits, -jnp.inf)
+    return ops.reduce(reduce_fn, jax.nn.softplus(other_logits - target_logits), where)
 
 
-def _same(cosines):
+def _no_margin(cosines):
     return cosines
 
 
 def _add_angle(margin) -> Callable:
-    """cos(t + margin), continued downwards from where it would rise again."""
+    """cos(t) -> cos(t + margin), with a falling line where that would rise again."""
     if isinstance(margin, int | float) and not 0 <= margin <= 180:
         raise ValueError(f"margin is an angle from 0 to 180 degrees, not {margin}")
     margin = jnp.deg2rad(margin)
 
     def margin_fn(cosines):
-        # By the sum of angles, not by acos: its slope is infinite for an embedding that is parallel
-        # to its proxy, whereas `ops.sqrt` has slope 0 there, as the angle has on average.
+        # By the angle sum formula, not by acos, whose slope is infinite for an embedding that is
+        # parallel to its proxy. `ops.sqrt` has slope 0 there.
         sines = ops.sqrt((1 - cosines) * (1 + cosines))
-        moved = cosines * jnp.cos(margin) - sines * jnp.sin(margin)
-        return jnp.where(
-            cosines < -jnp.cos(margin), cosines - margin * jnp.sin(margin), moved
-        ).astype(cosines.dtype)
+        shifted = cosines * jnp.cos(margin) - sines * jnp.sin(margin)
+        rises = cosines < -jnp.cos(margin)
+        return jnp.where(rises, cosines - margin * jnp.sin(margin), shifted).astype(cosines.dtype)
 
     return margin_fn
 
 
 def _multiply_angle(margin: int) -> Callable:
-    """psi(t), see `large_margin_softmax`, as a polynomial in cos t."""
+    """cos(t) -> psi(t) of `large_margin_softmax`, as a polynomial in cos(t)."""
     if margin != int(margin) or margin < 1:
-        raise ValueError(f"margin multiplies the angle: a whole number from 1 on, not {margin}")
+        raise ValueError(f"margin multiplies the angle: a whole number from 1, not {margin}")
     margin = int(margin)
     edges = np.cos(np.pi * np.arange(1, margin) / margin)
 
     def margin_fn(cosines):
-        below, multiple = jnp.ones_like(cosines), cosines  # cos(0 t), cos(1 t)
+        previous, multiple = jnp.ones_like(cosines), cosines  # cos(0 t), cos(1 t)
         for _ in range(margin - 1):
-            below, multiple = multiple, 2 * cosines * multiple - below
-        k = sum(((cosines <= edge).astype(cosines.dtype) for edge in edges), jnp.zeros_like(below))
+            previous, multiple = multiple, 2 * cosines * multiple - previous
+        k = sum((cosines <= edge).astype(cosines.dtype) for edge in edges) + jnp.zeros_like(cosines)
         return (1 - 2 * (k % 2)) * multiple - 2 * k
 
     return margin_fn
 
 
 def _cosines(batch: _Batch) -> jax.Array:
-    """Of every row with every proxy: [b c]."""
-    return ops.matmul(ops.normalize(batch.x), ops.normalize(batch.proxies).T)
+    """[b c]: the cosine of every row with every proxy."""
+    return ops.cosine_similarity(batch.embeddings, batch.proxies)
 
 
-def _centre_cosines(batch: _Batch) -> list[jax.Array]:
-    """Of every row with the first centre of every class, with the second, ...: k arrays [b c]."""
-    x, proxies = ops.normalize(batch.x), ops.normalize(batch.proxies)
-    # One array [b c k] would be reduced along its short last axis, which is slow.
-    return [ops.matmul(x, proxies[:, k].T) for k in range(proxies.shape[1])]
+def _cosines_by_center(batch: _Batch) -> list[jax.Array]:
+    """k arrays [b c]: the cosines of every row with the k-th proxy of all classes."""
+    embeddings, proxies = ops.normalize(batch.embeddings), ops.normalize(batch.proxies)
+    # Reductions over k arrays are faster than over the short last axis of one array [b c k].
+    return [ops.matmul(embeddings, proxies[:, k].T) for k in range(proxies.shape[1])]
 
 
-def _norm(x: Array) -> jax.Array:
-    # Divided by the largest entry first, so that no square overflows.
-    peak = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
-    peak = jnp.where(peak > 0, peak, 1)
-    return ops.sqrt(jnp.sum((x / peak) ** 2, axis=-1)) * peak[..., 0]
-
-
-def _log_1_plus_sum_exp(x, where):
-    """Over the rows; 0 for a class without any."""
-    sums = jax.nn.softplus(ops.logsumexp(x, where=where, axis=0))
-    return jnp.where(jnp.any(where, axis=0), sums, 0)
-
-
-# --- arguments ----------------------------------------------------------------------------------
-
-
-def _prepare(embeddings, labels, proxies, where, *, centres: bool = False) -> _Batch:
-    x = matrix("embeddings", embeddings)
+def _prepare(embeddings, labels, proxies, where, *, axes: str = "cd") -> _Batch:
+    embeddings = matrix("embeddings", embeddings)
     proxies = jnp.asarray(proxies)
-    axes = ["c", "k", "d"] if centres else ["c", "d"]
-    if proxies.ndim != len(axes) or 0 in proxies.shape or proxies.shape[-1] != x.shape[1]:
+    width = embeddings.shape[1]
+    if proxies.ndim != len(axes) or 0 in proxies.shape or proxies.shape[-1] != width:
         raise ValueError(
-            f"proxies must be [{' '.join(axes)}] with d = {x.shape[1]} as the embeddings have, "
+            f"proxies must be [{' '.join(axes)}] with d = {width} as the embeddings have, "
             f"not of shape {proxies.shape}"
         )
     if not jnp.issubdtype(proxies.dtype, jnp.floating):
         raise ValueError(f"proxies must be floats, not {proxies.dtype}")
-    x, target, where = _rows(x, labels, len(proxies), where)
-    return _Batch(x, ops.widen(proxies), target, where)
+    embeddings, target, where = _mask_rows(embeddings, labels, len(proxies), where)
+    return _Batch(embeddings, ops.widen(proxies), target, where)
 
 
-def _rows(x: Array, labels, classes: int, where) -> tuple[Array, Array, Array]:
-    """The rows, 0 where they do not count; which class is their own; which of them count."""
-    shape, dtype = jnp.shape(labels), jnp.asarray(labels).dtype
-    if shape != x.shape[:1] or not jnp.issubdtype(dtype, jnp.integer):
-        raise ValueError(f"labels must be int [{len(x)}], not {dtype} {list(shape)}")
-    counts = rows(where, x)
+def _mask_rows(x: Array, labels, classes: int, where) -> tuple[Array, Array, Array]:
+    """`x` with 0 in rows that do not count; the mask [b c] of each row's class; rows that count."""
+    check_class_labels(labels, x)
+    counts = row_mask(where, x)
     _check_range(labels, classes, where)
-    own = jnp.where(counts, jnp.asarray(labels), 0)
-    target = own[:, None] == jnp.arange(classes)[None, :]
-    # A label that names no class has no loss. NaN says so where no exception can.
+    labels = jnp.where(counts, jnp.asarray(labels), 0)
+    target = labels[:, None] == jnp.arange(classes)[None, :]
+    # Inside `jit` a label out of range cannot raise, so its row becomes NaN.
     x = jnp.where(jnp.any(target, axis=1)[:, None], x, jnp.nan)
     return jnp.where(counts[:, None], x, 0), target, counts
 
@@ -387,10 +539,9 @@ def _check_range(labels, classes: int, where) -> None:
     labels, where = jax.device_get((labels, where))
     labels = np.asarray(labels)
     wrong = (labels < 0) | (labels >= classes)
-    wrong = np.flatnonzero(wrong if where is None else wrong & where)
-    if wrong.size:
-        row = wrong[0]
+    rows = np.flatnonzero(wrong if where is None else wrong & where)
+    if rows.size:
         raise ValueError(
-            f"label {labels[row]} in row {row} names none of the {classes} classes, which are "
+            f"label {labels[rows[0]]} in row {rows[0]} is none of the {classes} classes, which are "
             f"0 to {classes - 1}"
         )

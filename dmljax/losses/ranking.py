@@ -1,12 +1,11 @@
 """Losses that smooth a ranking metric, in O(b n) memory.
 
-Every anchor is a query that ranks its references by cosine. `smooth_ap`, `recall_at_k` and `pnp`
-loop over a query's positives (`ops.sum_over_true`), `fast_ap` and `histogram` over bins, computing
-each bin again in the backward pass; nothing is scattered, so sums do not depend on the device's
-order. Arguments are those of `dmljax.losses.pairs`; entries, for `reduce_fn`, are queries, and
-negative pairs in `histogram`.
+Arguments are those of `dmljax.losses.pairs`. Every anchor is a query that ranks the references by
+their cosine. Only pairs that a miner keeps are ranked.
 
-A miner that drops pairs drops them from the ranking: only what it keeps is ranked.
+`smooth_ap`, `recall_at_k` and `pnp` loop over a query's positives (`ops.sum_over_true`). `fast_ap`
+and `histogram` loop over bins and compute each bin again in the backward pass. No loop scatters,
+so sums are added in the same order on every device.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from dmljax import ops
+from dmljax.losses._arguments import PAIR_ARGUMENTS, describe
 from dmljax.losses._common import Batch, prepare
 from dmljax.ops import Array, Labels, MineFn, ReduceFn, ReferenceLabels
 
 __all__ = ["fast_ap", "histogram", "pnp", "recall_at_k", "smooth_ap"]
 
-_cosine_distance = ops.unit(ops.dot)  # the negated cosine
 
-
+@describe(PAIR_ARGUMENTS)
 def fast_ap(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -37,32 +36,45 @@ def fast_ap(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """Average precision over a soft histogram of distances (Cakir et al., CVPR 2019).
+    """FastAP: one minus average precision over a soft histogram of distances.
 
-    1 - (1 / |P_i|) sum_l h+_l H+_l / H_l per anchor with positives. h+ is the histogram of d^2 of
-    the positives, on triangles around num_bins + 1 centres in [0, 4]; H+ and H are the cumulative
-    ones of the positives and of all.
+    1 - (1 / |P|) sum_l h+_l H+_l / H_l
+
+    per anchor that has positives P. h+ is the histogram of the squared distances of the positives,
+    with triangular weights on num_bins + 1 centers from 0 to 4; H+ and H are the cumulative
+    histograms of the positives and of all pairs.
+
+    Reference: Cakir et al., Deep Metric Learning to Rank, CVPR 2019.
+
+    Args:
+        num_bins: Number of bins.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.fast_ap(x, np.array([0, 1, 0, 1])):.3f}")
+    0.583
     """
     _check_bins(num_bins)
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = batch.pairs
-    everyone = positives | negatives
-    squares = ops.unit(ops.squared_euclidean)(batch.x, batch.y)
+    ranked = positives | negatives
+    squares = ops.unit(ops.squared_euclidean)(batch.anchors, batch.references)
 
     @jax.checkpoint
-    def count(centre):
-        pulse = _triangle(squares, centre, 4 / num_bins)
-        return jnp.sum(pulse, axis=1, where=positives), jnp.sum(pulse, axis=1, where=everyone)
+    def bin_counts(center):
+        weights = _triangle(squares, center, 4 / num_bins)
+        return jnp.sum(weights, axis=1, where=positives), jnp.sum(weights, axis=1, where=ranked)
 
-    centres = jnp.linspace(0, 4, num_bins + 1, dtype=squares.dtype)
-    of_positives, of_all = jax.lax.map(count, centres)  # [bins b]
-    up_to = jnp.cumsum(of_all, axis=0)
-    precision = jnp.cumsum(of_positives, axis=0) / jnp.where(up_to == 0, 1, up_to)  # NaN passes
+    centers = jnp.linspace(0, 4, num_bins + 1, dtype=squares.dtype)
+    positive_counts, counts = jax.lax.map(bin_counts, centers)  # [bins b]
+    cumulative = jnp.cumsum(counts, axis=0)
+    # A NaN count is not 0, so it passes.
+    precision = jnp.cumsum(positive_counts, axis=0) / jnp.where(cumulative == 0, 1, cumulative)
     number = jnp.sum(positives, axis=1)
-    average = ops.divide(jnp.sum(of_positives * precision, axis=0), number)
-    return ops.reduce(reduce_fn, 1 - average, number > 0)
+    average_precision = ops.divide(jnp.sum(positive_counts * precision, axis=0), number)
+    return ops.reduce(reduce_fn, 1 - average_precision, number > 0)
 
 
+@describe(PAIR_ARGUMENTS)
 def smooth_ap(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -74,28 +86,40 @@ def smooth_ap(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """Average precision with sigmoids for the comparisons (Brown et al., ECCV 2020).
+    """Smooth-AP: one minus average precision, with sigmoids for the comparisons.
 
-    1 - mean_p (1 + sum_P sig) / (1 + sum_{P and N} sig) per anchor with positives, where sig =
-    sigmoid((s_aj - s_ap) / temperature) and sums leave out p. As in the published code, an anchor
-    in a batch that is its own reference is ranked too, as its own first positive. Classes may be of
-    any size and order.
+    1 - mean_p (1 + sum_P sigmoid_pj) / (1 + sum_{P and N} sigmoid_pj)
+
+    per anchor that has positives P, with negatives N, sigmoid_pj = sigmoid((s_j - s_p) /
+    temperature) and cosines s; sums leave out p. As in the published code, a batch that is
+    compared with itself also ranks the anchor, as one more positive. Classes may have any size.
+
+    Reference: Brown et al., Smooth-AP: Smoothing the Path Towards Large-Scale Image Retrieval, ECCV
+    2020, arXiv:2007.12163.
+
+    Args:
+        temperature: The lower, the closer to the true ranks, and the fewer pairs get a gradient.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.smooth_ap(x, np.array([0, 1, 0, 1])):.3f}")
+    0.208
     """
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
-    positives, negatives = _with_self(batch), batch.pairs.negatives
+    positives, negatives = _positives_with_self(batch), batch.pairs.negatives
 
-    def precision(column, valid, logits, positives, everyone):
+    def precision(column, valid, logits, positives, ranked):
         ahead, other = _ahead(logits, column)
-        rank = 1 + jnp.sum(ahead, axis=1, where=everyone & other)
+        rank = 1 + jnp.sum(ahead, axis=1, where=ranked & other)
         rank_in_positives = 1 + jnp.sum(ahead, axis=1, where=positives & other)
         return jnp.where(valid, rank_in_positives / rank, 0)
 
-    logits = -_cosine_distance(batch.x, batch.y) / temperature
+    logits = batch.cosines() / temperature
     total = ops.sum_over_true(precision, positives, logits, positives, positives | negatives)
     number = jnp.sum(positives, axis=1)
     return ops.reduce(reduce_fn, 1 - ops.divide(total, number), number > 0)
 
 
+@describe(PAIR_ARGUMENTS)
 def recall_at_k(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -109,32 +133,46 @@ def recall_at_k(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """Recall@k with sigmoids for both its comparisons (Patel et al., CVPR 2022).
+    """One minus recall at k, with sigmoids for both comparisons, averaged over `ks`.
 
-    1 - mean_k min(k, sum_P sigmoid((k - r_p) / rank_temperature)) / min(k, |P|) per anchor with
-    positives, where r_p = 1 + sum_{z != p} sigmoid((s_qz - s_qp) / k_temperature). min(k, |P|), the
-    most that can be found among k, is the published code's divisor: dividing by |P| would leave a
-    loss, though no better ranking, where |P| > k. Unlike there, the query itself is not ranked.
+    1 - mean_k min(k, sum_P sigmoid((k - r_p) / rank_temperature)) / min(k, |P|)
+
+    per anchor that has positives P, with the soft rank r_p = 1 + sum_{j != p} sigmoid((s_j - s_p) /
+    k_temperature) and cosines s. As in the published code, the divisor is min(k, |P|), the most
+    that k places can hold. Unlike there, the query itself is not ranked.
+
+    Reference: Patel, Tolias and Matas, Recall@k Surrogate Loss with Large Batches and Similarity
+    Mixup, CVPR 2022, arXiv:2108.11179.
+
+    Args:
+        ks: The values of k.
+        rank_temperature: Temperature of the comparison of rank and k.
+        k_temperature: Temperature of the comparison of similarities.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.recall_at_k(x, np.array([0, 1, 0, 1])):.3f}")
+    0.324
     """
     if len(ks) == 0 or min(ks) < 1:
         raise ValueError(f"ks must be one or more numbers from 1, not {ks}")
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = batch.pairs
 
-    def found(column, valid, logits, everyone, ks):
+    def is_within_k(column, valid, logits, ranked, ks):
         ahead, other = _ahead(logits, column)
-        rank = 1 + jnp.sum(ahead, axis=1, where=everyone & other)
-        inside = jax.nn.sigmoid((ks - rank[:, None]) / rank_temperature)  # [b k]
-        return jnp.where(valid[:, None], inside, 0)
+        rank = 1 + jnp.sum(ahead, axis=1, where=ranked & other)
+        within = jax.nn.sigmoid((ks - rank[:, None]) / rank_temperature)  # [b k]
+        return jnp.where(valid[:, None], within, 0)
 
-    logits = -_cosine_distance(batch.x, batch.y) / k_temperature
+    logits = batch.cosines() / k_temperature
     ks = jnp.asarray(ks, logits.dtype)[None, :]
-    total = ops.sum_over_true(found, positives, logits, positives | negatives, ks)
+    total = ops.sum_over_true(is_within_k, positives, logits, positives | negatives, ks)
     number = jnp.sum(positives, axis=1)
     recall = ops.divide(jnp.minimum(total, ks), jnp.minimum(number[:, None], ks))
     return ops.reduce(reduce_fn, 1 - jnp.mean(recall, axis=1), number > 0)
 
 
+@describe(PAIR_ARGUMENTS)
 def pnp(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -149,12 +187,26 @@ def pnp(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """Penalises the negatives ranked before each positive (Li et al., AAAI 2022).
+    """PNP: penalizes the negatives that rank ahead of each positive.
 
-    mean_p f(R_p) per anchor with positives, R_p = sum_N sigmoid((s_an - s_ap) / temperature).
-    `variant` names f: O: R; Ds: log(1 + R); Dq: 1 - (1 + R)^-alpha; Iu: (1 + R) log(1 + R); Ib:
-    (b R - log(1 + b R)) / b^2. As in the published code, an anchor in a batch that is its own
-    reference is one more positive of itself.
+    mean_p f(R_p) with R_p = sum_N sigmoid((s_n - s_p) / temperature)
+
+    per anchor that has positives, with negatives N and cosines s. As in the published code, a batch
+    that is compared with itself also ranks the anchor, as one more positive.
+
+    Reference: Li et al., Rethinking the Optimization of Average Precision: Only Penalizing Negative
+    Instances before Positive Ones is Enough, AAAI 2022, arXiv:2102.04640.
+
+    Args:
+        b: Parameter of variant Ib.
+        alpha: Exponent of variant Dq.
+        temperature: The lower, the closer R_p to the number of negatives ahead.
+        variant: Which f: "O": R; "Ds": log(1 + R); "Dq": 1 - (1 + R)^-alpha; "Iu":
+            (1 + R) log(1 + R); "Ib": (b R - log(1 + b R)) / b^2.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.pnp(x, np.array([0, 1, 0, 1])):.3f}")
+    0.750
     """
     penalties = {
         "O": lambda ahead: ahead,
@@ -166,18 +218,19 @@ def pnp(
     if variant not in penalties:
         raise ValueError(f"variant {variant!r} does not exist; there are {', '.join(penalties)}")
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
-    positives, negatives = _with_self(batch), batch.pairs.negatives
+    positives, negatives = _positives_with_self(batch), batch.pairs.negatives
 
     def penalty(column, valid, logits, negatives):
         ahead = jnp.sum(_ahead(logits, column)[0], axis=1, where=negatives)
         return jnp.where(valid, penalties[variant](ahead), 0)
 
-    logits = -_cosine_distance(batch.x, batch.y) / temperature
+    logits = batch.cosines() / temperature
     total = ops.sum_over_true(penalty, positives, logits, negatives)
     number = jnp.sum(positives, axis=1)
     return ops.reduce(reduce_fn, ops.divide(total, number), number > 0)
 
 
+@describe(PAIR_ARGUMENTS)
 def histogram(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -189,38 +242,50 @@ def histogram(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """P(a positive pair is less alike than a negative one) (Ustinova & Lempitsky, NeurIPS 2016).
+    """Histogram loss: the probability that a positive pair is less alike than a negative one.
 
-    sum_r h-_r cumsum(h+)_r, soft histograms of the cosines of unordered pairs on num_bins + 1 nodes
-    in [-1, 1]. That is the mean over negative pairs of the share of positives below them, which are
-    the entries. A pair counts if one of its ends has both kinds of pairs.
+    sum_r h-_r sum_{q <= r} h+_q
+
+    with soft histograms h+ and h- of the cosines of all positive and all negative pairs: triangular
+    weights on num_bins + 1 nodes from -1 to 1. Unordered pairs count once. Only anchors that have
+    both kinds of pairs count. Entries are negative pairs: the share of positive pairs below each.
+
+    Reference: Ustinova and Lempitsky, Learning Deep Embeddings with Histogram Loss, NeurIPS 2016,
+    arXiv:1611.00822.
+
+    Args:
+        num_bins: Number of bins.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.histogram(x, np.array([0, 1, 0, 1])):.3f}")
+    0.750
     """
     _check_bins(num_bins)
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = batch.pairs
-    both = jnp.any(positives, axis=1) & jnp.any(negatives, axis=1)
-    positives, negatives = positives & both[:, None], negatives & both[:, None]
-    if batch.own:  # every unordered pair twice, which leaves shares and means as they are
+    has_both_kinds = (jnp.any(positives, axis=1) & jnp.any(negatives, axis=1))[:, None]
+    positives, negatives = positives & has_both_kinds, negatives & has_both_kinds
+    if batch.within_batch:
+        # Every unordered pair is now there twice, which does not change shares and means.
         positives, negatives = positives | positives.T, negatives | negatives.T
-    cosines = -_cosine_distance(batch.x, batch.y)
-    pulse = jax.checkpoint(functools.partial(_triangle, width=2 / num_bins))
+    cosines = batch.cosines()
+    weights = jax.checkpoint(functools.partial(_triangle, width=2 / num_bins))
     nodes = jnp.linspace(-1, 1, num_bins + 1, dtype=cosines.dtype)
 
-    mass = jax.lax.map(lambda node: jnp.sum(pulse(cosines, node), where=positives), nodes)
-    below = jnp.cumsum(ops.divide(mass, jnp.sum(positives)))  # [bins]
+    counts = jax.lax.map(lambda node: jnp.sum(weights(cosines, node), where=positives), nodes)
+    share_below_node = jnp.cumsum(ops.divide(counts, jnp.sum(positives)))  # [bins]
 
     @jax.checkpoint
     def term(node, share):
-        return pulse(cosines, node) * share
+        return weights(cosines, node) * share
 
-    # The checkpoint leaves out the running total, or every bin would keep a copy of it.
-    shares, _ = jax.lax.scan(
-        lambda total, bin: (total + term(*bin), None), jnp.zeros_like(cosines), (nodes, below)
+    # The checkpoint does not contain the running total, or every bin would store a copy of it.
+    shares_below, _ = jax.lax.scan(
+        lambda total, bin: (total + term(*bin), None),
+        jnp.zeros_like(cosines),
+        (nodes, share_below_node),
     )
-    return ops.reduce(reduce_fn, shares, negatives)
-
-
-# --- pieces -------------------------------------------------------------------------------------
+    return ops.reduce(reduce_fn, shares_below, negatives)
 
 
 def _check_bins(num_bins: int) -> None:
@@ -228,20 +293,21 @@ def _check_bins(num_bins: int) -> None:
         raise ValueError(f"num_bins must be at least 1, not {num_bins}")
 
 
-def _triangle(values, centre, width):
-    return jax.nn.relu(1 - jnp.abs(values - centre) / width)
+def _triangle(values, center, width):
+    return jax.nn.relu(1 - jnp.abs(values - center) / width)
 
 
-def _with_self(batch: Batch) -> jax.Array:
-    """The positives and, where the batch is its own reference, every anchor that has some."""
+def _positives_with_self(batch: Batch) -> jax.Array:
+    """The positives; of a batch that is compared with itself, also the anchors that have any."""
     positives = batch.pairs.positives
-    if not batch.own:
+    if not batch.within_batch:
         return positives
-    some = jnp.any(positives, axis=1, keepdims=True)
-    return positives | (jnp.eye(len(positives), dtype=bool) & some)
+    has_positive = jnp.any(positives, axis=1, keepdims=True)
+    return positives | (jnp.eye(len(positives), dtype=bool) & has_positive)
 
 
 def _ahead(logits, column):
-    """How far each reference stands before the one in `column`, 0 to 1; and which are others."""
-    own = jnp.take_along_axis(logits, column[:, None], axis=1)
-    return jax.nn.sigmoid(logits - own), jnp.arange(logits.shape[1])[None, :] != column[:, None]
+    """How far each reference ranks ahead of the one in `column`, from 0 to 1; and whether it is
+    another reference."""
+    ahead = jax.nn.sigmoid(logits - ops.take_column(logits, column))
+    return ahead, jnp.arange(logits.shape[1])[None, :] != column[:, None]

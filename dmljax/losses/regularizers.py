@@ -1,8 +1,4 @@
-"""Penalties on embeddings `[b d]` or proxies `[c d]` or `[c k d]`, to be added to a loss.
-
-`where` has the shape of `x` without its last axis and says which vectors count; masking one equals
-dropping it. `reduce_fn` is a mean over them unless told otherwise.
-"""
+"""Penalties on embeddings or proxies, `f(x [... d], *, ...) -> scalar`, to be added to a loss."""
 
 from __future__ import annotations
 
@@ -14,12 +10,14 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from dmljax import ops
-from dmljax.losses._common import matrix, rows
+from dmljax.losses._arguments import VECTOR_ARGUMENTS, describe
+from dmljax.losses._common import matrix, row_mask
 from dmljax.ops import Array, ReduceFn
 
 __all__ = ["center_invariant", "lp", "regular_face", "sparse_centers", "zero_mean"]
 
 
+@describe(VECTOR_ARGUMENTS)
 def lp(
     x: Float[Array, "*n d"],
     *,
@@ -28,93 +26,125 @@ def lp(
     where: Bool[Array, "*n"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """|x|_p ^ power: keeps vectors short."""
+    """Lp norm of vectors, to a power: keeps vectors short.
+
+    |x|_p ^ power per vector x.
+
+    Args:
+        p: The norm: 2 is the Euclidean length, 1 the sum of absolute values.
+        power: Exponent of the norm.
+
+    >>> print(f"{losses.lp(np.array([[3, 4], [1, 0]], np.float32)):.3f}")
+    3.000
+    """
     if not 0 < p < math.inf:
         raise ValueError(f"p must be positive and finite, not {p}")
     x, where = _vectors(x, where)
-    return ops.reduce(reduce_fn, _power(jnp.sum(_power(jnp.abs(x), p), axis=1), power / p), where)
+    sums = jnp.sum(ops.power(jnp.abs(x), p), axis=1)
+    return ops.reduce(reduce_fn, ops.power(sums, power / p), where)
 
 
+@describe(VECTOR_ARGUMENTS)
 def zero_mean(
     x: Float[Array, "*n d"],
     *,
     where: Bool[Array, "*n"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """|sum of a vector's entries|: keeps vectors balanced around 0."""
+    """Absolute value of the sum of each vector's entries: keeps vectors balanced around 0.
+
+    |sum_d x_d| per vector x.
+
+    >>> print(f"{losses.zero_mean(np.array([[3, 4], [1, 0]], np.float32)):.3f}")
+    4.000
+    """
     x, where = _vectors(x, where)
     return ops.reduce(reduce_fn, jnp.abs(jnp.sum(x, axis=1)), where)
 
 
+@describe(VECTOR_ARGUMENTS)
 def center_invariant(
     x: Float[Array, "*n d"],
     *,
     where: Bool[Array, "*n"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """(|w|^2 - mean |w|^2)^2 / 4: no class gets longer proxies (Wu et al., 2017)."""
+    """Squared deviation of squared lengths from their mean: no class gets longer proxies.
+
+    (|x|^2 - mean |x|^2)^2 / 4 per vector x.
+
+    Reference: Wu et al., Deep Face Recognition with Center Invariant Loss, Thematic Workshops of
+    ACM Multimedia 2017.
+
+    >>> print(f"{losses.center_invariant(np.array([[3, 4], [1, 0]], np.float32)):.3f}")
+    36.000
+    """
     x, where = _vectors(x, where)
     squares = jnp.sum(x * x, axis=1)
     deviations = squares - ops.divide(*ops.mean(squares, where))
     return ops.reduce(reduce_fn, deviations**2 / 4, where)
 
 
+@describe(VECTOR_ARGUMENTS)
 def regular_face(
     x: Float[Array, "*n d"],
     *,
     where: Bool[Array, "*n"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """The cosine with the nearest other vector: spreads proxies (Zhao et al., CVPR 2019).
+    """Cosine of each vector with the nearest other vector: spreads proxies.
 
-    A vector without another has no entry.
+    max_{j != i} cos(x_i, x_j) per vector x_i. A single vector has no entry.
+
+    Reference: Zhao et al., RegularFace: Deep Face Recognition via Exclusive Regularization, CVPR
+    2019.
+
+    >>> print(f"{losses.regular_face(np.array([[3, 4], [1, 0]], np.float32)):.3f}")
+    0.600
     """
     x, where = _vectors(x, where)
-    x = ops.normalize(x)
     others = where[:, None] & where[None, :] & ~jnp.eye(len(x), dtype=bool)
-    some = jnp.any(others, axis=1)
-    nearest = jnp.max(ops.matmul(x, x.T), axis=1, where=others, initial=-jnp.inf)
-    return ops.reduce(reduce_fn, jnp.where(some, nearest, 0), some)
+    has_other = jnp.any(others, axis=1)
+    nearest = jnp.max(ops.cosine_similarity(x, x), axis=1, where=others, initial=-jnp.inf)
+    return ops.reduce(reduce_fn, jnp.where(has_other, nearest, 0), has_other)
 
 
+@describe(VECTOR_ARGUMENTS)
 def sparse_centers(
     proxies: Float[Array, "c k d"],
     *,
     where: Bool[Array, "c k"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """Half the distance between the unit centres of a class: merges the superfluous ones.
+    """Half the distance between the unit proxies of a class: merges superfluous ones.
 
-    The regulariser of `dmljax.losses.soft_triple` (Qian et al., ICCV 2019), per ordered pair of
-    centres; the paper weighs it by 0.2.
+    |w_i - w_j| / 2 per ordered pair i != j of the k proxies of a class, with w of length 1.
+
+    Reference: Qian et al., SoftTriple Loss: Deep Metric Learning Without Triplet Sampling, ICCV
+    2019, arXiv:1909.05235: 0.2 times this is added to `soft_triple`.
+
+    >>> proxies = np.array([[[1, 0], [0.6, 0.8]], [[0, 1], [0, 1]]], np.float32)  # [c k d]
+    >>> print(f"{losses.sparse_centers(proxies):.3f}")
+    0.224
     """
     proxies = jnp.asarray(proxies)
     if proxies.ndim != 3:
         raise ValueError(f"proxies must be [c k d], not of shape {proxies.shape}")
-    classes, centres, _ = proxies.shape
+    classes, centers, _ = proxies.shape
     x, where = _vectors(proxies, where)
     x = ops.normalize(x).reshape(proxies.shape)
-    where = where.reshape(classes, centres)
-    # Centres do merge, so their distances must be exact, and harmless at 0, for near pairs too.
+    where = where.reshape(classes, centers)
+    # Centers do merge: `ops.euclidean` is exact for close pairs and has gradient 0 at distance 0.
     distances = jax.vmap(lambda x: ops.euclidean(x, x))(x)  # [c k k]
-    pairs = where[:, :, None] & where[:, None, :] & ~np.eye(centres, dtype=bool)[None]
+    pairs = where[:, :, None] & where[:, None, :] & ~np.eye(centers, dtype=bool)[None]
     return ops.reduce(reduce_fn, distances / 2, pairs)
 
 
-# --- pieces -------------------------------------------------------------------------------------
-
-
 def _vectors(x: Array, where: Array | None) -> tuple[Array, Array]:
-    """All vectors as one matrix, 0 where they do not count, and which do."""
+    """All vectors as one matrix, 0 where they do not count; and the mask of those that count."""
     x = jnp.asarray(x)
     if where is not None and jnp.shape(where) != x.shape[:-1]:
         raise ValueError(f"where must be bool {list(x.shape[:-1])}, not {list(jnp.shape(where))}")
     x = matrix("x", x.reshape(-1, x.shape[-1]) if x.ndim > 2 else x)
-    where = rows(None if where is None else jnp.reshape(where, -1), x)
+    where = row_mask(None if where is None else jnp.reshape(where, -1), x)
     return jnp.where(where[:, None], x, 0), where
-
-
-def _power(x: Array, exponent: float) -> jax.Array:
-    """x^exponent of x >= 0 with slope 0, not infinity, at 0."""
-    some = ~(x <= 0)  # NaN passes
-    return jnp.where(some, jnp.where(some, x, 1) ** exponent, 0)

@@ -1,9 +1,8 @@
 """Losses over triplets (anchor, positive, negative), in O(b n) memory.
 
-They loop over each anchor's positives while running (`ops.sum_over_true`), so a batch of K images
-per class costs K - 1 rounds over its distances, and nothing of size b^3 is stored. Arguments are
-those of `dmljax.losses.pairs`. Without `reduce_fn` the entries come back, which for `triplet` and
-`margin` really are [b n n].
+Arguments are those of `dmljax.losses.pairs`. The losses loop over each anchor's positives
+(`ops.sum_over_true`): a batch with K images per class takes K - 1 rounds over its distances, and no
+array of size b^3 is stored. Only `reduce_fn=None` returns such an array, [b n n].
 """
 
 from __future__ import annotations
@@ -16,19 +15,35 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from dmljax import ops
+from dmljax.losses._arguments import PAIR_ARGUMENTS, describe
 from dmljax.losses._common import prepare
-from dmljax.ops import Array, DistanceFn, Labels, MineFn, ReduceFn, ReferenceLabels, Triplets
+from dmljax.ops import (
+    Array,
+    DistanceFn,
+    Labels,
+    MineFn,
+    Pairs,
+    ReduceFn,
+    ReferenceLabels,
+    Triplets,
+)
 
-__all__ = ["angular", "margin", "semihard_triplet", "triplet"]
+__all__ = [
+    "angular",
+    "margin",
+    "semihard_triplet",
+    "smooth_triplet",
+    "swap_triplet",
+    "triplet",
+]
 
 
+@describe(PAIR_ARGUMENTS)
 def triplet(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
     margin: float = 0.05,
-    swap: bool = False,
-    smooth: bool = False,
     distance_fn: DistanceFn = ops.unit_euclidean,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
@@ -36,24 +51,114 @@ def triplet(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean_of_active,
 ) -> Float[Array, "..."]:
-    """[d_ap - d_an + margin]+ over all triplets (Weinberger & Saul 2009; Schroff et al., 2015).
+    """Triplet loss: a positive must be nearer than a negative by a margin.
 
-    `smooth` takes softplus instead of [.]+ (Hermans et al., 2017); `swap` takes the smaller of d_an
-    and d_pn (Balntas et al., BMVC 2016). `mine_fn` may return `ops.Triplets`.
+    [d_ap - d_an + margin]+
+
+    per triplet of an anchor a, a positive p and a negative n, with distance d and
+    [x]+ = max(x, 0).
+
+    Reference: Weinberger and Saul, Distance Metric Learning for Large Margin Nearest Neighbor
+    Classification, JMLR 2009; Schroff et al., FaceNet: A Unified Embedding for Face Recognition and
+    Clustering, CVPR 2015, arXiv:1503.03832.
+
+    Args:
+        margin: By how much a negative must be farther than a positive.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.triplet(x, np.array([0, 1, 0, 1])):.3f}")
+    0.744
     """
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
-    distances = distance_fn(batch.x, batch.y)
-    between = None
-    if swap:
-        between = distances if batch.own else distance_fn(batch.y, batch.y)
-    hinge = jax.nn.softplus if smooth else jax.nn.relu
+    distances = distance_fn(batch.anchors, batch.references)
 
     def entries(d_ap, d_an, d_pn):
-        return hinge(d_ap - (jnp.minimum(d_an, d_pn) if swap else d_an) + margin)
+        return jax.nn.relu(d_ap - d_an + margin)
 
-    return _over_triplets([entries], reduce_fn, batch.chosen, distances, between)
+    return _over_triplets([entries], reduce_fn, batch.mined, distances, None)
 
 
+@describe(PAIR_ARGUMENTS)
+def smooth_triplet(
+    embeddings: Float[Array, "b d"],
+    labels: Labels,
+    *,
+    margin: float = 0.05,
+    distance_fn: DistanceFn = ops.unit_euclidean,
+    references: Float[Array, "n d"] | None = None,
+    reference_labels: ReferenceLabels | None = None,
+    where: Bool[Array, "b"] | None = None,
+    mine_fn: MineFn | None = None,
+    reduce_fn: ReduceFn | None = ops.mean_of_active,
+) -> Float[Array, "..."]:
+    """Triplet loss with a soft margin: softplus instead of the hinge.
+
+    log(1 + exp(d_ap - d_an + margin))
+
+    per triplet of an anchor a, a positive p and a negative n, with distance d. It never reaches 0,
+    so solved triplets go on being pulled apart.
+
+    Reference: Hermans, Beyer and Leibe, In Defense of the Triplet Loss for Person
+    Re-Identification, 2017, arXiv:1703.07737.
+
+    Args:
+        margin: Added to the difference of distances; the paper has 0.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.smooth_triplet(x, np.array([0, 1, 0, 1])):.3f}")
+    0.987
+    """
+    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
+    distances = distance_fn(batch.anchors, batch.references)
+
+    def entries(d_ap, d_an, d_pn):
+        return jax.nn.softplus(d_ap - d_an + margin)
+
+    return _over_triplets([entries], reduce_fn, batch.mined, distances, None)
+
+
+@describe(PAIR_ARGUMENTS)
+def swap_triplet(
+    embeddings: Float[Array, "b d"],
+    labels: Labels,
+    *,
+    margin: float = 0.05,
+    distance_fn: DistanceFn = ops.unit_euclidean,
+    references: Float[Array, "n d"] | None = None,
+    reference_labels: ReferenceLabels | None = None,
+    where: Bool[Array, "b"] | None = None,
+    mine_fn: MineFn | None = None,
+    reduce_fn: ReduceFn | None = ops.mean_of_active,
+) -> Float[Array, "..."]:
+    """Triplet loss with the anchor swap: the negative is measured from anchor and positive.
+
+    [d_ap - min(d_an, d_pn) + margin]+
+
+    per triplet of an anchor a, a positive p and a negative n, with distance d and
+    [x]+ = max(x, 0). With `references`, d_pn is a distance between references.
+
+    Reference: Balntas et al., Learning Local Feature Descriptors with Triplets and Shallow
+    Convolutional Neural Networks, BMVC 2016.
+
+    Args:
+        margin: By how much a negative must be farther than a positive.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.swap_triplet(x, np.array([0, 1, 0, 1])):.3f}")
+    0.832
+    """
+    batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
+    references = batch.references
+    distances = distance_fn(batch.anchors, references)
+    between = distances if batch.within_batch else distance_fn(references, references)
+
+    def entries(d_ap, d_an, d_pn):
+        return jax.nn.relu(d_ap - jnp.minimum(d_an, d_pn) + margin)
+
+    return _over_triplets([entries], reduce_fn, batch.mined, distances, between)
+
+
+@describe(PAIR_ARGUMENTS)
 def margin(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -67,19 +172,33 @@ def margin(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean_of_active,
 ) -> Float[Array, "..."]:
-    """[d_ap - beta + margin]+ + [beta - d_an + margin]+ per triplet (Wu et al., ICCV 2017).
+    """Margin loss: positives nearer than a learned boundary, negatives farther.
 
-    The sum over triplets divided by the number of terms above 0. `beta` may be learned: a scalar,
-    or one value per class, looked up by the anchor's label.
+    [d_ap - beta + margin]+ + [beta - d_an + margin]+
+
+    per triplet of an anchor a, a positive p and a negative n, with distance d and
+    [x]+ = max(x, 0). The default is the sum over triplets, divided by the number of terms above 0.
+
+    Reference: Wu et al., Sampling Matters in Deep Embedding Learning, ICCV 2017, arXiv:1706.07567.
+    The paper adds `miners.distance_weighted`.
+
+    Args:
+        margin: Half the width of the gap around the boundary.
+        beta: The boundary: a number, an array to be learned, or an array of one value per class,
+            which needs integer labels and takes the value of the anchor's class.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.margin(x, np.array([0, 1, 0, 1])):.3f}")
+    0.528
     """
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
-    beta = jnp.asarray(beta, batch.x.dtype)
+    beta = jnp.asarray(beta, batch.anchors.dtype)
     if beta.ndim:
         if isinstance(labels, ops.Pairs) or jnp.ndim(labels) != 1:
             raise ValueError("beta per class needs integer labels [b]")
         beta = beta[jnp.asarray(labels)][:, None]
-    # Subtracting beta from all distances leaves every d - beta as it was.
-    shifted = distance_fn(batch.x, batch.y) - beta
+    # The terms need only d - beta.
+    shifted = distance_fn(batch.anchors, batch.references) - beta
 
     def pull(d_ap, d_an, d_pn):
         return jax.nn.relu(d_ap + margin) + 0 * d_an  # one entry per triplet
@@ -87,9 +206,10 @@ def margin(
     def push(d_ap, d_an, d_pn):
         return jax.nn.relu(margin - d_an) + 0 * d_ap
 
-    return _over_triplets([pull, push], reduce_fn, batch.chosen, shifted, None)
+    return _over_triplets([pull, push], reduce_fn, batch.mined, shifted, None)
 
 
+@describe(PAIR_ARGUMENTS)
 def semihard_triplet(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -102,20 +222,34 @@ def semihard_triplet(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """One negative per positive pair, the nearest beyond it (FaceNet, Schroff et al., CVPR 2015).
+    """Triplet loss with one negative per positive pair: the nearest one beyond the positive.
 
-    [d_ap - d_an + margin]+ on squared distances of embeddings as they are, where n is the nearest
-    negative with d_an > d_ap, or else the farthest negative. Entries per positive pair.
+    [d_ap - d_an + margin]+
+
+    per positive pair (a, p), with squared distances d of embeddings of any length and
+    [x]+ = max(x, 0). The negative n is the nearest one with d_an > d_ap, or the farthest negative
+    if there is none.
+
+    Reference: Schroff et al., FaceNet: A Unified Embedding for Face Recognition and Clustering,
+    CVPR 2015, arXiv:1503.03832.
+
+    Args:
+        margin: By how much a negative must be farther than a positive.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.semihard_triplet(x, np.array([0, 1, 0, 1])):.3f}")
+    1.100
     """
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = batch.pairs
-    distances = distance_fn(batch.x, batch.y)
+    distances = distance_fn(batch.anchors, batch.references)
     farthest = jnp.max(distances, axis=1, where=negatives, initial=-jnp.inf)
 
     def entries(column, distances, negatives, farthest):
-        d_ap = _pick(distances, column)
-        beyond = jnp.min(distances, axis=1, where=negatives & ~(distances <= d_ap), initial=jnp.inf)
-        d_an = jnp.where(beyond < jnp.inf, beyond, farthest)
+        d_ap = ops.take_column(distances, column)
+        beyond = negatives & ~(distances <= d_ap)
+        nearest_beyond = jnp.min(distances, axis=1, where=beyond, initial=jnp.inf)
+        d_an = jnp.where(nearest_beyond < jnp.inf, nearest_beyond, farthest)
         return jax.nn.relu(d_ap[:, 0] - d_an + margin)
 
     positives = positives & jnp.any(negatives, axis=1)[:, None]
@@ -123,6 +257,7 @@ def semihard_triplet(
     return _over_positives(entries, reduce_fn, positives, distances, negatives, farthest)
 
 
+@describe(PAIR_ARGUMENTS)
 def angular(
     embeddings: Float[Array, "b d"],
     labels: Labels,
@@ -134,48 +269,55 @@ def angular(
     mine_fn: MineFn | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
-    """Bounds the angle at the negative of every triplet (Wang et al., ICCV 2017).
+    """Angular loss: bounds the angle at the negative of every triplet.
 
-    log(1 + sum_N exp(4 tan^2(alpha) (a + p).n - 2 (1 + tan^2(alpha)) a.p)) on unit vectors, per
-    positive pair; `alpha` in degrees.
+    log(1 + sum_N exp(4 tan^2(alpha) (a + p).n - 2 (1 + tan^2(alpha)) a.p))
+
+    per positive pair (a, p), with unit embeddings and the anchor's negatives N.
+
+    Reference: Wang et al., Deep Metric Learning with Angular Loss, ICCV 2017, arXiv:1708.01682.
+
+    Args:
+        alpha: Upper bound of the angle, in degrees.
+
+    >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
+    >>> print(f"{losses.angular(x, np.array([0, 1, 0, 1])):.3f}")
+    3.995
     """
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = batch.pairs
-    x = ops.normalize(batch.x)
-    y = x if batch.own else ops.normalize(batch.y)
-    cosines = ops.matmul(x, y.T)
-    between = cosines if batch.own else ops.matmul(y, y.T)
-    slope = np.tan(np.deg2rad(alpha)) ** 2
+    anchors = ops.normalize(batch.anchors)
+    references = anchors if batch.within_batch else ops.normalize(batch.references)
+    cosines = ops.matmul(anchors, references.T)
+    between = cosines if batch.within_batch else ops.matmul(references, references.T)
+    tan_squared = np.tan(np.deg2rad(alpha)) ** 2
 
     def entries(column, cosines, between, negatives):
-        forms = 4 * slope * (cosines + between[column])
-        forms = forms - 2 * (1 + slope) * _pick(cosines, column)
-        return jax.nn.softplus(ops.logsumexp(forms, where=negatives))
+        logits = 4 * tan_squared * (cosines + between[column])
+        logits = logits - 2 * (1 + tan_squared) * ops.take_column(cosines, column)
+        return jax.nn.softplus(ops.logsumexp(logits, where=negatives))
 
     positives = positives & jnp.any(negatives, axis=1)[:, None]
     return _over_positives(entries, reduce_fn, positives, cosines, between, negatives)
 
 
-# --- pieces -------------------------------------------------------------------------------------
-
-
-def _pick(matrix: Array, column: Array) -> Array:
-    """[b 1]: the entry of every row that stands in its `column`."""
-    return jnp.take_along_axis(matrix, column[:, None], axis=1)
-
-
 def _over_triplets(
-    entry_fns: list[Callable], reduce_fn: ReduceFn | None, chosen, distances, between
+    entry_fns: list[Callable],
+    reduce_fn: ReduceFn | None,
+    mined: Pairs | Triplets,
+    distances: Array,
+    between: Array | None,
 ) -> Array:
-    """Reduces the summed entries `f(d_ap, d_an, d_pn)` over all chosen triplets.
+    """Reduces the entries `f(d_ap, d_an, d_pn)` of each function over all mined triplets, and adds.
 
-    `between [n n]` holds d_pn where a formula wants it. Each of `entry_fns` counts by itself.
+    d_ap and d_an are from `distances [b n]`, d_pn from `between [n n]`, or None without it. Entries
+    of each function are counted apart: the count of the result is the sum of their counts.
     """
-    if isinstance(chosen, Triplets):
-        (positives, negatives), mined, select_fn = chosen
-        square = mined.shape[0] == mined.shape[1]
+    if isinstance(mined, Triplets):
+        (positives, negatives), unit_distances, select_fn = mined
+        square = unit_distances.shape[0] == unit_distances.shape[1]
     else:
-        (positives, negatives), mined, select_fn, square = chosen, None, None, False
+        (positives, negatives), unit_distances, select_fn, square = mined, None, None, False
 
     if reduce_fn is None:
         d_ap, d_an = distances[:, :, None], distances[:, None, :]
@@ -183,30 +325,35 @@ def _over_triplets(
         valid = positives[:, :, None] & negatives[:, None, :]
         if select_fn is not None:
             valid &= select_fn(
-                mined[:, :, None], mined[:, None, :], mined[None] if square else None
+                unit_distances[:, :, None],
+                unit_distances[:, None, :],
+                unit_distances[None] if square else None,
             )
         return sum(ops.reduce(None, f(d_ap, d_an, d_pn), valid) for f in entry_fns)
 
-    def totals(column, valid, distances, between, negatives, mined):
+    def total_and_count(column, valid, distances, between, negatives, unit_distances):
+        d_ap = ops.take_column(distances, column)
         d_pn = None if between is None else between[column]
         keep = negatives & valid[:, None]
         if select_fn is not None:
-            keep &= select_fn(_pick(mined, column), mined, mined[column] if square else None)
-        parts = [reduce_fn(f(_pick(distances, column), distances, d_pn), keep) for f in entry_fns]
-        return tuple(sum(part) for part in zip(*parts, strict=True))
+            unit_d_pn = unit_distances[column] if square else None
+            keep &= select_fn(ops.take_column(unit_distances, column), unit_distances, unit_d_pn)
+        reduced = [reduce_fn(f(d_ap, distances, d_pn), keep) for f in entry_fns]
+        return tuple(sum(terms) for terms in zip(*reduced, strict=True))
 
-    return ops.divide(*ops.sum_over_true(totals, positives, distances, between, negatives, mined))
+    operands = (distances, between, negatives, unit_distances)
+    return ops.divide(*ops.sum_over_true(total_and_count, positives, *operands))
 
 
 def _over_positives(entry_fn: Callable, reduce_fn: ReduceFn | None, positives, *operands) -> Array:
     """Reduces `entry_fn(column, *operands) -> [b]` over all positive pairs."""
 
-    def totals(column, valid, *operands):
+    def round_result(column, valid, *operands):
         entries = entry_fn(column, *operands)
         if reduce_fn is not None:
             return reduce_fn(entries, valid)
         zeros = jnp.zeros(positives.shape, entries.dtype)
         return zeros.at[jnp.arange(len(column)), column].add(jnp.where(valid, entries, 0))
 
-    result = ops.sum_over_true(totals, positives, *operands)
+    result = ops.sum_over_true(round_result, positives, *operands)
     return result if reduce_fn is None else ops.divide(*result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Bool, Integer
 
-from dmljax.ops.loops import sum_over_true
+from dmljax.ops.loops import sum_over_true, take_column
 from dmljax.ops.numerics import matmul
 from dmljax.ops.types import Array, Labels, Pairs, ReferenceLabels, Triplets
 
@@ -26,29 +26,60 @@ def pairs(
 ) -> Pairs:
     """Masks of the positive and negative pairs of anchors and references.
 
-    Without `reference_labels` the batch is its own reference, and a row is neither positive nor
-    negative of itself: it is left out by position. With references nothing is left out, unless
-    `ids` and `reference_ids` name the same thing. `labels` are integers, multi-hot rows (sharing
-    one class makes a positive), or ready `Pairs`, which only get the other masks applied.
+    Args:
+        labels: Classes of the anchors: int `[b]`; or multi-hot bool `[b c]`, where rows that share
+            a class are positives; or `ops.Pairs`, which the other arguments then narrow.
+        reference_labels: Classes of the references, in the form of `labels`. Without them the batch
+            is compared with itself, and a row is neither positive nor negative of itself.
+        ids: What the anchors are. A pair with equal ids is neither positive nor negative.
+        reference_ids: What the references are; by default the same as `ids`.
+        where: Anchors that count.
+        reference_where: References that count; by default `where`, if a batch is compared with
+            itself.
     """
-    own = reference_labels is None and not (isinstance(labels, Pairs) and reference_ids is not None)
+    within_batch = reference_labels is None and not (
+        isinstance(labels, Pairs) and reference_ids is not None
+    )
     if isinstance(labels, Pairs):
-        alike, unlike = map(jnp.asarray, labels)
-        own = own and alike.shape[0] == alike.shape[1]
+        positives, negatives = map(jnp.asarray, labels)
+        within_batch = within_batch and positives.shape[0] == positives.shape[1]
     else:
-        alike = _share_a_class(labels, labels if reference_labels is None else reference_labels)
-        unlike = ~alike
-    keep = ~jnp.eye(alike.shape[0], dtype=bool) if own else jnp.ones(alike.shape, bool)
+        positives = _share_a_class(labels, labels if reference_labels is None else reference_labels)
+        negatives = ~positives
+    if within_batch:
+        keep = ~jnp.eye(positives.shape[0], dtype=bool)
+    else:
+        keep = jnp.ones(positives.shape, bool)
     if ids is not None:
-        other = ids if reference_ids is None else reference_ids
-        keep &= jnp.asarray(ids)[:, None] != jnp.asarray(other)[None, :]
+        reference_ids = ids if reference_ids is None else reference_ids
+        keep &= jnp.asarray(ids)[:, None] != jnp.asarray(reference_ids)[None, :]
     if where is not None:
         keep &= jnp.asarray(where)[:, None]
-    if own and reference_where is None:
+    if within_batch and reference_where is None:
         reference_where = where
     if reference_where is not None:
         keep &= jnp.asarray(reference_where)[None, :]
-    return Pairs(alike & keep, unlike & keep)
+    return Pairs(positives & keep, negatives & keep)
+
+
+def triplets_to_pairs(mined: Pairs | Triplets) -> Pairs:
+    """The pairs that are part of at least one triplet of `mined`. `Pairs` come back unchanged."""
+    if isinstance(mined, Pairs):
+        return mined
+    (positives, negatives), distances, select_fn = mined
+    square = distances.shape[0] == distances.shape[1]
+
+    def mark(column, valid, distances, negatives):
+        d_pn = distances[column] if square else None
+        selected = select_fn(take_column(distances, column), distances, d_pn)
+        selected = selected & negatives & valid[:, None]
+        positive_is_used = jnp.any(selected, axis=1)
+        rows = jnp.arange(len(column))
+        uses = jnp.zeros(negatives.shape, jnp.int32).at[rows, column].add(positive_is_used)
+        return uses, selected.astype(jnp.int32)
+
+    uses = sum_over_true(mark, positives, distances, negatives)
+    return Pairs(positives & (uses[0] > 0), negatives & (uses[1] > 0))
 
 
 def _share_a_class(labels, reference_labels):
@@ -56,24 +87,3 @@ def _share_a_class(labels, reference_labels):
     if labels.ndim == 1:
         return labels[:, None] == reference_labels[None, :]
     return matmul(labels.astype(jnp.float32), reference_labels.astype(jnp.float32).T) > 0
-
-
-def triplets_to_pairs(chosen: Pairs | Triplets) -> Pairs:
-    """The pairs that stand in at least one chosen triplet. `Pairs` come back unchanged."""
-    if isinstance(chosen, Pairs):
-        return chosen
-    (positives, negatives), distances, select_fn = chosen
-    square = distances.shape[0] == distances.shape[1]
-
-    def mark(column, valid, distances, negatives):
-        d_ap = jnp.take_along_axis(distances, column[:, None], axis=1)
-        d_pn = distances[column] if square else None
-        selected = select_fn(d_ap, distances, d_pn) & negatives & valid[:, None]
-        hit = jnp.any(selected, axis=1)
-        rows = jnp.arange(len(column))
-        return jnp.zeros(negatives.shape, jnp.int32).at[rows, column].add(hit), selected.astype(
-            jnp.int32
-        )
-
-    kept = sum_over_true(mark, positives, distances, negatives)
-    return Pairs(positives & (kept[0] > 0), negatives & (kept[1] > 0))

@@ -1,4 +1,8 @@
-"""Reductions `f(entries, where) -> (total, count)`; `reduce` divides once."""
+"""From entries to one number: functions `(entries, where) -> (total, count)`, divided once.
+
+The entries of a loss are its values for each anchor, pair or triplet; `where` marks those that
+count. Because total and count are returned apart, a loss can add them up over rounds of a loop.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,13 @@ __all__ = [
 ]
 
 
-def reduce(reduce_fn: ReduceFn | None, entries: Array, where: Bool[Array, "..."]) -> jax.Array:
-    """total / count, 0 where nothing counts; without `reduce_fn` the entries, 0 where masked."""
+def reduce(
+    reduce_fn: ReduceFn | None, entries: Float[Array, "..."], where: Bool[Array, "..."]
+) -> jax.Array:
+    """The quotient total / count of `reduce_fn(entries, where)`; 0 where nothing counts.
+
+    With `reduce_fn=None`, the entries themselves, 0 where they do not count.
+    """
     if reduce_fn is None:
         return jnp.where(where, entries, 0)
     return divide(*reduce_fn(entries, where))
@@ -32,31 +41,43 @@ def divide(total: Array, count: Array) -> jax.Array:
     return total / jnp.where(count > 0, count, 1)
 
 
-def mean(entries: Array, where: Array) -> tuple[Array, Array]:
-    """The mean over all entries that count."""
+def mean(entries: Float[Array, "..."], where: Bool[Array, "..."]) -> tuple[jax.Array, jax.Array]:
+    """Total and count of the mean over all entries that count."""
     return jnp.sum(entries, where=where), jnp.sum(where, dtype=entries.dtype)
 
 
-def sum(entries: Array, where: Array) -> tuple[Array, Array]:
-    """The sum over all entries that count. A count of 0 says: do not divide."""
+def sum(entries: Float[Array, "..."], where: Bool[Array, "..."]) -> tuple[jax.Array, jax.Array]:
+    """The sum over all entries that count, and the count 0, with which `reduce` does not divide."""
     return jnp.sum(entries, where=where), jnp.zeros((), entries.dtype)
 
 
-def mean_of_active(entries: Array, where: Array) -> tuple[Array, Array]:
-    """The mean over the entries above 0, so that solved pairs do not dilute the gradient."""
-    return mean(entries, where & ~(entries <= 0))  # NaN passes
+def mean_of_active(
+    entries: Float[Array, "..."], where: Bool[Array, "..."]
+) -> tuple[jax.Array, jax.Array]:
+    """Total and count of the mean over the entries above 0.
+
+    Pairs or triplets that the loss no longer changes then do not dilute the gradient of the others.
+    A NaN counts, so that it stays visible.
+    """
+    return mean(entries, where & ~(entries <= 0))
 
 
 def threshold(low: float = -np.inf, high: float = np.inf) -> ReduceFn:
-    """The mean over the entries strictly between `low` and `high`."""
+    """A reduction: the mean over the entries strictly between `low` and `high`."""
     return lambda entries, where: mean(entries, where & ~(entries <= low) & ~(entries >= high))
 
 
 def weighted(weights: Float[Array, "b"], reduce_fn: ReduceFn = mean) -> ReduceFn:
-    """`reduce_fn` of entries times their anchor's weight; class weights are `weights[labels]`."""
+    """A reduction: `reduce_fn` of the entries times the weights of their anchors.
 
-    def weigh(entries, where):
+    Args:
+        weights: One weight per anchor; for weights per class, `class_weights[labels]`.
+        reduce_fn: What to do with the products. `mean` divides by the number of entries, not by the
+            sum of weights.
+    """
+
+    def reduce_weighted(entries, where):
         scale = jnp.reshape(weights, (-1,) + (1,) * (entries.ndim - 1))
         return reduce_fn(entries * scale.astype(entries.dtype), where)
 
-    return weigh
+    return reduce_weighted

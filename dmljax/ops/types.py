@@ -1,4 +1,4 @@
-"""The types that losses, miners and distances share."""
+"""The types that losses, miners and `ops` share."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ __all__ = [
     "Pairs",
     "ReduceFn",
     "ReferenceLabels",
+    "Scalar",
     "Triplets",
 ]
 
@@ -24,17 +25,20 @@ Array = jax.Array | np.ndarray
 
 
 class Pairs(NamedTuple):
-    """Which of the `n` references are positives, and which negatives, of the `b` anchors."""
+    """Which of the `n` references are positives, and which negatives, of each of the `b` anchors.
+
+    A pair that is neither is ignored.
+    """
 
     positives: Bool[Array, "b n"]
     negatives: Bool[Array, "b n"]
 
 
 class Triplets(NamedTuple):
-    """Triplets (anchor, positive, negative) of `pairs` for which `select_fn` holds.
+    """The triplets (anchor, positive, negative) of `pairs` for which `select_fn` is True.
 
     `select_fn(d_ap, d_an, d_pn) -> bool` works element by element on `distances`, so the b n n
-    choices are never stored. `d_pn` is None unless the batch is its own reference.
+    choices are never stored. `d_pn` is None unless the batch is compared with itself.
     """
 
     pairs: Pairs
@@ -42,6 +46,7 @@ class Triplets(NamedTuple):
     select_fn: Callable
 
 
+Scalar = float | Float[Array, ""]  # a number, or an array if it is learned or scheduled
 Labels = Integer[Array, "b"] | Bool[Array, "b c"] | Pairs
 ReferenceLabels = Integer[Array, "n"] | Bool[Array, "n c"]
 DistanceFn = Callable[[Array, Array], Array]

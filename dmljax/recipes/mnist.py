@@ -18,7 +18,7 @@ _LOSSES: dict[str, dict[str, Any]] = {
             "distance_fn": "euclidean",
             "reduce_fn": "sum",
         },
-        "miner": "halves",
+        "miner": "across_halves",
     },
     "triplet": {
         "loss": {
@@ -27,7 +27,7 @@ _LOSSES: dict[str, dict[str, Any]] = {
             "distance_fn": "squared_euclidean",
             "reduce_fn": "sum",
         },
-        "miner": "following",
+        "miner": "next_in_batch",
     },
 }
 

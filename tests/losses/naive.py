@@ -44,14 +44,18 @@ def snr_contrastive(s, d, P, N, *, x, y, **_):
     )
 
 
-def triplet(s, d, P, N, *, margin=0.05, swap=False, smooth=False, between=None, **_):
-    entries = []
-    for i, p in couples(P):
-        for n in N[i]:
-            far = min(d[i, n], between[p, n]) if swap else d[i, n]
-            gap = d[i, p] - far + margin
-            entries.append(softplus(gap) if smooth else relu(gap))
-    return active(entries)
+def triplet(s, d, P, N, *, margin=0.05, **_):
+    return active([relu(d[i, p] - d[i, n] + margin) for i, p in couples(P) for n in N[i]])
+
+
+def smooth_triplet(s, d, P, N, *, margin=0.05, **_):
+    return mean([softplus(d[i, p] - d[i, n] + margin) for i, p in couples(P) for n in N[i]])
+
+
+def swap_triplet(s, d, P, N, *, margin=0.05, between, **_):
+    return active(
+        [relu(d[i, p] - min(d[i, n], between[p, n]) + margin) for i, p in couples(P) for n in N[i]]
+    )
 
 
 def margin(s, d, P, N, *, margin=0.2, beta=1.2, **_):

@@ -42,12 +42,14 @@ TABLE = {
     "semihard_triplet": ("pair", {}),
     "siglip": ("views", {}),
     "smooth_ap": ("pair", {}),
+    "smooth_triplet": ("pair", {}),
     "snr_contrastive": ("pair", {}),
     "soft_triple": ("subproxy", {}),
     "sphereface": ("proxy", {}),
     "subcenter_arcface": ("subproxy", {}),
     "supcon": ("pair", {}),
     "threshold_consistent_margin": ("pair", {}),
+    "swap_triplet": ("pair", {}),
     "triplet": ("pair", {}),
     "tuplet_margin": ("pair", {}),
     "vicreg": ("views", {}),
@@ -155,10 +157,10 @@ def test_the_order_of_rows_does_not_matter(name):
 
 def _degenerate():
     x, labels, _ = inputs()
-    halves = np.concatenate([x[:6], x[:6]])
+    duplicates = np.concatenate([x[:6], x[:6]])
     return {
-        "duplicates": (halves, np.concatenate([labels[:6], labels[:6]])),
-        "duplicates of another class": (halves, labels),
+        "duplicates": (duplicates, np.concatenate([labels[:6], labels[:6]])),
+        "duplicates of another class": (duplicates, labels),
         "one point": (np.repeat(x[:1], B, axis=0), labels),
         "zeros": (np.zeros_like(x), labels),
         "a zero row": (np.where(np.arange(B)[:, None] == 3, 0, x), labels),

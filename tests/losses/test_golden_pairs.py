@@ -25,7 +25,7 @@ DEVIATIONS = {
     ("nca", "all distinct"): "NaN without positives",
     ("nca", "b2 distinct"): "NaN without positives",
     ("ranked_list", "duplicates"): "a negative at distance 0 has no weight",
-    ("triplet swap", "references"): "d_pn is looked up in the anchors' distances",
+    ("swap_triplet", "references"): "d_pn is looked up in the anchors' distances",
     ("lifted_structure", "references"): "negatives of reference p are those of anchor p",
     ("threshold_consistent_margin", "references"): "positives are looked up among anchors",
 }

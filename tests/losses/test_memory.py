@@ -181,7 +181,7 @@ def test_memory_arguments(unchecked):
     x, y = np.ones((4, D), np.float32), np.zeros(4, int)
     with pytest.raises(ValueError, match="batch of 4 rows does not fit into a memory of 3"):
         memory_loss.loss(memory, x, y)
-    with pytest.raises(ValueError, match=r"start it with init\(2\)"):
+    with pytest.raises(ValueError, match=r"create it with init\(2\)"):
         memory_loss.loss(memory, x[:3, :2], y[:3])
     with pytest.raises(ValueError, match=r"labels must be int \[3\]"):
         memory_loss.loss(memory, x[:3], y)

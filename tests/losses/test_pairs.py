@@ -14,8 +14,8 @@ EXTRA = {"ranked_list": {"margin": 0.4, "negative_temperature": 3.0}}
 VARIANTS = [(name, EXTRA.get(name, {})) for name in losses.pairs.__all__ + losses.triplets.__all__]
 VARIANTS += [
     ("triplet", {"margin": 0.5}),
-    ("triplet", {"swap": True, "margin": 0.5}),
-    ("triplet", {"smooth": True}),
+    ("swap_triplet", {"margin": 0.5}),
+    ("smooth_triplet", {"margin": 0.0}),
     ("contrastive", {"pos_margin": 0.4, "neg_margin": 1.3, "power": 2}),
     ("margin", {"beta": 1.0, "margin": 0.4}),
     ("ntxent", {"temperature": 0.5}),

@@ -59,7 +59,7 @@ each_loss = pytest.mark.parametrize("name", NAMES)
 
 
 def test_every_loss_has_a_referee():
-    assert set(NAMES) == set(losses.selfsup.__all__)
+    assert set(NAMES) == set(losses.two_views.__all__)
 
 
 @functools.cache
