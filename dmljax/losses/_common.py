@@ -27,7 +27,7 @@ class Batch(NamedTuple):
     def within_batch(self) -> bool:
         return self.references is self.anchors
 
-    def cosines(self) -> jax.Array:
+    def cosines(self) -> Array:
         """[b n]: the cosine of every anchor and reference."""
         return ops.cosine_similarity(self.anchors, self.references)
 

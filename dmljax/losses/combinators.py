@@ -75,7 +75,7 @@ def stats(
     batch = prepare(embeddings, labels, references, reference_labels, where, None)
     distances = distance_fn(batch.anchors, batch.references)
     positives, negatives = batch.pairs
-    statistics = {
+    statistics: dict[str, Array] = {
         "positive_distance": ops.reduce(ops.mean, distances, positives),
         "negative_distance": ops.reduce(ops.mean, distances, negatives),
     }

@@ -646,7 +646,7 @@ def _logaddexp(x, y):
     return jnp.where(empty, -jnp.inf, jnp.logaddexp(jnp.where(empty, 0, x), jnp.where(empty, 0, y)))
 
 
-def _same_class(batch: Batch, labels) -> jax.Array:
+def _same_class(batch: Batch, labels) -> Array:
     """[b b]: which anchors share a class, as far as `labels` that are `ops.Pairs` imply it."""
     if not isinstance(labels, ops.Pairs):
         return ops.pairs(labels).positives

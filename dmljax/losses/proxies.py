@@ -277,7 +277,8 @@ def soft_triple(
     cosines = _cosines_by_center(batch)
     peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, cosines))
     weights = [jnp.exp((s - peak) / gamma) for s in cosines]
-    soft_maximum = sum(w * s for w, s in zip(weights, cosines, strict=True)) / sum(weights)
+    weighted = [w * s for w, s in zip(weights, cosines, strict=True)]
+    soft_maximum = functools.reduce(jnp.add, weighted) / functools.reduce(jnp.add, weights)
     return _cross_entropy(soft_maximum, lambda s: s - margin, la, batch, reduce_fn)
 
 
@@ -494,7 +495,7 @@ def _multiply_angle(margin: int) -> Callable:
     return margin_fn
 
 
-def _cosines(batch: _Batch) -> jax.Array:
+def _cosines(batch: _Batch) -> Array:
     """[b c]: the cosine of every row with every proxy."""
     return ops.cosine_similarity(batch.embeddings, batch.proxies)
 

@@ -158,17 +158,17 @@ def recall_at_k(
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = batch.pairs
 
-    def is_within_k(column, valid, logits, ranked, ks):
+    def is_within_k(column, valid, logits, ranked, k_row):
         ahead, other = _ahead(logits, column)
         rank = 1 + jnp.sum(ahead, axis=1, where=ranked & other)
-        within = jax.nn.sigmoid((ks - rank[:, None]) / rank_temperature)  # [b k]
+        within = jax.nn.sigmoid((k_row - rank[:, None]) / rank_temperature)  # [b k]
         return jnp.where(valid[:, None], within, 0)
 
     logits = batch.cosines() / k_temperature
-    ks = jnp.asarray(ks, logits.dtype)[None, :]
-    total = ops.sum_over_true(is_within_k, positives, logits, positives | negatives, ks)
+    k_row = jnp.asarray(ks, logits.dtype)[None, :]
+    total = ops.sum_over_true(is_within_k, positives, logits, positives | negatives, k_row)
     number = jnp.sum(positives, axis=1)
-    recall = ops.divide(jnp.minimum(total, ks), jnp.minimum(number[:, None], ks))
+    recall = ops.divide(jnp.minimum(total, k_row), jnp.minimum(number[:, None], k_row))
     return ops.reduce(reduce_fn, 1 - jnp.mean(recall, axis=1), number > 0)
 
 
@@ -297,7 +297,7 @@ def _triangle(values, center, width):
     return jax.nn.relu(1 - jnp.abs(values - center) / width)
 
 
-def _positives_with_self(batch: Batch) -> jax.Array:
+def _positives_with_self(batch: Batch) -> Array:
     """The positives; of a batch that is compared with itself, also the anchors that have any."""
     positives = batch.pairs.positives
     if not batch.within_batch:

@@ -7,7 +7,9 @@ array of size b^3 is stored. Only `reduce_fn=None` returns such an array, [b n n
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -313,6 +315,8 @@ def _over_triplets(
     d_ap and d_an are from `distances [b n]`, d_pn from `between [n n]`, or None without it. Entries
     of each function are counted apart: the count of the result is the sum of their counts.
     """
+    unit_distances: Any
+    select_fn: Callable | None
     if isinstance(mined, Triplets):
         (positives, negatives), unit_distances, select_fn = mined
         square = unit_distances.shape[0] == unit_distances.shape[1]
@@ -329,7 +333,8 @@ def _over_triplets(
                 unit_distances[:, None, :],
                 unit_distances[None] if square else None,
             )
-        return sum(ops.reduce(None, f(d_ap, d_an, d_pn), valid) for f in entry_fns)
+        entries = [ops.reduce(None, f(d_ap, d_an, d_pn), valid) for f in entry_fns]
+        return functools.reduce(jnp.add, entries)
 
     def total_and_count(column, valid, distances, between, negatives, unit_distances):
         d_ap = ops.take_column(distances, column)

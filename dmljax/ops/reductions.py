@@ -26,7 +26,7 @@ __all__ = [
 
 def reduce(
     reduce_fn: ReduceFn | None, entries: Float[Array, "..."], where: Bool[Array, "..."]
-) -> jax.Array:
+) -> Array:
     """The quotient total / count of `reduce_fn(entries, where)`; 0 where nothing counts.
 
     With `reduce_fn=None`, the entries themselves, 0 where they do not count.
@@ -36,7 +36,7 @@ def reduce(
     return divide(*reduce_fn(entries, where))
 
 
-def divide(total: Array, count: Array) -> jax.Array:
+def divide(total: Array, count: Array) -> Array:
     """total / count, and `total` itself where the count is 0."""
     return total / jnp.where(count > 0, count, 1)
 
