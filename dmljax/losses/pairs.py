@@ -51,8 +51,8 @@ def contrastive(
 ) -> Float[Array, "..."]:
     """Contrastive loss: pulls positives within one distance, pushes negatives beyond another.
 
-    reduce([d - pos_margin]+^power over positive pairs)
-    + reduce([neg_margin - d]+^power over negative pairs)
+        reduce([d - pos_margin]+^power over positive pairs)
+        + reduce([neg_margin - d]+^power over negative pairs)
 
     with distance d and [a]+ = max(a, 0). One entry per pair.
 
@@ -136,7 +136,7 @@ def multi_similarity(
 ) -> Float[Array, "..."]:
     """Multi-similarity loss: soft maxima of an anchor's positives and of its negatives.
 
-    log(1 + sum_P exp(-alpha (s - base))) / alpha + log(1 + sum_N exp(beta (s - base))) / beta
+        log(1 + sum_P exp(-alpha (s - base))) / alpha + log(1 + sum_N exp(beta (s - base))) / beta
 
     per anchor, with cosines s, positives P and negatives N. A term without pairs is 0. All anchors
     are entries, also those without pairs.
@@ -175,7 +175,7 @@ def ntxent(
 ) -> Float[Array, "..."]:
     """NT-Xent, or InfoNCE: cross-entropy of each positive against the anchor's negatives.
 
-    -log(exp(s_p / temperature) / (exp(s_p / temperature) + sum_N exp(s_n / temperature)))
+        -log(exp(s_p / temperature) / (exp(s_p / temperature) + sum_N exp(s_n / temperature)))
 
     per positive pair, with cosines s and the anchor's negatives N. The anchor's other positives are
     not in the denominator. With two views of each image as a class, it is SimCLR's loss.
@@ -211,7 +211,7 @@ def supcon(
 ) -> Float[Array, "..."]:
     """Supervised contrastive loss: cross-entropy of all positives against all other rows.
 
-    -mean_P(s_p / temperature - log sum_{P and N} exp(s_j / temperature))
+        -mean_P(s_p / temperature - log sum_{P and N} exp(s_j / temperature))
 
     per anchor that has positives, with cosines s, positives P and negatives N. It is 0 for a batch
     without positive pairs or without negative pairs.
@@ -251,7 +251,7 @@ def circle(
 ) -> Float[Array, "..."]:
     """Circle loss: pairs weighted by how far they are from their optimum.
 
-    softplus(lse_P(-gamma [1 + m - s]+ (s - 1 + m)) + lse_N(gamma [s + m]+ (s - m)))
+        softplus(lse_P(-gamma [1 + m - s]+ (s - 1 + m)) + lse_N(gamma [s + m]+ (s - m)))
 
     per anchor that has positives P and negatives N, with cosines s, lse = log sum exp and
     [a]+ = max(a, 0). No gradient flows through the weights [.]+.
@@ -296,7 +296,7 @@ def lifted_structure(
 ) -> Float[Array, "..."]:
     """Lifted structure loss: each positive pair against the negatives of its two ends.
 
-    [d_ap - pos_margin + lse_{N_a and N_p}(neg_margin - d)]+^2 / 2
+        [d_ap - pos_margin + lse_{N_a and N_p}(neg_margin - d)]+^2 / 2
 
     per ordered positive pair (a, p), with distance d, lse = log sum exp, [a]+ = max(a, 0), and the
     negatives N_a and N_p of the two rows. With `references`, the negatives of a reference are the
@@ -342,7 +342,7 @@ def generalized_lifted_structure(
 ) -> Float[Array, "..."]:
     """Lifted structure loss with all positives of an anchor at once.
 
-    [lse_P(d - pos_margin) + lse_N(neg_margin - d)]+
+        [lse_P(d - pos_margin) + lse_N(neg_margin - d)]+
 
     per anchor, with distance d, positives P, negatives N, lse = log sum exp, which is 0 for no
     pairs, and [a]+ = max(a, 0). All anchors are entries, also those without pairs.
@@ -428,7 +428,7 @@ def nca(
 ) -> Float[Array, "..."]:
     """Neighborhood components analysis: the probability of picking a positive as a neighbor.
 
-    -log sum_P softmax_j(-softmax_scale d_j^2)
+        -log sum_P softmax_j(-softmax_scale d_j^2)
 
     per anchor that has positives P, with Euclidean distances d of unit embeddings; the softmax is
     over all positives and negatives. Computed from logarithms, so that an anchor whose positives
@@ -466,7 +466,7 @@ def tuplet_margin(
 ) -> Float[Array, "..."]:
     """Tuplet margin loss: each positive, eased by an angle, against all negatives.
 
-    log(1 + sum_N exp(scale (cos t_an - cos(t_ap - margin))))
+        log(1 + sum_N exp(scale (cos t_an - cos(t_ap - margin))))
 
     per positive pair (a, p), with angles t between embeddings and the anchor's negatives N.
 
@@ -505,7 +505,7 @@ def intra_pair_variance(
 ) -> Float[Array, "..."]:
     """Intra-pair variance loss: pulls pairs towards the mean cosine of their kind.
 
-    mean_P([(1 - pos_eps) mean_P(s) - s]+^2) + mean_N([s - (1 + neg_eps) mean_N(s)]+^2)
+        mean_P([(1 - pos_eps) mean_P(s) - s]+^2) + mean_N([s - (1 + neg_eps) mean_N(s)]+^2)
 
     over all positive pairs P and all negative pairs N of the batch, with cosines s and
     [a]+ = max(a, 0). Gradients flow through the inner means too. One entry per pair.
@@ -547,8 +547,8 @@ def threshold_consistent_margin(
 ) -> Float[Array, "..."]:
     """Threshold-consistent margin: a regularizer that makes one threshold fit all classes.
 
-    pos_weight mean(pos_margin - s over positives with s <= pos_margin)
-    + neg_weight mean(s - neg_margin over negatives with s >= neg_margin)
+        pos_weight mean(pos_margin - s over positives with s <= pos_margin)
+        + neg_weight mean(s - neg_margin over negatives with s >= neg_margin)
 
     with cosines s. One entry per pair. To be added to a loss.
 
@@ -593,7 +593,7 @@ def ranked_list(
 ) -> Float[Array, "..."]:
     """Ranked list loss: positives into a ball around the anchor, negatives out of a larger one.
 
-    (1 - imbalance) wmean_P([d - (alpha - margin)]+) + imbalance wmean_N([alpha - d]+)
+        (1 - imbalance) wmean_P([d - (alpha - margin)]+) + imbalance wmean_N([alpha - d]+)
 
     per anchor with positives P and negatives N, Euclidean distance d of unit embeddings and
     [a]+ = max(a, 0). wmean is a mean over the terms above 0 with weights exp(temperature * term);

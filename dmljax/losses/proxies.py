@@ -47,7 +47,7 @@ def normalized_softmax(
 ) -> Float[Array, "..."]:
     """Softmax cross-entropy of the cosines between embedding and proxies.
 
-    -log softmax(s / temperature)_y
+        -log softmax(s / temperature)_y
 
     per row, with the cosines s of the embedding with all proxies and the row's class y.
 
@@ -79,7 +79,7 @@ def cosface(
 ) -> Float[Array, "..."]:
     """CosFace: softmax cross-entropy with a margin on the cosine of the row's class.
 
-    -log softmax(scale z)_y with z_y = s_y - margin, z_c = s_c for the other classes
+        -log softmax(scale z)_y with z_y = s_y - margin, z_c = s_c for the other classes
 
     per row, with the cosines s of the embedding with all proxies and the row's class y.
 
@@ -112,7 +112,7 @@ def arcface(
 ) -> Float[Array, "..."]:
     """ArcFace: softmax cross-entropy with a margin on the angle to the row's class.
 
-    -log softmax(scale z)_y with z_y = cos(t_y + margin), z_c = cos(t_c) for the other classes
+        -log softmax(scale z)_y with z_y = cos(t_y + margin), z_c = cos(t_c) for the other classes
 
     per row, with the angles t of the embedding to all proxies and the row's class y. Where
     t_y + margin exceeds 180 degrees and the cosine would rise again, z_y is
@@ -147,7 +147,7 @@ def subcenter_arcface(
 ) -> Float[Array, "..."]:
     """Sub-center ArcFace: `arcface` on the nearest of k proxies of each class.
 
-    -log softmax(scale z)_y with z_y = cos(t_y + margin), z_c = cos(t_c) for the other classes
+        -log softmax(scale z)_y with z_y = cos(t_y + margin), z_c = cos(t_c) for the other classes
 
     per row, with t_c the angle to the nearest of the proxies of class c and the row's class y.
     Beyond 180 degrees, z_y continues as in `arcface`.
@@ -182,7 +182,7 @@ def sphereface(
 ) -> Float[Array, "..."]:
     """SphereFace: softmax cross-entropy with the angle to the row's class multiplied.
 
-    -log softmax(scale |x| z)_y with z_y = psi(t_y), z_c = cos(t_c) for the other classes
+        -log softmax(scale |x| z)_y with z_y = psi(t_y), z_c = cos(t_c) for the other classes
 
     per row, with the angles t of the embedding x to all proxies and the row's class y.
     psi(t) = (-1)^k cos(margin t) - 2k for t in [k, k + 1] pi / margin falls monotonically, from 1
@@ -218,7 +218,7 @@ def large_margin_softmax(
 ) -> Float[Array, "..."]:
     """Large-margin softmax: `sphereface` with proxies of any length.
 
-    -log softmax(scale |x| |w| z)_y with z_y = psi(t_y), z_c = cos(t_c) for the other classes
+        -log softmax(scale |x| |w| z)_y with z_y = psi(t_y), z_c = cos(t_c) for the other classes
 
     per row, with the angles t of the embedding x to all proxies w and the row's class y.
     psi(t) = (-1)^k cos(margin t) - 2k for t in [k, k + 1] pi / margin falls monotonically, from 1
@@ -255,7 +255,7 @@ def soft_triple(
 ) -> Float[Array, "..."]:
     """SoftTriple: softmax cross-entropy of a soft maximum over k proxies of each class.
 
-    -log softmax(la z)_y with z_y = s_y - margin, z_c = s_c for the other classes
+        -log softmax(la z)_y with z_y = s_y - margin, z_c = s_c for the other classes
 
     per row, with s_c = sum_k softmax_k(s_ck / gamma) s_ck, the cosines s_ck of the embedding with
     the k-th proxy of class c, and the row's class y.
@@ -295,8 +295,8 @@ def proxy_anchor(
 ) -> Float[Array, "..."]:
     """Proxy-Anchor: every proxy is an anchor, and rows of the batch are its pairs.
 
-    mean_{c in batch} log(1 + sum_{y = c} exp(-alpha (s - margin)))
-    + mean_c log(1 + sum_{y != c} exp(alpha (s + margin)))
+        mean_{c in batch} log(1 + sum_{y = c} exp(-alpha (s - margin)))
+        + mean_c log(1 + sum_{y != c} exp(alpha (s + margin)))
 
     with the cosine s of a proxy of class c and an embedding of class y. The first mean is over the
     classes in the batch, the second over all classes. One entry per class.
@@ -335,7 +335,7 @@ def proxy_nca(
 ) -> Float[Array, "..."]:
     """Proxy-NCA: softmax cross-entropy of squared distances to the proxies.
 
-    -log softmax(-softmax_scale d^2)_y
+        -log softmax(-softmax_scale d^2)_y
 
     per row, with the Euclidean distances d between unit embedding and unit proxies and the row's
     class y. The denominator contains the proxy of the row's class, as in all published code; the
@@ -369,7 +369,7 @@ def proxy_nca_pp(
 ) -> Float[Array, "..."]:
     """ProxyNCA++: `proxy_nca` with a low temperature.
 
-    -log softmax(-d^2 / temperature)_y
+        -log softmax(-d^2 / temperature)_y
 
     per row, with the Euclidean distances d between unit embedding and unit proxies and the row's
     class y.
@@ -407,7 +407,7 @@ def label_smoothed_cross_entropy(
 ) -> Float[Array, "..."]:
     """Softmax cross-entropy of logits, with a share of the target spread over all classes.
 
-    (1 - epsilon) CE_y + epsilon mean_c CE_c with CE_c = -log softmax(logits / temperature)_c
+        (1 - epsilon) CE_y + epsilon mean_c CE_c with CE_c = -log softmax(logits / temperature)_c
 
     per row of class y. The mean is over all classes, y included.
 

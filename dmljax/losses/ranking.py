@@ -38,7 +38,7 @@ def fast_ap(
 ) -> Float[Array, "..."]:
     """FastAP: one minus average precision over a soft histogram of distances.
 
-    1 - (1 / |P|) sum_l h+_l H+_l / H_l
+        1 - (1 / |P|) sum_l h+_l H+_l / H_l
 
     per anchor that has positives P. h+ is the histogram of the squared distances of the positives,
     with triangular weights on num_bins + 1 centers from 0 to 4; H+ and H are the cumulative
@@ -88,7 +88,7 @@ def smooth_ap(
 ) -> Float[Array, "..."]:
     """Smooth-AP: one minus average precision, with sigmoids for the comparisons.
 
-    1 - mean_p (1 + sum_P sigmoid_pj) / (1 + sum_{P and N} sigmoid_pj)
+        1 - mean_p (1 + sum_P sigmoid_pj) / (1 + sum_{P and N} sigmoid_pj)
 
     per anchor that has positives P, with negatives N, sigmoid_pj = sigmoid((s_j - s_p) /
     temperature) and cosines s; sums leave out p. As in the published code, a batch that is
@@ -135,7 +135,7 @@ def recall_at_k(
 ) -> Float[Array, "..."]:
     """One minus recall at k, with sigmoids for both comparisons, averaged over `ks`.
 
-    1 - mean_k min(k, sum_P sigmoid((k - r_p) / rank_temperature)) / min(k, |P|)
+        1 - mean_k min(k, sum_P sigmoid((k - r_p) / rank_temperature)) / min(k, |P|)
 
     per anchor that has positives P, with the soft rank r_p = 1 + sum_{j != p} sigmoid((s_j - s_p) /
     k_temperature) and cosines s. As in the published code, the divisor is min(k, |P|), the most
@@ -189,7 +189,7 @@ def pnp(
 ) -> Float[Array, "..."]:
     """PNP: penalizes the negatives that rank ahead of each positive.
 
-    mean_p f(R_p) with R_p = sum_N sigmoid((s_n - s_p) / temperature)
+        mean_p f(R_p) with R_p = sum_N sigmoid((s_n - s_p) / temperature)
 
     per anchor that has positives, with negatives N and cosines s. As in the published code, a batch
     that is compared with itself also ranks the anchor, as one more positive.
@@ -244,7 +244,7 @@ def histogram(
 ) -> Float[Array, "..."]:
     """Histogram loss: the probability that a positive pair is less alike than a negative one.
 
-    sum_r h-_r sum_{q <= r} h+_q
+        sum_r h-_r sum_{q <= r} h+_q
 
     with soft histograms h+ and h- of the cosines of all positive and all negative pairs: triangular
     weights on num_bins + 1 nodes from -1 to 1. Unordered pairs count once. Only anchors that have

@@ -40,7 +40,8 @@ def lp(
     if not 0 < p < math.inf:
         raise ValueError(f"p must be positive and finite, not {p}")
     x, where = _vectors(x, where)
-    sums = jnp.sum(ops.power(jnp.abs(x), p), axis=1)
+    magnitudes = jnp.where(x == 0, 0, jnp.abs(x))  # gradient 0 at 0, for p = 1 too
+    sums = jnp.sum(ops.power(magnitudes, p), axis=1)
     return ops.reduce(reduce_fn, ops.power(sums, power / p), where)
 
 

@@ -55,7 +55,7 @@ def triplet(
 ) -> Float[Array, "..."]:
     """Triplet loss: a positive must be nearer than a negative by a margin.
 
-    [d_ap - d_an + margin]+
+        [d_ap - d_an + margin]+
 
     per triplet of an anchor a, a positive p and a negative n, with distance d and
     [x]+ = max(x, 0).
@@ -95,7 +95,7 @@ def smooth_triplet(
 ) -> Float[Array, "..."]:
     """Triplet loss with a soft margin: softplus instead of the hinge.
 
-    log(1 + exp(d_ap - d_an + margin))
+        log(1 + exp(d_ap - d_an + margin))
 
     per triplet of an anchor a, a positive p and a negative n, with distance d. It never reaches 0,
     so solved triplets go on being pulled apart.
@@ -134,7 +134,7 @@ def swap_triplet(
 ) -> Float[Array, "..."]:
     """Triplet loss with the anchor swap: the negative is measured from anchor and positive.
 
-    [d_ap - min(d_an, d_pn) + margin]+
+        [d_ap - min(d_an, d_pn) + margin]+
 
     per triplet of an anchor a, a positive p and a negative n, with distance d and
     [x]+ = max(x, 0). With `references`, d_pn is a distance between references.
@@ -176,7 +176,7 @@ def margin(
 ) -> Float[Array, "..."]:
     """Margin loss: positives nearer than a learned boundary, negatives farther.
 
-    [d_ap - beta + margin]+ + [beta - d_an + margin]+
+        [d_ap - beta + margin]+ + [beta - d_an + margin]+
 
     per triplet of an anchor a, a positive p and a negative n, with distance d and
     [x]+ = max(x, 0). The default is the sum over triplets, divided by the number of terms above 0.
@@ -226,7 +226,7 @@ def semihard_triplet(
 ) -> Float[Array, "..."]:
     """Triplet loss with one negative per positive pair: the nearest one beyond the positive.
 
-    [d_ap - d_an + margin]+
+        [d_ap - d_an + margin]+
 
     per positive pair (a, p), with squared distances d of embeddings of any length and
     [x]+ = max(x, 0). The negative n is the nearest one with d_an > d_ap, or the farthest negative
@@ -273,7 +273,7 @@ def angular(
 ) -> Float[Array, "..."]:
     """Angular loss: bounds the angle at the negative of every triplet.
 
-    log(1 + sum_N exp(4 tan^2(alpha) (a + p).n - 2 (1 + tan^2(alpha)) a.p))
+        log(1 + sum_N exp(4 tan^2(alpha) (a + p).n - 2 (1 + tan^2(alpha)) a.p))
 
     per positive pair (a, p), with unit embeddings and the anchor's negatives N.
 

@@ -28,7 +28,7 @@ def clip(
 ) -> Float[Array, "..."]:
     """CLIP loss, or symmetric InfoNCE: each row finds its match among all rows, in both directions.
 
-    -(log softmax_j(s_ij / temperature)_i + log softmax_j(s_ji / temperature)_i) / 2
+        -(log softmax_j(s_ij / temperature)_i + log softmax_j(s_ji / temperature)_i) / 2
 
     per row i, with the cosines s_ij of row i of `embeddings` and row j of `other`.
 
@@ -63,7 +63,7 @@ def siglip(
 ) -> Float[Array, "..."]:
     """SigLIP loss: each pair of rows is classified by itself as a match or not.
 
-    sum_j softplus(-z_ij (scale s_ij + bias))
+        sum_j softplus(-z_ij (scale s_ij + bias))
 
     per row i of `embeddings`, with the cosines s_ij of row i of `embeddings` and row j of `other`,
     z_ij = 1 for i = j and -1 otherwise.
@@ -98,8 +98,8 @@ def vicreg(
 ) -> Float[Array, ""]:
     """VICReg: the views agree, every dimension varies, and dimensions are uncorrelated.
 
-    invariance mean((x - y)^2) + variance mean_d([1 - sqrt(var_d + eps)]+)
-    + covariance sum_{d != e} cov_de^2 / dimensions
+        invariance mean((x - y)^2) + variance mean_d([1 - sqrt(var_d + eps)]+)
+        + covariance sum_{d != e} cov_de^2 / dimensions
 
     over rows x and y of the two views, with [a]+ = max(a, 0). The variance term is the mean over
     the two views, the covariance term the sum. Embeddings keep their length. A single row has

@@ -1,0 +1,58 @@
+"""The gallery of losses has an entry and a picture for every public loss."""
+
+import importlib.util
+import pathlib
+
+import numpy as np
+import pytest
+
+from dmljax import losses
+
+PATH = pathlib.Path(__file__).parents[1] / "docs" / "make_gallery.py"
+_spec = importlib.util.spec_from_file_location("make_gallery", PATH)
+gallery = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(gallery)
+LOSSES = sorted(set(losses.__all__) - gallery.NOT_LOSSES)
+GROUP = {name: group for group in gallery.GROUPS for name in group.module.__all__}
+
+
+def test_every_loss_has_an_entry():
+    assert set(gallery.ENTRIES) == set(LOSSES)
+    assert set(LOSSES) <= set(GROUP)
+
+
+def test_every_entry_is_on_the_page():
+    page = gallery.page()
+    for name, entry in gallery.ENTRIES.items():
+        assert f"### {name}\n" in page and f"_gallery/{name}.svg" in page
+        assert entry.formula in page and entry.use in page and entry.peer in page
+
+
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"lp", "zero_mean"}))
+def test_every_loss_has_a_reference(name):
+    summary, reference = gallery.summary_and_reference(name)
+    assert summary.endswith(".") and "\n" not in summary
+    assert reference.endswith(".") and any(c.isdigit() for c in reference)  # a year
+
+
+def test_arxiv_ids_are_links():
+    assert "[arXiv:1801.07698](https://arxiv.org/abs/1801.07698)" in gallery.page()
+
+
+# One of each group; all others are drawn when the site is built.
+@pytest.mark.parametrize("name", ["contrastive", "triplet", "smooth_ap", "arcface", "clip", "lp"])
+def test_curves(name):
+    curves = gallery.values_and_slopes(GROUP[name], name)
+    for positions, values, slopes in curves.values():
+        assert np.isfinite(values).all() and np.isfinite(slopes).all()
+        assert np.ptp(values) > 0.1  # something moves
+        measured = np.gradient(values.astype(np.float64), positions)
+        assert np.median(np.abs(measured - slopes)) < 0.02 * np.abs(slopes).max()
+
+
+def test_a_picture_is_small_and_reproducible(tmp_path):
+    paths = [tmp_path / "a.svg", tmp_path / "b.svg"]
+    for path in paths:
+        gallery.draw(GROUP["contrastive"], "contrastive", path)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert paths[0].stat().st_size < 100_000
