@@ -10,15 +10,15 @@ def _referee(x, k, size):
     """The definition, with full matrices and lists."""
     d = ((x[:, None] - x[None]) ** 2).sum(-1)
     rank = np.argsort(d, axis=1, kind="stable").tolist()
-    half = round(k / 2) + 1
+    near_count = round(k / 2) + 1
     batches = []
     for i in range(len(x)):
         reciprocal = [f for f in rank[i][: k + 1] if i in rank[f][: k + 1]]
         expanded = set(reciprocal)
         for c in reciprocal:
-            own = [f for f in rank[c][:half] if c in rank[f][:half]]
-            if len(set(own) & set(reciprocal)) > 2 / 3 * len(own):
-                expanded |= set(own)
+            neighborhood = [f for f in rank[c][:near_count] if c in rank[f][:near_count]]
+            if len(set(neighborhood) & set(reciprocal)) > 2 / 3 * len(neighborhood):
+                expanded |= set(neighborhood)
         batch = sorted(expanded, key=lambda j: (d[i, j], j))[:size]
         for j in rank[i]:
             if len(batch) < size and j not in batch:
@@ -33,15 +33,15 @@ def _referee_queries(q, g, k, size):
     back = np.argsort(d.T, axis=1, kind="stable").tolist()
     within = ((g[:, None] - g[None]) ** 2).sum(-1)
     within = np.argsort(within, axis=1, kind="stable").tolist()
-    half = round(k / 2) + 1
+    near_count = round(k / 2) + 1
     batches = []
     for i in range(len(q)):
         reciprocal = [f for f in forward[i][: k + 1] if i in back[f][: k + 1]]
         expanded = set(reciprocal)
         for c in reciprocal:
-            own = [f for f in within[c][:half] if c in within[f][:half]]
-            if len(set(own) & set(reciprocal)) > 2 / 3 * len(own):
-                expanded |= set(own)
+            neighborhood = [f for f in within[c][:near_count] if c in within[f][:near_count]]
+            if len(set(neighborhood) & set(reciprocal)) > 2 / 3 * len(neighborhood):
+                expanded |= set(neighborhood)
         batch = sorted(expanded, key=lambda j: (d[i, j], j))[:size]
         batch += [j for j in forward[i] if j not in batch][: size - len(batch)]
         batches.append(batch)
