@@ -32,6 +32,7 @@ __all__ = [
     "diagnostics",
     "encoder",
     "modules",
+    "pooling",
     "split_loss",
     "unit_vectors",
     "with_backbone",
@@ -169,23 +170,24 @@ def modules(forward_fn: Callable, **linen: nn.Module) -> Modules:
     return Modules(init, apply)
 
 
-def encoder(net: nn.Module, *, dim: int | None, pool: Any = "mean") -> Modules:
-    """A backbone "net" and a `heads.Head` "head": pool, linear layer to `dim`, unit vectors.
+def encoder(net: nn.Module, *, dim: int | None, pool_fn: Callable | None = None) -> Modules:
+    """A backbone "net" and a head "head" (`heads.Head`): pool, linear layer, unit vectors.
 
-    `dim=None` leaves out the linear layer.
+    * `dim`: width of the linear layer; None leaves it out.
+    * `pool_fn`: a pool of `heads`, or any function of the last feature map [b h w c] -> [b c]. None
+      takes what the backbone pools itself: the mean, or the class token of a `vit`.
     """
-    output, pool = pooling(pool)
-    head = heads.Head(features=dim, pool=pool)
+    output, pool_fn = pooling(pool_fn)
+    head = heads.Head(features=dim, pool_fn=pool_fn)
     return modules(lambda run, images: run["head"](run["net"](images)[output]), net=net, head=head)
 
 
-def pooling(pool: Any) -> tuple[str, Any]:
-    """The output of a backbone that a head reads, and the pool that the head still has to do."""
-    # Backbones pool on their own; XLA never computes what is not asked for.
-    pooled_outputs = {"mean": "pooled", "max": "max_pooled"}
-    if isinstance(pool, str) and pool in pooled_outputs:
-        return pooled_outputs[pool], None
-    return "features", pool
+def pooling(pool_fn: Callable | None) -> tuple[str, Callable | None]:
+    """The output of a backbone that a head reads, and the `pool_fn` that is left for the head."""
+    if pool_fn is None:
+        return "pooled", None
+    # A backbone returns its maximum, too. XLA computes only the outputs that are used.
+    return ("max_pooled", None) if pool_fn is heads.global_max else ("features", pool_fn)
 
 
 def with_backbone(

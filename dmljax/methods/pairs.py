@@ -1,9 +1,8 @@
-"""Any pair or ranking loss, any miner, and optionally a memory of earlier batches."""
+"""A method for every pair, triplet and ranking loss, with a miner and a memory if wanted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -21,47 +20,50 @@ def pairs(
     classes: int,
     mine_fn: Callable | base.RandomMiner | None = None,
     dim: int | None = 128,
-    pool: Any = "mean",
+    pool_fn: Callable | None = None,
     normalized: bool = True,
     unit: bool = True,
     memory: int = 0,
     memory_start: int = 0,
 ) -> base.Method:
-    """Backbone, pool, linear layer to `dim`, and `loss_fn(embeddings, labels)`.
+    """The loss `loss_fn(embeddings, labels)` on a backbone, a pool and a linear layer.
 
-    `dim=None` takes the pooled features as they are. `normalized=False` hands the loss the features
-    before normalisation, and `unit=False` evaluates these too: unit vectors of two dimensions would
-    lie on a circle. With `memory` rows of earlier batches (Wang et al., CVPR 2020), counted in
-    from step `memory_start` on, when embeddings drift slowly enough.
+    * `mine_fn`: a miner, which narrows the pairs that the loss sees.
+    * `dim`: width of the linear layer; None evaluates the pooled features themselves.
+    * `pool_fn`: see `base.encoder`.
+    * `normalized=False` gives the loss the features before they become unit vectors.
+    * `unit=False` also evaluates those. In two dimensions unit vectors would lie on a circle.
+    * `memory`: the loss also compares the batch with so many rows of earlier batches (Wang et al.,
+      CVPR 2020). That term counts from step `memory_start` on, when embeddings change slowly.
     """
     del classes
-    encoder = base.encoder(net, dim=dim, pool=pool)
-    output = "embeddings" if normalized else "features"
-    loss_fn = base.with_miner(loss_fn, mine_fn)
-    bank = losses.cross_batch_memory(loss_fn, size=memory) if memory else None
+    encoder = base.encoder(net, dim=dim, pool_fn=pool_fn)
+    loss_input = "embeddings" if normalized else "features"
+    mined_loss = base.with_miner(loss_fn, mine_fn)
+    bank = losses.cross_batch_memory(mined_loss, size=memory) if memory else None
 
     def init(key, batch, *, backbone=None):
         params, model_state, outputs = encoder.init(key, batch["images"])
         params, model_state = base.with_backbone(params, model_state, backbone)
         if bank is not None:
-            model_state = {**model_state, "memory": bank.init(outputs[output].shape[1])}
+            model_state = {**model_state, "memory": bank.init(outputs[loss_input].shape[1])}
         return params, model_state
 
     def criterion(params, model_state, outputs, batch, *, key, step):
         del params
-        x, labels = outputs[output], batch["labels"]
+        x, labels = outputs[loss_input], batch["labels"]
         metrics = base.diagnostics(x, labels)
-        value = loss_fn(x, labels, key=key)
+        value = mined_loss(x, labels, key=key)
         if bank is not None:
-            remembered, new = bank.loss(model_state["memory"], x, labels, key=key)
-            metrics["memory_loss"] = remembered
-            value = value + jnp.where(step >= memory_start, remembered, 0)
-            model_state = {**model_state, "memory": new}
+            memory_loss, new_memory = bank.loss(model_state["memory"], x, labels, key=key)
+            metrics["memory_loss"] = memory_loss
+            value = value + jnp.where(step >= memory_start, memory_loss, 0)
+            model_state = {**model_state, "memory": new_memory}
         return value, (model_state, metrics)
 
     def embed(params, model_state, images):
         outputs, _ = encoder.apply(params, model_state, images, train=False)
-        return base.unit_vectors(outputs[output]) if unit else outputs["features"]
+        return base.unit_vectors(outputs[loss_input]) if unit else outputs["features"]
 
     loss, split_loss = base.split_loss(encoder, criterion)
     return base.Method(init, loss, embed, split_loss)

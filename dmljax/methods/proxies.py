@@ -1,9 +1,8 @@
-"""Losses against learned vectors, one or several for each class."""
+"""A method for every loss against proxies: learned vectors, one or several for each class."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -21,40 +20,42 @@ def proxies(
     *,
     classes: int,
     dim: int | None = 128,
-    pool: Any = "mean",
+    pool_fn: Callable | None = None,
     centers: int = 0,
     sparsity: float = 0.0,
     multiple: int = 1,
 ) -> base.Method:
-    """Backbone, pool, linear layer to `dim`, and `loss_fn(features, labels, params['proxies'])`.
+    """The loss `loss_fn(features, labels, proxies)` on a backbone, a pool and a linear layer.
 
-    `centers` proxies for each class where the loss takes several. `sparsity` times
-    `losses.sparse_centers` draws those of one class together (Qian et al., ICCV 2019: 0.2). Give
-    the proxies their own learning rate with `optimizer.groups`, such as
-    `[dict(path='^proxies', factor=100.0)]`.
+    The proxies are `params["proxies"]`. They often need a higher learning rate than the net: in a
+    config `optimizer.groups=[dict(path="^proxies", factor=100.0)]`.
 
-    For very many classes `runtime.sharded=['^proxies']` gives each device an equal share of them:
-    then their number is filled up to a `multiple` of the number of devices, with rows of zeros that
-    no loss sees.
+    * `dim`: width of the linear layer; None compares the pooled features themselves with proxies.
+    * `pool_fn`: see `base.encoder`.
+    * `centers`: proxies for each class, for losses that take several; 0 for all other losses.
+    * `sparsity`: weight of `losses.sparse_centers`, which pulls the centers of one class together
+      (Qian et al., ICCV 2019, use 0.2).
+    * `multiple`: the number of rows is rounded up to a multiple of this with zeros that no loss
+      sees. Several devices can then share very many classes equally.
     """
-    encoder = base.encoder(net, dim=dim, pool=pool)
+    encoder = base.encoder(net, dim=dim, pool_fn=pool_fn)
 
     def init(key, batch, *, backbone=None):
         params, model_state, outputs = encoder.init(key, batch["images"])
         params, model_state = base.with_backbone(params, model_state, backbone)
         d = outputs["features"].shape[1]
-        rows = (classes, centers, d) if centers else (classes, d)
-        drawn = jax.random.normal(jax.random.fold_in(key, 1000), rows)
-        drawn = jnp.pad(drawn, [(0, -classes % multiple), *((0, 0) for _ in rows[1:])])
-        return {**params, "proxies": drawn}, model_state
+        shape = (classes, centers, d) if centers else (classes, d)
+        rows = jax.random.normal(jax.random.fold_in(key, 1000), shape)
+        rows = jnp.pad(rows, [(0, -classes % multiple), *((0, 0) for _ in shape[1:])])
+        return {**params, "proxies": rows}, model_state
 
     def criterion(params, model_state, outputs, batch, *, key, step):
         del key, step
-        learned = params["proxies"][:classes]
-        value = loss_fn(outputs["features"], batch["labels"], learned)
+        class_proxies = params["proxies"][:classes]
+        value = loss_fn(outputs["features"], batch["labels"], class_proxies)
         metrics = base.diagnostics(outputs["embeddings"], batch["labels"])
         if sparsity:
-            metrics["sparsity"] = losses.sparse_centers(learned)
+            metrics["sparsity"] = losses.sparse_centers(class_proxies)
             value = value + sparsity * metrics["sparsity"]
         return value, (model_state, metrics)
 

@@ -1,16 +1,16 @@
-"""Attention among the images of a batch: each is a node, and hears what the others send.
+"""Attention among the images of a batch: every image is a node, which receives from the others.
 
-Every kind is `f(*, heads, ...) -> Flax module`, and a module is called as
-`(nodes [n d], *, train, ...) -> {"nodes": [n d], "attention": [heads n n]}`, all in float32, with
-optional arguments
+Every function makes a Flax module. A module is called as
+`(nodes [n d], *, train, ...) -> {"nodes": [n d], "attention": [heads n n]}`, all in float32. Rows
+of the attention are receivers, columns are senders. Optional arguments:
 
-* `adjacency [n n]`: True where receiver i (the row) hears sender j. None: a complete graph, every
-  node hearing itself too. Who hears no one gets the message 0.
-* `edge_weights [n n]`: multiply the attention after its softmax, which is not done again.
-* `where [n]`: nodes that count. Masking one equals dropping it; its own row means nothing.
+* `adjacency [n n]`: True where receiver i (the row) receives from sender j. None: every node from
+  every node, itself included. A node that receives from none gets the message 0.
+* `edge_weights [n n]`: factors for the attention after its softmax, without a new normalization.
+* `where [n]`: nodes that count. Masking a node equals dropping it; its own row is meaningless.
 
-The attention that comes back is that of before dropout, which while training needs the random
-stream "dropout". Products are computed in `dtype`, scores and softmax in float32.
+The returned attention is that before dropout. In training, dropout needs the random stream
+"dropout". Products are computed in `dtype`; scores and softmax in float32.
 """
 
 from __future__ import annotations
@@ -29,22 +29,25 @@ from dmljax.nets.initializers import fan_in_uniform
 from dmljax.nets.layers import Dense, glorot_dense
 from dmljax.ops import Array
 
-__all__ = ["dot", "dot_plus_one", "gat", "gatv2"]
+__all__ = ["check_nodes", "dot", "dot_plus_one", "gat", "gatv2"]
 
 
 def dot(
     *, heads: int = 8, dropout: float = 0.1, dtype: Any = None, name: str | None = None
 ) -> nn.Module:
-    """softmax_j(q_i.k_j / sqrt(d / heads)) of v_j, then a linear map (Vaswani et al., 2017)."""
+    """Dot-product attention (Vaswani et al., 2017).
+
+    sum_j softmax_j(q_i.k_j / sqrt(d / heads)) v_j for every head, then a linear layer of all heads.
+    """
     return _Dot(heads=heads, softmax_fn=_softmax, dropout=dropout, dtype=dtype, name=name)
 
 
 def dot_plus_one(
     *, heads: int = 8, dropout: float = 0.1, dtype: Any = None, name: str | None = None
 ) -> nn.Module:
-    """`dot` with exp(s_j) / (1 + sum_k exp(s_k)), by which a node may hear less than one whole.
+    """`dot` with the weights exp(s_j) / (1 + sum_k exp(s_k)), which sum to less than 1.
 
-    What the code of Seidenschwarz et al. (ICML 2021) computes; their formula is `dot`.
+    This is what the code of Seidenschwarz et al. (ICML 2021) computes; their formula is `dot`.
     """
     return _Dot(heads=heads, softmax_fn=_softmax_plus_one, dropout=dropout, dtype=dtype, name=name)
 
@@ -61,14 +64,17 @@ def gat(
     dtype: Any = None,
     name: str | None = None,
 ) -> nn.Module:
-    """softmax_j(LeakyReLU(a.[W h_i, W h_j])) of W h_j (Velickovic et al., ICLR 2018).
+    """Graph attention: sum_j softmax_j(LeakyReLU(a.[W h_i, W h_j])) W h_j, without biases.
 
-    `share_vector`: one `a` for all heads instead of one for each. `share_projection=False`: a
-    second W for receivers. `combine`: "concat" gives each head its share of the features, "mean"
-    gives each all of them and takes the mean. `sublayers=2` adds an ELU and a second such layer,
-    of one head; its attention comes back as "attention_2" [1 n n].
+    (GAT; Velickovic et al., ICLR 2018.) Every receiver ranks the senders in the same order.
 
-    The order of the senders is the same for every receiver. Nothing has a bias.
+    * `share_vector`: all heads share one vector a. `share_projection=False`: receivers have a W of
+      their own.
+    * `combine`: "concat" splits the features among the heads; "mean" gives every head all of them
+      and averages the heads.
+    * `sublayers=2` adds an ELU and a second layer of one head, whose attention is returned as
+      "attention_2" [1 n n].
+    * `slope`: of the LeakyReLU for negative values.
     """
     options = (share_vector, share_projection, sublayers, combine, slope)
     return _graph_attention(_gat_scores, 2, "linear", heads, options, dropout, dtype, name)
@@ -86,9 +92,10 @@ def gatv2(
     dtype: Any = None,
     name: str | None = None,
 ) -> nn.Module:
-    """softmax_j(a.LeakyReLU(V h_i + W h_j)) of W h_j (Brody et al., ICLR 2022); see `gat`.
+    """Graph attention: sum_j softmax_j(a.LeakyReLU(V h_i + W h_j)) W h_j, without biases.
 
-    `share_projection=True` takes W for V, and scores become the same in both directions.
+    (GATv2; Brody et al., ICLR 2022.) Arguments are as in `gat`. With `share_projection=True` V is
+    W, and the score from i to j equals the score from j to i.
     """
     options = (share_vector, share_projection, sublayers, combine, slope)
     return _graph_attention(_gatv2_scores, 1, "linear_l", heads, options, dropout, dtype, name)
@@ -98,12 +105,12 @@ def gatv2(
 
 
 def _softmax(scores, where):
-    """Attention of each receiver: sums to 1, or is 0 throughout where it hears no one."""
+    """The weights of a receiver sum to 1, or are all 0 if it receives from none."""
     return _weights(scores, where, lowest=-jnp.inf)
 
 
 def _softmax_plus_one(scores, where):
-    """The softmax of a graph with one more sender, of score 0 and message 0."""
+    """The softmax with one more sender, whose score and message are 0."""
     return _weights(scores, where, lowest=0.0)
 
 
@@ -125,29 +132,30 @@ def _dot_scores(receivers, senders):
 
 
 def _gat_scores(receivers, senders, vector, *, slope):
-    first, second = jnp.split(vector, 2)
-    mine, theirs = ops.widen(receivers) @ first, ops.widen(senders) @ second
-    return nn.leaky_relu(mine[:, None] + theirs[None, :], slope)
+    receiver_vector, sender_vector = jnp.split(vector, 2)
+    receiver_scores = ops.widen(receivers) @ receiver_vector
+    sender_scores = ops.widen(senders) @ sender_vector
+    return nn.leaky_relu(receiver_scores[:, None] + sender_scores[None, :], slope)
 
 
 def _gatv2_scores(receivers, senders, vector, *, slope):
     receivers, senders = ops.widen(receivers), ops.widen(senders)
 
-    # All at once these are n n w numbers, and several times that for the gradient. A few receivers
-    # at a time, and once more for the gradient, they stay in the cache, which is faster, too.
+    # All terms at once are n n w numbers, and several times that for the gradient. A few receivers
+    # at a time, recomputed for the gradient, fit into the cache of a CPU and are faster, too.
     @jax.checkpoint
-    def row(receiver):
+    def scores_of(receiver):
         terms = nn.leaky_relu(receiver[None, :] + senders, slope)  # [n w]
         return jnp.sum(terms * vector[None, :], axis=1)
 
-    return jax.lax.map(row, receivers, batch_size=16)
+    return jax.lax.map(scores_of, receivers, batch_size=16)
 
 
 # --- modules ------------------------------------------------------------------------------------
 
 
 class _Attention(nn.Module, kw_only=True):
-    """What all kinds share: the checks and the mask."""
+    """The part that all modules share: checks and masks. Subclasses define `_heads`."""
 
     heads: int
     dropout: float
@@ -162,10 +170,10 @@ class _Attention(nn.Module, kw_only=True):
         edge_weights: Float[Array, "n n"] | None = None,
         where: Bool[Array, "n"] | None = None,
     ) -> dict[str, Array]:
-        n = _check_nodes(nodes, adjacency, edge_weights, where)
+        n = check_nodes(nodes, adjacency, edge_weights, where)
         mask = jnp.ones((n, n), bool) if adjacency is None else jnp.asarray(adjacency)
         if where is not None:
-            # What stands in a masked row may be anything; 0 * NaN would reach the others.
+            # A masked row may hold anything, and 0 * NaN would reach the other rows.
             nodes = jnp.where(where[:, None], nodes, 0)
             mask = mask & where[:, None] & where[None, :]
         if edge_weights is not None:
@@ -186,14 +194,14 @@ class _Dot(_Attention, kw_only=True):
         queries, keys, values = split("q_linear"), split("k_linear"), split("v_linear")
         scores = jax.vmap(_dot_scores, in_axes=1)(queries, keys)  # [heads n n]
         weights = _attention(self.softmax_fn, scores, mask, edge_weights)
-        messages = _listen(weights, values, self.dropout, train)
+        messages = _messages(weights, values, self.dropout, train)
         messages = _linear(messages.reshape(len(nodes), -1), "out", self.dtype)
         return {"nodes": ops.widen(messages), "attention": weights}
 
 
 class _GraphAttention(_Attention, kw_only=True):
     scores_fn: Callable
-    halves: int
+    vector_parts: int
     linear: str
     share_vector: bool
     share_projection: bool
@@ -207,7 +215,7 @@ class _GraphAttention(_Attention, kw_only=True):
             sublayer = _GraphAttentionLayer(
                 heads=heads,
                 scores_fn=self.scores_fn,
-                halves=self.halves,
+                vector_parts=self.vector_parts,
                 linear=self.linear,
                 share_vector=self.share_vector,
                 share_projection=self.share_projection,
@@ -230,7 +238,7 @@ class _GraphAttentionLayer(nn.Module, kw_only=True):
 
     heads: int
     scores_fn: Callable
-    halves: int  # the vector spans receiver and sender (2), or their sum (1)
+    vector_parts: int  # 2: one part each for receiver and sender; 1: for their sum
     linear: str
     share_vector: bool
     share_projection: bool
@@ -249,18 +257,18 @@ class _GraphAttentionLayer(nn.Module, kw_only=True):
 
         senders = project(self.linear)
         receivers = senders if self.share_projection else project("linear_r")
-        shape = (self.halves * width, 1 if self.share_vector else self.heads)
+        shape = (self.vector_parts * width, 1 if self.share_vector else self.heads)
         vectors = jnp.broadcast_to(_Kernel(shape=shape, name="attn")(), (shape[0], self.heads))
         scores = jax.vmap(self.scores_fn, in_axes=1)(receivers, senders, vectors)
         weights = _attention(_softmax, scores, mask, edge_weights)
-        messages = _listen(weights, senders, self.dropout, train)  # [n heads w]
+        messages = _messages(weights, senders, self.dropout, train)  # [n heads w]
         if self.combine == "mean":
             return jnp.mean(ops.widen(messages), axis=1).astype(messages.dtype), weights
         return messages.reshape(len(nodes), -1), weights
 
 
 class _Kernel(nn.Module, kw_only=True):
-    """The weights of a linear map from vectors [w], one map per column."""
+    """A parameter "kernel", initialized like that of a linear layer."""
 
     shape: tuple[int, int]
 
@@ -269,7 +277,7 @@ class _Kernel(nn.Module, kw_only=True):
         return self.param("kernel", fan_in_uniform(self.shape[0]), self.shape)
 
 
-def _graph_attention(scores_fn, halves, linear, heads, options, dropout, dtype, name):
+def _graph_attention(scores_fn, vector_parts, linear, heads, options, dropout, dtype, name):
     share_vector, share_projection, sublayers, combine, slope = options
     if combine not in ("concat", "mean"):
         raise ValueError(f"combine is 'concat' or 'mean', not {combine!r}")
@@ -278,7 +286,7 @@ def _graph_attention(scores_fn, halves, linear, heads, options, dropout, dtype, 
     return _GraphAttention(
         heads=heads,
         scores_fn=functools.partial(scores_fn, slope=slope),
-        halves=halves,
+        vector_parts=vector_parts,
         linear=linear,
         share_vector=share_vector,
         share_projection=share_projection,
@@ -295,13 +303,13 @@ def _linear(x, name, dtype):
 
 
 def _attention(softmax_fn, scores, mask, edge_weights):
-    """Scores of every head to attention [heads n n]."""
+    """The attention [heads n n] of scores [heads n n]."""
     weights = jax.vmap(softmax_fn, in_axes=(0, None))(scores, mask)
     return weights if edge_weights is None else weights * edge_weights[None, :, :]
 
 
-def _listen(weights, values, dropout, train):
-    """What arrives: the weighted sum of `values [n heads w]`, per head."""
+def _messages(weights, values, dropout, train):
+    """For every receiver and head the weighted sum of `values [n heads w]`, with dropout."""
     weights = nn.Dropout(dropout, deterministic=not train, name="dropout")(weights)
     return jax.vmap(jnp.matmul, in_axes=(0, 1), out_axes=1)(weights.astype(values.dtype), values)
 
@@ -309,8 +317,8 @@ def _listen(weights, values, dropout, train):
 # --- checks -------------------------------------------------------------------------------------
 
 
-def _check_nodes(nodes: Any, adjacency: Any, edge_weights: Any, where: Any) -> int:
-    """The number of nodes; raises unless they are [n d] floats and the masks fit them."""
+def check_nodes(nodes: Any, adjacency: Any, edge_weights: Any, where: Any) -> int:
+    """The number of nodes n. Raises unless nodes are [n d] floats and the other arrays fit them."""
     if jnp.ndim(nodes) != 2 or not jnp.issubdtype(nodes.dtype, jnp.floating):
         shape = list(jnp.shape(nodes))
         raise ValueError(f"nodes are [n d] floats, one row per image, not {nodes.dtype} {shape}")
@@ -334,6 +342,6 @@ def _check_nodes(nodes: Any, adjacency: Any, edge_weights: Any, where: Any) -> i
 
 def _head_width(features: int, heads: int) -> int:
     if heads < 1 or features % heads:
-        fitting = ", ".join(str(h) for h in range(1, min(features, 64) + 1) if features % h == 0)
-        raise ValueError(f"{heads} heads cannot share {features} features: take one of {fitting}")
+        divisors = ", ".join(str(h) for h in range(1, min(features, 64) + 1) if features % h == 0)
+        raise ValueError(f"{heads} heads cannot share {features} features: take one of {divisors}")
     return features // heads

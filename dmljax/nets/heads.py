@@ -1,18 +1,21 @@
-"""From a backbone's maps to embeddings and logits.
+"""Heads: from the feature map of a backbone to embeddings and logits.
 
 A head is called as `(maps [b h w c] or pooled [b c], *, train, where=None)` and returns a dict in
 float32:
 
-* "pooled" `[b c]`: the maps, pooled.
-* "features" `[b d]`: what the linear layer makes of it. Classifiers without a neck read these.
-* "embeddings" `[b d]`: the same as unit vectors.
-* "neck" `[b d]`: the features after the batch norm, and "logits" `[b classes]`: where asked for.
+* "pooled" `[b c]`: the map, pooled over space.
+* "features" `[b d]`: the linear layer of that. A classifier without a neck reads these.
+* "embeddings" `[b d]`: the features as unit vectors.
+* "neck" `[b d]` (with a neck): the features after a batch norm, which a classifier reads instead.
+* "logits" `[b classes]` (with a classifier).
+
+A pool is a function `[b h w c] -> [b c]`. It may create parameters of the head that calls it, as
+`learned_gem` does.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -25,23 +28,52 @@ from dmljax.nets.initializers import normal
 from dmljax.nets.layers import Dense, global_max, global_mean
 from dmljax.ops import Array
 
-__all__ = ["BNNeck", "GeM", "Head", "classify", "flatten", "gem", "global_mean_max"]
+__all__ = [
+    "BNNeck",
+    "Head",
+    "classify",
+    "flatten",
+    "gem",
+    "global_max",
+    "global_mean",
+    "global_mean_max",
+    "learned_gem",
+]
 
 
-# --- pooling: [b h w c] -> [b c] ----------------------------------------------------------------
+# --- pools --------------------------------------------------------------------------------------
 
 
 def gem(
     maps: Float[Array, "b h w c"], *, p: float | Float[Array, ""] = 3.0, epsilon: float = 1e-6
 ) -> Float[Array, "b c"]:
-    """(mean x^p)^(1/p) over space, a mean at p = 1 and a maximum at infinity (Radenovic et al.,
-    TPAMI 2019). What is below `epsilon` counts as `epsilon`.
+    """Generalized mean over space: (mean x^p)^(1/p) (Radenovic et al., TPAMI 2019).
+
+    It is the mean at p = 1 and approaches the maximum as p grows. Values below `epsilon` count as
+    `epsilon`.
     """
     maps = jnp.maximum(ops.widen(maps), epsilon)
-    # Relative to the largest, no power of p overflows, and the gradient of p stays finite.
+    # Dividing by the largest value keeps powers from overflowing and the gradient of p finite.
     peak = jax.lax.stop_gradient(jnp.max(maps, axis=(1, 2), keepdims=True))
     means = jnp.mean((maps / peak) ** p, axis=(1, 2))
     return means ** (1 / p) * peak[:, 0, 0, :]
+
+
+def learned_gem(
+    maps: Float[Array, "b h w c"], *, p: float = 3.0, epsilon: float = 1e-6
+) -> Float[Array, "b c"]:
+    """`gem` with a learned power that starts at `p`; creates "gem" in the module that calls it."""
+    return _GeM(p=p, epsilon=epsilon, name="gem")(maps)
+
+
+class _GeM(nn.Module, kw_only=True):
+    p: float
+    epsilon: float
+
+    @nn.compact
+    def __call__(self, maps: Float[Array, "b h w c"]) -> Float[Array, "b c"]:
+        p = self.param("p", nn.initializers.constant(self.p), (), jnp.float32)
+        return gem(maps, p=p, epsilon=self.epsilon)
 
 
 def global_mean_max(maps: Float[Array, "b h w c"]) -> Float[Array, "b c"]:
@@ -50,55 +82,19 @@ def global_mean_max(maps: Float[Array, "b h w c"]) -> Float[Array, "b c"]:
 
 
 def flatten(maps: Float[Array, "b h w c"]) -> Float[Array, "b n"]:
-    """Every place keeps its own features, for images whose layout says what they are."""
+    """All values of the map as one vector, for images in which position carries meaning."""
     return ops.widen(maps).reshape(len(maps), -1)
-
-
-class GeM(nn.Module, kw_only=True):
-    """`gem` whose power is learned, from `p` on."""
-
-    p: float = 3.0
-    epsilon: float = 1e-6
-
-    @nn.compact
-    def __call__(self, maps: Float[Array, "b h w c"]) -> Float[Array, "b c"]:
-        p = self.param("p", nn.initializers.constant(self.p), (), jnp.float32)
-        return gem(maps, p=p, epsilon=self.epsilon)
-
-
-# Functions that make a pool when called inside a module.
-_POOLS = {
-    "flatten": lambda: flatten,
-    "gem": lambda **options: GeM(**options, name="gem"),
-    "max": lambda: global_max,
-    "mean": lambda: global_mean,
-    "mean_max": lambda: global_mean_max,
-}
-
-
-def _pool(spec: str | Mapping[str, Any] | Callable) -> Callable:
-    if callable(spec):
-        return spec
-    options = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
-    name = options.pop("name", None)
-    if name not in _POOLS:
-        near = difflib.get_close_matches(str(name), _POOLS, n=1)
-        hint = f": did you mean {near[0]!r}?" if near else "."
-        raise ValueError(f"there is no pool {name!r}{hint} There are: {', '.join(_POOLS)}")
-    if unknown := set(options) - ({"p", "epsilon"} if name == "gem" else set()):
-        takes = "p, epsilon" if name == "gem" else "no arguments"
-        raise TypeError(f"the pool {name!r} takes {takes}, not {', '.join(sorted(unknown))}")
-    return _POOLS[name](**options)
 
 
 # --- heads --------------------------------------------------------------------------------------
 
 
 class BNNeck(nn.Module, kw_only=True):
-    """Batch norm between the features a distance reads and those a classifier reads.
+    """Batch norm between the features that distances use and those that a classifier reads.
 
-    (Luo et al., CVPR Workshops 2019.) Without a bias, so that classes stay around the origin. Rows
-    outside `where` stay out of the statistics. `frozen` as in `layers.BatchNorm`.
+    (Luo et al., CVPR Workshops 2019.) By default without a bias, so that the classes stay around
+    the origin. Rows outside `where` do not enter the statistics. `momentum`, `epsilon` and `frozen`
+    are as in `layers.BatchNorm`.
     """
 
     use_bias: bool = False
@@ -123,14 +119,15 @@ class BNNeck(nn.Module, kw_only=True):
             rows = jnp.ones((len(x), 1), bool) if where is None else jnp.asarray(where)[:, None]
             count = jnp.sum(rows, dtype=x.dtype)
             mean = ops.divide(jnp.sum(x, axis=0, where=rows), count)
-            gaps = jnp.where(rows, x - mean[None, :], 0)
-            squares = jnp.sum(gaps * gaps, axis=0)
+            deviations = jnp.where(rows, x - mean[None, :], 0)
+            squares = jnp.sum(deviations * deviations, axis=0)
             var = ops.divide(squares, count)
             if not self.is_initializing():
-                # As torch, which divides by n - 1 here. One row has no variance to learn from.
-                fresh = jax.lax.stop_gradient((mean, ops.divide(squares, count - 1)))
+                # The running variance is the unbiased one (n - 1), as in PyTorch. A single row has
+                # no variance and leaves the statistics as they are.
+                batch_stats = jax.lax.stop_gradient((mean, ops.divide(squares, count - 1)))
                 share = jnp.where(count > 1, self.momentum, 0)
-                for running, new in zip((running_mean, running_var), fresh, strict=True):
+                for running, new in zip((running_mean, running_var), batch_stats, strict=True):
                     running.value += (share * (new - running.value)).astype(jnp.float32)
         else:
             mean, var = running_mean.value, running_var.value
@@ -141,15 +138,20 @@ class BNNeck(nn.Module, kw_only=True):
 
 
 class Head(nn.Module, kw_only=True):
-    """Pool, linear layer, unit vectors; if asked for, a neck and a classifier.
+    """Pool, linear layer and unit vectors; with a neck and a classifier if wanted.
 
-    `pool`: "mean", "max", "gem", "mean_max", "flatten", dict(name="gem", p=4.0) or a function; None
-    where the input is pooled already. `features=None` leaves out the linear layer. The names of the
-    parameters, red, bottleneck and fc, are those of Seidenschwarz et al. (ICML 2021).
+    * `features`: width of the linear layer; None leaves it out.
+    * `pool_fn`: a pool of this file or any function `[b h w c] -> [b c]`; None if the input is
+      pooled already.
+    * `classes`: number of classes of the classifier; None leaves it out.
+    * `neck`: adds a `BNNeck`; `frozen` makes it use its running statistics.
+
+    The parameters are called red, bottleneck and fc, as in the code of Seidenschwarz et al. (ICML
+    2021).
     """
 
     features: int | None = 512
-    pool: str | Mapping[str, Any] | Callable | None = "mean"
+    pool_fn: Callable | None = global_mean
     classes: int | None = None
     neck: bool = False
     frozen: bool = False
@@ -163,12 +165,10 @@ class Head(nn.Module, kw_only=True):
         train: bool,
         where: Bool[Array, "b"] | None = None,
     ) -> dict[str, Array]:
-        pool = None if self.pool is None else _pool(self.pool)
-        rank = 2 if pool is None else 4
-        if jnp.ndim(maps) != rank:
-            what = "[b c], pooled already (pool=None)" if pool is None else "maps [b h w c]"
-            raise ValueError(f"this head takes {what}, not {list(jnp.shape(maps))}")
-        pooled = ops.widen(maps if pool is None else pool(maps))
+        if jnp.ndim(maps) != (2 if self.pool_fn is None else 4):
+            takes = "maps [b h w c]" if self.pool_fn else "pooled features [b c] (pool_fn=None)"
+            raise ValueError(f"this head takes {takes}, not {list(jnp.shape(maps))}")
+        pooled = ops.widen(maps if self.pool_fn is None else self.pool_fn(maps))
         features = pooled
         if self.features is not None:
             features = ops.widen(Dense(self.features, dtype=self.dtype, name="red")(pooled))
@@ -194,7 +194,10 @@ def classify(
     train: bool,
     where: Bool[Array, "b"] | None = None,
 ) -> dict[str, Array]:
-    """What every head ends in; makes "bottleneck" and "fc" of the module that calls it."""
+    """The outputs of a head from "features" on; arguments are as in `Head`.
+
+    Creates "bottleneck" (the neck) and "fc" (the classifier) in the module that calls it.
+    """
     outputs = {"features": features, "embeddings": ops.normalize(features)}
     if where is not None and (jnp.shape(where) != features.shape[:1] or where.dtype != bool):
         raise ValueError(
@@ -205,8 +208,8 @@ def classify(
         norm = BNNeck(frozen=frozen, name="bottleneck")
         features = outputs["neck"] = norm(features, train=train, where=where)
     if classes is not None:
-        # Behind a neck no bias: the classes' hyperplanes go through the origin too.
-        init = normal(0.001) if neck else None
-        linear = Dense(classes, use_bias=not neck, dtype=dtype, kernel_init=init, name="fc")
+        # After a neck the classifier has no bias: its hyperplanes go through the origin.
+        kernel_init = normal(0.001) if neck else None
+        linear = Dense(classes, use_bias=not neck, dtype=dtype, kernel_init=kernel_init, name="fc")
         outputs["logits"] = ops.widen(linear(features))
     return outputs

@@ -46,7 +46,7 @@ KINDS = {
     "normalization": Kind("normalization", ("dmljax.weights.preprocessing",), 1),
     "net": Kind("net", ("dmljax.nets",)),
     "attention": Kind("attention", ("dmljax.nets.attention",)),
-    "method": Kind("method", ("dmljax.methods",), 2, ("classes",)),
+    "method": Kind("method", ("dmljax.train.named_methods",), 2, ("classes",)),
     "loss": Kind("loss", ("dmljax.losses",), 2, excludes=_NOT_LOSSES),
     "miner": Kind("miner", ("dmljax.miners",), 2),
     "reduction": Kind("reduction", ("dmljax.ops",), 2, only=_REDUCTIONS),

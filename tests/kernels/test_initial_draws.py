@@ -17,8 +17,8 @@ NET = nets.convnet()
 METHODS = {
     "pairs": methods.pairs(NET, losses.triplet, classes=5),
     "proxies": methods.proxies(NET, losses.proxy_anchor, classes=5),
-    "graph": methods.graph(NET, losses.label_smoothed_cross_entropy, classes=5, dim=16, heads=2),
-    "dvml": methods.dvml(NET, losses.triplet, classes=5, dim=16, samples=2),
+    "graph": methods.graph(NET, losses.label_smoothed_cross_entropy, classes=5, dim=16),
+    "dvml": methods.dvml(NET, losses.triplet, classes=5, samples=2),
     "abe": methods.abe(
         NET,
         losses.triplet,

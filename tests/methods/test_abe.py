@@ -13,9 +13,10 @@ from PIL import Image
 
 from dmljax import losses, methods, miners, nets, ops
 from dmljax.methods import base
-from dmljax.methods.abe import contrastive, divergence
+from dmljax.methods.abe import contrastive, divergence, mean_divergence
 from dmljax.methods.abe import nets as ensembles
 from dmljax.report import inside
+from dmljax.train import named_methods
 
 RNG = np.random.default_rng(0)
 CLASSES, B = 6, 24
@@ -77,7 +78,7 @@ def test_divergence_is_the_formula(margin):
             for q in range(p):
                 total += max(0, margin - np.sum((image[p] - image[q]) ** 2))
     np.testing.assert_allclose(divergence(LEARNERS, margin=margin), total / 4, rtol=1e-5)
-    mean = divergence(LEARNERS, margin=margin, pairs="mean")
+    mean = mean_divergence(LEARNERS, margin=margin)
     np.testing.assert_allclose(mean, total / 4 / 3, rtol=1e-5)
 
 
@@ -100,7 +101,7 @@ def _batch(seed=0):
 
 
 def _method(loss_fn=contrastive, **options):
-    return methods.abe(
+    return named_methods.abe(
         NET, loss_fn, classes=CLASSES, **{"learners": 3, "dim": 12, **CUT, **options}
     )
 
@@ -114,9 +115,9 @@ def _begun(heads=False):
 def _vectors(heads=False):
     """The learners' vectors as the loss sees them, from the ensemble itself."""
     options = {"learners": 3, "features": 12, "net": Patches, "split": CUT["split"]}
-    module = ensembles.multi_head(**options)
+    module = ensembles.MultiHead(**options)
     if not heads:
-        module = ensembles.abe(**options, attention=CUT["attention"])
+        module = ensembles.ABE(**options, attention=CUT["attention"])
     run = jit(lambda params, x: module.apply({"params": params}, x, train=True))
     return jax.device_get(run(_begun(heads)[0]["net"], _batch()["images"])["learners"])
 
@@ -199,7 +200,7 @@ COUNTS = [(8, 512, False, 12_047_040), (2, 128, False, 9_648_000), (1, 512, True
 
 @pytest.mark.parametrize(("learners", "dim", "heads", "count"), COUNTS)
 def test_published_sizes(learners, dim, heads, count):
-    method = methods.abe(
+    method = named_methods.abe(
         nets.googlenet(), contrastive, classes=98, learners=learners, dim=dim, heads=heads
     )
     batch = {"images": jax.ShapeDtypeStruct((2, 224, 224, 3), jnp.float32)}
@@ -305,10 +306,13 @@ def test_masks_are_drawn_where_they_are(tmp_path):
 # --- bad input and configs ----------------------------------------------------------------------
 
 BAD = {
-    "pairs": ({"pairs": "some"}, "pairs is 'all' or 'drawn', not 'some'"),
-    "mask": ({"mask": "relu"}, "mask is one of sigmoid, min_max, not 'relu'"),
+    "pairs": ({"pairs": "some"}, "there is no pairs 'some'. It has: all, drawn"),
+    "mask": ({"mask": "relu"}, "there is no mask 'relu'. It has: min_max, sigmoid"),
     "share": ({"learners": 5}, "5 learners cannot share 12 features"),
-    "divergence": ({"divergence_pairs": "max"}, "pairs is 'sum' or 'mean', not 'max'"),
+    "divergence": (
+        {"divergence_pairs": "max"},
+        "there is no divergence_pairs 'max'. It has: mean, sum",
+    ),
 }
 
 
@@ -329,7 +333,7 @@ def test_says_which_nets_can_be_cut():
         methods.abe(nets.lecun(), contrastive, classes=3)
     odd = {k: v[:-1] for k, v in _batch().items()}
     method = _method(pairs="drawn")
-    with pytest.raises(ValueError, match=r"two halves of a batch, not 23 rows"):
+    with pytest.raises(ValueError, match=r"an even number of rows, not 23"):
         method.loss(*_begun(), odd, key=jax.random.key(0), step=0)
 
 
@@ -395,7 +399,7 @@ def test_a_pool_says_what_the_features_are(heads):
     images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
     cut, found = {"split": ("conv3", "conv4"), "attention": "conv4"}, {}
     for pool in ("mean", "flatten", "gem"):
-        method = methods.abe(
+        method = named_methods.abe(
             nets.convnet(), contrastive, classes=5, dim=8, learners=2, heads=heads, pool=pool, **cut
         )
         params, state = jax.eval_shape(method.init, jax.random.key(0), {"images": images})

@@ -10,6 +10,7 @@ from operations import multiply_adds
 
 from dmljax.methods.abe import nets as abe
 from dmljax.nets import convnet, googlenet
+from dmljax.nets.heads import flatten
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.normal(size=(3, 16, 16, 3)).astype(np.float32)
@@ -31,17 +32,17 @@ def _count(tree):
 
 
 COUNTS = [
-    (abe.multi_head, 1, 512, 6_498_352),
-    (abe.multi_head, 2, 512, 11_795_056),
-    (abe.multi_head, 4, 512, 22_388_464),
-    (abe.multi_head, 8, 512, 43_575_280),
-    (abe.abe, 1, 512, 9_707_360),
-    (abe.abe, 2, 512, 9_844_800),
-    (abe.abe, 4, 512, 10_513_280),
-    (abe.abe, 8, 512, 12_047_040),
-    (abe.abe, 1, 64, 9_248_160),
-    (abe.abe, 2, 128, 9_648_000),
-    (abe.abe, 4, 256, 10_447_680),
+    (abe.MultiHead, 1, 512, 6_498_352),
+    (abe.MultiHead, 2, 512, 11_795_056),
+    (abe.MultiHead, 4, 512, 22_388_464),
+    (abe.MultiHead, 8, 512, 43_575_280),
+    (abe.ABE, 1, 512, 9_707_360),
+    (abe.ABE, 2, 512, 9_844_800),
+    (abe.ABE, 4, 512, 10_513_280),
+    (abe.ABE, 8, 512, 12_047_040),
+    (abe.ABE, 1, 64, 9_248_160),
+    (abe.ABE, 2, 128, 9_648_000),
+    (abe.ABE, 4, 256, 10_447_680),
 ]
 
 
@@ -52,7 +53,7 @@ def test_parameter_counts(net, learners, features, count):
 
 
 def test_parameters_of_the_parts():
-    params = _made(abe.abe())["params"]
+    params = _made(abe.ABE())["params"]
     assert {name: _count(part) for name, part in params.items()} == {
         "shared": 676_848,
         "attention": 2_809_168,
@@ -65,11 +66,11 @@ def test_parameters_of_the_parts():
 @pytest.mark.parametrize(
     ("net", "learners", "printed"),
     [
-        (abe.multi_head, 1, "1.582e+09"),
-        (abe.multi_head, 2, "2.254e+09"),
-        (abe.abe, 1, "2.210e+09"),
-        (abe.abe, 2, "2.960e+09"),
-        (abe.abe, 8, "7.460e+09"),
+        (abe.MultiHead, 1, "1.582e+09"),
+        (abe.MultiHead, 2, "2.254e+09"),
+        (abe.ABE, 1, "2.210e+09"),
+        (abe.ABE, 2, "2.960e+09"),
+        (abe.ABE, 8, "7.460e+09"),
     ],
 )
 def test_operations_of_the_paper(net, learners, printed):
@@ -81,7 +82,7 @@ def test_operations_of_the_paper(net, learners, printed):
 
 
 def test_shapes_of_the_published_net():
-    net = abe.abe()
+    net = abe.ABE()
     out = jax.eval_shape(lambda v, x: net.apply(v, x, train=False), _made(net), IMAGE)
     assert {name: array.shape for name, array in out.items()} == {
         "learners": (1, 8, 64),
@@ -116,13 +117,13 @@ def _unit(linear, pooled):
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-FLAT = {"output": "features", "pool": "flatten"}
+FLAT = {"pool_fn": flatten}
 
 
 @pytest.mark.parametrize("pooled_by", [{}, FLAT], ids=["mean", "flatten"])
 def test_abe_by_hand(pooled_by):
     """One learner at a time: S, the mask, G, the pool, the linear map, the unit vector."""
-    variables, apply = _small(abe.abe, learners=3, attention="conv3", **pooled_by)
+    variables, apply = _small(abe.ABE, learners=3, attention="conv3", **pooled_by)
     out = apply(variables, IMAGES)
 
     def part(name, x, **stages):
@@ -145,7 +146,7 @@ def test_abe_by_hand(pooled_by):
 
 
 def test_embeddings_are_the_learners_beside_each_other():
-    variables, apply = _small(abe.abe, learners=3, attention="conv3")
+    variables, apply = _small(abe.ABE, learners=3, attention="conv3")
     out = apply(variables, IMAGES)
     learners, embeddings = np.asarray(out["learners"]), np.asarray(out["embeddings"])
     np.testing.assert_allclose(np.linalg.norm(learners, axis=2), 1, atol=1e-6)
@@ -157,10 +158,10 @@ def test_embeddings_are_the_learners_beside_each_other():
 def test_without_masks_every_learner_is_the_backbone():
     """`mask_fn` is applied, and S and G make up the whole net."""
     options = {"learners": 2, "attention": "conv3"}
-    variables, _ = _small(abe.abe, **options)
+    variables, _ = _small(abe.ABE, **options)
     backbone = jax.tree.map(lambda leaf: leaf + 0.01, _init(NET()))
-    filled = abe.fill_backbone(variables, backbone)
-    _, apply = _small(abe.abe, **options, mask_fn=jnp.ones_like)
+    filled = abe.with_backbone(variables, backbone)
+    _, apply = _small(abe.ABE, **options, mask_fn=jnp.ones_like)
     expected = _unit(filled["params"]["embedding"], _backbone()(backbone, IMAGES)["pooled"])
     learners = apply(filled, IMAGES)["learners"]
     for m in range(2):
@@ -169,7 +170,7 @@ def test_without_masks_every_learner_is_the_backbone():
 
 @pytest.mark.parametrize("pooled_by", [{}, FLAT], ids=["mean", "flatten"])
 def test_multi_head_by_hand(pooled_by):
-    variables, apply = _small(abe.multi_head, learners=2, **pooled_by)
+    variables, apply = _small(abe.MultiHead, learners=2, **pooled_by)
     out, params = apply(variables, IMAGES), variables["params"]
     assert sorted(params) == ["embedding_0", "embedding_1", "head_0", "head_1", "shared"]
     for m in range(2):
@@ -183,8 +184,8 @@ def test_multi_head_by_hand(pooled_by):
 
 def test_one_learner_trains_what_is_shared_and_its_own_mask():
     options = {"learners": 3, "attention": "conv3"}
-    variables, _ = _small(abe.abe, **options)
-    net = abe.abe(**SMALL, **options)
+    variables, _ = _small(abe.ABE, **options)
+    net = abe.ABE(**SMALL, **options)
 
     @jax.jit
     @jax.grad
@@ -200,22 +201,22 @@ def test_one_learner_trains_what_is_shared_and_its_own_mask():
 
 
 def test_backbone_weights_fill_every_copy():
-    net = abe.abe(learners=2)
+    net = abe.ABE(learners=2)
     made, backbone = _made(net), _made(googlenet())
-    filled = abe.fill_backbone(made, backbone)
+    filled = abe.with_backbone(made, backbone)
     assert jax.tree.structure(filled) == jax.tree.structure(made)
     for part in ("shared", "attention", "head"):
         for child, leaves in filled["params"][part].items():
             assert leaves is backbone["params"][child]
     assert filled["params"]["masks"] is made["params"]["masks"]
     # A collection alone does as well.
-    assert abe.fill_backbone(made["params"], backbone["params"]) == filled["params"]
+    assert abe.with_backbone(made["params"], backbone["params"]) == filled["params"]
     with pytest.raises(ValueError, match=r"the backbone has no inception_4a, .* needs: take"):
-        abe.fill_backbone(made, _init(NET()))
+        abe.with_backbone(made, _init(NET()))
 
 
 def test_initial_masks_are_glorot_of_each_learner():
-    variables, _ = _small(abe.abe, learners=3, attention="conv3")
+    variables, _ = _small(abe.ABE, learners=3, attention="conv3")
     kernel, bound = variables["params"]["masks"]["kernel"], (6 / (7 + 6)) ** 0.5
     assert 0.9 * bound < np.abs(kernel).max() <= bound
     np.testing.assert_array_equal(variables["params"]["masks"]["bias"], 0)
@@ -223,8 +224,8 @@ def test_initial_masks_are_glorot_of_each_learner():
 
 def test_half_precision():
     options = {"learners": 2, "attention": "conv3"}
-    variables, apply = _small(abe.abe, **options)
-    out = _small(abe.abe, **options, dtype=jnp.bfloat16)[1](variables, IMAGES)
+    variables, apply = _small(abe.ABE, **options)
+    out = _small(abe.ABE, **options, dtype=jnp.bfloat16)[1](variables, IMAGES)
     assert {array.dtype for array in out.values()} == {jnp.dtype("float32")}
     np.testing.assert_allclose(np.linalg.norm(out["embeddings"], axis=1), 1, atol=1e-6)
     gap = np.abs(out["embeddings"] - apply(variables, IMAGES)["embeddings"]).max()
@@ -233,8 +234,8 @@ def test_half_precision():
 
 def test_remat_is_handed_on_and_keeps_the_names():
     options = {"learners": 2, "attention": "conv3"}
-    variables, _ = _small(abe.abe, **options)
-    net = abe.abe(**SMALL, **options, remat=True)
+    variables, _ = _small(abe.ABE, **options)
+    net = abe.ABE(**SMALL, **options, remat=True)
     made = jax.eval_shape(lambda: net.init(jax.random.key(0), IMAGES, train=False))
     assert jax.tree.structure(made) == jax.tree.structure(variables)
     text = str(jax.make_jaxpr(lambda v: net.apply(v, IMAGES, train=False))(variables))
@@ -251,7 +252,7 @@ def test_says_what_and_how(unchecked):
         ),
         ({"learners": 2, "attention": "4e"}, r"convnet has no stage '4e'"),
     ):
-        net = abe.abe(**SMALL, **options)
+        net = abe.ABE(**SMALL, **options)
         with pytest.raises(ValueError, match=message) as caught:
             jax.eval_shape(lambda: net.init(jax.random.key(0), IMAGES, train=False))  # noqa: B023
         assert "\n" not in str(caught.value)

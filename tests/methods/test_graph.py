@@ -11,13 +11,14 @@ import pytest
 from ml_collections import ConfigDict
 from PIL import Image
 
-from dmljax import losses, methods, metrics, nets
+from dmljax import losses, metrics, nets
 from dmljax.methods import base
 from dmljax.methods.graph import nets as graphs
 from dmljax.methods.graph.refine import refine
+from dmljax.nets import attention, heads
 from dmljax.report import inside
 from dmljax.retrieval.reciprocal import k_reciprocal, k_reciprocal_queries
-from dmljax.train import config, durations, optimizers, registry, schedules
+from dmljax.train import config, durations, named_methods, optimizers, registry, schedules
 from dmljax.train.build import build
 from dmljax.train.step import init_state, train_step
 
@@ -61,7 +62,7 @@ jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_lev
 
 def _method(name="baseline", **options):
     given = {"dim": D, "heads": HEADS, "dropout": 0.0}
-    return methods.graph(NET, LOSS, classes=C, **{**given, **ROWS[name], **options})
+    return named_methods.graph(NET, LOSS, classes=C, **{**given, **ROWS[name], **options})
 
 
 def _fill(shapes):
@@ -416,7 +417,10 @@ def test_refined_one_by_one():
     """Every image in its own neighbourhood, of which the graph returns the first."""
     method, params, model_state, _ = _made("two layers, necks")
     x, _ = _clusters(np.random.default_rng(1), classes=4, per_class=5, dim=D)
-    block = graphs.GraphNetwork(classes=C, layers=2, heads=HEADS, concat_layers=True)
+    block_fn = functools.partial(
+        graphs.MessagePassing, attention_fn=functools.partial(attention.dot, heads=HEADS)
+    )
+    block = graphs.GraphNetwork(classes=C, layers=2, block_fn=block_fn, concat_layers=True)
     stats = model_state["batch_stats"]["graph"]
 
     @jit
@@ -660,7 +664,7 @@ def test_a_misspelt_attention_is_refused_by_the_config():
 
 def test_pool_with_options():
     """Of any method: the head makes the pools that a backbone does not."""
-    whole = base.encoder(NET, dim=None, pool={"name": "gem", "p": 200.0})
+    whole = base.encoder(NET, dim=None, pool_fn=functools.partial(heads.learned_gem, p=200.0))
     _, params, model_state, _ = _made("backbone only")
     stats = {"batch_stats": {"net": model_state["batch_stats"]["net"]}}
     trees = {"net": params["net"], "head": {"gem": {"p": jnp.float32(200.0)}}}

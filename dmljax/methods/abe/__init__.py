@@ -1,6 +1,20 @@
-"""Attention-based ensemble (ABE; Kim et al., ECCV 2018): nets, losses, method."""
+"""Attention-based ensemble (ABE; Kim et al., ECCV 2018).
 
-from dmljax.methods.abe.losses import contrastive, divergence
-from dmljax.methods.abe.method import abe
+* `nets.py`: the ensemble, which shares most of its net, and the control without attention.
+* `losses.py`: a contrastive loss for every learner, and a divergence between learners.
+* `method.py`: both together.
+"""
 
-__all__ = ["abe", "contrastive", "divergence"]
+from dmljax.methods.abe.losses import contrastive, divergence, drawn_pairs, mean_divergence
+from dmljax.methods.abe.method import abe, multi_head
+from dmljax.methods.abe.nets import min_max
+
+__all__ = [
+    "abe",
+    "contrastive",
+    "divergence",
+    "drawn_pairs",
+    "mean_divergence",
+    "min_max",
+    "multi_head",
+]

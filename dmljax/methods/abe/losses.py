@@ -1,4 +1,4 @@
-"""The losses of ABE: of pairs of images, and between the learners of one image."""
+"""The losses of ABE: between images for every learner, and between the learners of one image."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from dmljax import ops
-from dmljax.ops import Labels, MineFn
+from dmljax.ops import Array, Labels, MineFn
 
-__all__ = ["contrastive", "divergence"]
+__all__ = ["contrastive", "divergence", "drawn_pairs", "mean_divergence"]
 
 
 def contrastive(
@@ -22,12 +22,15 @@ def contrastive(
     where: Bool[Array, "b"] | None = None,
     mine_fn: MineFn | None = None,
 ) -> Float[Array, ""]:
-    """The metric loss of ABE: sum(d^2 of positives, [margin - d^2]+ of negatives) / their number.
+    """The metric loss of ABE: (sum of d^2 over positives + [margin - d^2]+ over negatives) / pairs.
 
-    Of embeddings as they are, which are unit vectors in ABE. The square is inside the hinge, and
-    one mean goes over both kinds of pairs: `dmljax.losses.contrastive` does neither.
-    `push_positives=True` hinges positives too, as a published reading of the formula that lost its
-    factor (1 - y) would.
+    (Kim et al., ECCV 2018.) `dmljax.losses.contrastive` differs in two ways: it squares the hinge
+    instead of the distance inside it, and it averages positives and negatives separately.
+
+    * `embeddings`: used as they are; in ABE they are unit vectors.
+    * `push_positives=True` also applies the hinge to positives, as one published implementation
+      does by omitting the factor (1 - y).
+    * `where`: rows that count. `mine_fn`: narrows the pairs.
     """
     x = ops.widen(embeddings)
     squares = ops.squared_euclidean(x, x)
@@ -42,20 +45,33 @@ def contrastive(
     return ops.divide(total, jnp.sum(positives | negatives, dtype=total.dtype))
 
 
-def divergence(
-    learners: Float[Array, "b m d"], *, margin: float = 1.0, pairs: str = "sum"
-) -> Float[Array, ""]:
-    """sum_{p<q} [margin - |B_p(x) - B_q(x)|^2]+ of an image's own learners, mean over images.
+def divergence(learners: Float[Array, "b m d"], *, margin: float = 1.0) -> Float[Array, ""]:
+    """sum_{p<q} [margin - |B_p(x) - B_q(x)|^2]+ over pairs of learners, mean over images x.
 
-    The paper sums over images too, which `lambda_div` would have to make up for. `pairs='mean'`
-    divides by the m (m - 1) / 2 pairs of learners, as public code does.
+    (Kim et al., ECCV 2018.) It pushes the learners of one image apart. The paper also sums over
+    images, so its weight depends on the size of the batch.
     """
-    if pairs not in ("sum", "mean"):
-        raise ValueError(f"pairs is 'sum' or 'mean', not {pairs!r}")
     m = learners.shape[1]
     first, second = np.triu_indices(m, 1)
     if not len(first):
         return jnp.zeros((), learners.dtype)
     gaps = learners[:, first] - learners[:, second]  # [b pairs d]
-    each = jax.nn.relu(margin - jnp.sum(gaps * gaps, axis=2))
-    return jnp.mean(jnp.sum(each, axis=1)) / (len(first) if pairs == "mean" else 1)
+    hinges = jax.nn.relu(margin - jnp.sum(gaps * gaps, axis=2))
+    return jnp.mean(jnp.sum(hinges, axis=1))
+
+
+def mean_divergence(learners: Float[Array, "b m d"], *, margin: float = 1.0) -> Float[Array, ""]:
+    """`divergence` divided by the m (m - 1) / 2 pairs of learners, as public code does."""
+    m = learners.shape[1]
+    return divergence(learners, margin=margin) / max(m * (m - 1) // 2, 1)
+
+
+def drawn_pairs(labels: Array) -> ops.Pairs:
+    """Only the pairs of rows i and i + b/2, which `data.sampling.abe_pairs` draws."""
+    b = len(labels)
+    if b % 2:
+        raise ValueError(f"drawn pairs need a batch of an even number of rows, not {b}")
+    rows = jnp.arange(b)
+    partner = rows[None, :] == ((rows + b // 2) % b)[:, None]
+    positives, negatives = ops.pairs(labels)
+    return ops.Pairs(positives & partner, negatives & partner)

@@ -1,34 +1,22 @@
-"""The method ABE: learners that look at different things."""
+"""The method ABE: learners with a metric loss each, and a divergence that keeps them apart."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from dmljax import ops
 from dmljax.methods import base
-from dmljax.methods.abe import nets as ensembles
+from dmljax.methods.abe import nets
 from dmljax.methods.abe.losses import divergence
 from dmljax.ops import Array
 
-__all__ = ["abe"]
-
-
-def _min_max(logits: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
-    """Every channel of every image from 0 to 1 over space; a flat one is 0."""
-    low = jnp.min(logits, axis=(1, 2), keepdims=True)
-    high = jnp.max(logits, axis=(1, 2), keepdims=True)
-    return (logits - low) / jnp.where(high > low, high - low, 1)
-
-
-_MASKS = {"sigmoid": jax.nn.sigmoid, "min_max": _min_max}
+__all__ = ["abe", "multi_head"]
 
 
 def abe(
@@ -39,119 +27,154 @@ def abe(
     mine_fn: Callable | base.RandomMiner | None = None,
     learners: int = 8,
     dim: int = 512,
-    lambda_div: float = 1.0,
-    margin_div: float = 1.0,
-    divergence_pairs: str = "sum",
-    pairs: str = "all",
-    heads: bool = False,
     split: Sequence[str] = ("pool3", "4a"),
     attention: str = "4e",
-    mask: str = "sigmoid",
-    pool: Any = "mean",
+    mask_fn: Callable = jax.nn.sigmoid,
+    pool_fn: Callable | None = None,
+    pairs_fn: Callable | None = None,
+    lambda_div: float = 1.0,
+    divergence_fn: Callable = divergence,
 ) -> base.Method:
-    """ABE-M: sum_m `loss_fn`(B_m) + lambda_div `divergence`; of `dim` features, dim / M each.
+    """ABE-M (Kim et al., ECCV 2018): sum_m loss_fn(B_m(x), y) + lambda_div divergence_fn(B(x)).
 
-    `heads=True` is the paper's control, M heads without attention: of one learner, a plain net. The
-    divergence does nothing for them, the paper says, and had no weight in its rows.
+    `embed` returns the unit vectors of the learners side by side, divided by sqrt(M). A ranking by
+    it is a ranking by the mean of the learners' squared distances. The parts are the learners.
 
-    `split` names the last stage of `net` that all share and the first that follows, `attention` the
-    last stage of the attention's copy. Defaults are for Caffe's GoogLeNet; any backbone that has
-    `start` and `stop` does, such as `convnet`: `split=('conv3', 'conv4'), attention='conv4'`.
-
-    `pairs='drawn'` compares only rows i and i + b/2, which `sampling.abe_pairs` draws as positive
-    or negative pairs; the paper does not say whether its loss goes over these or over 'all'.
-    The paper's text does not tell the masks' activation. `mask='sigmoid'` is what a port says it to
-    be and another has; 'min_max' is that first port's replacement for it. `pool` is how a learner's
-    last map becomes the features of its linear layer; the mean, in the paper.
-
-    `embed` is the learners' unit vectors beside each other over sqrt(M): ranking by it is ranking
-    by the mean of their squared distances. `parts` are the learners.
+    * `loss_fn`, `mine_fn`: any pair loss; `losses.contrastive` of this folder is the paper's.
+    * `learners`, `dim`: M, and the dimensions of all learners together.
+    * `split`: the last stage of `net` that all learners share, and the stage after it. `attention`:
+      the last stage of the attention's copy. The defaults are stages of Caffe's GoogLeNet. Any
+      backbone with `start` and `stop` will do: for `convnet` `split=("conv3", "conv4")` and
+      `attention="conv4"`.
+    * `mask_fn`: logits -> masks `[b h w c]`. The paper does not name it; one port reports a
+      sigmoid, another uses `nets.min_max` instead.
+    * `pool_fn`: how the last map of a learner becomes a vector; the paper takes the mean.
+    * `pairs_fn`: labels -> pairs that the loss compares. None compares all pairs of the batch,
+      `losses.drawn_pairs` only those that the sampler drew. The paper does not say which.
+    * `divergence_fn`: learners `[b m d]` -> number.
     """
     del classes
-    if pairs not in ("all", "drawn"):
-        raise ValueError(f"pairs is 'all' or 'drawn', not {pairs!r}")
-    if mask not in _MASKS:
-        raise ValueError(f"mask is one of {', '.join(_MASKS)}, not {mask!r}")
-    options = {"learners": learners, "features": dim, "net": _like(net), "split": tuple(split)}
-    options |= dict(zip(("output", "pool"), base.pooling(pool), strict=True))
-    options |= {"remat": net.remat, "dtype": net.dtype}
-    if heads:
-        ensemble = ensembles.multi_head(**options)
-    else:
-        ensemble = ensembles.abe(**options, attention=attention, mask_fn=_MASKS[mask])
-    whole = base.modules(lambda run, images: run["net"](images), net=ensemble)
+    ensemble = nets.ABE(
+        learners=learners,
+        features=dim,
+        net=_like(net),
+        split=tuple(split),
+        attention=attention,
+        mask_fn=mask_fn,
+        pool_fn=pool_fn,
+        remat=net.remat,
+        dtype=net.dtype,
+    )
     loss_fn = base.with_miner(loss_fn, mine_fn)
+    method, outputs_fn = _ensemble_method(ensemble, loss_fn, pairs_fn, lambda_div, divergence_fn)
+
+    def spatial_masks(params, model_state, images):
+        return {"masks": outputs_fn(params, model_state, images)["masks"]}
+
+    return method._replace(inspect=method.inspect._replace(spatial_masks=spatial_masks))
+
+
+def multi_head(
+    net: nn.Module,
+    loss_fn: Callable,
+    *,
+    classes: int,
+    mine_fn: Callable | base.RandomMiner | None = None,
+    learners: int = 8,
+    dim: int = 512,
+    split: Sequence[str] = ("pool3", "4a"),
+    pool_fn: Callable | None = None,
+    pairs_fn: Callable | None = None,
+    lambda_div: float = 0.0,
+    divergence_fn: Callable = divergence,
+) -> base.Method:
+    """The control in the paper of ABE: M heads on shared first stages, without attention.
+
+    Arguments are as in `abe`. One learner is a plain net. The divergence has no weight in the
+    paper's rows; the paper reports that it changes nothing here.
+    """
+    del classes
+    ensemble = nets.MultiHead(
+        learners=learners,
+        features=dim,
+        net=_like(net),
+        split=tuple(split),
+        pool_fn=pool_fn,
+        remat=net.remat,
+        dtype=net.dtype,
+    )
+    loss_fn = base.with_miner(loss_fn, mine_fn)
+    return _ensemble_method(ensemble, loss_fn, pairs_fn, lambda_div, divergence_fn)[0]
+
+
+def _ensemble_method(
+    ensemble: nn.Module,
+    loss_fn: Callable,
+    pairs_fn: Callable | None,
+    lambda_div: float,
+    divergence_fn: Callable,
+) -> tuple[base.Method, Callable]:
+    """The method of any ensemble of `nets`, and its `(params, model_state, images) -> outputs`."""
+    learners = ensemble.learners
+    module = base.modules(lambda run, images: run["net"](images), net=ensemble)
 
     def init(key, batch, *, backbone=None):
-        params, model_state, _ = whole.init(key, batch["images"])
+        params, model_state, _ = module.init(key, batch["images"])
         if backbone is None:
             return params, model_state
         variables = {"params": params["net"]}
         if "batch_stats" in model_state:
             variables["batch_stats"] = model_state["batch_stats"]["net"]
-        filled = ensembles.fill_backbone(variables, backbone)
-        return base.with_backbone(params, model_state, filled)
+        variables = nets.with_backbone(variables, backbone)
+        return base.with_backbone(params, model_state, variables)
 
     def loss(params, model_state, batch, *, key, step):
         del step
-        outputs, model_state = whole.apply(
+        outputs, model_state = module.apply(
             params, model_state, batch["images"], train=True, key=jax.random.fold_in(key, 0)
         )
         x = outputs["learners"]  # [b m d]
-        labels = batch["labels"] if pairs == "all" else _drawn(batch["labels"])
+        labels = batch["labels"] if pairs_fn is None else pairs_fn(batch["labels"])
         keys = jax.random.split(jax.random.fold_in(key, 1), learners)
-        each = jax.vmap(lambda x, key: loss_fn(x, labels, key=key), in_axes=(1, 0))(x, keys)
+        metric_losses = jax.vmap(lambda x, key: loss_fn(x, labels, key=key), in_axes=(1, 0))(
+            x, keys
+        )
         metrics = base.diagnostics(outputs["embeddings"], batch["labels"])
-        metrics["metric"] = jnp.sum(each)
-        metrics["divergence"] = divergence(x, margin=margin_div, pairs=divergence_pairs)
+        metrics["metric"] = jnp.sum(metric_losses)
+        metrics["divergence"] = divergence_fn(x)
         if learners > 1:
             metrics["self_cosine"] = _self_cosine(jax.lax.stop_gradient(x))
         return metrics["metric"] + lambda_div * metrics["divergence"], (model_state, metrics)
 
-    def look(params, model_state, images):
-        return whole.apply(params, model_state, images, train=False)[0]
+    def outputs_fn(params, model_state, images):
+        return module.apply(params, model_state, images, train=False)[0]
 
     def embed(params, model_state, images):
-        return base.unit_vectors(look(params, model_state, images)["embeddings"])
+        return base.unit_vectors(outputs_fn(params, model_state, images)["embeddings"])
 
     def parts(params, model_state, images):
-        found = look(params, model_state, images)["learners"]
-        return {f"learner_{m}": found[:, m] for m in range(learners)}
+        vectors = outputs_fn(params, model_state, images)["learners"]
+        return {f"learner_{m}": vectors[:, m] for m in range(learners)}
 
-    def spatial_masks(params, model_state, images):
-        return {"masks": look(params, model_state, images)["masks"]}
-
-    inspect = base.Inspect(
-        parts=parts if learners > 1 else None, spatial_masks=None if heads else spatial_masks
-    )
-    return base.Method(init, loss, embed, inspect=inspect)
+    inspect = base.Inspect(parts=parts if learners > 1 else None)
+    return base.Method(init, loss, embed, inspect=inspect), outputs_fn
 
 
 def _like(net: nn.Module) -> Callable[..., nn.Module]:
-    """Makes nets like this one, of other stages and names."""
+    """A function that makes nets like `net`, with other stages and names."""
     fields = {f.name: getattr(net, f.name) for f in dataclasses.fields(net)}
     if not {"start", "stop"} <= set(fields):
         raise ValueError(
             f"abe needs a net that runs from any stage to any other, and {type(net).__name__} does "
             "not (it has no start and stop): take googlenet, resnet50, convnet, ..."
         )
-    ours = ("parent", "name", "remat", "dtype")
-    return functools.partial(type(net), **{k: v for k, v in fields.items() if k not in ours})
-
-
-def _drawn(labels: Array) -> ops.Pairs:
-    """Only rows i and i + b/2 as pairs."""
-    b = len(labels)
-    if b % 2:
-        raise ValueError(f"pairs='drawn' needs two halves of a batch, not {b} rows: see abe_pairs")
-    rows = jnp.arange(b)
-    partner = rows[None, :] == ((rows + b // 2) % b)[:, None]
-    positives, negatives = ops.pairs(labels)
-    return ops.Pairs(positives & partner, negatives & partner)
+    set_by_ensemble = ("parent", "name", "remat", "dtype")
+    kept = {name: value for name, value in fields.items() if name not in set_by_ensemble}
+    return functools.partial(type(net), **kept)
 
 
 def _self_cosine(learners: Float[Array, "b m d"]) -> Float[Array, ""]:
-    """Mean cosine between two learners of one image."""
+    """Mean cosine between two learners of one image; near 1 if the learners have collapsed."""
     m = learners.shape[1]
-    together = jnp.sum(learners, axis=1)  # |sum of unit vectors|^2 = m + 2 sum_{p<q} cos
-    return jnp.mean(jnp.sum(together * together, axis=1) - m) / (m * (m - 1))
+    total = jnp.sum(learners, axis=1)  # |sum of unit vectors|^2 = m + 2 sum_{p<q} cos
+    return jnp.mean(jnp.sum(total * total, axis=1) - m) / (m * (m - 1))

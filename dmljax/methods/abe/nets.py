@@ -1,14 +1,20 @@
-"""Ensembles that share most of their net: attention-based (ABE) and with several heads.
+"""Ensembles of learners that share most of their net: with attention (ABE), and with several heads.
 
-Both are called as `(images [b h w 3], *, train)` and return, in float32,
+In the paper's letters: S is the first stages of the backbone and G its remaining stages, then
+learner m is B_m(x) = G(S(x) * A_m(S(x))), a unit vector, with a mask A_m over channels and places.
+
+Both ensembles are called as `(images [b h w 3], *, train)` and return, in float32,
 
 * "learners" `[b m d]`: the unit vectors of the m learners.
-* "embeddings" `[b m*d]`: those beside each other, divided by sqrt(m). They are unit vectors, and a
-  squared distance between them is the mean of the learners'.
+* "embeddings" `[b m*d]`: these side by side, divided by sqrt(m). They are unit vectors, and their
+  squared distance is the mean of the squared distances of the learners.
 
-`net` is a backbone of `dmljax.nets`; `split` names its last stage that all learners share and the
-stage after that. The linear layers take the backbone's `output`, where a `pool` is given pooled by
-it. Defaults are the published ones, for Caffe's GoogLeNet.
+Their fields, with the published defaults for Caffe's GoogLeNet:
+
+* `learners` and `features`: the number of learners, and the dimensions of all together.
+* `net`: makes a backbone; called with `start` and `stop` (stages), `name`, `remat` and `dtype`.
+* `split`: the last stage of S and the first stage of G.
+* `pool_fn`: pools the map of G, see `methods.base.encoder`.
 """
 
 from __future__ import annotations
@@ -22,25 +28,32 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from dmljax import ops
+from dmljax.methods import base
 from dmljax.nets.googlenet import GoogLeNet
 from dmljax.nets.heads import Head
 from dmljax.nets.initializers import uniform
 from dmljax.nets.layers import Conv, glorot_dense
 from dmljax.ops import Array
 
-__all__ = ["abe", "fill_backbone", "multi_head"]
+__all__ = ["ABE", "MultiHead", "min_max", "with_backbone"]
+
+
+def min_max(logits: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
+    """A mask from 0 to 1: every channel of every image scaled over space; a constant one is 0."""
+    low = jnp.min(logits, axis=(1, 2), keepdims=True)
+    high = jnp.max(logits, axis=(1, 2), keepdims=True)
+    return (logits - low) / jnp.where(high > low, high - low, 1)
 
 
 class ABE(nn.Module, kw_only=True):
-    """S, then G on S * A_m for every learner m (Kim et al., ECCV 2018): ABE-8 by default.
+    """The attention-based ensemble (Kim et al., ECCV 2018); ABE-8 by default.
 
-    S ("shared") and G ("head"), which ends in a linear layer ("embedding"), are the same for all
-    learners. A learner's attention A_m is a mask of its own for every channel and place: a copy of
-    the stages up to `attention`, with weights of its own but one for all learners, then a 1x1
-    convolution for each learner ("masks") and `mask_fn`. Also returns "masks" `[b m h w c]`.
+    S ("shared") and G ("head"), with the linear layer after it ("embedding"), are the same for all
+    learners. The learners differ in their masks A_m: a copy of the stages up to `attention`, which
+    all learners share, and a 1x1 convolution for each ("masks"), then `mask_fn` (logits -> mask).
 
-    `features` counts those of all learners together. The 1x1 convolutions lie beside each other
-    in one kernel: the outputs of learner m are the m-th c.
+    Also returns "masks" `[b m h w c]`. The convolutions of all learners are one kernel: the m-th
+    group of c outputs belongs to learner m.
     """
 
     learners: int = 8
@@ -49,14 +62,13 @@ class ABE(nn.Module, kw_only=True):
     split: tuple[str, str] = ("pool3", "4a")
     attention: str = "4e"
     mask_fn: Callable = jax.nn.sigmoid
-    output: str = "pooled"
-    pool: Any = None
+    pool_fn: Callable | None = None
     remat: bool = False
     dtype: Any = None
 
     @nn.compact
     def __call__(self, images: Float[Array, "b h w 3"], *, train: bool) -> dict[str, Array]:
-        width = _share(self.features, self.learners)
+        width = _learner_width(self.features, self.learners)
         stop, start = self.split
         options = {"remat": self.remat, "dtype": self.dtype}
 
@@ -64,49 +76,51 @@ class ABE(nn.Module, kw_only=True):
         maps = shared(images, train=train)["features"]  # [b h w c]
         b, h, w, c = maps.shape
         attention = self.net(start=start, stop=self.attention, name="attention", **options)
-        heard = attention(maps, train=train)["features"]
-        if heard.shape[1:3] != (h, w):
+        attention_maps = attention(maps, train=train)["features"]
+        if attention_maps.shape[1:3] != (h, w):
+            mask_h, mask_w = attention_maps.shape[1:3]
             raise ValueError(
-                f"masks of {heard.shape[1]} x {heard.shape[2]} do not fit maps of {h} x {w}: let "
-                f"the attention end before a stage with a stride, not at {self.attention!r}"
+                f"masks of {mask_h} x {mask_w} do not fit maps of {h} x {w}: let the attention end "
+                f"before a stage with a stride, not at {self.attention!r}"
             )
-        masks = Conv(
+        logits = Conv(
             self.learners * c,
             1,
             use_bias=True,
             dtype=self.dtype,
-            kernel_init=_glorot_each(self.learners),
+            kernel_init=_glorot_of_each_learner(self.learners),
             name="masks",
-        )(heard)
-        masks = self.mask_fn(ops.widen(masks)).reshape(b, h, w, self.learners, c)
+        )(attention_maps)
+        masks = self.mask_fn(ops.widen(logits)).reshape(b, h, w, self.learners, c)
         masks = jnp.moveaxis(masks, 3, 1)  # [b m h w c]
 
-        # One after the other in the batch, image by image, so that a sharded batch stays in place.
-        each = (maps[:, None] * masks.astype(maps.dtype)).reshape(b * self.learners, h, w, c)
+        # Learners are neighbors in the batch of G, image by image, so that a sharded batch stays
+        # in place.
+        masked = (maps[:, None] * masks.astype(maps.dtype)).reshape(b * self.learners, h, w, c)
         head = self.net(start=start, name="head", **options)
-        pooled = _pooled(self.pool, head(each, train=train)[self.output], "pool", train)
+        pooled = _pooled(self.pool_fn, head(masked, train=train), "pool", train)
         vectors = glorot_dense(width, dtype=self.dtype, name="embedding")(pooled)
-        return _ensemble(vectors.reshape(b, self.learners, width)) | {"masks": masks}
+        return _outputs(vectors.reshape(b, self.learners, width)) | {"masks": masks}
 
 
 class MultiHead(nn.Module, kw_only=True):
-    """S, then a G and a linear layer of its own for every learner: "head_0", "embedding_0", ...
+    """The control in the paper of ABE: every learner has its own G, and there is no attention.
 
-    The baseline of `ABE` in its paper. With one learner it is the backbone and a linear layer.
+    S is "shared"; learner m has "head_m" and a linear layer "embedding_m". One learner is the
+    backbone with a linear layer.
     """
 
     learners: int = 8
     features: int = 512
     net: Callable = GoogLeNet
     split: tuple[str, str] = ("pool3", "4a")
-    output: str = "pooled"
-    pool: Any = None
+    pool_fn: Callable | None = None
     remat: bool = False
     dtype: Any = None
 
     @nn.compact
     def __call__(self, images: Float[Array, "b h w 3"], *, train: bool) -> dict[str, Array]:
-        width = _share(self.features, self.learners)
+        width = _learner_width(self.features, self.learners)
         stop, start = self.split
         options = {"remat": self.remat, "dtype": self.dtype}
 
@@ -115,51 +129,50 @@ class MultiHead(nn.Module, kw_only=True):
         vectors = []
         for m in range(self.learners):
             head = self.net(start=start, name=f"head_{m}", **options)
-            pooled = _pooled(self.pool, head(maps, train=train)[self.output], f"pool_{m}", train)
+            pooled = _pooled(self.pool_fn, head(maps, train=train), f"pool_{m}", train)
             vectors.append(glorot_dense(width, dtype=self.dtype, name=f"embedding_{m}")(pooled))
-        return _ensemble(jnp.stack(vectors, axis=1))
+        return _outputs(jnp.stack(vectors, axis=1))
 
 
-abe = ABE
-multi_head = MultiHead
+def with_backbone(variables: Mapping[str, Any], backbone: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables of an ensemble, with those of one backbone in every copy of its stages.
 
-
-def fill_backbone(variables: Mapping[str, Any], backbone: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables of an ensemble with those of one whole backbone in every part that copies it.
-
-    Pretrained weights go into S, into every G and into the attention's copy alike. Both are as
-    `init` returns them, or one collection of those. Masks and embeddings stay as they are.
+    S, every G and the attention's copy get pretrained values; masks and linear layers keep theirs.
+    Both arguments are as `init` returns them, or both are one of its collections.
     """
-    filled = {}
-    for name, part in variables.items():
+    replaced = {}
+    for name, value in variables.items():
         if name in backbone and name in ("params", "batch_stats"):
-            filled[name] = fill_backbone(part, backbone[name])
+            replaced[name] = with_backbone(value, backbone[name])
         elif name in ("shared", "attention", "head") or name.startswith("head_"):
-            if missing := sorted(set(part) - set(backbone)):
+            if missing := sorted(set(value) - set(backbone)):
                 raise ValueError(
                     f"the backbone has no {', '.join(missing)}, which {name!r} needs: take weights "
                     "of the net that the ensemble is made of"
                 )
-            filled[name] = {child: backbone[child] for child in part}
+            replaced[name] = {child: backbone[child] for child in value}
         else:
-            filled[name] = part
-    return filled
+            replaced[name] = value
+    return replaced
 
 
-def _pooled(pool, x, name, train):
-    if pool is None:
-        return x
-    return Head(features=None, pool=pool, name=name)(x, train=train)["features"]
+def _pooled(pool_fn, outputs, name, train):
+    """The pooled map of a backbone with these outputs; a learned pool is called `name`."""
+    output, pool_fn = base.pooling(pool_fn)
+    if pool_fn is None:
+        return outputs[output]
+    head = Head(features=None, pool_fn=pool_fn, name=name)
+    return head(outputs[output], train=train)["features"]
 
 
-def _ensemble(vectors):
+def _outputs(vectors):
     learners = ops.normalize(vectors)  # [b m d]
     b, m, d = learners.shape
     return {"learners": learners, "embeddings": learners.reshape(b, m * d) / m**0.5}
 
 
-def _glorot_each(learners):
-    """Glorot's initialisation of kernels that lie beside each other, as if each were alone."""
+def _glorot_of_each_learner(learners):
+    """Glorot's initial values for the kernels of several learners that lie side by side."""
 
     def init(key, shape, dtype=jnp.float32):
         bound = (6 / (shape[2] + shape[3] // learners)) ** 0.5
@@ -168,7 +181,7 @@ def _glorot_each(learners):
     return init
 
 
-def _share(features, learners):
+def _learner_width(features, learners):
     if learners < 1 or features % learners:
         raise ValueError(
             f"{learners} learners cannot share {features} features: take features={learners} times "

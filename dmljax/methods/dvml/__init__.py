@@ -1,6 +1,31 @@
-"""Deep variational metric learning (DVML; Lin et al., ECCV 2018): nets, losses, method."""
+"""Deep variational metric learning (DVML; Lin et al., ECCV 2018).
 
-from dmljax.methods.dvml.losses import divergence, n_pairs, reconstruction
-from dmljax.methods.dvml.method import dvml
+* `nets.py`: the heads, the sampler and the decoder that are added to a backbone.
+* `losses.py`: the divergence, three forms of the reconstruction loss, and the n-pairs loss.
+* `method.py`: all terms and their two phases.
 
-__all__ = ["divergence", "dvml", "n_pairs", "reconstruction"]
+`n_pairs` is the loss 'dmljax.methods.dvml:n_pairs' of a config.
+"""
+
+from dmljax.methods.dvml.losses import (
+    divergence,
+    n_pairs,
+    reconstruction_half_sum,
+    reconstruction_mean_square,
+    reconstruction_norm,
+)
+from dmljax.methods.dvml.method import PAPER_PHASES, Phase, dvml
+from dmljax.methods.dvml.nets import VariationalDecoder, VariationalHeads
+
+__all__ = [
+    "PAPER_PHASES",
+    "Phase",
+    "VariationalDecoder",
+    "VariationalHeads",
+    "divergence",
+    "dvml",
+    "n_pairs",
+    "reconstruction_half_sum",
+    "reconstruction_mean_square",
+    "reconstruction_norm",
+]

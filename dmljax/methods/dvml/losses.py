@@ -1,4 +1,4 @@
-"""The losses of DVML, and its n-pairs."""
+"""The losses of DVML: the divergence, the reconstruction, and an n-pairs loss on raw products."""
 
 from __future__ import annotations
 
@@ -7,41 +7,52 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from dmljax import losses, ops
-from dmljax.ops import Labels
+from dmljax.ops import Array, Labels
 
-__all__ = ["divergence", "n_pairs", "reconstruction"]
+__all__ = [
+    "divergence",
+    "n_pairs",
+    "reconstruction_half_sum",
+    "reconstruction_mean_square",
+    "reconstruction_norm",
+]
 
 
 def divergence(mean: Float[Array, "b d"], log_variance: Float[Array, "b d"]) -> Float[Array, ""]:
-    """KL of N(mean, variance) from N(0, 1): sum over dimensions, mean over the batch.
+    """KL(N(mean, variance) | N(0, 1)): summed over dimensions, averaged over the batch.
 
-    (variance + mean^2 - log variance - 1) / 2. The paper's equation 8 prints the negative of it,
-    and other public code divides by the batch twice.
+    (variance + mean^2 - log variance - 1) / 2. Equation 8 of Lin et al. (ECCV 2018) prints its
+    negative, and other public code divides by the batch twice.
     """
-    # Beyond exp(20) a tangent goes on, which pulls the variance back where exp would overflow.
+    # Above exp(20) the variance continues as a straight line: exp would overflow, and the gradient
+    # still pulls the variance back.
     variance = jnp.exp(jnp.minimum(log_variance, 20)) * (1 + jax.nn.relu(log_variance - 20))
-    each = (variance + mean**2 - log_variance - 1) / 2
-    return jnp.mean(jnp.sum(each, axis=1))
+    terms = (variance + mean**2 - log_variance - 1) / 2
+    return jnp.mean(jnp.sum(terms, axis=1))
 
 
-def reconstruction(
-    features: Float[Array, "b c"], decoded: Float[Array, "t b c"], *, form: str = "norm"
+def reconstruction_norm(
+    features: Float[Array, "b c"], decoded: Float[Array, "t b c"]
 ) -> Float[Array, ""]:
-    """How far the features decoded from t samples are from the features.
+    """mean |f - f'| over the batch and t samples: equation 9 of Lin et al. (ECCV 2018)."""
+    return jnp.mean(ops.sqrt(jnp.sum(_squares(features, decoded), axis=2)))
 
-    "norm": mean of |f - f'| over samples and batch, the paper's equation 9. "half_sum": half the
-    sum of squares over batch and dimensions, as in public code for 128 dimensions; it grows with
-    the batch and is 1e3 to 1e5 times as large. "mean_square": mean over all entries, as in others.
+
+def reconstruction_half_sum(
+    features: Float[Array, "b c"], decoded: Float[Array, "t b c"]
+) -> Float[Array, ""]:
+    """sum (f - f')^2 / 2 over batch and dimensions, mean over t samples, as in public code.
+
+    It grows with the batch and is 1e3 to 1e5 times as large as `reconstruction_norm`.
     """
-    gaps = decoded - features[None, :, :]
-    squares = gaps * gaps
-    if form == "norm":
-        return jnp.mean(ops.sqrt(jnp.sum(squares, axis=2)))
-    if form == "half_sum":
-        return jnp.mean(jnp.sum(squares, axis=(1, 2))) / 2
-    if form == "mean_square":
-        return jnp.mean(squares)
-    raise ValueError(f"form is 'norm', 'half_sum' or 'mean_square', not {form!r}")
+    return jnp.mean(jnp.sum(_squares(features, decoded), axis=(1, 2))) / 2
+
+
+def reconstruction_mean_square(
+    features: Float[Array, "b c"], decoded: Float[Array, "t b c"]
+) -> Float[Array, ""]:
+    """mean (f - f')^2 over samples, batch and dimensions, as in other public code."""
+    return jnp.mean(_squares(features, decoded))
 
 
 def n_pairs(
@@ -51,9 +62,14 @@ def n_pairs(
     l2_weight: float = 3e-3,
     where: Bool[Array, "b"] | None = None,
 ) -> Float[Array, ""]:
-    """`losses.n_pairs` on dot products of embeddings as they are (Sohn, NeurIPS 2016).
+    """`losses.n_pairs` on dot products of the embeddings as they are (Sohn, NeurIPS 2016).
 
-    With `l2_weight` / 4 times the mean squared norms of anchors and positives: 3e-3 in the code
-    that DVML's grew from, which recommends 1.5e-2 for CUB.
+    Adds `l2_weight` / 4 times the mean squared norms of anchors and of positives. The code on which
+    that of DVML is based uses 3e-3, and recommends 1.5e-2 for CUB.
     """
     return losses.n_pairs(embeddings, labels, l2_weight=l2_weight, distance_fn=ops.dot, where=where)
+
+
+def _squares(features, decoded):
+    gaps = decoded - features[None, :, :]
+    return gaps * gaps

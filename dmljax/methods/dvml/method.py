@@ -1,18 +1,13 @@
-"""Deep variational metric learning (Lin et al., ECCV 2018): what varies within a class is noise.
+"""The method DVML: variation within a class is modeled as noise (Lin et al., ECCV 2018).
 
-The backbone's features f become z_I, alone used at test time, and the mean and variance of what
-varies, z_V. A decoder makes f again of z = z_I + z_V. With `loss_fn` as the metric loss Lm,
-
-    lambda_1 KL(z_V | N(0, 1)) + lambda_2 |f - decoder(z)| + lambda_3 Lm(z) + lambda_4 Lm(z_I)
-
-in two phases: the decoder's gradient reaches what is before it only in the second. `n_pairs` goes
-into a config as 'dmljax.methods.dvml:n_pairs'.
+The features f of the backbone become z_I, which alone is used at test time, and the mean and the
+variance of z_V, the variation within a class. A decoder restores f from z = z_I + z_V.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -20,43 +15,35 @@ import jax.numpy as jnp
 
 from dmljax import ops
 from dmljax.methods import base
-from dmljax.methods.dvml.losses import divergence, reconstruction
+from dmljax.methods.dvml.losses import divergence, reconstruction_norm
 from dmljax.methods.dvml.nets import VariationalDecoder, VariationalHeads, sample_variations
 from dmljax.nets import initializers
 from dmljax.nets.heads import Head
 from dmljax.ops import Array
 
-__all__ = ["dvml"]
+__all__ = ["PAPER_PHASES", "Phase", "dvml"]
 
 
-_PAPER: dict[str, Any] = {
-    "dim": 512,
-    "norms": "none",
-    "samples": 20,
-    "activation": "tanh",
-    "decoder_norm": False,
-    "form": "norm",
-    "release": "second",
-    "decay": 0.0,
-    "probe": False,
-    "lambdas": ((1, 1, 0.1, 1), (0.8, 1, 0.2, 0.8)),
-    "phase_at": 1500,
-}
-_SEED: dict[str, Any] = {
-    "dim": 128,
-    "norms": "nested",
-    "samples": 1,
-    "activation": "relu",
-    "decoder_norm": True,
-    "form": "half_sum",
-    "release": "never",
-    "decay": 5e-3,
-    "probe": True,
-    "lambdas": ((1, 0.5, 0.5, 1), (0.8, 1, 0.4, 0.8)),
-    "phase_at": 1600,
-}
-_MODES = {"paper": _PAPER, "seed": _SEED}
-_ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu}
+class Phase(NamedTuple):
+    """What one of the two phases of training does.
+
+    * `lambdas`: the weights lambda_1 to lambda_4 of the four terms.
+    * `release`: the decoder's gradient reaches the heads and the backbone.
+    * `train_decoder`: the decoder learns.
+    * `decoder_statistics`: a batch norm in the decoder uses the statistics of the batch; otherwise
+      its running ones.
+    """
+
+    lambdas: Sequence[float]
+    release: bool
+    train_decoder: bool = True
+    decoder_statistics: bool = True
+
+
+PAPER_PHASES = (
+    Phase((1, 1, 0.1, 1), release=False, decoder_statistics=False),
+    Phase((0.8, 1, 0.2, 0.8), release=True),
+)
 
 
 def dvml(
@@ -65,147 +52,143 @@ def dvml(
     *,
     classes: int,
     mine_fn: Callable | base.RandomMiner | None = None,
-    mode: str = "paper",
-    dim: int | None = None,
-    pool: Any = "mean",
-    norms: str | None = None,
-    samples: int | None = None,
+    pool_fn: Callable | None = None,
+    heads: nn.Module | None = None,
+    decoder_fn: Callable[..., nn.Module] = VariationalDecoder,
+    samples: int = 20,
     metric_samples: int = 1,
     reparameterized: bool = True,
-    hidden: int = 512,
-    activation: str | None = None,
-    decoder_norm: bool | None = None,
-    form: str | None = None,
-    release: str | None = None,
+    reconstruction_fn: Callable = reconstruction_norm,
     learn_target: bool = False,
-    frozen_decoder: bool = False,
-    decay: float | None = None,
-    probe: bool | None = None,
-    lambdas: Sequence[Sequence[float]] | None = None,
-    phase_at: int | None = None,
+    phases: Sequence[Phase] = PAPER_PHASES,
+    phase_at: int = 1500,
+    decay: float = 0.0,
+    probe: bool = False,
 ) -> base.Method:
-    """DVML around any pair loss; `mode` sets what is not given.
+    """lambda_1 KL + lambda_2 |f - decoder(z)| + lambda_3 loss_fn(z, y) + lambda_4 loss_fn(z_I, y).
 
-    * 'paper': 512 dimensions, `samples` 20, tanh in the decoder, its gradient cut in phase 1.
-    * 'seed': the public code for Cars196. 128 dimensions behind batch norms (`norms='nested'`), one
-      sample, a decoder with relu and a batch norm that keeps to its running statistics in phase 1.
-      The decoder's gradient never reaches the rest, whatever the phase, so that nothing pulls z_I
-      and z_V apart. A `probe` classifies f by softmax, of which the rest learns nothing either.
+    The metrics are these terms before weighting: "kl", "reconstruction", "metric_variant" (of z),
+    "metric_invariant" (of z_I), and "decay" and "probe" where there are any. "decoder/" and
+    "probe/" are the paths of parameters for learning rates of their own.
 
-    What the two differ in, and what the paper leaves open:
-
-    * `lambdas`: the four weights in phase 1 and in phase 2, which begins at step `phase_at` (0:
-      there is no phase 1). The paper does not say when; another public code has 1500.
-    * `release`: when the decoder's gradient reaches the heads and the backbone: in the 'second'
-      phase, 'never', or 'always'. The features that it aims at get one with `learn_target=True`.
-    * `frozen_decoder=True`: no decoder is learned in phase 1, as a report says and its code denies.
-    * `pool`: how a map becomes the features f (the mean, in both).
-    * `metric_samples`: how many of the samples the metric loss sees, one by one.
-    * `reparameterized=False`: only the KL moves mean and variance, as in some public code.
-    * `form`: see `reconstruction`. `norms`, `activation`, `decoder_norm`: see `dvml/nets.py`.
-    * `decay`: of the backbone and the heads, biases too, norms not: `decay` / 2 times the squares
-      is added to Lm(z_I), and so weighed by lambda_4.
-
-    All losses are logged as they are before the lambdas weigh them: 'kl', 'reconstruction',
-    'metric_variant' (of z), 'metric_invariant' (of z_I), 'decay', 'probe'. The decoder is
-    'decoder/', the probe 'probe/' for learning rates of their own in `optimizer.groups`.
+    * `loss_fn`, `mine_fn`: any pair loss.
+    * `pool_fn`: how a map becomes the features f; see `base.encoder`.
+    * `heads`: a `VariationalHeads`; None is that of the paper, of 512 dimensions.
+    * `decoder_fn(features=...)` makes the decoder, as a function of the width of f.
+    * `samples`: of z_V for an image; `metric_samples` of them enter `loss_fn`, one at a time.
+    * `reparameterized=False`: only the KL trains mean and variance, as in some public code.
+    * `reconstruction_fn`: one of the three forms in `losses.py`.
+    * `learn_target`: in a phase with `release`, f also learns to be reconstructed.
+    * `phases`, `phase_at`: phase 2 begins at step `phase_at` (0: there is no phase 1). The paper
+      does not say when; 1500 is that of other public code.
+    * `decay`: adds `decay` / 2 times the squares of all weights and biases of backbone and heads,
+      except batch norms, to loss_fn(z_I): lambda_4 applies to it.
+    * `probe`: adds a softmax classifier of f, from which nothing else learns.
     """
-    if mode not in _MODES:
-        raise ValueError(f"mode is 'paper' or 'seed', not {mode!r}")
-    given = {"dim": dim, "norms": norms, "samples": samples, "activation": activation}
-    given |= {"decoder_norm": decoder_norm, "form": form, "release": release, "decay": decay}
-    given |= {"probe": probe, "lambdas": lambdas, "phase_at": phase_at}
-    o = _MODES[mode] | {k: v for k, v in given.items() if v is not None}
-    _check(o, metric_samples)
+    heads = VariationalHeads() if heads is None else heads
+    if len(phases) != 2 or any(len(phase.lambdas) != 4 for phase in phases):
+        raise ValueError(
+            "lambdas are four weights for phase 1 and four for phase 2, not "
+            f"{tuple(phase.lambdas for phase in phases)}"
+        )
+    if not 1 <= metric_samples <= samples:
+        raise ValueError(f"metric_samples={metric_samples} must be from 1 to samples={samples}")
 
-    output, pool = base.pooling(pool)
-    parts = {"net": net, "heads": VariationalHeads(features=o["dim"], norms=o["norms"])}
-    if pool is not None:
-        parts["pool"] = Head(features=None, pool=pool)
+    output, pool_fn = base.pooling(pool_fn)
+    linen = {"net": net, "heads": heads}
+    if pool_fn is not None:
+        linen["pool"] = Head(features=None, pool_fn=pool_fn)
 
-    def forward(run, images):
+    def run_encoder(run, images):
         features = run["net"](images)[output]
-        if pool is not None:
+        if pool_fn is not None:
             features = run["pool"](features)["features"]
         features = ops.widen(features)
         return {"features": features, **run["heads"](features)}
 
-    encoder = base.modules(forward, **parts)
-    loss_fn = base.with_miner(loss_fn, mine_fn)
+    encoder = base.modules(run_encoder, **linen)
+    mined_loss = base.with_miner(loss_fn, mine_fn)
 
     def decoder(width):
-        whole = VariationalDecoder(
-            features=width,
-            hidden=hidden,
-            activation_fn=_ACTIVATIONS[o["activation"]],
-            norm=o["decoder_norm"],
-        )
-        return base.modules(lambda run, z: run["decoder"](z), decoder=whole)
+        module = decoder_fn(features=width)
+        return base.modules(lambda run, z: run["decoder"](z), decoder=module)
 
     def init(key, batch, *, backbone=None):
         params, model_state, outputs = encoder.init(key, batch["images"])
         width = outputs["features"].shape[1]
-        z = outputs["invariant"]
-        more, stats, _ = decoder(width).init(jax.random.fold_in(key, 1000), z)
-        params = {**params, **more}
-        if stats:
-            merged = {**model_state.get("batch_stats", {}), **stats["batch_stats"]}
-            model_state = {**model_state, "batch_stats": merged}
-        if o["probe"]:
+        decoder_params, decoder_state, _ = decoder(width).init(
+            jax.random.fold_in(key, 1000), outputs["invariant"]
+        )
+        params = {**params, **decoder_params}
+        if decoder_state:
+            batch_stats = model_state.get("batch_stats", {}) | decoder_state["batch_stats"]
+            model_state = {**model_state, "batch_stats": batch_stats}
+        if probe:
             kernel = initializers.glorot_uniform(jax.random.fold_in(key, 1001), (width, classes))
             params["probe"] = {"kernel": kernel, "bias": jnp.zeros(classes)}
         return base.with_backbone(params, model_state, backbone)
 
+    def decode(params, model_state, f, z, second):
+        """(reconstruction loss, model_state): in one program for both phases."""
+        first_phase, second_phase = phases
+        released = jnp.where(second, second_phase.release, first_phase.release)
+        source = jnp.where(released, z, jax.lax.stop_gradient(z))
+        target = jnp.where(released & learn_target, f, jax.lax.stop_gradient(f))
+        decoder_params = params["decoder"]
+        if not (first_phase.train_decoder and second_phase.train_decoder):
+            trained = jnp.where(second, second_phase.train_decoder, first_phase.train_decoder)
+            decoder_params = jax.tree.map(
+                lambda x: jnp.where(trained, x, jax.lax.stop_gradient(x)), decoder_params
+            )
+        apply, variables = decoder(f.shape[1]).apply, {"decoder": decoder_params}
+        decoded, new_state = apply(variables, model_state, source, train=True)
+        has_norm = "decoder" in model_state.get("batch_stats", {})
+        if has_norm and not (first_phase.decoder_statistics and second_phase.decoder_statistics):
+            of_batch = jnp.where(
+                second, second_phase.decoder_statistics, first_phase.decoder_statistics
+            )
+            decoded_by_running, _ = apply(variables, model_state, source, train=False)
+            decoded, new_state = jax.tree.map(
+                lambda batch, running: jnp.where(of_batch, batch, running),
+                (decoded, new_state),
+                (decoded_by_running, model_state),
+            )
+        return reconstruction_fn(target, decoded), new_state
+
     def loss(params, model_state, batch, *, key, step):
         images, labels = batch["images"], batch["labels"]
-        second = step >= o["phase_at"]
+        second = step >= phase_at
         keys = [jax.random.fold_in(key, i) for i in range(4)]
         outputs, model_state = encoder.apply(params, model_state, images, train=True, key=keys[0])
         f, z_i = outputs["features"], outputs["invariant"]
         z_v = sample_variations(
-            outputs["mean"], outputs["log_variance"], samples=o["samples"], key=keys[1]
+            outputs["mean"], outputs["log_variance"], samples=samples, key=keys[1]
         )
         if not reparameterized:
             z_v = jax.lax.stop_gradient(z_v)
         z = z_i[None, :, :] + z_v  # [t b d]
-
-        released = {"second": second, "never": False, "always": True}[o["release"]]
-        source = jnp.where(released, z, jax.lax.stop_gradient(z))
-        target = jnp.where(released & learn_target, f, jax.lax.stop_gradient(f))
-        own = params["decoder"]
-        if frozen_decoder:
-            own = jax.tree.map(lambda x: jnp.where(second, x, jax.lax.stop_gradient(x)), own)
-        decode = decoder(f.shape[1]).apply
-        decoded, after = decode({"decoder": own}, model_state, source, train=True)
-        if o["decoder_norm"]:
-            still, _ = decode({"decoder": own}, model_state, source, train=False)
-            decoded, after = jax.tree.map(
-                lambda new, old: jnp.where(second, new, old), (decoded, after), (still, model_state)
-            )
-        model_state = after
+        reconstruction, model_state = decode(params, model_state, f, z, second)
 
         def metric(x, key):
-            return loss_fn(x, labels, key=key)
+            return mined_loss(x, labels, key=key)
 
-        each = jax.vmap(metric)(z[:metric_samples], jax.random.split(keys[2], metric_samples))
+        metric_keys = jax.random.split(keys[2], metric_samples)
+        variant_losses = jax.vmap(metric)(z[:metric_samples], metric_keys)
         metrics = base.diagnostics(base.unit_vectors(z_i), labels)
         metrics["kl"] = divergence(outputs["mean"], outputs["log_variance"])
-        metrics["reconstruction"] = reconstruction(target, decoded, form=o["form"])
-        metrics["metric_variant"] = jnp.mean(each)
+        metrics["reconstruction"] = reconstruction
+        metrics["metric_variant"] = jnp.mean(variant_losses)
         metrics["metric_invariant"] = metric(z_i, keys[3])
         names = ("kl", "reconstruction", "metric_variant", "metric_invariant")
-        first, then = (jnp.asarray(row, jnp.float32) for row in o["lambdas"])
-        weights = jnp.where(second, then, first)
-        value = sum(weights[i] * metrics[name] for i, name in enumerate(names))
-        if o["decay"]:
-            squares = _squares(params["net"]) + _squares(params["heads"])
-            metrics["decay"] = o["decay"] * squares / 2
-            value = value + weights[3] * metrics["decay"]
-        if o["probe"]:
-            logits = ops.matmul(jax.lax.stop_gradient(f), params["probe"]["kernel"])
-            logits = logits + params["probe"]["bias"][None, :]
-            own = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)
-            metrics["probe"] = -jnp.mean(own)
+        first_lambdas, second_lambdas = (jnp.asarray(p.lambdas, jnp.float32) for p in phases)
+        lambdas = jnp.where(second, second_lambdas, first_lambdas)
+        value = sum(lambdas[i] * metrics[name] for i, name in enumerate(names))
+        if decay:
+            squares = _sum_of_squares(params["net"]) + _sum_of_squares(params["heads"])
+            metrics["decay"] = decay * squares / 2
+            value = value + lambdas[3] * metrics["decay"]
+        if probe:
+            metrics["probe"] = _softmax_loss(params["probe"], jax.lax.stop_gradient(f), labels)
             value = value + metrics["probe"]
         return value, (model_state, metrics)
 
@@ -231,28 +214,17 @@ def dvml(
     return base.Method(init, loss, embed, inspect=inspect)
 
 
-def _check(o: Mapping[str, Any], metric_samples: int) -> None:
-    for name, allowed in (
-        ("activation", tuple(_ACTIVATIONS)),
-        ("release", ("second", "never", "always")),
-    ):
-        if o[name] not in allowed:
-            raise ValueError(f"{name} is one of {', '.join(allowed)}, not {o[name]!r}")
-    if [len(row) for row in o["lambdas"]] != [4, 4]:
-        raise ValueError(
-            f"lambdas are four weights for phase 1 and four for phase 2, not {o['lambdas']}"
-        )
-    if not 1 <= metric_samples <= o["samples"]:
-        raise ValueError(
-            f"metric_samples={metric_samples} must be from 1 to samples={o['samples']}"
-        )
+def _softmax_loss(params: Mapping[str, Array], features: Array, labels: Array) -> Array:
+    logits = ops.matmul(features, params["kernel"]) + params["bias"][None, :]
+    of_label = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)
+    return -jnp.mean(of_label)
 
 
-def _squares(tree: Mapping[str, Any]) -> Array:
-    """Sum of the squares of all parameters but those of norms, which are told by their scale."""
+def _sum_of_squares(tree: Mapping[str, Any]) -> Array:
+    """Sum of the squares of all parameters, except of norms: modules that have a "scale"."""
     if "scale" in tree:
         return jnp.zeros(())
     return sum(
-        (_squares(v) if isinstance(v, Mapping) else jnp.sum(v * v) for v in tree.values()),
+        (_sum_of_squares(v) if isinstance(v, Mapping) else jnp.sum(v * v) for v in tree.values()),
         jnp.zeros(()),
     )

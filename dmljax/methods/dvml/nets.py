@@ -1,7 +1,8 @@
-"""The parts DVML adds to a backbone (Lin et al., ECCV 2018): three heads, a sampler, a decoder.
+"""The modules that DVML adds to a backbone: heads, a sampler and a decoder.
 
-The features f `[b c]` of the backbone become an invariant embedding z_I, alone used at test time,
-and the mean and log variance of what varies within a class, z_V. The decoder makes f of z_I + z_V.
+The features f `[b c]` of the backbone become an invariant embedding z_I, which alone is used at
+test time, and the mean and log variance of z_V, the variation within a class. The decoder maps
+z = z_I + z_V back to f. (Lin et al., ECCV 2018.)
 """
 
 from __future__ import annotations
@@ -18,18 +19,30 @@ from dmljax import ops
 from dmljax.nets.layers import BatchNorm, glorot_dense
 from dmljax.ops import Array
 
-__all__ = ["VariationalDecoder", "VariationalHeads", "sample_variations"]
+__all__ = [
+    "NESTED_NORMS",
+    "SHARED_NORM",
+    "VariationalDecoder",
+    "VariationalHeads",
+    "sample_variations",
+]
+
+SHARED_NORM = ("norm",)
+NESTED_NORMS = ("norm", "norm_mean", "norm_log_variance")
 
 
 class VariationalHeads(nn.Module, kw_only=True):
-    """Three linear maps of the features: "invariant", "mean", "log_variance", each `[b d]`.
+    """Three linear layers of the features: "invariant", "mean" and "log_variance", each `[b d]`.
 
-    The paper has no batch norm. "shared" puts one before all three; "nested" puts a second one
-    before the mean and a third before the log variance, as published code for 128 dimensions does.
+    * `features`: d.
+    * `norms`: which batch norms there are. The paper has none; `SHARED_NORM` is one before all
+      three layers; `NESTED_NORMS` adds one before the mean and one before the log variance, as
+      published code for 128 dimensions does.
+    * `momentum`, `epsilon`, `frozen`: of the batch norms, as in `layers.BatchNorm`.
     """
 
     features: int = 512
-    norms: str = "none"
+    norms: tuple[str, ...] = ()
     momentum: float = 0.01
     epsilon: float = 1e-3
     frozen: bool = False
@@ -37,20 +50,19 @@ class VariationalHeads(nn.Module, kw_only=True):
 
     @nn.compact
     def __call__(self, features: Float[Array, "b c"], *, train: bool) -> dict[str, Array]:
-        if self.norms not in ("none", "shared", "nested"):
-            raise ValueError(f"norms is 'none', 'shared' or 'nested', not {self.norms!r}")
+        if unknown := sorted(set(self.norms) - set(NESTED_NORMS)):
+            raise ValueError(f"norms are of {', '.join(NESTED_NORMS)}, not {unknown[0]!r}")
 
         def norm(x, name):
+            if name not in self.norms:
+                return x
             return BatchNorm(self.momentum, self.epsilon, self.frozen, name=name)(x, train=train)
 
-        x = ops.widen(features)
-        if self.norms != "none":
-            x = norm(x, "norm")
+        x = norm(ops.widen(features), "norm")
         outputs = {}
         for name in ("invariant", "mean", "log_variance"):
-            nested = self.norms == "nested" and name != "invariant"
-            y = norm(x, f"norm_{name}") if nested else x
-            outputs[name] = ops.widen(glorot_dense(self.features, dtype=self.dtype, name=name)(y))
+            linear = glorot_dense(self.features, dtype=self.dtype, name=name)
+            outputs[name] = ops.widen(linear(norm(x, f"norm_{name}")))
         return outputs
 
 
@@ -61,19 +73,23 @@ def sample_variations(
     samples: int = 20,
     key: jax.Array,
 ) -> Float[Array, "t b d"]:
-    """z_V = mean + exp(log_variance / 2) N(0, 1): gradients reach both through the sample."""
-    # The divergence still reads the log variance as it is, and pulls it back from beyond 20.
+    """t samples z_V = mean + exp(log_variance / 2) N(0, 1), with gradients to both arguments."""
+    # The divergence sees the log variance itself and pulls it back from beyond this range.
     deviation = jnp.exp(jnp.clip(log_variance, -20, 20) / 2)
     noise = jax.random.normal(key, (samples, *mean.shape), mean.dtype)
     return mean[None, :, :] + deviation[None, :, :] * noise
 
 
 class VariationalDecoder(nn.Module, kw_only=True):
-    """From z_I + z_V back to the backbone's features: linear, `activation_fn`, linear.
+    """From z to the features of the backbone: linear layer, `activation_fn`, linear layer.
 
-    The paper has tanh between the two. `norm=True` adds a batch norm behind the activation, which
-    with `activation_fn=jax.nn.relu` makes the published code's. No activation follows: the features
-    are means of ReLUs and exceed 1.
+    The paper has tanh between the two. No activation follows: the features are means of ReLUs and
+    exceed 1.
+
+    * `features`: width of the features. `hidden`: width between the layers.
+    * `norm=True` adds a batch norm after the activation, as the published code does, which has
+      `activation_fn=jax.nn.relu`.
+    * `momentum`, `epsilon`, `frozen`: of the batch norm, as in `layers.BatchNorm`.
     """
 
     features: int = 1024

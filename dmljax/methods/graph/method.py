@@ -1,30 +1,24 @@
-"""Images of a batch that learn from each other while training (Seidenschwarz et al., ICML 2021).
+"""The method: images of a batch learn from each other while training.
 
-The backbone's embeddings are the nodes of a graph over the whole batch, wherever its rows lie, and
-exchange messages by attention. Two classifiers are trained: one on the backbone's features, one on
-what the graph makes of them. The graph is there for training; what is evaluated is the backbone.
+The embeddings of the backbone are the nodes of a graph over the whole global batch, and exchange
+messages by attention. Two classifiers are trained: one on the features of the backbone, one on the
+output of the graph network. Evaluation uses the backbone alone.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 
-from dmljax import ops
-from dmljax.hints import hint
 from dmljax.methods import base
-from dmljax.methods.graph import nets as graphs
+from dmljax.methods.graph.nets import Graph, GraphNetwork
 from dmljax.methods.graph.refine import refine
-from dmljax.nets import heads as head_kinds
+from dmljax.nets import heads
 
 __all__ = ["graph"]
-
-_SIMILARITIES = {"correlation": graphs.correlation, "dot": lambda x: -ops.dot(x, x)}
-_POSITIVE = {"rectified": graphs.rectified, "shifted": graphs.shifted}
 
 
 def graph(
@@ -33,152 +27,112 @@ def graph(
     *,
     classes: int,
     dim: int | None = 512,
-    pool: Any = "max",
+    pool_fn: Callable | None = heads.global_max,
     neck: bool = False,
-    layers: int = 1,
-    heads: int = 8,
-    attention: str | Mapping[str, Any] = "dot",
-    mlp: str = "relu",
-    residual: bool = True,
-    norm: bool = True,
-    dropout: float = 0.1,
-    width: int | None = None,
-    concat_layers: bool = False,
-    graph_neck: bool = True,
+    network_fn: Callable[..., nn.Module] = GraphNetwork,
+    edges_fn: Callable[..., Graph] | None = None,
     encoder_weight: float = 1.0,
     graph_weight: float = 1.0,
-    similarity: str = "correlation",
-    positive: str = "rectified",
-    threshold: float | None = None,
-    weighted: bool = False,
 ) -> base.Method:
-    """encoder_weight loss_fn(C x, y) + graph_weight loss_fn(D graph(x / |x|), y).
+    """encoder_weight loss_fn(C x, y) + graph_weight loss_fn(D network(x / |x|), y).
 
-    `x` are the backbone's features, of `dim` numbers; `loss_fn(logits, labels)` is the same for
-    both classifiers. Both read features behind a batch norm where they have a `neck`, which the
-    encoder then shows as the part "neck". `graph_weight=0` leaves the graph out: "backbone only".
+    (Seidenschwarz et al., ICML 2021.) x are the features of the backbone, C and D are the two
+    classifiers, and `loss_fn(logits, labels)` is the same for both.
 
-    * `attention`: "dot", "dot_plus_one" (the published code's), "gat", "gatv2", each also as a dict
-      with options (`dmljax.nets.attention`), or "none": then images meet in batch norms only. GAT
-      and GATv2 have a vector for each head here, and GATv2 two projections; dict(name="gatv2",
-      share_vector=True, share_projection=True) is the form with which results were published.
-    * `mlp`: "relu", "none", or "identity", which is how the published code leaves it out
-      (`nets.graph.MessagePassing`); `layers`, `heads`, `residual`, `norm`, `dropout`, `width` and
-      `concat_layers` as in `nets.graph.GraphNetwork`.
-    * `threshold`: images hear each other where their weight is above it, instead of all hearing
-      all; `weighted`: the weight multiplies the attention. It is the `similarity` ("correlation" or
-      "dot") made `positive` ("rectified" or "shifted"). The paper draws such edges, its code leaves
-      them unused.
+    * `dim`: width of the features; None takes the pooled ones. `pool_fn`: see `base.encoder`.
+    * `neck`: C reads the features after a batch norm. These are then scored as the part "neck".
+    * `network_fn(classes=...)` makes the graph network, D included, such as
+      `functools.partial(GraphNetwork, layers=2)`.
+    * `edges_fn(nodes, *, where) -> Graph`: who receives from whom, and how strongly. None: everyone
+      from everyone. The paper draws edges by `similarity_graph`; its code never uses them.
+    * `graph_weight=0` leaves the graph out ("backbone only"), `encoder_weight=0` leaves out C.
 
-    The graph's own embedding of an image depends on the others of its batch, and batches in the
-    order of the test set, class after class, would tell it the labels. `refine` of the method gives
-    each image its nearest neighbours instead.
+    The output of the network for an image depends on the rest of the batch. In the order of a test
+    set, class by class, it would see the labels. Therefore `Inspect.refine` gives the network every
+    image together with its nearest neighbors instead.
     """
     if not encoder_weight and not graph_weight:
         raise ValueError("encoder_weight and graph_weight are both 0: nothing would be learned")
-    similarity_fn = _choose("similarity", similarity, _SIMILARITIES)
-    positive_fn = _choose("positive", positive, _POSITIVE)
-    output, pool = base.pooling(pool)
-    parts = {
+    output, pool_fn = base.pooling(pool_fn)
+    linen = {
         "net": net,
-        "head": head_kinds.Head(
-            features=dim, pool=pool, classes=classes if encoder_weight else None, neck=neck
+        "head": heads.Head(
+            features=dim, pool_fn=pool_fn, classes=classes if encoder_weight else None, neck=neck
         ),
     }
     if graph_weight:
-        parts["graph"] = graphs.GraphNetwork(
-            classes=classes,
-            layers=layers,
-            width=width,
-            concat_layers=concat_layers,
-            neck=graph_neck,
-            attention=None if attention == "none" else attention,
-            heads=heads,
-            mlp=mlp,
-            residual=residual,
-            norm=norm,
-            dropout=dropout,
-        )
+        linen["graph"] = network_fn(classes=classes)
 
-    def encode(run, batch):
+    def run_encoder(run, batch):
         return run["head"](run["net"](batch["images"])[output], where=batch.get("where"))
 
-    def meet(run, nodes, where=None):
+    def run_graph(run, nodes, where=None):
         edges = {}
-        if weighted or threshold is not None:
-            found = graphs.similarity_graph(
-                nodes,
-                similarity_fn=similarity_fn,
-                positive_fn=positive_fn,
-                threshold=threshold,
-                where=where,
-            )
-            edges["adjacency"] = found.adjacency
-            if weighted:
-                edges["edge_weights"] = found.weights
+        if edges_fn is not None:
+            batch_graph = edges_fn(nodes, where=where)
+            edges["adjacency"] = batch_graph.adjacency
+            if batch_graph.weights is not None:
+                edges["edge_weights"] = batch_graph.weights
         return run["graph"](nodes, where=where, **edges)
 
-    def both(run, batch):
-        outputs = {"encoder": encode(run, batch)}
+    def run_all(run, batch):
+        outputs = {"encoder": run_encoder(run, batch)}
         if graph_weight:
             nodes = outputs["encoder"]["embeddings"]
-            outputs["graph"] = meet(run, nodes, batch.get("where"))
+            outputs["graph"] = run_graph(run, nodes, batch.get("where"))
         return outputs
 
-    whole = base.modules(both, **parts)
-    alone = base.modules(encode, net=parts["net"], head=parts["head"])
+    all_modules = base.modules(run_all, **linen)
+    encoder = base.modules(run_encoder, net=linen["net"], head=linen["head"])
 
     def init(key, batch, *, backbone=None):
-        params, model_state, _ = whole.init(key, batch)
+        params, model_state, _ = all_modules.init(key, batch)
         return base.with_backbone(params, model_state, backbone)
 
     def loss(params, model_state, batch, *, key, step):
         del step
-        outputs, model_state = whole.apply(params, model_state, batch, train=True, key=key)
+        outputs, model_state = all_modules.apply(params, model_state, batch, train=True, key=key)
         labels, where = batch["labels"], batch.get("where")
-        masked = {} if where is None else {"where": where}
+        mask = {} if where is None else {"where": where}
         metrics = base.diagnostics(outputs["encoder"]["embeddings"], labels, where=where)
         value = 0.0
         for name, weight in (("encoder", encoder_weight), ("graph", graph_weight)):
             if weight:
-                metrics[f"{name}_loss"] = loss_fn(outputs[name]["logits"], labels, **masked)
+                metrics[f"{name}_loss"] = loss_fn(outputs[name]["logits"], labels, **mask)
                 value = value + weight * metrics[f"{name}_loss"]
         return value, (model_state, metrics)
 
-    def encoder(params, model_state, images):
-        return alone.apply(params, model_state, {"images": images}, train=False)[0]
+    def encode(params, model_state, images):
+        return encoder.apply(params, model_state, {"images": images}, train=False)[0]
 
     def embed(params, model_state, images):
-        return encoder(params, model_state, images)["embeddings"]
+        return encode(params, model_state, images)["embeddings"]
 
-    def necks(params, model_state, images):
-        return {"neck": base.unit_vectors(encoder(params, model_state, images)["neck"])}
+    def parts(params, model_state, images):
+        return {"neck": base.unit_vectors(encode(params, model_state, images)["neck"])}
 
-    inspect = {"parts": necks} if neck else {}
-    if graph_weight:
-        among = base.modules(meet, graph=parts["graph"])
+    inspect = base.Inspect(parts=parts if neck else None)
+    if not graph_weight:
+        return base.Method(init, loss, embed, inspect=inspect)
 
-        @jax.jit
-        def first(params, model_state, nodes):
-            def of_one(nodes):
-                outputs, _ = among.apply(params, model_state, nodes, train=False)
-                return outputs["embeddings"][0]
+    network = base.modules(run_graph, graph=linen["graph"])
 
-            return jax.vmap(of_one)(nodes)
+    @jax.jit
+    def refine_first(params, model_state, neighborhoods):
+        def refine_one(nodes):
+            outputs, _ = network.apply(params, model_state, nodes, train=False)
+            return outputs["embeddings"][0]
 
-        def refined(params, model_state, embeddings, **options):
-            return refine(functools.partial(first, params, model_state), embeddings, **options)
+        return jax.vmap(refine_one)(neighborhoods)
 
-        def batch_attention(params, model_state, images):
-            outputs, _ = whole.apply(params, model_state, {"images": images}, train=False)
-            kinds = ("attention", "attention_2")
-            return {kind: outputs["graph"][kind] for kind in kinds if kind in outputs["graph"]}
+    def refine_split(params, model_state, embeddings, **options):
+        first_fn = functools.partial(refine_first, params, model_state)
+        return refine(first_fn, embeddings, **options)
 
-        inspect |= {"refine": refined, "batch_attention": batch_attention}
-    return base.Method(init, loss, embed, inspect=base.Inspect(**inspect))
+    def batch_attention(params, model_state, images):
+        outputs, _ = all_modules.apply(params, model_state, {"images": images}, train=False)
+        maps = outputs["graph"]
+        return {name: maps[name] for name in ("attention", "attention_2") if name in maps}
 
-
-def _choose(what: str, name: str, known: Mapping[str, Callable]) -> Callable:
-    if name not in known:
-        raise ValueError(f"there is no {what} {name!r}{hint(name, known)}")
-    return known[name]
+    inspect = inspect._replace(refine=refine_split, batch_attention=batch_attention)
+    return base.Method(init, loss, embed, inspect=inspect)

@@ -1,13 +1,14 @@
-"""A network over the images of a batch, which learn from each other while training.
+"""A network over the images of a batch, which exchange messages by attention.
 
-(Seidenschwarz et al., ICML 2021.) The embeddings are the nodes of a graph and exchange messages by
-attention (`dmljax.nets.attention`). Its classification loss trains the backbone; at test time it
-is usually left away, for it would make an embedding depend on the others of its batch.
+(Seidenschwarz et al., ICML 2021.) The nodes of the graph are the embeddings of a batch. Receivers
+are rows and senders are columns, in `adjacency` as in `edge_weights`. The classification loss of
+this network trains the backbone. At test time it is usually left out, because it makes an embedding
+depend on the other images of the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -16,19 +17,21 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from dmljax import ops
-from dmljax.nets import attention as kinds
+from dmljax.nets.attention import check_nodes, dot
 from dmljax.nets.heads import classify
 from dmljax.nets.layers import Dense
 from dmljax.ops import Array
-from dmljax.train.registry import resolve
 
 __all__ = [
     "Graph",
     "GraphNetwork",
     "MessagePassing",
     "correlation",
+    "identity",
+    "mlp",
     "rectified",
     "shifted",
+    "similarity_edges",
     "similarity_graph",
 ]
 
@@ -37,44 +40,27 @@ __all__ = [
 
 
 class Graph(NamedTuple):
-    """Who hears whom (receivers are rows), and how loud."""
+    """Which nodes receive from which, and factors for their attention (None: 1)."""
 
     adjacency: Bool[Array, "n n"]
-    weights: Float[Array, "n n"]
-
-
-def correlation(x: Float[Array, "n d"]) -> Float[Array, "n n"]:
-    """Pearson's correlation of the rows; 0 of a row whose entries are all the same."""
-    x = ops.widen(x)
-    x = ops.normalize(x - jnp.mean(x, axis=1, keepdims=True))
-    return ops.matmul(x, x.T)
-
-
-def shifted(weights: Float[Array, "n n"], where: Bool[Array, "n n"]) -> Float[Array, "n n"]:
-    """`weights` less their minimum, and 0 from a node to itself."""
-    least = jnp.min(weights, where=where, initial=jnp.inf)
-    return jnp.where(jnp.eye(len(weights), dtype=bool), 0, weights - least)
-
-
-def rectified(weights: Float[Array, "n n"], where: Bool[Array, "n n"]) -> Float[Array, "n n"]:
-    """`weights` where they are positive, else 0."""
-    del where
-    return jnp.maximum(weights, 0)
+    weights: Float[Array, "n n"] | None = None
 
 
 def similarity_graph(
     x: Float[Array, "n d"],
     *,
-    similarity_fn: Callable = correlation,
-    positive_fn: Callable = rectified,
+    similarity_fn: Callable | None = None,
+    positive_fn: Callable | None = None,
     threshold: float | None = None,
     where: Bool[Array, "n"] | None = None,
 ) -> Graph:
-    """The graph of the pairs whose weight exceeds `threshold`; of all pairs if that is None.
+    """The graph of all pairs whose weight exceeds `threshold` (None: of all pairs).
 
-    A weight is `positive_fn(similarity_fn(x), where)`. With `rectified` correlations a node hears
-    itself at any threshold below 1, with `shifted` ones it never does at a threshold from 0 on.
+    A weight is `positive_fn(similarity_fn(x), where)`; the defaults are `rectified` and
+    `correlation`. Rows outside `where` have no edges. With `rectified` correlations a node receives
+    from itself at any threshold below 1, with `shifted` ones at no threshold from 0 on.
     """
+    similarity_fn, positive_fn = similarity_fn or correlation, positive_fn or rectified
     counted = jnp.ones((len(x), len(x)), bool)
     if where is not None:
         x = jnp.where(where[:, None], x, 0)
@@ -84,21 +70,85 @@ def similarity_graph(
     return Graph(adjacency, jnp.where(adjacency, weights, 0))
 
 
+def similarity_edges(
+    x: Float[Array, "n d"],
+    *,
+    similarity_fn: Callable | None = None,
+    positive_fn: Callable | None = None,
+    threshold: float | None = None,
+    where: Bool[Array, "n"] | None = None,
+) -> Graph:
+    """`similarity_graph` without weights: who receives from whom, and nothing else."""
+    graph = similarity_graph(
+        x,
+        similarity_fn=similarity_fn,
+        positive_fn=positive_fn,
+        threshold=threshold,
+        where=where,
+    )
+    return Graph(graph.adjacency)
+
+
+def correlation(x: Float[Array, "n d"]) -> Float[Array, "n n"]:
+    """Pearson's correlation between rows; 0 for a row whose entries are all equal."""
+    x = ops.widen(x)
+    x = ops.normalize(x - jnp.mean(x, axis=1, keepdims=True))
+    return ops.matmul(x, x.T)
+
+
+def rectified(weights: Float[Array, "n n"], where: Bool[Array, "n n"]) -> Float[Array, "n n"]:
+    """`weights` where they are positive, else 0."""
+    del where
+    return jnp.maximum(weights, 0)
+
+
+def shifted(weights: Float[Array, "n n"], where: Bool[Array, "n n"]) -> Float[Array, "n n"]:
+    """`weights` minus their minimum over `where`, and 0 from a node to itself."""
+    minimum = jnp.min(weights, where=where, initial=jnp.inf)
+    return jnp.where(jnp.eye(len(weights), dtype=bool), 0, weights - minimum)
+
+
+# --- second step of a block ---------------------------------------------------------------------
+
+
+def mlp(
+    x: Float[Array, "n d"], *, dropout_fn: Callable[[Array, str], Array], dtype: Any = None
+) -> Float[Array, "n d"]:
+    """W_2 dropout(ReLU(W_1 x)), four times as wide inside.
+
+    Creates "linear1", "linear2" and "dropout" in the module that calls it.
+    """
+    hidden = Dense(4 * x.shape[1], dtype=dtype, name="linear1")(x)
+    hidden = dropout_fn(nn.relu(hidden), "dropout")
+    return ops.widen(Dense(x.shape[1], dtype=dtype, name="linear2")(hidden))
+
+
+def identity(
+    x: Float[Array, "n d"], *, dropout_fn: Callable[[Array, str], Array], dtype: Any = None
+) -> Float[Array, "n d"]:
+    """x itself: the block adds it to itself, as the published code does with `mlp: 0`."""
+    del dropout_fn, dtype
+    return x
+
+
 # --- networks -----------------------------------------------------------------------------------
 
 
 class MessagePassing(nn.Module, kw_only=True):
-    """One block: LN(h + attention(h)), then LN(h + MLP(h)).
+    """One block: h = LN(h + attention(h)), then h = LN(h + mlp(h)).
 
-    `attention`: a name or dict of `dmljax.nets.attention`; None leaves out the whole first step.
-    `mlp`: "relu" is W_2 ReLU(W_1 h), four times as wide inside; "none" leaves out the whole second
-    step; "identity" leaves out the weights only, LN(h + h), which is what `mlp: 0` does in the code
-    of Seidenschwarz et al. (ICML 2021). Called like the kinds of attention.
+    It is called like the modules of `dmljax.nets.attention`, and returns "nodes" `[n d]` and what
+    the attention returns beside its nodes.
+
+    * `attention_fn`: makes the module of the first step; called with `dtype` and `name`. None
+      leaves out the whole step.
+    * `mlp_fn`: the second step, such as `mlp` or `identity`. None leaves out the whole step.
+    * `residual`: adds a step to its input instead of replacing it. `norm`: adds the layer norms.
+    * `dropout`: the rate for the results of both steps and inside `mlp`.
     """
 
-    attention: str | Mapping[str, Any] | None = "dot"
-    heads: int = 8
-    mlp: str = "relu"
+    attention_fn: Callable[..., nn.Module] | None = dot
+    mlp_fn: Callable | None = mlp
     residual: bool = True
     norm: bool = True
     dropout: float = 0.1
@@ -114,67 +164,56 @@ class MessagePassing(nn.Module, kw_only=True):
         edge_weights: Float[Array, "n n"] | None = None,
         where: Bool[Array, "n"] | None = None,
     ) -> dict[str, Array]:
-        if self.mlp not in ("relu", "identity", "none"):
-            raise ValueError(f"mlp is 'relu', 'identity' or 'none', not {self.mlp!r}")
-        kinds._check_nodes(nodes, adjacency, edge_weights, where)
+        check_nodes(nodes, adjacency, edge_weights, where)
         if where is not None:
             nodes = jnp.where(where[:, None], nodes, 0)
 
-        def drop(x, name):
+        def dropout_fn(x, name):
             return nn.Dropout(self.dropout, deterministic=not train, name=name)(x)
 
-        def add(x, step, number):
-            x = x + step if self.residual else step
+        def merge(x, update, number):
+            x = x + update if self.residual else update
             if not self.norm:
                 return x
             norm = nn.LayerNorm(epsilon=1e-5, use_fast_variance=False, name=f"norm{number}")
             return norm(x)
 
         x, outputs = ops.widen(nodes), {}
-        if self.attention is not None:
-            outputs = self._attention()(
+        if self.attention_fn is not None:
+            attention = self.attention_fn(dtype=self.dtype, name="att")
+            outputs = attention(
                 x, train=train, adjacency=adjacency, edge_weights=edge_weights, where=where
             )
-            x = add(x, drop(outputs.pop("nodes"), "dropout1"), 1)
-        if self.mlp != "none":
-            step = x
-            if self.mlp == "relu":
-                inner = Dense(4 * x.shape[1], dtype=self.dtype, name="linear1")(x)
-                inner = drop(nn.relu(inner), "dropout")
-                step = ops.widen(Dense(x.shape[1], dtype=self.dtype, name="linear2")(inner))
-            x = add(x, drop(step, "dropout2"), 2)
+            x = merge(x, dropout_fn(outputs.pop("nodes"), "dropout1"), 1)
+        if self.mlp_fn is not None:
+            update = self.mlp_fn(x, dropout_fn=dropout_fn, dtype=self.dtype)
+            x = merge(x, dropout_fn(update, "dropout2"), 2)
         return {"nodes": x, **outputs}
-
-    def _attention(self):
-        spec = self.attention
-        shared = {"heads": self.heads, "dropout": self.dropout, "dtype": self.dtype}
-        given = spec if isinstance(spec, Mapping) else {}
-        shared = {name: value for name, value in shared.items() if name not in given}
-        return resolve("attention", spec)(**shared, name="att")
 
 
 class GraphNetwork(nn.Module, kw_only=True):
-    """Linear layer, blocks of `MessagePassing`, and a classifier behind a neck.
+    """Linear layer, blocks of message passing, and a classifier.
 
-    Embeddings `[n d]` in; a dict in float32 out: "nodes" `[layers n d]` behind each block,
-    "attention" `[layers heads n n]` unless there is none, and what `heads.Head` returns from
-    "features" on. Those are the last block's nodes, or with `concat_layers` all blocks' beside
-    each other. `width=None` keeps the width of the embeddings; the other arguments are those of
-    `MessagePassing`. With classes 98, layers 2, concat_layers=True this is the published network
-    for Cars196; attention=None, mlp="none", or both are its ablations.
+    It takes embeddings `[n d]` and the optional arguments of `dmljax.nets.attention`. It returns in
+    float32: "nodes" `[layers n d]` after every block, "attention" `[layers heads n n]` if the
+    blocks return it, and the outputs of `heads.Head` from "features" on. The features are the nodes
+    after the last block.
+
+    * `classes`: number of classes of the classifier; None leaves it out.
+    * `layers`: number of blocks. `block_fn` makes one; called with `dtype` and `name`.
+    * `width`: of the nodes; None keeps the width of the embeddings.
+    * `concat_layers`: the features are the nodes after all blocks, side by side.
+    * `neck`: the classifier reads the features after a batch norm.
+
+    With classes=98, layers=2, concat_layers=True this is the published network for Cars196.
     """
 
     classes: int | None = None
     layers: int = 1
+    block_fn: Callable[..., nn.Module] = MessagePassing
     width: int | None = None
     concat_layers: bool = False
     neck: bool = True
-    attention: str | Mapping[str, Any] | None = "dot"
-    heads: int = 8
-    mlp: str = "relu"
-    residual: bool = True
-    norm: bool = True
-    dropout: float = 0.1
     dtype: Any = None
 
     @nn.compact
@@ -187,30 +226,19 @@ class GraphNetwork(nn.Module, kw_only=True):
         edge_weights: Float[Array, "n n"] | None = None,
         where: Bool[Array, "n"] | None = None,
     ) -> dict[str, Array]:
-        kinds._check_nodes(embeddings, adjacency, edge_weights, where)
+        check_nodes(embeddings, adjacency, edge_weights, where)
         if where is not None:
-            # A NaN there would come back in the gradient of the weights, as 0 * NaN.
+            # A NaN in a masked row would reach the gradient of the weights as 0 * NaN.
             embeddings = jnp.where(where[:, None], embeddings, 0)
         width = self.width or embeddings.shape[1]
         x = ops.widen(Dense(width, dtype=self.dtype, name="dim_red")(embeddings))
         blocks = _Blocks(
-            layers=self.layers,
-            block={
-                "attention": self.attention,
-                "heads": self.heads,
-                "mlp": self.mlp,
-                "residual": self.residual,
-                "norm": self.norm,
-                "dropout": self.dropout,
-                "dtype": self.dtype,
-            },
-            name="layers",
+            layers=self.layers, block_fn=self.block_fn, dtype=self.dtype, name="layers"
         )
         options = {"adjacency": adjacency, "edge_weights": edge_weights, "where": where}
         outputs = blocks(x, train=train, **options)
-        # All blocks' nodes beside each other, or the last's.
-        stacked = outputs["nodes"]
-        features = jnp.concatenate(list(stacked), axis=1) if self.concat_layers else stacked[-1]
+        nodes = outputs["nodes"]  # [layers n d]
+        features = jnp.concatenate(list(nodes), axis=1) if self.concat_layers else nodes[-1]
         return outputs | classify(
             features,
             classes=self.classes,
@@ -222,15 +250,17 @@ class GraphNetwork(nn.Module, kw_only=True):
 
 
 class _Blocks(nn.Module, kw_only=True):
-    """Blocks "0", "1", ... one after the other; their outputs stacked."""
+    """Blocks "0", "1", ... in sequence; returns their outputs, stacked."""
 
     layers: int
-    block: Mapping[str, Any]
+    block_fn: Callable[..., nn.Module]
+    dtype: Any
 
     @nn.compact
     def __call__(self, x, **options):
         outputs = []
         for i in range(self.layers):
-            outputs.append(MessagePassing(**self.block, name=str(i))(x, **options))
+            block = self.block_fn(dtype=self.dtype, name=str(i))
+            outputs.append(block(x, **options))
             x = outputs[-1]["nodes"]
         return jax.tree.map(lambda *layers: jnp.stack(layers), *outputs)

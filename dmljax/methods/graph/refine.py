@@ -1,4 +1,4 @@
-"""Embeddings refined by a net that looks at several at once, each among its neighbours."""
+"""Test-time refinement: every embedding passes the graph network among its neighbors."""
 
 from __future__ import annotations
 
@@ -21,49 +21,56 @@ def refine(
     batch_size: int | None = None,
     rows: int = 256,
 ) -> np.ndarray:
-    """What `first_fn` makes of each embedding in its k-reciprocal neighbourhood, `[n e]`.
+    """Refined embeddings `[n e]`: each passes `first_fn` with its k-reciprocal neighbors.
 
-    `first_fn(nodes [m batch_size d]) -> [m e]` is asked for the first node of each of `m`
-    neighbourhoods, which come `rows` at a time. No label is used. With a query and a gallery
-    (`bool [n]`), as for In-Shop, queries are refined by the gallery's embeddings, and those stay as
-    they are. `batch_size` is 7, or 4 with a gallery, as in Seidenschwarz et al. (ICML 2021). Rows
-    of NaN, images that could not be read, stay NaN.
+    (Seidenschwarz et al., ICML 2021.) No label is used. Rows of NaN, the embeddings of images that
+    could not be read, stay NaN.
+
+    * `first_fn(neighborhoods [m batch_size d]) -> [m e]` returns the output for the first node of
+      every neighborhood. It gets `rows` neighborhoods at a time.
+    * `query`, `gallery` (bool `[n]`): queries are refined by embeddings of the gallery, which stay
+      as they are. Without them all embeddings refine each other.
+    * `k`: neighbors of which reciprocal ones are chosen. `batch_size`: nodes of a neighborhood; by
+      default 7, or 4 with a gallery, as published.
     """
     x = np.asarray(embeddings, np.float32)
     readable = np.isfinite(x).all(axis=1)
     if query is None and gallery is None:
-        asked = np.flatnonzero(readable)
-        near = reciprocal.k_reciprocal(x[asked], k=k, batch_size=batch_size or 7)
-        found = _in_parts(first_fn, x, asked[near], rows)
-        refined = np.full((len(x), found.shape[1]), np.nan, np.float32)
+        query_rows = np.flatnonzero(readable)
+        near = reciprocal.k_reciprocal(x[query_rows], k=k, batch_size=batch_size or 7)
+        outputs = _in_chunks(first_fn, x, query_rows[near], rows)
+        refined = np.full((len(x), outputs.shape[1]), np.nan, np.float32)
     else:
-        asked, offered = (
+        query_rows, gallery_rows = (
             np.flatnonzero(readable if mask is None else readable & mask)
             for mask in (query, gallery)
         )
-        if both := len(np.intersect1d(asked, offered)):
+        if overlap := len(np.intersect1d(query_rows, gallery_rows)):
             raise ValueError(
-                f"{both} images are query and gallery at once, so they would be refined and stay "
-                "as they are: refine them without the masks"
+                f"{overlap} images are query and gallery at once, so they would be refined and "
+                "stay as they are: refine them without the masks"
             )
         near = reciprocal.k_reciprocal_queries(
-            x[asked], x[offered], k=k, batch_size=batch_size or 4
+            x[query_rows], x[gallery_rows], k=k, batch_size=batch_size or 4
         )
-        hoods = np.concatenate([asked[:, None], offered[near]], axis=1)
-        found = _in_parts(first_fn, x, hoods, rows)
-        if found.shape[1] != x.shape[1]:
+        neighborhoods = np.concatenate([query_rows[:, None], gallery_rows[near]], axis=1)
+        outputs = _in_chunks(first_fn, x, neighborhoods, rows)
+        if outputs.shape[1] != x.shape[1]:
             raise ValueError(
-                f"queries of {found.shape[1]} numbers cannot be compared with a gallery of "
+                f"queries of {outputs.shape[1]} numbers cannot be compared with a gallery of "
                 f"{x.shape[1]}: use concat_layers=False and width=None"
             )
         refined = x.copy()
-    refined[asked] = found
+    refined[query_rows] = outputs
     return refined
 
 
-def _in_parts(first_fn: Callable, x: np.ndarray, hoods: np.ndarray, rows: int) -> np.ndarray:
-    """`first_fn` of `x[hoods]`, always for the same number of rows, so that it compiles once."""
-    rows, count = min(rows, len(hoods)), len(hoods)
-    filled = hoods[np.arange(-(-count // rows) * rows) % count]
-    parts = [np.asarray(first_fn(x[part])) for part in filled.reshape(-1, rows, hoods.shape[1])]
-    return np.concatenate(parts)[:count]
+def _in_chunks(
+    first_fn: Callable, x: np.ndarray, neighborhoods: np.ndarray, rows: int
+) -> np.ndarray:
+    """`first_fn(x[neighborhoods])`, in chunks of one size, so that it compiles once."""
+    rows, count = min(rows, len(neighborhoods)), len(neighborhoods)
+    # The last chunk is filled up by starting again from the first neighborhood.
+    filled = neighborhoods[np.arange(-(-count // rows) * rows) % count]
+    chunks = filled.reshape(-1, rows, neighborhoods.shape[1])
+    return np.concatenate([np.asarray(first_fn(x[chunk])) for chunk in chunks])[:count]
