@@ -497,7 +497,7 @@ def _sizes(name, arg, classes, net="convnet"):
     """Parameters of each module, by tracing."""
     found = _module(name).get_config(arg)
     module = getattr(nets, net)()  # the width of the embedding is set, so any net will do
-    method = registry.resolve("method", runs._tuples(config.plain(found.method)))
+    method = registry.resolve("method", config.plain(found.method))
     method = method(module, LOSS, classes=classes)
     side = 227 if net == "resnet50" else 32
     batch = {
