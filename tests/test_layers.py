@@ -36,10 +36,7 @@ def _imports(path: pathlib.Path) -> set[str]:
 LIBRARY_FILES = [path for path in FILES if _unit(path) in LIBRARY]
 UNITS = sorted({_unit(path) for path in FILES})
 IMPORTS = {
-    unit: set().union(
-        *(_imports(path) for path in FILES if _unit(path) == unit)
-    )
-    - {unit}
+    unit: set().union(*(_imports(path) for path in FILES if _unit(path) == unit)) - {unit}
     for unit in UNITS
 }
 
