@@ -52,15 +52,15 @@ def started(folder, workdir, config, *flags, processes=None, shell=""):
 
 def children(parent):
     """The processes of a launcher, that of number 0 first."""
-    found = []
+    numbered = []
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             words = (folder / "cmdline").read_text().split("\0")
             if int(fields[1]) == parent and "dmljax.main" in words:
                 number = [w for w in words if w.startswith("--process=")]
-                found.append((number, int(folder.name)))
-    return [pid for _, pid in sorted(found)]
+                numbered.append((number, int(folder.name)))
+    return [pid for _, pid in sorted(numbered)]
 
 
 def until_step(workdir, step, process):

@@ -329,11 +329,11 @@ def _selection(config: Config, data: _Data, evaluation: EvaluationOptions) -> Se
             raise ValueError(f"select={rule!r} needs held-out classes: set validation, such as 0.2")
         score = score or "R@1"
         selection = Selection(f"{split}/{score}", split, score)
-    known = _score_names(evaluation)
-    if selection.score not in known:
+    names = _score_names(evaluation)
+    if selection.score not in names:
         raise ValueError(
             f"select={rule!r}: the evaluation has no score {selection.score!r}"
-            f"{hint(selection.score, known)}"
+            f"{hint(selection.score, names)}"
         )
     return selection
 

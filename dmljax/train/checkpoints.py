@@ -238,13 +238,13 @@ class Checkpoints:
     def _compare(self, step: int, expected: dict) -> None:
         saved = self._shapes(step)
         for item in expected:
-            there = {p: tuple(a.shape) for p, a in _flat(saved[item])}
-            here = {p: tuple(a.shape) for p, a in _flat(expected[item])}
-            for path in sorted(set(there) | set(here)):
-                if there.get(path) != here.get(path):
+            old = {p: tuple(a.shape) for p, a in _flat(saved[item])}
+            new = {p: tuple(a.shape) for p, a in _flat(expected[item])}
+            for path in sorted(set(old) | set(new)):
+                if old.get(path) != new.get(path):
                     raise Damaged(
                         f"checkpoint {step} of {self.folder} does not fit: {item}/{path} is "
-                        f"{there.get(path, 'missing')} there and {here.get(path, 'unknown')} here"
+                        f"{old.get(path, 'missing')} there and {new.get(path, 'unknown')} here"
                     )
 
     def close(self) -> None:

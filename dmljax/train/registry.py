@@ -123,11 +123,11 @@ def resolve(
         raise ValueError(f"there is no {rule.title} {name!r}{hint(name, table(kind))}")
     parameters = inspect.signature(function).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        known = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
+        names = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
         for keyword in keywords:
-            if keyword not in known:
+            if keyword not in names:
                 raise TypeError(
-                    f"{name} has no argument {keyword!r}{hint(keyword, [*known, *taken])}"
+                    f"{name} has no argument {keyword!r}{hint(keyword, [*names, *taken])}"
                 )
     check(name, keywords, {n: p.annotation for n, p in parameters.items()})
     for key, value in keywords.items():

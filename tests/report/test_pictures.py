@@ -37,9 +37,9 @@ def test_the_method_draws_at_the_end_of_a_run(tmp_path, fields, names):
     options = {"every": 1, "ks": [1], "seeds": [0], "clustering": False, "batch_size": 16}
     config = tiny(tmp_path, steps=1, net=NET, pictures=True, evaluate=options, **fields)
     loop.run(config | {"runtime": {"devices": 1}}, tmp_path / "run")
-    found = {path.name for path in (tmp_path / "run").glob("*.png")}
-    assert found == names | {"curves.png", "retrieval.png", "map.png"}
-    assert all(_pictured(tmp_path / "run" / name) for name in found)
+    files = {path.name for path in (tmp_path / "run").glob("*.png")}
+    assert files == names | {"curves.png", "retrieval.png", "map.png"}
+    assert all(_pictured(tmp_path / "run" / name) for name in files)
 
 
 def test_frames_of_every_evaluation_and_a_movie(tmp_path):

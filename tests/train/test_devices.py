@@ -60,7 +60,7 @@ def _first(method, optimizer):
     return jit(lambda key: init_state(*init_fn(key), optimizer))(jax.random.key(0))
 
 
-def _apart(a, b):
+def _distance(a, b):
     """|a - b| / |b| over all leaves."""
     a, b = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(t)]) for t in (a, b))
     return np.linalg.norm(a - b) / np.linalg.norm(b)
@@ -69,7 +69,7 @@ def _apart(a, b):
 EXACT = 1e-12  # in float64
 
 
-def _doubled(tree):
+def _as_float64(tree):
     return jax.tree.map(
         lambda a: np.float64(a) if jnp.issubdtype(a.dtype, np.floating) else a, tree
     )
@@ -88,7 +88,7 @@ def _drawn(shapes):
 
 
 def _on(devices, function, shared, rows):
-    """`function(shared, rows)`, compiled for so many devices among which `rows` are shared out."""
+    """`function(shared, rows)`, compiled for so many devices, over which `rows` are split."""
     shards = Shardings(jax.devices()[:devices])
     on_devices = jax.device_put(shared, shards.everywhere), put(rows, shards.rows)
     return jax.device_get(jit(function)(*on_devices))
@@ -100,34 +100,34 @@ IN_CHUNKS = {
     "mined": (methods.pairs, losses.triplet, {"mine_fn": miners.batch_hard}),
     "memory": (methods.pairs, losses.multi_similarity, {"memory": 32, "normalized": False}),
     "proxies": (methods.proxies, losses.proxy_anchor, {}),
-    "centres": (methods.proxies, losses.soft_triple, {"centers": 2, "sparsity": 0.2}),
+    "centers": (methods.proxies, losses.soft_triple, {"centers": 2, "sparsity": 0.2}),
 }
 
 
 @pytest.fixture
-def unlogged(monkeypatch):
-    """Without the statistics of a batch, which are half of the time to compile."""
+def without_diagnostics(monkeypatch):
+    """Leaves out the diagnostics of a batch, which take half of the time to compile."""
     monkeypatch.setattr(base, "diagnostics", lambda *_, **__: {})
 
 
 @pytest.mark.parametrize("name", IN_CHUNKS)
-def test_gradient_in_chunks_is_that_of_the_batch(name, unlogged):
+def test_gradient_in_chunks_is_that_of_the_batch(name, without_diagnostics):
     factory, loss_fn, options = IN_CHUNKS[name]
     method = factory(Pixels(), loss_fn, classes=C, dim=5, **options)
     optimizer = optax.trace(0.0)  # whose state is the gradient
-    state, batch = _doubled(_first(method, optimizer)), _batch(16)
-    found = []
+    state, batch = _as_float64(_first(method, optimizer)), _batch(16)
+    results = []
     for chunk, devices in ((None, 1), (4, 1), (8, 4)):
         step = train_step(method, optimizer, normalize_fn=_scaled, seed=0, chunk=chunk)
         with jax.enable_x64(True):
-            found.append(_on(devices, step, state, batch))
-    (direct, metrics), *others = found
+            results.append(_on(devices, step, state, batch))
+    (direct, metrics), *others = results
     assert metrics["gradient_norm"] > 1e-3
-    for after, their in others:
-        assert _apart(after.opt_state, direct.opt_state) < EXACT
-        np.testing.assert_allclose(their["loss"], metrics["loss"], rtol=EXACT)
+    for after, other_metrics in others:
+        assert _distance(after.opt_state, direct.opt_state) < EXACT
+        np.testing.assert_allclose(other_metrics["loss"], metrics["loss"], rtol=EXACT)
         if name == "memory":
-            assert _apart(after.model_state["memory"], direct.model_state["memory"]) < EXACT
+            assert _distance(after.model_state["memory"], direct.model_state["memory"]) < EXACT
             assert int(after.model_state["memory"].filled) == 16
 
 
@@ -152,7 +152,7 @@ def test_a_large_batch_takes_the_memory_of_a_chunk():
     assert taken < 2 * share + kept and taken < most / 8
     batch = _batch(b)
     (a, _), (c, _) = direct(state, batch), chunked(state, batch)
-    assert _apart(c.opt_state, a.opt_state) < 1e-6
+    assert _distance(c.opt_state, a.opt_state) < 1e-6
 
 
 def _refusal(tmp_path, **fields):
@@ -213,7 +213,7 @@ def _quick(name):
 @devices_
 @pytest.mark.parametrize("name", [_quick(name) for name in contract.TABLE])
 def test_losses_do_not_see_devices(name, devices):
-    x, labels, extra = _doubled(contract.inputs(b=16))
+    x, labels, extra = _as_float64(contract.inputs(b=16))
     rows = {"x": x, "labels": labels, "other": extra.pop("other")}
 
     def run(devices):
@@ -229,7 +229,7 @@ def test_losses_do_not_see_devices(name, devices):
         one, many = _alone(name, run), run(devices)
     assert one[0].dtype == many[0].dtype == np.float64 and np.linalg.norm(one[1][0]) > 1e-6
     np.testing.assert_allclose(many[0], one[0], rtol=EXACT)
-    assert _apart(many[1], one[1]) < EXACT
+    assert _distance(many[1], one[1]) < EXACT
 
 
 CROSS = functools.partial(losses.label_smoothed_cross_entropy, temperature=0.5)
@@ -246,13 +246,13 @@ EVERY = {
 
 @devices_
 @pytest.mark.parametrize("name", methods.__all__)
-def test_methods_do_not_see_devices(name, devices, unlogged):
+def test_methods_do_not_see_devices(name, devices, without_diagnostics):
     method = EVERY[name]()
     images = RNG.normal(size=(16, 9, 9, 3))
     rows = {"images": images, "labels": (np.arange(16) // 2 % C).astype(np.int32)}
     first = {"images": images[:2].astype(np.float32), "labels": rows["labels"][:2]}
     shapes = jax.eval_shape(method.init, jax.random.key(0), first)
-    state = _doubled(_drawn(shapes))
+    state = _as_float64(_drawn(shapes))
 
     def run(devices):
         def loss(params, model_state, batch):
@@ -266,12 +266,12 @@ def test_methods_do_not_see_devices(name, devices, unlogged):
 
     with jax.enable_x64(True):
         (one, (after, _)), slopes = run(1)
-        (many, (their, _)), theirs = run(devices)
+        (many, (their_state, _)), their_slopes = run(devices)
     assert one.dtype == np.float64
     np.testing.assert_allclose(many, one, rtol=EXACT)
-    assert _apart(theirs, slopes) < EXACT
+    assert _distance(their_slopes, slopes) < EXACT
     if jax.tree.leaves(after):  # batch norm's running means are float32 in any case
-        assert _apart(their, after) < 1e-6 < _apart(after, state[1])
+        assert _distance(their_state, after) < 1e-6 < _distance(after, state[1])
 
 
 # --- parameters in shards -----------------------------------------------------------------------
@@ -279,11 +279,11 @@ def test_methods_do_not_see_devices(name, devices, unlogged):
 
 def _shards(tree, name):
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    found = [a for p, a in leaves if path_of(p).endswith(name)]
-    return [[s.data.shape for s in a.addressable_shards] for a in found]
+    arrays = [a for p, a in leaves if path_of(p).endswith(name)]
+    return [[s.data.shape for s in a.addressable_shards] for a in arrays]
 
 
-def test_proxies_in_shards_are_those_of_one_device(unlogged):
+def test_proxies_in_shards_are_those_of_one_device(without_diagnostics):
     c, d, b = 500, 5, 16
     method = methods.proxies(Pixels(), losses.normalized_softmax, classes=c, dim=d, multiple=8)
     optimizer = optimizers.build(
@@ -291,7 +291,7 @@ def test_proxies_in_shards_are_those_of_one_device(unlogged):
     )
     first = _first(method, optimizer)
     batch = _batch(b) | {"labels": RNG.integers(0, c, b).astype(np.int32)}
-    found = []
+    results = []
     for devices in (1, 8):
         shards = Shardings(jax.devices()[:devices])
         places = of_state(first, shards, patterns=["^proxies"])
@@ -307,14 +307,14 @@ def test_proxies_in_shards_are_those_of_one_device(unlogged):
         compiled = step.lower(state, rows).compile()
         for _ in range(2):
             state, metrics = compiled(state, rows)
-        found.append(jax.device_get((state.params, metrics)))
+        results.append(jax.device_get((state.params, metrics)))
     # The proxies, both moments, the average: 63 of 504 rows for each device.
     assert _shards(state, "proxies") == [[(63, d)] * 8] * 4
     assert _shards(state.params["net"], "kernel")[0] == [(3, 6)] * 8
-    (one, scores), (many, theirs) = found
+    (one, scores), (many, their_scores) = results
     assert not one["proxies"][c:].any() and one["proxies"][:c].all()
-    assert _apart(many, one) < 1e-5
-    np.testing.assert_allclose(theirs["loss"], scores["loss"], rtol=1e-6)
+    assert _distance(many, one) < 1e-5
+    np.testing.assert_allclose(their_scores["loss"], scores["loss"], rtol=1e-6)
     # Embeddings travel to the proxies, never proxies or a row of logits for each image.
     sent = re.findall(r"= \w+\[([\d,]*)\]\S* (?:all-\w+|collective-\w+)\(", compiled.as_text())
     sizes = [math.prod(int(n) for n in shape.split(",") if n) for shape in sent]
@@ -341,7 +341,7 @@ def _lines(workdir):
     return [x["loss"] for x in journal.read(workdir / "metrics.jsonl") if "loss" in x]
 
 
-def test_a_run_goes_on_with_other_devices(tmp_path, unlogged):
+def test_a_run_goes_on_with_other_devices(tmp_path, without_diagnostics):
     options = {"evaluate": {"ks": [1], "clustering": False, "batch_size": 16}, "log_every": 1}
     options["net"] = "methods.one_step:Patches"
     proxies = {"method": {"name": "proxies", "dim": 4, "multiple": 4}}
@@ -352,18 +352,18 @@ def test_a_run_goes_on_with_other_devices(tmp_path, unlogged):
         loop.run({**config, "runtime": runtime}, tmp_path / name)
         return _lines(tmp_path / name), jax.device_get(run_folder.reopen(tmp_path / name)[1].params)
 
-    begun, params = go("on2", 2)
-    assert len(begun) == 6
+    first_curve, params = go("on2", 2)
+    assert len(first_curve) == 6
     for devices in (4, 1):
         name = f"on{devices}"
         shutil.copytree(tmp_path / "on2", tmp_path / name)
         for step in (4, 6):
             shutil.rmtree(tmp_path / name / "checkpoints" / str(step))
         curve, last = go(name, devices)
-        assert curve[:2] == begun[:2] and len(curve) == 6
+        assert curve[:2] == first_curve[:2] and len(curve) == 6
         # In float32: rounding only, which six steps of Adam let grow.
-        np.testing.assert_allclose(curve, begun, rtol=1e-4)
-        assert _apart(last, params) < 1e-3
+        np.testing.assert_allclose(curve, first_curve, rtol=1e-4)
+        assert _distance(last, params) < 1e-3
 
 
 # --- a gallery among devices, or larger than they are -------------------------------------------
@@ -372,9 +372,9 @@ def test_a_run_goes_on_with_other_devices(tmp_path, unlogged):
 def _scores(x, y, devices, **keywords):
     queries, labels = (x[:700], y[:700]) if "gallery" in keywords else (x, y)
     devices = jax.devices()[:devices]
-    found = metrics.per_query(queries, labels, tile=128, devices=devices, **keywords)
+    scores = metrics.per_query(queries, labels, tile=128, devices=devices, **keywords)
     near = retrieval.nearest(queries, keywords.get("gallery"), k=5, tile=128, devices=devices)
-    return found, near
+    return scores, near
 
 
 @pytest.mark.parametrize("devices", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -390,12 +390,12 @@ def test_a_search_does_not_see_devices(split, devices, monkeypatch):
     monkeypatch.setattr(
         search_sharding, "on_mesh", lambda mesh, *a: heights.append(mesh) or real(mesh, *a)
     )
-    many, theirs = _scores(x, y, devices, **keywords)
+    many, their_near = _scores(x, y, devices, **keywords)
     assert {mesh.size for mesh in heights} == {devices}
     assert np.isnan(one["mAP"]).any() and np.nanmax(one["mAP"]) > 0
     for name in one:
         np.testing.assert_array_equal(many[name], one[name])
-    for a, b in zip(theirs, near, strict=True):
+    for a, b in zip(their_near, near, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -414,7 +414,7 @@ def test_a_gallery_beyond_the_devices_memory_is_streamed(devices, monkeypatch, t
     y = np.where(np.arange(1500) % 15 == 0, 300, RNG.integers(0, 300, 1500))
     np.save(tmp_path / "x.npy", x)
     keywords = {"gallery": np.load(tmp_path / "x.npy", mmap_mode="r"), "gallery_labels": y}
-    whole, near = _scores(x, y, devices, **keywords)
+    resident, near = _scores(x, y, devices, **keywords)
     within = metrics.per_query(x, y, tile=128, devices=jax.devices()[:devices])
     monkeypatch.setattr(tiles, "RESIDENT_BYTES", 0)
     monkeypatch.setattr(tiles, "BLOCKS_PER_PASS", 2)
@@ -428,12 +428,12 @@ def test_a_gallery_beyond_the_devices_memory_is_streamed(devices, monkeypatch, t
         return tile
 
     monkeypatch.setattr(tiles.Tiles, "_load", load)
-    streamed, theirs = _scores(x, y, devices, **keywords)
+    streamed, their_near = _scores(x, y, devices, **keywords)
     again = metrics.per_query(x, y, tile=128, devices=jax.devices()[:devices])
-    for a, b in ((streamed, whole), (again, within)):
+    for a, b in ((streamed, resident), (again, within)):
         for name in a:
             np.testing.assert_array_equal(a[name], b[name])
-    np.testing.assert_array_equal(theirs[0], near[0])
+    np.testing.assert_array_equal(their_near[0], near[0])
     # Never all: a few blocks of queries, and the tile they meet.
     assert (
         len(alive) > 4 * 12 and max(alive) <= (tiles.BLOCKS_PER_PASS + 3) * devices * 128 * 19 * 4

@@ -15,7 +15,7 @@ from dmljax.train.checkpoints import Checkpoints
 
 
 def _good(run):
-    """Steps of the checkpoints, all of them whole."""
+    """The steps of the checkpoints, none of which may be damaged."""
     checkpoints = Checkpoints(run / "checkpoints")
     steps = checkpoints.steps()
     assert steps and all(checkpoints.fault(step) is None for step in steps)
@@ -29,9 +29,9 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path):
     with pytest.raises(FloatingPointError, match=r"the loss is .* at step \d+ .*optimizer.rate"):
         loop.run(config, tmp_path / "run")
     assert _good(tmp_path / "run")
-    _, found = run_folder.reopen(tmp_path / "run")
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(found.params))
-    assert int(found.step) == _good(tmp_path / "run")[-1]
+    _, state = run_folder.reopen(tmp_path / "run")
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
+    assert int(state.step) == _good(tmp_path / "run")[-1]
 
 
 @pytest.mark.parametrize("name", ["loss", "gradient_norm"])

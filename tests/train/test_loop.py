@@ -25,15 +25,15 @@ def _params(workdir):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """A run that nothing disturbed."""
-    folder = tmp_path_factory.mktemp("whole")
+def finished(tmp_path_factory):
+    """The folder and the scores of a run that was not interrupted."""
+    folder = tmp_path_factory.mktemp("finished")
     scores = loop.run(tiny(folder), folder / "run")
     return folder, scores
 
 
-def test_a_run_leaves_what_it_promises(whole):
-    folder, scores = whole
+def test_a_run_leaves_what_it_promises(finished):
+    folder, scores = finished
     run = folder / "run"
     assert 0 <= scores["R@1"] <= 1 and {"MAP@R", "NMI", "R@2"} <= set(scores)
     lines = journal.read(run / "metrics.jsonl")
@@ -50,16 +50,16 @@ def test_a_run_leaves_what_it_promises(whole):
     assert list((run / "tensorboard").iterdir())
 
 
-def test_the_same_command_twice_is_the_same_run(whole, tmp_path):
-    folder, _ = whole
+def test_the_same_command_twice_is_the_same_run(finished, tmp_path):
+    folder, _ = finished
     loop.run(tiny(folder), tmp_path / "again")
     same(_params(tmp_path / "again"), _params(folder / "run"))
-    ours, theirs = (d / "metrics.jsonl" for d in (tmp_path / "again", folder / "run"))
-    assert ours.read_bytes() == theirs.read_bytes()
+    one, two = (d / "metrics.jsonl" for d in (tmp_path / "again", folder / "run"))
+    assert one.read_bytes() == two.read_bytes()
 
 
-def test_training_changes_what_it_should(whole):
-    folder, _ = whole
+def test_training_changes_what_it_should(finished):
+    folder, _ = finished
     run = build(tiny(folder))
     first = first_state(run)
     last = _params(folder / "run")["params"]
@@ -68,7 +68,7 @@ def test_training_changes_what_it_should(whole):
 
 
 @pytest.mark.parametrize(
-    "method, parts",
+    "method, backbones",
     [
         ({"name": "pairs", "dim": 4}, ["net"]),
         pytest.param({"name": "dvml", "dim": 4, "samples": 2}, ["net"], marks=pytest.mark.slow),
@@ -79,7 +79,7 @@ def test_training_changes_what_it_should(whole):
         ),
     ],
 )
-def test_weights_of_a_file_go_into_the_backbone(tmp_path, method, parts):
+def test_weights_of_a_file_go_into_the_backbone(tmp_path, method, backbones):
     net = nets.convnet(widths=(4, 8), strides=(2, 1))
     variables = net.init(jax.random.key(7), np.zeros((1, 12, 12, 3), np.float32), train=False)
     flat = traverse_util.flatten_dict(jax.tree.map(np.asarray, variables))
@@ -89,11 +89,11 @@ def test_weights_of_a_file_go_into_the_backbone(tmp_path, method, parts):
     spec |= {"weights": str(tmp_path / "w.safetensors")}
     run = build(tiny(tmp_path, net=spec, method=method))
     state = first_state(run)
-    found = {"params": state.params, "batch_stats": state.model_state["batch_stats"]}
+    variables = {"params": state.params, "batch_stats": state.model_state["batch_stats"]}
     checked = 0
-    for kind, tree in found.items():
-        for part in parts:
-            for key, value in traverse_util.flatten_dict(_at(tree, part)).items():
+    for kind, tree in variables.items():
+        for path in backbones:
+            for key, value in traverse_util.flatten_dict(_at(tree, path)).items():
                 np.testing.assert_array_equal(value, flat[kind, *key])
                 checked += 1
     assert checked >= len(flat)
@@ -121,14 +121,14 @@ def test_select_takes_the_best_evaluation(tmp_path):
     config = tiny(tmp_path, select="test", optimizer=optimizer, schedule=grows)
     config["evaluate"] |= {"every": 1, "clustering": False}
     config["checkpoint"]["keep"] = 1  # and the best
-    found = loop.run(config, tmp_path / "run")["R@1"]
+    score = loop.run(config, tmp_path / "run")["R@1"]
     rows = journal.read(tmp_path / "run" / "metrics.jsonl")
     scores = [row["test/R@1"] for row in rows if "test/R@1" in row]
-    assert found == max(scores) > scores[-1]
+    assert score == max(scores) > scores[-1]
 
 
-def test_load_embeds_images(whole):
-    folder, _ = whole
+def test_load_embeds_images(finished):
+    folder, _ = finished
     embed_fn, variables, config = run_folder.load(folder / "run")
     images = np.random.default_rng(0).integers(0, 256, (5, 12, 12, 3)).astype(np.uint8)
     embeddings = np.asarray(embed_fn(variables, images))
@@ -203,9 +203,9 @@ def test_a_folder_in_which_nothing_came_about_takes_a_corrected_config(tmp_path)
     loop.run(tiny(tmp_path, steps=1), tmp_path / "run")
 
 
-def test_overwrite_leaves_nothing_of_the_other_run(whole, tmp_path):
+def test_overwrite_leaves_nothing_of_the_other_run(finished, tmp_path):
     run = tmp_path / "run"
-    shutil.copytree(whole[0] / "run", run)
+    shutil.copytree(finished[0] / "run", run)
     old = {*run.glob("tensorboard/*")}
     for name in ("checkpoints_damaged/4/x", "frames/000.png", "map.png", "movie.gif"):
         (run / name).parent.mkdir(parents=True, exist_ok=True)

@@ -28,10 +28,10 @@ def _build(direction, **options):
 
 
 def test_radam_is_that_of_the_first_code():
-    whole = _build(optimizers.radam(), groups=[{"path": ".", "decay": 0.1}])
+    transform = _build(optimizers.radam(), groups=[{"path": ".", "decay": 0.1}])
     gradients = [{"w": jnp.asarray(np.sin(t), jnp.float32)} for t in range(1, 10)]
-    found, _ = _run(whole, {"w": jnp.ones(())}, gradients)
-    np.testing.assert_allclose([float(p["w"]) for p in found], GOLDEN, rtol=2e-6)
+    updated, _ = _run(transform, {"w": jnp.ones(())}, gradients)
+    np.testing.assert_allclose([float(p["w"]) for p in updated], GOLDEN, rtol=2e-6)
 
 
 def test_adam_with_decay_is_adamw():
@@ -47,53 +47,53 @@ def test_groups_set_rate_decay_and_stillness():
     params = {"net": {"a": jnp.ones((2, 2)), "b": jnp.ones(2)}, "head": jnp.ones((2, 2))}
     groups = [{"path": "^net/a", "frozen": True}, {"path": "^head", "factor": 10.0, "decay": 0.0}]
     ones = jax.tree.map(jnp.ones_like, params)
-    found, _ = _run(_build(optimizers.sgd(momentum=0), decay=0.5, groups=groups), params, [ones])
-    np.testing.assert_array_equal(found[0]["net"]["a"], 1)
-    np.testing.assert_allclose(found[0]["net"]["b"], 0.99)  # a vector does not decay
-    np.testing.assert_allclose(found[0]["head"], 0.9)
+    updated, _ = _run(_build(optimizers.sgd(momentum=0), decay=0.5, groups=groups), params, [ones])
+    np.testing.assert_array_equal(updated[0]["net"]["a"], 1)
+    np.testing.assert_allclose(updated[0]["net"]["b"], 0.99)  # a vector does not decay
+    np.testing.assert_allclose(updated[0]["head"], 0.9)
 
 
 def test_matrices_decay_unless_told():
     params = {"w": 2 * jnp.ones((2, 2))}
-    found, _ = _run(
+    updated, _ = _run(
         _build(optimizers.sgd(momentum=0), decay=0.5), params, [{"w": jnp.zeros((2, 2))}]
     )
-    np.testing.assert_allclose(found[0]["w"], 2 - 0.01 * 0.5 * 2)
+    np.testing.assert_allclose(updated[0]["w"], 2 - 0.01 * 0.5 * 2)
 
 
 def test_the_average_follows_and_clipping_bounds():
     params = {"w": jnp.zeros((2, 2))}
-    whole = _build(optimizers.sgd(momentum=0), clip=1.0, average=0.9, rate=1.0)
-    found, state = _run(whole, params, [{"w": jnp.full((2, 2), 50.0)}] * 3)
-    np.testing.assert_allclose(found[-1]["w"], -1.5, rtol=1e-6)  # a step has length 1
+    transform = _build(optimizers.sgd(momentum=0), clip=1.0, average=0.9, rate=1.0)
+    updated, state = _run(transform, params, [{"w": jnp.full((2, 2), 50.0)}] * 3)
+    np.testing.assert_allclose(updated[-1]["w"], -1.5, rtol=1e-6)  # a step has length 1
     steps, mean = [-0.5, -1.0, -1.5], 0.0
     for step in steps:
         mean = 0.9 * mean + 0.1 * step
-    np.testing.assert_allclose(optimizers.averaged(found[-1], state)["w"], mean, rtol=1e-6)
+    np.testing.assert_allclose(optimizers.averaged(updated[-1], state)["w"], mean, rtol=1e-6)
     np.testing.assert_array_equal(optimizers.averaged(params, ())["w"], 0)
 
 
 def test_accumulated_gradients_are_one_step():
     params = {"w": jnp.zeros((2, 2))}
     gradients = [{"w": jnp.full((2, 2), g)} for g in (1.0, 3.0)]
-    found, _ = _run(_build(optimizers.sgd(momentum=0), accumulate=2, rate=1.0), params, gradients)
-    np.testing.assert_array_equal(found[0]["w"], 0)
-    np.testing.assert_allclose(found[1]["w"], -2)
+    updated, _ = _run(_build(optimizers.sgd(momentum=0), accumulate=2, rate=1.0), params, gradients)
+    np.testing.assert_array_equal(updated[0]["w"], 0)
+    np.testing.assert_allclose(updated[1]["w"], -2)
 
 
 def test_accumulating_the_schedule_counts_steps_and_the_average_updates():
     params, schedule = {"w": jnp.zeros((2, 2))}, schedules.steps(total=8, at=[4])
-    whole = optimizers.build(
+    transform = optimizers.build(
         optimizers.sgd(momentum=0), rate=1.0, schedule=schedule, accumulate=2, average=0.5
     )
-    found, state = _run(whole, params, [{"w": jnp.ones((2, 2))}] * 8)
+    updated, state = _run(transform, params, [{"w": jnp.ones((2, 2))}] * 8)
     # Steps 1 to 8 from 0 on: 1 and 3 move by 1, 5 and 7 by a tenth.
-    moved = [float(x["w"][0, 0]) for x in found]
+    moved = [float(x["w"][0, 0]) for x in updated]
     np.testing.assert_allclose(moved, [0, -1, -1, -2, -2, -2.1, -2.1, -2.2], rtol=1e-6)
     mean = 0.0
     for place in (-1, -2, -2.1, -2.2):
         mean = 0.5 * mean + 0.5 * place
-    np.testing.assert_allclose(optimizers.averaged(found[-1], state)["w"], mean, rtol=1e-6)
+    np.testing.assert_allclose(optimizers.averaged(updated[-1], state)["w"], mean, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_accumulating_the_schedule_counts_steps_and_the_average_updates():
     ],
 )
 def test_schedules(schedule, expected):
-    found = [float(schedule(jnp.asarray(step))) for step in range(4)]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    factors = [float(schedule(jnp.asarray(step))) for step in range(4)]
+    np.testing.assert_allclose(factors, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

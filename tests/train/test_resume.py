@@ -18,37 +18,37 @@ from dmljax.train.checkpoints import Checkpoints, Damaged, lock
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """A run that nothing disturbed."""
-    folder = tmp_path_factory.mktemp("whole")
+def finished(tmp_path_factory):
+    """The folder of a run that was not interrupted."""
+    folder = tmp_path_factory.mktemp("finished")
     loop.run(tiny(folder), folder / "run")
     return folder
 
 
 def test_killed_the_same_command_gives_the_same_run(tmp_path):
     config = tiny(tmp_path, **LONG, **METHODS["pairs"])
-    with started(tmp_path, tmp_path / "whole", config) as process:
+    with started(tmp_path, tmp_path / "undisturbed", config) as process:
         ends(process, 0, tmp_path)
     run = tmp_path / "killed"
     with started(tmp_path, run, config, "--config.runtime.workers=1") as process:
         until_step(run, 16, process)
     with started(tmp_path, run, config) as process:
         assert "going on from step" in ends(process, 0, tmp_path)
-    same_run(run, tmp_path / "whole")
+    same_run(run, tmp_path / "undisturbed")
 
 
 def test_every_method_is_killed():
     assert set(METHODS) == {name for name in methods.__all__ if name.islower()}
 
 
-# A server that has imported everything starts a run in a second; what runs is a process of its own,
-# with workers of its own, and dies of a real signal.
+# A server that has imported everything starts a run in a second. Each run is a separate process
+# with its own workers, so that a real signal can kill it.
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["dmljax.train", "orbax.checkpoint.v1", "grain", "tensorboardX"])
 
 
 class _Started:
-    """A run in a process of its own; `poll` and `wait` as those of `subprocess`."""
+    """A run in a separate process, with the methods `poll` and `wait` of `subprocess.Popen`."""
 
     def __init__(self, config, run):
         self._process = _SERVER.Process(target=loop.run, args=(config, run))
@@ -88,8 +88,8 @@ def test_killed_at_many_moments_every_method_gives_the_same_run(tmp_path, name):
     fields = {"steps": 60, "checkpoint": {"every": 3, "keep": 2}}
     config = tiny(tmp_path, **LONG | METHODS[name] | fields)
     (tmp_path / "out.txt").touch()
-    whole, run = tmp_path / "whole", tmp_path / "killed"
-    ends(_Started(config, whole), 0, tmp_path)
+    undisturbed, run = tmp_path / "undisturbed", tmp_path / "killed"
+    ends(_Started(config, undisturbed), 0, tmp_path)
     rng = random.Random(name)
     moments = [_saving, _unsummed, 12, _saving, 30]
     for number, moment in enumerate(moments):
@@ -102,7 +102,7 @@ def test_killed_at_many_moments_every_method_gives_the_same_run(tmp_path, name):
         process.kill()
     ends(_Started(config, run), 0, tmp_path)
     assert not _saving(run)  # nothing is left of what was torn
-    same_run(run, whole)
+    same_run(run, undisturbed)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_a_second_signal_ends_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["flipped", "truncated"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_used(how, whole, tmp_path, caplog):
-    folder = whole
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(how, finished, tmp_path, caplog):
+    folder = finished
     shutil.copytree(folder / "run", tmp_path / "run")
     newest = tmp_path / "run" / "checkpoints" / "6"
     victim = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
@@ -148,8 +148,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(how, whole, tmp_p
     same(state(tmp_path / "run"), state(folder / "run"))
 
 
-def test_a_checkpoint_of_another_shape_is_one_line(whole):
-    folder = whole
+def test_a_checkpoint_of_another_shape_is_one_line(finished):
+    folder = finished
     run = build(tiny(folder, method={"name": "pairs", "dim": 5}))
     shapes = run.shapes
     checkpoints = Checkpoints(folder / "run" / "checkpoints")
@@ -158,14 +158,27 @@ def test_a_checkpoint_of_another_shape_is_one_line(whole):
     checkpoints.close()
 
 
-def test_a_workdir_of_another_config_is_refused(whole, tmp_path):
-    folder = whole
+def test_a_workdir_of_another_config_is_refused(finished, tmp_path):
+    folder = finished
     shutil.copytree(folder / "run", tmp_path / "run")
     other = tiny(folder, loss={"name": "triplet", "margin": 0.3})
     with pytest.raises(ValueError, match=r"loss.margin \(0.2 there, 0.3 here\).*--overwrite"):
         loop.run(other, tmp_path / "run")
     loop.run(other, tmp_path / "run", overwrite=True)
     assert len(journal.read(tmp_path / "run" / "metrics.jsonl")) == 6
+
+
+def test_only_what_cannot_change_a_result_may_change_on_the_way(finished, tmp_path):
+    folder = finished
+    shutil.copytree(folder / "run", tmp_path / "run")
+    metrics = (folder / "run" / "metrics.jsonl").read_bytes()
+    loop.run(tiny(folder, runtime={"workers": 1, "cache": True}), tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
+    with pytest.raises(ValueError, match=r"unreadable \('raise' there, 'skip' here\)"):
+        loop.run(tiny(folder, unreadable="skip"), tmp_path / "run")
+    frozen = {"name": "convnet", "widths": [4, 8], "strides": [2, 2], "frozen": True}
+    with pytest.raises(ValueError, match=r"chunk \(None there, 8 here\)"):
+        loop.run(tiny(folder, chunk=8, net=frozen), tmp_path / "run")
 
 
 def test_a_workdir_in_use_is_refused(tmp_path):

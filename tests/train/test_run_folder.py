@@ -17,8 +17,8 @@ from dmljax.train.evaluation import Evaluator
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
     config = tiny(folder, validation=0.5, sampler={"name": "plan", "classes": 2, "per_class": 4})
     config |= {"runtime": {"devices": 1}}
     return folder, loop.run(config, folder / "run")
@@ -31,28 +31,28 @@ def _command(*flags):
     return done.returncode, done.stdout, done.stderr
 
 
-def test_evaluate_gives_the_scores_of_the_run(whole, capsys):
-    folder, scores = whole
+def test_evaluate_gives_the_scores_of_the_run(finished, capsys):
+    folder, scores = finished
     assert run_folder.score(folder / "run") == scores
     printed = capsys.readouterr().out
     assert "test split, 32 images, after step 6 (select=last), seed 0, 4-d embeddings" in printed
     assert "12 x 12 x 3 images, pretraining: none" in printed and "MAP@R" in printed
     lines = journal.read(folder / "run" / "metrics.jsonl")
     held_out = next(x for x in lines if x["step"] == 6 and "val/R@1" in x)
-    found = run_folder.score(folder / "run", split="val")
-    assert all(held_out[f"val/{name}"] == value for name, value in found.items())
-    found = run_folder.score(folder / "run", step=4)
-    assert "after step 4 (as asked)" in capsys.readouterr().out and set(found) == set(scores)
+    val_scores = run_folder.score(folder / "run", split="val")
+    assert all(held_out[f"val/{name}"] == value for name, value in val_scores.items())
+    step_scores = run_folder.score(folder / "run", step=4)
+    assert "after step 4 (as asked)" in capsys.readouterr().out and set(step_scores) == set(scores)
     train_scores = run_folder.score(folder / "run", split="train")
     assert train_scores["R@1"] >= 0
 
 
-def test_evaluate_takes_fields_of_the_config(whole, tmp_path):
-    folder, scores = whole
+def test_evaluate_takes_fields_of_the_config(finished, tmp_path):
+    folder, scores = finished
     moved = shutil.copy(folder / "blobs.npz", tmp_path / "moved.npz")
     flags = (f"--config.dataset.path={moved}", "--config.evaluate.ks=[1,3]")
-    found = run_folder.score(folder / "run", overrides=flags)
-    assert found["R@1"] == scores["R@1"] and "R@3" in found and "R@2" not in found
+    changed = run_folder.score(folder / "run", overrides=flags)
+    assert changed["R@1"] == scores["R@1"] and "R@3" in changed and "R@2" not in changed
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_evaluate_takes_fields_of_the_config(whole, tmp_path):
         ({"overrides": ["--config.method.dmi=5"]}, "did you mean 'dim'"),
     ],
 )
-def test_what_cannot_be_evaluated(whole, fields, message):
+def test_what_cannot_be_evaluated(finished, fields, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        run_folder.score(whole[0] / "run", **fields)
+        run_folder.score(finished[0] / "run", **fields)
 
 
 def test_a_run_without_held_out_classes_has_no_val(tmp_path):
@@ -75,8 +75,8 @@ def test_a_run_without_held_out_classes_has_no_val(tmp_path):
         run_folder.score(tmp_path / "run", split="val")
 
 
-def test_the_commands(whole, tmp_path):
-    run, out = whole[0] / "run", tmp_path / "out"
+def test_the_commands(finished, tmp_path):
+    run, out = finished[0] / "run", tmp_path / "out"
     status, printed, _ = _command("--mode=evaluate", f"--workdir={run}", "--split=val")
     assert status == 0 and "R@1" in printed and "val split, 16 images, after step 6" in printed
     status, printed, _ = _command("--mode=embed", f"--workdir={run}", f"--out={out}")
@@ -92,27 +92,27 @@ def test_the_commands(whole, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_embed_writes_what_the_net_says(whole, tmp_path, dtype):
-    folder, scores = whole
+def test_embed_writes_what_the_net_says(finished, tmp_path, dtype):
+    folder, scores = finished
     out = export.export(folder / "run", tmp_path / "out", dtype=dtype, chunk=5)
     assert sorted(p.name for p in out.iterdir()) == ["embeddings.npy", "items.safetensors"]
-    found = np.load(out / "embeddings.npy")
+    embeddings = np.load(out / "embeddings.npy")
     run, state = run_folder.reopen(folder / "run")
-    wanted = Evaluator(run).embeddings(state, run.test)["embedding"]
-    assert found.dtype == dtype and found.shape == (32, 4)
-    np.testing.assert_allclose(found, wanted, atol=1e-6 if dtype == "float32" else 1e-3)
+    expected = Evaluator(run).embeddings(state, run.test)["embedding"]
+    assert embeddings.dtype == dtype and embeddings.shape == (32, 4)
+    np.testing.assert_allclose(embeddings, expected, atol=1e-6 if dtype == "float32" else 1e-3)
     with safe_open(out / "items.safetensors", "numpy") as file:
         np.testing.assert_array_equal(file.get_tensor("labels"), run.test.labels)
         assert set(file.keys()) == {"labels"}
         notes = file.metadata()
     assert json.loads(notes["classes"]) == list(run.test.names)
     assert len(json.loads(notes["ids"])) == 32
-    score = evaluation.score(found.astype(np.float32), run.test, ks=(1,), clustering_fns={})
+    score = evaluation.score(embeddings.astype(np.float32), run.test, ks=(1,), clustering_fns={})
     assert score["R@1"] == pytest.approx(scores["R@1"], abs=0.05)
 
 
-def test_embed_goes_on_where_it_was_and_mixes_nothing(whole, tmp_path, monkeypatch):
-    run, out = whole[0] / "run", tmp_path / "out"
+def test_embed_goes_on_where_it_was_and_mixes_nothing(finished, tmp_path, monkeypatch):
+    run, out = finished[0] / "run", tmp_path / "out"
     real, calls = Evaluator.embeddings, []
 
     def embeddings(self, state, split):
@@ -183,14 +183,14 @@ def test_knn_goes_by_the_names_of_classes(tmp_path):
         loop.run(config, tmp_path / "run")
     run, state = run_folder.reopen(_with_known_classes(tmp_path))
     evaluator = Evaluator(run)
-    found = evaluator.scores(state, evaluator.embeddings(state, run.test), run.test)["knn"]
+    accuracy = evaluator.scores(state, evaluator.embeddings(state, run.test), run.test)["knn"]
     gallery, queries = (evaluator.embeddings(state, s)["embedding"] for s in (run.train, run.test))
     right = 0
     for query, label in zip(queries, run.test.labels, strict=True):
         near = run.train.labels[np.argsort(-(gallery @ query), kind="stable")[:3]].tolist()
         vote = max(near, key=lambda one: (near.count(one), -near.index(one)))
         right += run.train.names[vote] == run.test.names[label]
-    assert found == right / len(queries)
+    assert accuracy == right / len(queries)
 
 
 def _with_known_classes(folder):
@@ -203,8 +203,8 @@ def _with_known_classes(folder):
     return folder / "known"
 
 
-def test_embeddings_that_are_not_finite_are_refused(whole):
-    run, state = run_folder.reopen(whole[0] / "run")
+def test_embeddings_that_are_not_finite_are_refused(finished):
+    run, state = run_folder.reopen(finished[0] / "run")
     broken = state._replace(params=jax.tree.map(lambda x: x * np.nan, state.params))
     with pytest.raises(FloatingPointError, match="embeddings are not finite"):
         Evaluator(run).embeddings(broken, run.test)
