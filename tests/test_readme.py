@@ -22,14 +22,15 @@ def test_python_blocks_run(block, tmp_path, monkeypatch):
     exec(compile(block, "block", "exec"), {})
 
 
-@pytest.mark.parametrize("room", ["losses", "miners", "metrics", "retrieval"])
-def test_every_public_function_is_listed(room):
+@pytest.mark.parametrize("module", ["losses", "miners", "metrics", "retrieval"])
+def test_every_public_function_is_listed(module):
     listed = set(re.findall(r"`([a-z_0-9]+)`", (ROOT / "README.md").read_text()))
-    functions = {n for n in getattr(dmljax, room).__all__ if n.islower()}
+    functions = {n for n in getattr(dmljax, module).__all__ if n.islower()}
     assert functions <= listed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_to_files_exist(page):
+    """`docs/make_gallery.py` writes gallery.md, and `docs/api_pages.py` the folder api."""
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-        assert (page.parent / target).exists(), target
+        assert (page.parent / target).exists() or target in ("gallery.md", "api/index.md"), target
