@@ -49,7 +49,8 @@ def write(folder: pathlib.Path) -> None:
         text = "\n\n".join(_module(importlib.import_module(module)) for module in modules)
         _replace(folder / f"{name}.md", f"# {title}\n\n{text}\n")
     entries = "\n".join(PAGES)
-    _replace(folder / "index.md", f"# API reference\n\n```{{toctree}}\n:maxdepth: 1\n\n{entries}\n```\n")
+    contents = f"```{{toctree}}\n:maxdepth: 1\n\n{entries}\n```"
+    _replace(folder / "index.md", f"# API reference\n\n{contents}\n")
 
 
 def _replace(path: pathlib.Path, text: str) -> None:

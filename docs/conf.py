@@ -6,7 +6,7 @@ import sys
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import api_pages
+import api_pages  # noqa: E402
 
 project = "dmljax"
 author = "the dmljax authors"
