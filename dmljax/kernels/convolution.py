@@ -55,8 +55,8 @@ def xla_conv(
 ) -> Float[jax.Array, "b y x o"]:
     """The plain form: XLA's convolution, with XLA's gradients."""
     return jax.lax.conv_general_dilated(
-        x,
-        kernel,
+        jnp.asarray(x),
+        jnp.asarray(kernel),
         window_strides=(strides, strides),
         padding=[(padding, padding)] * 2,
         dimension_numbers=("NHWC", "HWIO", "NHWC"),

@@ -23,8 +23,9 @@ attribute `expected_normalization` of a backbone names the preprocessing that th
 a function of `weights.preprocessing`. `jax.jit(net.init)` of a deep net compiles five times as fast
 with `kernels.initial_draws.batch_draws`.
 
-A net from outside works in a config as `config.net = 'my_module:my_net'`: any Flax module, or
-function that returns one, whose call returns at least `features` and `pooled`.
+A net from outside works in a config as `config.net = 'my_module:MyNet'`: a Flax module with keyword
+arguments (`class MyNet(nn.Module, kw_only=True)`), or a function that returns one, whose call
+returns at least `features`, `pooled` and `max_pooled` (`layers.add_pooled`).
 """
 
 from dmljax.nets import bn_inception as _bn_inception

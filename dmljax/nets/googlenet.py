@@ -35,8 +35,10 @@ _INCEPTIONS = {
     "5a": (256, 160, 320, 32, 128, 128),
     "5b": (384, 192, 384, 48, 128, 128),
 }
-_STAGES = ("conv1", "pool1", "conv2", "pool2", "3a", "3b", "pool3")
-_STAGES += ("4a", "4b", "4c", "4d", "4e", "pool4", "5a", "5b")
+_STAGES = (
+    *("conv1", "pool1", "conv2", "pool2", "3a", "3b", "pool3"),
+    *("4a", "4b", "4c", "4d", "4e", "pool4", "5a", "5b"),
+)
 
 
 def _channels(start: str) -> int:

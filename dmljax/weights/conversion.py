@@ -48,7 +48,8 @@ def convert(
     of_net = getattr(net, "expected_normalization", None)
     normalization = published.normalization if published else of_net
     inputs = {"size": IMAGE_SIZE, "normalization": normalization}
-    inputs |= INPUTS.get(normalization, {})
+    if normalization is not None:
+        inputs |= INPUTS[normalization]
     metadata = {
         "format": converted.FORMAT,
         "net": dict(spec),
@@ -59,11 +60,7 @@ def convert(
             "url": published.url if published else None,
         },
         "license": published.license if published else "unknown, as the file is not in the list",
-        "inputs": {
-            "size": IMAGE_SIZE,
-            "normalization": normalization,
-            **INPUTS.get(normalization, {}),
-        },
+        "inputs": inputs,
         "notes": [note.removeprefix(f"{path}: ") for note in notes],
         "tensors_sha256": converted.digest(tensors),
     }

@@ -129,7 +129,9 @@ def _shapes(
     net: nn.Module, image_shape: Sequence[int] | None
 ) -> tuple[dict[tuple, Any], dict[tuple, Any]]:
     """Shapes of variables by path: those of all stages, and those from `start` to `stop`."""
-    defaults = {f.name: f.default for f in dataclasses.fields(net) if f.name in ("start", "stop")}
+    defaults: dict[str, Any] = {
+        f.name: f.default for f in dataclasses.fields(net) if f.name in ("start", "stop")
+    }
     stages: dict[str, Any] = {}
 
     def variables_of(net, image):

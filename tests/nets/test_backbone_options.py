@@ -23,7 +23,7 @@ from backbone_cases import (
 )
 from torch_weights import fill
 
-from dmljax import nets
+from dmljax import losses, methods, nets
 from dmljax.nets import layers
 from dmljax.train import registry
 
@@ -227,3 +227,30 @@ def test_bad_input_gets_one_clear_line(net, x, message, unchecked):
         jax.eval_shape(lambda k, x: net.init(k, x, train=False), jax.random.key(0), x)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+OUTSIDE = """
+import typing
+import flax.linen as nn
+from dmljax.nets import layers
+
+class TinyNet(nn.Module, kw_only=True):
+    expected_normalization: typing.ClassVar = "unit"
+    width: int = 4
+
+    @nn.compact
+    def __call__(self, images, *, train):
+        x = layers.ConvNorm(self.width, 3, strides=2, name="conv1")(images, train=train)
+        return layers.add_pooled({"conv1": x}, x)
+"""
+
+
+def test_a_backbone_from_outside_the_package(tmp_path, monkeypatch):
+    (tmp_path / "my_nets.py").write_text(OUTSIDE)
+    monkeypatch.syspath_prepend(tmp_path)
+    net = registry.resolve("net", {"name": "my_nets:TinyNet", "width": 6})()
+    assert net.expected_normalization == "unit"
+    method = methods.pairs(net, losses.triplet, classes=2, dim=3)
+    batch = {"images": zeros(2, 8, 8, 3), "labels": zeros(2, dtype=np.int32)}
+    params, _ = jax.eval_shape(lambda key: method.init(key, batch), jax.random.key(0))
+    assert params["net"]["conv1"]["conv"]["kernel"].shape == (3, 3, 3, 6)

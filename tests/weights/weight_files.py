@@ -1,4 +1,4 @@
-"""Files of weights written by hand, with neither torch nor protobuf."""
+"""Files of weights written byte by byte, without torch and protobuf."""
 
 import io
 import struct
@@ -6,10 +6,18 @@ import zipfile
 
 import numpy as np
 
+from dmljax.weights import readers
+
 STORAGES = {"f8": "Double", "f4": "Float", "f2": "Half", "i8": "Long", "i4": "Int", "i1": "Char"}
 STORAGES |= {"i2": "Short", "u1": "Byte", "b1": "Bool"}
 REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n"
 DICT = b"ccollections\nOrderedDict\n)R"
+
+
+def read(tmp_path, data, name="file.pth"):
+    """What the package reads from a file with these bytes."""
+    (tmp_path / name).write_bytes(data)
+    return readers.read(tmp_path / name)
 
 
 def text(value):
@@ -91,9 +99,6 @@ def torch_legacy(pickled, raw, *, big=False):
 def torch_file(tensors, *, legacy):
     write = torch_legacy if legacy else torch_zip
     return write(*plain(tensors, legacy))
-
-
-# --- protobuf -----------------------------------------------------------------------------------
 
 
 def varint(value):

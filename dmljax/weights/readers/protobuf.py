@@ -22,6 +22,7 @@ def fields(view: memoryview) -> Iterator[tuple[int, int, Any]]:
         number, wire = key >> 3, key & 7
         if number == 0 or wire not in (0, 1, 2, 5):
             raise ValueError(f"field {number} of wire type {wire} at byte {at}")
+        value: Any
         if wire == 0:
             value, at = _varint(view, at)
         else:

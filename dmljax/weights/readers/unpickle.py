@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import pickletools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import ml_dtypes
@@ -48,6 +49,11 @@ _LITERALS = {
     *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
 }
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_BUILD: dict[str, Callable] = {
+    "TUPLE": tuple,
+    "LIST": list,
+    "DICT": lambda items: dict(_pairs(items)),
+}
 _NEW = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_SET": set}
 
 
@@ -81,6 +87,7 @@ def unpickle(stream: io.BytesIO, storages: list[Storage] | None = None) -> Any:
     stack: list[Any] = []
     outer_stacks: list[list[Any]] = []  # one per open mark
     memo: dict[int, Any] = {}
+    argument: Any
     for opcode, argument, _ in pickletools.genops(stream):
         name = opcode.name
         if name in _LITERALS:
@@ -99,8 +106,7 @@ def unpickle(stream: io.BytesIO, storages: list[Storage] | None = None) -> Any:
             elif name == "SETITEMS":
                 _expect(stack[-1], dict).update(_pairs(items))
             elif name != "POP_MARK":
-                build = {"TUPLE": tuple, "LIST": list, "DICT": lambda i: dict(_pairs(i))}[name]
-                stack.append(build(items))
+                stack.append(_BUILD[name](items))
         elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
             count = int(name[-1])
             if len(stack) < count:
