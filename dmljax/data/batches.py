@@ -75,17 +75,19 @@ class TrainBatch:
             )
         skipped = np.full(len(indices), _READABLE)
         if self._transform.batch is None:
-            images = [
-                self._transform.image(self._read(indices, row, skipped), self._rng(step, row))
-                for row in range(len(indices))
-            ]
-            images = _stack(images)
+            images = _stack(
+                [
+                    self._transform.image(self._read(indices, row, skipped), self._rng(step, row))
+                    for row in range(len(indices))
+                ]
+            )
         else:
-            images = self._reader.stack(indices)
-            if images is None:
-                images = _stack([self._read(indices, i, skipped) for i in range(len(indices))])
+            originals = self._reader.stack(indices)
+            if originals is None:
+                rows = range(len(indices))
+                originals = _stack([self._read(indices, row, skipped) for row in rows])
             rngs = (self._rng(step, row) for row in range(len(indices)))
-            images = self._transform.batch(images, rngs)
+            images = self._transform.batch(originals, rngs)
         return {"images": images, "labels": self._reader.split.labels[indices], "skipped": skipped}
 
     def _rng(self, step: int, row: int) -> np.random.Generator:
@@ -135,7 +137,7 @@ class EvaluationBatch:
     ):
         self._reader, self._transform, self._skip = reader, transform, skip
         self._size, self._offset, self._global_size = size, offset, global_size
-        self._shape = image_shape(reader, transform, skip=skip)
+        self._shape = image_shape(reader, transform.image, skip=skip)
 
     def __call__(self, step: int) -> dict[str, np.ndarray]:
         start = int(step) * self._global_size + self._offset

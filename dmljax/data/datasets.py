@@ -26,7 +26,7 @@ from dmljax.data.arrays import npz
 from dmljax.data.image_folders import folder
 from dmljax.data.prepared import prepared
 from dmljax.data.published import PUBLISHED, Published
-from dmljax.data.splits import Split, Splits, divide, encode, subset
+from dmljax.data.splits import Records, Split, Splits, divide, encode, subset
 from dmljax.data.tables import table
 
 __all__ = [
@@ -48,6 +48,7 @@ _Path = str | os.PathLike | None
 
 def cub200(*, root: _Path = None, source: str = "files", data_dir: str | None = None) -> Splits:
     """CUB-200-2011, birds (Wah et al., 2011): the first 100 classes for training."""
+    images: Records
     if _is_tfds(source):
         images, values, _ = records.tfds_set(
             "caltech_birds2011",
@@ -91,6 +92,7 @@ def cars196(*, root: _Path = None, source: str = "files", data_dir: str | None =
     Reads `cars_annos.mat` with `car_ims/`, or one folder per class in alphabetic order.
     """
     inside = ["cars196", "stanford_cars", "images"]
+    images: Records
     if _is_tfds(source):
         images, values, features = records.tfds_set(
             "cars196", split="train+test", data_dir=data_dir, columns=("label",)
@@ -134,6 +136,7 @@ def _cars_annotations(
 def sop(*, root: _Path = None, source: str = "files", data_dir: str | None = None) -> Splits:
     """Stanford Online Products (Song et al., 2016). `superlabels` are the twelve categories."""
     splits = []
+    images: Records
     for name in ("train", "test"):
         if _is_tfds(source):
             images, values, _ = records.tfds_set(
@@ -286,16 +289,16 @@ def _is_tfds(source: str) -> bool:
 
 
 def _by_class_id(
-    images: Sequence[str], ids: np.ndarray, names: Sequence[str], *, train_classes: int
+    images: Records, ids: np.ndarray, names: Sequence[str], *, train_classes: int
 ) -> Splits:
     """The classes with ids 1 to `train_classes` for training. `names` are those of the classes."""
     name_of_id = dict(zip(ids.tolist(), names, strict=True))
     order = sorted(name_of_id)
-    labels, names = encode(
+    labels, class_names = encode(
         [name_of_id[i] for i in ids.tolist()], names=[name_of_id[i] for i in order]
     )
-    train_names = [name for i, name in zip(order, names, strict=True) if i <= train_classes]
-    return divide(Split(images, labels, names), train=train_names)
+    train_names = [name for i, name in zip(order, class_names, strict=True) if i <= train_classes]
+    return divide(Split(images, labels, class_names), train=train_names)
 
 
 def _columns(path: pathlib.Path, count: int, header: int = 0) -> list[list[str]]:
@@ -326,7 +329,7 @@ def _class_folders(root: str | os.PathLike, inside: Sequence[str]) -> list[pathl
     return []
 
 
-def _check_first(paths: Sequence[str], dataset: str) -> None:
+def _check_first(paths: Records, dataset: str) -> None:
     """Finds a wrong root at once by looking for one image; the doctor reads all of them."""
     if len(paths) and not os.path.exists(paths[0]):
         raise FileNotFoundError(f"{dataset}: {paths[0]} is listed but missing: unpack the images")

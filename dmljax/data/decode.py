@@ -59,7 +59,7 @@ def _pillow(data: bytes) -> np.ndarray:
         with warnings.catch_warnings():
             # Ignore warnings about corrupt EXIF, and about large images as a possible attack.
             warnings.simplefilter("ignore")
-            picture = Image.open(io.BytesIO(data))
+            picture: Image.Image = Image.open(io.BytesIO(data))
             if picture.getexif().get(_ORIENTATION, 1) != 1:
                 picture = ImageOps.exif_transpose(picture)
             if picture.mode.startswith("I"):

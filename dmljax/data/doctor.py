@@ -97,8 +97,9 @@ def _counts(splits: Splits, dataset: str) -> Iterator[Finding]:
     if dataset == "cub200" and sum(map(len, splits)) == _CUB_2010_IMAGES:
         text = "6,033 images are CUB-200 of 2010; the papers use the 11,788 images of 2011"
         yield Finding("WRONG", text)
-    if dataset == "inshop" and splits.test.query is not None:
-        counts = int(splits.test.query.sum()), int(splits.test.gallery.sum())
+    query, gallery = splits.test.query, splits.test.gallery
+    if dataset == "inshop" and query is not None and gallery is not None:
+        counts = int(query.sum()), int(gallery.sum())
         level = "ok" if counts == (14_218, 12_612) else "WRONG"
         text = f"query {counts[0]:,}, gallery {counts[1]:,}; published are 14,218 and 12,612"
         yield Finding(level, text)
@@ -148,11 +149,12 @@ def _read_image(split: Split, i: int) -> _Image:
         record = split.records[i]
         if isinstance(record, np.ndarray):
             data = np.ascontiguousarray(record).tobytes()
-            return _Image(_digest(data), *record.shape[:2], "L" if record.shape[2] == 1 else "RGB")
+            height, width, channels = record.shape
+            return _Image(_digest(data), height, width, "L" if channels == 1 else "RGB")
         # Read the file once: hash its bytes, then decode them as the pipeline does.
         data = record if isinstance(record, bytes) else pathlib.Path(record).read_bytes()
         image = Reader(dataclasses.replace(split, records=_OneRecord(data, len(split))))(i)
-        return _Image(_digest(data), *image.shape[:2], decode.mode(data))
+        return _Image(_digest(data), image.shape[0], image.shape[1], decode.mode(data))
     except (ValueError, OSError) as error:
         reason = getattr(error, "strerror", None) or str(error).split(" cannot be read: ")[-1]
         return _Image(error=reason.split(". Replace it")[0])

@@ -13,6 +13,7 @@ import functools
 import importlib.util
 import pathlib
 import unicodedata
+from typing import Any
 
 import numpy as np
 from PIL import ImageFont
@@ -24,7 +25,7 @@ __all__ = ["CHARACTERS", "FACES", "SIZE", "images", "names"]
 SIZE = 32
 _EM = 22  # pixels of the em square, so that the widest glyph just fits
 # Part of the data set: it must not change if the defaults of `distort` do.
-_DISTORTION = dict(
+_DISTORTION: dict[str, Any] = dict(
     rotation=15.0,
     shear=0.25,
     scale=(0.75, 1.15),

@@ -16,7 +16,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from absl import flags, logging
@@ -41,11 +42,11 @@ class Batches:
 
     def __init__(
         self,
-        iterator: Iterator[dict[str, np.ndarray]],
+        iterator: Any,
         name_fn: Callable[[int], str],
         skipped: collections.Counter[str] | None = None,
     ):
-        self._iterator, self._name_fn = iterator, name_fn
+        self._iterator, self._name_fn = iterator, name_fn  # an iterator of grain, with `close`
         self.skipped = collections.Counter() if skipped is None else skipped
 
     def __iter__(self):
@@ -183,7 +184,7 @@ def _in_background(
     stop: int,
     threads: int | None,
     workers: int,
-) -> Iterator[dict[str, np.ndarray]]:
+) -> Any:
     """`batch_fn(step)` of the steps from `start` to `stop`, in order, computed ahead by grain.
 
     The elements of grain's data set are complete batches. If they were rows, each worker would

@@ -19,10 +19,9 @@ class Reader:
 
     def __init__(self, split: Split, cache: bool | dict[int, np.ndarray] = False):
         self.split = split
-        if isinstance(cache, dict):
-            self._cache = cache
-        else:
-            self._cache = {} if cache else None
+        self._cache: dict[int, np.ndarray] | None = None
+        if cache is not False:
+            self._cache = cache if isinstance(cache, dict) else {}
 
     def __call__(self, i: int) -> np.ndarray:
         if self._cache is not None and (image := self._cache.get(i)) is not None:
@@ -50,8 +49,9 @@ class Reader:
     def stack(self, indices: np.ndarray) -> np.ndarray | None:
         """The images at `indices`, if the split is one array in memory; otherwise None."""
         records = self.split.records
-        in_memory = isinstance(records, np.ndarray) and records.ndim == 4
-        return records[indices] if in_memory and self.split.boxes is None else None
+        if isinstance(records, np.ndarray) and records.ndim == 4 and self.split.boxes is None:
+            return records[indices]
+        return None
 
     def __getstate__(self):
         # A worker process starts with an empty cache.

@@ -12,11 +12,12 @@ import dataclasses
 import pathlib
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 __all__ = [
+    "Records",
     "Split",
     "Splits",
     "divide",
@@ -25,6 +26,14 @@ __all__ = [
     "select",
     "subset",
 ]
+
+
+class Records(Protocol):
+    """What is read by index: paths, encoded images or pixels."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: int, /) -> Any: ...
 
 
 _MARKS = ("query", "gallery", "boxes", "superlabels", "groups")  # optional arrays of a split
@@ -40,7 +49,7 @@ class Split:
     item are equal and not -1, the evaluation ignores the pair (the same camera or photograph).
     """
 
-    records: Sequence[Any]
+    records: Records
     labels: np.ndarray
     names: tuple[str, ...]
     query: np.ndarray | None = None
@@ -101,7 +110,7 @@ def encode(strings: Iterable[Any], *, names: Sequence[str] | None = None):
 class _Selection:
     """Some records of a sequence that cannot be indexed by an array."""
 
-    records: Sequence[Any]
+    records: Records
     indices: np.ndarray
 
     def __len__(self) -> int:
@@ -114,7 +123,7 @@ class _Selection:
         return record_name(self.records, int(self.indices[i]))
 
 
-def select(records: Sequence[Any], indices: np.ndarray) -> Sequence[Any]:
+def select(records: Records, indices: np.ndarray) -> Records:
     """`records` at `indices`, without reading them."""
     if isinstance(records, np.ndarray):
         return records[indices]
@@ -125,7 +134,7 @@ def select(records: Sequence[Any], indices: np.ndarray) -> Sequence[Any]:
     return _Selection(records, np.asarray(indices))
 
 
-def record_name(records: Sequence[Any], i: int) -> str:
+def record_name(records: Records, i: int) -> str:
     """What messages call record `i`: its path if it has one, otherwise its number."""
     if describe := getattr(records, "describe", None):
         return describe(i)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,7 +53,7 @@ def bind(sample_fn: Callable[..., np.ndarray], **options) -> Sampler:
     """
     batch = functools.partial(sample_fn, **options)
 
-    def bound(table: dict[Callable, Callable], default: Callable | None) -> Callable | None:
+    def bound(table: dict[Callable, Callable], default: Any) -> Any:
         function = table.get(sample_fn)
         return default if function is None else functools.partial(function, **options)
 
@@ -78,14 +78,14 @@ def epoch_end_fn(sampler: Sampler, labels: Labels, *, seed: int) -> Callable[[fl
     >>> epoch_end(10)
     30
     """
-    groups = group(labels)
-    if sampler.epoch_ends is None:
+    groups, epoch_ends = group(labels), sampler.epoch_ends
+    if epoch_ends is None:
         length = sampler.epoch_length(groups)
         return lambda epochs: epochs * length
 
     def epoch_end(epochs: float) -> float:
         count = math.floor(epochs)
-        ends = sampler.epoch_ends(groups, seed=seed, epochs=count + 1)
+        ends = epoch_ends(groups, seed=seed, epochs=count + 1)
         start, end = [0, *ends.tolist()][-2:]
         return start + (epochs - count) * (end - start)
 

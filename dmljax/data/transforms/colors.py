@@ -54,7 +54,7 @@ def random_erasing(
     probability: float = 0.5,
     area: tuple[float, float] = (0.02, 0.4),
     ratio: tuple[float, float] = (0.3, 1 / 0.3),
-    fill: tuple[int, int, int] = (125, 123, 114),
+    fill: tuple[int, ...] = (125, 123, 114),
 ) -> np.ndarray:
     """Fills a random box with one color (Zhong et al., 2020), as the graph system does.
 

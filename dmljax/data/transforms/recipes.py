@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,13 @@ __all__ = [
 
 _Rng = np.random.Generator
 # Milder than the distortion that each glyph already has, since both add up.
-_GLYPHS_DISTORTION = dict(rotation=10, shear=0.15, scale=(0.85, 1.15), shift=2, noise=10)
+_GLYPHS_DISTORTION: dict[str, Any] = dict(
+    rotation=10,
+    shear=0.15,
+    scale=(0.85, 1.15),
+    shift=2,
+    noise=10,
+)
 
 
 def standard_train(

@@ -10,7 +10,7 @@ from PIL import Image
 try:
     import cv2
 except ImportError:
-    cv2 = None
+    cv2 = None  # type: ignore[assignment]
 
 __all__ = ["cv2", "scale", "to_pil"]
 
