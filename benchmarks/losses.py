@@ -1,11 +1,11 @@
-"""Losses with their gradient against pytorch-metric-learning, in one run.
+"""Times losses with their gradients beside pytorch-metric-learning.
 
     pip install -e '.[bench]' && python benchmarks/losses.py [--batch 128 512 2048]
 
 Both libraries take turns on the same batch: 4 images per class, 128 dimensions, float32, all cores.
-Figures are medians of the rounds in milliseconds, the ratio is of medians; MiB is what the compiled
-step needs beside its arguments. A peer that would need
-more than --memory GiB for its triplets is left out, and so is one slower than --patience.
+Times are medians over the rounds, in milliseconds, and the last column is their ratio. MiB is the
+temporary memory of the compiled step. A loss of the peer is skipped if its triplets need more than
+--memory GiB, or if one step takes longer than --patience.
 """
 
 import argparse
@@ -22,59 +22,57 @@ from dmljax import losses, miners
 
 # name -> (our loss, peer's loss, peer's miner)
 semihard = functools.partial(miners.triplet_margin, kind="semihard")
-P, M = peer_losses, peer_miners
-MINED = functools.partial
 ROWS = {
-    "triplet": (losses.triplet, P.TripletMarginLoss, None),
+    "triplet": (losses.triplet, peer_losses.TripletMarginLoss, None),
     "triplet + semihard": (
-        MINED(losses.triplet, mine_fn=semihard),
-        P.TripletMarginLoss,
-        MINED(M.TripletMarginMiner, type_of_triplets="semihard"),
+        functools.partial(losses.triplet, mine_fn=semihard),
+        peer_losses.TripletMarginLoss,
+        functools.partial(peer_miners.TripletMarginMiner, type_of_triplets="semihard"),
     ),
     "triplet + batch_hard": (
-        MINED(losses.triplet, mine_fn=miners.batch_hard),
-        P.TripletMarginLoss,
-        M.BatchHardMiner,
+        functools.partial(losses.triplet, mine_fn=miners.batch_hard),
+        peer_losses.TripletMarginLoss,
+        peer_miners.BatchHardMiner,
     ),
     "triplet + batch_easy_hard": (
-        MINED(losses.triplet, mine_fn=miners.batch_easy_hard),
-        P.TripletMarginLoss,
-        M.BatchEasyHardMiner,
+        functools.partial(losses.triplet, mine_fn=miners.batch_easy_hard),
+        peer_losses.TripletMarginLoss,
+        peer_miners.BatchEasyHardMiner,
     ),
     "triplet + multi_similarity": (
-        MINED(losses.triplet, mine_fn=miners.multi_similarity),
-        P.TripletMarginLoss,
-        M.MultiSimilarityMiner,
+        functools.partial(losses.triplet, mine_fn=miners.multi_similarity),
+        peer_losses.TripletMarginLoss,
+        peer_miners.MultiSimilarityMiner,
     ),
-    "contrastive": (losses.contrastive, P.ContrastiveLoss, None),
+    "contrastive": (losses.contrastive, peer_losses.ContrastiveLoss, None),
     "contrastive + pair_margin": (
-        MINED(losses.contrastive, mine_fn=miners.pair_margin),
-        P.ContrastiveLoss,
-        M.PairMarginMiner,
+        functools.partial(losses.contrastive, mine_fn=miners.pair_margin),
+        peer_losses.ContrastiveLoss,
+        peer_miners.PairMarginMiner,
     ),
-    "ntxent": (losses.ntxent, P.NTXentLoss, None),
-    "supcon": (losses.supcon, P.SupConLoss, None),
-    "multi_similarity": (losses.multi_similarity, P.MultiSimilarityLoss, None),
+    "ntxent": (losses.ntxent, peer_losses.NTXentLoss, None),
+    "supcon": (losses.supcon, peer_losses.SupConLoss, None),
+    "multi_similarity": (losses.multi_similarity, peer_losses.MultiSimilarityLoss, None),
     "multi_similarity + miner": (
-        MINED(losses.multi_similarity, mine_fn=miners.multi_similarity),
-        P.MultiSimilarityLoss,
-        M.MultiSimilarityMiner,
+        functools.partial(losses.multi_similarity, mine_fn=miners.multi_similarity),
+        peer_losses.MultiSimilarityLoss,
+        peer_miners.MultiSimilarityMiner,
     ),
-    "circle": (losses.circle, P.CircleLoss, None),
-    "margin": (losses.margin, P.MarginLoss, None),
-    "lifted_structure": (losses.lifted_structure, P.LiftedStructureLoss, None),
-    "angular": (losses.angular, P.AngularLoss, None),
-    "nca": (losses.nca, P.NCALoss, None),
-    "tuplet_margin": (losses.tuplet_margin, P.TupletMarginLoss, None),
-    "fast_ap": (losses.fast_ap, P.FastAPLoss, None),
-    "pnp": (losses.pnp, P.PNPLoss, None),
-    "normalized_softmax": (losses.normalized_softmax, P.NormalizedSoftmaxLoss, None),
-    "arcface": (losses.arcface, P.ArcFaceLoss, None),
-    "cosface": (losses.cosface, P.CosFaceLoss, None),
-    "subcenter_arcface": (losses.subcenter_arcface, P.SubCenterArcFaceLoss, None),
-    "proxy_anchor": (losses.proxy_anchor, P.ProxyAnchorLoss, None),
-    "proxy_nca": (losses.proxy_nca, P.ProxyNCALoss, None),
-    "soft_triple": (losses.soft_triple, P.SoftTripleLoss, None),
+    "circle": (losses.circle, peer_losses.CircleLoss, None),
+    "margin": (losses.margin, peer_losses.MarginLoss, None),
+    "lifted_structure": (losses.lifted_structure, peer_losses.LiftedStructureLoss, None),
+    "angular": (losses.angular, peer_losses.AngularLoss, None),
+    "nca": (losses.nca, peer_losses.NCALoss, None),
+    "tuplet_margin": (losses.tuplet_margin, peer_losses.TupletMarginLoss, None),
+    "fast_ap": (losses.fast_ap, peer_losses.FastAPLoss, None),
+    "pnp": (losses.pnp, peer_losses.PNPLoss, None),
+    "normalized_softmax": (losses.normalized_softmax, peer_losses.NormalizedSoftmaxLoss, None),
+    "arcface": (losses.arcface, peer_losses.ArcFaceLoss, None),
+    "cosface": (losses.cosface, peer_losses.CosFaceLoss, None),
+    "subcenter_arcface": (losses.subcenter_arcface, peer_losses.SubCenterArcFaceLoss, None),
+    "proxy_anchor": (losses.proxy_anchor, peer_losses.ProxyAnchorLoss, None),
+    "proxy_nca": (losses.proxy_nca, peer_losses.ProxyNCALoss, None),
+    "soft_triple": (losses.soft_triple, peer_losses.SoftTripleLoss, None),
 }
 PROXIES = set(list(ROWS)[-7:])
 DIM, PER_CLASS = 128, 4
@@ -141,23 +139,23 @@ def main() -> None:
         x = np.random.default_rng(0).normal(size=(b, DIM)).astype(np.float32)
         labels, classes = np.arange(b) // PER_CLASS, b // PER_CLASS
         for name in args.losses:
-            own, memory = ours(name, x, labels, classes)
-            own()
-            other = None
+            our_step, memory = ours(name, x, labels, classes)
+            our_step()
+            peer_step = None
             if peer_bytes(name, b) < args.memory * 2**30:
-                other = peers(name, x, labels, classes)
-                if seconds(other) > args.patience:
-                    other = None
-            mine, theirs = [], []
+                peer_step = peers(name, x, labels, classes)
+                if seconds(peer_step) > args.patience:
+                    peer_step = None
+            our_times, peer_times = [], []
             for _ in range(args.rounds):
-                mine.append(seconds(own))
-                if other:
-                    theirs.append(seconds(other))
-            mine = 1e3 * np.median(mine)
-            row = f"| {b} | {name} | {memory:.0f} | {mine:.2f} |"
-            if other:
-                theirs = 1e3 * np.median(theirs)
-                print(f"{row} {theirs:.2f} | {theirs / mine:.1f} |", flush=True)
+                our_times.append(seconds(our_step))
+                if peer_step:
+                    peer_times.append(seconds(peer_step))
+            our_ms = 1e3 * np.median(our_times)
+            row = f"| {b} | {name} | {memory:.0f} | {our_ms:.2f} |"
+            if peer_step:
+                peer_ms = 1e3 * np.median(peer_times)
+                print(f"{row} {peer_ms:.2f} | {peer_ms / our_ms:.1f} |", flush=True)
             else:
                 print(f"{row} too large | - |", flush=True)
 

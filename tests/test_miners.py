@@ -1,4 +1,4 @@
-"""Miners against double loops, what the peer says, and inside losses."""
+"""Miners against double loops, against pytorch-metric-learning (the peer), and inside losses."""
 
 import functools
 import itertools
@@ -211,7 +211,7 @@ def _naive_next_in_batch(labels):
 
 @pytest.mark.parametrize("name", BY_POSITION)
 @pytest.mark.parametrize("size", (1, 2, 8, 9))
-def test_chosen_by_place(name, size):
+def test_selection_by_position(name, size):
     rng = np.random.default_rng(size)
     for _ in range(10):
         labels = rng.integers(0, 3, size)
@@ -231,7 +231,7 @@ def test_angle_is_measured_at_the_negative():
         assert _dense(miners.angular(distances, pairs, angle=30)).any() == kept
 
 
-# --- what the peer says -------------------------------------------------------------------------
+# --- the peer -------------------------------------------------------------------------
 
 
 def _as_peer(name):
@@ -262,7 +262,7 @@ def _all_as_peer():
 
 @pytest.mark.parametrize("case", CASES)
 def test_peer(case):
-    # Filled up to one shape with rows that do not count, as compiling takes longest.
+    # Padded to one shape with rows that do not count, because compiling takes longest.
     b = len(GOLDEN[f"{case}.labels"])
     x, labels, where = np.zeros((16, 6)), np.zeros(16, np.int32), np.arange(16) < b
     x[:b], labels[:b] = GOLDEN[f"{case}.embeddings"], GOLDEN[f"{case}.labels"]
@@ -277,18 +277,18 @@ def test_peer(case):
     expected += [*wanted.reshape(triplets, 1, b, b, b).astype(bool)]
     for name, masks, wanted in zip(names, chosen, expected, strict=True):
         if case == "duplicates" and name.startswith(("batch_", "hardest_", "angular")):
-            continue  # which of equals the peer takes is chance; for angular see below
+            continue  # the peer takes any of equal candidates; for angular see below
         for mask, peer in zip(map(np.asarray, masks), wanted, strict=True):
             assert mask.sum() == peer.sum(), name
             mask = mask[(slice(b),) * mask.ndim]
             if name.startswith("hardest_"):
-                # Both directions of a pair are equals too, and an odd count splits one.
+                # The two directions of a pair are equal, and an odd count splits one pair.
                 mask, peer = mask | mask.T, peer | peer.T
             np.testing.assert_array_equal(mask, peer, err_msg=name)
 
 
-def test_angular_reads_directions_as_every_miner_does():
-    # The peer measures embeddings as they are, so that it keeps other triplets of 5 x than of x.
+def test_angular_ignores_the_lengths_of_embeddings():
+    # The peer does not normalize, so it selects other triplets of 5 x than of x.
     x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 3)), jnp.float32)
     x = x * jnp.arange(1, 9)[:, None]
     labels = np.arange(8) // 2
@@ -297,8 +297,8 @@ def test_angular_reads_directions_as_every_miner_does():
     np.testing.assert_allclose(value, unit, rtol=1e-5)
 
 
-def test_three_points_that_are_one_have_no_angle():
-    # The peer adds 1e-6 to all differences of coordinates, which makes an angle of 26.6 degrees.
+def test_three_equal_points_have_no_angle():
+    # The peer adds 1e-6 to all differences of coordinates, which gives an angle of 26.6 degrees.
     noise = np.random.default_rng(1).uniform(0, 1e-7, (6, 6)).astype(np.float32)
     for distances in (noise + noise.T, np.zeros((6, 6), np.float32)):
         assert not _dense(miners.angular(distances, ops.pairs(np.arange(6) // 3), angle=1)).any()
@@ -484,7 +484,7 @@ def test_degenerate_batches(name, labels):
 
 @each_miner
 @pytest.mark.parametrize("row", range(3))
-def test_nan_is_not_mined_away(name, row):
+def test_a_nan_is_kept(name, row):
     x, _ = _batch(6)
     x[row, 0] = np.nan
     assert np.isnan(_loss(name)(x, np.arange(9) // 3)[0])

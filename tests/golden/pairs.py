@@ -76,18 +76,18 @@ def peer(name: str, embeddings, labels, reference=None):
 
 
 def collect() -> dict[str, np.ndarray]:
-    found = {}
+    arrays = {}
     for name in PEERS:
         runs = {case: (*batch, None) for case, batch in cases().items()}
         if name not in NO_REFERENCES:
             runs["references"] = (*cases()["balanced"], references())
         for case, (embeddings, labels, reference) in runs.items():
             value, dx, dy = peer(name, embeddings, labels, reference)
-            found[f"{name}/{case}/value"] = np.float64(value)
-            found[f"{name}/{case}/dx"] = dx.astype(np.float32)
+            arrays[f"{name}/{case}/value"] = np.float64(value)
+            arrays[f"{name}/{case}/dx"] = dx.astype(np.float32)
             if dy is not None:
-                found[f"{name}/{case}/dy"] = dy.astype(np.float32)
-    return found
+                arrays[f"{name}/{case}/dy"] = dy.astype(np.float32)
+    return arrays
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Writes proxies.npz: what pytorch-metric-learning 2.9.0 says, in float64, on small cases.
+"""Writes proxies.npz: values and gradients of pytorch-metric-learning 2.9.0, in float64.
 
     python tests/golden/proxies.py
 
-The tests read the file only; torch and pytorch-metric-learning are needed to write it anew.
+The tests only read the file. Writing it needs torch and pytorch-metric-learning.
 """
 
 import pathlib
 
 import numpy as np
 
-CLASSES, CENTRES, D = 5, 3, 6
+CLASSES, CENTERS, D = 5, 3, 6
 SIZE = 10  # of the memory: no multiple of the batch
 
 
@@ -17,8 +17,8 @@ def cases():
     """name -> (embeddings [b d], labels [b]); none has an absent class but the unbalanced."""
     rng = np.random.default_rng(0)
     balanced = np.repeat(np.arange(4), 3)
-    centres = rng.normal(size=(CLASSES, D))
-    clumped = centres[balanced] + 1e-3 * rng.normal(size=(12, D))
+    centers = rng.normal(size=(CLASSES, D))
+    clumped = centers[balanced] + 1e-3 * rng.normal(size=(12, D))
     order = rng.permutation(12)
     twice = np.repeat(rng.normal(size=(6, D)), 2, axis=0)
     return {
@@ -34,7 +34,7 @@ def cases():
 
 def proxies():
     rng = np.random.default_rng(1)
-    return rng.normal(size=(CLASSES, D)), rng.normal(size=(CLASSES, CENTRES, D))
+    return rng.normal(size=(CLASSES, D)), rng.normal(size=(CLASSES, CENTERS, D))
 
 
 def write(path):
@@ -42,9 +42,9 @@ def write(path):
     from pytorch_metric_learning import losses, regularizers
 
     torch.set_default_dtype(torch.float64)
-    plain, centred = proxies()
+    plain, centered = proxies()
     size = {"num_classes": CLASSES, "embedding_size": D}
-    many = {"sub_centers": CENTRES}
+    many = {"sub_centers": CENTERS}
     builders = {
         "normalized_softmax": lambda: losses.NormalizedSoftmaxLoss(**size),
         "cosface": lambda: losses.CosFaceLoss(**size),
@@ -54,7 +54,7 @@ def write(path):
         "sphereface": lambda: losses.SphereFaceLoss(**size),
         "sphereface:margin=3,scale=2.0": lambda: losses.SphereFaceLoss(**size, margin=3, scale=2),
         "large_margin_softmax": lambda: losses.LargeMarginSoftmaxLoss(**size),
-        "soft_triple": lambda: losses.SoftTripleLoss(**size, centers_per_class=CENTRES),
+        "soft_triple": lambda: losses.SoftTripleLoss(**size, centers_per_class=CENTERS),
         "proxy_anchor": lambda: losses.ProxyAnchorLoss(**size),
         "proxy_anchor:margin=0.3,alpha=8.0": lambda: losses.ProxyAnchorLoss(
             **size, margin=0.3, alpha=8
@@ -68,7 +68,7 @@ def write(path):
         for name, build in builders.items():
             loss_fn = build()
             (weights,) = loss_fn.parameters()
-            value = centred if weights.numel() == centred.size else plain
+            value = centered if weights.numel() == centered.size else plain
             rows = torch.tensor(value.reshape(-1, D))
             weights.data = rows.T.clone() if weights.shape[0] == D else rows.clone()
             embeddings = torch.tensor(x, requires_grad=True)
@@ -95,10 +95,10 @@ def write(path):
             loss = losses.VICRegLoss()(pair[0], ref_emb=pair[1])
             loss.backward()
             store(out, f"vicreg/{case}", loss, pair[0].grad, pair[1].grad)
-    weights = torch.tensor(centred.reshape(-1, D), requires_grad=True)
-    loss = regularizers.SparseCentersRegularizer(CLASSES, CENTRES)(weights)
+    weights = torch.tensor(centered.reshape(-1, D), requires_grad=True)
+    loss = regularizers.SparseCentersRegularizer(CLASSES, CENTERS)(weights)
     loss.backward()
-    store(out, "sparse_centers/proxies", loss, weights.grad.reshape(centred.shape))
+    store(out, "sparse_centers/proxies", loss, weights.grad.reshape(centered.shape))
     for name, inner in {
         "contrastive": losses.ContrastiveLoss(),
         "ntxent": losses.NTXentLoss(),

@@ -1,4 +1,4 @@
-"""What pytorch-metric-learning 2.9.0 says, in float64, about ranking losses and miners.
+"""Writes ranking.npz: ranking losses and miners of pytorch-metric-learning 2.9.0, in float64.
 
     python tests/golden/ranking.py
 
@@ -79,8 +79,8 @@ def cases() -> dict[str, tuple[np.ndarray, np.ndarray]]:
         "two_unlike": np.array([0, 1]),
     }
     built = {name: (rng.normal(size=(len(y), 6)), y) for name, y in labels.items()}
-    centres = rng.normal(size=(4, 6))
-    built["clumped"] = centres[balanced] + 0.05 * rng.normal(size=(16, 6)), balanced
+    centers = rng.normal(size=(4, 6))
+    built["clumped"] = centers[balanced] + 0.05 * rng.normal(size=(16, 6)), balanced
     x = rng.normal(size=(12, 6))
     x[[1, 4, 8]] = x[[0, 0, 7]]  # of one class, and of two
     built["duplicates"] = x, np.repeat(np.arange(4), 3)

@@ -1,6 +1,7 @@
-"""Pair losses as loops over anchors, positives and negatives: slow, obvious, in numpy float64.
+"""Pair losses as plain loops over anchors, positives and negatives, in numpy float64.
 
-Each takes cosines `s` and distances `d`, `[b n]`, and lists of positives and negatives per anchor.
+Each function gets cosines `s [b n]`, distances `d [b n]`, and for every anchor the lists `P[i]` of
+its positives and `N[i]` of its negatives.
 """
 
 import numpy as np
@@ -17,58 +18,58 @@ def unit(x):
     return x / np.where(norms > 0, norms, 1)
 
 
-def gaps(x, y):
+def euclidean(x, y):
     return np.sqrt(((x[:, None] - y[None]) ** 2).sum(-1))
 
 
 def measures(x, y):
     x, y = unit(x), unit(y)
-    return x @ y.T, gaps(x, y)
+    return x @ y.T, euclidean(x, y)
 
 
-def couples(lists):
+def pairs_of(lists):
     return [(i, j) for i, row in enumerate(lists) for j in row]
 
 
 def contrastive(s, d, P, N, *, pos_margin=0.0, neg_margin=1.0, power=1, **_):
-    return active([relu(d[i, p] - pos_margin) ** power for i, p in couples(P)]) + active(
-        [relu(neg_margin - d[i, n]) ** power for i, n in couples(N)]
+    return active([relu(d[i, p] - pos_margin) ** power for i, p in pairs_of(P)]) + active(
+        [relu(neg_margin - d[i, n]) ** power for i, n in pairs_of(N)]
     )
 
 
 def snr_contrastive(s, d, P, N, *, x, y, **_):
     x, y = unit(x), unit(y)
     ratio = lambda i, j: np.var(x[i] - y[j], ddof=1) / np.var(x[i], ddof=1)  # noqa: E731
-    return active([ratio(i, p) for i, p in couples(P)]) + active(
-        [relu(1 - ratio(i, n)) for i, n in couples(N)]
+    return active([ratio(i, p) for i, p in pairs_of(P)]) + active(
+        [relu(1 - ratio(i, n)) for i, n in pairs_of(N)]
     )
 
 
 def triplet(s, d, P, N, *, margin=0.05, **_):
-    return active([relu(d[i, p] - d[i, n] + margin) for i, p in couples(P) for n in N[i]])
+    return active([relu(d[i, p] - d[i, n] + margin) for i, p in pairs_of(P) for n in N[i]])
 
 
 def smooth_triplet(s, d, P, N, *, margin=0.05, **_):
-    return mean([softplus(d[i, p] - d[i, n] + margin) for i, p in couples(P) for n in N[i]])
+    return mean([softplus(d[i, p] - d[i, n] + margin) for i, p in pairs_of(P) for n in N[i]])
 
 
 def swap_triplet(s, d, P, N, *, margin=0.05, between, **_):
     return active(
-        [relu(d[i, p] - min(d[i, n], between[p, n]) + margin) for i, p in couples(P) for n in N[i]]
+        [relu(d[i, p] - min(d[i, n], between[p, n]) + margin) for i, p in pairs_of(P) for n in N[i]]
     )
 
 
 def margin(s, d, P, N, *, margin=0.2, beta=1.2, **_):
     terms = []
-    for i, p in couples(P):
+    for i, p in pairs_of(P):
         for n in N[i]:
             terms += [relu(d[i, p] - beta + margin), relu(beta - d[i, n] + margin)]
     return active(terms)
 
 
 def semihard_triplet(s, d, P, N, *, x, y, margin=1.0, **_):
-    d, entries = gaps(x, y) ** 2, []
-    for i, p in couples(P):
+    d, entries = euclidean(x, y) ** 2, []
+    for i, p in pairs_of(P):
         beyond = [d[i, n] for n in N[i] if d[i, n] > d[i, p]]
         if N[i]:
             far = min(beyond) if beyond else max(d[i, n] for n in N[i])
@@ -79,7 +80,7 @@ def semihard_triplet(s, d, P, N, *, x, y, margin=1.0, **_):
 def angular(s, d, P, N, *, y, alpha=40.0, **_):
     tangent = np.tan(np.deg2rad(alpha)) ** 2
     cosines, entries = unit(y) @ unit(y).T, []
-    for i, p in couples(P):
+    for i, p in pairs_of(P):
         form = [4 * tangent * (s[i, n] + cosines[p, n]) - 2 * (1 + tangent) * s[i, p] for n in N[i]]
         if N[i]:
             entries.append(softplus(lse(form)))
@@ -99,7 +100,7 @@ def multi_similarity(s, d, P, N, *, alpha=2.0, beta=50.0, base=0.5, **_):
 def ntxent(s, d, P, N, *, temperature=0.07, **_):
     t = temperature
     return mean(
-        [-s[i, p] / t + lse([s[i, p] / t] + [s[i, n] / t for n in N[i]]) for i, p in couples(P)]
+        [-s[i, p] / t + lse([s[i, p] / t] + [s[i, n] / t for n in N[i]]) for i, p in pairs_of(P)]
     )
 
 
@@ -129,18 +130,18 @@ def circle(s, d, P, N, *, m=0.4, gamma=80.0, **_):
     )
 
 
-def lifted_structure(s, d, P, N, *, neg_margin=1.0, pos_margin=0.0, own=True, **_):
+def lifted_structure(s, d, P, N, *, neg_margin=1.0, pos_margin=0.0, within_batch=True, **_):
     if not any(N):
         return 0.0
     entries = []
-    for i, p in couples(P):
-        mine = [neg_margin - d[i, n] for n in N[i]]
-        other = (
+    for i, p in pairs_of(P):
+        of_anchor = [neg_margin - d[i, n] for n in N[i]]
+        of_positive = (
             [neg_margin - d[p, n] for n in N[p]]
-            if own
+            if within_batch
             else [neg_margin - d[a, p] for a in range(len(d)) if p in N[a]]
         )
-        entries.append(relu(d[i, p] - pos_margin + lse(mine + other)) ** 2 / 2)
+        entries.append(relu(d[i, p] - pos_margin + lse(of_anchor + of_positive)) ** 2 / 2)
     return mean(entries)
 
 
@@ -181,21 +182,21 @@ def tuplet_margin(s, d, P, N, *, margin=5.73, scale=64.0, **_):
     return mean(
         [
             np.log1p(sum(np.exp(scale * (s[i, n] - eased(s[i, p]))) for n in N[i]))
-            for i, p in couples(P)
+            for i, p in pairs_of(P)
         ]
     )
 
 
 def intra_pair_variance(s, d, P, N, *, pos_eps=0.01, neg_eps=0.01, **_):
-    near, far = [s[c] for c in couples(P)], [s[c] for c in couples(N)]
-    return mean([relu((1 - pos_eps) * mean(near) - v) ** 2 for v in near]) + mean(
-        [relu(v - (1 + neg_eps) * mean(far)) ** 2 for v in far]
-    )
+    positives, negatives = [s[c] for c in pairs_of(P)], [s[c] for c in pairs_of(N)]
+    pull = [relu((1 - pos_eps) * mean(positives) - v) ** 2 for v in positives]
+    push = [relu(v - (1 + neg_eps) * mean(negatives)) ** 2 for v in negatives]
+    return mean(pull) + mean(push)
 
 
 def threshold_consistent_margin(s, d, P, N, *, pos_margin=0.9, neg_margin=0.5, **_):
-    return mean([pos_margin - s[c] for c in couples(P) if s[c] <= pos_margin]) + mean(
-        [s[c] - neg_margin for c in couples(N) if s[c] >= neg_margin]
+    return mean([pos_margin - s[c] for c in pairs_of(P) if s[c] <= pos_margin]) + mean(
+        [s[c] - neg_margin for c in pairs_of(N) if s[c] >= neg_margin]
     )
 
 

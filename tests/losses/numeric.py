@@ -1,4 +1,4 @@
-"""Gradients of a plain numpy function, for the referees."""
+"""Numeric gradients of plain numpy functions, and a comparison of arrays."""
 
 import numpy as np
 
@@ -8,17 +8,17 @@ def gradient(fn, x, step=1e-6):
     x = np.array(x, np.float64)
     slope = np.zeros_like(x)
     for i in np.ndindex(x.shape):
-        kept = x[i]
-        x[i] = kept + step
+        value = x[i]
+        x[i] = value + step
         up = fn(x)
-        x[i] = kept - step
+        x[i] = value - step
         slope[i] = (up - fn(x)) / (2 * step)
-        x[i] = kept
+        x[i] = value
     return slope
 
 
 def assert_near(ours, theirs, tolerance):
-    """Off by at most `tolerance` times the largest entry."""
+    """Fails if an entry differs by more than `tolerance` times the largest entry of `theirs`."""
     theirs = np.asarray(theirs)
     scale = max(np.abs(theirs).max(), 1e-3)
     np.testing.assert_allclose(np.asarray(ours), theirs, rtol=0, atol=tolerance * scale)

@@ -1,4 +1,8 @@
-"""What every loss promises. A public name of `losses` that is not in `TABLE` fails the test."""
+"""Properties of every loss. A public loss without a row in `TABLE` fails the first test.
+
+To add a loss: write one function in a file of `dmljax/losses/`, add its name to that file's
+`__all__`, and add one row to `TABLE` and one to `ENTRIES` of `docs/make_gallery.py`.
+"""
 
 import functools
 
@@ -54,7 +58,7 @@ TABLE = {
     "tuplet_margin": ("pair", {}),
     "vicreg": ("views", {}),
 }
-# Public names that are no losses of a batch; their own tests hold them.
+# Public names that are not losses of a batch. They have tests of their own.
 AROUND = {
     "center_invariant",
     "cross_batch_memory",
@@ -66,9 +70,9 @@ AROUND = {
     "zero_mean",
 }
 PAIRS = [name for name, (kind, _) in TABLE.items() if kind == "pair"]
-# Losses of embeddings as they are; all others normalise.
-UNNORMALISED = {"semihard_triplet", "vicreg", "label_smoothed_cross_entropy", "sphereface"}
-UNNORMALISED |= {"large_margin_softmax"}
+# Losses that do not normalize embeddings.
+UNNORMALIZED = {"semihard_triplet", "vicreg", "label_smoothed_cross_entropy", "sphereface"}
+UNNORMALIZED |= {"large_margin_softmax"}
 every_loss = pytest.mark.parametrize("name", TABLE)
 
 
@@ -77,8 +81,8 @@ def test_every_public_name_is_enrolled():
 
 
 def call(name, x, labels, extra, **keywords):
-    kind, own = TABLE[name]
-    function = functools.partial(getattr(losses, name), **own, **keywords)
+    kind, defaults = TABLE[name]
+    function = functools.partial(getattr(losses, name), **defaults, **keywords)
     if kind == "pair":
         return function(x, labels)
     if kind == "logits":
@@ -103,7 +107,7 @@ def inputs(seed=0, b=B):
 
 @functools.cache
 def compiled(name):
-    """One compiled value and gradient serves most tests of a loss."""
+    """The compiled value and gradient of a loss, which most of its tests share."""
     return jax.jit(
         jax.value_and_grad(
             lambda x, labels, extra, where: call(name, x, labels, extra, where=where)
@@ -123,7 +127,7 @@ def close(got, want, rtol=2e-4):
 
 
 @every_loss
-def test_is_a_live_scalar(name):
+def test_is_a_scalar_with_a_gradient(name):
     value, gradient = run(name, *inputs())
     assert value.shape == () and value.dtype == np.float32
     assert np.isfinite(value) and np.abs(gradient).max() > 1e-6
@@ -181,7 +185,7 @@ def test_finite_on_degenerate_batches(name, batch):
     if kind in ("proxy", "subproxy", "logits"):
         labels = labels % C
         extra["proxies"][0] = x[0]  # parallel to a row
-    if batch == "huge" and name in UNNORMALISED:
+    if batch == "huge" and name in UNNORMALIZED:
         x = x * 1e-10  # squares must fit into float32
     extra["other"] = x
     value, gradient = run(name, x, labels, extra)
@@ -278,7 +282,7 @@ def test_scale_invariance(name):
     lengths = np.linspace(0.5, 2, B, dtype=np.float32)[:, None]
     value = run(name, x, labels, extra)[0]
     scaled = run(name, x * lengths, labels, extra)[0]
-    if name in UNNORMALISED:
+    if name in UNNORMALIZED:
         assert abs(scaled - value) > 1e-3
     else:
         close(scaled, value)
@@ -294,13 +298,13 @@ def test_an_unknown_keyword_raises(name):
 # --- pair losses --------------------------------------------------------------------------------
 
 
-# `pnp` and `smooth_ap` rank an anchor too where the batch is its own reference.
+# `pnp` and `smooth_ap` also rank the anchor if a batch is compared with itself.
 @pytest.mark.parametrize("name", sorted(set(PAIRS) - {"pnp", "smooth_ap"}))
 def test_explicit_references_equal_implicit(name):
     x, labels, _ = inputs()
-    own = ops.pairs(labels)
+    pairs = ops.pairs(labels)
     function = functools.partial(getattr(losses, name), **TABLE[name][1])
-    explicit = jax.value_and_grad(lambda x: function(x, own, references=x + 0.0))
+    explicit = jax.value_and_grad(lambda x: function(x, pairs, references=x + 0.0))
     value, gradient = jax.jit(explicit)(x)
     want = run(name, x, labels, {})
     close(value, want[0])
@@ -308,35 +312,35 @@ def test_explicit_references_equal_implicit(name):
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_multi_hot_labels_and_ready_pairs_say_the_same(name):
+def test_multi_hot_labels_and_pairs_give_the_same_value(name):
     x, labels, _ = inputs()
     want = run(name, x, labels, {})[0]
-    says = [np.eye(4, dtype=bool)[labels], ops.pairs(labels)]
-    for value in jax.jit(lambda x: [call(name, x, way, None) for way in says])(x):
+    forms = [np.eye(4, dtype=bool)[labels], ops.pairs(labels)]
+    for value in jax.jit(lambda x: [call(name, x, form, None) for form in forms])(x):
         close(value, want)
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_pairs_can_be_ignored(name):
-    """Rows whose pairs are neither positive nor negative change nothing (but all-anchor means)."""
+    """Rows whose pairs are neither positive nor negative do not change the sum of the entries."""
     x, labels, _ = inputs()
     keep = np.arange(B) % 4 != 1
-    both = keep[:, None] & keep[None, :]
-    pairs = ops.Pairs(*(np.asarray(mask) & both for mask in ops.pairs(labels)))
-    kinds = {"reduce_fn": ops.sum} if name != "histogram" else {}
+    pair_counts = keep[:, None] & keep[None, :]
+    pairs = ops.Pairs(*(np.asarray(mask) & pair_counts for mask in ops.pairs(labels)))
+    reduction = {"reduce_fn": ops.sum} if name != "histogram" else {}
     if name == "ranked_list":
         pytest.skip("the published weights count every reference")
 
     @jax.jit
     def both_ways(x):
-        kept = call(name, x[keep], labels[keep], None, **kinds)
-        return call(name, x, pairs, None, **kinds), kept
+        kept = call(name, x[keep], labels[keep], None, **reduction)
+        return call(name, x, pairs, None, **reduction), kept
 
     close(*both_ways(x))
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_mined_pairs_are_the_pairs(name):
+def test_a_miner_replaces_the_pairs(name):
     x, labels, _ = inputs()
     kept = np.random.default_rng(0).random((B, B)) < 0.7
     kept &= kept.T
@@ -344,20 +348,22 @@ def test_mined_pairs_are_the_pairs(name):
 
     @jax.jit
     def both_ways(x):
-        seen = []
+        mined_distances = []
 
         def mine(distances, pairs):
-            seen.append(distances)
+            mined_distances.append(distances)
             return ops.Pairs(pairs.positives & kept, pairs.negatives & kept)
 
         mined = call(name, x, labels, None, mine_fn=mine)
-        return mined, call(name, x, ready, None), seen[0]
+        return mined, call(name, x, ready, None), mined_distances[0]
 
-    mined, without, seen = both_ways(x)
-    if name != "n_pairs":  # which knows labels from the pairs alone
-        close(mined, without)
+    mined, without_miner, distances = both_ways(x)
+    if name != "n_pairs":  # with ops.Pairs, it derives the classes from the pairs
+        close(mined, without_miner)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
-    np.testing.assert_allclose(seen, np.linalg.norm(unit[:, None] - unit[None], axis=-1), atol=1e-6)
+    np.testing.assert_allclose(
+        distances, np.linalg.norm(unit[:, None] - unit[None], axis=-1), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", [n for n in PAIRS if n != "histogram"])

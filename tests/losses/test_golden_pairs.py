@@ -1,6 +1,7 @@
-"""Pair losses equal pytorch-metric-learning 2.9.0 in float64, but for its named faults.
+"""Pair losses equal pytorch-metric-learning 2.9.0 in float64, except for its known faults.
 
-`tests/golden/pairs.py` made the numbers; the slow test makes them again, given the peer.
+`tests/golden/pairs.py` wrote the numbers. The slow test computes them again, if this peer is
+installed.
 """
 
 import functools
@@ -19,7 +20,7 @@ golden = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(golden)
 STORED = dict(np.load(GOLDEN / "pairs.npz"))
 
-# Where the peer is wrong; `test_pairs.py` tests what is right for each.
+# Where the peer is wrong. `test_pairs.py` tests the right value of each.
 DEVIATIONS = {
     ("tuplet_margin", "duplicates"): "NaN gradient of a positive parallel to its anchor",
     ("nca", "all distinct"): "NaN without positives",
@@ -34,12 +35,12 @@ RUNS = sorted({tuple(key.rsplit("/", 1)[0].split("/")) for key in STORED})
 
 @functools.cache
 def compiled(name, with_references):
-    room = functools.partial(getattr(losses, name.split()[0]), **golden.PEERS[name][1])
+    loss_fn = functools.partial(getattr(losses, name.split()[0]), **golden.PEERS[name][1])
     if not with_references:
-        return jax.jit(jax.value_and_grad(lambda x, labels: room(x, labels)))
+        return jax.jit(jax.value_and_grad(lambda x, labels: loss_fn(x, labels)))
 
     def loss(xs, labels, others):
-        return room(xs[0], labels, references=xs[1], reference_labels=others)
+        return loss_fn(xs[0], labels, references=xs[1], reference_labels=others)
 
     return jax.jit(jax.value_and_grad(loss))
 
@@ -71,7 +72,7 @@ def test_equals_the_peer(name, case):
 
 @pytest.mark.parametrize(("name", "case"), DEVIATIONS)
 def test_deviations_still_deviate(name, case):
-    """A deviation that the peer has mended, or that we lost, leaves the list."""
+    """Fails if the peer has fixed a fault, or if we have lost the correction: shorten the list."""
     value, dx, _ = ours(name, case)
     assert np.isfinite(value) and np.isfinite(dx).all()
     want = STORED[f"{name}/{case}/value"], STORED[f"{name}/{case}/dx"]

@@ -1,4 +1,4 @@
-"""The memory against a plain deque, and pytorch-metric-learning's over many steps."""
+"""The cross-batch memory against a deque, and against pytorch-metric-learning over many steps."""
 
 import collections
 import importlib.util
@@ -18,7 +18,7 @@ D = 4
 
 
 class _Deque:
-    """What the memory should be: the last `size` rows that counted, oldest first."""
+    """The referee: the last `size` rows that counted, oldest first."""
 
     def __init__(self, size):
         self.rows, self.next_id = collections.deque(maxlen=size), 0
@@ -35,29 +35,32 @@ class _Deque:
     def contrastive(self, x, labels, ids, hardest=False):
         """Loop over all pairs; `hardest` keeps each anchor's farthest positive only."""
         pull, push = [], []
-        for row, label, own in zip(x, labels, ids, strict=True):
-            if own is None:
+        for row, label, row_id in zip(x, labels, ids, strict=True):
+            if row_id is None:
                 continue
-            near = []
-            for other, kept, kept_label in self.rows:
-                if other == own:
+            positives = []
+            for stored_id, stored, stored_label in self.rows:
+                if stored_id == row_id:
                     continue
-                gap = row / math.sqrt(sum(row**2)) - kept / math.sqrt(sum(kept**2))
+                gap = row / math.sqrt(sum(row**2)) - stored / math.sqrt(sum(stored**2))
                 d = math.sqrt(sum(gap**2))
-                (near if kept_label == label else push).append(d if kept_label == label else 1 - d)
-            pull += [max(near)] if hardest and near else near
-        active = [[v for v in part if v > 0] for part in (pull, push)]
-        return sum(sum(part) / len(part) for part in active if part)
+                if stored_label == label:
+                    positives.append(d)
+                else:
+                    push.append(1 - d)
+            pull += [max(positives)] if hardest and positives else positives
+        active = [[v for v in terms if v > 0] for terms in (pull, push)]
+        return sum(sum(terms) / len(terms) for terms in active if terms)
 
 
 def _farthest_positive(distances, pairs):
-    reach = jnp.max(distances, axis=1, where=pairs.positives, initial=-1, keepdims=True)
-    return ops.Pairs(pairs.positives & (distances == reach), pairs.negatives)
+    farthest = jnp.max(distances, axis=1, where=pairs.positives, initial=-1, keepdims=True)
+    return ops.Pairs(pairs.positives & (distances == farthest), pairs.negatives)
 
 
 @pytest.mark.parametrize("hardest", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_plain_deque(hardest, masked):
+def test_equals_a_deque(hardest, masked):
     """Sixteen batches of four in a memory of ten, compiled once."""
     rng = np.random.default_rng(8)
     memory_loss = losses.cross_batch_memory(losses.contrastive, size=10)
@@ -84,14 +87,14 @@ def test_a_plain_deque(hardest, masked):
                 gradient(lambda x, y=labels, i=ids: naive.contrastive(x, y, i, hardest), x),
                 1e-6,
             )
-            # Slot by slot, from the oldest on.
+            # Slot by slot, starting with the oldest row.
             filled = int(memory.filled)
             assert filled == len(naive.rows)
             slots = (int(memory.pointer) - filled + np.arange(filled)) % 10
             assert [int(i) for i in memory.ids[slots]] == [row[0] for row in naive.rows]
             assert [int(y) for y in memory.labels[slots]] == [row[2] for row in naive.rows]
-            kept = np.array([row[1] for row in naive.rows]).reshape(-1, D)
-            np.testing.assert_array_equal(memory.embeddings[slots], kept)
+            stored = np.array([row[1] for row in naive.rows]).reshape(-1, D)
+            np.testing.assert_array_equal(memory.embeddings[slots], stored)
         assert naive.next_id == int(memory.next_id) > 20
 
 
@@ -112,8 +115,8 @@ def test_pytorch_metric_learning(name):
             assert_near(slope, expected_slope, 1e-5)
 
 
-def test_resuming_is_going_on():
-    """A peer keeps pointer and filled count outside of its state, so they are lost."""
+def test_a_restored_memory_continues_with_the_same_numbers():
+    """pytorch-metric-learning keeps the pointer outside of its state, so a checkpoint loses it."""
     rng = np.random.default_rng(9)
     batches = [
         (rng.normal(size=(3, D)).astype(np.float32), rng.integers(0, 2, 3)) for _ in range(6)
@@ -133,33 +136,33 @@ def test_resuming_is_going_on():
     jax.tree.map(np.testing.assert_array_equal, memory, restored)
 
 
-def test_a_full_batch_is_the_loss_itself_but_for_detached_references():
+def test_a_batch_that_fills_the_memory_gives_the_loss_with_constant_references():
     rng = np.random.default_rng(10)
     x, y = rng.normal(size=(6, D)).astype(np.float32), np.array([0, 0, 1, 1, 2, 2])
     memory_loss = losses.cross_batch_memory(losses.multi_similarity, size=6)
     memory = memory_loss.init(D)
 
-    def loss(x, kept, memory):
-        return memory_loss.loss(memory._replace(embeddings=kept), x, y)
+    def loss(x, stored, memory):
+        return memory_loss.loss(memory._replace(embeddings=stored), x, y)
 
     step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
 
     @jax.jit
     @jax.value_and_grad
-    def fixed(anchors):
+    def constant_references(anchors):
         return losses.multi_similarity(anchors, ops.pairs(y), references=x)
 
-    expected, expected_slope = fixed(x)
-    for _ in range(2):  # the second time every older row has left
-        (value, memory), (slope, through) = step(x, memory.embeddings, memory)
+    expected, expected_slope = constant_references(x)
+    for _ in range(2):  # in the second step, all earlier rows are overwritten
+        (value, memory), (slope, memory_slope) = step(x, memory.embeddings, memory)
         np.testing.assert_allclose(value, expected, rtol=1e-6)
         assert_near(slope, expected_slope, 1e-5)
-        assert not np.any(through)  # a memory inside a differentiated state is constant
+        assert not np.any(memory_slope)
 
 
 @pytest.mark.parametrize("name", ["triplet", "n_pairs", "lifted_structure", "nca"])
-def test_empty_slots_are_nothing(name):
-    """A memory with room left gives what a memory without room gives."""
+def test_empty_slots_do_not_count(name):
+    """A memory with empty slots gives the loss of a memory that is just full."""
     rng = np.random.default_rng(11)
     x, y = rng.normal(size=(4, D)).astype(np.float32), np.array([0, 1, 0, 1])
     results = []

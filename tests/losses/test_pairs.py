@@ -1,4 +1,4 @@
-"""Pair and triplet losses against loops (`naive.py`), and what only some of them promise."""
+"""Pair and triplet losses against plain loops (`naive.py`), and properties of single losses."""
 
 import functools
 
@@ -24,12 +24,12 @@ VARIANTS += [
 ]
 
 
-def reference_value(name, x, y, positives, negatives, own, labels, **keywords):
+def reference_value(name, x, y, positives, negatives, within_batch, labels, **keywords):
     s, d = naive.measures(x, y)
     P, N = ([list(np.flatnonzero(row)) for row in mask] for mask in (positives, negatives))
     between = naive.measures(y, y)[1]
     return getattr(naive, name)(
-        s, d, P, N, x=x, y=y, own=own, labels=labels, between=between, **keywords
+        s, d, P, N, x=x, y=y, within_batch=within_batch, labels=labels, between=between, **keywords
     )
 
 

@@ -1,4 +1,4 @@
-"""Proxy losses: naive loops, pytorch-metric-learning's numbers, and what holds for all of them."""
+"""Proxy losses against plain loops and pytorch-metric-learning, and properties of all of them."""
 
 import functools
 import importlib.util
@@ -14,7 +14,7 @@ from numeric import assert_near, gradient
 from dmljax import losses, ops
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "proxies.npz"
-CENTRED = {"subcenter_arcface", "soft_triple"}
+CENTERED = {"subcenter_arcface", "soft_triple"}
 LENGTHS = {"sphereface", "large_margin_softmax"}  # what depends on the lengths of embeddings
 
 
@@ -56,14 +56,14 @@ def _psi(cosines, label, margin=4):
     return z
 
 
-def _soft(x, centres, gamma=0.1):
-    cosines = [_cos(x, w) for w in centres]
+def _soft(x, centers, gamma=0.1):
+    cosines = [_cos(x, w) for w in centers]
     shares = [math.exp(s / gamma) for s in cosines]
     return sum(e * s for e, s in zip(shares, cosines, strict=True)) / sum(shares)
 
 
 def _soft_triple(x, label, proxies):
-    z = [_soft(x, centres) for centres in proxies]
+    z = [_soft(x, centers) for centers in proxies]
     z[label] -= 0.01
     return [20 * s for s in z]
 
@@ -96,7 +96,7 @@ NAIVE = {
     "cosface": _by_row(_cosface),
     "arcface": _by_row(lambda x, y, ws: _arcface([_cos(x, w) for w in ws], y)),
     "subcenter_arcface": _by_row(
-        lambda x, y, ws: _arcface([max(_cos(x, w) for w in centres) for centres in ws], y)
+        lambda x, y, ws: _arcface([max(_cos(x, w) for w in centers) for centers in ws], y)
     ),
     "sphereface": _by_row(
         lambda x, y, ws: [_norm(x) * z for z in _psi([_cos(x, w) for w in ws], y)]
@@ -123,7 +123,7 @@ def test_every_loss_has_a_referee():
 def _data(name, b=6, c=4, d=3, k=2, dtype=np.float32):
     rng = np.random.default_rng(3)
     x = rng.normal(size=(b, d)).astype(dtype)
-    w = rng.normal(size=(c, k, d) if name in CENTRED else (c, d)).astype(dtype)
+    w = rng.normal(size=(c, k, d) if name in CENTERED else (c, d)).astype(dtype)
     return x, np.array([0, 0, 1, 2, 2, 0])[:b], w
 
 
@@ -143,7 +143,7 @@ def _compiled(name, **keywords):
 @each_loss
 def test_naive_loops(name):
     module = _golden_module()
-    w = module.proxies()[name in CENTRED]
+    w = module.proxies()[name in CENTERED]
     x, y = module.cases()["balanced"]
     with jax.enable_x64(True):
         value, (dx, dw) = _compiled(name)(x, w, y)
@@ -173,19 +173,19 @@ _spelled = sorted(
 @pytest.mark.parametrize("spelled", _spelled)
 def test_pytorch_metric_learning(spelled):
     name, _, settings = spelled.partition(":")
-    # Whole numbers stay whole: the margin of sphereface counts.
+    # The margin of sphereface must be an int.
     pairs = [pair.split("=") for pair in settings.split(",") if pair]
     keywords = {k: float(v) if "." in v else int(v) for k, v in pairs}
     module = _golden_module()
-    w = module.proxies()[name in CENTRED]
+    w = module.proxies()[name in CENTERED]
     cases = module.cases()
     assert len(cases) == 7
     for case, (x, y) in cases.items():
-        # Masking is dropping, and one shape of batch is one compilation.
-        rest = 12 - len(x)
-        padded, where = np.pad(x, [(0, rest), (0, 0)]), np.arange(12) < len(x)
+        # Padded to one shape with rows that do not count, because compiling takes longest.
+        padding = 12 - len(x)
+        padded, where = np.pad(x, [(0, padding), (0, 0)]), np.arange(12) < len(x)
         with jax.enable_x64(True):
-            value, (dx, dw) = _compiled(name, **keywords)(padded, w, np.pad(y, (0, rest)), where)
+            value, (dx, dw) = _compiled(name, **keywords)(padded, w, np.pad(y, (0, padding)), where)
         np.testing.assert_allclose(value, _golden[f"{spelled}/{case}/value"], rtol=1e-6, atol=1e-9)
         assert_near(dx[: len(x)], _golden[f"{spelled}/{case}/0"], 1e-5)
         assert_near(dw, _golden[f"{spelled}/{case}/1"], 1e-5)
@@ -199,8 +199,8 @@ def test_the_peer_covers_every_loss():
 
 
 @each_loss
-def test_masking_is_dropping(name):
-    """Here that masked rows do not matter at all; against the peer, that they do not count."""
+def test_masked_rows_do_not_matter(name):
+    """Whatever they hold. That they do not count, the comparison with the peer tests."""
     x, y, w = _data(name)
     where = np.array([True, False, True, True, False, True])
     expected, (dx, dw) = _compiled(name)(x, w, y, where)
@@ -213,7 +213,7 @@ def test_masking_is_dropping(name):
     assert not np.any(dx[~where])
 
 
-def test_known_labels_of_masked_rows_do_not_raise():
+def test_wrong_labels_of_masked_rows_do_not_raise():
     x, y, w = _data("cosface")
     where = np.arange(6) > 1
     expected = losses.cosface(x, y, w, where=where)
@@ -222,7 +222,7 @@ def test_known_labels_of_masked_rows_do_not_raise():
 
 
 @each_loss
-def test_nothing_counts(name):
+def test_an_empty_mask_gives_0(name):
     x, y, w = _data(name)
     value, slopes = _compiled(name)(x, w, y, np.zeros(6, bool))
     assert value == 0
@@ -230,9 +230,9 @@ def test_nothing_counts(name):
 
 
 @each_loss
-def test_finite_where_it_is_hard(name):
+def test_finite_on_parallel_opposite_and_zero_rows(name):
     x, y, w = _data(name)
-    near = w[:, 0] if name in CENTRED else w
+    near = w[:, 0] if name in CENTERED else w
     x[0] = 3 * near[0]  # parallel to its own proxy
     x[1] = near[0]
     x[2] = -2 * near[1]  # and opposite
@@ -355,7 +355,7 @@ def test_label_types():
         np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
-# --- where others are wrong, and formulas of one loss -------------------------------------------
+# --- faults of the peer, and formulas of single losses -------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["arcface", "subcenter_arcface"])
@@ -364,11 +364,11 @@ def test_arcface_gradient_when_parallel_to_the_proxy(name):
     w = np.eye(3)
     x = 2 * np.eye(3)[:1]
     with jax.enable_x64(True):
-        proxies = w[:, None] if name in CENTRED else w
+        proxies = w[:, None] if name in CENTERED else w
         value, (dx, dw) = _compiled(name, scale=4.0)(x, proxies, np.array([0]))
     m = math.radians(28.6)
     np.testing.assert_allclose(value, math.log(1 + 2 * math.exp(-4 * math.cos(m))), rtol=1e-9)
-    # Nothing is gained by turning away from the own proxy, so the others' shares are all there is.
+    # The derivative of the angle to its proxy is 0, so only the softmax of the others remains.
     share = 1 / (2 + math.exp(4 * math.cos(m)))
     np.testing.assert_allclose(dx, [[0, 2 * share, 2 * share]], atol=1e-9)
     others = [[0, 0, 0], [4 * share, 0, 0], [4 * share, 0, 0]]
@@ -379,16 +379,16 @@ def test_arcface_margin_is_in_degrees_and_never_rises(unchecked):
     w = np.eye(2, dtype=np.float32)
     angles = np.linspace(0, np.pi, 181)
     x = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    own = np.zeros(181, int)
+    labels = np.zeros(181, int)
     for name, keywords in (("arcface", {"margin": 60.0}), ("sphereface", {"margin": 4})):
         fn = getattr(losses, name)
         fn = functools.partial(fn, reduce_fn=None, **keywords)
-        loss = np.asarray(jax.jit(fn)(x, own, np.stack([w[0], 0 * w[0]])))
+        loss = np.asarray(jax.jit(fn)(x, labels, np.stack([w[0], 0 * w[0]])))
         assert np.all(np.diff(loss) > -1e-5)  # the other logit is 0 all along
     with pytest.raises(ValueError, match="degrees"):
-        losses.arcface(x, own, w, margin=200.0)
+        losses.arcface(x, labels, w, margin=200.0)
     with pytest.raises(ValueError, match="whole number"):
-        losses.sphereface(x, own, w, margin=1.5)
+        losses.sphereface(x, labels, w, margin=1.5)
 
 
 def test_margins_may_be_scheduled():
@@ -410,12 +410,12 @@ def test_a_small_loss_keeps_its_digits():
     np.testing.assert_allclose(dx, exact_dx, rtol=1e-3)
 
 
-def test_one_centre_is_the_plain_loss():
+def test_one_center_is_the_plain_loss():
     x, y, w = _data("arcface")
     expected = _compiled("arcface")(x, w, y)[0]
     several = _compiled("subcenter_arcface")
     np.testing.assert_allclose(several(x, w[:, None], y)[0], expected, rtol=1e-6)
-    # The same centre twice is that centre.
+    # The same center twice acts like one.
     twice = np.stack([w, 3 * w], axis=1)
     np.testing.assert_allclose(several(x, twice, y)[0], expected, rtol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Ranking losses against double loops, dense formulas and what the peer says."""
+"""Ranking losses against double loops, dense formulas and pytorch-metric-learning (the peer)."""
 
 import functools
 import pathlib
@@ -18,7 +18,7 @@ GOLDEN = np.load(pathlib.Path(__file__).parents[1] / "golden" / "ranking.npz")
 CASES = sorted(name.removesuffix(".values") for name in GOLDEN.files if name.endswith(".values"))
 PNP = ("O", "Ds", "Dq", "Iu", "Ib")
 
-# Every loss as tested here; warm temperatures, so that all terms matter.
+# Every loss as tested here, with high temperatures, so that all terms matter.
 LOSSES = {
     "fast_ap": losses.fast_ap,
     "smooth_ap": functools.partial(losses.smooth_ap, temperature=0.2),
@@ -62,21 +62,21 @@ def _naive_entry(name, s, a, positives, negatives, own):
         if own:  # of zero rows only the loss itself knows that they have no direction
             squares = own[0][a]
         for centre in np.linspace(0, 4, 11):
-            here = [max(0, 1 - abs(squares[j] - centre) / 0.4) for j in positives]
-            other = [max(0, 1 - abs(squares[j] - centre) / 0.4) for j in negatives]
-            so_far += sum(here) + sum(other)
-            so_far_positive += sum(here)
+            positive_weights = [max(0, 1 - abs(squares[j] - centre) / 0.4) for j in positives]
+            negative_weights = [max(0, 1 - abs(squares[j] - centre) / 0.4) for j in negatives]
+            so_far += sum(positive_weights) + sum(negative_weights)
+            so_far_positive += sum(positive_weights)
             if so_far > 0:
-                entry += sum(here) * so_far_positive / so_far / len(positives)
+                entry += sum(positive_weights) * so_far_positive / so_far / len(positives)
         return 1 - entry
     if name == "recall_at_k":
-        everyone, recalls = positives + negatives, []
+        ranked, recalls = positives + negatives, []
         for k in (1, 3, 4):
-            found = 0.0
+            within_k = 0.0
             for p in positives:
-                rank = 1 + sum(expit((s[z] - s[p]) / 0.2) for z in everyone if z != p)
-                found += expit(k - rank)
-            recalls.append(min(k, found) / min(k, len(positives)))
+                rank = 1 + sum(expit((s[z] - s[p]) / 0.2) for z in ranked if z != p)
+                within_k += expit(k - rank)
+            recalls.append(min(k, within_k) / min(k, len(positives)))
         return 1 - np.mean(recalls)
     positives = [*positives, a] if own else positives
     total = 0.0
@@ -161,8 +161,8 @@ def _dense(name, x, labels):
         ranks = 1 + jnp.sum(sig * ~eye[:, None, :], axis=2)
         recalls = []
         for k in (1, 3, 4):
-            found = jnp.sum(jax.nn.sigmoid(k - ranks) * alike, axis=1)
-            recalls.append(jnp.minimum(found, k) / np.clip(alike.sum(axis=1), 1, k))
+            within_k = jnp.sum(jax.nn.sigmoid(k - ranks) * alike, axis=1)
+            recalls.append(jnp.minimum(within_k, k) / np.clip(alike.sum(axis=1), 1, k))
         return jnp.mean((1 - sum(recalls) / 3)[valid])
     positives = alike | eye
     if name == "smooth_ap":
@@ -190,8 +190,8 @@ def _compiled(name):
 
 
 def _run(name, x, labels, where=None, wide=False):
-    """Value and gradient. Compiling takes longest, so all batches are filled up to one shape: with
-    columns of zeros, and with rows that do not count."""
+    """Value and gradient. Compiling takes longest, so all batches are padded to one shape, with
+    columns of zeros and with rows that do not count."""
     b, d = x.shape
     dtype = np.float64 if wide else x.dtype
     full = np.full((ROWS, COLUMNS), np.nan, dtype)
@@ -219,14 +219,18 @@ def _run(name, x, labels, where=None, wide=False):
     twin=st.booleans(),
     zero=st.booleans(),
 )
-def test_masked_batch_is_the_loop_over_what_is_left(name, seed, labels, where, twin, zero):
+def test_a_masked_batch_equals_the_loop_over_the_rows_that_count(
+    name, seed, labels, where, twin, zero
+):
     x, labels, where = np.random.default_rng(seed).normal(size=(7, 3)), np.array(labels), where
     x[4:6] = x[3] if twin else x[4:6]
     x[2] = 0 if zero else x[2]
-    rest = np.flatnonzero(where)
+    counting = np.flatnonzero(where)
     x[~np.array(where)] = np.nan  # a row that does not count may hold anything
     value, gradient = _run(name, x, labels, where, wide=True)
-    np.testing.assert_allclose(value, _naive(name, x[rest], labels[rest]), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        value, _naive(name, x[counting], labels[counting]), rtol=1e-9, atol=1e-9
+    )
     assert np.isfinite(gradient).all()
 
 
@@ -255,7 +259,7 @@ def test_references(name):
 
 @pytest.mark.parametrize("case", CASES)
 def test_peer(case):
-    # Filled up to one shape with rows that do not count, as compiling takes longest.
+    # Padded to one shape with rows that do not count, because compiling takes longest.
     embeddings, b = GOLDEN[f"{case}.embeddings"], len(GOLDEN[f"{case}.labels"])
     x, labels, where = np.full((16, 6), np.nan), np.zeros(16, np.int32), np.arange(16) < b
     x[:b], labels[:b] = embeddings, GOLDEN[f"{case}.labels"]
@@ -306,13 +310,13 @@ def _perfect(labels):
     return np.eye(np.max(labels) + 1, dtype=np.float32)[labels]
 
 
-def test_smooth_ap_of_a_perfect_batch_is_nothing_whatever_the_classes():
+def test_smooth_ap_of_a_perfect_batch_is_0_for_all_class_sizes():
     # The peer takes 4 x 3 for 3 x 4 and reports .297.
     for labels in (np.repeat(np.arange(4), 3), np.array([0, 1, 0, 2, 2, 1, 0, 0, 3, 3])):
         assert jax.jit(losses.smooth_ap)(_perfect(labels), labels) < 1e-4
 
 
-def test_smooth_ap_does_not_care_for_the_order_of_rows():
+def test_smooth_ap_does_not_depend_on_the_order_of_rows():
     x, labels = np.random.default_rng(3).normal(size=(12, 5)), np.repeat(np.arange(4), 3)
     order = np.random.default_rng(4).permutation(12)
     with jax.enable_x64(True):
@@ -351,12 +355,12 @@ def test_recall_at_k_does_not_rank_the_query():
     assert value == pytest.approx(1 - (expit(0) + expit(1)) / 2, abs=1e-6)
 
 
-def test_recall_at_k_divides_by_what_can_be_found():
+def test_recall_at_k_divides_by_the_most_that_k_places_hold():
     # All of one class and alike: each of 7 positives has rank 4.
     x, labels = np.ones((8, 2), np.float32), np.zeros(8, int)
     assert losses.recall_at_k(x, labels, ks=(2,)) == pytest.approx(1 - 7 * expit(-2) / 2, abs=1e-5)
     assert losses.recall_at_k(x, labels, ks=(16,)) == pytest.approx(0, abs=1e-4)
-    # More than k within reach is not better than all.
+    # The recall is at most 1, however many positives rank within k.
     assert losses.recall_at_k(x, labels, ks=(5,)) == pytest.approx(0, abs=1e-6)
 
 
@@ -446,7 +450,7 @@ def test_single_row(name):
 
 @each_loss
 @pytest.mark.parametrize("row", range(ROWS))
-def test_nan_is_seen(name, row):
+def test_nan_stays_visible(name, row):
     # Among them rows that are nobody's positive but everybody's negative.
     x, labels = _batch()[0], np.array([9, 0, 0, 0, 1, 8, 1, 0, 1])
     x[row, 1] = np.nan
@@ -473,7 +477,7 @@ def test_label_forms_and_miners(name):
     np.testing.assert_allclose(loss(x, hot), value, rtol=1e-6)
     pairs = ops.pairs(labels)
     np.testing.assert_allclose(loss(x, pairs), value, rtol=1e-6)
-    # What a miner keeps is all that is ranked.
+    # Only pairs that a miner keeps are ranked.
     keep = np.random.default_rng(9).random((ROWS, ROWS)) < 0.7
     fewer = ops.Pairs(pairs.positives & keep, pairs.negatives & keep)
     mined = functools.partial(

@@ -1,4 +1,4 @@
-"""Regularisers against naive loops and pytorch-metric-learning."""
+"""Regularizers against naive loops and pytorch-metric-learning."""
 
 import functools
 import importlib.util
@@ -38,10 +38,10 @@ def _regular_face(x):
 
 def _sparse_centers(x):
     total, count = 0, 0
-    for centres in x:
-        for i in range(len(centres)):
+    for centers in x:
+        for i in range(len(centers)):
             for j in range(i):
-                gap = _unit(centres[i]) - _unit(centres[j])
+                gap = _unit(centers[i]) - _unit(centers[j])
                 total += math.sqrt(sum(gap * gap))
                 count += 1
     return total / (2 * count)
@@ -106,7 +106,7 @@ def test_pytorch_metric_learning():
     spec.loader.exec_module(module)
     inputs = {case: x for case, (x, _) in module.cases().items()}
     inputs["proxies"] = module.proxies()[1]
-    seen = set()
+    compared = set()
     with np.load(GOLDEN) as golden:
         for key in golden:
             spelled, case, what = key.split("/")
@@ -123,12 +123,12 @@ def test_pytorch_metric_learning():
                 value, slope = fn(x, where)
             np.testing.assert_allclose(value, golden[key], rtol=1e-6, atol=1e-12)
             assert_near(slope[: len(inputs[case])], golden[f"{spelled}/{case}/0"], 1e-5)
-            seen.add(name)
-    assert seen == set(NAMES)
+            compared.add(name)
+    assert compared == set(NAMES)
 
 
 @each
-def test_masking_is_dropping(name):
+def test_masking_equals_dropping(name):
     x = _data(name)
     where = np.array([True, True, False, True, False])
     expected, slope = _compiled(name)(x[where])
@@ -159,14 +159,14 @@ def test_hard_inputs(name):
     assert np.isnan(_compiled(name)(x)[0])
 
 
-def test_nothing_to_be_near_to():
-    """A peer compares a single vector with itself and reports 1."""
+def test_a_single_vector_has_loss_0():
+    """pytorch-metric-learning compares a single vector with itself and returns 1."""
     assert _compiled("regular_face")(_data("regular_face")[:1])[0] == 0
     assert _compiled("sparse_centers")(_data("sparse_centers")[:, :1])[0] == 0
 
 
-def test_merging_centres_keep_their_direction():
-    """Centres 1e-4 apart: 2 - 2 cosine has no digits left in float32."""
+def test_merging_centers_keep_their_direction():
+    """Centers 1e-4 apart: 2 - 2 cosine has no digits left in float32."""
     x = np.random.default_rng(6).normal(size=(1, 1, 8)) + 1e-4 * np.random.default_rng(7).normal(
         size=(3, 2, 8)
     )

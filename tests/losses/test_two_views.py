@@ -97,8 +97,8 @@ def test_vicreg_of_pytorch_metric_learning():
         for case, (x, _) in module.cases().items():
             if case == "one":
                 continue
-            rest = 12 - len(x)
-            pair = [np.pad(side, [(0, rest), (0, 0)]) for side in (x, -0.5 * x[::-1])]
+            padding = 12 - len(x)
+            pair = [np.pad(side, [(0, padding), (0, 0)]) for side in (x, -0.5 * x[::-1])]
             with jax.enable_x64(True):
                 value, slopes = _compiled("vicreg")(*pair, np.arange(12) < len(x))
             np.testing.assert_allclose(value, golden[f"vicreg/{case}/value"], rtol=1e-6)
@@ -107,16 +107,16 @@ def test_vicreg_of_pytorch_metric_learning():
 
 
 @each_loss
-def test_masking_is_dropping(name):
+def test_masking_equals_dropping(name):
     x, y = _data()
     where = np.array([True, False, True, True, False, True])
     expected, slopes = _compiled(name)(x[where], y[where])
     x[1], y[1], x[4], y[4] = np.nan, np.nan, 9, 0
     value, masked = _compiled(name)(x, y, where)
     np.testing.assert_allclose(value, expected, rtol=1e-6)
-    for slope, whole in zip(slopes, masked, strict=True):
-        assert_near(whole[where], slope, 1e-5)
-        assert not np.any(whole[~where])
+    for slope, masked_slope in zip(slopes, masked, strict=True):
+        assert_near(masked_slope[where], slope, 1e-5)
+        assert not np.any(masked_slope[~where])
     value, slopes = _compiled(name)(x, y, np.zeros(6, bool))
     assert value == 0 and not any(np.any(slope) for slope in slopes)
 

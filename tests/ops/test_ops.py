@@ -47,9 +47,9 @@ def test_squared_euclidean_is_exact_for_near_pairs(x, spread):
     got = np.asarray(ops.squared_euclidean(jnp.asarray(x), jnp.asarray(x)))
     scale = (wide**2).sum(-1).max()
     assert (np.abs(got - want) <= 1e-4 * want + 1e-30 * (1 + scale)).all()
-    own = jnp.asarray(x)
+    batch = jnp.asarray(x)
     np.testing.assert_allclose(
-        ops.squared_euclidean(own, own), got, rtol=1e-4, atol=1e-30 * (1 + scale)
+        ops.squared_euclidean(batch, batch), got, rtol=1e-4, atol=1e-30 * (1 + scale)
     )
 
 
@@ -100,9 +100,9 @@ def test_logsumexp():
 
 def test_pairs_of_labels():
     labels, others = np.array([1, 1, 2]), np.array([2, 1])
-    own = ops.pairs(labels)
-    assert own.positives.tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
-    assert own.negatives.tolist() == [[0, 0, 1], [0, 0, 1], [1, 1, 0]]
+    within = ops.pairs(labels)
+    assert within.positives.tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
+    assert within.negatives.tolist() == [[0, 0, 1], [0, 0, 1], [1, 1, 0]]
     two = ops.pairs(labels, others, ids=np.array([7, 8, 9]), reference_ids=np.array([9, 8]))
     assert two.positives.tolist() == [[0, 1], [0, 0], [0, 0]]
     assert two.negatives.tolist() == [[1, 0], [1, 0], [0, 1]]
@@ -112,8 +112,8 @@ def test_pairs_of_labels():
         [0, 0, 0],
         [1, 0, 0],
     ]
-    seen = ops.pairs(labels, others, reference_where=np.array([False, True]))
-    assert seen.positives.tolist() == [[0, 1], [0, 1], [0, 0]]
+    narrowed = ops.pairs(labels, others, reference_where=np.array([False, True]))
+    assert narrowed.positives.tolist() == [[0, 1], [0, 1], [0, 0]]
 
 
 def test_multi_hot_rows_are_positives_if_they_share_a_class():
