@@ -107,18 +107,18 @@ def ours(
 
     from dmljax import main, metrics
     from dmljax.train import loop
-    from dmljax.train import step as train_step
     from dmljax.train.build import build
     from dmljax.train.devices import prefetch
     from dmljax.train.evaluation import Evaluator
     from dmljax.train.initial_state import first_state
+    from dmljax.train.step import train_step
 
     main.tune_cpu()
     fields = METHODS[title] | changes
     optimizer = {"name": "adam", "rate": 3e-3, "decay": 1e-2} | fields.get("optimizer", {})
     fields = fields | {"optimizer": optimizer}
     began = time.perf_counter()
-    made = build(
+    run = build(
         {
             "dataset": {"name": "npz", "path": data},
             "transform": AFFINE,
@@ -132,48 +132,49 @@ def ours(
             **fields,
         }
     )
-    state = first_state(made)
-    step_fn = train_step.train_step(
-        made.method, made.optimizer, normalize_fn=made.normalize_fn, seed=seed
-    )
+    state = first_state(run)
+    step_fn = train_step(run.method, run.optimizer, normalize_fn=run.normalize_fn, seed=seed)
     step_fn = jax.jit(step_fn, donate_argnums=0)
     first, done, pending = 0.0, 0, collections.deque()
 
     def at(state, share):
-        """The state whose schedule is at this share of the whole."""
-        tick = jax.device_put(np.int32(share * _TICKS), made.shards.everywhere)
-        known = optax.ScaleByScheduleState
+        """The state, with the schedule at this share of the run."""
+        tick = jax.device_put(np.int32(share * _TICKS), run.shards.everywhere)
+        counter = optax.ScaleByScheduleState
         return jax.tree.map(
-            lambda s: known(tick) if isinstance(s, known) else s,
+            lambda s: counter(tick) if isinstance(s, counter) else s,
             state,
-            is_leaf=lambda s: isinstance(s, known),
+            is_leaf=lambda s: isinstance(s, counter),
         )
 
-    with loop.batches(made) as batches:
-        for batch in prefetch(batches, made.shards.rows):
+    with loop.batches(run) as batches:
+        for batch in prefetch(batches, run.shards.rows):
             share = done / steps if steps else (time.perf_counter() - began) / seconds
             if done and share >= 1:
                 break
-            state, found = step_fn(at(state, share), batch)
+            state, step_metrics = step_fn(at(state, share), batch)
             done += 1
-            pending.append(found)
+            pending.append(step_metrics)
             if done == 1 or len(pending) > 2:  # two in flight, as in a run
                 jax.block_until_ready(pending.popleft())
             first = first or time.perf_counter() - began
         jax.block_until_ready(state)
     took = time.perf_counter() - began
-    split = made.held_out if validation else made.test
-    embeddings = Evaluator(made).embeddings(state, split)
-    scores = metrics.retrieval(embeddings[""], split.labels, ks=(1,))
+    split = run.held_out if validation else run.test
+    embeddings = Evaluator(run).embeddings(state, split)
+    scores = metrics.retrieval(embeddings["embedding"], split.labels, ks=(1,))
     parts = [
-        metrics.retrieval(part, split.labels, ks=(1,))["R@1"]
-        for name, part in embeddings.items()
+        metrics.retrieval(learner, split.labels, ks=(1,))["R@1"]
+        for name, learner in embeddings.items()
         if name.startswith("learner")
     ]
-    row = {"steps": done, "seconds": took, "first": first, "loss": float(found["loss"])}
+    row = {"steps": done, "seconds": took, "first": first, "loss": float(step_metrics["loss"])}
     row |= {k: scores[k] for k in ("R@1", "MAP@R")}
     if parts:
-        row |= {"R@1 of a learner": float(np.mean(parts)), "self": float(found["self_cosine"])}
+        row |= {
+            "R@1 of a learner": float(np.mean(parts)),
+            "self": float(step_metrics["self_cosine"]),
+        }
     return row
 
 
