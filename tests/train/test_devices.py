@@ -1,4 +1,4 @@
-"""Parts of a batch, of the proxies and of a gallery, on any number of devices: the same numbers."""
+"""Chunks of a batch, shards of proxies or of a gallery, any number of devices: the same numbers."""
 
 import functools
 import math
@@ -20,11 +20,11 @@ from dmljax.methods import base
 from dmljax.nets import layers
 from dmljax.retrieval import sharding as search_sharding
 from dmljax.retrieval import tiles
-from dmljax.train import journal, loop, run_folder, schedules
+from dmljax.train import journal, loop, named_methods, optimizers, run_folder, schedules
 from dmljax.train.devices import Shardings, of_state, path_of, prefetch, put, shardings
 from dmljax.train.step import check_chunks, init_state, train_step
 
-# Compiling is nearly all of the time here: several times less without optimising.
+# Compiling takes nearly all of the time here, and several times less without optimizing.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 RNG = np.random.default_rng(0)
 C, SIDE = 4, 8
@@ -238,9 +238,9 @@ LEARNERS = {"learners": 2, "dim": 6, "split": ("one", "two"), "attention": "two"
 EVERY = {
     "pairs": lambda: methods.pairs(NORMED, losses.multi_similarity, classes=C, dim=5, memory=32),
     "proxies": lambda: methods.proxies(NORMED, losses.proxy_anchor, classes=C, dim=5),
-    "graph": lambda: methods.graph(NORMED, CROSS, classes=C, dim=8, heads=2, pool="mean"),
-    "dvml": lambda: methods.dvml(NORMED, losses.triplet, classes=C, dim=5, samples=2),
-    "abe": lambda: methods.abe(Patches(), losses.contrastive, classes=C, **LEARNERS),
+    "graph": lambda: named_methods.graph(NORMED, CROSS, classes=C, dim=8, heads=2, pool="mean"),
+    "dvml": lambda: named_methods.dvml(NORMED, losses.triplet, classes=C, dim=5, samples=2),
+    "abe": lambda: named_methods.abe(Patches(), losses.contrastive, classes=C, **LEARNERS),
 }
 
 
