@@ -93,21 +93,21 @@ def step(config: dict, *, stats: bool = False) -> tuple:
 
     Without `stats`, which are most of the time to compile.
     """
-    made = build(config)
-    indices = made.sample_fn(made.train.labels, seed=0, step=0)
+    run = build(config)
+    indices = run.sample_fn(run.train.labels, seed=0, step=0)
     batch = {
-        "images": np.stack([made.train.records[i] for i in indices]),
-        "labels": made.train.labels[indices].astype(np.int32),
+        "images": np.stack([run.train.records[i] for i in indices]),
+        "labels": run.train.labels[indices].astype(np.int32),
     }
 
-    images = made.normalize_fn(batch["images"])
-    shapes = jax.eval_shape(made.method.init, jax.random.key(0), {**batch, "images": images})
-    before = init_state(*fill(shapes), made.optimizer)
-    go = jit(train_step(made.method, made.optimizer, normalize_fn=made.normalize_fn, seed=0))
+    images = run.normalize_fn(batch["images"])
+    shapes = jax.eval_shape(run.method.init, jax.random.key(0), {**batch, "images": images})
+    before = init_state(*fill(shapes), run.optimizer)
+    go = jit(train_step(run.method, run.optimizer, normalize_fn=run.normalize_fn, seed=0))
     without = mock.patch.object(base, "diagnostics", lambda *_: {})
     with contextlib.nullcontext() if stats else without:
         after, metrics = go(before, batch)
-    return made, *jax.device_get((before, after, metrics))
+    return run, *jax.device_get((before, after, metrics))
 
 
 def moved(before: dict, after: dict, path: str) -> float:

@@ -107,7 +107,7 @@ def _method(loss_fn=contrastive, **options):
 
 
 @functools.cache
-def _begun(heads=False):
+def _start(heads=False):
     return fill(jax.eval_shape(_method(heads=heads).init, jax.random.key(0), _batch()))
 
 
@@ -119,46 +119,46 @@ def _vectors(heads=False):
     if not heads:
         module = ensembles.ABE(**options, attention=CUT["attention"])
     run = jit(lambda params, x: module.apply({"params": params}, x, train=True))
-    return jax.device_get(run(_begun(heads)[0]["net"], _batch()["images"])["learners"])
+    return jax.device_get(run(_start(heads)[0]["net"], _batch()["images"])["learners"])
 
 
 def _losses(method, *, heads=False, seeds=(0,)):
     """The loss and its metrics, for each key."""
-    run = jit(lambda key: method.loss(*_begun(heads), _batch(), key=key, step=0))
+    run = jit(lambda key: method.loss(*_start(heads), _batch(), key=key, step=0))
     with mock.patch.object(base, "diagnostics", lambda *_: {}):  # most of the time to compile
-        found = [jax.device_get(run(jax.random.key(seed))) for seed in seeds]
-    return [{"value": value, **metrics} for value, (_, metrics) in found]
+        actual = [jax.device_get(run(jax.random.key(seed))) for seed in seeds]
+    return [{"value": value, **metrics} for value, (_, metrics) in actual]
 
 
 @pytest.mark.parametrize("heads", [False, True])
 def test_loss_is_the_learners_and_lambda_times_the_divergence(heads):
     x, labels = _vectors(heads), _batch()["labels"]
     method = _method(heads=heads, lambda_div=0.7, margin_div=0.9)
-    (found,) = _losses(method, heads=heads)
+    (actual,) = _losses(method, heads=heads)
     metric = sum(_contrastive(x[:, m], labels) for m in range(3))
     apart = float(divergence(x.astype(np.float64), margin=0.9))
-    np.testing.assert_allclose(found["metric"], metric, rtol=1e-4)
-    np.testing.assert_allclose(found["divergence"], apart, rtol=1e-4)
-    np.testing.assert_allclose(found["value"], metric + 0.7 * apart, rtol=1e-4)
+    np.testing.assert_allclose(actual["metric"], metric, rtol=1e-4)
+    np.testing.assert_allclose(actual["divergence"], apart, rtol=1e-4)
+    np.testing.assert_allclose(actual["value"], metric + 0.7 * apart, rtol=1e-4)
     cosine = np.mean([np.sum(x[:, p] * x[:, q], axis=1) for p, q in ((0, 1), (0, 2), (1, 2))])
-    np.testing.assert_allclose(found["self_cosine"], cosine, atol=1e-5)
+    np.testing.assert_allclose(actual["self_cosine"], cosine, atol=1e-5)
 
 
 def test_drawn_pairs_are_rows_a_half_apart():
     x, labels = _vectors(), _batch()["labels"]
     partner = (np.arange(B) + B // 2) % B
     expected = sum(_contrastive(x[:, m], labels, partner=partner) for m in range(3))
-    (found,) = _losses(_method(pairs="drawn"))
-    np.testing.assert_allclose(found["metric"], expected, rtol=1e-4)
+    (actual,) = _losses(_method(pairs="drawn"))
+    np.testing.assert_allclose(actual["metric"], expected, rtol=1e-4)
 
 
 def test_any_pair_loss_with_any_miner():
     x, labels = _vectors(), _batch()["labels"]
     loss_fn = functools.partial(losses.triplet, margin=0.3)
-    (found,) = _losses(_method(loss_fn, mine_fn=miners.batch_hard))
+    (actual,) = _losses(_method(loss_fn, mine_fn=miners.batch_hard))
     by_itself = jit(lambda x: loss_fn(x, labels, mine_fn=miners.batch_hard))
     expected = sum(by_itself(x[:, m]) for m in range(3))
-    np.testing.assert_allclose(found["metric"], expected, rtol=1e-4)
+    np.testing.assert_allclose(actual["metric"], expected, rtol=1e-4)
     drawing = base.RandomMiner(functools.partial(miners.distance_weighted, dim=4))
     a, b, c = _losses(_method(loss_fn, mine_fn=drawing), seeds=(0, 0, 1))
     assert a["metric"] == b["metric"] != c["metric"]
@@ -172,7 +172,7 @@ def test_embeddings_and_parts():
         functions = method.embed, method.inspect.parts, method.inspect.spatial_masks
         return [function(params, model_state, images) for function in functions]
 
-    embeddings, parts, shown = jax.device_get(look(*_begun(), images))
+    embeddings, parts, shown = jax.device_get(look(*_start(), images))
     assert embeddings.shape == (B, 12) and embeddings.dtype == jnp.float32
     np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-6)
     assert sorted(parts) == ["learner_0", "learner_1", "learner_2"]
@@ -187,7 +187,7 @@ def test_embeddings_and_parts():
 
 
 def test_min_max_masks_span_zero_to_one():
-    masks = jit(_method(mask="min_max").inspect.spatial_masks)(*_begun(), _batch()["images"])[
+    masks = jit(_method(mask="min_max").inspect.spatial_masks)(*_start(), _batch()["images"])[
         "masks"
     ]
     masks = jax.device_get(masks)
@@ -223,15 +223,15 @@ def _trained(lambda_div):
         updates, opt_state = optimizer.update(slopes, opt_state, params)
         return optax.apply_updates(params, updates), model_state, opt_state, metrics
 
-    params, model_state = _begun()
-    opt_state, found = optimizer.init(params), []
+    params, model_state = _start()
+    opt_state, actual = optimizer.init(params), []
     with mock.patch.object(base, "diagnostics", lambda *_: {}):
         for i in range(120):
             params, model_state, opt_state, metrics = go(
                 params, model_state, opt_state, _batch(i), jax.random.key(i)
             )
-            found.append({k: float(v) for k, v in metrics.items()})
-    return found, params, model_state
+            actual.append({k: float(v) for k, v in metrics.items()})
+    return actual, params, model_state
 
 
 def test_without_the_divergence_all_learners_become_one():
@@ -248,7 +248,7 @@ def test_without_the_divergence_all_learners_become_one():
 
 def test_cosines_are_of_three_kinds():
     labels = np.array([0, 1, 0, 1])
-    found = inside.cosines_of_pairs(LEARNERS, labels)
+    actual = inside.cosines_of_pairs(LEARNERS, labels)
     x = LEARNERS.astype(np.float64)
     kinds = {"self": [], "positive": [], "negative": []}
     for i in range(4):
@@ -257,7 +257,7 @@ def test_cosines_are_of_three_kinds():
             kind = "positive" if labels[i] == labels[j] else "negative"
             kinds[kind] += [x[i, p] @ x[j, p] for p in range(3)]
     for kind, values in kinds.items():
-        np.testing.assert_allclose(np.sort(found[kind]), np.sort(values), atol=1e-6)
+        np.testing.assert_allclose(np.sort(actual[kind]), np.sort(values), atol=1e-6)
     some = inside.cosines_of_pairs(LEARNERS, labels, limit=3)
     assert len(some["self"]) == 9 and len(some["positive"]) + len(some["negative"]) == 9
 
@@ -268,7 +268,7 @@ def _pixels(path):
 
 
 def _share(pixels, color):
-    """Of the pixels, those nearer than 60 to a colour."""
+    """Of the pixels, those nearer than 60 to a color."""
     return np.mean(np.abs(pixels - np.array(color)).sum(axis=-1) < 60)
 
 
@@ -278,9 +278,9 @@ def test_histograms_show_the_collapse(tmp_path):
         _, params, model_state = _trained(lambda_div)
         parts = jit(_method().inspect.parts)(params, model_state, _batch(50)["images"])
         stacked = np.stack(list(parts.values()), axis=1)
-        found = inside.cosines_of_pairs(stacked, _batch(50)["labels"])
-        assert np.mean(found["positive"]) > np.mean(found["negative"]) + 0.3
-        inside.part_cosines(found, tmp_path / "cosines.png")
+        actual = inside.cosines_of_pairs(stacked, _batch(50)["labels"])
+        assert np.mean(actual["positive"]) > np.mean(actual["negative"]) + 0.3
+        inside.part_cosines(actual, tmp_path / "cosines.png")
         pictures[lambda_div] = _pixels(tmp_path / "cosines.png")
     blue = {k: _share(p, (158, 184, 210)) for k, p in pictures.items()}  # of self pairs alone
     assert blue[1.0] > 2 * blue[0.0]
@@ -334,7 +334,7 @@ def test_says_which_nets_can_be_cut():
     odd = {k: v[:-1] for k, v in _batch().items()}
     method = _method(pairs="drawn")
     with pytest.raises(ValueError, match=r"an even number of rows, not 23"):
-        method.loss(*_begun(), odd, key=jax.random.key(0), step=0)
+        method.loss(*_start(), odd, key=jax.random.key(0), step=0)
 
 
 ROWS = [
@@ -370,19 +370,20 @@ def test_configs_say_what_their_rows_do(name, arg, learners, heads, weight):
 )
 def test_configs_take_a_step(name, arg, tmp_path):
     small = {"sampler": {"batch_size": 16}, "method": CUT}
-    whole = name == "cub_abe"
-    if whole:
+    with_diagnostics = name == "cub_abe"
+    if with_diagnostics:
         small["method"] = {"split": ["conv1", "conv2"], "attention": "conv2"}
         small["net"] = {"name": "convnet", "widths": [4, 6], "strides": [2, 1]}
     config = shrink(read(name, arg), tmp_path, **small)
-    made, before, after, metrics = step(config, stats=whole)
+    config["normalize"] = "caffe"  # what GoogLeNet, which the small net replaces, asks for
+    run, before, after, metrics = step(config, stats=with_diagnostics)
     heads, weight = config["method"]["heads"], config["method"]["lambda_div"]
-    assert np.isfinite(metrics["loss"]) and ("positive_distance" in metrics) == whole
+    assert np.isfinite(metrics["loss"]) and ("positive_distance" in metrics) == with_diagnostics
     np.testing.assert_allclose(
         metrics["loss"], metrics["metric"] + weight * metrics["divergence"], rtol=1e-5
     )
     images = jax.ShapeDtypeStruct((2, 12, 12, 3), np.float32)
-    parts = jax.eval_shape(made.method.inspect.parts, before.params, before.model_state, images)
+    parts = jax.eval_shape(run.method.inspect.parts, before.params, before.model_state, images)
     assert len(parts) == config["method"]["learners"]
     assert moved(before.params, after.params, "net/shared") > 0
     # The first step of SGD: the rate, ten times that of what is new, times the slope it remembers.
@@ -397,7 +398,7 @@ def test_configs_take_a_step(name, arg, tmp_path):
 @pytest.mark.parametrize("heads", [False, True])
 def test_a_pool_says_what_the_features_are(heads):
     images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
-    cut, found = {"split": ("conv3", "conv4"), "attention": "conv4"}, {}
+    cut, actual = {"split": ("conv3", "conv4"), "attention": "conv4"}, {}
     for pool in ("mean", "flatten", "gem"):
         method = named_methods.abe(
             nets.convnet(), contrastive, classes=5, dim=8, learners=2, heads=heads, pool=pool, **cut
@@ -406,6 +407,6 @@ def test_a_pool_says_what_the_features_are(heads):
         assert jax.eval_shape(method.embed, params, state, images).shape == (2, 8)
         linear = params["net"]["embedding_0" if heads else "embedding"]["kernel"]
         powers = [leaf for name, leaf in params["net"].items() if name.startswith("pool")]
-        found[pool] = linear.shape, len(jax.tree.leaves(powers))
+        actual[pool] = linear.shape, len(jax.tree.leaves(powers))
     several = 2 if heads else 1
-    assert found == {"mean": ((128, 4), 0), "flatten": ((2048, 4), 0), "gem": ((128, 4), several)}
+    assert actual == {"mean": ((128, 4), 0), "flatten": ((2048, 4), 0), "gem": ((128, 4), several)}

@@ -23,7 +23,7 @@ SMALL = {"net": NET, "split": ("conv2", "conv3"), "features": 12}
 IMAGE = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
 
 
-def _made(net):
+def _shapes(net):
     return jax.eval_shape(lambda x: net.init(jax.random.key(0), x, train=False), IMAGE)
 
 
@@ -48,12 +48,12 @@ COUNTS = [
 
 @pytest.mark.parametrize(("net", "learners", "features", "count"), COUNTS)
 def test_parameter_counts(net, learners, features, count):
-    made = _made(net(learners=learners, features=features))
-    assert sorted(made) == ["params"] and _count(made) == count
+    shapes = _shapes(net(learners=learners, features=features))
+    assert sorted(shapes) == ["params"] and _count(shapes) == count
 
 
 def test_parameters_of_the_parts():
-    params = _made(abe.ABE())["params"]
+    params = _shapes(abe.ABE())["params"]
     assert {name: _count(part) for name, part in params.items()} == {
         "shared": 676_848,
         "attention": 2_809_168,
@@ -76,14 +76,14 @@ def test_parameters_of_the_parts():
 def test_operations_of_the_paper(net, learners, printed):
     net = net(learners=learners)
     jaxpr = jax.make_jaxpr(lambda variables, x: net.apply(variables, x, train=False))(
-        _made(net), IMAGE
+        _shapes(net), IMAGE
     )
     assert f"{multiply_adds(jaxpr.jaxpr):.3e}" == printed
 
 
 def test_shapes_of_the_published_net():
     net = abe.ABE()
-    out = jax.eval_shape(lambda v, x: net.apply(v, x, train=False), _made(net), IMAGE)
+    out = jax.eval_shape(lambda v, x: net.apply(v, x, train=False), _shapes(net), IMAGE)
     assert {name: array.shape for name, array in out.items()} == {
         "learners": (1, 8, 64),
         "embeddings": (1, 512),
@@ -174,8 +174,8 @@ def test_multi_head_by_hand(pooled_by):
     out, params = apply(variables, IMAGES), variables["params"]
     assert sorted(params) == ["embedding_0", "embedding_1", "head_0", "head_1", "shared"]
     for m in range(2):
-        whole = {name: tree["shared"] | tree[f"head_{m}"] for name, tree in variables.items()}
-        last = _backbone()(whole, IMAGES)
+        backbone = {name: tree["shared"] | tree[f"head_{m}"] for name, tree in variables.items()}
+        last = _backbone()(backbone, IMAGES)
         pooled = last["features"].reshape(len(IMAGES), -1) if pooled_by else last["pooled"]
         expected = _unit(params[f"embedding_{m}"], pooled)
         np.testing.assert_allclose(out["learners"][:, m], expected, atol=1e-5)
@@ -202,17 +202,17 @@ def test_one_learner_trains_what_is_shared_and_its_own_mask():
 
 def test_backbone_weights_fill_every_copy():
     net = abe.ABE(learners=2)
-    made, backbone = _made(net), _made(googlenet())
-    filled = abe.with_backbone(made, backbone)
-    assert jax.tree.structure(filled) == jax.tree.structure(made)
+    shapes, backbone = _shapes(net), _shapes(googlenet())
+    filled = abe.with_backbone(shapes, backbone)
+    assert jax.tree.structure(filled) == jax.tree.structure(shapes)
     for part in ("shared", "attention", "head"):
         for child, leaves in filled["params"][part].items():
             assert leaves is backbone["params"][child]
-    assert filled["params"]["masks"] is made["params"]["masks"]
+    assert filled["params"]["masks"] is shapes["params"]["masks"]
     # A collection alone does as well.
-    assert abe.with_backbone(made["params"], backbone["params"]) == filled["params"]
+    assert abe.with_backbone(shapes["params"], backbone["params"]) == filled["params"]
     with pytest.raises(ValueError, match=r"the backbone has no inception_4a, .* needs: take"):
-        abe.with_backbone(made, _init(NET()))
+        abe.with_backbone(shapes, _init(NET()))
 
 
 def test_initial_masks_are_glorot_of_each_learner():
@@ -236,8 +236,8 @@ def test_remat_is_handed_on_and_keeps_the_names():
     options = {"learners": 2, "attention": "conv3"}
     variables, _ = _small(abe.ABE, **options)
     net = abe.ABE(**SMALL, **options, remat=True)
-    made = jax.eval_shape(lambda: net.init(jax.random.key(0), IMAGES, train=False))
-    assert jax.tree.structure(made) == jax.tree.structure(variables)
+    shapes = jax.eval_shape(lambda: net.init(jax.random.key(0), IMAGES, train=False))
+    assert jax.tree.structure(shapes) == jax.tree.structure(variables)
     text = str(jax.make_jaxpr(lambda v: net.apply(v, IMAGES, train=False))(variables))
     assert text.count("checkpoint") + text.count("remat") >= 4  # conv1, 2, 3 in two copies, 4
 

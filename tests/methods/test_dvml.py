@@ -24,7 +24,7 @@ from dmljax.train import named_methods
 RNG = np.random.default_rng(0)
 B, CLASSES, DIM, T = 8, 4, 5, 3
 AT = 10  # where phase 2 begins
-ROOM = sys.modules["dmljax.methods.dvml.method"]
+METHOD_MODULE = sys.modules["dmljax.methods.dvml.method"]
 ENCODER = ("net", "heads")
 
 
@@ -39,8 +39,8 @@ def test_divergence_is_that_of_two_normals():
         log_p = -((grid - m) ** 2) / (2 * v) - np.log(2 * np.pi * v) / 2
         log_q = -(grid**2) / 2 - np.log(2 * np.pi) / 2
         expected += np.sum(np.exp(log_p) * (log_p - log_q)) * (grid[1] - grid[0])
-    found = divergence(mean.astype(np.float32), log_variance.astype(np.float32))
-    np.testing.assert_allclose(found, expected / 4, rtol=1e-4)
+    actual = divergence(mean.astype(np.float32), log_variance.astype(np.float32))
+    np.testing.assert_allclose(actual, expected / 4, rtol=1e-4)
     assert divergence(np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32)) == 0
 
 
@@ -103,7 +103,7 @@ def _method(loss_fn=_spread, **options):
 
 
 @functools.cache
-def _begun(mode):
+def _start(mode):
     method = _method(mode=mode)
     params, model_state = fill(jax.eval_shape(method.init, jax.random.key(0), BATCH))
     rng = np.random.default_rng(5)  # away from biases of 0 and scales of 1
@@ -114,7 +114,7 @@ def _begun(mode):
 def _compiled(*, slopes=True, **options):
     """(step, key=0) -> (loss, metrics, model_state, gradients), compiled once; and its traces."""
     method, traces = _method(**options), []
-    params, model_state = _begun(options.get("mode", "paper"))
+    params, model_state = _start(options.get("mode", "paper"))
 
     @jit
     def go(step, key):
@@ -126,8 +126,8 @@ def _compiled(*, slopes=True, **options):
         if not slopes:
             value, (after, metrics) = loss(params)
             return value, metrics, after, None
-        (value, (after, metrics)), found = jax.value_and_grad(loss, has_aux=True)(params)
-        return value, metrics, after, found
+        (value, (after, metrics)), actual = jax.value_and_grad(loss, has_aux=True)(params)
+        return value, metrics, after, actual
 
     def call(at, seed=0):
         with mock.patch.object(base, "diagnostics", lambda *_: {}):  # most of the time to compile
@@ -151,7 +151,7 @@ def _normed(params, x):
 
 def _by_hand(mode, *, second, form):
     """The four terms in float64, with `NOISE`."""
-    params, _ = _begun(mode)
+    params, _ = _start(mode)
     run = jit(lambda p, x: Patches().apply({"params": p}, x, train=True)["pooled"])
     f = np.asarray(run(params["net"], BATCH["images"]), np.float64)
     heads, decoder = params["heads"], params["decoder"]
@@ -191,16 +191,16 @@ def test_terms_and_their_weights(mode):
     """Each by a loop over numpy, unweighted in the log; the lambdas of both phases in the loss."""
     form = "norm" if mode == "paper" else "half_sum"
     lambdas = ((1.0, 0.5, 0.3, 2.0), (0.7, 0.2, 0.4, 0.8))
-    params, _ = _begun(mode)
+    params, _ = _start(mode)
 
     def noisy(mean, log_variance, *, samples, key):
         return mean[None] + jnp.exp(log_variance / 2)[None] * NOISE[:samples]
 
-    with mock.patch.object(ROOM, "sample_variations", noisy):
+    with mock.patch.object(METHOD_MODULE, "sample_variations", noisy):
         call, _ = _compiled.__wrapped__(slopes=False, mode=mode, lambdas=lambdas)
-        found = {at: call(at)[:2] for at in (AT - 1, AT)}
-    for at, weights in zip(found, lambdas, strict=True):
-        value, metrics = found[at]
+        actual = {at: call(at)[:2] for at in (AT - 1, AT)}
+    for at, weights in zip(actual, lambdas, strict=True):
+        value, metrics = actual[at]
         terms, f = _by_hand(mode, second=at >= AT, form=form)
         for name, term in terms.items():
             np.testing.assert_allclose(metrics[name], term, rtol=1e-4, err_msg=name)
@@ -267,7 +267,7 @@ def test_samples_move_mean_and_variance():
 
 def test_the_norm_of_the_decoder_learns_in_phase_2():
     call, _ = _compiled(lambdas=ONLY_L2, mode="seed", decay=0.0)
-    before = _begun("seed")[1]["batch_stats"]
+    before = _start("seed")[1]["batch_stats"]
     for at, moves in ((AT - 1, False), (AT, True)):
         after = call(at)[2]["batch_stats"]
         assert (
@@ -310,27 +310,27 @@ def test_samples_of_the_metric_loss():
 def test_embeddings_are_the_invariant_part(mode):
     method = _method(mode=mode)
     embed = jit(lambda params, state, x: method.embed(params, state, x))
-    params, model_state = _begun(mode)
-    found = embed(params, model_state, BATCH["images"])
-    assert found.shape == (B, DIM) and found.dtype == jnp.float32
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+    params, model_state = _start(mode)
+    actual = embed(params, model_state, BATCH["images"])
+    assert actual.shape == (B, DIM) and actual.dtype == jnp.float32
+    np.testing.assert_allclose(np.linalg.norm(actual, axis=1), 1, atol=1e-6)
     noisy = jax.tree.map(lambda x: x + 1, {k: params["heads"][k] for k in ("mean", "log_variance")})
     other = params | {"heads": params["heads"] | noisy}
-    np.testing.assert_array_equal(embed(other, model_state, BATCH["images"]), found)
+    np.testing.assert_array_equal(embed(other, model_state, BATCH["images"]), actual)
     one = embed(params, model_state, BATCH["images"][:1].repeat(B, axis=0))  # not of the batch
-    np.testing.assert_allclose(one[0], found[0], atol=1e-5)
+    np.testing.assert_allclose(one[0], actual[0], atol=1e-5)
 
 
 def test_a_pool_says_what_the_features_are():
     images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
-    found = {}
+    actual = {}
     for pool in ("mean", "flatten", "gem"):
         method = named_methods.dvml(nets.convnet(), _spread, classes=5, dim=8, pool=pool)
         params, state = jax.eval_shape(method.init, jax.random.key(0), {"images": images})
         assert jax.eval_shape(method.embed, params, state, images).shape == (2, 8)
         width = params["heads"]["invariant"]["kernel"].shape[0]
-        found[pool] = width, len(jax.tree.leaves(params.get("pool")))
-    assert found == {"mean": (128, 0), "flatten": (4 * 4 * 128, 0), "gem": (128, 1)}
+        actual[pool] = width, len(jax.tree.leaves(params.get("pool")))
+    assert actual == {"mean": (128, 0), "flatten": (4 * 4 * 128, 0), "gem": (128, 1)}
 
 
 HEADS = {"paper": 3 * (1024 * 512 + 512), "seed": 3 * (1024 * 128 + 128) + 3 * 2 * 1024}
@@ -433,11 +433,13 @@ def test_arguments_of_the_configs():
 )
 def test_configs_take_a_step(name, arg, tmp_path):
     small = {"sampler": {"classes": 4}, "method": {"phase_at": 5}}
-    whole = name == "sop_dvml"
-    if whole:
+    with_diagnostics = name == "sop_dvml"
+    if with_diagnostics:
         small["net"] = {"name": "convnet", "widths": [4, 6], "strides": [2, 1]}
-    _, before, after, metrics = step(shrink(read(name, arg), tmp_path, **small), stats=whole)
-    assert np.isfinite(metrics["loss"]) and ("positive_distance" in metrics) == whole
+    _, before, after, metrics = step(
+        shrink(read(name, arg), tmp_path, **small), stats=with_diagnostics
+    )
+    assert np.isfinite(metrics["loss"]) and ("positive_distance" in metrics) == with_diagnostics
     rates = {"net": 1e-4, "heads": 1e-4, "decoder": 1e-4}
     if arg == "mode=seed":  # three optimizers in one
         rates = {"net": 7e-5, "heads": 7e-5, "decoder": 1e-2, "probe": 1e-3}

@@ -14,8 +14,8 @@ HEADS = ("invariant", "mean", "log_variance")
 
 def _count(module, width):
     x = jax.ShapeDtypeStruct((2, width), jnp.float32)
-    made = jax.eval_shape(lambda x: module.init(jax.random.key(0), x, train=False), x)
-    return sum(leaf.size for leaf in jax.tree.leaves(made["params"]))
+    shapes = jax.eval_shape(lambda x: module.init(jax.random.key(0), x, train=False), x)
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes["params"]))
 
 
 def test_sizes_of_the_paper():

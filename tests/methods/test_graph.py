@@ -61,8 +61,8 @@ jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_lev
 
 
 def _method(name="baseline", **options):
-    given = {"dim": D, "heads": HEADS, "dropout": 0.0}
-    return named_methods.graph(NET, LOSS, classes=C, **{**given, **ROWS[name], **options})
+    defaults = {"dim": D, "heads": HEADS, "dropout": 0.0}
+    return named_methods.graph(NET, LOSS, classes=C, **{**defaults, **ROWS[name], **options})
 
 
 def _fill(shapes):
@@ -78,7 +78,7 @@ def _fill(shapes):
 
 
 @functools.cache
-def _made(name="baseline"):
+def _case(name="baseline"):
     """(method, params, model_state, compiled loss with its slopes)."""
     method = _method(name)
     batch = {"images": _images(), "labels": LABELS}
@@ -97,7 +97,7 @@ def _made(name="baseline"):
 
 def _run(name="baseline", *, images=None, labels=LABELS, where=None, key=0, step=0):
     """((loss, (model_state, metrics)), slopes of params and images)."""
-    _, params, _, slope = _made(name)
+    _, params, _, slope = _case(name)
     images = _images() if images is None else images
     where = np.ones(N, bool) if where is None else where
     return slope(params, images, labels, where, jax.random.key(key), np.int32(step))
@@ -163,7 +163,7 @@ def _cross_entropy(logits, labels):
 
 def _features(name, images):
     """From the maps of the net on: the largest of each, and the linear layer."""
-    _, params, model_state, _ = _made(name)
+    _, params, model_state, _ = _case(name)
     variables = {"params": params["net"], "batch_stats": model_state["batch_stats"]["net"]}
     maps = np.float64(NET.apply(variables, images, train=False)["features"])
     return _linear(params["head"]["red"], maps.max(axis=(1, 2)))
@@ -171,14 +171,14 @@ def _features(name, images):
 
 def _naive(name, images, labels):
     """The losses {encoder, graph}, where there are."""
-    options, params = ROWS[name], _made(name)[1]
-    x, found = _features(name, images), {}
+    options, params = ROWS[name], _case(name)[1]
+    x, actual = _features(name, images), {}
     head = params["head"]
     if "fc" in head:
         y = _neck(head["bottleneck"], x) if "bottleneck" in head else x
-        found["encoder"] = _cross_entropy(_linear(head["fc"], y), labels)
+        actual["encoder"] = _cross_entropy(_linear(head["fc"], y), labels)
     if "graph" not in params:
-        return found
+        return actual
     x = np.stack([row / np.linalg.norm(row) for row in x])
     p, hidden = params["graph"], []
     h = _linear(p["dim_red"], x)
@@ -194,17 +194,17 @@ def _naive(name, images, labels):
         hidden.append(h)
     h = _neck(p["bottleneck"], np.concatenate(hidden, axis=1) if "concat_layers" in options else h)
     assert list(p["fc"]) == ["kernel"]
-    found["graph"] = _cross_entropy(_linear(p["fc"], h), labels)
-    return found
+    actual["graph"] = _cross_entropy(_linear(p["fc"], h), labels)
+    return actual
 
 
 @pytest.mark.parametrize("name", [n for n in ROWS if "GAT" not in n])
 def test_loops_agree(name):
     expected = _naive(name, _images(), LABELS)
-    (value, (_, found)), _ = _run(name)
-    assert {k for k in found if k.endswith("_loss")} == {f"{k}_loss" for k in expected}
+    (value, (_, actual)), _ = _run(name)
+    assert {k for k in actual if k.endswith("_loss")} == {f"{k}_loss" for k in expected}
     for part, loss in expected.items():
-        np.testing.assert_allclose(found[f"{part}_loss"], loss, rtol=2e-5)
+        np.testing.assert_allclose(actual[f"{part}_loss"], loss, rtol=2e-5)
     total = sum(ROWS[name].get(f"{part}_weight", 1.0) * loss for part, loss in expected.items())
     np.testing.assert_allclose(value, total, rtol=2e-5)
 
@@ -224,7 +224,7 @@ def test_every_row_learns(name):
 
 def test_the_graphs_loss_trains_the_backbone():
     """All of it, with no other loss and no classifier that nothing trains."""
-    _, params, _, _ = _made("graph only")
+    _, params, _, _ = _case("graph only")
     assert list(params["head"]) == ["red"]
     _, (of_params, of_images) = _run("graph only")
     assert np.abs(of_params["net"]["conv1"]["conv"]["kernel"]).max() > 1e-4
@@ -255,18 +255,18 @@ def test_masking_an_image_is_dropping_it(name):
     results = []
     for shift in (0, 5):
         images = _images() + shift * (~where)[:, None, None, None].astype(np.float32)
-        (value, (state, found)), (slopes, of_images) = _run(name, images=images, where=where)
+        (value, (state, actual)), (slopes, of_images) = _run(name, images=images, where=where)
         for part, loss in expected.items():
-            np.testing.assert_allclose(found[f"{part}_loss"], loss, rtol=2e-5)
+            np.testing.assert_allclose(actual[f"{part}_loss"], loss, rtol=2e-5)
         np.testing.assert_array_equal(of_images[2], 0)
-        results.append((value, state, found, slopes))
+        results.append((value, state, actual, slopes))
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_sharded_over_devices_gives_the_same():
     """The graph spans the global batch, wherever its rows lie."""
-    _, params, _, slope = _made()
+    _, params, _, slope = _case()
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -282,7 +282,7 @@ def test_sharded_over_devices_gives_the_same():
 
 def test_compiles_once():
     _run("no MLP")
-    slope = _made("no MLP")[3]
+    slope = _case("no MLP")[3]
     for seed in (1, 2):
         _run("no MLP", labels=LABELS[::-1].copy(), key=seed, step=seed)
     assert slope._cache_size() == 1
@@ -290,7 +290,7 @@ def test_compiles_once():
 
 def test_dropout_follows_the_key():
     method = _method(dropout=0.5)
-    _, params, model_state, _ = _made()
+    _, params, model_state, _ = _case()
     batch = {"images": _images(), "labels": LABELS}  # without `where`, as the loop gives it
 
     @jit
@@ -299,15 +299,15 @@ def test_dropout_follows_the_key():
 
     first, again, other = (value(jax.random.key(k)) for k in (1, 1, 2))
     assert first["graph_loss"] == again["graph_loss"] != other["graph_loss"]
-    for found in (first, other):  # only the graph drops out
+    for actual in (first, other):  # only the graph drops out
         np.testing.assert_allclose(
-            found["encoder_loss"], _run()[0][1][1]["encoder_loss"], rtol=1e-5
+            actual["encoder_loss"], _run()[0][1][1]["encoder_loss"], rtol=1e-5
         )
 
 
 def test_batch_norms():
     """A frozen net's stay, those of the necks follow the batch."""
-    _, _, before, _ = _made("two layers, necks")
+    _, _, before, _ = _case("two layers, necks")
     (_, (after, _)), _ = _run("two layers, necks")
     before, after = before["batch_stats"], after["batch_stats"]
     for a, b in zip(*map(jax.tree.leaves, (before["net"], after["net"])), strict=True):
@@ -322,26 +322,26 @@ def test_batch_norms():
 
 def test_what_is_evaluated_is_the_backbone():
     """Each image alone, whatever else is in the batch, and without the graph's weights."""
-    method, params, model_state, _ = _made("two layers, necks")
+    method, params, model_state, _ = _case("two layers, necks")
     few = {name: params[name] for name in ("net", "head")}
     embed = jit(lambda x: {
         "": method.embed(few, model_state, x), **method.inspect.parts(few, model_state, x)
     })  # fmt: skip
-    found = embed(_images())
+    actual = embed(_images())
     x = _features("two layers, necks", _images())
     norm = np.linalg.norm(x, axis=1, keepdims=True)
-    np.testing.assert_allclose(found[""], x / norm, atol=1e-5)
+    np.testing.assert_allclose(actual[""], x / norm, atol=1e-5)
     stats = model_state["batch_stats"]["head"]["bottleneck"]
     y = (x - stats["mean"]) / np.sqrt(stats["var"] + 1e-5) * params["head"]["bottleneck"]["scale"]
     norm = np.linalg.norm(y, axis=1, keepdims=True)
-    np.testing.assert_allclose(found["neck"], y / norm, atol=1e-5)
+    np.testing.assert_allclose(actual["neck"], y / norm, atol=1e-5)
     twice = np.concatenate([_images()[:1]] * N)
-    np.testing.assert_allclose(embed(twice)[""][0], found[""][0], atol=1e-6)
-    assert _made()[0].inspect.parts is None
+    np.testing.assert_allclose(embed(twice)[""][0], actual[""][0], atol=1e-6)
+    assert _case()[0].inspect.parts is None
 
 
 def test_backbone_only_has_no_graph():
-    method, params, model_state, _ = _made("backbone only")
+    method, params, model_state, _ = _case("backbone only")
     assert sorted(params) == ["head", "net"] and sorted(model_state["batch_stats"]) == ["net"]
     assert method.inspect == base.Inspect()
 
@@ -351,7 +351,7 @@ def test_backbone_only_has_no_graph():
 
 def test_attention_of_a_batch():
     """Sums to 1 over those who are heard, and is 0 up to the threshold of the correlation."""
-    method, params, model_state, _ = _made("edges")
+    method, params, model_state, _ = _case("edges")
     shown = jit(method.inspect.batch_attention)(params, model_state, _images())
     assert list(shown) == ["attention"] and shown["attention"].shape == (1, HEADS, N, N)
     hears = np.corrcoef(_features("edges", _images())) > 0.9
@@ -370,13 +370,13 @@ def test_attention_of_a_batch():
     ],
 )
 def test_what_there_is_of_attention(name, shapes):
-    method, params, model_state, _ = _made(name)
+    method, params, model_state, _ = _case(name)
     shown = jax.eval_shape(method.inspect.batch_attention, params, model_state, _images())
     assert {name: array.shape for name, array in shown.items()} == shapes
 
 
 def test_picture_puts_images_beside_what_they_hear(tmp_path):
-    """Green images hear each other, and grey ones themselves; the picture is sorted by label."""
+    """Green images hear each other, and gray ones themselves; the picture is sorted by label."""
     colors = np.array([[0, 200, 0], [128, 128, 128]], np.uint8)
     labels = np.array([1, 0, 1, 0, 0])
     images = np.broadcast_to(colors[labels][:, None, None], (5, 8, 8, 3))
@@ -386,8 +386,8 @@ def test_picture_puts_images_beside_what_they_hear(tmp_path):
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("RGB")).astype(int)
     green = (np.abs(pixels - colors[0]).max(axis=2) < 8).sum()
-    grey = (np.abs(pixels - colors[1]).max(axis=2) < 8).sum()
-    assert green > 1000 and 1.2 < green / grey < 1.8  # three images against two
+    gray = (np.abs(pixels - colors[1]).max(axis=2) < 8).sum()
+    assert green > 1000 and 1.2 < green / gray < 1.8  # three images against two
     one = tmp_path / "one.png"
     inside.batch_attention(images[..., :1], attention, one)
     with Image.open(one) as first, Image.open(path) as second:
@@ -415,7 +415,7 @@ def test_a_mean_of_neighbours_finds_more():
 
 def test_refined_one_by_one():
     """Every image in its own neighbourhood, of which the graph returns the first."""
-    method, params, model_state, _ = _made("two layers, necks")
+    method, params, model_state, _ = _case("two layers, necks")
     x, _ = _clusters(np.random.default_rng(1), classes=4, per_class=5, dim=D)
     block_fn = functools.partial(
         graphs.MessagePassing, attention_fn=functools.partial(attention.dot, heads=HEADS)
@@ -433,14 +433,14 @@ def test_refined_one_by_one():
     hoods = k_reciprocal(x, k=6, batch_size=4)
     assert (hoods[:, 0] == np.arange(len(x))).all()
     expected = np.stack([alone(x[hood]) for hood in hoods])
-    found = method.inspect.refine(params, model_state, x, query=None, gallery=None, **options)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+    actual = method.inspect.refine(params, model_state, x, query=None, gallery=None, **options)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(actual, axis=1), 1, atol=1e-5)
     # With an image that could not be read.
     broken = np.insert(x, 3, np.nan, axis=0)
-    found = method.inspect.refine(params, model_state, broken, **options)
-    assert np.isnan(found[3]).all()
-    np.testing.assert_allclose(np.delete(found, 3, axis=0), expected, atol=1e-5)
+    actual = method.inspect.refine(params, model_state, broken, **options)
+    assert np.isnan(actual[3]).all()
+    np.testing.assert_allclose(np.delete(actual, 3, axis=0), expected, atol=1e-5)
 
 
 def test_queries_are_refined_by_the_gallery():
@@ -448,12 +448,12 @@ def test_queries_are_refined_by_the_gallery():
     query = np.arange(24) % 3 == 0
     gallery = ~query
     gallery[1] = False
-    found = refine(lambda nodes: nodes[:, 0] + nodes[:, -1], x, query=query, gallery=gallery, k=5)
+    actual = refine(lambda nodes: nodes[:, 0] + nodes[:, -1], x, query=query, gallery=gallery, k=5)
     near = k_reciprocal_queries(x[query], x[gallery], k=5, batch_size=4)
     expected = x.copy()
     for row, i in enumerate(np.flatnonzero(query)):
         expected[i] = x[i] + x[gallery][near[row, -1]]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
     with pytest.raises(ValueError, match="8 images are query and gallery at once"):
         refine(lambda nodes: nodes[:, 0], x, query=query, gallery=np.ones(24, bool))
     with pytest.raises(ValueError, match=r"queries of 16 numbers .* concat_layers=False"):
@@ -495,9 +495,9 @@ def _module(name):
 @functools.cache
 def _sizes(name, arg, classes, net="convnet"):
     """Parameters of each module, by tracing."""
-    found = _module(name).get_config(arg)
+    actual = _module(name).get_config(arg)
     module = getattr(nets, net)()  # the width of the embedding is set, so any net will do
-    method = registry.resolve("method", config.plain(found.method))
+    method = registry.resolve("method", config.plain(actual.method))
     method = method(module, LOSS, classes=classes)
     side = 227 if net == "resnet50" else 32
     batch = {
@@ -557,39 +557,39 @@ def folder(tmp_path_factory):
 
 
 def _small(name, arg, folder):
-    """The config on twelve classes of plain colours, with a net that compiles in a second."""
-    found = _module(name).get_config(arg)
-    found.unlock()
-    found.dataset = ConfigDict({"name": "npz", "path": _data(folder)})
-    found.net = ConfigDict({"name": "convnet", "widths": (8,), "strides": (2,)})
-    found.transform.size = 16
-    if found.sampler.name == "number":
-        found.sampler.batch_size = 8
+    """The config on twelve classes of plain colors, with a net that compiles in a second."""
+    actual = _module(name).get_config(arg)
+    actual.unlock()
+    actual.dataset = ConfigDict({"name": "npz", "path": _data(folder)})
+    actual.net = ConfigDict({"name": "convnet", "widths": (8,), "strides": (2,)})
+    actual.transform.size = 16
+    if actual.sampler.name == "number":
+        actual.sampler.batch_size = 8
     else:
-        found.sampler.update(classes=4, per_class=2)
-    found.method.dim = 16
-    return found
+        actual.sampler.update(classes=4, per_class=2)
+    actual.method.dim = 16
+    return actual
 
 
-def _first_step(made):
+def _first_step(run):
     """The loss and parameters around one step on the first batch of the data, as the loop does."""
-    rows = made.sample_fn(made.train.labels, seed=0, step=0)
+    rows = run.sample_fn(run.train.labels, seed=0, step=0)
     rng = np.random.default_rng(0)
-    images = np.stack([made.transform_fn(made.train.records[i], rng) for i in rows])
-    batch = {"images": images, "labels": made.train.labels[rows]}
-    given = {**batch, "images": made.normalize_fn(images)}
-    params, model_state = _fill(jax.eval_shape(made.method.init, jax.random.key(0), given))
-    before = init_state(params, model_state, made.optimizer)
-    step = jit(train_step(made.method, made.optimizer, normalize_fn=made.normalize_fn, seed=0))
+    images = np.stack([run.transform_fn(run.train.records[i], rng) for i in rows])
+    batch = {"images": images, "labels": run.train.labels[rows]}
+    normalized = {**batch, "images": run.normalize_fn(images)}
+    params, model_state = _fill(jax.eval_shape(run.method.init, jax.random.key(0), normalized))
+    before = init_state(params, model_state, run.optimizer)
+    step = jit(train_step(run.method, run.optimizer, normalize_fn=run.normalize_fn, seed=0))
     return before, *step(before, batch)
 
 
 @pytest.mark.parametrize("name", ["sop", "cub"])
 def test_config_takes_a_step(name, folder):
-    made = build(_small(name, "published=True", folder))
-    before, after, found = _first_step(made)
-    assert made.batch_size == 8 and np.isfinite(found["loss"]) and found["gradient_norm"] > 0
-    assert ("graph_loss" in found) == (name != "sop")  # whose published config has none
+    run = build(_small(name, "published=True", folder))
+    before, after, actual = _first_step(run)
+    assert run.batch_size == 8 and np.isfinite(actual["loss"]) and actual["gradient_norm"] > 0
+    assert ("graph_loss" in actual) == (name != "sop")  # whose published config has none
     for part in before.params:
         gaps = [
             np.abs(a - b).max()
@@ -612,31 +612,31 @@ def test_config_takes_a_step(name, folder):
     ],
 )
 def test_config_builds(name, arg, folder):
-    made = build(_small(name, arg, folder))
-    options = made.config["method"]
+    run = build(_small(name, arg, folder))
+    options = run.config["method"]
     assert options["mlp"] == ("none" if "mlp=False" in arg else "relu")
-    assert (made.held_out is not None) == ("validation" in arg)
-    assert made.selection.key == ("val/R@1" if "validation" in arg else "test/R@1")
+    assert (run.held_out is not None) == ("validation" in arg)
+    assert run.selection.key == ("val/R@1" if "validation" in arg else "test/R@1")
     alone = "backbone_only" in arg or (name == "sop" and "backbone_only=False" not in arg)
-    assert (made.method.inspect.refine is None) == alone
+    assert (run.method.inspect.refine is None) == alone
     std = 0.299 if "published" in arg else 0.229
     white = np.full((1, 1, 1, 3), 255, np.uint8)
-    np.testing.assert_allclose(made.normalize_fn(white)[0, 0, 0, 0], (1 - 0.485) / std, rtol=1e-6)
+    np.testing.assert_allclose(run.normalize_fn(white)[0, 0, 0, 0], (1 - 0.485) / std, rtol=1e-6)
 
 
 def test_rates_of_the_configs():
     """Divided at both reloads, and only at the first as published."""
     module, factors = _module("cars"), {}
     for published in (False, True):
-        found = module.get_config(f"published={published}")
-        assert found.steps == "70 epochs"
-        spec = config.plain(found.schedule)
+        actual = module.get_config(f"published={published}")
+        assert actual.steps == "70 epochs"
+        spec = config.plain(actual.schedule)
         steps = functools.partial(durations.steps, epoch_end=lambda epochs: 120 * epochs)
         spec["at"] = [steps(at) for at in spec["at"]]
-        factor = registry.resolve("schedule", spec)(total=steps(found.steps))
+        factor = registry.resolve("schedule", spec)(total=steps(actual.steps))
         epochs = np.array([0, 29.99, 30, 49.99, 50, 69]) * 120
         factors[published] = [float(factor(int(s))) for s in epochs]
-        assert [steps(at) for at in found.reload_best_at] == [30 * 120, 50 * 120]
+        assert [steps(at) for at in actual.reload_best_at] == [30 * 120, 50 * 120]
     np.testing.assert_allclose(factors[False], [1, 1, 0.1, 0.1, 0.01, 0.01], rtol=1e-6)
     np.testing.assert_allclose(factors[True], [1, 1, 0.1, 0.1, 0.1, 0.1], rtol=1e-6)
 
@@ -664,11 +664,11 @@ def test_a_misspelt_attention_is_refused_by_the_config():
 
 def test_pool_with_options():
     """Of any method: the head makes the pools that a backbone does not."""
-    whole = base.encoder(NET, dim=None, pool_fn=functools.partial(heads.learned_gem, p=200.0))
-    _, params, model_state, _ = _made("backbone only")
+    encoder = base.encoder(NET, dim=None, pool_fn=functools.partial(heads.learned_gem, p=200.0))
+    _, params, model_state, _ = _case("backbone only")
     stats = {"batch_stats": {"net": model_state["batch_stats"]["net"]}}
     trees = {"net": params["net"], "head": {"gem": {"p": jnp.float32(200.0)}}}
-    pooled = jit(lambda x: whole.apply(trees, stats, x, train=False)[0]["pooled"])(_images())
+    pooled = jit(lambda x: encoder.apply(trees, stats, x, train=False)[0]["pooled"])(_images())
     maps = NET.apply({"params": params["net"], "batch_stats": stats["batch_stats"]["net"]},
                      _images(), train=False)["features"]  # fmt: skip
     np.testing.assert_allclose(pooled, np.max(maps, axis=(1, 2)), rtol=0.05, atol=2e-6)

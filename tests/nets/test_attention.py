@@ -153,8 +153,8 @@ def test_layer_of_the_published_code(name):
     options, params, text = LAYERS[name]
     module = _block_fn(heads=2, **options)()
     # No parameter too few, none too many.
-    made = jax.eval_shape(lambda: module.init(jax.random.key(0), X, train=False))["params"]
-    assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, params)
+    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), X, train=False))["params"]
+    assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, params)
     nodes = module.apply({"params": params}, X, train=False)["nodes"]
     np.testing.assert_allclose(nodes[0], _numbers(text), atol=2e-5)
 
@@ -208,8 +208,8 @@ COUNTS = {
 
 def _count(module, width=512):
     x = jax.ShapeDtypeStruct((4, width), jnp.float32)
-    made = jax.eval_shape(lambda x: module.init(jax.random.key(0), x, train=False), x)
-    return sum(leaf.size for leaf in jax.tree.leaves(made["params"]))
+    shapes = jax.eval_shape(lambda x: module.init(jax.random.key(0), x, train=False), x)
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes["params"]))
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -294,10 +294,10 @@ def _naive_gat(
 
             heard.append(_listen(score, senders[h], adjacency, edge_weights, 0))
         messages = [m for m, _ in heard]
-        whole = (
+        messages = (
             np.concatenate(messages, axis=1) if combine == "concat" else np.mean(messages, axis=0)
         )
-        return whole, np.stack([a for _, a in heard])
+        return messages, np.stack([a for _, a in heard])
 
     y, attention = layer(p["layer1"], x, heads, combine)
     if "output" in p:
@@ -346,7 +346,7 @@ def _case(name, n=5):
 def test_loops_agree(name, masked):
     module, naive = KINDS[name]
     params, nodes, adjacency, edge_weights, signs = _case(name)
-    given = {"adjacency": adjacency, "edge_weights": edge_weights} if masked else {}
+    masks = {"adjacency": adjacency, "edge_weights": edge_weights} if masked else {}
     used = (adjacency, edge_weights) if masked else (np.ones((5, 5), bool), np.ones((5, 5)))
 
     def loop(params, nodes):
@@ -356,7 +356,7 @@ def test_loops_agree(name, masked):
 
         @functools.partial(jax.value_and_grad, argnums=(0, 1), has_aux=True)
         def ours(params, nodes):
-            out = module.apply({"params": params}, nodes, train=False, **given)
+            out = module.apply({"params": params}, nodes, train=False, **masks)
             return jnp.sum(out["nodes"] * signs), out
 
         (_, out), slopes = jax.jit(ours)(params, nodes)
@@ -389,8 +389,8 @@ def test_loops_agree(name, masked):
 def _slopes(name):
     module, _ = KINDS[name]
 
-    def ours(params, nodes, signs, given):
-        out = module.apply({"params": params}, nodes, train=False, **given)
+    def ours(params, nodes, signs, masks):
+        out = module.apply({"params": params}, nodes, train=False, **masks)
         return jnp.sum(out["nodes"] * signs), out
 
     return jax.jit(jax.value_and_grad(ours, argnums=(0, 1), has_aux=True))
@@ -406,8 +406,8 @@ def test_masked_nodes_never_reach_others(name):
     signs = signs * where[:, None]
     broken = np.where(where[:, None], nodes, np.nan)
     edges = np.where(where[:, None] & where[None, :], edge_weights, np.nan)
-    given = {"adjacency": adjacency, "edge_weights": edges, "where": where}
-    (_, out), slopes = _slopes(name)(params, broken, signs, given)
+    masks = {"adjacency": adjacency, "edge_weights": edges, "where": where}
+    (_, out), slopes = _slopes(name)(params, broken, signs, masks)
     few = {"adjacency": adjacency[keep][:, keep], "edge_weights": edge_weights[keep][:, keep]}
     (_, expected), dropped = _slopes(name)(params, nodes[keep], signs[keep], few)
     np.testing.assert_allclose(out["nodes"][keep], expected["nodes"], atol=1e-5)
@@ -425,8 +425,8 @@ def test_a_graph_without_edges_is_finite(name):
         lambda a: a.astype(np.float32), _case(name)
     )
     nothing = np.zeros((5, 5), bool)
-    given = {"adjacency": nothing, "edge_weights": edge_weights}
-    (_, out), slopes = _slopes(name)(params, nodes, signs, given)
+    masks = {"adjacency": nothing, "edge_weights": edge_weights}
+    (_, out), slopes = _slopes(name)(params, nodes, signs, masks)
     bias = params["out"]["bias"] if name.startswith("dot") else np.zeros(D)
     np.testing.assert_allclose(out["nodes"], np.tile(bias, (5, 1)), atol=1e-6)
     np.testing.assert_array_equal(out["attention"], 0)
@@ -443,11 +443,11 @@ def test_huge_scores_are_finite(name):
 
 def test_plus_one_hears_less_than_one_whole():
     params, nodes, *_ = _case("dot_plus_one")
-    whole = attention.dot(heads=4).apply({"params": params}, nodes, train=False)["attention"]
+    full = attention.dot(heads=4).apply({"params": params}, nodes, train=False)["attention"]
     less = KINDS["dot_plus_one"][0].apply({"params": params}, nodes, train=False)["attention"]
-    np.testing.assert_allclose(np.sum(whole, axis=2), 1, atol=1e-6)
+    np.testing.assert_allclose(np.sum(full, axis=2), 1, atol=1e-6)
     assert np.max(np.sum(less, axis=2)) < 1
-    np.testing.assert_allclose(less / np.sum(less, axis=2, keepdims=True), whole, atol=1e-6)
+    np.testing.assert_allclose(less / np.sum(less, axis=2, keepdims=True), full, atol=1e-6)
 
 
 def test_symmetry_of_the_scores():
@@ -557,17 +557,17 @@ def test_attention_is_dropped_out(kind):
 
 def _dropped(module):
     """Paths and rates of all dropouts that are active in training."""
-    found = {}
+    actual = {}
 
     def record(call, args, kwargs, context):
         if isinstance(context.module, nn.Dropout) and not context.module.deterministic:
-            found["/".join(context.module.path)] = context.module.rate
+            actual["/".join(context.module.path)] = context.module.rate
         return call(*args, **kwargs)
 
     keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
     with nn.intercept_methods(record):
         jax.eval_shape(lambda: module.init(keys, X, train=True))
-    return found
+    return actual
 
 
 def test_places_of_dropout():

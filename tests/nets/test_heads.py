@@ -235,14 +235,14 @@ def test_a_head_without_a_neck_classifies_the_raw_features():
 
 
 @pytest.mark.parametrize(
-    ("classes", "whole"), [(98, 24_607_394), (100, 24_608_420), (3997, 26_607_581)]
+    ("classes", "encoder_size"), [(98, 24_607_394), (100, 24_608_420), (3997, 26_607_581)]
 )
-def test_parameters_of_the_published_head(classes, whole):
+def test_parameters_of_the_published_head(classes, encoder_size):
     """Of Seidenschwarz et al.: the whole encoder less the 23,508,032 of ResNet-50."""
     head = heads.Head(features=512, pool_fn=heads.global_max, classes=classes)
     maps = jax.ShapeDtypeStruct((2, 8, 8, 2048), jnp.float32)
-    made = jax.eval_shape(lambda x: head.init(jax.random.key(0), x, train=False), maps)
-    assert sum(leaf.size for leaf in jax.tree.leaves(made)) == whole - 23_508_032
+    shapes = jax.eval_shape(lambda x: head.init(jax.random.key(0), x, train=False), maps)
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == encoder_size - 23_508_032
 
 
 def test_initial_weights():
