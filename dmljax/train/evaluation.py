@@ -107,7 +107,7 @@ def score(
     gallery = None if split.gallery is None else readable & split.gallery
     search: dict[str, Any] = {"devices": devices, "metric_fns": ranking_fns}
     items = int(query.sum()) - 1 if gallery is None else int(gallery.sum())
-    search["ks"] = [k for k in ks if k <= items] or [1]
+    search["ks"] = ([k for k in ks if k <= items] or [1]) if ks else []
     if gallery is not None:
         search |= {"gallery": embeddings[gallery], "gallery_labels": split.labels[gallery]}
     if split.groups is not None:

@@ -57,6 +57,13 @@ _SECTIONS: dict[str, dict[str, Any]] = {
         "sharded": (),  # paths of parameters to split over the devices
     },
 }
+# Types that the default does not tell.
+_OTHER_TYPES = {
+    "chunk": "int | None",
+    "devices": "int | None",
+    "metrics": "tuple | None",
+    "select": "str",
+}
 _MINIMA = {
     "seed": 0,
     "log_every": 1,
@@ -107,6 +114,6 @@ def named(spec: Any) -> dict[str, Any]:
 
 
 def _types(defaults: dict[str, Any]) -> dict[str, str]:
-    """Types of the fields that are numbers, lists or truths; a name may be a dict as well."""
+    """The types of fields, except those that hold a name, which may be a dict as well."""
     types = {k: type(v).__name__ for k, v in defaults.items() if isinstance(v, int | float | tuple)}
-    return types | {name: "int | None" for name in ("chunk", "devices") if name in defaults}
+    return types | {name: type_ for name, type_ in _OTHER_TYPES.items() if name in defaults}

@@ -167,6 +167,8 @@ def test_load_embeds_images(finished):
         ({"seed": -1}, "seed must be 0 or more, not -1"),
         ({"log_every": 0}, "log_every must be 1 or more, not 0"),
         ({"evaluate": {"ks": 3}}, "ks must be a list, not 3"),
+        ({"evaluate": {"metrics": "nmi"}}, "metrics must be a list or None, not 'nmi'"),
+        ({"select": None}, "select must be a name, not None"),
         ({"evaluate": {"clustering": "maybe"}}, "clustering must be True or False, not 'maybe'"),
         ({"evaluate": {"batch_size": 0}}, "evaluate.batch_size must be 1 or more, not 0"),
         ({"runtime": {"workers": "two"}}, "workers must be a whole number, not 'two'"),
