@@ -383,7 +383,7 @@ def _vector_curves(loss_fn, name):
 _PAIR_PICTURE = (
     "An anchor has two positives with cosine 0.6 and two negatives with cosine 0.2. The curves "
     "show the loss, and its derivative, while one positive (blue) or one negative (orange) moves "
-    "and the others stay."
+    "and the others stay. A mean over active entries jumps where their number changes."
 )
 GROUPS = (
     Group(
@@ -476,6 +476,9 @@ def draw(group: Group, name: str, path: pathlib.Path) -> None:
     for axes in (left, right):
         axes.set_xlabel(group.axis or next(iter(group.curves(None, name))))
         axes.grid(alpha=0.3)
+    low, high = right.get_ylim()
+    if high - low < 1e-3:  # rounding errors of a constant
+        right.set_ylim(low - 0.5, high + 0.5)
     if len(left.lines) > 1:
         left.legend(frameon=False)
     figure.savefig(path, metadata={"Date": None})
