@@ -1,0 +1,82 @@
+"""A search among devices, or in a gallery larger than their memory, gives the same numbers."""
+
+import jax
+import numpy as np
+import pytest
+
+from dmljax import metrics, retrieval
+from dmljax.retrieval import sharding as search_sharding
+from dmljax.retrieval import tiles
+
+RNG = np.random.default_rng(0)
+
+
+def _scores(x, y, devices, **keywords):
+    queries, labels = (x[:700], y[:700]) if "gallery" in keywords else (x, y)
+    devices = jax.devices()[:devices]
+    scores = metrics.per_query(queries, labels, tile=128, devices=devices, **keywords)
+    near = retrieval.nearest(queries, keywords.get("gallery"), k=5, tile=128, devices=devices)
+    return scores, near
+
+
+@pytest.mark.parametrize("devices", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("split", [False, True])
+def test_a_search_does_not_see_devices(split, devices, monkeypatch):
+    # Ties, classes of one, small ones, and one of so many that its rows are sorted.
+    x = RNG.integers(0, 4, (1100, 6)).astype(np.float32)
+    y = np.where(np.arange(1100) % 10 == 0, 400, RNG.integers(0, 400, 1100))
+    keywords = {"gallery": x[300:], "gallery_labels": y[300:]} if split else {}
+    one, near = _scores(x, y, 1, **keywords)
+    heights = []
+    real = search_sharding.on_mesh
+    monkeypatch.setattr(
+        search_sharding, "on_mesh", lambda mesh, *a: heights.append(mesh) or real(mesh, *a)
+    )
+    many, their_near = _scores(x, y, devices, **keywords)
+    assert {mesh.size for mesh in heights} == {devices}
+    assert np.isnan(one["mAP"]).any() and np.nanmax(one["mAP"]) > 0
+    for name in one:
+        np.testing.assert_array_equal(many[name], one[name])
+    for a, b in zip(their_near, near, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_clusters_do_not_see_devices():
+    x, y = RNG.normal(size=(500, 4)).astype(np.float32), RNG.integers(0, 60, 500)
+    one, many = (
+        metrics.clustering(x, y, seeds=(0, 1), tile=128, devices=jax.devices()[:n]) for n in (1, 3)
+    )
+    assert one == many and 0 < one["NMI"] < 1
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_gallery_beyond_the_devices_memory_is_streamed(devices, monkeypatch, tmp_path):
+    # 19 dimensions: other tests leave no arrays of so many behind.
+    x = RNG.normal(size=(1500, 19)).astype(np.float32)
+    y = np.where(np.arange(1500) % 15 == 0, 300, RNG.integers(0, 300, 1500))
+    np.save(tmp_path / "x.npy", x)
+    keywords = {"gallery": np.load(tmp_path / "x.npy", mmap_mode="r"), "gallery_labels": y}
+    resident, near = _scores(x, y, devices, **keywords)
+    within = metrics.per_query(x, y, tile=128, devices=jax.devices()[:devices])
+    monkeypatch.setattr(tiles, "RESIDENT_BYTES", 0)
+    monkeypatch.setattr(tiles, "BLOCKS_PER_PASS", 2)
+    alive = []
+    real = tiles.Tiles._load
+
+    def load(self, i):
+        tile = real(self, i)
+        sizes = [a.nbytes for a in jax.live_arrays() if a.shape[-1:] == (19,)]
+        alive.append(sum(sizes))
+        return tile
+
+    monkeypatch.setattr(tiles.Tiles, "_load", load)
+    streamed, their_near = _scores(x, y, devices, **keywords)
+    again = metrics.per_query(x, y, tile=128, devices=jax.devices()[:devices])
+    for a, b in ((streamed, resident), (again, within)):
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+    np.testing.assert_array_equal(their_near[0], near[0])
+    # Never all: a few blocks of queries, and the tile they meet.
+    assert (
+        len(alive) > 4 * 12 and max(alive) <= (tiles.BLOCKS_PER_PASS + 3) * devices * 128 * 19 * 4
+    )

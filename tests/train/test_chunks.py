@@ -1,0 +1,99 @@
+"""The gradient of a batch in chunks is that of the batch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from train.pixels import (
+    EXACT,
+    SIDE,
+    C,
+    Pixels,
+    as_float64,
+    batch_of,
+    distance,
+    first_state,
+    jit,
+    refusal,
+    run_on,
+    scaled,
+)
+
+from dmljax import losses, methods, miners, nets
+from dmljax.train.step import check_chunks, init_state, train_step
+
+IN_CHUNKS = {
+    "mined": (methods.pairs, losses.triplet, {"mine_fn": miners.batch_hard}),
+    "memory": (methods.pairs, losses.multi_similarity, {"memory": 32, "normalized": False}),
+    "proxies": (methods.proxies, losses.proxy_anchor, {}),
+    "centers": (methods.proxies, losses.soft_triple, {"centers": 2, "sparsity": 0.2}),
+}
+
+
+@pytest.mark.parametrize("name", IN_CHUNKS)
+def test_gradient_in_chunks_is_that_of_the_batch(name, without_diagnostics):
+    factory, loss_fn, options = IN_CHUNKS[name]
+    method = factory(Pixels(), loss_fn, classes=C, dim=5, **options)
+    optimizer = optax.trace(0.0)  # whose state is the gradient
+    state, batch = as_float64(first_state(method, optimizer)), batch_of(16)
+    results = []
+    for chunk, devices in ((None, 1), (4, 1), (8, 4)):
+        step = train_step(method, optimizer, normalize_fn=scaled, seed=0, chunk=chunk)
+        with jax.enable_x64(True):
+            results.append(run_on(devices, step, state, batch))
+    (direct, metrics), *others = results
+    assert metrics["gradient_norm"] > 1e-3
+    for after, other_metrics in others:
+        assert distance(after.opt_state, direct.opt_state) < EXACT
+        np.testing.assert_allclose(other_metrics["loss"], metrics["loss"], rtol=EXACT)
+        if name == "memory":
+            assert distance(after.model_state["memory"], direct.model_state["memory"]) < EXACT
+            assert int(after.model_state["memory"].filled) == 16
+
+
+def test_a_large_batch_takes_the_memory_of_a_chunk():
+    b, chunk = 4096, 64
+    net = Pixels(widths=(64, 64))
+    method = methods.proxies(net, losses.proxy_anchor, classes=C, dim=5)
+    optimizer = optax.trace(0.0)
+    state = first_state(method, optimizer)
+
+    def memory(b, chunk):
+        step = train_step(method, optimizer, normalize_fn=scaled, seed=0, chunk=chunk)
+        compiled = jit(step).lower(state, batch_of(b)).compile()
+        return compiled, compiled.memory_analysis().temp_size_in_bytes
+
+    direct, most = memory(b, None)
+    chunked, taken = memory(b, chunk)
+    # What is kept beside a chunk: the outputs, what the loss makes of them, and pairs of 1,024 rows
+    # for the log; none of it grows with the net.
+    share, kept = most * chunk // b, 4 * (b * 64 + 8 * 1024**2)
+    print(f"all at once {most:,}, the share of a chunk {share:,}, in chunks {taken:,} bytes")
+    assert taken < 2 * share + kept and taken < most / 8
+    batch = batch_of(b)
+    (a, _), (c, _) = direct(state, batch), chunked(state, batch)
+    assert distance(c.opt_state, a.opt_state) < 1e-6
+
+
+def test_chunks_are_refused_where_they_would_change_the_gradient(tmp_path):
+    one = {"chunk": 4, "runtime": {"devices": 1}}
+    assert "batch norm" in refusal(tmp_path, **one)
+    dvml = {"name": "dvml", "dim": 4, "samples": 2}
+    assert "split loss" in refusal(tmp_path, method=dvml, **one)
+    assert "chunk=3 must divide" in refusal(tmp_path, chunk=3, runtime={"devices": 1})
+    assert "the 4 devices" in refusal(tmp_path, chunk=2, runtime={"devices": 4})
+
+
+@pytest.mark.parametrize("frozen, remat", [(True, False), (True, True), (False, True)])
+def test_a_norm_that_is_frozen_couples_nothing(frozen, remat):
+    net = nets.convnet(widths=(4,), strides=(2,), frozen=frozen, remat=remat)
+    method = methods.pairs(net, losses.triplet, classes=C, dim=5)
+    images = jax.ShapeDtypeStruct((2, SIDE, SIDE, 3), jnp.float32)
+    batch = {"images": images, "labels": jax.ShapeDtypeStruct((2,), jnp.int32)}
+    shapes = init_state(*jax.eval_shape(method.init, jax.random.key(0), batch), optax.identity())
+    if frozen:
+        check_chunks(method, shapes, images, chunk=4, batch=8)
+    else:
+        with pytest.raises(ValueError, match="frozen=True"):
+            check_chunks(method, shapes, images, chunk=4, batch=8)
