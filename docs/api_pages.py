@@ -87,18 +87,29 @@ def _signature(value: Any) -> str:
 
 
 def _markdown(docstring: str) -> str:
-    """The docstring with its examples, and other indented lines, in fences."""
-    lines, fenced = [], False
+    """The docstring with its examples in fences and its arguments as a list."""
+    lines, fenced, in_arguments = [], False, False
     for line in docstring.splitlines():
         stripped = line.strip()
-        starts = stripped.startswith(">>>")
-        if starts and not fenced:
+        if stripped.startswith(">>>") and not fenced:
             lines += ["", "```python"]
             fenced = True
         elif fenced and not stripped:
             lines.append("```")
             fenced = False
-        lines.append(stripped if fenced else line)
+        if stripped == "Args:":
+            in_arguments = True
+            lines += ["**Arguments**", ""]
+            continue
+        if in_arguments and not line.startswith(" "):
+            in_arguments = False
+        argument = re.match(r" {4}(\w+): (.*)", line)
+        if in_arguments and argument:
+            lines.append(f"* `{argument[1]}`: {argument[2]}")
+        elif in_arguments:
+            lines.append(f"  {stripped}")
+        else:
+            lines.append(stripped if fenced else line)
     return "\n".join([*lines, *["```"] * fenced])
 
 

@@ -3,8 +3,8 @@
     python docs/make_gallery.py
 
 Summary and reference of a loss come from its docstring. Formula, advice and the comparison with
-pytorch-metric-learning come from `ENTRIES`, which has one entry for every public loss. The
-build of the site runs this; what is written is not committed.
+pytorch-metric-learning come from `ENTRIES`. A loss without an entry has its docstring alone.
+The build of the site runs this; what is written is not committed.
 """
 
 from __future__ import annotations
@@ -507,14 +507,17 @@ def page() -> str:
     for group in GROUPS:
         lines += ["", f"## {group.title}", "", group.notation, "", f"**Pictures.** {group.picture}"]
         for name in group.module.__all__:
-            entry = ENTRIES[name]
+            entry = ENTRIES.get(name)
             summary, reference = summary_and_reference(name)
-            lines += ["", f"### {name}", "", summary, "", "$$", entry.formula, "$$", ""]
-            lines += [f"![value and derivative of {name}](_gallery/{name}.svg)", ""]
-            lines += [f"**When to use it.** {entry.use}", ""]
+            lines += ["", f"### {name}", "", summary, ""]
+            if entry is not None:
+                lines += ["$$", entry.formula, "$$", ""]
+                lines += [f"![value and derivative of {name}](_gallery/{name}.svg)", ""]
+                lines += [f"**When to use it.** {entry.use}", ""]
             if reference:
                 lines += [f"**Reference.** {reference}", ""]
-            lines += [f"**pytorch-metric-learning.** {entry.peer}"]
+            if entry is not None:
+                lines += [f"**pytorch-metric-learning.** {entry.peer}"]
     return "\n".join(lines) + "\n"
 
 
@@ -523,7 +526,8 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     for group in GROUPS:
         for name in group.module.__all__:
-            draw(group, name, folder / f"{name}.svg")
+            if name in ENTRIES:
+                draw(group, name, folder / f"{name}.svg")
     (HERE / "gallery.md").write_text(page())
     print(f"{len(ENTRIES)} losses in {HERE / 'gallery.md'}")
 
