@@ -320,8 +320,9 @@ def _messages(weights, values, dropout, train):
 def check_nodes(nodes: Any, adjacency: Any, edge_weights: Any, where: Any) -> int:
     """The number of nodes n. Raises unless nodes are [n d] floats and the other arrays fit them."""
     if jnp.ndim(nodes) != 2 or not jnp.issubdtype(nodes.dtype, jnp.floating):
-        shape = list(jnp.shape(nodes))
-        raise ValueError(f"nodes are [n d] floats, one row per image, not {nodes.dtype} {shape}")
+        raise ValueError(
+            f"nodes are [n d] floats, one row per image, not {nodes.dtype} {list(jnp.shape(nodes))}"
+        )
     n = len(nodes)
     for name, array, shape in (
         ("adjacency", adjacency, (n, n)),

@@ -54,11 +54,12 @@ def abe(
     * `divergence_fn`: learners `[b m d]` -> number.
     """
     del classes
+    last_shared, first_own = split
     ensemble = nets.ABE(
         learners=learners,
         features=dim,
         net=_like(net),
-        split=tuple(split),
+        split=(last_shared, first_own),
         attention=attention,
         mask_fn=mask_fn,
         pool_fn=pool_fn,
@@ -71,6 +72,7 @@ def abe(
     def spatial_masks(params, model_state, images):
         return {"masks": outputs_fn(params, model_state, images)["masks"]}
 
+    assert method.inspect is not None
     return method._replace(inspect=method.inspect._replace(spatial_masks=spatial_masks))
 
 
@@ -94,11 +96,12 @@ def multi_head(
     paper's rows; the paper reports that it changes nothing here.
     """
     del classes
+    last_shared, first_own = split
     ensemble = nets.MultiHead(
         learners=learners,
         features=dim,
         net=_like(net),
-        split=tuple(split),
+        split=(last_shared, first_own),
         pool_fn=pool_fn,
         remat=net.remat,
         dtype=net.dtype,

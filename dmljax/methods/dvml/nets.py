@@ -59,7 +59,7 @@ class VariationalHeads(nn.Module, kw_only=True):
             return BatchNorm(self.momentum, self.epsilon, self.frozen, name=name)(x, train=train)
 
         x = norm(ops.widen(features), "norm")
-        outputs = {}
+        outputs: dict[str, Array] = {}
         for name in ("invariant", "mean", "log_variance"):
             linear = glorot_dense(self.features, dtype=self.dtype, name=name)
             outputs[name] = ops.widen(linear(norm(x, f"norm_{name}")))

@@ -61,7 +61,7 @@ def similarity_graph(
     from itself at any threshold below 1, with `shifted` ones at no threshold from 0 on.
     """
     similarity_fn, positive_fn = similarity_fn or correlation, positive_fn or rectified
-    counted = jnp.ones((len(x), len(x)), bool)
+    counted: Array = jnp.ones((len(x), len(x)), bool)
     if where is not None:
         x = jnp.where(where[:, None], x, 0)
         counted = where[:, None] & where[None, :]
@@ -118,7 +118,7 @@ def mlp(
 
     Creates "linear1", "linear2" and "dropout" in the module that calls it.
     """
-    hidden = Dense(4 * x.shape[1], dtype=dtype, name="linear1")(x)
+    hidden: Array = Dense(4 * x.shape[1], dtype=dtype, name="linear1")(x)
     hidden = dropout_fn(nn.relu(hidden), "dropout")
     return ops.widen(Dense(x.shape[1], dtype=dtype, name="linear2")(hidden))
 
