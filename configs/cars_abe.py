@@ -4,7 +4,7 @@
         --config.net.weights=googlenet.safetensors
     python -m dmljax.main --config=configs/cars_abe.py:learners=4,heads=True ...
 
-Expected, in percent (the paper's tables 1 to 4); R@1 of single learners, on average, beside it:
+Expected, in percent (the paper's tables 1 to 4); the last column is the mean R@1 of its learners:
 
     row          argument                           R@1   R@2   R@4   R@8     R@1 of a learner
     ABE-8                                           85.2  90.5  93.9  96.1    75.0
@@ -24,12 +24,13 @@ Expected, in percent (the paper's tables 1 to 4); R@1 of single learners, on ave
     ABE-4(384)   learners=4,dim=384                 82.2  88.6  92.6  95.6
     ABE-2(384)   learners=2,dim=384                 77.2  85.1  90.5  94.2
 
-Without the divergence all learners become one: cosines of an image's own learners go to 1. By the
-paper's figure 7, R@1 of ABE-8 is 84.05 to 85.2 for any divergence from 0.1 to 100, and with the cut
-elsewhere, as many blocks in the attention, 78.0 (pool2), 79.2 (3a), 83.6 (4a), 81.8 (4b).
+Without the divergence the learners collapse: the cosines between the learners of one image approach
+1. In figure 7 of the paper, R@1 of ABE-8 is 84.05 to 85.2 for any divergence from 0.1 to 100. With
+the split at another stage, and as many blocks in the attention, it is 78.0 (pool2), 79.2 (3a), 83.6
+(4a) and 81.8 (4b).
 
-The form is the corrected one. `help(dmljax.recipes.abe)` says what the paper gives, what is a
-guess, and how its numbers were chosen. Not run at full size here yet.
+The default is the corrected form. `help(dmljax.recipes.abe)` says what the paper gives, what is a
+guess, and how the paper chose its numbers. Not run at full size here yet.
 """
 
 from dmljax import recipes

@@ -4,7 +4,7 @@
         --config.net.weights=googlenet.safetensors
     python -m dmljax.main --config=configs/cars_dvml.py:loss=npair ...
 
-Expected of the paper's form, in percent, 512 dimensions (its table 1); R@1 without DVML, which
+Expected with the paper's form, in percent, 512 dimensions (its table 1); R@1 without DVML, which
 `baseline=True` trains, beside it:
 
     argument                  NMI   F1    R@1   R@2   R@4   R@8     R@1 without
@@ -19,9 +19,9 @@ Expected of `mode=seed`, 128 dimensions, by the public code's report; baselines 
     mode=seed,experiment=2    55.8  22.0  52.4  64.4  75.1  84.3  90.2  94.3
     mode=seed,experiment=3    55.1  21.0  51.1  63.7  74.4  83.3  89.7  94.2
 
-The form is the corrected one; `mode=seed` is a public code's. `help(dmljax.recipes.dvml)` says what
-the paper gives, what is a guess, and where that code differs from its report. Not run at full size
-here yet.
+The default is the corrected form; `mode=seed` follows public code. `help(dmljax.recipes.dvml)` says
+what the paper gives, what is a guess, and where that code differs from its report. Not run at full
+size here yet.
 """
 
 from dmljax import recipes

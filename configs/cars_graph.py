@@ -22,10 +22,9 @@ study TUM_ADLCV_Deep_Metric_Learning, whose differences contradict its NMI of th
 row. Its slides have means of five seeds, within which most rows agree: dot 87.48 +- 0.37 and 71.56
 +- 0.83, GATv2 87.23 +- 0.38 and 72.39 +- 0.40.
 
-The form is the corrected one; `published=True` adds what the published code does otherwise, with
-which all of these numbers were produced. `validation=0.2` chooses the epoch on held-out classes
-instead of the test classes. `help(dmljax.recipes.graph)` explains both. Not run at full size here
-yet.
+The default is the corrected form. `published=True` does what the published code does; all of these
+numbers were produced with it. `validation=0.2` chooses the epoch on held-out classes instead of
+the test classes. `help(dmljax.recipes.graph)` explains both. Not run at full size here yet.
 """
 
 from dmljax import recipes

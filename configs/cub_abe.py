@@ -17,8 +17,8 @@ Expected, in percent (the paper's table 4):
 Some later papers quote the R@4 and R@8 of ABE-8(384) for ABE-8. Of M heads and of ABE without
 divergence (heads=True, divergence=0) the paper has no numbers on this set.
 
-The form is the corrected one. `help(dmljax.recipes.abe)` says what the paper gives, what is a
-guess, and how its numbers were chosen. Not run at full size here yet.
+The default is the corrected form. `help(dmljax.recipes.abe)` says what the paper gives, what is a
+guess, and how the paper chose its numbers. Not run at full size here yet.
 """
 
 from dmljax import recipes

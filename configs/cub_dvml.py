@@ -4,7 +4,7 @@
         --config.net.weights=googlenet.safetensors
     python -m dmljax.main --config=configs/cub_dvml.py:loss=npair ...
 
-Expected of the paper's form, in percent, 512 dimensions; R@1 without DVML, which
+Expected with the paper's form, in percent, 512 dimensions; R@1 without DVML, which
 `baseline=True` trains, beside it:
 
     argument                  NMI   F1    R@1   R@2   R@4   R@8     R@1 without
@@ -12,12 +12,12 @@ Expected of the paper's form, in percent, 512 dimensions; R@1 without DVML, whic
     loss=npair                61.1  28.5  52.5  64.9  75.3  84.1    50.6
     loss=dws                  61.4  28.8  52.7  65.1  75.5  84.3    49.8
 
-`mode=seed` is the public code for Cars196 with what the code that it grew from takes for CUB: 256
-dimensions, a rate of 6e-5, a decay of 1e-3. Nobody published a number of it.
+`mode=seed` is the public code for Cars196 with the values that its predecessor uses for CUB: 256
+dimensions, a learning rate of 6e-5, a weight decay of 1e-3. No published numbers are known for it.
 
-The form is the corrected one; `mode=seed` is a public code's. `help(dmljax.recipes.dvml)` says what
-the paper gives, what is a guess, and where that code differs from its report. Not run at full size
-here yet.
+The default is the corrected form; `mode=seed` follows public code. `help(dmljax.recipes.dvml)` says
+what the paper gives, what is a guess, and where that code differs from its report. Not run at full
+size here yet.
 """
 
 from dmljax import recipes

@@ -22,10 +22,9 @@ The last row is the README of the official code, intra_batch; its paper says an 
 72.1 for the baseline's NMI. Its slides have means of five seeds, within which most rows agree: dot
 69.05 +- 1.04 and 72.51 +- 0.92, GATv2 69.24 +- 0.30 and 72.52 +- 0.74.
 
-The form is the corrected one; `published=True` adds what the published code does otherwise, with
-which all of these numbers were produced. `validation=0.2` chooses the epoch on held-out classes
-instead of the test classes. `help(dmljax.recipes.graph)` explains both. Not run at full size here
-yet.
+The default is the corrected form. `published=True` does what the published code does; all of these
+numbers were produced with it. `validation=0.2` chooses the epoch on held-out classes instead of
+the test classes. `help(dmljax.recipes.graph)` explains both. Not run at full size here yet.
 """
 
 from dmljax import recipes

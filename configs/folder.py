@@ -2,8 +2,9 @@
 
     python -m dmljax.main --config=configs/folder.py --config.dataset.root=photos/
 
-Add `--config.net.weights=resnet50.safetensors` to start from published weights (docs/weights.md):
-a run on few images should. `--config.net.frozen=True` keeps the statistics of their batch norms.
+Add `--config.net.weights=resnet50.safetensors` to start from published weights (docs/weights.md).
+With few images this is necessary. `--config.net.frozen=True` keeps the statistics of their batch
+norms.
 
 Half of the classes (in the order of their names) are for training; the scores are of the others. A
 fifth of the training classes is held out to choose the step whose scores are reported. No result is

@@ -1,4 +1,4 @@
-"""Characters in sixteen type faces: a run that needs no download and takes a minute.
+"""Characters in sixteen typefaces: a run that needs no download and takes a minute.
 
     python -m dmljax.main --config=configs/glyphs.py
 

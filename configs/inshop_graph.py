@@ -9,10 +9,9 @@ official code, intra_batch, whose attention is dot_plus_one; the code reports R@
 `attention` (dot, dot_plus_one, gat, gatv2, none), `mlp` and `backbone_only` are the ablations of
 `cub_graph.py`, for which there are no published numbers here.
 
-The form is the corrected one; `published=True` adds what the published code does otherwise, with
-which all of these numbers were produced. `validation=0.2` chooses the epoch on held-out classes
-instead of the test classes. `help(dmljax.recipes.graph)` explains both. Not run at full size here
-yet.
+The default is the corrected form. `published=True` does what the published code does; all of these
+numbers were produced with it. `validation=0.2` chooses the epoch on held-out classes instead of
+the test classes. `help(dmljax.recipes.graph)` explains both. Not run at full size here yet.
 """
 
 from dmljax import recipes

@@ -8,8 +8,9 @@ Expected, in percent, 512 dimensions (README of the official code, Proxy-Anchor-
     R@1   R@10  R@20  R@30  R@40
     91.9  98.1  98.7  99.0  99.1
 
-These are above the paper's own numbers, which had smaller batches; single runs. The form is the
-faithful one but for two things: `help(dmljax.recipes.proxy_anchor)`. Not run at full size here yet.
+These single runs are above the numbers of the paper, which used smaller batches. The config follows
+the official code except for two things: `help(dmljax.recipes.proxy_anchor)`. Not run at full size
+here yet.
 """
 
 from dmljax import recipes

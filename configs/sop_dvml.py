@@ -4,7 +4,7 @@
         --config.net.weights=googlenet.safetensors
     python -m dmljax.main --config=configs/sop_dvml.py:loss=npair ...
 
-Expected of the paper's form, in percent, 512 dimensions; R@1 without DVML, which
+Expected with the paper's form, in percent, 512 dimensions; R@1 without DVML, which
 `baseline=True` trains, beside it:
 
     argument                  NMI   F1    R@1   R@10  R@100   R@1 without
@@ -12,11 +12,11 @@ Expected of the paper's form, in percent, 512 dimensions; R@1 without DVML, whic
     loss=npair                90.2  37.1  70.0  85.1  93.7    66.4
     loss=dws                  90.8  37.2  70.2  85.2  93.8    66.8
 
-`mode=seed` is the public code for Cars196 as it is there. Nobody published a number of it.
+`mode=seed` is the public code for Cars196 without a change. No published numbers are known for it.
 
-The form is the corrected one; `mode=seed` is a public code's. `help(dmljax.recipes.dvml)` says what
-the paper gives, what is a guess, and where that code differs from its report. Not run at full size
-here yet.
+The default is the corrected form; `mode=seed` follows public code. `help(dmljax.recipes.dvml)` says
+what the paper gives, what is a guess, and where that code differs from its report. Not run at full
+size here yet.
 """
 
 from dmljax import recipes

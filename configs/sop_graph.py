@@ -10,10 +10,9 @@ loss; `backbone_only=False` adds it, with `attention` (dot, dot_plus_one, gat, g
 `mlp` to choose, for which there are no published numbers. NMI of 11,316 clusters takes long, and is
 only computed with `--config.evaluate.clustering=True`.
 
-The form is the corrected one; `published=True` adds what the published code does otherwise, with
-which all of these numbers were produced. `validation=0.2` chooses the epoch on held-out classes
-instead of the test classes. `help(dmljax.recipes.graph)` explains both. Not run at full size here
-yet.
+The default is the corrected form. `published=True` does what the published code does; all of these
+numbers were produced with it. `validation=0.2` chooses the epoch on held-out classes instead of
+the test classes. `help(dmljax.recipes.graph)` explains both. Not run at full size here yet.
 """
 
 from dmljax import recipes

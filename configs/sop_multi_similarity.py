@@ -4,9 +4,9 @@
         --config.net.weights=bn_inception.safetensors
 
 Expected, in percent, 512 dimensions: R@1 78.2, as collections of results quote the paper; the
-rest of its row could not be checked here.
+other scores of its row could not be checked here.
 
-The form is near the faithful one, which exists for CUB-200-2011 alone:
+The official code has a config for CUB-200-2011 alone, and this one stays close to it:
 `help(dmljax.recipes.multi_similarity)`. Not run at full size here yet.
 """
 

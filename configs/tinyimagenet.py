@@ -4,9 +4,10 @@
         --config.net.weights=resnet50.safetensors
     python -m dmljax.main --config=configs/tinyimagenet.py:loss=arcface ...
 
-Expected are orders only, as the review (pento.ai, 2022) has plots without numbers: triplets lead in
-AMI and NMI, ArcFace in mAP, MAP@R, MRR, P@1 and RP. Neither form can be called faithful: the review
-leaves too much open (`help(dmljax.recipes.tinyimagenet)`). Not run at full size here yet.
+The review (pento.ai, 2022) has plots without numbers, so only an order can be expected: triplets
+lead in AMI and NMI, ArcFace in mAP, MAP@R, MRR, P@1 and RP. Neither form can be called faithful,
+because the review leaves too much open (`help(dmljax.recipes.tinyimagenet)`). Not run at full size
+here yet.
 """
 
 from dmljax import recipes

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 __all__ = ["hint"]
 
 
-def hint(word: str, known: Iterable[str]) -> str:
-    """The end of a message about the unknown `word`: the nearest of `known`, and all of them.
+def hint(word: str, names: Iterable[str]) -> str:
+    """The end of a message about the unknown `word`: the nearest of `names`, and all of them.
 
     >>> hint("gliphs", ["glyphs", "folder"])
     ": did you mean 'glyphs'? It has: folder, glyphs"
     """
-    known = sorted(known)
-    near = difflib.get_close_matches(word, known, n=1)
+    names = sorted(names)
+    near = difflib.get_close_matches(word, names, n=1)
     start = f": did you mean {near[0]!r}?" if near else "."
-    return f"{start} It has: {', '.join(known) or 'none'}"
+    return f"{start} It has: {', '.join(names) or 'none'}"

@@ -69,7 +69,7 @@ def settle_environment() -> None:
     """Sets what packages would set when they are imported in the middle of a run.
 
     XLA's threads read the environment while they compute, and a change at that moment crashes the
-    process: docs/troubleshooting.md. These are scikit-learn's, in its own values.
+    process (docs/troubleshooting.md). scikit-learn sets both variables, to these values.
     """
     os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "True")
     os.environ.setdefault("KMP_INIT_AT_FORK", "FALSE")

@@ -3,10 +3,11 @@
 #
 #     launch/local.sh N CONFIG [--workdir=FOLDER] [--config.field=value ...]
 #
-# Lines of process i begin with [i]. The first that fails ends all, and its exit code is that of this
-# script. SIGTERM and Ctrl-C go on to every process: the run saves and leaves with 143 or 130.
-# Devices: the machine's GPUs are divided evenly; on CPUs, JAX_NUM_CPU_DEVICES says how many each
-# process makes of its own. PYTHON chooses the interpreter, PORT the port of process 0.
+# Lines of process i begin with [i]. If a process fails, the script ends the others, and returns the
+# exit code of the process that failed first. The script passes SIGTERM and Ctrl-C on to every
+# process: the run saves and ends with 143 or 130.
+# The processes share the GPUs of the machine evenly. On CPUs, JAX_NUM_CPU_DEVICES is the number of
+# devices of a process. PYTHON chooses the interpreter, PORT the port of process 0.
 set -uo pipefail
 
 if [[ $# -lt 2 || ! $1 =~ ^[1-9][0-9]*$ ]]; then
@@ -16,7 +17,7 @@ fi
 count=$1 config=$2
 shift 2
 python=${PYTHON:-python3}
-grace=${GRACE:-60} # seconds to save in, before what is left is killed
+grace=${GRACE:-60} # seconds that processes have for saving before they are killed
 port=${PORT:-$("$python" -c 'import socket as s; c = s.socket(); c.bind(("", 0)); print(c.getsockname()[1])')}
 gpus=0
 if command -v nvidia-smi > /dev/null; then gpus=$(nvidia-smi -L 2> /dev/null | grep -c '^GPU'); fi
@@ -25,53 +26,55 @@ if (( gpus > 0 && gpus % count )); then
   exit 2
 fi
 
-set -m # every process in a group of its own: the terminal's Ctrl-C comes here only, and goes on once
+# Every process gets a process group of its own. So the terminal sends Ctrl-C to this script only,
+# which passes it on once.
+set -m
 pids=() printers=()
 for (( i = 0; i < count; i++ )); do
-  own=(PYTHONUNBUFFERED=1)
+  environment=(PYTHONUNBUFFERED=1)
   if (( gpus > 0 )); then
-    each=$(( gpus / count ))
-    own+=("JAX_LOCAL_DEVICE_IDS=$(seq -s, $(( i * each )) $(( (i + 1) * each - 1 )))")
+    share=$(( gpus / count ))
+    environment+=("JAX_LOCAL_DEVICE_IDS=$(seq -s, $(( i * share )) $(( (i + 1) * share - 1 )))")
   fi
   exec {out}> >(exec sed -u "s/^/[$i] /")
   printers+=($!)
-  env "${own[@]}" "$python" -m dmljax.main "--config=$config" "$@" \
+  env "${environment[@]}" "$python" -m dmljax.main "--config=$config" "$@" \
     "--coordinator=127.0.0.1:$port" "--processes=$count" "--process=$i" \
     >&"$out" 2>&1 {out}>&- < /dev/null &
   pids+=($!)
   exec {out}>&-
 done
 
-passed=0 deadline=0
-pass() { # the first signal asks for a save, the second ends at once
-  passed=1 deadline=$(( SECONDS + grace ))
+has_signal=0 deadline=0
+pass_on() { # after the first signal the run saves, a second one ends it at once
+  has_signal=1 deadline=$(( SECONDS + grace ))
   for pid in "${pids[@]}"; do kill "-$1" "$pid" 2> /dev/null; done
 }
-trap 'pass TERM' TERM
-trap 'pass INT' INT
+trap 'pass_on TERM' TERM
+trap 'pass_on INT' INT
 
 status=0
 while (( ${#pids[@]} )); do
-  left=() fresh=0
+  running=() is_new=0
   for pid in "${pids[@]}"; do
     if kill -0 "$pid" 2> /dev/null; then
-      left+=("$pid")
+      running+=("$pid")
       continue
     fi
-    { wait "$pid"; } 2> /dev/null # bash would tell of a kill with the whole command
+    { wait "$pid"; } 2> /dev/null # otherwise bash prints the command of a killed process
     code=$?
-    # Of those that ended since the last look, one that was killed (128 and more) took the others with
-    # it, and one that has said why (2) those that only saw it go (1).
-    if (( code && (! status || fresh && status < 128 && code > status) )); then
-      status=$code fresh=1
+    # Several processes may have failed since the last check. One that was killed (128 or more) is the
+    # cause; else one that printed an error (2); the others only lost their connection to it (1).
+    if (( code && (! status || is_new && status < 128 && code > status) )); then
+      status=$code is_new=1
       echo "$0: process $pid was the first to end, with $code" >&2
-      # The others cannot go on; they may have something to say, or to save after a signal.
-      if (( ! passed )); then deadline=$(( SECONDS + 3 )); fi
+      # The others cannot continue. They get time to print an error, or to save after a signal.
+      if (( ! has_signal )); then deadline=$(( SECONDS + 3 )); fi
     fi
   done
-  pids=("${left[@]}")
+  pids=("${running[@]}")
   if (( deadline && SECONDS >= deadline )); then
-    for pid in "${pids[@]}"; do kill -KILL -- "-$pid" 2> /dev/null; done # workers too
+    for pid in "${pids[@]}"; do kill -KILL -- "-$pid" 2> /dev/null; done # with their workers
   fi
   sleep 0.1
 done

@@ -3,11 +3,12 @@
 #
 #     sbatch --nodes=2 [--gpus-per-node=8] launch/slurm.sh CONFIG [--workdir=FOLDER] [--config.field=value ...]
 #
-# One task a node takes all of its GPUs; with --ntasks-per-node=8 --gpus-per-task=1 there is one a GPU.
-# `scancel --signal=TERM JOB`, a preemption and a time limit that is a minute away reach every task:
-# the run saves, the job goes back into the queue, and goes on from there. A plain `scancel JOB` saves
-# and ends. PYTHON chooses the interpreter. With --dry-run before CONFIG, and no sbatch, the script
-# prints what every task would execute.
+# By default one task per node uses all GPUs of the node. With --ntasks-per-node=8 --gpus-per-task=1
+# there is one task per GPU. Slurm sends SIGTERM to every task after `scancel --signal=TERM JOB`, at
+# a preemption, and one minute before the time limit. The run then saves, and the job goes back into
+# the queue and continues later. After a plain `scancel JOB` the run saves and the job ends.
+# PYTHON chooses the interpreter. `launch/slurm.sh --dry-run CONFIG`, without sbatch, prints the
+# command of every task.
 #SBATCH --job-name=dmljax
 #SBATCH --requeue
 #SBATCH --open-mode=append
@@ -29,7 +30,7 @@ shift
 command=(srun --kill-on-bad-exit=1 --label # if one task fails, Slurm ends the others
   "${PYTHON:-python3}" -m dmljax.main "--config=$config" "$@" --distributed)
 
-# jax gives one device to a task; where a task is alone on its node, it takes all.
+# jax gives each task one device. A task that is alone on its node takes all of them.
 if [[ ${SLURM_NTASKS_PER_NODE:-1} == 1 && ${SLURM_GPUS_ON_NODE:-0} -gt 0 ]]; then
   JAX_LOCAL_DEVICE_IDS=$(seq -s, 0 $((SLURM_GPUS_ON_NODE - 1)))
   export JAX_LOCAL_DEVICE_IDS
@@ -40,16 +41,16 @@ if [[ -n $dry ]]; then
   exit 0
 fi
 
-trap : TERM # for the tasks, which get it from Slurm; this script has to see how they end
+trap : TERM # Slurm also sends it to the tasks; this script must wait for their exit status
 "${command[@]}" &
 step=$!
 while :; do
   wait "$step"
   status=$?
-  kill -0 "$step" 2> /dev/null || break # otherwise a signal has ended the waiting
+  kill -0 "$step" 2> /dev/null || break # else a signal has ended `wait` too early
 done
 
-# 143: stopped by a signal, and saved. A cancelled job has another state, and stays cancelled.
+# 143: a signal stopped the run, which has saved. A canceled job is not RUNNING and stays canceled.
 if (( status == 143 )) && [[ $(squeue --noheader --job="$SLURM_JOB_ID" --format=%T) == RUNNING ]]; then
   echo "saved; job $SLURM_JOB_ID goes back into the queue"
   scontrol requeue "$SLURM_JOB_ID" && sleep 60 # until Slurm ends this script

@@ -5,8 +5,9 @@
 #     launch/tpu_pod.sh [--dry-run] run NAME ZONE CONFIG --workdir=FOLDER [--config.field=value ...]
 #     launch/tpu_pod.sh [--dry-run] stop NAME ZONE               SIGTERM to every host: save, and leave
 #
-# FOLDER is on a file system that all hosts share. What a host executes is the same on all; which
-# host it is, and where process 0 runs, jax learns from the slice. `--dry-run` prints it.
+# FOLDER must be on a file system that all hosts share. All hosts execute the same command: jax asks
+# the slice for the number of the host and for the address of process 0. `--dry-run` prints the
+# commands instead of executing them.
 set -euo pipefail
 
 dry=
@@ -30,7 +31,7 @@ execute() {
     "$@"
   fi
 }
-every_host() { # executes $1 in a shell of every host, and ends when all have ended
+every_host() { # executes $1 in a shell of every host, and waits for all of them
   if [[ -n $dry ]]; then echo "on every host of $name: $1"; fi
   execute gcloud compute tpus tpu-vm ssh "$name" "--zone=$zone" --worker=all "--command=$1"
 }
@@ -51,7 +52,7 @@ case $action in
     every_host "cd dmljax && exec ${command% }"
     ;;
   stop)
-    # The brackets keep the pattern from finding the shell that looks for it.
+    # Because of the brackets, the pattern does not match the command line of pkill itself.
     every_host "pkill -TERM -f '[d]mljax.main'"
     ;;
   *) usage ;;

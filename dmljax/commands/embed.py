@@ -4,8 +4,8 @@
     dmljax embed runs/glyphs --out=embeddings/ --split=train --dtype=float16
 
 The folder gets embeddings.npy and items.safetensors: labels, and masks of query and gallery where
-the split has them; ids and class names are JSON in its metadata. Interrupted, the same command goes
-on where it was.
+the split has them; ids and class names are JSON in its metadata. If the command is
+interrupted, run it again: it continues.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ KINDS = ("configs", "recipes", "losses", "miners", "nets", "methods", "metrics")
 
 
 def configs() -> str:
-    """Recipes, and the config files of this folder, with the first line of each."""
+    """All recipes, and the files in configs/, with the first line of their docstrings."""
     from dmljax import recipes
 
     lines = [f"  {name:18s} {_first_line(getattr(recipes, name))}" for name in recipes.NAMES]

@@ -27,6 +27,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def refuse(verb: str, extras: Sequence[str]) -> None:
-    """Raises one line where words are left over that `verb` does not know."""
+    """Raises an error if `extras` holds a word, which `verb` then does not know."""
     if extras:
         raise ValueError(f"{extras[0]!r} is not known (see dmljax {verb} --help)")

@@ -66,10 +66,11 @@ def _train(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 
 def _train_with_others(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
-    """Trains as one of several processes; leaves the process, with its exit status, at the end."""
+    """Trains as one of several processes, then ends this process with its exit status."""
     from dmljax.train import hosts
 
-    # Its imports change the environment, which is not to happen beside a started JAX.
+    # Import the loop before JAX starts: its imports change the environment, which the threads of
+    # XLA read.
     importlib.import_module("dmljax.train.loop")
     joined = hosts.start(
         coordinator=arguments.coordinator,
@@ -82,7 +83,7 @@ def _train_with_others(arguments: argparse.Namespace, overrides: Sequence[str]) 
         return 0
     import jax
 
-    all_agree = False  # whether every process ends at the same point, so that all can wait
+    all_agree = False  # whether all processes end here, so that they can wait for each other
     try:
         _train(arguments, overrides)
         status, all_agree = 0, True
@@ -107,7 +108,7 @@ def _status_of(error: Exception) -> int:
     if isinstance(error, USER_ERRORS):
         print_error(error)
         return 2
-    if isinstance(error, hosts.Elsewhere):
+    if isinstance(error, hosts.Process0Failed):
         return 2
     if isinstance(error, jax.errors.JaxRuntimeError):
         first_line = str(error).splitlines()[0]

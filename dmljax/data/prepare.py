@@ -146,12 +146,12 @@ def _write_shard(
 
     temporary = path.with_suffix(".tmp")
     writer = array_record_module.ArrayRecordWriter(str(temporary), "group_size:1")
-    kept, skipped = [], []
+    written_rows, skipped = [], []
     for i, data in zip(rows, pool.map(encode, rows), strict=True):
         progress.advance()
         if isinstance(data, bytes):
             writer.write(data)
-            kept.append(i)
+            written_rows.append(i)
         elif settings["unreadable"] == "raise":
             writer.close()
             temporary.unlink()
@@ -160,11 +160,15 @@ def _write_shard(
             skipped.append(record_name(split.records, i))
             print(f"skipped: {data}", file=sys.stderr)
     writer.close()
-    if not kept:
+    if not written_rows:
         raise decode.UnreadableImage(f"not a single image of {path.name} can be read")
-    entry = {"count": len(kept), "bytes": temporary.stat().st_size, "sha256": _hash(temporary)}
+    entry = {
+        "count": len(written_rows),
+        "bytes": temporary.stat().st_size,
+        "sha256": _hash(temporary),
+    }
     os.replace(temporary, path)
-    return {**entry, "first": rows.start, "rows": kept, "skipped": skipped}
+    return {**entry, "first": rows.start, "rows": written_rows, "skipped": skipped}
 
 
 def _jpeg(reader: Reader, i: int, settings: dict[str, Any]) -> bytes:
@@ -174,7 +178,7 @@ def _jpeg(reader: Reader, i: int, settings: dict[str, Any]) -> bytes:
     if settings["geometry"] == "shorter":
         if small and reader.split.boxes is None and (data := _original(reader.split.records[i])):
             return data
-        # Never enlarge here: it would only cost bytes, and the transform does it anyway.
+        # Do not enlarge here: that would only cost bytes, and the transform enlarges anyway.
         size = min(settings["size"], *image.shape[:2])
     else:
         size = settings["size"]

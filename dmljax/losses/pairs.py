@@ -300,7 +300,7 @@ def lifted_structure(
 
     per ordered positive pair (a, p), with distance d, lse = log sum exp, [a]+ = max(a, 0), and the
     negatives N_a and N_p of the two rows. With `references`, the negatives of a reference are the
-    anchors it is a negative of.
+    anchors of which it is a negative.
 
     Reference: Oh Song et al., Deep Metric Learning via Lifted Structured Feature Embedding, CVPR
     2016, arXiv:1511.06452.

@@ -266,7 +266,7 @@ def histogram(
     has_both_kinds = (jnp.any(positives, axis=1) & jnp.any(negatives, axis=1))[:, None]
     positives, negatives = positives & has_both_kinds, negatives & has_both_kinds
     if batch.within_batch:
-        # Every unordered pair is now there twice, which does not change shares and means.
+        # Every unordered pair now counts twice, which does not change shares and means.
         positives, negatives = positives | positives.T, negatives | negatives.T
     cosines = batch.cosines()
     weights = jax.checkpoint(functools.partial(_triangle, width=2 / num_bins))

@@ -98,7 +98,7 @@ def smooth_triplet(
         log(1 + exp(d_ap - d_an + margin))
 
     per triplet of an anchor a, a positive p and a negative n, with distance d. It never reaches 0,
-    so solved triplets go on being pulled apart.
+    so it keeps pulling solved triplets apart.
 
     Reference: Hermans, Beyer and Leibe, In Defense of the Triplet Loss for Person
     Re-Identification, 2017, arXiv:1703.07737.

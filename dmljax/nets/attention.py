@@ -9,7 +9,7 @@ of the attention are receivers, columns are senders. Optional arguments:
 * `edge_weights [n n]`: factors for the attention after its softmax, without a new normalization.
 * `where [n]`: nodes that count. Masking a node equals dropping it; its own row is meaningless.
 
-The returned attention is that before dropout. In training, dropout needs the random stream
+The returned attention is the one before dropout. In training, dropout needs the random stream
 "dropout". Products are computed in `dtype`; scores and softmax in float32.
 """
 
@@ -101,9 +101,6 @@ def gatv2(
     return _graph_attention(_gatv2_scores, 1, "linear_l", heads, options, dropout, dtype, name)
 
 
-# --- softmax over the senders, the last axis ----------------------------------------------------
-
-
 def _softmax(scores, where):
     """The weights of a receiver sum to 1, or are all 0 if it receives from none."""
     return _weights(scores, where, lowest=-jnp.inf)
@@ -120,9 +117,6 @@ def _weights(scores, where, *, lowest):
     terms = jnp.exp(jnp.where(where, scores - peak, -jnp.inf))
     total = jnp.sum(terms, axis=-1, keepdims=True) + jnp.exp(lowest - peak)
     return terms / jnp.where(total == 0, 1, total)
-
-
-# --- scores of receivers [n w] and senders [n w]: [n n] -----------------------------------------
 
 
 def _dot_scores(receivers, senders):
@@ -149,9 +143,6 @@ def _gatv2_scores(receivers, senders, vector, *, slope):
         return jnp.sum(terms * vector[None, :], axis=1)
 
     return jax.lax.map(scores_of, receivers, batch_size=16)
-
-
-# --- modules ------------------------------------------------------------------------------------
 
 
 class _Attention(nn.Module, kw_only=True):
@@ -312,9 +303,6 @@ def _messages(weights, values, dropout, train):
     """For every receiver and head the weighted sum of `values [n heads w]`, with dropout."""
     weights = nn.Dropout(dropout, deterministic=not train, name="dropout")(weights)
     return jax.vmap(jnp.matmul, in_axes=(0, 1), out_axes=1)(weights.astype(values.dtype), values)
-
-
-# --- checks -------------------------------------------------------------------------------------
 
 
 def check_nodes(nodes: Any, adjacency: Any, edge_weights: Any, where: Any) -> int:

@@ -39,7 +39,7 @@ def abe(
     20,000 steps are guesses that no run on these sets has tested. A public Keras port uses Adam at
     1e-5, 8,000 steps and 8 classes of 10 images.
 
-    The form is the corrected one: only negatives are pushed apart, and the divergence is between
+    This is the corrected form: only negatives are pushed apart, and the divergence is between
     the learners of one image, whatever its label. The authors' code is not public. Their numbers
     are the best of several evaluations on the test classes; this recipe takes the last step, and
     `--config.select=test/R@1` takes the best.

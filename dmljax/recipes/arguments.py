@@ -25,13 +25,13 @@ def parse(
 ) -> dict:
     """The keywords that `text` gives to `recipe`, of the types of its signature.
 
-    `text` is `name=value,name=value`, or None for nothing. Names in `fixed` cannot be given.
+    `text` is `name=value,name=value`, or None for nothing. Names in `fixed` cannot be set.
     """
     parameters = inspect.signature(recipe).parameters
     names = [name for name in parameters if name not in fixed]
     keywords = {}
-    for part in filter(None, (text or "").split(",")):
-        name, equals, word = part.partition("=")
+    for assignment in filter(None, (text or "").split(",")):
+        name, equals, word = assignment.partition("=")
         if name not in names:
             raise ValueError(f"the config has no argument {name!r}{hint(name, names)}")
         annotation = inspect.formatannotation(parameters[name].annotation).strip("'")
@@ -46,7 +46,7 @@ def parse(
             equals = ""
         if not equals:
             example = f"{name}={parameters[name].default}"
-            raise ValueError(f"the argument {part!r} needs {expected}: write {example}")
+            raise ValueError(f"the argument {assignment!r} needs {expected}: write {example}")
     return keywords
 
 

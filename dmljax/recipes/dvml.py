@@ -93,9 +93,9 @@ def dvml(
     sampler: dict[str, Any] = {"name": "n_pairs", "classes": 64}
     if paper and loss != "npair":
         sampler = {"name": "plan", "classes": 60, "per_class": 2}
-    # That code has three optimizers. One Adam takes the same steps: no loss moves the parameters
-    # of another part.
-    own_rates = (
+    # That code has three optimizers. One Adam takes the same steps, because no gradient of a part
+    # reaches the parameters of another part.
+    part_rates = (
         {"path": "^decoder/", "factor": 1e-2 / rate},
         {"path": "^probe/", "factor": 1e-3 / rate},
     )
@@ -108,7 +108,7 @@ def dvml(
         "method": method,
         "loss": losses[loss],
         "miner": {"name": "distance_weighted", "dim": dim} if loss == "dws" else None,
-        "optimizer": {"name": "adam", "rate": rate, "groups": () if paper else own_rates},
+        "optimizer": {"name": "adam", "rate": rate, "groups": () if paper else part_rates},
         "schedule": "constant",
         "steps": phases.steps,
         "evaluate": dict(numbers.evaluate),

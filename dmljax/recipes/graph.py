@@ -80,9 +80,9 @@ def graph(
     * `validation=0.2` chooses the epoch on a fifth of the training classes, which then are not
       trained on. By default the epoch is chosen on the test classes, as all published rows did.
 
-    The form is the corrected one. `published=True` adds what the published code does otherwise, and
-    what all published numbers were produced with: 0.299 as the standard deviation of red; GAT and
-    GATv2 with one attention vector for all heads and one projection; batch-norm statistics that are
+    The default is the corrected form. `published=True` does what the published code does, with
+    which all published numbers were produced: 0.299 as the standard deviation of red; GAT and GATv2
+    with one attention vector for all heads and one projection; batch-norm statistics that are
     updated twice a step; a learning rate that is not divided again at the second reload.
 
     The weights are torchvision's ResNet-50 V1: docs/weights.md.
@@ -102,8 +102,9 @@ def graph(
         "eval_transform": "graph_eval",
         "normalize": {"name": "imagenet", "red_std": red_std},
         "sampler": dict(numbers.sampler),
-        # Published code checkpoints stages, which then run twice and update their statistics twice
-        # with a share of 0.1: 0.19 in total. The stem is not checkpointed: it differs from this.
+        # The published code recomputes stages for the gradient, so they update their statistics
+        # twice with a share of 0.1: 0.19 in total. It does not recompute the stem, whose share of
+        # 0.19 here differs from it.
         "net": {"name": "resnet50", "momentum": 0.19 if published else 0.1, "weights": None},
         "method": {
             "name": "graph",

@@ -39,7 +39,7 @@ def mnist(*, loss: str = "contrastive", labels: str = "0123456789") -> dict[str,
     numbers. Here R@1, the other scores and the accuracy of the five nearest training images (`knn`)
     come with the pictures: a frame of the test images every 1,000 steps (`frames/`, `movie.gif`).
 
-    The form is the faithful one.
+    The recipe follows the code of the post.
 
     * `loss="contrastive"`: the formula of the post's code; the sign in its text is wrong. The sum
       goes over pairs of row i of the batch's first half and row i of its second: d^2 of positives
@@ -47,7 +47,8 @@ def mnist(*, loss: str = "contrastive", labels: str = "0123456789") -> dict[str,
       Distances have a finite gradient where two embeddings coincide; there the post's are NaN.
     * `loss="triplet"`: the sum over at most one triplet for each row, with the first positive and
       the first negative behind it in the batch, [d_ap^2 - d_an^2 + 1]+, as in the post's code (its
-      text omits the squares). A batch without a triplet counts 0; the post's code stops there.
+      text omits the squares). The loss of a batch without a triplet is 0; the post's code fails on
+      it.
 
     The four idx files of MNIST are in the folder `root`; `--config.dataset.source=tfds` reads those
     of TFDS.

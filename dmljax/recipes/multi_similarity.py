@@ -34,13 +34,14 @@ _SETS = {
 def multi_similarity(*, dataset: str = "cub200") -> dict[str, Any]:
     """Multi-similarity loss and miner (Wang et al., 2019), on BN-Inception.
 
-    The official code (research-ms-loss) has a config for CUB-200-2011 alone, which is followed:
-    Adam at 3e-5, divided by 10 after 1,200 and 2,400 of 3,000 steps, batches of 16 classes with 5
-    images, decay 5e-4 (decoupled here), crops of 227. It scales negatives by 40; the paper says 50.
-    The form is the faithful one on CUB. For the other sets the loss, miner, rate and batches are
-    kept, and the length of training is a guess that no run has tested.
+    The official code (research-ms-loss) has a config for CUB-200-2011 alone, which this recipe
+    follows: Adam at 3e-5, divided by 10 after 1,200 and 2,400 of 3,000 steps, batches of 16 classes
+    with 5 images, decay 5e-4 (decoupled here), crops of 227. It scales negatives by 40; the paper
+    says 50. The recipe is faithful to it on CUB. For the other sets it keeps the loss, miner, rate
+    and batches, and the length of training is a guess that no run has tested.
 
-    The official code reports the best of its evaluations on the test classes, and so does this.
+    The official code reports the best of its evaluations on the test classes, and so does this
+    recipe.
     The weights of BN-Inception were converted from Caffe: docs/weights.md.
     """
     check_choice("dataset", dataset, _SETS)

@@ -8,10 +8,10 @@ __all__ = ["folder", "glyphs"]
 
 
 def glyphs() -> dict[str, Any]:
-    """Characters in sixteen type faces, drawn by the program; a minute on two cores.
+    """Characters in sixteen typefaces, drawn by the program; a minute on two cores.
 
-    Half of the characters are for training; the scores are of the other half. It goes on improving
-    after the 650 steps.
+    Half of the characters are for training; the scores are of the other half. More
+    than 650 steps improve the scores further.
     """
     return {
         "dataset": {"name": "glyphs"},

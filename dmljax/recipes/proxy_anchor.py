@@ -38,11 +38,11 @@ def proxy_anchor(*, dataset: str = "cub200", net: str = "bn_inception") -> dict[
     """Proxy-Anchor (Kim et al., 2020); `net`: bn_inception or (CUB and Cars) resnet50.
 
     From the official code, Proxy-Anchor-CVPR2020: AdamW, everything decays, proxies learn at 100
-    times the rate, mean and maximum pooling added, random batches, 60 epochs. On CUB and Cars the
-    statistics of batch norms stay as they were pretrained. The code evaluates after every epoch on
-    the test classes and reports the best, and so does this recipe.
+    times the rate, the sum of mean and maximum pooling, random batches, 60 epochs. On CUB and Cars
+    the statistics of batch norms stay as they were pretrained. The code evaluates after every epoch
+    on the test classes and reports the best, and so does this recipe.
 
-    The form is the faithful one but for two things: here the first epoch (ResNet-50: five) warms up
+    The recipe is faithful except for two things: here the first epoch (ResNet-50: five) warms up
     the learning rate instead of training the new layers alone, and gradients are not clipped at 10.
 
     The weights of BN-Inception were converted from Caffe; those of ResNet-50 are torchvision's V1:

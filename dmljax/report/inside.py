@@ -78,9 +78,6 @@ def _rows_of_classes(labels: np.ndarray, *, classes: int, per_class: int) -> np.
     return np.concatenate([np.flatnonzero(labels == c)[:per_class] for c in chosen])
 
 
-# --- masks over feature maps --------------------------------------------------------------------
-
-
 def spatial_masks(
     masks: Float[np.ndarray, "n m h w c"],
     images: Any,
@@ -129,9 +126,6 @@ def spatial_masks(
     figure.savefig(path, dpi=110)
 
 
-# --- cosines between parts ----------------------------------------------------------------------
-
-
 def cosines_of_pairs(
     parts: Float[np.ndarray, "n m d"], labels: Any, *, limit: int = 1000, seed: int = 0
 ) -> dict[str, np.ndarray]:
@@ -176,9 +170,6 @@ def part_cosines(cosines: Mapping[str, np.ndarray], path: str | os.PathLike) -> 
     axes.legend(frameon=False, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)
-
-
-# --- attention over the batch -------------------------------------------------------------------
 
 
 def batch_attention(
@@ -240,8 +231,6 @@ def batch_attention(
     figure.colorbar(heatmap, ax=axes[1, -1], label=label, shrink=0.6, pad=0.02)
     figure.savefig(path, dpi=110)
 
-
-# --- synthetic features -------------------------------------------------------------------------
 
 _SYNTHETIC_PANELS = {
     "features": ("features", "reconstruction"),

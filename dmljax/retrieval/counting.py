@@ -17,7 +17,7 @@ from dmljax.retrieval.layout import QueryBlock, Ranks, ranks_of
 from dmljax.retrieval.sharding import REPLICATED, SHARDED
 from dmljax.retrieval.tiles import Tile, Tiles
 
-_CHUNK = 8  # thresholds of a query that are counted by one pass over a tile
+_CHUNK = 8  # thresholds of a query that one pass over a tile counts
 _QUEUED = 4  # tiles of similarities that may wait for the devices, each with its memory
 
 

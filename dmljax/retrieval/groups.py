@@ -1,6 +1,6 @@
 """Exact ranks among the items outside of each query's group, as re-identification needs them.
 
-There, a query does not count the images of the same person that the same camera has taken.
+In re-identification, a query ignores the images of the same person from the same camera.
 """
 
 from collections.abc import Iterator

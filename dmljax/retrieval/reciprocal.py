@@ -56,8 +56,8 @@ def _batch(
         distances = np.square(references[order] - query).sum(axis=1)
         order = order[np.argsort(distances, kind="stable")]
     batch = (first + order.tolist())[:size]
-    taken = set(batch)
-    remaining = [i for i in ranking.tolist() if i not in taken]
+    chosen = set(batch)
+    remaining = [i for i in ranking.tolist() if i not in chosen]
     return batch + remaining[: size - len(batch)]
 
 

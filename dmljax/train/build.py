@@ -38,7 +38,7 @@ _GROUP_FIELDS = {"path": "str", "factor": "float", "decay": "float | None", "fro
 
 
 def build(config: Any) -> Run:
-    """Everything that a run needs. Raises one line for whatever is wrong in the config."""
+    """Everything that a run needs. Raises a one-line error if the config is wrong."""
     config = fields.complete(config)
     data = _data(config)
     sampler = _sampler(config, data.train)
@@ -174,7 +174,9 @@ def _sampler(config: Config, train: Split) -> _Sampler:
 def _shards(config: Config, batch_size: int) -> devices.Shardings:
     count = config["runtime"]["devices"]
     if count and jax.process_count() > 1:
-        raise ValueError("runtime.devices is for one process: several use all that they see")
+        raise ValueError(
+            "runtime.devices needs a run of one process: several processes use all of their devices"
+        )
     return devices.shardings(jax.devices()[:count] if count else None, batch=batch_size)
 
 
@@ -195,8 +197,11 @@ def _optimizer(config: Config, steps: Callable, total: int) -> optax.GradientTra
             raise ValueError(f"optimizer.groups: write dict(path='^head/', ...), not {group!r}")
         registry.check("optimizer.groups", group, _GROUP_FIELDS)
     if options.get("average") and config["reload_best_at"]:
-        raise ValueError("optimizer.average would outlive reload_best_at: leave out one of them")
-    direction = registry.resolve("optimizer", spec, taken=types)()
+        raise ValueError(
+            "optimizer.average and reload_best_at exclude each other (the average would keep "
+            "parameters from before the reload): leave out one of them"
+        )
+    direction = registry.resolve("optimizer", spec, caller_keywords=types)()
     return optimizers.build(direction, schedule=schedule_fn, **options)
 
 
@@ -207,7 +212,7 @@ def _check_groups(config: Config, params: Any) -> None:
     for group in named(config["optimizer"]).get("groups", ()):
         if not any(re.search(group["path"], path) for path in paths):
             raise ValueError(
-                f"optimizer.groups: {group['path']!r} is in no parameter's path, such as "
+                f"optimizer.groups: {group['path']!r} matches no parameter, such as "
                 f"{', '.join(paths[:: max(1, len(paths) // 4)])}"
             )
 
@@ -222,16 +227,19 @@ def _net(config: Config) -> tuple[Any, str | None]:
 def _normalization(config: Config, net: Any, weights: str | None) -> Any:
     """The normalization that the config, the file of weights, or the net asks for, in that order.
 
-    A config may not contradict the weights: they would see other numbers than in their training.
+    A config may not contradict the weights, which need the input that they were trained on.
     """
-    of_net = getattr(net, "expected_normalization", None) or "imagenet"
-    of_file = expected_normalization(weights) if weights and os.path.isfile(weights) else None
+    net_normalization = getattr(net, "expected_normalization", None) or "imagenet"
+    file_normalization = (
+        expected_normalization(weights) if weights and os.path.isfile(weights) else None
+    )
     if config["normalize"] is None:
-        return of_file or of_net
+        return file_normalization or net_normalization
     name = named(config["normalize"])["name"]
-    if of_file is not None and name != of_file:
+    if file_normalization is not None and name != file_normalization:
         raise ValueError(
-            f"normalize={name!r} contradicts {weights}, which expects {of_file!r}: leave it out"
+            f"normalize={name!r} contradicts {weights}, which expects "
+            f"{file_normalization!r}: leave it out"
         )
     return config["normalize"]
 
@@ -239,14 +247,14 @@ def _normalization(config: Config, net: Any, weights: str | None) -> Any:
 def _method(config: Config, net: Any, classes: int) -> Method:
     loss_fn = registry.resolve("loss", _tuples(config["loss"]))
     factory = registry.resolve("method", _tuples(config["method"]))
-    wiring: dict[str, Any] = {"classes": classes}
+    arguments: dict[str, Any] = {"classes": classes}
     if config["miner"]:
         mine_fn = registry.resolve("miner", _tuples(config["miner"]))
         if "mine_fn" not in inspect.signature(factory).parameters:
             raise ValueError(f"the method {named(config['method'])['name']} takes no miner")
-        draws = "key" in inspect.signature(mine_fn).parameters
-        wiring["mine_fn"] = RandomMiner(mine_fn) if draws else mine_fn
-    return factory(net, loss_fn, **wiring)
+        is_random = "key" in inspect.signature(mine_fn).parameters
+        arguments["mine_fn"] = RandomMiner(mine_fn) if is_random else mine_fn
+    return factory(net, loss_fn, **arguments)
 
 
 def _tuples(spec: Any) -> Any:
@@ -266,7 +274,7 @@ def _evaluation(
             "classes"
         )
     if options["refine"] and (method.inspect or Inspect()).refine is None:
-        raise ValueError("evaluate.refine: this method has nothing to refine embeddings with")
+        raise ValueError("evaluate.refine: this method does not refine embeddings")
     ks, ranking_fns, clustering_fns = _metrics(options)
     return EvaluationOptions(
         every=sampler.every(options["every"] or total, total),

@@ -29,12 +29,12 @@ from dmljax.train import hosts
 from dmljax.train.devices import path_of
 from dmljax.train.step import TrainState
 
-__all__ = ["Checkpoints", "Damaged", "forget", "lock"]
+__all__ = ["Checkpoints", "Mismatch", "delete", "lock"]
 
 _CLOSING_SECONDS = 5
 
 
-class Damaged(ValueError):
+class Mismatch(ValueError):
     """A checkpoint does not fit the run."""
 
 
@@ -80,7 +80,8 @@ class Checkpoints:
         )
         self._sums = self.folder.parent / f"{self.folder.name}_sums"
         self._pending: list[int] = []
-        # All processes agree on this number, while each may see another state of a shared folder.
+        # The step that was saved last. All processes must agree on it, although a shared folder may
+        # look different to each of them.
         self._last = -1
         self._checkpointer = ocp.training.Checkpointer(
             self.folder,
@@ -94,7 +95,7 @@ class Checkpoints:
         return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdecimal())
 
     def save(self, state: TrainState, run: dict[str, Any], *, score: float | None = None) -> None:
-        """Begins to save; a step that is saved already is left as it is."""
+        """Starts to save in the background. Does nothing if the step is saved already."""
         step = int(state.step)
         if step == self._last:
             return
@@ -116,7 +117,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self, step: int) -> Iterator[None]:
-        """Raises one line that names the checkpoint which cannot be written."""
+        """Raises a one-line error that names the checkpoint which cannot be written."""
         try:
             yield
         except Exception as error:
@@ -158,7 +159,7 @@ class Checkpoints:
         arrays, or a state of shardings; the devices may be others than those of the saving run.
         `repair` moves damaged checkpoints aside, so that the run can write those steps again.
         """
-        step = hosts.first(lambda: self._newest(repair))
+        step = hosts.on_process_0(lambda: self._newest(repair))
         if repair:
             self._checkpointer.reload()
         if step is None:
@@ -215,7 +216,7 @@ class Checkpoints:
         return state, self.run(step)
 
     def run(self, step: int) -> dict:
-        """What `save` was told about the run."""
+        """What the train loop saved with the state."""
         return json.loads(self._notes(step)["run"])
 
     def best(self) -> int:
@@ -227,7 +228,7 @@ class Checkpoints:
             scored = [step for step in steps if scores[step] is not None]
             return max(scored, key=lambda step: (scores[step], -step)) if scored else steps[-1]
 
-        return hosts.first(find)
+        return hosts.on_process_0(find)
 
     def _notes(self, step: int) -> dict:
         return self._checkpointer.checkpointables_metadata(step).custom_metadata
@@ -242,7 +243,7 @@ class Checkpoints:
             new = {p: tuple(a.shape) for p, a in _flat(expected[item])}
             for path in sorted(set(old) | set(new)):
                 if old.get(path) != new.get(path):
-                    raise Damaged(
+                    raise Mismatch(
                         f"checkpoint {step} of {self.folder} does not fit: {item}/{path} is "
                         f"{old.get(path, 'missing')} there and {new.get(path, 'unknown')} here"
                     )
@@ -258,8 +259,8 @@ class Checkpoints:
         if kind is None or jax.process_count() == 1:
             self.close()
             return
-        # Give a save that is under way some seconds, but not more: it may wait for processes that
-        # are gone.
+        # A save that is under way gets only a few seconds, because it may wait for processes that
+        # have ended.
         closing = threading.Thread(target=self.close, daemon=True)
         closing.start()
         closing.join(_CLOSING_SECONDS)
@@ -288,7 +289,7 @@ def _sums(folder: pathlib.Path) -> dict[str, str]:
     return sums
 
 
-def forget(folder: str | os.PathLike) -> None:
+def delete(folder: str | os.PathLike) -> None:
     """Deletes the checkpoints of `folder` and their sums."""
     folder = pathlib.Path(folder)
     for path in (folder, folder.parent / f"{folder.name}_sums"):

@@ -61,8 +61,8 @@ def of_state(shapes: Any, shards: Shardings, *, patterns: Sequence[str] = ()) ->
         if not shape or shape[0] % shards.size:
             raise ValueError(
                 f"runtime.sharded: {path} is {list(shape)}, whose first axis {shards.size} devices "
-                f"cannot share evenly: pad it (proxies: method.multiple={shards.size}), or leave "
-                "it whole"
+                f"cannot share evenly: pad it (proxies: method.multiple={shards.size}), or do "
+                "not shard it"
             )
 
     def choose(path, leaf):

@@ -19,10 +19,10 @@ def steps(length: int | str, *, epoch_end: EpochEnd) -> int:
 
 
 def every(length: int | str, *, epoch_end: EpochEnd, total: int) -> Collection[int]:
-    """The steps up to `total` at which something happens that is asked for once in `length`.
+    """The steps up to `total` at which something is due that happens once per `length`.
 
-    A whole number of epochs has ended where the sampler's epochs end, which may be of different
-    lengths. Any other length is a fixed number of steps.
+    If `length` is a whole number of epochs, these are the steps at which epochs of the sampler end;
+    epochs may differ in length. Any other `length` is a fixed number of steps.
     """
     count, unit = _parse(length)
     if unit == "steps" or count < 1 or count != int(count):

@@ -150,8 +150,8 @@ class Evaluation(NamedTuple):
     def of_split(self, split: str) -> dict[str, float]:
         """The scores of a split, named 'R@1'."""
         prefix = f"{split}/"
-        named = self.scores.items()
-        return {k.removeprefix(prefix): v for k, v in named if k.startswith(prefix)}
+        scores = self.scores.items()
+        return {k.removeprefix(prefix): v for k, v in scores if k.startswith(prefix)}
 
     @property
     def test_scores(self) -> dict[str, float]:
@@ -159,13 +159,13 @@ class Evaluation(NamedTuple):
 
 
 class Evaluator:
-    """Embeds and scores splits as a run asks for it. The embedding function is compiled once."""
+    """Embeds and scores splits with the options of a run; compiles the embedding function once."""
 
     def __init__(self, run: Run):
         self._run = run
         self._inspect = run.method.inspect or Inspect()
         self._skipped: collections.Counter[str] = collections.Counter()
-        # Decoded images by split; a split is only equal to itself.
+        # Decoded images by the `id` of their split: splits do not compare by content.
         self._caches = {id(s): {} for s in run.splits.values()} if run.runtime.cache else {}
 
         def embed_fn(params, model_state, images):
@@ -197,7 +197,7 @@ class Evaluator:
         return self._embed(lambda x: self._embed_fn(params, state.model_state, x), split)
 
     def pixel_scores(self) -> dict[str, float] | None:
-        """Scores of the pixels of the test split: what a net has to beat. None if they are many."""
+        """Scores of the raw pixels of the test split, as a baseline. None if it is too large."""
         split = self._run.test
         size = int(np.prod(self._run.eval_image_shape))
         if size > _MAX_PIXELS or len(split) > _MAX_PIXEL_IMAGES:
@@ -208,7 +208,7 @@ class Evaluator:
     def scores(
         self, state: TrainState, embeddings: dict[str, np.ndarray], split: Split
     ) -> dict[str, float]:
-        """Everything that the config asks of these embeddings."""
+        """All scores of these embeddings that the config asks for."""
         options = self._run.evaluation
         main = embeddings[MAIN]
         scores = score(

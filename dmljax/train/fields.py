@@ -49,7 +49,7 @@ _SECTIONS: dict[str, dict[str, Any]] = {
         "frames": False,
     },
     "checkpoint": {"every": None, "keep": 2},
-    # What cannot change a result, and so may differ when a run is resumed.
+    # Options that cannot change a result, and so may differ when a run is resumed.
     "runtime": {
         "workers": 0,
         "cache": False,
@@ -57,7 +57,7 @@ _SECTIONS: dict[str, dict[str, Any]] = {
         "sharded": (),  # paths of parameters to split over the devices
     },
 }
-# Types that the default does not tell.
+# Types of fields whose default has another type.
 _OTHER_TYPES = {
     "chunk": "int | None",
     "devices": "int | None",
@@ -79,7 +79,7 @@ _MINIMA = {
 def complete(config: Any) -> dict[str, Any]:
     """The config with defaults filled in, as plain data that JSON can hold.
 
-    Raises one line for an unknown or missing field, a wrong type, or a value out of range.
+    Raises a one-line error for an unknown or missing field, a wrong type, or a value out of range.
     """
     config = json.loads(json.dumps(config_lib.plain(config)))
     field_names = {*_DEFAULTS, *_REQUIRED}

@@ -1,7 +1,7 @@
 """Several processes, one run: how they start, agree, and end together.
 
 Every process runs the same steps on its own rows of each batch. Process 0 alone handles files:
-`first` calls a function there and hands its result to the others.
+`on_process_0` calls a function there and hands its result to the others.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["Elsewhere", "first", "leave", "shared", "start"]
+__all__ = ["Process0Failed", "check_shared", "leave", "on_process_0", "start"]
 
-_HEARTBEAT_SECONDS = 30  # until a process that died silently is noticed
+_HEARTBEAT_SECONDS = 30  # after which other processes notice that a process has died
 _MESSAGE_BYTES = 4096
 
 
-class Elsewhere(Exception):
+class Process0Failed(Exception):
     """Process 0 has failed, and reports the reason itself."""
 
 
@@ -34,10 +34,9 @@ def start(
     process: int | None = None,
     detect: bool = False,
 ) -> bool:
-    """Joins the other processes of the run; False if no argument says that there are any.
+    """Joins the other processes of the run. Returns False if no argument names them.
 
-    With `detect`, arguments that are None come from Slurm, a TPU pod or Kubernetes, as jax finds
-    them.
+    With `detect`, jax asks Slurm, a TPU pod or Kubernetes for the arguments that are None.
     """
     flags = {"--coordinator": coordinator, "--processes": processes, "--process": process}
     missing = [flag for flag, value in flags.items() if value is None]
@@ -60,10 +59,11 @@ def start(
     return True
 
 
-def first(fn: Callable[[], Any]) -> Any:
+def on_process_0(fn: Callable[[], Any]) -> Any:
     """Calls `fn` on process 0, and returns its result (plain JSON) on every process.
 
-    All processes must call this. If `fn` raises, process 0 raises that, the others `Elsewhere`.
+    All processes must call this. If `fn` raises an error, process 0 raises it, and the
+    others raise `Process0Failed`.
     """
     if jax.process_count() == 1:
         return fn()
@@ -77,7 +77,7 @@ def first(fn: Callable[[], Any]) -> Any:
     if error is not None:
         raise error
     if "failed" in answer:
-        raise Elsewhere
+        raise Process0Failed
     return answer["value"]
 
 
@@ -93,7 +93,7 @@ def _broadcast(value: Any) -> Any:
     return json.loads(bytes(np.asarray(received)).rstrip(b"\0"))
 
 
-def shared(file: pathlib.Path, *, patience: float = 30.0) -> None:
+def check_shared(file: pathlib.Path, *, patience: float = 30.0) -> None:
     """Raises unless this process, too, sees a file that process 0 has written."""
     deadline = time.monotonic() + patience  # network file systems show new files late
     while not file.exists():

@@ -13,10 +13,10 @@ from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 from dmljax.weights import PUBLISHED, load
 
-__all__ = ["check_weights", "first_state", "key_of", "without_weights"]
+__all__ = ["check_weights", "first_state", "key_of", "missing_weights_note"]
 
-# The program runs once, so optimizing it does not pay; level 0 would draw millions of numbers for
-# seconds.
+# The program runs once, so full optimization takes longer than it saves. At level 0 the random
+# draws would take seconds.
 _COMPILER_OPTIONS = {"xla_backend_optimization_level": 1}
 
 
@@ -47,7 +47,7 @@ def _backbone(run: Run) -> dict[str, Any] | None:
 
 
 def check_weights(run: Run) -> None:
-    """Raises one line where the file of weights does not exist."""
+    """Raises a one-line error where the file of weights does not exist."""
     if run.weights is not None and not os.path.isfile(run.weights):
         raise FileNotFoundError(
             f"net.weights: there is no file {run.weights}; docs/weights.md says where weights come "
@@ -57,8 +57,8 @@ def check_weights(run: Run) -> None:
         logging.warning("net.frozen=True without net.weights: batch norm stays the identity")
 
 
-def without_weights(net: str) -> str | None:
-    """What it means that a net of this name starts without published weights, if there are any."""
+def missing_weights_note(net: str) -> str | None:
+    """A note on starting this net from random values, or None if no weights are published."""
     names = [name for name, entry in PUBLISHED.items() if entry.net == net]
     if not names:
         return None

@@ -20,7 +20,7 @@ class Interrupts:
     Processes of one run get a signal at different steps, or only one of them gets it, and all must
     stop after the same step. So each process sends the signal that it has received along with the
     batch (`row`); the step returns the largest of all processes, which comes back with the metrics
-    (`hear`). Nobody waits for this. A process that is alone skips it.
+    (`hear`). No process waits for this. A run of one process skips it.
     """
 
     def __init__(self, shards: Shardings):

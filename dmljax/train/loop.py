@@ -105,7 +105,7 @@ def _train(run: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[st
         if evaluation is None:  # An earlier step is chosen, or the run was finished already.
             evaluation = evaluator.evaluate(state)
         if is_main:
-            for line in summary.last_words(run, state, evaluation, workdir):
+            for line in summary.footer(run, state, evaluation, workdir):
                 journal.say(line)
             if host_batches.skipped:
                 skipped = len(host_batches.skipped)
@@ -114,7 +114,7 @@ def _train(run: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[st
 
 
 def _restored(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, list[dict[str, float]]]:
-    """The state to start from, and the metrics since the last report before it."""
+    """The state to start from, and the metrics since the last report."""
     restored = checkpoints.restore(run.shapes, run.placements, repair=True)
     if restored is None:
         return initial_state.first_state(run), []
@@ -178,7 +178,7 @@ def batches(run: Run, start_step: int = 0) -> Iterator[pipeline.Batches]:
 def _evaluate_untrained(
     run: Run, state: TrainState, evaluator: Evaluator, journal: Journal, workdir: pathlib.Path
 ) -> None:
-    """What is known before the first step: the scores of the pixels, and the first frame."""
+    """Reports the scores of the raw pixels, and draws the first frame of the movie."""
     if baseline := evaluator.pixel_scores():
         journal.say(f"raw pixels, before training: R@1 {100 * baseline['R@1']:.1f}")
         journal.evaluation(0, baseline, split="raw")

@@ -232,7 +232,7 @@ _FORMS = {
     "mean_square": dvml_losses.reconstruction_mean_square,
 }
 _RELEASES = {"second": (False, True), "never": (False, False), "always": (True, True)}
-# What a mode sets, unless the config does.
+# The options that a mode sets where the config does not.
 _MODES: dict[str, dict[str, Any]] = {
     "paper": {
         "dim": 512,
@@ -300,8 +300,8 @@ def dvml(
       reconstruction loss: "norm", "half_sum" or "mean_square".
     * `release`: the phases in which the gradient of the decoder reaches heads and backbone: the
       "second", "never" or "always".
-    * `frozen_decoder=True`: the decoder does not learn in phase 1, as a report says and its code
-      denies.
+    * `frozen_decoder=True`: the decoder does not learn in phase 1, as the report of the public
+      code says; the code itself trains it.
     """
     overrides = {"dim": dim, "norms": norms, "samples": samples, "activation": activation}
     overrides |= {"decoder_norm": decoder_norm, "form": form, "release": release, "decay": decay}

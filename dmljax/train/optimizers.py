@@ -55,13 +55,13 @@ def radam(*, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> optax.Gra
         t = count.astype(jnp.float32)
         mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, gradients)
         nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.nu, gradients)
-        left1, left2 = -jnp.expm1(t * np.log(b1)), -jnp.expm1(t * np.log(b2))  # 1 - b^t
-        rho = infinite - 2 * t * (1 - left2) / left2
+        correction1, correction2 = -jnp.expm1(t * np.log(b1)), -jnp.expm1(t * np.log(b2))  # 1 - b^t
+        rho = infinite - 2 * t * (1 - correction2) / correction2
         inside = (rho - 4) * (rho - 2) * infinite / ((infinite - 4) * (infinite - 2) * rho)
-        rectified = jnp.sqrt(jnp.maximum(inside, 0)) * jnp.sqrt(left2) / left1
+        rectified = jnp.sqrt(jnp.maximum(inside, 0)) * jnp.sqrt(correction2) / correction1
 
         def direction(m, v):
-            return jnp.where(rho >= 5, rectified * m / (jnp.sqrt(v) + eps), m / left1)
+            return jnp.where(rho >= 5, rectified * m / (jnp.sqrt(v) + eps), m / correction1)
 
         return jax.tree.map(direction, mu, nu), optax.ScaleByAdamState(count, mu, nu)
 
@@ -100,10 +100,10 @@ def build(
     rules = [_rule(group) for group in groups]
 
     def per_leaf(fn):
-        def over(tree):
+        def map_tree(tree):
             return jax.tree_util.tree_map_with_path(lambda p, x: fn(_match(rules, p), x), tree)
 
-        return over
+        return map_tree
 
     frozen = per_leaf(lambda rule, x: rule["frozen"])
     chain = [] if clip is None else [optax.clip_by_global_norm(clip)]
@@ -185,8 +185,8 @@ def _keep_average(share: float) -> optax.GradientTransformation:
 
     def update(updates, state, params=None):
         new = optax.apply_updates(params, updates)
-        kept = jax.tree.map(lambda a, p: share * a + (1 - share) * p, state.average, new)
-        return updates, _Average(kept)
+        average = jax.tree.map(lambda a, p: share * a + (1 - share) * p, state.average, new)
+        return updates, _Average(average)
 
     return optax.GradientTransformation(lambda p: _Average(jax.tree.map(jnp.copy, p)), update)
 

@@ -99,14 +99,14 @@ def resolve(
     kind: str,
     spec: str | Mapping[str, Any],
     *,
-    taken: Iterable[str] = (),
+    caller_keywords: Iterable[str] = (),
     bind: Callable[..., Callable] | None = None,
 ) -> Callable:
     """The function that `spec` names among those of `kind`, with the keywords of `spec` bound.
 
     `spec` is a name or `dict(name=..., **keywords)`. A name 'package.module:function' is imported
-    from outside dmljax. Unknown names and keywords raise; the message also lists `taken`, the
-    keywords that the caller itself takes out of `spec`. `bind(function, **keywords)` binds the
+    from outside dmljax. Unknown names and keywords raise; the message also lists `caller_keywords`,
+    the keywords that the caller itself takes out of `spec`. `bind(function, **keywords)` binds the
     keywords; by default it is `functools.partial`.
     """
     rule = KINDS[kind]
@@ -127,7 +127,7 @@ def resolve(
         for keyword in keywords:
             if keyword not in names:
                 raise TypeError(
-                    f"{name} has no argument {keyword!r}{hint(keyword, [*names, *taken])}"
+                    f"{name} has no argument {keyword!r}{hint(keyword, [*names, *caller_keywords])}"
                 )
     check(name, keywords, {n: p.annotation for n, p in parameters.items()})
     for key, value in keywords.items():
@@ -155,10 +155,10 @@ def _misfit(function: Callable, rule: Kind) -> str | None:
 
 
 def check(name: str, values: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
-    """Raises where a value is not what its annotation says.
+    """Raises if the type of a value contradicts its annotation.
 
-    Looks only at annotations made of number, name, truth, list and None, and only at plain values,
-    such as a command line has: arrays pass.
+    Checks only values that a command line can hold: numbers, names, True and False, lists, None.
+    Arrays pass.
     """
     for key, value in values.items():
         annotation = inspect.formatannotation(annotations.get(key, Any)).strip("'")

@@ -26,7 +26,7 @@ class Selection(NamedTuple):
     """Which checkpoint is the result of a run.
 
     `rule` is what the config says: 'last', or a score of a split such as 'val/R@1'. `split` and
-    `score` are those of the rule; for 'last' they are the score by which checkpoints are reloaded.
+    `score` are those of the rule; for 'last' they are the score that `reload_best_at` compares.
     """
 
     rule: str
@@ -43,7 +43,7 @@ class Selection(NamedTuple):
 
 
 class EvaluationOptions(NamedTuple):
-    """When a split is embedded, and what is computed of its embeddings."""
+    """When splits are embedded, and which scores are computed."""
 
     every: Collection[int]  # steps
     batch_size: int
@@ -62,7 +62,7 @@ class CheckpointOptions(NamedTuple):
 
 
 class RuntimeOptions(NamedTuple):
-    """What cannot change a result."""
+    """Options that cannot change a result."""
 
     workers: int
     cache: bool
@@ -70,9 +70,9 @@ class RuntimeOptions(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Everything that the train loop and the evaluation need. Nobody looks into `config`."""
+    """Everything that the train loop and the evaluation need. Only `build` reads `config`."""
 
-    config: dict[str, Any]  # complete, to be written into the run folder
+    config: dict[str, Any]  # with all defaults, for the run folder
     seed: int
     steps: int
     batch_size: int
@@ -112,5 +112,5 @@ class Run(NamedTuple):
     @property
     def splits(self) -> dict[str, Split]:
         """The splits of the run by their names; 'val' only where classes are held out."""
-        named = {"train": self.train, "val": self.held_out, "test": self.test}
-        return {name: split for name, split in named.items() if split is not None}
+        splits = {"train": self.train, "val": self.held_out, "test": self.test}
+        return {name: split for name, split in splits.items() if split is not None}

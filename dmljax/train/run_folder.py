@@ -17,7 +17,7 @@ from dmljax.data.splits import Split
 from dmljax.train import config as config_lib
 from dmljax.train import hosts, optimizers
 from dmljax.train.build import build
-from dmljax.train.checkpoints import Checkpoints, forget, lock
+from dmljax.train.checkpoints import Checkpoints, delete, lock
 from dmljax.train.evaluation import Evaluator
 from dmljax.train.journal import table
 from dmljax.train.run import Run
@@ -44,8 +44,8 @@ def claimed(workdir: pathlib.Path, config: dict[str, Any], *, overwrite: bool) -
                     "permission, or choose another --workdir"
                 ) from error
 
-        hosts.first(claim)
-        hosts.shared(workdir / _CONFIG)
+        hosts.on_process_0(claim)
+        hosts.check_shared(workdir / _CONFIG)
         yield
 
 
@@ -73,8 +73,8 @@ def _write_config(config: dict[str, Any], workdir: pathlib.Path, overwrite: bool
 
 
 def _delete_results(workdir: pathlib.Path) -> None:
-    forget(workdir / "checkpoints")
-    forget(workdir / "checkpoints_damaged")
+    delete(workdir / "checkpoints")
+    delete(workdir / "checkpoints_damaged")
     for name in ("frames", "tensorboard"):
         shutil.rmtree(workdir / name, ignore_errors=True)
     for pattern in ("metrics.jsonl", "speed.jsonl", "*.png", "movie.gif"):

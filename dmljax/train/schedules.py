@@ -1,7 +1,7 @@
 """Learning-rate schedules: functions from a step to a factor of the learning rate.
 
-Written out instead of taken from optax, whose forms of the same formulas round differently: a
-published run would not be repeated bit for bit, and its schedules do not warm up in step counts.
+These are not optax's schedules, which compute the same formulas with other rounding errors, so that
+a run would not repeat bit for bit.
 """
 
 from __future__ import annotations

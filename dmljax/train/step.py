@@ -43,9 +43,9 @@ def train_step(
     """`step(state, batch) -> (state, metrics)`, to be compiled by `jax.jit` with the state donated.
 
     * `normalize_fn(images uint8) -> images` runs on the device.
-    * `chunk`: the net sees so many images of the batch at a time; the loss sees all of them.
+    * `chunk`: the net sees this many images of the batch at a time; the loss sees all of them.
     * `gather_fn(tree)` is applied to what the criterion of a split loss receives, outputs and
-      labels. It can constrain on which devices these are.
+      labels. It can set their sharding.
     """
     value_and_gradient = _in_chunks if chunk else _at_once
 
@@ -135,7 +135,7 @@ def check_chunks(
     batch: int,
     devices: int = 1,
 ) -> None:
-    """Raises one line where `chunk` or `sharded` would change the gradient. Computes nothing.
+    """Raises a one-line error if `chunk` or `sharded` would change the gradient.
 
     `images` has the shape of a few normalized images, `batch` is the size of the global batch.
     """

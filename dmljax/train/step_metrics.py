@@ -11,7 +11,7 @@ import numpy as np
 
 __all__ = ["PendingMetrics", "mean"]
 
-# More steps in flight dead-lock the collectives of several CPU devices.
+# With more steps in flight, the collectives of several CPU devices deadlock.
 _IN_FLIGHT = 2
 
 
@@ -32,7 +32,7 @@ class PendingMetrics:
     def fetch(self, *, all_steps: bool = False) -> Iterator[tuple[int, dict[str, float], int]]:
         """`(step, metrics, signal)` of the steps that are done; waits for all with `all_steps`.
 
-        Raises one line where the loss or the gradient is not finite.
+        Raises a one-line error where the loss or the gradient is not finite.
         """
         while len(self._pending) > (0 if all_steps else _IN_FLIGHT):
             step, on_devices = self._pending.popleft()

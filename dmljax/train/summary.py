@@ -1,4 +1,4 @@
-"""What a run tells its reader: the header, the last words, the pictures."""
+"""What a run reports: its header, its footer and its pictures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dmljax.train.run import Run
 from dmljax.train.run_folder import describe_score
 from dmljax.train.step import TrainState
 
-__all__ = ["frame", "header", "last_words"]
+__all__ = ["footer", "frame", "header"]
 
 
 def header(run: Run, state: TrainState) -> list[str]:
@@ -38,13 +38,11 @@ def header(run: Run, state: TrainState) -> list[str]:
         line += f"; {run.sampler_note}"
     if start_step := int(state.step):
         return [f"{line}; going on from step {start_step}"]
-    hint = None if run.weights else initial_state.without_weights(run.net_name)
+    hint = None if run.weights else initial_state.missing_weights_note(run.net_name)
     return [line, hint] if hint else [line]
 
 
-def last_words(
-    run: Run, state: TrainState, evaluation: Evaluation, workdir: pathlib.Path
-) -> list[str]:
+def footer(run: Run, state: TrainState, evaluation: Evaluation, workdir: pathlib.Path) -> list[str]:
     """The table of scores, why this step was chosen, and the pictures, which this draws."""
     lines = ["", table(evaluation.test_scores), f"test split {describe_score(run, state)}"]
     lines += _choice(run, int(state.step), read(workdir / "metrics.jsonl"))
@@ -55,7 +53,7 @@ def last_words(
 
 
 def _choice(run: Run, chosen: int, rows: list[dict]) -> list[str]:
-    """Which step the scores are of, and why, where another one has another score."""
+    """Which step was chosen and why; nothing if the last step is chosen and no other is better."""
     key = run.selection.key
     scores = {row["step"]: row[key] for row in rows if key in row and row["step"]}
     if len(scores) < 2:
@@ -71,8 +69,8 @@ def _choice(run: Run, chosen: int, rows: list[dict]) -> list[str]:
         return []
     return [
         f"the last step was chosen (select=last), but {key} was higher at step {best}: "
-        f"{100 * scores[best]:.1f}, now {100 * scores[last]:.1f}. To choose the step by classes "
-        "that are held out: --config.validation=0.2 --config.select=val"
+        f"{100 * scores[best]:.1f}, now {100 * scores[last]:.1f}. To choose the step on held-out "
+        "classes: --config.validation=0.2 --config.select=val"
     ]
 
 

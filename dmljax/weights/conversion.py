@@ -1,4 +1,4 @@
-"""Published files written once more, as converted ones."""
+"""Published files, rewritten in the converted format."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def convert(
 ) -> dict[str, Any]:
     """Writes a published file as a converted one, completely or not at all; returns its metadata.
 
-    The file is checked against `net`, as by `load`. A file that is not in the list of published
-    ones is taken to expect the input that `net` expects. `spec` describes the net in the metadata
+    The file is checked against `net`, as by `load`. A file that is not in `PUBLISHED` is
+    assumed to expect the input that `net` expects. `spec` describes the net in the metadata
     as a config does: `dict(name="resnet50", classes=1000)`.
     """
     if pathlib.Path(to).suffix != ".safetensors":
@@ -45,8 +45,8 @@ def convert(
     tensors = {FLAX.name_fn(k): v for k, v in traverse_util.flatten_dict(variables).items()}
     name = identify(path)
     published = PUBLISHED[name] if name else None
-    of_net = getattr(net, "expected_normalization", None)
-    normalization = published.normalization if published else of_net
+    net_normalization = getattr(net, "expected_normalization", None)
+    normalization = published.normalization if published else net_normalization
     inputs = {"size": IMAGE_SIZE, "normalization": normalization}
     if normalization is not None:
         inputs |= INPUTS[normalization]

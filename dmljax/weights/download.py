@@ -22,21 +22,21 @@ __all__ = ["fetch"]
 def fetch(name: str, *, folder: str | os.PathLike, timeout: float = 60.0) -> pathlib.Path:
     """The path in `folder` of a published file, which is downloaded if needed, and checked.
 
-    A download that was interrupted continues where it stopped, if a digest is published that
-    detects a wrong continuation. `timeout` is in seconds, for each wait on the network.
+    An interrupted download continues where it stopped, if a digest is published with which a wrong
+    continuation can be detected. `timeout` is in seconds, for each wait on the network.
     """
     if name not in PUBLISHED:
         raise ValueError(f"no published file is called {name!r}{hint(name, PUBLISHED)}")
     published = PUBLISHED[name]
     folder = pathlib.Path(folder).expanduser()
-    path, part = folder / file_name(name), folder / f"{file_name(name)}.part"
+    path, partial_path = folder / file_name(name), folder / f"{file_name(name)}.part"
     if path.exists():
         return _checked(path, published)
     folder.mkdir(parents=True, exist_ok=True)
-    with open(part, "ab") as file:
+    with open(partial_path, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # other processes of a run may fetch the same file
-        if path.exists():  # another process finished before this one opened an empty part
-            part.unlink(missing_ok=True)
+        if path.exists():  # another process finished before this one opened an empty file
+            partial_path.unlink(missing_ok=True)
             return _checked(path, published)
         if not published.digest:
             file.truncate(0)
@@ -51,11 +51,11 @@ def fetch(name: str, *, folder: str | os.PathLike, timeout: float = 60.0) -> pat
                 f"{published.url} elsewhere and put it at {path}"
             ) from error
         try:
-            _checked(part, published)
+            _checked(partial_path, published)
         except ValueError:
             file.truncate(0)  # not removed: another process may wait for its lock
             raise
-        os.replace(part, path)
+        os.replace(partial_path, path)
     return path
 
 
@@ -79,7 +79,7 @@ def _download(url: str, file: Any, timeout: float) -> None:
         length = response.headers.get("Content-Length")
         if done and response.status == 206:
             if not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
-                raise OSError("the server sent another part than it was asked for")
+                raise OSError("the server sent other bytes than those that were requested")
         else:
             file.truncate(0)
             done = 0

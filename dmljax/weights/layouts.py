@@ -41,7 +41,7 @@ _ARCHITECTURES = {
 
 
 class Layout(NamedTuple):
-    """What a file makes of a parameter of a Flax net."""
+    """How a file stores a parameter of a Flax net."""
 
     name_fn: Callable  # path such as ('params', 'bn1', 'scale') -> name in the file
     top_fn: Callable  # name in the file -> first level of the parameter's path

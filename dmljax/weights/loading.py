@@ -83,8 +83,8 @@ def fit(
     paths = {layout.name_fn(path): path for path in shapes}
     tops = {layout.top_fn(name) for name in paths}
     classifiers = [n for n in tensors if n not in paths and layout.top_fn(n) in CLASSIFIERS - tops]
-    outside = {layout.name_fn(path) for path in shapes_of_all_stages} - set(paths)
-    other_stages = [n for n in tensors if n in outside]
+    other_stage_names = {layout.name_fn(path) for path in shapes_of_all_stages} - set(paths)
+    other_stages = [n for n in tensors if n in other_stage_names]
     unknown = [n for n in tensors if n not in {*paths, *classifiers, *other_stages}]
     missing = [n for n in paths if n not in tensors]
     wrong_shapes, wrong_types, arrays, hint = [], [], {}, ""
@@ -96,7 +96,7 @@ def fit(
         if array.shape != shape:
             wrong_shapes.append(f"{name} {_text(array.shape)}, in the net {_text(shape)}")
             if layout.top_fn(name) in CLASSIFIERS:
-                hint = ". A net with classes=None does without"
+                hint = ". A net with classes=None has no classifier"
         elif not jnp.issubdtype(array.dtype, jnp.floating):
             wrong_types.append(f"{name} of {array.dtype}")
         else:

@@ -126,5 +126,5 @@ def test_half_precision():
 
 def test_says_what_and_how(unchecked):
     heads = dvml.VariationalHeads(norms=("norms",))
-    with pytest.raises(ValueError, match=r"norms are of norm, norm_mean, .*, not 'norms'"):
+    with pytest.raises(ValueError, match=r"norms can be norm, norm_mean, .*, not 'norms'"):
         heads.init(jax.random.key(0), X, train=False)

@@ -178,11 +178,11 @@ def test_load_embeds_images(finished):
         ({"steps": "inf epochs"}, "'inf epochs' is no duration"),
         (
             {"optimizer": {"name": "adam", "rate": 1, "groups": [{"path": "^hed"}]}},
-            r"'\^hed' is in no parameter's path, such as .*kernel",
+            r"'\^hed' matches no parameter, such as .*kernel",
         ),
         (
             {"optimizer": {"name": "adam", "rate": 1, "average": 0.9}, "reload_best_at": [3]},
-            "outlive reload_best_at",
+            "reload_best_at exclude each other",
         ),
         ({"reload_best_at": [2]}, "2 is before the first evaluation, at 3"),
         ({"net": {"name": "convnet", "weights": "no.safetensors"}}, "no file no.safetensors"),

@@ -14,7 +14,7 @@ from system import METHODS, tiny
 from dmljax import methods
 from dmljax.train import journal, loop
 from dmljax.train.build import build
-from dmljax.train.checkpoints import Checkpoints, Damaged, lock
+from dmljax.train.checkpoints import Checkpoints, Mismatch, lock
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def test_a_checkpoint_of_another_shape_is_one_line(finished):
     run = build(tiny(folder, method={"name": "pairs", "dim": 5}))
     shapes = run.shapes
     checkpoints = Checkpoints(folder / "run" / "checkpoints")
-    with pytest.raises(Damaged, match=r"head/red/.* is \(4,\) there and \(5,\) here"):
+    with pytest.raises(Mismatch, match=r"head/red/.* is \(4,\) there and \(5,\) here"):
         checkpoints.restore(shapes, run.shards.everywhere)
     checkpoints.close()
 

@@ -171,7 +171,7 @@ def test_refinement_is_scored_in_a_run_and_after_it(tmp_path):
 def test_refinement_is_refused_by_a_method_without_it(tmp_path):
     config = tiny(tmp_path)
     config["evaluate"] = config["evaluate"] | {"refine": True}
-    with pytest.raises(ValueError, match="nothing to refine"):
+    with pytest.raises(ValueError, match="does not refine"):
         loop.run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

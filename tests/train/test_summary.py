@@ -41,7 +41,7 @@ def test_a_last_step_that_is_the_best_needs_no_words(tmp_path, capsys):
 
 
 def test_a_published_net_without_its_weights_is_told_what_that_means(tmp_path, capsys):
-    line = initial_state.without_weights("resnet50")
+    line = initial_state.missing_weights_note("resnet50")
     assert "resnet50 starts from random values" in line and "--config.net.weights=" in line
-    assert initial_state.without_weights("convnet") is None
+    assert initial_state.missing_weights_note("convnet") is None
     assert "random values" not in _printed(tmp_path, capsys)

@@ -103,7 +103,7 @@ def affine(images: np.ndarray, maps: np.ndarray, outside: str) -> np.ndarray:
     centers = [np.arange(side, dtype=np.float32) + 0.5 for side in (w, h)]
     maps = maps.astype(np.float32)
     out = np.empty_like(images)
-    chunk = max(1, (1 << 15) // (h * w))  # so many images that their arrays stay in the CPU cache
+    chunk = max(1, (1 << 15) // (h * w))  # the number of images whose arrays fit into the CPU cache
     for start in range(0, n, chunk):
         rows = slice(start, start + chunk)
         column, right = _locate(maps[rows, :3], centers, w, margin)

@@ -40,7 +40,8 @@ def abe(
     `embed` returns the unit vectors of the learners side by side, divided by sqrt(M). A ranking by
     it is a ranking by the mean of the learners' squared distances. The parts are the learners.
 
-    * `loss_fn`, `mine_fn`: any pair loss; `losses.contrastive` of this folder is the paper's.
+    * `loss_fn`, `mine_fn`: any pair loss; `contrastive` in `losses.py` of this folder is the
+      paper's.
     * `learners`, `dim`: M, and the dimensions of all learners together.
     * `split`: the last stage of `net` that all learners share, and the stage after it. `attention`:
       the last stage of the attention's copy. The defaults are stages of Caffe's GoogLeNet. Any
@@ -92,8 +93,8 @@ def multi_head(
 ) -> base.Method:
     """The control in the paper of ABE: M heads on shared first stages, without attention.
 
-    Arguments are as in `abe`. One learner is a plain net. The divergence has no weight in the
-    paper's rows; the paper reports that it changes nothing here.
+    Arguments are as in `abe`. One learner is a plain net. In the paper's rows the divergence has
+    weight 0; the paper reports that it changes nothing here.
     """
     del classes
     last_shared, first_own = split
@@ -172,8 +173,8 @@ def _like(net: nn.Module) -> Callable[..., nn.Module]:
             "not (it has no start and stop): take googlenet, resnet50, convnet, ..."
         )
     set_by_ensemble = ("parent", "name", "remat", "dtype")
-    kept = {name: value for name, value in fields.items() if name not in set_by_ensemble}
-    return functools.partial(type(net), **kept)
+    options = {name: value for name, value in fields.items() if name not in set_by_ensemble}
+    return functools.partial(type(net), **options)
 
 
 def _self_cosine(learners: Float[Array, "b m d"]) -> Float[Array, ""]:

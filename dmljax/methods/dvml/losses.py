@@ -64,8 +64,8 @@ def n_pairs(
 ) -> Float[Array, ""]:
     """`losses.n_pairs` on dot products of the embeddings as they are (Sohn, NeurIPS 2016).
 
-    Adds `l2_weight` / 4 times the mean squared norms of anchors and of positives. The code on which
-    that of DVML is based uses 3e-3, and recommends 1.5e-2 for CUB.
+    Adds `l2_weight` / 4 times the mean squared norms of anchors and of positives. The predecessor
+    of DVML's public code uses 3e-3, and recommends 1.5e-2 for CUB.
     """
     return losses.n_pairs(embeddings, labels, l2_weight=l2_weight, distance_fn=ops.dot, where=where)
 

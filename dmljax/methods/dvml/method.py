@@ -25,13 +25,13 @@ __all__ = ["PAPER_PHASES", "Phase", "dvml"]
 
 
 class Phase(NamedTuple):
-    """What one of the two phases of training does.
+    """The settings of one of the two phases of training.
 
     * `lambdas`: the weights lambda_1 to lambda_4 of the four terms.
     * `release`: the decoder's gradient reaches the heads and the backbone.
     * `train_decoder`: the decoder learns.
     * `decoder_statistics`: a batch norm in the decoder uses the statistics of the batch; otherwise
-      its running ones.
+      it uses its running statistics.
     """
 
     lambdas: Sequence[float]
@@ -68,21 +68,22 @@ def dvml(
     """lambda_1 KL + lambda_2 |f - decoder(z)| + lambda_3 loss_fn(z, y) + lambda_4 loss_fn(z_I, y).
 
     The metrics are these terms before weighting: "kl", "reconstruction", "metric_variant" (of z),
-    "metric_invariant" (of z_I), and "decay" and "probe" where there are any. "decoder/" and
-    "probe/" are the paths of parameters for learning rates of their own.
+    "metric_invariant" (of z_I), and, if they are on, "decay" and "probe". An optimizer group with
+    the path "^decoder/" or "^probe/" gives these parameters another learning rate.
 
     * `loss_fn`, `mine_fn`: any pair loss.
     * `pool_fn`: how a map becomes the features f; see `base.encoder`.
-    * `heads`: a `VariationalHeads`; None is that of the paper, of 512 dimensions.
-    * `decoder_fn(features=...)` makes the decoder, as a function of the width of f.
-    * `samples`: of z_V for an image; `metric_samples` of them enter `loss_fn`, one at a time.
+    * `heads`: a `VariationalHeads`; None takes that of the paper, with 512 dimensions.
+    * `decoder_fn(features=...)` makes the decoder; `features` is the width of f.
+    * `samples`: how many z_V are drawn per image; `metric_samples` of them enter `loss_fn`, one at
+      a time.
     * `reparameterized=False`: only the KL trains mean and variance, as in some public code.
     * `reconstruction_fn`: one of the three forms in `losses.py`.
     * `learn_target`: in a phase with `release`, f also learns to be reconstructed.
     * `phases`, `phase_at`: phase 2 begins at step `phase_at` (0: there is no phase 1). The paper
-      does not say when; 1500 is that of other public code.
+      does not give the step; 1500 is from public code.
     * `decay`: adds `decay` / 2 times the squares of all weights and biases of backbone and heads,
-      except batch norms, to loss_fn(z_I): lambda_4 applies to it.
+      except batch norms, to loss_fn(z_I), so that lambda_4 weights it too.
     * `probe`: adds a softmax classifier of f, from which nothing else learns.
     """
     heads = VariationalHeads() if heads is None else heads
@@ -128,15 +129,15 @@ def dvml(
             params["probe"] = {"kernel": kernel, "bias": jnp.zeros(classes)}
         return base.with_backbone(params, model_state, backbone)
 
-    def decode(params, model_state, f, z, second):
+    def decode(params, model_state, f, z, in_phase_2):
         """(reconstruction loss, model_state): in one program for both phases."""
         first_phase, second_phase = phases
-        released = jnp.where(second, second_phase.release, first_phase.release)
+        released = jnp.where(in_phase_2, second_phase.release, first_phase.release)
         source = jnp.where(released, z, jax.lax.stop_gradient(z))
         target = jnp.where(released & learn_target, f, jax.lax.stop_gradient(f))
         decoder_params = params["decoder"]
         if not (first_phase.train_decoder and second_phase.train_decoder):
-            trained = jnp.where(second, second_phase.train_decoder, first_phase.train_decoder)
+            trained = jnp.where(in_phase_2, second_phase.train_decoder, first_phase.train_decoder)
             decoder_params = jax.tree.map(
                 lambda x: jnp.where(trained, x, jax.lax.stop_gradient(x)), decoder_params
             )
@@ -145,7 +146,7 @@ def dvml(
         has_norm = "decoder" in model_state.get("batch_stats", {})
         if has_norm and not (first_phase.decoder_statistics and second_phase.decoder_statistics):
             of_batch = jnp.where(
-                second, second_phase.decoder_statistics, first_phase.decoder_statistics
+                in_phase_2, second_phase.decoder_statistics, first_phase.decoder_statistics
             )
             decoded_by_running, _ = apply(variables, model_state, source, train=False)
             decoded, new_state = jax.tree.map(
@@ -157,7 +158,7 @@ def dvml(
 
     def loss(params, model_state, batch, *, key, step):
         images, labels = batch["images"], batch["labels"]
-        second = step >= phase_at
+        in_phase_2 = step >= phase_at
         keys = [jax.random.fold_in(key, i) for i in range(4)]
         outputs, model_state = encoder.apply(params, model_state, images, train=True, key=keys[0])
         f, z_i = outputs["features"], outputs["invariant"]
@@ -167,7 +168,7 @@ def dvml(
         if not reparameterized:
             z_v = jax.lax.stop_gradient(z_v)
         z = z_i[None, :, :] + z_v  # [t b d]
-        reconstruction, model_state = decode(params, model_state, f, z, second)
+        reconstruction, model_state = decode(params, model_state, f, z, in_phase_2)
 
         def metric(x, key):
             return mined_loss(x, labels, key=key)
@@ -181,7 +182,7 @@ def dvml(
         metrics["metric_invariant"] = metric(z_i, keys[3])
         names = ("kl", "reconstruction", "metric_variant", "metric_invariant")
         first_lambdas, second_lambdas = (jnp.asarray(p.lambdas, jnp.float32) for p in phases)
-        lambdas = jnp.where(second, second_lambdas, first_lambdas)
+        lambdas = jnp.where(in_phase_2, second_lambdas, first_lambdas)
         value = sum(lambdas[i] * metrics[name] for i, name in enumerate(names))
         if decay:
             squares = _sum_of_squares(params["net"]) + _sum_of_squares(params["heads"])

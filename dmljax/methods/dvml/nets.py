@@ -35,7 +35,7 @@ class VariationalHeads(nn.Module, kw_only=True):
     """Three linear layers of the features: "invariant", "mean" and "log_variance", each `[b d]`.
 
     * `features`: d.
-    * `norms`: which batch norms there are. The paper has none; `SHARED_NORM` is one before all
+    * `norms`: the names of the batch norms. The paper has none; `SHARED_NORM` is one before all
       three layers; `NESTED_NORMS` adds one before the mean and one before the log variance, as
       published code for 128 dimensions does.
     * `momentum`, `epsilon`, `frozen`: of the batch norms, as in `layers.BatchNorm`.
@@ -51,7 +51,7 @@ class VariationalHeads(nn.Module, kw_only=True):
     @nn.compact
     def __call__(self, features: Float[Array, "b c"], *, train: bool) -> dict[str, Array]:
         if unknown := sorted(set(self.norms) - set(NESTED_NORMS)):
-            raise ValueError(f"norms are of {', '.join(NESTED_NORMS)}, not {unknown[0]!r}")
+            raise ValueError(f"norms can be {', '.join(NESTED_NORMS)}, not {unknown[0]!r}")
 
         def norm(x, name):
             if name not in self.norms:

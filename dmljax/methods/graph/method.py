@@ -47,9 +47,9 @@ def graph(
       from everyone. The paper draws edges by `similarity_graph`; its code never uses them.
     * `graph_weight=0` leaves the graph out ("backbone only"), `encoder_weight=0` leaves out C.
 
-    The output of the network for an image depends on the rest of the batch. In the order of a test
-    set, class by class, it would see the labels. Therefore `Inspect.refine` gives the network every
-    image together with its nearest neighbors instead.
+    The output of the network for an image depends on the rest of the batch. If the batches of a
+    test set followed its order, class by class, the output would depend on the labels. Therefore
+    `Inspect.refine` gives the network every image together with its nearest neighbors.
     """
     if not encoder_weight and not graph_weight:
         raise ValueError("encoder_weight and graph_weight are both 0: nothing would be learned")

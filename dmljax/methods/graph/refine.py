@@ -70,7 +70,7 @@ def _in_chunks(
 ) -> np.ndarray:
     """`first_fn(x[neighborhoods])`, in chunks of one size, so that it compiles once."""
     rows, count = min(rows, len(neighborhoods)), len(neighborhoods)
-    # The last chunk is filled up by starting again from the first neighborhood.
+    # The last chunk is filled up with the first neighborhoods, whose outputs are dropped.
     filled = neighborhoods[np.arange(-(-count // rows) * rows) % count]
     chunks = filled.reshape(-1, rows, neighborhoods.shape[1])
     return np.concatenate([np.asarray(first_fn(x[chunk])) for chunk in chunks])[:count]

@@ -31,7 +31,9 @@ def parse(view: memoryview) -> dict[str, np.ndarray]:
         tensor = Message(raw)
         name, kind = tensor.text(8), (tensor.ints(2) or [0])[-1]
         if kind not in _DTYPES:
-            raise Refused(f"holds {name} in ONNX type {kind}, which is not read: use the float one")
+            raise Refused(
+                f"holds {name} in ONNX type {kind}, which is not supported: use a float file"
+            )
         if tensor.ints(14)[-1:] == [1]:
             raise Refused("keeps its weights in other files: save it as one file")
         if 9 in tensor:

@@ -1,7 +1,7 @@
-"""A pickle machine that runs nothing: containers, numbers, text, and the words of a state dict.
+"""A pickle machine that runs nothing: containers, numbers, text, and the names in a state dict.
 
 `pickle.load` imports and calls whatever a file names. Here a name must be in `_GLOBALS`, and it
-stays a word, which is never looked up or called. Any other name, and any opcode that could create
+stays a string, which is never imported or called. Any other name, and any opcode that could create
 an object, is refused before it has an effect.
 """
 
