@@ -270,14 +270,22 @@ def test_of_processes_that_end_together_the_cause_gives_the_status(tmp_path, sta
     command = [str(ROOT / "launch" / "local.sh"), "2", "configs/glyphs.py"]
     env = os.environ | {"PYTHON": str(python), "PORT": "1"}
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE) as launcher:
-        _until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
-        launcher.send_signal(signal.SIGSTOP)  # it looks again when both are gone
-        go.touch()
-        pids = [path.stem for path in tmp_path.glob("*.pid")]
-        stats = [pathlib.Path("/proc", pid, "stat") for pid in pids]
-        _until(lambda: all(") Z " in stat.read_text() for stat in stats))
-        launcher.send_signal(signal.SIGCONT)
-        assert launcher.wait(timeout=30) == max(statuses)
+        try:
+            _until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
+            launcher.send_signal(signal.SIGSTOP)  # it looks again when both have ended
+            _until(lambda: _state(launcher.pid) == "T")
+            go.touch()
+            pids = [path.stem for path in tmp_path.glob("*.pid")]
+            _until(lambda: all(_state(pid) == "Z" for pid in pids))
+            launcher.send_signal(signal.SIGCONT)
+            assert launcher.wait(timeout=30) == max(statuses)
+        finally:
+            launcher.kill()  # a launcher that is still stopped would be waited for without end
+
+
+def _state(pid):
+    """The letter that /proc has for the state of a process: T is stopped, Z has ended."""
+    return pathlib.Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _until(condition, seconds=30):
