@@ -65,8 +65,8 @@ def test_metrics_are_chosen_by_name(tmp_path):
 
 
 def test_classes_that_do_not_exist_are_refused_with_the_flag(tmp_path):
-    sampler = {"name": "plan", "classes": 16, "per_class": 4}
-    message = r"16 classes into a batch, but there are 4 .*: --config\.sampler\.classes=4$"
+    sampler = {"name": "combine", "classes": 16, "per_class": 4}
+    message = r"16 classes.* 4: set --config\.sampler\.classes=4$"
     with pytest.raises(ValueError, match=message):
         build(tiny(tmp_path, sampler=sampler))
 
