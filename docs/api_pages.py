@@ -21,11 +21,15 @@ PAGES = {
     "metrics": ("Metrics", ["dmljax.metrics"]),
     "retrieval": ("Retrieval and clustering", ["dmljax.retrieval"]),
     "ops": ("Distances, pair masks, reductions", ["dmljax.ops"]),
-    "nets": ("Nets", ["dmljax.nets", "dmljax.nets.heads", "dmljax.nets.layers"]),
+    "nets": (
+        "Nets",
+        ["dmljax.nets", "dmljax.nets.heads", "dmljax.nets.pools", "dmljax.nets.layers"],
+    ),
     "methods": (
         "Methods",
         [
             "dmljax.methods.base",
+            "dmljax.methods.assemble",
             "dmljax.methods",
             "dmljax.methods.abe",
             "dmljax.methods.dvml",

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from dmljax import losses
-from dmljax.methods import base
+from dmljax.methods import assemble, base
 
 __all__ = ["pairs"]
 
@@ -30,21 +30,21 @@ def pairs(
 
     * `mine_fn`: a miner, which narrows the pairs that the loss sees.
     * `dim`: width of the linear layer; None evaluates the pooled features themselves.
-    * `pool_fn`: see `base.encoder`.
+    * `pool_fn`: see `assemble.encoder`.
     * `normalized=False` gives the loss the features before they become unit vectors.
     * `unit=False` also evaluates those. In two dimensions unit vectors would lie on a circle.
     * `memory`: the loss also compares the batch with so many rows of earlier batches (Wang et al.,
       CVPR 2020). That term counts from step `memory_start` on, when embeddings change slowly.
     """
     del classes
-    encoder = base.encoder(net, dim=dim, pool_fn=pool_fn)
+    encoder = assemble.encoder(net, dim=dim, pool_fn=pool_fn)
     loss_input = "embeddings" if normalized else "features"
     mined_loss = base.with_miner(loss_fn, mine_fn)
     bank = losses.cross_batch_memory(mined_loss, size=memory) if memory else None
 
     def init(key, batch, *, backbone=None):
         params, model_state, outputs = encoder.init(key, batch["images"])
-        params, model_state = base.with_backbone(params, model_state, backbone)
+        params, model_state = assemble.with_backbone(params, model_state, backbone)
         if bank is not None:
             model_state = {**model_state, "memory": bank.init(outputs[loss_input].shape[1])}
         return params, model_state

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from dmljax import losses
-from dmljax.methods import base
+from dmljax.methods import assemble, base
 
 __all__ = ["proxies"]
 
@@ -31,18 +31,18 @@ def proxies(
     config `optimizer.groups=[dict(path="^proxies", factor=100.0)]`.
 
     * `dim`: width of the linear layer; None compares the pooled features themselves with proxies.
-    * `pool_fn`: see `base.encoder`.
+    * `pool_fn`: see `assemble.encoder`.
     * `centers`: proxies for each class, for losses that take several; 0 for all other losses.
     * `sparsity`: weight of `losses.sparse_centers`, which pulls the centers of one class together
       (Qian et al., ICCV 2019, use 0.2).
     * `multiple`: the number of rows is rounded up to a multiple of this with zeros that no loss
       sees. Several devices can then share very many classes equally.
     """
-    encoder = base.encoder(net, dim=dim, pool_fn=pool_fn)
+    encoder = assemble.encoder(net, dim=dim, pool_fn=pool_fn)
 
     def init(key, batch, *, backbone=None):
         params, model_state, outputs = encoder.init(key, batch["images"])
-        params, model_state = base.with_backbone(params, model_state, backbone)
+        params, model_state = assemble.with_backbone(params, model_state, backbone)
         d = outputs["features"].shape[1]
         shape = (classes, centers, d) if centers else (classes, d)
         rows = jax.random.normal(jax.random.fold_in(key, 1000), shape)

@@ -8,9 +8,6 @@ float32:
 * "embeddings" `[b d]`: the features as unit vectors.
 * "neck" `[b d]` (with a neck): the features after a batch norm, which a classifier reads instead.
 * "logits" `[b classes]` (with a classifier).
-
-A pool is a function `[b h w c] -> [b c]`. It may create parameters of the head that calls it, as
-`learned_gem` does.
 """
 
 from __future__ import annotations
@@ -25,68 +22,15 @@ from jaxtyping import Bool, Float
 
 from dmljax import ops
 from dmljax.nets.initializers import normal
-from dmljax.nets.layers import Dense, global_max, global_mean
+from dmljax.nets.layers import Dense
+from dmljax.nets.pools import global_mean
 from dmljax.ops import Array
 
 __all__ = [
     "BNNeck",
     "Head",
     "classify",
-    "flatten",
-    "gem",
-    "global_max",
-    "global_mean",
-    "global_mean_max",
-    "learned_gem",
 ]
-
-
-# --- pools --------------------------------------------------------------------------------------
-
-
-def gem(
-    maps: Float[Array, "b h w c"], *, p: float | Float[Array, ""] = 3.0, epsilon: float = 1e-6
-) -> Float[Array, "b c"]:
-    """Generalized mean over space: (mean x^p)^(1/p) (Radenovic et al., TPAMI 2019).
-
-    It is the mean at p = 1 and approaches the maximum as p grows. Values below `epsilon` count as
-    `epsilon`.
-    """
-    maps = jnp.maximum(ops.widen(maps), epsilon)
-    # Dividing by the largest value keeps powers from overflowing and the gradient of p finite.
-    peak = jax.lax.stop_gradient(jnp.max(maps, axis=(1, 2), keepdims=True))
-    means = jnp.mean((maps / peak) ** p, axis=(1, 2))
-    return means ** (1 / p) * peak[:, 0, 0, :]
-
-
-def learned_gem(
-    maps: Float[Array, "b h w c"], *, p: float = 3.0, epsilon: float = 1e-6
-) -> Float[Array, "b c"]:
-    """`gem` with a learned power that starts at `p`; creates "gem" in the module that calls it."""
-    return _GeM(p=p, epsilon=epsilon, name="gem")(maps)
-
-
-class _GeM(nn.Module, kw_only=True):
-    p: float
-    epsilon: float
-
-    @nn.compact
-    def __call__(self, maps: Float[Array, "b h w c"]) -> Float[Array, "b c"]:
-        p = self.param("p", nn.initializers.constant(self.p), (), jnp.float32)
-        return gem(maps, p=p, epsilon=self.epsilon)
-
-
-def global_mean_max(maps: Float[Array, "b h w c"]) -> Float[Array, "b c"]:
-    """The sum of mean and maximum over space."""
-    return global_mean(maps) + global_max(maps)
-
-
-def flatten(maps: Float[Array, "b h w c"]) -> Float[Array, "b n"]:
-    """All values of the map as one vector, for images in which position carries meaning."""
-    return ops.widen(maps).reshape(len(maps), -1)
-
-
-# --- heads --------------------------------------------------------------------------------------
 
 
 class BNNeck(nn.Module, kw_only=True):
@@ -141,8 +85,8 @@ class Head(nn.Module, kw_only=True):
     """Pool, linear layer and unit vectors; with a neck and a classifier if wanted.
 
     * `features`: width of the linear layer; None leaves it out.
-    * `pool_fn`: a pool of this file or any function `[b h w c] -> [b c]`; None if the input is
-      pooled already.
+    * `pool_fn`: a function of `nets.pools`, or any function `[b h w c] -> [b c]`; None if the input
+      is pooled already.
     * `classes`: number of classes of the classifier; None leaves it out.
     * `neck`: adds a `BNNeck`; `frozen` makes it use its running statistics.
 

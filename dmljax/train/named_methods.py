@@ -25,7 +25,7 @@ from dmljax.methods.dvml import Phase
 from dmljax.methods.dvml import losses as dvml_losses
 from dmljax.methods.dvml import nets as dvml_nets
 from dmljax.methods.graph import nets as graph_nets
-from dmljax.nets import heads as pools
+from dmljax.nets import pools
 from dmljax.train import registry
 
 __all__ = sorted({"abe", "dvml", "graph", "pairs", "proxies", *methods.__all__})

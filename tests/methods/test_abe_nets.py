@@ -10,7 +10,7 @@ from operations import multiply_adds
 
 from dmljax.methods.abe import nets as abe
 from dmljax.nets import convnet, googlenet
-from dmljax.nets.heads import flatten
+from dmljax.nets.pools import flatten
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.normal(size=(3, 16, 16, 3)).astype(np.float32)

@@ -12,10 +12,10 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from dmljax import losses, metrics, nets
-from dmljax.methods import base
+from dmljax.methods import assemble, base
 from dmljax.methods.graph import nets as graphs
 from dmljax.methods.graph.refine import refine
-from dmljax.nets import attention, heads
+from dmljax.nets import attention, pools
 from dmljax.report import inside
 from dmljax.retrieval.reciprocal import k_reciprocal, k_reciprocal_queries
 from dmljax.train import config, durations, named_methods, optimizers, registry, schedules
@@ -664,7 +664,7 @@ def test_a_misspelt_attention_is_refused_by_the_config():
 
 def test_pool_with_options():
     """Of any method: the head makes the pools that a backbone does not."""
-    encoder = base.encoder(NET, dim=None, pool_fn=functools.partial(heads.learned_gem, p=200.0))
+    encoder = assemble.encoder(NET, dim=None, pool_fn=functools.partial(pools.learned_gem, p=200.0))
     _, params, model_state, _ = _case("backbone only")
     stats = {"batch_stats": {"net": model_state["batch_stats"]["net"]}}
     trees = {"net": params["net"], "head": {"gem": {"p": jnp.float32(200.0)}}}

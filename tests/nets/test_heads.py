@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dmljax.nets import heads, layers
+from dmljax.nets import heads, layers, pools
 
 RNG = np.random.default_rng(0)
 MAPS = RNG.normal(size=(3, 4, 5, 6)).astype(np.float32)
@@ -32,16 +32,16 @@ def _naive_gem(maps, p, epsilon=1e-6):
 
 @pytest.mark.parametrize("p", [1.0, 2.5, 3.0, 10.0])
 def test_gem(p):
-    np.testing.assert_allclose(heads.gem(MAPS, p=p), _naive_gem(MAPS, p), rtol=1e-5)
+    np.testing.assert_allclose(pools.gem(MAPS, p=p), _naive_gem(MAPS, p), rtol=1e-5)
 
 
 def test_gem_lies_between_mean_and_maximum():
     maps = np.abs(MAPS)
-    np.testing.assert_allclose(heads.gem(maps, p=1.0), maps.mean(axis=(1, 2)), rtol=1e-5)
-    np.testing.assert_allclose(heads.gem(maps, p=500.0), maps.max(axis=(1, 2)), rtol=1e-2)
+    np.testing.assert_allclose(pools.gem(maps, p=1.0), maps.mean(axis=(1, 2)), rtol=1e-5)
+    np.testing.assert_allclose(pools.gem(maps, p=500.0), maps.max(axis=(1, 2)), rtol=1e-2)
     # No power overflows, however large the map.
     np.testing.assert_allclose(
-        heads.gem(1e30 * maps, p=3.0), 1e30 * heads.gem(maps, p=3.0), rtol=1e-4
+        pools.gem(1e30 * maps, p=3.0), 1e30 * pools.gem(maps, p=3.0), rtol=1e-4
     )
 
 
@@ -53,7 +53,7 @@ def test_gradient_of_gem_reaches_maps_and_power():
         return np.sum(_naive_gem(maps, p) * signs)
 
     with jax.enable_x64(True):
-        slopes = jax.grad(lambda maps, p: jnp.sum(heads.gem(maps, p=p) * signs), argnums=(0, 1))(
+        slopes = jax.grad(lambda maps, p: jnp.sum(pools.gem(maps, p=p) * signs), argnums=(0, 1))(
             maps, jnp.asarray(3.0)
         )
     way = RNG.normal(size=maps.shape)
@@ -64,7 +64,7 @@ def test_gradient_of_gem_reaches_maps_and_power():
 
 
 def test_gem_of_an_empty_map_is_finite():
-    slopes = jax.grad(lambda maps, p: jnp.sum(heads.gem(maps, p=p)), argnums=(0, 1))(
+    slopes = jax.grad(lambda maps, p: jnp.sum(pools.gem(maps, p=p)), argnums=(0, 1))(
         np.zeros((1, 2, 2, 3), np.float32), 3.0
     )
     assert all(np.isfinite(slope).all() for slope in slopes)
@@ -72,7 +72,7 @@ def test_gem_of_an_empty_map_is_finite():
 
 def test_mean_and_maximum():
     expected = MAPS.mean(axis=(1, 2)) + MAPS.max(axis=(1, 2))
-    np.testing.assert_allclose(heads.global_mean_max(MAPS), expected, rtol=1e-5)
+    np.testing.assert_allclose(pools.global_mean_max(MAPS), expected, rtol=1e-5)
 
 
 POOLS = {
@@ -85,11 +85,11 @@ POOLS = {
 
 
 POOL_FNS = {
-    "mean": heads.global_mean,
-    "max": heads.global_max,
-    "mean_max": heads.global_mean_max,
-    "flatten": heads.flatten,
-    "gem": heads.learned_gem,
+    "mean": pools.global_mean,
+    "max": pools.global_max,
+    "mean_max": pools.global_mean_max,
+    "flatten": pools.flatten,
+    "gem": pools.learned_gem,
 }
 
 
@@ -105,7 +105,7 @@ def test_heads_pool(name):
 
 def test_pools_take_options_and_functions():
     head = heads.Head(
-        features=None, pool_fn=functools.partial(heads.learned_gem, p=2.0, epsilon=0.5)
+        features=None, pool_fn=functools.partial(pools.learned_gem, p=2.0, epsilon=0.5)
     )
     out, _ = head.init_with_output(jax.random.key(0), MAPS, train=False)
     np.testing.assert_allclose(out["pooled"], _naive_gem(MAPS, 2.0, 0.5), rtol=1e-5)
@@ -239,7 +239,7 @@ def test_a_head_without_a_neck_classifies_the_raw_features():
 )
 def test_parameters_of_the_published_head(classes, encoder_size):
     """Of Seidenschwarz et al.: the whole encoder less the 23,508,032 of ResNet-50."""
-    head = heads.Head(features=512, pool_fn=heads.global_max, classes=classes)
+    head = heads.Head(features=512, pool_fn=pools.global_max, classes=classes)
     maps = jax.ShapeDtypeStruct((2, 8, 8, 2048), jnp.float32)
     shapes = jax.eval_shape(lambda x: head.init(jax.random.key(0), x, train=False), maps)
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == encoder_size - 23_508_032
@@ -257,7 +257,7 @@ def test_initial_weights():
 
 
 def test_half_precision_of_a_head():
-    options = {"features": 4, "classes": 5, "neck": True, "pool_fn": heads.learned_gem}
+    options = {"features": 4, "classes": 5, "neck": True, "pool_fn": pools.learned_gem}
     half = heads.Head(**options, dtype=jnp.bfloat16)
     maps = MAPS.astype(jnp.bfloat16)
     variables = half.init(jax.random.key(0), maps, train=False)

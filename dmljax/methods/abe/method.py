@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from dmljax.methods import base
+from dmljax.methods import assemble, base
 from dmljax.methods.abe import nets
 from dmljax.methods.abe.losses import divergence
 from dmljax.ops import Array
@@ -120,7 +120,7 @@ def _ensemble_method(
 ) -> tuple[base.Method, Callable]:
     """The method of any ensemble of `nets`, and its `(params, model_state, images) -> outputs`."""
     learners = ensemble.learners
-    module = base.modules(lambda run, images: run["net"](images), net=ensemble)
+    module = assemble.modules(lambda run, images: run["net"](images), net=ensemble)
 
     def init(key, batch, *, backbone=None):
         params, model_state, _ = module.init(key, batch["images"])
@@ -130,7 +130,7 @@ def _ensemble_method(
         if "batch_stats" in model_state:
             variables["batch_stats"] = model_state["batch_stats"]["net"]
         variables = nets.with_backbone(variables, backbone)
-        return base.with_backbone(params, model_state, variables)
+        return assemble.with_backbone(params, model_state, variables)
 
     def loss(params, model_state, batch, *, key, step):
         del step

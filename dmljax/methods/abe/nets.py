@@ -14,7 +14,7 @@ Their fields, with the published defaults for Caffe's GoogLeNet:
 * `learners` and `features`: the number of learners, and the dimensions of all together.
 * `net`: makes a backbone; called with `start` and `stop` (stages), `name`, `remat` and `dtype`.
 * `split`: the last stage of S and the first stage of G.
-* `pool_fn`: pools the map of G, see `methods.base.encoder`.
+* `pool_fn`: pools the map of G, see `methods.assemble.encoder`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from dmljax import ops
-from dmljax.methods import base
+from dmljax.methods import assemble
 from dmljax.nets.googlenet import GoogLeNet
 from dmljax.nets.heads import Head
 from dmljax.nets.initializers import uniform
@@ -158,7 +158,7 @@ def with_backbone(variables: Mapping[str, Any], backbone: Mapping[str, Any]) -> 
 
 def _pooled(pool_fn, outputs, name, train):
     """The pooled map of a backbone with these outputs; a learned pool is called `name`."""
-    output, pool_fn = base.pooling(pool_fn)
+    output, pool_fn = assemble.pooling(pool_fn)
     if pool_fn is None:
         return outputs[output]
     head = Head(features=None, pool_fn=pool_fn, name=name)

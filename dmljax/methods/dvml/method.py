@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from dmljax import ops
-from dmljax.methods import base
+from dmljax.methods import assemble, base
 from dmljax.methods.dvml.losses import divergence, reconstruction_norm
 from dmljax.methods.dvml.nets import VariationalDecoder, VariationalHeads, sample_variations
 from dmljax.nets import initializers
@@ -72,7 +72,7 @@ def dvml(
     the path "^decoder/" or "^probe/" gives these parameters another learning rate.
 
     * `loss_fn`, `mine_fn`: any pair loss.
-    * `pool_fn`: how a map becomes the features f; see `base.encoder`.
+    * `pool_fn`: how a map becomes the features f; see `assemble.encoder`.
     * `heads`: a `VariationalHeads`; None takes that of the paper, with 512 dimensions.
     * `decoder_fn(features=...)` makes the decoder; `features` is the width of f.
     * `samples`: how many z_V are drawn per image; `metric_samples` of them enter `loss_fn`, one at
@@ -95,7 +95,7 @@ def dvml(
     if not 1 <= metric_samples <= samples:
         raise ValueError(f"metric_samples={metric_samples} must be from 1 to samples={samples}")
 
-    output, pool_fn = base.pooling(pool_fn)
+    output, pool_fn = assemble.pooling(pool_fn)
     linen = {"net": net, "heads": heads}
     if pool_fn is not None:
         linen["pool"] = Head(features=None, pool_fn=pool_fn)
@@ -107,12 +107,12 @@ def dvml(
         features = ops.widen(features)
         return {"features": features, **run["heads"](features)}
 
-    encoder = base.modules(run_encoder, **linen)
+    encoder = assemble.modules(run_encoder, **linen)
     mined_loss = base.with_miner(loss_fn, mine_fn)
 
     def decoder(width):
         module = decoder_fn(features=width)
-        return base.modules(lambda run, z: run["decoder"](z), decoder=module)
+        return assemble.modules(lambda run, z: run["decoder"](z), decoder=module)
 
     def init(key, batch, *, backbone=None):
         params, model_state, outputs = encoder.init(key, batch["images"])
@@ -127,7 +127,7 @@ def dvml(
         if probe:
             kernel = initializers.glorot_uniform(jax.random.fold_in(key, 1001), (width, classes))
             params["probe"] = {"kernel": kernel, "bias": jnp.zeros(classes)}
-        return base.with_backbone(params, model_state, backbone)
+        return assemble.with_backbone(params, model_state, backbone)
 
     def decode(params, model_state, f, z, in_phase_2):
         """(reconstruction loss, model_state): in one program for both phases."""

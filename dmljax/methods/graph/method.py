@@ -13,10 +13,10 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 
-from dmljax.methods import base
+from dmljax.methods import assemble, base
 from dmljax.methods.graph.nets import Graph, GraphNetwork
 from dmljax.methods.graph.refine import refine
-from dmljax.nets import heads
+from dmljax.nets import heads, pools
 
 __all__ = ["graph"]
 
@@ -27,7 +27,7 @@ def graph(
     *,
     classes: int,
     dim: int | None = 512,
-    pool_fn: Callable | None = heads.global_max,
+    pool_fn: Callable | None = pools.global_max,
     neck: bool = False,
     network_fn: Callable[..., nn.Module] = GraphNetwork,
     edges_fn: Callable[..., Graph] | None = None,
@@ -39,7 +39,7 @@ def graph(
     (Seidenschwarz et al., ICML 2021.) x are the features of the backbone, C and D are the two
     classifiers, and `loss_fn(logits, labels)` is the same for both.
 
-    * `dim`: width of the features; None takes the pooled ones. `pool_fn`: see `base.encoder`.
+    * `dim`: width of the features; None takes the pooled ones. `pool_fn`: see `assemble.encoder`.
     * `neck`: C reads the features after a batch norm. These are then scored as the part "neck".
     * `network_fn(classes=...)` makes the graph network, D included, such as
       `functools.partial(GraphNetwork, layers=2)`.
@@ -53,7 +53,7 @@ def graph(
     """
     if not encoder_weight and not graph_weight:
         raise ValueError("encoder_weight and graph_weight are both 0: nothing would be learned")
-    output, pool_fn = base.pooling(pool_fn)
+    output, pool_fn = assemble.pooling(pool_fn)
     linen = {
         "net": net,
         "head": heads.Head(
@@ -82,12 +82,12 @@ def graph(
             outputs["graph"] = run_graph(run, nodes, batch.get("where"))
         return outputs
 
-    all_modules = base.modules(run_all, **linen)
-    encoder = base.modules(run_encoder, net=linen["net"], head=linen["head"])
+    all_modules = assemble.modules(run_all, **linen)
+    encoder = assemble.modules(run_encoder, net=linen["net"], head=linen["head"])
 
     def init(key, batch, *, backbone=None):
         params, model_state, _ = all_modules.init(key, batch)
-        return base.with_backbone(params, model_state, backbone)
+        return assemble.with_backbone(params, model_state, backbone)
 
     def loss(params, model_state, batch, *, key, step):
         del step
@@ -115,7 +115,7 @@ def graph(
     if not graph_weight:
         return base.Method(init, loss, embed, inspect=inspect)
 
-    network = base.modules(run_graph, graph=linen["graph"])
+    network = assemble.modules(run_graph, graph=linen["graph"])
 
     @jax.jit
     def refine_first(params, model_state, neighborhoods):
