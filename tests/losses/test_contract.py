@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dmljax import losses, ops
+from dmljax import losses
 
 B, D, C, SUB = 12, 6, 5, 3
+
 
 # name -> (kind, keywords). Kinds: "pair" f(x, labels), "proxy" f(x, labels, proxies), "subproxy"
 # the same with sub-centres, "logits" f(logits, labels), "views" f(x, other).
@@ -58,6 +59,8 @@ TABLE = {
     "tuplet_margin": ("pair", {}),
     "vicreg": ("views", {}),
 }
+
+
 # Public names that are not losses of a batch. They have tests of their own.
 AROUND = {
     "center_invariant",
@@ -69,10 +72,18 @@ AROUND = {
     "weighted_sum",
     "zero_mean",
 }
+
+
 PAIRS = [name for name, (kind, _) in TABLE.items() if kind == "pair"]
+
+
 # Losses that do not normalize embeddings.
 UNNORMALIZED = {"semihard_triplet", "vicreg", "label_smoothed_cross_entropy", "sphereface"}
+
+
 UNNORMALIZED |= {"large_margin_softmax"}
+
+
 every_loss = pytest.mark.parametrize("name", TABLE)
 
 
@@ -293,85 +304,3 @@ def test_an_unknown_keyword_raises(name):
     x, labels, extra = inputs()
     with pytest.raises(TypeError, match="tempratur"):
         call(name, x, labels, extra, tempratur=1)
-
-
-# --- pair losses --------------------------------------------------------------------------------
-
-
-# `pnp` and `smooth_ap` also rank the anchor if a batch is compared with itself.
-@pytest.mark.parametrize("name", sorted(set(PAIRS) - {"pnp", "smooth_ap"}))
-def test_explicit_references_equal_implicit(name):
-    x, labels, _ = inputs()
-    pairs = ops.pairs(labels)
-    function = functools.partial(getattr(losses, name), **TABLE[name][1])
-    explicit = jax.value_and_grad(lambda x: function(x, pairs, references=x + 0.0))
-    value, gradient = jax.jit(explicit)(x)
-    want = run(name, x, labels, {})
-    close(value, want[0])
-    close(gradient, want[1])
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_multi_hot_labels_and_pairs_give_the_same_value(name):
-    x, labels, _ = inputs()
-    want = run(name, x, labels, {})[0]
-    forms = [np.eye(4, dtype=bool)[labels], ops.pairs(labels)]
-    for value in jax.jit(lambda x: [call(name, x, form, None) for form in forms])(x):
-        close(value, want)
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_pairs_can_be_ignored(name):
-    """Rows whose pairs are neither positive nor negative do not change the sum of the entries."""
-    x, labels, _ = inputs()
-    keep = np.arange(B) % 4 != 1
-    pair_counts = keep[:, None] & keep[None, :]
-    pairs = ops.Pairs(*(np.asarray(mask) & pair_counts for mask in ops.pairs(labels)))
-    reduction = {"reduce_fn": ops.sum} if name != "histogram" else {}
-    if name == "ranked_list":
-        pytest.skip("the published weights count every reference")
-
-    @jax.jit
-    def both_ways(x):
-        kept = call(name, x[keep], labels[keep], None, **reduction)
-        return call(name, x, pairs, None, **reduction), kept
-
-    close(*both_ways(x))
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_a_miner_replaces_the_pairs(name):
-    x, labels, _ = inputs()
-    kept = np.random.default_rng(0).random((B, B)) < 0.7
-    kept &= kept.T
-    ready = ops.Pairs(*(np.asarray(mask) & kept for mask in ops.pairs(labels)))
-
-    @jax.jit
-    def both_ways(x):
-        mined_distances = []
-
-        def mine(distances, pairs):
-            mined_distances.append(distances)
-            return ops.Pairs(pairs.positives & kept, pairs.negatives & kept)
-
-        mined = call(name, x, labels, None, mine_fn=mine)
-        return mined, call(name, x, ready, None), mined_distances[0]
-
-    mined, without_miner, distances = both_ways(x)
-    if name != "n_pairs":  # with ops.Pairs, it derives the classes from the pairs
-        close(mined, without_miner)
-    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
-    np.testing.assert_allclose(
-        distances, np.linalg.norm(unit[:, None] - unit[None], axis=-1), atol=1e-6
-    )
-
-
-@pytest.mark.parametrize("name", [n for n in PAIRS if n != "histogram"])
-def test_without_reduction_the_entries_come_back(name):
-    x, labels, _ = inputs()
-    reductions = (None, ops.sum)
-    entries, total = jax.jit(
-        lambda x: [call(name, x, labels, None, reduce_fn=fn) for fn in reductions]
-    )(x)
-    assert entries.shape[0] == B
-    close(jnp.sum(entries), total)

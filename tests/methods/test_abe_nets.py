@@ -1,4 +1,4 @@
-"""ABE and its baseline: exact parameter and operation counts, and who shares what with whom."""
+"""The networks of ABE and of its baseline, computed one learner at a time."""
 
 import functools
 
@@ -6,92 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from operations import multiply_adds
 
 from dmljax.methods.abe import nets as abe
 from dmljax.nets import convnet, googlenet
 from dmljax.nets.pools import flatten
 
 RNG = np.random.default_rng(0)
+
+
 IMAGES = RNG.normal(size=(3, 16, 16, 3)).astype(np.float32)
+
+
 NET = functools.partial(convnet, widths=(4, 6, 7, 5), strides=(2, 1, 1, 2))
+
+
 SMALL = {"net": NET, "split": ("conv2", "conv3"), "features": 12}
-
-
-# --- the published sizes ------------------------------------------------------------------------
-
-IMAGE = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
-
-
-def _shapes(net):
-    return jax.eval_shape(lambda x: net.init(jax.random.key(0), x, train=False), IMAGE)
-
-
-def _count(tree):
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-
-COUNTS = [
-    (abe.MultiHead, 1, 512, 6_498_352),
-    (abe.MultiHead, 2, 512, 11_795_056),
-    (abe.MultiHead, 4, 512, 22_388_464),
-    (abe.MultiHead, 8, 512, 43_575_280),
-    (abe.ABE, 1, 512, 9_707_360),
-    (abe.ABE, 2, 512, 9_844_800),
-    (abe.ABE, 4, 512, 10_513_280),
-    (abe.ABE, 8, 512, 12_047_040),
-    (abe.ABE, 1, 64, 9_248_160),
-    (abe.ABE, 2, 128, 9_648_000),
-    (abe.ABE, 4, 256, 10_447_680),
-]
-
-
-@pytest.mark.parametrize(("net", "learners", "features", "count"), COUNTS)
-def test_parameter_counts(net, learners, features, count):
-    shapes = _shapes(net(learners=learners, features=features))
-    assert sorted(shapes) == ["params"] and _count(shapes) == count
-
-
-def test_parameters_of_the_parts():
-    params = _shapes(abe.ABE())["params"]
-    assert {name: _count(part) for name, part in params.items()} == {
-        "shared": 676_848,
-        "attention": 2_809_168,
-        "masks": 8 * 399_840,
-        "head": 2_809_168 + 2_487_536,
-        "embedding": 1024 * 64 + 64,
-    }
-
-
-@pytest.mark.parametrize(
-    ("net", "learners", "printed"),
-    [
-        (abe.MultiHead, 1, "1.582e+09"),
-        (abe.MultiHead, 2, "2.254e+09"),
-        (abe.ABE, 1, "2.210e+09"),
-        (abe.ABE, 2, "2.960e+09"),
-        (abe.ABE, 8, "7.460e+09"),
-    ],
-)
-def test_operations_of_the_paper(net, learners, printed):
-    net = net(learners=learners)
-    jaxpr = jax.make_jaxpr(lambda variables, x: net.apply(variables, x, train=False))(
-        _shapes(net), IMAGE
-    )
-    assert f"{multiply_adds(jaxpr.jaxpr):.3e}" == printed
-
-
-def test_shapes_of_the_published_net():
-    net = abe.ABE()
-    out = jax.eval_shape(lambda v, x: net.apply(v, x, train=False), _shapes(net), IMAGE)
-    assert {name: array.shape for name, array in out.items()} == {
-        "learners": (1, 8, 64),
-        "embeddings": (1, 512),
-        "masks": (1, 8, 14, 14, 480),
-    }
-
-
-# --- what it computes ---------------------------------------------------------------------------
 
 
 def _init(module):
@@ -115,6 +44,11 @@ def _backbone(**stages):
 def _unit(linear, pooled):
     vectors = pooled @ linear["kernel"] + linear["bias"]
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def _shapes(net):
+    image = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
+    return jax.eval_shape(lambda x: net.init(jax.random.key(0), x, train=False), image)
 
 
 FLAT = {"pool_fn": flatten}

@@ -1,0 +1,204 @@
+"""Ranking losses: loops for their values, dense formulas for their gradients."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import expit
+
+from dmljax import losses
+
+PNP = ("O", "Ds", "Dq", "Iu", "Ib")
+
+
+# Every loss as tested here, with high temperatures, so that all terms matter.
+LOSSES = {
+    "fast_ap": losses.fast_ap,
+    "smooth_ap": functools.partial(losses.smooth_ap, temperature=0.2),
+    "recall_at_k": functools.partial(losses.recall_at_k, ks=(1, 3, 4), k_temperature=0.2),
+    **{f"pnp:{v}": functools.partial(losses.pnp, temperature=0.2, variant=v) for v in PNP},
+    "histogram": functools.partial(losses.histogram, num_bins=20),
+}
+
+
+each_loss = pytest.mark.parametrize("name", LOSSES)
+
+
+each_kind = pytest.mark.parametrize(
+    "name", [name for name in LOSSES if "pnp" not in name or name == "pnp:Iu"]
+)
+
+
+def unit(x):
+    x = np.asarray(x, np.float64)
+    norms = np.linalg.norm(x, axis=1, keepdims=True)
+    return x / np.where(norms > 0, norms, 1)
+
+
+def _pnp_penalty(variant, r, b=2.0, alpha=1.0):
+    return {
+        "O": r,
+        "Ds": np.log(1 + r),
+        "Dq": 1 - 1 / (1 + r) ** alpha,
+        "Iu": (1 + r) * np.log(1 + r),
+        "Ib": (b * r - np.log(1 + b * r)) / b**2,
+    }[variant]
+
+
+def _naive_entry(name, s, a, positives, negatives, own):
+    """One anchor's entry, from its row `s` of cosines."""
+    if name == "fast_ap":
+        squares, entry, so_far, so_far_positive = 2 - 2 * s, 0.0, 0.0, 0.0
+        if own:  # of zero rows only the loss itself knows that they have no direction
+            squares = own[0][a]
+        for centre in np.linspace(0, 4, 11):
+            positive_weights = [max(0, 1 - abs(squares[j] - centre) / 0.4) for j in positives]
+            negative_weights = [max(0, 1 - abs(squares[j] - centre) / 0.4) for j in negatives]
+            so_far += sum(positive_weights) + sum(negative_weights)
+            so_far_positive += sum(positive_weights)
+            if so_far > 0:
+                entry += sum(positive_weights) * so_far_positive / so_far / len(positives)
+        return 1 - entry
+    if name == "recall_at_k":
+        ranked, recalls = positives + negatives, []
+        for k in (1, 3, 4):
+            within_k = 0.0
+            for p in positives:
+                rank = 1 + sum(expit((s[z] - s[p]) / 0.2) for z in ranked if z != p)
+                within_k += expit(k - rank)
+            recalls.append(min(k, within_k) / min(k, len(positives)))
+        return 1 - np.mean(recalls)
+    positives = [*positives, a] if own else positives
+    total = 0.0
+    for p in positives:
+        ahead = {j: expit((s[j] - s[p]) / 0.2) for j in positives + negatives if j != p}
+        if name == "smooth_ap":
+            total += (1 + sum(ahead[j] for j in positives if j != p)) / (1 + sum(ahead.values()))
+        else:
+            total += _pnp_penalty(name[4:], sum(ahead[j] for j in negatives))
+    return 1 - total / len(positives) if name == "smooth_ap" else total / len(positives)
+
+
+def _naive_histogram(s, alike, unlike, own):
+    both = [a for a in range(len(s)) if alike[a].any() and unlike[a].any()]
+
+    def density(mask):
+        chosen = {(a, j) for a in both for j in range(s.shape[1]) if mask[a, j]}
+        chosen = {tuple(sorted(pair)) for pair in chosen} if own else chosen
+        nodes = np.linspace(-1, 1, 21)
+        return [
+            np.mean([max(0, 1 - abs(s[pair] - node) / 0.1) for pair in chosen]) for node in nodes
+        ]
+
+    return float(np.dot(density(unlike), np.cumsum(density(alike)))) if both else 0.0
+
+
+def naive(name, x, labels, y=None, reference_labels=None):
+    own = y is None
+    x = unit(x)
+    y, reference_labels = (x, labels) if own else (unit(y), reference_labels)
+    s = x @ y.T
+    squares = ((x[:, None] - y[None]) ** 2).sum(-1)
+    alike = np.asarray(labels)[:, None] == np.asarray(reference_labels)[None]
+    unlike = ~alike
+    if own:
+        alike = alike & ~np.eye(len(x), dtype=bool)
+    if name == "histogram":
+        return _naive_histogram(s, alike, unlike, own)
+    entries = [
+        _naive_entry(
+            name,
+            1 - squares[a] / 2 if name == "fast_ap" else s[a],
+            a,
+            list(np.flatnonzero(alike[a])),
+            list(np.flatnonzero(unlike[a])),
+            (squares,) if own else (),
+        )
+        for a in range(len(x))
+        if alike[a].any()
+    ]
+    return float(np.mean(entries)) if entries else 0.0
+
+
+def dense(name, x, labels):
+    """The formula on all triples at once, for `jax.grad`."""
+    x = x / jnp.sqrt(jnp.sum(x * x, axis=1, keepdims=True))
+    s, eye = x @ x.T, np.eye(len(x), dtype=bool)
+    alike = (labels[:, None] == labels[None]) & ~np.eye(len(x), dtype=bool)
+    unlike = labels[:, None] != labels[None]
+    valid = alike.any(axis=1)
+
+    def triangles(values, centres, width):
+        gaps = jnp.abs(values[..., None] - centres[None, None, :])
+        return jnp.maximum(1 - gaps / width, 0)  # [b b bins]
+
+    if name == "histogram":
+        both = valid & unlike.any(axis=1)
+        once = np.triu(both[:, None] | both[None, :])
+        bins = triangles(s, jnp.linspace(-1, 1, 21), 0.1)
+        positive, negative = (jnp.mean(bins[m & once], axis=0) for m in (alike, unlike))
+        return jnp.sum(negative * jnp.cumsum(positive))
+    if name == "fast_ap":
+        squares = jnp.sum((x[:, None, :] - x[None, :, :]) ** 2, axis=-1)
+        bins = triangles(squares, jnp.linspace(0, 4, 11), 0.4)
+        h = jnp.sum(bins * alike[..., None], axis=1)
+        total = jnp.cumsum(jnp.sum(bins * (alike | unlike)[..., None], axis=1), axis=1)
+        terms = jnp.where(h > 0, h * jnp.cumsum(h, axis=1) / jnp.where(h > 0, total, 1), 0)
+        return jnp.mean((1 - jnp.sum(terms, axis=1) / jnp.sum(alike, axis=1))[valid])
+    # sig[a, p, j]: how far j stands before p.
+    sig = jax.nn.sigmoid((s[:, None, :] - s[:, :, None]) / 0.2) * ~eye[None]
+    if name == "recall_at_k":
+        ranks = 1 + jnp.sum(sig * ~eye[:, None, :], axis=2)
+        recalls = []
+        for k in (1, 3, 4):
+            within_k = jnp.sum(jax.nn.sigmoid(k - ranks) * alike, axis=1)
+            recalls.append(jnp.minimum(within_k, k) / np.clip(alike.sum(axis=1), 1, k))
+        return jnp.mean((1 - sum(recalls) / 3)[valid])
+    positives = alike | eye
+    if name == "smooth_ap":
+        ratio = (1 + jnp.sum(sig * positives[:, None, :], axis=2)) / (1 + jnp.sum(sig, axis=2))
+        return jnp.mean(
+            (1 - jnp.sum(ratio * positives, axis=1) / jnp.sum(positives, axis=1))[valid]
+        )
+    r = jnp.sum(sig * unlike[:, None, :], axis=2)
+    penalty = {
+        "O": r,
+        "Ds": jnp.log(1 + r),
+        "Dq": 1 - 1 / (1 + r),
+        "Iu": (1 + r) * jnp.log(1 + r),
+        "Ib": (2 * r - jnp.log(1 + 2 * r)) / 4,
+    }[name[4:]]
+    return jnp.mean((jnp.sum(penalty * positives, axis=1) / jnp.sum(positives, axis=1))[valid])
+
+
+ROWS, COLUMNS = 9, 4
+
+
+@functools.cache
+def compiled(name):
+    return jax.jit(jax.value_and_grad(LOSSES[name]))
+
+
+def run_padded(name, x, labels, where=None, wide=False):
+    """Value and gradient. Compiling takes longest, so all batches are padded to one shape, with
+    columns of zeros and with rows that do not count."""
+    b, d = x.shape
+    dtype = np.float64 if wide else x.dtype
+    full = np.full((ROWS, COLUMNS), np.nan, dtype)
+    full[:b] = 0
+    full[:b, :d] = x
+    counts = np.arange(ROWS) < b
+    counts[:b] &= True if where is None else where
+    labels = np.concatenate([labels, np.zeros(ROWS - b)]).astype(np.int32)
+    with jax.enable_x64(wide):
+        value, gradient = compiled(name)(full, labels, where=counts)
+    gradient = np.asarray(gradient)
+    assert not gradient[~counts].any()
+    return value, gradient[:b, :d]
+
+
+def batch(seed=0):
+    x = np.random.default_rng(seed).normal(size=(ROWS, COLUMNS)).astype(np.float32)
+    return x, np.arange(ROWS) % 4

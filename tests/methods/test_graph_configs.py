@@ -1,0 +1,202 @@
+"""The configs of the graph method: sizes, rates, decay, and one training step."""
+
+import functools
+import importlib.util
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from graph_cases import LOSS, fill_at_random, jit
+from ml_collections import ConfigDict
+
+from dmljax import nets
+from dmljax.train import config, durations, optimizers, registry, schedules
+from dmljax.train.build import build
+from dmljax.train.step import init_state, train_step
+
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+
+
+SETS = ("cub", "cars", "sop", "inshop")
+
+
+@functools.cache
+def _module(name):
+    spec = importlib.util.spec_from_file_location(name, CONFIGS / f"{name}_graph.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def _sizes(name, arg, classes, net="convnet"):
+    """Parameters of each module, by tracing."""
+    actual = _module(name).get_config(arg)
+    module = getattr(nets, net)()  # the width of the embedding is set, so any net will do
+    method = registry.resolve("method", config.plain(actual.method))
+    method = method(module, LOSS, classes=classes)
+    side = 227 if net == "resnet50" else 32
+    batch = {
+        "images": jax.ShapeDtypeStruct((2, side, side, 3), jnp.float32),
+        "labels": jax.ShapeDtypeStruct((2,), jnp.int32),
+    }
+    params, _ = jax.eval_shape(method.init, jax.random.key(0), batch)
+    return {part: sum(x.size for x in jax.tree.leaves(tree)) for part, tree in params.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "arg", "classes", "size"),
+    [
+        ("cars", "", 98, 6_669_824),
+        ("cub", "", 100, 3_467_264),
+        ("cars", "attention=gat,published=True", 98, 5_619_456),
+        ("cub", "attention=gat,published=True", 100, 2_942_464),
+        ("cars", "attention=gatv2,published=True", 98, 5_618_304),
+        ("cub", "attention=gatv2,published=True", 100, 2_941_696),
+        ("cars", "attention=none", 98, 4_566_528),
+        ("cub", "attention=none", 100, 2_415_616),
+        ("cars", "mlp=False", 98, 2_468_352),
+        ("cub", "mlp=False", 100, 1_366_528),
+        ("cars", "attention=none,mlp=False", 98, 365_056),
+        ("cub", "attention=none,mlp=False", 100, 314_880),
+        ("cars", "attention=dot_plus_one", 98, 6_669_824),
+        ("sop", "backbone_only=False", 11_318, 9_210_880),
+        ("inshop", "", 3_997, 5_462_528),
+    ],
+)
+def test_published_sizes(name, arg, classes, size):
+    # The frozen bias of the published neck is counted there, and is not here.
+    bias = 1024 if name == "cars" else 512
+    assert _sizes(name, arg, classes)["graph"] == size - bias
+
+
+def test_published_sizes_of_the_encoder():
+    sizes = _sizes("cars", "backbone_only=True", 98, net="resnet50")
+    assert set(sizes) == {"net", "head"} and sum(sizes.values()) == 24_607_394
+    assert "graph" not in _sizes("sop", "", 11_318)
+
+
+@functools.cache
+def _data(folder):
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(12), 6)
+    colors = rng.integers(40, 216, size=(12, 1, 1, 3))[labels]
+    images = np.clip(colors + rng.integers(-40, 40, size=(72, 40, 40, 3)), 0, 255)
+    path = folder / "set.npz"
+    np.savez(path, images=images.astype(np.uint8), labels=labels, class_is_test=np.arange(12) >= 6)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+def _small(name, arg, folder):
+    """The config on twelve classes of plain colors, with a net that compiles in a second."""
+    actual = _module(name).get_config(arg)
+    actual.unlock()
+    actual.dataset = ConfigDict({"name": "npz", "path": _data(folder)})
+    actual.net = ConfigDict({"name": "convnet", "widths": (8,), "strides": (2,)})
+    actual.transform.size = 16
+    if actual.sampler.name == "number":
+        actual.sampler.batch_size = 8
+    else:
+        actual.sampler.update(classes=4, per_class=2)
+    actual.method.dim = 16
+    return actual
+
+
+def _first_step(run):
+    """The loss and parameters around one step on the first batch of the data, as the loop does."""
+    rows = run.sample_fn(run.train.labels, seed=0, step=0)
+    rng = np.random.default_rng(0)
+    images = np.stack([run.transform_fn(run.train.records[i], rng) for i in rows])
+    batch = {"images": images, "labels": run.train.labels[rows]}
+    normalized = {**batch, "images": run.normalize_fn(images)}
+    params, model_state = fill_at_random(
+        jax.eval_shape(run.method.init, jax.random.key(0), normalized)
+    )
+    before = init_state(params, model_state, run.optimizer)
+    step = jit(train_step(run.method, run.optimizer, normalize_fn=run.normalize_fn, seed=0))
+    return before, *step(before, batch)
+
+
+@pytest.mark.parametrize("name", ["sop", "cub"])
+def test_config_takes_a_step(name, folder):
+    run = build(_small(name, "published=True", folder))
+    before, after, actual = _first_step(run)
+    assert run.batch_size == 8 and np.isfinite(actual["loss"]) and actual["gradient_norm"] > 0
+    assert ("graph_loss" in actual) == (name != "sop")  # whose published config has none
+    for part in before.params:
+        gaps = [
+            np.abs(a - b).max()
+            for a, b in zip(
+                *map(jax.tree.leaves, (before.params[part], after.params[part])), strict=True
+            )
+        ]
+        assert max(gaps) > 0, part
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(
+    "arg",
+    [
+        "",
+        "attention=gat",
+        "attention=gatv2,mlp=False",
+        "attention=none,mlp=False,published=True",
+        "backbone_only=True,validation=0.34",
+    ],
+)
+def test_config_builds(name, arg, folder):
+    run = build(_small(name, arg, folder))
+    options = run.config["method"]
+    assert options["mlp"] == ("none" if "mlp=False" in arg else "relu")
+    assert (run.held_out is not None) == ("validation" in arg)
+    assert run.selection.key == ("val/R@1" if "validation" in arg else "test/R@1")
+    alone = "backbone_only" in arg or (name == "sop" and "backbone_only=False" not in arg)
+    assert (run.method.inspect.refine is None) == alone
+    std = 0.299 if "published" in arg else 0.229
+    white = np.full((1, 1, 1, 3), 255, np.uint8)
+    np.testing.assert_allclose(run.normalize_fn(white)[0, 0, 0, 0], (1 - 0.485) / std, rtol=1e-6)
+
+
+def test_rates_of_the_configs():
+    """Divided at both reloads, and only at the first as published."""
+    module, factors = _module("cars"), {}
+    for published in (False, True):
+        actual = module.get_config(f"published={published}")
+        assert actual.steps == "70 epochs"
+        spec = config.plain(actual.schedule)
+        steps = functools.partial(durations.steps, epoch_end=lambda epochs: 120 * epochs)
+        spec["at"] = [steps(at) for at in spec["at"]]
+        factor = registry.resolve("schedule", spec)(total=steps(actual.steps))
+        epochs = np.array([0, 29.99, 30, 49.99, 50, 69]) * 120
+        factors[published] = [float(factor(int(s))) for s in epochs]
+        assert [steps(at) for at in actual.reload_best_at] == [30 * 120, 50 * 120]
+    np.testing.assert_allclose(factors[False], [1, 1, 0.1, 0.1, 0.01, 0.01], rtol=1e-6)
+    np.testing.assert_allclose(factors[True], [1, 1, 0.1, 0.1, 0.1, 0.1], rtol=1e-6)
+
+
+def test_everything_decays():
+    """The published optimizer spares neither biases nor norms."""
+    spec = config.plain(_module("cub").get_config().optimizer)
+    params = {"fc": {"bias": jnp.ones(3), "kernel": jnp.ones((2, 3))}}
+    rate, decay = spec["rate"], spec["decay"]
+    optimizer = optimizers.build(
+        optimizers.radam(),
+        schedule=schedules.constant(total=1),
+        **{name: spec[name] for name in ("rate", "decay", "groups")},
+    )
+    zero = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = jit(optimizer.update)(zero, optimizer.init(params), params)
+    for leaf in jax.tree.leaves(updates):
+        np.testing.assert_allclose(leaf, -rate * decay, rtol=1e-5)
+
+
+def test_a_misspelt_attention_is_refused_by_the_config():
+    with pytest.raises(ValueError, match="no attention 'gatv3': did you mean 'gatv2'"):
+        _sizes("cub", "attention=gatv3", 100)

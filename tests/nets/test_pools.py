@@ -1,0 +1,111 @@
+"""Pools against numpy, alone and in a head."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dmljax.nets import heads, pools
+
+RNG = np.random.default_rng(0)
+
+
+MAPS = RNG.normal(size=(3, 4, 5, 6)).astype(np.float32)
+
+
+def _naive_gem(maps, p, epsilon=1e-6):
+    b, h, w, c = maps.shape
+    pooled = np.zeros((b, c))
+    for i in range(b):
+        for k in range(c):
+            total = 0.0
+            for y in range(h):
+                for x in range(w):
+                    total += max(float(maps[i, y, x, k]), epsilon) ** p
+            pooled[i, k] = (total / (h * w)) ** (1 / p)
+    return pooled
+
+
+@pytest.mark.parametrize("p", [1.0, 2.5, 3.0, 10.0])
+def test_gem(p):
+    np.testing.assert_allclose(pools.gem(MAPS, p=p), _naive_gem(MAPS, p), rtol=1e-5)
+
+
+def test_gem_lies_between_mean_and_maximum():
+    maps = np.abs(MAPS)
+    np.testing.assert_allclose(pools.gem(maps, p=1.0), maps.mean(axis=(1, 2)), rtol=1e-5)
+    np.testing.assert_allclose(pools.gem(maps, p=500.0), maps.max(axis=(1, 2)), rtol=1e-2)
+    # No power overflows, however large the map.
+    np.testing.assert_allclose(
+        pools.gem(1e30 * maps, p=3.0), 1e30 * pools.gem(maps, p=3.0), rtol=1e-4
+    )
+
+
+def test_gradient_of_gem_reaches_maps_and_power():
+    maps = np.abs(MAPS).astype(np.float64) + 0.1
+    signs = RNG.normal(size=(3, 6))
+
+    def naive(maps, p):
+        return np.sum(_naive_gem(maps, p) * signs)
+
+    with jax.enable_x64(True):
+        slopes = jax.grad(lambda maps, p: jnp.sum(pools.gem(maps, p=p) * signs), argnums=(0, 1))(
+            maps, jnp.asarray(3.0)
+        )
+    way = RNG.normal(size=maps.shape)
+    expected = (naive(maps + 1e-6 * way, 3.0) - naive(maps - 1e-6 * way, 3.0)) / 2e-6
+    np.testing.assert_allclose(np.sum(np.asarray(slopes[0]) * way), expected, rtol=1e-6)
+    expected = (naive(maps, 3.0 + 1e-6) - naive(maps, 3.0 - 1e-6)) / 2e-6
+    np.testing.assert_allclose(slopes[1], expected, rtol=1e-6)
+
+
+def test_gem_of_an_empty_map_is_finite():
+    slopes = jax.grad(lambda maps, p: jnp.sum(pools.gem(maps, p=p)), argnums=(0, 1))(
+        np.zeros((1, 2, 2, 3), np.float32), 3.0
+    )
+    assert all(np.isfinite(slope).all() for slope in slopes)
+
+
+def test_mean_and_maximum():
+    expected = MAPS.mean(axis=(1, 2)) + MAPS.max(axis=(1, 2))
+    np.testing.assert_allclose(pools.global_mean_max(MAPS), expected, rtol=1e-5)
+
+
+POOLS = {
+    "mean": lambda maps: maps.mean(axis=(1, 2)),
+    "max": lambda maps: maps.max(axis=(1, 2)),
+    "mean_max": lambda maps: maps.mean(axis=(1, 2)) + maps.max(axis=(1, 2)),
+    "flatten": lambda maps: np.stack([one.flatten() for one in maps]),
+    "gem": functools.partial(_naive_gem, p=3.0),
+}
+
+
+POOL_FNS = {
+    "mean": pools.global_mean,
+    "max": pools.global_max,
+    "mean_max": pools.global_mean_max,
+    "flatten": pools.flatten,
+    "gem": pools.learned_gem,
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_heads_pool(name):
+    head = heads.Head(features=None, pool_fn=POOL_FNS[name])
+    out, variables = head.init_with_output(jax.random.key(0), MAPS, train=False)
+    np.testing.assert_allclose(out["pooled"], POOLS[name](MAPS), rtol=1e-5)
+    np.testing.assert_array_equal(out["features"], out["pooled"])
+    learned = variables.get("params", {})
+    assert learned == ({"gem": {"p": 3.0}} if name == "gem" else {})
+
+
+def test_pools_take_options_and_functions():
+    head = heads.Head(
+        features=None, pool_fn=functools.partial(pools.learned_gem, p=2.0, epsilon=0.5)
+    )
+    out, _ = head.init_with_output(jax.random.key(0), MAPS, train=False)
+    np.testing.assert_allclose(out["pooled"], _naive_gem(MAPS, 2.0, 0.5), rtol=1e-5)
+    head = heads.Head(features=None, pool_fn=lambda maps: maps[:, 0, 0, :])
+    np.testing.assert_array_equal(head.apply({}, MAPS, train=False)["pooled"], MAPS[:, 0, 0, :])
