@@ -12,6 +12,8 @@ from dmljax.methods.dvml import VariationalDecoder
 from dmljax.methods.graph import GraphNetwork, MessagePassing
 from dmljax.nets import attention
 from dmljax.train import named_methods, registry
+from dmljax.train.named_methods.choices import pool_fn_of
+from dmljax.train.named_methods.dvml import _MODES, _RELEASES
 
 NET = nets.convnet(widths=(8, 8), strides=(2, 1))
 BATCH = {"images": jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.float32)}
@@ -46,11 +48,11 @@ def test_defaults_are_those_of_the_library(name, pieces):
 
 
 def test_modes_of_dvml_start_from_the_library():
-    paper, library = named_methods._MODES["paper"], _defaults(methods.dvml)
+    paper, library = _MODES["paper"], _defaults(methods.dvml)
     for name in ("samples", "decay", "probe", "phase_at"):
         assert paper[name] == library[name]
     assert paper["lambdas"] == tuple(phase.lambdas for phase in library["phases"])
-    releases = named_methods._RELEASES[paper["release"]]
+    releases = _RELEASES[paper["release"]]
     assert releases == tuple(phase.release for phase in library["phases"])
 
 
@@ -65,7 +67,7 @@ def test_pools_have_names(pool):
 
 
 def test_options_of_a_pool():
-    pool_fn = named_methods._pool_fn({"name": "gem", "p": 4.0})
+    pool_fn = pool_fn_of({"name": "gem", "p": 4.0})
     assert pool_fn.keywords == {"p": 4.0}
 
 
