@@ -5,8 +5,8 @@
     dmljax train --config=configs/glyphs.py --config.steps=2000 --workdir=runs/longer
 
 A config is a Python file or the name of a recipe (`dmljax list` shows both), with arguments behind
-a colon. Any field is changed by --config.field.of.field=value. The same command goes on with a run
-that was interrupted. Several processes that train together: docs/launch.md.
+a colon. Any field is changed by --config.field.of.field=value. The same command continues a run
+that was interrupted. docs/launch.md describes several processes that train together.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dmljax.data import decode, prepared
+from dmljax.data.files import sha256
 from dmljax.data.progress import Progress
 from dmljax.data.published import PUBLISHED
 from dmljax.data.reader import Reader
@@ -68,9 +69,8 @@ def examine_shards(root: str | os.PathLike) -> Iterator[Finding]:
     shards = [shard for split in splits for shard in split["shards"]]
     damaged = []
     for shard in shards:
-        with (folder / shard["file"]).open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != shard["sha256"]:
-                damaged.append(shard["file"])
+        if sha256(folder / shard["file"]) != shard["sha256"]:
+            damaged.append(shard["file"])
     if damaged:
         text = f"{len(damaged)} shards differ from the manifest: {_examples(damaged)}"
         yield Finding("WRONG", text)

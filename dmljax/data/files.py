@@ -1,15 +1,16 @@
-"""Files that are written completely or not at all."""
+"""Files that are written completely or not at all, and their hashes."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
 from collections.abc import Iterator
 from typing import IO, Any
 
-__all__ = ["atomic_writer", "write_json", "write_text"]
+__all__ = ["atomic_writer", "sha256", "write_json", "write_text"]
 
 
 @contextlib.contextmanager
@@ -41,3 +42,9 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 def write_json(path: str | os.PathLike, content: Any, *, indent: int | None = None) -> None:
     """Writes `content` as JSON to `path`, completely or not at all."""
     write_text(path, json.dumps(content, indent=indent) + "\n")
+
+
+def sha256(path: str | os.PathLike) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

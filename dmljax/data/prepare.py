@@ -121,7 +121,7 @@ def _open(out: pathlib.Path, settings: dict[str, Any]) -> dict[str, dict]:
     return {
         file: shard
         for file, shard in earlier["shards"].items()
-        if (out / file).exists() and _hash(out / file) == shard["sha256"]
+        if (out / file).exists() and files.sha256(out / file) == shard["sha256"]
     }
 
 
@@ -165,7 +165,7 @@ def _write_shard(
     entry = {
         "count": len(written_rows),
         "bytes": temporary.stat().st_size,
-        "sha256": _hash(temporary),
+        "sha256": files.sha256(temporary),
     }
     os.replace(temporary, path)
     return {**entry, "first": rows.start, "rows": written_rows, "skipped": skipped}
@@ -225,8 +225,3 @@ def _fingerprint(splits: Splits) -> str:
         if isinstance(split.records, list | tuple):
             digest.update("\0".join(map(str, split.records)).encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
-
-
-def _hash(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -41,7 +41,7 @@ def kernel_gradient_of_batch_last(
 ) -> jax.Array:
     """`kernel_gradient` of a feature map whose last axis is the batch, `x [i h w b]`.
 
-    It is the convolution of the feature map by `g`, in which the images play the part of channels.
+    It is the convolution of the feature map by `g`, in which the images take the place of channels.
     """
     spans = [strides * (n - 1) + 1 for n in g.shape[1:3]]
     padding = [

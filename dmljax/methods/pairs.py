@@ -33,8 +33,8 @@ def pairs(
     * `pool_fn`: see `assemble.encoder`.
     * `normalized=False` gives the loss the features before they become unit vectors.
     * `unit=False` also evaluates those. In two dimensions unit vectors would lie on a circle.
-    * `memory`: the loss also compares the batch with so many rows of earlier batches (Wang et al.,
-      CVPR 2020). That term counts from step `memory_start` on, when embeddings change slowly.
+    * `memory`: the loss also compares the batch with this many rows of earlier batches (Wang et
+      al., CVPR 2020). That term counts from step `memory_start` on, when embeddings change slowly.
     """
     del classes
     encoder = assemble.encoder(net, dim=dim, pool_fn=pool_fn)

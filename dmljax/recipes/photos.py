@@ -35,7 +35,7 @@ def folder() -> dict[str, Any]:
 
     The first half of the classes, in the order of their names, is for training; the scores are of
     the others. A fifth of the training classes is held out and chooses the step whose scores are
-    reported: on few images, scores of new classes fall again when training goes on for too long.
+    reported: on few images, the scores of new classes fall again if training takes too long.
     Batches have 16 classes, or as many as there are, with 4 images. Images that cannot be read are
     left out.
     """

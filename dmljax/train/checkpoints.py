@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import logging as python_logging
 import math
@@ -24,7 +23,7 @@ from typing import Any
 import jax
 from absl import logging
 
-from dmljax.data.files import write_json
+from dmljax.data.files import sha256, write_json
 from dmljax.train import hosts
 from dmljax.train.devices import path_of
 from dmljax.train.step import TrainState
@@ -283,9 +282,7 @@ def _sums(folder: pathlib.Path) -> dict[str, str]:
     sums = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            sums[str(path.relative_to(folder))] = digest
+            sums[str(path.relative_to(folder))] = sha256(path)
     return sums
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 __all__ = ["every", "steps"]
 
-# The step after which so many epochs of the sampler have ended.
+# epochs -> the step after which that many epochs of the sampler have ended.
 EpochEnd = Callable[[float], float]
 
 

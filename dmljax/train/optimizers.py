@@ -83,8 +83,8 @@ def build(
 
     * `decay` applies to matrices and kernels. Vectors (biases, norms) decay only if a group asks.
     * `clip` bounds the global norm of the gradient.
-    * `accumulate` updates once in so many steps, by the mean of their gradients. The schedule still
-      counts steps.
+    * `accumulate` updates once in this many steps, by the mean of their gradients. The schedule
+      still counts steps.
     * `average` keeps an exponential moving average of the parameters, updated once per update;
       `averaged` returns it.
     """

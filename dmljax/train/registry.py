@@ -23,8 +23,8 @@ class Kind(NamedTuple):
     """What a config can name in one place, and what such a function must take.
 
     The caller passes at least `positional` arguments by position, and those of `keywords` by name.
-    Where arguments alone do not tell the kind, `only` lists its names, or `excludes` those of
-    other functions of the module.
+    Where the arguments alone do not identify the kind, `only` lists its names, or `excludes` those
+    of other functions of the module.
     """
 
     title: str

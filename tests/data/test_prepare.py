@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dmljax.data import datasets, decode, pipeline, prepare, sampling, splits, transforms
+from dmljax.data import datasets, decode, files, pipeline, prepare, sampling, splits, transforms
 
 
 def _big(root):
@@ -157,7 +157,7 @@ def test_a_damaged_shard_is_written_again(tmp_path, monkeypatch):
     data[len(data) // 2] ^= 255
     shard.write_bytes(data)
     result = _prepare(dataset, tmp_path / "out")
-    assert prepare._hash(shard) == result["splits"]["train"]["shards"][1]["sha256"]
+    assert files.sha256(shard) == result["splits"]["train"]["shards"][1]["sha256"]
     assert shard.read_bytes() != bytes(data)
 
 

@@ -70,7 +70,7 @@ def _batches_in_the_images(batch_fn: Callable[..., np.ndarray], groups: Groups) 
 
 
 def epoch_end_fn(sampler: Sampler, labels: Labels, *, seed: int) -> Callable[[float], float]:
-    """`epoch_end(epochs)`: the step after which so many epochs of a run have ended.
+    """`epoch_end(epochs)`: the step after which that many epochs of a run have ended.
 
     A fraction of an epoch ends at that fraction of its steps.
 
