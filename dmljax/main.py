@@ -12,11 +12,12 @@ import ctypes
 import faulthandler
 import importlib
 import importlib.metadata
+import logging as python_logging
 import os
 import sys
 from collections.abc import Sequence
 
-from absl import logging
+from absl import flags, logging
 
 from dmljax.commands.errors import USER_ERRORS, print_error
 from dmljax.commands.parser import Parser
@@ -75,6 +76,15 @@ def settle_environment() -> None:
     os.environ.setdefault("KMP_INIT_AT_FORK", "FALSE")
 
 
+def _print_warnings_plainly() -> None:
+    """Prints what is logged as `warning: ...`, without absl's date, thread and file name."""
+    logging.use_absl_handler()
+    flags.FLAGS.mark_as_parsed()  # absl prints a notice of its own before its flags are parsed
+    python_logging.addLevelName(python_logging.WARNING, "warning")
+    formatter = python_logging.Formatter("%(levelname)s: %(message)s")
+    logging.get_absl_handler().setFormatter(formatter)
+
+
 def main(words: Sequence[str]) -> int:
     """Runs the verb that `words` name; the exit status."""
     verb, words = _verb(words)
@@ -96,7 +106,7 @@ def console() -> int:
     tune_cpu()
     settle_environment()
     faulthandler.enable()
-    logging.use_absl_handler()
+    _print_warnings_plainly()
     for stream in (sys.stdout, sys.stderr):  # names of files need not be valid text
         stream.reconfigure(errors="backslashreplace")
     try:

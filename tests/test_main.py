@@ -67,6 +67,27 @@ def test_a_wrong_word_is_one_line(words, message, tmp_path):
     assert message in done.stderr
 
 
+def test_warnings_are_lines_without_date_and_file():
+    code = (
+        "from absl import logging\n"
+        "from dmljax.commands import list as verb\n"
+        "import dmljax.main\n"
+        "verb.run = lambda *_: logging.warning('a.jpg cannot be read') or 0\n"
+        "dmljax.main.console()"
+    )
+    command = [sys.executable, "-c", code, "list"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "warning: a.jpg cannot be read\n"
+
+
+def test_descriptions_of_config_files_begin_in_one_column():
+    lines = _command("list", cwd=ROOT).stdout.splitlines()
+    files = [line.split(maxsplit=1) for line in lines if line.startswith("  configs/")]
+    assert len(files) > 20
+    starts = {line.index(files[i][1]) for i, line in enumerate(lines[-len(files) :])}
+    assert len(starts) == 1
+
+
 def test_list_names_what_a_config_can_name():
     assert "multi_similarity" in _command("list", "losses").stdout
     assert "dmljax" not in _command("list", "nets").stderr

@@ -29,7 +29,11 @@ def configs() -> str:
     text = "recipes, such as --config=glyphs:\n" + "\n".join(lines)
     files = sorted(pathlib.Path("configs").glob("*.py"))
     if files:
-        lines = [f"  {f}  {f.read_text().splitlines()[0].strip(chr(34))}" for f in files]
+        width = max(len(str(file)) for file in files)
+        lines = [
+            f"  {file!s:{width}s} {file.read_text().partition(chr(10))[0].strip(chr(34))}"
+            for file in files
+        ]
         text += "\n\nconfig files, such as --config=configs/glyphs.py:\n" + "\n".join(lines)
     return text
 

@@ -334,7 +334,7 @@ def _selection(config: Config, data: _Data, evaluation: EvaluationOptions) -> Se
                 f"not {rule!r}"
             )
         if split == "val" and data.held_out is None:
-            raise ValueError(f"select={rule!r} needs held-out classes: set validation, such as 0.2")
+            raise ValueError(f"select={rule!r} needs held-out classes: --config.validation=0.2")
         score = score or "R@1"
         selection = Selection(f"{split}/{score}", split, score)
     names = _score_names(evaluation)

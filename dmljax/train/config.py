@@ -54,7 +54,7 @@ def _get_config(source: str) -> Callable[..., Any]:
         raise FileNotFoundError(f"there is no folder {path.parent} for the config {path.name!r}")
     if not path.is_file():
         others = hint(path.name, (other.name for other in path.parent.glob("*.py")))
-        raise FileNotFoundError(f"{path.parent} has no config {path.name!r}{others}")
+        raise FileNotFoundError(f"the folder {path.parent} has no config {path.name!r}{others}")
     spec = importlib.util.spec_from_file_location("config", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"the config {path} is not a Python file")

@@ -156,7 +156,7 @@ def score(
 def split_of(run: Run, name: str) -> Split:
     """The split of a run by its name."""
     if name not in run.splits:
-        hint = "; set validation to hold classes out" if name == "val" else ""
+        hint = "; a run with --config.validation=0.2 holds classes out" if name == "val" else ""
         raise ValueError(f"there is no split {name!r} here: choose {', '.join(run.splits)}{hint}")
     return run.splits[name]
 

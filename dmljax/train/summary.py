@@ -11,6 +11,7 @@ import numpy as np
 
 from dmljax import kernels
 from dmljax.data.reader import Reader
+from dmljax.data.splits import Split
 from dmljax.report import inside, pictures
 from dmljax.train import initial_state, optimizers
 from dmljax.train.evaluation import MAIN, Evaluation
@@ -28,9 +29,12 @@ def header(run: Run, state: TrainState) -> list[str]:
     platform = jax.devices()[0].platform
     devices = f"{run.shards.size} {platform} device{'s' if run.shards.size > 1 else ''}"
     convolutions = kernels.describe(getattr(run.net, "impl", "auto"), platform)
+    splits = [f"{len(run.train):,} training images of {len(run.train.names):,} classes"]
+    if run.held_out is not None:
+        splits.append(_held_out(run, run.held_out))
+    splits.append(f"{len(run.test):,} test images of {len(run.test.names):,} classes")
     line = (
-        f"{run.dataset}: {len(run.train):,} training images of {len(run.train.names):,} classes, "
-        f"{len(run.test):,} test images of {len(run.test.names):,}; {parameters:,} parameters, "
+        f"{run.dataset}: {', '.join(splits)}; {parameters:,} parameters, "
         f"pretraining: {run.weights or 'none'}; "
         f"batches of {run.batch_size} on {devices}; {convolutions}"
     )
@@ -40,6 +44,14 @@ def header(run: Run, state: TrainState) -> list[str]:
         return [f"{line}; going on from step {start_step}"]
     hint = None if run.weights else initial_state.missing_weights_note(run.net_name)
     return [line, hint] if hint else [line]
+
+
+def _held_out(run: Run, split: Split) -> str:
+    """The held-out classes, and whether they choose the checkpoint."""
+    text = f"{len(split):,} images of {len(split.names):,} held-out classes"
+    if run.selection.is_last or run.selection.split != "val":
+        return text
+    return f"{text} (their {run.selection.score} chooses the checkpoint)"
 
 
 def footer(run: Run, state: TrainState, evaluation: Evaluation, workdir: pathlib.Path) -> list[str]:

@@ -130,10 +130,10 @@ def test_plan_takes_all_classes_if_there_are_fewer_than_asked_for():
     groups = sampling.group(labels)
     description = sampler.bind(sampling.plan, classes=16, per_class=4).describe(groups)
     assert description == (
-        "12 classes in a batch, not 16, because there are no more; every image in 5 steps"
+        "a batch has 12 classes instead of 16, because there are no more; every image is used within 5 steps"
     )
     description = sampler.bind(sampling.plan, classes=12, per_class=4).describe(groups)
-    assert description == "every image in 5 steps"
+    assert description == "every image is used within 5 steps"
 
 
 def test_labels_must_be_integers():

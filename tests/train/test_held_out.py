@@ -25,4 +25,14 @@ def test_the_end_of_a_run_says_which_step_was_chosen_and_why(tmp_path, capsys):
     config = tiny(tmp_path, validation=0.5, select="val/MAP@R")
     config |= {"sampler": {"name": "plan", "classes": 2, "per_class": 4}}
     loop.run(config, tmp_path / "run")
-    assert "was chosen by val/MAP@R" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "images of 2 held-out classes (their MAP@R chooses the checkpoint), " in printed
+    assert "was chosen by val/MAP@R" in printed
+
+
+def test_held_out_classes_that_choose_nothing_are_named_in_the_header(tmp_path, capsys):
+    config = tiny(tmp_path, validation=0.5, steps=1)
+    config |= {"sampler": {"name": "plan", "classes": 2, "per_class": 4}}
+    loop.run(config, tmp_path / "run")
+    printed = capsys.readouterr().out
+    assert " images of 2 held-out classes, " in printed and "chooses" not in printed

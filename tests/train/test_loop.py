@@ -146,7 +146,7 @@ def test_load_embeds_images(finished):
         ({"steps": "six"}, "'six' is no duration"),
         ({"evaluate": {"evry": 1}}, "did you mean 'every'"),
         ({"select": "best"}, "select must be"),
-        ({"select": "val"}, "set validation"),
+        ({"select": "val"}, "--config.validation=0.2"),
         ({"sampler": {"name": "plan", "classes": 3, "per_class": 3}}, "cannot be shared by 8"),
         (
             {"sampler": {"name": "combine", "classes": 30, "per_class": 2}},

@@ -67,9 +67,12 @@ def coverage(labels: Labels, *, classes: int, per_class: int) -> int:
 
 def describe_plan(groups: Groups, *, classes: int, per_class: int) -> str:
     """A note on the coverage of `plan`, and on smaller batches if there are too few classes."""
-    note = f"every image in {coverage(groups, classes=classes, per_class=per_class)} steps"
+    steps = coverage(groups, classes=classes, per_class=per_class)
+    note = f"every image is used within {steps} steps"
     if classes > (total := len(groups.count)):
-        note = f"{total} classes in a batch, not {classes}, because there are no more; {note}"
+        note = (
+            f"a batch has {total} classes instead of {classes}, because there are no more; {note}"
+        )
     return note
 
 
