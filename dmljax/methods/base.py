@@ -12,6 +12,7 @@ statistics are `model_state["batch_stats"]["net"]`.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -109,6 +110,10 @@ class RandomMiner(NamedTuple):
 def with_miner(loss_fn: Callable, mine_fn: MineFn | RandomMiner | None) -> Callable:
     """`loss_fn(embeddings, labels, *, key, ...)` that uses the miner; only a `RandomMiner` sees
     the key."""
+    if mine_fn is not None and not _accepts(loss_fn, "mine_fn"):
+        raise ValueError(
+            "the loss takes no miner, as it has no argument mine_fn: leave out the miner"
+        )
 
     def mined_loss(*args, key, **kwargs):
         if isinstance(mine_fn, RandomMiner):
@@ -118,6 +123,11 @@ def with_miner(loss_fn: Callable, mine_fn: MineFn | RandomMiner | None) -> Calla
         return loss_fn(*args, **kwargs)
 
     return mined_loss
+
+
+def _accepts(function: Callable, keyword: str) -> bool:
+    parameters = inspect.signature(function).parameters
+    return keyword in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def split_loss(net: Modules, criterion: Callable) -> tuple[Callable, SplitLoss]:

@@ -120,7 +120,11 @@ def resolve(
     elif name in table(kind):
         function = table(kind)[name]
     else:
-        raise ValueError(f"there is no {rule.title} {name!r}{hint(name, table(kind))}")
+        advice = ""
+        if "." in name:
+            module, _, function_name = name.rpartition(".")
+            advice = f". A function of your own is written as '{module}:{function_name}'"
+        raise ValueError(f"there is no {rule.title} {name!r}{hint(name, table(kind))}{advice}")
     parameters = inspect.signature(function).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         names = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
@@ -178,5 +182,11 @@ def _import(name: str) -> Callable:
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        advice = ""
+        if error.name == package:  # and not a module that the user's own one imports
+            advice = f". The folder that contains {package} must be in PYTHONPATH"
+        raise ValueError(f"{name!r} cannot be imported: {error}{advice}") from error
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{name!r} cannot be imported: {error}") from error

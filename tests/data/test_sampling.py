@@ -130,7 +130,7 @@ def test_plan_takes_all_classes_if_there_are_fewer_than_asked_for():
     groups = sampling.group(labels)
     description = sampler.bind(sampling.plan, classes=16, per_class=4).describe(groups)
     assert description == (
-        "a batch has 12 classes instead of 16, because there are no more; every image is used within 5 steps"
+        "a batch has all 12 classes instead of 16; every image is used within 5 steps"
     )
     description = sampler.bind(sampling.plan, classes=12, per_class=4).describe(groups)
     assert description == "every image is used within 5 steps"

@@ -49,7 +49,7 @@ def test_select_names_any_score_of_any_split(tmp_path):
         _selection(tmp_path, select="test/NMI", evaluate={"clustering": False})
     with pytest.raises(ValueError, match=r"select must be 'last', or .*'val/R@1'.*not 'R@1'"):
         _selection(tmp_path, select="R@1")
-    with pytest.raises(ValueError, match="needs held-out classes: --config.validation=0.2"):
+    with pytest.raises(ValueError, match=r"needs held-out classes: --config.validation=0.2"):
         _selection(tmp_path, select="val/R@1")
     with pytest.raises(ValueError, match="no score 'R@1'"):  # by which the best is reloaded
         _selection(tmp_path, reload_best_at=[3], evaluate={"metrics": ["map_at_r"]})

@@ -33,6 +33,4 @@ def test_plan_takes_all_classes_and_the_note_says_so(tmp_path):
     sampler = {"name": "plan", "classes": 30, "per_class": 2}
     run = build.build(tiny(tmp_path, sampler=sampler))
     assert run.batch_size == 4 * 2
-    assert run.sampler_note.startswith(
-        "a batch has 4 classes instead of 30, because there are no more; "
-    )
+    assert run.sampler_note.startswith("a batch has all 4 classes instead of 30; ")

@@ -1,9 +1,13 @@
 """Everything that a config can name is added from outside of the package, by a dotted name."""
 
+import pathlib
+import re
+
 import numpy as np
 import pytest
 from system import tiny
 
+from dmljax.train import config as config_lib
 from dmljax.train import journal, loop, registry
 from dmljax.train.build import build
 
@@ -65,3 +69,44 @@ def test_a_missing_one_is_named(tmp_path, kind):
     name = spec if isinstance(spec, str) else spec["name"]
     with pytest.raises(ValueError, match=f"'{name}_2' cannot be imported"):
         build(tiny(tmp_path, **{field: f"{name}_2"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_package.module:loss", "The folder that contains no_package must be in PYTHONPATH"),
+        ("train.outside.my_loss", "A function of your own is written as 'train.outside:my_loss'"),
+    ],
+)
+def test_a_name_that_is_not_found_says_how_to_write_it(name, message):
+    with pytest.raises(ValueError, match=message):
+        registry.resolve("loss", name)
+
+
+def test_a_missing_package_that_my_module_imports_is_named_alone(tmp_path, monkeypatch):
+    (tmp_path / "my_broken_module.py").write_text("import no_package")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"No module named 'no_package'$"):
+        registry.resolve("loss", "my_broken_module:loss")
+
+
+def test_the_examples_of_contributing_run_as_typed(tmp_path, monkeypatch):
+    """All of them in one run, but for the miner, which that loss does not take."""
+    text = (pathlib.Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    examples = re.findall(r"```py\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "my_module.py").write_text("\n\n".join(examples))
+    monkeypatch.syspath_prepend(tmp_path)
+    words = re.findall(r"(--config\.[^=]+=)(\"[^\"]*\"|\S+)", text)
+    flags = [flag + value.strip('"') for flag, value in words if flag != "--config.field="]
+    fields = {flag.split(".")[1].partition("=")[0] for flag in flags}
+    assert fields == {"loss", "miner", "evaluate", "net", "dataset", "method"}
+    evaluate = {"every": 2, "ks": [1], "batch_size": 64, "clustering": False}
+    config = tiny(tmp_path, steps=2, runtime={"devices": 1}, evaluate=evaluate)
+    config = {name: value for name, value in config.items() if name not in fields - {"evaluate"}}
+    config = config_lib.override(config, flags)
+    with pytest.raises(ValueError, match="the loss takes no miner"):
+        loop.run(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    build(config | {"loss": "triplet"})
+    scores = loop.run(config | {"miner": None}, tmp_path / "run")
+    assert set(scores) == {"R@1", "first_page", "lone"}

@@ -71,7 +71,7 @@ def test_what_cannot_be_evaluated(finished, fields, message):
 
 def test_a_run_without_held_out_classes_has_no_val(tmp_path):
     loop.run(tiny(tmp_path, steps=2), tmp_path / "run")
-    with pytest.raises(ValueError, match="choose train, test; a run with --config.validation=0.2"):
+    with pytest.raises(ValueError, match=r"choose train, test; a run with --config.validation=0.2"):
         run_folder.score(tmp_path / "run", split="val")
 
 

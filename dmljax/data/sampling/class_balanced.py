@@ -70,9 +70,7 @@ def describe_plan(groups: Groups, *, classes: int, per_class: int) -> str:
     steps = coverage(groups, classes=classes, per_class=per_class)
     note = f"every image is used within {steps} steps"
     if classes > (total := len(groups.count)):
-        note = (
-            f"a batch has {total} classes instead of {classes}, because there are no more; {note}"
-        )
+        note = f"a batch has all {total} classes instead of {classes}; {note}"
     return note
 
 
