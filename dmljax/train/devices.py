@@ -4,6 +4,8 @@ except parameters that are to be sharded."""
 from __future__ import annotations
 
 import collections
+import contextlib
+import ctypes
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -12,7 +14,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["Shardings", "of_state", "path_of", "prefetch", "put", "shardings"]
+__all__ = [
+    "Shardings",
+    "of_state",
+    "path_of",
+    "prefetch",
+    "put",
+    "return_free_memory",
+    "shardings",
+]
 
 
 class Shardings:
@@ -94,3 +104,14 @@ def prefetch(
         if len(waiting) > ahead:
             yield waiting.popleft()
     yield from waiting
+
+
+def return_free_memory() -> None:
+    """Returns the memory of the host that is free to the system, where glibc manages it.
+
+    The command line makes glibc keep the block of a step for the next step (`main.tune_cpu`). An
+    array that is allocated during an evaluation can lie in that block, and then the next step
+    needs a new one: without this call, the process could grow by one block with every evaluation.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another system has another allocator
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -15,7 +15,7 @@ from dmljax.data import pipeline
 from dmljax.train import initial_state, run_folder, summary
 from dmljax.train.build import build
 from dmljax.train.checkpoints import Checkpoints
-from dmljax.train.devices import prefetch
+from dmljax.train.devices import prefetch, return_free_memory
 from dmljax.train.evaluation import Evaluation, Evaluator
 from dmljax.train.interrupts import Interrupts
 from dmljax.train.journal import Journal
@@ -85,6 +85,7 @@ def _train(run: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[st
                 log(all_steps=True)
                 evaluation = _evaluate(run, state, evaluator, journal, workdir, step)
                 save(evaluation.scores.get(run.selection.key))
+                return_free_memory()
                 journal.restart_clock(step)
             elif step in run.checkpoint.every:
                 save()

@@ -2,6 +2,8 @@
 
 import functools
 import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -142,3 +144,21 @@ def test_the_next_batch_is_sent_off_while_one_is_used():
     rows = shardings(jax.devices()[:1], batch=8).rows
     for i, batch in enumerate(prefetch(batches(), rows)):
         assert int(batch["x"][0]) == i and sent == list(range(min(i + 2, 4)))
+
+
+def test_free_memory_below_an_array_is_returned():
+    """In a process whose allocator the command line has set."""
+    code = (
+        "import numpy as np\n"
+        "from dmljax import main\n"
+        "main.tune_cpu()\n"
+        "from dmljax.train import devices\n"
+        "def resident(): return int(open('/proc/self/statm').read().split()[1]) * 4096 >> 20\n"
+        "block, above = np.ones(200 << 17), np.ones(1 << 17)\n"
+        "del block\n"
+        "before = resident()\n"
+        "devices.return_free_memory()\n"
+        "print(before - resident())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 190 < int(done.stdout) < 210  # MiB
