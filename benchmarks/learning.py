@@ -89,9 +89,6 @@ METHODS["abe, 2 learners, flattened"] = PAIRS | {
 }
 
 
-# --- one run, in a process of its own -----------------------------------------------------------
-
-
 def ours(
     title: str,
     data: str,
@@ -245,9 +242,6 @@ def peer(title: str, data: str, seed: int, steps: int, validation: float, second
     return row | {k: scores[k] for k in ("R@1", "MAP@R")}
 
 
-# --- side by side -------------------------------------------------------------------------------
-
-
 def small(path: str, folder: pathlib.Path, held_out: list[str]) -> str:
     """The same file with images of 32 x 32: each pixel the mean of those it covers.
 
@@ -258,9 +252,11 @@ def small(path: str, folder: pathlib.Path, held_out: list[str]) -> str:
     if held_out:
         train = ~arrays["class_is_test"]
         groups = np.array([name.partition("/")[0] for name in arrays["class_names"]])
-        known = sorted(set(groups[train].tolist()))
-        if unknown := sorted(set(held_out) - set(known)):
-            raise SystemExit(f"training classes are of {', '.join(known)}, not of {unknown[0]}")
+        train_groups = sorted(set(groups[train].tolist()))
+        if unknown := sorted(set(held_out) - set(train_groups)):
+            raise SystemExit(
+                f"training classes are of {', '.join(train_groups)}, not of {unknown[0]}"
+            )
         rows = train[arrays["labels"]]
         arrays["images"] = arrays["images"][rows]
         arrays["labels"] = (np.cumsum(train) - 1)[arrays["labels"][rows]]
@@ -268,8 +264,8 @@ def small(path: str, folder: pathlib.Path, held_out: list[str]) -> str:
         arrays["class_is_test"] = np.isin(groups, held_out)[train]
     images = arrays["images"]
     times = images.shape[1] // 32
-    n, rest = len(images), images.shape[3:]
-    parts = images.reshape(n, 32, times, 32, times, *rest)
+    n, channels = len(images), images.shape[3:]
+    parts = images.reshape(n, 32, times, 32, times, *channels)
     arrays["images"] = np.rint(parts.mean(axis=(2, 4), dtype=np.float32)).astype(np.uint8)
     np.savez(folder / "small.npz", **arrays)
     return str(folder / "small.npz")
@@ -320,11 +316,11 @@ def main() -> None:
     print(f"{name}, {'held-out training' if held_out else 'unseen'} classes")
     print("| method | seconds | steps | R@1 | MAP@R | R@1 of each seed |")
     print("|---|---|---|---|---|---|")
-    for title, found in rows.items():
-        means = [np.mean([row[k] for row in found]) for k in ("seconds", "steps", "R@1", "MAP@R")]
-        each = ", ".join(f"{row['R@1']:.3f}" for row in found)
+    for title, results in rows.items():
+        means = [np.mean([row[k] for row in results]) for k in ("seconds", "steps", "R@1", "MAP@R")]
+        recalls = ", ".join(f"{row['R@1']:.3f}" for row in results)
         numbers = "{:.0f} | {:.0f} | {:.3f} | {:.3f}".format(*means)
-        print(f"| {title} | {numbers} | {each} |")
+        print(f"| {title} | {numbers} | {recalls} |")
 
 
 if __name__ == "__main__":

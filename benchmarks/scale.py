@@ -44,12 +44,12 @@ class Net(nn.Module):
 
 def sent(text: str) -> dict[str, int]:
     """Bytes of the results of all collectives of a compiled program, by kind."""
-    found = {}
+    bytes_by_kind = {}
     for shapes, kind in _SENT.findall(text):
         for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", shapes):
             size = _BYTES[dtype] * math.prod(int(n) for n in dims.split(",") if n)
-            found[kind] = found.get(kind, 0) + size
-    return found
+            bytes_by_kind[kind] = bytes_by_kind.get(kind, 0) + size
+    return bytes_by_kind
 
 
 def measure(method_fn, *, devices=1, batch=128, sharded=False):
@@ -105,12 +105,12 @@ def measure(method_fn, *, devices=1, batch=128, sharded=False):
             times.append(time.perf_counter() - start)
         took = min(times)
     cost, memory = compiled.cost_analysis(), compiled.memory_analysis()
-    found = {k: v / 1e6 for k, v in sent(compiled.as_text()).items()}
+    sent_mb = {k: v / 1e6 for k, v in sent(compiled.as_text()).items()}
     return (
         cost["flops"],
         memory.temp_size_in_bytes / 1e6,
         memory.argument_size_in_bytes / 1e6,
-        found,
+        sent_mb,
         took,
     )
 
@@ -121,11 +121,11 @@ def table(first: str, rows) -> None:
     for name, (method, options) in rows:
         if options.get("devices", 1) > jax.device_count():
             continue
-        flops, temporary, held, found, took = measure(method, **options)
-        gathered = found.pop("all-gather", 0)
+        flops, temporary, held, sent_mb, took = measure(method, **options)
+        gathered = sent_mb.pop("all-gather", 0)
         print(
             f"| {name} | {flops / 1e9:.2f} | {temporary:.1f} | {held:.1f} | {gathered:.2f} "
-            f"| {sum(found.values()):.2f} | {'' if took is None else f'{1e3 * took:.1f}'} |",
+            f"| {sum(sent_mb.values()):.2f} | {'' if took is None else f'{1e3 * took:.1f}'} |",
             flush=True,
         )
 

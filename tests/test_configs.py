@@ -1,4 +1,4 @@
-"""Every config, made small from the command line, on images in its set's own layout."""
+"""Every config, made small by flags, on images in the folder layout of its data set."""
 
 import ast
 import functools
@@ -54,25 +54,25 @@ def root_of(tmp_path_factory):
 def _small(file, argument, root_of):
     """The config by the flags that make it small: one little net, two steps."""
     name = f"{file}:{argument}" if argument else str(file)
-    whole = config_lib.read(name)
+    config = config_lib.read(name)
     changes = {"steps": 2, "log_every": 1, "pictures": False, "runtime.devices": 1}
-    if whole["dataset"]["name"] != "mnist":  # one of them is enough, and it takes long
+    if config["dataset"]["name"] != "mnist":  # one of them is enough, and it takes long
         changes["evaluate.clustering"] = False
     changes |= {"evaluate.every": 2, "evaluate.seeds": [0], "evaluate.batch_size": 64}
-    if whole["dataset"]["name"] in LAYOUTS:
-        changes["dataset.root"] = str(root_of(whole["dataset"]["name"]))
-    if whole["dataset"]["name"] == "inshop" and whole.get("validation"):
+    if config["dataset"]["name"] in LAYOUTS:
+        changes["dataset.root"] = str(root_of(config["dataset"]["name"]))
+    if config["dataset"]["name"] == "inshop" and config.get("validation"):
         # Two training classes are too few to hold some out.
         changes |= {"validation": 0.0, "select": "test/R@1"}
-    if whole["net"]["name"] != "lecun":
+    if config["net"]["name"] != "lecun":
         changes["net"] = {"name": "convnet", "widths": [4, 4], "strides": [8, 1]}
         changes["method.dim"] = 32
-        if whole.get("miner") and "dim" in whole["miner"]:
+        if config.get("miner") and "dim" in config["miner"]:
             changes["miner.dim"] = 32
-    if whole["method"]["name"] == "abe":
+    if config["method"]["name"] == "abe":
         changes |= {"method.split": ["conv1", "conv2"], "method.attention": "conv2"}
     sizes = {"batch_size": 8, "classes": 2, "per_class": 4}
-    changes |= {f"sampler.{k}": sizes[k] for k in whole["sampler"] if k != "name"}
+    changes |= {f"sampler.{k}": sizes[k] for k in config["sampler"] if k != "name"}
     return config_lib.read(name, [f"--config.{k}={v!r}" for k, v in changes.items()])
 
 
@@ -87,8 +87,8 @@ def _arguments(file):
     """Every 'attention=gat,mlp=False' that the docstring offers."""
     text = ast.get_docstring(ast.parse(file.read_text()))
     one = r"[a-z_]+=[\w.]*\w"
-    found = re.findall(rf"(?<![-.\w])({one}(?:,{one})*)", text)
-    return sorted({a for a in found if not a.startswith("select=")})
+    arguments = re.findall(rf"(?<![-.\w])({one}(?:,{one})*)", text)
+    return sorted({a for a in arguments if not a.startswith("select=")})
 
 
 @each_config
@@ -123,11 +123,12 @@ def test_what_a_docstring_says(file):
 
 @each_config
 def test_its_arguments_build(file, root_of):
-    plain, made = json.dumps(config_lib.read(str(file))), {}
+    plain, arguments_by_config = json.dumps(config_lib.read(str(file))), {}
     for argument in _arguments(file):
-        made.setdefault(json.dumps(config_lib.read(f"{file}:{argument}")), argument)
-    assert set(made) - {plain} or not made  # one says something else than the default
-    for argument in made.values():
+        arguments_by_config.setdefault(json.dumps(config_lib.read(f"{file}:{argument}")), argument)
+    # Where a config offers arguments, at least one of them changes it.
+    assert set(arguments_by_config) - {plain} or not arguments_by_config
+    for argument in arguments_by_config.values():
         run = build(_small(file, argument, root_of))
         assert run.steps == 2 and jax.tree.leaves(run.shapes.params)
 

@@ -20,19 +20,21 @@ from system import photos, tiny
 from dmljax.train import journal, loop
 
 CONFIG = LONG | {"method": {"name": "pairs", "dim": 4, "memory": 16}}
-pytestmark = pytest.mark.xdist_group("launch")  # `whole` once, not once a worker
+pytestmark = pytest.mark.xdist_group(
+    "launch"
+)  # so that one worker alone computes `undisturbed_run`
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def undisturbed_run(tmp_path_factory):
     """Two processes of two devices, undisturbed."""
     folder = tmp_path_factory.mktemp("whole")
     with started(folder, folder / "run", tiny(folder, **CONFIG), processes=2) as process:
         return folder, ends(process, 0, folder)
 
 
-def test_two_processes_compute_what_one_does(whole, tmp_path):
-    folder, printed = whole
+def test_two_processes_compute_what_one_does(undisturbed_run, tmp_path):
+    folder, printed = undisturbed_run
     loop.run(tiny(folder, **CONFIG, runtime={"devices": 4}), tmp_path / "one")
     ours, theirs = (journal.read(d / "metrics.jsonl") for d in (folder / "run", tmp_path / "one"))
     assert [sorted(x) for x in ours] == [sorted(x) for x in theirs]
@@ -47,25 +49,25 @@ def test_two_processes_compute_what_one_does(whole, tmp_path):
     assert printed.count("test split after step 50") == 1
 
 
-def test_one_killed_ends_all_and_one_signalled_stops_all(whole, tmp_path):
+def test_one_killed_ends_all_and_one_signalled_stops_all(undisturbed_run, tmp_path):
     config, run = tiny(tmp_path, **CONFIG), tmp_path / "run"
     _kill_one(config, run, step=14)
     _signal_one(config, run, step=30)
     done = (run / "metrics.jsonl").read_bytes()
-    assert (whole[0] / "run" / "metrics.jsonl").read_bytes().startswith(done)
+    assert (undisturbed_run[0] / "run" / "metrics.jsonl").read_bytes().startswith(done)
 
 
 def _kill_one(config, run, *, step, number=1):
     with started(run.parent, run, config, processes=2) as process:
         until_step(run, step, process)
-        both = children(process.pid)
-        os.kill(both[number], signal.SIGKILL)
+        pids = children(process.pid)
+        os.kill(pids[number], signal.SIGKILL)
         ends(process, 137, run.parent, within=20)
-        assert not any(pathlib.Path(f"/proc/{pid}").exists() for pid in both)
+        assert not any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def _signal_one(config, run, *, step, number=signal.SIGTERM):
-    """Only process 1 gets it; both must stop after the same step, or they would wait for ever."""
+    """Only process 1 gets the signal. Both must stop after the same step, or one waits forever."""
     with started(run.parent, run, config, processes=2) as process:
         until_step(run, step, process)
         os.kill(children(process.pid)[1], number)
@@ -74,14 +76,14 @@ def _signal_one(config, run, *, step, number=signal.SIGTERM):
 
 
 @pytest.mark.slow
-def test_whichever_is_killed_and_whatever_the_signal_the_run_is_the_same(whole, tmp_path):
+def test_whichever_is_killed_and_whatever_the_signal_the_run_is_the_same(undisturbed_run, tmp_path):
     config, run = tiny(tmp_path, **CONFIG), tmp_path / "run"
     for number, step in enumerate((8, 18, 24, 34)):
         _kill_one(config, run, step=step, number=number % 2)
     _signal_one(config, run, step=40, number=signal.SIGINT)
     with started(tmp_path, run, config, processes=2) as process:
         ends(process, 0, tmp_path)
-    same_run(run, whole[0] / "run")
+    same_run(run, undisturbed_run[0] / "run")
 
 
 @pytest.mark.slow
@@ -103,8 +105,8 @@ def test_a_signal_to_the_launcher_reaches_all(tmp_path, number):
 
 
 @pytest.mark.slow
-def test_another_config_is_one_line_and_ends_all(whole, tmp_path):
-    shutil.copytree(whole[0] / "run", tmp_path / "run")
+def test_another_config_is_one_line_and_ends_all(undisturbed_run, tmp_path):
+    shutil.copytree(undisturbed_run[0] / "run", tmp_path / "run")
     other = tiny(tmp_path, **CONFIG, loss={"name": "triplet", "margin": 0.3})
     with started(tmp_path, tmp_path / "run", other, processes=2) as process:
         printed = ends(process, 2, tmp_path, within=60)
@@ -148,18 +150,18 @@ def _printed(*words, status=0):
 
 def test_dry_runs_print_what_every_host_executes():
     config, notes = "configs/glyphs.py", "--config.notes=two words; and more"
-    given = [f"--config={config}", "--workdir=/mnt/x", notes, "--distributed"]
+    arguments = [f"--config={config}", "--workdir=/mnt/x", notes, "--distributed"]
     printed = _printed("launch/slurm.sh", "--dry-run", config, "--workdir=/mnt/x", notes)
-    assert _understood(shlex.split(printed)) == given
+    assert _understood(shlex.split(printed)) == arguments
     run = ("run", "pod", "zone-b", config, "--workdir=/mnt/x", notes)
     lines = _printed("launch/tpu_pod.sh", "--dry-run", *run).splitlines()
     assert lines[0].startswith("on every host of pod: cd dmljax && exec .venv/bin/python ")
-    assert _understood(shlex.split(lines[0])) == given
+    assert _understood(shlex.split(lines[0])) == arguments
     # What gcloud gets is one word, and in it, for the shell there, the same words.
     sent = shlex.split(lines[1])
     assert " ".join(sent[:5]) == "gcloud compute tpus tpu-vm ssh"
     assert sent[5:8] == ["pod", "--zone=zone-b", "--worker=all"]
-    assert _understood(shlex.split(sent[8])) == given
+    assert _understood(shlex.split(sent[8])) == arguments
 
 
 @pytest.mark.parametrize(
@@ -222,27 +224,27 @@ JOBSET = {
 }
 
 
-def _fits(found, wanted, path="jobset"):
-    if isinstance(wanted, dict):
-        assert isinstance(found, dict), path
-        for name, inner in wanted.items():
-            assert name in found, f"{path} has no {name}"
-            _fits(found[name], inner, f"{path}.{name}")
-    elif isinstance(wanted, list):
-        assert isinstance(found, list) and found, path
-        for inner in found:
-            _fits(inner, wanted[0], path)
-    elif isinstance(wanted, type):
-        assert type(found) is wanted, f"{path} is {found!r}"
+def _fits(actual, expected, path="jobset"):
+    if isinstance(expected, dict):
+        assert isinstance(actual, dict), path
+        for name, inner in expected.items():
+            assert name in actual, f"{path} has no {name}"
+            _fits(actual[name], inner, f"{path}.{name}")
+    elif isinstance(expected, list):
+        assert isinstance(actual, list) and actual, path
+        for inner in actual:
+            _fits(inner, expected[0], path)
+    elif isinstance(expected, type):
+        assert type(actual) is expected, f"{path} is {actual!r}"
     else:
-        assert found == wanted, path
+        assert actual == expected, path
 
 
 def test_the_job_set_is_one_and_runs_our_command():
-    found = yaml.safe_load((ROOT / "launch" / "gke.yaml").read_text())
-    _fits(found, JOBSET)
-    [job] = found["spec"]["replicatedJobs"]
-    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", found["metadata"]["name"])
+    job_set = yaml.safe_load((ROOT / "launch" / "gke.yaml").read_text())
+    _fits(job_set, JOBSET)
+    [job] = job_set["spec"]["replicatedJobs"]
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", job_set["metadata"]["name"])
     spec = job["template"]["spec"]
     pod = spec["template"]["spec"]
     [container] = pod["containers"]

@@ -119,8 +119,8 @@ def _submit(environment, folder, **fields):
 
 
 def _state(environment, job):
-    found = _ask(environment, "scontrol", "show", "job", job)
-    return dict(pair.split("=", 1) for pair in found.split() if "=" in pair)
+    output = _ask(environment, "scontrol", "show", "job", job)
+    return dict(pair.split("=", 1) for pair in output.split() if "=" in pair)
 
 
 def _reported(folder, step):
@@ -136,8 +136,8 @@ def test_a_job_told_to_stop_is_requeued_and_finishes(cluster, tmp_path):
     assert "saved; the same command goes on" in out.read_text()
     _ask(cluster, "scontrol", "update", f"JobId={job}", "StartTime=now")  # it lets wait 2 minutes
     _until(lambda: _state(cluster, job)["JobState"] == "COMPLETED", "the second part")
-    found = _state(cluster, job)
-    assert found["Restarts"] == "1" and found["ExitCode"] == "0:0"
+    job_state = _state(cluster, job)
+    assert job_state["Restarts"] == "1" and job_state["ExitCode"] == "0:0"
     assert out.read_text().count("going on from step") == 1
     assert out.read_text().count("test split after step 200") == 1
 

@@ -47,12 +47,12 @@ def _pnp_penalty(variant, r, b=2.0, alpha=1.0):
     }[variant]
 
 
-def _naive_entry(name, s, a, positives, negatives, own):
+def _naive_entry(name, s, a, positives, negatives, own_squares=None):
     """One anchor's entry, from its row `s` of cosines."""
     if name == "fast_ap":
         squares, entry, so_far, so_far_positive = 2 - 2 * s, 0.0, 0.0, 0.0
-        if own:  # of zero rows only the loss itself knows that they have no direction
-            squares = own[0][a]
+        if own_squares is not None:  # a zero row has no direction: its cosines do not give these
+            squares = own_squares[a]
         for centre in np.linspace(0, 4, 11):
             positive_weights = [max(0, 1 - abs(squares[j] - centre) / 0.4) for j in positives]
             negative_weights = [max(0, 1 - abs(squares[j] - centre) / 0.4) for j in negatives]
@@ -70,7 +70,7 @@ def _naive_entry(name, s, a, positives, negatives, own):
                 within_k += expit(k - rank)
             recalls.append(min(k, within_k) / min(k, len(positives)))
         return 1 - np.mean(recalls)
-    positives = [*positives, a] if own else positives
+    positives = positives if own_squares is None else [*positives, a]
     total = 0.0
     for p in positives:
         ahead = {j: expit((s[j] - s[p]) / 0.2) for j in positives + negatives if j != p}
@@ -81,32 +81,32 @@ def _naive_entry(name, s, a, positives, negatives, own):
     return 1 - total / len(positives) if name == "smooth_ap" else total / len(positives)
 
 
-def _naive_histogram(s, alike, unlike, own):
-    both = [a for a in range(len(s)) if alike[a].any() and unlike[a].any()]
+def _naive_histogram(s, alike, unlike, within_batch):
+    anchors_with_pairs = [a for a in range(len(s)) if alike[a].any() and unlike[a].any()]
 
     def density(mask):
-        chosen = {(a, j) for a in both for j in range(s.shape[1]) if mask[a, j]}
-        chosen = {tuple(sorted(pair)) for pair in chosen} if own else chosen
+        chosen = {(a, j) for a in anchors_with_pairs for j in range(s.shape[1]) if mask[a, j]}
+        chosen = {tuple(sorted(pair)) for pair in chosen} if within_batch else chosen
         nodes = np.linspace(-1, 1, 21)
         return [
             np.mean([max(0, 1 - abs(s[pair] - node) / 0.1) for pair in chosen]) for node in nodes
         ]
 
-    return float(np.dot(density(unlike), np.cumsum(density(alike)))) if both else 0.0
+    return float(np.dot(density(unlike), np.cumsum(density(alike)))) if anchors_with_pairs else 0.0
 
 
 def naive(name, x, labels, y=None, reference_labels=None):
-    own = y is None
+    within_batch = y is None
     x = unit(x)
-    y, reference_labels = (x, labels) if own else (unit(y), reference_labels)
+    y, reference_labels = (x, labels) if within_batch else (unit(y), reference_labels)
     s = x @ y.T
     squares = ((x[:, None] - y[None]) ** 2).sum(-1)
     alike = np.asarray(labels)[:, None] == np.asarray(reference_labels)[None]
     unlike = ~alike
-    if own:
+    if within_batch:
         alike = alike & ~np.eye(len(x), dtype=bool)
     if name == "histogram":
-        return _naive_histogram(s, alike, unlike, own)
+        return _naive_histogram(s, alike, unlike, within_batch)
     entries = [
         _naive_entry(
             name,
@@ -114,7 +114,7 @@ def naive(name, x, labels, y=None, reference_labels=None):
             a,
             list(np.flatnonzero(alike[a])),
             list(np.flatnonzero(unlike[a])),
-            (squares,) if own else (),
+            squares if within_batch else None,
         )
         for a in range(len(x))
         if alike[a].any()
@@ -135,8 +135,8 @@ def dense(name, x, labels):
         return jnp.maximum(1 - gaps / width, 0)  # [b b bins]
 
     if name == "histogram":
-        both = valid & unlike.any(axis=1)
-        once = np.triu(both[:, None] | both[None, :])
+        anchors_with_pairs = valid & unlike.any(axis=1)
+        once = np.triu(anchors_with_pairs[:, None] | anchors_with_pairs[None, :])
         bins = triangles(s, jnp.linspace(-1, 1, 21), 0.1)
         positive, negative = (jnp.mean(bins[m & once], axis=0) for m in (alike, unlike))
         return jnp.sum(negative * jnp.cumsum(positive))

@@ -14,9 +14,9 @@ def _data(b=9):
 
 def test_weighted_sum(unchecked):
     x, y = _data()
-    both = losses.weighted_sum({"a": (0.5, losses.contrastive), "b": (2.0, losses.ntxent)})
+    weighted = losses.weighted_sum({"a": (0.5, losses.contrastive), "b": (2.0, losses.ntxent)})
     where = np.arange(9) < 7
-    (total, values), slope = jax.jit(jax.value_and_grad(both, has_aux=True))(x, y, where=where)
+    (total, values), slope = jax.jit(jax.value_and_grad(weighted, has_aux=True))(x, y, where=where)
     assert set(values) == {"a", "b"}
     a, slope_a = jax.jit(jax.value_and_grad(losses.contrastive))(x, y, where=where)
     b, slope_b = jax.jit(jax.value_and_grad(losses.ntxent))(x, y, where=where)

@@ -129,14 +129,14 @@ def test_entries_and_weights(name):
     where = np.array([True, True, True, False, False, True])
 
     @jax.jit
-    def both(x, y, w, where, weigh):
+    def entries_and_total(x, y, w, where, weigh):
         fn = functools.partial(getattr(losses, name), x, y, w, where=where)
         return fn(reduce_fn=None), fn(reduce_fn=ops.weighted(weigh, ops.sum))
 
     by_class = name == "proxy_anchor"
     weights = np.array([1.0, 2.0, 0.5, 3.0], np.float32)
     weigh = weights if by_class else weights[y]
-    entries, total = both(x, y, w, where, weigh)
+    entries, total = entries_and_total(x, y, w, where, weigh)
     assert entries.shape == ((4,) if by_class else (6,))
     assert by_class or not np.any(entries[~where])
     np.testing.assert_allclose(total, np.sum(entries * weigh), rtol=1e-5)

@@ -67,7 +67,7 @@ def test_recall_at_k_divides_by_the_most_that_k_places_hold():
 
 
 def test_fast_ap_is_one_minus_precision_where_bins_are_pure():
-    # Positives opposite, negatives at the anchor: found last, among all.
+    # All positives are opposite to the anchor, so they rank last, behind all negatives.
     x = np.array([[1, 0], [-1, 0], [1, 0], [-1, 0]], np.float32)
     assert losses.fast_ap(x, np.array([0, 0, 1, 1])) == pytest.approx(1 - 1 / 3)
     assert losses.fast_ap(x, np.array([0, 1, 0, 1])) == pytest.approx(0)
@@ -79,8 +79,8 @@ def test_histogram_entries_are_shares_of_positives_below_a_negative():
     shares = losses.histogram(x, labels, reduce_fn=None)
     assert shares.shape == (10, 10) and shares.min() >= 0 and shares.max() < 1.0001
     s = unit(x) @ unit(x).T
-    both = labels < 3
+    has_positives = labels < 3
     alike = s[(labels[:, None] == labels[None]) & ~np.eye(10, dtype=bool)]
     for i, j in ((0, 3), (5, 9), (9, 5)):
-        assert both[i] or both[j]
+        assert has_positives[i] or has_positives[j]
         assert shares[i, j] == pytest.approx(np.mean(alike < s[i, j]), abs=0.12)

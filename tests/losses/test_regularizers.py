@@ -55,7 +55,7 @@ NAIVE = {
     "sparse_centers": _sparse_centers,
 }
 NAMES = sorted(NAIVE)
-each = pytest.mark.parametrize("name", NAMES)
+each_regularizer = pytest.mark.parametrize("name", NAMES)
 
 
 def test_every_regularizer_has_a_referee():
@@ -78,7 +78,7 @@ def _data(name, dtype=np.float32):
     return np.random.default_rng(5).normal(size=shape).astype(dtype)
 
 
-@each
+@each_regularizer
 def test_naive_loops(name):
     x = _data(name, np.float64)
     with jax.enable_x64(True):
@@ -127,7 +127,7 @@ def test_pytorch_metric_learning():
     assert compared == set(NAMES)
 
 
-@each
+@each_regularizer
 def test_masking_equals_dropping(name):
     x = _data(name)
     where = np.array([True, True, False, True, False])
@@ -142,7 +142,7 @@ def test_masking_equals_dropping(name):
     assert value == 0 and not np.any(slope)
 
 
-@each
+@each_regularizer
 def test_hard_inputs(name):
     x = _data(name)
     x[0] = 0

@@ -61,15 +61,17 @@ def test_abe_by_hand(pooled_by):
     out = apply(variables, IMAGES)
 
     def part(name, x, **stages):
-        own = {collection: tree[name] for collection, tree in variables.items() if name in tree}
-        return _backbone(**stages)(own, x)
+        stage_variables = {
+            collection: tree[name] for collection, tree in variables.items() if name in tree
+        }
+        return _backbone(**stages)(stage_variables, x)
 
     params = variables["params"]
     maps = part("shared", IMAGES, stop="conv2")["features"]
-    heard = part("attention", maps, start="conv3", stop="conv3")["features"]
+    attention_maps = part("attention", maps, start="conv3", stop="conv3")["features"]
     for m in range(3):
         kernel = params["masks"]["kernel"][0, 0, :, 6 * m : 6 * (m + 1)]
-        mask = 1 / (1 + np.exp(-(heard @ kernel)))  # its bias starts at 0
+        mask = 1 / (1 + np.exp(-(attention_maps @ kernel)))  # its bias starts at 0
         np.testing.assert_allclose(out["masks"][:, m], mask, atol=1e-5)
         last = part("head", maps * mask, start="conv3")
         pooled = last["features"].reshape(len(IMAGES), -1) if pooled_by else last["pooled"]
@@ -85,8 +87,10 @@ def test_embeddings_are_the_learners_beside_each_other():
     learners, embeddings = np.asarray(out["learners"]), np.asarray(out["embeddings"])
     np.testing.assert_allclose(np.linalg.norm(learners, axis=2), 1, atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-6)
-    each = np.sum((learners[0] - learners[1]) ** 2, axis=1)
-    np.testing.assert_allclose(np.sum((embeddings[0] - embeddings[1]) ** 2), each.mean(), rtol=1e-4)
+    learner_squares = np.sum((learners[0] - learners[1]) ** 2, axis=1)
+    np.testing.assert_allclose(
+        np.sum((embeddings[0] - embeddings[1]) ** 2), learner_squares.mean(), rtol=1e-4
+    )
 
 
 def test_without_masks_every_learner_is_the_backbone():
@@ -130,8 +134,8 @@ def test_one_learner_trains_what_is_shared_and_its_own_mask():
     slopes = slope(variables["params"])
     for name in ("shared", "attention", "head", "embedding"):
         assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(slopes[name])) > 1e-6
-    own = np.abs(slopes["masks"]["kernel"]).max(axis=(0, 1, 2)).reshape(3, 6).max(axis=1)
-    assert own[1] > 1e-7 and own[0] == own[2] == 0
+    mask_slopes = np.abs(slopes["masks"]["kernel"]).max(axis=(0, 1, 2)).reshape(3, 6).max(axis=1)
+    assert mask_slopes[1] > 1e-7 and mask_slopes[0] == mask_slopes[2] == 0
 
 
 def test_backbone_weights_fill_every_copy():

@@ -160,8 +160,8 @@ def test_terms_and_their_weights(mode):
             squares = sum(np.sum(np.square(x, dtype=float)) for x in jax.tree.leaves(kept))
             np.testing.assert_allclose(metrics["decay"], 5e-3 * squares / 2, rtol=1e-4)
             logits = _linear(params["probe"], f)
-            own = logits[np.arange(B), BATCH["labels"]]
-            probe = np.mean(np.log(np.sum(np.exp(logits), axis=1)) - own)
+            label_logits = logits[np.arange(B), BATCH["labels"]]
+            probe = np.mean(np.log(np.sum(np.exp(logits), axis=1)) - label_logits)
             np.testing.assert_allclose(metrics["probe"], probe, rtol=1e-4)
             expected += weights[3] * metrics["decay"] + probe
         np.testing.assert_allclose(value, expected, rtol=1e-4)
@@ -238,18 +238,18 @@ def test_keys_and_steps():
 
 
 def test_samples_of_the_metric_loss():
-    """One, or the mean over several; a miner that draws gets keys of its own."""
+    """One, or the mean over several; a random miner gets its own keys."""
     variants = {}
     for n in (1, T):
-        seen = []
+        shapes = []
 
-        def spy(x, labels, seen=seen):
-            seen.append(x.shape)
+        def spy(x, labels, shapes=shapes):
+            shapes.append(x.shape)
             return _spread(x, labels)
 
         call, _ = _compiled.__wrapped__(slopes=False, loss_fn=spy, metric_samples=n)
         variants[n] = call(0)[1]["metric_variant"]
-        assert set(seen) == {(B, DIM)}
+        assert set(shapes) == {(B, DIM)}
     assert variants[1] != variants[T]
     mine_fn = functools.partial(miners.distance_weighted, dim=DIM, nonzero_loss_cutoff=2.0)
     mine_fn = base.RandomMiner(mine_fn)

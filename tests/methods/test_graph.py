@@ -58,22 +58,22 @@ def _edges(x, options):
         np.fill_diagonal(weights, 0)
     else:
         weights = np.maximum(weights, 0)
-    hears = weights > options.get("threshold", -np.inf)
-    return hears, weights if options.get("weighted") else np.ones((n, n))
+    adjacency = weights > options.get("threshold", -np.inf)
+    return adjacency, weights if options.get("weighted") else np.ones((n, n))
 
 
 def _attend(p, x, h, options):
     n, width = len(h), D // HEADS
-    hears, weights = _edges(x, options)
+    adjacency, weights = _edges(x, options)
     q, k, v = (_linear(p[f"{part}_linear"], h) for part in "qkv")
     out = np.zeros((n, D))
     for head in range(HEADS):
         part = slice(head * width, (head + 1) * width)
         for i in range(n):
             scores = [np.exp(q[i, part] @ k[j, part] / np.sqrt(width)) for j in range(n)]
-            total = sum(s for s, heard in zip(scores, hears[i], strict=True) if heard)
+            total = sum(s for s, edge in zip(scores, adjacency[i], strict=True) if edge)
             total += options.get("attention") == "dot_plus_one"
-            for j in np.flatnonzero(hears[i]):
+            for j in np.flatnonzero(adjacency[i]):
                 out[i, part] += scores[j] / total * weights[i, j] * v[j, part]
     return _linear(p["out"], out)
 
@@ -267,15 +267,15 @@ def test_backbone_only_has_no_graph():
 
 
 def test_attention_of_a_batch():
-    """Sums to 1 over those who are heard, and is 0 up to the threshold of the correlation."""
+    """Weights sum to 1 over the senders. They are 0 up to the threshold of the correlation."""
     method, params, model_state, _ = graph_case("edges")
     shown = jit(method.inspect.batch_attention)(params, model_state, images_of_batch())
     assert list(shown) == ["attention"] and shown["attention"].shape == (1, HEADS, N, N)
-    hears = np.corrcoef(_features("edges", images_of_batch())) > 0.9
+    adjacency = np.corrcoef(_features("edges", images_of_batch())) > 0.9
 
-    assert N < hears.sum() < N * N
+    assert N < adjacency.sum() < N * N
     for head in np.asarray(shown["attention"][0]):
-        np.testing.assert_array_equal(head > 0, hears)
+        np.testing.assert_array_equal(head > 0, adjacency)
         np.testing.assert_allclose(head.sum(axis=1), 1, atol=1e-5)
 
 
@@ -286,7 +286,7 @@ def test_attention_of_a_batch():
         ("no attention", {}),
     ],
 )
-def test_what_there_is_of_attention(name, shapes):
+def test_attention_of_each_layer_is_returned(name, shapes):
     method, params, model_state, _ = graph_case(name)
     shown = jax.eval_shape(method.inspect.batch_attention, params, model_state, images_of_batch())
     assert {name: array.shape for name, array in shown.items()} == shapes

@@ -291,10 +291,10 @@ def test_sharded_over_devices_gives_the_same():
     x = np.tile(X, (4, 1)) + np.arange(16)[:, None].astype(np.float32) / 16
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     where = np.arange(16) != 5
     one, state = _train()(variables, x, jax.random.key(0), where)
-    placed = jax.device_put(variables, whole)
+    placed = jax.device_put(variables, replicated)
     many, state_of_many = _train()(
         placed, jax.device_put(x, rows), jax.random.key(0), jax.device_put(where, rows)
     )

@@ -1,6 +1,5 @@
 """Reports of embeddings against loops over ranked lists, and against a peer."""
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -8,8 +7,6 @@ import pytest
 from ranked_lists import NAMES, search_scores
 
 from dmljax import metrics, retrieval
-from dmljax.data.splits import Split
-from dmljax.train import evaluation
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -193,16 +190,6 @@ X, Y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_the_groups_of_a_split_reach_its_scores():
-    x = np.array([[0, 0], [1, 0], [0, 9], [3, 0]], np.float32)
-    split = Split(np.zeros((4, 2, 2, 3), np.uint8), [0, 1, 0, 0], ("a", "b"))
-    marks = {"query": np.array([1, 0, 0, 0], bool), "gallery": np.array([0, 1, 1, 1], bool)}
-    split = dataclasses.replace(split, **marks)
-    assert evaluation.score(x, split, ks=(1, 2), clustering_fns={})["mAP"] == (1 / 2 + 2 / 3) / 2
-    split = dataclasses.replace(split, groups=np.array([7, 7, -1, -1]))  # the wrong one is out
-    assert evaluation.score(x, split, ks=(1, 2), clustering_fns={})["mAP"] == 1
 
 
 def spread(ranks, *, scale=1.0):

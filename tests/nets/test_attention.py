@@ -66,7 +66,7 @@ def _leaky(x):
     return np.where(x > 0, x, 0.2 * x)
 
 
-def _listen(score, values, adjacency, edge_weights, one):
+def _messages(score, values, adjacency, edge_weights, one):
     """Every receiver's messages by a loop over its senders. `one` is 1 for plus-one, else 0."""
     n = len(values)
     messages, attention = np.zeros_like(values), np.zeros((n, n))
@@ -87,14 +87,14 @@ def _naive_dot(p, x, adjacency, edge_weights, heads, one=0):
         return x @ p[name]["kernel"] + p[name]["bias"]
 
     parts = [np.split(linear(f"{name}_linear"), heads, axis=1) for name in "qkv"]
-    heard = [
-        _listen(
+    outputs = [
+        _messages(
             lambda i, j, q=q, k=k: q[i] @ k[j] / len(q[i]) ** 0.5, v, adjacency, edge_weights, one
         )
         for q, k, v in zip(*parts, strict=True)
     ]
-    messages = np.concatenate([m for m, _ in heard], axis=1)
-    return messages @ p["out"]["kernel"] + p["out"]["bias"], np.stack([a for _, a in heard])
+    messages = np.concatenate([m for m, _ in outputs], axis=1)
+    return messages @ p["out"]["kernel"] + p["out"]["bias"], np.stack([a for _, a in outputs])
 
 
 def _naive_gat(
@@ -104,7 +104,7 @@ def _naive_gat(
         senders = np.split(x @ p[linear]["kernel"], heads, axis=1)
         other = p.get("linear_r", p[linear])
         receivers = np.split(x @ other["kernel"], heads, axis=1)
-        heard = []
+        outputs = []
         for h in range(heads):
             a = p["attn"]["kernel"][:, h if p["attn"]["kernel"].shape[1] > 1 else 0]
 
@@ -112,12 +112,12 @@ def _naive_gat(
                 r, s = receivers[h][i], senders[h][j]
                 return a @ _leaky(r + s) if second else _leaky(a @ np.concatenate([r, s]))
 
-            heard.append(_listen(score, senders[h], adjacency, edge_weights, 0))
-        messages = [m for m, _ in heard]
+            outputs.append(_messages(score, senders[h], adjacency, edge_weights, 0))
+        messages = [m for m, _ in outputs]
         messages = (
             np.concatenate(messages, axis=1) if combine == "concat" else np.mean(messages, axis=0)
         )
-        return messages, np.stack([a for _, a in heard])
+        return messages, np.stack([a for _, a in outputs])
 
     y, attention = layer(p["layer1"], x, heads, combine)
     if "output" in p:
@@ -152,7 +152,7 @@ def _double(tree):
 
 @functools.cache
 def _case(name, n=5):
-    """Parameters, nodes, a graph in which node 1 hears no one, weights; all in float64."""
+    """Parameters, nodes, a graph in which node 1 receives nothing, weights; all in float64."""
     module, _ = KINDS[name]
     rng = np.random.default_rng(3)
     nodes = rng.normal(size=(n, D))
@@ -257,10 +257,10 @@ def test_huge_scores_are_finite(name):
     params, nodes, *_, signs = jax.tree.map(lambda a: a.astype(np.float32), _case(name))
     (_, out), slopes = _slopes(name)(params, 1e4 * nodes, signs, {})
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((out, slopes)))
-    assert np.max(out["attention"]) > 0.99  # it is one sender that is heard
+    assert np.max(out["attention"]) > 0.99  # one sender has nearly all of the weight
 
 
-def test_plus_one_hears_less_than_one_whole():
+def test_weights_with_plus_one_sum_to_less_than_1():
     params, nodes, *_ = _case("dot_plus_one")
     full = attention.dot(heads=4).apply({"params": params}, nodes, train=False)["attention"]
     less = KINDS["dot_plus_one"][0].apply({"params": params}, nodes, train=False)["attention"]
@@ -291,7 +291,7 @@ def test_attention_is_dropped_out(kind):
     out = module.apply({"params": params}, nodes, train=True, rngs=key)
     plain = module.apply({"params": params}, nodes, train=False)
     assert np.abs(out["nodes"] - plain["nodes"]).max() > 0.1
-    if kind == "dot":  # what comes back is that of before dropout
+    if kind == "dot":  # the returned weights are those before dropout
         np.testing.assert_allclose(out["attention"], plain["attention"], atol=1e-6)
 
 

@@ -70,8 +70,8 @@ def test_gradients_of_batch_norm_are_those_of_its_definition(options):
         params = jax.tree.map(lambda p: jnp.linspace(0.5, 2, 3), variables.get("params", {}))
 
         def ours(params, x):
-            both = {"params": params, "batch_stats": stats}
-            y, new = layer.apply(both, x, train=True, mutable=["batch_stats"])
+            variables = {"params": params, "batch_stats": stats}
+            y, new = layer.apply(variables, x, train=True, mutable=["batch_stats"])
             # No gradient flows through the running statistics.
             return jnp.sum(y * weights) + sum(map(jnp.sum, jax.tree.leaves(new)))
 

@@ -1,5 +1,7 @@
 """Scores of embeddings by the protocol of a split."""
 
+import dataclasses
+
 import numpy as np
 
 from dmljax import metrics
@@ -45,3 +47,14 @@ def test_a_query_is_compared_with_the_gallery_alone():
         X[query], LABELS[query], gallery=X[~query], gallery_labels=LABELS[~query]
     )
     assert scores == expected
+
+
+def test_the_groups_of_a_split_reach_its_scores():
+    x = np.array([[0, 0], [1, 0], [0, 9], [3, 0]], np.float32)
+    split = Split(np.zeros((4, 2, 2, 3), np.uint8), [0, 1, 0, 0], ("a", "b"))
+    marks = {"query": np.array([1, 0, 0, 0], bool), "gallery": np.array([0, 1, 1, 1], bool)}
+    split = dataclasses.replace(split, **marks)
+    assert evaluation.score(x, split, ks=(1, 2), clustering_fns={})["mAP"] == (1 / 2 + 2 / 3) / 2
+    # The negative is in the group of the query, so it no longer counts.
+    split = dataclasses.replace(split, groups=np.array([7, 7, -1, -1]))
+    assert evaluation.score(x, split, ks=(1, 2), clustering_fns={})["mAP"] == 1

@@ -63,8 +63,8 @@ def test_a_classifier_that_the_net_lacks_is_left_out_and_reported(tmp_path):
 def test_a_range_of_stages_takes_its_part_of_the_file(tmp_path):
     tensors, notes = resnet_tensors(), []
     path = write_torch(tmp_path, tensors)
-    part = small_resnet(start="layer2", stop="layer3")
-    variables = weights.load(path, part, report_fn=notes.append)
+    stages = small_resnet(start="layer2", stop="layer3")
+    variables = weights.load(path, stages, report_fn=notes.append)
     assert set(variables["params"]) == set(variables["batch_stats"]) == {"layer2", "layer3"}
     np.testing.assert_array_equal(
         variables["params"]["layer3"]["0"]["conv1"]["kernel"].transpose(3, 2, 0, 1),
@@ -73,10 +73,10 @@ def test_a_range_of_stages_takes_its_part_of_the_file(tmp_path):
     assert [("other stages" in line) for line in notes] == [False, True]
     del tensors["layer3.0.bn1.bias"]
     with pytest.raises(ValueError, match=r"missing: layer3\.0\.bn1\.bias$"):
-        weights.load(write_torch(tmp_path, tensors), part)
+        weights.load(write_torch(tmp_path, tensors), stages)
     # A stage that no resnet has is not another stage.
     with pytest.raises(ValueError, match=r"not in the net: layer9\.x"):
-        weights.load(write_torch(tmp_path, resnet_tensors() | {"layer9.x": np.zeros(1)}), part)
+        weights.load(write_torch(tmp_path, resnet_tensors() | {"layer9.x": np.zeros(1)}), stages)
 
 
 def test_what_does_not_fit_is_listed_together(tmp_path):

@@ -72,14 +72,16 @@ def test_real_mobilenet_classifies_as_in_torch():
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (4, 28, 28, 3)).astype(np.uint8)
     images = preprocessing.imagenet(coarse.repeat(8, axis=1).repeat(8, axis=2))
-    found = np.asarray(_embedder("logits")(images))
+    outputs = np.asarray(_embedder("logits")(images))
     net = _torch_mobilenet(torch)
     net.load_state_dict(torch.load(_mobilenet(), weights_only=True))
     with torch.no_grad():
-        wanted = net(torch.from_numpy(images.transpose(0, 3, 1, 2).copy())).numpy()
-    print("largest logit", np.abs(wanted).max(), "largest error", np.abs(found - wanted).max())
-    assert np.abs(wanted).max() > 5
-    np.testing.assert_allclose(found, wanted, atol=1e-4)
+        expected = net(torch.from_numpy(images.transpose(0, 3, 1, 2).copy())).numpy()
+    print(
+        "largest logit", np.abs(expected).max(), "largest error", np.abs(outputs - expected).max()
+    )
+    assert np.abs(expected).max() > 5
+    np.testing.assert_allclose(outputs, expected, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -90,12 +92,12 @@ def test_real_mobilenet_retrieves_unseen_characters():
     with np.load(pathlib.Path(folder) / "omniglot8.npz") as data:
         test = data["class_is_test"][data["labels"]]
         images, labels = data["images"][test], data["labels"][test]
-    embed, found = _embedder("pooled"), []
+    embed, outputs = _embedder("pooled"), []
     for start in range(0, len(images), 40):
         # Dark ink on white, as in photographs; white on black, it is 0.59.
         ink = [transforms.resize(255 - i[:, :, None], None, size=224) for i in images[start:][:40]]
-        found.append(embed(preprocessing.imagenet(np.stack(ink).repeat(3, axis=3))))
-    x = np.concatenate(found)
+        outputs.append(embed(preprocessing.imagenet(np.stack(ink).repeat(3, axis=3))))
+    x = np.concatenate(outputs)
     x = x / np.linalg.norm(x, axis=1, keepdims=True)
     similarities = x @ x.T
     np.fill_diagonal(similarities, -np.inf)
