@@ -16,7 +16,7 @@ HERE = pathlib.Path(__file__).parent
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
-# Compiling is most of the time: three quarters of it without optimisations, and every run
+# Compiling is most of the time: three quarters of it without optimizations, and every run
 # after the first reads this cache.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # A third off compiling; versions after 0.10 do not know the flag, and end when they see it.

@@ -8,7 +8,7 @@ from PIL import Image
 
 
 def blobs(folder: pathlib.Path, *, classes: int = 8, each: int = 8, size: int = 12) -> str:
-    """An npz of noisy coloured patterns, one for each class."""
+    """An npz of noisy colored patterns, one for each class."""
     rng = np.random.default_rng(0)
     patterns = rng.integers(0, 256, (classes, size, size, 3))
     labels = np.repeat(np.arange(classes), each)

@@ -155,7 +155,7 @@ def test_shapes_at_full_size(file, root_of):
         assert (count > 5_000_000) == big, (argument, count)
 
 
-def test_a_config_that_is_not_there_names_its_neighbours():
+def test_a_config_that_is_not_there_names_its_neighbors():
     with pytest.raises(FileNotFoundError, match=r"'gliphs.py': did you mean 'glyphs.py'\?.*folder"):
         config_lib.read(str(CONFIGS[0].with_name("gliphs.py")))
     with pytest.raises(FileNotFoundError, match=r"no folder confgs for the config 'glyphs.py'"):

@@ -91,7 +91,7 @@ def cases() -> dict[str, tuple[np.ndarray, np.ndarray]]:
 def loss_and_gradient(name: str, x: np.ndarray, labels: torch.Tensor):
     x = torch.tensor(x, requires_grad=True)
     y = x
-    # This miner reads embeddings as they are, where losses and other miners normalise.
+    # This miner reads embeddings as they are, where losses and other miners normalize.
     mined = name.partition("+")[2]
     if mined:
         unit = torch.nn.functional.normalize(x.detach())

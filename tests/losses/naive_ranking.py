@@ -53,9 +53,9 @@ def _naive_entry(name, s, a, positives, negatives, own_squares=None):
         squares, entry, so_far, so_far_positive = 2 - 2 * s, 0.0, 0.0, 0.0
         if own_squares is not None:  # a zero row has no direction: its cosines do not give these
             squares = own_squares[a]
-        for centre in np.linspace(0, 4, 11):
-            positive_weights = [max(0, 1 - abs(squares[j] - centre) / 0.4) for j in positives]
-            negative_weights = [max(0, 1 - abs(squares[j] - centre) / 0.4) for j in negatives]
+        for center in np.linspace(0, 4, 11):
+            positive_weights = [max(0, 1 - abs(squares[j] - center) / 0.4) for j in positives]
+            negative_weights = [max(0, 1 - abs(squares[j] - center) / 0.4) for j in negatives]
             so_far += sum(positive_weights) + sum(negative_weights)
             so_far_positive += sum(positive_weights)
             if so_far > 0:
@@ -130,8 +130,8 @@ def dense(name, x, labels):
     unlike = labels[:, None] != labels[None]
     valid = alike.any(axis=1)
 
-    def triangles(values, centres, width):
-        gaps = jnp.abs(values[..., None] - centres[None, None, :])
+    def triangles(values, centers, width):
+        gaps = jnp.abs(values[..., None] - centers[None, None, :])
         return jnp.maximum(1 - gaps / width, 0)  # [b b bins]
 
     if name == "histogram":

@@ -17,7 +17,7 @@ B, D, C, SUB = 12, 6, 5, 3
 
 
 # name -> (kind, keywords). Kinds: "pair" f(x, labels), "proxy" f(x, labels, proxies), "subproxy"
-# the same with sub-centres, "logits" f(logits, labels), "views" f(x, other).
+# the same with sub-centers, "logits" f(logits, labels), "views" f(x, other).
 TABLE = {
     "angular": ("pair", {}),
     "arcface": ("proxy", {}),

@@ -109,7 +109,7 @@ def test_n_pairs_of_the_paper():
     assert got == pytest.approx(want, rel=1e-9)
 
 
-def test_angular_normalises_negatives():
+def test_angular_normalizes_negatives():
     """A fault of the peer: it leaves negatives as they are, so lengths change its loss."""
     x, labels = batch(6)
     lengths = np.linspace(0.1, 9, len(x))[:, None]

@@ -52,7 +52,7 @@ def images_of_batch():
 LABELS = np.arange(N, dtype=np.int32) % C
 
 
-# Compiling is nearly all of the time here: eight times less without optimising.
+# Compiling is nearly all of the time here: eight times less without optimizing.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 

@@ -20,7 +20,7 @@ def _clusters(rng, classes=8, per_class=12, dim=16, noise=0.2):
     return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32), labels
 
 
-def test_a_mean_of_neighbours_finds_more():
+def test_a_mean_of_neighbors_finds_more():
     x, labels = _clusters(np.random.default_rng(0))
     means = refine(lambda nodes: nodes.mean(axis=1), x, k=11)
     raw, better = (metrics.retrieval(e, labels, ks=(1,))["MAP@R"] for e in (x, means))
@@ -28,7 +28,7 @@ def test_a_mean_of_neighbours_finds_more():
 
 
 def test_refined_one_by_one():
-    """Every image in its own neighbourhood, of which the graph returns the first."""
+    """Every image in its own neighborhood, of which the graph returns the first."""
     method, params, model_state, _ = graph_case("two layers, necks")
     x, _ = _clusters(np.random.default_rng(1), classes=4, per_class=5, dim=D)
     block_fn = functools.partial(

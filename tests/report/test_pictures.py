@@ -18,7 +18,7 @@ SOFTMAX = {"name": "label_smoothed_cross_entropy"}
 
 
 def _pictured(path):
-    """Of some size, and not of one colour."""
+    """Of some size, and not of one color."""
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("RGB"))
     return min(pixels.shape[:2]) > 100 and pixels.std() > 5

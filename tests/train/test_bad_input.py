@@ -40,7 +40,7 @@ CASES = {
     "label out of range": (lambda: losses.arcface(x, labels + 2, proxies), "3"),
     "negative label": (lambda: losses.proxy_anchor(x, labels - 1, proxies), "-1", "3"),
     "proxy width": (lambda: losses.cosface(x, labels, proxies[:, :2]), "(3, 2)"),
-    "sub-centres": (lambda: losses.subcenter_arcface(x, labels, proxies), "[c k d]"),
+    "sub-centers": (lambda: losses.subcenter_arcface(x, labels, proxies), "[c k d]"),
     "variant": (lambda: losses.pnp(x, labels, variant="Q"), "'Q'", "Ds"),
     "triplet kind": (
         lambda: t(mine_fn=functools.partial(miners.triplet_margin, kind="x")),

@@ -55,12 +55,12 @@ def abe(
     * `divergence_fn`: learners `[b m d]` -> number.
     """
     del classes
-    last_shared, first_own = split
+    last_shared, first_separate = split
     ensemble = nets.ABE(
         learners=learners,
         features=dim,
         net=_like(net),
-        split=(last_shared, first_own),
+        split=(last_shared, first_separate),
         attention=attention,
         mask_fn=mask_fn,
         pool_fn=pool_fn,
@@ -97,12 +97,12 @@ def multi_head(
     weight 0; the paper reports that it changes nothing here.
     """
     del classes
-    last_shared, first_own = split
+    last_shared, first_separate = split
     ensemble = nets.MultiHead(
         learners=learners,
         features=dim,
         net=_like(net),
-        split=(last_shared, first_own),
+        split=(last_shared, first_separate),
         pool_fn=pool_fn,
         remat=net.remat,
         dtype=net.dtype,
