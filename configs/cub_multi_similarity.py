@@ -8,7 +8,7 @@ Expected, in percent, 512 dimensions (README of the official code, research-ms-l
     R@1   R@2   R@4   R@8   R@16  R@32
     65.7  77.0  86.3  91.2  95.0  97.3
 
-The config follows the official code: `help(dmljax.recipes.multi_similarity)`. Not run at full size
+The form is the faithful one: `help(dmljax.recipes.multi_similarity)`. Not run at full size
 here yet.
 """
 

@@ -9,8 +9,8 @@ Expected, in percent, 512 dimensions (README of the official code, Proxy-Anchor-
                     69.1  78.9  86.1  91.2
     net=resnet50    69.9  79.6  86.6  91.4
 
-These single runs are above the numbers of the paper, which used smaller batches. The config follows
-the official code except for two things: `help(dmljax.recipes.proxy_anchor)`. Not run at full size
+These single runs are above the numbers of the paper, which used smaller batches. The form is
+the faithful one except for two things: `help(dmljax.recipes.proxy_anchor)`. Not run at full size
 here yet.
 """
 

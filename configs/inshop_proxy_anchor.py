@@ -8,8 +8,8 @@ Expected, in percent, 512 dimensions (README of the official code, Proxy-Anchor-
     R@1   R@10  R@20  R@30  R@40
     91.9  98.1  98.7  99.0  99.1
 
-These single runs are above the numbers of the paper, which used smaller batches. The config follows
-the official code except for two things: `help(dmljax.recipes.proxy_anchor)`. Not run at full size
+These single runs are above the numbers of the paper, which used smaller batches. The form is
+the faithful one except for two things: `help(dmljax.recipes.proxy_anchor)`. Not run at full size
 here yet.
 """
 

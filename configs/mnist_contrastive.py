@@ -4,7 +4,7 @@
     python -m dmljax.main --config=configs/mnist_contrastive.py:labels=159 ...
 
 `labels` are the digits to keep. The post shows all of them, 159 and 125689, and gives no numbers:
-no result is promised. The config follows the code of the post: `help(dmljax.recipes.mnist)`.
+no result is promised. The form is the faithful one: `help(dmljax.recipes.mnist)`.
 """
 
 from dmljax import recipes

@@ -4,8 +4,8 @@
     python -m dmljax.main --config=configs/mnist_triplet.py:labels=159 ...
 
 `labels` are the digits to keep. The post shows all of them, 159 and 125689, and gives no numbers:
-no result is promised. Its author finds triplets no better than pairs. The config follows the code
-of the post: `help(dmljax.recipes.mnist)`.
+no result is promised. Its author finds triplets no better than pairs. The form is the
+faithful one: `help(dmljax.recipes.mnist)`.
 """
 
 from dmljax import recipes

@@ -6,7 +6,7 @@
 Expected, in percent, 512 dimensions: R@1 78.2, as collections of results quote the paper; the
 other scores of its row could not be checked here.
 
-The official code has a config for CUB-200-2011 alone, and this one stays close to it:
+The official code has a config for CUB-200-2011 alone. This one is near that faithful form:
 `help(dmljax.recipes.multi_similarity)`. Not run at full size here yet.
 """
 

@@ -8,8 +8,8 @@ Expected, in percent, 512 dimensions (README of the official code, Proxy-Anchor-
     R@1   R@10  R@100 R@1000
     79.2  90.7  96.2  98.6
 
-These single runs are above the numbers of the paper, which used smaller batches. The config follows
-the official code except for two things: `help(dmljax.recipes.proxy_anchor)`. Not run at full size
+These single runs are above the numbers of the paper, which used smaller batches. The form is
+the faithful one except for two things: `help(dmljax.recipes.proxy_anchor)`. Not run at full size
 here yet.
 """
 
