@@ -90,9 +90,9 @@ def sop(root):
     return root
 
 
-def inshop(root, corpora=("img",)):
+def inshop(root, corpora=("img",), train_items=(1, 3)):
     lines = []
-    items = {1: "train", 3: "train", 2: "test", 7: "test", 9: "test"}
+    items = dict.fromkeys(train_items, "train") | dict.fromkeys((2, 7, 9), "test")
     for item, split in items.items():
         for i in range(4):
             file = f"img/WOMEN/Dresses/id_{item:08d}/{i:02d}_1_front.jpg"
