@@ -10,6 +10,9 @@ from dmljax.losses import (
     triplets,
     two_views,
 )
+from dmljax.losses import (
+    pnp_penalties as pnp_penalties,
+)
 from dmljax.losses.combinators import *  # noqa: F403
 from dmljax.losses.memory import *  # noqa: F403
 from dmljax.losses.pairs import *  # noqa: F403

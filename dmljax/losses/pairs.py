@@ -42,6 +42,8 @@ def contrastive(
     pos_margin: float = 0.0,
     neg_margin: float = 1.0,
     power: float = 1.0,
+    pos_weight: float = 1.0,
+    neg_weight: float = 1.0,
     distance_fn: DistanceFn = ops.unit_euclidean,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
@@ -51,8 +53,8 @@ def contrastive(
 ) -> Float[Array, "..."]:
     """Contrastive loss: pulls positives within one distance, pushes negatives beyond another.
 
-        reduce([d - pos_margin]+^power over positive pairs)
-        + reduce([neg_margin - d]+^power over negative pairs)
+        pos_weight reduce([d - pos_margin]+^power over positive pairs)
+        + neg_weight reduce([neg_margin - d]+^power over negative pairs)
 
     with distance d and [a]+ = max(a, 0). One entry per pair.
 
@@ -63,6 +65,7 @@ def contrastive(
         pos_margin: Positives nearer than this have loss 0.
         neg_margin: Negatives farther than this have loss 0.
         power: 1 is what most code uses, 2 is the paper's loss.
+        pos_weight, neg_weight: Weights of the two sums.
 
     >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
     >>> print(f"{losses.contrastive(x, np.array([0, 0, 1, 1])):.3f}")
@@ -74,7 +77,8 @@ def contrastive(
     push = jax.nn.relu(neg_margin - distances)
     pull, push = ops.power(pull, power), ops.power(push, power)
     positives, negatives = batch.pairs
-    return ops.reduce(reduce_fn, pull, positives) + ops.reduce(reduce_fn, push, negatives)
+    pulled = ops.reduce(reduce_fn, pull, positives)
+    return pos_weight * pulled + neg_weight * ops.reduce(reduce_fn, push, negatives)
 
 
 @describe(PAIR_ARGUMENTS)

@@ -11,12 +11,14 @@ so sums are added in the same order on every device.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from dmljax import ops
+from dmljax.losses import pnp_penalties
 from dmljax.losses._arguments import PAIR_ARGUMENTS, describe
 from dmljax.losses._common import Batch, prepare
 from dmljax.ops import Array, Labels, MineFn, ReduceFn, ReferenceLabels
@@ -177,10 +179,8 @@ def pnp(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    b: float = 2.0,
-    alpha: float = 1.0,
     temperature: float = 0.01,
-    variant: str = "O",
+    penalty_fn: Callable[[Array], Array] = pnp_penalties.o,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
@@ -198,31 +198,19 @@ def pnp(
     Instances before Positive Ones is Enough, AAAI 2022, arXiv:2102.04640.
 
     Args:
-        b: Parameter of variant Ib.
-        alpha: Exponent of variant Dq.
         temperature: The lower, the closer R_p to the number of negatives ahead.
-        variant: Which f: "O": R; "Ds": log(1 + R); "Dq": 1 - (1 + R)^-alpha; "Iu":
-            (1 + R) log(1 + R); "Ib": (b R - log(1 + b R)) / b^2.
+        penalty_fn: The function f, one of `losses.pnp_penalties`. In a config its name.
 
     >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
     >>> print(f"{losses.pnp(x, np.array([0, 1, 0, 1])):.3f}")
     0.750
     """
-    penalties = {
-        "O": lambda ahead: ahead,
-        "Ds": jnp.log1p,
-        "Dq": lambda ahead: -jnp.expm1(-alpha * jnp.log1p(ahead)),
-        "Iu": lambda ahead: (1 + ahead) * jnp.log1p(ahead),
-        "Ib": lambda ahead: (b * ahead - jnp.log1p(b * ahead)) / b**2,
-    }
-    if variant not in penalties:
-        raise ValueError(f"variant {variant!r} does not exist; there are {', '.join(penalties)}")
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = _positives_with_self(batch), batch.pairs.negatives
 
     def penalty(column, valid, logits, negatives):
         ahead = jnp.sum(_ahead(logits, column)[0], axis=1, where=negatives)
-        return jnp.where(valid, penalties[variant](ahead), 0)
+        return jnp.where(valid, penalty_fn(ahead), 0)
 
     logits = batch.cosines() / temperature
     total = ops.sum_over_true(penalty, positives, logits, negatives)

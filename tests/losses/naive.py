@@ -31,10 +31,12 @@ def pairs_of(lists):
     return [(i, j) for i, row in enumerate(lists) for j in row]
 
 
-def contrastive(s, d, P, N, *, pos_margin=0.0, neg_margin=1.0, power=1, **_):
-    return active([relu(d[i, p] - pos_margin) ** power for i, p in pairs_of(P)]) + active(
-        [relu(neg_margin - d[i, n]) ** power for i, n in pairs_of(N)]
-    )
+def contrastive(
+    s, d, P, N, *, pos_margin=0.0, neg_margin=1.0, power=1, pos_weight=1, neg_weight=1, **_
+):
+    pull = active([relu(d[i, p] - pos_margin) ** power for i, p in pairs_of(P)])
+    push = active([relu(neg_margin - d[i, n]) ** power for i, n in pairs_of(N)])
+    return pos_weight * pull + neg_weight * push
 
 
 def snr_contrastive(s, d, P, N, *, x, y, **_):

@@ -10,7 +10,7 @@ from scipy.special import expit
 
 from dmljax import losses
 
-PNP = ("O", "Ds", "Dq", "Iu", "Ib")
+PNP = ("o", "ds", "dq", "iu", "ib")
 
 
 # Every loss as tested here, with high temperatures, so that all terms matter.
@@ -18,7 +18,12 @@ LOSSES = {
     "fast_ap": losses.fast_ap,
     "smooth_ap": functools.partial(losses.smooth_ap, temperature=0.2),
     "recall_at_k": functools.partial(losses.recall_at_k, ks=(1, 3, 4), k_temperature=0.2),
-    **{f"pnp:{v}": functools.partial(losses.pnp, temperature=0.2, variant=v) for v in PNP},
+    **{
+        f"pnp:{v}": functools.partial(
+            losses.pnp, temperature=0.2, penalty_fn=getattr(losses.pnp_penalties, v)
+        )
+        for v in PNP
+    },
     "histogram": functools.partial(losses.histogram, num_bins=20),
 }
 
@@ -27,7 +32,7 @@ each_loss = pytest.mark.parametrize("name", LOSSES)
 
 
 each_kind = pytest.mark.parametrize(
-    "name", [name for name in LOSSES if "pnp" not in name or name == "pnp:Iu"]
+    "name", [name for name in LOSSES if "pnp" not in name or name == "pnp:iu"]
 )
 
 
@@ -37,14 +42,14 @@ def unit(x):
     return x / np.where(norms > 0, norms, 1)
 
 
-def _pnp_penalty(variant, r, b=2.0, alpha=1.0):
+def _pnp_penalty(name, r, b=2.0, alpha=1.0):
     return {
-        "O": r,
-        "Ds": np.log(1 + r),
-        "Dq": 1 - 1 / (1 + r) ** alpha,
-        "Iu": (1 + r) * np.log(1 + r),
-        "Ib": (b * r - np.log(1 + b * r)) / b**2,
-    }[variant]
+        "o": r,
+        "ds": np.log(1 + r),
+        "dq": 1 - 1 / (1 + r) ** alpha,
+        "iu": (1 + r) * np.log(1 + r),
+        "ib": (b * r - np.log(1 + b * r)) / b**2,
+    }[name]
 
 
 def _naive_entry(name, s, a, positives, negatives, own_squares=None):
@@ -164,11 +169,11 @@ def dense(name, x, labels):
         )
     r = jnp.sum(sig * unlike[:, None, :], axis=2)
     penalty = {
-        "O": r,
-        "Ds": jnp.log(1 + r),
-        "Dq": 1 - 1 / (1 + r),
-        "Iu": (1 + r) * jnp.log(1 + r),
-        "Ib": (2 * r - jnp.log(1 + 2 * r)) / 4,
+        "o": r,
+        "ds": jnp.log(1 + r),
+        "dq": 1 - 1 / (1 + r),
+        "iu": (1 + r) * jnp.log(1 + r),
+        "ib": (2 * r - jnp.log(1 + 2 * r)) / 4,
     }[name[4:]]
     return jnp.mean((jnp.sum(penalty * positives, axis=1) / jnp.sum(positives, axis=1))[valid])
 
@@ -181,18 +186,20 @@ def compiled(name):
     return jax.jit(jax.value_and_grad(LOSSES[name]))
 
 
-def run_padded(name, x, labels, where=None, wide=False):
-    """Value and gradient. Compiling takes longest, so all batches are padded to one shape, with
-    columns of zeros and with rows that do not count."""
+def run_padded(name, x, labels, where=None, in_float64=False):
+    """Value and gradient of a batch that is padded to one shape, so that a loss compiles once.
+
+    The padding are columns of zeros and rows that do not count.
+    """
     b, d = x.shape
-    dtype = np.float64 if wide else x.dtype
+    dtype = np.float64 if in_float64 else x.dtype
     full = np.full((ROWS, COLUMNS), np.nan, dtype)
     full[:b] = 0
     full[:b, :d] = x
     counts = np.arange(ROWS) < b
     counts[:b] &= True if where is None else where
     labels = np.concatenate([labels, np.zeros(ROWS - b)]).astype(np.int32)
-    with jax.enable_x64(wide):
+    with jax.enable_x64(in_float64):
         value, gradient = compiled(name)(full, labels, where=counts)
     gradient = np.asarray(gradient)
     assert not gradient[~counts].any()

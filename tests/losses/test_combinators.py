@@ -12,7 +12,7 @@ def _data(b=9):
     return rng.normal(size=(b, 4)).astype(np.float32), rng.integers(0, 3, size=b)
 
 
-def test_weighted_sum(unchecked):
+def test_a_weighted_sum_has_the_weighted_value_and_gradient(unchecked):
     x, y = _data()
     weighted = losses.weighted_sum({"a": (0.5, losses.contrastive), "b": (2.0, losses.ntxent)})
     where = np.arange(9) < 7
@@ -33,7 +33,7 @@ def _stats(x, y, where, margin):
 
 
 @jax.jit
-def _stats_apart(x, pairs, references, margin):
+def _stats_with_references(x, pairs, references, margin):
     return losses.stats(x, pairs, references=references, margin=margin)
 
 
@@ -59,26 +59,26 @@ def _naive(x, y, margin):
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.2, 0.7])
-def test_stats(margin):
+def test_statistics_are_those_of_a_triple_loop(margin):
     x, y = _data()
     expected = _naive(x.astype(np.float64), y, margin)
     assert margin or 0 < expected["active_triplets"] < 1
-    ours = _stats(x, y, np.ones(9, bool), margin)
-    assert set(ours) == set(expected)
+    stats = _stats(x, y, np.ones(9, bool), margin)
+    assert set(stats) == set(expected)
     for name, value in expected.items():
-        np.testing.assert_allclose(ours[name], value, rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(stats[name], value, rtol=1e-5, err_msg=name)
     where = np.arange(9) != 4
     masked = _stats(np.where(where[:, None], x, np.nan), y, where, margin)
     for name, value in _naive(x[where].astype(np.float64), y[where], margin).items():
         np.testing.assert_allclose(masked[name], value, rtol=1e-5, err_msg=name)
-    # With the batch as references and itself left out by id, the same.
+    # The batch as its own references gives the same, if ids exclude each row from its pairs.
     pairs = ops.pairs(y, y, ids=np.arange(9), reference_ids=np.arange(9))
-    apart = _stats_apart(x, pairs, x.copy(), margin)
+    with_references = _stats_with_references(x, pairs, x.copy(), margin)
     for name, value in expected.items():
-        np.testing.assert_allclose(apart[name], value, rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(with_references[name], value, rtol=1e-4, err_msg=name)
 
 
-def test_a_collapse_shows():
+def test_statistics_tell_a_collapsed_loss_from_a_solved_one():
     x, y = np.ones((6, 4), np.float32), np.array([0, 0, 1, 1, 2, 2])
     stats = jax.jit(losses.stats)(x, y)
     assert stats["negative_distance"] == stats["positive_distance"] == 0
@@ -88,13 +88,13 @@ def test_a_collapse_shows():
 
 
 @pytest.mark.parametrize("y", [[0, 0, 0], [0, 1, 2]])
-def test_stats_without_triplets(y):
+def test_statistics_of_a_batch_without_triplets_are_finite(y):
     x = np.random.default_rng(14).normal(size=(3, 4)).astype(np.float32)
     stats = jax.jit(losses.stats)(x, np.array(y))
     assert np.isfinite(list(stats.values())).all()
     assert stats["active_triplets"] == stats["active_positives"] == stats["active_negatives"] == 0
 
 
-def test_stats_have_no_gradient():
+def test_statistics_have_no_gradient():
     x, y = _data()
     assert not np.any(jax.jit(jax.grad(lambda x: losses.stats(x, y)["positive_distance"]))(x))

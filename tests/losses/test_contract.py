@@ -62,7 +62,7 @@ TABLE = {
 
 
 # Public names that are not losses of a batch. They have tests of their own.
-AROUND = {
+NOT_OF_A_BATCH = {
     "center_invariant",
     "cross_batch_memory",
     "lp",
@@ -88,7 +88,7 @@ every_loss = pytest.mark.parametrize("name", TABLE)
 
 
 def test_every_public_name_is_enrolled():
-    assert set(losses.__all__) == set(TABLE) | AROUND
+    assert set(losses.__all__) == set(TABLE) | NOT_OF_A_BATCH
 
 
 def call(name, x, labels, extra, **keywords):
@@ -132,13 +132,13 @@ def run(name, x, labels, extra, where=None):
     return np.asarray(value), np.asarray(gradient)
 
 
-def close(got, want, rtol=2e-4):
-    got, want = np.asarray(got), np.asarray(want)
-    assert np.linalg.norm(got - want) <= rtol * np.linalg.norm(want) + 1e-6
+def close(actual, expected, rtol=2e-4):
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    assert np.linalg.norm(actual - expected) <= rtol * np.linalg.norm(expected) + 1e-6
 
 
 @every_loss
-def test_is_a_scalar_with_a_gradient(name):
+def test_a_loss_is_a_finite_scalar_with_a_gradient(name):
     value, gradient = run(name, *inputs())
     assert value.shape == () and value.dtype == np.float32
     assert np.isfinite(value) and np.abs(gradient).max() > 1e-6
@@ -147,15 +147,15 @@ def test_is_a_scalar_with_a_gradient(name):
 @every_loss
 def test_masking_a_row_equals_dropping_it(name):
     x, labels, extra = inputs()
-    keep = np.ones(B, bool)
-    keep[[1, 6, 7, 11]] = False
-    dirty = np.where(keep[:, None], x, np.nan)
-    dirty_extra = extra | {"other": np.where(keep[:, None], extra["other"], np.nan)}
-    masked = run(name, dirty, labels, dirty_extra, keep)
-    dropped = run(name, x[keep], labels[keep], extra | {"other": extra["other"][keep]})
+    where = np.ones(B, bool)
+    where[[1, 6, 7, 11]] = False
+    x_with_nan = np.where(where[:, None], x, np.nan)
+    extra_with_nan = extra | {"other": np.where(where[:, None], extra["other"], np.nan)}
+    masked = run(name, x_with_nan, labels, extra_with_nan, where)
+    dropped = run(name, x[where], labels[where], extra | {"other": extra["other"][where]})
     close(masked[0], dropped[0])
-    close(masked[1][keep], dropped[1])
-    assert not masked[1][~keep].any()
+    close(masked[1][where], dropped[1])
+    assert not masked[1][~where].any()
 
 
 @every_loss
@@ -189,7 +189,7 @@ def _degenerate():
 
 @pytest.mark.parametrize("batch", _degenerate())
 @every_loss
-def test_finite_on_degenerate_batches(name, batch):
+def test_a_degenerate_batch_has_a_finite_loss_and_gradient(name, batch):
     x, labels = _degenerate()[batch]
     kind = TABLE[name][0]
     _, _, extra = inputs()
@@ -204,7 +204,7 @@ def test_finite_on_degenerate_batches(name, batch):
 
 
 @every_loss
-def test_nothing_counted_is_zero(name):
+def test_an_empty_mask_gives_0(name):
     x, labels, extra = inputs()
     value, gradient = run(name, x, labels, extra, np.zeros(B, bool))
     assert value == 0 and not gradient.any()
@@ -212,14 +212,14 @@ def test_nothing_counted_is_zero(name):
 
 @every_loss
 @pytest.mark.parametrize("b", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_finite_on_smallest_batches(name, b):
+def test_a_batch_of_one_or_two_rows_has_a_finite_loss(name, b):
     x, labels, extra = inputs()
     value, gradient = run(name, x[:b], labels[:b], extra | {"other": extra["other"][:b]})
     assert np.isfinite(value) and np.isfinite(gradient).all()
 
 
 @every_loss
-def test_nan_stays_visible(name):
+def test_a_nan_in_a_row_makes_the_loss_nan(name):
     x, labels, extra = inputs()
     x[4, 2] = np.nan
     assert np.isnan(run(name, x, labels, extra)[0])
@@ -275,8 +275,8 @@ def test_a_second_batch_does_not_recompile(name):
 
 
 @every_loss
-def test_temporary_memory(name):
-    """256 MiB at b = 1,024 and d = 128, with the gradient: about 60 arrays of b^2, none of b^3."""
+def test_no_loss_stores_an_array_of_b_cubed(name):
+    """256 MiB for b = 1,024 and d = 128, with the gradient, are about 60 arrays of b^2."""
     x, labels, extra = (jax.ShapeDtypeStruct((1024, 128), np.float32), None, None)
     labels = jax.ShapeDtypeStruct((1024,), np.int32)
     shapes = {"proxies": (256, 128), "subproxies": (256, SUB, 128), "other": (1024, 128)}
@@ -288,7 +288,7 @@ def test_temporary_memory(name):
 
 
 @every_loss
-def test_scale_invariance(name):
+def test_only_unnormalized_losses_depend_on_the_lengths_of_rows(name):
     x, labels, extra = inputs()
     lengths = np.linspace(0.5, 2, B, dtype=np.float32)[:, None]
     value = run(name, x, labels, extra)[0]

@@ -45,7 +45,7 @@ def compiled(name, with_references):
     return jax.jit(jax.value_and_grad(loss))
 
 
-def ours(name, case):
+def value_and_gradients(name, case):
     with jax.enable_x64(True):
         if case == "references":
             embeddings, labels = golden.cases()["balanced"]
@@ -56,31 +56,31 @@ def ours(name, case):
         return float(value), np.asarray(dx), None
 
 
-def relative(got, want):
-    return np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-9)
+def relative(actual, expected):
+    return np.linalg.norm(actual - expected) / max(np.linalg.norm(expected), 1e-9)
 
 
 @pytest.mark.parametrize(("name", "case"), [r for r in RUNS if r not in DEVIATIONS])
-def test_equals_the_peer(name, case):
-    value, dx, dy = ours(name, case)
-    want = {k: STORED.get(f"{name}/{case}/{k}") for k in ("value", "dx", "dy")}
-    assert abs(value - want["value"]) <= 1e-6 * max(1, abs(want["value"]))
-    assert relative(dx, want["dx"]) <= 1e-5
+def test_values_and_gradients_are_those_of_the_peer(name, case):
+    value, dx, dy = value_and_gradients(name, case)
+    expected = {k: STORED.get(f"{name}/{case}/{k}") for k in ("value", "dx", "dy")}
+    assert abs(value - expected["value"]) <= 1e-6 * max(1, abs(expected["value"]))
+    assert relative(dx, expected["dx"]) <= 1e-5
     if dy is not None:
-        assert relative(dy, want["dy"]) <= 1e-5
+        assert relative(dy, expected["dy"]) <= 1e-5
 
 
 @pytest.mark.parametrize(("name", "case"), DEVIATIONS)
-def test_deviations_still_deviate(name, case):
-    """Fails if the peer has fixed a fault, or if we have lost the correction: shorten the list."""
-    value, dx, _ = ours(name, case)
+def test_a_corrected_fault_of_the_peer_gives_another_number(name, case):
+    """Fails if the peer has fixed a fault or dmljax has lost the correction."""
+    value, dx, _ = value_and_gradients(name, case)
     assert np.isfinite(value) and np.isfinite(dx).all()
-    want = STORED[f"{name}/{case}/value"], STORED[f"{name}/{case}/dx"]
-    assert not (abs(value - want[0]) <= 1e-6 and relative(dx, want[1]) <= 1e-5)
+    expected = STORED[f"{name}/{case}/value"], STORED[f"{name}/{case}/dx"]
+    assert not (abs(value - expected[0]) <= 1e-6 and relative(dx, expected[1]) <= 1e-5)
 
 
 @pytest.mark.slow
-def test_the_peer_still_says_so():
+def test_the_stored_numbers_are_those_of_the_peer():
     pytest.importorskip("pytorch_metric_learning", reason="pip install -e '.[bench]'")
     for key, value in golden.collect().items():
         np.testing.assert_allclose(value, STORED[key], rtol=1e-5, atol=1e-7, err_msg=key)

@@ -16,7 +16,7 @@ def _logits():
 
 
 @pytest.mark.parametrize(("temperature", "expected"), [(1.0, 1.4006688715), (0.2, 2.0942157697)])
-def test_label_smoothing_values(temperature, expected):
+def test_published_values(temperature, expected):
     with jax.enable_x64(True):
         value = losses.label_smoothed_cross_entropy(
             _logits(), np.array([0, 3, 4]), temperature=temperature
@@ -24,10 +24,12 @@ def test_label_smoothing_values(temperature, expected):
     np.testing.assert_allclose(value, expected, rtol=0, atol=1e-10)
 
 
-def test_label_smoothing_properties(unchecked):
-    fn = losses.label_smoothed_cross_entropy
-    compiled = jax.jit(fn)
-    z, y = _logits(), np.array([0, 3, 4])
+LABELS = np.array([0, 3, 4])
+LOSS = losses.label_smoothed_cross_entropy
+
+
+def test_the_gradient_is_that_of_a_loop():
+    z, y = _logits(), LABELS
 
     def naive(z):
         value = 0
@@ -38,26 +40,32 @@ def test_label_smoothing_properties(unchecked):
         return value / 3
 
     with jax.enable_x64(True):
-        assert_near(jax.jit(jax.grad(lambda z: fn(z, y)))(z), gradient(naive, z), 1e-8)
-    z = z.astype(np.float32)
-    where = np.array([True, False, True])
-    np.testing.assert_allclose(
-        compiled(np.where(where[:, None], z, np.nan), np.array([0, -1, 4]), where=where),
-        compiled(z[where], y[where]),
-        rtol=1e-6,
-    )
-    assert compiled(z, y, where=np.zeros(3, bool)) == 0
-    np.testing.assert_allclose(
-        fn(z, y, epsilon=0.0),
-        np.mean([cross_entropy(list(r), c) for r, c in zip(z, y, strict=True)]),
-        rtol=1e-6,
-    )
-    assert (
-        np.isfinite(compiled(1e4 * z, y))
-        and compiled(z.astype(jnp.bfloat16), y).dtype == jnp.float32
-    )
+        assert_near(jax.jit(jax.grad(lambda z: LOSS(z, y)))(z), gradient(naive, z), 1e-8)
+
+
+def test_masked_rows_do_not_count():
+    z, where = _logits().astype(np.float32), np.array([True, False, True])
+    masked = jax.jit(LOSS)(np.where(where[:, None], z, np.nan), np.array([0, -1, 4]), where=where)
+    np.testing.assert_allclose(masked, jax.jit(LOSS)(z[where], LABELS[where]), rtol=1e-6)
+    assert jax.jit(LOSS)(z, LABELS, where=np.zeros(3, bool)) == 0
+
+
+def test_without_smoothing_it_is_the_cross_entropy():
+    z = _logits().astype(np.float32)
+    expected = np.mean([cross_entropy(list(r), c) for r, c in zip(z, LABELS, strict=True)])
+    np.testing.assert_allclose(LOSS(z, LABELS, epsilon=0.0), expected, rtol=1e-6)
+
+
+def test_large_logits_are_finite_and_half_precision_is_computed_in_float32():
+    z = _logits().astype(np.float32)
+    assert np.isfinite(jax.jit(LOSS)(1e4 * z, LABELS))
+    assert jax.jit(LOSS)(z.astype(jnp.bfloat16), LABELS).dtype == jnp.float32
+
+
+def test_wrong_arguments_are_named(unchecked):
+    z = _logits().astype(np.float32)
     with pytest.raises(ValueError, match="label 5 in row 1"):
-        fn(z, np.array([0, 5, 4]))
-    assert np.isnan(compiled(z, np.array([0, 5, 4])))
+        LOSS(z, np.array([0, 5, 4]))
+    assert np.isnan(jax.jit(LOSS)(z, np.array([0, 5, 4])))
     with pytest.raises(ValueError, match="epsilon"):
-        fn(z, y, epsilon=1.5)
+        LOSS(z, LABELS, epsilon=1.5)

@@ -60,7 +60,7 @@ def _farthest_positive(distances, pairs):
 
 @pytest.mark.parametrize("hardest", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_equals_a_deque(hardest, masked):
+def test_a_memory_has_the_rows_and_the_loss_of_a_deque(hardest, masked):
     """Sixteen batches of four in a memory of ten, compiled once."""
     rng = np.random.default_rng(8)
     memory_loss = losses.cross_batch_memory(losses.contrastive, size=10)
@@ -99,7 +99,7 @@ def test_equals_a_deque(hardest, masked):
 
 
 @pytest.mark.parametrize("name", ["contrastive", "ntxent", "triplet"])
-def test_pytorch_metric_learning(name):
+def test_seven_steps_have_the_numbers_of_pytorch_metric_learning(name):
     spec = importlib.util.spec_from_file_location("golden_proxies", GOLDEN.with_suffix(".py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -177,7 +177,7 @@ def test_empty_slots_do_not_count(name):
     assert_near(results[1][1], results[0][1], 1e-5)
 
 
-def test_memory_arguments(unchecked):
+def test_wrong_arguments_are_named_and_an_empty_mask_changes_nothing(unchecked):
     memory_loss = losses.cross_batch_memory(losses.contrastive, size=3)
     memory = memory_loss.init(D)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(memory))
@@ -195,7 +195,7 @@ def test_memory_arguments(unchecked):
     jax.tree.map(np.testing.assert_array_equal, memory, after)
 
 
-def test_half_precision_and_donation():
+def test_a_donated_memory_in_half_precision_gives_a_float32_loss():
     memory_loss = losses.cross_batch_memory(losses.contrastive, size=5)
     step = jax.jit(lambda m, x, y: memory_loss.loss(m, x, y), donate_argnums=0)
     memory = memory_loss.init(D, dtype=jnp.bfloat16)

@@ -13,32 +13,31 @@ from dmljax import losses, ops
 
 # `pnp` and `smooth_ap` also rank the anchor if a batch is compared with itself.
 @pytest.mark.parametrize("name", sorted(set(PAIRS) - {"pnp", "smooth_ap"}))
-def test_explicit_references_equal_implicit(name):
+def test_the_batch_as_references_gives_the_loss_of_the_batch(name):
     x, labels, _ = inputs()
     pairs = ops.pairs(labels)
     function = functools.partial(getattr(losses, name), **TABLE[name][1])
     explicit = jax.value_and_grad(lambda x: function(x, pairs, references=x + 0.0))
     value, gradient = jax.jit(explicit)(x)
-    want = run(name, x, labels, {})
-    close(value, want[0])
-    close(gradient, want[1])
+    expected = run(name, x, labels, {})
+    close(value, expected[0])
+    close(gradient, expected[1])
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_multi_hot_labels_and_pairs_give_the_same_value(name):
     x, labels, _ = inputs()
-    want = run(name, x, labels, {})[0]
+    expected = run(name, x, labels, {})[0]
     forms = [np.eye(4, dtype=bool)[labels], ops.pairs(labels)]
     for value in jax.jit(lambda x: [call(name, x, form, None) for form in forms])(x):
-        close(value, want)
+        close(value, expected)
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_pairs_can_be_ignored(name):
-    """Rows whose pairs are neither positive nor negative do not change the sum of the entries."""
+def test_rows_without_pairs_do_not_change_the_sum(name):
     x, labels, _ = inputs()
-    keep = np.arange(B) % 4 != 1
-    pair_counts = keep[:, None] & keep[None, :]
+    is_used = np.arange(B) % 4 != 1
+    pair_counts = is_used[:, None] & is_used[None, :]
     pairs = ops.Pairs(*(np.asarray(mask) & pair_counts for mask in ops.pairs(labels)))
     reduction = {"reduce_fn": ops.sum} if name != "histogram" else {}
     if name == "ranked_list":
@@ -46,8 +45,8 @@ def test_pairs_can_be_ignored(name):
 
     @jax.jit
     def both_ways(x):
-        kept = call(name, x[keep], labels[keep], None, **reduction)
-        return call(name, x, pairs, None, **reduction), kept
+        without_rows = call(name, x[is_used], labels[is_used], None, **reduction)
+        return call(name, x, pairs, None, **reduction), without_rows
 
     close(*both_ways(x))
 
@@ -55,9 +54,9 @@ def test_pairs_can_be_ignored(name):
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_miner_replaces_the_pairs(name):
     x, labels, _ = inputs()
-    kept = np.random.default_rng(0).random((B, B)) < 0.7
-    kept &= kept.T
-    ready = ops.Pairs(*(np.asarray(mask) & kept for mask in ops.pairs(labels)))
+    selected = np.random.default_rng(0).random((B, B)) < 0.7
+    selected &= selected.T
+    selected_pairs = ops.Pairs(*(np.asarray(mask) & selected for mask in ops.pairs(labels)))
 
     @jax.jit
     def both_ways(x):
@@ -65,10 +64,10 @@ def test_a_miner_replaces_the_pairs(name):
 
         def mine(distances, pairs):
             mined_distances.append(distances)
-            return ops.Pairs(pairs.positives & kept, pairs.negatives & kept)
+            return ops.Pairs(pairs.positives & selected, pairs.negatives & selected)
 
         mined = call(name, x, labels, None, mine_fn=mine)
-        return mined, call(name, x, ready, None), mined_distances[0]
+        return mined, call(name, x, selected_pairs, None), mined_distances[0]
 
     mined, without_miner, distances = both_ways(x)
     if name != "n_pairs":  # with ops.Pairs, it derives the classes from the pairs
@@ -80,7 +79,7 @@ def test_a_miner_replaces_the_pairs(name):
 
 
 @pytest.mark.parametrize("name", [n for n in PAIRS if n != "histogram"])
-def test_without_reduction_the_entries_come_back(name):
+def test_without_a_reduction_the_loss_is_an_array_of_entries(name):
     x, labels, _ = inputs()
     reductions = (None, ops.sum)
     entries, total = jax.jit(

@@ -11,12 +11,13 @@ import pytest
 from dmljax import losses, ops
 
 EXTRA = {"ranked_list": {"margin": 0.4, "negative_temperature": 3.0}}
-VARIANTS = [(name, EXTRA.get(name, {})) for name in losses.pairs.__all__ + losses.triplets.__all__]
-VARIANTS += [
+CASES = [(name, EXTRA.get(name, {})) for name in losses.pairs.__all__ + losses.triplets.__all__]
+CASES += [
     ("triplet", {"margin": 0.5}),
     ("swap_triplet", {"margin": 0.5}),
     ("smooth_triplet", {"margin": 0.0}),
     ("contrastive", {"pos_margin": 0.4, "neg_margin": 1.3, "power": 2}),
+    ("contrastive", {"pos_weight": 0.3, "neg_weight": 1.7}),
     ("margin", {"beta": 1.0, "margin": 0.4}),
     ("ntxent", {"temperature": 0.5}),
     ("circle", {"m": 0.25, "gamma": 8.0}),
@@ -38,27 +39,27 @@ def batch(seed, b=11, d=4, classes=4):
     return rng.normal(size=(b, d)), rng.integers(0, classes, b)
 
 
-@pytest.mark.parametrize(("name", "keywords"), VARIANTS, ids=lambda v: str(v))
+@pytest.mark.parametrize(("name", "keywords"), CASES, ids=lambda v: str(v))
 @pytest.mark.parametrize("seed", [0, 1])
-def test_equals_the_loop(name, keywords, seed):
+def test_a_loss_equals_the_loop(name, keywords, seed):
     x, labels = batch(seed)
     same = labels[:, None] == labels[None, :]
     positives, negatives = same & ~np.eye(len(x), dtype=bool), ~same
-    want = reference_value(name, x, x, positives, negatives, True, labels, **keywords)
+    expected = reference_value(name, x, x, positives, negatives, True, labels, **keywords)
     with jax.enable_x64(True):
-        got = jax.jit(functools.partial(getattr(losses, name), **keywords))(x, labels)
-    assert got == pytest.approx(want, rel=1e-9, abs=1e-12)
+        actual = jax.jit(functools.partial(getattr(losses, name), **keywords))(x, labels)
+    assert actual == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize(("name", "keywords"), VARIANTS, ids=lambda v: str(v))
-def test_equals_the_loop_with_references(name, keywords):
+@pytest.mark.parametrize(("name", "keywords"), CASES, ids=lambda v: str(v))
+def test_a_loss_with_references_equals_the_loop(name, keywords):
     (x, labels), (y, reference_labels) = batch(2), batch(3, b=7, classes=5)
     positives = labels[:, None] == reference_labels[None, :]
-    want = reference_value(name, x, y, positives, ~positives, False, labels, **keywords)
+    expected = reference_value(name, x, y, positives, ~positives, False, labels, **keywords)
     with jax.enable_x64(True):
         loss = jax.jit(functools.partial(getattr(losses, name), **keywords))
-        got = loss(x, labels, references=y, reference_labels=reference_labels)
-    assert got == pytest.approx(want, rel=1e-9, abs=1e-12)
+        actual = loss(x, labels, references=y, reference_labels=reference_labels)
+    assert actual == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def test_margin_learns_beta_per_class():
@@ -81,7 +82,7 @@ def test_margin_learns_beta_per_class():
 
 @pytest.mark.parametrize("spread", [1e-3, 1e-4])
 @pytest.mark.parametrize("name", ["contrastive", "triplet"])
-def test_float32_gradient_of_tight_classes(name, spread):
+def test_gradients_of_close_pairs_are_exact_in_float32(name, spread):
     """A product form of the distance is 7 % off at 1e-3 and 73 % at 1e-4; differences are not."""
     rng = np.random.default_rng(0)
     x = np.repeat(naive.unit(rng.normal(size=(16, 64))), 4, axis=0)
@@ -90,23 +91,23 @@ def test_float32_gradient_of_tight_classes(name, spread):
     loss = functools.partial(getattr(losses, name), reduce_fn=ops.sum)
     if name == "triplet":
         loss = functools.partial(loss, margin=2.0)  # every triplet pulls
-    got = jax.grad(loss)(jnp.asarray(x), labels)
+    actual = jax.grad(loss)(jnp.asarray(x), labels)
     with jax.enable_x64(True):
-        want = jax.grad(loss)(jnp.asarray(x, jnp.float64), labels)
-        want = np.asarray(want)
-    assert np.linalg.norm(got - want) / np.linalg.norm(want) < 1e-3
+        expected = jax.grad(loss)(jnp.asarray(x, jnp.float64), labels)
+        expected = np.asarray(expected)
+    assert np.linalg.norm(actual - expected) / np.linalg.norm(expected) < 1e-3
 
 
-def test_n_pairs_of_the_paper():
+def test_n_pairs_on_dot_products_is_the_formula_of_the_paper():
     x, labels = batch(5)
     first = {label: np.flatnonzero(labels == label)[:2] for label in set(labels)}
     rows = np.array([pair for pair in first.values() if len(pair) == 2])
     logits = x[rows[:, 0]] @ x[rows[:, 1]].T
-    want = np.mean(np.logaddexp.reduce(logits, axis=1) - np.diag(logits))
-    want += 0.003 / 4 * ((x[rows] ** 2).sum(-1).mean(0)).sum()
+    expected = np.mean(np.logaddexp.reduce(logits, axis=1) - np.diag(logits))
+    expected += 0.003 / 4 * ((x[rows] ** 2).sum(-1).mean(0)).sum()
     with jax.enable_x64(True):
-        got = losses.n_pairs(x, labels, distance_fn=ops.dot, l2_weight=0.003)
-    assert got == pytest.approx(want, rel=1e-9)
+        actual = losses.n_pairs(x, labels, distance_fn=ops.dot, l2_weight=0.003)
+    assert actual == pytest.approx(expected, rel=1e-9)
 
 
 def test_angular_normalizes_negatives():
@@ -139,16 +140,16 @@ def test_nca_keeps_far_anchors():
 def test_a_single_positive_pair_counts():
     """The peer returns 0 for at most one positive and one negative pair."""
     x, y = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
-    got = losses.contrastive(x, np.array([0]), references=y, reference_labels=np.array([0]))
-    assert got == pytest.approx(2**0.5)
+    actual = losses.contrastive(x, np.array([0]), references=y, reference_labels=np.array([0]))
+    assert actual == pytest.approx(2**0.5)
 
 
 def test_threshold_consistent_margin_uses_references():
     """The peer looks positives up among the anchors."""
     x, y = np.eye(2), np.array([[1.0, 0.0], [3.0, 4.0]])
     loss = losses.threshold_consistent_margin
-    got = loss(x, np.array([0, 1]), references=y, reference_labels=np.array([0, 1]))
-    assert got == pytest.approx((0.9 - 0.8) + (0.6 - 0.5), rel=1e-5)
+    actual = loss(x, np.array([0, 1]), references=y, reference_labels=np.array([0, 1]))
+    assert actual == pytest.approx((0.9 - 0.8) + (0.6 - 0.5), rel=1e-5)
 
 
 def test_tuplet_margin_is_finite_on_duplicates():
@@ -168,12 +169,12 @@ def test_lifted_structure_with_references_is_symmetric_in_its_sets():
     (x, labels), (y, others) = batch(7), batch(8, b=6)
     with jax.enable_x64(True):
         loss = jax.jit(losses.lifted_structure)
-        one = loss(x, labels, references=y, reference_labels=others)
-        two = loss(y, others, references=x, reference_labels=labels)
-    assert one == pytest.approx(float(two), rel=1e-9)
+        value = loss(x, labels, references=y, reference_labels=others)
+        swapped = loss(y, others, references=x, reference_labels=labels)
+    assert value == pytest.approx(float(swapped), rel=1e-9)
 
 
-def test_active_mean_shows_nan():
+def test_a_nan_stays_visible_in_the_mean_of_active_entries():
     x, labels = batch(9)
     x[3] = np.nan
     assert np.isnan(losses.contrastive(x, labels))

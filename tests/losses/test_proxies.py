@@ -19,7 +19,7 @@ def test_every_loss_has_a_referee():
 
 
 @each_loss
-def test_naive_loops(name):
+def test_value_and_gradients_are_those_of_a_loop(name):
     module = _golden_module()
     w = module.proxies()[name in CENTERED]
     x, y = module.cases()["balanced"]
@@ -42,14 +42,14 @@ with np.load(GOLDEN) as _file:
     _golden = dict(_file)
 
 
-_spelled = sorted(
+_settings_of_peer = sorted(
     {key.split("/")[0] for key in _golden if key.split(":")[0].split("/")[0] in NAMES}
 )
 
 
-@pytest.mark.parametrize("spelled", _spelled)
-def test_pytorch_metric_learning(spelled):
-    name, _, settings = spelled.partition(":")
+@pytest.mark.parametrize("setting", _settings_of_peer)
+def test_values_and_gradients_are_those_of_pytorch_metric_learning(setting):
+    name, _, settings = setting.partition(":")
     # The margin of sphereface must be an int.
     pairs = [pair.split("=") for pair in settings.split(",") if pair]
     keywords = {k: float(v) if "." in v else int(v) for k, v in pairs}
@@ -63,10 +63,10 @@ def test_pytorch_metric_learning(spelled):
         padded, where = np.pad(x, [(0, padding), (0, 0)]), np.arange(12) < len(x)
         with jax.enable_x64(True):
             value, (dx, dw) = compiled(name, **keywords)(padded, w, np.pad(y, (0, padding)), where)
-        np.testing.assert_allclose(value, _golden[f"{spelled}/{case}/value"], rtol=1e-6, atol=1e-9)
-        assert_near(dx[: len(x)], _golden[f"{spelled}/{case}/0"], 1e-5)
-        assert_near(dw, _golden[f"{spelled}/{case}/1"], 1e-5)
+        np.testing.assert_allclose(value, _golden[f"{setting}/{case}/value"], rtol=1e-6, atol=1e-9)
+        assert_near(dx[: len(x)], _golden[f"{setting}/{case}/0"], 1e-5)
+        assert_near(dw, _golden[f"{setting}/{case}/1"], 1e-5)
 
 
 def test_the_peer_covers_every_loss():
-    assert {spelled.partition(":")[0] for spelled in _spelled} == set(NAMES)
+    assert {setting.partition(":")[0] for setting in _settings_of_peer} == set(NAMES)

@@ -12,7 +12,7 @@ from dmljax import losses
 
 
 @pytest.mark.parametrize("name", ["arcface", "subcenter_arcface"])
-def test_arcface_gradient_when_parallel_to_the_proxy(name):
+def test_arcface_has_a_finite_gradient_parallel_to_the_proxy(name):
     """Peers go through acos, whose slope there is infinite, and return NaN."""
     w = np.eye(3)
     x = 2 * np.eye(3)[:1]
@@ -37,7 +37,7 @@ def test_arcface_margin_is_in_degrees_and_never_rises(unchecked):
         fn = getattr(losses, name)
         fn = functools.partial(fn, reduce_fn=None, **keywords)
         loss = np.asarray(jax.jit(fn)(x, labels, np.stack([w[0], 0 * w[0]])))
-        assert np.all(np.diff(loss) > -1e-5)  # the other logit is 0 all along
+        assert np.all(np.diff(loss) > -1e-5)  # the other logit is always 0
     with pytest.raises(ValueError, match="degrees"):
         losses.arcface(x, labels, w, margin=200.0)
     with pytest.raises(ValueError, match="whole number"):

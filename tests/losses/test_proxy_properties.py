@@ -11,12 +11,12 @@ from numeric import assert_near
 
 from dmljax import losses, ops
 
-LENGTHS = {"sphereface", "large_margin_softmax"}  # what depends on the lengths of embeddings
+DEPEND_ON_LENGTHS = {"sphereface", "large_margin_softmax"}  # on the lengths of embeddings
 
 
 @each_loss
 def test_masked_rows_do_not_matter(name):
-    """Whatever they hold. That they do not count, the comparison with the peer tests."""
+    """Their content changes no bit of the loss. The comparison with the peer tests the mean."""
     x, y, w = proxy_data(name)
     where = np.array([True, False, True, True, False, True])
     expected, (dx, dw) = compiled(name)(x, w, y, where)
@@ -64,7 +64,7 @@ def test_finite_on_parallel_opposite_and_zero_rows(name):
 
 
 @pytest.mark.parametrize("name", ["cosface", "soft_triple", "proxy_anchor"])
-def test_bfloat16(name):
+def test_half_precision_is_computed_in_float32(name):
     x, y, w = (jnp.asarray(a) for a in proxy_data(name))
     x, w = x.astype(jnp.bfloat16), w.astype(jnp.bfloat16)
     value, (dx, dw) = compiled(name)(x, w, y)
@@ -76,7 +76,7 @@ def test_bfloat16(name):
 
 
 @each_loss
-def test_order_and_length_do_not_matter(name):
+def test_order_names_of_classes_and_lengths_do_not_matter(name):
     x, y, w = proxy_data(name)
     value, (dx, _) = compiled(name)(x, w, y)
     order = np.array([4, 2, 0, 5, 1, 3])
@@ -88,11 +88,11 @@ def test_order_and_length_do_not_matter(name):
         compiled(name)(x, w[np.argsort(renamed)], renamed[y])[0], value, rtol=1e-5
     )
     longer = compiled(name)(7 * x, w, y)[0]
-    assert np.isclose(longer, value, rtol=1e-5) == (name not in LENGTHS)
+    assert np.isclose(longer, value, rtol=1e-5) == (name not in DEPEND_ON_LENGTHS)
 
 
 @each_loss
-def test_labels_out_of_range(name, unchecked):
+def test_a_label_out_of_range_is_named_or_gives_nan(name, unchecked):
     x, y, w = proxy_data(name)
     for bad in (4, -1):
         y[2] = bad
@@ -103,7 +103,7 @@ def test_labels_out_of_range(name, unchecked):
 
 
 @each_loss
-def test_nan_stays_visible(name):
+def test_a_nan_makes_the_loss_nan(name):
     x, y, w = proxy_data(name)
     x[3, 0] = np.nan
     assert np.isnan(compiled(name)(x, w, y)[0])
@@ -113,7 +113,7 @@ def test_nan_stays_visible(name):
 
 
 @pytest.mark.parametrize("name", ["cosface", "soft_triple", "sphereface", "proxy_anchor"])
-def test_one_class(name):
+def test_with_one_class_nothing_is_pushed(name):
     x, y, w = proxy_data(name, c=1)
     value, slopes = compiled(name)(x, w, y * 0)
     if name == "proxy_anchor":  # all pull
@@ -124,7 +124,7 @@ def test_one_class(name):
 
 
 @each_loss
-def test_entries_and_weights(name):
+def test_the_mean_is_over_the_entries_and_weights_multiply_them(name):
     x, y, w = proxy_data(name)
     where = np.array([True, True, True, False, False, True])
 
@@ -146,7 +146,7 @@ def test_entries_and_weights(name):
 
 
 @each_loss
-def test_wrong_arguments(name, unchecked):
+def test_wrong_arguments_are_named(name, unchecked):
     x, y, w = proxy_data(name)
     fn = getattr(losses, name)
     with pytest.raises(ValueError, match=r"proxies must be \[c .*d = 3"):
@@ -163,7 +163,7 @@ def test_wrong_arguments(name, unchecked):
         fn(x, y, w, where=np.ones(6))
 
 
-def test_label_types():
+def test_all_integer_types_of_labels_give_the_same_loss():
     x, y, w = proxy_data("cosface")
     expected = compiled("cosface")(x, w, y)[0]
     for dtype in (np.uint8, np.int8, np.int16, np.uint32):

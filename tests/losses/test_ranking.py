@@ -40,7 +40,7 @@ def test_a_masked_batch_equals_the_loop_over_the_rows_that_count(
     x[2] = 0 if zero else x[2]
     counting = np.flatnonzero(where)
     x[~np.array(where)] = np.nan  # a row that does not count may hold anything
-    value, gradient = run_padded(name, x, labels, where, wide=True)
+    value, gradient = run_padded(name, x, labels, where, in_float64=True)
     np.testing.assert_allclose(
         value, naive(name, x[counting], labels[counting]), rtol=1e-9, atol=1e-9
     )
@@ -51,7 +51,7 @@ def test_a_masked_batch_equals_the_loop_over_the_rows_that_count(
 def test_gradient_is_that_of_the_dense_formula(name):
     x = np.random.default_rng(1).normal(size=(9, 4))
     labels = np.array([0, 2, 1, 0, 5, 2, 0, 0, 1])
-    value, gradient = run_padded(name, x, labels, wide=True)
+    value, gradient = run_padded(name, x, labels, in_float64=True)
     with jax.enable_x64(True):
         formula = functools.partial(dense, name, labels=labels)
         expected, slope = map(np.asarray, jax.jit(jax.value_and_grad(formula))(x))
@@ -61,7 +61,7 @@ def test_gradient_is_that_of_the_dense_formula(name):
 
 
 @each_kind
-def test_references(name):
+def test_a_loss_with_references_equals_the_loop(name):
     rng = np.random.default_rng(2)
     x, y = rng.normal(size=(5, 4)), rng.normal(size=(8, 4))
     labels, others = np.array([0, 1, 2, 0, 9]), np.array([0, 0, 1, 1, 1, 2, 2, 3])
@@ -71,7 +71,7 @@ def test_references(name):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_peer(case):
+def test_values_and_gradients_are_those_of_the_peer(case):
     # Padded to one shape with rows that do not count, because compiling takes longest.
     embeddings, b = GOLDEN[f"{case}.embeddings"], len(GOLDEN[f"{case}.labels"])
     x, labels, where = np.full((16, 6), np.nan), np.zeros(16, np.int32), np.arange(16) < b
@@ -97,15 +97,18 @@ def _as_peer(name):
     loss, _, mined = name.partition("+")
     loss, _, argument = loss.partition(":")
     if loss == "pnp":
-        warm = {"b": 3, "alpha": 2, "temperature": 0.2, "variant": "Dq"}
-        keywords = warm if argument == "warm" else {"variant": argument}
+        if argument == "warm":
+            penalty_fn = functools.partial(losses.pnp_penalties.dq, alpha=2)
+            keywords = {"temperature": 0.2, "penalty_fn": penalty_fn}
+        else:
+            keywords = {"penalty_fn": getattr(losses.pnp_penalties, argument.lower())}
     elif loss == "smooth_ap":
         keywords = {"temperature": float(argument or 0.01)}
     else:
         keywords = {"num_bins": int(argument)} if argument else {}
     mine_fns = {
         "all": miners.triplet_margin,
-        "semihard": functools.partial(miners.triplet_margin, kind="semihard"),
+        "semihard": miners.semihard_triplets,
         "angular": miners.angular,
         "multi_similarity": miners.multi_similarity,
         "pair_margin": miners.pair_margin,

@@ -46,7 +46,7 @@ def test_histogram_has_a_last_bin_for_duplicates():
     value, gradient = jax.value_and_grad(losses.histogram)(jnp.asarray(_perfect(labels)), labels)
     assert value == 0  # all positives are in the last bin, all negatives far below
     assert np.isfinite(gradient).all()
-    # And with each positive the twin of a negative too: below or level, in the bin's sum.
+    # If all vectors are equal, every positive lies in the bin of every negative.
     assert losses.histogram(np.ones((4, 2), np.float32), np.array([0, 0, 1, 1])) > 0.9999
 
 

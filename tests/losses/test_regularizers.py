@@ -79,7 +79,7 @@ def _data(name, dtype=np.float32):
 
 
 @each_regularizer
-def test_naive_loops(name):
+def test_value_and_gradient_are_those_of_a_loop(name):
     x = _data(name, np.float64)
     with jax.enable_x64(True):
         value, slope = _compiled(name)(x)
@@ -87,7 +87,7 @@ def test_naive_loops(name):
     assert_near(slope, gradient(NAIVE[name], x), 1e-6)
 
 
-def test_other_norms(unchecked):
+def test_lp_equals_the_loop_for_other_norms_and_powers(unchecked):
     x = _data("lp", np.float64)
     for p, power in ((1.0, 1.0), (3.0, 2.0), (2.0, 2.0), (0.5, 1.0)):
         with jax.enable_x64(True):
@@ -100,7 +100,7 @@ def test_other_norms(unchecked):
         losses.lp(x.astype(np.float32), p=0.0)
 
 
-def test_pytorch_metric_learning():
+def test_values_and_gradients_are_those_of_pytorch_metric_learning():
     spec = importlib.util.spec_from_file_location("golden_proxies", GOLDEN.with_suffix(".py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -109,8 +109,8 @@ def test_pytorch_metric_learning():
     compared = set()
     with np.load(GOLDEN) as golden:
         for key in golden:
-            spelled, case, what = key.split("/")
-            name, _, settings = spelled.partition(":")
+            setting, case, what = key.split("/")
+            name, _, settings = setting.partition(":")
             if name not in NAMES or what != "value":
                 continue
             keywords = dict(pair.split("=") for pair in settings.split(",") if pair)
@@ -122,7 +122,7 @@ def test_pytorch_metric_learning():
                 fn = _compiled(name, **{k: float(v) for k, v in keywords.items()})
                 value, slope = fn(x, where)
             np.testing.assert_allclose(value, golden[key], rtol=1e-6, atol=1e-12)
-            assert_near(slope[: len(inputs[case])], golden[f"{spelled}/{case}/0"], 1e-5)
+            assert_near(slope[: len(inputs[case])], golden[f"{setting}/{case}/0"], 1e-5)
             compared.add(name)
     assert compared == set(NAMES)
 
@@ -143,7 +143,7 @@ def test_masking_equals_dropping(name):
 
 
 @each_regularizer
-def test_hard_inputs(name):
+def test_zero_equal_and_single_rows_are_finite_and_nan_stays_visible(name):
     x = _data(name)
     x[0] = 0
     x[1] = x[2]
@@ -178,7 +178,7 @@ def test_merging_centers_keep_their_direction():
     assert_near(slope, exact_slope, 1e-2)
 
 
-def test_any_leading_axes(unchecked):
+def test_lp_and_zero_mean_take_any_leading_axes(unchecked):
     x = _data("sparse_centers")
     np.testing.assert_allclose(losses.lp(x), losses.lp(x.reshape(-1, 4)), rtol=1e-6)
     where = np.arange(15).reshape(5, 3) % 2 == 0

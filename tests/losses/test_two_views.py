@@ -80,7 +80,7 @@ def _data(dtype=np.float32):
 
 
 @each_loss
-def test_naive_loops(name):
+def test_value_and_gradients_are_those_of_a_loop(name):
     x, y = _data(np.float64)
     with jax.enable_x64(True):
         value, (dx, dy) = _compiled(name)(x, y)
@@ -89,7 +89,7 @@ def test_naive_loops(name):
     assert_near(dy, gradient(lambda y: NAIVE[name](x, y), y), 1e-6)
 
 
-def test_vicreg_of_pytorch_metric_learning():
+def test_vicreg_is_that_of_pytorch_metric_learning():
     spec = importlib.util.spec_from_file_location("golden_proxies", GOLDEN.with_suffix(".py"))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -122,7 +122,7 @@ def test_masking_equals_dropping(name):
 
 
 @each_loss
-def test_hard_inputs(name):
+def test_zero_equal_and_single_rows_are_finite_and_nan_stays_visible(name):
     x, y = _data()
     one, slopes = _compiled(name)(x[:1], y[:1])
     np.testing.assert_allclose(one, NAIVE[name](x[:1], y[:1]), rtol=1e-5, atol=1e-7)
@@ -142,7 +142,7 @@ def test_hard_inputs(name):
 
 
 @pytest.mark.parametrize("name", ["clip", "siglip"])
-def test_entries(name):
+def test_the_mean_is_over_the_entries_that_count(name):
     x, y = _data()
     where = np.array([True, False, True, True, False, True])
     entries = jax.jit(functools.partial(getattr(losses, name), reduce_fn=None))(x, y, where=where)
@@ -169,7 +169,7 @@ def test_temperature_and_bias_may_be_learned():
 
 
 @each_loss
-def test_wrong_arguments(name, unchecked):
+def test_wrong_arguments_are_named(name, unchecked):
     x, y = _data()
     with pytest.raises(ValueError, match="same shape"):
         getattr(losses, name)(x, y[:5])

@@ -10,9 +10,18 @@ from dmljax import miners, ops
 KEY = jax.random.key(0)
 
 
+# The peer's names of strategies.
+SELECTIONS = {
+    "easy": miners.selections.easiest,
+    "semihard": miners.selections.semihardest,
+    "hard": miners.selections.hardest,
+    "all": miners.selections.every,
+}
+
+
 STRATEGIES = [
     (pos, neg)
-    for pos, neg in itertools.product(("easy", "semihard", "hard", "all"), repeat=2)
+    for pos, neg in itertools.product(SELECTIONS, repeat=2)
     if "semihard" not in (pos, neg) or (pos != neg and "all" not in (pos, neg))
 ]
 
@@ -23,8 +32,8 @@ PAIR_MINERS = {
     **{
         f"batch_easy_hard:{pos},{neg}": functools.partial(
             miners.batch_easy_hard,
-            pos=pos,
-            neg=neg,
+            pos_fn=SELECTIONS[pos],
+            neg_fn=SELECTIONS[neg],
             allowed_pos_range=(0.25, 1.5),
             allowed_neg_range=(0.5, 1.75),
         )
@@ -36,10 +45,10 @@ PAIR_MINERS = {
 
 
 TRIPLET_MINERS = {
-    **{
-        f"triplet_margin:{kind}": functools.partial(miners.triplet_margin, margin=0.25, kind=kind)
-        for kind in ("all", "hard", "semihard", "easy")
-    },
+    "triplet_margin": functools.partial(miners.triplet_margin, margin=0.25),
+    "hard_triplets": miners.hard_triplets,
+    "semihard_triplets": functools.partial(miners.semihard_triplets, margin=0.25),
+    "easy_triplets": functools.partial(miners.easy_triplets, margin=0.25),
     "angular": functools.partial(miners.angular, angle=31),
 }
 
@@ -60,8 +69,8 @@ def triplet_mask(chosen):
     """[b n n]: the chosen triplets."""
     (positives, negatives), d, select_fn = chosen
     between = d[None] if d.shape[0] == d.shape[1] else None
-    kept = select_fn(d[:, :, None], d[:, None, :], between)
-    return kept & positives[:, :, None] & negatives[:, None, :]
+    selected = select_fn(d[:, :, None], d[:, None, :], between)
+    return selected & positives[:, :, None] & negatives[:, None, :]
 
 
 def as_masks(chosen):

@@ -46,7 +46,7 @@ def test_distance_weighted_survives_many_dimensions_and_antipodes():
     chosen = miners.distance_weighted(
         distances, ops.Pairs(positives, ~positives), key=KEY, dim=4096, nonzero_loss_cutoff=3
     )
-    # In 4096 dimensions 1.9 is less likely than what the cutoff makes of 1e-3, and so is drawn...
+    # Of the negatives, the one whose distance is least likely in 4096 dimensions is drawn.
     log_q = [4094 * np.log(d) + 2046.5 * np.log(1 - d**2 / 4) for d in (0.5, 1.9)]
     np.testing.assert_array_equal(np.flatnonzero(chosen.negatives[0]), [1 + np.argmin(log_q)])
 
@@ -65,8 +65,8 @@ def test_uniform_histogram_fills_every_bin_alike():
         d = distances[mask].astype(float)
         edges = np.linspace(d.min(), d.max() + 1e-6, 9)
         sizes, _ = np.histogram(d, edges)
-        taken, _ = np.histogram(distances[drawn], edges)
-        np.testing.assert_array_equal(taken, np.minimum(sizes, per_bin))
+        drawn_sizes, _ = np.histogram(distances[drawn], edges)
+        np.testing.assert_array_equal(drawn_sizes, np.minimum(sizes, per_bin))
         assert (sizes > per_bin).any() and (sizes < per_bin).any()
 
 
@@ -82,10 +82,10 @@ def test_uniform_histogram_draws_evenly_within_a_bin():
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_draws_are_the_keys(name):
+def test_the_same_key_gives_the_same_draw_and_another_key_another(name):
     rng = np.random.default_rng(2)
     distances, pairs = rng.uniform(0.5, 1.3, (20, 20)), ops.pairs(np.arange(20) // 4)
     draw = functools.partial(EVERY[name], distances, pairs)
-    first, again, other = draw(key=KEY), draw(key=KEY), draw(key=jax.random.key(1))
-    np.testing.assert_array_equal(first.negatives, again.negatives)
+    first, repeated, other = draw(key=KEY), draw(key=KEY), draw(key=jax.random.key(1))
+    np.testing.assert_array_equal(first.negatives, repeated.negatives)
     assert (first.negatives != other.negatives).any()

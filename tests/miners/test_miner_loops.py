@@ -89,13 +89,12 @@ def _naive_triplet(name, d_ap, d_an, d_pn):
         # The triangle laid out flat: the anchor at 0, the positive on the first axis.
         tangent = d_ap / (2 * math.sqrt(max(0, (2 * d_an**2 + 2 * d_pn**2 - d_ap**2) / 4)) or 1e-30)
         return math.atan(tangent) > math.radians(31)
-    kind = name.partition(":")[2]
     return {
-        "all": gap <= 0.25,
-        "hard": gap <= 0,
-        "semihard": 0 < gap <= 0.25,
-        "easy": gap > 0.25,
-    }[kind]
+        "triplet_margin": gap <= 0.25,
+        "hard_triplets": gap <= 0,
+        "semihard_triplets": 0 < gap <= 0.25,
+        "easy_triplets": gap > 0.25,
+    }[name]
 
 
 # Distances on a grid, so that there are ties, which floats represent exactly.
@@ -129,12 +128,12 @@ def test_triplets_are_those_of_the_loop(name, steps, seed):
     distances[np.triu_indices(6, 1)] = np.array(steps) / 8
     distances += distances.T
     pairs = ops.pairs(np.random.default_rng(seed).integers(0, 3, 6))
-    kept = np.asarray(compiled_miner(name)(distances, pairs)[0])
+    selected = np.asarray(compiled_miner(name)(distances, pairs)[0])
     d, pairs = distances.astype(float), ops.Pairs(*map(np.asarray, pairs))
     for i, j, k in itertools.product(range(6), repeat=3):
         expected = pairs.positives[i, j] and pairs.negatives[i, k]
         expected = expected and _naive_triplet(name, d[i, j], d[i, k], d[j, k])
-        assert kept[i, j, k] == expected
+        assert selected[i, j, k] == expected
 
 
 def _naive_across_halves(labels):
@@ -158,7 +157,7 @@ def _naive_next_in_batch(labels):
 
 @pytest.mark.parametrize("name", BY_POSITION)
 @pytest.mark.parametrize("size", (1, 2, 8, 9))
-def test_selection_by_position(name, size):
+def test_pairs_by_position_are_those_of_the_loop(name, size):
     rng = np.random.default_rng(size)
     for _ in range(10):
         labels = rng.integers(0, 3, size)
@@ -170,9 +169,9 @@ def test_selection_by_position(name, size):
 
 def test_angle_is_measured_at_the_negative():
     # An isosceles triangle over a base of length 1: half the angle at the tip is atan(1 / (2 h)).
-    for angle, kept in ((25, False), (35, True)):
+    for angle, is_selected in ((25, False), (35, True)):
         height = 1 / (2 * math.tan(math.radians(angle)))
         x = np.array([[-0.5, 0], [0.5, 0], [0, height]])
         distances = np.linalg.norm(x[:, None] - x[None], axis=-1)
         pairs = ops.pairs(np.array([0, 0, 1]))
-        assert triplet_mask(miners.angular(distances, pairs, angle=30)).any() == kept
+        assert triplet_mask(miners.angular(distances, pairs, angle=30)).any() == is_selected

@@ -7,11 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from miner_cases import as_masks, triplet_mask
+from miner_cases import SELECTIONS, as_masks, triplet_mask
 
 from dmljax import losses, miners, ops
 
 GOLDEN = np.load(pathlib.Path(__file__).parents[1] / "golden" / "ranking.npz")
+
+
+TRIPLET_MINERS = {
+    "all": miners.triplet_margin,
+    "hard": miners.hard_triplets,
+    "semihard": miners.semihard_triplets,
+    "easy": miners.easy_triplets,
+}
 
 
 CASES = sorted(name.removesuffix(".values") for name in GOLDEN.files if name.endswith(".values"))
@@ -27,11 +35,14 @@ def _as_peer(name):
         keywords = {"fraction": float(argument)} if argument else {}
     elif name == "batch_easy_hard" and argument == "ranges":
         keywords = {"allowed_pos_range": (0.3, 1.3), "allowed_neg_range": (0.9, 1.6)}
-        keywords |= {"pos": "hard", "neg": "hard"}
+        keywords |= {"pos_fn": miners.selections.hardest, "neg_fn": miners.selections.hardest}
     elif name == "batch_easy_hard":
-        keywords = dict(zip(("pos", "neg"), argument.split(","), strict=True))
+        pos, neg = argument.split(",")
+        keywords = {"pos_fn": SELECTIONS[pos], "neg_fn": SELECTIONS[neg]}
+    elif name == "triplet_margin" and argument == ".5":
+        keywords = {"margin": 0.5}
     elif name == "triplet_margin":
-        keywords = {"margin": 0.5} if argument == ".5" else {"kind": argument}
+        return TRIPLET_MINERS[argument]
     else:
         keywords = {"angle": float(argument)} if argument else {}
     return functools.partial(getattr(miners, name), **keywords)
@@ -44,24 +55,24 @@ def _all_as_peer():
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_peer(case):
+def test_mined_pairs_and_triplets_are_those_of_the_peer(case):
     # Padded to one shape with rows that do not count, because compiling takes longest.
     b = len(GOLDEN[f"{case}.labels"])
     x, labels, where = np.zeros((16, 6)), np.zeros(16, np.int32), np.arange(16) < b
     x[:b], labels[:b] = GOLDEN[f"{case}.embeddings"], GOLDEN[f"{case}.labels"]
-    names, mine = _all_as_peer()
+    names, all_miners = _all_as_peer()
     with jax.enable_x64(True):
         x = jnp.asarray(x)
-        chosen = mine(ops.unit_euclidean(x, x), ops.pairs(labels, where=where))
+        chosen = all_miners(ops.unit_euclidean(x, x), ops.pairs(labels, where=where))
     pairs, triplets = len(GOLDEN["pair_miners"]), len(GOLDEN["triplet_miners"])
     expected = np.unpackbits(GOLDEN[f"{case}.pairs"], count=pairs * 2 * b * b)
     expected = [*expected.reshape(pairs, 2, b, b).astype(bool)]
-    wanted = np.unpackbits(GOLDEN[f"{case}.triplets"], count=triplets * b**3)
-    expected += [*wanted.reshape(triplets, 1, b, b, b).astype(bool)]
-    for name, masks, wanted in zip(names, chosen, expected, strict=True):
+    expected_triplets = np.unpackbits(GOLDEN[f"{case}.triplets"], count=triplets * b**3)
+    expected += [*expected_triplets.reshape(triplets, 1, b, b, b).astype(bool)]
+    for name, masks, expected_masks in zip(names, chosen, expected, strict=True):
         if case == "duplicates" and name.startswith(("batch_", "hardest_", "angular")):
             continue  # the peer takes any of equal candidates; for angular see below
-        for mask, peer in zip(map(np.asarray, masks), wanted, strict=True):
+        for mask, peer in zip(map(np.asarray, masks), expected_masks, strict=True):
             assert mask.sum() == peer.sum(), name
             mask = mask[(slice(b),) * mask.ndim]
             if name.startswith("hardest_"):
@@ -93,8 +104,14 @@ def test_ranges_hold_for_all_pairs_too():
     # The peer ignores a range for the strategy "all".
     distances = np.array([[0.1, 0.5, 1.0, 1.5]], np.float32)
     pairs = ops.Pairs(np.array([[1, 1, 0, 0]], bool), np.array([[0, 0, 1, 1]], bool))
-    kept = miners.batch_easy_hard(
-        distances, pairs, pos="all", neg="all", allowed_pos_range=(0.3, 9), allowed_neg_range=(0, 1)
+    every = miners.selections.every
+    mined = miners.batch_easy_hard(
+        distances,
+        pairs,
+        pos_fn=every,
+        neg_fn=every,
+        allowed_pos_range=(0.3, 9),
+        allowed_neg_range=(0, 1),
     )
-    np.testing.assert_array_equal(kept[0], [[0, 1, 0, 0]])
-    np.testing.assert_array_equal(kept[1], [[0, 0, 1, 0]])
+    np.testing.assert_array_equal(mined.positives, [[0, 1, 0, 0]])
+    np.testing.assert_array_equal(mined.negatives, [[0, 0, 1, 0]])

@@ -9,24 +9,25 @@ import pytest
 from miner_cases import DRAWS, EVERY, KEY, TRIPLET_MINERS, compiled_miner
 
 from dmljax import losses, miners, ops
+from dmljax.miners.selections import every, semihardest
 
 # A pair of `across_halves` is never part of a triplet, and a dropped row moves the second half.
-SOME = [n for n in EVERY if ":" not in n or n.endswith(("easy,semihard", ":semihard"))]
+ONE_OF_EACH = [n for n in EVERY if ":" not in n or n.endswith("easy,semihard")]
 
 
-SOME.remove("across_halves")
+ONE_OF_EACH.remove("across_halves")
 
 
-each_miner = pytest.mark.parametrize("name", SOME)
+each_miner = pytest.mark.parametrize("name", ONE_OF_EACH)
 
 
-def test_some_is_one_of_each():
-    assert len(SOME) == len(miners.__all__) - 1
+def test_every_miner_but_across_halves_is_tested_once():
+    assert len(ONE_OF_EACH) == len(miners.__all__) - 1
 
 
 @functools.cache
 def _loss(name):
-    """A loss that hands the miner's choice on to the gradient."""
+    """The value and gradient of a triplet loss over the mined pairs."""
     return jax.jit(
         jax.value_and_grad(functools.partial(losses.triplet, margin=1.0, mine_fn=EVERY[name]))
     )
@@ -60,7 +61,7 @@ def test_a_masked_row_is_a_dropped_row(name):
         np.testing.assert_array_equal(mask, dropped)
 
 
-@pytest.mark.parametrize("name", [name for name in SOME if name not in TRIPLET_MINERS])
+@pytest.mark.parametrize("name", [name for name in ONE_OF_EACH if name not in TRIPLET_MINERS])
 def test_no_gradient_flows_through_the_choice_of_pairs(name):
     x, labels = _batch(4)
     chosen = ops.Pairs(*compiled_miner(name)(_distances(x), ops.pairs(labels)))
@@ -73,7 +74,7 @@ def test_no_gradient_flows_through_the_choice_of_pairs(name):
     np.testing.assert_allclose(gradient, slope, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [name for name in SOME if name in TRIPLET_MINERS])
+@pytest.mark.parametrize("name", [name for name in ONE_OF_EACH if name in TRIPLET_MINERS])
 def test_no_gradient_flows_through_the_choice_of_triplets(name):
     x, labels = _batch(4)
     slope = jax.grad(lambda d: EVERY[name](d, ops.pairs(labels)).distances.sum())(_distances(x))
@@ -82,7 +83,7 @@ def test_no_gradient_flows_through_the_choice_of_triplets(name):
 
 @each_miner
 @pytest.mark.parametrize("labels", ([0] * 9, range(9), [0] * 5 + [1] * 4), ids=str)
-def test_degenerate_batches(name, labels):
+def test_a_degenerate_batch_selects_only_pairs_and_has_a_finite_loss(name, labels):
     labels = np.array(labels)
     for x in (_batch(5)[0], np.ones((9, 4), np.float32), np.zeros((9, 4), np.float32)):
         for where in (np.ones(9, bool), np.zeros(9, bool)):
@@ -97,14 +98,14 @@ def test_degenerate_batches(name, labels):
 
 @each_miner
 @pytest.mark.parametrize("row", range(3))
-def test_a_nan_is_kept(name, row):
+def test_a_nan_in_a_row_makes_the_loss_nan(name, row):
     x, _ = _batch(6)
     x[row, 0] = np.nan
     assert np.isnan(_loss(name)(x, np.arange(9) // 3)[0])
 
 
 @each_miner
-def test_vmap_and_half_precision(name):
+def test_vmap_in_half_precision_gives_the_values_of_single_batches(name):
     labels = np.arange(9) // 2
     x = jnp.stack([_batch(seed)[0] for seed in range(2)]).astype(jnp.bfloat16)
     values, gradients = jax.vmap(_loss(name), in_axes=(0, None))(x, labels)
@@ -116,11 +117,8 @@ def test_vmap_and_half_precision(name):
 def test_wrong_arguments_are_named(unchecked):
     distances, pairs = np.ones((3, 4), np.float32), ops.Pairs(*np.zeros((2, 3, 4), bool))
     wrong = [
-        (miners.triplet_margin, {"kind": "soft"}, "'soft' does not exist; there are all, hard"),
-        (miners.batch_easy_hard, {"pos": "soft"}, "pos='soft' does not exist; there are easy"),
-        (miners.batch_easy_hard, {"neg": "soft"}, "neg='soft' does not exist; there are easy"),
-        (miners.batch_easy_hard, {"pos": "semihard"}, "semihard is relative to one pair"),
-        (miners.batch_easy_hard, {"pos": "all"}, "semihard is relative to one pair"),
+        (miners.batch_easy_hard, {"pos_fn": semihardest}, "semihardest is relative to one pair"),
+        (miners.batch_easy_hard, {"pos_fn": every}, "semihardest is relative to one pair"),
         (miners.hardest_fraction, {"fraction": 50}, "must be between 0 and 1, not 50"),
         (miners.angular, {"angle": 90}, "between 0 and 90, not 90"),
         (miners.angular, {}, r"must be \[b b\], not \[3, 4\]"),

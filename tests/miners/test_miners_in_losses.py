@@ -10,20 +10,37 @@ import pytest
 
 from dmljax import losses, miners, ops
 
+MARGIN = 0.3
+# The miner, and which gaps d_an - d_ap it selects.
+TRIPLET_MINERS = {
+    "triplet_margin": (
+        functools.partial(miners.triplet_margin, margin=MARGIN),
+        lambda gap: gap <= MARGIN,
+    ),
+    "hard_triplets": (miners.hard_triplets, lambda gap: gap <= 0),
+    "semihard_triplets": (
+        functools.partial(miners.semihard_triplets, margin=MARGIN),
+        lambda gap: 0 < gap <= MARGIN,
+    ),
+    "easy_triplets": (
+        functools.partial(miners.easy_triplets, margin=MARGIN),
+        lambda gap: gap > MARGIN,
+    ),
+}
 
-@pytest.mark.parametrize("kind", ("all", "hard", "semihard", "easy"))
-def test_triplet_loss_over_selected_triplets(kind):
+
+@pytest.mark.parametrize("name", TRIPLET_MINERS)
+def test_a_triplet_loss_is_the_mean_over_the_mined_triplets(name):
+    mine_fn, selects = TRIPLET_MINERS[name]
     x = np.random.default_rng(8).normal(size=(9, 3))
     labels = np.array([0, 0, 0, 1, 1, 2, 2, 2, 5])
-    mine_fn = functools.partial(miners.triplet_margin, margin=0.3, kind=kind)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
     d = np.linalg.norm(unit[:, None] - unit[None], axis=-1)
     terms = []
     for a, p, n in itertools.product(range(9), repeat=3):
         if a != p and labels[a] == labels[p] and labels[a] != labels[n]:
             gap = d[a, n] - d[a, p]
-            kinds = {"all": gap <= 0.3, "hard": gap <= 0, "semihard": 0 < gap <= 0.3}
-            if kinds.get(kind, gap > 0.3):
+            if selects(gap):
                 terms.append(max(0, 0.5 - gap))
     expected = np.mean([term for term in terms if term > 0])
     with jax.enable_x64(True):
@@ -33,7 +50,7 @@ def test_triplet_loss_over_selected_triplets(kind):
     np.testing.assert_allclose(np.asarray(dense).sum(), sum(terms), rtol=1e-9)
 
 
-def test_batch_hard_triplet_loss():
+def test_batch_hard_gives_the_triplet_loss_of_farthest_and_nearest():
     x = np.random.default_rng(9).normal(size=(8, 3))
     labels = np.arange(8) % 3
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
@@ -49,7 +66,7 @@ def test_batch_hard_triplet_loss():
     np.testing.assert_allclose(value, expected, rtol=1e-9)
 
 
-def test_references_are_mined_too():
+def test_pairs_with_references_are_mined():
     rng = np.random.default_rng(10)
     x, y = rng.normal(size=(4, 3)), rng.normal(size=(7, 3))
     labels, others = np.arange(4), np.array([0, 1, 2, 3, 0, 1, 2])

@@ -21,15 +21,15 @@ def points(seed, *shape):
 
 @pytest.mark.parametrize("p", [1, 2, 3])
 @pytest.mark.parametrize("power", [1, 2])
-def test_euclidean(p, power):
+def test_euclidean_equals_its_formula_with_a_finite_gradient(p, power):
     x, y = points(0, 5, 4), points(1, 7, 4)
     y[2] = x[3]
-    want = (np.abs(x[:, None] - y[None]) ** p).sum(-1) ** (power / p)
+    expected = (np.abs(x[:, None] - y[None]) ** p).sum(-1) ** (power / p)
     with jax.enable_x64(True):
-        np.testing.assert_allclose(ops.euclidean(x, y, p=p, power=power), want, rtol=1e-9)
+        np.testing.assert_allclose(ops.euclidean(x, y, p=p, power=power), expected, rtol=1e-9)
         gradient = jax.grad(lambda y: ops.euclidean(x, y, p=p, power=power).sum())(y)
         moved = ops.euclidean(x, y + 1e-6 * np.eye(7, 4), p=p, power=power).sum()
-        slope = (moved - want.sum()) / 1e-6
+        slope = (moved - expected.sum()) / 1e-6
     assert np.isfinite(gradient).all()
     if power == 2:  # smooth at the duplicate too
         assert float(np.trace(gradient[:4])) == pytest.approx(float(slope), rel=1e-3)
@@ -43,13 +43,13 @@ def test_euclidean(p, power):
 def test_squared_euclidean_is_exact_for_near_pairs(x, spread):
     x[3:] = x[:3] + np.float32(spread) * x[3:] / 100
     wide = x.astype(np.float64)
-    want = ((wide[:, None] - wide[None]) ** 2).sum(-1)
-    got = np.asarray(ops.squared_euclidean(jnp.asarray(x), jnp.asarray(x)))
+    expected = ((wide[:, None] - wide[None]) ** 2).sum(-1)
+    actual = np.asarray(ops.squared_euclidean(jnp.asarray(x), jnp.asarray(x)))
     scale = (wide**2).sum(-1).max()
-    assert (np.abs(got - want) <= 1e-4 * want + 1e-30 * (1 + scale)).all()
+    assert (np.abs(actual - expected) <= 1e-4 * expected + 1e-30 * (1 + scale)).all()
     batch = jnp.asarray(x)
     np.testing.assert_allclose(
-        ops.squared_euclidean(batch, batch), got, rtol=1e-4, atol=1e-30 * (1 + scale)
+        ops.squared_euclidean(batch, batch), actual, rtol=1e-4, atol=1e-30 * (1 + scale)
     )
 
 
@@ -59,25 +59,27 @@ def test_equal_rows_are_at_distance_zero():
     assert (np.asarray(distances)[[0, 1, 2, 3], [1, 0, 3, 2]] == 0).all()
 
 
-def test_cosine_dot_and_snr():
+def test_cosine_dot_and_snr_equal_their_formulas():
     x, y = points(0, 4, 6), points(1, 3, 6)
     with jax.enable_x64(True):
         np.testing.assert_allclose(ops.cosine(x, y), 1 - unit(x) @ unit(y).T, rtol=1e-9)
         np.testing.assert_allclose(ops.dot(x, y), -x @ y.T, rtol=1e-9)
-        want = np.var(x[:, None] - y[None], axis=-1, ddof=1) / np.var(x, axis=-1, ddof=1)[:, None]
-        np.testing.assert_allclose(ops.snr(x, y), want, rtol=1e-9)
+        expected = (
+            np.var(x[:, None] - y[None], axis=-1, ddof=1) / np.var(x, axis=-1, ddof=1)[:, None]
+        )
+        np.testing.assert_allclose(ops.snr(x, y), expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("scale", [1e-35, 1e-20, 1.0, 1e20, 1e35])
 def test_normalize_neither_under_nor_overflows(scale):
     x = np.array([[3.0, 4.0], [0.0, 0.0]], np.float32) * np.float32(scale)
-    got, pull = jax.vjp(ops.normalize, jnp.asarray(x))
-    np.testing.assert_allclose(got, [[0.6, 0.8], [0, 0]], rtol=1e-6)
+    actual, pull = jax.vjp(ops.normalize, jnp.asarray(x))
+    np.testing.assert_allclose(actual, [[0.6, 0.8], [0, 0]], rtol=1e-6)
     assert np.isfinite(pull(jnp.ones((2, 2)))[0]).all() and not pull(jnp.ones((2, 2)))[0][1].any()
 
 
 @pytest.mark.parametrize(("fn", "at"), [(ops.sqrt, 0.0), (ops.acos, 1.0), (ops.acos, -1.0)])
-def test_safe_gradients(fn, at):
+def test_gradients_are_0_where_the_slope_is_infinite(fn, at):
     at, half = jnp.asarray(at), jnp.asarray(0.5)
     assert jax.grad(fn)(at) == 0 and np.isfinite(fn(at))
     assert np.isnan(fn(jnp.asarray(np.nan)))
@@ -85,7 +87,7 @@ def test_safe_gradients(fn, at):
     assert jax.grad(fn)(half) == pytest.approx(float(jax.grad(plain)(half)))
 
 
-def test_logsumexp():
+def test_logsumexp_counts_only_masked_entries():
     x = jnp.array([[1.0, 2.0, 1e4], [5.0, 5.0, 5.0], [-1e30, -1e30, 0.0]])
     where = np.array([[1, 1, 0], [0, 0, 0], [1, 1, 0]], bool)
     value, gradient = jax.value_and_grad(lambda x: ops.logsumexp(x, where=where).sum())(x)
@@ -98,14 +100,16 @@ def test_logsumexp():
     assert ops.logsumexp(x.at[0, 2].set(np.nan), where=where)[0] == pytest.approx(2.3132617)
 
 
-def test_pairs_of_labels():
+def test_pairs_are_masks_of_equal_and_different_labels():
     labels, others = np.array([1, 1, 2]), np.array([2, 1])
     within = ops.pairs(labels)
     assert within.positives.tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
     assert within.negatives.tolist() == [[0, 0, 1], [0, 0, 1], [1, 1, 0]]
-    two = ops.pairs(labels, others, ids=np.array([7, 8, 9]), reference_ids=np.array([9, 8]))
-    assert two.positives.tolist() == [[0, 1], [0, 0], [0, 0]]
-    assert two.negatives.tolist() == [[1, 0], [1, 0], [0, 1]]
+    with_references = ops.pairs(
+        labels, others, ids=np.array([7, 8, 9]), reference_ids=np.array([9, 8])
+    )
+    assert with_references.positives.tolist() == [[0, 1], [0, 0], [0, 0]]
+    assert with_references.negatives.tolist() == [[1, 0], [1, 0], [0, 1]]
     masked = ops.pairs(labels, where=np.array([True, False, True]))
     assert masked.positives.sum() == 0 and masked.negatives.tolist() == [
         [0, 0, 1],
@@ -136,7 +140,7 @@ COUNTED = np.array([[True, True, True], [True, False, True]])
 
 
 @pytest.mark.parametrize(
-    ("reduce_fn", "want"),
+    ("reduce_fn", "expected"),
     [
         (ops.mean, 5 / 5),
         (ops.sum, 5),
@@ -147,14 +151,14 @@ COUNTED = np.array([[True, True, True], [True, False, True]])
         (ops.weighted(np.array([1.0, 10.0]), ops.mean_of_active), (4 + 20) / 3),
     ],
 )
-def test_reductions(reduce_fn, want):
-    assert ops.reduce(reduce_fn, jnp.asarray(ENTRIES), COUNTED) == pytest.approx(want)
+def test_a_reduction_counts_only_masked_entries_and_shows_nan(reduce_fn, expected):
+    assert ops.reduce(reduce_fn, jnp.asarray(ENTRIES), COUNTED) == pytest.approx(expected)
     nothing = np.zeros_like(COUNTED)
     assert ops.reduce(reduce_fn, jnp.asarray(ENTRIES), nothing) == 0
     bad = jnp.asarray(ENTRIES).at[0, 0].set(np.nan)
     assert np.isnan(ops.reduce(reduce_fn, bad, COUNTED))
     hidden = jnp.asarray(ENTRIES).at[1, 1].set(np.nan)
-    assert ops.reduce(reduce_fn, hidden, COUNTED) == pytest.approx(want)
+    assert ops.reduce(reduce_fn, hidden, COUNTED) == pytest.approx(expected)
 
 
 def test_without_reduction_masked_entries_are_zero():
@@ -178,16 +182,16 @@ def test_sum_over_true_visits_each_entry_once(mask):
     np.testing.assert_allclose(gradient, np.where(mask, np.cos(weights), 0), atol=1e-6)
 
 
-def test_triplets_to_pairs():
+def test_triplets_become_the_pairs_that_they_use():
     rng = np.random.default_rng(0)
     d = rng.random((6, 6))
     pairs = ops.pairs(np.array([0, 0, 0, 1, 1, 2]))
     select = lambda ap, an, pn: (an - ap < 0.1) & (pn > 0.2)  # noqa: E731
-    got = ops.triplets_to_pairs(ops.Triplets(pairs, d, select))
+    actual = ops.triplets_to_pairs(ops.Triplets(pairs, d, select))
     positives, negatives = np.zeros((2, 6, 6), bool)
     for a, p, n in np.ndindex(6, 6, 6):
         chosen = pairs.positives[a, p] and pairs.negatives[a, n]
         if chosen and d[a, n] - d[a, p] < 0.1 and d[p, n] > 0.2:
             positives[a, p] = negatives[a, n] = True
-    assert (got.positives == positives).all() and (got.negatives == negatives).all()
+    assert (actual.positives == positives).all() and (actual.negatives == negatives).all()
     assert ops.triplets_to_pairs(pairs) is pairs
