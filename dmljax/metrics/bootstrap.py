@@ -1,14 +1,20 @@
-"""How much a mean over queries would vary with other queries."""
+"""How much a mean over queries would vary with other queries, or with other classes."""
+
+from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int, Integer
 
-__all__ = ["interval"]
+__all__ = ["bootstrap_means", "interval", "interval_note"]
+
+FEWEST_CLASSES, ROUGH_BELOW = 8, 20  # below the first no interval is given, below the second a note
+_CHUNK = 1 << 20  # classes drawn at once: 11,316 classes x 1,000 draws would take 90 MB
 
 
 def interval(
     values: Float[np.ndarray, "q"],
     *,
+    groups: Integer[np.ndarray, "n"] | None = None,
     level: float = 0.95,
     samples: int = 1000,
     seed: int = 0,
@@ -18,17 +24,80 @@ def interval(
     Draws n of the n values with replacement, `samples` times, and returns the quantiles of the
     means between which the share `level` of them lies. NaN (a query without a positive) is dropped.
 
+    With `groups`, such as the labels of the queries, whole groups are drawn (Field & Welsh, 2007):
+    theta = sum_c w_c S_c / sum_c w_c n_c, w ~ Multinomial(C; 1/C, ..., 1/C), where S_c is the sum
+    and n_c the number of the values of group c. A score on new classes needs this: queries of one
+    class share their positives, and drawing them alone gives too narrow an interval. Fewer than 8
+    groups give (NaN, NaN); from fewer than 20 the interval is rough (`interval_note` says so). The
+    spread over training seeds is in no such interval.
+
     >>> low, high = metrics.interval(np.array([0.0, 1.0, 1.0, 1.0]))
     >>> low, high
     (0.25, 1.0)
     """
     if not 0 < level < 1:
         raise ValueError(f"level={level} must lie between 0 and 1, such as 0.95")
-    values = np.asarray(values, np.float64)
-    values = values[~np.isnan(values)]
-    if not len(values):
+    means = bootstrap_means(values, groups=groups, samples=samples, seed=seed)
+    if not len(means):
         return float("nan"), float("nan")
-    rng = np.random.default_rng(seed)
-    means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(samples)]
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def bootstrap_means(
+    values: Float[np.ndarray, "q"],
+    *,
+    groups: Integer[np.ndarray, "n"] | None = None,
+    samples: int = 1000,
+    seed: int = 0,
+) -> Float[np.ndarray, "samples"]:
+    """The means from which `interval` takes its quantiles, empty where it gives NaN.
+
+    The draws depend on `seed`, `samples` and the groups alone: with the same arguments, two scores
+    of one set of queries are drawn alike.
+
+    >>> metrics.bootstrap_means(np.array([0.0, 1.0, 1.0, 1.0]), samples=3)
+    array([1.  , 0.25, 0.75])
+    """
+    if samples < 1:
+        raise ValueError(f"samples={samples} must be at least 1, such as 1000")
+    values = np.asarray(values, np.float64)
+    is_value = ~np.isnan(values)
+    rng = np.random.default_rng(seed)
+    if groups is None:
+        values = values[is_value]
+        if not len(values):
+            return np.zeros(0)
+        return np.array([values[rows].mean() for rows in _draws(rng, len(values), samples)])
+    groups = np.asarray(groups)
+    if groups.shape != values.shape:
+        raise ValueError(f"groups have shape {groups.shape}, but values have {values.shape}")
+    _, codes = np.unique(groups[is_value], return_inverse=True)
+    sizes = np.bincount(codes)
+    if len(sizes) < FEWEST_CLASSES:
+        return np.zeros(0)
+    sums = np.bincount(codes, values[is_value])
+    chunk = max(1, _CHUNK // len(sizes))
+    means = []
+    for first in range(0, samples, chunk):
+        shape = min(chunk, samples - first), len(sizes)
+        drawn = rng.integers(len(sizes), size=shape)
+        means.append(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1))
+    return np.concatenate(means)
+
+
+def interval_note(groups: Integer[np.ndarray, "n"]) -> str:
+    """What to say beside an interval over these groups; nothing where there are enough.
+
+    >>> metrics.interval_note(np.arange(12))
+    'only 12 classes: the range is rough'
+    """
+    classes = len(np.unique(groups))
+    if classes < FEWEST_CLASSES:
+        return f"no range: {classes} class{'es' if classes != 1 else ''}, and it needs 8"
+    return f"only {classes} classes: the range is rough" if classes < ROUGH_BELOW else ""
+
+
+def _draws(rng: np.random.Generator, n: int, samples: int) -> Iterator[Int[np.ndarray, "n"]]:
+    for _ in range(samples):
+        yield rng.integers(n, size=n)

@@ -8,12 +8,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 __all__ = [
+    "map_at_k",
     "map_at_r",
     "mean_average_precision",
     "mean_reciprocal_rank",
     "precision_at_1",
     "r_precision",
     "recall_at_k",
+    "reciprocal_rank_at_k",
 ]
 
 
@@ -24,8 +26,7 @@ def recall_at_k(ranks: Int[np.ndarray, "q r"], *, k: int) -> Float[np.ndarray, "
     >>> metrics.recall_at_k(ranks, k=2)
     array([1., 0.])
     """
-    if k < 1:
-        raise ValueError(f"k={k} must be at least 1")
+    _check_depth(k)
     first = _first_ranks(ranks)
     return np.where(np.isnan(first), np.nan, first <= k)
 
@@ -87,6 +88,39 @@ def mean_reciprocal_rank(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"
     array([1.  , 0.25])
     """
     return 1 / _first_ranks(ranks)
+
+
+def map_at_k(ranks: Int[np.ndarray, "q r"], *, k: int) -> Float[np.ndarray, "q"]:
+    """AP@K = (1 / R) sum_j [rank_j <= K] j / rank_j: average precision cut at depth K.
+
+    The sum is divided by R even if R is larger than K, as in pytorch-metric-learning (Musgrave et
+    al., 2020, arXiv:2008.09164). Its "max_bin_count" is the largest R of all queries; where all R
+    are equal, that is MAP@R.
+
+    >>> ranks = np.array([[1, 4], [4, 0]])  # two positives at ranks 1 and 4; one at rank 4
+    >>> metrics.map_at_k(ranks, k=3)
+    array([0.5, 0. ])
+    """
+    _check_depth(k)
+    _, counts = _within_r(ranks)
+    return _divide(np.where(ranks <= k, _precisions(ranks), 0).sum(axis=1), counts)
+
+
+def reciprocal_rank_at_k(ranks: Int[np.ndarray, "q r"], *, k: int) -> Float[np.ndarray, "q"]:
+    """RR@K = [rank_1 <= K] / rank_1: the reciprocal rank, or 0 if it is deeper than K.
+
+    >>> ranks = np.array([[1, 3], [4, 0]])  # two positives at ranks 1 and 3; one at rank 4
+    >>> metrics.reciprocal_rank_at_k(ranks, k=3)
+    array([1., 0.])
+    """
+    _check_depth(k)
+    first = _first_ranks(ranks)
+    return np.where(first > k, 0, 1 / first)
+
+
+def _check_depth(k: int) -> None:
+    if k < 1:
+        raise ValueError(f"k={k} must be at least 1")
 
 
 def _first_ranks(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:

@@ -30,11 +30,15 @@ def kmeans(
     *,
     k: int,
     seed: int = 0,
+    starts: int = 1,
     iterations: int = 100,
     tile: int = 1024,
     devices: Sequence[jax.Device] | None = None,
 ) -> KMeans:
     """Lloyd's iterations from a k-means++ start (Arthur & Vassilvitskii, 2007).
+
+    With `starts`, the clustering with the least inertia of so many starts, the earliest of equals.
+    The first of them is that of `starts=1`.
 
     Stops after `iterations`, or when no point changes its cluster. An empty cluster takes the point
     that is farthest from its center. A point whose center did not move is compared with the moved
@@ -50,6 +54,8 @@ def kmeans(
     n = len(points)
     if not 1 <= k <= n:
         raise ValueError(f"k={k} clusters, but there are {n} embeddings: choose k from 1 to {n}")
+    if starts < 1:
+        raise ValueError(f"starts={starts} must be at least 1, such as 10")
     side = tiles.choose_side(n, tile)
     dtype = inputs.compute_dtype(points)
     points = points.astype(dtype) - origin.astype(dtype)
@@ -57,9 +63,29 @@ def kmeans(
     mesh = sharding.choose_mesh(devices, tiles=-(-n // side))
     point_tiles = tiles.plain_tiles(points, side, mesh=mesh)
     rng = np.random.default_rng(seed)
-    centers = points[_draw_starts(points, point_tiles, squared_norms, k, rng, side)]
+    best = None
+    for _ in range(starts):
+        centers = points[_draw_starts(points, point_tiles, squared_norms, k, rng, side)]
+        clusters = _lloyd(points, centers, point_tiles, squared_norms, iterations, side, mesh)
+        if best is None or clusters.inertia < best.inertia:
+            best = clusters
+    assert best is not None
+    return best._replace(centers=best.centers + origin.astype(dtype))
+
+
+def _lloyd(
+    points: Float[np.ndarray, "n d"],
+    centers: Float[np.ndarray, "k d"],
+    point_tiles: Tiles,
+    squared_norms: Float[np.ndarray, "n"],
+    iterations: int,
+    side: int,
+    mesh: Mesh | None,
+) -> KMeans:
+    """Lloyd's iterations from `centers`, which are changed in place."""
+    n, k = len(points), len(centers)
     # `similarities` are x'c - |c|^2 / 2 of every point x and its center c.
-    assignment, similarities = np.full(n, -1), np.full(n, -np.inf, dtype)
+    assignment, similarities = np.full(n, -1), np.full(n, -np.inf, points.dtype)
     has_moved = np.ones(k, bool)
     for _ in range(iterations):
         previous = assignment.copy()
@@ -80,7 +106,7 @@ def kmeans(
         has_moved[refilled] = True
     differences = points - centers[assignment]
     inertia = float(np.vecdot(differences, differences).sum(dtype=np.float64))
-    return KMeans(centers + origin.astype(dtype), assignment, inertia)
+    return KMeans(centers, assignment, inertia)
 
 
 def _draw_starts(

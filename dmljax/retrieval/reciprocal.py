@@ -68,7 +68,16 @@ def k_reciprocal(embeddings: np.ndarray, *, k: int = 30, batch_size: int = 7) ->
     neighborhoods of `k / 2 + 1`. If these are fewer than `batch_size`, the nearest images follow.
     Memory is bounded: no n x n matrix is kept.
 
-    >>> k_reciprocal(np.array([[0.0], [0.1], [5.0], [5.1]]), k=1, batch_size=2).tolist()
+    Reference: Zhong et al., Re-ranking Person Re-identification with k-reciprocal Encoding, CVPR
+    2017, arXiv:1701.08398; the batches are those of Seidenschwarz et al., ICML 2021.
+
+    Args:
+        embeddings: `[n d]`, compared by Euclidean distance.
+        k: Neighbors of which reciprocal ones are chosen.
+        batch_size: The image and its neighbors.
+
+    >>> x = np.array([[0.0], [0.1], [5.0], [5.1]])
+    >>> retrieval.k_reciprocal(x, k=1, batch_size=2).tolist()
     [[0, 1], [1, 0], [2, 3], [3, 2]]
     """
     x = np.asarray(embeddings, np.float64)
@@ -95,8 +104,16 @@ def k_reciprocal_queries(
     A gallery item is reciprocal if it has the query among its `k + 1` nearest queries. The
     expansion uses neighborhoods within the gallery.
 
-    >>> gallery = np.array([[5.0], [0.1], [5.1]])
-    >>> k_reciprocal_queries(np.array([[0.0], [5.2]]), gallery, k=1, batch_size=2).tolist()
+    Reference: as `k_reciprocal`.
+
+    Args:
+        queries: `[q d]`, compared by Euclidean distance.
+        gallery: `[n d]`.
+        k: Neighbors of which reciprocal ones are chosen.
+        batch_size: The query and its neighbors.
+
+    >>> queries, gallery = np.array([[0.0], [5.2]]), np.array([[5.0], [0.1], [5.1]])
+    >>> retrieval.k_reciprocal_queries(queries, gallery, k=1, batch_size=2).tolist()
     [[1], [2]]
     """
     q, g = np.asarray(queries, np.float64), np.asarray(gallery, np.float64)

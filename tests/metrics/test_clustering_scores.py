@@ -34,7 +34,7 @@ def test_all_public_functions_of_clusterings_are_tested():
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
-def test_scikit_learn_agrees(name):
+def test_scores_are_those_of_scikit_learn(name):
     from sklearn import metrics as sklearn_metrics
 
     labels, assignment = PARTITIONS[name](np.random.default_rng(3))
@@ -97,7 +97,7 @@ def _naive_f1(labels, assignment):
         ("pairwise_f1", _naive_f1, 60),
     ],
 )
-def test_against_loops(name, naive, size, seed):
+def test_scores_are_those_of_loops_over_pairs(name, naive, size, seed):
     rng = np.random.default_rng(seed)
     labels = np.append(rng.integers(0, 3, size - 2), [0, 0])
     assignment = np.append(rng.integers(5, 8, size - 2), [5, 5])
@@ -107,7 +107,7 @@ def test_against_loops(name, naive, size, seed):
 
 
 @pytest.mark.parametrize("name", CLUSTERING_FNS)
-def test_names_and_order_do_not_count(name):
+def test_names_and_order_of_clusters_do_not_matter(name):
     score_fn, rng = CLUSTERING_FNS[name], np.random.default_rng(1)
     labels = rng.integers(0, 7, 200)
     assignment = np.where(rng.random(200) < 0.5, labels, rng.integers(0, 7, 200))

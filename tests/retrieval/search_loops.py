@@ -41,7 +41,7 @@ def ranks_by_query(blocks):
     return ranks
 
 
-def found_ranks(*args, **kwargs):
+def all_ranks(*args, **kwargs):
     return ranks_by_query(retrieval.ranks(*args, **kwargs))
 
 

@@ -11,7 +11,7 @@ from dmljax.retrieval import tiles
 @pytest.mark.parametrize("name", ["euclidean", "cosine"])
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("strip", [1 << 24, 500])
-def test_against_a_loop(split, name, strip, monkeypatch):
+def test_ranks_outside_groups_are_those_of_a_loop(split, name, strip, monkeypatch):
     monkeypatch.setattr(tiles, "STRIP_SIZE", strip)
     rng = np.random.default_rng(int(split))
     x, y, groups = lattice(rng, 90), rng.integers(0, 12, 90), rng.integers(-1, 5, 90)
@@ -34,7 +34,7 @@ def test_against_a_loop(split, name, strip, monkeypatch):
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_without_groups_these_are_the_ranks(split):
+def test_without_groups_they_are_the_ordinary_ranks(split):
     rng = np.random.default_rng(2)
     x, y = rng.standard_normal((80, 5), dtype=np.float32), rng.integers(0, 9, 80)
     gallery = {"gallery": x[30:], "gallery_labels": y[30:]} if split else {}

@@ -5,8 +5,10 @@ import itertools
 import numpy as np
 import pytest
 from search_loops import all_similarities, lattice
+from sklearn.cluster import KMeans
+from sklearn.metrics import normalized_mutual_info_score
 
-from dmljax import retrieval
+from dmljax import metrics, retrieval
 from dmljax.retrieval import clusters, tiles
 
 
@@ -16,13 +18,13 @@ def _assert_is_stable(x, clusters, k):
         mean = x[clusters.assignment == c].mean(0)
         np.testing.assert_allclose(clusters.centers[c], mean, atol=1e-5)
     distances = ((x[:, None] - clusters.centers[None]) ** 2).sum(-1)
-    to_own = distances[np.arange(len(x)), clusters.assignment]
-    np.testing.assert_allclose(to_own, distances.min(1), atol=1e-5)
-    np.testing.assert_allclose(clusters.inertia, to_own.sum(), rtol=1e-5)
+    to_center = distances[np.arange(len(x)), clusters.assignment]
+    np.testing.assert_allclose(to_center, distances.min(1), atol=1e-5)
+    np.testing.assert_allclose(clusters.inertia, to_center.sum(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("n, k", [(300, 1), (300, 7), (500, 200), (140, 139), (64, 64)])
-def test_kmeans_ends_when_nothing_moves(n, k):
+def test_kmeans_ends_when_no_point_moves(n, k):
     x = np.random.default_rng(n).standard_normal((n, 5)).astype(np.float32)
     result = retrieval.kmeans(x, k=k, seed=1, tile=128)
     assert np.bincount(result.assignment, minlength=k).min() > 0
@@ -50,7 +52,7 @@ def test_kmeans_skips_only_distances_that_cannot_change():
         np.testing.assert_array_equal(result.assignment, assignment)
 
 
-def test_a_seed_decides_the_clusters():
+def test_the_seed_determines_the_clusters():
     x = np.random.default_rng(10).standard_normal((300, 8)).astype(np.float32)
     runs = [retrieval.kmeans(x, k=30, seed=s) for s in (0, 0, 1)]
     np.testing.assert_array_equal(runs[0].centers, runs[1].centers)
@@ -115,3 +117,32 @@ def test_kmeans_with_fewer_points_than_clusters_ends():
     x = np.repeat(np.random.default_rng(12).standard_normal((5, 3)), 20, axis=0)
     result = retrieval.kmeans(x, k=9, seed=0)
     assert len(np.unique(result.assignment)) == 5 and result.inertia == 0
+
+
+def test_of_several_starts_the_least_inertia_counts():
+    """Against scikit-learn's iterations from the same starts, of which its inertia chooses."""
+    rng = np.random.default_rng(3)
+    truth = np.repeat(np.arange(30), 12)
+    centers = 1.5 * rng.standard_normal((30, 8))
+    x = (centers[truth] + rng.standard_normal((len(truth), 8))).astype(np.float32)
+    origin = x.mean(axis=0, dtype=np.float64)  # `kmeans` computes relative to it
+    points = (x - origin).astype(np.float32)
+    squares = np.vecdot(points, points).astype(np.float64)
+    rows, draws = tiles.plain_tiles(points, 384), np.random.default_rng(5)
+    runs = []
+    for _ in range(6):
+        start = points[clusters._draw_starts(points, rows, squares, 30, draws, 384)]
+        runs.append(KMeans(30, init=start, n_init=1, tol=0, algorithm="lloyd").fit(points))
+    inertias = [run.inertia_ for run in runs]
+    best = int(np.argmin(inertias))
+    assert best > 0  # so that another start than the first one is chosen
+    ours = retrieval.kmeans(x, k=30, seed=5, starts=6)
+    np.testing.assert_allclose(ours.inertia, inertias[best], rtol=1e-5)
+    nmi = metrics.clustering(x, truth, seeds=(5,), starts=6)["NMI"]
+    expected = normalized_mutual_info_score(truth, runs[best].labels_)
+    np.testing.assert_allclose(nmi, expected, rtol=1e-9)
+    first = retrieval.kmeans(x, k=30, seed=5)
+    np.testing.assert_allclose(first.inertia, inertias[0], rtol=1e-5)
+    np.testing.assert_array_equal(first.assignment, retrieval.kmeans(x, k=30, seed=5, starts=1)[1])
+    with pytest.raises(ValueError, match="starts=0 must be at least 1"):
+        retrieval.kmeans(x, k=30, starts=0)

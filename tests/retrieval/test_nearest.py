@@ -1,5 +1,6 @@
 """Nearest neighbors against sorting all similarities."""
 
+import jax
 import numpy as np
 import pytest
 from search_loops import all_similarities
@@ -9,7 +10,7 @@ from dmljax import retrieval
 
 @pytest.mark.parametrize("k", [1, 5, 200])
 @pytest.mark.parametrize("name", ["euclidean", "cosine"])
-def test_nearest(k, name):
+def test_nearest_neighbors_are_those_of_sorting_all_similarities(k, name):
     rng = np.random.default_rng(8)
     q, g = rng.standard_normal((150, 6)), rng.standard_normal((200, 6))
     indices, similarities = retrieval.nearest(
@@ -27,3 +28,54 @@ def test_nearest_excludes_oneself_and_orders_ties_by_index():
     np.testing.assert_array_equal(indices, expected)
     np.testing.assert_array_equal(similarities, 0)
     assert retrieval.nearest(x, x, k=1)[0].tolist() == [[0]] * 300
+
+
+@pytest.mark.parametrize(("columns", "devices"), [(1, None), (2, None), (2, 2)])
+@pytest.mark.parametrize("within", [True, False])
+def test_nearest_outside_groups(columns, devices, within):
+    """An item that shares a group with the query in any column is left out; -1 is no group."""
+    rng = np.random.default_rng(9)
+    q, g = rng.standard_normal((150, 6)), rng.standard_normal((200, 6))
+    g = q if within else g
+    groups, others = (rng.integers(-1, 4, (len(x), columns)) * 2**33 for x in (q, g))
+    groups, others = (np.where(x < 0, -1, x) for x in (groups, others))
+    others = groups if within else others
+    search = {} if within else {"gallery": g, "gallery_groups": others.squeeze()}
+    search |= {"devices": devices and jax.local_devices()[:devices]}
+    k = 149 if within else 200
+    indices, similarities = retrieval.nearest(q, k=k, groups=groups.squeeze(), tile=128, **search)
+    expected = all_similarities(q, g)
+    for i in range(len(q)):
+        allowed = [
+            j
+            for j in np.argsort(-expected[i], kind="stable")
+            if not (within and i == j)
+            and not any(a == b != -1 for a, b in zip(groups[i], others[j], strict=True))
+        ]
+        assert allowed and indices[i, : len(allowed)].tolist() == allowed
+        assert (indices[i, len(allowed) :] == -1).all()
+        assert np.isneginf(similarities[i, len(allowed) :]).all()
+        np.testing.assert_allclose(similarities[i, : len(allowed)], expected[i][allowed], atol=1e-4)
+
+
+def test_nearest_of_another_class_where_there_is_only_one_class():
+    indices, similarities = retrieval.nearest(np.eye(5), k=1, groups=np.zeros(5, int))
+    assert (indices == -1).all() and np.isneginf(similarities).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gallery_groups": np.arange(5)}, "groups are for queries"),
+        ({"groups": np.arange(5), "gallery": np.eye(5)}, "groups are for queries"),
+        ({"groups": np.arange(4)}, r"groups are int64 of shape \(4,\): give integers"),
+        ({"groups": np.ones(5)}, r"groups are float64 of shape \(5,\): give integers"),
+        (
+            {"groups": np.ones((5, 2), int), "gallery": np.eye(5), "gallery_groups": np.arange(5)},
+            "groups have 2 columns and gallery_groups 1",
+        ),
+    ],
+)
+def test_nearest_checks_groups(options, message):
+    with pytest.raises(ValueError, match=message):
+        retrieval.nearest(np.eye(5), k=1, **options)

@@ -9,40 +9,40 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search_loops import all_similarities, found_ranks, lattice, naive_ranks
+from search_loops import all_ranks, all_similarities, lattice, naive_ranks
 
 from dmljax import retrieval
 from dmljax.retrieval import counting, ranking, tiles
 
 
 @pytest.mark.parametrize("n, classes", [(2, 1), (40, 5), (128, 60), (300, 2), (700, 9), (400, 400)])
-def test_ranks_within_one_set(n, classes):
+def test_ranks_within_one_set_are_those_of_the_loop(n, classes):
     rng = np.random.default_rng(n)
     x, y = lattice(rng, n), rng.integers(0, classes, n)
     expected = naive_ranks(all_similarities(x, x), y, y, within=True)
-    assert found_ranks(x, y, tile=128) == expected
-    assert found_ranks(x, y) == expected
+    assert all_ranks(x, y, tile=128) == expected
+    assert all_ranks(x, y) == expected
 
 
 @pytest.mark.parametrize("q, n, classes", [(30, 200, 7), (300, 90, 3), (1, 500, 2), (260, 260, 90)])
-def test_ranks_in_a_gallery(q, n, classes):
+def test_ranks_in_a_gallery_are_those_of_the_loop(q, n, classes):
     rng = np.random.default_rng(q)
     x, y = lattice(rng, q), rng.integers(0, classes, q)
     g, z = lattice(rng, n), rng.integers(1, classes + 1, n)
     expected = naive_ranks(all_similarities(x, g), y, z, within=False)
-    assert found_ranks(x, y, gallery=g, gallery_labels=z, tile=128) == expected
+    assert all_ranks(x, y, gallery=g, gallery_labels=z, tile=128) == expected
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 4), st.integers(0, 9), st.booleans())
-def test_ranks_of_any_lattice(n, classes, top, seed, split):
+def test_ranks_with_ties_are_those_of_the_loop(n, classes, top, seed, split):
     rng = np.random.default_rng(seed)
     x, y = lattice(rng, n, top=top), rng.integers(0, classes, n)
     g, z = (lattice(rng, 50, top=top), rng.integers(0, classes, 50)) if split else (None, None)
     expected = naive_ranks(
         all_similarities(x, x if g is None else g), y, y if z is None else z, within=not split
     )
-    assert found_ranks(x, y, gallery=g, gallery_labels=z) == expected
+    assert all_ranks(x, y, gallery=g, gallery_labels=z) == expected
 
 
 @pytest.mark.parametrize("sorted_from", [1, 10**6])
@@ -55,7 +55,7 @@ def test_counting_and_sorting_agree(monkeypatch, sorted_from, split):
     monkeypatch.setattr(tiles, "STRIP_SIZE", 20_000)  # several strips
     g, z = (x[::-1], y[::-1]) if split else (x, y)
     expected = naive_ranks(all_similarities(x, g), y, z, within=not split)
-    assert found_ranks(x, y, **gallery, tile=128) == expected
+    assert all_ranks(x, y, **gallery, tile=128) == expected
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -63,13 +63,13 @@ def test_mirrored_products_change_nothing(monkeypatch, symmetric):
     rng = np.random.default_rng(4)
     x, y = rng.standard_normal((600, 17), dtype=np.float32), rng.integers(0, 150, 600)
     monkeypatch.setattr(counting, "is_symmetric", lambda tile, side: symmetric)
-    assert found_ranks(x, y, tile=128) == naive_ranks(all_similarities(x, x), y, y, within=True)
+    assert all_ranks(x, y, tile=128) == naive_ranks(all_similarities(x, x), y, y, within=True)
 
 
 @pytest.mark.parametrize("d", [1, 5, 64, 129, 512])
 @pytest.mark.parametrize("name", ["euclidean", "cosine"])
 def test_duplicates_are_tied_whatever_tile_they_are_in(d, name):
-    # Rounding must be the same wherever a pair sits: seven points, copied all over.
+    # Rounding must be the same in every tile: seven points are copied to many rows.
     rng = np.random.default_rng(d)
     which, y = rng.integers(0, 7, 400), rng.integers(0, 30, 400)
     points = rng.standard_normal((7, d), dtype=np.float32)
@@ -77,9 +77,7 @@ def test_duplicates_are_tied_whatever_tile_they_are_in(d, name):
     if d == 1 and name == "cosine":
         exact = np.sign(points) @ np.sign(points).T
     expected = naive_ranks(exact[which][:, which], y, y, within=True)
-    assert (
-        found_ranks(points[which], y, similarity_fn=getattr(retrieval, name), tile=128) == expected
-    )
+    assert all_ranks(points[which], y, similarity_fn=getattr(retrieval, name), tile=128) == expected
 
 
 def test_euclidean_is_not_cosine_and_survives_an_offset():
@@ -89,20 +87,20 @@ def test_euclidean_is_not_cosine_and_survives_an_offset():
     euclidean = naive_ranks(all_similarities(x, x), y, y, within=True)
     cosine = naive_ranks(all_similarities(x, x, "cosine"), y, y, within=True)
     assert euclidean != cosine
-    assert found_ranks(x, y) == euclidean
-    assert found_ranks(x, y, similarity_fn=retrieval.cosine) == cosine
+    assert all_ranks(x, y) == euclidean
+    assert all_ranks(x, y, similarity_fn=retrieval.cosine) == cosine
     far = (np.round(x * 64) / 64 + 4096).astype(np.float32)  # exact in float32, its square is not
-    assert found_ranks(far, y) == naive_ranks(all_similarities(far, far), y, y, within=True)
+    assert all_ranks(far, y) == naive_ranks(all_similarities(far, far), y, y, within=True)
 
 
 def test_labels_are_compared_as_integers():
     x = np.array([[0.0], [1.0], [1.1], [5.0]])
     for base in (2**24, 2**53, -(2**62)):
         y = np.array([base, base + 1, base, base + 1])
-        assert found_ranks(x, y) == {0: [2], 1: [3], 2: [2], 3: [2]}
+        assert all_ranks(x, y) == {0: [2], 1: [3], 2: [2], 3: [2]}
 
 
-def test_every_kind_of_array(tmp_path):
+def test_every_type_of_array_gives_the_same_ranks(tmp_path):
     rng = np.random.default_rng(6)
     x, y = lattice(rng, 150), rng.integers(0, 30, 150)
     expected = naive_ranks(all_similarities(x, x), y, y, within=True)
@@ -110,30 +108,30 @@ def test_every_kind_of_array(tmp_path):
     kinds = [np.load(tmp_path / "x.npy", mmap_mode="r"), jnp.asarray(x), np.asfortranarray(x)]
     kinds += [x.astype(t) for t in (np.float64, np.float16, ml_dtypes.bfloat16, np.uint8, np.int64)]
     for kind in kinds:
-        assert found_ranks(kind, y) == expected
-        assert found_ranks(kind, jnp.asarray(y)) == expected
+        assert all_ranks(kind, y) == expected
+        assert all_ranks(kind, jnp.asarray(y)) == expected
 
 
 def test_double_precision_stays_double():
     x = np.array([[0.0], [1.0], [1.0 + 1e-12]])
     y = np.array([0, 0, 1])
-    assert found_ranks(x, y)[0] == [2]  # in single precision the negative is tied
+    assert all_ranks(x, y)[0] == [2]  # in single precision the negative is tied
     with jax.enable_x64(True):
-        assert found_ranks(x, y)[0] == [1]
+        assert all_ranks(x, y)[0] == [1]
         assert retrieval.nearest(x, k=1)[1].dtype == np.float64
 
 
-def test_nothing_of_size_queries_by_gallery(monkeypatch):
+def test_no_array_has_the_size_of_queries_by_gallery(monkeypatch):
     shapes = set()
 
-    def watched(real, rows, columns):
-        out = real(rows, columns)
+    def watched(original, rows, columns):
+        out = original(rows, columns)
         shapes.add(out.shape)
         return out
 
     for module, name in ((tiles, "similarities"), (tiles, "negatives")):
-        real = getattr(module, name)
-        monkeypatch.setattr(module, name, functools.partial(watched, real))
+        watching = functools.partial(watched, getattr(module, name))
+        monkeypatch.setattr(module, name, watching)
     rng = np.random.default_rng(7)
-    found_ranks(rng.standard_normal((900, 4)), rng.integers(0, 200, 900), tile=128)
+    all_ranks(rng.standard_normal((900, 4)), rng.integers(0, 200, 900), tile=128)
     assert shapes == {(128, 128)}

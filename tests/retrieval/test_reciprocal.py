@@ -49,7 +49,7 @@ def _referee_queries(q, g, k, size):
 
 
 @pytest.mark.parametrize("k, size", [(30, 7), (6, 7), (4, 9), (5, 1)])
-def test_against_the_definition(k, size):
+def test_neighborhoods_are_those_of_the_definition(k, size):
     rng = np.random.default_rng(k)
     centers = rng.normal(size=(12, 6))
     x = centers[rng.integers(12, size=90)] + 0.6 * rng.normal(size=(90, 6))
@@ -59,7 +59,7 @@ def test_against_the_definition(k, size):
     assert all(len(set(row.tolist())) == size for row in batches)
 
 
-def test_queries_against_the_definition():
+def test_neighborhoods_of_queries_are_those_of_the_definition():
     rng = np.random.default_rng(0)
     centers = rng.normal(size=(8, 5))
     q = centers[rng.integers(8, size=30)] + 0.5 * rng.normal(size=(30, 5))

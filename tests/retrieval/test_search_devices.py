@@ -21,27 +21,27 @@ def _scores(x, y, devices, **keywords):
 
 @pytest.mark.parametrize("devices", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("split", [False, True])
-def test_a_search_does_not_see_devices(split, devices, monkeypatch):
-    # Ties, classes of one, small ones, and one of so many that its rows are sorted.
+def test_a_search_is_the_same_on_any_number_of_devices(split, devices, monkeypatch):
+    # Ties, classes of one image, small classes, and one class so large that its rows are sorted.
     x = RNG.integers(0, 4, (1100, 6)).astype(np.float32)
     y = np.where(np.arange(1100) % 10 == 0, 400, RNG.integers(0, 400, 1100))
     keywords = {"gallery": x[300:], "gallery_labels": y[300:]} if split else {}
-    one, near = _scores(x, y, 1, **keywords)
-    heights = []
-    real = search_sharding.on_mesh
+    scores, near = _scores(x, y, 1, **keywords)
+    meshes = []
+    original = search_sharding.on_mesh
     monkeypatch.setattr(
-        search_sharding, "on_mesh", lambda mesh, *a: heights.append(mesh) or real(mesh, *a)
+        search_sharding, "on_mesh", lambda mesh, *a: meshes.append(mesh) or original(mesh, *a)
     )
-    many, their_near = _scores(x, y, devices, **keywords)
-    assert {mesh.size for mesh in heights} == {devices}
-    assert np.isnan(one["mAP"]).any() and np.nanmax(one["mAP"]) > 0
-    for name in one:
-        np.testing.assert_array_equal(many[name], one[name])
-    for a, b in zip(their_near, near, strict=True):
+    scores_on_many, near_on_many = _scores(x, y, devices, **keywords)
+    assert {mesh.size for mesh in meshes} == {devices}
+    assert np.isnan(scores["mAP"]).any() and np.nanmax(scores["mAP"]) > 0
+    for name in scores:
+        np.testing.assert_array_equal(scores_on_many[name], scores[name])
+    for a, b in zip(near_on_many, near, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_clusters_do_not_see_devices():
+def test_clusters_are_the_same_on_any_number_of_devices():
     x, y = RNG.normal(size=(500, 4)).astype(np.float32), RNG.integers(0, 60, 500)
     one, many = (
         metrics.clustering(x, y, seeds=(0, 1), tile=128, devices=jax.devices()[:n]) for n in (1, 3)
@@ -61,22 +61,22 @@ def test_a_gallery_beyond_the_devices_memory_is_streamed(devices, monkeypatch, t
     monkeypatch.setattr(tiles, "RESIDENT_BYTES", 0)
     monkeypatch.setattr(tiles, "BLOCKS_PER_PASS", 2)
     alive = []
-    real = tiles.Tiles._load
+    original_load = tiles.Tiles._load
 
     def load(self, i):
-        tile = real(self, i)
+        tile = original_load(self, i)
         sizes = [a.nbytes for a in jax.live_arrays() if a.shape[-1:] == (19,)]
         alive.append(sum(sizes))
         return tile
 
     monkeypatch.setattr(tiles.Tiles, "_load", load)
-    streamed, their_near = _scores(x, y, devices, **keywords)
-    again = metrics.per_query(x, y, tile=128, devices=jax.devices()[:devices])
-    for a, b in ((streamed, resident), (again, within)):
+    streamed, streamed_near = _scores(x, y, devices, **keywords)
+    streamed_within = metrics.per_query(x, y, tile=128, devices=jax.devices()[:devices])
+    for a, b in ((streamed, resident), (streamed_within, within)):
         for name in a:
             np.testing.assert_array_equal(a[name], b[name])
-    np.testing.assert_array_equal(their_near[0], near[0])
-    # Never all: a few blocks of queries, and the tile they meet.
+    np.testing.assert_array_equal(streamed_near[0], near[0])
+    # Only a few blocks of queries and one tile of the gallery are on the devices at a time.
     assert (
         len(alive) > 4 * 12 and max(alive) <= (tiles.BLOCKS_PER_PASS + 3) * devices * 128 * 19 * 4
     )

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from search_loops import found_ranks
+from search_loops import all_ranks
 
 from dmljax import retrieval
 
@@ -14,25 +14,25 @@ X, Y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: found_ranks(BAD, Y), r"embeddings\[4\] is not finite"),
-        (lambda: found_ranks(X * 1e25, Y), r"embeddings\[0\] is not finite.*scale"),
-        (lambda: found_ranks(X, Y, gallery=BAD, gallery_labels=Y), r"gallery\[4\] is not finite"),
-        (lambda: found_ranks(X[0], Y), r"shape \(6,\)"),
-        (lambda: found_ranks(X[:0], Y[:0]), r"shape \(0, 6\).*not empty"),
-        (lambda: found_ranks(X * 1j, Y), "complex128: give real"),
-        (lambda: found_ranks(X, Y[:5]), r"labels have shape \(5,\), but there are 6"),
-        (lambda: found_ranks(X, Y.astype(np.float32)), "labels are float32.*give integers"),
-        (lambda: found_ranks(X, Y, gallery=X), "give both, or neither"),
-        (lambda: found_ranks(X, Y, gallery_labels=Y), "give both, or neither"),
+        (lambda: all_ranks(BAD, Y), r"embeddings\[4\] is not finite"),
+        (lambda: all_ranks(X * 1e25, Y), r"embeddings\[0\] is not finite.*scale"),
+        (lambda: all_ranks(X, Y, gallery=BAD, gallery_labels=Y), r"gallery\[4\] is not finite"),
+        (lambda: all_ranks(X[0], Y), r"shape \(6,\)"),
+        (lambda: all_ranks(X[:0], Y[:0]), r"shape \(0, 6\).*not empty"),
+        (lambda: all_ranks(X * 1j, Y), "complex128: give real"),
+        (lambda: all_ranks(X, Y[:5]), r"labels have shape \(5,\), but there are 6"),
+        (lambda: all_ranks(X, Y.astype(np.float32)), "labels are float32.*give integers"),
+        (lambda: all_ranks(X, Y, gallery=X), "give both, or neither"),
+        (lambda: all_ranks(X, Y, gallery_labels=Y), "give both, or neither"),
         (
-            lambda: found_ranks(X, Y, gallery=X[:, :3], gallery_labels=Y),
+            lambda: all_ranks(X, Y, gallery=X[:, :3], gallery_labels=Y),
             "6 dimensions.*gallery has 3",
         ),
         (
-            lambda: found_ranks(X, Y, gallery=X, gallery_labels=Y.astype(np.uint64)),
+            lambda: all_ranks(X, Y, gallery=X, gallery_labels=Y.astype(np.uint64)),
             "labels are int64 and uint64",
         ),
-        (lambda: found_ranks(X, Y, tile=100), "tile=100 must be a positive multiple of 128"),
+        (lambda: all_ranks(X, Y, tile=100), "tile=100 must be a positive multiple of 128"),
         (lambda: retrieval.nearest(X, k=6), "k=6, but there are 5 items"),
         (lambda: retrieval.nearest(X, X, k=7), "k=7, but there are 6 items"),
         (lambda: retrieval.nearest(X, X, k=0), "k=0"),

@@ -1,0 +1,303 @@
+"""Classes, worst first, and which class is taken for which."""
+
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int, Integer
+
+from dmljax import retrieval
+from dmljax.metrics.sides import Side, Sides, sides, unit_vectors
+from dmljax.retrieval import Embeddings, Labels
+
+__all__ = ["ClassTable", "Confusions", "class_table", "confusions", "density", "wilson_upper"]
+
+
+class ClassTable(NamedTuple):
+    """One row per class, ascending by label; NaN where a class has too few items.
+
+    `queries` counts scored queries, `items` readable items of the gallery. `inside` is the mean
+    cosine of the pairs of the class, `next_similarity` the largest cosine of its mean with the mean
+    of another class, whose row is `next_class` (-1: there is none), and `gap` their difference.
+    `order` sorts the rows, worst first: by `upper`, the Wilson upper limit of R@1.
+    """
+
+    labels: Integer[np.ndarray, "c"]
+    queries: Int[np.ndarray, "c"]
+    items: Int[np.ndarray, "c"]
+    recall_at_1: Float[np.ndarray, "c"]
+    map_at_r: Float[np.ndarray, "c"]
+    upper: Float[np.ndarray, "c"]
+    inside: Float[np.ndarray, "c"]
+    next_similarity: Float[np.ndarray, "c"]
+    next_class: Int[np.ndarray, "c"]
+    gap: Float[np.ndarray, "c"]
+    order: Int[np.ndarray, "c"]
+
+
+def class_table(
+    embeddings: Embeddings,
+    labels: Labels,
+    recall_at_1: Float[np.ndarray, "q"],
+    map_at_r: Float[np.ndarray, "q"],
+    *,
+    gallery: Embeddings | None = None,
+    gallery_labels: Labels | None = None,
+    groups: Integer[np.ndarray, "q"] | None = None,
+    gallery_groups: Integer[np.ndarray, "n"] | None = None,
+    devices: Sequence[Any] | None = None,
+) -> ClassTable:
+    """The scores, the tightness and the nearest other class of every class.
+
+    `recall_at_1` and `map_at_r` are the values of `per_query`. With a gallery, `inside` is over
+    pairs of a query and an item, and the means are those of the queries and of the items. Pairs of
+    one group (not -1) are ignored, and so are rows that hold a NaN.
+
+    >>> embeddings, labels = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), np.array([5, 5, 7])
+    >>> table = metrics.class_table(embeddings, labels, np.array([1, 0, np.nan]), np.ones(3))
+    >>> table.recall_at_1.tolist(), table.inside.round(2).tolist(), table.next_class.tolist()
+    ([0.5, nan], [0.8, nan], [1, 0])
+    """
+    search = sides(
+        embeddings,
+        labels,
+        gallery=gallery,
+        gallery_labels=gallery_labels,
+        groups=groups,
+        gallery_groups=gallery_groups,
+    )
+    queries, items = search.queries, search.gallery
+    classes = np.unique(np.concatenate([queries.codes, items.codes]))
+    queries, items = (
+        side._replace(codes=np.searchsorted(classes, side.codes)) for side in (queries, items)
+    )
+    count, recalls = len(classes), np.asarray(recall_at_1, np.float64)[queries.rows]
+    is_scored = ~np.isnan(recalls)
+    codes, scores = queries.codes[is_scored], np.asarray(map_at_r, np.float64)[queries.rows]
+    sizes = np.bincount(codes, minlength=count)
+    recall, precision = (
+        _divide(np.bincount(codes, x[is_scored], minlength=count), sizes) for x in (recalls, scores)
+    )
+    upper = wilson_upper(np.nan_to_num(recall * sizes), sizes)
+    inside = _inside(search._replace(queries=queries, gallery=items), count)
+    next_class, next_similarity = _next_classes(queries, items, count, devices)
+    return ClassTable(
+        labels=search.classes[classes],
+        queries=sizes,
+        items=np.bincount(items.codes, minlength=count),
+        recall_at_1=recall,
+        map_at_r=precision,
+        upper=upper,
+        inside=inside,
+        next_similarity=next_similarity,
+        next_class=next_class,
+        gap=inside - next_similarity,
+        order=np.lexsort((np.arange(count), recall, upper)),
+    )
+
+
+def wilson_upper(
+    successes: Float[np.ndarray, "..."] | Integer[np.ndarray, "..."],
+    trials: Integer[np.ndarray, "..."],
+    *,
+    level: float = 0.95,
+) -> Float[np.ndarray, "..."]:
+    """The upper limit of Wilson's interval (1927) of a share; NaN without trials.
+
+    (p + z^2/2n + z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), with p = successes / n and z the
+    normal quantile of `level`. Few trials give a high limit: a list that is sorted by it starts
+    with shares that are surely low.
+
+    >>> metrics.wilson_upper(np.array([0, 0, 5]), np.array([2, 20, 10])).round(2)
+    array([0.66, 0.16, 0.76])
+    """
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    n = np.asarray(trials, np.float64)
+    share = _divide(np.asarray(successes, np.float64), n)
+    n = np.where(n > 0, n, np.nan)
+    spread = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return (share + z * z / (2 * n) + spread) / (1 + z * z / n)
+
+
+class Confusions(NamedTuple):
+    """One row per pair of classes that are taken for one another, most frequent first.
+
+    `counts` are the queries of class `labels` whose nearest item is of class `taken_for`, and
+    `reverse` those the other way round. `threats` also counts queries that are right and whose
+    nearest item of another class is of `taken_for`. `queries` is the number of scored queries of
+    the class. `examples` are query numbers, -1 behind the last; the item that such a query takes
+    for its own is its nearest of another class.
+    """
+
+    labels: Integer[np.ndarray, "m"]
+    taken_for: Integer[np.ndarray, "m"]
+    counts: Int[np.ndarray, "m"]
+    reverse: Int[np.ndarray, "m"]
+    threats: Int[np.ndarray, "m"]
+    queries: Int[np.ndarray, "m"]
+    examples: Int[np.ndarray, "m e"]
+
+
+def confusions(
+    labels: Labels,
+    recall_at_1: Float[np.ndarray, "q"],
+    other: Int[np.ndarray, "q"],
+    *,
+    gallery_labels: Labels | None = None,
+    fewest: int = 2,
+    examples: int = 6,
+) -> Confusions:
+    """Pairs of classes (A, B) with at least `fewest` queries of A whose nearest item is of B.
+
+    `recall_at_1` are the values of `per_query`, and `other` the nearest item of another class of
+    every query, as `neighborhoods` gives it. Only queries with R@1 = 0 count.
+
+    >>> labels, other = np.array([3, 3, 4, 4]), np.array([2, 2, 0, 1])
+    >>> pairs = metrics.confusions(labels, np.array([0.0, 0.0, 0.0, 1.0]), other)
+    >>> pairs.labels.tolist(), pairs.taken_for.tolist(), pairs.counts.tolist()
+    ([3], [4], [2])
+    """
+    labels, recalls = np.asarray(labels), np.asarray(recall_at_1, np.float64)
+    others = labels if gallery_labels is None else np.asarray(gallery_labels)
+    classes, codes = np.unique(np.concatenate([labels, others]), return_inverse=True)
+    codes, other_codes = codes[: len(labels)], codes[len(codes) - len(others) :]
+    count = len(classes)
+    scored = np.flatnonzero(~np.isnan(recalls) & (other >= 0))
+    # One number for each pair of classes: a table of all pairs would be 1 GB for 11,316 classes.
+    pairs = codes[scored] * count + other_codes[other[scored]]
+    is_wrong = recalls[scored] == 0
+    wrong, counts = np.unique(pairs[is_wrong], return_counts=True)
+    close, threats = np.unique(pairs, return_counts=True)
+    a, b = wrong // count, wrong % count
+    reverse = _count_of(wrong, counts, b * count + a)
+    order = np.lexsort((b, a, -reverse, -counts))
+    order = order[counts[order] >= fewest]
+    wrong_queries = scored[is_wrong]
+    by_pair = np.argsort(pairs[is_wrong], kind="stable")
+    firsts = np.searchsorted(pairs[is_wrong][by_pair], wrong[order])
+    rows = np.full((len(order), examples), -1)
+    for row, first, size in zip(rows, firsts, counts[order], strict=True):
+        shown = wrong_queries[by_pair[first : first + min(size, examples)]]
+        row[: len(shown)] = shown
+    sizes = np.bincount(codes[~np.isnan(recalls)], minlength=count)
+    return Confusions(
+        labels=classes[a[order]],
+        taken_for=classes[b[order]],
+        counts=counts[order],
+        reverse=reverse[order],
+        threats=_count_of(close, threats, wrong[order]),
+        queries=sizes[a[order]],
+        examples=rows,
+    )
+
+
+def density(embeddings: Embeddings, labels: Labels) -> float:
+    """Mean distance inside a class / mean distance between class means (Roth et al., 2020).
+
+    Distances are 1 - cosine, and the means of the classes are made unit vectors. Classes of one
+    item count only among the means: they have no distance inside. Smaller is tighter.
+
+    >>> embeddings = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
+    >>> round(metrics.density(embeddings, np.array([0, 0, 1, 1])), 3)
+    0.2
+    """
+    items = sides(embeddings, labels).queries
+    classes, codes = np.unique(items.codes, return_inverse=True)
+    count = len(classes)
+    if count < 2:
+        return float("nan")
+    sums, sizes = _sums(items.vectors, codes, count), np.bincount(codes)
+    squares = np.bincount(codes, np.vecdot(items.vectors, items.vectors))
+    pairs = sizes * (sizes - 1)
+    inside = 1 - _divide(np.vecdot(sums, sums) - squares, pairs)
+    means = unit_vectors(sums)
+    total = means.sum(axis=0, dtype=np.float64)
+    between = 1 - (total @ total - np.vecdot(means, means).sum()) / (count * (count - 1))
+    if not pairs.any() or between <= 0:
+        return float("nan")
+    return float(np.nanmean(inside) / between)
+
+
+def _inside(search: Sides, count: int) -> Float[np.ndarray, "c"]:
+    """The mean cosine of the counted pairs of each class, from sums alone."""
+    queries, items = search.queries, search.gallery
+    totals, pairs = _products(queries, items, count)
+    # Pairs of one class and one group are ignored: subtract them, cell by cell.
+    grouped_queries, grouped_items = (
+        side.take(np.flatnonzero(side.groups >= 0)) for side in (queries, items)
+    )
+    if len(grouped_queries.rows) and len(grouped_items.rows):
+        step = 1 + max(grouped_queries.groups.max(), grouped_items.groups.max())
+        cells = [side.codes * step + side.groups for side in (grouped_queries, grouped_items)]
+        distinct = np.unique(np.concatenate(cells))
+        cell_codes = [np.searchsorted(distinct, cell) for cell in cells]
+        ignored, ignored_pairs = _products(
+            grouped_queries._replace(codes=cell_codes[0]),
+            grouped_items._replace(codes=cell_codes[1]),
+            len(distinct),
+        )
+        totals -= np.bincount(distinct // step, ignored, minlength=count)
+        pairs -= np.bincount(distinct // step, ignored_pairs, minlength=count).astype(np.int64)
+    if search.within:  # no item with itself
+        alone = queries.take(np.flatnonzero(queries.groups < 0))
+        squares = np.vecdot(alone.vectors, alone.vectors)
+        totals -= np.bincount(alone.codes, squares, minlength=count)
+        pairs -= np.bincount(alone.codes, minlength=count)
+    return _divide(totals, pairs)
+
+
+def _products(
+    queries: Side, items: Side, count: int
+) -> tuple[Float[np.ndarray, "c"], Int[np.ndarray, "c"]]:
+    """The sum of the cosines of all pairs with the same code, and the number of these pairs."""
+    sums = [_sums(side.vectors, side.codes, count) for side in (queries, items)]
+    sizes = [np.bincount(side.codes, minlength=count) for side in (queries, items)]
+    return np.vecdot(*sums), sizes[0] * sizes[1]
+
+
+def _sums(vectors: np.ndarray, codes: np.ndarray, count: int) -> Float[np.ndarray, "c d"]:
+    """The sum of the vectors of every code, in double precision."""
+    sums = np.zeros((count, vectors.shape[1]))
+    if not len(codes):
+        return sums
+    order = np.argsort(codes, kind="stable")
+    present, starts = np.unique(codes[order], return_index=True)
+    sums[present] = np.add.reduceat(vectors[order], starts, axis=0, dtype=np.float64)
+    return sums
+
+
+def _next_classes(
+    queries: Side, items: Side, count: int, devices: Sequence[Any] | None
+) -> tuple[Int[np.ndarray, "c"], Float[np.ndarray, "c"]]:
+    """For each class with queries, the class whose mean is nearest to its mean, and the cosine."""
+    next_class, next_similarity = np.full(count, -1), np.full(count, np.nan)
+    left, right = np.unique(queries.codes), np.unique(items.codes)
+    if len(left) and len(right):
+        means = [_sums(side.vectors, side.codes, count) for side in (queries, items)]
+        indices, similarities = retrieval.nearest(
+            means[0][left].astype(np.float32),
+            means[1][right].astype(np.float32),
+            k=1,
+            groups=left,
+            gallery_groups=right,
+            similarity_fn=retrieval.cosine,
+            devices=devices,
+        )
+        has_next = indices[:, 0] >= 0
+        next_class[left[has_next]] = right[indices[has_next, 0]]
+        next_similarity[left[has_next]] = similarities[has_next, 0]
+    return next_class, next_similarity
+
+
+def _count_of(keys: np.ndarray, counts: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """The counts of these keys among the sorted `keys`, 0 for a key that is not there."""
+    if not len(keys):
+        return np.zeros(len(targets), np.int64)
+    places = np.minimum(np.searchsorted(keys, targets), len(keys) - 1)
+    return np.where(keys[places] == targets, counts[places], 0)
+
+
+def _divide(totals: np.ndarray, sizes: np.ndarray) -> Float[np.ndarray, "..."]:
+    """totals / sizes, NaN where a size is 0."""
+    return np.where(sizes > 0, totals / np.where(sizes > 0, sizes, 1), np.nan)

@@ -1,0 +1,279 @@
+"""The similarities of all pairs as two histograms, and what follows from them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Integer
+
+from dmljax.metrics.sides import Side, sides
+from dmljax.retrieval import Embeddings, Labels
+from dmljax.retrieval.tiles import choose_side
+
+__all__ = [
+    "SimilarityHistograms",
+    "alignment",
+    "fmr_at",
+    "fnmr_at",
+    "offered_fmrs",
+    "similarity_at_share",
+    "similarity_histograms",
+    "threshold_at_fmr",
+    "uniformity",
+]
+
+_FEWEST_PAIRS = 10  # pairs that must be expected to pass, or a rate is not offered
+
+
+class SimilarityHistograms(NamedTuple):
+    """How many pairs of one class, and of different classes, have a cosine in each bin.
+
+    The bins divide [-1, 1] evenly. A pair counts in the bin whose lower edge it reaches.
+    """
+
+    positives: Int[np.ndarray, "bins"]
+    negatives: Int[np.ndarray, "bins"]
+
+    @property
+    def edges(self) -> Float[np.ndarray, "edges"]:
+        """The edges of the bins, from -1 to 1."""
+        return np.linspace(-1, 1, len(self.positives) + 1)
+
+    @property
+    def centers(self) -> Float[np.ndarray, "bins"]:
+        """The middle of every bin."""
+        edges = self.edges
+        return (edges[1:] + edges[:-1]) / 2
+
+
+def similarity_histograms(
+    embeddings: Embeddings,
+    labels: Labels,
+    *,
+    gallery: Embeddings | None = None,
+    gallery_labels: Labels | None = None,
+    groups: Integer[np.ndarray, "q"] | None = None,
+    gallery_groups: Integer[np.ndarray, "n"] | None = None,
+    bins: int = 2048,
+    tile: int = 1024,
+) -> SimilarityHistograms:
+    """Exact histograms of the cosine of all pairs: of one class, and of different classes.
+
+    Without a gallery, the pairs are the unordered pairs of items; with one, each query is paired
+    with each gallery item. A pair of one group (not -1) is ignored, and so is a row that holds a
+    NaN. Memory is that of a copy of the embeddings and of one block of `tile` x `tile`
+    similarities. `bins` is a power of two, so that no rounding moves a pair over an edge.
+
+    >>> embeddings = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
+    >>> histograms = metrics.similarity_histograms(embeddings, np.array([0, 1, 1]), bins=4)
+    >>> histograms.positives.tolist(), histograms.negatives.tolist()
+    ([0, 0, 0, 1], [0, 0, 2, 0])
+    """
+    if bins < 2 or bins & (bins - 1):
+        raise ValueError(f"bins={bins} must be a power of two, such as 2048")
+    if tile < 1:
+        raise ValueError(f"tile={tile} must be at least 1")
+    search = sides(
+        embeddings,
+        labels,
+        gallery=gallery,
+        gallery_labels=gallery_labels,
+        groups=groups,
+        gallery_groups=gallery_groups,
+    )
+    # Sorted by class, the positives lie in few blocks; all other blocks need no mask.
+    queries = search.queries.take(np.argsort(search.queries.codes, kind="stable"))
+    items = queries
+    if not search.within:
+        items = search.gallery.take(np.argsort(search.gallery.codes, kind="stable"))
+    counts, positives = np.zeros(bins, np.int64), np.zeros(bins, np.int64)
+    side = choose_side(max(len(queries.rows), len(items.rows), 1), tile)
+    for i in range(0, len(queries.rows), side):
+        rows = queries.take(slice(i, i + side))
+        row_vectors = jnp.asarray(_pad_rows(rows.vectors, side))
+        for j in range(i if search.within else 0, len(items.rows), side):
+            columns = items.take(slice(j, j + side))
+            products = np.asarray(_products(row_vectors, _pad_rows(columns.vectors, side)))
+            similarities = products[: len(rows.rows), : len(columns.rows)]
+            same = _equal(rows.codes, columns.codes)
+            where = _counted(rows, columns, is_diagonal=search.within and i == j)
+            counts += _count(similarities if where is None else similarities[where], bins)
+            if same is not None:
+                positives += _count(similarities[same if where is None else same & where], bins)
+    return SimilarityHistograms(positives, counts - positives)
+
+
+@jax.jit
+def _products(rows: Float[Array, "b d"], columns: Float[Array, "n d"]) -> Float[Array, "b n"]:
+    return jnp.matmul(rows, columns.T, precision=jax.lax.Precision.HIGHEST)
+
+
+def _pad_rows(vectors: np.ndarray, side: int) -> np.ndarray:
+    """The vectors with zero rows up to `side`: blocks of one shape are compiled once."""
+    if len(vectors) == side:
+        return vectors
+    return np.pad(vectors, ((0, side - len(vectors)), (0, 0)))
+
+
+def _count(similarities: np.ndarray, bins: int) -> Int[np.ndarray, "bins"]:
+    """Pairs in each bin. Multiplying by a power of two is exact, and so is the floor."""
+    places = np.multiply(similarities, np.float32(bins // 2))
+    np.floor(places, out=places)
+    places = places.ravel().astype(np.int64)
+    places += bins // 2
+    np.clip(places, 0, bins - 1, out=places)
+    return np.bincount(places, minlength=bins)
+
+
+def _equal(rows: np.ndarray, columns: np.ndarray) -> np.ndarray | None:
+    """Which pairs of sorted codes are equal, or None if none can be."""
+    if rows[-1] < columns[0] or columns[-1] < rows[0]:
+        return None
+    return rows[:, None] == columns[None]
+
+
+def _counted(rows: Side, columns: Side, *, is_diagonal: bool) -> np.ndarray | None:
+    """Which pairs count, or None if all do."""
+    shared = np.intersect1d(rows.groups, columns.groups)
+    ignored = None
+    if (shared >= 0).any():
+        ignored = (rows.groups[:, None] == columns.groups[None]) & (rows.groups >= 0)[:, None]
+    if is_diagonal:  # each unordered pair once, and no item with itself
+        above = np.triu(np.ones((len(rows.rows), len(columns.rows)), bool), 1)
+        return above if ignored is None else above & ~ignored
+    return None if ignored is None else ~ignored
+
+
+def fmr_at(histograms: SimilarityHistograms, threshold: float) -> float:
+    """FMR(t) = share of the pairs of different classes with s >= t (ISO/IEC 19795-1).
+
+    `threshold` is rounded up to the next edge of a bin. Large classes have more pairs, by the
+    square of their size.
+
+    >>> histograms = metrics.SimilarityHistograms(np.array([0, 1, 1, 2]), np.array([5, 3, 1, 1]))
+    >>> metrics.fmr_at(histograms, 0.5), metrics.fnmr_at(histograms, 0.5)
+    (0.1, 0.5)
+    """
+    return _share(histograms.negatives, _bin_from(histograms, threshold))
+
+
+def fnmr_at(histograms: SimilarityHistograms, threshold: float) -> float:
+    """FNMR(t) = share of the pairs of one class with s < t (ISO/IEC 19795-1).
+
+    `threshold` is rounded up to the next edge of a bin.
+
+    >>> histograms = metrics.SimilarityHistograms(np.array([0, 1, 1, 2]), np.array([5, 3, 1, 1]))
+    >>> metrics.fnmr_at(histograms, 0.0)
+    0.25
+    """
+    return 1 - _share(histograms.positives, _bin_from(histograms, threshold))
+
+
+def threshold_at_fmr(histograms: SimilarityHistograms, fmr: float) -> float:
+    """The smallest edge of a bin at which FMR <= `fmr`: accept a pair from this cosine on.
+
+    >>> histograms = metrics.SimilarityHistograms(np.array([0, 9]), np.array([900, 100]))
+    >>> metrics.threshold_at_fmr(histograms, 0.1)
+    0.0
+    """
+    if not 0 < fmr <= 1:
+        raise ValueError(f"fmr={fmr} must lie between 0 and 1, such as 1e-3")
+    pairs = int(histograms.negatives.sum())
+    if fmr * pairs < _FEWEST_PAIRS:
+        raise ValueError(
+            f"fmr={fmr:g} needs {_FEWEST_PAIRS / fmr:,.0f} pairs of different classes, but there "
+            f"are {pairs:,}: choose one of offered_fmrs(histograms), or give more images"
+        )
+    passing = np.append(np.cumsum(histograms.negatives[::-1])[::-1], 0)
+    first = int(np.argmax(passing <= fmr * pairs))
+    if first == len(histograms.negatives):
+        raise ValueError(
+            f"{passing[-2] / pairs:.2g} of the pairs of different classes have a cosine of 1, so "
+            f"that no threshold reaches fmr={fmr:g}: the embeddings have collapsed"
+        )
+    return float(histograms.edges[first])
+
+
+def offered_fmrs(
+    histograms: SimilarityHistograms,
+    fmrs: Sequence[float] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6),
+) -> tuple[float, ...]:
+    """Those `fmrs` that a threshold reaches and at which at least 10 pairs are expected to pass.
+
+    >>> histograms = metrics.SimilarityHistograms(np.array([0, 9]), np.array([995, 5]))
+    >>> metrics.offered_fmrs(histograms)
+    (0.1, 0.01)
+    """
+    pairs, most = int(histograms.negatives.sum()), int(histograms.negatives[-1])
+    return tuple(fmr for fmr in fmrs if fmr * pairs >= max(_FEWEST_PAIRS, most))
+
+
+def similarity_at_share(
+    histograms: SimilarityHistograms, shares: Float[np.ndarray, "..."]
+) -> Float[np.ndarray, "..."]:
+    """The cosine that each share of the pairs of different classes reaches, exact to a bin.
+
+    Within a bin, pairs are taken as evenly spread. NaN without such pairs.
+
+    >>> histograms = metrics.SimilarityHistograms(np.array([0, 9]), np.array([900, 100]))
+    >>> metrics.similarity_at_share(histograms, np.array([0.1, 0.05]))
+    array([0. , 0.5])
+    """
+    shares = np.asarray(shares, np.float64)
+    counts = histograms.negatives[::-1]
+    if not counts.any():
+        return np.full(shares.shape, np.nan)
+    filled = np.flatnonzero(counts)
+    lower = histograms.edges[:-1][::-1][filled]
+    width = 2 / len(counts)
+    counts = counts[filled]
+    passing = np.cumsum(counts)
+    targets = np.clip(shares * passing[-1], 0, passing[-1])
+    places = np.minimum(np.searchsorted(passing, targets), len(counts) - 1)
+    inside = (passing[places] - targets) / counts[places]  # of the bin's pairs, how many lie below
+    return lower[places] + width * inside
+
+
+def alignment(histograms: SimilarityHistograms) -> float:
+    """mean |x - x'|^2 over the pairs of one class (Wang & Isola, 2020): smaller is closer.
+
+    |x - x'|^2 = 2 - 2s for unit vectors, so that the mean is a sum over bins, exact to their width.
+
+    >>> histograms = metrics.SimilarityHistograms(np.array([0, 0, 0, 8]), np.array([0, 4, 4, 0]))
+    >>> metrics.alignment(histograms)
+    0.5
+    """
+    pairs = histograms.positives.sum()
+    if not pairs:
+        return float("nan")
+    return float((histograms.positives * (2 - 2 * histograms.centers)).sum() / pairs)
+
+
+def uniformity(histograms: SimilarityHistograms) -> float:
+    """log mean exp(-2 |x - x'|^2) over all pairs (Wang & Isola, 2020): smaller is more even.
+
+    It is 0 if all embeddings are equal.
+
+    >>> histograms = metrics.SimilarityHistograms(np.array([0, 0, 0, 8]), np.array([0, 4, 4, 0]))
+    >>> round(metrics.uniformity(histograms), 2)
+    -1.62
+    """
+    counts = histograms.positives + histograms.negatives
+    if not counts.any():
+        return float("nan")
+    terms = np.exp(-2 * (2 - 2 * histograms.centers))
+    return float(np.log((counts * terms).sum() / counts.sum()))
+
+
+def _bin_from(histograms: SimilarityHistograms, threshold: float) -> int:
+    """The first bin whose lower edge is at least `threshold`."""
+    bins = len(histograms.positives)
+    return int(np.clip(np.ceil((threshold + 1) / 2 * bins - 1e-9), 0, bins))
+
+
+def _share(counts: Int[np.ndarray, "bins"], first: int) -> float:
+    """The share of the pairs in the bins from `first` on; NaN without pairs."""
+    pairs = counts.sum()
+    return float(counts[first:].sum() / pairs) if pairs else float("nan")

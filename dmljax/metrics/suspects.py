@@ -1,0 +1,211 @@
+"""Items to look at: labels that are perhaps wrong, and images that are perhaps the same."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int, Integer
+
+from dmljax import retrieval
+from dmljax.metrics.neighbors import Neighborhoods
+from dmljax.metrics.pair_similarity import SimilarityHistograms, similarity_at_share
+from dmljax.metrics.sides import sides
+from dmljax.retrieval import Embeddings, Labels
+
+__all__ = [
+    "NearDuplicates",
+    "SuspectedLabels",
+    "grey_correlation",
+    "near_duplicates",
+    "suspected_labels",
+]
+
+_CHANCE, _ORDINARY = 0.05, 0.25  # the shares of the rule of `suspected_labels`
+_LOWEST_RECALL, _LARGEST_SHARE, _FLAT = 0.5, 0.05, 3
+_SAME_PIXELS = 0.9  # correlation of two grey images from which on they are the same
+
+GreyFn = Callable[[np.ndarray], np.ndarray]
+
+
+class SuspectedLabels(NamedTuple):
+    """Items whose label is perhaps wrong, the most suspicious first.
+
+    `margins` are by how much the nearest item of another class is nearer than the nearest of the
+    item's own. `refusal` says why there is no list; it is empty where there is one.
+    """
+
+    items: Int[np.ndarray, "m"]
+    margins: Float[np.ndarray, "m"]
+    refusal: str
+
+
+def suspected_labels(
+    near: Neighborhoods,
+    histograms: SimilarityHistograms,
+    recall_at_1: Float[np.ndarray, "q"],
+    *,
+    dimension: int,
+) -> SuspectedLabels:
+    """Items with p_i < t(0.05 / R_i) and o_i > the 25 % quantile of all p, sorted by o_i - p_i.
+
+    p_i and o_i are the cosines of the nearest item of its own class and of another, R_i the number
+    of its positives, and t(f) the cosine that a share f of the pairs of different classes reaches.
+    Such an item is no nearer to its own class than a stranger would be by luck in R_i tries, and as
+    near to another class as real members are. A swap between two classes that look alike is
+    mostly not found.
+
+    There is no list if R@1 is below 0.5, if more than 5 % of the items would be on it, or if the
+    embeddings have at most 3 dimensions: then the embedding, not the labels, is at fault.
+
+    >>> labels, is_seventh = np.arange(99) % 9, np.arange(99) == 7
+    >>> x = np.random.default_rng(0).normal(np.eye(9)[np.where(is_seventh, 3, labels)], 0.1)
+    >>> near, pairs = metrics.neighborhoods(x, labels), metrics.similarity_histograms(x, labels)
+    >>> metrics.suspected_labels(near, pairs, np.ones(99), dimension=9).items
+    array([7])
+    """
+    nothing = np.zeros(0, np.int64), np.zeros(0)
+    if dimension <= _FLAT:
+        return SuspectedLabels(
+            *nothing, f"embeddings of {dimension} dimensions are too crowded to judge labels"
+        )
+    has_own = near.own >= 0
+    if not has_own.any():
+        return SuspectedLabels(*nothing, "no item has another one of its class")
+    recall = float(np.nanmean(recall_at_1)) if not np.isnan(recall_at_1).all() else 0.0
+    if recall < _LOWEST_RECALL:
+        return SuspectedLabels(
+            *nothing, f"R@1 is {100 * recall:.1f}, too low to judge labels: 50 is needed"
+        )
+    own, other = near.own_similarity, near.other_similarity
+    chance = similarity_at_share(histograms, _CHANCE / np.maximum(near.positives, 1))
+    ordinary = np.quantile(own[has_own], _ORDINARY)
+    items = np.flatnonzero(has_own & (near.other >= 0) & (own < chance) & (other > ordinary))
+    share = len(items) / has_own.sum()
+    if share > _LARGEST_SHARE:
+        return SuspectedLabels(
+            *nothing, f"{100 * share:.0f} % of the items are flagged: too early to judge labels"
+        )
+    margins = (other - own)[items].astype(np.float64)
+    order = np.lexsort((items, -margins))
+    return SuspectedLabels(items[order], margins[order], "")
+
+
+class NearDuplicates(NamedTuple):
+    """Pairs of a query and an item of different classes, the most similar first.
+
+    `correlations` are those of their pixels, NaN where pixels were not compared. `refusal` says why
+    there is no list; it is empty where there is one.
+    """
+
+    queries: Int[np.ndarray, "m"]
+    items: Int[np.ndarray, "m"]
+    similarities: Float[np.ndarray, "m"]
+    correlations: Float[np.ndarray, "m"]
+    refusal: str
+
+
+def near_duplicates(
+    embeddings: Embeddings,
+    labels: Labels,
+    *,
+    threshold: float,
+    gallery: Embeddings | None = None,
+    gallery_labels: Labels | None = None,
+    groups: Integer[np.ndarray, "q"] | None = None,
+    gallery_groups: Integer[np.ndarray, "n"] | None = None,
+    grey_fn: GreyFn | None = None,
+    gallery_grey_fn: GreyFn | None = None,
+    tile: int = 1024,
+    devices: Sequence[Any] | None = None,
+) -> NearDuplicates:
+    """Mutual nearest neighbors of different classes with a cosine of at least `threshold`.
+
+    A good threshold is the 99 % quantile of `neighborhoods(...).own_similarity`: nearer than
+    almost all pairs of one class. `grey_fn(items)` gives the pixels `[m h w]` of these items as
+    small grey images, 16 x 16; a pair is then kept if the correlation of its pixels is at least
+    0.9. Embeddings of at most 3 dimensions need it. With the training images as the gallery, whose
+    classes have other labels, the pairs are leaks between the splits.
+
+    >>> embeddings = np.eye(4)[[0, 0, 1, 2, 3, 3]]
+    >>> pairs = metrics.near_duplicates(embeddings, np.arange(6), threshold=0.9)
+    >>> pairs.queries.tolist(), pairs.items.tolist()
+    ([0, 4], [1, 5])
+    """
+    search = sides(
+        embeddings,
+        labels,
+        gallery=gallery,
+        gallery_labels=gallery_labels,
+        groups=groups,
+        gallery_groups=gallery_groups,
+    )
+    if (grey_fn is None) != (gallery_grey_fn is None) and not search.within:
+        raise ValueError("grey_fn and gallery_grey_fn go together: give both, or neither")
+    queries, items = search.queries, search.gallery
+    nothing = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
+    if queries.vectors.shape[1] <= _FLAT and grey_fn is None:
+        return NearDuplicates(
+            *nothing,
+            f"embeddings of {queries.vectors.shape[1]} dimensions are too crowded to tell "
+            "duplicates without their pixels",
+        )
+    if not len(queries.rows) or len(items.rows) - search.within < 1:
+        return NearDuplicates(*nothing, "")
+    options: dict[str, Any] = {
+        "k": 1,
+        "similarity_fn": retrieval.cosine,
+        "tile": tile,
+        "devices": devices,
+    }
+    if (queries.groups >= 0).any() and (items.groups >= 0).any():
+        options |= {"groups": queries.groups}
+    if search.within:
+        indices, similarities = retrieval.nearest(queries.vectors, **options)
+        back = indices
+    else:
+        back_options = dict(options)
+        if "groups" in options:
+            options |= {"gallery_groups": items.groups}
+            back_options |= {"groups": items.groups, "gallery_groups": queries.groups}
+        indices, similarities = retrieval.nearest(queries.vectors, items.vectors, **options)
+        back, _ = retrieval.nearest(items.vectors, queries.vectors, **back_options)
+    rows, nearest = np.arange(len(indices)), indices[:, 0]
+    is_pair = (nearest >= 0) & (back[nearest, 0] == rows) & (similarities[:, 0] >= threshold)
+    is_pair &= queries.codes != items.codes[nearest]
+    if search.within:
+        is_pair &= rows < nearest
+    pairs = np.flatnonzero(is_pair)
+    pairs = pairs[np.lexsort((pairs, -similarities[pairs, 0]))]
+    left, right = queries.rows[pairs], items.rows[nearest[pairs]]
+    correlations = np.full(len(pairs), np.nan)
+    if grey_fn is not None and len(pairs):
+        correlations = grey_correlation(grey_fn(left), (gallery_grey_fn or grey_fn)(right))
+    kept = np.ones(len(pairs), bool) if grey_fn is None else correlations >= _SAME_PIXELS
+    return NearDuplicates(
+        left[kept],
+        right[kept],
+        similarities[pairs, 0][kept].astype(np.float64),
+        correlations[kept],
+        "",
+    )
+
+
+def grey_correlation(a: np.ndarray, b: np.ndarray) -> Float[np.ndarray, "m"]:
+    """Pearson's correlation of the pixels of image a_i and image b_i, `[m h w]` each.
+
+    Images of one even grey have none: 1 if both are even, 0 if one is.
+
+    >>> image = np.array([[0.0, 1.0], [2.0, 5.0]])
+    >>> metrics.grey_correlation(np.stack([image, image]), np.stack([image * 3 + 1, -image]))
+    array([ 1., -1.])
+    """
+    a, b = (np.asarray(x, np.float64).reshape(len(x), -1) for x in (a, b))
+    if a.shape != b.shape:
+        raise ValueError(f"images of {a.shape} and {b.shape} pixels cannot be compared")
+    a, b = (x - x.mean(axis=1, keepdims=True) for x in (a, b))
+    squares = np.vecdot(a, a), np.vecdot(b, b)
+    # Rounding of the mean leaves about 1e-26 per pixel of an even image.
+    is_even = [x <= 1e-12 * a.shape[1] for x in squares]
+    products = np.sqrt(squares[0] * squares[1])
+    correlations = np.vecdot(a, b) / np.where(products > 0, products, 1)
+    return np.where(is_even[0] | is_even[1], (is_even[0] & is_even[1]) * 1.0, correlations)

@@ -1,0 +1,80 @@
+"""Ranks by the distances of several learners, which no single vector can express."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from dmljax import ops
+from dmljax.retrieval.layout import Ranks
+
+__all__ = ["mean_distance_ranks"]
+
+
+def mean_distance_ranks(
+    learners: Float[np.ndarray, "q m d"],
+    labels: Int[np.ndarray, "q"],
+    *,
+    gallery: Float[np.ndarray, "n ..."] | None = None,
+    gallery_labels: Int[np.ndarray, "n"] | None = None,
+    rows: int = 256,
+) -> Iterator[Ranks]:
+    """The ranks of every query's positives by sum_m |q_m - g_m|, in blocks of queries.
+
+    (The distance of an ensemble in the text of Kim et al., ECCV 2018.) The concatenated vectors of
+    an ensemble rank by the mean of the squared distances instead. As in `retrieval.ranks`, a
+    negative that is as near as a positive ranks ahead of it, and queries without a positive are in
+    no block. It holds `rows` rows of distances at a time and sorts them: for tens of thousands of
+    images, `retrieval.ranks` is many times faster.
+
+    >>> learners = np.array([[[0.0], [0.0]], [[3.0], [0.0]], [[2.0], [3.0]]])
+    >>> block = next(retrieval.mean_distance_ranks(learners, np.array([0, 0, 1])))
+    >>> block.queries.tolist(), block.ranks.tolist()
+    ([0, 1], [[1], [1]])
+    """
+    items = learners if gallery is None else gallery
+    item_labels = np.asarray(labels if gallery_labels is None else gallery_labels)
+    if learners.ndim != 3 or items.shape[1:] != learners.shape[1:]:
+        raise ValueError(
+            f"learners are [q m d] and a gallery [n m d], not {learners.shape} and {items.shape}"
+        )
+    on_device = jnp.asarray(items, jnp.float32)
+    for start in range(0, len(learners), rows):
+        block = np.arange(start, min(start + rows, len(learners)))
+        # The last block is filled up, so that the distances compile once.
+        filled = learners[np.resize(block, min(rows, len(learners)))]
+        distances = np.array(_distances(jnp.asarray(filled, jnp.float32), on_device))[: len(block)]
+        if gallery is None:
+            distances[np.arange(len(block)), block] = np.nan  # sorted behind all others
+        rank_lists = [
+            _ranks(row, item_labels == label)
+            for row, label in zip(distances, np.asarray(labels)[block], strict=True)
+        ]
+        longest = max(map(len, rank_lists))
+        padded = np.zeros((len(block), longest), np.int64)
+        for row, ranks in zip(padded, rank_lists, strict=True):
+            row[: len(ranks)] = ranks
+        scored = np.flatnonzero([len(ranks) > 0 for ranks in rank_lists])
+        if len(scored):
+            yield Ranks(block[scored], padded[scored])
+
+
+@jax.jit
+def _distances(x: jax.Array, y: jax.Array) -> jax.Array:
+    def one_learner(total, pair):
+        return total + ops.euclidean(*pair), None
+
+    zeros = jnp.zeros((len(x), len(y)), jnp.float32)
+    return jax.lax.scan(one_learner, zeros, (x.swapaxes(0, 1), y.swapaxes(0, 1)))[0]
+
+
+def _ranks(distances: np.ndarray, is_positive: np.ndarray) -> np.ndarray:
+    """Rank of the j-th nearest positive: j + the number of negatives at least as near."""
+    valid = ~np.isnan(distances)
+    positives = np.sort(distances[valid & is_positive])
+    negatives = np.sort(distances[valid & ~is_positive])
+    return 1 + np.arange(len(positives)) + np.searchsorted(negatives, positives, side="right")
