@@ -8,7 +8,20 @@ import importlib
 
 __version__ = "0.1.0"
 
-_MODULES = ("data", "losses", "methods", "metrics", "miners", "nets", "ops", "recipes", "retrieval")
+_MODULES = (
+    "bundle",
+    "data",
+    "index",
+    "losses",
+    "methods",
+    "metrics",
+    "miners",
+    "nets",
+    "ops",
+    "recipes",
+    "report",
+    "retrieval",
+)
 
 __all__ = ["__version__", "load", *_MODULES]
 

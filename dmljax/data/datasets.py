@@ -46,10 +46,21 @@ __all__ = [
 _Path = str | os.PathLike | None
 
 
-def cub200(*, root: _Path = None, source: str = "files", data_dir: str | None = None) -> Splits:
-    """CUB-200-2011, birds (Wah et al., 2011): the first 100 classes for training."""
+def cub200(
+    *,
+    root: _Path = None,
+    source: str = "files",
+    data_dir: str | None = None,
+    crop: bool = False,
+) -> Splits:
+    """CUB-200-2011, birds (Wah et al., 2011): the first 100 classes for training.
+
+    `crop=True` cuts every image to its published box (`bounding_boxes.txt`).
+    """
     images: Records
+    boxes = None
     if _is_tfds(source):
+        _refuse_crop(crop, "bounding_boxes.txt")
         images, values, _ = records.tfds_set(
             "caltech_birds2011",
             split="train+test",
@@ -83,36 +94,78 @@ def cub200(*, root: _Path = None, source: str = "files", data_dir: str | None = 
         ids = np.array([int(classes[image]) for image in files])
         names = [file.split("/")[0] for file in files.values()]
         _check_first(images, "cub200")
-    return _checked("cub200", _by_class_id(images, ids, names, train_classes=100))
+        if crop:
+            box_of = {row[0]: row[1:5] for row in _columns(home / "bounding_boxes.txt", 5)}
+            if files.keys() - box_of.keys():
+                raise ValueError(f"{home}: bounding_boxes.txt does not list every image")
+            rows = np.array([box_of[image] for image in files], float)  # left, top, width, height
+            boxes = _within_images(
+                np.concatenate([rows[:, :2], rows[:, :2] + rows[:, 2:]], 1), images
+            )
+    return _checked("cub200", _by_class_id(images, ids, names, boxes=boxes, train_classes=100))
 
 
-def cars196(*, root: _Path = None, source: str = "files", data_dir: str | None = None) -> Splits:
+def cars196(
+    *,
+    root: _Path = None,
+    source: str = "files",
+    data_dir: str | None = None,
+    crop: bool = False,
+) -> Splits:
     """Cars196 (Krause et al., 2013): all 16,185 images, the first 98 classes for training.
 
-    Reads `cars_annos.mat` with `car_ims/`, or one folder per class in alphabetic order.
+    Reads `cars_annos.mat` with `car_ims/`, or one folder per class in alphabetic order. `crop=True`
+    cuts every image to its published box, which only the annotations have.
     """
     inside = ["cars196", "stanford_cars", "images"]
     images: Records
+    boxes = None
     if _is_tfds(source):
+        _refuse_crop(crop, "cars_annos.mat")
         images, values, features = records.tfds_set(
             "cars196", split="train+test", data_dir=data_dir, columns=("label",)
         )
         ids, titles = np.array(values["label"]) + 1, features["label"].names
     elif root is not None and (class_folders := _class_folders(root, inside)):
+        _refuse_crop(crop, "cars_annos.mat")
         paths = [locate.image_paths(class_folder) for class_folder in class_folders]
         titles = [class_folder.name for class_folder in class_folders]
         images = [path for class_paths in paths for path in class_paths]
         ids = np.repeat(np.arange(len(paths)) + 1, [len(class_paths) for class_paths in paths])
     else:
-        images, ids, titles = _cars_annotations(root, inside[:2])
+        images, ids, titles, boxes = _cars_annotations(root, inside[:2])
+        boxes = _within_images(boxes, images) if crop else None
     names = [f"{i:03d} {titles[i - 1]}" for i in ids]
-    return _checked("cars196", _by_class_id(images, ids, names, train_classes=98))
+    return _checked("cars196", _by_class_id(images, ids, names, boxes=boxes, train_classes=98))
+
+
+def _refuse_crop(crop: bool, annotations: str) -> None:
+    if crop:
+        raise ValueError(
+            f"crop=True reads the boxes of {annotations}: set root= to the original files, without "
+            "source="
+        )
+
+
+def _within_images(boxes: np.ndarray, images: Sequence[str]) -> np.ndarray:
+    """Whole pixels of boxes (left, top, right, bottom), cut at the edges of their images."""
+    boxes = np.floor(boxes).astype(np.int32)
+    for box, path in zip(boxes, images, strict=True):
+        try:
+            with Image.open(path) as image:  # reads the header alone
+                width, height = image.size
+        except OSError:
+            continue  # reported when the image is read
+        box[:] = np.clip(box, 0, [width, height, width, height])
+        if box[0] >= box[2] or box[1] >= box[3]:
+            raise ValueError(f"the published box of {path} lies outside of the image")
+    return boxes
 
 
 def _cars_annotations(
     root: _Path, inside: Sequence[str]
-) -> tuple[list[str], np.ndarray, Sequence[str]]:
-    """`(images, class ids from 1, class names)` of the original annotations."""
+) -> tuple[list[str], np.ndarray, Sequence[str], np.ndarray]:
+    """`(images, class ids from 1, class names, boxes)` of the original annotations."""
     from scipy import io as scipy_io
 
     home = locate.find_folder(
@@ -127,10 +180,13 @@ def _cars_annotations(
         rows, titles = np.atleast_1d(content["annotations"]), content["class_names"]
         images = [str(home / str(path)) for path in rows["relative_im_path"]]
         ids = rows["class"].astype(np.int64)
+        # Numbers from 1, both ends included.
+        first = np.stack([rows["bbox_x1"], rows["bbox_y1"]], axis=1).astype(np.int64) - 1
+        last = np.stack([rows["bbox_x2"], rows["bbox_y2"]], axis=1).astype(np.int64)
     except (ValueError, KeyError, TypeError, NotImplementedError) as error:
         raise ValueError(f"{home}/cars_annos.mat cannot be read: {error}") from error
     _check_first(images, "cars196")
-    return images, ids, titles
+    return images, ids, titles, np.concatenate([first, last], axis=1)
 
 
 def sop(*, root: _Path = None, source: str = "files", data_dir: str | None = None) -> Splits:
@@ -289,7 +345,12 @@ def _is_tfds(source: str) -> bool:
 
 
 def _by_class_id(
-    images: Records, ids: np.ndarray, names: Sequence[str], *, train_classes: int
+    images: Records,
+    ids: np.ndarray,
+    names: Sequence[str],
+    *,
+    boxes: np.ndarray | None = None,
+    train_classes: int,
 ) -> Splits:
     """The classes with ids 1 to `train_classes` for training. `names` are those of the classes."""
     name_of_id = dict(zip(ids.tolist(), names, strict=True))
@@ -298,7 +359,7 @@ def _by_class_id(
         [name_of_id[i] for i in ids.tolist()], names=[name_of_id[i] for i in order]
     )
     train_names = [name for i, name in zip(order, class_names, strict=True) if i <= train_classes]
-    return divide(Split(images, labels, class_names), train=train_names)
+    return divide(Split(images, labels, class_names, boxes=boxes), train=train_names)
 
 
 def _columns(path: pathlib.Path, count: int, header: int = 0) -> list[list[str]]:

@@ -27,12 +27,13 @@ class UnreadableImage(ValueError):
     """An image that is empty, truncated, damaged or missing, or a file without read permission."""
 
 
-def decode(data: bytes) -> np.ndarray:
+def decode(data: bytes, *, picture: Image.Image | None = None) -> np.ndarray:
     """RGB pixels of an encoded image, `uint8 [h w 3]`.
 
     Grayscale is repeated, alpha is dropped, CMYK and palettes are converted. The EXIF orientation
     is applied. 16-bit grayscale keeps its high byte; Pillow's own conversion would clip nearly all
-    of it to white.
+    of it to white. `picture` is the same data as opened by Pillow, where the caller has read its
+    header; by default it is opened here.
     """
     if not data:
         raise UnreadableImage("it has zero bytes")
@@ -45,7 +46,7 @@ def decode(data: bytes) -> np.ndarray:
                 return simplejpeg.decode_jpeg(data, "RGB")
         except ValueError:
             pass
-    return _pillow(data)
+    return _pillow(data, picture)
 
 
 def _may_be_rotated(data: bytes) -> bool:
@@ -54,12 +55,12 @@ def _may_be_rotated(data: bytes) -> bool:
     return b"Exif\0" in head or b"tiff:Orientation" in head
 
 
-def _pillow(data: bytes) -> np.ndarray:
+def _pillow(data: bytes, picture: Image.Image | None = None) -> np.ndarray:
     try:
         with warnings.catch_warnings():
             # Ignore warnings about corrupt EXIF, and about large images as a possible attack.
             warnings.simplefilter("ignore")
-            picture: Image.Image = Image.open(io.BytesIO(data))
+            picture = Image.open(io.BytesIO(data)) if picture is None else picture
             if picture.getexif().get(_ORIENTATION, 1) != 1:
                 picture = ImageOps.exif_transpose(picture)
             if picture.mode.startswith("I"):

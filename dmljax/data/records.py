@@ -37,6 +37,11 @@ class ArrayRecords:
         """What messages call record `i`."""
         return f"record {i} of {os.path.dirname(self._shards[0])}"
 
+    def fingerprint(self) -> str:
+        """The names and sizes of the shards, for `data.digest`."""
+        sizes = {os.path.basename(shard): os.path.getsize(shard) for shard in self._shards}
+        return f"ArrayRecord {sorted(sizes.items())}"
+
 
 class TfdsRecords:
     """The encoded images of a TFDS data source. `decode` decodes them, not TFDS."""
@@ -53,6 +58,10 @@ class TfdsRecords:
     def describe(self, i: int) -> str:
         """What messages call record `i`."""
         return f"record {i} of tfds {self._name}"
+
+    def fingerprint(self) -> str:
+        """The name and the size of the data set, for `data.digest`."""
+        return f"tfds {self._name} {len(self)}"
 
 
 def tfds_set(

@@ -22,8 +22,11 @@ __all__ = [
     "Splits",
     "divide",
     "encode",
+    "fold_of_classes",
+    "queries_and_gallery",
     "record_name",
     "select",
+    "share",
     "subset",
 ]
 
@@ -122,6 +125,10 @@ class _Selection:
     def describe(self, i: int) -> str:
         return record_name(self.records, int(self.indices[i]))
 
+    def fingerprint(self) -> str | None:
+        text = getattr(self.records, "fingerprint", lambda: None)()
+        return None if text is None else f"{text} {self.indices.tolist()}"
+
 
 def select(records: Records, indices: np.ndarray) -> Records:
     """`records` at `indices`, without reading them."""
@@ -180,3 +187,62 @@ def divide(split: Split, *, train: float | Sequence[str]) -> Splits:
         is_train = np.arange(len(split.names)) < round(train * len(split.names))
     rows = is_train[split.labels] if len(split) else np.zeros(0, bool)
     return Splits(subset(split, rows), subset(split, ~rows))
+
+
+def fold_of_classes(
+    classes: int, *, fold: int, folds: int = 4, seed: int | None = None
+) -> np.ndarray:
+    """Which classes a fold holds out, as bool `[classes]`: about one in `folds`.
+
+    Fold 0 holds out the last classes in their order. The other folds hold out contiguous blocks
+    from the first class on (Musgrave et al., 2020): of 100 classes, 75 to 99, 0 to 24, 25 to 49 and
+    50 to 74. All blocks have the same length, so if `folds` does not divide `classes`, a few
+    classes are in no block. With a `seed`, the classes are shuffled before they are divided.
+
+    >>> fold_of_classes(5, fold=1, folds=2)
+    array([ True,  True, False, False, False])
+    """
+    if not 2 <= folds <= classes // 2:
+        raise ValueError(
+            f"folds={folds} of {classes} classes: choose 2 to {classes // 2} folds, so that two "
+            "classes are held out"
+        )
+    if not 0 <= fold < folds:
+        raise ValueError(f"fold={fold} must be one of 0 to {folds - 1}, as folds={folds}")
+    end = classes * fold // folds or classes
+    block = np.arange(end - classes // folds, end)
+    order = np.arange(classes) if seed is None else np.random.default_rng(seed).permutation(classes)
+    is_held_out = np.zeros(classes, bool)
+    is_held_out[order[block]] = True
+    return is_held_out
+
+
+def queries_and_gallery(split: Split) -> Split:
+    """The split with every second image of a class as a query, and the others as the gallery."""
+    order = np.argsort(split.labels, kind="stable")
+    starts = np.searchsorted(split.labels[order], np.arange(len(split.names)))
+    query = np.zeros(len(split), bool)
+    query[order] = (np.arange(len(split)) - starts[split.labels[order]]) % 2 == 1
+    return dataclasses.replace(split, query=query, gallery=~query)
+
+
+def share(split: Split, *, images: float = 1.0, classes: float = 1.0, seed: int) -> Split:
+    """A share of the classes, drawn with `seed`, and of each of them a share of the images.
+
+    Two classes, and two images of a class that has them, always remain. With the same seed, a
+    smaller share is a part of a larger one.
+    """
+    for name, value in (("images", images), ("classes", classes)):
+        if not 0 < value <= 1:
+            raise ValueError(f"the share of the {name} must be above 0 and at most 1, not {value}")
+    rng = np.random.default_rng([seed, 0])
+    count = max(2, round(classes * len(split.names)))
+    is_drawn = np.zeros(len(split.names), bool)
+    is_drawn[rng.permutation(len(split.names))[:count]] = True
+    rng = np.random.default_rng([seed, 1])
+    rows = []
+    for label in range(len(split.names)):
+        members = rng.permutation(np.flatnonzero(split.labels == label))
+        if is_drawn[label]:
+            rows.append(members[: max(2, round(images * len(members)))])
+    return subset(split, np.sort(np.concatenate(rows)))

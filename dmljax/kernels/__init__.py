@@ -20,6 +20,6 @@ the same program. On CPUs the command line also makes XLA compile convolutions t
 before `import jax`.
 """
 
-from dmljax.kernels.choice import IMPLS, describe
+from dmljax.kernels.choice import IMPLS, describe, portable
 
-__all__ = ["IMPLS", "describe"]
+__all__ = ["IMPLS", "describe", "portable"]

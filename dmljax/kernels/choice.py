@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 
-__all__ = ["IMPLS", "check", "choose", "describe"]
+__all__ = ["IMPLS", "check", "choose", "describe", "is_portable", "portable"]
 
 IMPLS = ("auto", "cpu", "xla")
+_portable = contextvars.ContextVar("portable", default=False)
+
+
+@contextlib.contextmanager
+def portable() -> Iterator[None]:
+    """Within the block, programs are traced with operations that ONNX has, whatever `impl` says.
+
+    The values are the same up to rounding. JAX may reuse a trace from outside the block: enter it
+    in a process that has traced nothing before.
+    """
+    token = _portable.set(True)
+    try:
+        yield
+    finally:
+        _portable.reset(token)
+
+
+def is_portable() -> bool:
+    """Whether the caller runs within a block of `portable`."""
+    return _portable.get()
 
 
 def choose(impl: str, *, cpu_fn: Callable, xla_fn: Callable) -> Callable:
     """The form that `impl` names. For "auto", JAX chooses when it compiles for a platform."""
     check(impl)
+    if is_portable():
+        return xla_fn
     if impl == "auto":
         return functools.partial(jax.lax.platform_dependent, cpu=cpu_fn, default=xla_fn)
     return cpu_fn if impl == "cpu" else xla_fn

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,8 +48,11 @@ _OUTPUTS = (
 )
 
 
-def pays(shape: Sequence[int], kernel_shape: Sequence[int], strides: int, padding: int) -> bool:
-    """Whether filtering is possible and faster: sums of rows must be cheap beside the products."""
+def pays(shape: Sequence[Any], kernel_shape: Sequence[int], strides: int, padding: int) -> bool:
+    """Whether filtering is possible and faster: sums of rows must be cheap beside the products.
+
+    The batch in `shape` may be symbolic.
+    """
     rows = shape[1] + 2 * padding - 2
     return kernel_shape[0] == 3 and strides == 1 and min(kernel_shape[2:]) >= 32 and rows >= 4
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from dmljax.kernels.choice import check, choose
+from dmljax.kernels.choice import check, choose, is_portable
 from dmljax.ops import Array
 
 __all__ = ["max_pool", "xla_max_pool"]
@@ -43,7 +43,13 @@ def xla_max_pool(
     x: Float[Array, "b h w c"], size: int, *, strides: int, padding: _Paddings
 ) -> Float[jax.Array, "b y x c"]:
     """The plain form: XLA's max pooling, with XLA's gradient."""
-    return nn.max_pool(x, (size, size), (strides, strides), padding)
+    sides: _Paddings | str = padding
+    if is_portable():  # ONNX exporters drop the padding of max pooling without a word
+        x = jnp.pad(x, ((0, 0), *padding, (0, 0)), constant_values=-jnp.inf)
+        sides = "VALID"
+    window, steps = (size, size), (strides, strides)
+    # By keyword: `jax2onnx` replaces the function by one that takes no other positional argument.
+    return nn.max_pool(x, window_shape=window, strides=steps, padding=sides)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))

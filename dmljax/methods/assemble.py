@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 
 from dmljax.nets import heads, pools
+from dmljax.nets.layers import Dense
 
 __all__ = ["Modules", "encoder", "modules", "pooling", "with_backbone"]
 
@@ -80,15 +81,22 @@ def modules(forward_fn: Callable, **linen: nn.Module) -> Modules:
     return Modules(init, apply)
 
 
-def encoder(net: nn.Module, *, dim: int | None, pool_fn: Callable | None = None) -> Modules:
+def encoder(
+    net: nn.Module,
+    *,
+    dim: int | None,
+    pool_fn: Callable | None = None,
+    dense_fn: Callable = Dense,
+) -> Modules:
     """A backbone "net" and a head "head" (`heads.Head`): pool, linear layer, unit vectors.
 
     * `dim`: width of the linear layer; None leaves it out.
     * `pool_fn`: a function of `nets.pools`, or any function of the last feature map [b h w c] -> [b
       c]. None takes what the backbone pools itself: the mean, or the class token of a `vit`.
+    * `dense_fn` makes the linear layer, see `heads.Head`.
     """
     output, pool_fn = pooling(pool_fn)
-    head = heads.Head(features=dim, pool_fn=pool_fn)
+    head = heads.Head(features=dim, pool_fn=pool_fn, dense_fn=dense_fn)
     return modules(lambda run, images: run["head"](run["net"](images)[output]), net=net, head=head)
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from dmljax import losses
 from dmljax.methods import assemble, base
+from dmljax.nets.layers import Dense
 
 __all__ = ["pairs"]
 
@@ -21,6 +22,7 @@ def pairs(
     mine_fn: Callable | base.RandomMiner | None = None,
     dim: int | None = 128,
     pool_fn: Callable | None = None,
+    dense_fn: Callable = Dense,
     normalized: bool = True,
     unit: bool = True,
     memory: int = 0,
@@ -30,14 +32,15 @@ def pairs(
 
     * `mine_fn`: a miner, which narrows the pairs that the loss sees.
     * `dim`: width of the linear layer; None evaluates the pooled features themselves.
-    * `pool_fn`: see `assemble.encoder`.
+    * `pool_fn`, `dense_fn`: see `assemble.encoder`.
     * `normalized=False` gives the loss the features before they become unit vectors.
     * `unit=False` also evaluates those. In two dimensions unit vectors would lie on a circle.
+      Both only select one of the two outputs of the net, so they are no functions.
     * `memory`: the loss also compares the batch with this many rows of earlier batches (Wang et
       al., CVPR 2020). That term counts from step `memory_start` on, when embeddings change slowly.
     """
     del classes
-    encoder = assemble.encoder(net, dim=dim, pool_fn=pool_fn)
+    encoder = assemble.encoder(net, dim=dim, pool_fn=pool_fn, dense_fn=dense_fn)
     loss_input = "embeddings" if normalized else "features"
     mined_loss = base.with_miner(loss_fn, mine_fn)
     bank = losses.cross_batch_memory(mined_loss, size=memory) if memory else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -10,8 +12,47 @@ import jax.numpy as jnp
 
 from dmljax import losses
 from dmljax.methods import assemble, base
+from dmljax.nets.initializers import Initializer, normal, uniform
+from dmljax.nets.layers import Dense
 
-__all__ = ["proxies"]
+__all__ = ["proxies", "published_init"]
+
+
+def _proxy_anchor(key, shape, dtype=jnp.float32):
+    return normal(math.sqrt(2 / shape[0]))(key, shape, dtype)
+
+
+def _normalized_softmax(key, shape, dtype=jnp.float32):
+    return uniform(1 / math.sqrt(shape[-1]))(key, shape, dtype)
+
+
+def _soft_triple(key, shape, dtype=jnp.float32):
+    return uniform(1 / math.sqrt(math.prod(shape[:-1])))(key, shape, dtype)
+
+
+_PUBLISHED = {
+    losses.normalized_softmax: _normalized_softmax,
+    losses.proxy_anchor: _proxy_anchor,
+    losses.proxy_nca_pp: normal(1 / 8),
+    losses.soft_triple: _soft_triple,
+}
+
+
+def published_init(loss_fn: Callable) -> Initializer:
+    """The initial values of proxies `[c d]` or `[c k d]` in the code published with a loss.
+
+    * `proxy_anchor` (Kim et al., 2020): normal with variance 2 / c.
+    * `soft_triple` (Qian et al., 2019): uniform within 1 / sqrt(c k).
+    * `normalized_softmax` (Zhai & Wu, 2019): uniform within 1 / sqrt(d).
+    * `proxy_nca_pp` (Teh et al., 2020): normal with deviation 1 / 8.
+    * all others: normal with deviation 1, the default of pytorch-metric-learning.
+
+    The four losses divide proxies by their norms. So the size of the initial values changes no
+    first loss, but it sets how far a step of Adam turns a proxy: by about rate / size.
+    """
+    while isinstance(loss_fn, functools.partial):
+        loss_fn = loss_fn.func
+    return _PUBLISHED.get(loss_fn, jax.random.normal)
 
 
 def proxies(
@@ -21,6 +62,8 @@ def proxies(
     classes: int,
     dim: int | None = 128,
     pool_fn: Callable | None = None,
+    dense_fn: Callable = Dense,
+    proxy_init: Initializer | None = None,
     centers: int = 0,
     sparsity: float = 0.0,
     multiple: int = 1,
@@ -31,21 +74,23 @@ def proxies(
     config `optimizer.groups=[dict(path="^proxies", factor=100.0)]`.
 
     * `dim`: width of the linear layer; None compares the pooled features themselves with proxies.
-    * `pool_fn`: see `assemble.encoder`.
+    * `pool_fn`, `dense_fn`: see `assemble.encoder`.
+    * `proxy_init`: the initial values of the proxies; None takes `published_init(loss_fn)`.
     * `centers`: proxies for each class, for losses that take several; 0 for all other losses.
     * `sparsity`: weight of `losses.sparse_centers`, which pulls the centers of one class together
       (Qian et al., ICCV 2019, use 0.2).
     * `multiple`: the number of rows is rounded up to a multiple of this with zeros that no loss
       sees. Several devices can then share very many classes equally.
     """
-    encoder = assemble.encoder(net, dim=dim, pool_fn=pool_fn)
+    encoder = assemble.encoder(net, dim=dim, pool_fn=pool_fn, dense_fn=dense_fn)
+    proxy_init = published_init(loss_fn) if proxy_init is None else proxy_init
 
     def init(key, batch, *, backbone=None):
         params, model_state, outputs = encoder.init(key, batch["images"])
         params, model_state = assemble.with_backbone(params, model_state, backbone)
         d = outputs["features"].shape[1]
         shape = (classes, centers, d) if centers else (classes, d)
-        rows = jax.random.normal(jax.random.fold_in(key, 1000), shape)
+        rows = proxy_init(jax.random.fold_in(key, 1000), shape, jnp.float32)
         rows = jnp.pad(rows, [(0, -classes % multiple), *((0, 0) for _ in shape[1:])])
         return {**params, "proxies": rows}, model_state
 

@@ -29,27 +29,61 @@ from dmljax.nets.initializers import fan_in_uniform
 from dmljax.nets.layers import Dense, glorot_dense
 from dmljax.ops import Array
 
-__all__ = ["check_nodes", "dot", "dot_plus_one", "gat", "gatv2"]
+__all__ = [
+    "average_heads",
+    "check_nodes",
+    "concatenate_heads",
+    "dot",
+    "dot_plus_one",
+    "gat",
+    "gatv2",
+]
+
+CombineFn = Callable[[Array], Array]
+
+
+def concatenate_heads(messages: Float[Array, "n heads w"]) -> Float[Array, "n heads*w"]:
+    """The messages of all heads side by side."""
+    return messages.reshape(len(messages), -1)
+
+
+def average_heads(messages: Float[Array, "n heads w"]) -> Float[Array, "n w"]:
+    """The mean of the messages of all heads."""
+    return jnp.mean(ops.widen(messages), axis=1).astype(messages.dtype)
 
 
 def dot(
-    *, heads: int = 8, dropout: float = 0.1, dtype: Any = None, name: str | None = None
+    *,
+    heads: int = 8,
+    combine_fn: CombineFn = concatenate_heads,
+    dropout: float = 0.1,
+    dtype: Any = None,
+    name: str | None = None,
 ) -> nn.Module:
     """Dot-product attention (Vaswani et al., 2017).
 
-    sum_j softmax_j(q_i.k_j / sqrt(d / heads)) v_j for every head, then a linear layer of all heads.
+    sum_j softmax_j(q_i.k_j / sqrt(w)) v_j for every head, of w numbers, then a linear layer of the
+    combined heads.
+
+    * `combine_fn`: `concatenate_heads` splits the features among the heads; `average_heads` gives
+      every head all of them. In a config its name.
     """
-    return _Dot(heads=heads, softmax_fn=_softmax, dropout=dropout, dtype=dtype, name=name)
+    return _dot(_softmax, heads, combine_fn, dropout, dtype, name)
 
 
 def dot_plus_one(
-    *, heads: int = 8, dropout: float = 0.1, dtype: Any = None, name: str | None = None
+    *,
+    heads: int = 8,
+    combine_fn: CombineFn = concatenate_heads,
+    dropout: float = 0.1,
+    dtype: Any = None,
+    name: str | None = None,
 ) -> nn.Module:
     """`dot` with the weights exp(s_j) / (1 + sum_k exp(s_k)), which sum to less than 1.
 
     This is what the code of Seidenschwarz et al. (ICML 2021) computes; their formula is `dot`.
     """
-    return _Dot(heads=heads, softmax_fn=_softmax_plus_one, dropout=dropout, dtype=dtype, name=name)
+    return _dot(_softmax_plus_one, heads, combine_fn, dropout, dtype, name)
 
 
 def gat(
@@ -58,7 +92,7 @@ def gat(
     share_vector: bool = False,
     share_projection: bool = True,
     sublayers: int = 2,
-    combine: str = "concat",
+    combine_fn: CombineFn = concatenate_heads,
     slope: float = 0.2,
     dropout: float = 0.1,
     dtype: Any = None,
@@ -70,13 +104,13 @@ def gat(
 
     * `share_vector`: all heads share one vector a. `share_projection=False`: receivers have a W of
       their own.
-    * `combine`: "concat" splits the features among the heads; "mean" gives every head all of them
-      and averages the heads.
+    * `combine_fn`: `concatenate_heads` splits the features among the heads; `average_heads` gives
+      every head all of them. In a config its name.
     * `sublayers=2` adds an ELU and a second layer of one head, whose attention is returned as
       "attention_2" [1 n n].
     * `slope`: of the LeakyReLU for negative values.
     """
-    options = (share_vector, share_projection, sublayers, combine, slope)
+    options = (share_vector, share_projection, sublayers, combine_fn, slope)
     return _graph_attention(_gat_scores, 2, "linear", heads, options, dropout, dtype, name)
 
 
@@ -86,7 +120,7 @@ def gatv2(
     share_vector: bool = False,
     share_projection: bool = False,
     sublayers: int = 2,
-    combine: str = "concat",
+    combine_fn: CombineFn = concatenate_heads,
     slope: float = 0.2,
     dropout: float = 0.1,
     dtype: Any = None,
@@ -97,7 +131,7 @@ def gatv2(
     (GATv2; Brody et al., ICLR 2022.) Arguments are as in `gat`. With `share_projection=True` V is
     W, and the score from i to j equals the score from j to i.
     """
-    options = (share_vector, share_projection, sublayers, combine, slope)
+    options = (share_vector, share_projection, sublayers, combine_fn, slope)
     return _graph_attention(_gatv2_scores, 1, "linear_l", heads, options, dropout, dtype, name)
 
 
@@ -174,19 +208,22 @@ class _Attention(nn.Module, kw_only=True):
 
 class _Dot(_Attention, kw_only=True):
     softmax_fn: Callable
+    combine_fn: CombineFn
 
     @nn.compact
     def _heads(self, nodes, mask, edge_weights, train):
-        width = _head_width(nodes.shape[1], self.heads)
+        features = nodes.shape[1]
+        width = _width_before(self.combine_fn, self.heads, features)
 
         def split(name):
-            return _linear(nodes, name, self.dtype).reshape(-1, self.heads, width)
+            projected = _linear(nodes, self.heads * width, name, self.dtype)
+            return projected.reshape(-1, self.heads, width)
 
         queries, keys, values = split("q_linear"), split("k_linear"), split("v_linear")
         scores = jax.vmap(_dot_scores, in_axes=1)(queries, keys)  # [heads n n]
         weights = _attention(self.softmax_fn, scores, mask, edge_weights)
         messages = _messages(weights, values, self.dropout, train)
-        messages = _linear(messages.reshape(len(nodes), -1), "out", self.dtype)
+        messages = _linear(self.combine_fn(messages), features, "out", self.dtype)
         return {"nodes": ops.widen(messages), "attention": weights}
 
 
@@ -197,11 +234,11 @@ class _GraphAttention(_Attention, kw_only=True):
     share_vector: bool
     share_projection: bool
     sublayers: int
-    combine: str
+    combine_fn: CombineFn
 
     @nn.compact
     def _heads(self, nodes, mask, edge_weights, train):
-        def layer(x, heads, combine, name):
+        def layer(x, heads, combine_fn, name):
             x = nn.Dropout(self.dropout, deterministic=not train, name=f"dropout_{name}")(x)
             sublayer = _GraphAttentionLayer(
                 heads=heads,
@@ -210,17 +247,17 @@ class _GraphAttention(_Attention, kw_only=True):
                 linear=self.linear,
                 share_vector=self.share_vector,
                 share_projection=self.share_projection,
-                combine=combine,
+                combine_fn=combine_fn,
                 dropout=self.dropout,
                 dtype=self.dtype,
                 name=name,
             )
             return sublayer(x, mask, edge_weights, train)
 
-        x, weights = layer(nodes, self.heads, self.combine, "layer1")
+        x, weights = layer(nodes, self.heads, self.combine_fn, "layer1")
         if self.sublayers == 1:
             return {"nodes": ops.widen(x), "attention": weights}
-        x, weights_2 = layer(nn.elu(x), 1, "mean", "output")
+        x, weights_2 = layer(nn.elu(x), 1, average_heads, "output")
         return {"nodes": ops.widen(x), "attention": weights, "attention_2": weights_2}
 
 
@@ -233,14 +270,14 @@ class _GraphAttentionLayer(nn.Module, kw_only=True):
     linear: str
     share_vector: bool
     share_projection: bool
-    combine: str
+    combine_fn: CombineFn
     dropout: float
     dtype: Any
 
     @nn.compact
     def __call__(self, nodes, mask, edge_weights, train):
         features = nodes.shape[1]
-        width = _head_width(features, self.heads) if self.combine == "concat" else features
+        width = _width_before(self.combine_fn, self.heads, features)
 
         def project(name):
             y = Dense(self.heads * width, use_bias=False, dtype=self.dtype, name=name)(nodes)
@@ -253,9 +290,7 @@ class _GraphAttentionLayer(nn.Module, kw_only=True):
         scores = jax.vmap(self.scores_fn, in_axes=1)(receivers, senders, vectors)
         weights = _attention(_softmax, scores, mask, edge_weights)
         messages = _messages(weights, senders, self.dropout, train)  # [n heads w]
-        if self.combine == "mean":
-            return jnp.mean(ops.widen(messages), axis=1).astype(messages.dtype), weights
-        return messages.reshape(len(nodes), -1), weights
+        return self.combine_fn(messages), weights
 
 
 class _Kernel(nn.Module, kw_only=True):
@@ -269,9 +304,7 @@ class _Kernel(nn.Module, kw_only=True):
 
 
 def _graph_attention(scores_fn, vector_parts, linear, heads, options, dropout, dtype, name):
-    share_vector, share_projection, sublayers, combine, slope = options
-    if combine not in ("concat", "mean"):
-        raise ValueError(f"combine is 'concat' or 'mean', not {combine!r}")
+    share_vector, share_projection, sublayers, combine_fn, slope = options
     if sublayers not in (1, 2):
         raise ValueError(f"sublayers is 1 or 2, not {sublayers}")
     return _GraphAttention(
@@ -282,15 +315,20 @@ def _graph_attention(scores_fn, vector_parts, linear, heads, options, dropout, d
         share_vector=share_vector,
         share_projection=share_projection,
         sublayers=sublayers,
-        combine=combine,
+        combine_fn=combine_fn,
         dropout=dropout,
         dtype=dtype,
         name=name,
     )
 
 
-def _linear(x, name, dtype):
-    return glorot_dense(x.shape[1], dtype=dtype, name=name)(x)
+def _dot(softmax_fn, heads, combine_fn, dropout, dtype, name):
+    options = {"heads": heads, "combine_fn": combine_fn, "dropout": dropout}
+    return _Dot(softmax_fn=softmax_fn, dtype=dtype, name=name, **options)
+
+
+def _linear(x, features, name, dtype):
+    return glorot_dense(features, dtype=dtype, name=name)(x)
 
 
 def _attention(softmax_fn, scores, mask, edge_weights):
@@ -327,6 +365,15 @@ def check_nodes(nodes: Any, adjacency: Any, edge_weights: Any, where: Any) -> in
         if name != "edge_weights" and array.dtype != bool:
             raise ValueError(f"{name} must be boolean, not {array.dtype}: write {name} > 0")
     return n
+
+
+def _width_before(combine_fn: CombineFn, heads: int, features: int) -> int:
+    """The width of a head whose messages become `features` numbers in `combine_fn`."""
+    if heads < 1:
+        return _head_width(features, heads)
+    messages = jax.ShapeDtypeStruct((1, heads, features), jnp.float32)
+    shares = jax.eval_shape(combine_fn, messages).shape[1] // features
+    return _head_width(features, shares)
 
 
 def _head_width(features: int, heads: int) -> int:

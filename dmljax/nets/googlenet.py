@@ -58,13 +58,15 @@ class GoogLeNet(nn.Module, kw_only=True):
 
     The auxiliary classifiers and the dropout of its training are left out. The published code of
     DVML computes the response norms over 11 channels and does not divide alpha = 1e-4 by 11:
-    `lrn_size=11, lrn_alpha=1.1e-3`.
+    `lrn_size=11, lrn_alpha=1.1e-3`. `pools=False` leaves out pool2, pool3 and pool4: feature maps
+    keep their size, and the parameters are the same.
     """
 
     expected_normalization: ClassVar[str] = "caffe"
 
     lrn_size: int = 5
     lrn_alpha: float = 1e-4
+    pools: bool = True
     classes: int | None = None
     start: str = "conv1"
     stop: str = "5b"
@@ -121,7 +123,7 @@ class GoogLeNet(nn.Module, kw_only=True):
             elif stage == "conv2":
                 x = norm(layers.named("conv2", conv2, x, remat=self.remat))
             elif stage.startswith("pool"):
-                x = max_pool(x, 3, strides=2, ceil=True)
+                x = max_pool(x, 3, strides=2, ceil=True) if self.pools else x
             else:
                 x = layers.named(f"inception_{stage}", inception, x, remat=self.remat)
             outputs[stage] = x

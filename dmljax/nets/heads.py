@@ -85,6 +85,8 @@ class Head(nn.Module, kw_only=True):
     """Pool, linear layer and unit vectors; with a neck and a classifier if wanted.
 
     * `features`: width of the linear layer; None leaves it out.
+    * `dense_fn(features, dtype=..., name=...)` makes the linear layer: one of `layers.Dense` (drawn
+      as in PyTorch), `layers.kaiming_dense` and `layers.glorot_dense`.
     * `pool_fn`: a function of `nets.pools`, or any function `[b h w c] -> [b c]`; None if the input
       is pooled already.
     * `classes`: number of classes of the classifier; None leaves it out.
@@ -95,6 +97,7 @@ class Head(nn.Module, kw_only=True):
     """
 
     features: int | None = 512
+    dense_fn: Callable = Dense
     pool_fn: Callable | None = global_mean
     classes: int | None = None
     neck: bool = False
@@ -115,7 +118,7 @@ class Head(nn.Module, kw_only=True):
         pooled = ops.widen(maps if self.pool_fn is None else self.pool_fn(maps))
         features = pooled
         if self.features is not None:
-            features = ops.widen(Dense(self.features, dtype=self.dtype, name="red")(pooled))
+            features = ops.widen(self.dense_fn(self.features, dtype=self.dtype, name="red")(pooled))
         outputs = classify(
             features,
             classes=self.classes,
@@ -145,7 +148,7 @@ def classify(
     outputs = {"features": features, "embeddings": ops.normalize(features)}
     if where is not None and (jnp.shape(where) != features.shape[:1] or where.dtype != bool):
         raise ValueError(
-            f"where must be [{len(features)}] bool, one per row, not {where.dtype} "
+            f"where must be [{features.shape[0]}] bool, one per row, not {where.dtype} "
             f"{list(jnp.shape(where))}"
         )
     if neck:

@@ -56,4 +56,4 @@ def global_mean_max(maps: Float[Array, "b h w c"]) -> Float[Array, "b c"]:
 
 def flatten(maps: Float[Array, "b h w c"]) -> Float[Array, "b n"]:
     """All values of the map as one vector, for images in which position carries meaning."""
-    return ops.widen(maps).reshape(len(maps), -1)
+    return ops.widen(maps).reshape(maps.shape[0], -1)

@@ -79,7 +79,7 @@ class ViT(nn.Module, kw_only=True):
             return Conv(self.width, self.patch, self.patch, **options)(x)
 
         def as_map(tokens):
-            return tokens[:, 1:].reshape(len(images), h, w, self.width)
+            return tokens[:, 1:].reshape(images.shape[0], h, w, self.width)
 
         layers.check_maps("vit", images, 3)
         self._check(images.shape[1:3])
@@ -90,8 +90,8 @@ class ViT(nn.Module, kw_only=True):
         pos_embed = self.param("pos_embed", init, (1, side * side + 1, self.width))
 
         x = layers.named("patch_embed", embed, images)
-        x = x.reshape(len(images), h * w, self.width)
-        cls_tokens = jnp.broadcast_to(cls_token, (len(images), 1, self.width))
+        x = x.reshape(images.shape[0], h * w, self.width)
+        cls_tokens = jnp.broadcast_to(cls_token, (images.shape[0], 1, self.width))
         x = jnp.concatenate((cls_tokens.astype(x.dtype), x), axis=1)
         x = x + interpolate_positions(pos_embed, h, w).astype(x.dtype)
         outputs: dict[str, jax.Array] = {}

@@ -9,10 +9,10 @@ Nothing in a file is executed (`readers`). docs/weights.md has the list of files
 """
 
 from dmljax.weights.conversion import convert
-from dmljax.weights.converted import expected_normalization, read_metadata
+from dmljax.weights.converted import expected_normalization, file_digest, read_metadata
 from dmljax.weights.download import fetch
 from dmljax.weights.layouts import classifier_size, torch_tensors
-from dmljax.weights.loading import load
+from dmljax.weights.loading import from_tensors, load
 from dmljax.weights.published import PUBLISHED, Published, file_name
 from dmljax.weights.readers import Weights, read
 
@@ -24,7 +24,9 @@ __all__ = [
     "convert",
     "expected_normalization",
     "fetch",
+    "file_digest",
     "file_name",
+    "from_tensors",
     "load",
     "read",
     "read_metadata",

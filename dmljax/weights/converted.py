@@ -15,11 +15,18 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from dmljax.data.files import atomic_writer
+from dmljax.data.files import atomic_writer, sha256
 from dmljax.weights import published
 from dmljax.weights.readers import Weights, read, safetensors_files
 
-__all__ = ["digest", "expected_normalization", "metadata_of", "read_metadata", "write"]
+__all__ = [
+    "digest",
+    "expected_normalization",
+    "file_digest",
+    "metadata_of",
+    "read_metadata",
+    "write",
+]
 
 FORMAT = 1
 
@@ -70,6 +77,15 @@ def digest(tensors: Mapping[str, np.ndarray]) -> str:
         total.update(f"{name} {tensors[name].dtype} {tensors[name].shape}\n".encode())
         total.update(np.asarray(tensors[name], order="C").tobytes())
     return total.hexdigest()
+
+
+def file_digest(path: str | os.PathLike) -> str:
+    """The digest of the tensors that a converted file records, without reading them.
+
+    For any other file it is the SHA-256 of the file.
+    """
+    text = safetensors_files.read_metadata(path).get("dmljax")
+    return sha256(path) if text is None else _parse(path, text)["tensors_sha256"]
 
 
 def _parse(path: str | os.PathLike, text: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from dmljax.weights.converted import digest, metadata_of
 from dmljax.weights.layouts import CLASSIFIERS, FLAX, TORCH, Layout, architecture, torch_tensors
 from dmljax.weights.published import PUBLISHED
 
-__all__ = ["IMAGE_SIZE", "Variables", "fit", "load", "read_published"]
+__all__ = ["IMAGE_SIZE", "Variables", "fit", "from_tensors", "load", "read_published"]
 
 ReportFn = Callable[[str], None]
 Variables = dict[str, Any]
@@ -51,6 +51,21 @@ def load(
         raise ValueError(f"{path} is damaged (its digest is another): convert it again")
     label = f"{path}, converted for {metadata['net']['name']},"
     return fit(label, weights.tensors, net, FLAX, report_fn, image_shape)
+
+
+def from_tensors(
+    label: str,
+    tensors: Mapping[str, np.ndarray],
+    net: nn.Module,
+    *,
+    image_shape: Sequence[int] | None = None,
+    report_fn: ReportFn = logging.info,
+) -> Variables:
+    """The variables of `net` from arrays named 'params/conv1/kernel', checked as by `load`.
+
+    Messages call them `label`.
+    """
+    return fit(label, tensors, net, FLAX, report_fn, image_shape)
 
 
 def read_published(path: str | os.PathLike) -> readers.Weights:

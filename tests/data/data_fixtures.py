@@ -46,16 +46,18 @@ def class_folders(root, counts, suffix=".jpg", **options):
 
 def cub(root, classes=200, per_class=2):
     home = root / "CUB_200_2011"
-    images, labels = [], []
+    images, labels, boxes = [], [], []
     for c in range(1, classes + 1):
         for i in range(per_class):
             number = len(images) + 1
+            boxes.append(f"{number} {1 + i}.0 2.0 8.0 {9 + i}.0")  # left top width height
             file = f"{c:03d}.Bird_{c}/Bird_{c}_{i:04d}.jpg"
             put(home / "images" / file, jpeg(number, 16, 12))
             images.append(f"{number} {file}")
             labels.append(f"{number} {c}")
     (home / "images.txt").write_text("\n".join(images) + "\n")
     (home / "image_class_labels.txt").write_text("\n".join(labels) + "\n")
+    (home / "bounding_boxes.txt").write_text("\n".join(boxes) + "\n")
     return root
 
 
@@ -69,7 +71,7 @@ def cars(root, classes=196, per_class=2):
     for n, k in enumerate(order):
         file = f"car_ims/{n + 1:06d}.jpg"
         put(root / file, jpeg(int(n), 16, 12))
-        rows[0, n] = (file, 1, 1, 9, 9, int(k) % classes + 1, n % 2)
+        rows[0, n] = (file, 1, 2, 9, 11, int(k) % classes + 1, n % 2)
     names = np.array([[f"Make Model {c + 1}" for c in range(classes)]], object)
     scipy_io.savemat(root / "cars_annos.mat", {"annotations": rows, "class_names": names})
     return root

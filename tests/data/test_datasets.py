@@ -10,6 +10,7 @@ import pytest
 from absl import logging
 
 from dmljax.data import datasets, decode, published, splits
+from dmljax.data.reader import Reader
 from dmljax.train import registry
 
 
@@ -28,7 +29,7 @@ def _all_read(dataset):
 
 
 @pytest.mark.parametrize("inside", ["", "CUB_200_2011"])
-def test_cub(tmp_path, inside):
+def test_cub_is_divided_after_its_first_hundred_classes(tmp_path, inside):
     make.cub(tmp_path)
     dataset = datasets.cub200(root=tmp_path / inside)
     assert _sizes(dataset) == (100, 200, 100, 200) and _disjoint(dataset) and _all_read(dataset)
@@ -55,6 +56,32 @@ def test_cars_from_class_folders(tmp_path):
         assert dataset.test.names[0] == "099 class 098"
     make.put(tmp_path / "a" / "class 000" / "more" / "deep.jpg", make.jpeg(1, 8, 8))
     assert len(datasets.cars196(root=tmp_path / "a").train) == 99
+
+
+def test_published_boxes_crop_the_images(tmp_path):
+    """CUB gives left, top, width, height; Cars gives both corners, counted from 1."""
+    birds = datasets.cub200(root=make.cub(tmp_path / "cub", per_class=3), crop=True).train
+    # The third box of a class ends one pixel below the image, which has 16 x 12.
+    assert birds.boxes[:3].tolist() == [[1, 2, 9, 11], [2, 2, 10, 12], [3, 2, 11, 12]]
+    cars = datasets.cars196(root=make.cars(tmp_path / "cars"), crop=True).test
+    assert (cars.boxes == [0, 1, 9, 11]).all()
+    for split in (birds, cars):
+        left, top, right, bottom = split.boxes[0]
+        image = decode.read(split.records[0])
+        assert (Reader(split)(0) == image[top:bottom, left:right]).all()
+    assert datasets.cub200(root=tmp_path / "cub").train.boxes is None
+
+
+def test_boxes_that_are_not_there_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"crop=True reads the boxes of cars_annos\.mat"):
+        root = make.class_folders(tmp_path / "images", dict.fromkeys("abcd", 2))
+        datasets.cars196(root=root, crop=True)
+    with pytest.raises(ValueError, match=r"of bounding_boxes\.txt: set root= to the original"):
+        datasets.cub200(source="tfds", crop=True)
+    make.cub(tmp_path / "cub")
+    (tmp_path / "cub" / "CUB_200_2011" / "bounding_boxes.txt").write_text("1 1 1 4 4\n")
+    with pytest.raises(ValueError, match=r"bounding_boxes\.txt does not list every image"):
+        datasets.cub200(root=tmp_path / "cub", crop=True)
 
 
 def test_the_older_edition_of_cub_is_named(tmp_path):
@@ -102,10 +129,10 @@ def test_mnist_is_padded_and_can_be_reduced_to_some_digits(tmp_path, zipped):
     dataset = datasets.mnist(root=tmp_path)
     assert dataset.train.records.shape == (30, 32, 32, 1) and len(dataset.test) == 20
     assert not dataset.train.records[:, :2].any() and dataset.train.records[:, 2:30, 2:30].any()
-    some = datasets.mnist(root=tmp_path, classes=(1, 5, 9))
-    assert some.train.names == ("1", "5", "9") and len(some.train) == 9
+    reduced = datasets.mnist(root=tmp_path, classes=(1, 5, 9))
+    assert reduced.train.names == ("1", "5", "9") and len(reduced.train) == 9
     assert (
-        some.train.records == dataset.train.records[np.isin(dataset.train.labels, [1, 5, 9])]
+        reduced.train.records == dataset.train.records[np.isin(dataset.train.labels, [1, 5, 9])]
     ).all()
     with pytest.raises(ValueError, match="11"):
         datasets.mnist(root=tmp_path, classes=(1, 11))
@@ -120,7 +147,7 @@ def test_mnist_is_padded_and_can_be_reduced_to_some_digits(tmp_path, zipped):
         (lambda data: b"\x1f\x8bxx", "damaged gzip"),
     ],
 )
-def test_mnist_damaged(tmp_path, damage, match):
+def test_a_damaged_mnist_file_is_named(tmp_path, damage, match):
     make.mnist(tmp_path)
     file = tmp_path / "train-images-idx3-ubyte"
     file.write_bytes(damage(file.read_bytes()))
@@ -172,12 +199,12 @@ def test_tfds_cars_joins_both_splits_and_divides_by_class(tmp_path):
     )
     assert all(int(name[:3]) <= 98 for name in dataset.train.names)
     assert all(int(name[:3]) > 98 for name in dataset.test.names)
-    again = pickle.loads(pickle.dumps(dataset.train))
-    assert again.records[1] == dataset.train.records[1]
+    unpickled = pickle.loads(pickle.dumps(dataset.train))
+    assert unpickled.records[1] == dataset.train.records[1]
     assert "tfds cars196" in splits.record_name(dataset.test.records, 0)
 
 
-def test_tfds_cub_sop_mnist(tmp_path):
+def test_tfds_cub_sop_and_mnist_have_the_splits_of_the_files(tmp_path):
     make.tfds("caltech_birds2011", tmp_path, 12, 8, _cub)
     dataset = datasets.cub200(source="tfds", data_dir=str(tmp_path))
     assert (
@@ -230,7 +257,7 @@ def test_a_missing_data_set_says_what_where_and_how(tmp_path, name):
         function(root=file)
 
 
-def test_missing_images_and_truncated_lists(tmp_path):
+def test_missing_images_and_truncated_lists_are_named(tmp_path):
     make.cub(tmp_path)
     home = tmp_path / "CUB_200_2011"
     (home / "images" / "001.Bird_1" / "Bird_1_0000.jpg").unlink()
@@ -250,6 +277,6 @@ def test_a_warning_reports_unexpected_counts(tmp_path, caplog):
     assert "cub200" in caplog.text and "5864" in caplog.text and "doctor" in caplog.text
 
 
-def test_every_name_resolves():
+def test_every_public_data_set_is_found_by_its_name():
     for name in datasets.__all__:
         assert callable(registry.resolve("dataset", name))

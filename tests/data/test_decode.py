@@ -34,7 +34,7 @@ def _close(pixels, picture, tolerance):
 
 
 @pytest.mark.usefixtures("decoder")
-def test_modes():
+def test_every_mode_is_decoded_to_rgb():
     picture = make.picture(3)
     alpha = picture.copy()
     alpha.putalpha(77)
@@ -127,7 +127,7 @@ def test_both_decoders_give_identical_pixels(
     ],
     ids=["empty", "text", "jpeg", "png", "header"],
 )
-def test_unreadable(data, match):
+def test_an_unreadable_image_is_refused_with_its_fault(data, match):
     with pytest.raises(decode.UnreadableImage, match=match) as caught:
         decode.decode(data)
     assert "BytesIO" not in str(caught.value)
@@ -147,7 +147,7 @@ def test_a_damaged_image_gives_pixels_or_one_type_of_error(position, junk):
         assert decode.decode(data).shape[2] == 3
 
 
-def test_read_paths_bytes_and_arrays(tmp_path):
+def test_paths_bytes_and_arrays_are_read(tmp_path):
     data = make.jpeg(5)
     path = make.put(tmp_path / "猫 é.jpg", data)
     assert (decode.read(path) == decode.read(data)).all()
@@ -159,7 +159,7 @@ def test_read_paths_bytes_and_arrays(tmp_path):
         decode.read(tmp_path)
 
 
-def test_read_without_permission():
+def test_a_file_without_permission_is_unreadable():
     with make.ordinary_user() as (root, drop):
         path = make.put(root / "a.jpg", make.jpeg())
         path.chmod(0)

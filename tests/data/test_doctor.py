@@ -25,7 +25,7 @@ def photos(tmp_path):
     return make.class_folders(tmp_path / "photos", {"a": 3, "b": 1, "c": 3, "d": 4})
 
 
-def test_a_correct_data_set(photos):
+def test_a_correct_data_set_has_notes_and_no_fault(photos):
     make.put(photos / "a" / "gray.jpg", make.jpeg(50, mode="L"))
     make.put(photos / "a" / "alpha.png", make.png(51, "RGBA", 40, 30).getvalue())
     text = _texts(datasets.folder(root=photos))
@@ -45,7 +45,7 @@ def test_unreadable_files_are_all_named(photos):
     assert "d/001.jpg: " in text and "c/gone.jpg: No such file" in text
 
 
-def test_duplicates_across_the_split_and_within(photos):
+def test_duplicates_in_both_splits_and_within_one_are_named(photos):
     data = (photos / "a" / "000.jpg").read_bytes()
     make.put(photos / "d" / "copy.jpg", data)
     make.put(photos / "b" / "copy.jpg", data)
@@ -57,7 +57,7 @@ def test_duplicates_across_the_split_and_within(photos):
     assert "1 files occur more than once, 1 of them in different classes" in _texts(dataset)
 
 
-def test_classes_in_both_splits(photos):
+def test_classes_in_both_splits_are_named(photos):
     everything = datasets.folder(root=photos, split=1.0).train
     leaking = splits.Splits(
         splits.subset(everything, [0, 1, 4]), splits.subset(everything, [2, 5, 8])
@@ -74,7 +74,7 @@ def test_some_data_sets_share_classes_by_design(tmp_path):
     )
 
 
-def test_counts_against_the_published_and_the_edition_of_cub(tmp_path):
+def test_counts_that_are_not_the_published_ones_are_named(tmp_path):
     dataset = datasets.cub200(root=make.cub(tmp_path))
     wrong = _wrong(dataset, "cub200")
     assert len(wrong) == 2 and "published are 5,864 images of 100 classes" in wrong[0]
@@ -87,7 +87,7 @@ def test_counts_against_the_published_and_the_edition_of_cub(tmp_path):
     assert good.train_images == 2624 and not _wrong(datasets.glyphs(), "glyphs")
 
 
-def test_the_wrong_corpus_of_inshop(tmp_path):
+def test_the_wrong_corpus_of_inshop_is_named(tmp_path):
     make.inshop(tmp_path, ("img", "img_highres"))
     wrong = _wrong(datasets.inshop(root=tmp_path, corpus="img_highres"), "inshop")
     assert any("Img/img_highres (400x400); published numbers use Img/img" in t for t in wrong)
@@ -107,7 +107,7 @@ def _command(*arguments):
     )
 
 
-def test_the_command_and_its_exit_status(photos, tmp_path):
+def test_the_exit_status_tells_correct_damaged_and_wrongly_called_apart(photos, tmp_path):
     correct = _command("--dataset=folder", f"--root={photos}")
     assert correct.returncode == 0 and correct.stdout.endswith("nothing is wrong\n")
     config = tmp_path / "config.py"

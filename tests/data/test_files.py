@@ -29,11 +29,11 @@ def test_a_kill_leaves_the_file_as_it_was(tmp_path):
         "with files.atomic_writer(sys.argv[1], 'wb') as file:\n"
         "    file.write(b'after'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(path)])
-    assert done.returncode == -signal.SIGKILL and path.read_bytes() == b"before"
+    completed = subprocess.run([sys.executable, "-c", code, str(path)])
+    assert completed.returncode == -signal.SIGKILL and path.read_bytes() == b"before"
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_a_text_is_written_and_a_missing_folder_is_refused(tmp_path):
     files.write_text(tmp_path / "text", "a\nb")
     assert (tmp_path / "text").read_text() == "a\nb"
     with pytest.raises(FileNotFoundError):

@@ -22,7 +22,7 @@ def _recall(images, labels):
     return float((labels[distances.argmin(1)] == labels).mean())
 
 
-def test_counts_and_classes():
+def test_glyphs_has_its_published_counts_and_disjoint_classes():
     dataset = datasets.glyphs()
     sizes = (
         len(dataset.train.names),
@@ -82,11 +82,11 @@ def test_images_do_not_depend_on_the_process_and_the_order():
         dataset.train.records.tobytes() + dataset.test.records.tobytes()
     ).hexdigest()
     assert other.stdout.strip() == digest
-    some = glyphs.images("ba")
-    every = glyphs.images(glyphs.CHARACTERS)
+    two_characters = glyphs.images("ba")
+    all_characters = glyphs.images(glyphs.CHARACTERS)
     for i, character in enumerate("ba"):
         row = glyphs.CHARACTERS.index(character) * 16
-        assert (some[i * 16 : i * 16 + 16] == every[row : row + 16]).all()
+        assert (two_characters[i * 16 : i * 16 + 16] == all_characters[row : row + 16]).all()
 
 
 def test_rendering_is_quick():
@@ -96,7 +96,7 @@ def test_rendering_is_quick():
     assert time.process_time() - start < 10  # one to three seconds; ten on a busy machine
 
 
-def test_raw_pixels_are_far_from_enough():
+def test_raw_pixels_retrieve_one_in_eight():
     test = datasets.glyphs().test
     assert 0.10 < _recall(test.records, test.labels) < 0.16
 

@@ -54,7 +54,7 @@ def test_class_names_in_any_script_and_unicode_form(tmp_path):
 def test_links_are_followed_and_loops_end(tmp_path, caplog):
     photos = tmp_path / "photos"
     make.class_folders(photos, {"a": 2, "b": 2})
-    (photos / "a" / "again").symlink_to(photos / "a")
+    (photos / "a" / "loop").symlink_to(photos / "a")
     (photos / "b" / "up").symlink_to(photos)
     elsewhere = make.class_folders(tmp_path / "elsewhere", {"c": 3})
     (photos / "c").symlink_to(elsewhere / "c")

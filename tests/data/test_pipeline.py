@@ -245,7 +245,7 @@ def test_a_class_that_cannot_be_read_at_all_ends_the_run(tmp_path):
         next(batches)
 
 
-def test_a_counter_of_skipped_images_is_continued_and_its_names_are_logged_once(damaged, caplog):
+def test_a_counter_of_skipped_images_grows_and_its_names_are_logged_once(damaged, caplog):
     skipped = collections.Counter()
     options = dict(transform_fn=_SMALL_EVAL, batch_size=5, unreadable="skip", skipped=skipped)
     for _ in range(3):
@@ -280,7 +280,7 @@ def test_wrong_arguments_are_refused_before_any_thread_starts(photos, options, m
         _train(photos, **options)
 
 
-def test_empty_splits_and_images_of_several_sizes(photos):
+def test_empty_splits_and_images_of_several_sizes_are_refused(photos):
     empty = splits.subset(photos, np.zeros(len(photos), bool))
     with pytest.raises(ValueError, match="the split is empty"):
         _train(empty)
@@ -301,7 +301,7 @@ def test_closing_ends_the_stream_and_its_threads(photos):
         next(batches)
 
 
-def test_batches_are_made_ahead_in_the_background(photos):
+def test_batches_are_prepared_ahead_in_the_background(photos):
     times = []
 
     def slow(image, rng):

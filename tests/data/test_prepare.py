@@ -19,7 +19,7 @@ from PIL import Image
 from dmljax.data import datasets, decode, files, pipeline, prepare, sampling, splits, transforms
 
 
-def _big(root):
+def _photographs(root):
     """Two classes of photographs: large, small, grayscale and rotated by EXIF."""
     make.class_folders(root, {"a": 3, "b": 3}, width=90, height=60)
     make.put(root / "a" / "small.jpg", make.jpeg(90, 30, 20))
@@ -38,12 +38,12 @@ def _prepare(dataset, out, **options):
 
 
 def test_a_prepared_data_set_equals_its_source(tmp_path):
-    dataset = _big(tmp_path / "photos")
+    dataset = _photographs(tmp_path / "photos")
     _prepare(dataset, tmp_path / "out")
-    again = datasets.prepared(root=tmp_path / "out")
-    for one, two in zip(dataset, again, strict=True):
-        assert one.names == two.names and (one.labels == two.labels).all()
-        for before, after in zip(one.records, two.records, strict=True):
+    prepared = datasets.prepared(root=tmp_path / "out")
+    for source, copy in zip(dataset, prepared, strict=True):
+        assert source.names == copy.names and (source.labels == copy.labels).all()
+        for before, after in zip(source.records, copy.records, strict=True):
             image, small = decode.read(before), decode.read(after)
             expected = transforms.resize(
                 image, np.random.default_rng(0), size=min(32, *image.shape[:2])
@@ -52,16 +52,16 @@ def test_a_prepared_data_set_equals_its_source(tmp_path):
             assert np.abs(small.astype(int) - expected).mean() < 6
     small = next(i for i, r in enumerate(dataset.train.records) if r.endswith("small.jpg"))
     original = pathlib.Path(dataset.train.records[small]).read_bytes()
-    assert again.train.records[small] == original  # small enough, so copied
-    assert "record 1 of" in splits.record_name(again.train.records, 1)
+    assert prepared.train.records[small] == original  # small enough, so copied
+    assert "record 1 of" in splits.record_name(prepared.train.records, 1)
     with pytest.raises(IndexError):
-        again.train.records[len(again.train)]
+        prepared.train.records[len(prepared.train)]
 
 
-def test_manifest_has_counts_labels_hashes_and_settings(tmp_path):
+def test_the_manifest_has_counts_labels_hashes_and_settings(tmp_path):
     import hashlib
 
-    dataset = _big(tmp_path / "photos")
+    dataset = _photographs(tmp_path / "photos")
     _prepare(dataset, tmp_path / "out", quality=80)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["settings"]["size"] == 32 and manifest["settings"]["quality"] == 80
@@ -97,14 +97,14 @@ def test_marks_are_kept_and_boxes_are_cut(tmp_path):
 
 
 @pytest.mark.parametrize("geometry", ["squash", "pad"])
-def test_square_geometries(tmp_path, geometry):
-    _prepare(_big(tmp_path / "photos"), tmp_path / "out", geometry=geometry)
-    again = datasets.prepared(root=tmp_path / "out")
-    assert {decode.read(r).shape for split in again for r in split.records} == {(32, 32, 3)}
+def test_squash_and_pad_give_squares(tmp_path, geometry):
+    _prepare(_photographs(tmp_path / "photos"), tmp_path / "out", geometry=geometry)
+    prepared = datasets.prepared(root=tmp_path / "out")
+    assert {decode.read(r).shape for split in prepared for r in split.records} == {(32, 32, 3)}
 
 
 def test_threads_and_workers_read_the_same_images(tmp_path):
-    _prepare(_big(tmp_path / "photos"), tmp_path / "out")
+    _prepare(_photographs(tmp_path / "photos"), tmp_path / "out")
     train = datasets.prepared(root=tmp_path / "out").train
     batches = []
     for workers in (0, 1):
@@ -120,7 +120,7 @@ def test_threads_and_workers_read_the_same_images(tmp_path):
 
 
 def test_an_interrupted_run_continues_with_the_same_result(tmp_path, monkeypatch):
-    dataset = _big(tmp_path / "photos")
+    dataset = _photographs(tmp_path / "photos")
     uninterrupted = _prepare(dataset, tmp_path / "uninterrupted")
     encode, calls = decode.encode, []
 
@@ -147,7 +147,7 @@ def test_an_interrupted_run_continues_with_the_same_result(tmp_path, monkeypatch
 
 
 def test_a_damaged_shard_is_written_again(tmp_path, monkeypatch):
-    dataset = _big(tmp_path / "photos")
+    dataset = _photographs(tmp_path / "photos")
     monkeypatch.setattr(prepare, "_summary", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         _prepare(dataset, tmp_path / "out")
@@ -162,7 +162,7 @@ def test_a_damaged_shard_is_written_again(tmp_path, monkeypatch):
 
 
 def test_other_settings_and_folders_in_use_are_refused(tmp_path):
-    dataset = _big(tmp_path / "photos")
+    dataset = _photographs(tmp_path / "photos")
     _prepare(dataset, tmp_path / "out")
     with pytest.raises(FileExistsError, match="already holds a prepared data set"):
         _prepare(dataset, tmp_path / "out")
@@ -185,7 +185,7 @@ def test_other_settings_and_folders_in_use_are_refused(tmp_path):
 
 
 def test_unreadable_images_are_refused_or_skipped(tmp_path, capsys):
-    dataset = _big(tmp_path / "photos")
+    dataset = _photographs(tmp_path / "photos")
     make.put(tmp_path / "photos" / "b" / "001.jpg", b"")
     with pytest.raises(
         decode.UnreadableImage, match=r"b/001.jpg cannot be read: it has zero bytes"
@@ -199,7 +199,7 @@ def test_unreadable_images_are_refused_or_skipped(tmp_path, capsys):
 
 
 def test_a_truncated_shard_is_named(tmp_path):
-    _prepare(_big(tmp_path / "photos"), tmp_path / "out")
+    _prepare(_photographs(tmp_path / "photos"), tmp_path / "out")
     shard = tmp_path / "out" / "test-00000-of-00002.array_record"
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(FileNotFoundError, match=r"test-00000.*missing or its size is not"):
@@ -230,9 +230,10 @@ def test_after_a_kill_the_same_command_continues(tmp_path):
         time.sleep(0.005)
     first.send_signal(signal.SIGKILL)
     first.communicate()
-    done, errors = (last := _command(*arguments, f"--out={out}")).communicate(timeout=60)
-    assert last.returncode == 0, errors
-    assert "train: 60 images of 2 classes" in done and "prepared" in done
+    second = _command(*arguments, f"--out={out}")
+    output, errors = second.communicate(timeout=60)
+    assert second.returncode == 0, errors
+    assert "train: 60 images of 2 classes" in output and "prepared" in output
     assert not (out / "progress.json").exists() and not list(out.glob("*.tmp"))
     dataset = datasets.prepared(root=out)
     assert len(dataset.train) == len(dataset.test) == 60
@@ -246,7 +247,7 @@ def test_an_error_is_one_line_and_writes_nothing(tmp_path):
         (["--dataset=glyphs", "--root=x"], "glyphs has no argument 'root'"),
     ):
         process = _command(*arguments, f"--out={tmp_path / 'out'}")
-        done, errors = process.communicate(timeout=60)
-        assert process.returncode == 2 and not done
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 2 and not output
         assert errors.startswith("error: ") and errors.count("\n") == 1 and line in errors
         assert not (tmp_path / "out").exists()

@@ -22,7 +22,7 @@ def test_a_file_gets_a_line_at_the_first_report_and_at_each_tenth():
     assert _lines(stream) == ["train 1/200", *(f"train {n}/200" for n in range(20, 201, 20))]
 
 
-def test_a_resumed_count_a_text_and_lines_between():
+def test_a_resumed_count_prints_its_text_and_other_lines():
     stream = io.StringIO()
     progress = Progress("step", 100, start=40, stream=stream)
     progress.update(45, "loss 0.5")
@@ -43,7 +43,7 @@ def test_a_terminal_gets_a_live_bar():
     assert "step      8/8" in text and "loss 0.5" in text  # the columns of the bar
 
 
-def test_nothing_to_count():
+def test_a_total_of_0_prints_nothing():
     stream = io.StringIO()
     with Progress("test", 0, stream=stream):
         pass

@@ -108,7 +108,7 @@ def test_any_step_of_a_large_set_is_reached_at_once():
         (dict(classes=0, per_class=4), "is empty"),
     ],
 )
-def test_plan_errors(kwargs, match):
+def test_wrong_arguments_of_plan_and_combine_are_named(kwargs, match):
     for function in (sampling.plan, sampling.combine):
         with pytest.raises(ValueError, match=match):
             function(np.repeat(np.arange(3), 3), seed=0, step=0, **kwargs)
@@ -157,7 +157,7 @@ def test_uniform_uses_every_image_once_an_epoch(n, batch_size, seed):
         assert sorted(stream[epoch * n : (epoch + 1) * n]) == list(range(n))
 
 
-def test_uniform_errors():
+def test_a_batch_larger_than_the_set_is_refused_with_the_flag():
     with pytest.raises(
         ValueError, match=r"batch_size is 9, but .* has 8 .*: set --config.sampler.batch_size=8"
     ):
@@ -177,7 +177,7 @@ def _epoch_end(sample_fn, labels, seed=0, **options):
     return sampler.epoch_end_fn(sampler.bind(sample_fn, **options), labels, seed=seed)
 
 
-def test_epochs_of_one_length():
+def test_epochs_of_combine_uniform_and_plan_have_one_length():
     # In fours, these classes make 2, 2, 3 and 4 chunks.
     labels = np.repeat(np.arange(4), (2, 5, 9, 12))
     combine = _epoch_end(sampling.combine, labels, classes=2, per_class=4)
@@ -211,7 +211,7 @@ def test_an_epoch_of_number_ends_where_it_ends(seed):
     assert epoch_end(2.5) == (ends[2] + ends[3]) / 2
 
 
-def test_epoch_of_cars196():
+def test_an_epoch_of_cars196_has_its_published_length():
     # 8,054 images of 98 classes, most with 80 to 84, in batches of ten chunks of seven.
     labels = np.repeat(np.arange(98), np.full(98, 82) + (np.arange(98) < 18))
     assert _epoch_end(sampling.combine, labels, classes=10, per_class=7)(1) == -(-98 * 12 // 10)
@@ -244,8 +244,8 @@ def test_combine_repeats_classes_as_often_as_published():
     assert len(batches) == 117
     twice = sum(len(set(labels[b.reshape(6, 9)[:, 0]].tolist())) < 6 for b in batches)
     assert 4 <= twice <= 35
-    again = _epoch_of_combine(labels, 6, 9, 0)
-    assert all((a == b).all() for a, b in zip(batches, again, strict=True))
+    repeated = _epoch_of_combine(labels, 6, 9, 0)
+    assert all((a == b).all() for a, b in zip(batches, repeated, strict=True))
 
 
 def test_number_draws_each_divisor_equally_often_and_its_epochs_are_those_of_combine():
@@ -270,7 +270,7 @@ def test_number_draws_each_divisor_equally_often_and_its_epochs_are_those_of_com
     assert set(shapes) == {2, 3, 6, 9, 18, 27} and min(shapes.values()) > 15
 
 
-def test_number_with_few_classes_and_its_error():
+def test_number_fills_its_batch_from_few_classes_and_refuses_a_single_one():
     labels = np.repeat(np.arange(4), 30)
     for step in range(60):
         assert len(sampling.number(labels, seed=0, step=step)) == 54
@@ -325,7 +325,7 @@ def test_abe_pairs_are_half_positive_and_half_negative():
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_deterministic_in_seed_and_step_in_any_order(function, kwargs):
+def test_a_batch_depends_on_seed_and_step_alone(function, kwargs):
     labels = np.repeat(np.arange(9), 7)
 
     def at(seed, step):

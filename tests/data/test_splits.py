@@ -32,7 +32,7 @@ def test_numbers_are_sorted_by_value_and_accents_in_composed_form():
     assert names == ("a", "é") and labels.tolist() == [1, 1, 0]
 
 
-def test_divide_by_names_and_its_errors():
+def test_divide_takes_names_of_classes_and_refuses_unknown_ones():
     labels, names = splits.encode("abcab")
     everything = splits.Split(list("01234"), labels, names, query=np.array([1, 0, 1, 0, 1], bool))
     train, test = splits.divide(everything, train=["b"])
@@ -70,3 +70,33 @@ def test_select_is_lazy_on_records_that_can_only_be_indexed():
     selected = splits.select(splits.select(Source(), np.array([5, 6, 7])), np.array([2, 0]))
     assert len(selected) == 2 and Source.reads == 0
     assert [selected[0], selected[1]] == [b"\7", b"\5"]
+
+
+def _blocks(classes, **options):
+    """The held-out classes of each of four folds."""
+    folds = (splits.fold_of_classes(classes, fold=fold, **options) for fold in range(4))
+    return [np.flatnonzero(is_held_out).tolist() for is_held_out in folds]
+
+
+def test_folds_are_those_of_musgrave():
+    """Of the training halves of CUB-200 (100 classes), Cars196 (98) and SOP (11,317 there)."""
+    cub = [range(75, 100), range(25), range(25, 50), range(50, 75)]
+    cars = [range(74, 98), range(24), range(25, 49), range(49, 73)]
+    assert _blocks(100) == [list(block) for block in cub]
+    assert _blocks(98) == [list(block) for block in cars]
+    assert [len(block) for block in _blocks(11317)] == [2829] * 4
+    assert _blocks(11317)[0] == list(range(8488, 11317))
+
+
+def test_shuffled_folds_divide_the_classes():
+    blocks = _blocks(100, seed=3)
+    assert sorted(c for block in blocks for c in block) == list(range(100))
+    assert blocks == _blocks(100, seed=3) != _blocks(100, seed=4)
+    assert all(block != sorted(range(block[0], block[0] + 25)) for block in blocks)
+
+
+def test_every_second_image_of_a_class_is_a_query():
+    split = splits.Split(list("abcdefg"), [0, 1, 0, 2, 1, 0, 0], ("a", "b", "c"))
+    divided = splits.queries_and_gallery(split)
+    assert divided.query.tolist() == [False, False, True, False, True, False, True]
+    assert (divided.gallery == ~divided.query).all()

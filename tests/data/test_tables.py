@@ -14,7 +14,7 @@ def _rows(**extra):
     ]
 
 
-def test_required_and_optional_columns(tmp_path):
+def test_a_table_needs_path_and_label_and_may_have_other_columns(tmp_path):
     file = make.write_table(tmp_path / "plain.csv", _rows())
     dataset = datasets.table(path=file, split=0.34)
     assert dataset.train.names == ("x",) and dataset.test.names == ("y", "z")
@@ -44,15 +44,16 @@ def test_parquet_equals_csv(tmp_path):
     csv = datasets.table(path=make.write_table(tmp_path / "t.csv", rows))
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
     other = datasets.table(path=tmp_path / "t.parquet")
-    for one, two in zip(csv, other, strict=True):
-        assert one.names == two.names and one.records == two.records
-        assert (one.labels == two.labels).all()
+    for from_csv, from_parquet in zip(csv, other, strict=True):
+        assert from_csv.names == from_parquet.names
+        assert from_csv.records == from_parquet.records
+        assert (from_csv.labels == from_parquet.labels).all()
     assert csv.test.names == ("2", "10")
     with pytest.raises(ValueError, match="not Parquet"):
         datasets.table(path=make.put(tmp_path / "junk.parquet", b"PAR1 no"))
 
 
-def test_other_column_names_and_another_root(tmp_path):
+def test_column_names_and_the_root_can_be_changed(tmp_path):
     rows = [{"path": r["path"], "what": r["label"]} for r in _rows()]
     file = make.write_table(tmp_path / "t.csv", rows)
     moved = tmp_path / "lists" / "t.csv"

@@ -37,11 +37,11 @@ def test_every_transform_is_pure_and_named(name):
     assert all(p.kind is p.KEYWORD_ONLY and p.default is not p.empty for p in parameters[2:])
     image = _image(300, 260)
     before = image.copy()
-    one, two = function(image, _rng(1)), function(image, _rng(1))
+    output, repeated = function(image, _rng(1)), function(image, _rng(1))
     assert (image == before).all(), "the input has changed"
-    assert one.dtype == np.uint8 and one.ndim == 3 and (one == two).all()
+    assert output.dtype == np.uint8 and output.ndim == 3 and (output == repeated).all()
     if "eval" in name:
-        assert (function(image, _rng(2)) == one).all(), "evaluation must not be random"
+        assert (function(image, _rng(2)) == output).all(), "evaluation must not be random"
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,16 @@ def test_every_transform_is_pure_and_named(name):
 def test_recipes_return_the_published_size_for_any_input(name, size, shape):
     image = getattr(transforms, name)(_image(*shape), _rng())
     assert image.shape == (size, size, 3)
+
+
+def test_the_standard_crop_can_resize_first_and_keep_a_share():
+    image = _positions(90, 70)
+    options = {"size": 32, "shorter": 40, "area": (0.9, 1.0)}
+    for seed in range(20):
+        cropped = transforms.standard_train(image, _rng(seed), **options)
+        small, rng = transforms.resize(image, _rng(), size=40), _rng(seed)
+        box = transforms.random_resized_crop(small, rng, size=32, area=(0.9, 1.0))
+        assert (cropped == transforms.random_flip(box, rng)).all()
 
 
 def test_resize_equals_torchvision():
@@ -251,7 +261,7 @@ def test_graph_train_erases_with_the_mean_of_cifar_in_normalized_units():
         assert np.abs(value - (0.4914, 0.4822, 0.4465)).max() < 0.5 / 255 / 0.224 + 1e-6
 
 
-def test_distort_moves_as_its_arguments_say():
+def test_distort_shifts_inverts_rotates_and_adds_noise():
     image = np.zeros((33, 33, 1), np.uint8)
     image[16, 16] = 255
     off = dict(rotation=0, shear=0, scale=(1, 1), shift=0, invert=0, noise=0)
@@ -327,10 +337,10 @@ def test_distort_fills_with_the_median_of_the_border():
 def test_distort_can_fill_with_the_nearest_pixels():
     image = np.zeros((32, 32, 1), np.uint8)
     image[:, 16:] = 255
-    keep = dict(rotation=0, shear=0, scale=(0.5, 0.5), shift=0, invert=0, noise=0)
+    only_scale = dict(rotation=0, shear=0, scale=(0.5, 0.5), shift=0, invert=0, noise=0)
     right = np.arange(32) >= 16
     for outside, border in (("nearest", 255 * right), ("median", np.full(32, 255))):
-        out = transforms.distort(image, _rng(), **keep, outside=outside)
+        out = transforms.distort(image, _rng(), **only_scale, outside=outside)
         assert (out[0, :, 0] == border).all()
     with pytest.raises(ValueError, match="'median' or 'nearest', not 'edge'"):
         transforms.distort(image, _rng(), outside="edge")

@@ -133,15 +133,16 @@ def test_the_header_of_a_run_names_the_form():
         ("xla", "cpu"): "XLA",
     }
     for (impl, platform), author in authors.items():
-        said = kernels.describe(impl, platform)
-        assert said == f"convolutions by {author} (impl='{impl}')"
+        assert kernels.describe(impl, platform) == f"convolutions by {author} (impl='{impl}')"
 
 
 def run_python(code, **variables):
     env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | variables
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env
+    )
+    assert completed.returncode == 0, completed.stderr
+    return json.loads(completed.stdout)
 
 
 STEP = """

@@ -8,6 +8,6 @@ from dmljax.kernels import choice, initial_draws
 
 
 @pytest.mark.parametrize("module", [choice, initial_draws], ids=lambda module: module.__name__)
-def test_examples(module):
+def test_the_examples_of_a_module_run(module):
     failed, attempted = doctest.testmod(module)
     assert attempted and not failed

@@ -61,15 +61,15 @@ def test_there_is_one_draw_whatever_the_number_of_layers(options):
     assert count_loops(batch_draws) == count_loops(batch_draws, **deeper) == 1
 
 
-def test_keys_of_the_old_kind():
+def test_old_style_keys_draw_the_same_numbers():
     x = jnp.zeros((1, 8, 8, 3))
     net = nets.convnet(widths=(4,), strides=(2,))
     init = batch_draws(lambda key: net.init(key, x, train=True))
     jax.tree.map(np.testing.assert_array_equal, init(jax.random.PRNGKey(3)), init(KEY))
 
 
-def test_any_function_can_be_batched():
-    """With other draws, several keys, loops, shards, custom derivatives, or no draw at all."""
+def test_functions_with_other_operations_give_the_same_numbers():
+    """Other draws, several keys, loops, shards, custom derivatives, and no draw."""
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     shard = functools.partial(jax.shard_map, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
     normal, uniform = (functools.partial(draw, kind) for kind in list(KINDS)[:2])

@@ -20,7 +20,7 @@ NET = nets.convnet(widths=(8,), strides=(2,), frozen=True)
 SHARED = {"share_vector": True, "share_projection": True}
 
 
-# The rows of the published ablations, and then what else there is.
+# The rows of the published ablations, then other options.
 ROWS = {
     "baseline": {},
     "backbone only": {"graph_weight": 0.0},
@@ -52,7 +52,7 @@ def images_of_batch():
 LABELS = np.arange(N, dtype=np.int32) % C
 
 
-# Compiling is nearly all of the time here: eight times less without optimizing.
+# Compiling takes nearly all of the time; without optimizations an eighth of it.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
@@ -62,7 +62,7 @@ def graph_method(name="baseline", **options):
 
 
 def fill_at_random(shapes):
-    """Numbers for the variables, none of them at its initial zeros and ones: compiles nothing."""
+    """Random variables, none of them at its initial 0 or 1, drawn without compiling anything."""
     rng = np.random.default_rng(1)
 
     def draw(path, shape):

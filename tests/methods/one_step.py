@@ -58,7 +58,7 @@ class Patches(nn.Module, kw_only=True):
 
 
 def read(name: str, arg: str | None = None) -> dict[str, Any]:
-    """What `--config=configs/NAME.py:ARG` reads."""
+    """The config that `--config=configs/NAME.py:ARG` reads."""
     spec = importlib.util.spec_from_file_location(name, CONFIGS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -73,7 +73,7 @@ def shrink(
     method: dict,
     net: Any = "one_step:Patches",
 ) -> dict:
-    """The config with small data, a small net, and what these ask for."""
+    """The config with small data, a small net, and the given fields of sampler and method."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(8), 8)
     images = rng.integers(0, 128, (8, 12, 12, 3))[labels] + rng.integers(0, 128, (64, 12, 12, 3))
@@ -91,7 +91,7 @@ def shrink(
 def step(config: dict, *, stats: bool = False) -> tuple:
     """(run, state before, state after, metrics) of the config's first step.
 
-    Without `stats`, which are most of the time to compile.
+    `stats` adds the diagnostics of the batch, which take most of the time to compile.
     """
     run = build(config)
     indices = run.sample_fn(run.train.labels, seed=0, step=0)
@@ -103,15 +103,15 @@ def step(config: dict, *, stats: bool = False) -> tuple:
     images = run.normalize_fn(batch["images"])
     shapes = jax.eval_shape(run.method.init, jax.random.key(0), {**batch, "images": images})
     before = init_state(*fill(shapes), run.optimizer)
-    go = jit(train_step(run.method, run.optimizer, normalize_fn=run.normalize_fn, seed=0))
-    without = mock.patch.object(base, "diagnostics", lambda *_: {})
-    with contextlib.nullcontext() if stats else without:
-        after, metrics = go(before, batch)
+    step_fn = jit(train_step(run.method, run.optimizer, normalize_fn=run.normalize_fn, seed=0))
+    without_diagnostics = mock.patch.object(base, "diagnostics", lambda *_: {})
+    with contextlib.nullcontext() if stats else without_diagnostics:
+        after, metrics = step_fn(before, batch)
     return run, *jax.device_get((before, after, metrics))
 
 
 def moved(before: dict, after: dict, path: str) -> float:
-    """The largest change of a parameter under 'net/masks' and the like."""
+    """The largest change of a parameter under a path such as 'net/masks'."""
     for name in path.split("/"):
         before, after = before[name], after[name]
     gaps = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), before, after)

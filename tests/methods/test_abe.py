@@ -46,10 +46,10 @@ def test_loss_is_the_learners_and_lambda_times_the_divergence(heads):
     method = abe_method(heads=heads, lambda_div=0.7, margin_div=0.9)
     (actual,) = _losses(method, heads=heads)
     metric = sum(naive_contrastive(x[:, m], labels) for m in range(3))
-    apart = float(divergence(x.astype(np.float64), margin=0.9))
+    expected_divergence = float(divergence(x.astype(np.float64), margin=0.9))
     np.testing.assert_allclose(actual["metric"], metric, rtol=1e-4)
-    np.testing.assert_allclose(actual["divergence"], apart, rtol=1e-4)
-    np.testing.assert_allclose(actual["value"], metric + 0.7 * apart, rtol=1e-4)
+    np.testing.assert_allclose(actual["divergence"], expected_divergence, rtol=1e-4)
+    np.testing.assert_allclose(actual["value"], metric + 0.7 * expected_divergence, rtol=1e-4)
     cosine = np.mean([np.sum(x[:, p] * x[:, q], axis=1) for p, q in ((0, 1), (0, 2), (1, 2))])
     np.testing.assert_allclose(actual["self_cosine"], cosine, atol=1e-5)
 
@@ -62,27 +62,27 @@ def test_drawn_pairs_are_rows_a_half_apart():
     np.testing.assert_allclose(actual["metric"], expected, rtol=1e-4)
 
 
-def test_any_pair_loss_with_any_miner():
+def test_learners_take_any_pair_loss_with_any_miner():
     x, labels = _vectors(), batch_of_patterns()["labels"]
     loss_fn = functools.partial(losses.triplet, margin=0.3)
     (actual,) = _losses(abe_method(loss_fn, mine_fn=miners.batch_hard))
-    by_itself = jit(lambda x: loss_fn(x, labels, mine_fn=miners.batch_hard))
-    expected = sum(by_itself(x[:, m]) for m in range(3))
+    loss_of_learner = jit(lambda x: loss_fn(x, labels, mine_fn=miners.batch_hard))
+    expected = sum(loss_of_learner(x[:, m]) for m in range(3))
     np.testing.assert_allclose(actual["metric"], expected, rtol=1e-4)
     drawing = base.RandomMiner(functools.partial(miners.distance_weighted, dim=4))
     a, b, c = _losses(abe_method(loss_fn, mine_fn=drawing), seeds=(0, 0, 1))
     assert a["metric"] == b["metric"] != c["metric"]
 
 
-def test_embeddings_and_parts():
+def test_embeddings_are_the_parts_side_by_side_and_masks_lie_in_0_to_1():
     method, images = abe_method(), batch_of_patterns()["images"]
 
     @jit
-    def look(params, model_state, images):
+    def run_all(params, model_state, images):
         functions = method.embed, method.inspect.parts, method.inspect.spatial_masks
         return [function(params, model_state, images) for function in functions]
 
-    embeddings, parts, shown = jax.device_get(look(*initial_state(), images))
+    embeddings, parts, maps = jax.device_get(run_all(*initial_state(), images))
     assert embeddings.shape == (B, 12) and embeddings.dtype == jnp.float32
     np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-6)
     assert sorted(parts) == ["learner_0", "learner_1", "learner_2"]
@@ -90,7 +90,7 @@ def test_embeddings_and_parts():
         np.testing.assert_allclose(
             parts[f"learner_{m}"] / 3**0.5, embeddings[:, 4 * m : 4 * m + 4], atol=1e-6
         )
-    masks = shown["masks"]
+    masks = maps["masks"]
     assert masks.shape == (B, 3, 4, 4, 10) and masks.min() > 0 and masks.max() < 1
     assert abe_method(heads=True).inspect.spatial_masks is None
     assert abe_method(learners=1).inspect.parts is None
@@ -125,7 +125,7 @@ def _trained(lambda_div):
     method, optimizer = abe_method(lambda_div=lambda_div), optax.adam(1e-2)
 
     @jit
-    def go(params, model_state, opt_state, batch, key):
+    def step_fn(params, model_state, opt_state, batch, key):
         def loss(params):
             return method.loss(params, model_state, batch, key=key, step=jnp.zeros((), jnp.int32))
 
@@ -137,20 +137,21 @@ def _trained(lambda_div):
     opt_state, actual = optimizer.init(params), []
     with mock.patch.object(base, "diagnostics", lambda *_: {}):
         for i in range(120):
-            params, model_state, opt_state, metrics = go(
+            params, model_state, opt_state, metrics = step_fn(
                 params, model_state, opt_state, batch_of_patterns(i), jax.random.key(i)
             )
             actual.append({k: float(v) for k, v in metrics.items()})
     return actual, params, model_state
 
 
-def test_without_the_divergence_all_learners_become_one():
+def test_without_the_divergence_all_learners_become_equal():
     """Table 2 and figure 5 of the paper: both learn the classes, one has a single learner."""
-    alone, apart = _trained(0.0)[0], _trained(1.0)[0]
-    assert alone[0]["self_cosine"] == apart[0]["self_cosine"] < 0.9
-    assert alone[-1]["self_cosine"] > 0.97
-    assert apart[-1]["self_cosine"] < 0.5
-    assert max(alone[-1]["metric"], apart[-1]["metric"]) < 0.5 * alone[0]["metric"]
+    without, with_divergence = _trained(0.0)[0], _trained(1.0)[0]
+    assert without[0]["self_cosine"] == with_divergence[0]["self_cosine"] < 0.9
+    assert without[-1]["self_cosine"] > 0.97
+    assert with_divergence[-1]["self_cosine"] < 0.5
+    last = max(without[-1]["metric"], with_divergence[-1]["metric"])
+    assert last < 0.5 * without[0]["metric"]
 
 
 @pytest.mark.parametrize("lambda_div", [0.0, 1.0])
@@ -174,7 +175,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_says_what_and_how(case):
+def test_wrong_arguments_are_refused_in_one_line(case):
     options, message = BAD[case]
     with pytest.raises(ValueError, match=message) as caught:
         method = abe_method(**options)
@@ -186,7 +187,7 @@ def test_says_what_and_how(case):
     assert "\n" not in str(caught.value)
 
 
-def test_says_which_nets_can_be_cut():
+def test_a_net_without_stages_and_an_odd_batch_are_refused():
     with pytest.raises(ValueError, match=r"Lecun does not .* take googlenet"):
         methods.abe(nets.lecun(), contrastive, classes=3)
     odd = {k: v[:-1] for k, v in batch_of_patterns().items()}
@@ -196,7 +197,7 @@ def test_says_which_nets_can_be_cut():
 
 
 @pytest.mark.parametrize("heads", [False, True])
-def test_a_pool_says_what_the_features_are(heads):
+def test_the_pool_sets_the_width_of_the_features(heads):
     images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
     cut, actual = {"split": ("conv3", "conv4"), "attention": "conv4"}, {}
     for pool in ("mean", "flatten", "gem"):

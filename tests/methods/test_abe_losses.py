@@ -21,7 +21,7 @@ def test_contrastive_is_the_formula(options):
     np.testing.assert_allclose(contrastive(X, LABELS, **options), expected, rtol=1e-5)
 
 
-def test_contrastive_masks_and_mines():
+def test_contrastive_counts_only_masked_and_mined_pairs():
     where = np.arange(8) < 5
     np.testing.assert_allclose(
         contrastive(X, LABELS, where=where), naive_contrastive(X[:5], LABELS[:5]), rtol=1e-5
@@ -48,6 +48,6 @@ def test_divergence_is_the_formula(margin):
     np.testing.assert_allclose(mean, total / 4 / 3, rtol=1e-5)
 
 
-def test_divergence_of_one_learner_is_nothing():
+def test_the_divergence_of_one_learner_is_0():
     value, slope = jax.value_and_grad(divergence)(LEARNERS[:, :1])
     assert value == 0 and not np.any(slope)

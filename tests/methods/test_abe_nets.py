@@ -138,7 +138,7 @@ def test_one_learner_trains_what_is_shared_and_its_own_mask():
     assert mask_slopes[1] > 1e-7 and mask_slopes[0] == mask_slopes[2] == 0
 
 
-def test_backbone_weights_fill_every_copy():
+def test_weights_of_a_backbone_fill_every_copy():
     net = abe.ABE(learners=2)
     shapes, backbone = _shapes(net), _shapes(googlenet())
     filled = abe.with_backbone(shapes, backbone)
@@ -147,7 +147,7 @@ def test_backbone_weights_fill_every_copy():
         for child, leaves in filled["params"][part].items():
             assert leaves is backbone["params"][child]
     assert filled["params"]["masks"] is shapes["params"]["masks"]
-    # A collection alone does as well.
+    # A single collection is filled in the same way.
     assert abe.with_backbone(shapes["params"], backbone["params"]) == filled["params"]
     with pytest.raises(ValueError, match=r"the backbone has no inception_4a, .* needs: take"):
         abe.with_backbone(shapes, _init(NET()))
@@ -160,7 +160,7 @@ def test_initial_masks_are_glorot_of_each_learner():
     np.testing.assert_array_equal(variables["params"]["masks"]["bias"], 0)
 
 
-def test_half_precision():
+def test_abe_in_half_precision_returns_float32():
     options = {"learners": 2, "attention": "conv3"}
     variables, apply = _small(abe.ABE, **options)
     out = _small(abe.ABE, **options, dtype=jnp.bfloat16)[1](variables, IMAGES)
@@ -170,7 +170,7 @@ def test_half_precision():
     assert 1e-5 < gap < 0.1
 
 
-def test_remat_is_handed_on_and_keeps_the_names():
+def test_remat_reaches_every_copy_and_keeps_the_names():
     options = {"learners": 2, "attention": "conv3"}
     variables, _ = _small(abe.ABE, **options)
     net = abe.ABE(**SMALL, **options, remat=True)
@@ -180,7 +180,7 @@ def test_remat_is_handed_on_and_keeps_the_names():
     assert text.count("checkpoint") + text.count("remat") >= 4  # conv1, 2, 3 in two copies, 4
 
 
-def test_says_what_and_how(unchecked):
+def test_wrong_arguments_are_refused_in_one_line(unchecked):
     for options, message in (
         ({"learners": 5}, r"5 learners cannot share 12 features: take features=5 times"),
         ({"learners": 0}, r"0 learners cannot share 12 features"),

@@ -20,7 +20,7 @@ RNG = np.random.default_rng(0)
 B, CLASSES, DIM, T = 8, 4, 5, 3
 
 
-AT = 10  # where phase 2 begins
+AT = 10  # the step at which phase 2 begins
 
 
 METHOD_MODULE = sys.modules["dmljax.methods.dvml.method"]
@@ -30,7 +30,7 @@ ENCODER = ("net", "heads")
 
 
 def _spread(x, labels, *, margin=1.0):
-    """A pair loss that any test here can write down."""
+    """A pair loss with a short formula."""
     same = labels[:, None] == labels[None, :]
     squares = jnp.sum((x[:, None, :] - x[None, :, :]) ** 2, axis=2)
     return jnp.mean(jnp.where(same, squares, jax.nn.relu(margin - squares)))
@@ -136,8 +136,8 @@ def _by_hand(mode, *, second, form):
 
 
 @pytest.mark.parametrize("mode", ["paper", "seed"])
-def test_terms_and_their_weights(mode):
-    """Each by a loop over numpy, unweighted in the log; the lambdas of both phases in the loss."""
+def test_the_loss_is_the_weighted_sum_of_terms_computed_by_hand(mode):
+    """The metrics are the unweighted terms, and the loss has the lambdas of its phase."""
     form = "norm" if mode == "paper" else "half_sum"
     lambdas = ((1.0, 0.5, 0.3, 2.0), (0.7, 0.2, 0.4, 0.8))
     params, _ = _start(mode)
@@ -156,13 +156,13 @@ def test_terms_and_their_weights(mode):
         expected = sum(w * term for w, term in zip(weights, terms.values(), strict=True))
         if mode == "seed":
             norms = ("norm", "norm_mean", "norm_log_variance")
-            kept = [params["net"], {k: v for k, v in params["heads"].items() if k not in norms}]
-            squares = sum(np.sum(np.square(x, dtype=float)) for x in jax.tree.leaves(kept))
+            decayed = [params["net"], {k: v for k, v in params["heads"].items() if k not in norms}]
+            squares = sum(np.sum(np.square(x, dtype=float)) for x in jax.tree.leaves(decayed))
             np.testing.assert_allclose(metrics["decay"], 5e-3 * squares / 2, rtol=1e-4)
             logits = _linear(params["probe"], f)
             label_logits = logits[np.arange(B), BATCH["labels"]]
             probe = np.mean(np.log(np.sum(np.exp(logits), axis=1)) - label_logits)
-            np.testing.assert_allclose(metrics["probe"], probe, rtol=1e-4)
+            np.testing.assert_allclose(metrics["cross_entropy"], probe, rtol=1e-4)
             expected += weights[3] * metrics["decay"] + probe
         np.testing.assert_allclose(value, expected, rtol=1e-4)
 
@@ -184,11 +184,12 @@ REACH = {
     "always": ({"release": "always"}, EVERYTHING, EVERYTHING),
     "frozen decoder": ({"frozen_decoder": True}, set(), EVERYTHING),
     "seed": ({"mode": "seed", "decay": 0.0}, {"decoder", "probe"}, {"decoder", "probe"}),
+    "report": ({"mode": "report"}, {"probe"}, {*EVERYTHING, "probe"}),
 }
 
 
 @pytest.mark.parametrize("case", REACH)
-def test_what_the_reconstruction_moves(case):
+def test_the_reconstruction_trains_the_parts_of_its_phase(case):
     options, first, second = REACH[case]
     call, traces = _compiled(lambdas=ONLY_L2, **options)
     assert _reached(call(AT - 1)[3]) == first
@@ -196,18 +197,93 @@ def test_what_the_reconstruction_moves(case):
     assert len(traces) == 1  # both phases are one program
 
 
-def test_the_target_is_learned_only_if_asked():
+def test_the_form_of_the_report_has_plain_layers_and_a_norm_for_each_image():
+    call, _ = _compiled.__wrapped__(slopes=False, mode="report", lambdas=ONLY_L2, probe=False)
+    params, model_state = _start("report")
+    assert not model_state and "norm" not in params["decoder"] and "norm" not in params["heads"]
+    run = jit(lambda p, x: Patches().apply({"params": p}, x, train=True)["pooled"])
+    f = np.asarray(run(params["net"], BATCH["images"]), np.float64)
+    z_i, mean, log_variance = (
+        _linear(params["heads"][name], f) for name in ("invariant", "mean", "log_variance")
+    )
+
+    def noisy(mean, log_variance, *, samples, key):
+        assert samples == 1
+        return mean[None] + jnp.exp(log_variance / 2)[None] * NOISE[:1]
+
+    with mock.patch.object(METHOD_MODULE, "sample_variations", noisy):
+        value, metrics, _, _ = call(0)
+    z = z_i + mean + np.exp(log_variance / 2) * NOISE[0]
+    decoded = _linear(params["decoder"]["fc2"], np.maximum(_linear(params["decoder"]["fc1"], z), 0))
+    expected = np.mean(np.linalg.norm(decoded - f, axis=1))
+    np.testing.assert_allclose(metrics["reconstruction"], expected, rtol=1e-4)
+    np.testing.assert_allclose(value, expected, rtol=1e-4)
+    assert "decay" not in metrics
+
+
+@pytest.mark.parametrize("mode", ["paper", "seed", "report"])
+def test_the_baseline_lacks_only_the_variational_part(mode):
+    """With the other three weights at 0, DVML and its baseline are one and the same."""
+    lambdas = ((0, 0, 0, 1.0), (0, 0, 0, 0.8))
+    full, _ = _compiled(mode=mode, lambdas=lambdas)
+    params, model_state = _start(mode)
+    method = _method(mode=mode, lambdas=lambdas, baseline=True)
+    shapes, state_shapes = jax.eval_shape(method.init, jax.random.key(0), BATCH)
+    baseline_params = {name: {k: params[name][k] for k in tree} for name, tree in shapes.items()}
+    statistics = {
+        name: {k: model_state["batch_stats"][name][k] for k in tree}
+        for name, tree in state_shapes.get("batch_stats", {}).items()
+    }
+    assert set(baseline_params) == {"net", "heads", *(["probe"] if mode != "paper" else [])}
+    assert set(baseline_params["heads"]) == {"invariant", *(["norm"] if mode == "seed" else [])}
+    # Decay of the layers that the baseline has not, which is in the other loss.
+    extra = sum(
+        np.sum(np.square(leaf, dtype=float))
+        for name in ("mean", "log_variance")
+        for leaf in params["heads"][name].values()
+    )
+    decay = {"seed": 5e-3}.get(mode, 0.0)
+
+    @jit
+    def baseline_step(params, step):
+        def loss(params):
+            state = {"batch_stats": statistics} if statistics else {}
+            return method.loss(params, state, BATCH, key=jax.random.key(0), step=step)
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    for at, weight in ((AT - 1, 1.0), (AT, 0.8)):
+        value, metrics, after, slopes = full(at)
+        with mock.patch.object(base, "diagnostics", lambda *_: {}):
+            (actual, (new_state, new_metrics)), actual_slopes = baseline_step(
+                baseline_params, jnp.asarray(at)
+            )
+        np.testing.assert_allclose(actual, value - weight * decay / 2 * extra, rtol=1e-5)
+        assert set(metrics) - set(new_metrics) == {"kl", "reconstruction", "metric_variant"}
+        for name, tree in actual_slopes.items():
+            for k, leaf in tree.items():
+                jax.tree.map(
+                    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+                    leaf,
+                    slopes[name][k],
+                )
+        if mode == "seed":
+            moved = new_state["batch_stats"]["heads"]["norm"]["mean"]
+            np.testing.assert_allclose(moved, after["batch_stats"]["heads"]["norm"]["mean"], 1e-5)
+
+
+def test_features_learn_to_be_reconstructed_only_with_learn_target():
     """In phase 2 the net is reached through z alone, unless `learn_target`."""
-    plain, asked = (_compiled(lambdas=ONLY_L2, learn_target=learn)[0] for learn in (False, True))
+    plain, learning = (_compiled(lambdas=ONLY_L2, learn_target=learn)[0] for learn in (False, True))
     np.testing.assert_array_equal(plain(AT - 1)[3]["net"]["one"], 0)
-    np.testing.assert_array_equal(asked(AT - 1)[3]["net"]["one"], 0)
-    gap = np.abs(plain(AT)[3]["net"]["one"] - asked(AT)[3]["net"]["one"]).max()
+    np.testing.assert_array_equal(learning(AT - 1)[3]["net"]["one"], 0)
+    gap = np.abs(plain(AT)[3]["net"]["one"] - learning(AT)[3]["net"]["one"]).max()
     assert gap > 1e-4
-    heads = [call(AT)[3]["heads"]["invariant"]["kernel"] for call in (plain, asked)]
+    heads = [call(AT)[3]["heads"]["invariant"]["kernel"] for call in (plain, learning)]
     np.testing.assert_allclose(*heads, rtol=1e-4, atol=1e-6)
 
 
-def test_samples_move_mean_and_variance():
+def test_the_metric_loss_trains_mean_and_variance_through_the_samples():
     """By the metric loss of z alone; without reparameterization only the KL does."""
     only_l3 = ((0, 0, 1, 0), (0, 0, 1, 0))
     for trained in (True, False):
@@ -230,14 +306,13 @@ def test_the_norm_of_the_decoder_learns_in_phase_2():
     assert sorted(after) == ["decoder", "heads"]
 
 
-def test_keys_and_steps():
-    """Noise is of the key alone; the step chooses the phase and nothing else."""
+def test_the_noise_depends_on_the_key_and_not_on_the_step():
     call, _ = _compiled(lambdas=ONLY_L2)
     values = [call(at, seed)[0] for at, seed in ((0, 0), (0, 0), (3, 0), (0, 1), (AT, 0))]
     assert values[0] == values[1] == values[2] == values[4] != values[3]
 
 
-def test_samples_of_the_metric_loss():
+def test_the_metric_loss_is_the_mean_over_its_samples():
     """One, or the mean over several; a random miner gets its own keys."""
     variants = {}
     for n in (1, T):
@@ -270,11 +345,12 @@ def test_embeddings_are_the_invariant_part(mode):
     noisy = jax.tree.map(lambda x: x + 1, {k: params["heads"][k] for k in ("mean", "log_variance")})
     other = params | {"heads": params["heads"] | noisy}
     np.testing.assert_array_equal(embed(other, model_state, BATCH["images"]), actual)
-    one = embed(params, model_state, BATCH["images"][:1].repeat(B, axis=0))  # not of the batch
-    np.testing.assert_allclose(one[0], actual[0], atol=1e-5)
+    # The embedding of an image does not depend on the batch.
+    repeated = embed(params, model_state, BATCH["images"][:1].repeat(B, axis=0))
+    np.testing.assert_allclose(repeated[0], actual[0], atol=1e-5)
 
 
-def test_a_pool_says_what_the_features_are():
+def test_the_pool_sets_the_width_of_the_features():
     images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
     actual = {}
     for pool in ("mean", "flatten", "gem"):
@@ -306,7 +382,7 @@ def test_published_sizes(mode):
 
 
 BAD = {
-    "mode": ({"mode": "both"}, "there is no mode 'both'. It has: paper, seed"),
+    "mode": ({"mode": "both"}, "there is no mode 'both'. It has: paper, report, seed"),
     "release": ({"release": "first"}, "there is no release 'first'. It has: always, never, second"),
     "activation": ({"activation": "elu"}, "there is no activation 'elu'.*relu, tanh"),
     "form": ({"form": "sum"}, "there is no form 'sum'.* It has: half_sum, mean_square, norm"),
@@ -317,7 +393,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_says_what_and_how(case):
+def test_wrong_arguments_are_refused_in_one_line(case):
     options, message = BAD[case]
     with pytest.raises(ValueError, match=message) as caught:
         _method(**options)

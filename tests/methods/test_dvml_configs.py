@@ -22,13 +22,23 @@ ROWS = [
     ),
     ("cars_dvml", "mode=seed,experiment=2", 128, PAPER, 1600, 7e-5, "semihard_triplet"),
     ("cars_dvml", "mode=seed,experiment=3", 128, [[1.0] * 4] * 2, 0, 7e-5, "semihard_triplet"),
+    (
+        "cars_dvml",
+        "mode=report,experiment=1",
+        128,
+        [[1.0, 0.5, 0.5, 1.0], [0.8, 1.0, 0.4, 0.8]],
+        1600,
+        7e-5,
+        "semihard_triplet",
+    ),
+    ("cars_dvml", "mode=report,experiment=3", 128, [[1.0] * 4] * 2, 0, 7e-5, "semihard_triplet"),
     ("cub_dvml", "mode=seed,experiment=2", 256, PAPER, 1600, 6e-5, "semihard_triplet"),
     ("sop_dvml", "loss=npair", 512, PAPER, 1500, 1e-4, "dmljax.methods.dvml:n_pairs"),
 ]
 
 
 @pytest.mark.parametrize(("name", "arg", "dim", "lambdas", "at", "rate", "loss"), ROWS)
-def test_configs_say_what_their_rows_do(name, arg, dim, lambdas, at, rate, loss):
+def test_a_config_has_the_numbers_of_its_row(name, arg, dim, lambdas, at, rate, loss):
     config = read(name, arg)
     method, optimizer = config["method"], config["optimizer"]
     assert (method["dim"], method["lambdas"], method["phase_at"]) == (dim, lambdas, at)
@@ -36,22 +46,25 @@ def test_configs_say_what_their_rows_do(name, arg, dim, lambdas, at, rate, loss)
     assert config["loss"]["name"] == loss and "normalize" not in config
     mined = {"name": "distance_weighted", "dim": dim} if loss == "triplet" else None
     assert config["miner"] == mined
-    seed = method["mode"] == "seed"
+    seed = method["mode"] != "paper"
     assert len(optimizer["groups"]) == (2 if seed else 0)
     assert config["sampler"]["name"] == ("n_pairs" if seed or "n_pairs" in loss else "plan")
 
 
-def test_arguments_of_the_configs():
-    assert read("cars_dvml", "baseline=True")["method"] == {
-        "name": "pairs",
-        "dim": 512,
-        "normalized": False,
-    }
+def test_arguments_change_only_their_fields():
+    for arg in ("loss=triplet", "mode=seed", "mode=report,experiment=2"):
+        plain, control = read("cars_dvml", arg), read("cars_dvml", f"{arg},baseline=True")
+        assert control["method"] == plain["method"] | {"baseline": True}
+        groups = [g for g in plain["optimizer"]["groups"] if g["path"] != "^decoder/"]
+        assert control["optimizer"] == plain["optimizer"] | {"groups": groups}
+        unchanged = set(plain) - {"method", "optimizer"}
+        assert all(control[name] == plain[name] for name in unchanged)
+    assert "decay" not in read("cars_dvml", "mode=report")["method"]
     net = read("cars_dvml", "mode=seed,code_lrn=True")["net"]
     assert net == {"name": "googlenet", "lrn_size": 11, "lrn_alpha": 1.1e-3}
     assert read("cub_dvml", "loss=npair")["loss"]["l2_weight"] == 1.5e-2
     for arg, message in (
-        ("mode=code", "mode is paper or seed, not 'code'"),
+        ("mode=code", "mode is paper, seed or report, not 'code'"),
         ("loss=margin", "loss is triplet, npair or dws, not 'margin'"),
         ("experiment=4", "experiment is 1, 2 or 3, not 4"),
     ):
@@ -63,20 +76,30 @@ def test_arguments_of_the_configs():
     ("name", "arg"),
     [
         ("cars_dvml", "mode=seed"),
+        ("cars_dvml", "mode=seed,baseline=True"),
         ("sop_dvml", "loss=npair"),
     ],
 )
-def test_configs_take_a_step(name, arg, tmp_path):
+def test_a_step_of_a_config_has_its_terms_weights_and_rates(name, arg, tmp_path):
     small = {"sampler": {"classes": 4}, "method": {"phase_at": 5}}
     with_diagnostics = name == "sop_dvml"
     if with_diagnostics:
         small["net"] = {"name": "convnet", "widths": [4, 6], "strides": [2, 1]}
-    _, before, after, metrics = step(
-        shrink(read(name, arg), tmp_path, **small), stats=with_diagnostics
-    )
-    assert np.isfinite(metrics["loss"]) and ("positive_distance" in metrics) == with_diagnostics
+    config = shrink(read(name, arg), tmp_path, **small)
+    _, before, after, metrics = step(config, stats=with_diagnostics)
+    terms = ["kl", "reconstruction", "metric_variant", "metric_invariant"]
+    weights = dict(zip(terms, config["method"]["lambdas"][0], strict=True))
+    assert ("kl" in metrics) == ("baseline" not in arg)
+    assert ("decay" in metrics) == ("cross_entropy" in metrics) == ("mode=seed" in arg)
+    expected = sum(weights[term] * metrics[term] for term in terms if term in metrics)
+    expected += weights["metric_invariant"] * metrics.get("decay", 0)
+    expected += metrics.get("cross_entropy", 0)
+    np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5)
+    assert ("positive_distance" in metrics) == with_diagnostics
     rates = {"net": 1e-4, "heads": 1e-4, "decoder": 1e-4}
-    if arg == "mode=seed":  # three optimizers in one
+    if "baseline" in arg:
+        rates = {"net": 7e-5, "heads": 7e-5, "probe": 1e-3}
+    elif arg == "mode=seed":  # three optimizers in one
         rates = {"net": 7e-5, "heads": 7e-5, "decoder": 1e-2, "probe": 1e-3}
     assert set(before.params) == set(rates)
     for part, rate in rates.items():  # the first step of Adam is its rate

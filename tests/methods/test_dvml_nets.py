@@ -41,7 +41,7 @@ def _normed(x):
 
 
 @pytest.mark.parametrize("norms", ["none", "shared", "nested"])
-def test_heads(norms):
+def test_heads_are_linear_layers_behind_their_norms(norms):
     names = {"none": (), "shared": dvml.SHARED_NORM, "nested": dvml.NESTED_NORMS}[norms]
     heads = dvml.VariationalHeads(features=4, norms=names)
     variables = heads.init(jax.random.key(0), X, train=False)
@@ -88,8 +88,8 @@ def test_samples_have_their_mean_and_variance():
     assert z.shape == (20_000, 2, 2)
     np.testing.assert_allclose(np.mean(z, axis=0), mean, atol=0.05)
     np.testing.assert_allclose(np.var(z, axis=0), np.exp(log_variance), rtol=0.05)
-    again = dvml.sample_variations(mean, log_variance, samples=20_000, key=jax.random.key(0))
-    np.testing.assert_array_equal(z, again)
+    repeated = dvml.sample_variations(mean, log_variance, samples=20_000, key=jax.random.key(0))
+    np.testing.assert_array_equal(z, repeated)
     assert dvml.sample_variations(mean, log_variance, key=jax.random.key(0)).shape == (20, 2, 2)
 
 
@@ -112,7 +112,7 @@ def test_samples_of_a_huge_variance_are_finite():
     assert np.isfinite(z).all()
 
 
-def test_half_precision():
+def test_heads_in_half_precision_return_float32():
     heads = dvml.VariationalHeads(features=4, norms=dvml.NESTED_NORMS, dtype=jnp.bfloat16)
     variables = heads.init(jax.random.key(0), X, train=False)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(variables))
@@ -124,7 +124,7 @@ def test_half_precision():
     assert 1e-5 < np.abs(out["mean"] - full["mean"]).max() < 0.05
 
 
-def test_says_what_and_how(unchecked):
+def test_wrong_arguments_are_refused_in_one_line(unchecked):
     heads = dvml.VariationalHeads(norms=("norms",))
     with pytest.raises(ValueError, match=r"norms can be norm, norm_mean, .*, not 'norms'"):
         heads.init(jax.random.key(0), X, train=False)

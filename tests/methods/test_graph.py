@@ -125,7 +125,7 @@ def _naive(name, images, labels):
 
 
 @pytest.mark.parametrize("name", [n for n in ROWS if "GAT" not in n])
-def test_loops_agree(name):
+def test_losses_are_those_of_loops(name):
     expected = _naive(name, images_of_batch(), LABELS)
     (value, (_, actual)), _ = _run(name)
     assert {k for k in actual if k.endswith("_loss")} == {f"{k}_loss" for k in expected}
@@ -136,16 +136,16 @@ def test_loops_agree(name):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_every_row_learns(name):
+def test_every_parameter_gets_a_gradient(name):
     (value, _), slopes = _run(name)
     assert np.isfinite(value)
     leaves = jax.tree_util.tree_leaves_with_path(slopes)
     assert all(np.isfinite(leaf).all() for _, leaf in leaves)
-    still = {jax.tree_util.keystr(path) for path, leaf in leaves if not np.any(leaf)}
-    assert not still
+    without_gradient = {jax.tree_util.keystr(path) for path, leaf in leaves if not np.any(leaf)}
+    assert not without_gradient
 
 
-def test_the_graphs_loss_trains_the_backbone():
+def test_the_loss_of_the_graph_trains_the_backbone():
     """All of it, with no other loss and no classifier that nothing trains."""
     _, params, _, _ = graph_case("graph only")
     assert list(params["head"]) == ["red"]
@@ -163,8 +163,8 @@ def test_order_of_the_batch_does_not_matter():
     )
     np.testing.assert_allclose(other, value, rtol=1e-5)
     np.testing.assert_allclose(of_others, of_images[order], atol=2e-5)
-    ours, theirs = (slopes, state), (other_slopes, other_state)
-    for a, b in zip(*map(jax.tree.leaves, (ours, theirs)), strict=True):
+    trees = (slopes, state), (other_slopes, other_state)
+    for a, b in zip(*map(jax.tree.leaves, trees), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-5)
 
 
@@ -184,7 +184,7 @@ def test_masking_an_image_is_dropping_it(name):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_sharded_over_devices_gives_the_same():
+def test_the_loss_is_the_same_on_eight_devices():
     """The graph spans the global batch, wherever its rows lie."""
     _, params, _, slope = graph_case()
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -200,7 +200,7 @@ def test_sharded_over_devices_gives_the_same():
         np.testing.assert_allclose(b, a, rtol=1e-4, atol=2e-5)
 
 
-def test_compiles_once():
+def test_a_second_batch_does_not_recompile():
     _run("no MLP")
     slope = graph_case("no MLP")[3]
     for seed in (1, 2):
@@ -217,35 +217,34 @@ def test_dropout_follows_the_key():
     def value(key):
         return method.loss(params, model_state, batch, key=key, step=0)[1][1]
 
-    first, again, other = (value(jax.random.key(k)) for k in (1, 1, 2))
-    assert first["graph_loss"] == again["graph_loss"] != other["graph_loss"]
+    first, repeated, other = (value(jax.random.key(k)) for k in (1, 1, 2))
+    assert first["graph_loss"] == repeated["graph_loss"] != other["graph_loss"]
     for actual in (first, other):  # only the graph drops out
         np.testing.assert_allclose(
             actual["encoder_loss"], _run()[0][1][1]["encoder_loss"], rtol=1e-5
         )
 
 
-def test_batch_norms():
-    """A frozen net's stay, those of the necks follow the batch."""
+def test_a_frozen_net_keeps_its_statistics_and_necks_follow_the_batch():
     _, _, before, _ = graph_case("two layers, necks")
     (_, (after, _)), _ = _run("two layers, necks")
     before, after = before["batch_stats"], after["batch_stats"]
     for a, b in zip(*map(jax.tree.leaves, (before["net"], after["net"])), strict=True):
         np.testing.assert_array_equal(a, b)
     mean = _features("two layers, necks", images_of_batch()).mean(axis=0)
-    was = before["head"]["bottleneck"]["mean"]
-    expected = 0.9 * was + 0.1 * mean
+    expected = 0.9 * before["head"]["bottleneck"]["mean"] + 0.1 * mean
     np.testing.assert_allclose(after["head"]["bottleneck"]["mean"], expected, atol=1e-5)
     gap = after["graph"]["bottleneck"]["var"] - before["graph"]["bottleneck"]["var"]
     assert np.abs(gap).min() > 1e-5
 
 
-def test_what_is_evaluated_is_the_backbone():
+def test_an_embedding_depends_on_its_image_and_the_backbone_alone():
     """Each image alone, whatever else is in the batch, and without the graph's weights."""
     method, params, model_state, _ = graph_case("two layers, necks")
-    few = {name: params[name] for name in ("net", "head")}
+    encoder_params = {name: params[name] for name in ("net", "head")}
     embed = jit(lambda x: {
-        "": method.embed(few, model_state, x), **method.inspect.parts(few, model_state, x)
+        "": method.embed(encoder_params, model_state, x),
+        **method.inspect.parts(encoder_params, model_state, x),
     })  # fmt: skip
     actual = embed(images_of_batch())
     x = _features("two layers, necks", images_of_batch())
@@ -266,15 +265,15 @@ def test_backbone_only_has_no_graph():
     assert method.inspect == base.Inspect()
 
 
-def test_attention_of_a_batch():
+def test_attention_of_a_batch_follows_its_edges():
     """Weights sum to 1 over the senders. They are 0 up to the threshold of the correlation."""
     method, params, model_state, _ = graph_case("edges")
-    shown = jit(method.inspect.batch_attention)(params, model_state, images_of_batch())
-    assert list(shown) == ["attention"] and shown["attention"].shape == (1, HEADS, N, N)
+    maps = jit(method.inspect.batch_attention)(params, model_state, images_of_batch())
+    assert list(maps) == ["attention"] and maps["attention"].shape == (1, HEADS, N, N)
     adjacency = np.corrcoef(_features("edges", images_of_batch())) > 0.9
 
     assert N < adjacency.sum() < N * N
-    for head in np.asarray(shown["attention"][0]):
+    for head in np.asarray(maps["attention"][0]):
         np.testing.assert_array_equal(head > 0, adjacency)
         np.testing.assert_allclose(head.sum(axis=1), 1, atol=1e-5)
 
@@ -288,8 +287,8 @@ def test_attention_of_a_batch():
 )
 def test_attention_of_each_layer_is_returned(name, shapes):
     method, params, model_state, _ = graph_case(name)
-    shown = jax.eval_shape(method.inspect.batch_attention, params, model_state, images_of_batch())
-    assert {name: array.shape for name, array in shown.items()} == shapes
+    maps = jax.eval_shape(method.inspect.batch_attention, params, model_state, images_of_batch())
+    assert {name: array.shape for name, array in maps.items()} == shapes
 
 
 @pytest.mark.parametrize(
@@ -300,13 +299,13 @@ def test_attention_of_each_layer_is_returned(name, shapes):
         ({"positive": "abs"}, r"no positive 'abs'\. It has: rectified, shifted"),
     ],
 )
-def test_says_what_and_how(options, message, unchecked):
+def test_wrong_arguments_are_refused_in_one_line(options, message, unchecked):
     with pytest.raises(ValueError, match=message) as caught:
         graph_method(**options)
     assert "\n" not in str(caught.value)
 
 
-def test_pool_with_options():
+def test_an_encoder_takes_a_pool_with_options():
     """Of any method: the head makes the pools that a backbone does not."""
     encoder = assemble.encoder(NET, dim=None, pool_fn=functools.partial(pools.learned_gem, p=200.0))
     _, params, model_state, _ = graph_case("backbone only")

@@ -125,7 +125,7 @@ def _first_step(run):
 
 
 @pytest.mark.parametrize("name", ["sop", "cub"])
-def test_config_takes_a_step(name, folder):
+def test_a_step_of_a_config_trains_every_part(name, folder):
     run = build(_small(name, "published=True", folder))
     before, after, actual = _first_step(run)
     assert run.batch_size == 8 and np.isfinite(actual["loss"]) and actual["gradient_norm"] > 0
@@ -140,6 +140,23 @@ def test_config_takes_a_step(name, folder):
         assert max(gaps) > 0, part
 
 
+def _check_blocks(blocks, arg, *, layers):
+    """The parameters of every block are those of its attention and of its second step."""
+    attention = next((kind for kind in ("gatv2", "gat", "none") if f"={kind}" in arg), "dot")
+    linear = {"gat": ["linear"], "gatv2": ["linear_l", "linear_r"]}
+    if attention == "none" and "mlp=False" in arg:
+        assert not blocks
+        return
+    assert len(blocks) == layers
+    for block in blocks.values():
+        assert ("linear1" in block) == ("mlp=False" not in arg)
+        assert ("att" in block) == (attention != "none")
+        if attention == "dot":
+            assert sorted(block["att"]) == ["k_linear", "out", "q_linear", "v_linear"]
+        elif attention != "none":
+            assert sorted(block["att"]["layer1"]) == ["attn", *linear[attention]]
+
+
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize(
     "arg",
@@ -151,21 +168,23 @@ def test_config_takes_a_step(name, folder):
         "backbone_only=True,validation=0.34",
     ],
 )
-def test_config_builds(name, arg, folder):
+def test_the_arguments_of_a_config_change_its_network(name, arg, folder):
     run = build(_small(name, arg, folder))
-    options = run.config["method"]
-    assert options["mlp"] == ("none" if "mlp=False" in arg else "relu")
     assert (run.held_out is not None) == ("validation" in arg)
     assert run.selection.key == ("val/R@1" if "validation" in arg else "test/R@1")
     alone = "backbone_only" in arg or (name == "sop" and "backbone_only=False" not in arg)
     assert (run.method.inspect.refine is None) == alone
+    assert ("graph" in run.shapes.params) == (not alone)
+    if not alone:
+        _check_blocks(
+            run.shapes.params["graph"].get("layers", {}), arg, layers=1 + (name == "cars")
+        )
     std = 0.299 if "published" in arg else 0.229
     white = np.full((1, 1, 1, 3), 255, np.uint8)
     np.testing.assert_allclose(run.normalize_fn(white)[0, 0, 0, 0], (1 - 0.485) / std, rtol=1e-6)
 
 
-def test_rates_of_the_configs():
-    """Divided at both reloads, and only at the first as published."""
+def test_the_rate_is_divided_at_both_reloads_and_once_as_published():
     module, factors = _module("cars"), {}
     for published in (False, True):
         actual = module.get_config(f"published={published}")
@@ -181,7 +200,7 @@ def test_rates_of_the_configs():
     np.testing.assert_allclose(factors[True], [1, 1, 0.1, 0.1, 0.1, 0.1], rtol=1e-6)
 
 
-def test_everything_decays():
+def test_biases_and_norms_decay_too():
     """The published optimizer spares neither biases nor norms."""
     spec = config.plain(_module("cub").get_config().optimizer)
     params = {"fc": {"bias": jnp.ones(3), "kernel": jnp.ones((2, 3))}}
@@ -200,3 +219,45 @@ def test_everything_decays():
 def test_a_misspelt_attention_is_refused_by_the_config():
     with pytest.raises(ValueError, match="no attention 'gatv3': did you mean 'gatv2'"):
         _sizes("cub", "attention=gatv3", 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "heads", "concat"), [("cub", 1, 2, False), ("cars", 1, 4, False)]
+)
+def test_refinement_at_test_time_is_an_argument(name, layers, heads, concat, folder):
+    run = build(_small(name, "attention=dot_plus_one,test_time=True", folder))
+    method = run.config["method"]
+    assert (method["layers"], method["heads"], method["concat_layers"]) == (layers, heads, concat)
+    assert run.evaluation.refine
+    plain = build(_small(name, "attention=dot_plus_one", folder))
+    assert not plain.evaluation.refine
+    selected = _small(name, "test_time=True", folder)
+    selected.select = "test/refined/R@1"
+    assert build(selected).selection.score == "refined/R@1"
+    for arg, message in (
+        ("test_time=True,backbone_only=True", "test_time=True needs the graph"),
+        ("heads=averaged,attention=none", "heads=averaged needs an attention"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _module(name).get_config(arg)
+
+
+def test_heads_can_be_averaged(folder):
+    """Each head then has all features, as many times the projections."""
+    sizes = {
+        heads: _sizes("cars", f"heads={heads}", 98)["graph"]
+        for heads in ("concatenated", "averaged")
+    }
+    d, layers = 512, 2
+    # q, k and v have seven more heads of the full width; the other layers stay.
+    assert sizes["averaged"] - sizes["concatenated"] == layers * 3 * 7 * (d * d + d)
+    run = build(_small("cub", "heads=averaged", folder))
+    _, _, actual = _first_step(run)
+    assert np.isfinite(actual["loss"])
+    with_name = _module("cub").get_config("heads=averaged,attention=gat,published=True")
+    assert with_name.method.attention.to_dict() == {
+        "name": "gat",
+        "share_vector": True,
+        "share_projection": True,
+        "combine_fn": "average_heads",
+    }

@@ -121,10 +121,10 @@ def test_shifted_correlations():
     np.testing.assert_array_equal(adjacency, off & (plain > plain.min() + 1e-6))
     # A masked row neither sets the minimum nor stays in the graph.
     where = np.array([True, True, True, False])
-    few = graph.similarity_graph(X, positive_fn=graph.shifted, threshold=0.0, where=where)
+    masked = graph.similarity_graph(X, positive_fn=graph.shifted, threshold=0.0, where=where)
     dropped = graph.similarity_graph(X[:3], positive_fn=graph.shifted, threshold=0.0)
-    np.testing.assert_allclose(few.weights[:3, :3], dropped.weights, atol=1e-6)
-    assert not few.adjacency[3].any() and not few.adjacency[:, 3].any()
+    np.testing.assert_allclose(masked.weights[:3, :3], dropped.weights, atol=1e-6)
+    assert not masked.adjacency[3].any() and not masked.adjacency[:, 3].any()
 
 
 def test_a_constant_row_has_no_correlation():
@@ -183,7 +183,7 @@ def _train():
     return jax.jit(step)
 
 
-def test_network_outputs():
+def test_a_network_returns_named_outputs():
     module, variables = _network()
     out = module.apply(variables, X, train=False)
     assert {name: array.shape for name, array in out.items()} == {
@@ -227,10 +227,10 @@ def test_order_of_the_batch_does_not_matter():
 def test_dropout_needs_a_key_and_only_while_training():
     _, variables = _network()
     where = np.ones(N, bool)
-    first, second, again = (
+    first, second, repeated = (
         _train()(variables, X, jax.random.key(k), where)[0]["logits"] for k in (1, 2, 1)
     )
-    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(first, repeated)
     assert np.abs(first - second).max() > 1e-4
     zero = _graph_network(**SMALL, dropout=0.0)
     out, _ = zero.apply(variables, X, train=True, mutable="batch_stats")  # no key
@@ -254,7 +254,7 @@ def _dropped(module):
     return actual
 
 
-def test_places_of_dropout():
+def test_dropout_is_active_after_every_step():
     steps = {"dropout1": 0.2, "dropout": 0.2, "dropout2": 0.2}
     block = _block_fn(heads=2, dropout=0.2)()
     assert _dropped(block) == {"att/dropout": 0.2, **steps}
@@ -265,7 +265,7 @@ def test_places_of_dropout():
 
 
 def test_masked_images_stay_out_of_the_network():
-    """Of the messages, of the neck's statistics, and of every gradient."""
+    """They change no message, no statistic of the neck, and no gradient."""
     module = _graph_network(**SMALL, dropout=0.0)
     _, variables = _network()
     where = np.array([True, False, True, True])
@@ -286,7 +286,7 @@ def test_masked_images_stay_out_of_the_network():
         np.testing.assert_allclose(ours, theirs, atol=2e-6)
 
 
-def test_sharded_over_devices_gives_the_same():
+def test_a_network_is_the_same_on_eight_devices():
     _, variables = _network()
     x = np.tile(X, (4, 1)) + np.arange(16)[:, None].astype(np.float32) / 16
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -304,7 +304,7 @@ def test_sharded_over_devices_gives_the_same():
 
 
 @pytest.mark.parametrize("kind", ["dot_plus_one", "gat", "gatv2"])
-def test_half_precision(kind):
+def test_a_network_in_half_precision_returns_float32(kind):
     module = _graph_network(**SMALL, attention_fn=getattr(attention, kind), dtype=jnp.bfloat16)
     variables = module.init(jax.random.key(0), X, train=False)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(variables))
@@ -338,7 +338,7 @@ def _trace(module, nodes=X, **options):
         ),
     ],
 )
-def test_says_what_and_how(call, message, unchecked):
+def test_wrong_arguments_are_refused_in_one_line(call, message, unchecked):
     with pytest.raises((ValueError, TypeError), match=message) as caught:
         call()
     assert "\n" not in str(caught.value)

@@ -20,15 +20,14 @@ def _clusters(rng, classes=8, per_class=12, dim=16, noise=0.2):
     return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32), labels
 
 
-def test_a_mean_of_neighbors_finds_more():
+def test_averaging_neighbors_improves_the_ranking():
     x, labels = _clusters(np.random.default_rng(0))
     means = refine(lambda nodes: nodes.mean(axis=1), x, k=11)
     raw, better = (metrics.retrieval(e, labels, ks=(1,))["MAP@R"] for e in (x, means))
     assert better > raw + 0.05
 
 
-def test_refined_one_by_one():
-    """Every image in its own neighborhood, of which the graph returns the first."""
+def test_every_image_is_refined_in_its_own_neighborhood():
     method, params, model_state, _ = graph_case("two layers, necks")
     x, _ = _clusters(np.random.default_rng(1), classes=4, per_class=5, dim=D)
     block_fn = functools.partial(
@@ -38,19 +37,19 @@ def test_refined_one_by_one():
     stats = model_state["batch_stats"]["graph"]
 
     @jit
-    def alone(nodes):
+    def refine_one(nodes):
         variables = {"params": params["graph"], "batch_stats": stats}
         return block.apply(variables, nodes, train=False)["embeddings"][0]
 
-    # Three parts of 7, one of them with an image to spare.
+    # 20 images are three chunks of 7 rows; the last one is filled up with an image.
     options = {"k": 6, "batch_size": 4, "rows": 7}
     hoods = k_reciprocal(x, k=6, batch_size=4)
     assert (hoods[:, 0] == np.arange(len(x))).all()
-    expected = np.stack([alone(x[hood]) for hood in hoods])
+    expected = np.stack([refine_one(x[hood]) for hood in hoods])
     actual = method.inspect.refine(params, model_state, x, query=None, gallery=None, **options)
     np.testing.assert_allclose(actual, expected, atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(actual, axis=1), 1, atol=1e-5)
-    # With an image that could not be read.
+    # An image that could not be read stays NaN.
     broken = np.insert(x, 3, np.nan, axis=0)
     actual = method.inspect.refine(params, model_state, broken, **options)
     assert np.isnan(actual[3]).all()

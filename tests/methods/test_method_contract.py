@@ -1,4 +1,4 @@
-"""What all public methods keep to: shapes, the pretrained backbone, the kinds of `Inspect`."""
+"""The contract of all public methods: shapes, the pretrained backbone, kinds of `Inspect`."""
 
 import functools
 
@@ -48,7 +48,7 @@ def test_every_method_has_a_row():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_shapes(name):
+def test_loss_state_and_embeddings_have_their_shapes(name):
     method, (params, model_state) = _method(name)
     step = jnp.zeros((), jnp.int32)
 
@@ -84,7 +84,7 @@ def test_a_pretrained_backbone_replaces_the_drawn_one_and_nothing_else(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_kinds_of_inspect(name):
+def test_a_method_inspects_the_kinds_of_its_row(name):
     method, (params, model_state) = _method(name)
     kinds = {} if method.inspect is None else method.inspect._asdict()
     kinds = {kind: inspect_fn for kind, inspect_fn in kinds.items() if inspect_fn is not None}

@@ -48,7 +48,7 @@ def test_attention_of_the_published_code(name):
         np.testing.assert_allclose(nodes[row], parse_numbers(text), atol=2e-5)
 
 
-def test_options_of_graph_attention_have_their_parameters():
+def test_options_of_graph_attention_change_its_number_of_parameters():
     d, heads = 8, 4
 
     def count(kind, **options):
@@ -57,7 +57,7 @@ def test_options_of_graph_attention_have_their_parameters():
     assert count(attention.gat) == d * d + 2 * d  # a vector of 2 d / heads for each head
     assert count(attention.gat, share_vector=True) == d * d + 2 * d // heads
     assert count(attention.gat, share_projection=False) == 2 * d * d + 2 * d
-    assert count(attention.gat, combine="mean") == heads * d * d + heads * 2 * d
+    assert count(attention.gat, combine_fn=attention.average_heads) == heads * d * d + heads * 2 * d
     assert count(attention.gatv2) == 2 * d * d + d
     assert count(attention.gatv2, share_projection=True, share_vector=True) == d * d + d // heads
 
@@ -82,7 +82,7 @@ def _messages(score, values, adjacency, edge_weights, one):
     return messages, attention
 
 
-def _naive_dot(p, x, adjacency, edge_weights, heads, one=0):
+def _naive_dot(p, x, adjacency, edge_weights, heads, one=0, combine="concat"):
     def linear(name):
         return x @ p[name]["kernel"] + p[name]["bias"]
 
@@ -93,7 +93,10 @@ def _naive_dot(p, x, adjacency, edge_weights, heads, one=0):
         )
         for q, k, v in zip(*parts, strict=True)
     ]
-    messages = np.concatenate([m for m, _ in outputs], axis=1)
+    messages = [m for m, _ in outputs]
+    messages = (
+        np.concatenate(messages, axis=1) if combine == "concat" else np.mean(messages, axis=0)
+    )
     return messages @ p["out"]["kernel"] + p["out"]["bias"], np.stack([a for _, a in outputs])
 
 
@@ -131,16 +134,20 @@ _naive_gatv2 = functools.partial(_naive_gat, second=True, linear="linear_l")
 KINDS = {
     "dot": (attention.dot(heads=2), _naive_dot),
     "dot_plus_one": (attention.dot_plus_one(heads=4), functools.partial(_naive_dot, one=1)),
+    "dot, mean": (
+        attention.dot(heads=3, combine_fn=attention.average_heads),
+        functools.partial(_naive_dot, combine="mean"),
+    ),
     "gat": (attention.gat(heads=2), _naive_gat),
     "gat, two W": (attention.gat(heads=4, share_projection=False, sublayers=1), _naive_gat),
     "gat, mean": (
-        attention.gat(heads=3, combine="mean", share_vector=True),
+        attention.gat(heads=3, combine_fn=attention.average_heads, share_vector=True),
         functools.partial(_naive_gat, combine="mean"),
     ),
     "gatv2": (attention.gatv2(heads=2), _naive_gatv2),
     "gatv2, shared": (attention.gatv2(heads=2, **SHARED), _naive_gatv2),
     "gatv2, mean": (
-        attention.gatv2(heads=2, combine="mean", sublayers=1),
+        attention.gatv2(heads=2, combine_fn=attention.average_heads, sublayers=1),
         functools.partial(_naive_gatv2, combine="mean"),
     ),
 }
@@ -165,7 +172,7 @@ def _case(name, n=5):
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", KINDS)
-def test_loops_agree(name, masked):
+def test_values_and_gradients_are_those_of_loops(name, masked):
     module, naive = KINDS[name]
     params, nodes, adjacency, edge_weights, signs = _case(name)
     masks = {"adjacency": adjacency, "edge_weights": edge_weights} if masked else {}
@@ -187,19 +194,20 @@ def test_loops_agree(name, masked):
     np.testing.assert_allclose(out["attention"], attention, atol=1e-10)
     if masked:
         assert not np.any(out["attention"][:, 1])
-    # The gradient along some random ways through all parameters and nodes at once.
+    # The gradient along random directions of all parameters and nodes.
     leaves, structure = jax.tree.flatten((params, nodes))
     rng = np.random.default_rng(0)
     for _ in range(4):
-        way = [rng.normal(size=leaf.shape) for leaf in leaves]
+        direction = [rng.normal(size=leaf.shape) for leaf in leaves]
 
-        def along(step, way=way):
-            moved = [leaf + step * w for leaf, w in zip(leaves, way, strict=True)]
+        def along(step, direction=direction):
+            moved = [leaf + step * w for leaf, w in zip(leaves, direction, strict=True)]
             return np.sum(loop(*jax.tree.unflatten(structure, moved))[0] * signs)
 
         expected = (along(1e-6) - along(-1e-6)) / 2e-6
         dots = [
-            np.sum(np.asarray(s) * w) for s, w in zip(jax.tree.leaves(slopes), way, strict=True)
+            np.sum(np.asarray(s) * w)
+            for s, w in zip(jax.tree.leaves(slopes), direction, strict=True)
         ]
         np.testing.assert_allclose(sum(dots), expected, rtol=1e-5, atol=1e-5)
 
@@ -221,20 +229,20 @@ def test_masked_nodes_never_reach_others(name):
         lambda a: a if a.dtype == bool else a.astype(np.float32), _case(name)
     )
     where = np.array([True, True, False, True, True])
-    keep = np.flatnonzero(where)
+    rows = np.flatnonzero(where)
     signs = signs * where[:, None]
     broken = np.where(where[:, None], nodes, np.nan)
     edges = np.where(where[:, None] & where[None, :], edge_weights, np.nan)
     masks = {"adjacency": adjacency, "edge_weights": edges, "where": where}
     (_, out), slopes = _slopes(name)(params, broken, signs, masks)
-    few = {"adjacency": adjacency[keep][:, keep], "edge_weights": edge_weights[keep][:, keep]}
-    (_, expected), dropped = _slopes(name)(params, nodes[keep], signs[keep], few)
-    np.testing.assert_allclose(out["nodes"][keep], expected["nodes"], atol=1e-5)
+    masks = {"adjacency": adjacency[rows][:, rows], "edge_weights": edge_weights[rows][:, rows]}
+    (_, expected), dropped = _slopes(name)(params, nodes[rows], signs[rows], masks)
+    np.testing.assert_allclose(out["nodes"][rows], expected["nodes"], atol=1e-5)
     assert np.isfinite(out["nodes"]).all()
     assert not np.any(out["attention"][:, 2]) and not np.any(out["attention"][:, :, 2])
     for ours, theirs in zip(*map(jax.tree.leaves, (slopes[0], dropped[0])), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
-    np.testing.assert_allclose(slopes[1][keep], dropped[1], atol=1e-4)
+    np.testing.assert_allclose(slopes[1][rows], dropped[1], atol=1e-4)
     np.testing.assert_array_equal(slopes[1][2], 0)
 
 
@@ -269,22 +277,22 @@ def test_weights_with_plus_one_sum_to_less_than_1():
     np.testing.assert_allclose(less / np.sum(less, axis=2, keepdims=True), full, atol=1e-6)
 
 
-def test_symmetry_of_the_scores():
+def test_scores_of_gatv2_with_one_projection_are_symmetric():
     """A shared projection makes GATv2's scores symmetric; GAT ranks senders the same for all."""
     rng = np.random.default_rng(0)
     g, other = rng.normal(size=(2, 6, 3)).astype(np.float32)
     a, b = rng.normal(size=(3,)).astype(np.float32), rng.normal(size=(6,)).astype(np.float32)
     v2 = attention._gatv2_scores(g, g, a, slope=0.2)
     np.testing.assert_allclose(v2, v2.T, atol=1e-6)
-    two = attention._gatv2_scores(g, other, a, slope=0.2)
-    assert np.abs(two - two.T).max() > 0.1
+    two_projections = attention._gatv2_scores(g, other, a, slope=0.2)
+    assert np.abs(two_projections - two_projections.T).max() > 0.1
     order = np.argsort(attention._gat_scores(g, g, b, slope=0.2), axis=1)
     assert (order == order[0]).all()
     assert (np.argsort(v2, axis=1) != np.argsort(v2, axis=1)[0]).any()
 
 
 @pytest.mark.parametrize("kind", ["dot", "gatv2"])
-def test_attention_is_dropped_out(kind):
+def test_dropout_changes_the_messages_and_not_the_returned_attention(kind):
     params, nodes, *_ = _case(kind)
     module = getattr(attention, kind)(heads=2, dropout=0.9)
     key = {"dropout": jax.random.key(0)}
@@ -319,7 +327,6 @@ def _trace(module, **options):
             r"3 heads cannot share 8 features: take one of 1, 2, 4, 8",
         ),
         (lambda: _trace(attention.gat(heads=0)), r"0 heads cannot share 8 features"),
-        (lambda: attention.gat(combine="max"), r"combine is 'concat' or 'mean', not 'max'"),
         (lambda: attention.gatv2(sublayers=3), r"sublayers is 1 or 2, not 3"),
         (
             lambda: _trace(attention.dot(heads=2), adjacency=np.ones((4, 5), bool)),
@@ -331,7 +338,7 @@ def _trace(module, **options):
         ),
     ],
 )
-def test_says_what_and_how(call, message, unchecked):
+def test_wrong_arguments_are_refused_in_one_line(call, message, unchecked):
     with pytest.raises((ValueError, TypeError), match=message) as caught:
         call()
     assert "\n" not in str(caught.value)

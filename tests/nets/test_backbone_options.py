@@ -52,9 +52,9 @@ def test_consecutive_ranges_of_stages_equal_the_net(name):
     assert first not in end and "logits" not in end
 
     size, channels = middle["features"].shape[2:]
-    part = layers.shapes(tail, size, channels=channels)
+    tail_shapes = layers.shapes(tail, size, channels=channels)
     of_range, of_net = (
-        dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (part, shapes(name))
+        dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (tail_shapes, shapes(name))
     )
     assert of_range and of_range.items() <= of_net.items()
 
@@ -121,7 +121,7 @@ def test_momentum_is_the_share_of_the_batch(name):
 @pytest.mark.parametrize("name", CASES)
 def test_remat_is_in_the_program_and_changes_no_name(name):
     steps = CASES[name].steps
-    kept, again = build(name, **steps), build(name, remat=True, **steps)
+    plain, with_remat = build(name, **steps), build(name, remat=True, **steps)
 
     def trace(net):
         init = functools.partial(net.init_with_output, train=False)
@@ -130,9 +130,9 @@ def test_remat_is_in_the_program_and_changes_no_name(name):
         )
         return "checkpoint" in str(jaxpr) or "remat" in str(jaxpr), v
 
-    (kept_has_remat, kept_shapes), (again_has_remat, again_shapes) = trace(kept), trace(again)
-    assert again_has_remat and not kept_has_remat
-    assert kept_shapes == again_shapes
+    (plain_has_remat, shapes), (has_remat, shapes_with_remat) = trace(plain), trace(with_remat)
+    assert has_remat and not plain_has_remat
+    assert shapes == shapes_with_remat
 
 
 SLOW = ("basic", "bn_inception", "vit", "googlenet")
@@ -145,26 +145,28 @@ def test_remat_changes_no_value(name):
     net = build(name, **CASES[name].steps)
     outputs = jax.eval_shape(functools.partial(net.apply, train=False), values, x)
     directions = np.ones(outputs["features"].shape, "float32")
-    kept, again = (
+    plain, with_remat = (
         step(values, x, directions) for step in (compiled_train(name), train_fn(name, remat=True))
     )
-    largest = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(kept[1]))
+    largest = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(plain[1]))
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5 * largest), kept, again
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5 * largest),
+        plain,
+        with_remat,
     )
     jax.tree.map(  # the recomputation does not update the statistics again
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), kept[0], again[0]
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), plain[0], with_remat[0]
     )
 
 
 def test_initial_values_of_googlenet_are_those_of_caffe():
     net, key = nets.googlenet(stop="conv1"), jax.random.key(0)
     init = jit(lambda key: net.init(key, jnp.zeros((1, 16, 16, 3)), train=False))
-    fresh = init(key)["params"]["conv1"]["7x7_s2"]
-    np.testing.assert_array_equal(fresh["bias"], np.float32(0.2))
+    initial = init(key)["params"]["conv1"]["7x7_s2"]
+    np.testing.assert_array_equal(initial["bias"], np.float32(0.2))
     bound = (3 / 147) ** 0.5  # uniform of variance 1 / (7 * 7 * 3)
-    assert 0.99 * bound < float(jnp.max(jnp.abs(fresh["kernel"]))) <= bound
-    np.testing.assert_allclose(np.std(fresh["kernel"]), 1 / 147**0.5, rtol=0.02)
+    assert 0.99 * bound < float(jnp.max(jnp.abs(initial["kernel"]))) <= bound
+    np.testing.assert_allclose(np.std(initial["kernel"]), 1 / 147**0.5, rtol=0.02)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -175,7 +177,7 @@ def test_convnet_takes_gray_and_color(channels):
     assert set(v["params"]) == {"conv1", "conv2"}
 
 
-def test_configs_name_nets_and_their_options():
+def test_a_config_names_a_net_and_its_options():
     net = registry.resolve("net", {"name": "resnet50", "last_stride": 1, "classes": 5})()
     assert (net.blocks, net.last_stride, net.classes) == ((3, 4, 6, 3), 1, 5)
     assert registry.resolve("net", "googlenet")().lrn_size == 5
@@ -222,7 +224,7 @@ def zeros(*shape, dtype=np.float32):
         (nets.googlenet(), zeros(2, 4, 4, 3), "a map of 2 pixels is too small for a window of 3"),
     ],
 )
-def test_bad_input_gets_one_clear_line(net, x, message, unchecked):
+def test_bad_input_is_refused_in_one_line(net, x, message, unchecked):
     with pytest.raises(ValueError) as error:
         jax.eval_shape(lambda k, x: net.init(k, x, train=False), jax.random.key(0), x)
     assert message in str(error.value)
@@ -245,7 +247,7 @@ class TinyNet(nn.Module, kw_only=True):
 """
 
 
-def test_a_backbone_from_outside_the_package(tmp_path, monkeypatch):
+def test_a_backbone_of_another_package_trains_in_a_method(tmp_path, monkeypatch):
     (tmp_path / "my_nets.py").write_text(OUTSIDE)
     monkeypatch.syspath_prepend(tmp_path)
     net = registry.resolve("net", {"name": "my_nets:TinyNet", "width": 6})()

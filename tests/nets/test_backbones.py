@@ -102,7 +102,7 @@ def test_a_training_step_agrees_with_pytorch(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name].map_shape])
-def test_a_training_step_of_the_whole_net_agrees_with_pytorch(name, monkeypatch):
+def test_a_training_step_of_all_stages_agrees_with_pytorch(name, monkeypatch):
     # In float32 the gradients of a deep net differ, because rounding decides some relus and maxima.
     monkeypatch.setitem(CASES, name, CASES[name]._replace(steps={}, map_shape=None, size=96))
     with jax.enable_x64(True):
@@ -127,7 +127,7 @@ def test_full_transformers_agree_with_pytorch(name, monkeypatch):
     test_every_stage_agrees_with_pytorch(name)
 
 
-def test_transformer_takes_images_of_other_sizes():
+def test_a_transformer_takes_images_of_other_sizes():
     net, values = reference("vit")
     for size in ((40, 24), (16, 16)):
         x = images("vit", size=size)

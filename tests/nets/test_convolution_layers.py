@@ -35,12 +35,12 @@ def test_initial_values_have_the_published_deviation():
         jax.jit(torch_default.init)(key, x),
         jax.jit(layers.Dense(512).init)(key, np.ones((1, 576), "f")),
     )
-    for leaf in jax.tree.leaves((conv["params"], dense["params"])):  # each has 576 inputs
+    for leaf in jax.tree.leaves((conv["params"], dense["params"])):  # both have 576 inputs
         assert 0.9 / 24 < float(jnp.max(jnp.abs(leaf))) <= 1 / 24
         assert abs(float(jnp.mean(leaf))) < 0.1 / 24
 
 
-def test_dense_maps_the_last_axis():
+def test_a_dense_layer_maps_the_last_axis():
     params = {"kernel": normal(3, 4), "bias": normal(4)}
     for shape in ((5, 3), (2, 5, 3)):
         x = normal(*shape)

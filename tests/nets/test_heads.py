@@ -65,18 +65,18 @@ def test_parameters_of_the_published_head(classes, encoder_size):
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == encoder_size - 23_508_032
 
 
-def test_initial_weights():
+def test_a_classifier_behind_a_neck_starts_small():
     """Behind a neck N(0, 0.001); else PyTorch's default, uniform within 1 / sqrt(fan in)."""
     x = jnp.zeros((2, 64))
-    behind = heads.Head(features=None, classes=500, neck=True, pool_fn=None)
-    kernel = behind.init(jax.random.key(0), x, train=False)["params"]["fc"]["kernel"]
+    with_neck = heads.Head(features=None, classes=500, neck=True, pool_fn=None)
+    kernel = with_neck.init(jax.random.key(0), x, train=False)["params"]["fc"]["kernel"]
     assert 0.00095 < np.std(kernel) < 0.00105
     plain = heads.Head(features=None, classes=500, pool_fn=None)
     kernel = plain.init(jax.random.key(0), x, train=False)["params"]["fc"]["kernel"]
     assert 0.12 < np.abs(kernel).max() <= 0.125
 
 
-def test_half_precision_of_a_head():
+def test_a_head_in_half_precision_returns_float32():
     options = {"features": 4, "classes": 5, "neck": True, "pool_fn": pools.learned_gem}
     half = heads.Head(**options, dtype=jnp.bfloat16)
     maps = MAPS.astype(jnp.bfloat16)
@@ -100,14 +100,14 @@ def test_half_precision_of_a_head():
         ),
     ],
 )
-def test_says_what_and_how(options, x, message, unchecked):
+def test_wrong_arguments_are_refused_in_one_line(options, x, message, unchecked):
     head = heads.Head(**options)
     with pytest.raises((ValueError, TypeError), match=message) as caught:
         jax.eval_shape(lambda: head.init(jax.random.key(0), x, train=False))
     assert "\n" not in str(caught.value)
 
 
-def test_says_which_mask_fits(unchecked):
+def test_a_mask_that_does_not_fit_is_refused(unchecked):
     head = heads.Head(pool_fn=None)
     for where, what in ((np.ones(6, bool), r"bool \[6\]"), (np.ones(7), r"float64 \[7\]")):
         with pytest.raises(ValueError, match=rf"where must be \[7\] bool, one per row, not {what}"):

@@ -24,7 +24,7 @@ KEY = jax.random.key(3)
         (initializers.caffe_xavier, "uniform", (1 / (9 * 40)) ** 0.5),
     ],
 )
-def test_distributions(init, distribution, std):
+def test_an_initializer_draws_from_its_distribution(init, distribution, std):
     x = np.asarray(init(KEY, SHAPE)).ravel()
     assert x.dtype == np.float32
     distributions = {
@@ -43,7 +43,7 @@ def test_longer_parameters_start_like_shorter_ones():
     np.testing.assert_array_equal(short, long[:1_500])
 
 
-def test_both_kinds_of_keys_draw_the_same():
+def test_old_and_new_keys_draw_the_same_values():
     values = [
         initializers.normal(1.0)(key, (5,), jnp.float32)
         for key in (jax.random.PRNGKey(3), jax.random.key(3))

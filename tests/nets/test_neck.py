@@ -42,7 +42,7 @@ def test_neck_is_a_batch_norm_without_bias():
 
 
 def test_neck_is_the_batch_norm_of_the_other_layers():
-    def ours(norm, x, params):
+    def total(norm, x, params):
         y, state = norm.apply(
             {"params": params, "batch_stats": STATS}, x, train=True, mutable="batch_stats"
         )
@@ -51,13 +51,13 @@ def test_neck_is_the_batch_norm_of_the_other_layers():
     params = {"scale": SCALE, "bias": SCALE - 1}
     norms = (heads.BNNeck(use_bias=True), layers.BatchNorm())
     neck, norm = (
-        jax.value_and_grad(ours, argnums=(1, 2), has_aux=True)(n, ROWS, params) for n in norms
+        jax.value_and_grad(total, argnums=(1, 2), has_aux=True)(n, ROWS, params) for n in norms
     )
     for one, other in zip(*map(jax.tree.leaves, (neck, norm)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_neck_against_torch():
+def test_neck_is_the_batch_norm_of_torch():
     torch = pytest.importorskip("torch")
     norm = torch.nn.BatchNorm1d(6)
     with torch.no_grad():
@@ -75,17 +75,17 @@ def test_masking_a_row_of_the_neck_is_dropping_it():
     where = np.array([True, True, False, True, True, False, True])
     broken = np.where(where[:, None], ROWS, np.nan)
     y, stats = _neck(broken, where=where)
-    expected, few = _neck(ROWS[where])
+    expected, expected_stats = _neck(ROWS[where])
     np.testing.assert_allclose(y[where], expected, atol=1e-5)
-    for ours, theirs in zip(*map(jax.tree.leaves, (stats, few)), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    for actual, expected in zip(*map(jax.tree.leaves, (stats, expected_stats)), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
     # One row, or none, has no variance to learn from.
     for count in (0, 1):
         _, stats = _neck(ROWS, where=np.arange(7) < count)
         np.testing.assert_array_equal(stats["var"], STATS["var"])
 
 
-def test_a_frozen_neck_stays():
+def test_a_frozen_neck_keeps_its_statistics():
     neck = heads.BNNeck(frozen=True)
     y, stats = _neck(ROWS, neck=neck)
     np.testing.assert_allclose(y, _neck(ROWS, train=False)[0], atol=1e-6)

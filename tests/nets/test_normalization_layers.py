@@ -69,7 +69,7 @@ def test_gradients_of_batch_norm_are_those_of_its_definition(options):
         stats = variables["batch_stats"]
         params = jax.tree.map(lambda p: jnp.linspace(0.5, 2, 3), variables.get("params", {}))
 
-        def ours(params, x):
+        def layer_value(params, x):
             variables = {"params": params, "batch_stats": stats}
             y, new = layer.apply(variables, x, train=True, mutable=["batch_stats"])
             # No gradient flows through the running statistics.
@@ -81,8 +81,12 @@ def test_gradients_of_batch_norm_are_those_of_its_definition(options):
             y = y * params.get("scale", jnp.ones(3)).reshape(1, 1, 1, 3)
             return jnp.sum((y + params.get("bias", jnp.zeros(3)).reshape(1, 1, 1, 3)) * weights)
 
-        got, want = (jax.grad(f, argnums=(0, 1))(params, x) for f in (ours, definition))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), got, want)
+        actual, expected = (
+            jax.grad(f, argnums=(0, 1))(params, x) for f in (layer_value, definition)
+        )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), actual, expected
+    )
 
 
 def test_batch_norm_statistics_are_exact_far_from_zero():

@@ -29,7 +29,7 @@ def _naive_gem(maps, p, epsilon=1e-6):
 
 
 @pytest.mark.parametrize("p", [1.0, 2.5, 3.0, 10.0])
-def test_gem(p):
+def test_gem_is_the_loop(p):
     np.testing.assert_allclose(pools.gem(MAPS, p=p), _naive_gem(MAPS, p), rtol=1e-5)
 
 
@@ -54,9 +54,9 @@ def test_gradient_of_gem_reaches_maps_and_power():
         slopes = jax.grad(lambda maps, p: jnp.sum(pools.gem(maps, p=p) * signs), argnums=(0, 1))(
             maps, jnp.asarray(3.0)
         )
-    way = RNG.normal(size=maps.shape)
-    expected = (naive(maps + 1e-6 * way, 3.0) - naive(maps - 1e-6 * way, 3.0)) / 2e-6
-    np.testing.assert_allclose(np.sum(np.asarray(slopes[0]) * way), expected, rtol=1e-6)
+    direction = RNG.normal(size=maps.shape)
+    expected = (naive(maps + 1e-6 * direction, 3.0) - naive(maps - 1e-6 * direction, 3.0)) / 2e-6
+    np.testing.assert_allclose(np.sum(np.asarray(slopes[0]) * direction), expected, rtol=1e-6)
     expected = (naive(maps, 3.0 + 1e-6) - naive(maps, 3.0 - 1e-6)) / 2e-6
     np.testing.assert_allclose(slopes[1], expected, rtol=1e-6)
 
@@ -68,7 +68,7 @@ def test_gem_of_an_empty_map_is_finite():
     assert all(np.isfinite(slope).all() for slope in slopes)
 
 
-def test_mean_and_maximum():
+def test_global_mean_max_is_the_sum_of_both():
     expected = MAPS.mean(axis=(1, 2)) + MAPS.max(axis=(1, 2))
     np.testing.assert_allclose(pools.global_mean_max(MAPS), expected, rtol=1e-5)
 
@@ -77,7 +77,7 @@ POOLS = {
     "mean": lambda maps: maps.mean(axis=(1, 2)),
     "max": lambda maps: maps.max(axis=(1, 2)),
     "mean_max": lambda maps: maps.mean(axis=(1, 2)) + maps.max(axis=(1, 2)),
-    "flatten": lambda maps: np.stack([one.flatten() for one in maps]),
+    "flatten": lambda maps: np.stack([x.flatten() for x in maps]),
     "gem": functools.partial(_naive_gem, p=3.0),
 }
 
@@ -92,7 +92,7 @@ POOL_FNS = {
 
 
 @pytest.mark.parametrize("name", POOLS)
-def test_heads_pool(name):
+def test_a_head_uses_its_pool(name):
     head = heads.Head(features=None, pool_fn=POOL_FNS[name])
     out, variables = head.init_with_output(jax.random.key(0), MAPS, train=False)
     np.testing.assert_allclose(out["pooled"], POOLS[name](MAPS), rtol=1e-5)
@@ -101,7 +101,7 @@ def test_heads_pool(name):
     assert learned == ({"gem": {"p": 3.0}} if name == "gem" else {})
 
 
-def test_pools_take_options_and_functions():
+def test_a_head_takes_a_pool_with_options_or_any_function():
     head = heads.Head(
         features=None, pool_fn=functools.partial(pools.learned_gem, p=2.0, epsilon=0.5)
     )

@@ -78,7 +78,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     assert (tmp_path / "x").read_bytes() == before
 
 
-def test_bad_metadata(tmp_path):
+def test_bad_metadata_is_refused(tmp_path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(safetensors.numpy.save({"x": np.zeros(2)}))
     with pytest.raises(ValueError, match="was not converted by dmljax"):

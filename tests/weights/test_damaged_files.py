@@ -43,13 +43,13 @@ def npz_file():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_wrong_files(tmp_path, data, message):
+def test_a_file_that_is_no_file_of_weights_is_refused_in_one_line(tmp_path, data, message):
     with pytest.raises(ValueError, match=message) as error:
         read(tmp_path, data)
     assert "\n" not in str(error.value) and str(tmp_path / "file.pth") in str(error.value)
 
 
-def test_wrong_paths(tmp_path):
+def test_a_folder_and_a_missing_file_are_refused(tmp_path):
     with pytest.raises(IsADirectoryError, match="is a folder"):
         readers.read(tmp_path)
     with pytest.raises(FileNotFoundError, match="does not exist"):
@@ -69,7 +69,7 @@ def files_of_all_formats():
 
 
 @pytest.mark.parametrize("kind", files_of_all_formats())
-def test_cut_files(tmp_path, kind):
+def test_a_cut_file_is_refused(tmp_path, kind):
     data = files_of_all_formats()[kind]
     expected = read(tmp_path, data).tensors
     for length in range(1, len(data)):
@@ -110,7 +110,7 @@ def test_flipped_bits_of_values_are_found_in_a_zip(tmp_path):
         read(tmp_path, bad)
 
 
-def test_bytes_after_the_end(tmp_path):
+def test_bytes_after_the_end_are_refused(tmp_path):
     data = make.torch_file({"x": np.zeros(3, np.float32)}, legacy=True)
     with pytest.raises(ValueError, match="8 bytes follow"):
         read(tmp_path, data + struct.pack("<q", 0))

@@ -109,7 +109,7 @@ def test_processes_that_fetch_at_once_download_once(server, tmp_path):
 
 
 @pytest.mark.parametrize("length", [len(_DATA), len(_DATA) + 10])
-def test_a_part_that_is_complete_or_too_long(server, tmp_path, length):
+def test_a_part_that_is_complete_or_too_long_becomes_the_file(server, tmp_path, length):
     (tmp_path / "net-file.pth.part").write_bytes((_DATA + b"0123456789")[:length])
     assert fetch("local", folder=tmp_path).read_bytes() == _DATA
     assert len(server.requested_ranges) == (1 if length == len(_DATA) else 2)
@@ -123,14 +123,14 @@ def test_a_part_of_another_file_is_detected_and_deleted(server, tmp_path):
     assert fetch("local", folder=tmp_path).read_bytes() == _DATA
 
 
-def test_a_server_that_sends_another_part(server, tmp_path):
+def test_a_server_that_sends_other_bytes_is_refused(server, tmp_path):
     server.wrong_range = True
     (tmp_path / "net-file.pth.part").write_bytes(_DATA[:5000])
     with pytest.raises(ConnectionError, match="other bytes than"):
         fetch("local", folder=tmp_path)
 
 
-def test_a_corrupted_download(server, tmp_path):
+def test_a_corrupted_download_is_refused(server, tmp_path):
     server.data = _DATA[:1000] + b"?" + _DATA[1001:]
     with pytest.raises(ValueError, match="is damaged or another file: its SHA256"):
         fetch("local", folder=tmp_path)
@@ -159,13 +159,13 @@ def test_without_a_network_the_message_says_which_file_goes_where(server, tmp_pa
     assert f"get {url} elsewhere and put it at {tmp_path / 'net-file.pth'}" in str(error.value)
 
 
-def test_a_missing_file_on_the_server(server, tmp_path):
+def test_a_file_that_the_server_lacks_is_refused(server, tmp_path):
     server.status = 404
     with pytest.raises(ConnectionError, match="Not Found"):
         fetch("local", folder=tmp_path)
 
 
-def test_the_table_is_consistent():
+def test_the_table_of_published_files_is_consistent():
     for name, published in PUBLISHED.items():
         assert published.net in nets.__all__ and published.normalization in preprocessing.INPUTS
         assert getattr(nets, published.net)().expected_normalization == published.normalization

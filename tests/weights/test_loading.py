@@ -21,7 +21,7 @@ from dmljax import nets, weights
 
 
 @pytest.mark.parametrize("legacy", [True, False])
-def test_resnet(tmp_path, legacy):
+def test_a_resnet_gets_the_tensors_of_torchvision(tmp_path, legacy):
     tensors = resnet_tensors()
     notes = []
     path = write_torch(tmp_path, tensors, legacy=legacy)
@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_listed_together(tmp_path):
         assert fragment in message
 
 
-def test_another_number_of_classes(tmp_path):
+def test_another_number_of_classes_is_refused_with_the_fix(tmp_path):
     path = write_torch(tmp_path, resnet_tensors(classes=7))
     expected = (
         r"shape: fc.bias \[7\].*, fc.weight \[7 32\], in the net \[10 32\]. A .* classes=None"
@@ -166,14 +166,14 @@ def test_other_floats_become_float32_and_this_is_reported(tmp_path, dtype, note)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_values_that_are_not_finite(tmp_path, bad):
+def test_values_that_are_not_finite_are_refused(tmp_path, bad):
     tensors = resnet_tensors()
     tensors["layer1.0.bn1.bias"][2] = bad
     with pytest.raises(ValueError, match=r"NaN or infinity in layer1\.0\.bn1\.bias$"):
         weights.load(write_torch(tmp_path, tensors), small_resnet())
 
 
-def test_data_parallel_names(tmp_path):
+def test_the_prefix_of_data_parallel_is_removed(tmp_path):
     tensors = resnet_tensors()
     path = write_torch(tmp_path, {f"module.{n}": a for n, a in tensors.items()})
     variables = weights.load(path, small_resnet())
@@ -202,21 +202,21 @@ def test_the_digest_in_a_name_is_checked(tmp_path):
         (None, "is a folder"),
     ],
 )
-def test_files_that_are_not_weights(tmp_path, data, message):
+def test_a_file_that_holds_no_weights_is_refused(tmp_path, data, message):
     path = tmp_path / "file.pth"
     path.mkdir() if data is None else path.write_bytes(data)
     with pytest.raises((ValueError, OSError), match=message):
         weights.load(path, small_resnet())
 
 
-def test_a_name_in_place_of_a_file(tmp_path, monkeypatch):
+def test_a_name_in_place_of_a_file_is_refused_with_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="--fetch=resnet50"):
         weights.load("resnet50", small_resnet())
 
 
 @pytest.mark.parametrize("form", ["old", "new", "onnx"])
-def test_googlenet_from_caffe_and_onnx(tmp_path, form):
+def test_googlenet_gets_the_blobs_of_caffe_and_onnx(tmp_path, form):
     blobs, notes = googlenet_blobs(aux=form != "onnx"), []
     path = tmp_path / "file"
     if form == "onnx":
@@ -271,7 +271,7 @@ def test_bn_inception_with_leading_axes(tmp_path):
     np.testing.assert_array_equal(var, expected)
 
 
-def test_vit(tmp_path):
+def test_a_vit_gets_the_tensors_of_timm(tmp_path):
     shapes = {
         "cls_token": (1, 1, 8),
         "pos_embed": (1, 5, 8),

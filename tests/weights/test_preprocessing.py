@@ -9,7 +9,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (2, 5, 6, 3), np.uint8)
 
 
 @pytest.mark.parametrize("name", preprocessing.INPUTS)
-def test_functions_do_what_the_metadata_of_converted_files_says(name):
+def test_a_normalization_computes_what_its_metadata_describes(name):
     inputs = preprocessing.INPUTS[name]
     images = IMAGES[..., ::-1] if inputs["channels"] == "BGR" else IMAGES
     images = images / (255 / inputs["range"][1])
@@ -20,7 +20,7 @@ def test_functions_do_what_the_metadata_of_converted_files_says(name):
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-4)
 
 
-def test_published_constants():
+def test_normalizations_have_the_published_constants():
     images = preprocessing.imagenet(IMAGES)
     golden = (IMAGES / 255.0 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
     np.testing.assert_allclose(images, golden, atol=1e-5)
@@ -30,7 +30,7 @@ def test_published_constants():
     np.testing.assert_allclose(preprocessing.unit(IMAGES), IMAGES / 255, atol=1e-6)
 
 
-def test_red_std_of_the_graph_systems_code():
+def test_the_deviation_of_red_can_be_that_of_the_graph_code():
     images, typo = preprocessing.imagenet(IMAGES), preprocessing.imagenet(IMAGES, red_std=0.299)
     np.testing.assert_allclose(typo[..., 0] * 0.299, images[..., 0] * 0.229, atol=1e-5)
     np.testing.assert_array_equal(typo[..., 1:], images[..., 1:])

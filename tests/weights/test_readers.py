@@ -1,4 +1,4 @@
-"""Every format is read bit for bit."""
+"""Files of every format are read bitwise."""
 
 import ml_dtypes
 import numpy as np
@@ -29,7 +29,7 @@ def assert_same(result, expected):
 
 
 @pytest.mark.parametrize("legacy", [True, False])
-def test_torch_files_written_by_hand(tmp_path, legacy):
+def test_a_torch_file_written_by_hand_is_read_bitwise(tmp_path, legacy):
     for seed in range(5):
         expected = random_tensors(seed)
         result = read(tmp_path, make.torch_file(expected, legacy=legacy))
@@ -38,7 +38,7 @@ def test_torch_files_written_by_hand(tmp_path, legacy):
 
 
 @pytest.mark.parametrize("legacy", [True, False])
-def test_torch_files_written_by_torch(tmp_path, legacy):
+def test_a_torch_file_written_by_torch_is_read_bitwise(tmp_path, legacy):
     torch = pytest.importorskip("torch")
     for seed in range(5):
         torch.manual_seed(seed)
@@ -72,7 +72,7 @@ def test_torch_files_written_by_torch(tmp_path, legacy):
 
 
 @pytest.mark.parametrize("legacy", [True, False])
-def test_state_dicts_of_modules_and_of_trainings(tmp_path, legacy):
+def test_the_state_dict_is_read_alone_and_inside_of_a_checkpoint(tmp_path, legacy):
     torch = pytest.importorskip("torch")
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
@@ -86,7 +86,7 @@ def test_state_dicts_of_modules_and_of_trainings(tmp_path, legacy):
         assert_same(result, {name: value.numpy() for name, value in net.state_dict().items()})
 
 
-def test_views_and_byte_order_of_the_legacy_format(tmp_path):
+def test_views_and_both_byte_orders_are_read(tmp_path):
     values = np.arange(10, dtype=np.float32)
     view = b"(" + make.text("part") + make.number(4) + make.number(3) + b"t"
     stored = make.storage("Float", "7", 10, view)
@@ -102,7 +102,7 @@ def test_views_and_byte_order_of_the_legacy_format(tmp_path):
     np.testing.assert_array_equal(read(tmp_path, data).tensors["x"], values)
 
 
-def test_safetensors(tmp_path):
+def test_a_safetensors_file_is_read_bitwise(tmp_path):
     expected = dict(sorted(random_tensors().items()))
     (tmp_path / "x").write_bytes(safetensors.numpy.save(expected, {"format": "pt"}))
     result = readers.read(tmp_path / "x")
@@ -111,7 +111,7 @@ def test_safetensors(tmp_path):
 
 
 @pytest.mark.parametrize("old", [True, False])
-def test_caffe(tmp_path, old):
+def test_a_caffe_file_is_read_bitwise(tmp_path, old):
     rng = np.random.default_rng(0)
     kernel, bias = rng.normal(size=(4, 3, 7, 7)), rng.normal(size=4)
     linear = rng.normal(size=(5, 8))
@@ -128,7 +128,7 @@ def test_caffe(tmp_path, old):
     assert result.tensors[names[2]].shape == (*ones, 5, 8)
 
 
-def test_onnx(tmp_path):
+def test_an_onnx_file_is_read_bitwise(tmp_path):
     x = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
     result = read(tmp_path, make.onnx({"a/b_w_0": x, "shape": np.array([-1, 4])}))
     assert result.layout == "onnx"
@@ -137,7 +137,7 @@ def test_onnx(tmp_path):
     assert_same(read(tmp_path, make.onnx({"h": half}, kind=10)).tensors, {"h": half})
 
 
-def test_onnx_values_that_are_not_raw_bytes(tmp_path):
+def test_onnx_values_that_are_not_raw_bytes_are_read(tmp_path):
     head = make.field(1, 2) + make.field(8, "x")
     floats = np.array([1.5, -2], np.float32)
     single = b"".join(make.varint(4 << 3 | 5) + v.tobytes() for v in floats)  # not packed

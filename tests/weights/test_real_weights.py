@@ -1,4 +1,4 @@
-"""Real published weights, where a package brings them: the same numbers as in PyTorch."""
+"""Published weights give the numbers of PyTorch, if a package with such weights is installed."""
 
 import functools
 import importlib.util

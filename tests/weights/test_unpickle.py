@@ -1,4 +1,4 @@
-"""Nothing in a pickle is executed, whatever it holds."""
+"""No code in a pickle is executed."""
 
 import os
 import pickle
@@ -65,7 +65,7 @@ def test_a_pickle_that_runs_code_is_refused_by_name(tmp_path, protocol, containe
         (b"\x80\x02K\x01)R.", "in place of a _Global"),
     ],
 )
-def test_other_ways_to_run_code(tmp_path, pickled, message):
+def test_other_ways_to_run_code_are_refused(tmp_path, pickled, message):
     marker = tmp_path / "ran"
     pickled = pickled.replace(b"%s", str(marker).encode())
     with pytest.raises(ValueError, match=message):

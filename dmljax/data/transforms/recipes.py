@@ -47,10 +47,23 @@ _GLYPHS_DISTORTION: dict[str, Any] = dict(
 
 
 def standard_train(
-    image: np.ndarray, rng: _Rng, *, size: int = 224, antialias: bool = True
+    image: np.ndarray,
+    rng: _Rng,
+    *,
+    size: int = 224,
+    shorter: int | None = None,
+    area: tuple[float, float] = (0.08, 1.0),
+    antialias: bool = True,
 ) -> np.ndarray:
-    """Random resized crop and flip, as usual for ImageNet. The default for photographs."""
-    return random_flip(random_resized_crop(image, rng, size=size, antialias=antialias), rng)
+    """Random resized crop and flip, as usual for ImageNet. The default for photographs.
+
+    `area`: the least and the largest share of the image that the crop takes. `shorter` first
+    resizes the shorter side, as the code of the multi-similarity loss does.
+    """
+    if shorter is not None:
+        image = resize(image, rng, size=shorter, antialias=antialias)
+    image = random_resized_crop(image, rng, size=size, area=area, antialias=antialias)
+    return random_flip(image, rng)
 
 
 def standard_eval(

@@ -29,6 +29,7 @@ def abe(
     dim: int = 512,
     split: Sequence[str] = ("pool3", "4a"),
     attention: str = "4e",
+    attention_net: nn.Module | None = None,
     mask_fn: Callable = jax.nn.sigmoid,
     pool_fn: Callable | None = None,
     pairs_fn: Callable | None = None,
@@ -47,6 +48,8 @@ def abe(
       the last stage of the attention's copy. The defaults are stages of Caffe's GoogLeNet. Any
       backbone with `start` and `stop` will do: for `convnet` `split=("conv3", "conv4")` and
       `attention="conv4"`.
+    * `attention_net`: the net that the attention copies; None is `net`. `googlenet(pools=False)`
+      lets the attention go on behind a pool, as in figure 7 of the paper.
     * `mask_fn`: logits -> masks `[b h w c]`. The paper does not name it; one port reports a
       sigmoid, another uses `nets.min_max` instead.
     * `pool_fn`: how the last map of a learner becomes a vector; the paper takes the mean.
@@ -62,6 +65,7 @@ def abe(
         net=_like(net),
         split=(last_shared, first_separate),
         attention=attention,
+        attention_net=None if attention_net is None else _like(attention_net),
         mask_fn=mask_fn,
         pool_fn=pool_fn,
         remat=net.remat,

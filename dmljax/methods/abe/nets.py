@@ -3,7 +3,7 @@
 In the paper's letters: S is the first stages of the backbone and G its remaining stages, then
 learner m is B_m(x) = G(S(x) * A_m(S(x))), a unit vector, with a mask A_m over channels and places.
 
-Both ensembles are called as `(images [b h w 3], *, train)` and return, in float32,
+Both ensembles are called as `(images [b h w c], *, train)` and return, in float32,
 
 * "learners" `[b m d]`: the unit vectors of the m learners.
 * "embeddings" `[b m*d]`: these side by side, divided by sqrt(m). They are unit vectors, and their
@@ -52,6 +52,10 @@ class ABE(nn.Module, kw_only=True):
     learners. The learners differ in their masks A_m: a copy of the stages up to `attention`, which
     all learners share, and a 1x1 convolution for each ("masks"), then `mask_fn` (logits -> mask).
 
+    `attention_net` makes the attention's copy; None makes it like the others. Its map must have the
+    size of the map of S, so it may have no stride: `functools.partial(GoogLeNet, pools=False)` runs
+    from any stage to any other.
+
     Also returns "masks" `[b m h w c]`. The convolutions of all learners are one kernel: the m-th
     group of c outputs belongs to learner m.
     """
@@ -61,13 +65,14 @@ class ABE(nn.Module, kw_only=True):
     net: Callable = GoogLeNet
     split: tuple[str, str] = ("pool3", "4a")
     attention: str = "4e"
+    attention_net: Callable | None = None
     mask_fn: Callable = jax.nn.sigmoid
     pool_fn: Callable | None = None
     remat: bool = False
     dtype: Any = None
 
     @nn.compact
-    def __call__(self, images: Float[Array, "b h w 3"], *, train: bool) -> dict[str, Array]:
+    def __call__(self, images: Float[Array, "b h w c"], *, train: bool) -> dict[str, Array]:
         width = _learner_width(self.features, self.learners)
         stop, start = self.split
         options = {"remat": self.remat, "dtype": self.dtype}
@@ -75,13 +80,14 @@ class ABE(nn.Module, kw_only=True):
         shared = self.net(stop=stop, name="shared", **options)
         maps = shared(images, train=train)["features"]  # [b h w c]
         b, h, w, c = maps.shape
-        attention = self.net(start=start, stop=self.attention, name="attention", **options)
+        make_attention = self.attention_net or self.net
+        attention = make_attention(start=start, stop=self.attention, name="attention", **options)
         attention_maps = attention(maps, train=train)["features"]
         if attention_maps.shape[1:3] != (h, w):
             mask_h, mask_w = attention_maps.shape[1:3]
             raise ValueError(
                 f"masks of {mask_h} x {mask_w} do not fit maps of {h} x {w}: let the attention end "
-                f"before a stage with a stride, not at {self.attention!r}"
+                f"before a stage with a stride, not at {self.attention!r}, or leave out its pools"
             )
         logits = Conv(
             self.learners * c,
@@ -119,7 +125,7 @@ class MultiHead(nn.Module, kw_only=True):
     dtype: Any = None
 
     @nn.compact
-    def __call__(self, images: Float[Array, "b h w 3"], *, train: bool) -> dict[str, Array]:
+    def __call__(self, images: Float[Array, "b h w c"], *, train: bool) -> dict[str, Array]:
         width = _learner_width(self.features, self.learners)
         stop, start = self.split
         options = {"remat": self.remat, "dtype": self.dtype}

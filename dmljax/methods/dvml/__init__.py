@@ -2,7 +2,7 @@
 
 * `nets.py`: the heads, the sampler and the decoder that are added to a backbone.
 * `losses.py`: the divergence, three forms of the reconstruction loss, and the n-pairs loss.
-* `method.py`: all terms and their two phases.
+* `method.py`: all terms and their two phases, and the control without the variational part.
 
 `n_pairs` is the loss 'dmljax.methods.dvml:n_pairs' of a config.
 """
@@ -14,7 +14,7 @@ from dmljax.methods.dvml.losses import (
     reconstruction_mean_square,
     reconstruction_norm,
 )
-from dmljax.methods.dvml.method import PAPER_PHASES, Phase, dvml
+from dmljax.methods.dvml.method import PAPER_PHASES, Phase, control, dvml
 from dmljax.methods.dvml.nets import VariationalDecoder, VariationalHeads
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Phase",
     "VariationalDecoder",
     "VariationalHeads",
+    "control",
     "divergence",
     "dvml",
     "n_pairs",

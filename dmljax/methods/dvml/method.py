@@ -21,7 +21,7 @@ from dmljax.nets import initializers
 from dmljax.nets.heads import Head
 from dmljax.ops import Array
 
-__all__ = ["PAPER_PHASES", "Phase", "dvml"]
+__all__ = ["PAPER_PHASES", "Phase", "control", "dvml"]
 
 
 class Phase(NamedTuple):
@@ -68,8 +68,9 @@ def dvml(
     """lambda_1 KL + lambda_2 |f - decoder(z)| + lambda_3 loss_fn(z, y) + lambda_4 loss_fn(z_I, y).
 
     The metrics are these terms before weighting: "kl", "reconstruction", "metric_variant" (of z),
-    "metric_invariant" (of z_I), and, if they are on, "decay" and "probe". An optimizer group with
-    the path "^decoder/" or "^probe/" gives these parameters another learning rate.
+    "metric_invariant" (of z_I), and, if they are on, "decay" and "cross_entropy" (of the probe). An
+    optimizer group with the path "^decoder/" or "^probe/" gives these parameters another learning
+    rate.
 
     * `loss_fn`, `mine_fn`: any pair loss.
     * `pool_fn`: how a map becomes the features f; see `assemble.encoder`.
@@ -78,6 +79,7 @@ def dvml(
     * `samples`: how many z_V are drawn per image; `metric_samples` of them enter `loss_fn`, one at
       a time.
     * `reparameterized=False`: only the KL trains mean and variance, as in some public code.
+      This, `learn_target` and `probe` switch a term or a gradient of a public code on or off.
     * `reconstruction_fn`: one of the three forms in `losses.py`.
     * `learn_target`: in a phase with `release`, f also learns to be reconstructed.
     * `phases`, `phase_at`: phase 2 begins at step `phase_at` (0: there is no phase 1). The paper
@@ -87,27 +89,11 @@ def dvml(
     * `probe`: adds a softmax classifier of f, from which nothing else learns.
     """
     heads = VariationalHeads() if heads is None else heads
-    if len(phases) != 2 or any(len(phase.lambdas) != 4 for phase in phases):
-        raise ValueError(
-            "lambdas are four weights for phase 1 and four for phase 2, not "
-            f"{tuple(phase.lambdas for phase in phases)}"
-        )
+    _check_phases(phases)
     if not 1 <= metric_samples <= samples:
         raise ValueError(f"metric_samples={metric_samples} must be from 1 to samples={samples}")
 
-    output, pool_fn = assemble.pooling(pool_fn)
-    linen = {"net": net, "heads": heads}
-    if pool_fn is not None:
-        linen["pool"] = Head(features=None, pool_fn=pool_fn)
-
-    def run_encoder(run, images):
-        features = run["net"](images)[output]
-        if pool_fn is not None:
-            features = run["pool"](features)["features"]
-        features = ops.widen(features)
-        return {"features": features, **run["heads"](features)}
-
-    encoder = assemble.modules(run_encoder, **linen)
+    encoder = _encoder(net, heads, pool_fn)
     mined_loss = base.with_miner(loss_fn, mine_fn)
 
     def decoder(width):
@@ -125,8 +111,7 @@ def dvml(
             batch_stats = model_state.get("batch_stats", {}) | decoder_state["batch_stats"]
             model_state = {**model_state, "batch_stats": batch_stats}
         if probe:
-            kernel = initializers.glorot_uniform(jax.random.fold_in(key, 1001), (width, classes))
-            params["probe"] = {"kernel": kernel, "bias": jnp.zeros(classes)}
+            params["probe"] = _probe_params(key, width, classes)
         return assemble.with_backbone(params, model_state, backbone)
 
     def decode(params, model_state, f, z, in_phase_2):
@@ -189,8 +174,8 @@ def dvml(
             metrics["decay"] = decay * squares / 2
             value = value + lambdas[3] * metrics["decay"]
         if probe:
-            metrics["probe"] = _softmax_loss(params["probe"], jax.lax.stop_gradient(f), labels)
-            value = value + metrics["probe"]
+            metrics["cross_entropy"] = _cross_entropy(params["probe"], f, labels)
+            value = value + metrics["cross_entropy"]
         return value, (model_state, metrics)
 
     def embed(params, model_state, images):
@@ -215,8 +200,97 @@ def dvml(
     return base.Method(init, loss, embed, inspect=inspect)
 
 
-def _softmax_loss(params: Mapping[str, Array], features: Array, labels: Array) -> Array:
-    logits = ops.matmul(features, params["kernel"]) + params["bias"][None, :]
+def control(
+    net: nn.Module,
+    loss_fn: Callable,
+    *,
+    classes: int,
+    mine_fn: Callable | base.RandomMiner | None = None,
+    pool_fn: Callable | None = None,
+    heads: nn.Module | None = None,
+    phases: Sequence[Phase] = PAPER_PHASES,
+    phase_at: int = 1500,
+    decay: float = 0.0,
+    probe: bool = False,
+) -> base.Method:
+    """lambda_4 loss_fn(z_I, y): `dvml` without its variational part, as its control.
+
+    Everything else is that of `dvml`: the layer of z_I and its batch norm, the decay inside the
+    loss, lambda_4 and its two phases, and the probe. Arguments are as in `dvml`; `heads` is a
+    `VariationalHeads` with `variational=False`.
+    """
+    heads = VariationalHeads(variational=False) if heads is None else heads
+    _check_phases(phases)
+    encoder = _encoder(net, heads, pool_fn)
+    mined_loss = base.with_miner(loss_fn, mine_fn)
+
+    def init(key, batch, *, backbone=None):
+        params, model_state, outputs = encoder.init(key, batch["images"])
+        if probe:
+            params["probe"] = _probe_params(key, outputs["features"].shape[1], classes)
+        return assemble.with_backbone(params, model_state, backbone)
+
+    def loss(params, model_state, batch, *, key, step):
+        labels = batch["labels"]
+        keys = [jax.random.fold_in(key, i) for i in range(4)]  # as in `dvml`
+        outputs, model_state = encoder.apply(
+            params, model_state, batch["images"], train=True, key=keys[0]
+        )
+        z_i = outputs["invariant"]
+        metrics = base.diagnostics(base.unit_vectors(z_i), labels)
+        metrics["metric_invariant"] = mined_loss(z_i, labels, key=keys[3])
+        value = metrics["metric_invariant"]
+        if decay:
+            squares = _sum_of_squares(params["net"]) + _sum_of_squares(params["heads"])
+            metrics["decay"] = decay * squares / 2
+            value = value + metrics["decay"]
+        value = jnp.where(step >= phase_at, phases[1].lambdas[3], phases[0].lambdas[3]) * value
+        if probe:
+            metrics["cross_entropy"] = _cross_entropy(params["probe"], outputs["features"], labels)
+            value = value + metrics["cross_entropy"]
+        return value, (model_state, metrics)
+
+    def embed(params, model_state, images):
+        outputs, _ = encoder.apply(params, model_state, images, train=False)
+        return base.unit_vectors(outputs["invariant"])
+
+    return base.Method(init, loss, embed)
+
+
+def _encoder(net: nn.Module, heads: nn.Module, pool_fn: Callable | None) -> assemble.Modules:
+    """Backbone, pool and heads: images -> "features" and the outputs of the heads."""
+    output, pool_fn = assemble.pooling(pool_fn)
+    linen = {"net": net, "heads": heads}
+    if pool_fn is not None:
+        linen["pool"] = Head(features=None, pool_fn=pool_fn)
+
+    def run_encoder(run, images):
+        features = run["net"](images)[output]
+        if pool_fn is not None:
+            features = run["pool"](features)["features"]
+        features = ops.widen(features)
+        return {"features": features, **run["heads"](features)}
+
+    return assemble.modules(run_encoder, **linen)
+
+
+def _check_phases(phases: Sequence[Phase]) -> None:
+    if len(phases) != 2 or any(len(phase.lambdas) != 4 for phase in phases):
+        raise ValueError(
+            "lambdas are four weights for phase 1 and four for phase 2, not "
+            f"{tuple(phase.lambdas for phase in phases)}"
+        )
+
+
+def _probe_params(key: Array, width: int, classes: int) -> dict[str, Array]:
+    kernel = initializers.glorot_uniform(jax.random.fold_in(key, 1001), (width, classes))
+    return {"kernel": kernel, "bias": jnp.zeros(classes)}
+
+
+def _cross_entropy(params: Mapping[str, Array], features: Array, labels: Array) -> Array:
+    """Of a softmax classifier of the features, which get no gradient from it."""
+    logits = ops.matmul(jax.lax.stop_gradient(features), params["kernel"])
+    logits = logits + params["bias"][None, :]
     of_label = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)
     return -jnp.mean(of_label)
 

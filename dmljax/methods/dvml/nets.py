@@ -35,6 +35,7 @@ class VariationalHeads(nn.Module, kw_only=True):
     """Three linear layers of the features: "invariant", "mean" and "log_variance", each `[b d]`.
 
     * `features`: d.
+    * `variational=False` leaves out the mean and the log variance.
     * `norms`: the names of the batch norms. The paper has none; `SHARED_NORM` is one before all
       three layers; `NESTED_NORMS` adds one before the mean and one before the log variance, as
       published code for 128 dimensions does.
@@ -42,6 +43,7 @@ class VariationalHeads(nn.Module, kw_only=True):
     """
 
     features: int = 512
+    variational: bool = True
     norms: tuple[str, ...] = ()
     momentum: float = 0.01
     epsilon: float = 1e-3
@@ -60,7 +62,7 @@ class VariationalHeads(nn.Module, kw_only=True):
 
         x = norm(ops.widen(features), "norm")
         outputs: dict[str, Array] = {}
-        for name in ("invariant", "mean", "log_variance"):
+        for name in ("invariant", "mean", "log_variance") if self.variational else ("invariant",):
             linear = glorot_dense(self.features, dtype=self.dtype, name=name)
             outputs[name] = ops.widen(linear(norm(x, f"norm_{name}")))
         return outputs

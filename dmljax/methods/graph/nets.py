@@ -144,6 +144,7 @@ class MessagePassing(nn.Module, kw_only=True):
       leaves out the whole step.
     * `mlp_fn`: the second step, such as `mlp` or `identity`. None leaves out the whole step.
     * `residual`: adds a step to its input instead of replacing it. `norm`: adds the layer norms.
+      Both are switches of the published code (`res1`, `norm1`), for ablations.
     * `dropout`: the rate for the results of both steps and inside `mlp`.
     """
 

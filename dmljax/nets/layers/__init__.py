@@ -6,7 +6,14 @@ the layer: "SAME" would pad in another way at stride 2. `dtype` is the type of t
 `impl` chooses how convolutions and max pooling are computed: see `dmljax.kernels`.
 """
 
-from dmljax.nets.layers.convolution import Conv, ConvNorm, Dense, Dtype, glorot_dense
+from dmljax.nets.layers.convolution import (
+    Conv,
+    ConvNorm,
+    Dense,
+    Dtype,
+    glorot_dense,
+    kaiming_dense,
+)
 from dmljax.nets.layers.normalization import BatchNorm, local_response_norm
 from dmljax.nets.layers.pooling import avg_pool, global_max, global_mean, max_pool
 from dmljax.nets.layers.stages import add_pooled, check_maps, named, shapes, stage_range
@@ -23,6 +30,7 @@ __all__ = [
     "global_max",
     "global_mean",
     "glorot_dense",
+    "kaiming_dense",
     "local_response_norm",
     "max_pool",
     "named",

@@ -16,7 +16,7 @@ from dmljax.nets.initializers import Initializer, fan_in_uniform, glorot_uniform
 from dmljax.nets.layers.normalization import BatchNorm
 from dmljax.ops import Array
 
-__all__ = ["Conv", "ConvNorm", "Dense", "Dtype", "glorot_dense"]
+__all__ = ["Conv", "ConvNorm", "Dense", "Dtype", "glorot_dense", "kaiming_dense"]
 
 Dtype = Any
 
@@ -82,6 +82,10 @@ class Dense(nn.Module):
 
 
 glorot_dense = functools.partial(Dense, kernel_init=glorot_uniform, bias_init=nn.initializers.zeros)
+# Variance 2 / features, as the codes of Proxy-Anchor and of the multi-similarity loss draw it.
+kaiming_dense = functools.partial(
+    Dense, kernel_init=kaiming_normal, bias_init=nn.initializers.zeros
+)
 
 
 class ConvNorm(nn.Module):

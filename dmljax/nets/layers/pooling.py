@@ -60,7 +60,7 @@ def global_max(x: Float[Array, "b h w c"]) -> Float[jax.Array, "b c"]:
     The gradient of `jnp.max` divides by the number of pixels equal to the maximum. It is NaN where
     XLA computes `x` twice with different rounding, so that no pixel is equal.
     """
-    flat = x.reshape(len(x), -1, x.shape[3])
+    flat = x.reshape(x.shape[0], -1, x.shape[3])
     index = jnp.argmax(flat, axis=1, keepdims=True)
     largest = jnp.take_along_axis(flat, index, axis=1)[:, 0]
     return jnp.asarray(largest, jnp.promote_types(x.dtype, jnp.float32))

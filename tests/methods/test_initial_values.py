@@ -1,0 +1,76 @@
+"""Initial values of proxies and embedding layers, as the code published with a loss draws them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from one_step import Patches
+
+from dmljax import losses, methods
+from dmljax.train import named_methods
+
+C, D, K = 48, 32, 4
+
+
+def _params(loss_fn, factory=methods.proxies, **options):
+    method = factory(Patches(), loss_fn, classes=C, **{"dim": D, **options})
+    batch = {"images": jnp.zeros((2, 6, 6, 3)), "labels": jnp.zeros(2, jnp.int32)}
+    return jax.device_get(method.init(jax.random.key(0), batch)[0])
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "kind", "size"),
+    [
+        (losses.proxy_anchor, "normal", (2 / C) ** 0.5),
+        (functools.partial(losses.proxy_anchor, alpha=16.0), "normal", (2 / C) ** 0.5),
+        (losses.proxy_nca_pp, "normal", 1 / 8),
+        (losses.normalized_softmax, "uniform", 1 / D**0.5),
+        (losses.arcface, "normal", 1.0),
+        (losses.proxy_nca, "normal", 1.0),
+    ],
+)
+def test_proxies_are_drawn_as_published(loss_fn, kind, size):
+    proxies = _params(loss_fn)["proxies"]
+    assert proxies.shape == (C, D)
+    if kind == "uniform":
+        assert 0.98 * size < np.abs(proxies).max() <= size
+        size = size / 3**0.5
+    else:
+        assert np.abs(proxies).max() > 2.5 * size
+    np.testing.assert_allclose(proxies.std(), size, rtol=0.05)
+
+
+def test_centers_of_soft_triple_are_uniform_by_their_number():
+    centers = _params(losses.soft_triple, centers=K)["proxies"]
+    bound = 1 / (C * K) ** 0.5
+    assert centers.shape == (C, K, D) and 0.98 * bound < np.abs(centers).max() <= bound
+
+
+def test_the_values_of_other_losses_stay():
+    proxies = _params(losses.cosface)["proxies"]
+    drawn = jax.random.normal(jax.random.fold_in(jax.random.key(0), 1000), (C, D))
+    np.testing.assert_array_equal(proxies, drawn)
+
+
+def test_a_config_sets_the_deviation_and_the_embedding_layer():
+    factory, width = named_methods.proxies, {"dim": 512}
+    plain = _params(
+        losses.proxy_anchor, factory, proxy_std=0.5, embedding_init="kaiming_fan_out", **width
+    )
+    np.testing.assert_allclose(plain["proxies"].std(), 0.5, rtol=0.05)
+    layer = plain["head"]["red"]
+    np.testing.assert_allclose(layer["kernel"].std(), (2 / 512) ** 0.5, rtol=0.05)  # 0.0625
+    assert not layer["bias"].any()
+    # PyTorch's own values have a tenth of that deviation and a bias.
+    usual = _params(losses.proxy_anchor, factory, **width)["head"]["red"]
+    assert usual["bias"].any() and np.abs(usual["kernel"]).max() <= 1 / 10**0.5
+    with pytest.raises(ValueError, match="no embedding_init 'kaiming'"):
+        _params(losses.proxy_anchor, factory, embedding_init="kaiming")
+
+
+def test_pairs_take_the_embedding_layer_too():
+    layer = _params(losses.triplet, named_methods.pairs, embedding_init="glorot")["head"]["red"]
+    bound = (6 / (10 + D)) ** 0.5
+    assert not layer["bias"].any() and 0.9 * bound < np.abs(layer["kernel"]).max() <= bound
