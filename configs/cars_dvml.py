@@ -12,7 +12,8 @@ Expected with the paper's form, in percent, 512 dimensions (its table 1); R@1 wi
     loss=npair                66.0  34.6  80.4  85.8  91.8  95.1    72.3
     loss=dws                  67.6  36.8  82.0  88.4  93.3  96.3    78.9
 
-Expected of `mode=seed`, 128 dimensions, by the public code's report; baselines were not run:
+Expected of `mode=seed`, 128 dimensions, by the public code's report, whose own form is
+`mode=report`; baselines, `mode=seed,baseline=True`, were not run:
 
     argument                  NMI   F1    R@1   R@2   R@4   R@8   R@16  R@32
     mode=seed,experiment=1    56.8  23.1  54.3  65.9  76.9  84.7  90.6  94.8
@@ -20,8 +21,8 @@ Expected of `mode=seed`, 128 dimensions, by the public code's report; baselines 
     mode=seed,experiment=3    55.1  21.0  51.1  63.7  74.4  83.3  89.7  94.2
 
 The default is the corrected form; `mode=seed` follows public code. `help(dmljax.recipes.dvml)` says
-what the paper gives, what is a guess, and where that code differs from its report. Not run at full
-size here yet.
+what the paper gives, what is a guess, and where that code differs from its report. NMI and F1 are
+of the best of ten k-means starts by inertia, as in that code. Not run at full size here yet.
 """
 
 from dmljax import recipes

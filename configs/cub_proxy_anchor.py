@@ -10,8 +10,7 @@ Expected, in percent, 512 dimensions (README of the official code, Proxy-Anchor-
     net=resnet50    69.9  79.6  86.6  91.4
 
 These single runs are above the numbers of the paper, which used smaller batches. The form is
-the faithful one except for two things: `help(dmljax.recipes.proxy_anchor)`. Not run at full size
-here yet.
+the faithful one: `help(dmljax.recipes.proxy_anchor)`. Not run at full size here yet.
 """
 
 from dmljax import recipes

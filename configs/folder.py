@@ -9,6 +9,8 @@ norms.
 Half of the classes (in the order of their names) are for training; the scores are of the others. A
 fifth of the training classes is held out to choose the step whose scores are reported. No result is
 promised: it depends on the images.
+
+    loss=normalized_softmax or another loss, with the batch and the rates that it needs
 """
 
 from dmljax import recipes

@@ -9,8 +9,7 @@ Expected, in percent, 512 dimensions (README of the official code, Proxy-Anchor-
     91.9  98.1  98.7  99.0  99.1
 
 These single runs are above the numbers of the paper, which used smaller batches. The form is
-the faithful one except for two things: `help(dmljax.recipes.proxy_anchor)`. Not run at full size
-here yet.
+the faithful one: `help(dmljax.recipes.proxy_anchor)`. Not run at full size here yet.
 """
 
 from dmljax import recipes

@@ -9,8 +9,7 @@ Expected, in percent, 512 dimensions (README of the official code, Proxy-Anchor-
     79.2  90.7  96.2  98.6
 
 These single runs are above the numbers of the paper, which used smaller batches. The form is
-the faithful one except for two things: `help(dmljax.recipes.proxy_anchor)`. Not run at full size
-here yet.
+the faithful one: `help(dmljax.recipes.proxy_anchor)`. Not run at full size here yet.
 """
 
 from dmljax import recipes

@@ -25,7 +25,7 @@ each_config = pytest.mark.parametrize("file", CONFIGS, ids=lambda path: path.ste
 
 
 def _tiny_imagenet(root):
-    """With two test images of each class."""
+    """TinyImageNet's folders, with two test images of each class."""
     home = data_fixtures.tiny_imagenet(root) / "tiny-imagenet-200" / "val"
     notes = (home / "val_annotations.txt").read_text()
     for i, line in enumerate(notes.splitlines()):
@@ -53,11 +53,11 @@ def root_of(tmp_path_factory):
 
 
 def _small(file, argument, root_of):
-    """The config by the flags that make it small: one little net, two steps."""
+    """The config with the flags that make it small: a small net and two steps."""
     name = f"{file}:{argument}" if argument else str(file)
     config = config_lib.read(name)
     changes = {"steps": 2, "log_every": 1, "pictures": False, "runtime.devices": 1}
-    if config["dataset"]["name"] != "mnist":  # one of them is enough, and it takes long
+    if config["dataset"]["name"] != "mnist":  # one config with clustering is enough
         changes["evaluate.clustering"] = False
     changes |= {"evaluate.every": 2, "evaluate.seeds": [0], "evaluate.batch_size": 64}
     if config["dataset"]["name"] in LAYOUTS:
@@ -69,6 +69,7 @@ def _small(file, argument, root_of):
             changes["miner.dim"] = 32
     if config["method"]["name"] == "abe":
         changes |= {"method.split": ["conv1", "conv2"], "method.attention": "conv2"}
+        changes["method.attention_pools"] = True  # the little net has none to leave out
     sizes = {"batch_size": 8, "classes": 2, "per_class": 4}
     changes |= {f"sampler.{k}": sizes[k] for k in config["sampler"] if k != "name"}
     return config_lib.read(name, [f"--config.{k}={v!r}" for k, v in changes.items()])
@@ -82,15 +83,15 @@ def _open_arguments(file):
 
 
 def _arguments(file):
-    """Every 'attention=gat,mlp=False' that the docstring offers."""
+    """Every argument that the docstring mentions, such as 'attention=gat,mlp=False'."""
     text = ast.get_docstring(ast.parse(file.read_text()))
-    one = r"[a-z_]+=[\w.]*\w"
-    arguments = re.findall(rf"(?<![-.\w])({one}(?:,{one})*)", text)
+    assignment = r"[a-z_]+=[\w.]*\w"
+    arguments = re.findall(rf"(?<![-.\w])({assignment}(?:,{assignment})*)", text)
     return sorted({a for a in arguments if not a.startswith("select=")})
 
 
 @each_config
-def test_two_steps_and_an_evaluation(file, root_of, tmp_path):
+def test_a_config_trains_two_steps_and_is_evaluated(file, root_of, tmp_path):
     config = _small(file, None, root_of)
     scores = loop.run(config, tmp_path)
     lines = journal.read(tmp_path / "metrics.jsonl")
@@ -100,14 +101,13 @@ def test_two_steps_and_an_evaluation(file, root_of, tmp_path):
     assert [x["step"] for x in tested] == [2] and scores["R@1"] == tested[0]["test/R@1"]
     assert {"R@1", "MAP@R", "mAP", "MRR", "P@1", "RP"} <= set(scores)
     assert ("NMI" in scores) == config["evaluate"].get("clustering", True)
-    kept = json.loads((tmp_path / "config.json").read_text())
-    again = build(kept).config
-    assert again == kept and not list(config_lib.differences(again, build(config).config))
+    saved_config = json.loads((tmp_path / "config.json").read_text())
+    assert build(saved_config).config == saved_config
+    assert not list(config_lib.differences(saved_config, build(config).config))
 
 
 @each_config
-def test_what_a_docstring_says(file):
-    """The command and what to expect are there; the config's own arguments are."""
+def test_a_docstring_has_the_command_the_expectation_and_the_arguments(file):
     text = ast.get_docstring(ast.parse(file.read_text()))
     assert f"python -m dmljax.main --config=configs/{file.name}" in text
     assert re.search(r"[Ee]xpected|[Mm]easured|No\s+result\s+is\s+promised|no\s+numbers", text)
@@ -116,7 +116,7 @@ def test_what_a_docstring_says(file):
 
 
 @each_config
-def test_its_arguments_build(file, root_of):
+def test_every_argument_of_a_docstring_builds(file, root_of):
     plain, arguments_by_config = json.dumps(config_lib.read(str(file))), {}
     for argument in _arguments(file):
         arguments_by_config.setdefault(json.dumps(config_lib.read(f"{file}:{argument}")), argument)
@@ -129,7 +129,7 @@ def test_its_arguments_build(file, root_of):
 
 @pytest.mark.slow
 @each_config
-def test_all_arguments_take_two_steps(file, root_of, tmp_path):
+def test_every_argument_of_a_docstring_trains_two_steps(file, root_of, tmp_path):
     for i, argument in enumerate(_arguments(file)):
         scores = loop.run(_small(file, argument, root_of), tmp_path / str(i))
         assert np.isfinite(scores["R@1"]), argument
@@ -137,7 +137,7 @@ def test_all_arguments_take_two_steps(file, root_of, tmp_path):
 
 @pytest.mark.slow
 @each_config
-def test_shapes_at_full_size(file, root_of):
+def test_at_full_size_only_large_nets_have_5_million_parameters(file, root_of):
     for argument in ["", *_arguments(file)]:
         config = config_lib.read(f"{file}:{argument}" if argument else str(file))
         small = _small(file, argument, root_of)
@@ -145,11 +145,11 @@ def test_shapes_at_full_size(file, root_of):
         run = build(config | fields)
         shapes = run.shapes
         count = sum(x.size for x in jax.tree.leaves(shapes.params))
-        big = config["net"]["name"] in ("resnet50", "googlenet", "bn_inception")
-        assert (count > 5_000_000) == big, (argument, count)
+        is_large = config["net"]["name"] in ("resnet50", "googlenet", "bn_inception")
+        assert (count > 5_000_000) == is_large, (argument, count)
 
 
-def test_a_config_that_is_not_there_names_its_neighbors():
+def test_a_missing_config_file_is_refused_with_similar_names():
     with pytest.raises(FileNotFoundError, match=r"'gliphs.py': did you mean 'glyphs.py'\?.*folder"):
         config_lib.read(str(CONFIGS[0].with_name("gliphs.py")))
     with pytest.raises(FileNotFoundError, match=r"no folder confgs for the config 'glyphs.py'"):

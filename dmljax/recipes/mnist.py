@@ -32,7 +32,14 @@ _LOSSES: dict[str, dict[str, Any]] = {
 }
 
 
-def mnist(*, loss: str = "contrastive", labels: str = "0123456789") -> dict[str, Any]:
+def mnist(
+    *,
+    loss: str = "contrastive",
+    labels: str = "0123456789",
+    positive_weight: float = 0.5,
+    repeat_frames: int = 2,
+    repeat_last: int = 30,
+) -> dict[str, Any]:
     """MNIST in a plane by contrastive or triplet loss; `labels` are the digits to keep.
 
     The post trains ten epochs on all digits, on 159 and on 125689, and shows pictures but no
@@ -45,17 +52,28 @@ def mnist(*, loss: str = "contrastive", labels: str = "0123456789") -> dict[str,
       goes over pairs of row i of the batch's first half and row i of its second: d^2 of positives
       and [1 - d]+^2 of negatives. The post halves both, which does not change Adam's steps.
       Distances have a finite gradient where two embeddings coincide; there the post's are NaN.
+      `positive_weight` is the share of the first sum; the second has the rest.
     * `loss="triplet"`: the sum over at most one triplet for each row, with the first positive and
       the first negative behind it in the batch, [d_ap^2 - d_an^2 + 1]+, as in the post's code (its
       text omits the squares). The loss of a batch without a triplet is 0; the post's code fails on
       it.
 
+    `repeat_frames` and `repeat_last`: tenths of a second for which the movie shows a frame, and the
+    last one. The post's movies repeat frames of a tenth of a second twice, and the last 30 times.
+
     The four idx files of MNIST are in the folder `root`; `--config.dataset.source=tfds` reads those
     of TFDS.
     """
     check_choice("loss", loss, _LOSSES)
+    if not 0 <= positive_weight <= 1:
+        raise ValueError(f"positive_weight is a share of 0 to 1, not {positive_weight}")
+    if positive_weight != 0.5 and loss != "contrastive":
+        raise ValueError("positive_weight is of loss=contrastive")
     if not labels.isdecimal():
         raise ValueError(f"labels are digits, such as 159, not {labels!r}")
+    terms = copy.deepcopy(_LOSSES[loss])
+    if positive_weight != 0.5:
+        terms["loss"] |= {"pos_weight": 2 * positive_weight, "neg_weight": 2 - 2 * positive_weight}
     return {
         "dataset": {"name": "mnist", "root": None, "classes": [int(c) for c in labels]},
         "transform": "unchanged",
@@ -64,11 +82,18 @@ def mnist(*, loss: str = "contrastive", labels: str = "0123456789") -> dict[str,
         "sampler": {"name": "uniform", "batch_size": 16},
         "net": {"name": "lecun", "dim": None},
         "method": {"name": "pairs", "dim": 2, "normalized": False, "unit": False},
-        **copy.deepcopy(_LOSSES[loss]),
+        **terms,
         "optimizer": {"name": "adam", "rate": 1e-3},
         "schedule": "constant",
         "steps": "10 epochs",
         "log_every": 100,
-        "evaluate": {"every": 1000, "ks": (1, 2, 4, 8), "knn": 5, "frames": True},
+        "evaluate": {
+            "every": 1000,
+            "ks": (1, 2, 4, 8),
+            "knn": 5,
+            "frames": True,
+            "frame_ms": 100 * repeat_frames,
+            "last_frame_ms": 100 * repeat_last,
+        },
         "runtime": {"cache": True},
     }

@@ -20,7 +20,8 @@ def tinyimagenet(*, loss: str = "triplet") -> dict[str, Any]:
     crops of 64) and its default margins and scale. ArcFace's class vectors learn at 100 times the
     rate of the head. The miner is for triplets alone.
 
-    Frames of the embedding (`frames/`, `movie.gif`) are drawn at every evaluation. The weights are
+    Frames of the embedding (`frames/`, `movie.gif`) are drawn at every evaluation, and 2,000 images
+    go to TensorBoard's projector. The weights are
     torchvision's ResNet-50 V1: docs/weights.md.
     """
     check_choice("loss", loss, ("triplet", "arcface"))
@@ -44,5 +45,11 @@ def tinyimagenet(*, loss: str = "triplet") -> dict[str, Any]:
         "optimizer": {"name": "adam", "rate": 1e-4, "decay": 1e-4, "groups": groups},
         "schedule": "constant",
         "steps": "150 epochs",
-        "evaluate": {"every": "5 epochs", "ks": (1, 2, 4, 8), "frames": True},
+        "evaluate": {
+            "every": "5 epochs",
+            "ks": (1, 2, 4, 8),
+            "depth": "max_bin_count",
+            "frames": True,
+            "projector": 2000,
+        },
     }

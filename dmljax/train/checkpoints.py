@@ -123,7 +123,7 @@ class Checkpoints:
             self._pending.clear()
             reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
             earlier = [other for other in self.steps() if other != step]
-            onward = f"goes on from step {earlier[-1]}" if earlier else "begins again"
+            onward = f"continues from step {earlier[-1]}" if earlier else "starts again"
             raise OSError(
                 f"checkpoint {step} cannot be written to {self.folder}: {reason}. Make space there "
                 f"(or lower checkpoint.keep), then the same command {onward}"
@@ -214,18 +214,29 @@ class Checkpoints:
         state = TrainState(train["step"], items["params"], train["model_state"], train["opt_state"])
         return state, self.run(step)
 
+    def arrays(self, step: int) -> tuple[dict, dict]:
+        """The items `params` and `train` of a checkpoint as nested dicts, whatever their shapes."""
+        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        shapes = self._shapes(step)
+        abstract = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
+            {name: shapes[name] for name in ("params", "train")},
+        )
+        items = self._checkpointer.load_checkpointables(step, abstract)
+        return items["params"], items["train"]
+
     def run(self, step: int) -> dict:
         """What the train loop saved with the state."""
         return json.loads(self._notes(step)["run"])
 
-    def best(self) -> int:
-        """The step with the highest score, the earliest of equals; without scores the newest."""
+    def best(self) -> int | None:
+        """The step with the highest score, the earliest of equals; None if none has a score."""
 
         def find():
             steps = self.steps()
             scores = {step: self._notes(step)["score"] for step in steps}
             scored = [step for step in steps if scores[step] is not None]
-            return max(scored, key=lambda step: (scores[step], -step)) if scored else steps[-1]
+            return max(scored, key=lambda step: (scores[step], -step), default=None)
 
         return hosts.on_process_0(find)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import pathlib
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,6 +15,7 @@ from dmljax.hints import hint
 __all__ = [
     "differences",
     "folder_name",
+    "function_of_file",
     "override",
     "plain",
     "read",
@@ -55,14 +56,23 @@ def _get_config(source: str) -> Callable[..., Any]:
     if not path.is_file():
         others = hint(path.name, (other.name for other in path.parent.glob("*.py")))
         raise FileNotFoundError(f"the folder {path.parent} has no config {path.name!r}{others}")
-    spec = importlib.util.spec_from_file_location("config", path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"the config {path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
+    return function_of_file(path, "get_config")
+
+
+def function_of_file(path: pathlib.Path, name: str) -> Callable[..., Any]:
+    """The function `name` of a Python file, which is a program of the user.
+
+    The file is compiled each time. Python's import would take the compiled form of an earlier
+    content, if both were written in the same second and have the same length.
+    """
+    module = types.ModuleType(path.stem)
+    module.__file__ = str(path)
     try:
-        spec.loader.exec_module(module)
-        return module.get_config
-    except Exception as error:  # a config is the user's program
+        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+        function = getattr(module, name)
+        inspect.signature(function)
+        return function
+    except Exception as error:
         raise ValueError(f"{path} does not run: {type(error).__name__}: {error}") from error
 
 
@@ -84,16 +94,32 @@ def override(config: dict[str, Any], flags: Iterable[str]) -> dict[str, Any]:
         *parents, leaf = key.removeprefix("--config.").split(".")
         fields = config
         for parent in parents:
+            if isinstance(fields, list):  # 'optimizer.groups.0.factor'
+                fields = _item(fields, parent, flag)
+                continue
             if isinstance(fields.get(parent), str):
                 fields[parent] = {"name": fields[parent]}
             fields = fields.setdefault(parent, {})
-            if not isinstance(fields, dict):
+            if not isinstance(fields, dict | list):
                 raise ValueError(f"{flag}: {parent} has no fields, it is {fields!r}")
+        if isinstance(fields, list):
+            raise ValueError(f"{flag}: {parents[-1]} has no fields, it is {fields!r}")
         try:
             fields[leaf] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             fields[leaf] = value
     return config
+
+
+def _item(items: list[Any], number: str, flag: str) -> dict[str, Any]:
+    """Item `number` of a list of fields, such as the first group of an optimizer."""
+    if (
+        not number.isdecimal()
+        or int(number) >= len(items)
+        or not isinstance(items[int(number)], dict)
+    ):
+        raise ValueError(f"{flag}: the list has no item {number}, it is {items!r}")
+    return items[int(number)]
 
 
 def plain(config: Any) -> Any:

@@ -16,6 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 __all__ = [
     "Shardings",
+    "check_determinism",
+    "describe_determinism",
     "of_state",
     "path_of",
     "prefetch",
@@ -23,6 +25,8 @@ __all__ = [
     "return_free_memory",
     "shardings",
 ]
+
+_DETERMINISTIC = "xla_gpu_deterministic_ops=true"
 
 
 class Shardings:
@@ -87,6 +91,20 @@ def of_state(shapes: Any, shards: Shardings, *, patterns: Sequence[str] = ()) ->
 def path_of(keys: Any) -> str:
     """The path of a leaf of a tree as text, such as 'net/layer4/0/conv1/kernel'."""
     return jax.tree_util.keystr(keys, simple=True, separator="/")
+
+
+def check_determinism(platform: str, flags: str) -> None:
+    """Raises unless a run on this platform, with these XLA_FLAGS, repeats bit for bit."""
+    if platform == "gpu" and _DETERMINISTIC not in flags:
+        raise ValueError(
+            "runtime.deterministic is read before JAX starts, which has started: use `dmljax "
+            f"train`, or set XLA_FLAGS=--{_DETERMINISTIC}"
+        )
+
+
+def describe_determinism(platform: str) -> str:
+    """What makes a run repeat bit for bit, for its header."""
+    return f"deterministic (--{_DETERMINISTIC})" if platform == "gpu" else "deterministic"
 
 
 def put(batch: dict[str, np.ndarray], rows: NamedSharding) -> dict[str, jax.Array]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,12 +18,14 @@ from dmljax.data.splits import Split
 from dmljax.methods.base import Inspect
 from dmljax.train import optimizers
 from dmljax.train.devices import Shardings, prefetch
+from dmljax.train.ensemble_scores import mean_distance_scores
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
-__all__ = ["MAIN", "Evaluation", "Evaluator", "embed", "knn_accuracy", "score"]
+__all__ = ["MAIN", "MEAN", "Evaluation", "Evaluator", "cut_names", "embed", "knn_accuracy", "score"]
 
 MAIN = "embedding"  # the name of the main embedding beside those of its parts
+MEAN = "learners"  # the name under which the mean of several parts is reported
 _MAX_PIXELS = 64 * 64 * 3
 _MAX_PIXEL_IMAGES = 20_000
 
@@ -94,17 +98,24 @@ def score(
     ks: Sequence[int] = (1, 2, 4, 8),
     ranking_fns: Mapping[str, Callable] = metrics.RANKING_FNS,
     clustering_fns: Mapping[str, Callable] = metrics.CLUSTERING_FNS,
+    embedding_fns: Mapping[str, Callable] = types.MappingProxyType({}),
     seeds: Sequence[int] = (0, 1, 2),
+    starts: int = 1,
+    depth: int | str | None = None,
     devices: Sequence[Any] | None = None,
 ) -> dict[str, float]:
     """Retrieval scores by the split's protocol of queries and gallery, clustering of all images.
 
     Images that could not be read (rows of NaN) are left out, and counted in 'unreadable'. `ks` for
-    which there are too few images are left out.
+    which there are too few images are left out. `embedding_fns` are functions of (embeddings,
+    labels). With `depth`, a number or 'max_bin_count' (the most positives that a query has), mAP
+    and MRR are also computed of rankings that are cut there.
     """
     readable = np.isfinite(embeddings).all(axis=1)
     query = readable if split.query is None else readable & split.query
     gallery = None if split.gallery is None else readable & split.gallery
+    if depth is not None:
+        ranking_fns = {**ranking_fns, **_cut(depth, split.labels, query, gallery)}
     search: dict[str, Any] = {"devices": devices, "metric_fns": ranking_fns}
     items = int(query.sum()) - 1 if gallery is None else int(gallery.sum())
     search["ks"] = ([k for k in ks if k <= items] or [1]) if ks else []
@@ -115,14 +126,44 @@ def score(
         if gallery is not None:
             search["gallery_groups"] = split.groups[gallery]
     scores = metrics.retrieval(embeddings[query], split.labels[query], **search)
+    points, labels = embeddings[readable], split.labels[readable]
     if clustering_fns:
-        points, labels = embeddings[readable], split.labels[readable]
         scores |= metrics.clustering(
-            points, labels, metric_fns=clustering_fns, seeds=seeds, devices=devices
+            points, labels, metric_fns=clustering_fns, seeds=seeds, starts=starts, devices=devices
         )
+    for name, embedding_fn in embedding_fns.items():
+        scores[name] = _number(name, embedding_fn(points, labels))
     if missing := int((~readable).sum()):
         scores["unreadable"] = missing
     return scores
+
+
+def _number(name: str, value: Any) -> float:
+    """The value of a metric, which must be one number."""
+    if np.ndim(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
+        raise ValueError(f"the metric {name} must return one number, not {value!r}")
+    return float(value)
+
+
+def cut_names(depth: int | str | None) -> tuple[str, ...]:
+    """The names of the scores whose rankings are cut at `depth`."""
+    return () if depth is None else (f"mAP@{depth}", f"MRR@{depth}")
+
+
+def _cut(
+    depth: int | str, labels: np.ndarray, query: np.ndarray, gallery: np.ndarray | None
+) -> dict[str, Callable]:
+    """The functions of ranks that cut at `depth`, by their names."""
+    k = depth
+    if isinstance(depth, str):
+        counts = np.bincount(labels[query if gallery is None else gallery], minlength=1)
+        counts = counts[labels[query][labels[query] < len(counts)]]
+        k = max(1, int(counts.max(initial=0)) - (gallery is None))
+    functions = (metrics.map_at_k, metrics.reciprocal_rank_at_k)
+    return {
+        name: functools.partial(function, k=k)
+        for name, function in zip(cut_names(depth), functions, strict=True)
+    }
 
 
 def knn_accuracy(
@@ -177,8 +218,8 @@ class Evaluator:
 
         self._embed_fn = jax.jit(embed_fn, out_shardings=run.shards.rows)
 
-    def evaluate(self, state: TrainState) -> Evaluation:
-        """The scores of the test split and of the held-out classes."""
+    def evaluate(self, state: TrainState, *, clustering: bool = True) -> Evaluation:
+        """The scores of the test split and of the held-out classes; `clustering` among them."""
         scores, test_embeddings = {}, None
         for name in ("test", "val"):
             split = self._run.splits.get(name)
@@ -187,7 +228,7 @@ class Evaluator:
             embeddings = self.embeddings(state, split)
             if name == "test":
                 test_embeddings = embeddings
-            values = self.scores(state, embeddings, split)
+            values = self.scores(state, embeddings, split, clustering=clustering)
             scores |= {f"{name}/{k}": v for k, v in values.items()}
         return Evaluation(scores, test_embeddings)
 
@@ -195,6 +236,24 @@ class Evaluator:
         """The embeddings of every image: the main one under `MAIN`, parts under their names."""
         params = optimizers.averaged(state.params, state.opt_state)
         return self._embed(lambda x: self._embed_fn(params, state.model_state, x), split)
+
+    def synthetic_features(
+        self, state: TrainState, split: Split, *, key: jax.Array
+    ) -> dict[str, np.ndarray]:
+        """`Inspect.synthetic_features` of every image; every batch draws its own samples."""
+        params = optimizers.averaged(state.params, state.opt_state)
+        numbers = itertools.count()
+
+        @jax.jit
+        def features_fn(params, model_state, images, key):
+            images = self._run.normalize_fn(images)
+            return self._inspect.synthetic_features(params, model_state, images, key=key)
+
+        def of_batch(images):
+            batch_key = jax.random.fold_in(key, next(numbers))
+            return features_fn(params, state.model_state, images, batch_key)
+
+        return self._embed(of_batch, split)
 
     def pixel_scores(self) -> dict[str, float] | None:
         """Scores of the raw pixels of the test split, as a baseline. None if it is too large."""
@@ -206,7 +265,12 @@ class Evaluator:
         return score(pixels, split, ks=(1,), clustering_fns={})
 
     def scores(
-        self, state: TrainState, embeddings: dict[str, np.ndarray], split: Split
+        self,
+        state: TrainState,
+        embeddings: dict[str, np.ndarray],
+        split: Split,
+        *,
+        clustering: bool = True,
     ) -> dict[str, float]:
         """All scores of these embeddings that the config asks for."""
         options = self._run.evaluation
@@ -216,14 +280,14 @@ class Evaluator:
             split,
             ks=options.ks,
             ranking_fns=options.ranking_fns,
-            clustering_fns=options.clustering_fns,
+            clustering_fns=options.clustering_fns if clustering else {},
+            embedding_fns=options.embedding_fns,
             seeds=options.seeds,
+            starts=options.starts,
+            depth=options.depth,
             devices=self._run.shards.mesh.local_devices,
         )
-        for name, embedding in embeddings.items():
-            if name != MAIN:
-                recall = score(embedding, split, ks=(1,), clustering_fns={})["R@1"]
-                scores[f"{name}/R@1"] = recall
+        scores |= self._part_scores(embeddings, split)
         if options.refine:
             refined = self._refined(state, main, split)
             values = score(
@@ -234,8 +298,30 @@ class Evaluator:
                 clustering_fns={},
             )
             scores |= {f"refined/{name}": value for name, value in values.items()}
+        if options.mean_distance:
+            values = mean_distance_scores(
+                {name: x for name, x in embeddings.items() if name != MAIN},
+                split,
+                ks=options.ks,
+                ranking_fns=options.ranking_fns,
+            )
+            scores |= {f"mean_distance/{name}": value for name, value in values.items()}
         if options.knn and set(split.names) & set(self._run.train.names):
             scores["knn"] = self._knn(state, main, split)
+        return scores
+
+    def _part_scores(self, embeddings: dict[str, np.ndarray], split: Split) -> dict[str, float]:
+        """R@K of every part, such as a learner of an ensemble; of several parts also the mean."""
+        ks = self._run.evaluation.ks or (1,)
+        recalls = {}
+        for name, embedding in embeddings.items():
+            if name != MAIN:
+                values = score(embedding, split, ks=ks, ranking_fns={}, clustering_fns={})
+                recalls[name] = {k: v for k, v in values.items() if k.startswith("R@")}
+        scores = {f"{part}/{k}": v for part, values in recalls.items() for k, v in values.items()}
+        if len(recalls) > 1:
+            for k in next(iter(recalls.values())):
+                scores[f"{MEAN}/{k}"] = float(np.mean([values[k] for values in recalls.values()]))
         return scores
 
     def _embed(self, embed_fn: Callable, split: Split) -> Any:

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
+import jax
 import numpy as np
 
+from dmljax.data import parts
 from dmljax.data.files import write_json
-from dmljax.data.splits import record_name, subset
+from dmljax.data.reader import Reader
+from dmljax.data.splits import Split, record_name, subset
+from dmljax.methods.base import Inspect
+from dmljax.report import atlas
+from dmljax.train import optimizers
+from dmljax.train.devices import path_of
 from dmljax.train.evaluation import MAIN, Evaluator
+from dmljax.train.run import Run
 from dmljax.train.run_folder import reopen, split_of
+from dmljax.train.step import TrainState
 
 __all__ = ["export"]
+
+_PROGRESS = "progress.json"
 
 
 def export(
@@ -25,28 +38,126 @@ def export(
     step: int | None = None,
     dtype: str = "float32",
     chunk: int = 4096,
+    format: str = "npy",
+    synthetic: bool = False,
+    shard: parts.Shard | None = None,
     overrides: Sequence[str] = (),
 ) -> pathlib.Path:
     """Writes `embeddings.npy` and `items.safetensors` into the folder `out`, and returns it.
 
     `items.safetensors` holds the labels, and the masks of query and gallery where the split has
-    them; ids and class names are JSON in its metadata. Works through `chunk` images at a time. An
-    interrupted export continues with the same call.
+    them; ids and class names are JSON in its metadata. `synthetic` adds an array for each of the
+    `synthetic_features` of the method, such as `z_invariant.npy` and `reconstruction.npy`, with one
+    random sample for each image. Works through `chunk` images at a time. An interrupted export
+    continues with the same call. With `format='parquet'`, there is also `embeddings.parquet`, which
+    Embedding Atlas shows: see `report.atlas`.
+
+    With `shard`, only its rows are embedded, into `out/part-I-of-N`; processes with the other
+    shards, on this host or others, write beside it and never wait for each other. The process that
+    completes the last part completes `out/manifest.json`: see `data.parts`. The concatenated parts
+    are bitwise equal to an export without `shard`, on the same hardware and batch size.
     """
-    from safetensors.numpy import save_file
+    if format not in ("npy", "parquet"):
+        raise ValueError(f"--format={format!r} is not known: npy (default) or parquet")
+    if format == "parquet":
+        atlas.check_pyarrow()
 
     if dtype not in ("float32", "float16"):
         raise ValueError(f"embeddings are written as float32 or float16, not {dtype}")
+    if shard is not None and (synthetic or format != "npy"):
+        raise ValueError(
+            f"--shard={shard} writes embeddings.npy only: random samples of --synthetic and the "
+            "map of --format=parquet depend on all rows; leave them out"
+        )
     run, state = reopen(workdir, step=step, overrides=overrides)
+    if synthetic and (run.method.inspect or Inspect()).synthetic_features is None:
+        raise ValueError(
+            "--synthetic: the method of this run makes no synthetic features; dvml does, without "
+            "baseline=True"
+        )
     images, out = split_of(run, split), pathlib.Path(out)
-    out.mkdir(parents=True, exist_ok=True)
     task = {"run": str(pathlib.Path(workdir).absolute()), "split": split, "step": int(state.step)}
     task |= {"dtype": dtype, "count": len(images), "overrides": list(overrides)}
-    progress_file = out / "progress.json"
+    task |= {"synthetic": True} if synthetic else {}
+    if shard is not None:
+        del task["run"]  # hosts may see it under other paths
+        task["model"] = _digest(state)
+        return _export_part(
+            run, state, images, out, shard=shard, task=task, chunk=chunk, workdir=str(workdir)
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    rows = range(len(images))
+    names = _embed(run, state, images, out, rows=rows, task=task, chunk=chunk, workdir=str(workdir))
+    if format == "parquet":
+        reader = Reader(images, cache=False)
+        count = atlas.write(
+            out / "embeddings.parquet",
+            np.load(out / "embeddings.npy", mmap_mode="r"),
+            images,
+            ids=[record_name(images.records, i) for i in rows],
+            read_fn=lambda row: reader(int(row)),
+            seed=run.seed,
+            devices=run.shards.mesh.local_devices,
+        )
+        print(f"{out / 'embeddings.parquet'}: {count:,} rows for Embedding Atlas")
+    (out / _PROGRESS).unlink(missing_ok=True)
+    others = "".join(f", {name}.npy" for name in names if name != "embeddings")
+    print(
+        f"{out / 'embeddings.npy'}{others}: {len(images):,} embeddings; items.safetensors: their "
+        "labels and names"
+    )
+    return out
+
+
+def _export_part(
+    run: Run,
+    state: TrainState,
+    images: Split,
+    out: pathlib.Path,
+    *,
+    shard: parts.Shard,
+    task: dict[str, Any],
+    chunk: int,
+    workdir: str,
+) -> pathlib.Path:
+    rows = shard.rows(len(images))
+    if shard.count > len(images):
+        raise ValueError(f"--shard={shard}: there are only {len(images):,} images")
+    with parts.claimed(out, shard, task) as folder:
+        if not parts.is_complete(folder):
+            _embed(
+                run, state, images, folder, rows=rows, task=task, chunk=chunk, workdir=str(workdir)
+            )
+            parts.finish(folder, shard, rows=rows)
+        (folder / _PROGRESS).unlink(missing_ok=True)
+    manifest = parts.complete(out)
+    finished = shard.count - len(manifest["missing"])
+    print(f"{folder}: {len(rows):,} embeddings; {finished:,} of {shard.count:,} parts are complete")
+    return folder
+
+
+def _embed(
+    run: Run,
+    state: TrainState,
+    images: Split,
+    out: pathlib.Path,
+    *,
+    rows: range,
+    task: dict[str, Any],
+    chunk: int,
+    workdir: str,
+) -> list[str]:
+    """Writes the arrays of these rows, continuing an interrupted call; the names of the arrays.
+
+    `progress.json` stays, so that the caller deletes it when everything else is written.
+    """
+    from safetensors.numpy import save_file
+
+    progress_file = out / _PROGRESS
     done = 0
     if progress_file.exists():
         progress = json.loads(progress_file.read_text())
-        if {k: progress[k] for k in task} != task:
+        if {k: progress.get(k) for k in task} != task:
             raise ValueError(
                 f"{out} holds an unfinished export of {progress}: finish that, or choose another "
                 "folder"
@@ -57,23 +168,42 @@ def export(
     else:
         write_json(progress_file, {**task, "done": 0})
     evaluator = Evaluator(run)
-    file, array = out / "embeddings.npy", None
-    while done < len(images):
-        rows = np.arange(done, min(done + chunk, len(images)))
-        embeddings = evaluator.embeddings(state, subset(images, rows))[MAIN]
-        if array is None:
-            shape = (len(images), embeddings.shape[1])
-            mode = "r+" if done else "w+"
-            array = np.lib.format.open_memmap(file, mode=mode, dtype=dtype, shape=shape)
-        array[rows] = embeddings
-        array.flush()
-        done = int(rows[-1]) + 1
+    synthetic = task.get("synthetic", False)
+    arrays: dict[str, np.ndarray] = {}
+    while done < len(rows):
+        stop = min(done + chunk, len(rows))
+        part = subset(images, np.arange(rows[done], rows[stop - 1] + 1))
+        values = {"embeddings": evaluator.embeddings(state, part)[MAIN]}
+        if synthetic:
+            key = jax.random.fold_in(jax.random.key(run.seed), done)
+            values |= evaluator.synthetic_features(state, part, key=key)
+        for name, value in values.items():
+            if name not in arrays:
+                shape = (len(rows), value.shape[1])
+                mode = "r+" if done else "w+"
+                arrays[name] = np.lib.format.open_memmap(
+                    out / f"{name}.npy", mode=mode, dtype=task["dtype"], shape=shape
+                )
+            arrays[name][done:stop] = value
+            arrays[name].flush()
+        done = stop
         write_json(progress_file, {**task, "done": done})
-    ids = [record_name(images.records, i) for i in range(len(images))]
-    metadata = {"ids": json.dumps(ids), "classes": json.dumps(images.names), "run": str(workdir)}
+    # Names of all classes, so that labels of all parts mean the same.
+    ids = [record_name(images.records, i) for i in rows]
+    metadata = {"ids": json.dumps(ids), "classes": json.dumps(images.names), "run": workdir}
     items = {"labels": images.labels, "query": images.query, "gallery": images.gallery}
-    items = {name: array for name, array in items.items() if array is not None}
+    selected = slice(rows.start, rows.stop)
+    items = {k: np.ascontiguousarray(v[selected]) for k, v in items.items() if v is not None}
     save_file(items, out / "items.safetensors", metadata=metadata)
-    progress_file.unlink(missing_ok=True)
-    print(f"{file}: {len(images):,} embeddings; items.safetensors: their labels and names")
-    return out
+    return list(arrays)
+
+
+def _digest(state: TrainState) -> str:
+    """The SHA-256 of what the embedding is computed from."""
+    sha = hashlib.sha256()
+    params = optimizers.averaged(state.params, state.opt_state)
+    for path, leaf in jax.tree_util.tree_leaves_with_path((params, state.model_state)):
+        array = np.asarray(leaf)
+        sha.update(f"{path_of(path)} {array.dtype} {array.shape}".encode())
+        sha.update(array.tobytes())
+    return sha.hexdigest()

@@ -26,8 +26,14 @@ _DEFAULTS: dict[str, Any] = {
     "optimizer": {"name": "adam", "rate": 1e-4},
     "schedule": "cosine",
     "reload_best_at": (),
+    "start": None,  # the folder of a run whose backbone is the first
+    "trained": "all",  # or 'last': the pretrained backbone stays as it is
     "validation": 0.0,
+    "fold": None,  # or 0 to folds - 1: the training classes that are held out
+    "folds": 4,
+    "fold_seed": None,  # None: contiguous classes; a number: shuffled
     "select": "last",
+    "patience": None,  # evaluations that the best one may be old before the run ends
     "evaluate": {},
     "checkpoint": {},
     "log_every": 20,
@@ -40,13 +46,21 @@ _SECTIONS: dict[str, dict[str, Any]] = {
     "evaluate": {
         "every": None,  # steps, or '5 epochs'; None: once, after the last step
         "metrics": None,  # names of scores; None: all
+        "extra": (),  # names of further scores
         "ks": (1, 2, 4, 8),
-        "clustering": True,
+        "depth": None,  # a number or 'max_bin_count': where mAP and MRR are also cut
+        "clustering": True,  # or 'end': after the last step alone
+        "starts": 1,  # of k-means, of which the least inertia counts
         "batch_size": 256,
         "knn": 0,
         "seeds": (0, 1, 2),
         "refine": False,
+        "mean_distance": False,  # rank also by the mean of the parts' distances
         "frames": False,
+        "projector": 0,  # test images in TensorBoard's projector
+        "frame_ms": 200,  # of the movie
+        "last_frame_ms": 3000,
+        "call": None,  # 'my_package.my_module:my_function', called after each evaluation
     },
     "checkpoint": {"every": None, "keep": 2},
     # Options that cannot change a result, and so may differ when a run is resumed.
@@ -54,22 +68,37 @@ _SECTIONS: dict[str, dict[str, Any]] = {
         "workers": 0,
         "cache": False,
         "devices": None,
+        "deterministic": False,  # the same bits in every run on a GPU, too
         "sharded": (),  # paths of parameters to split over the devices
     },
 }
 # Types of fields whose default has another type.
 _OTHER_TYPES = {
+    "call": "str | None",
     "chunk": "int | None",
+    "clustering": "bool | str",
+    "depth": "int | str | None",
     "devices": "int | None",
+    "fold": "int | None",
+    "fold_seed": "int | None",
     "metrics": "tuple | None",
+    "patience": "int | None",
     "select": "str",
+    "start": "str | None",
+    "trained": "str",
 }
 _MINIMA = {
     "seed": 0,
     "log_every": 1,
     "chunk": 1,
+    "fold_seed": 0,
+    "patience": 0,
     "evaluate.batch_size": 1,
     "evaluate.knn": 0,
+    "evaluate.projector": 0,
+    "evaluate.frame_ms": 20,
+    "evaluate.last_frame_ms": 20,
+    "evaluate.starts": 1,
     "checkpoint.keep": 1,
     "runtime.workers": 0,
     "runtime.devices": 1,
@@ -103,9 +132,24 @@ def complete(config: Any) -> dict[str, Any]:
         raise ValueError(f"validation must be a share of 0 to 1, not {config['validation']}")
     if config["unreadable"] not in ("raise", "skip"):
         raise ValueError(f"unreadable must be 'raise' or 'skip', not {config['unreadable']!r}")
+    if config["trained"] not in ("all", "last"):
+        raise ValueError(f"trained must be 'all' or 'last', not {config['trained']!r}")
+    _check_evaluate(config["evaluate"])
     if config["steps"] is None:
         raise ValueError("the config sets no steps: a number, or '60 epochs'")
     return config
+
+
+def _check_evaluate(options: dict[str, Any]) -> None:
+    if options["clustering"] not in (True, False, "end"):
+        raise ValueError(
+            f"evaluate.clustering must be True, False or 'end', not {options['clustering']!r}"
+        )
+    depth = options["depth"]
+    if depth is not None and (depth != "max_bin_count" if isinstance(depth, str) else depth < 1):
+        raise ValueError(
+            f"evaluate.depth must be a number from 1 on, or 'max_bin_count', not {depth!r}"
+        )
 
 
 def named(spec: Any) -> dict[str, Any]:

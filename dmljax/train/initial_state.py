@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from absl import logging
 
 from dmljax.kernels.initial_draws import batch_draws
+from dmljax.train import start
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 from dmljax.weights import PUBLISHED, load
 
-__all__ = ["check_weights", "first_state", "key_of", "missing_weights_note"]
+__all__ = ["check_file", "check_weights", "first_state", "key_of", "missing_weights_note"]
 
 # The program runs once, so full optimization takes longer than it saves. At level 0 the random
 # draws would take seconds.
@@ -37,24 +39,35 @@ def key_of(seed: int) -> jax.Array:
     return jax.random.key(seed, impl="threefry2x32")
 
 
-def _backbone(run: Run) -> dict[str, Any] | None:
-    """The variables of the pretrained backbone, or None without a file of weights."""
-    if run.weights is None:
+def _backbone(run: Run, report_fn: Callable = logging.warning) -> dict[str, Any] | None:
+    """The variables of the pretrained backbone, or None without a file of weights or a run."""
+    if run.weights is None and run.start is None:
         return None
     images = jax.ShapeDtypeStruct((1, *run.image_shape), jax.numpy.uint8)
     shape = jax.eval_shape(run.normalize_fn, images).shape[1:]
-    return load(run.weights, run.net, image_shape=shape, report_fn=logging.warning)
+    if run.start is not None:
+        first = start.find(run.start)
+        return start.variables(first, run.net, image_shape=shape, report_fn=report_fn)
+    return load(run.weights, run.net, image_shape=shape, report_fn=report_fn)
 
 
 def check_weights(run: Run) -> None:
-    """Raises a one-line error where the file of weights does not exist."""
-    if run.weights is not None and not os.path.isfile(run.weights):
-        raise FileNotFoundError(
-            f"net.weights: there is no file {run.weights}; docs/weights.md says where weights come "
-            "from"
-        )
-    if run.weights is None and getattr(run.net, "frozen", False):
+    """Raises a one-line error where the file of weights does not exist or does not fit the net.
+
+    The run folder is not yet written then, so that nothing of the failed run stays.
+    """
+    check_file(run.weights)
+    _backbone(run, report_fn=lambda *_: None)
+    if run.weights is None and run.start is None and getattr(run.net, "frozen", False):
         logging.warning("net.frozen=True without net.weights: batch norm stays the identity")
+
+
+def check_file(weights: str | None) -> None:
+    """Raises a one-line error where a file of weights is named that does not exist."""
+    if weights is not None and not os.path.isfile(weights):
+        raise FileNotFoundError(
+            f"net.weights: there is no file {weights}; docs/weights.md says where weights come from"
+        )
 
 
 def missing_weights_note(net: str) -> str | None:

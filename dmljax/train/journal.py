@@ -15,10 +15,11 @@ import pathlib
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from tensorboardX import SummaryWriter  # here, before JAX computes: it changes the environment
 
 from dmljax.data.files import write_text
@@ -54,6 +55,11 @@ class Journal:
         start = time.perf_counter()
         yield
         self._waited += time.perf_counter() - start
+
+    def first_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Shows the loss of the first step, because the first report may be minutes away."""
+        if self._progress is not None:
+            self._progress.update(step, f"loss {metrics['loss']:.4f}")
 
     def train(
         self, step: int, metrics: Mapping[str, float], *, batch: int, unreadable: int = 0
@@ -91,6 +97,21 @@ class Journal:
             names = dict.fromkeys(["R@1", "MAP@R", "NMI", shown])
             values = [f"{name} {100 * scores[name]:.1f}" for name in names if name in scores]
             self.say(f"step {step}, {split}: {', '.join(values)}")
+
+    def projector(
+        self, step: int, embeddings: np.ndarray, classes: Sequence[str], *, count: int
+    ) -> None:
+        """`count` embeddings and their classes for TensorBoard's projector.
+
+        The same images at every step; rows of NaN are left out.
+        """
+        if self._board is None:
+            return
+        rows = np.flatnonzero(np.isfinite(embeddings).all(axis=1))
+        rows = np.sort(np.random.default_rng(0).permutation(rows)[:count])
+        # A table of one column: tabs and line breaks would end a cell.
+        names = [" ".join(classes[row].split()) or "?" for row in rows]
+        self._board.add_embedding(embeddings[rows], names, global_step=step, tag="test")
 
     def restart_clock(self, step: int) -> None:
         """Leaves the time since the last report out of the speed, such as that of an evaluation."""
@@ -166,12 +187,35 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def table(scores: Mapping[str, float]) -> str:
-    """Scores in two rows, in percent where they are shares."""
+    """Scores in two rows, in percent where they are shares.
+
+    Scores of parts, such as 'learner_0/R@1', follow in a row for each part.
+    """
     shown = {k: v for k, v in scores.items() if not k.endswith("_std") and not isinstance(v, dict)}
-    cells = [(k, f"{v:,}" if isinstance(v, int) else f"{100 * v:.1f}") for k, v in shown.items()]
-    widths = [max(len(k), len(v)) for k, v in cells]
-    rows = (
-        "  ".join(text.rjust(w) for text, w in zip(row, widths, strict=True))
-        for row in zip(*cells, strict=True)
+    whole = {k: v for k, v in shown.items() if "/" not in k}
+    parts: dict[str, dict[str, float]] = {}
+    for name, value in shown.items():
+        part, slash, score = name.partition("/")
+        if slash:
+            parts.setdefault(part, {})[score] = value
+    tables = [_rows([list(whole), [_cell(value) for value in whole.values()]])] if whole else []
+    columns = list(dict.fromkeys(tuple(values) for values in parts.values()))
+    for names in columns:
+        rows = [
+            [part, *map(_cell, values.values())]
+            for part, values in parts.items()
+            if tuple(values) == names
+        ]
+        tables.append(_rows([["", *names], *rows]))
+    return "\n".join(tables)
+
+
+def _cell(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{100 * value:.1f}"
+
+
+def _rows(rows: list[list[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(text.rjust(w) for text, w in zip(row, widths, strict=True)) for row in rows
     )
-    return "\n".join(rows)

@@ -4,42 +4,67 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import pathlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
 from dmljax.data import pipeline
-from dmljax.train import initial_state, run_folder, summary
+from dmljax.train import digests, initial_state, query_scores, results, run_folder, summary
+from dmljax.train import start as start_lib
 from dmljax.train.build import build
 from dmljax.train.checkpoints import Checkpoints
-from dmljax.train.devices import prefetch, return_free_memory
-from dmljax.train.evaluation import Evaluation, Evaluator
+from dmljax.train.devices import check_determinism, prefetch, return_free_memory
+from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.interrupts import Interrupts
-from dmljax.train.journal import Journal
+from dmljax.train.journal import Journal, read
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState, train_step
 from dmljax.train.step_metrics import PendingMetrics, mean
+from dmljax.train.stopping import is_out_of_patience
+from dmljax.weights import file_digest
 
 __all__ = ["batches", "compiled_step", "run"]
 
 
-def run(config: Any, workdir: str | os.PathLike, *, overwrite: bool = False) -> dict[str, float]:
-    """Trains, or continues to train, and returns the scores of the test split."""
-    workdir = pathlib.Path(workdir)
+def run(
+    config: Any, workdir: str | os.PathLike, *, overwrite: bool = False, source: str = ""
+) -> dict[str, float]:
+    """Trains, or continues to train, and returns the scores of the test split.
+
+    `source` is the name of the config as the command line gives it, for `result.json`.
+    """
+    workdir, start = pathlib.Path(workdir), time.monotonic()
     run = build(config)
     initial_state.check_weights(run)
+    if run.runtime.deterministic:
+        check_determinism(jax.devices()[0].platform, os.environ.get("XLA_FLAGS", ""))
+    run_digests = digests.of_config(
+        run.config,
+        data=run.data_digest,
+        weights=None if run.weights is None else file_digest(run.weights),
+        start=None if run.start is None else start_lib.find(run.start).digest,
+    )
     with (
-        run_folder.claimed(workdir, run.config, overwrite=overwrite),
+        run_folder.claimed(workdir, run.config, run_digests, overwrite=overwrite),
         Checkpoints(workdir / "checkpoints", keep=run.checkpoint.keep) as checkpoints,
     ):
-        return _train(run, workdir, checkpoints)
+        report = results.Report(workdir, source=source, digests=run_digests, start=start)
+        try:
+            return _train(run, workdir, checkpoints, report)
+        except Exception as error:
+            report.failed(error, **summary.facts(run))
+            raise
 
 
-def _train(run: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[str, float]:
-    state, window = _restored(run, checkpoints)
+def _train(
+    run: Run, workdir: pathlib.Path, checkpoints: Checkpoints, report: results.Report
+) -> dict[str, float]:
+    state, window, history = _restored(run, checkpoints, report)
     start_step = int(state.step)
     if start_step in run.reload_best_at:  # A checkpoint holds the state before the reload.
         state = _reload_best(state, run, checkpoints)
@@ -61,6 +86,8 @@ def _train(run: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[st
             for step, metrics, signal in pending.fetch(all_steps=all_steps):
                 interrupts.hear(signal)
                 window.append(metrics)
+                if step == start_step + 1:
+                    journal.first_step(step, metrics)
                 if step % run.log_every == 0 or step == run.steps:
                     skipped = len(host_batches.skipped)
                     journal.train(step, mean(window), batch=run.batch_size, unreadable=skipped)
@@ -69,24 +96,42 @@ def _train(run: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[st
         def save(score: float | None = None) -> None:
             log(all_steps=True)
             journal.flush()
-            checkpoints.save(state, {"window": window}, score=score)
+            notes = {"window": window, "history": history, "seconds": report.seconds()}
+            checkpoints.save(state, notes, score=score)
 
-        evaluation = None
+        evaluation, is_warned = None, False
         device_batches = prefetch(host_batches, run.shards.rows)
-        for step in range(start_step + 1, run.steps + 1):
+        is_over = is_out_of_patience(history, run.patience)  # The run was finished already.
+        remaining_steps = range(start_step + 1, start_step + 1 if is_over else run.steps + 1)
+        if remaining_steps:
+            journal.say("compiling the train step")
+        for step in remaining_steps:
             with journal.waiting():
                 batch = next(device_batches)
             signal = interrupts.row()
             with jax.transfer_guard("disallow"):
                 state, on_devices = step_fn(state, batch, signal)
             pending.add(step, on_devices)
-            log()
+            log(all_steps=step == start_step + 1)
             if step in run.evaluation.every or step == run.steps:
                 log(all_steps=True)
                 evaluation = _evaluate(run, state, evaluator, journal, workdir, step)
-                save(evaluation.scores.get(run.selection.key))
+                score = evaluation.scores.get(run.selection.key)
+                history += [] if score is None else [score]
+                save(score)
+                if is_main and run.evaluation.call_fn is not None:
+                    run.evaluation.call_fn(evaluation, step=step, workdir=workdir)
+                if not is_warned and (line := summary.stuck(run, workdir)):
+                    journal.say(line)
+                    is_warned = True
                 return_free_memory()
                 journal.restart_clock(step)
+                if is_out_of_patience(history, run.patience):
+                    journal.say(
+                        f"training ends after step {step}: {run.selection.key} has not risen for "
+                        f"more than {run.patience} evaluations (patience={run.patience})"
+                    )
+                    break
             elif step in run.checkpoint.every:
                 save()
             if step in run.reload_best_at:
@@ -95,18 +140,29 @@ def _train(run: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[st
                 save()
                 checkpoints.wait()
                 journal.say(
-                    f"stopped after step {step}, saved; the same command goes on from there"
+                    f"stopped after step {step}, saved; the same command continues from there"
                 )
                 interrupts.leave()
         checkpoints.wait()
 
-        if not run.selection.is_last and (chosen := checkpoints.best()) != run.steps:
+        if not run.selection.is_last and (chosen := checkpoints.best()) != int(state.step):
             state, _ = checkpoints.load(chosen, run.shapes, run.placements)
             evaluation = None
         if evaluation is None:  # An earlier step is chosen, or the run was finished already.
             evaluation = evaluator.evaluate(state)
         if is_main:
-            for line in summary.footer(run, state, evaluation, workdir):
+            rows = read(workdir / "metrics.jsonl")
+            choice = summary.choice(run, int(state.step), rows)
+            for line in summary.footer(run, state, evaluation, choice):
+                journal.say(line)
+            scores = None
+            if evaluation.test_embeddings is not None:
+                main = evaluation.test_embeddings[MAIN]
+                scores = query_scores.of_run(run, main, workdir, step=int(state.step))
+                query_scores.write(scores, workdir)
+                journal.say(summary.intervals(scores))
+            report.finished(choice, evaluation.scores, **summary.facts(run))
+            for line in summary.pictures_of(run, state, evaluation, workdir, scores):
                 journal.say(line)
             if host_batches.skipped:
                 skipped = len(host_batches.skipped)
@@ -114,13 +170,16 @@ def _train(run: Run, workdir: pathlib.Path, checkpoints: Checkpoints) -> dict[st
     return evaluation.test_scores
 
 
-def _restored(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, list[dict[str, float]]]:
-    """The state to start from, and the metrics since the last report."""
+def _restored(
+    run: Run, checkpoints: Checkpoints, report: results.Report
+) -> tuple[TrainState, list[dict[str, float]], list[float]]:
+    """The state to start from, the metrics since the last report, and the scores of evaluations."""
     restored = checkpoints.restore(run.shapes, run.placements, repair=True)
     if restored is None:
-        return initial_state.first_state(run), []
-    state, saved = restored
-    return state, saved["window"]
+        return initial_state.first_state(run), [], []
+    state, notes = restored
+    report.earlier_seconds = notes["seconds"]
+    return state, notes["window"], notes["history"]
 
 
 def _reload_best(state: TrainState, run: Run, checkpoints: Checkpoints) -> TrainState:
@@ -195,15 +254,20 @@ def _evaluate(
     workdir: pathlib.Path,
     step: int,
 ) -> Evaluation:
-    evaluation = evaluator.evaluate(state)
+    is_end = step == run.steps
+    evaluation = evaluator.evaluate(state, clustering=is_end or not run.evaluation.clusters_at_end)
     for split in ("test", "val"):
         if scores := evaluation.of_split(split):
             journal.evaluation(step, scores, split=split, shown=run.selection.score)
-    if not run.selection.is_last and run.selection.key not in evaluation.scores:
+    if not run.selection.is_last and math.isnan(evaluation.scores.get(run.selection.key, math.nan)):
         raise ValueError(
             f"select={run.selection.rule!r}: {run.selection.split} has no {run.selection.score}, "
             "for which it may have too few images"
         )
+    if run.evaluation.projector and evaluation.test_embeddings is not None:
+        classes = [run.test.names[label] for label in run.test.labels]
+        embeddings = evaluation.test_embeddings[MAIN]
+        journal.projector(step, embeddings, classes, count=run.evaluation.projector)
     if run.evaluation.frames and evaluation.test_embeddings is not None:
         summary.frame(run, evaluation.test_embeddings, workdir, step)
     return evaluation

@@ -1,14 +1,16 @@
 """Optimizers and groups of parameters, as optax transforms.
 
-A group is `dict(path=regex, factor=1.0, decay=None, frozen=False)`. For each parameter, the first
-group whose `path` is found in the parameter's path, such as 'net/layer4/0/conv1/kernel', sets its
-learning-rate factor, its weight decay, and whether it is frozen.
+A group is `{"path": regex, "factor": 1.0, "decay": None, "l2": None, "frozen": False, "from": 0}`.
+For each parameter, the first group whose `path` is found in the parameter's path, such as
+'net/layer4/0/conv1/kernel', sets its learning-rate factor, its weight decay, whether it is frozen,
+and the step from which on it learns.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +21,7 @@ import optax
 from dmljax.train.devices import path_of
 from dmljax.train.schedules import Schedule
 
-__all__ = ["adam", "averaged", "build", "radam", "sgd"]
+__all__ = ["adam", "averaged", "build", "radam", "rmsprop", "sgd"]
 
 
 # Directions, which the learning rate then scales.
@@ -31,7 +33,7 @@ def sgd(*, momentum: float = 0.9, nesterov: bool = False) -> optax.GradientTrans
 
 
 def adam(*, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> optax.GradientTransformation:
-    """Adam (Kingma & Ba, 2015). `decay` of `build` is decoupled from it: this is AdamW too."""
+    """Adam (Kingma & Ba, 2015). With `decay` of `build` it is AdamW, with `l2` PyTorch's Adam."""
     return optax.scale_by_adam(b1, b2, eps)
 
 
@@ -68,21 +70,56 @@ def radam(*, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> optax.Gra
     return optax.GradientTransformation(init, update)
 
 
+def rmsprop(
+    *, alpha: float = 0.99, momentum: float = 0.9, eps: float = 1e-8
+) -> optax.GradientTransformation:
+    """RMSprop (Tieleman & Hinton, 2012) as PyTorch computes it: g / (sqrt(v) + eps), then momentum.
+
+    `alpha` is the share of v that remains at each step. `optax.rmsprop` adds `eps` inside the root,
+    and applies the momentum to steps that the learning rate has already scaled.
+    """
+
+    def init(params):
+        return _Squares(optax.tree.zeros_like(params))
+
+    def update(gradients, state, params=None):
+        del params
+        nu = jax.tree.map(lambda v, g: alpha * v + (1 - alpha) * g * g, state.nu, gradients)
+        directions = jax.tree.map(lambda g, v: g / (jnp.sqrt(v) + eps), gradients, nu)
+        return directions, _Squares(nu)
+
+    scaled = optax.GradientTransformation(init, update)
+    return optax.chain(scaled, optax.trace(momentum)) if momentum else scaled
+
+
+class _Squares(NamedTuple):
+    nu: Any
+
+
 def build(
     direction: optax.GradientTransformation,
     *,
     rate: float,
     schedule: Schedule,
     decay: float = 0.0,
+    l2: float = 0.0,
     clip: float | None = None,
+    clip_value: float | None = None,
     groups: Sequence[Mapping[str, Any]] = (),
     accumulate: int = 1,
     average: float = 0.0,
 ) -> optax.GradientTransformation:
-    """The optimizer: clipping, direction, decoupled weight decay, learning rate by step and group.
+    """The optimizer: clipping, direction, weight decay, learning rate by step and group.
 
-    * `decay` applies to matrices and kernels. Vectors (biases, norms) decay only if a group asks.
-    * `clip` bounds the global norm of the gradient.
+    * `decay` is decoupled from the direction, as in AdamW: a step also takes rate x decay of a
+      parameter away. It applies to matrices and kernels. Vectors (biases, norms) decay only if a
+      group asks.
+    * `l2` is coupled: it adds l2 x parameter to the gradient, after clipping and before the
+      direction, as `weight_decay` of PyTorch's SGD, Adam and RMSprop and Caffe's weight decay do.
+      It applies to every parameter, vectors too, unless a group says otherwise.
+    * `clip` bounds the global norm of the gradient, `clip_value` the size of each of its numbers.
+    * `groups`: see the docstring of this module. A group with `from` keeps its parameters, and what
+      the direction remembers of them, unchanged until that step, counted from 0.
     * `accumulate` updates once in this many steps, by the mean of their gradients. The schedule
       still counts steps.
     * `average` keeps an exponential moving average of the parameters, updated once per update;
@@ -91,7 +128,9 @@ def build(
     for name, value, fits, range_ in (
         ("rate", rate, rate >= 0, "0 or more"),
         ("decay", decay, decay >= 0, "0 or more"),
+        ("l2", l2, l2 >= 0, "0 or more"),
         ("clip", clip, clip is None or clip > 0, "above 0, or None"),
+        ("clip_value", clip_value, clip_value is None or clip_value > 0, "above 0, or None"),
         ("accumulate", accumulate, accumulate >= 1, "1 or more"),
         ("average", average, 0 <= average < 1, "at least 0 and below 1"),
     ):
@@ -105,15 +144,30 @@ def build(
 
         return map_tree
 
-    frozen = per_leaf(lambda rule, x: rule["frozen"])
-    chain = [] if clip is None else [optax.clip_by_global_norm(clip)]
-    chain += [direction, _decay(per_leaf, decay), _scale(per_leaf, rate, schedule, accumulate)]
+    # Parameters of one first step form a part with moments and a step count of its own, so that
+    # Adam corrects the bias of a part from the step on at which the part starts to learn.
+    first_steps = sorted({rule["from"] for rule in rules if not rule["frozen"]} | {0})
+    # Update u happens at step (u + 1) accumulate - 1, counted from 0.
+    updates_before = {first: -(-(first + 1) // accumulate) - 1 for first in first_steps}
+    part_of = per_leaf(lambda rule, x: "frozen" if rule["frozen"] else f"from {rule['from']}")
+    part = optax.chain(
+        _added(per_leaf, lambda rule, x: l2 if rule["l2"] is None else rule["l2"]),
+        direction,
+        _added(per_leaf, functools.partial(_decay_of, decay=decay)),
+    )
+    chain = []
+    if any(rule["frozen"] or rule["from"] for rule in rules):
+        wait = per_leaf(lambda rule, x: None if rule["frozen"] else updates_before[rule["from"]])
+        chain.append(_only_learning(wait))
+    chain += [] if clip is None else [optax.clip_by_global_norm(clip)]
+    chain += [] if clip_value is None else [optax.clip(clip_value)]
+    if len(first_steps) == 1 and not any(rule["frozen"] for rule in rules):
+        chain.append(part)
+    else:
+        parts = {f"from {n}": _after(part, updates_before[n]) for n in first_steps}
+        chain.append(optax.multi_transform(parts | {"frozen": optax.set_to_zero()}, part_of))
+    chain.append(_scale(per_leaf, rate, schedule, accumulate))
     transform = optax.chain(*chain)
-    if any(rule["frozen"] for rule in rules):
-        labels = lambda tree: jax.tree.map(lambda f: "frozen" if f else "trained", frozen(tree))  # noqa: E731
-        transform = optax.multi_transform(
-            {"trained": transform, "frozen": optax.set_to_zero()}, labels
-        )
     if average:
         transform = optax.chain(transform, _keep_average(average))
     if accumulate > 1:
@@ -128,6 +182,8 @@ def _rule(group: Mapping[str, Any]) -> dict[str, Any]:
     rule = {**defaults, **group}
     if rule["path"] is None:
         raise ValueError(f"the group {dict(group)} has no path: write dict(path='^head/', ...)")
+    if rule["from"] < 0:
+        raise ValueError(f"the group {rule['path']!r}: from must be 0 or more, not {rule['from']}")
     try:
         return {**rule, "path": re.compile(rule["path"])}
     except re.error as error:
@@ -136,7 +192,7 @@ def _rule(group: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
 
 
-_NO_GROUP = {"factor": 1.0, "decay": None, "frozen": False}
+_NO_GROUP = {"factor": 1.0, "decay": None, "l2": None, "frozen": False, "from": 0}
 
 
 def _match(rules, keys) -> Mapping[str, Any]:
@@ -144,19 +200,70 @@ def _match(rules, keys) -> Mapping[str, Any]:
     return next((rule for rule in rules if rule["path"].search(path)), _NO_GROUP)
 
 
-def _decay(per_leaf, decay: float) -> optax.GradientTransformation:
+def _decay_of(rule, x, *, decay: float) -> float:
+    if rule["decay"] is not None:
+        return rule["decay"]
+    return decay if x.ndim > 1 else 0.0
+
+
+def _added(per_leaf, amount_fn: Callable) -> optax.GradientTransformation:
     """`optax.add_decayed_weights` with an amount for each parameter instead of one for all."""
-    amounts = per_leaf(
-        lambda rule, x: (decay if x.ndim > 1 else 0.0) if rule["decay"] is None else rule["decay"]
-    )
+    amounts = per_leaf(amount_fn)
 
     def update(updates, state, params=None):
-        decayed = jax.tree.map(
-            lambda u, p, d: u + d * p if d else u, updates, params, amounts(params)
+        added = jax.tree.map(
+            lambda u, p, amount: u + amount * p if amount else u, updates, params, amounts(params)
         )
-        return decayed, state
+        return added, state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def _only_learning(wait: Callable) -> optax.GradientTransformation:
+    """Zeros in place of gradients of parameters that do not learn, so that no norm counts them.
+
+    `wait(tree)` has the number of updates for which a parameter waits; None: for ever.
+    """
+
+    def update(gradients, state, params=None):
+        del params
+        waits = jax.tree.leaves(wait(gradients), is_leaf=lambda x: x is None)
+        leaves, tree = jax.tree.flatten(gradients)
+        kept = [
+            jnp.zeros_like(g) if n is None else jnp.where(state.count >= n, g, 0) if n else g
+            for g, n in zip(leaves, waits, strict=True)
+        ]
+        return jax.tree.unflatten(tree, kept), optax.ScaleByScheduleState(state.count + 1)
+
+    return optax.GradientTransformation(_zero_count, update)
+
+
+class _Waiting(NamedTuple):
+    passed: jax.Array  # updates so far
+    inner: Any
+
+
+def _after(transform: optax.GradientTransformation, wait: int) -> optax.GradientTransformation:
+    """`transform`, which begins after `wait` updates: before that, updates are 0."""
+    if not wait:
+        return transform
+
+    def update(updates, state, params=None):
+        moved, inner = transform.update(updates, state.inner, params)
+        moved, inner = jax.tree.map(
+            lambda new, old: jnp.where(state.passed >= wait, new, old),
+            (moved, inner),
+            (jax.tree.map(jnp.zeros_like, moved), state.inner),
+        )
+        return moved, _Waiting(state.passed + 1, inner)
+
+    init = lambda params: _Waiting(jnp.zeros((), jnp.int32), transform.init(params))  # noqa: E731
+    return optax.GradientTransformation(init, update)
+
+
+def _zero_count(params: Any) -> optax.ScaleByScheduleState:
+    del params
+    return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
 
 
 def _scale(
@@ -172,8 +279,7 @@ def _scale(
         )
         return scaled, optax.ScaleByScheduleState(state.count + 1)
 
-    init = lambda params: optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))  # noqa: E731
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(_zero_count, update)
 
 
 class _Average(NamedTuple):

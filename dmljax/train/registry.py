@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from dmljax.hints import hint
 
-__all__ = ["KINDS", "check", "names", "resolve", "table"]
+__all__ = ["KINDS", "Kind", "check", "names", "own_function", "resolve", "table"]
 
 
 class Kind(NamedTuple):
@@ -36,7 +36,9 @@ class Kind(NamedTuple):
 
 
 _DISTANCES = ("cosine", "dot", "euclidean", "snr", "squared_euclidean", "unit_euclidean")
+_COMBINATIONS = ("concatenate_heads", "average_heads")
 _REDUCTIONS = ("mean", "mean_of_active", "sum")
+_OPTIMIZERS = ("adam", "radam", "rmsprop", "sgd")
 # Losses of two views take no labels, so that no method can use them.
 _NOT_LOSSES = ("clip", "siglip", "stats", "vicreg")
 KINDS = {
@@ -49,14 +51,29 @@ KINDS = {
     "method": Kind("method", ("dmljax.train.named_methods",), 2, ("classes",)),
     "loss": Kind("loss", ("dmljax.losses",), 2, excludes=_NOT_LOSSES),
     "miner": Kind("miner", ("dmljax.miners",), 2),
+    "selection": Kind("selection", ("dmljax.miners.selections",), 3),
+    "penalty": Kind("penalty", ("dmljax.losses.pnp_penalties",), 1),
+    "combination": Kind("combination of heads", ("dmljax.nets.attention",), 1, only=_COMBINATIONS),
     "reduction": Kind("reduction", ("dmljax.ops",), 2, only=_REDUCTIONS),
     "distance": Kind("distance", ("dmljax.ops",), 2, only=_DISTANCES),
-    "optimizer": Kind("optimizer", ("dmljax.train.optimizers",), only=("adam", "radam", "sgd")),
-    "metric": Kind("metric", ("dmljax.metrics.ranking", "dmljax.metrics.clusters"), 1),
+    "optimizer": Kind("optimizer", ("dmljax.train.optimizers",), only=_OPTIMIZERS),
+    "metric": Kind(
+        "metric",
+        ("dmljax.metrics.ranking", "dmljax.metrics.clusters", "dmljax.metrics.deviation"),
+        1,
+    ),
     "schedule": Kind("schedule", ("dmljax.train.schedules",), 0, ("total",)),
 }
 # What a keyword of a loss, a miner or a method names in a config, such as `reduce_fn='sum'`.
-ARGUMENTS = {"reduce_fn": "reduction", "distance_fn": "distance", "mine_fn": "miner"}
+ARGUMENTS = {
+    "combine_fn": "combination",
+    "distance_fn": "distance",
+    "mine_fn": "miner",
+    "neg_fn": "selection",
+    "penalty_fn": "penalty",
+    "pos_fn": "selection",
+    "reduce_fn": "reduction",
+}
 
 _TYPES = {
     "float": (numbers.Real, "a number"),
@@ -114,9 +131,7 @@ def resolve(
     if not isinstance(name := keywords.pop("name", None), str):
         raise ValueError(f"{spec!r} names no {rule.title}: write dict(name='...', ...)")
     if ":" in name:
-        function = _import(name)
-        if (misfit := _misfit(function, rule)) is not None:
-            raise ValueError(f"{name!r} is not a {rule.title}: {misfit}")
+        function = own_function(name, rule)
     elif name in table(kind):
         function = table(kind)[name]
     else:
@@ -140,6 +155,16 @@ def resolve(
     if bind is not None:
         return bind(function, **keywords)
     return functools.partial(function, **keywords) if keywords else function
+
+
+def own_function(name: str, rule: Kind) -> Callable:
+    """The function 'package.module:function' from outside of dmljax, which must fit `rule`."""
+    if ":" not in name:
+        raise ValueError(f"{name!r} is no {rule.title}: write 'my_package.my_module:my_function'")
+    function = _import(name)
+    if (misfit := _misfit(function, rule)) is not None:
+        raise ValueError(f"{name!r} is not a {rule.title}: {misfit}")
+    return function
 
 
 def _misfit(function: Callable, rule: Kind) -> str | None:

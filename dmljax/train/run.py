@@ -50,10 +50,19 @@ class EvaluationOptions(NamedTuple):
     ks: tuple[int, ...]
     ranking_fns: Mapping[str, Callable]
     clustering_fns: Mapping[str, Callable]
+    embedding_fns: Mapping[str, Callable]
+    clusters_at_end: bool  # not at the evaluations before
     seeds: tuple[int, ...]
+    starts: int
+    depth: int | str | None
+    call_fn: Callable | None
     knn: int
     refine: bool
+    mean_distance: bool
     frames: bool
+    projector: int
+    frame_ms: int
+    last_frame_ms: int
 
 
 class CheckpointOptions(NamedTuple):
@@ -66,6 +75,7 @@ class RuntimeOptions(NamedTuple):
 
     workers: int
     cache: bool
+    deterministic: bool
     sharded: tuple[str, ...]
 
 
@@ -80,12 +90,14 @@ class Run(NamedTuple):
     log_every: int
     reload_best_at: tuple[int, ...]
     selection: Selection
+    patience: int | None  # evaluations that the best one may be old before the run ends
     evaluation: EvaluationOptions
     checkpoint: CheckpointOptions
     runtime: RuntimeOptions
     pictures: bool
 
     dataset: str
+    data_digest: str  # of the whole data set, wherever it lies
     train: Split
     held_out: Split | None
     test: Split
@@ -101,6 +113,7 @@ class Run(NamedTuple):
     net_name: str
     net: nn.Module
     weights: str | None
+    start: str | None  # the folder of a run whose backbone is the first
     method: Method
     optimizer: optax.GradientTransformation
     init_fn: Callable  # (key, backbone=None) -> the first TrainState
@@ -108,6 +121,13 @@ class Run(NamedTuple):
     shards: Shardings
     shapes: TrainState  # jax.ShapeDtypeStruct for every array
     placements: TrainState  # a sharding for every array
+
+    @property
+    def pretraining(self) -> str:
+        """Where the first backbone comes from."""
+        if self.start is not None:
+            return f"the backbone of {self.start}"
+        return self.weights or "none"
 
     @property
     def splits(self) -> dict[str, Split]:

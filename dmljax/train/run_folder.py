@@ -18,18 +18,29 @@ from dmljax.train import config as config_lib
 from dmljax.train import hosts, optimizers
 from dmljax.train.build import build
 from dmljax.train.checkpoints import Checkpoints, delete, lock
+from dmljax.train.digests import Digests, essential
 from dmljax.train.evaluation import Evaluator
 from dmljax.train.journal import table
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
-__all__ = ["claimed", "describe_score", "load", "reopen", "score", "split_of"]
+__all__ = [
+    "claimed",
+    "describe_clustering",
+    "describe_score",
+    "load",
+    "reopen",
+    "score",
+    "split_of",
+]
 
-_CONFIG = "config.json"
+_CONFIG, _DIGESTS = "config.json", "digests.json"
 
 
 @contextlib.contextmanager
-def claimed(workdir: pathlib.Path, config: dict[str, Any], *, overwrite: bool) -> Iterator[None]:
+def claimed(
+    workdir: pathlib.Path, config: dict[str, Any], digests: Digests, *, overwrite: bool
+) -> Iterator[None]:
     """Locks `workdir` for this run and writes its config there, or refuses in one line."""
     with contextlib.ExitStack() as stack:
 
@@ -37,7 +48,7 @@ def claimed(workdir: pathlib.Path, config: dict[str, Any], *, overwrite: bool) -
             try:
                 workdir.mkdir(parents=True, exist_ok=True)
                 stack.callback(lock(workdir).close)
-                _write_config(config, workdir, overwrite)
+                _write_config(config, digests, workdir, overwrite)
             except OSError as error:
                 raise OSError(
                     f"{workdir} cannot be written: {error.strerror}. Make space there, ask for the "
@@ -49,16 +60,23 @@ def claimed(workdir: pathlib.Path, config: dict[str, Any], *, overwrite: bool) -
         yield
 
 
-def _write_config(config: dict[str, Any], workdir: pathlib.Path, overwrite: bool) -> None:
-    """Writes the config; refuses the folder of another config that has results already."""
+def _write_config(
+    config: dict[str, Any], digests: Digests, workdir: pathlib.Path, overwrite: bool
+) -> None:
+    """Writes the config; refuses the folder of another run that has results already.
+
+    The files of the data set and of the weights may have moved: their digests are compared.
+    """
     file = workdir / _CONFIG
     if file.exists():
-        old_config = json.loads(file.read_text())
-        changes = sorted(
-            f"{path} ({old!r} there, {new!r} here)"
-            for path, old, new in config_lib.differences(old_config, config)
-            if not path.startswith(("runtime", "notes"))
-        )
+        changes = _changes(json.loads(file.read_text()), config)
+        if (workdir / _DIGESTS).exists():
+            old_digests = json.loads((workdir / _DIGESTS).read_text())
+            titles = {"data": "the data set", "weights": "the file of weights"}
+            for name, title in {**titles, "start": "the run to start from"}.items():
+                old, new = old_digests.get(name), getattr(digests, name)
+                if old != new:
+                    changes.append(f"{title} (digest {_short(old)} there, {_short(new)} here)")
         has_results = (workdir / "metrics.jsonl").exists() or any(
             (workdir / "checkpoints").glob("[0-9]*")
         )
@@ -70,6 +88,17 @@ def _write_config(config: dict[str, Any], workdir: pathlib.Path, overwrite: bool
         if changes:
             _delete_results(workdir)
     write_json(file, config, indent=2)
+    write_json(workdir / _DIGESTS, digests._asdict(), indent=2)
+
+
+def _changes(old_config: dict[str, Any], config: dict[str, Any]) -> list[str]:
+    """The fields that can change a result and differ between two configs."""
+    differences = config_lib.differences(essential(old_config), essential(config))
+    return [f"{path} ({old!r} there, {new!r} here)" for path, old, new in differences]
+
+
+def _short(digest: str | None) -> str:
+    return "none" if digest is None else digest[:12]
 
 
 def _delete_results(workdir: pathlib.Path) -> None:
@@ -77,7 +106,15 @@ def _delete_results(workdir: pathlib.Path) -> None:
     delete(workdir / "checkpoints_damaged")
     for name in ("frames", "tensorboard"):
         shutil.rmtree(workdir / name, ignore_errors=True)
-    for pattern in ("metrics.jsonl", "speed.jsonl", "*.png", "movie.gif"):
+    for pattern in (
+        "metrics.jsonl",
+        "speed.jsonl",
+        "result.json",
+        "scores.safetensors",
+        "*.png",
+        "movie.gif",
+        "report.html",
+    ):
         for file in workdir.glob(pattern):
             file.unlink()
 
@@ -98,6 +135,11 @@ def reopen(
         steps = checkpoints.steps()
         if step is None and steps and not run.selection.is_last:
             step = checkpoints.best()
+            if step is None:
+                raise ValueError(
+                    f"{workdir}: select={run.selection.rule} chooses among evaluations, and none "
+                    f"of the checkpoints {steps} has been evaluated: name one by --step"
+                )
         if step is None:
             restored = checkpoints.restore(run.shapes, run.placements)
         elif step not in steps:
@@ -150,6 +192,8 @@ def score(
     description = describe_score(run, state, requested=step is not None)
     print(table(scores))
     print(f"{split} split, {len(images):,} images, {description}")
+    if line := describe_clustering(run):
+        print(line)
     return scores
 
 
@@ -159,6 +203,17 @@ def split_of(run: Run, name: str) -> Split:
         hint = "; a run with --config.validation=0.2 holds classes out" if name == "val" else ""
         raise ValueError(f"there is no split {name!r} here: choose {', '.join(run.splits)}{hint}")
     return run.splits[name]
+
+
+def describe_clustering(run: Run) -> str:
+    """Which clustering the scores are of; nothing if there are none."""
+    options = run.evaluation
+    if not options.clustering_fns:
+        return ""
+    start = "single starts" if options.starts == 1 else f"the best of {options.starts} by inertia"
+    seeds = ", ".join(str(seed) for seed in options.seeds)
+    mean = f"mean over the seeds {seeds}" if len(options.seeds) > 1 else f"seed {seeds}"
+    return f"{', '.join(options.clustering_fns)}: k-means, {start}, {mean}"
 
 
 def describe_score(run: Run, state: TrainState, *, requested: bool = False) -> str:
@@ -177,5 +232,5 @@ def describe_score(run: Run, state: TrainState, *, requested: bool = False) -> s
         selection += f"; the best by {run.selection.key} reloaded at {steps}"
     return (
         f"after step {int(state.step)} ({selection}), seed {run.seed}, {embedding.shape[1]}-d "
-        f"embeddings of {w} x {h} x {channels} images, pretraining: {run.weights or 'none'}"
+        f"embeddings of {w} x {h} x {channels} images, pretraining: {run.pretraining}"
     )

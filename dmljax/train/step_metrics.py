@@ -9,10 +9,18 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["PendingMetrics", "mean"]
+__all__ = ["Diverged", "PendingMetrics", "mean"]
 
 # With more steps in flight, the collectives of several CPU devices deadlock.
 _IN_FLIGHT = 2
+
+
+class Diverged(FloatingPointError):
+    """The loss or the gradient of `step` is not finite."""
+
+    def __init__(self, message: str, *, step: int):
+        super().__init__(message)
+        self.step = step
 
 
 class PendingMetrics:
@@ -47,9 +55,11 @@ def _check_finite(step: int, metrics: dict[str, float], finite_until: int) -> No
     for name in ("loss", "gradient_norm"):
         if not np.isfinite(metrics[name]):
             before = f"finite until step {finite_until}" if finite_until else "from the start"
-            raise FloatingPointError(
+            raise Diverged(
                 f"the {name} is {metrics[name]} at step {step} ({before}): the last checkpoint is "
-                "good. Lower optimizer.rate, set optimizer.clip, or look at the images of that step"
+                "good. Lower optimizer.rate, set optimizer.clip, or look at the images of that "
+                "step",
+                step=step,
             )
 
 

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-import functools
 import pathlib
-from collections.abc import Callable
+import time
+from typing import Any
 
 import jax
 import numpy as np
 
-from dmljax import kernels
-from dmljax.data.reader import Reader
+from dmljax import kernels, metrics
 from dmljax.data.splits import Split
-from dmljax.report import inside, pictures
-from dmljax.train import initial_state, optimizers
+from dmljax.report import pictures
+from dmljax.report.scores_file import QueryScores
+from dmljax.train import initial_state, run_page
+from dmljax.train import stuck as stuck_lib
+from dmljax.train.devices import describe_determinism
 from dmljax.train.evaluation import MAIN, Evaluation
 from dmljax.train.journal import read, table
+from dmljax.train.results import Chosen
 from dmljax.train.run import Run
-from dmljax.train.run_folder import describe_score
+from dmljax.train.run_folder import describe_clustering, describe_score
 from dmljax.train.step import TrainState
 
-__all__ = ["footer", "frame", "header"]
+__all__ = [
+    "choice",
+    "facts",
+    "footer",
+    "frame",
+    "header",
+    "intervals",
+    "pictures_of",
+    "stuck",
+]
+
+_LAST = "the last step was chosen (select=last)"
 
 
 def header(run: Run, state: TrainState) -> list[str]:
@@ -35,55 +49,124 @@ def header(run: Run, state: TrainState) -> list[str]:
     splits.append(f"{len(run.test):,} test images of {len(run.test.names):,} classes")
     line = (
         f"{run.dataset}: {', '.join(splits)}; {parameters:,} parameters, "
-        f"pretraining: {run.weights or 'none'}; "
+        f"pretraining: {run.pretraining}; "
         f"batches of {run.batch_size} on {devices}; {convolutions}"
     )
+    if run.runtime.deterministic:
+        line += f"; {describe_determinism(platform)}"
     if run.sampler_note:
         line += f"; {run.sampler_note}"
     if start_step := int(state.step):
-        return [f"{line}; going on from step {start_step}"]
-    hint = None if run.weights else initial_state.missing_weights_note(run.net_name)
+        return [f"{line}; continuing from step {start_step}"]
+    hint = None if run.weights or run.start else initial_state.missing_weights_note(run.net_name)
     return [line, hint] if hint else [line]
 
 
 def _held_out(run: Run, split: Split) -> str:
     """The held-out classes, and whether they choose the checkpoint."""
     text = f"{len(split):,} images of {len(split.names):,} held-out classes"
-    if run.selection.is_last or run.selection.split != "val":
-        return text
-    return f"{text} (their {run.selection.score} chooses the checkpoint)"
+    notes = []
+    if split.query is not None:
+        notes.append(f"{int(split.query.sum()):,} of them queries")
+    if not run.selection.is_last and run.selection.split == "val":
+        notes.append(f"their {run.selection.score} chooses the checkpoint")
+    return f"{text} ({', '.join(notes)})" if notes else text
 
 
-def footer(run: Run, state: TrainState, evaluation: Evaluation, workdir: pathlib.Path) -> list[str]:
-    """The table of scores, why this step was chosen, and the pictures, which this draws."""
+def footer(run: Run, state: TrainState, evaluation: Evaluation, choice: Chosen) -> list[str]:
+    """The table of scores, and why this step was chosen."""
     lines = ["", table(evaluation.test_scores), f"test split {describe_score(run, state)}"]
-    lines += _choice(run, int(state.step), read(workdir / "metrics.jsonl"))
-    if run.pictures and evaluation.test_embeddings is not None:
-        names = _draw(run, state, evaluation.test_embeddings, workdir)
-        lines.append(f"pictures: {workdir}/{', '.join(names)}")
+    if line := describe_clustering(run):
+        lines.append(line)
+    if choice.sentence != _LAST:  # otherwise there is nothing to explain
+        lines.append(choice.sentence)
     return lines
 
 
-def _choice(run: Run, chosen: int, rows: list[dict]) -> list[str]:
-    """Which step was chosen and why; nothing if the last step is chosen and no other is better."""
-    key = run.selection.key
+def pictures_of(
+    run: Run,
+    state: TrainState,
+    evaluation: Evaluation,
+    workdir: pathlib.Path,
+    scores: QueryScores | None = None,
+) -> list[str]:
+    """Writes the page and the movie of a run that has ended; a line that names them."""
+    if not run.pictures or evaluation.test_embeddings is None:
+        return []
+    lines = []
+    start = time.perf_counter()
+    if run_page.write(run, state, evaluation, workdir, scores):
+        seconds = time.perf_counter() - start
+        lines.append(f"report: {workdir / run_page.FILE} ({seconds:.0f} s)")
+    if run.evaluation.frames:
+        pictures.movie(
+            workdir / "frames",
+            workdir / "movie.gif",
+            frame_ms=run.evaluation.frame_ms,
+            last_frame_ms=run.evaluation.last_frame_ms,
+        )
+        lines.append(f"movie: {workdir / 'movie.gif'}")
+    return lines
+
+
+def stuck(run: Run, workdir: pathlib.Path) -> str | None:
+    """A warning if the run has learned nothing so far."""
+    if jax.process_index():
+        return None
+    split = run.splits.get(run.selection.split, run.test)
+    rows = read(workdir / "metrics.jsonl")
+    return stuck_lib.warning(rows, key=run.selection.key, images=len(split), steps=run.steps)
+
+
+def intervals(scores: QueryScores) -> str:
+    """How much the main test scores would vary with other test classes."""
+    ranges = []
+    for name in ("R@1", "MAP@R"):
+        low, high = metrics.interval(scores.values[name], groups=scores.labels)
+        if not np.isnan(low):
+            ranges.append(f"{name} {100 * low:.1f} to {100 * high:.1f}")
+    note = metrics.interval_note(scores.labels)
+    texts = [", ".join(ranges), note and f"({note})" if ranges else note]
+    return f"95 % ranges over test classes: {' '.join(filter(None, texts))}"
+
+
+def choice(run: Run, step: int, rows: list[dict]) -> Chosen:
+    """Which step was chosen and why. `rows` are the lines of `metrics.jsonl`."""
+    selection = run.selection
+    key = selection.key
     scores = {row["step"]: row[key] for row in rows if key in row and row["step"]}
-    if len(scores) < 2:
-        return []
-    best = max(scores, key=lambda step: (scores[step], -step))
-    last = max(scores)
-    if not run.selection.is_last:
-        return [
-            f"step {chosen} was chosen by {key}: {100 * scores[best]:.1f} is the highest of "
-            f"{len(scores)} evaluations (step {last}: {100 * scores[last]:.1f})"
-        ]
-    if scores[best] <= scores[last]:
-        return []
-    return [
-        f"the last step was chosen (select=last), but {key} was higher at step {best}: "
-        f"{100 * scores[best]:.1f}, now {100 * scores[last]:.1f}. To choose the step on held-out "
-        "classes: --config.validation=0.2 --config.select=val"
-    ]
+    best = max(scores, key=lambda step: (scores[step], -step), default=step)
+    last = max(scores, default=step)
+    uses_test = selection.split == "test" and bool(run.reload_best_at or not selection.is_last)
+    if selection.is_last:
+        sentence = _LAST
+        if scores and scores[best] > scores[last]:
+            sentence += (
+                f", but {key} was higher at step {best}: {100 * scores[best]:.1f}, now "
+                f"{100 * scores[last]:.1f}. To choose the step on held-out classes: "
+                "--config.validation=0.2 --config.select=val"
+            )
+        return Chosen(step, None, None, 1, sentence, uses_test)
+    sentence = f"step {step} was chosen by {key}"
+    if len(scores) > 1:
+        sentence += (
+            f": {100 * scores[best]:.1f} is the highest of {len(scores)} evaluations (step {last}: "
+            f"{100 * scores[last]:.1f})"
+        )
+    return Chosen(step, selection.score, selection.split, len(scores), sentence, uses_test)
+
+
+def facts(run: Run) -> dict[str, Any]:
+    """What `result.json` says about a run, whatever became of it."""
+    return {
+        "data": {
+            name: {"images": len(split), "classes": len(split.names)}
+            for name, split in run.splits.items()
+        },
+        "pretraining": run.start or run.weights,
+        "seed": run.seed,
+        "steps": run.steps,
+    }
 
 
 def frame(run: Run, embeddings: dict[str, np.ndarray], workdir: pathlib.Path, step: int) -> None:
@@ -93,54 +176,3 @@ def frame(run: Run, embeddings: dict[str, np.ndarray], workdir: pathlib.Path, st
         folder.mkdir(exist_ok=True)
         path = folder / f"{step:09d}.png"
         pictures.frame(embeddings[MAIN], run.test, path, title=f"step {step:,}")
-
-
-def _draw(
-    run: Run, state: TrainState, embeddings: dict[str, np.ndarray], workdir: pathlib.Path
-) -> list[str]:
-    """Draws all pictures into the run folder, and returns their names."""
-    read_image, rng = Reader(run.test, cache=False), np.random.default_rng(0)
-
-    def image_fn(row):
-        return run.eval_transform_fn(read_image(int(row)), rng)
-
-    main = embeddings[MAIN]
-    pictures.curves(read(workdir / "metrics.jsonl"), workdir / "curves.png")
-    pictures.neighbors(main, run.test, image_fn, workdir / "retrieval.png")
-    pictures.embedding_map(main, run.test, image_fn, workdir / "map.png")
-    names = ["curves.png", "retrieval.png", "map.png"]
-    if run.evaluation.frames:
-        pictures.movie(workdir / "frames", workdir / "movie.gif")
-        names.append("movie.gif")
-    if run.method.inspect is not None:
-        readable = np.flatnonzero(np.isfinite(main).all(axis=1))
-        names += inside.draw(
-            workdir,
-            labels=run.test.labels[readable],
-            parts={name: x[readable] for name, x in embeddings.items() if name != MAIN},
-            inspect_fns=_inspect_fns(run, state),
-            read_fn=lambda rows: np.stack([image_fn(readable[row]) for row in rows]),
-        )
-    return names
-
-
-def _inspect_fns(run: Run, state: TrainState) -> dict[str, Callable]:
-    """The functions of `Inspect` that a method has, as functions of uint8 images."""
-    # This process alone draws, on one device.
-    params, model_state = jax.device_get(
-        (optimizers.averaged(state.params, state.opt_state), state.model_state)
-    )
-
-    def bound(inspect_fn: Callable) -> Callable:
-        def call(images):
-            images = run.normalize_fn(jax.numpy.asarray(images))
-            return jax.device_get(jax.jit(inspect_fn)(params, model_state, images))
-
-        return call
-
-    functions = {kind: fn for kind, fn in run.method.inspect._asdict().items() if fn is not None}
-    if "synthetic_features" in functions:
-        functions["synthetic_features"] = functools.partial(
-            functions["synthetic_features"], key=jax.random.key(run.seed)
-        )
-    return {kind: bound(function) for kind, function in functions.items()}

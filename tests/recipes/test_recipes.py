@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import pathlib
 
 import pytest
@@ -51,7 +52,7 @@ def test_a_wrong_argument_is_refused_in_one_line(text, message):
         _parse(text)
 
 
-def test_what_a_config_file_has_chosen_cannot_be_given():
+def test_an_argument_that_a_config_file_has_chosen_is_refused():
     with pytest.raises(ValueError, match=r"no argument 'depth'.*It has: deep, kind, share"):
         _parse("depth=2", fixed={"depth"})
     get_config = recipes.config_function(_recipe, depth=4)
@@ -104,3 +105,30 @@ def test_the_folder_of_a_run_contains_the_argument():
         "cars_abe-learners=4-heads=True"
     )
     assert config.folder_name("abe:dataset=sop") == "abe-dataset=sop"
+
+
+def test_the_experiments_of_the_post_are_arguments():
+    """Three sets of labels; the movie repeats frames of a tenth of a second, as published."""
+    for labels in ("159", "125689", "0123456789"):
+        dataset = recipes.mnist(labels=labels)["dataset"]
+        assert dataset["classes"] == [int(c) for c in labels]
+    movie = recipes.mnist()["evaluate"]
+    assert (movie["frame_ms"], movie["last_frame_ms"]) == (200, 3000)
+    movie = recipes.mnist(repeat_frames=3, repeat_last=10)["evaluate"]
+    assert (movie["frame_ms"], movie["last_frame_ms"]) == (300, 1000)
+    assert "pos_weight" not in recipes.mnist()["loss"]
+    loss = recipes.mnist(positive_weight=0.25)["loss"]
+    assert (loss["pos_weight"], loss["neg_weight"]) == (0.5, 1.5)
+    with pytest.raises(ValueError, match="a share of 0 to 1, not 2"):
+        recipes.mnist(positive_weight=2.0)
+    with pytest.raises(ValueError, match="positive_weight is of loss=contrastive"):
+        recipes.mnist(loss="triplet", positive_weight=0.3)
+
+
+def test_a_config_file_that_changes_within_a_second_is_read_again(tmp_path):
+    path = tmp_path / "mine.py"
+    for steps in (8, 9):
+        path.write_text(f"def get_config():\n    return {{'steps': {steps}}}\n")
+        os.utime(path, (1, 1))  # one second, and one length
+        assert config.read(str(path)) == {"steps": steps}
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.py"]

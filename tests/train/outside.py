@@ -1,4 +1,4 @@
-"""One of everything that a user can add, as a module outside of dmljax."""
+"""A module outside of dmljax with one function of every kind that a user can add."""
 
 import flax.linen as nn
 import jax
@@ -16,11 +16,13 @@ def my_dataset(*, classes: int = 8) -> Splits:
     colors = rng.integers(0, 256, (classes, 1, 1, 3))
     images = (colors[labels] + rng.integers(0, 64, (len(labels), 6, 6, 3))).clip(0, 255)
     names = tuple(f"class {c}" for c in range(classes // 2))
-    first = labels < classes // 2
+    is_train = labels < classes // 2
     images = images.astype(np.uint8)
     return Splits(
-        Split(images[first], labels[first], names),
-        Split(images[~first], labels[~first] - classes // 2, tuple(f"new {n}" for n in names)),
+        Split(images[is_train], labels[is_train], names),
+        Split(
+            images[~is_train], labels[~is_train] - classes // 2, tuple(f"new {n}" for n in names)
+        ),
     )
 
 
@@ -100,3 +102,16 @@ def my_clustering_metric(labels, assignment) -> float:
 
 def my_reduction(entries, where):
     return jnp.sum(jax.numpy.where(where, entries, 0))
+
+
+def my_embedding_metric(embeddings, labels, *, power: float = 1.0) -> float:
+    """The mean norm of the embeddings of the first class, to a power."""
+    return float(np.linalg.norm(embeddings[labels == 0], axis=1).mean() ** power)
+
+
+def after_evaluation(evaluation, *, step, workdir):
+    """Writes what it sees beside the run."""
+    embeddings = evaluation.test_embeddings["embedding"]
+    line = f"{step} {evaluation.scores['test/R@1']} {len(embeddings)}\n"
+    with (workdir / "seen.txt").open("a") as file:
+        file.write(line)

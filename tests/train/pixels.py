@@ -14,7 +14,7 @@ from dmljax.train import loop
 from dmljax.train.devices import Shardings, put
 from dmljax.train.step import init_state
 
-# Compiling takes nearly all of the time here, and several times less without optimizing.
+# Compiling takes most of the time of these tests; without optimizations it is much faster.
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 RNG = np.random.default_rng(0)
 C, SIDE = 4, 8
@@ -78,7 +78,7 @@ def drawn(shapes):
 
 
 def run_on(devices, function, shared, rows):
-    """`function(shared, rows)`, compiled for so many devices, over which `rows` are split."""
+    """`function(shared, rows)` on a number of devices, over which `rows` are split."""
     shards = Shardings(jax.devices()[:devices])
     on_devices = jax.device_put(shared, shards.everywhere), put(rows, shards.rows)
     return jax.device_get(jit(function)(*on_devices))

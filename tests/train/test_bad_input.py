@@ -10,25 +10,29 @@ from dmljax.train import registry
 
 x, y, labels = np.zeros((4, 3), np.float32), np.ones((5, 3), np.float32), np.array([0, 0, 1, 1])
 proxies, bad = np.ones((3, 3), np.float32), np.full((4, 3), np.nan, np.float32)
-t = functools.partial(losses.triplet, x, labels)
+triplet = functools.partial(losses.triplet, x, labels)
 CASES = {
     "rank": (lambda: losses.triplet(x[0], labels), "embeddings", "(3,)"),
     "integers": (lambda: losses.supcon(x.astype(int), labels), "floats", "astype"),
     "lengths": (lambda: losses.contrastive(x, labels[:3]), "3 rows", "4"),
     "float labels": (lambda: losses.contrastive(x, labels * 1.0), "int", "float32"),
     "label rank": (lambda: losses.ntxent(x, labels[:, None]), "int [b]", "[4, 1]"),
-    "widths": (lambda: t(references=y[:, :2], reference_labels=np.arange(5)), "(4, 3)", "(5, 2)"),
+    "widths": (
+        lambda: triplet(references=y[:, :2], reference_labels=np.arange(5)),
+        "(4, 3)",
+        "(5, 2)",
+    ),
     "no reference labels": (
-        lambda: t(references=y),
+        lambda: triplet(references=y),
         "reference_labels",
     ),
     "no references": (
-        lambda: t(reference_labels=labels),
+        lambda: triplet(reference_labels=labels),
         "references",
     ),
-    "reference lengths": (lambda: t(references=y, reference_labels=labels), "4 rows", "5"),
-    "where": (lambda: t(where=np.ones(3, bool)), "where", "bool [4]"),
-    "where dtype": (lambda: t(where=np.ones(4)), "where", "float32"),
+    "reference lengths": (lambda: triplet(references=y, reference_labels=labels), "4 rows", "5"),
+    "where": (lambda: triplet(where=np.ones(3, bool)), "where", "bool [4]"),
+    "where dtype": (lambda: triplet(where=np.ones(4)), "where", "float32"),
     "pairs": (lambda: losses.nca(x, ops.pairs(labels[:2])), "Pairs.positives", "[4 4]", "[2, 2]"),
     "empty": (lambda: losses.circle(x[:0], labels[:0]), "(0, 3)"),
     "imbalance": (
@@ -41,18 +45,18 @@ CASES = {
     "negative label": (lambda: losses.proxy_anchor(x, labels - 1, proxies), "-1", "3"),
     "proxy width": (lambda: losses.cosface(x, labels, proxies[:, :2]), "(3, 2)"),
     "sub-centers": (lambda: losses.subcenter_arcface(x, labels, proxies), "[c k d]"),
-    "variant": (lambda: losses.pnp(x, labels, variant="Q"), "'Q'", "Ds"),
-    "triplet kind": (
-        lambda: t(mine_fn=functools.partial(miners.triplet_margin, kind="x")),
-        "semihard",
+    "penalty": (
+        lambda: registry.resolve("loss", {"name": "pnp", "penalty_fn": "Q"}),
+        "'Q'",
+        "ds",
     ),
-    "strategy": (
-        lambda: t(mine_fn=functools.partial(miners.batch_easy_hard, pos="x")),
-        "'x'",
-        "semihard",
+    "selection": (
+        lambda: registry.resolve("miner", {"name": "batch_easy_hard", "pos_fn": "hard"}),
+        "'hard'",
+        "'hardest'",
     ),
     "angular references": (
-        lambda: t(mine_fn=miners.angular, references=y, reference_labels=np.arange(5)),
+        lambda: triplet(mine_fn=miners.angular, references=y, reference_labels=np.arange(5)),
         "[4",
         "5]",
     ),
@@ -81,7 +85,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_says_what_and_how(name, unchecked):
+def test_bad_input_is_refused_in_one_line_with_its_value(name, unchecked):
     call, *parts = CASES[name]
     with pytest.raises((ValueError, TypeError)) as caught:
         call()

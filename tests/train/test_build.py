@@ -1,4 +1,4 @@
-"""The config stops at train/build.py, and every choice of it is checked there."""
+"""train/build.py alone reads the config, and checks every choice in it."""
 
 import ast
 import pathlib
@@ -13,22 +13,22 @@ from dmljax.train import durations, registry
 from dmljax.train.build import build
 
 TRAIN = pathlib.Path(registry.__file__).parent
-# `run.config` goes from these into the run folder, or to the user, and is not looked into.
-HANDED_ON = {"loop.py", "run_folder.py"}
+# These files pass `run.config` on to the run folder or to the user, without reading a field of it.
+PASS_ON = {"loop.py", "run_folder.py"}
 
 
 @pytest.mark.parametrize("file", sorted(TRAIN.glob("*.py")), ids=lambda file: file.stem)
-def test_nobody_looks_into_the_config_of_a_run(file):
+def test_no_other_file_reads_a_field_of_the_config(file):
     tree = ast.parse(file.read_text())
     configs = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr == "config"]
     configs = [node for node in configs if ast.unparse(node.value) != "jax"]
-    assert not configs or file.name in HANDED_ON, f"{file.name} reads the config of a run"
-    opened = {
+    assert not configs or file.name in PASS_ON, f"{file.name} reads the config of a run"
+    read_nodes = {
         id(node.value)
         for node in ast.walk(tree)
         if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.value, ast.Attribute)
     }
-    assert not opened & {id(node) for node in configs}
+    assert not read_nodes & {id(node) for node in configs}
 
 
 def _selection(folder, **fields):
@@ -38,9 +38,9 @@ def _selection(folder, **fields):
 
 
 def test_select_names_any_score_of_any_split(tmp_path):
-    halves = {"validation": 0.5, "sampler": {"name": "plan", "classes": 2, "per_class": 4}}
-    assert _selection(tmp_path, select="val", **halves).key == "val/R@1"
-    assert _selection(tmp_path, select="val/MAP@R", **halves).key == "val/MAP@R"
+    held_out = {"validation": 0.5, "sampler": {"name": "plan", "classes": 2, "per_class": 4}}
+    assert _selection(tmp_path, select="val", **held_out).key == "val/R@1"
+    assert _selection(tmp_path, select="val/MAP@R", **held_out).key == "val/MAP@R"
     assert _selection(tmp_path, select="test/NMI").key == "test/NMI"
     assert _selection(tmp_path).is_last
     with pytest.raises(ValueError, match=r"no score 'MAP': did you mean 'MAP@R'.*AMI.*R@2"):

@@ -1,4 +1,4 @@
-"""What a run makes of a sampler: lengths in epochs, the note in its header."""
+"""A sampler sets the lengths of a run in epochs, and a note in its header."""
 
 import numpy as np
 from system import tiny
@@ -10,7 +10,7 @@ from dmljax.train import build
 _NUMBER = {"name": "number", "batch_size": 8}
 
 
-def test_epochs_of_number_are_exact_steps(tmp_path):
+def test_a_length_in_epochs_of_number_ends_where_its_epochs_end(tmp_path):
     options = {"evaluate": {"every": "2 epochs"}, "reload_best_at": ["4 epochs"]}
     config = tiny(tmp_path, sampler=_NUMBER, steps="10 epochs", seed=3, **options)
     run = build.build(config)
@@ -24,7 +24,7 @@ def test_epochs_of_number_are_exact_steps(tmp_path):
     assert run.reload_best_at == (ends[3],)
 
 
-def test_epochs_of_a_constant_length(tmp_path):
+def test_a_length_in_epochs_of_plan_is_a_multiple_of_its_epoch(tmp_path):
     run = build.build(tiny(tmp_path, steps="2.5 epochs"))
     assert run.steps == round(2.5 * (32 // 8))
 

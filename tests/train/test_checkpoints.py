@@ -7,7 +7,7 @@ from dmljax.train.step import TrainState
 
 
 def _saved(folder, scores, *, keep=1):
-    """The steps that are left after saving one checkpoint for each score, and the best of them."""
+    """The steps that remain after saving one checkpoint for each score, and the best step."""
     state = TrainState(jnp.int32(0), {"w": jnp.zeros(3)}, {}, {})
     with Checkpoints(folder, keep=keep) as checkpoints:
         for step, score in enumerate(scores, start=1):
@@ -20,7 +20,7 @@ def test_of_equal_scores_the_earliest_checkpoint_is_kept(tmp_path):
     assert _saved(tmp_path / "a", [0.5, 0.8, 0.8, 0.7]) == ([2, 4], 2)
     assert _saved(tmp_path / "b", [0.5, None, 0.5, None]) == ([1, 4], 1)
     assert _saved(tmp_path / "c", [None, None, -0.2]) == ([3], 3)
-    assert _saved(tmp_path / "d", [None, None, None]) == ([3], 3)
+    assert _saved(tmp_path / "d", [None, None, None]) == ([3], None)
     assert _saved(tmp_path / "e", [float("nan"), 0.1, None]) == ([2, 3], 2)
 
 

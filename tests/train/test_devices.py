@@ -18,18 +18,18 @@ from dmljax import losses, methods
 from dmljax.train import journal, loop, named_methods, run_folder
 from dmljax.train.devices import prefetch, shardings
 
-# One against eight says it, for one loss of each kind of computation; two, four and the other
-# losses take minutes more.
+# The ordinary tests compare one device with eight, for one loss of each kind of computation. Two
+# and four devices and the other losses are slow tests.
 devices_ = pytest.mark.parametrize(
     "devices", [8, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
 )
-_kept = {}
+_cache = {}
 
 
-def _alone(name, make):
-    if name not in _kept:
-        _kept[name] = make(1)
-    return _kept[name]
+def _on_one_device(name, run):
+    if name not in _cache:
+        _cache[name] = run(1)
+    return _cache[name]
 
 
 QUICK = ("arcface", "clip", "fast_ap", "histogram", "label_smoothed_cross_entropy", "margin")
@@ -42,7 +42,7 @@ def _quick(name):
 
 @devices_
 @pytest.mark.parametrize("name", [_quick(name) for name in contract.TABLE])
-def test_losses_do_not_see_devices(name, devices):
+def test_a_loss_is_the_same_on_any_number_of_devices(name, devices):
     x, labels, extra = as_float64(contract.inputs(b=16))
     rows = {"x": x, "labels": labels, "other": extra.pop("other")}
 
@@ -50,13 +50,13 @@ def test_losses_do_not_see_devices(name, devices):
         def loss(x, shared, rows):
             return contract.call(name, x, rows["labels"], {**shared, "other": rows["other"]})
 
-        def both(shared, rows):
+        def value_and_gradients(shared, rows):
             return jax.value_and_grad(loss, argnums=(0, 1))(rows["x"], shared, rows)
 
-        return run_on(devices, both, extra, rows)
+        return run_on(devices, value_and_gradients, extra, rows)
 
     with jax.enable_x64(True):
-        one, many = _alone(name, run), run(devices)
+        one, many = _on_one_device(name, run), run(devices)
     assert one[0].dtype == many[0].dtype == np.float64 and np.linalg.norm(one[1][0]) > 1e-6
     np.testing.assert_allclose(many[0], one[0], rtol=EXACT)
     assert distance(many[1], one[1]) < EXACT
@@ -76,7 +76,7 @@ EVERY = {
 
 @devices_
 @pytest.mark.parametrize("name", methods.__all__)
-def test_methods_do_not_see_devices(name, devices, without_diagnostics):
+def test_a_method_is_the_same_on_any_number_of_devices(name, devices, without_diagnostics):
     method = EVERY[name]()
     images = RNG.normal(size=(16, 9, 9, 3))
     rows = {"images": images, "labels": (np.arange(16) // 2 % C).astype(np.int32)}
@@ -89,51 +89,51 @@ def test_methods_do_not_see_devices(name, devices, without_diagnostics):
             key = jax.random.key(1)
             return method.loss(params, model_state, batch, key=key, step=jnp.int32(1))
 
-        def both(state, batch):
+        def value_and_gradients(state, batch):
             return jax.value_and_grad(loss, has_aux=True)(*state, batch)
 
-        return run_on(devices, both, state, rows)
+        return run_on(devices, value_and_gradients, state, rows)
 
     with jax.enable_x64(True):
         (one, (after, _)), slopes = run(1)
-        (many, (their_state, _)), their_slopes = run(devices)
+        (many, (state_on_many, _)), slopes_on_many = run(devices)
     assert one.dtype == np.float64
     np.testing.assert_allclose(many, one, rtol=EXACT)
-    assert distance(their_slopes, slopes) < EXACT
+    assert distance(slopes_on_many, slopes) < EXACT
     if jax.tree.leaves(after):  # batch norm's running means are float32 in any case
-        assert distance(their_state, after) < 1e-6 < distance(after, state[1])
+        assert distance(state_on_many, after) < 1e-6 < distance(after, state[1])
 
 
 def _lines(workdir):
     return [x["loss"] for x in journal.read(workdir / "metrics.jsonl") if "loss" in x]
 
 
-def test_a_run_goes_on_with_other_devices(tmp_path, without_diagnostics):
+def test_a_run_continues_on_another_number_of_devices(tmp_path, without_diagnostics):
     options = {"evaluate": {"ks": [1], "clustering": False, "batch_size": 16}, "log_every": 1}
     options["net"] = "methods.one_step:Patches"
     proxies = {"method": {"name": "proxies", "dim": 4, "multiple": 4}}
     config = tiny(tmp_path, loss={"name": "proxy_anchor"}, **proxies, **options)
 
-    def go(name, devices):
+    def train(name, devices):
         runtime = {"devices": devices, "sharded": ["^proxies"]}
         loop.run({**config, "runtime": runtime}, tmp_path / name)
         return _lines(tmp_path / name), jax.device_get(run_folder.reopen(tmp_path / name)[1].params)
 
-    first_curve, params = go("on2", 2)
+    first_curve, params = train("on2", 2)
     assert len(first_curve) == 6
     for devices in (4, 1):
         name = f"on{devices}"
         shutil.copytree(tmp_path / "on2", tmp_path / name)
         for step in (4, 6):
             shutil.rmtree(tmp_path / name / "checkpoints" / str(step))
-        curve, last = go(name, devices)
+        curve, last = train(name, devices)
         assert curve[:2] == first_curve[:2] and len(curve) == 6
         # In float32: rounding only, which six steps of Adam let grow.
         np.testing.assert_allclose(curve, first_curve, rtol=1e-4)
         assert distance(last, params) < 1e-3
 
 
-def test_the_next_batch_is_sent_off_while_one_is_used():
+def test_the_next_batch_is_sent_while_a_batch_is_used():
     sent = []
 
     def batches():
@@ -147,7 +147,7 @@ def test_the_next_batch_is_sent_off_while_one_is_used():
 
 
 def test_free_memory_below_an_array_is_returned():
-    """In a process whose allocator the command line has set."""
+    """In a process of its own, with the allocator as the command line sets it."""
     code = (
         "import numpy as np\n"
         "from dmljax import main\n"
@@ -160,5 +160,7 @@ def test_free_memory_below_an_array_is_returned():
         "devices.return_free_memory()\n"
         "print(before - resident())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert 190 < int(done.stdout) < 210  # MiB
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert 190 < int(completed.stdout) < 210  # MiB

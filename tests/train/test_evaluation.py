@@ -3,10 +3,13 @@
 import dataclasses
 
 import numpy as np
+import pytest
+from system import METHODS, tiny
 
 from dmljax import metrics
 from dmljax.data.splits import Split
-from dmljax.train import evaluation
+from dmljax.train import evaluation, journal, loop, run_folder
+from dmljax.train.build import build
 
 RNG = np.random.default_rng(0)
 LABELS = np.repeat(np.arange(4), 5)
@@ -35,9 +38,9 @@ def test_unreadable_images_count_nowhere_but_are_counted():
     rows = np.arange(20) % 5 < 4
     broken = np.where(rows[:, None], X, np.nan)
     scores = evaluation.score(broken, _split(), seeds=(0,))
-    kept = Split([None] * 16, LABELS[rows], tuple("abcd"))
+    readable = Split([None] * 16, LABELS[rows], tuple("abcd"))
     assert scores.pop("unreadable") == 4
-    assert scores == evaluation.score(X[rows], kept, seeds=(0,))
+    assert scores == evaluation.score(X[rows], readable, seeds=(0,))
 
 
 def test_a_query_is_compared_with_the_gallery_alone():
@@ -58,3 +61,91 @@ def test_the_groups_of_a_split_reach_its_scores():
     # The negative is in the group of the query, so it no longer counts.
     split = dataclasses.replace(split, groups=np.array([7, 7, -1, -1]))
     assert evaluation.score(x, split, ks=(1, 2), clustering_fns={})["mAP"] == 1
+
+
+def _cut_scores(x, labels, *, depth, marks=None):
+    """mAP and MRR as pytorch-metric-learning defines them, by a plain loop over ranked lists."""
+    query = np.ones(len(x), bool) if marks is None else marks["query"]
+    gallery = query if marks is None else marks["gallery"]
+    precisions, reciprocals = [], []
+    for i in np.flatnonzero(query):
+        items = [j for j in np.flatnonzero(gallery) if marks is not None or j != i]
+        distances = [((x[i] - x[j]) ** 2).sum() for j in items]
+        hits = [labels[items[j]] == labels[i] for j in np.argsort(distances, kind="stable")]
+        if not any(hits):
+            continue
+        at_hits = [sum(hits[: j + 1]) / (j + 1) for j in range(min(depth, len(hits))) if hits[j]]
+        precisions.append(sum(at_hits) / sum(hits))
+        reciprocals.append(1 / (1 + hits.index(True)) if True in hits[:depth] else 0.0)
+    return np.mean(precisions), np.mean(reciprocals)
+
+
+@pytest.mark.parametrize("depth", [1, 4, "max_bin_count"])
+@pytest.mark.parametrize("sizes", [[5, 5, 5, 5], [2, 3, 7, 8, 1]])
+@pytest.mark.parametrize("protocol", [False, True])
+def test_scores_cut_at_a_depth_are_those_of_a_loop(depth, sizes, protocol):
+    rng = np.random.default_rng(len(sizes))
+    labels = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    x = (rng.normal(size=(len(labels), 3)) + labels[:, None] / 2).astype(np.float32)
+    marks = None
+    if protocol:
+        query = np.arange(len(labels)) % 3 == 0
+        marks = {"query": query, "gallery": ~query}
+    split = Split([None] * len(labels), labels, tuple("abcde"[: len(sizes)]), **marks or {})
+    scores = evaluation.score(x, split, clustering_fns={}, depth=depth)
+    k = depth
+    if depth == "max_bin_count":
+        if marks is None:
+            k = max(sizes) - 1
+        else:
+            k = max(np.sum(labels[~query] == label) for label in labels[query])
+    expected = _cut_scores(x, labels, depth=k, marks=marks)
+    np.testing.assert_allclose([scores[f"mAP@{depth}"], scores[f"MRR@{depth}"]], expected)
+    if not protocol and len(set(sizes)) == 1 and k == sizes[0] - 1:  # R of every query
+        assert scores[f"mAP@{depth}"] == pytest.approx(scores["MAP@R"])
+
+
+def test_learners_are_scored_at_every_k_and_their_mean(tmp_path, capsys):
+    config = tiny(tmp_path, **METHODS["abe"], select="test/learners/R@2")
+    config["evaluate"] |= {"ks": [1, 2, 4]}
+    scores = loop.run(config, tmp_path / "run")
+    for k in (1, 2, 4):
+        learners = [scores[f"learner_{m}/R@{k}"] for m in (0, 1)]
+        assert scores[f"learners/R@{k}"] == pytest.approx(np.mean(learners))
+    printed = capsys.readouterr().out
+    rows = [line.split() for line in printed.splitlines() if " learner_" in f" {line.strip()}"]
+    assert [row[0] for row in rows] == ["learner_0", "learner_1"] and len(rows[0]) == 4
+    (mean,) = (line.split() for line in printed.splitlines() if line.split()[:1] == ["learners"])
+    assert mean[1:] == [f"{100 * scores[f'learners/R@{k}']:.1f}" for k in (1, 2, 4)]
+    with pytest.raises(ValueError, match=r"no score 'learner_2/R@1'"):
+        build(config | {"select": "test/learner_2/R@1"})
+
+
+def test_clusters_of_the_end_are_not_computed_before(tmp_path, capsys):
+    config = tiny(tmp_path)
+    config["evaluate"] |= {"clustering": "end", "starts": 3, "seeds": [4]}
+    scores = loop.run(config, tmp_path / "run")
+    assert "NMI" in scores and scores["NMI_std"] == 0
+    rows = journal.read(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in rows if "test/NMI" in row] == [6]
+    assert [row["step"] for row in rows if "test/R@1" in row] == [3, 6]
+    line = "NMI, AMI, ARI, F1: k-means, the best of 3 by inertia, seed 4"
+    assert line in capsys.readouterr().out
+    assert run_folder.score(tmp_path / "run")["NMI"] == scores["NMI"]
+    assert line in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"no score 'NMI'"):
+        build(config | {"select": "test/NMI"})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clustering": "last"}, r"clustering must be True, False or 'end', not 'last'"),
+        ({"depth": 0}, r"depth must be a number from 1 on, or 'max_bin_count', not 0"),
+        ({"depth": "max"}, r"depth must be a number .* not 'max'"),
+        ({"starts": 0}, r"evaluate.starts must be 1 or more"),
+    ],
+)
+def test_what_an_evaluation_refuses(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(tiny(tmp_path, evaluate=options))

@@ -1,4 +1,4 @@
-"""What goes wrong outside of the run: one line with the fix, and the last checkpoint stays good."""
+"""A fault from outside is reported in one line with the fix; the last checkpoint stays good."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from dmljax.train import loop, run_folder, step_metrics
 from dmljax.train.checkpoints import Checkpoints
 
 
-def _good(run):
+def _undamaged_steps(run):
     """The steps of the checkpoints, none of which may be damaged."""
     checkpoints = Checkpoints(run / "checkpoints")
     steps = checkpoints.steps()
@@ -28,20 +28,20 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path):
     config = tiny(tmp_path, **fields, checkpoint={"every": 1, "keep": 2}, log_every=1)
     with pytest.raises(FloatingPointError, match=r"the loss is .* at step \d+ .*optimizer.rate"):
         loop.run(config, tmp_path / "run")
-    assert _good(tmp_path / "run")
+    assert _undamaged_steps(tmp_path / "run")
     _, state = run_folder.reopen(tmp_path / "run")
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
-    assert int(state.step) == _good(tmp_path / "run")[-1]
+    assert int(state.step) == _undamaged_steps(tmp_path / "run")[-1]
 
 
 @pytest.mark.parametrize("name", ["loss", "gradient_norm"])
-def test_the_range_of_steps_is_named(name):
-    fine = {"loss": 1.0, "gradient_norm": 1.0}
-    assert step_metrics._check_finite(7, fine, 6) is None
+def test_a_loss_that_is_not_finite_is_reported_with_its_steps(name):
+    finite = {"loss": 1.0, "gradient_norm": 1.0}
+    assert step_metrics._check_finite(7, finite, 6) is None
     with pytest.raises(FloatingPointError, match=rf"the {name} is nan at step 7 \(finite until"):
-        step_metrics._check_finite(7, fine | {name: float("nan")}, 6)
+        step_metrics._check_finite(7, finite | {name: float("nan")}, 6)
     with pytest.raises(FloatingPointError, match=r"at step 1 \(from the start\)"):
-        step_metrics._check_finite(1, fine | {name: float("inf")}, 0)
+        step_metrics._check_finite(1, finite | {name: float("inf")}, 0)
 
 
 @contextlib.contextmanager
@@ -56,18 +56,20 @@ def _mounted(folder, options):
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_is_one_line_and_with_space_the_run_goes_on(tmp_path):
+def test_a_full_disk_is_one_line_and_with_space_the_run_continues(tmp_path):
     fields = {"steps": 40, "evaluate": {"every": 40}, "checkpoint": {"every": 4, "keep": 99}}
     config = tiny(tmp_path, **LONG | fields)
     with _mounted(tmp_path / "disk", "size=500k") as disk:
         with started(tmp_path, disk / "run", config) as process:
             printed = ends(process, 2, tmp_path)
-        last = [line for line in printed.splitlines() if line.startswith("error: ")]
-        assert len(last) == 1 and "No space left on device" in last[0] and "Make space" in last[0]
-        assert f"the same command goes on from step {_good(disk / 'run')[-1]}" in last[0]
+        errors = [line for line in printed.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1 and "No space left on device" in errors[0]
+        assert "Make space" in errors[0]
+        last_step = _undamaged_steps(disk / "run")[-1]
+        assert f"the same command continues from step {last_step}" in errors[0]
         subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
         with started(tmp_path, disk / "run", config) as process:
-            assert "going on from step" in ends(process, 0, tmp_path)
+            assert "continuing from step" in ends(process, 0, tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):

@@ -7,7 +7,7 @@ from dmljax.train import build, loop
 
 
 def test_at_least_two_classes_are_held_out(tmp_path):
-    """Of one class alone every score is 1. `tiny` has four training classes."""
+    """With a single class every score would be 1. `tiny` has four training classes."""
     run = build.build(tiny(tmp_path, validation=0.2, sampler={"name": "uniform", "batch_size": 8}))
     assert len(run.train.names) == len(run.held_out.names) == 2
     assert not set(run.train.names) & set(run.held_out.names)

@@ -1,4 +1,4 @@
-"""Whole runs of a tiny config: what they leave behind, how they stop, go on, and refuse."""
+"""Runs of a tiny config: the files that they leave, and the configs that they refuse."""
 
 import json
 import shutil
@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 from system import photos, tiny
 
 from dmljax import nets
+from dmljax.data.files import write_json
 from dmljax.train import journal, loop, run_folder
 from dmljax.train.build import build
 from dmljax.train.evaluation import Evaluator
@@ -32,7 +33,7 @@ def finished(tmp_path_factory):
     return folder, scores
 
 
-def test_a_run_leaves_what_it_promises(finished):
+def test_a_run_leaves_reports_config_speed_and_tensorboard(finished):
     folder, scores = finished
     run = folder / "run"
     assert 0 <= scores["R@1"] <= 1 and {"MAP@R", "NMI", "R@2"} <= set(scores)
@@ -50,15 +51,15 @@ def test_a_run_leaves_what_it_promises(finished):
     assert list((run / "tensorboard").iterdir())
 
 
-def test_the_same_command_twice_is_the_same_run(finished, tmp_path):
+def test_the_same_command_gives_the_same_run_twice(finished, tmp_path):
     folder, _ = finished
-    loop.run(tiny(folder), tmp_path / "again")
-    same(_params(tmp_path / "again"), _params(folder / "run"))
-    one, two = (d / "metrics.jsonl" for d in (tmp_path / "again", folder / "run"))
-    assert one.read_bytes() == two.read_bytes()
+    loop.run(tiny(folder), tmp_path / "second")
+    same(_params(tmp_path / "second"), _params(folder / "run"))
+    files = [path / "metrics.jsonl" for path in (tmp_path / "second", folder / "run")]
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_training_changes_what_it_should(finished):
+def test_training_changes_every_parameter(finished):
     folder, _ = finished
     run = build(tiny(folder))
     first = first_state(run)
@@ -116,9 +117,9 @@ def _torch_axes(array):
 
 
 def test_select_takes_the_best_evaluation(tmp_path):
-    grows = {"name": "constant", "warmup": 6}  # from harmless to harmful
+    rising = {"name": "constant", "warmup": 6}  # from harmless to harmful
     optimizer = {"name": "sgd", "rate": 100.0}
-    config = tiny(tmp_path, select="test", optimizer=optimizer, schedule=grows)
+    config = tiny(tmp_path, select="test", optimizer=optimizer, schedule=rising)
     config["evaluate"] |= {"every": 1, "clustering": False}
     config["checkpoint"]["keep"] = 1  # and the best
     score = loop.run(config, tmp_path / "run")["R@1"]
@@ -143,7 +144,12 @@ def test_load_embeds_images(finished):
         ({"loss": {"name": "tripplet"}}, "did you mean 'triplet'"),
         ({"loss": {"name": "triplet", "margn": 1}}, "no argument 'margn': did you mean 'margin'"),
         ({"net": {"name": "resnet5"}}, "did you mean 'resnet50'"),
-        ({"steps": "six"}, "'six' is no duration"),
+        ({"steps": "six"}, "steps='six' is no duration"),
+        ({"evaluate": {"every": "abc"}}, "evaluate.every='abc' is no duration"),
+        ({"checkpoint": {"every": "1 week"}}, "checkpoint.every='1 week' is no duration"),
+        ({"schedule": {"name": "cosine", "warmup": "x"}}, "schedule.warmup='x' is no duration"),
+        ({"schedule": {"name": "steps", "at": ["x"]}}, "schedule.at='x' is no duration"),
+        ({"reload_best_at": ["x epochs"]}, "reload_best_at='x epochs' is no duration"),
         ({"evaluate": {"evry": 1}}, "did you mean 'every'"),
         ({"select": "best"}, "select must be"),
         ({"select": "val"}, "--config.validation=0.2"),
@@ -169,7 +175,10 @@ def test_load_embeds_images(finished):
         ({"evaluate": {"ks": 3}}, "ks must be a list, not 3"),
         ({"evaluate": {"metrics": "nmi"}}, "metrics must be a list or None, not 'nmi'"),
         ({"select": None}, "select must be a name, not None"),
-        ({"evaluate": {"clustering": "maybe"}}, "clustering must be True or False, not 'maybe'"),
+        (
+            {"evaluate": {"clustering": "maybe"}},
+            "must be True, False or 'end', not 'maybe'",
+        ),
         ({"evaluate": {"batch_size": 0}}, "evaluate.batch_size must be 1 or more, not 0"),
         ({"runtime": {"workers": "two"}}, "workers must be a whole number, not 'two'"),
         ({"runtime": {"chunk": 4}}, "runtime has no 'chunk'.*workers"),
@@ -189,37 +198,45 @@ def test_load_embeds_images(finished):
         ({"validation": 1.5}, "validation must be a share of 0 to 1, not 1.5"),
     ],
 )
-def test_what_a_config_says_wrong_is_told_before_anything_is_written(tmp_path, change, message):
+def test_a_wrong_config_is_refused_before_anything_is_written(tmp_path, change, message):
     with pytest.raises((ValueError, TypeError, OSError), match=message):
         loop.run(tiny(tmp_path, **change), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_in_which_nothing_came_about_takes_a_corrected_config(tmp_path):
-    bad = tmp_path / "bad.safetensors"
-    save_file({"nothing": np.zeros(3, np.float32)}, bad)
+def test_weights_that_do_not_fit_the_net_leave_no_run_folder(tmp_path):
+    file = tmp_path / "other.safetensors"
+    save_file({"other.weight": np.zeros(3, np.float32)}, file)
     net = tiny(tmp_path)["net"]
-    with pytest.raises(ValueError, match="nothing"):
-        loop.run(tiny(tmp_path, net=net | {"weights": str(bad)}), tmp_path / "run")
-    assert (tmp_path / "run" / "config.json").exists()
-    loop.run(tiny(tmp_path, steps=1), tmp_path / "run")
+    with pytest.raises(ValueError, match=r"other\.weight"):
+        loop.run(tiny(tmp_path, net=net | {"weights": str(file)}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_without_results_takes_a_corrected_config(tmp_path):
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    write_json(workdir / "config.json", build(tiny(tmp_path, steps=2)).config)
+    loop.run(tiny(tmp_path, steps=1), workdir)
+    assert json.loads((workdir / "config.json").read_text())["steps"] == 1
 
 
 def test_overwrite_leaves_nothing_of_the_other_run(finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished[0] / "run", run)
     old = {*run.glob("tensorboard/*")}
-    for name in ("checkpoints_damaged/4/x", "frames/000.png", "map.png", "movie.gif"):
+    for name in ("checkpoints_damaged/4/x", "frames/000.png", "report.html", "movie.gif"):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text("old")
     loop.run(tiny(tmp_path, steps=2), run, overwrite=True)
     assert not old & {*run.glob("tensorboard/*")}
-    left = {"checkpoints", "checkpoints_sums", "config.json", "lock", "metrics.jsonl"}
-    assert {p.name for p in run.iterdir()} == left | {"speed.jsonl", "tensorboard"}
+    files = {"checkpoints", "checkpoints_sums", "config.json", "digests.json", "lock"}
+    files |= {"metrics.jsonl", "result.json", "scores.safetensors", "speed.jsonl", "tensorboard"}
+    assert {p.name for p in run.iterdir()} == files
 
 
 def test_unreadable_images_are_skipped_counted_and_logged_once(tmp_path, capsys, caplog):
-    """Even if they are the first ones of their split."""
+    """Also if they are the first images of their split."""
     root = photos(tmp_path)
     for bad in ("c0/000.png", "c4/032.png"):
         (root / bad).write_bytes(b"")
@@ -242,5 +259,5 @@ def test_a_cached_split_is_decoded_once_for_all_evaluations(tmp_path, monkeypatc
     run = build(config)
     state, evaluator = first_state(run), Evaluator(run)
     first = evaluator.embeddings(state, run.test)["embedding"]
-    monkeypatch.setattr("dmljax.data.decode.read", None)  # whoever reads now fails
+    monkeypatch.setattr("dmljax.data.decode.read", None)  # reading an image fails from here on
     np.testing.assert_array_equal(evaluator.embeddings(state, run.test)["embedding"], first)

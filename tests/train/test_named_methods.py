@@ -47,7 +47,7 @@ def test_defaults_are_those_of_the_library(name, pieces):
                 assert named[argument] == default, argument
 
 
-def test_modes_of_dvml_start_from_the_library():
+def test_the_paper_mode_of_dvml_has_the_defaults_of_the_library():
     paper, library = _MODES["paper"], _defaults(methods.dvml)
     for name in ("samples", "decay", "probe", "phase_at"):
         assert paper[name] == library[name]
@@ -57,7 +57,7 @@ def test_modes_of_dvml_start_from_the_library():
 
 
 @pytest.mark.parametrize("pool", ["mean", "max", "gem", "mean_max", "flatten"])
-def test_pools_have_names(pool):
+def test_a_pool_is_chosen_by_name(pool):
     method = registry.resolve("method", {"name": "pairs", "pool": pool, "dim": None})
     method = method(NET, losses.triplet, classes=3)
     params, model_state = jax.eval_shape(method.init, jax.random.key(0), BATCH)
@@ -66,7 +66,7 @@ def test_pools_have_names(pool):
     assert bool(params["head"]) == (pool == "gem")
 
 
-def test_options_of_a_pool():
+def test_a_pool_takes_its_options_from_a_dict():
     pool_fn = pool_fn_of({"name": "gem", "p": 4.0})
     assert pool_fn.keywords == {"p": 4.0}
 
@@ -92,14 +92,14 @@ def test_options_of_a_pool():
         ("abe", {"heads": 2, **SPLIT}, "heads must be True or False, not 2"),
     ],
 )
-def test_says_what_and_how(name, options, message):
+def test_wrong_arguments_are_refused_in_one_line(name, options, message):
     with pytest.raises((ValueError, TypeError), match=message) as caught:
         factory = registry.resolve("method", {"name": name, **options})
         factory(NET, losses.triplet, classes=3)
     assert "\n" not in str(caught.value)
 
 
-def test_a_method_without_names_is_found(monkeypatch):
+def test_a_method_without_a_factory_is_found_by_its_name(monkeypatch):
     """It needs no factory in `named_methods`, only a line in `methods/__init__.py`."""
 
     def plain(net, loss_fn, *, classes: int, width: int = 3):

@@ -3,11 +3,13 @@
 import pathlib
 import sys
 
+import numpy as np
 import pytest
 from system import tiny
 
 from dmljax import nets, recipes, weights
 from dmljax.train.build import build
+from dmljax.weights import preprocessing
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "weights"))
 from published_layouts import resnet_tensors, write_torch
@@ -31,7 +33,7 @@ def file(tmp_path):
     return str(to)
 
 
-def test_without_weights_it_is_that_of_the_net(tmp_path):
+def test_without_weights_the_normalization_is_that_of_the_net(tmp_path):
     assert normalization(tmp_path, None, name="resnet18", **SMALL) == "imagenet"
     assert normalization(tmp_path, None, name="googlenet", stop="conv1") == "caffe"
     assert normalization(tmp_path, None, name="convnet") == "imagenet"
@@ -39,7 +41,7 @@ def test_without_weights_it_is_that_of_the_net(tmp_path):
 
 
 @pytest.mark.parametrize("net, expected", [("bn_inception", "caffe_bn"), ("resnet18", "imagenet")])
-def test_another_net_in_a_recipe_brings_its_own(tmp_path, net, expected):
+def test_another_net_in_a_recipe_brings_its_normalization(tmp_path, net, expected):
     config = recipes.proxy_anchor(dataset="cars196")
     small = tiny(tmp_path, net=net, transform={"name": "standard_eval", "size": 64})
     fields = ("dataset", "sampler", "net", "transform", "evaluate", "steps")
@@ -48,7 +50,7 @@ def test_another_net_in_a_recipe_brings_its_own(tmp_path, net, expected):
     assert build(config).config["normalize"] == expected
 
 
-def test_with_weights_it_is_that_of_the_file(tmp_path, file):
+def test_with_weights_the_normalization_is_that_of_the_file(tmp_path, file):
     assert normalization(tmp_path, None, name="resnet18", weights=file, **SMALL) == "imagenet"
     explicit = {"name": "imagenet", "red_std": 0.299}
     assert normalization(tmp_path, explicit, name="resnet18", weights=file, **SMALL) == explicit
@@ -58,3 +60,14 @@ def test_a_contradiction_to_the_file_is_refused(tmp_path, file):
     message = "normalize='caffe' contradicts .*resnet18.safetensors, which expects 'imagenet'"
     with pytest.raises(ValueError, match=message):
         normalization(tmp_path, "caffe", name="resnet18", weights=file, **SMALL)
+
+
+def test_a_contradiction_that_is_insisted_on_holds(tmp_path, file):
+    forced = {"name": "caffe", "force": True}
+    config = tiny(tmp_path, normalize=forced, net={"name": "resnet18", "weights": file, **SMALL})
+    config["transform"] = config["eval_transform"] = {"name": "standard_eval", "size": 32}
+    run = build(config)
+    images = np.full((1, 2, 2, 3), 100, np.uint8)
+    np.testing.assert_allclose(run.normalize_fn(images), preprocessing.caffe(images), rtol=1e-6)
+    # The saved config opens again.
+    assert build(run.config).config["normalize"] == forced

@@ -11,7 +11,7 @@ from dmljax.train import config as config_lib
 from dmljax.train import journal, loop, registry
 from dmljax.train.build import build
 
-MINE = {
+OUTSIDE = {
     "dataset": {"dataset": {"name": "train.outside:my_dataset", "classes": 8}},
     "sampler": {"sampler": {"name": "train.outside:my_sampler", "batch_size": 8}},
     "transform": {"transform": {"name": "train.outside:my_transform", "brightness": 5}},
@@ -34,20 +34,23 @@ MINE = {
                 "train.outside:my_clustering_metric",
                 "map_at_r",
             ],
+            "extra": [{"name": "train.outside:my_embedding_metric", "power": 2.0}],
+            "call": "train.outside:after_evaluation",
         }
     },
 }
-# Functions that other functions of a config name, or that a method brings along.
-INDIRECT = {"attention", "reduction", "distance", "optimizer"}
+# Functions that arguments of other functions name, or that a method chooses.
+INDIRECT = {"attention", "combination", "distance", "optimizer", "penalty", "reduction"}
+INDIRECT |= {"selection"}
 
 
-def test_every_kind_can_be_added():
-    assert set(MINE) == set(registry.KINDS) - INDIRECT
+def test_every_kind_of_function_is_tested():
+    assert set(OUTSIDE) == set(registry.KINDS) - INDIRECT
 
 
-def test_one_of_each_runs_two_steps(tmp_path):
+def test_a_run_with_one_outside_function_of_every_kind(tmp_path):
     config = tiny(tmp_path, steps=2, log_every=1, select="test/my_metric", runtime={"devices": 1})
-    for fields in MINE.values():
+    for fields in OUTSIDE.values():
         config |= fields
     config["checkpoint"] = {"keep": 2}
     scores = loop.run(config, tmp_path / "run")
@@ -57,15 +60,48 @@ def test_one_of_each_runs_two_steps(tmp_path):
     assert set(scores) == {"R@1", "R@4", "my_metric", "MAP@R", "lone"} | {
         "my_clustering_metric",
         "my_clustering_metric_std",
+        "my_embedding_metric",
     }
+    assert scores["my_embedding_metric"] == pytest.approx(1)  # unit vectors
     assert scores["my_clustering_metric"] == 1.0
     best = max(x["test/my_metric"] for x in lines if "test/my_metric" in x)
     assert scores["my_metric"] == best
+    seen = (tmp_path / "run" / "seen.txt").read_text().splitlines()
+    assert seen == [f"{x['step']} {x['test/R@1']} 32" for x in lines if "test/R@1" in x]
+    assert len(seen) == 2
 
 
-@pytest.mark.parametrize("kind", sorted(set(MINE) - {"metric"}))
-def test_a_missing_one_is_named(tmp_path, kind):
-    ((field, spec),) = MINE[kind].items()
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        (
+            "call",
+            "train.outside:my_loss",
+            r"is not a function for .*: it does not take step",
+        ),
+        ("call", "train.outside:no_such", r"'train.outside:no_such' cannot be imported"),
+        ("call", "map", r"'map' is no function for evaluate.call: write 'my_package"),
+        ("extra", ["no_metric"], r"there is no metric 'no_metric'"),
+    ],
+)
+def test_what_an_evaluation_cannot_call(tmp_path, field, value, message):
+    with pytest.raises(ValueError, match=message):
+        build(tiny(tmp_path, evaluate={field: value}))
+
+
+def several(embeddings, labels):
+    return embeddings[:2]
+
+
+def test_a_metric_of_embeddings_returns_one_number(tmp_path):
+    config = tiny(tmp_path, evaluate={"extra": ["train.test_outside:several"]})
+    with pytest.raises(ValueError, match=r"the metric several must return one number, not array"):
+        loop.run(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", sorted(set(OUTSIDE) - {"metric"}))
+def test_a_missing_outside_function_is_named(tmp_path, kind):
+    ((field, spec),) = OUTSIDE[kind].items()
     name = spec if isinstance(spec, str) else spec["name"]
     with pytest.raises(ValueError, match=f"'{name}_2' cannot be imported"):
         build(tiny(tmp_path, **{field: f"{name}_2"}))

@@ -25,7 +25,7 @@ def finished(tmp_path_factory):
     return folder
 
 
-def test_killed_the_same_command_gives_the_same_run(tmp_path):
+def test_a_killed_run_is_resumed_by_the_same_command_and_ends_the_same(tmp_path):
     config = tiny(tmp_path, **LONG, **METHODS["pairs"])
     with started(tmp_path, tmp_path / "undisturbed", config) as process:
         ends(process, 0, tmp_path)
@@ -33,11 +33,11 @@ def test_killed_the_same_command_gives_the_same_run(tmp_path):
     with started(tmp_path, run, config, "--config.runtime.workers=1") as process:
         until_step(run, 16, process)
     with started(tmp_path, run, config) as process:
-        assert "going on from step" in ends(process, 0, tmp_path)
+        assert "continuing from step" in ends(process, 0, tmp_path)
     same_run(run, tmp_path / "undisturbed")
 
 
-def test_every_method_is_killed():
+def test_every_method_has_a_config_to_be_killed_in():
     assert set(METHODS) == {name for name in methods.__all__ if name.islower()}
 
 
@@ -68,12 +68,12 @@ class _Started:
 
 
 def _saving(run):
-    """A checkpoint is being written."""
+    """Whether a checkpoint is being written."""
     return any("tmp" in name for name in _names(run / "checkpoints"))
 
 
 def _unsummed(run):
-    """A checkpoint is finished, its sums are not."""
+    """Whether a checkpoint is finished whose sums are not."""
     steps = {n for n in _names(run / "checkpoints") if n.isdecimal()}
     return bool(steps - {n.removesuffix(".json") for n in _names(run / "checkpoints_sums")})
 
@@ -101,28 +101,28 @@ def test_killed_at_many_moments_every_method_gives_the_same_run(tmp_path, name):
             time.sleep(rng.uniform(0, 0.2))
         process.kill()
     ends(_Started(config, run), 0, tmp_path)
-    assert not _saving(run)  # nothing is left of what was torn
+    assert not _saving(run)  # no unfinished checkpoint is left
     same_run(run, undisturbed)
 
 
 @pytest.mark.parametrize(
     "number, status, kill_fn", [(signal.SIGTERM, 143, os.kill), (signal.SIGINT, 130, os.killpg)]
 )
-def test_a_signal_saves_and_leaves(tmp_path, number, status, kill_fn):
+def test_a_signal_saves_a_checkpoint_and_ends_the_run(tmp_path, number, status, kill_fn):
     """Also where input workers get it too, as they do from a terminal."""
     config = tiny(tmp_path, **LONG | {"steps": 100_000, "checkpoint": {"every": 50_000}})
     workers = f"--config.runtime.workers={int(kill_fn is os.killpg)}"
     with started(tmp_path, tmp_path / "run", config, workers) as process:
         until_step(tmp_path / "run", 4, process)
         kill_fn(process.pid, number)
-        assert "saved; the same command goes on" in ends(process, status, tmp_path, within=30)
+        assert "saved; the same command continues" in ends(process, status, tmp_path, within=30)
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
     assert checkpoints.steps() and checkpoints.steps()[-1] >= 4
     checkpoints.close()
 
 
 def test_a_second_signal_ends_at_once(tmp_path):
-    """Even where the step will never end."""
+    """Also if the step never ends."""
     config = tiny(tmp_path, **LONG | {"steps": 100_000})
     with started(tmp_path, tmp_path / "run", config) as process:
         until_step(tmp_path / "run", 4, process)
@@ -148,7 +148,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(how, finished, tm
     same(state(tmp_path / "run"), state(folder / "run"))
 
 
-def test_a_checkpoint_of_another_shape_is_one_line(finished):
+def test_a_checkpoint_of_another_shape_is_refused_in_one_line(finished):
     folder = finished
     run = build(tiny(folder, method={"name": "pairs", "dim": 5}))
     shapes = run.shapes
@@ -168,7 +168,7 @@ def test_a_workdir_of_another_config_is_refused(finished, tmp_path):
     assert len(journal.read(tmp_path / "run" / "metrics.jsonl")) == 6
 
 
-def test_only_what_cannot_change_a_result_may_change_on_the_way(finished, tmp_path):
+def test_a_resumed_run_may_change_only_fields_without_effect_on_its_result(finished, tmp_path):
     folder = finished
     shutil.copytree(folder / "run", tmp_path / "run")
     metrics = (folder / "run" / "metrics.jsonl").read_bytes()
@@ -183,26 +183,28 @@ def test_only_what_cannot_change_a_result_may_change_on_the_way(finished, tmp_pa
 
 def test_a_workdir_in_use_is_refused(tmp_path):
     (tmp_path / "run").mkdir()
-    held = lock(tmp_path / "run")
+    lock_file = lock(tmp_path / "run")
     with pytest.raises(ValueError, match=f"in use by process {os.getpid()}"):
         loop.run(tiny(tmp_path), tmp_path / "run")
-    held.close()
+    lock_file.close()
     loop.run(tiny(tmp_path), tmp_path / "run")
 
 
-def test_interrupted_where_the_best_is_reloaded_the_run_is_the_same(tmp_path):
-    grows = {"name": "constant", "warmup": 6}  # from harmless to harmful
+def test_a_run_interrupted_where_the_best_is_reloaded_ends_the_same(tmp_path):
+    rising = {"name": "constant", "warmup": 6}  # from harmless to harmful
     optimizer = {"name": "sgd", "rate": 100.0}
-    config = tiny(tmp_path, reload_best_at=[4], optimizer=optimizer, schedule=grows)
+    config = tiny(tmp_path, reload_best_at=[4], optimizer=optimizer, schedule=rising)
     config["evaluate"] |= {"every": 1, "clustering": False}
     config["checkpoint"]["keep"] = 6
     loop.run(config, tmp_path / "run")
-    shutil.copytree(tmp_path / "run", tmp_path / "again")
-    folder = tmp_path / "again" / "checkpoints"
+    shutil.copytree(tmp_path / "run", tmp_path / "resumed")
+    folder = tmp_path / "resumed" / "checkpoints"
     for later in (5, 6):
         shutil.rmtree(folder / str(later))
-    loop.run(config, tmp_path / "again")
-    one, two = (journal.read(tmp_path / name / "metrics.jsonl") for name in ("run", "again"))
-    scores = [row["test/R@1"] for row in one if "test/R@1" in row]
+    loop.run(config, tmp_path / "resumed")
+    rows, resumed_rows = (
+        journal.read(tmp_path / name / "metrics.jsonl") for name in ("run", "resumed")
+    )
+    scores = [row["test/R@1"] for row in rows if "test/R@1" in row]
     assert max(scores[:3]) > scores[3]  # so that there is something to reload
-    assert one == two and len(scores) == 6
+    assert rows == resumed_rows and len(scores) == 6

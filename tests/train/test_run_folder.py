@@ -12,6 +12,7 @@ from processes import ROOT
 from safetensors import safe_open
 from system import METHODS, photos, tiny
 
+from dmljax.report import run as run_facts
 from dmljax.train import evaluation, export, journal, loop, run_folder
 from dmljax.train.evaluation import Evaluator
 
@@ -25,10 +26,10 @@ def finished(tmp_path_factory):
 
 
 def _command(*flags):
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "dmljax.main", *flags], capture_output=True, text=True, cwd=ROOT
     )
-    return done.returncode, done.stdout, done.stderr
+    return completed.returncode, completed.stdout, completed.stderr
 
 
 def test_evaluate_gives_the_scores_of_the_run(finished, capsys):
@@ -47,7 +48,7 @@ def test_evaluate_gives_the_scores_of_the_run(finished, capsys):
     assert train_scores["R@1"] >= 0
 
 
-def test_evaluate_takes_fields_of_the_config(finished, tmp_path):
+def test_evaluate_takes_changed_fields_of_the_config(finished, tmp_path):
     folder, scores = finished
     moved = shutil.copy(folder / "blobs.npz", tmp_path / "moved.npz")
     flags = (f"--config.dataset.path={moved}", "--config.evaluate.ks=[1,3]")
@@ -64,7 +65,7 @@ def test_evaluate_takes_fields_of_the_config(finished, tmp_path):
         ({"overrides": ["--config.method.dmi=5"]}, "did you mean 'dim'"),
     ],
 )
-def test_what_cannot_be_evaluated(finished, fields, message):
+def test_an_evaluation_that_is_impossible_is_refused(finished, fields, message):
     with pytest.raises((ValueError, TypeError), match=message):
         run_folder.score(finished[0] / "run", **fields)
 
@@ -75,7 +76,7 @@ def test_a_run_without_held_out_classes_has_no_val(tmp_path):
         run_folder.score(tmp_path / "run", split="val")
 
 
-def test_the_commands(finished, tmp_path):
+def test_evaluate_and_embed_from_the_command_line(finished, tmp_path):
     run, out = finished[0] / "run", tmp_path / "out"
     status, printed, _ = _command("--mode=evaluate", f"--workdir={run}", "--split=val")
     assert status == 0 and "R@1" in printed and "val split, 16 images, after step 6" in printed
@@ -87,12 +88,12 @@ def test_the_commands(finished, tmp_path):
         (["--mode=evaluate", f"--workdir={run}", "--config=configs/glyphs.py"], "leave out --con"),
         (["--mode=evaluate", f"--workdir={tmp_path}"], "holds no run"),
     ):
-        status, _, said = _command(*flags)
-        assert status == 2 and said.count("\n") == 1 and message in said
+        status, _, error = _command(*flags)
+        assert status == 2 and error.count("\n") == 1 and message in error
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_embed_writes_what_the_net_says(finished, tmp_path, dtype):
+def test_embed_writes_the_embeddings_of_the_net(finished, tmp_path, dtype):
     folder, scores = finished
     out = export.export(folder / "run", tmp_path / "out", dtype=dtype, chunk=5)
     assert sorted(p.name for p in out.iterdir()) == ["embeddings.npy", "items.safetensors"]
@@ -111,15 +112,50 @@ def test_embed_writes_what_the_net_says(finished, tmp_path, dtype):
     assert score["R@1"] == pytest.approx(scores["R@1"], abs=0.05)
 
 
-def test_embed_goes_on_where_it_was_and_mixes_nothing(finished, tmp_path, monkeypatch):
+def test_embed_writes_the_synthetic_features_of_dvml(tmp_path):
+    """Their sum and the embedding are what they say, and an interrupted call ends the same."""
+    method = {"name": "dvml", "mode": "seed", "dim": 4, "hidden": 5, "phase_at": 1}
+    config = tiny(tmp_path, steps=2, method=method, loss="semihard_triplet")
+    loop.run(config | {"runtime": {"devices": 1}}, tmp_path / "run")
+    out = export.export(tmp_path / "run", tmp_path / "out", synthetic=True, chunk=12)
+    names = ("embeddings", "features", "reconstruction", "z_invariant", "z_variant", "synthetic")
+    x = {name: np.load(out / f"{name}.npy") for name in names}
+    assert sorted(path.stem for path in out.glob("*.npy")) == sorted(names)
+    assert len({len(array) for array in x.values()}) == 1
+    assert x["features"].shape == x["reconstruction"].shape == (len(x["embeddings"]), 8)
+    np.testing.assert_allclose(x["synthetic"], x["z_invariant"] + x["z_variant"], atol=1e-5)
+    unit = x["z_invariant"] / np.linalg.norm(x["z_invariant"], axis=1, keepdims=True)
+    np.testing.assert_allclose(unit, x["embeddings"], atol=1e-5)
+    # Every image has a sample of its own.
+    assert len(np.unique(np.round(x["z_variant"], 5), axis=0)) == len(unit)
+    again = export.export(tmp_path / "run", tmp_path / "again", synthetic=True, chunk=12)
+    np.testing.assert_array_equal(np.load(again / "z_variant.npy"), x["z_variant"])
+    # Its terms and the F1 of clusters are in the log.
+    lines = journal.read(tmp_path / "run" / "metrics.jsonl")
+    terms = {"kl", "reconstruction", "metric_variant", "metric_invariant", "cross_entropy"}
+    assert all(terms <= set(line) for line in lines if "loss" in line)
+    assert any("test/F1" in line for line in lines)
+    curves = run_facts.read(tmp_path / "run").curves(2)
+    assert {term["name"].replace(" ", "_") for term in curves["terms"]} == terms | {"decay"}
+
+
+def test_synthetic_features_are_refused_by_other_methods(finished, tmp_path):
+    folder, _ = finished
+    command = ("embed", str(folder / "run"), f"--out={tmp_path / 'out'}", "--synthetic")
+    status, _, errors = _command(*command)
+    assert status == 2 and "makes no synthetic features; dvml does" in errors
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_interrupted_embed_continues_and_never_mixes_two_calls(finished, tmp_path, monkeypatch):
     run, out = finished[0] / "run", tmp_path / "out"
-    real, calls = Evaluator.embeddings, []
+    original_embeddings, calls = Evaluator.embeddings, []
 
     def embeddings(self, state, split):
         calls.append(len(split))
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return real(self, state, split)
+        return original_embeddings(self, state, split)
 
     monkeypatch.setattr(Evaluator, "embeddings", embeddings)
     with pytest.raises(KeyboardInterrupt):
@@ -134,13 +170,13 @@ def test_embed_goes_on_where_it_was_and_mixes_nothing(finished, tmp_path, monkey
     export.export(run, out, chunk=12)
     assert calls == [12, 12, 8, 8]
     export.export(run, tmp_path / "at once")
-    one, two = (np.load(d / "embeddings.npy") for d in (out, tmp_path / "at once"))
-    np.testing.assert_array_equal(one, two)
+    files = [np.load(path / "embeddings.npy") for path in (out, tmp_path / "at once")]
+    np.testing.assert_array_equal(*files)
     with pytest.raises(FileExistsError, match="not empty"):
         export.export(run, out)
 
 
-def test_select_val_trains_on_the_rest_and_opens_the_best(tmp_path):
+def test_select_val_trains_without_the_held_out_classes_and_opens_the_best_step(tmp_path):
     config = tiny(tmp_path, validation=0.5, select="val", runtime={"devices": 1})
     config |= {"sampler": {"name": "plan", "classes": 2, "per_class": 4}, "steps": 8}
     config |= {"optimizer": {"name": "sgd", "rate": 100.0}}
@@ -176,7 +212,7 @@ def test_refinement_is_refused_by_a_method_without_it(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_knn_goes_by_the_names_of_classes(tmp_path):
+def test_knn_compares_classes_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"evaluate\.knn takes the class from training images"):
         config = tiny(tmp_path)
         config["evaluate"] = config["evaluate"] | {"knn": 3}
@@ -185,12 +221,12 @@ def test_knn_goes_by_the_names_of_classes(tmp_path):
     evaluator = Evaluator(run)
     accuracy = evaluator.scores(state, evaluator.embeddings(state, run.test), run.test)["knn"]
     gallery, queries = (evaluator.embeddings(state, s)["embedding"] for s in (run.train, run.test))
-    right = 0
+    correct = 0
     for query, label in zip(queries, run.test.labels, strict=True):
         near = run.train.labels[np.argsort(-(gallery @ query), kind="stable")[:3]].tolist()
-        vote = max(near, key=lambda one: (near.count(one), -near.index(one)))
-        right += run.train.names[vote] == run.test.names[label]
-    assert accuracy == right / len(queries)
+        vote = max(near, key=lambda label: (near.count(label), -near.index(label)))
+        correct += run.train.names[vote] == run.test.names[label]
+    assert accuracy == correct / len(queries)
 
 
 def _with_known_classes(folder):

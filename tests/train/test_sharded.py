@@ -1,4 +1,4 @@
-"""Proxies in shards are trained as those of one device."""
+"""Sharded proxies are trained as on one device."""
 
 import functools
 import math
@@ -20,7 +20,7 @@ def _shards(tree, name):
     return [[s.data.shape for s in a.addressable_shards] for a in arrays]
 
 
-def test_proxies_in_shards_are_those_of_one_device(without_diagnostics):
+def test_sharded_proxies_learn_the_values_of_one_device(without_diagnostics):
     c, d, b = 500, 5, 16
     method = methods.proxies(Pixels(), losses.normalized_softmax, classes=c, dim=d, multiple=8)
     optimizer = optimizers.build(
@@ -48,11 +48,11 @@ def test_proxies_in_shards_are_those_of_one_device(without_diagnostics):
     # The proxies, both moments, the average: 63 of 504 rows for each device.
     assert _shards(state, "proxies") == [[(63, d)] * 8] * 4
     assert _shards(state.params["net"], "kernel")[0] == [(3, 6)] * 8
-    (one, scores), (many, their_scores) = results
-    assert not one["proxies"][c:].any() and one["proxies"][:c].all()
-    assert distance(many, one) < 1e-5
-    np.testing.assert_allclose(their_scores["loss"], scores["loss"], rtol=1e-6)
-    # Embeddings travel to the proxies, never proxies or a row of logits for each image.
+    (params, metrics), (params_on_many, metrics_on_many) = results
+    assert not params["proxies"][c:].any() and params["proxies"][:c].all()
+    assert distance(params_on_many, params) < 1e-5
+    np.testing.assert_allclose(metrics_on_many["loss"], metrics["loss"], rtol=1e-6)
+    # Devices exchange embeddings, and neither proxies nor a row of logits for each image.
     sent = re.findall(r"= \w+\[([\d,]*)\]\S* (?:all-\w+|collective-\w+)\(", compiled.as_text())
     sizes = [math.prod(int(n) for n in shape.split(",") if n) for shape in sent]
     assert sizes and max(sizes) < 63 * d

@@ -1,8 +1,13 @@
-"""What a run says: where it starts, what was chosen and why."""
+"""Lines of a run: its first step, the chosen step, and the reason for the choice."""
 
+import numpy as np
 from system import tiny
 
-from dmljax.train import initial_state, loop
+from dmljax import metrics
+from dmljax.data.splits import Split
+from dmljax.report import scores_file
+from dmljax.train import initial_state, loop, summary
+from dmljax.train.journal import read
 
 HELD_OUT = {"validation": 0.5, "sampler": {"name": "plan", "classes": 2, "per_class": 4}}
 # From harmless to harmful, so that an early step is the best.
@@ -20,6 +25,15 @@ def _printed(folder, capsys, **fields):
     return capsys.readouterr().out
 
 
+def test_the_first_step_is_shown_long_before_the_first_report(tmp_path, capsys):
+    printed = _printed(tmp_path, capsys, log_every=6, optimizer={"name": "adam", "rate": 1e-2})
+    lines = printed.splitlines()
+    compiling = lines.index("compiling the train step")
+    assert lines[compiling + 1].startswith("step 1/6  loss ")
+    rows = read(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in rows if "loss" in row] == [6]  # the file has reports only
+
+
 def test_a_chosen_step_is_explained(tmp_path, capsys):
     printed = _printed(tmp_path, capsys, select="val/MAP@R", **HELD_OUT)
     line = next(line for line in printed.splitlines() if "was chosen by val/MAP@R" in line)
@@ -34,7 +48,7 @@ def test_a_last_step_that_is_not_the_best_comes_with_advice(tmp_path, capsys):
     assert "--config.validation=0.2 --config.select=val" in printed
 
 
-def test_a_last_step_that_is_the_best_needs_no_words(tmp_path, capsys):
+def test_a_last_step_that_is_the_best_is_not_explained(tmp_path, capsys):
     net = {"name": "convnet", "widths": [4, 8], "strides": [2, 2], "frozen": True}
     printed = _printed(tmp_path, capsys, net=net, optimizer={"name": "sgd", "rate": 0.0})
     assert "chosen" not in printed and "after step 6 (select=last)" in printed
@@ -45,3 +59,17 @@ def test_a_published_net_without_its_weights_is_told_what_that_means(tmp_path, c
     assert "resnet50 starts from random values" in line and "--config.net.weights=" in line
     assert initial_state.missing_weights_note("convnet") is None
     assert "random values" not in _printed(tmp_path, capsys)
+
+
+def test_ranges_are_over_classes(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(24), 10).astype(np.int32)
+    is_first = (rng.random(240) < rng.random(24)[labels]).astype(np.float32)  # classes differ
+    split = Split(np.zeros((240, 2, 2, 3), np.uint8), labels, tuple(map(str, range(24))))
+    scores = scores_file.score(rng.normal(size=(240, 3)), split)
+    line = summary.intervals(scores._replace(recall_at_1=is_first))
+    low, high = metrics.interval(is_first, groups=labels)
+    assert f"over test classes: R@1 {100 * low:.1f} to {100 * high:.1f}, MAP@R " in line
+    by_query = metrics.interval(is_first)
+    assert high - low > 1.5 * (by_query[1] - by_query[0])
+    assert "95 % ranges over test classes: no range: 4 classes" in _printed(tmp_path, capsys)

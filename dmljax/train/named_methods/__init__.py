@@ -11,15 +11,15 @@ from typing import Any
 
 from dmljax import methods
 from dmljax.train.named_methods.abe import abe
-from dmljax.train.named_methods.choices import with_pool
+from dmljax.train.named_methods.choices import with_names
 from dmljax.train.named_methods.dvml import dvml
 from dmljax.train.named_methods.graph import graph
 
 __all__ = ["abe", "dvml", "graph", "pairs", "proxies"]
 __all__ += sorted(set(methods.__all__) - set(__all__))
 
-pairs = with_pool(methods.pairs)
-proxies = with_pool(methods.proxies)
+pairs = with_names(methods.pairs)
+proxies = with_names(methods.proxies)
 
 
 def __getattr__(name: str) -> Any:

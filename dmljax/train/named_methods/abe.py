@@ -35,6 +35,7 @@ def abe(
     heads: bool = False,
     split: Sequence[str] = ("pool3", "4a"),
     attention: str = "4e",
+    attention_pools: bool = True,
     mask: str = "sigmoid",
     pool: Pool = "mean",
 ) -> base.Method:
@@ -42,6 +43,8 @@ def abe(
 
     * `divergence_pairs`: "sum" over the pairs of learners, or their "mean".
     * `pairs`: the loss compares "all" pairs of the batch, or those "drawn" by the sampler.
+    * `attention_pools=False`: the attention's copy of the net has no pools, which only `googlenet`
+      can leave out.
     * `mask`: "sigmoid" or "min_max". `pool`: "mean", "max", "gem", "mean_max" or "flatten".
     """
     mask_fn = choose("mask", mask, _MASKS)
@@ -59,4 +62,19 @@ def abe(
     }
     if heads:
         return multi_head(net, loss_fn, **options)
-    return methods.abe(net, loss_fn, attention=attention, mask_fn=mask_fn, **options)
+    attention_net = None
+    if not attention_pools:
+        if not hasattr(net, "pools"):
+            raise ValueError(
+                f"attention_pools=False: {type(net).__name__} has no pools to leave out; take "
+                "googlenet"
+            )
+        attention_net = net.clone(pools=False)
+    return methods.abe(
+        net,
+        loss_fn,
+        attention=attention,
+        attention_net=attention_net,
+        mask_fn=mask_fn,
+        **options,
+    )

@@ -9,9 +9,9 @@ from typing import Any
 
 from dmljax.hints import hint
 from dmljax.methods import base
-from dmljax.nets import pools
+from dmljax.nets import initializers, layers, pools
 
-__all__ = ["Pool", "choose", "pool_fn_of", "with_pool"]
+__all__ = ["Pool", "choose", "pool_fn_of", "with_names"]
 
 Pool = str | Mapping[str, Any]
 _POOLS: dict[str, Callable | None] = {
@@ -20,6 +20,11 @@ _POOLS: dict[str, Callable | None] = {
     "max": pools.global_max,
     "mean": None,  # what the backbone pools itself
     "mean_max": pools.global_mean_max,
+}
+_DENSE = {
+    "glorot": layers.glorot_dense,
+    "kaiming_fan_out": layers.kaiming_dense,
+    "torch": layers.Dense,
 }
 
 
@@ -42,16 +47,35 @@ def pool_fn_of(pool: Pool) -> Callable | None:
     return functools.partial(pool_fn, **options) if options else pool_fn
 
 
-def with_pool(factory: Callable[..., base.Method]) -> Callable[..., base.Method]:
-    """`factory` with the argument `pool`, a name, in place of its argument `pool_fn`."""
+def with_names(factory: Callable[..., base.Method]) -> Callable[..., base.Method]:
+    """`factory` with names and numbers in place of its arguments that are functions.
+
+    * `pool` in place of `pool_fn`: "mean", "max", "gem", "mean_max" or "flatten".
+    * `embedding_init` in place of `dense_fn`: how the linear layer is drawn, "torch",
+      "kaiming_fan_out" or "glorot".
+    * `proxy_std` in place of `proxy_init`: the standard deviation of the proxies; None takes the
+      values published with the loss.
+    """
+    signature = inspect.signature(factory)
+    replacements = {
+        "pool_fn": ("pool", "mean", "Pool"),
+        "dense_fn": ("embedding_init", "torch", "str"),
+        "proxy_init": ("proxy_std", None, "float | None"),
+    }
 
     @functools.wraps(factory)
-    def named_factory(net, loss_fn, *, pool: Pool = "mean", **options):
-        return factory(net, loss_fn, pool_fn=pool_fn_of(pool), **options)
+    def named_factory(net, loss_fn, *, pool="mean", embedding_init="torch", **options):
+        options |= {"pool_fn": pool_fn_of(pool)}
+        options |= {"dense_fn": choose("embedding_init", embedding_init, _DENSE)}
+        if (std := options.pop("proxy_std", None)) is not None:
+            options["proxy_init"] = initializers.normal(std)
+        return factory(net, loss_fn, **options)
 
-    signature = inspect.signature(factory)
-    pool = inspect.Parameter("pool", inspect.Parameter.KEYWORD_ONLY, default="mean")
-    named_factory.__signature__ = signature.replace(
-        parameters=[pool if p.name == "pool_fn" else p for p in signature.parameters.values()]
-    )
+    parameters = []
+    for name, parameter in signature.parameters.items():
+        if name in replacements:
+            new_name, default, annotation = replacements[name]
+            parameter = parameter.replace(name=new_name, default=default, annotation=annotation)
+        parameters.append(parameter)
+    named_factory.__signature__ = signature.replace(parameters=parameters)
     return named_factory

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from dmljax import methods
 from dmljax.methods import base
-from dmljax.methods.dvml import Phase, losses, nets
+from dmljax.methods.dvml import Phase, control, losses, nets
 from dmljax.train.named_methods.choices import Pool, choose, pool_fn_of
 
 __all__ = ["dvml"]
@@ -35,6 +35,7 @@ _MODES: dict[str, dict[str, Any]] = {
         "decoder_norm": False,
         "form": "norm",
         "release": "second",
+        "frozen_decoder": False,
         "decay": 0.0,
         "probe": False,
         "lambdas": ((1, 1, 0.1, 1), (0.8, 1, 0.2, 0.8)),
@@ -48,7 +49,22 @@ _MODES: dict[str, dict[str, Any]] = {
         "decoder_norm": True,
         "form": "half_sum",
         "release": "never",
+        "frozen_decoder": False,
         "decay": 5e-3,
+        "probe": True,
+        "lambdas": ((1, 0.5, 0.5, 1), (0.8, 1, 0.4, 0.8)),
+        "phase_at": 1600,
+    },
+    "report": {
+        "dim": 128,
+        "norms": "none",
+        "samples": 1,
+        "activation": "relu",
+        "decoder_norm": False,
+        "form": "norm",
+        "release": "second",
+        "frozen_decoder": True,
+        "decay": 0.0,
         "probe": True,
         "lambdas": ((1, 0.5, 0.5, 1), (0.8, 1, 0.4, 0.8)),
         "phase_at": 1600,
@@ -63,6 +79,7 @@ def dvml(
     classes: int,
     mine_fn: Callable | base.RandomMiner | None = None,
     mode: str = "paper",
+    baseline: bool = False,
     dim: int | None = None,
     pool: Pool = "mean",
     norms: str | None = None,
@@ -75,7 +92,7 @@ def dvml(
     form: str | None = None,
     release: str | None = None,
     learn_target: bool = False,
-    frozen_decoder: bool = False,
+    frozen_decoder: bool | None = None,
     decay: float | None = None,
     probe: bool | None = None,
     lambdas: Sequence[Sequence[float]] | None = None,
@@ -89,16 +106,20 @@ def dvml(
       (`norms="nested"`), one sample, a decoder with relu and a batch norm that uses its running
       statistics in phase 1. No gradient ever leaves the decoder, so nothing separates z_I and z_V.
       A `probe` classifies f; nothing else learns from it.
+    * `mode="report"`: what the report of that code describes. Layers without batch norms; one
+      sample; the norm of the gap between f and its reconstruction, averaged over images; the
+      decoder does not learn in phase 1, and in phase 2 its gradient reaches the embedding.
+    * `baseline=True`: `methods.dvml.control`, the same without the variational part.
     * `norms`: "none", "shared" or "nested". `activation`: "tanh" or "relu". `form` of the
       reconstruction loss: "norm", "half_sum" or "mean_square".
     * `release`: the phases in which the gradient of the decoder reaches heads and backbone: the
       "second", "never" or "always".
-    * `frozen_decoder=True`: the decoder does not learn in phase 1, as the report of the public
-      code says; the code itself trains it.
+    * `frozen_decoder=True`: the decoder does not learn in phase 1.
     """
     overrides = {"dim": dim, "norms": norms, "samples": samples, "activation": activation}
     overrides |= {"decoder_norm": decoder_norm, "form": form, "release": release, "decay": decay}
-    overrides |= {"probe": probe, "lambdas": lambdas, "phase_at": phase_at}
+    overrides |= {"frozen_decoder": frozen_decoder, "probe": probe, "lambdas": lambdas}
+    overrides |= {"phase_at": phase_at}
     options = dict(choose("mode", mode, _MODES))
     options |= {name: value for name, value in overrides.items() if value is not None}
     if len(options["lambdas"]) != 2:
@@ -110,20 +131,30 @@ def dvml(
         Phase(
             lambdas=options["lambdas"][i],
             release=releases[i],
-            train_decoder=i == 1 or not frozen_decoder,
+            train_decoder=i == 1 or not options["frozen_decoder"],
             decoder_statistics=i == 1,
         )
         for i in range(2)
     ]
+    common: dict[str, Any] = {
+        "classes": classes,
+        "mine_fn": mine_fn,
+        "pool_fn": pool_fn_of(pool),
+        "heads": nets.VariationalHeads(
+            features=options["dim"],
+            variational=not baseline,
+            norms=choose("norms", options["norms"], _NORMS),
+        ),
+        "phases": phases,
+        "phase_at": options["phase_at"],
+        "decay": options["decay"],
+        "probe": options["probe"],
+    }
+    if baseline:
+        return control(net, loss_fn, **common)
     return methods.dvml(
         net,
         loss_fn,
-        classes=classes,
-        mine_fn=mine_fn,
-        pool_fn=pool_fn_of(pool),
-        heads=nets.VariationalHeads(
-            features=options["dim"], norms=choose("norms", options["norms"], _NORMS)
-        ),
         decoder_fn=functools.partial(
             nets.VariationalDecoder,
             hidden=hidden,
@@ -135,8 +166,5 @@ def dvml(
         reparameterized=reparameterized,
         reconstruction_fn=choose("form", options["form"], _FORMS),
         learn_target=learn_target,
-        phases=phases,
-        phase_at=options["phase_at"],
-        decay=options["decay"],
-        probe=options["probe"],
+        **common,
     )

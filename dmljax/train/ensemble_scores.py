@@ -1,0 +1,45 @@
+"""Scores of an ensemble by the mean of its learners' distances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from dmljax import metrics, retrieval
+from dmljax.data.splits import Split
+
+__all__ = ["mean_distance_scores"]
+
+
+def mean_distance_scores(
+    parts: Mapping[str, np.ndarray],
+    split: Split,
+    *,
+    ks: Sequence[int],
+    ranking_fns: Mapping[str, Callable],
+) -> dict[str, float]:
+    """Retrieval scores of the parts {name: [n d]} of a method, by `retrieval.mean_distance_ranks`.
+
+    Queries and gallery are those of the split. Images that could not be read are left out.
+    """
+    learners = np.stack(list(parts.values()), axis=1)  # [n m d]
+    readable = np.isfinite(learners).all(axis=(1, 2))
+    query = readable if split.query is None else readable & split.query
+    search = {}
+    items = int(query.sum()) - 1
+    if split.gallery is not None:
+        gallery = readable & split.gallery
+        search = {"gallery": learners[gallery], "gallery_labels": split.labels[gallery]}
+        items = int(gallery.sum())
+    score_fns = {f"R@{k}": partial(metrics.recall_at_k, k=k) for k in ks if k <= items}
+    score_fns |= ranking_fns
+    values: dict[str, list[np.ndarray]] = {name: [] for name in score_fns}
+    for block in retrieval.mean_distance_ranks(learners[query], split.labels[query], **search):
+        for name, score_fn in score_fns.items():
+            values[name].append(np.asarray(score_fn(block.ranks)))
+    return {
+        name: float(np.mean(np.concatenate(blocks))) if blocks else float("nan")
+        for name, blocks in values.items()
+    }

@@ -1,0 +1,169 @@
+"""The page of a run: `report.html` in its folder."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+
+from dmljax.data.reader import Reader
+from dmljax.data.splits import Split, record_name
+from dmljax.report import facts, inside, page
+from dmljax.report import run as run_facts
+from dmljax.report.scores_file import QueryScores
+from dmljax.train import optimizers, query_scores, run_folder
+from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
+from dmljax.train.run import Run
+from dmljax.train.step import TrainState
+
+__all__ = ["FILE", "facts_of", "write", "write_again"]
+
+FILE = "report.html"
+
+
+def write(
+    run: Run,
+    state: TrainState,
+    evaluation: Evaluation,
+    workdir: pathlib.Path,
+    scores: QueryScores | None = None,
+) -> bool:
+    """Writes the page of an evaluation. A fault costs the page, never the run: it is a warning.
+
+    Returns whether the page was written.
+    """
+    try:
+        content = facts_of(run, state, evaluation, workdir, scores)
+        for fault in content.faults:
+            logging.warning("a section of %s is missing (%s): %s", FILE, *_words(fault))
+        page.write(content, workdir / FILE)
+    except Exception as error:
+        logging.warning("%s was not written: %s: %s", FILE, type(error).__name__, error)
+        return False
+    return True
+
+
+def _words(fault: facts.Fault) -> tuple[str, str]:
+    return fault.section, fault.message
+
+
+def write_again(
+    workdir: str | os.PathLike, *, step: int | None = None, overrides: Sequence[str] = ()
+) -> pathlib.Path:
+    """Embeds the test split of a run again, and writes its page."""
+    workdir = pathlib.Path(workdir)
+    run, state = run_folder.reopen(workdir, step=step, overrides=overrides)
+    evaluator = Evaluator(run)
+    evaluation = Evaluation({}, evaluator.embeddings(state, run.test))
+    if step is None and evaluation.test_embeddings is not None:
+        embeddings = evaluation.test_embeddings[MAIN]
+        scores = query_scores.of_run(run, embeddings, workdir, step=int(state.step))
+        query_scores.write(scores, workdir)
+    content = facts_of(run, state, evaluation, workdir)
+    for fault in content.faults:
+        logging.warning("a section of %s is missing (%s): %s", FILE, *_words(fault))
+    return page.write(content, workdir / FILE)
+
+
+def facts_of(
+    run: Run,
+    state: TrainState,
+    evaluation: Evaluation,
+    workdir: pathlib.Path,
+    query_values: QueryScores | None = None,
+) -> facts.Facts:
+    """The facts of a run at one of its states, whose test embeddings `evaluation` holds.
+
+    `query_values`, where they are known, are not computed again.
+    """
+    test, embeddings = run.test, evaluation.test_embeddings
+    step = int(state.step)
+    files = run_facts.read(workdir)
+    reader = Reader(test, cache=False)
+    inside_fn = None
+    if run.method.inspect is not None:
+        inside_fn = functools.partial(_views, run, state, embeddings, reader)
+    scores: Mapping[str, Mapping[str, float]] = files.scores_at(step)
+    return facts.make(
+        embeddings[MAIN],
+        test.labels,
+        title=files.name,
+        names=test.names,
+        query=test.query,
+        gallery=test.gallery,
+        groups=test.groups,
+        files=short_names(test),
+        read_fn=lambda item: reader(int(item)),
+        scores=scores or None,
+        per_query=None if query_values is None else query_values.values,
+        are_classes_new=not set(test.names) & set(run.train.names),
+        inside_fn=inside_fn,
+        fields={
+            "rule": run_folder.describe_score(run, state),
+            "curves": files.curves(step, run.reload_best_at, shown=run.selection.score),
+            "run": files.provenance(),
+            "warning": files.warning(),
+        },
+        seed=run.seed,
+        devices=run.shards.mesh.local_devices,
+    )
+
+
+def short_names(split: Split) -> list[str] | None:
+    """The last two parts of each image's path; None where images have no names of their own."""
+    if not len(split) or isinstance(split.records, np.ndarray):
+        return None
+    names = [record_name(split.records, i) for i in range(len(split))]
+    if all(name == f"record {i}" for i, name in enumerate(names)):
+        return None
+    return ["/".join(pathlib.PurePath(name).parts[-2:]) for name in names]
+
+
+def _views(
+    run: Run,
+    state: TrainState,
+    embeddings: Mapping[str, np.ndarray],
+    reader: Reader,
+    readable: np.ndarray,
+) -> list[dict[str, Any]]:
+    """What goes on inside the method, on a few of the readable test images."""
+    rng = np.random.default_rng(0)
+
+    def images_of(rows: np.ndarray) -> np.ndarray:
+        return np.stack([run.eval_transform_fn(reader(int(row)), rng) for row in rows])
+
+    return inside.views(
+        labels=run.test.labels,
+        parts={name: x for name, x in embeddings.items() if name != MAIN},
+        inspect_fns=_inspect_fns(run, state),
+        read_fn=images_of,
+        rows=readable,
+    )
+
+
+def _inspect_fns(run: Run, state: TrainState) -> dict[str, Callable]:
+    """The functions of `Inspect` that a method has, as functions of uint8 images."""
+    # This process alone draws, on one device.
+    params, model_state = jax.device_get(
+        (optimizers.averaged(state.params, state.opt_state), state.model_state)
+    )
+
+    def bound(inspect_fn: Callable) -> Callable:
+        def call(images):
+            images = run.normalize_fn(jax.numpy.asarray(images))
+            return jax.device_get(jax.jit(inspect_fn)(params, model_state, images))
+
+        return call
+
+    functions = {kind: fn for kind, fn in run.method.inspect._asdict().items() if fn is not None}
+    if "synthetic_features" in functions:
+        functions["synthetic_features"] = functools.partial(
+            functions["synthetic_features"], key=jax.random.key(run.seed)
+        )
+    return {kind: bound(function) for kind, function in functions.items()}

@@ -1,0 +1,221 @@
+"""`result.json`, and the digests that tell whether two runs are the same."""
+
+import json
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from flax import traverse_util
+from processes import LONG, ends, started, until_step
+from system import blobs, photos, tiny
+
+from dmljax.data import datasets, digest, splits
+from dmljax.train import build, digests, journal, loop, results
+from dmljax.train.initial_state import first_state
+from dmljax.weights import converted
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a finished run that chose its step on held-out classes, and its scores."""
+    folder = tmp_path_factory.mktemp("finished")
+    scores = loop.run(_held_out(folder), folder / "run", source="configs/tiny.py:dim=4,margin=1")
+    return folder, scores
+
+
+def _held_out(folder, **fields):
+    sampler = {"name": "plan", "classes": 2, "per_class": 4}
+    return tiny(folder, validation=0.5, select="val/MAP@R", sampler=sampler, **fields)
+
+
+def test_a_result_says_what_was_chosen_and_all_scores(finished):
+    folder, scores = finished
+    result = results.read(folder / "run")
+    rows = [row for row in journal.read(folder / "run" / "metrics.jsonl") if "val/MAP@R" in row]
+    best = max(rows, key=lambda row: (row["val/MAP@R"], -row["step"]))
+    assert result.status == "finished" and result.message == "" and result.step == 6
+    assert (result.config, result.argument) == ("tiny", "dim=4,margin=1")
+    chosen = result.chosen
+    assert (chosen.step, chosen.split, chosen.score) == (best["step"], "val", "MAP@R")
+    assert chosen.candidates == 2 and "was chosen by val/MAP@R" in chosen.sentence
+    assert not chosen.uses_test
+    assert result.scores["val/MAP@R"] == best["val/MAP@R"]
+    assert {
+        f"test/{name}": value for name, value in scores.items()
+    }.items() <= result.scores.items()
+    assert [row.step for row in result.evaluations] == [3, 6]
+    assert all({"test/R@1", "val/R@1"} <= set(row.scores) for row in result.evaluations)
+    images = {"images": 16, "classes": 2}
+    assert result.data == {"train": images, "val": images, "test": {"images": 32, "classes": 4}}
+    assert result.digests == json.loads((folder / "run" / "digests.json").read_text())
+    assert result.wall_seconds > 0 and result.devices["platform"] == "cpu"
+    assert result.versions["numpy"] == np.__version__
+    content = json.loads((folder / "run" / "result.json").read_text())
+    assert content["format"] == 1 and content["chosen"]["step"] == best["step"]
+
+
+def test_choosing_by_test_scores_is_marked(tmp_path):
+    loop.run(tiny(tmp_path, reload_best_at=[3]), tmp_path / "run")
+    chosen = results.read(tmp_path / "run").chosen
+    assert (chosen.score, chosen.candidates, chosen.uses_test) == (None, 1, True)
+
+
+def test_a_diverged_run_says_so_with_its_step(tmp_path):
+    optimizer = {"name": "sgd", "rate": 1e30}
+    with pytest.raises(FloatingPointError):
+        loop.run(tiny(tmp_path, optimizer=optimizer), tmp_path / "run")
+    result = results.read(tmp_path / "run")
+    assert result.status == "diverged" and f"at step {result.step} " in result.message
+    assert result.chosen is None and result.scores == {} and 1 <= result.step <= 6
+
+
+def test_a_failed_run_says_why_and_a_later_success_replaces_it(tmp_path):
+    config, board = tiny(tmp_path), tmp_path / "run" / "tensorboard"
+    board.parent.mkdir()
+    board.touch()  # where a folder should be
+    with pytest.raises(OSError, match="tensorboard"):
+        loop.run(config, tmp_path / "run")
+    result = results.read(tmp_path / "run")
+    assert result.status == "failed" and "tensorboard" in result.message and not result.scores
+    board.unlink()
+    loop.run(config, tmp_path / "run")
+    assert results.read(tmp_path / "run").status == "finished"
+
+
+def test_the_time_of_killed_processes_counts(tmp_path):
+    config = tiny(tmp_path, **LONG)
+    run = tmp_path / "run"
+    with started(tmp_path, run, config) as process:
+        until_step(run, 20, process)
+    with pytest.raises(FileNotFoundError, match=r"has no result.json: it is not a run folder"):
+        results.read(run)
+    with started(tmp_path, run, config) as process:
+        ends(process, 0, tmp_path)
+    lines = journal.read(run / "speed.jsonl")
+    assert results.read(run).wall_seconds > sum(2 * line["step_seconds"] for line in lines)
+
+
+def test_a_damaged_result_is_one_line(finished, tmp_path):
+    shutil.copytree(finished[0] / "run", tmp_path / "run")
+    (tmp_path / "run" / "result.json").write_text("{")
+    with pytest.raises(ValueError, match=r"result.json is damaged .*writes it again"):
+        results.read(tmp_path / "run")
+
+
+def test_a_run_goes_on_after_its_data_has_moved(finished, tmp_path):
+    folder, _ = finished
+    shutil.copytree(folder / "run", tmp_path / "run")
+    metrics = (folder / "run" / "metrics.jsonl").read_bytes()
+    shutil.copy(blobs(folder), tmp_path / "moved.npz")
+    config = _held_out(folder)
+    config["dataset"] |= {"path": str(tmp_path / "moved.npz")}
+    loop.run(config, tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert saved["dataset"]["path"] == str(tmp_path / "moved.npz")
+
+
+def test_other_data_in_the_same_place_are_another_run(finished, tmp_path):
+    folder, _ = finished
+    shutil.copytree(folder / "run", tmp_path / "run")
+    with np.load(blobs(folder)) as arrays:
+        images, labels = arrays["images"].copy(), arrays["labels"]
+    images[5, 3, 3] ^= 1
+    np.savez(tmp_path / "other.npz", images=images, labels=labels)
+    config = _held_out(folder)
+    config["dataset"] |= {"path": str(tmp_path / "other.npz")}
+    with pytest.raises(ValueError, match=r"the data set \(digest \w{12} there, \w{12} here\)"):
+        loop.run(config, tmp_path / "run")
+
+
+def test_moved_weights_are_the_same_run_and_changed_ones_are_not(tmp_path):
+    state = first_state(build.build(tiny(tmp_path)))
+    variables = {"params": state.params["net"]}
+    variables["batch_stats"] = state.model_state["batch_stats"]["net"]
+    tensors = traverse_util.flatten_dict(variables, sep="/")
+
+    def write(name, scale):
+        arrays = {key: np.asarray(value) * np.float32(scale) for key, value in tensors.items()}
+        metadata = {
+            "format": 1,
+            "net": {"name": "convnet"},
+            "tensors_sha256": converted.digest(arrays),
+        }
+        metadata["inputs"] = {"normalization": "unit"}
+        converted.write(tmp_path / name, arrays, json.dumps(metadata))
+        return str(tmp_path / name)
+
+    def config(file):
+        return tiny(tmp_path, net=tiny(tmp_path)["net"] | {"weights": file})
+
+    here, there, other = write("a", 1), write("b", 1), write("c", 2)
+    assert build.digests_of(config(here)) == build.digests_of(config(there))
+    assert build.digests_of(config(here)).run != build.digests_of(config(other)).run
+    assert build.digests_of(config(here)).run != build.digests_of(tiny(tmp_path)).run
+    loop.run(config(here), tmp_path / "run")
+    (tmp_path / "a").unlink()
+    loop.run(config(there), tmp_path / "run")
+    with pytest.raises(ValueError, match=r"the file of weights \(digest \w{12} there"):
+        loop.run(config(other), tmp_path / "run")
+
+
+def test_digests_know_what_can_change_a_result(tmp_path):
+    config = tiny(tmp_path)
+    one = build.digests_of(config)
+    assert len(one.run) == 64 and int(one.run, 16) and one.weights is None
+    for fields in ({"runtime": {"workers": 3}}, {"notes": "x"}, {"pictures": True}):
+        assert build.digests_of(config | fields) == one
+    assert build.digests_of(config | {"seed": 0, "validation": 0.0}) == one  # the defaults
+    for fields in ({"seed": 1}, {"steps": 7}, {"unreadable": "skip"}):
+        other = build.digests_of(config | fields)
+        assert other.run != one.run and other.config != one.config and other.data == one.data
+    assert digests.run_digest(build.build(config).config, data=one.data) == one.run
+    assert digests.run_digest(build.build(config).config, data="0") != one.run
+
+
+def test_the_digest_of_folders_follows_content_and_not_place(tmp_path):
+    root = photos(tmp_path)
+    one = digest.digest(datasets.folder(root=root))
+    moved = shutil.move(root, tmp_path / "elsewhere")
+    assert digest.digest(datasets.folder(root=moved)) == one
+    assert digest.digest(datasets.folder(root=moved, split=0.25)) != one
+    files = sorted((tmp_path / "elsewhere").rglob("*.png"))
+    files[0].write_bytes(files[0].read_bytes() + b"0")
+    changed = digest.digest(datasets.folder(root=moved))
+    assert changed != one
+    files[1].rename(files[1].with_name("zzz.png"))
+    assert digest.digest(datasets.folder(root=moved)) not in (one, changed)
+
+
+class _OnDemand:
+    """Records that are neither an array nor files."""
+
+    def __init__(self, last=b"z"):
+        self._last = last
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return self._last if i == 3 else b"abcd"[i : i + 1]
+
+
+def test_the_digest_of_other_records(tmp_path):
+    def of(records, labels=(0, 0, 1, 1), rows=None):
+        one = splits.Split(records, labels, ("a", "b"))
+        one = one if rows is None else splits.subset(one, rows)
+        return digest.digest(splits.Splits(one, splits.subset(one, np.arange(0))))
+
+    assert of(_OnDemand()) == of(_OnDemand())
+    assert of(_OnDemand()) != of(_OnDemand(b"y"))
+    assert of(_OnDemand()) != of(_OnDemand(), labels=(0, 1, 1, 1))
+    assert of(_OnDemand(), rows=[0, 2]) != of(_OnDemand(), rows=[1, 2])
+
+
+def test_code_is_the_revision_of_a_checkout():
+    revision = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=str(loop.__file__)[:-7]
+    ).stdout.strip()
+    code = results.code()
+    assert code is None if not revision else code["revision"] == revision

@@ -1,0 +1,169 @@
+"""Runs that start from the backbone of another run."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from processes import same
+from system import METHODS, tiny
+
+from dmljax.train import build, loop, results, run_folder
+from dmljax.train.checkpoints import Checkpoints
+from dmljax.train.initial_state import first_state
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A finished run of `pairs`, which chose an evaluation, not its last step."""
+    folder = tmp_path_factory.mktemp("source")
+    config = tiny(folder, select="test/R@1", seed=3, optimizer={"name": "sgd", "rate": 0.3})
+    loop.run(config, folder / "run")
+    return folder / "run"
+
+
+def _backbone(state):
+    return {"params": state.params["net"], "batch_stats": state.model_state["batch_stats"]["net"]}
+
+
+def _differ(one, other):
+    leaves = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return [not np.array_equal(a, b) for a, b in leaves]
+
+
+@pytest.mark.parametrize("name", ["pairs", "proxies", "graph", "dvml"])
+def test_the_first_backbone_is_that_of_the_chosen_step(source, tmp_path, name):
+    chosen = results.read(source).chosen.step
+    _, expected = run_folder.reopen(source, step=chosen)
+    config = tiny(tmp_path, **METHODS[name], start=str(source))
+    state = first_state(build.build(config))
+    same(_backbone(state), _backbone(expected))
+    drawn = first_state(build.build(config | {"start": None}))
+    others = [{k: v for k, v in s.params.items() if k != "net"} for s in (state, drawn)]
+    same(*others)  # the new parts are drawn as ever
+    assert any(_differ(_backbone(state), _backbone(drawn)))
+
+
+def test_an_ensemble_copies_its_stages_and_gives_them_back(source, tmp_path):
+    ensemble = tiny(tmp_path, **METHODS["abe"] | {"net": tiny(tmp_path)["net"]})
+    ensemble["method"] |= {"attention": "conv2"}
+    ensemble["net"] = {"name": "convnet", "widths": [4, 8], "strides": [2, 1]}
+    plain = tiny(tmp_path, net=ensemble["net"])
+    loop.run(plain, tmp_path / "plain")
+    state = first_state(build.build(ensemble | {"start": str(tmp_path / "plain")}))
+    _, expected = run_folder.reopen(tmp_path / "plain")
+    same(state.params["net"]["shared"]["conv1"], expected.params["net"]["conv1"])
+    same(state.params["net"]["attention"]["conv2"], expected.params["net"]["conv2"])
+    loop.run(ensemble, tmp_path / "ensemble")
+    state = first_state(build.build(plain | {"start": str(tmp_path / "ensemble")}))
+    _, expected = run_folder.reopen(tmp_path / "ensemble")
+    parts = expected.params["net"]["shared"] | expected.params["net"]["head"]
+    same(state.params["net"], parts)
+
+
+def test_averaged_parameters_are_what_the_run_has_come_to(tmp_path):
+    optimizer = {"name": "sgd", "rate": 0.3, "average": 0.9}
+    loop.run(tiny(tmp_path, optimizer=optimizer), tmp_path / "run")
+    _, variables, _ = run_folder.load(tmp_path / "run")
+    state = first_state(build.build(tiny(tmp_path, start=str(tmp_path / "run"))))
+    same(state.params["net"], variables["params"]["net"])
+
+
+@pytest.mark.parametrize("name", ["pairs", "abe"])
+def test_only_the_new_layers_learn(source, tmp_path, name):
+    """Of the ensemble: its masks and its linear layer, which lie in its net."""
+    config = tiny(tmp_path, **METHODS[name])
+    if name == "abe":
+        loop.run(tiny(tmp_path, net=config["net"]), tmp_path / "plain")
+        source = tmp_path / "plain"
+    config |= {"start": str(source), "trained": "last"}
+    config["optimizer"] = {"name": "adam", "rate": 0.1, "decay": 0.1, "groups": [{"path": "head"}]}
+    run = build.build(config)
+    before = first_state(run)
+    loop.run(config, tmp_path / "run")
+    _, after = run_folder.reopen(tmp_path / "run")
+    same(before.model_state.get("batch_stats"), after.model_state.get("batch_stats"))
+    if name == "pairs":
+        same(before.params["net"], after.params["net"])
+        assert all(_differ(before.params["head"], after.params["head"]))
+    else:
+        for part in ("shared", "attention", "head"):
+            same(before.params["net"][part], after.params["net"][part])
+        for part in ("masks", "embedding"):
+            assert all(_differ(before.params["net"][part], after.params["net"][part]))
+
+
+def test_without_trained_last_everything_learns(source, tmp_path):
+    config = tiny(tmp_path, start=str(source))
+    before = first_state(build.build(config))
+    loop.run(config, tmp_path / "run")
+    _, after = run_folder.reopen(tmp_path / "run")
+    assert any(_differ(before.params["net"], after.params["net"]))
+    assert any(_differ(_backbone(before)["batch_stats"], _backbone(after)["batch_stats"]))
+
+
+def test_a_run_is_another_if_its_start_is(source, tmp_path, capsys):
+    config = tiny(tmp_path, start=str(source))
+    one = build.digests_of(config)
+    assert one.start and one.run != build.digests_of(tiny(tmp_path)).run
+    moved = shutil.copytree(source, tmp_path / "moved")
+    assert build.digests_of(config | {"start": str(moved)}) == one
+    loop.run(config, tmp_path / "run")
+    assert f"pretraining: the backbone of {source}" in capsys.readouterr().out
+    loop.run(config | {"start": str(moved)}, tmp_path / "run")
+    assert results.read(tmp_path / "run").digests["start"] == one.start
+    content = json.loads((moved / "result.json").read_text())
+    content["chosen"]["step"] = 6 if content["chosen"]["step"] == 3 else 3
+    (moved / "result.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"the run to start from \(digest"):
+        loop.run(config | {"start": str(moved)}, tmp_path / "run")
+
+
+def _refused(tmp_path, **fields):
+    config = tiny(tmp_path, **fields)
+    with pytest.raises((ValueError, OSError)) as refusal:
+        loop.run(config, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    return str(refusal.value)
+
+
+def test_what_cannot_be_started_from(source, tmp_path):
+    message = _refused(tmp_path, start=str(tmp_path))
+    assert "holds no run: name the folder of a finished run" in message
+    net = {"name": "convnet", "widths": [5, 8], "strides": [2, 2]}
+    message = _refused(tmp_path, start=str(source), net=net)
+    assert message.startswith(f"start: the backbone of {source}, step ")
+    assert "does not fit the net. shape: " in message and "params/conv1/conv/kernel" in message
+    message = _refused(tmp_path, start=str(source), net={"name": "mobilenet_v2"})
+    assert "does not fit the net: it is of another architecture" in message
+    unfinished = shutil.copytree(source, tmp_path / "unfinished")
+    (unfinished / "result.json").unlink()
+    assert "is not finished" in _refused(tmp_path, start=str(unfinished))
+    empty = shutil.copytree(source, tmp_path / "empty")
+    shutil.rmtree(empty / "checkpoints")
+    assert "has no checkpoint of step" in _refused(tmp_path, start=str(empty))
+    damaged = shutil.copytree(source, tmp_path / "damaged")
+    step = results.read(damaged).chosen.step
+    victim = next(p for p in (damaged / "checkpoints" / str(step)).rglob("*") if p.is_file())
+    victim.write_bytes(b"")
+    assert f"checkpoint {step} of {damaged} is damaged" in _refused(tmp_path, start=str(damaged))
+
+
+def test_what_starts_and_layers_refuse(source, tmp_path):
+    net = tiny(tmp_path)["net"] | {"weights": "a.safetensors"}
+    assert "both give the first backbone" in _refused(tmp_path, start=str(source), net=net)
+    assert "needs a pretrained one: --config.start" in _refused(tmp_path, trained="last")
+    assert "must be 'all' or 'last', not 'head'" in _refused(tmp_path, trained="head")
+    message = _refused(tmp_path, start=str(source), normalize="imagenet")
+    assert f"normalize='imagenet' contradicts {source}, which expects 'unit'" in message
+    run = build.build(tiny(tmp_path, start=str(source), normalize=None))
+    assert run.config["normalize"] == "unit"
+
+
+def test_arrays_of_a_checkpoint_are_those_of_the_state(source):
+    with Checkpoints(source / "checkpoints", reading=True) as checkpoints:
+        params, train = checkpoints.arrays(6)
+    _, state = run_folder.reopen(source, step=6)
+    same(params, state.params)
+    same(train["model_state"], state.model_state)

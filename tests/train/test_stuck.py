@@ -1,0 +1,101 @@
+"""A run that learns nothing says so, and one that learns does not."""
+
+import numpy as np
+import pytest
+from system import METHODS, tiny
+
+from dmljax.train import loop, stuck
+
+
+def test_a_moving_mean_is_told_from_noise():
+    """Of 500 curves without a trend few seem to move; of those with one nearly all do."""
+    rng = np.random.default_rng(0)
+    curves = 1 + 0.1 * rng.standard_normal((500, 30))
+    still = [stuck.has_moved(curve) for curve in curves.tolist()]
+    assert np.mean(still) < 0.1
+    falling = curves - np.linspace(0, 0.3, 30)
+    rising = curves + np.linspace(0, 0.3, 30)
+    for trend in (falling, rising):
+        assert np.mean([stuck.has_moved(curve) for curve in trend.tolist()]) > 0.97
+    assert stuck.has_moved([0.2, 0.1] * 4)  # too few to tell
+    assert not stuck.has_moved([0.2] * 9)
+    # Far more than the first mean, within large noise.
+    assert stuck.has_moved([1.0, 9.0, 2.0, 5.0, 4.0, 5.0, 1.0, 2.0, 3.0])
+
+
+def test_a_score_rises_by_more_than_its_error():
+    assert stuck.has_risen([0.5, 0.6], images=1000)
+    assert not stuck.has_risen([0.5, 0.52], images=1000)  # the error of a share is 0.016
+    assert stuck.has_risen([0.5, 0.52], images=100_000)
+    assert stuck.has_risen([0.5, 0.6, 0.1], images=1000)  # it has been better
+    assert stuck.has_risen([0.5], images=1000)
+    assert not stuck.has_risen([0.5, 0.4], images=1000)
+
+
+def _rows(losses, scores):
+    rows = [{"step": 10 * (i + 1), "loss": loss} for i, loss in enumerate(losses)]
+    return rows + [{"step": step, "val/R@1": score} for step, score in scores.items()]
+
+
+@pytest.mark.parametrize(
+    ("losses", "scores", "steps", "is_warned"),
+    [
+        ([0.7] * 12, {60: 0.1, 120: 0.1}, 300, True),
+        ([0.7] * 12, {60: 0.1, 120: 0.3}, 300, False),
+        ([0.7] * 12, {60: 0.1}, 300, False),  # one evaluation is too few to tell
+        (np.linspace(0.7, 0.2, 12).tolist(), {60: 0.1, 120: 0.1}, 300, False),
+        ([0.7] * 12, {60: 0.1, 120: 0.1}, 3000, False),  # too early
+        ([0.7] * 8, {40: 0.1, 80: 0.1}, 300, False),
+        ([0.7] * 12, {}, 300, False),
+    ],
+)
+def test_who_is_warned(losses, scores, steps, is_warned):
+    line = stuck.warning(_rows(losses, scores), key="val/R@1", images=500, steps=steps)
+    assert (line is not None) == is_warned
+    if is_warned:
+        assert "mean 0.7 at the start, 0.7 now" in line
+        assert "val/R@1 has not risen since step 60 (10.0, now 10.0)" in line
+
+
+FIELDS = {
+    "steps": 60,
+    "evaluate": {"every": 15, "ks": [1], "clustering": False, "batch_size": 16},
+    "log_every": 3,
+    "checkpoint": {"keep": 1},
+}
+
+
+def test_a_run_at_a_rate_of_zero_is_warned_once(tmp_path, capsys):
+    config = tiny(tmp_path, **FIELDS, optimizer={"name": "sgd", "rate": 0.0})
+    config["net"] = config["net"] | {"frozen": True}
+    loop.run(config, tmp_path / "run")
+    printed = capsys.readouterr().out
+    assert printed.count("warning: the loss has not moved") == 1
+    assert "test/R@1 has not risen since step 15" in printed
+
+
+def test_a_run_that_learns_is_not_warned(tmp_path, capsys):
+    loop.run(tiny(tmp_path, **FIELDS), tmp_path / "run")
+    assert "has not moved" not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_no_method_is_warned_on_glyphs(tmp_path, capsys, name):
+    fields = {
+        "dataset": "glyphs",
+        "transform": "glyphs_train",
+        "sampler": {"name": "plan", "classes": 16, "per_class": 4},
+        "net": {"name": "convnet", "strides": (2, 2, 1, 2, 1)},
+        "optimizer": {"name": "adam", "rate": 3e-3},
+        "steps": 240,
+        "log_every": 10,
+        "evaluate": {"every": 40, "ks": [1], "clustering": False},
+        "runtime": {"cache": True, "devices": 1},
+    }
+    config = tiny(tmp_path, **METHODS[name] | fields)
+    stages = {"split": ["conv2", "conv3"], "attention": "conv3"}
+    changes = {"abe": stages, "pairs": {"memory": 64}}  # the batch has 64 rows
+    config["method"] = config["method"] | changes.get(name, {})
+    loop.run(config, tmp_path / "run")
+    assert "has not moved" not in capsys.readouterr().out
