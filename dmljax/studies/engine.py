@@ -1,0 +1,295 @@
+"""A search whose points depend on the values of earlier ones: Optuna by ask and tell.
+
+The database holds points, states and held-out scores, and no test score. Every trial has a lock
+file in the folder of the study, which the kernel releases with its worker: a trial that is running
+in the database while its lock is free is adopted, and its run continues from its checkpoint. The
+sampler of a trial is seeded by the number of the trial, so that an interrupted search asks for the
+points of an uninterrupted one, and parallel workers never for the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from dmljax.studies import outcomes, plan, search
+from dmljax.studies.folder import StudyFolder
+from dmljax.studies.plan import PlannedRun
+from dmljax.studies.study_file import Search, Study
+from dmljax.studies.worker import Worker
+
+try:
+    import optuna
+    import sqlalchemy.exc
+except ImportError as error:
+    raise ImportError(
+        f"search.method='tpe' needs {error.name}: pip install 'dmljax[search]'. random, sobol and "
+        "grid need nothing"
+    ) from error
+
+__all__ = ["best_point", "create", "points", "work"]
+
+_PATIENCE = 600.0  # seconds that a database may be away
+_PAUSE = 1.0
+_ASK, _LOCKS, _DATABASE = "ask.lock", "trials", "search.db"
+_AWAY = (
+    sqlalchemy.exc.OperationalError,
+    sqlalchemy.exc.InterfaceError,
+    optuna.exceptions.StorageInternalError,
+)
+Result = TypeVar("Result")
+
+
+class SeededByTrial(optuna.samplers.BaseSampler):
+    """A sampler made anew for every trial, seeded by the seed of the search and its number."""
+
+    def __init__(self, make_fn: Callable[[int], optuna.samplers.BaseSampler], seed: int):
+        self._make = functools.lru_cache(maxsize=4)(
+            lambda number: make_fn((seed * 1_000_003 + number) % 2**32)
+        )
+
+    def infer_relative_search_space(self, study, trial):
+        return self._make(trial.number).infer_relative_search_space(study, trial)
+
+    def sample_relative(self, study, trial, search_space):
+        return self._make(trial.number).sample_relative(study, trial, search_space)
+
+    def sample_independent(self, study, trial, param_name, param_distribution):
+        sampler = self._make(trial.number)
+        return sampler.sample_independent(study, trial, param_name, param_distribution)
+
+    def before_trial(self, study, trial):
+        self._make(trial.number).before_trial(study, trial)
+
+    def after_trial(self, study, trial, state, values):
+        self._make(trial.number).after_trial(study, trial, state, values)
+
+
+def create(study: Study, folder: StudyFolder, storage: str | None) -> None:
+    """Creates the database and the search in it, before any worker opens it."""
+    with folder.claimed():
+        opened = _open(study, folder, storage, create=True)
+        if not _patient(opened.get_trials):
+            for point in study.search.first:
+                _patient(lambda point=point: opened.enqueue_trial(dict(point)))
+
+
+def _open(study: Study, folder: StudyFolder, storage: str | None, *, create: bool = False) -> Any:
+    options = study.search
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    pruner = optuna.pruners.NopPruner()
+    if options.pruner == "asha":
+        pruner = optuna.pruners.SuccessiveHalvingPruner()
+    sampler = SeededByTrial(lambda seed: optuna.samplers.TPESampler(seed=seed), options.seed)
+    url = storage or f"sqlite:///{folder.path / _DATABASE}"
+    url = url.replace("postgresql://", "postgresql+psycopg://", 1)
+    arguments = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
+    arguments |= {} if url.startswith("sqlite") else {"pool_pre_ping": True}
+
+    def open_study() -> Any:
+        # A name in a shared database must not be that of another study.
+        name = f"{study.name}-{study.search.score}-{_digest(study)}"
+        backend = optuna.storages.RDBStorage(url, engine_kwargs=arguments)
+        keywords = {"study_name": name, "storage": backend, "sampler": sampler, "pruner": pruner}
+        if create:
+            return optuna.create_study(direction="maximize", load_if_exists=True, **keywords)
+        return optuna.load_study(**keywords)
+
+    try:
+        return _patient(open_study)
+    except sqlalchemy.exc.ArgumentError as error:
+        raise ValueError(f"--storage={storage} is not a URL of a database: {error}") from error
+    except sqlalchemy.exc.SQLAlchemyError as error:
+        raise OSError(
+            f"the database of the search cannot be opened: {_first_line(error)}"
+        ) from error
+
+
+def _digest(study: Study) -> str:
+    content = {k: v for k, v in study.search._asdict().items() if k != "trials"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error.__cause__ or error).partition("\n")[0]
+
+
+def _patient(fn: Callable[[], Result], *, patience: float = _PATIENCE) -> Result:
+    """`fn()`, repeated while the database is away."""
+    end, warned = time.monotonic() + patience, False
+    while True:
+        try:
+            return fn()
+        except _AWAY as error:
+            if time.monotonic() > end:
+                reason = _first_line(error)
+                raise OSError(
+                    f"the database of the search was away for {patience:.0f} s: {reason}"
+                ) from error
+            if not warned:
+                print(f"waiting for the database of the search: {_first_line(error)}", flush=True)
+            warned = True
+            time.sleep(_PAUSE)
+
+
+def points(session: Any) -> list[Mapping[str, Any]]:
+    """The points of all trials, in their order."""
+    opened = _open(session.study, session.folder, session.storage)
+    return [trial.params for trial in _patient(opened.get_trials)]
+
+
+def is_over(session: Any) -> bool:
+    """Whether all trials are over."""
+    opened = _open(session.study, session.folder, session.storage)
+    trials = _patient(opened.get_trials)
+    done = [trial for trial in trials if trial.state.is_finished()]
+    return len(done) >= session.study.search.trials
+
+
+def best_point(session: Any) -> dict[str, Any] | None:
+    """The point of the best complete trial, the first of equals."""
+    opened = _open(session.study, session.folder, session.storage)
+    complete = [t for t in _patient(opened.get_trials) if t.state.name == "COMPLETE"]
+    best = max(complete, key=lambda t: (t.value, -t.number), default=None)
+    return None if best is None else dict(best.params)
+
+
+def work(session: Any, worker: Worker, *, wait: bool = True) -> None:
+    """One worker of a search: adopts trials of killed workers, asks for new ones, tells values."""
+    study, folder = session.study, session.folder
+    opened = _open(study, folder, session.storage)
+    planner = plan.Planner(study, folder.runs, session.words)
+    (folder.path / _LOCKS).mkdir(parents=True, exist_ok=True)
+    while True:
+        worker.check_signal()
+        with _next_trial(opened, study.search, folder) as trial:
+            if trial is not None:
+                _make(trial, opened, session, planner, worker)
+                continue
+        running = [t for t in _patient(opened.get_trials) if t.state.name == "RUNNING"]
+        if not running or not wait:
+            return
+        time.sleep(_PAUSE)
+
+
+@contextlib.contextmanager
+def _next_trial(opened: Any, options: Search, folder: StudyFolder) -> Iterator[Any]:
+    """A trial whose lock this worker holds: an abandoned or a new one; None if there is none."""
+    with contextlib.ExitStack() as stack:
+        with (folder.path / _ASK).open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            trials = _patient(opened.get_trials)
+            trial = None
+            for old in trials:
+                if old.state.name == "RUNNING" and _locked(stack, folder, old.number):
+                    trial = _patient(lambda old=old: optuna.trial.Trial(opened, old._trial_id))
+                    break
+            asked = [t for t in trials if t.state.name != "WAITING"]
+            if trial is None and len(asked) < options.trials:
+                trial = _patient(opened.ask)
+                _locked(stack, folder, trial.number)
+            if trial is not None:  # with the lock, so that no two workers sample at a time
+                _patient(lambda: _sample(trial, options.space))
+        yield trial
+
+
+def _locked(stack: contextlib.ExitStack, folder: StudyFolder, number: int) -> bool:
+    """Locks a trial until the stack ends; False if another worker has it."""
+    file = (folder.path / _LOCKS / f"{number:04}.lock").open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return False
+    stack.enter_context(file)
+    return True
+
+
+def _sample(trial: Any, space: Mapping[str, tuple]) -> None:
+    """Draws the parameters that the trial does not have yet."""
+    for field, (kind, *values) in space.items():
+        if kind == "choice":
+            trial.suggest_categorical(field, values)
+        elif kind in ("int", "log_int"):
+            trial.suggest_int(field, *values, log=kind == "log_int")
+        else:
+            trial.suggest_float(field, *values, log=kind == "log")
+
+
+def _make(trial: Any, opened: Any, session: Any, planner: plan.Planner, worker: Worker) -> None:
+    """Makes the runs of a trial and tells its value: of held-out classes, and nothing else."""
+    study, folder = session.study, session.folder
+    options, number = study.search, trial.number
+    row = search.row_of_trial(options, number, trial.params)
+    runs = planner.runs_of([row])
+    folder.extend(runs)
+    results: list[Mapping[str, Any]] = []
+    for run in runs:
+        watch_fn = None
+        if options.pruner is not None and len(runs) == 1:
+            watch_fn = functools.partial(
+                _should_stop, trial, folder.run_folder(run.digest), options
+            )
+        outcome = _outcome(run, folder, worker, watch_fn)
+        if outcome is None:
+            _tell(opened, number, None, optuna.trial.TrialState.PRUNED)
+            worker.say(f"{run.title}: pruned")
+            return
+        if outcome.state != "finished":
+            _tell(opened, number, None, optuna.trial.TrialState.FAIL)
+            return
+        results.append(outcome.result)
+        if options.pruner is not None and len(runs) > 1:
+            value = search.trial_value(results, options.score)
+            if _report(trial, value, len(results)) and len(results) < len(runs):
+                _tell(opened, number, None, optuna.trial.TrialState.PRUNED)
+                worker.say(f"{run.title}: pruned after {len(results)} of {len(runs)} runs")
+                return
+    _tell(opened, number, search.trial_value(results, options.score), None)
+
+
+def _outcome(
+    run: PlannedRun, folder: StudyFolder, worker: Worker, watch_fn: Callable[[], bool] | None
+) -> outcomes.Outcome | None:
+    """The outcome of a run that this worker makes, or waits for; None if `watch_fn` stopped it."""
+    while True:
+        worker.check_signal()
+        outcome = outcomes.outcome(folder.run_folder(run.digest))
+        if outcome.is_over:
+            return outcome
+        if not worker.attempt(run, watch_fn=watch_fn):
+            time.sleep(_PAUSE)  # an orphan of a killed worker still trains
+        elif worker.was_stopped:
+            return None
+
+
+def _should_stop(trial: Any, folder: pathlib.Path, options: Search) -> bool:
+    """Reports new evaluations of a run; whether the run is not worth its time any more."""
+    with contextlib.suppress(OSError):
+        for line in (folder / "metrics.jsonl").read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                value = row.get(options.score)
+                if value is not None and row["step"] and _report(trial, value, row["step"]):
+                    return True
+    return False
+
+
+def _report(trial: Any, value: float, step: int) -> bool:
+    """Tells the engine an intermediate value of a step once; whether to stop."""
+    reported = _patient(lambda: trial.study._storage.get_trial(trial._trial_id))
+    if step in reported.intermediate_values:
+        return False
+    _patient(lambda: trial.report(value, step))
+    return _patient(trial.should_prune)
+
+
+def _tell(opened: Any, number: int, value: float | None, state: Any) -> None:
+    _patient(lambda: opened.tell(number, value, state=state, skip_if_finished=True))

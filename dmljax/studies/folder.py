@@ -1,0 +1,194 @@
+"""The folder of a study: its index of runs, and what may change after the first run."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from dmljax.data.files import write_json
+from dmljax.studies.plan import PlannedRun
+from dmljax.studies.study_file import Study
+from dmljax.train import config as config_lib
+from dmljax.train import digests
+
+__all__ = ["StudyFolder", "default_folder", "default_runs"]
+
+INDEX, FORMAT = "index.json", 1
+
+
+def default_folder(study: Study) -> pathlib.Path:
+    return pathlib.Path("runs/studies") / study.name
+
+
+def default_runs() -> pathlib.Path:
+    """Where the runs of all studies lie, unless a command line names another folder."""
+    return pathlib.Path("runs/by_digest")
+
+
+class StudyFolder:
+    """`index.json` maps rows, seeds and folds to the folders of runs, and remembers the study.
+
+    Several processes may open one study at a time: they agree, or are refused.
+    """
+
+    def __init__(self, path: pathlib.Path, runs: pathlib.Path | None = None):
+        self.path = path
+        self._requested_runs = runs
+
+    @property
+    def runs(self) -> pathlib.Path:
+        """The folder of the runs: that of the index, or the requested one of a new study."""
+        recorded = (self._read() or {}).get("runs")
+        if recorded is None:
+            return self._requested_runs or default_runs()
+        if self._requested_runs not in (None, pathlib.Path(recorded)):
+            raise ValueError(
+                f"{self.path} has its runs in {recorded}, not in {self._requested_runs}: leave out "
+                "--runs, or choose another --workdir"
+            )
+        return pathlib.Path(recorded)
+
+    def run_folder(self, digest: str) -> pathlib.Path:
+        return self.runs / digest
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Waits until no other process changes the index."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / "lock").open("a")
+        except OSError as error:
+            raise OSError(f"{self.path} cannot be written: {error.strerror}") from error
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def record(
+        self, study: Study, configs: Mapping[str, Mapping[str, Any]], runs: Iterable[PlannedRun]
+    ) -> None:
+        """Writes the index of a study; refuses what contradicts runs that exist already."""
+        index = {
+            "format": FORMAT,
+            "name": study.name,
+            "source": study.source,
+            "digest": study.digest,
+            "runs": str(self.runs),
+            "comparison": _comparison(study),
+            "rows": {
+                name: {"essential": digests.essential(dict(config))}
+                for name, config in configs.items()
+            },
+            "planned": [run._asdict() for run in runs],
+        }
+        index = json.loads(json.dumps(index))
+        with self.claimed():
+            old = self._read()
+            if old is not None:
+                self._refuse_changes(old, index)
+                if self._has_begun(old):
+                    index["planned"] += _additions(old, index)
+            if old != index:
+                write_json(self.path / INDEX, index, indent=1)
+
+    def extend(self, runs: Iterable[PlannedRun]) -> None:
+        """Adds runs that were not known before others were finished.
+
+        A run takes the place of one of the same row, seed and fold: more trials may have found
+        another best one.
+        """
+        with self.claimed():
+            index = self._read()
+            new = {_key(run._asdict()): json.loads(json.dumps(run._asdict())) for run in runs}
+            planned = [new.pop(_key(run), run) for run in index["planned"]]
+            index["planned"] = [*planned, *new.values()]
+            write_json(self.path / INDEX, index, indent=1)
+
+    def planned(self) -> list[PlannedRun]:
+        """The runs of the index."""
+        index = self._read()
+        if index is None:
+            raise FileNotFoundError(f"{self.path} holds no study: start it by `dmljax study run`")
+        return [PlannedRun(**{**run, "flags": tuple(run["flags"])}) for run in index["planned"]]
+
+    def _read(self) -> dict[str, Any] | None:
+        path = self.path / INDEX
+        try:
+            index = json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise ValueError(
+                f"{path} is damaged ({error}): delete it, and the same command writes it again"
+            ) from error
+        if index.get("format") != FORMAT:
+            raise ValueError(f"{path} was written by another version of dmljax")
+        return index
+
+    def _has_begun(self, index: Mapping[str, Any]) -> bool:
+        return any((self.runs / run["digest"]).is_dir() for run in index["planned"])
+
+    def _refuse_changes(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        if old["name"] != new["name"]:
+            raise ValueError(
+                f"{self.path} holds the study {old['name']!r} ({old['source']}), not "
+                f"{new['name']!r}: choose another --workdir"
+            )
+        if not self._has_begun(old):
+            return
+        changes = [
+            f"{field} was {old['comparison'][field]!r} and is {new['comparison'][field]!r}"
+            for field in old["comparison"]
+            if old["comparison"][field] != new["comparison"][field]
+        ]
+        changes += list(_changed_rows(old["rows"], new["rows"]))
+        digest_of = {_key(run): run["digest"] for run in new["planned"]}
+        changed = {change.partition(":")[0] for change in changes}
+        for run in old["planned"]:
+            row = f"row {run['row']!r}"
+            if run["row"] not in new["rows"] or row in changed:
+                continue
+            if _key(run) not in digest_of:
+                changes.append(f"{row}: seed {run['seed']} is gone")
+            elif digest_of[_key(run)] != run["digest"]:
+                changes.append(f"{row}: its data, weights or seeds are others")
+                changed.add(row)
+        if changes:
+            raise ValueError(
+                f"the study has changed since its first run in {self.path}: "
+                f"{'; '.join(changes[:5])}. Rows may be added; give a changed row a new name, or "
+                "begin again in another --workdir"
+            )
+
+
+def _comparison(study: Study) -> dict[str, Any]:
+    """What is fixed before the runs."""
+    search = None
+    if study.search is not None:
+        search = {k: v for k, v in study.search._asdict().items() if k != "trials"}
+    names = ("baseline", "test", "folds")
+    return {name: getattr(study, name) for name in names} | {"search": search}
+
+
+def _changed_rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for name, row in old.items():
+        if name not in new:
+            yield f"row {name!r}: it is gone"
+            continue
+        differences = config_lib.differences(row["essential"], new[name]["essential"])
+        words = [f"{path} was {a!r} and is {b!r}" for path, a, b in differences]
+        if words:
+            yield f"row {name!r}: {', '.join(words[:3])}"
+
+
+def _additions(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Runs that were added after others were finished, and are not in a new plan."""
+    names = {*new["rows"], *(run["row"] for run in new["planned"])}
+    return [run for run in old["planned"] if run["row"] not in names]
+
+
+def _key(run: Mapping[str, Any]) -> tuple[Any, ...]:
+    return run["row"], run["seed"], run["fold"]

@@ -1,0 +1,111 @@
+"""What became of a run: finished, failed, running, or waiting to be made."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from dmljax.data.files import write_json
+
+__all__ = [
+    "FAILURE",
+    "Outcome",
+    "count_kill",
+    "forget_failure",
+    "locked",
+    "mark_failed",
+    "outcome",
+]
+
+FAILURE, KILLS, LOCK = "failure.json", "kills.json", "study.lock"
+
+
+class Outcome(NamedTuple):
+    """`state` is 'finished', 'failed', 'diverged', 'running' or 'waiting'.
+
+    `result` is the content of `result.json` of a finished run; `message` says why a run failed.
+    """
+
+    state: str
+    message: str = ""
+    result: dict[str, Any] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in ("finished", "failed", "diverged")
+
+
+def outcome(folder: pathlib.Path) -> Outcome:
+    """The outcome of the run in a folder, which need not exist."""
+    result = _content(folder / "result.json")
+    if result is not None and result.get("status") == "finished":
+        digest = result["digests"]["run"]
+        if digest.startswith(folder.name):
+            return Outcome("finished", result=result)
+        return Outcome(
+            "failed",
+            f"its config, data or weights changed while the study ran (digest {digest[:12]}): "
+            f"delete {folder} to make it again",
+        )
+    failure = _content(folder / FAILURE)
+    if failure is not None:
+        return Outcome(failure["status"], failure["message"])
+    if not folder.is_dir():
+        return Outcome("waiting")
+    with locked(folder, shared=True) as file:
+        return Outcome("waiting" if file is not None else "running")
+
+
+def _content(path: pathlib.Path) -> dict[str, Any] | None:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is damaged ({error}): delete it, and the run continues"
+        ) from error
+
+
+@contextlib.contextmanager
+def locked(folder: pathlib.Path, *, shared: bool = False, name: str = LOCK) -> Iterator[Any]:
+    """The open lock file of a run's folder, or None while another process works on the run.
+
+    A process that inherits the file holds the lock as well: the run of a worker that was killed
+    stays locked until the run itself ends. The operating system releases the lock in any case. NFS
+    gives shared locks to files that can be read alone.
+    """
+    with (folder / name).open("a+") as file:
+        try:
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+        else:
+            yield file
+
+
+def mark_failed(folder: pathlib.Path, message: str, *, exit_status: int) -> None:
+    """Marks a run as failed, so that workers go on with others. `forget_failure` removes it."""
+    result = _content(folder / "result.json") or {}
+    status = "diverged" if result.get("status") == "diverged" else "failed"
+    content = {"status": status, "message": message, "exit_status": exit_status}
+    write_json(folder / FAILURE, content | {"host": os.uname().nodename}, indent=1)
+
+
+def count_kill(folder: pathlib.Path) -> int:
+    """Counts that the process of a run was killed; how often it was."""
+    kills = (_content(folder / KILLS) or {"kills": 0})["kills"] + 1
+    write_json(folder / KILLS, {"kills": kills})
+    return kills
+
+
+def forget_failure(folder: pathlib.Path) -> None:
+    """Removes the mark of a failed run, so that it is made again."""
+    for name in (FAILURE, KILLS):
+        (folder / name).unlink(missing_ok=True)

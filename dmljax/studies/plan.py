@@ -1,0 +1,243 @@
+"""The runs of a study: the command of every run, and the digest that names its folder."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dmljax.hints import hint
+from dmljax.studies import space as spaces
+from dmljax.studies.outcomes import outcome
+from dmljax.studies.study_file import Row, Search, Study, flags
+from dmljax.train import config as config_lib
+from dmljax.train import digests, fields, registry
+
+__all__ = [
+    "MOVABLE",
+    "PlannedRun",
+    "Planner",
+    "check_flags",
+    "completed",
+    "merged",
+    "plain_rows",
+    "rows_of_search",
+    "trial_name",
+    "words_of",
+]
+
+DIGITS = 12  # of a digest, in the name of a folder
+# Fields that a command line may set for all runs of a study: they cannot change a result.
+MOVABLE = (
+    "runtime",
+    "notes",
+    "pictures",
+    *(f"{a}.{b}" for a in digests.PATHS for b in digests.PATHS[a]),
+)
+# Fields of a config that name a function with keywords, by the kind of the function.
+_KIND_OF = {"eval_transform": "transform", "normalize": "normalization"}
+_NAMED = ("dataset", "sampler", "transform", "eval_transform", "normalize", "net", "method")
+_NAMED += ("loss", "miner", "optimizer", "schedule")
+# Their fields that are not keywords of the function.
+_OTHER_FIELDS = {"net": ("weights",), "dataset": ("image_share", "class_share")}
+
+
+class PlannedRun(NamedTuple):
+    """One run: `python -m dmljax.main --config=CONFIG FLAGS --workdir=FOLDER`.
+
+    `digest` names the folder. `after` is the digest of the run that this one starts from.
+    """
+
+    row: str
+    seed: int
+    fold: int | None
+    config: str
+    flags: tuple[str, ...]
+    digest: str
+    after: str | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.row}, seed {self.seed}" + (
+            "" if self.fold is None else f", fold {self.fold}"
+        )
+
+
+def check_flags(words: Sequence[str]) -> None:
+    """Refuses words of the command line that would change the rows."""
+    for word in words:
+        field = word.removeprefix("--config.").partition("=")[0]
+        if not field.startswith(tuple(f"{x}." for x in MOVABLE)) and field not in MOVABLE:
+            raise ValueError(
+                f"{word} would change every row of the study: write it into the study file. The "
+                f"command line may set {', '.join(MOVABLE)}"
+            )
+
+
+def merged(config: str, overrides: Mapping[str, Any], words: Sequence[str] = ()) -> dict[str, Any]:
+    """The completed config of overrides and of words of the command line."""
+    return fields.complete(config_lib.read(config, [*flags(overrides), *words]))
+
+
+def completed(title: str, row: Row | Search) -> dict[str, Any]:
+    """The completed config of a row with its first seed; raises for a field that does not exist."""
+    try:
+        config = merged(row.config, row.overrides)
+        for field in row.overrides:
+            check_field(field, config)
+    except (ValueError, TypeError, OSError) as error:
+        raise ValueError(f"{title}: {error}") from error
+    return config
+
+
+def check_field(field: str, config: Mapping[str, Any]) -> None:
+    """Raises unless a config has the field, or the function that it names has the keyword."""
+    section, _, leaf = field.partition(".")
+    if not leaf or section not in _NAMED:
+        return  # `complete` knows all other fields
+    leaf = leaf.partition(".")[0]
+    spec = fields.named(config[section])
+    if spec is None:
+        raise ValueError(f"{field}: {section} is None and has no fields")
+    kind = _KIND_OF.get(section, section)
+    names = {"name", *_OTHER_FIELDS.get(section, ())}
+    name = spec["name"]
+    function = registry.resolve(kind, name) if ":" in name else registry.table(kind).get(name)
+    if function is None:
+        registry.resolve(kind, name)  # raises, and lists the names
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    names |= {n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    if section == "optimizer":
+        from dmljax.train import optimizers
+
+        names |= set(inspect.signature(optimizers.build).parameters) - {"direction", "schedule"}
+    if leaf not in names:
+        raise ValueError(f"{section} ({name}) has no field {leaf!r}{hint(leaf, names)}")
+
+
+def check_rows(study: Study) -> dict[str, dict[str, Any]]:
+    """The completed configs of all rows. Raises for a wrong one, and for two equal ones."""
+    configs: dict[str, dict[str, Any]] = {}
+    rows_by_content: dict[str, str] = {}
+    for row in study.rows:
+        if row.runs_of is not None or row.from_search:
+            continue
+        config = configs[row.name] = completed(f"row {row.name!r}", row)
+        _check_scores(study, row.name, config)
+        content = json.dumps([digests.essential(config), row.start_from, row.seeds], sort_keys=True)
+        if (other := rows_by_content.setdefault(content, row.name)) != row.name:
+            raise ValueError(
+                f"the rows {other!r} and {row.name!r} have one config: remove one, or change it"
+            )
+    if study.search is not None:
+        base = completed("search.row", study.search)
+        for field, range_ in study.search.space.items():
+            _check_range(field, range_, study.search, base)
+    return configs
+
+
+def _check_range(field: str, range_: tuple, search: Search, base: Mapping[str, Any]) -> None:
+    """A field of the space must exist, and its ends must be values that the config can hold."""
+    try:
+        check_field(field, base)
+        for value in {spaces.point({field: range_}, [u])[field] for u in (0.0, 0.999)}:
+            merged(search.config, {**search.overrides, field: value})
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"search.space: {field}: {error}") from error
+
+
+def _check_scores(study: Study, title: str, config: Mapping[str, Any]) -> None:
+    """R@K that no evaluation computes, before any run is made."""
+    options = config["evaluate"]
+    if options.get("metrics") is not None:
+        return
+    for score in study.scores:
+        name = score.removeprefix("test/").removeprefix("val/")
+        if name.startswith("R@") and name[2:].isdigit() and int(name[2:]) not in options["ks"]:
+            raise ValueError(
+                f"scores: row {title!r} computes no {name}, because evaluate.ks is "
+                f"{tuple(options['ks'])}: add it to evaluate.ks, or leave the column out"
+            )
+
+
+class Planner:
+    """Plans runs, and computes the digest of a data set or of a file of weights once."""
+
+    def __init__(self, study: Study, runs: pathlib.Path, words: Sequence[str] = ()):
+        self._study, self._runs, self._words = study, runs, tuple(words)
+        self._data_digests: dict[str, str] = {}
+
+    def runs_of(self, rows: Iterable[Row]) -> list[PlannedRun]:
+        """The runs of rows: the first seed of every row comes first, so that tables fill evenly.
+
+        A run that starts from another one is left out until that one is finished: its digest
+        depends on the step that was chosen there.
+        """
+        rows = [row for row in rows if row.runs_of is None]
+        folds = range(self._study.folds) if self._study.folds else [None]
+        seeds = list(dict.fromkeys(s for row in rows for s in self._study.seeds_of(row)))
+        planned = [
+            self._planned(row, seed, fold)
+            for seed, fold, row in itertools.product(seeds, folds, rows)
+            if seed in self._study.seeds_of(row)
+        ]
+        return [run for run in planned if run is not None]
+
+    def _planned(self, row: Row, seed: int, fold: int | None) -> PlannedRun | None:
+        overrides, after = {**row.overrides, "seed": seed}, None
+        if fold is not None:
+            overrides |= {"folds": self._study.folds, "fold": fold}
+        if row.start_from is not None:
+            start = self._planned(self._study.row(row.start_from), seed, fold)
+            if start is None or outcome(self._runs / start.digest).state != "finished":
+                return None
+            after = start.digest
+            overrides["start"] = str(self._runs / after)
+        words = flags(overrides)
+        config = config_lib.read(row.config, [*words, *words_of(self._words, after)])
+        digest = self._digest(config)[:DIGITS]
+        return PlannedRun(row.name, seed, fold, row.config, tuple(words), digest, after)
+
+    def _digest(self, config: dict[str, Any]) -> str:
+        from dmljax.train import build  # here: it imports jax
+
+        key = json.dumps(config["dataset"], sort_keys=True)
+        run_digests = build.digests_of(config, data=self._data_digests.get(key))
+        self._data_digests[key] = run_digests.data
+        return run_digests.run
+
+
+def words_of(words: Sequence[str], after: str | None) -> list[str]:
+    """The words for a run; one that starts from the run `after` takes its weights from there."""
+    return [w for w in words if after is None or not w.startswith("--config.net.weights=")]
+
+
+def plain_rows(study: Study) -> list[Row]:
+    """The rows whose runs are known before any run is made."""
+    return [row for row in study.rows if not row.from_search]
+
+
+def trial_name(number: int) -> str:
+    return f"trial {number:04}"
+
+
+def rows_of_search(search: Search, points: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """The trials at points as rows."""
+    return [
+        Row(trial_name(i), search.config, {**search.overrides, **values}, seeds=search.seeds)
+        for i, values in enumerate(points)
+    ]
+
+
+def enumerated_points(search: Search) -> list[dict[str, Any]]:
+    """All points of a search that are drawn in advance, those of `first` before them."""
+    count = search.trials - len(search.first)
+    drawn = spaces.points(
+        search.space, method=search.method, trials=max(count, 0), seed=search.seed
+    )
+    return [dict(point) for point in search.first][: search.trials] + drawn

@@ -1,0 +1,216 @@
+"""A table of a study as Markdown, LaTeX and CSV; `page.py` prints it as HTML.
+
+One value has no interval, two values are printed as they are, and an unresolved difference is
+called so, never "equal".
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+
+from dmljax.studies.table import LEVEL, Cell, Comparison, Table, TableRow
+
+__all__ = [
+    "FORMATS",
+    "SPREADS",
+    "as_csv",
+    "as_latex",
+    "as_markdown",
+    "caption",
+    "cell_text",
+    "comparison_text",
+    "grids",
+]
+
+FORMATS = ("md", "tex", "csv", "html")
+SPREADS = ("interval", "deviation")
+NOT_RESOLVED = "not resolved"
+
+
+def caption(table: Table, spread: str = "interval") -> str:
+    """What a cell means."""
+    unit = "folds" if table.per_fold else "seeds"
+    how = {
+        "interval": f"mean ± half width of the {100 * LEVEL:.0f} % Student interval over {unit}",
+        "deviation": f"mean (deviation with n - 1, n) over {unit}",
+    }[spread]
+    rules = sorted({rule for row in table.rows for rule in row.rules})
+    chosen = {"last": "the last step counts"}
+    how_chosen = "; ".join(chosen.get(rule, f"the step is chosen by {rule}") for rule in rules)
+    return f"In percent: {how}; {how_chosen or 'no run is finished'}."
+
+
+def cell_text(row: TableRow, cell: Cell, *, spread: str = "interval") -> str:
+    """The text of a cell, with its marks."""
+    if cell.estimate is None:
+        if row.planned and len(row.failures) == row.planned:
+            return "failed"
+        return "-"
+    marks = ("†" if row.test_chosen else "") + ("‡" if row.failures else "")
+    mean, deviation, low, high, n = cell.estimate
+    if n == 1:
+        return f"{mean:.1f}{marks} (1 run)"
+    if n == 2:
+        return ", ".join(f"{value:.1f}" for value in cell.values.values()) + marks
+    half = (high - low) / 2
+    digits = 2 if half < 0.1 else 1
+    if spread == "deviation":
+        return f"{mean:.{digits}f}{marks} ({deviation:.{digits}f}, {n})"
+    return f"{mean:.{digits}f} ± {half:.{digits}f}{marks}"
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """A difference with its interval, its adjusted p-value and the wins among pairs."""
+    d = comparison.difference
+    digits = 2 if (d.high - d.low) / 2 < 0.1 else 1
+    text = f"{d.mean:+.{digits}f} [{d.low:+.{digits}f}, {d.high:+.{digits}f}], "
+    text += f"p {_p(comparison.p)}"
+    if comparison.pairs:
+        text += f", wins {comparison.wins} of {comparison.pairs}"
+    return text if comparison.is_resolved else f"{text}: {NOT_RESOLVED}"
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.3f}" if value < 0.0995 else f"{value:.2f}"
+
+
+def _runs(row: TableRow) -> str:
+    """How many of the runs are finished, and what became of the others."""
+    text = str(row.planned) if row.is_complete else f"{row.finished} of {row.planned}"
+    if row.failures:
+        text += f", {len(row.failures)} failed"
+    if row.running:
+        text += f", {row.running} running"
+    if row.collapsed:
+        text += f", {row.collapsed} collapsed"
+    return text
+
+
+def _published(value: float | str | None) -> str:
+    return "" if value is None else str(value)
+
+
+def grids(table: Table, *, spread: str = "interval") -> list[tuple[str, list[list[str]]]]:
+    """The scores, and the differences if there is a baseline: a title and cells, header first.
+
+    Text between ** is bold: a difference that is resolved after Holm's adjustment.
+    """
+    study = table.study
+    published = [s for s in study.scores if any(s in row.published for row in table.rows)]
+    header = ["row", *study.scores, *(f"published {s}" for s in published), "runs"]
+    body = []
+    for row in table.rows:
+        cells = []
+        for score in study.scores:
+            text = cell_text(row, row.cells[score], spread=spread)
+            comparison = row.comparisons.get(score)
+            is_better = comparison and comparison.is_resolved and comparison.difference.mean > 0
+            cells.append(f"**{text}**" if is_better else text)
+        cells += [_published(row.published.get(s)) for s in published]
+        body.append([row.name, *cells, _runs(row)])
+    result = [(caption(table, spread), [header, *body])]
+    if any(row.comparisons for row in table.rows):
+        tests = {
+            "paired": "pairs of equal seeds, Student",
+            "welch": "independent runs, Welch",
+            "folds": "folds, corrected t of Nadeau and Bengio",
+        }
+        title = (
+            f"Differences to {study.baseline} ({tests[study.test]}; {100 * LEVEL:.0f} % interval, "
+            f"p-value adjusted by Holm)"
+        )
+        body = []
+        for row in table.rows:
+            if row.name == study.baseline:
+                continue
+            cells = []
+            for score in study.scores:
+                comparison = row.comparisons.get(score)
+                text = comparison_text(comparison) if comparison else "needs two runs of each"
+                is_bold = comparison is not None and comparison.is_resolved
+                cells.append(f"**{text}**" if is_bold else text)
+            body.append([row.name, *cells])
+        result.append((title, [["row", *study.scores], *body]))
+    return result
+
+
+def footer(table: Table) -> list[str]:
+    """What may be concluded, which runs failed, and where the numbers come from."""
+    lines = list(table.notes)
+    if any(row.failures for row in table.rows):
+        lines.append("‡: the mean of the runs that finished; others failed.")
+        lines += [f"Failed: {failure}" for row in table.rows for failure in row.failures]
+    if any(row.published for row in table.rows):
+        lines.append(
+            f"Published: {table.study.published_from}. These values are not part of any test."
+        )
+    return [*lines, *table.provenance]
+
+
+def as_markdown(table: Table, *, spread: str = "interval") -> str:
+    """The table for a terminal and for a document."""
+    lines = [f"## {table.study.title}", ""]
+    for title, grid in grids(table, spread=spread):
+        widths = [max(len(row[i]) for row in grid) for i in range(len(grid[0]))]
+        lines += [title, ""]
+        for i, row in enumerate(grid):
+            cells = (
+                c.ljust(w) if j == 0 else c.rjust(w)
+                for j, (c, w) in enumerate(zip(row, widths, strict=True))
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+            if i == 0:
+                rules = ("-" * w if j == 0 else "-" * (w - 1) + ":" for j, w in enumerate(widths))
+                lines.append(f"| {' | '.join(rules)} |")
+        lines.append("")
+    lines += [f"* {line}" for line in footer(table)]
+    return "\n".join(lines) + "\n"
+
+
+def as_latex(table: Table, *, spread: str = "interval") -> str:
+    """Two tabulars with \\toprule and so on, which the package booktabs provides."""
+    lines = [f"% {table.study.title}"]
+    for title, grid in grids(table, spread=spread):
+        lines += [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{_latex(title)}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(grid[0]) - 1)}}}",
+            r"\toprule",
+        ]
+        for i, row in enumerate(grid):
+            lines.append(" & ".join(map(_latex, row)) + r" \\")
+            if i == 0:
+                lines.append(r"\midrule")
+        lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
+    lines += [f"% {line}" for line in footer(table)]
+    return "\n".join(lines) + "\n"
+
+
+_LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "†": r"$^\dagger$", "‡": r"$^\ddagger$"}
+_LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
+_LATEX |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
+
+
+def _latex(text: str) -> str:
+    is_bold = text.startswith("**")
+    text = "".join(_LATEX.get(c, c) for c in text.strip("*" if is_bold else ""))
+    return rf"\textbf{{{text}}}" if is_bold else text
+
+
+def as_csv(table: Table) -> str:
+    """Raw values as shares, one line for every run, so that a reader can test otherwise."""
+    fields = list(dict.fromkeys(name for line in table.raw for name in line))
+    file = io.StringIO()
+    writer = csv.DictWriter(file, fields, lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows({k: _plain(v) for k, v in line.items()} for line in table.raw)
+    return file.getvalue()
+
+
+def _plain(value: object) -> object:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return value

@@ -1,0 +1,234 @@
+"""What `dmljax study` does: plan a study, make its runs, show its table."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from dmljax.data.files import write_text
+from dmljax.hints import hint
+from dmljax.studies import outcomes, page, plan, printing, search, study_file, table
+from dmljax.studies.folder import StudyFolder, default_folder
+from dmljax.studies.plan import PlannedRun
+from dmljax.studies.study_file import Study
+from dmljax.studies.table import Table
+from dmljax.studies.worker import Worker, command
+
+__all__ = [
+    "Session",
+    "array_line",
+    "describe",
+    "forget_failures",
+    "make_table",
+    "open_session",
+    "prepare",
+    "selected",
+    "text_of",
+    "work",
+    "write_tables",
+]
+
+
+class Session(NamedTuple):
+    """A study, its folder, and the flags of the command line that all of its runs get."""
+
+    study: Study
+    folder: StudyFolder
+    words: tuple[str, ...]
+    storage: str | None = None  # of a search, such as 'postgresql+psycopg://...'
+
+
+def open_session(
+    name: str,
+    *,
+    workdir: str | None = None,
+    runs: str | None = None,
+    words: Sequence[str] = (),
+    storage: str | None = None,
+) -> Session:
+    """Reads a study file; nothing is written."""
+    study = study_file.read(name)
+    plan.check_flags(words)
+    folder = StudyFolder(
+        default_folder(study) if workdir is None else pathlib.Path(workdir),
+        None if runs is None else pathlib.Path(runs),
+    )
+    return Session(study, folder, tuple(words), storage)
+
+
+def prepare(session: Session, *, write: bool = True) -> list[PlannedRun]:
+    """Checks every row and plans all runs that are known now; with `write`, into the index."""
+    study, folder = session.study, session.folder
+    configs = plan.check_rows(study)
+    planner = plan.Planner(study, folder.runs, session.words)
+    runs = planner.runs_of(plan.plain_rows(study))
+    if study.search is not None and study.search.enumerated:
+        points = plan.enumerated_points(study.search)
+        runs += planner.runs_of(plan.rows_of_search(study.search, points))
+    if write:
+        folder.record(study, configs, runs)
+        if study.search is not None and not study.search.enumerated:
+            from dmljax.studies import engine
+
+            engine.create(study, folder, session.storage)
+    return runs
+
+
+def selected(runs: Sequence[PlannedRun], only: Sequence[str], study: Study) -> list[PlannedRun]:
+    """The runs of the rows `only`, and those that they start from."""
+    extra = [row.name for row in study.rows]
+    names = dict.fromkeys([*(run.row for run in runs), *extra])
+    for name in only:
+        if name not in names:
+            raise ValueError(f"--only: there is no row {name!r}{hint(name, names)}")
+    if not only:
+        return list(runs)
+    needed = set(only)
+    for _ in study.rows:
+        needed |= {r.start_from for r in study.rows if r.name in needed and r.start_from}
+        needed |= {r.runs_of for r in study.rows if r.name in needed and r.runs_of}
+    return [run for run in runs if run.row in needed]
+
+
+def work(
+    session: Session,
+    *,
+    only: Sequence[str] = (),
+    wait: bool = True,
+    environment: dict[str, str] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> int:
+    """One worker: makes runs until all are over; the number of failed runs."""
+    study, folder = session.study, session.folder
+    worker = Worker(
+        folder,
+        words=session.words,
+        environment=environment,
+        scores=study.scores,
+        wait=wait,
+        say=say or _say,
+    )
+    with worker.handling_signals():
+        failed = worker.make_all(selected(folder.planned(), only, study))
+        failed += _make_started(session, worker, only)
+        if study.search is None or only:
+            return failed + _join(session, worker)
+        if not study.search.enumerated:
+            from dmljax.studies import engine
+
+            engine.work(session, worker, wait=wait)
+        best = [row for row in study.rows if row.from_search]
+        if not best or not (wait or search.is_over(session)):
+            return failed + _join(session, worker)
+        overrides = search.winner(session)
+        rows = [row._replace(overrides={**row.overrides, **overrides}) for row in best]
+        planner = plan.Planner(study, folder.runs, session.words)
+        runs = planner.runs_of(rows)
+        folder.extend(runs)
+        return failed + worker.make_all(runs) + _join(session, worker)
+
+
+def _make_started(session: Session, worker: Worker, only: Sequence[str]) -> int:
+    """Makes the runs that start from finished ones, which may start others in turn."""
+    study, folder, failed = session.study, session.folder, 0
+    if not any(row.start_from for row in study.rows):
+        return 0
+    planner = plan.Planner(study, folder.runs, session.words)
+    rows = [row for row in study.rows if row.start_from and (not only or row.name in only)]
+    digests: set[str] = set()
+    while True:
+        runs = [run for run in planner.runs_of(rows) if run.digest not in digests]
+        if not runs:
+            return failed
+        folder.extend(runs)
+        failed += worker.make_all(runs)
+        digests |= {run.digest for run in runs}
+
+
+def _join(session: Session, worker: Worker) -> int:
+    """Scores the joined embeddings of the folds of rows that ask for it."""
+    if not any(row.join_folds for row in session.study.rows):
+        return 0
+    from dmljax.studies import joined
+
+    return joined.make_all(session, worker)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def describe(session: Session, runs: Sequence[PlannedRun]) -> str:
+    """All runs with their folders, states and commands, of which none is made."""
+    lines = []
+    for run in runs:
+        folder = session.folder.run_folder(run.digest)
+        state = outcomes.outcome(folder).state
+        words = command(run, folder, session.words)
+        lines.append(f"{run.digest}  {state:9s} {run.title}\n    {shlex.join(words)}")
+    study = session.study
+    count = len({run.digest for run in runs})
+    lines.append(
+        f"{study.title}: {len(study.rows)} rows, {count} runs; table in {session.folder.path}"
+    )
+    return "\n".join(lines)
+
+
+def make_table(session: Session) -> Table:
+    """The table of what is finished now."""
+    from dmljax.studies import joined
+
+    folder = session.folder
+    runs = []
+    for run in folder.planned():
+        path = folder.run_folder(run.digest)
+        file = path / "config.json"
+        config = json.loads(file.read_text()) if file.exists() else None
+        runs.append((run, outcomes.outcome(path), config))
+    return table.make(session.study, runs, joined=joined.read(session))
+
+
+def text_of(made: Table, format_: str, *, spread: str = "interval") -> str:
+    """A table in one of the formats."""
+    if format_ == "csv":
+        return printing.as_csv(made)
+    functions = {"md": printing.as_markdown, "tex": printing.as_latex, "html": page.as_html}
+    return functions[format_](made, spread=spread)
+
+
+def write_tables(session: Session) -> Table:
+    """Writes the table into the folder of the study in all formats."""
+    made = make_table(session)
+    for format_ in printing.FORMATS:
+        write_text(session.folder.path / f"table.{format_}", text_of(made, format_))
+    return made
+
+
+def forget_failures(session: Session) -> int:
+    """Removes the marks of failed runs; how many there were."""
+    count = 0
+    for run in session.folder.planned():
+        path = session.folder.run_folder(run.digest)
+        if outcomes.outcome(path).state in ("failed", "diverged"):
+            outcomes.forget_failure(path)
+            count += 1
+    return count
+
+
+def array_line(tasks: int, words: Sequence[str]) -> str:
+    """The line that starts `dmljax study run WORDS` as an array of Slurm tasks."""
+    inner = [sys.executable, "-m", "dmljax.main", "study", "run", *words]
+    inner += ["--no-wait"] * ("--no-wait" not in inner)
+    options = [
+        f"--array=1-{tasks}",
+        "--job-name=study",
+        "--requeue",
+        "--open-mode=append",
+        "--output=study-%A_%a.out",
+        "--signal=B:TERM@120",
+    ]
+    return shlex.join(["sbatch", *options, f"--wrap=exec {shlex.join(inner)}"])

@@ -1,0 +1,286 @@
+"""The loop that makes the runs of a study. Any number of processes may run it, on any host.
+
+A worker takes the next run that is not over, locks its folder, and starts the ordinary command
+line in a process of its own. Other workers skip a locked run. The process of the run inherits the
+lock: if the worker is killed, the run goes on; if both are killed, the next worker continues the
+run from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dmljax.studies import outcomes
+from dmljax.studies.folder import StudyFolder
+from dmljax.studies.plan import PlannedRun, words_of
+from dmljax.studies.study_file import score_key
+
+__all__ = ["Stopped", "Worker", "command", "duration"]
+
+_MOST_KILLS = 2  # times that a killed run is started again
+_KILLED = (137, -signal.SIGKILL)
+_STOPPED = {130: signal.SIGINT, 143: signal.SIGTERM}
+_DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+
+
+class Stopped(Exception):
+    """A signal ended the study; `status` is the exit status for it."""
+
+    def __init__(self, status: int):
+        super().__init__(f"stopped by {_STOPPED[status].name}")
+        self.status = status
+
+
+class _Ended(NamedTuple):
+    status: int
+    message: str  # the last line of stderr
+    seconds: float
+
+
+def command(run: PlannedRun, folder: pathlib.Path, words: Sequence[str] = ()) -> list[str]:
+    """The command line of a run; `words` are flags that cannot change its result."""
+    head = [sys.executable, "-m", "dmljax.main", "train", f"--config={run.config}"]
+    return [*head, *run.flags, *words_of(words, run.after), f"--workdir={folder}"]
+
+
+class Worker:
+    """Makes runs one after another.
+
+    * `words`: flags of every run, such as where the data lies.
+    * `environment`: variables of every run, such as the devices of this worker.
+    * `scores`: the scores that are reported when a run is finished.
+    """
+
+    def __init__(
+        self,
+        folder: StudyFolder,
+        *,
+        words: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        scores: Sequence[str] = (),
+        wait: bool = True,
+        say: Callable[[str], None] = print,
+    ):
+        self._folder, self._runs = folder, folder.runs
+        self._words, self._scores, self._wait, self.say = tuple(words), scores, wait, say
+        self.environment = {**os.environ, **(environment or {})}
+        self._process: subprocess.Popen | None = None
+        self._signal = 0
+        self.was_stopped = False  # the last run, by its `watch_fn`
+
+    @contextlib.contextmanager
+    def handling_signals(self) -> Iterator[None]:
+        """On SIGINT, SIGTERM and SIGHUP, tells the run to save and end."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        old = {number: signal.signal(number, self._handle) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        self._signal = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+        if self._process is not None:
+            self.stop_run()
+
+    def stop_run(self) -> None:
+        """Asks the current run to save and end."""
+        with contextlib.suppress(ProcessLookupError):
+            # Also for Ctrl-C: before its handlers are set, Python can lose a KeyboardInterrupt.
+            self._process.send_signal(signal.SIGTERM)
+
+    def make_all(self, runs: Iterable[PlannedRun]) -> int:
+        """Makes all runs that nobody else makes, and waits for those of others; how many failed.
+
+        With `wait=False`, runs of other workers are left to them.
+        """
+        runs, pause, waiting_for = list(runs), _FIRST_PAUSE, -1
+        while True:
+            unfinished, progress = {}, False
+            for run in runs:
+                self.check_signal()
+                state = self._state(run)
+                if not state.is_over:
+                    if self.attempt(run, place=self._place(runs)):
+                        progress = True
+                    else:
+                        unfinished[run.digest] = run
+            if progress:
+                pause = _FIRST_PAUSE
+                continue
+            if not unfinished or not self._wait:
+                states = {run.digest: self._state(run).state for run in runs}
+                return sum(state in ("failed", "diverged") for state in states.values())
+            if waiting_for != len(unfinished):
+                waiting_for = len(unfinished)
+                self.say(f"waiting for {_plural(waiting_for, 'run')} of other workers")
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
+
+    def _place(self, runs: Sequence[PlannedRun]) -> str:
+        """How many runs are over, and how many there are, such as '3/30'."""
+        states = {run.digest: self._state(run).is_over for run in runs}
+        return f"{sum(states.values()) + 1}/{len(states)}"
+
+    def _state(self, run: PlannedRun) -> outcomes.Outcome:
+        return outcomes.outcome(self._runs / run.digest)
+
+    def attempt(
+        self, run: PlannedRun, *, place: str = "", watch_fn: Callable[[], bool] | None = None
+    ) -> bool:
+        """Makes a run unless another worker does or it must wait; whether anything happened.
+
+        `watch_fn()` is called while the run lasts; once it returns True, the run is stopped.
+        """
+        folder = self._runs / run.digest
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with outcomes.locked(folder) as lock:
+                if lock is None:
+                    return False
+                if outcomes.outcome(folder).is_over:
+                    return True
+                if run.after is not None and not self._has_start(run, folder):
+                    return False
+                self._make(run, folder, lock, place, watch_fn)
+                return True
+        except OSError as error:
+            if error.strerror is None or error.strerror not in _DISK_FULL:
+                raise
+            raise OSError(_full_disk(folder, error.strerror)) from error
+
+    def _has_start(self, run: PlannedRun, folder: pathlib.Path) -> bool:
+        """Whether the run that this one starts from is finished; marks this one if it failed."""
+        start = outcomes.outcome(self._runs / run.after)
+        if start.is_over and start.state != "finished":
+            outcomes.mark_failed(
+                folder, f"the run {run.after}, from which it starts, failed", exit_status=1
+            )
+        return start.state == "finished"
+
+    def _make(
+        self,
+        run: PlannedRun,
+        folder: pathlib.Path,
+        lock: Any,
+        place: str,
+        watch_fn: Callable[[], bool] | None,
+    ) -> None:
+        self.was_stopped = False
+        head = f"[{place}] {run.title}" if place else run.title
+        ended = self._run(run, folder, lock, watch_fn)
+        for reason in _DISK_FULL:
+            if reason in ended.message:
+                raise OSError(_full_disk(folder, reason))
+        state = outcomes.outcome(folder)
+        if ended.status == 0 and state.state == "finished":
+            self.say(f"{head}: {self._shown(state.result)}, {duration(ended.seconds)}")
+        elif ended.status == 0 and state.is_over:
+            self.say(f"{head}: failed: {state.message}")
+        elif watch_fn is not None and ended.status in (*_STOPPED, -signal.SIGTERM):
+            self.check_signal()
+            self.was_stopped = True
+        elif ended.status in _STOPPED or -ended.status in _STOPPED.values():
+            self.check_signal()
+            stopped = ended.status if ended.status > 0 else 128 - ended.status
+            raise Stopped(stopped)
+        elif ended.status in _KILLED and outcomes.count_kill(folder) <= _MOST_KILLS:
+            self.say(f"{head}: its process was killed (out of memory?); it is started again")
+        else:
+            message = ended.message or f"it ended with exit status {ended.status}"
+            if ended.status in _KILLED:
+                message = f"its process was killed {_MOST_KILLS + 1} times (out of memory?)"
+            if ended.status == 0:
+                message = "it ended without a result"
+            outcomes.mark_failed(folder, message, exit_status=ended.status)
+            self.say(f"{head}: failed: {message}")
+
+    def _run(
+        self,
+        run: PlannedRun,
+        folder: pathlib.Path,
+        lock: Any,
+        watch_fn: Callable[[], bool] | None,
+    ) -> _Ended:
+        """Runs the command; stdout goes to `output.txt`, stderr follows when the run has ended."""
+        words, start = command(run, folder, self._words), time.perf_counter()
+        # Not on the disk, which may be full; and not a pipe, which would end with this worker.
+        with _in_memory() as errors, (folder / "output.txt").open("a") as output:
+            output.write(f"$ {shlex.join(words)}\n")
+            output.flush()
+            self._process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                env=self.environment,
+                pass_fds=(lock.fileno(),),
+                start_new_session=True,  # signals reach the run through this process alone
+            )
+            if self._signal:
+                self.stop_run()
+            status = self._wait_for(watch_fn)
+            self._process = None
+            errors.seek(0)
+            text = errors.read().decode(errors="replace")
+            with contextlib.suppress(OSError):
+                output.write(text)
+        lines = [line for line in text.splitlines() if line.strip()]
+        message = lines[-1].removeprefix("error: ") if lines else ""
+        return _Ended(status, message, time.perf_counter() - start)
+
+    def _wait_for(self, watch_fn: Callable[[], bool] | None) -> int:
+        if watch_fn is None:
+            return self._process.wait()
+        while True:
+            try:
+                return self._process.wait(timeout=0.5)
+            except subprocess.TimeoutExpired:
+                if watch_fn():
+                    self.stop_run()
+                    return self._process.wait()
+
+    def check_signal(self) -> None:
+        """Raises `Stopped` if this process was told to stop."""
+        if self._signal:
+            raise Stopped(128 + self._signal)
+
+    def _shown(self, result: Mapping[str, Any]) -> str:
+        values = [(score, result["scores"].get(score_key(score))) for score in self._scores[:3]]
+        return ", ".join(f"{s} {100 * v:.1f}" for s, v in values if v is not None) or "finished"
+
+
+def _in_memory() -> Any:
+    """A file in memory, where the system has such files."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("stderr"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _full_disk(folder: pathlib.Path, reason: str) -> str:
+    return (
+        f"{folder} cannot be written ({reason}): make space there, and the same command continues"
+    )
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for a reader: '42 s', '12 min', '3.4 h'."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,34 @@
+"""Six losses on characters in sixteen typefaces, five seeds each; needs no download.
+
+    dmljax study run studies/glyphs.py --workers=2
+
+30 runs of 200 steps. All rows have one net, 64 dimensions, batches of 32 classes with 4 images, one
+optimizer and one schedule; the losses have the settings of their papers or of a few trials by hand.
+So the table compares these settings in short runs, and no more than that.
+"""
+
+from __future__ import annotations
+
+
+def get_study(steps: int = 200, seeds: int = 5):
+    proxies = {
+        "method": {"name": "proxies", "dim": 64},
+        "optimizer.groups": [{"path": "^proxies", "factor": 10.0, "decay": 0.0}],
+    }
+    return {
+        "title": "Six losses on glyphs, short runs",
+        "base": "glyphs",
+        "all": {"steps": steps, "evaluate.every": steps, "evaluate.seeds": [0], "pictures": False},
+        "rows": {
+            "multi-similarity": {},
+            "contrastive": {"loss": {"name": "contrastive", "neg_margin": 0.5}},
+            "triplet": {"loss": {"name": "triplet", "margin": 0.1}},
+            "NT-Xent": {"loss": {"name": "ntxent", "temperature": 0.1}},
+            "normalized softmax": {"loss": {"name": "normalized_softmax"}, **proxies},
+            "proxy-anchor": {"loss": {"name": "proxy_anchor"}, **proxies},
+        },
+        "seeds": seeds,
+        "baseline": "multi-similarity",
+        "test": "paired",
+        "scores": ("R@1", "MAP@R", "NMI"),
+    }

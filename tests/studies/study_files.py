@@ -1,0 +1,43 @@
+"""Small study files over the small config of `system.py`, and the command in processes."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from system import tiny, write_config
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def write_study(folder, *, name="small", **fields):
+    """A study file over a config of a few steps; fields of the study replace the usual ones."""
+    write_config(folder, tiny(folder, **fields.pop("config", {})))
+    content = {"base": "tiny.py", "rows": {"plain": {}}, "scores": ["R@1", "MAP@R"]} | fields
+    path = folder / f"{name}.py"
+    path.write_text(f"def get_study():\n    return {content!r}\n")
+    return path
+
+
+def environment(**variables):
+    return os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"} | variables
+
+
+def study(*words, folder, **variables):
+    """`dmljax study WORDS`, waited for."""
+    command = [sys.executable, "-m", "dmljax.main", "study", *map(str, words)]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=environment(**variables)
+    )
+
+
+def index(folder, name="small"):
+    return json.loads((folder / "runs" / "studies" / name / "index.json").read_text())
+
+
+def run_folder(folder, row, seed=0, name="small"):
+    """The folder of a run by the index of the study."""
+    runs = index(folder, name)["planned"]
+    digest = next(r["digest"] for r in runs if r["row"] == row and r["seed"] == seed)
+    return folder / "runs" / "by_digest" / digest

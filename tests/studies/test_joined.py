@@ -1,0 +1,22 @@
+"""Embeddings of several runs side by side."""
+
+import json
+
+import pytest
+from system import tiny
+
+from dmljax.studies import joined
+from dmljax.train import loop
+
+
+def test_a_run_joined_with_itself_has_its_own_scores(tmp_path):
+    """All scores of the run, by its own options: starts of k-means, a depth and further scores."""
+    config = tiny(tmp_path)
+    config["evaluate"] |= {"starts": 3, "depth": 3, "extra": ["class_deviation"]}
+    folder, out = tmp_path / "run", tmp_path / "out.json"
+    scores = loop.run(config, folder)
+    joined.write(str(out), [folder, folder])
+    content = json.loads(out.read_text())
+    assert content["runs"] == ["run", "run"]
+    assert {"NMI", "mAP@3", "MRR@3", "class_deviation", "R@1"} <= set(content["scores"])
+    assert content["scores"] == pytest.approx(scores, rel=1e-4)

@@ -1,0 +1,179 @@
+"""Every file in studies/: its rows build, and run small on images in the layout of their set."""
+
+import ast
+import functools
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+from test_configs import LAYOUTS
+
+from dmljax.studies import plan, space, study_file
+from dmljax.train import config as config_lib
+from dmljax.train import evaluation, loop
+from dmljax.train.build import build
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+FOUR_SETS = [f"dataset={name}" for name in ("cub200", "cars196", "sop", "inshop")]
+PHOTO_SETS = FOUR_SETS[:2]
+ARGUMENTS = {
+    "abe_tables": [
+        *(f"table={n}" for n in (1, 2, 3, "figure7")),
+        *(f"table={n},{name}" for n in (4, 5) for name in PHOTO_SETS),
+        *(f"table=others,{name}" for name in FOUR_SETS[2:]),
+    ],
+    "dvml_report": ["", "mode=report"],
+    "dvml_tables": [*FOUR_SETS[:3], *(f"table=deviation,{name}" for name in FOUR_SETS[:3])],
+    "glyphs": [""],
+    "graph_ablations": [
+        *FOUR_SETS,
+        "dataset=cars196,published=False,validation=0.2",
+        "table=heads",
+        *(f"table=refined,{name}" for name in PHOTO_SETS),
+    ],
+    "graph_samples": FOUR_SETS,
+    "graph_search": [*PHOTO_SETS, "attention=gatv2"],
+    "graph_selection": PHOTO_SETS,
+    "graph_transfer": ["source=cars196,target=cub200", "source=cub200,target=cars196"],
+    "mnist_plane": [""],
+    "reality_check": [
+        *(f"loss={loss},method=sobol" for loss in ("contrastive", "multi_similarity_miner")),
+        *(f"loss={loss}" for loss in ("soft_triple", "arcface", "proxy_nca", "ntxent")),
+        *FOUR_SETS[:3],
+    ],
+    "review_tinyimagenet": [""],
+}
+FILES = sorted((ROOT / "studies").glob("*.py"))
+STUDIES = [f"{file}:{argument}" for file in FILES for argument in ARGUMENTS.get(file.stem, [])]
+each_study = pytest.mark.parametrize("name", STUDIES, ids=lambda n: pathlib.Path(n).name)
+
+
+def test_every_file_is_here():
+    assert {file.stem for file in FILES} >= set(ARGUMENTS) | {"glyphs"}
+    assert {file.stem for file in FILES} == set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
+def test_its_docstring_has_the_command(file):
+    text = ast.get_docstring(ast.parse(file.read_text()))
+    assert re.search(rf"dmljax study run studies/{file.name}", text)
+
+
+@each_study
+def test_the_config_of_every_row_is_read(name):
+    study = study_file.read(name)
+    configs = plan.check_rows(study)
+    own_runs = [row for row in study.rows if row.runs_of is None and not row.from_search]
+    assert set(configs) == {row.name for row in own_runs}
+    for row in study.published.values():
+        for score, value in row.items():  # a ratio may be above 100 %
+            assert 0 < value <= (100 if score != "class_deviation" else 110)
+    if study.search is not None:
+        rows = plan.rows_of_search(study.search, [_first_point(study.search)])
+        plan.completed("trial", rows[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("abe_tables.py:table=1,dataset=cub200", "table=1 needs dataset=cars196, not dataset=cub"),
+        ("abe_tables.py:table=others", "table=others needs dataset=sop or dataset=inshop, not"),
+        ("abe_tables.py:table=6", "table is one of 1, 2, 3, 4, 5, figure7, others, not '6'"),
+        (
+            "graph_ablations.py:table=refined,dataset=sop",
+            "needs dataset=cub200 or cars196, not sop",
+        ),
+        ("dvml_tables.py:dataset=inshop", "dataset is one of cars196, cub200, sop, not 'inshop'"),
+        ("dvml_tables.py:table=4", "table is scores or deviation, not '4'"),
+        ("reality_check.py:dataset=inshop", "dataset is one of cub200, cars196, sop, not 'inshop'"),
+    ],
+)
+def test_published_values_of_another_set_are_refused(name, message):
+    with pytest.raises(ValueError, match=message):
+        study_file.read(str(ROOT / "studies" / name))
+
+
+def test_rankings_of_the_review_are_cut_as_published():
+    study = study_file.read(str(ROOT / "studies" / "review_tinyimagenet.py"))
+    computed = {name for c in plan.check_rows(study).values() for name in _cut_names(c)}
+    assert {score for score in study.scores if "@max" in score} == computed
+
+
+def _cut_names(config):
+    return evaluation.cut_names(config["evaluate"]["depth"])
+
+
+def test_the_search_moves_the_decay_of_every_parameter():
+    study = study_file.read(str(ROOT / "studies" / "graph_search.py"))
+    row = plan.rows_of_search(study.search, [_first_point(study.search)])[0]
+    config = plan.completed("trial", row)
+    decays = {group["decay"] for group in config["optimizer"]["groups"]}
+    assert decays == {row.overrides["optimizer.groups.0.decay"]}
+    for dataset, sampler in (("cub200", "number"), ("cars196", "combine")):
+        study = study_file.read(f"{ROOT / 'studies' / 'graph_search.py'}:dataset={dataset}")
+        published = plan.check_rows(study)["published setting"]["sampler"]
+        assert published["name"] == sampler and published.get("classes", 10) == 10
+
+
+def _first_point(search):
+    return space.point(search.space, [0.5] * len(search.space))
+
+
+@pytest.fixture(scope="module")
+def root_of(tmp_path_factory):
+    return functools.cache(lambda name: LAYOUTS[name](tmp_path_factory.mktemp(name)))
+
+
+def _small(row, root_of):
+    """The config of a row with a little net, two steps and a tiny data set."""
+    words = study_file.flags(row.overrides)
+    config = config_lib.read(row.config, words)
+    changes = {"steps": 2, "log_every": 1, "pictures": False, "runtime.devices": 1}
+    changes |= {"evaluate.every": 2, "evaluate.seeds": [0], "evaluate.batch_size": 64}
+    changes |= {"evaluate.clustering": False, "select": "last", "reload_best_at": []}
+    changes |= {"patience": None}
+    dataset = config["dataset"]["name"]
+    if dataset in LAYOUTS:
+        changes["dataset.root"] = str(root_of(dataset))
+    if config["net"]["name"] != "lecun":
+        changes["net"] = {"name": "convnet", "widths": [4, 4], "strides": [8, 1]}
+        changes["method.dim"] = 32
+        if config.get("miner") and "dim" in config["miner"]:
+            changes["miner.dim"] = 32
+    if config["method"]["name"] == "abe":
+        changes |= {"method.split": ["conv1", "conv2"], "method.attention": "conv2"}
+        changes |= {"method.attention_pools": True} if "attention_pools" in config["method"] else {}
+    sizes = {"batch_size": 8, "classes": 2, "per_class": 2}
+    changes |= {f"sampler.{k}": sizes[k] for k in config["sampler"] if k != "name"}
+    if isinstance(config["schedule"], dict) and "at" in config["schedule"]:
+        changes["schedule"] = "constant"
+    return config_lib.read(row.config, [*words, *study_file.flags(changes)])
+
+
+RUN_SCORES = ("R@1", "MAP@R", "P@1", "RP", "class_deviation", "refined/R@1")
+RUN_SCORES += ("mAP@max_bin_count", "MRR@max_bin_count")
+
+
+def _rows(study):
+    rows = [row for row in study.rows if row.runs_of is None and not row.from_search]
+    if study.search is not None:
+        rows += plan.rows_of_search(study.search, [_first_point(study.search)])
+    return rows
+
+
+@pytest.mark.slow
+@each_study
+def test_every_row_builds_and_the_first_ones_run(name, root_of, tmp_path):
+    study = study_file.read(name)
+    for i, row in enumerate(_rows(study)):
+        config = _small(row, root_of)
+        if i < 2:
+            scores = loop.run(config, tmp_path / str(i))
+            wanted = [s for s in study.scores if s in RUN_SCORES]
+            assert wanted and all(np.isfinite(scores[s]) for s in wanted), row.name
+        else:
+            run = build(config)
+            assert run.steps == 2 and jax.tree.leaves(run.shapes.params), row.name

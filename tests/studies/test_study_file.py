@@ -1,0 +1,175 @@
+"""What a study file may say, what is refused in one line, and what may change later."""
+
+import json
+import pathlib
+
+import pytest
+from study_files import write_study
+
+from dmljax.studies import plan, session, space, study_file
+from dmljax.studies.folder import StudyFolder
+from dmljax.train import digests
+from dmljax.train import fields as config_fields
+
+
+@pytest.fixture
+def checked(tmp_path):
+    def check(**fields):
+        study = study_file.read(str(write_study(tmp_path, **fields)))
+        return study, plan.check_rows(study)
+
+    return check
+
+
+SPACE = {"optimizer.rate": ("log", 1e-4, 1e-2)}
+SEARCH = {"space": SPACE, "trials": 3, "score": "val/MAP@R"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sees": 3}, "the study has no field 'sees': did you mean 'seeds'"),
+        ({"rows": {}}, "rows is a dict of at least one row"),
+        ({"rows": {"a": {}, "b": {}}}, "the rows 'a' and 'b' have one config"),
+        ({"rows": {"a": {"stps": 3}}}, "row 'a': the config has no field 'stps': did you mean"),
+        ({"rows": {"a": {"loss.margn": 3}}}, r"row 'a': loss \(triplet\) has no field 'margn'"),
+        ({"rows": {"a": {"optimizer.rat": 3}}}, "has no field 'rat': did you mean 'rate'"),
+        ({"rows": {"a": {"seed": 3}}}, "write seed as seeds or folds of the study"),
+        ({"rows": {"a": {"start_from": "b"}}}, "start_from names no row 'b'"),
+        ({"rows": {"a": {"choose": "last"}}}, "choose and join_folds need runs_of"),
+        (
+            {"rows": {"a": {}, "b": {"runs_of": "a", "join_folds": True}}},
+            "row 'b': join_folds needs folds of the study",
+        ),
+        ({"baseline": "dot"}, "baseline: there is no row 'dot'"),
+        ({"baseline": "plain"}, "test must be chosen before the runs"),
+        ({"test": "welch"}, "test='welch' needs a baseline"),
+        ({"baseline": "plain", "test": "folds"}, "test='folds' needs folds"),
+        ({"seeds": [1, 1]}, "seeds must be different whole numbers"),
+        ({"scores": ()}, "scores lists the columns"),
+        ({"scores": ("R@3",)}, r"computes no R@3, because evaluate.ks is \(1, 2\)"),
+        ({"published": {"plain": {"R@1": 3}}}, "published needs published_from"),
+        ({"published": {"plan": {}}}, "published: there is no row 'plan': did you mean 'plain'"),
+        ({"rows": {"best": "from search"}}, "the study has no search"),
+        ({"search": SEARCH | {"score": "R@1"}}, "search.score must be of held-out classes"),
+        ({"search": SEARCH | {"method": "tp"}}, "there is no 'tp': did you mean 'tpe'"),
+        ({"search": SEARCH | {"seeds": (0, 7)}}, r"search.seeds and seeds share \[0\]"),
+        (
+            {"search": SEARCH | {"space": {"optimizer.rat": ("log", 1, 2)}}},
+            "search.space: optimizer.rat: optimizer .adam. has no field 'rat'",
+        ),
+        (
+            {"search": SEARCH | {"space": {"optimizr.rate": ("log", 1, 2)}}},
+            "search.space: optimizr.rate: the config has no field 'optimizr'",
+        ),
+        (
+            {"search": SEARCH | {"space": {"optimizer.rate": ("log", 0, 2)}}},
+            "a logarithmic range begins above 0",
+        ),
+    ],
+)
+def test_a_wrong_study_is_one_line(checked, fields, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        checked(**fields)
+
+
+def test_a_row_is_what_the_command_line_does(tmp_path):
+    rows = {"wide": {"method.dim": 8, "loss": {"name": "contrastive"}}}
+    path = write_study(tmp_path, rows=rows, all={"steps": 4}, seeds=[3, 5])
+    study = study_file.read(str(path))
+    runs = plan.Planner(study, pathlib.Path("runs")).runs_of(study.rows)
+    assert [run.seed for run in runs] == [3, 5] and runs[0].digest != runs[1].digest
+    config = config_fields.complete(plan.config_lib.read(runs[0].config, runs[0].flags))
+    assert (config["method"]["dim"], config["steps"], config["seed"]) == (8, 4, 3)
+    assert config["loss"] == {"name": "contrastive"}
+    again = digests.essential(plan.completed("row", study.rows[0]))
+    assert again == {**digests.essential(config), "seed": 0}
+
+
+def test_a_study_takes_arguments(tmp_path):
+    path = tmp_path / "sized.py"
+    path.write_text(
+        "def get_study(dataset: str = 'cub200', seeds: int = 2):\n"
+        "    return {'base': 'graph', 'argument': f'dataset={dataset}', 'rows': {'dot': {},\n"
+        "            'gat': {'argument': 'attention=gat'}}, 'scores': ['R@1'], 'seeds': seeds}\n"
+    )
+    study = study_file.read(f"{path}:dataset=cars196,seeds=3")
+    assert study.name == "sized-dataset=cars196-seeds=3" and len(study.seeds) == 3
+    assert [row.config for row in study.rows] == [
+        "graph:dataset=cars196",
+        "graph:dataset=cars196,attention=gat",
+    ]
+    with pytest.raises(ValueError, match="no argument 'datset': did you mean 'dataset'"):
+        study_file.read(f"{path}:datset=cars196")
+    with pytest.raises(FileNotFoundError, match=r"did you mean 'sized.py'"):
+        study_file.read(str(path.with_name("size.py")))
+
+
+def test_flags_that_change_rows_are_refused(tmp_path):
+    path = write_study(tmp_path)
+    with pytest.raises(ValueError, match=r"--config.steps=3 would change every row of the study"):
+        session.open_session(str(path), words=["--config.steps=3"])
+    words = ["--config.dataset.root=a", "--config.net.weights=b", "--config.runtime.cache=True"]
+    assert session.open_session(str(path), words=words).words == tuple(words)
+
+
+def _recorded(folder, runs_folder, **fields):
+    study = study_file.read(str(write_study(folder, **fields)))
+    opened = StudyFolder(folder / "of_study", runs_folder)
+    configs = plan.check_rows(study)
+    planned = plan.Planner(study, opened.runs).runs_of(plan.plain_rows(study))
+    opened.record(study, configs, planned)
+    return {(run.row, run.seed): run.digest for run in opened.planned()}
+
+
+def test_rows_may_be_added_and_not_changed(tmp_path):
+    runs = tmp_path / "runs"
+    base = {"rows": {"a": {}, "b": {"method.dim": 8}}, "baseline": "a", "test": "paired"}
+    first = _recorded(tmp_path, runs, **base)
+    # Nothing has run: everything may change.
+    assert ("c", 0) in _recorded(tmp_path, runs, **base | {"rows": {"a": {}, "c": {"steps": 9}}})
+    assert _recorded(tmp_path, runs, **base) == first
+    (runs / first["a", 0]).mkdir(parents=True)
+    more = base["rows"] | {"c": {"steps": 9}}
+    added = _recorded(tmp_path, runs, **base | {"rows": more, "seeds": 2})
+    assert first.items() < added.items() and len(added) == 6
+    base |= {"rows": more, "seeds": 2}
+    for fields, message in (
+        ({"rows": more | {"b": {"method.dim": 9}}}, "row 'b': method.dim was 8 and is 9.*new name"),
+        ({"rows": {"a": {}, "b": {"method.dim": 8}}}, "row 'c': it is gone"),
+        ({"seeds": 1}, "row 'a': seed 1 is gone"),
+        ({"test": "welch"}, "test was 'paired' and is 'welch'"),
+        ({"baseline": "b"}, "baseline was 'a' and is 'b'"),
+        ({"name": "other"}, "holds the study 'small' .* not 'other': choose another --workdir"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _recorded(tmp_path, runs, **base | fields)
+    assert _recorded(tmp_path, runs, **base) == added
+    with pytest.raises(ValueError, match=r"has its runs in .*leave out --runs"):
+        _recorded(tmp_path, tmp_path / "elsewhere", **base)
+
+
+def test_moved_data_is_the_same_run(tmp_path):
+    """The digest holds the content of the data set, not its place."""
+    (tmp_path / "moved").mkdir()
+    here, there = (study_file.read(str(write_study(f))) for f in (tmp_path, tmp_path / "moved"))
+    digest, other = (
+        plan.Planner(study, tmp_path).runs_of(study.rows)[0].digest for study in (here, there)
+    )
+    assert digest == other
+
+
+def test_points_are_drawn_by_their_number():
+    ranges = {"a": ("log", 1e-4, 1.0), "b": ("int", 2, 4), "c": ("choice", "x", "y")}
+    for method in ("random", "sobol"):
+        few = space.points(ranges, method=method, trials=5, seed=3)
+        many = space.points(ranges, method=method, trials=40, seed=3)
+        assert many[:5] == few and len({json.dumps(p) for p in many}) == 40
+        assert space.points(ranges, method=method, trials=5, seed=4) != few
+        assert {p["b"] for p in many} == {2, 3, 4} and {p["c"] for p in many} == {"x", "y"}
+        assert all(1e-4 <= p["a"] < 1 for p in many)
+        below = sum(p["a"] < 1e-2 for p in many)
+        assert 12 <= below <= 28, "a logarithmic range has half of its points below its middle"
+    assert space.grid_size({"b": ("int", 2, 4), "c": ("choice", "x", "y")}) == 6
+    with pytest.raises(ValueError, match=r"a grid needs .* for a"):
+        space.grid_size(ranges)

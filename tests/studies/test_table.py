@@ -1,0 +1,222 @@
+"""What a table says: intervals, marks, tests, counts; in every format."""
+
+import csv
+import html.parser
+import io
+
+import numpy as np
+import pytest
+from study_files import write_study
+
+from dmljax import metrics
+from dmljax.studies import page, printing, study_file, table
+from dmljax.studies.outcomes import Outcome
+from dmljax.studies.plan import PlannedRun
+
+CONFIG = {
+    "sampler": {"name": "plan", "classes": 4},
+    "eval_transform": "unchanged",
+    "method": {"name": "pairs", "dim": 4},
+    "evaluate": {"seeds": [0]},
+}
+
+
+def _result(values, *, uses_test=False, candidates=1, rule=None, evaluations=()):
+    split, _, score = (rule or "").partition("/")
+    return {
+        "scores": {name: value / 100 for name, value in values.items()},
+        "chosen": {
+            "step": 6,
+            "score": score or None,
+            "split": split or None,
+            "candidates": candidates,
+            "uses_test": uses_test,
+        },
+        "evaluations": list(evaluations),
+        "steps": 6,
+        "wall_seconds": 60.0,
+        "digests": {"run": "0" * 64, "data": "ab" * 32, "weights": None},
+        "data": {"test": {"images": 30, "classes": 3}},
+        "pretraining": None,
+        "devices": {"count": 1, "kind": "cpu"},
+        "versions": {"jax": "0.10"},
+        "code": {"revision": "c" * 40, "dirty": True},
+    }
+
+
+def _table(folder, values_by_row, *, outcomes=(), results=None, **fields):
+    """The table of a study whose runs have these values of R@1, by row and seed."""
+    rows = {name: {"method.dim": 4 + i} for i, name in enumerate(values_by_row)}
+    fields = {"rows": rows, "scores": ["R@1"], "seeds": 5} | fields
+    study = study_file.read(str(write_study(folder, **fields)))
+    runs = []
+    for row, values in values_by_row.items():
+        for i in range(5):
+            folds = range(fields["folds"]) if fields.get("folds") else [None]
+            for fold in folds:
+                planned = PlannedRun(row, i, fold, "tiny.py", (), f"{row}{i}{fold}")
+                outcome = dict(outcomes).get((row, i), Outcome("waiting"))
+                if i < len(values):
+                    value = values[i][fold] if fold is not None else values[i]
+                    made = _result({"test/R@1": value, "val/R@1": value}, **(results or {}))
+                    outcome = Outcome("finished", result=made)
+                runs.append((planned, outcome, CONFIG))
+    return table.make(study, runs)
+
+
+A, B = [70.0, 71.0, 69.5, 70.5, 70.2], [71.4, 72.1, 71.0, 71.6, 71.9]
+C = [70.4, 70.2, 70.3, 69.9, 70.8]
+COMPARED = {"baseline": "a", "test": "paired"}
+
+
+def _cells(text, row):
+    line = next(line for line in text.splitlines() if line.startswith(f"| {row} "))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_one_two_and_more_runs(tmp_path):
+    text = printing.as_markdown(
+        _table(tmp_path, {"one": A[:1], "two": A[:2], "all": A, "none": []})
+    )
+    assert _cells(text, "one")[1:] == ["70.0 (1 run)", "1 of 5"]
+    assert _cells(text, "two")[1:] == ["70.0, 71.0", "2 of 5"]
+    half = 2.776 * np.std(A, ddof=1) / 5**0.5
+    assert _cells(text, "all")[1:] == [f"70.2 ± {half:.1f}", "5"]
+    assert _cells(text, "none")[1:] == ["-", "0 of 5"]
+    assert "95 % Student interval over seeds" in text and "the last step counts" in text
+    other = printing.as_markdown(_table(tmp_path, {"all": A}), spread="deviation")
+    assert _cells(other, "all")[1] == f"70.2 ({np.std(A, ddof=1):.1f}, 5)"
+    assert "deviation with n - 1" in other
+    narrow = printing.as_markdown(_table(tmp_path, {"all": [70.0, 70.01, 70.02, 70.0, 70.01]}))
+    assert _cells(narrow, "all")[1] == "70.01 ± 0.01"
+
+
+def test_differences_are_those_of_the_declared_test(tmp_path):
+    made = _table(tmp_path, {"a": A, "b": B, "c": C}, **COMPARED)
+    text = printing.as_markdown(made)
+    (_, b, c) = made.rows
+    p = metrics.holm([metrics.paired_difference(x, A).p for x in (B, C)])
+    assert [row.comparisons["R@1"].p for row in (b, c)] == p and p[0] < 0.05 < p[1]
+    scores, differences = text.split("Differences to a")
+    assert "adjusted by Holm" in differences and "Student" in differences
+    assert _cells(scores, "b")[1].startswith("**71.6 ±") and "*" not in _cells(scores, "c")[1]
+    assert _cells(differences, "b")[1].startswith("**+1.4 [") and "wins 5 of 5" in differences
+    assert _cells(differences, "c")[1].endswith("wins 3 of 5: not resolved")
+    assert "equal" not in _cells(differences, "c")[1]
+    # "with n = 5 and sd ... this study can see ... points", from the measured deviations.
+    deviations = [np.std(np.subtract(x, A), ddof=1) for x in (B, C)]
+    sd = float(np.sqrt(np.mean(np.square(deviations))))
+    points = metrics.visible_paired_difference(sd, n=5)
+    sentence = f"with n = 5 and sd {sd:.1f} of the paired differences this study can see"
+    assert f"{sentence} {points:.1f} points" in text
+    assert "for the first of 2 rows" in text and "Correlation of seeds between rows" in text
+    welch = _table(tmp_path, {"a": A, "b": B[:4]}, **COMPARED | {"test": "welch"})
+    compared = welch.rows[1].comparisons["R@1"].difference
+    assert np.isclose(compared.p, metrics.welch_difference(B[:4], A).p)
+
+
+def test_folds_have_the_corrected_test(tmp_path):
+    values = {"a": [A[:4]], "b": [B[:4]]}
+    fields = {"folds": 4, "baseline": "a", "test": "folds", "scores": ["val/R@1"], "seeds": 1}
+    compared = _table(tmp_path, values, **fields).rows[1].comparisons["val/R@1"].difference
+    expected = metrics.fold_difference(B[:4], A[:4], test_per_train=1 / 3)
+    np.testing.assert_allclose(compared[:5], expected[:5])
+    # Otherwise the unit is the mean over folds of a seed, and unfinished seeds do not count.
+    made = _table(tmp_path, {"a": [A[:4], B[:4]]}, folds=4)
+    assert list(made.rows[0].cells["R@1"].values.values()) == [np.mean(A[:4]), np.mean(B[:4])]
+
+
+def test_marks_of_choice_failure_and_collapse(tmp_path):
+    failed = {("b", 4): Outcome("diverged", "the loss is NaN at step 3")}
+    made = _table(
+        tmp_path,
+        {"a": A, "b": B[:4]},
+        outcomes=failed,
+        results={"uses_test": True, "candidates": 70, "rule": "test/R@1"},
+        collapsed={"R@1": 0.705},
+        published={"a": {"R@1": 69.4}},
+        published_from="1 run, test-chosen",
+        **COMPARED,
+    )
+    text = printing.as_markdown(made)
+    assert _cells(text, "a")[1].endswith("†") and _cells(text, "b")[1].strip("*").endswith("†‡")
+    assert _cells(text, "a")[2:] == ["69.4", "5, 3 collapsed"]
+    assert _cells(text, "b")[3] == "4 of 5, 1 failed"
+    assert "Failed: b, seed 4: the loss is NaN at step 3" in text
+    assert "among 70 evaluations" in text and "gains 2.4 deviations" in text
+    assert "1 run, test-chosen. These values are not part of any test" in text
+    assert "the step is chosen by test/R@1" in text
+    held_out = _table(tmp_path, {"a": A}, results={"rule": "val/R@1", "candidates": 9})
+    assert "†" not in printing.as_markdown(held_out)
+    nothing = _table(
+        tmp_path, {"a": []}, outcomes={("a", i): Outcome("failed", "x") for i in range(5)}
+    )
+    assert _cells(printing.as_markdown(nothing), "a")[1:] == ["failed", "0 of 5, 5 failed"]
+
+
+def test_a_rule_reads_the_evaluations_of_other_runs(tmp_path):
+    """The first of equals, as in the train loop."""
+    numbers = [(2, 0.5, 0.3), (4, 0.6, 0.4), (6, 0.6, 0.2)]
+    steps = [{"step": s, "scores": {"test/R@1": t, "val/R@1": v}} for s, t, v in numbers]
+    result = _result({"test/R@1": 60.0}, evaluations=[{"step": 0, "scores": {}}, *steps])
+    for rule, score, uses_test, candidates in (
+        ("test/R@1", 0.4, True, 3),
+        ("val/R@1", 0.4, False, 3),
+        ("last", 0.2, False, 1),
+    ):
+        scores, uses, count = table.chosen_scores(result, rule)
+        assert (scores["val/R@1"], uses, count) == (score, uses_test, candidates)
+    # A run that reloaded by test scores has read them, whatever the rule.
+    result["chosen"]["uses_test"] = True
+    assert not table.chosen_scores(result, "last")[1]
+    for rule in ("last", "val/R@1"):
+        assert table.chosen_scores(result, rule, reloads=True)[1]
+    with pytest.raises(ValueError, match=r"no evaluation has this score; they have .*test/R@1"):
+        table.chosen_scores(result, "val/NMI")
+
+
+def test_provenance(tmp_path):
+    text = printing.as_markdown(_table(tmp_path, {"a": A}))
+    for words in (
+        "digest ",
+        "steps: 6",
+        "plan(classes=4)",
+        "dimension: 4",
+        "k-means: seeds 0.",
+        "abababababab",
+        "(dirty)",
+    ):
+        assert words in text
+    assert "test 30 images of 3 classes" in text and "Pretraining: none" in text
+
+
+def test_csv_has_one_line_for_every_run(tmp_path):
+    made = _table(tmp_path, {"a": A, "b": B[:3]})
+    rows = list(csv.DictReader(io.StringIO(printing.as_csv(made))))
+    assert [float(r["test/R@1"]) for r in rows if r["row"] == "a"] == [x / 100 for x in A]
+    assert [r["state"] for r in rows if r["row"] == "b"] == ["finished"] * 3 + ["waiting"] * 2
+
+
+def test_html_has_a_dot_for_every_seed(tmp_path):
+    class Counter(html.parser.HTMLParser):
+        tags, titles = (), ()
+
+        def handle_starttag(self, tag, attrs):
+            self.tags += (tag,)
+
+        def handle_data(self, data):
+            self.titles += (data,)
+
+    text = page.as_html(_table(tmp_path, {"a": A, "<b>": B}, **COMPARED))
+    counter = Counter()
+    counter.feed(text)
+    assert counter.tags.count("circle") == 10 and "b" not in counter.tags
+    assert "seed 1: 72.10" in counter.titles and "http" not in text
+    assert counter.tags.count("table") == 2
+
+
+def test_latex_escapes(tmp_path):
+    text = printing.as_latex(
+        _table(tmp_path, {"a_1 & 50 %": A, "b": B}, baseline="b", test="welch")
+    )
+    assert r"a\_1 \& 50 \%" in text and r"$\pm$" in text and text.count(r"\toprule") == 2
