@@ -1,1 +1,13 @@
-"""Pictures of a run and of embeddings."""
+"""The page of a run, `report.html`, and figures from it.
+
+    from dmljax import report
+    report.show("runs/photos")               the page inside a notebook
+    report.worst("runs/photos")              a figure; also neighbors and map
+
+`facts.make` makes a page of embeddings from anywhere, and `page.write` writes it.
+"""
+
+from dmljax.report.notebook import embedding_map as map
+from dmljax.report.notebook import neighbors, show, worst
+
+__all__ = ["map", "neighbors", "show", "worst"]

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 __all__ = ["figure"]
 
 
 def figure(width: float, height: float, **subplots: Any) -> tuple[Any, Any]:
-    """`(figure, axes)` of a size in inches, without pyplot, which would change the backend."""
+    """`(figure, axes)` of a size in inches, without pyplot, which would change the backend.
+
+    A notebook displays the figure as a picture.
+    """
     from matplotlib.figure import Figure
 
-    page = Figure(figsize=(width, height), layout="constrained")
+    class InlineFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png", dpi=100)
+            return buffer.getvalue()
+
+    page = InlineFigure(figsize=(width, height), layout="constrained")
     return page, page.subplots(**subplots)

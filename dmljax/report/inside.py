@@ -1,72 +1,75 @@
-"""Pictures of what goes on inside a method, one for each kind of array of `methods.base.Inspect`.
+"""What goes on inside a method, as views: small records of arrays that the page draws.
 
-`draw` chooses a few images of a split and draws every kind that the method offers. The other
-functions each draw one kind from arrays alone.
+`views` chooses a few images of a split and makes a view of every kind of `methods.base.Inspect`
+that the method offers. The kinds of views, beside 'kind', 'title' and 'note':
+
+* 'matrix': `items [n]`, `values [layers n n]`, `rows` and `columns` (their names)
+* 'maps': `items [n]`, `values` int8 `[n m h w]`, `shape (m, h, w)`: signed, 127 is an image's peak
+* 'histograms': `edges [bins + 1]`, `counts {name: [bins]}`, `means {name: mean}`, `axis`
+* 'points': `x`, `y [n]`, `group [n]` of `groups`, `kind_of [n]` (0 disc, 1 cross), `names` of both
+* 'images': `rows` of `items` and `captions`; 'table': `head`, `rows`; 'text': `text`
+
+`items` are rows of the split.
 """
 
 from __future__ import annotations
 
-import os
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from dmljax.report import figures
+__all__ = ["attention_view", "cosines_of_pairs", "cosines_view", "masks_view", "points_view"]
+__all__ += ["views"]
 
-__all__ = [
-    "batch_attention",
-    "cosines_of_pairs",
-    "draw",
-    "part_cosines",
-    "spatial_masks",
-    "synthetic_features",
-]
-
-_PAIR_COLORS = {"self": "#3a6ea5", "positive": "#2a9d5c", "negative": "#d1495b"}
 _IMAGES_WITH_MASKS = 8
+_CHANNELS = 2  # of masks, that are shown alone
+_LAYERS = 4
 
 
-def draw(
-    folder: pathlib.Path,
+def views(
     *,
     labels: np.ndarray,
     parts: Mapping[str, np.ndarray],
     inspect_fns: Mapping[str, Callable],
     read_fn: Callable[[np.ndarray], np.ndarray],
-) -> list[str]:
-    """Draws every kind that there is into `folder` and returns the names of the files.
+    rows: np.ndarray | None = None,
+) -> list[dict[str, Any]]:
+    """The views of every kind that there is.
 
     * `labels [n]` and `parts {name: [n d]}`: of the split; the parts are those of `Inspect.parts`.
     * `inspect_fns {kind: images [k h w c] -> {name: array}}`: the other functions of `Inspect`,
-      with parameters bound. A kind that is missing is not drawn.
+      with parameters bound. A kind that is missing is left out.
     * `read_fn(rows [k]) -> images uint8 [k h w c]` reads images of the split.
+    * `rows`: the rows of the split that may be chosen, such as the readable ones; by default all.
     """
-    names = []
-    if "spatial_masks" in inspect_fns:
-        count = min(_IMAGES_WITH_MASKS, len(labels))
-        images = read_fn(np.random.default_rng(0).choice(len(labels), count, replace=False))
-        for name, masks in inspect_fns["spatial_masks"](images).items():
-            names.append(f"{name}.png")
-            spatial_masks(masks, images, folder / names[-1])
-    if len({part.shape for part in parts.values()}) == 1 and len(parts) > 1:
-        stacked = np.stack(list(parts.values()), axis=1)
-        names.append("cosines.png")
-        part_cosines(cosines_of_pairs(stacked, labels), folder / names[-1])
+    rows = np.arange(len(labels)) if rows is None else np.asarray(rows)
+    labels = np.asarray(labels)[rows]
+    result: list[dict[str, Any]] = []
+    if not len(rows):
+        return result
     if "batch_attention" in inspect_fns:
-        rows = _rows_of_classes(labels, classes=8, per_class=4)
-        images = read_fn(rows)
-        for name, attention in inspect_fns["batch_attention"](images).items():
-            names.append(f"{name}.png")
-            batch_attention(images, attention, folder / names[-1], labels=labels[rows])
+        chosen = _rows_of_classes(labels, classes=8, per_class=4)
+        for name, attention in inspect_fns["batch_attention"](read_fn(rows[chosen])).items():
+            result.append(attention_view(name, attention, rows[chosen], labels[chosen]))
+    if "spatial_masks" in inspect_fns:
+        count = min(_IMAGES_WITH_MASKS, len(rows))
+        chosen = rows[np.sort(np.random.default_rng(0).choice(len(rows), count, replace=False))]
+        for name, masks in inspect_fns["spatial_masks"](read_fn(chosen)).items():
+            result.append(masks_view(name, masks, chosen))
+            for channel in _channels_of_learners(masks):
+                result.append(masks_view(name, masks, chosen, channel=channel))
+    if len({part.shape for part in parts.values()}) == 1 and len(parts) > 1:
+        stacked = np.stack([part[rows] for part in parts.values()], axis=1)
+        result.append(cosines_view(cosines_of_pairs(stacked, labels)))
     if "synthetic_features" in inspect_fns:
-        rows = _rows_of_classes(labels, classes=8, per_class=8)
-        features = inspect_fns["synthetic_features"](read_fn(rows))
-        names.append("synthetic.png")
-        synthetic_features(features, labels[rows], folder / names[-1])
-    return names
+        chosen = _rows_of_classes(labels, classes=8, per_class=8)
+        features = inspect_fns["synthetic_features"](read_fn(rows[chosen]))
+        for title, names in _SYNTHETIC.items():
+            real, synthetic = (features[name] for name in names)
+            result.append(points_view(title, real, synthetic, labels[chosen], names=names))
+    return result
 
 
 def _rows_of_classes(labels: np.ndarray, *, classes: int, per_class: int) -> np.ndarray:
@@ -78,52 +81,63 @@ def _rows_of_classes(labels: np.ndarray, *, classes: int, per_class: int) -> np.
     return np.concatenate([np.flatnonzero(labels == c)[:per_class] for c in chosen])
 
 
-def spatial_masks(
+def attention_view(
+    name: str, attention: np.ndarray, items: np.ndarray, labels: np.ndarray
+) -> dict[str, Any]:
+    """Attention among images as a 'matrix', sorted by label: rows receive, columns send.
+
+    `attention` is `[n n]`, or `[layers heads n n]`: then each layer shows the mean of its heads.
+    """
+    maps = np.asarray(attention, np.float32)
+    maps = maps[None] if maps.ndim == 2 else maps.mean(axis=1)
+    n = len(items)
+    if maps.shape[1:] != (n, n):
+        raise ValueError(f"attention among {maps.shape[1]} images does not suit {n} images")
+    order = np.argsort(labels, kind="stable")
+    return {
+        "kind": "matrix",
+        "title": f"{name.replace('_', ' ').capitalize()} in a batch of {n} images",
+        "note": "Images are sorted by class. Bright: the image of the row listens to that of the "
+        "column.",
+        "items": np.asarray(items)[order].astype(np.int32),
+        "values": maps[:_LAYERS, order][:, :, order],
+        "rows": "receiver",
+        "columns": "sender",
+    }
+
+
+def _channels_of_learners(masks: Float[np.ndarray, "n m h w c"]) -> list[int]:
+    """The channels in which the masks of the learners differ most."""
+    if masks.shape[1] < 2 or masks.shape[4] < 2:
+        return []
+    spread = np.asarray(masks, np.float64).std(axis=1).mean(axis=(0, 1, 2))
+    return np.argsort(-spread, kind="stable")[:_CHANNELS].tolist()
+
+
+def masks_view(
+    name: str,
     masks: Float[np.ndarray, "n m h w c"],
-    images: Any,
-    path: str | os.PathLike,
+    items: np.ndarray,
     *,
     channel: int | None = None,
-) -> None:
-    """Draws every image (uint8) and, beside it, what the mask of each learner lets through.
+) -> dict[str, Any]:
+    """What the mask of each learner lets through, as 'maps'.
 
-    Shows one `channel`, as figure 6 of Kim et al. (ECCV 2018), or the mean over all. Red marks
-    where a learner lets through more than the learners do on average, blue marks where less. Every
-    image has its own scale.
+    The mean over channels, or one `channel` as in figure 6 of Kim et al. (ECCV 2018). Of every
+    place, the mean over the learners is subtracted. Every image has its own scale.
     """
-    masks, images = np.asarray(masks, np.float64), np.asarray(images)
-    maps = masks.mean(axis=4) if channel is None else masks[..., channel]  # [n m h w]
+    maps = np.asarray(masks, np.float64)
+    maps = maps.mean(axis=4) if channel is None else maps[..., channel]
     maps = maps - maps.mean(axis=1, keepdims=True)
-    n, m = maps.shape[:2]
-    figure, axes = figures.figure(
-        1.15 * (m + 1) + 0.2, 1.15 * n + 0.3, nrows=n, ncols=m + 1, squeeze=False
-    )
-    for row_axes, image, learner_maps in zip(axes, images, maps, strict=True):
-        peak = max(np.abs(learner_maps).max(), 1e-12)
-        gray = image.mean(axis=2)
-        h, w = gray.shape
-        extent = (-0.5, w - 0.5, h - 0.5, -0.5)
-        picture = image[:, :, 0] if image.shape[2] == 1 else image
-        row_axes[0].imshow(picture, cmap="gray", vmax=255)
-        for axis, values in zip(row_axes[1:], learner_maps, strict=True):
-            # The image is washed out, so that colors show on dark images too.
-            axis.imshow(gray, cmap="gray", vmin=-128, vmax=255, extent=extent)
-            axis.imshow(
-                values,
-                cmap="RdBu_r",
-                vmin=-peak,
-                vmax=peak,
-                alpha=0.6,
-                extent=extent,
-                interpolation="bilinear",
-            )
-        for axis in row_axes:
-            axis.set(xticks=[], yticks=[])
-            axis.spines[:].set_visible(False)
-    axes[0][0].set_title("image", fontsize=9)
-    for i, axis in enumerate(axes[0][1:]):
-        axis.set_title(f"learner {i}", fontsize=9)
-    figure.savefig(path, dpi=110)
+    peaks = np.maximum(np.abs(maps).max(axis=(1, 2, 3), keepdims=True), 1e-12)
+    return {
+        "kind": "maps",
+        "title": f"{name.replace('_', ' ').capitalize()}: where each learner looks"
+        + ("" if channel is None else f" in channel {channel}"),
+        "items": np.asarray(items, np.int32),
+        "values": np.rint(127 * maps / peaks).astype(np.int8),
+        "shape": [int(size) for size in maps.shape[1:]],
+    }
 
 
 def cosines_of_pairs(
@@ -151,117 +165,62 @@ def cosines_of_pairs(
     }
 
 
-def part_cosines(cosines: Mapping[str, np.ndarray], path: str | os.PathLike) -> None:
-    """Draws histograms of `cosines_of_pairs`, each of area 1."""
-    figure, axes = figures.figure(6.5, 3.6)
-    for name, values in cosines.items():
-        if len(values):
-            axes.hist(
-                np.clip(values, -1, 1),
-                bins=np.linspace(-1, 1, 81),
-                density=True,
-                histtype="stepfilled",
-                alpha=0.45,
-                color=_PAIR_COLORS[name],
-                edgecolor=_PAIR_COLORS[name],
-                label=f"{name} pairs, mean {np.mean(values):.2f}",
-            )
-    axes.set(xlabel="cosine", ylabel="density", xlim=(-1, 1))
-    axes.legend(frameon=False, fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
-
-
-def batch_attention(
-    images: np.ndarray,
-    attention: np.ndarray,
-    path: str | os.PathLike,
-    *,
-    labels: np.ndarray | None = None,
-) -> None:
-    """Draws a map of attention: receivers down the side, senders along the top.
-
-    `images` are `uint8 [n h w c]`. `attention` is `[n n]`, or `[layers heads n n]`: then every
-    layer has a map of its own, the mean over its heads. With `labels`, images are sorted by label,
-    and white lines separate the classes.
-    """
-    images, maps = np.asarray(images), np.asarray(attention, np.float32)
-    maps = maps[None] if maps.ndim == 2 else maps.mean(axis=1)
-    n = len(images)
-    if maps.shape[1:] != (n, n):
-        raise ValueError(f"attention among {maps.shape[1]} images does not suit {n} images")
-    order = np.arange(n) if labels is None else np.argsort(labels, kind="stable")
-    bounds = [] if labels is None else 0.5 + np.flatnonzero(np.diff(np.asarray(labels)[order]))
-    images, maps = images[order], maps[:, order][:, :, order]
-    if images.shape[3] == 1:
-        images = np.repeat(images, 3, axis=3)
-
-    # Strips of thumbnails as long as the map, large enough to recognize a bird.
-    side = min(14.0, max(4.0, 0.32 * n))
-    strip = side / n
-    figure, axes = figures.figure(
-        len(maps) * (side + strip) + 1.2,
-        side + strip + 0.6,
-        nrows=2,
-        ncols=2 * len(maps),
-        width_ratios=[strip, side] * len(maps),
-        height_ratios=[strip, side],
-        squeeze=False,
-    )
-    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
-    extent = (-0.5, n - 0.5)
-    # The scale does not start at 0: early in training all values are close to 1 / n.
-    scale = {"vmin": maps.min(), "vmax": maps.max()}
-    for layer, values in enumerate(maps):
-        corner, top, left, middle = axes[:, 2 * layer : 2 * layer + 2].ravel()
-        corner.set_axis_off()
-        top.imshow(np.concatenate(list(images), axis=1), extent=(*extent, 0, 1), aspect="auto")
-        left.imshow(np.concatenate(list(images)), extent=(0, 1, n - 0.5, -0.5), aspect="auto")
-        heatmap = middle.imshow(values, cmap="magma", aspect="auto", **scale)
-        middle.vlines(bounds, *extent, color="white", lw=0.6)
-        middle.hlines(bounds, *extent, color="white", lw=0.6)
-        middle.set(xlim=extent, ylim=extent[::-1])
-        for axis in (top, left, middle):
-            axis.set(xticks=[], yticks=[])
-            axis.spines[:].set_visible(False)
-        title = "sender" if len(maps) == 1 else f"sender, layer {layer + 1}"
-        top.set_title(title, fontsize=9, loc="left")
-        left.set_ylabel("receiver", fontsize=9)
-    label = f"attention ({maps.mean():.2g} on average)"
-    figure.colorbar(heatmap, ax=axes[1, -1], label=label, shrink=0.6, pad=0.02)
-    figure.savefig(path, dpi=110)
-
-
-_SYNTHETIC_PANELS = {
-    "features": ("features", "reconstruction"),
-    "embeddings": ("z_invariant", "synthetic"),
+_PAIR_NAMES = {
+    "positive": "one learner, two images of a class",
+    "negative": "one learner, images of two classes",
+    "self": "one image, two learners",
 }
 
 
-def synthetic_features(
-    features: Mapping[str, Float[np.ndarray, "n d"]], labels: np.ndarray, path: str | os.PathLike
-) -> None:
-    """Draws real (dots) and synthetic (crosses) vectors of the same images in a plane.
+def cosines_view(cosines: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """`cosines_of_pairs` as 'histograms'."""
+    edges = np.linspace(-1, 1, 81)
+    shown = {label: cosines[name] for name, label in _PAIR_NAMES.items() if len(cosines[name])}
+    return {
+        "kind": "histograms",
+        "title": "Cosines between learners and between images",
+        "note": "Learners of one image should differ: their cosines should not be near 1.",
+        "edges": edges.astype(np.float32),
+        "counts": {
+            label: np.histogram(np.clip(values, -1, 1), edges)[0].astype(np.float32)
+            for label, values in shown.items()
+        },
+        "means": {label: float(np.mean(values)) for label, values in shown.items()},
+        "axis": "cosine",
+    }
 
-    `features` are those of `Inspect.synthetic_features`. Left: features of the backbone and their
-    reconstructions. Right: invariant embeddings, and the same plus a sample of the variation. The
-    plane is that of the first two principal components of the real vectors.
+
+_SYNTHETIC = {
+    "Features and their reconstruction": ("features", "reconstruction"),
+    "Invariant embeddings and synthetic ones": ("z_invariant", "synthetic"),
+}
+
+
+def points_view(
+    title: str,
+    real: Float[np.ndarray, "n d"],
+    synthetic: Float[np.ndarray, "n d"],
+    labels: np.ndarray,
+    *,
+    names: tuple[str, str],
+) -> dict[str, Any]:
+    """Real and synthetic vectors of the same images, as 'points'.
+
+    The plane is that of the first two principal components of the real vectors.
     """
-    from matplotlib import colormaps
-
-    figure, axes = figures.figure(9, 4.4, ncols=len(_SYNTHETIC_PANELS))
-    classes, class_indices = np.unique(labels, return_inverse=True)
-    colors = np.asarray(colormaps["tab20"].colors)[class_indices % 20]
-    for axis, (title, (real_name, synthetic_name)) in zip(
-        axes, _SYNTHETIC_PANELS.items(), strict=True
-    ):
-        real, synthetic = (np.asarray(features[n], np.float64) for n in (real_name, synthetic_name))
-        project = _principal_plane(real)
-        axis.scatter(*project(real).T, s=14, c=colors, lw=0, label="real")
-        axis.scatter(*project(synthetic).T, s=22, c=colors, marker="x", lw=0.9, label="synthetic")
-        axis.set(title=f"{title} of {len(classes)} classes", xticks=[], yticks=[])
-        axis.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=110)
+    project = _principal_plane(np.asarray(real, np.float64))
+    places = np.concatenate([project(np.asarray(x, np.float64)) for x in (real, synthetic)])
+    classes, groups = np.unique(labels, return_inverse=True)
+    return {
+        "kind": "points",
+        "title": title,
+        "x": places[:, 0].astype(np.float32),
+        "y": places[:, 1].astype(np.float32),
+        "group": np.tile(groups, 2).astype(np.uint16),
+        "groups": len(classes),
+        "kind_of": np.repeat([0, 1], len(labels)).astype(np.uint8),
+        "names": [name.replace("_", " ") for name in names],
+    }
 
 
 def _principal_plane(x: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:

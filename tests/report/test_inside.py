@@ -1,27 +1,18 @@
-"""Pictures of what goes on inside a method, drawn from named arrays."""
+"""Views of what goes on inside a method, made from named arrays."""
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from dmljax.report import inside
 
-RNG = np.random.default_rng(0)
 
-
-def _pixels(path):
-    with Image.open(path) as picture:
-        return np.asarray(picture.convert("RGB")).astype(int)
-
-
-def _colored_columns(path):
-    """Share of the columns of a picture with a pixel that is neither white nor gray."""
-    pixels = _pixels(path)
-    return np.mean((pixels.max(axis=-1) - pixels.min(axis=-1) > 60).any(axis=0))
+def _rng():
+    """A new generator for every use, so that no test depends on the order of the tests."""
+    return np.random.default_rng(0)
 
 
 def _features(n, shift):
-    real = RNG.normal(size=(n, 6)).astype(np.float32)
+    real = _rng().normal(size=(n, 6)).astype(np.float32)
     return {
         "features": real,
         "reconstruction": real + shift,
@@ -31,39 +22,62 @@ def _features(n, shift):
     }
 
 
-def test_synthetic_features_are_drawn_in_the_plane_of_the_real_ones(tmp_path):
+def test_synthetic_features_lie_in_the_plane_of_the_real_ones():
     labels = np.arange(24) % 4
-    path = tmp_path / "synthetic.png"
-    inside.synthetic_features(_features(24, 0.1), labels, path)
-    near = _colored_columns(path)
-    # Synthetic vectors that lie far away: both groups shrink to a spot.
-    inside.synthetic_features(_features(24, 40.0), labels, path)
-    assert near > 1.5 * _colored_columns(path) > 0
+    features = _features(24, 0.5)
+    real, synthetic = features["features"], features["reconstruction"]
+    view = inside.points_view("title", real, synthetic, labels, names=("a_b", "c"))
+    places = np.stack([view["x"], view["y"]], axis=1).astype(np.float64)
+    # The distances within the plane are those after projection by any orthonormal basis of it.
+    centered = real.astype(np.float64) - real.mean(axis=0)
+    _, vectors = np.linalg.eigh(centered.T @ centered)
+    plane = vectors[:, -2:]
+    everything = np.concatenate([real, synthetic]).astype(np.float64) @ plane
+    for i, j in ((0, 5), (3, 24), (30, 40)):
+        expected = np.linalg.norm(everything[i] - everything[j])
+        assert np.linalg.norm(places[i] - places[j]) == pytest.approx(expected, rel=1e-4)
+    assert view["kind_of"].tolist() == [0] * 24 + [1] * 24 and view["names"] == ["a b", "c"]
+    np.testing.assert_array_equal(view["group"], np.tile(labels, 2))
 
 
-def test_plane_of_few_dimensions():
-    x = RNG.normal(size=(5, 1))
+def test_the_plane_of_vectors_of_one_dimension_has_a_second_axis_of_0():
+    x = _rng().normal(size=(5, 1))
     plane = inside._principal_plane(x)(x)
     assert plane.shape == (5, 2)
     np.testing.assert_allclose(np.abs(plane[:, 0]), np.abs(x - x.mean())[:, 0], atol=1e-12)
     np.testing.assert_array_equal(plane[:, 1], 0)
 
 
-def test_draws_each_kind_that_there_is(tmp_path):
+def test_every_kind_of_array_has_a_view():
     labels = np.repeat(np.arange(3), 4)
-    images = RNG.integers(0, 256, (12, 6, 6, 3)).astype(np.uint8)
+    rng = _rng()
+    images = rng.integers(0, 256, (12, 6, 6, 3)).astype(np.uint8)
+    rows_read = []
+
+    def read(rows):
+        rows_read.extend(rows.tolist())
+        return images[rows]
+
     inspect_fns = {
-        "spatial_masks": lambda x: {"masks": RNG.random((len(x), 2, 3, 3, 4))},
+        "spatial_masks": lambda x: {"masks": rng.random((len(x), 2, 3, 3, 4))},
         "batch_attention": lambda x: {"attention": np.full((1, 2, len(x), len(x)), 1 / len(x))},
         "synthetic_features": lambda x: _features(len(x), 0.1),
     }
-    parts = {"learner_0": RNG.normal(size=(12, 3)), "learner_1": RNG.normal(size=(12, 3))}
-    shared = {"labels": labels, "read_fn": lambda rows: images[rows]}
-    names = inside.draw(tmp_path, parts=parts, inspect_fns=inspect_fns, **shared)
-    assert names == ["masks.png", "cosines.png", "attention.png", "synthetic.png"]
-    assert {path.name for path in tmp_path.glob("*.png")} == set(names)
-    # One part alone has no other to be compared with.
-    assert inside.draw(tmp_path, parts={"neck": parts["learner_0"]}, inspect_fns={}, **shared) == []
+    parts = {f"learner_{m}": rng.normal(size=(12, 3)) for m in range(2)}
+    parts["learner_0"][0] = np.nan  # an image that could not be read
+    shared = {"labels": labels, "read_fn": read, "rows": np.arange(1, 12)}
+    views = inside.views(parts=parts, inspect_fns=inspect_fns, **shared)
+    assert [v["kind"] for v in views] == [
+        "matrix",
+        *["maps"] * 3,
+        "histograms",
+        "points",
+        "points",
+    ]
+    assert 0 not in rows_read and all(0 not in v.get("items", ()) for v in views)
+    assert all(np.isfinite(list(v["means"].values())).all() for v in views if "means" in v)
+    # A single part has no other part to be compared with.
+    assert inside.views(parts={"neck": parts["learner_0"]}, inspect_fns={}, **shared) == []
 
 
 LEARNER_VECTORS = np.random.default_rng(1).normal(size=(4, 3, 5)) + 1
@@ -87,57 +101,58 @@ def test_cosines_are_of_three_kinds():
     assert len(limited["self"]) == 9 and len(limited["positive"]) + len(limited["negative"]) == 9
 
 
-def _share(pixels, color):
-    """The share of the pixels whose distance to a color is below 60."""
-    return np.mean(np.abs(pixels - np.array(color)).sum(axis=-1) < 60)
-
-
-def test_histograms_show_that_all_learners_are_the_same(tmp_path):
-    """Cosines of one image between its learners are blue. Where all are 1, they fill one bin."""
+def test_histograms_tell_that_all_learners_are_the_same():
     labels = np.arange(40) % 2
     rng = np.random.default_rng(2)
     vectors = rng.normal(size=(40, 3, 5)) + 2 * (labels[:, None, None] - 0.5)
     independent = vectors / np.linalg.norm(vectors, axis=2, keepdims=True)
     identical = np.repeat(independent[:, :1], 3, axis=1)
-    blue_shares = []
-    for stacked in (identical, independent):
-        inside.part_cosines(inside.cosines_of_pairs(stacked, labels), tmp_path / "cosines.png")
-        blue_shares.append(_share(_pixels(tmp_path / "cosines.png"), (158, 184, 210)))
-    assert blue_shares[1] > 2 * blue_shares[0]
+    name = "one image, two learners"
+    views = [
+        inside.cosines_view(inside.cosines_of_pairs(stacked, labels))
+        for stacked in (identical, independent)
+    ]
+    counts = [view["counts"][name] for view in views]
+    assert counts[0][-1] == 40 * 3 and counts[0][:-1].sum() == 0
+    assert counts[1].sum() == 40 * 3 and counts[1][-1] < 20
+    assert views[0]["means"][name] == pytest.approx(1) and views[1]["means"][name] < 0.9
 
 
-def test_a_mask_is_drawn_over_its_part_of_the_image(tmp_path):
+def test_a_mask_is_strongest_where_the_learner_looks():
     masks = np.full((2, 3, 4, 4, 5), 0.5, np.float32)
     masks[0, 1, :2] = 0.9  # the second learner looks at the upper half of the first image
-    images = np.full((2, 12, 12, 3), 128, np.uint8)
-    inside.spatial_masks(masks, images, tmp_path / "masks.png")
-    pixels = _pixels(tmp_path / "masks.png")
-    red = (pixels[..., 0] - pixels[..., 2] > 30).nonzero()
-    h, w = pixels.shape[:2]
-    assert len(red[0]) and red[0].max() < h / 2
-    assert w / 2 <= red[1].min() and red[1].max() <= 0.76 * w
-    one_channel = masks.copy()
-    one_channel[..., 1:] = 0.5
-    inside.spatial_masks(one_channel, images, tmp_path / "one.png", channel=3)
-    pixels = _pixels(tmp_path / "one.png")
-    assert not np.any(pixels[..., 0] - pixels[..., 2] > 30)
+    view = inside.masks_view("masks", masks, np.array([7, 9]))
+    assert view["shape"] == [3, 4, 4] and view["items"].tolist() == [7, 9]
+    assert (view["values"][0, 1, :2] == 127).all() and (view["values"][0, 1, 2:] == 0).all()
+    assert (view["values"][0, [0, 2], :2] < 0).all() and not view["values"][1].any()
 
 
-def test_attention_picture_puts_the_senders_beside_each_image(tmp_path):
-    """Green images attend to green images, gray ones to gray ones; rows are sorted by label."""
-    colors = np.array([[0, 200, 0], [128, 128, 128]], np.uint8)
+def test_the_channels_in_which_learners_differ_are_shown_alone():
+    masks = np.full((2, 3, 4, 4, 6), 0.5, np.float32)
+    masks[:, 0, :, :, 4] += 0.4
+    masks[:, 2, :2, :, 1] -= 0.1
+    shown = inside.views(
+        labels=np.zeros(2, int),
+        parts={},
+        inspect_fns={"spatial_masks": lambda images: {"masks": masks}},
+        read_fn=lambda rows: np.zeros((len(rows), 8, 8, 3), np.uint8),
+    )
+    titles = [view["title"] for view in shown]
+    assert titles[1:] == [f"Masks: where each learner looks in channel {c}" for c in (4, 1)]
+    alone = shown[1]["values"]
+    assert (alone[:, 0] == 127).all() and (alone[:, 1:] < 0).all()
+    one = inside.masks_view("masks", masks[:, :1], np.arange(2))
+    assert not one["values"].any()  # one learner has no other to differ from
+
+
+def test_attention_is_sorted_by_label_and_keeps_its_items():
     labels = np.array([1, 0, 1, 0, 0])
-    images = np.broadcast_to(colors[labels][:, None, None], (5, 8, 8, 3))
     attention = (labels[:, None] == labels[None, :]) / np.array([[2], [3], [2], [3], [3]])
-    path = tmp_path / "attention.png"
-    inside.batch_attention(images, np.stack([[attention] * 2] * 2), path, labels=labels)
-    pixels = _pixels(path)
-    green = (np.abs(pixels - colors[0]).max(axis=2) < 8).sum()
-    gray = (np.abs(pixels - colors[1]).max(axis=2) < 8).sum()
-    assert green > 1000 and 1.2 < green / gray < 1.8  # three images against two
-    one_layer_path = tmp_path / "one.png"
-    inside.batch_attention(images[..., :1], attention, one_layer_path)
-    with Image.open(one_layer_path) as one_layer, Image.open(path) as two_layers:
-        assert one_layer.size[0] < two_layers.size[0]
+    items = np.array([10, 11, 12, 13, 14])
+    view = inside.attention_view("attention_2", np.stack([[attention] * 2] * 2), items, labels)
+    assert view["items"].tolist() == [11, 13, 14, 10, 12] and view["values"].shape == (2, 5, 5)
+    expected = np.zeros((5, 5))
+    expected[:3, :3], expected[3:, 3:] = 1 / 3, 1 / 2
+    np.testing.assert_allclose(view["values"][1], expected, rtol=1e-6)
     with pytest.raises(ValueError, match="attention among 4 images does not suit 5 images"):
-        inside.batch_attention(images, attention[:4, :4], path)
+        inside.attention_view("attention", attention[:4, :4], items, labels)

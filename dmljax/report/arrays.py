@@ -1,0 +1,99 @@
+"""Embeddings and labels from files, for reports on embeddings that dmljax did not train."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from dmljax.data import locate, splits
+from dmljax.data.splits import Split
+
+__all__ = ["image_paths", "read"]
+
+
+def read(embeddings: str | os.PathLike, labels: str | os.PathLike) -> tuple[np.ndarray, Split]:
+    """The embeddings `[n d]` of a .npy file, and a split of their labels.
+
+    Labels are integers or names in a .npy file, one name per line of a .txt file, or the
+    items.safetensors of `dmljax embed`, which may also mark queries and gallery. The records of
+    the split are the numbers of the items: there are no images.
+    """
+    for flag, path in (("--embeddings", embeddings), ("--labels", labels)):
+        if not pathlib.Path(path).is_file():
+            raise FileNotFoundError(f"{flag}={path}: there is no such file")
+    vectors = _array(embeddings)
+    if vectors.ndim != 2 or 0 in vectors.shape:
+        raise ValueError(
+            f"{embeddings} has shape {vectors.shape}: an array [items, dimensions] is needed"
+        )
+    if vectors.dtype.kind != "f":
+        raise ValueError(f"{embeddings} holds {vectors.dtype}: floating-point numbers are needed")
+    if vectors.dtype != np.float32:
+        vectors = vectors.astype(np.float32)
+    codes, names, marks = _labels(pathlib.Path(labels))
+    if len(codes) != len(vectors):
+        raise ValueError(
+            f"{embeddings} has {len(vectors):,} rows, but {labels} has {len(codes):,} labels"
+        )
+    if not np.isfinite(vectors).all(axis=1).any():
+        raise ValueError(f"every row of {embeddings} holds a NaN or an infinity")
+    return vectors, Split(np.arange(len(vectors)), codes, names, **marks)
+
+
+def image_paths(folder: str | os.PathLike, count: int) -> list[pathlib.Path]:
+    """The image files of a folder and of those in it, in the order of their paths; `count` of them.
+
+    Image i belongs to embedding i.
+    """
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"there is no folder {folder}")
+    paths = [pathlib.Path(path) for path in locate.image_paths(pathlib.Path(folder))]
+    if len(paths) != count:
+        raise ValueError(
+            f"{folder} holds {len(paths):,} images, but there are {count:,} embeddings: image i, "
+            "in the order of the paths, belongs to embedding i"
+        )
+    return paths
+
+
+def _array(path: str | os.PathLike) -> np.ndarray:
+    try:
+        array = np.load(path, allow_pickle=False, mmap_mode="r")
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is no .npy file of plain numbers or names: {error}") from error
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{path} holds several arrays (.npz): one .npy file is needed")
+    return array
+
+
+def _labels(path: pathlib.Path) -> tuple[np.ndarray, tuple[str, ...], dict[str, np.ndarray]]:
+    """Labels from 0, the names of the classes, and the masks of queries and gallery."""
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, "np") as file:
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                names = json.loads((file.metadata() or {})["classes"])
+            marks = {
+                name: arrays[name].astype(bool) for name in ("query", "gallery") if name in arrays
+            }
+            return arrays["labels"], tuple(names), marks
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise ValueError(f"{path} is no items.safetensors of dmljax embed: {error}") from error
+    if path.suffix == ".npy":
+        values = _array(path)
+        if values.ndim != 1 or values.dtype.kind not in "iubUS":
+            raise ValueError(
+                f"{path} holds {values.dtype} of shape {values.shape}: one integer or name for "
+                "each item is needed"
+            )
+        if values.dtype.kind == "S":
+            values = np.char.decode(values, "utf-8", "backslashreplace")
+        strings = [str(value) for value in values]
+    else:
+        strings = path.read_text(encoding="utf-8", errors="backslashreplace").splitlines()
+    codes, names = splits.encode(strings)
+    return codes, names, {}

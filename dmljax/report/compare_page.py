@@ -1,0 +1,165 @@
+"""The page that compares runs: that of the first run, and a section with all differences.
+
+It needs what the runs have written, `scores.safetensors` and `report.html`: neither images nor
+nets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dmljax.report import comparison, page, scores_file
+from dmljax.report import run as run_files
+from dmljax.report.facts import Facts, from_tree
+
+__all__ = ["FILE", "facts_of", "write"]
+
+FILE = "comparison.html"
+_MOST_LISTED = 120
+_MOST_OF_A_CLASS = 4
+_MOST_CURVES = 4  # as many dashes and colors there are
+
+
+def write(
+    runs: Mapping[str, str | os.PathLike], *, fields: Sequence[Sequence[str]] = ()
+) -> pathlib.Path:
+    """Writes `comparison.html` into the folder of the first run, and returns its path.
+
+    `runs`: {shown name: folder}. `fields`: rows of a field of the config that differs and its value
+    in every run.
+    """
+    folder = pathlib.Path(next(iter(runs.values())))
+    return page.write(facts_of(runs, fields=fields), folder / FILE)
+
+
+def facts_of(
+    runs: Mapping[str, str | os.PathLike], *, fields: Sequence[Sequence[str]] = ()
+) -> Facts:
+    """The facts of the first run's page, with the section that compares."""
+    names = list(runs)
+    scores = {name: scores_file.read(folder) for name, folder in runs.items()}
+    result = comparison.compare_runs(scores)
+    pages = {name: _page(folder, is_needed=name == names[0]) for name, folder in runs.items()}
+    first = from_tree(pages[names[0]])
+    rows = []
+    for score, of_runs in result.scores.items():
+        best = max(run.mean for run in of_runs.values())
+        rows.append({"score": score, "cells": [_cell(run, best) for run in of_runs.values()]})
+    curves = []
+    for name, folder in list(runs.items())[:_MOST_CURVES]:
+        found = (run_files.read(folder).curves(None) or {"scores": ()})["scores"]
+        curves += [{**c, "name": name} for c in found if c["name"] == "test R@1"]
+    section = {
+        "runs": [{"name": name} for name in names],
+        "rows": rows,
+        "note": _note(result),
+        "lines": [_mcnemar_line(name, names[0], test) for name, test in result.mcnemar.items()],
+        "changes": [
+            _changes(index, scores[names[0]], scores[name], pages[names[0]], pages[name])
+            for index, name in enumerate(names)
+            if index
+        ],
+        "curves": curves,
+        "config": [list(row) for row in fields],
+    }
+    difference = result.scores["R@1"][names[1]].comparison
+    headline = f"R@1 {100 * difference.difference:+.1f}, {difference.verdict}".replace("-", "−")
+    if len(names) > 2:
+        headline = "R@1 " + ", ".join(f"{100 * r.mean:.1f}" for r in result.scores["R@1"].values())
+    return dataclasses.replace(
+        first,
+        title=" and ".join(names) if len(names) == 2 else ", ".join(names),
+        headline=headline,
+        rule=f"All other sections show {names[0]}: {first.rule}",
+        comparison=section,
+    )
+
+
+def _page(folder: str | os.PathLike, *, is_needed: bool) -> dict[str, Any] | None:
+    """The page of a run as it was read; None where it is missing and not needed."""
+    path = pathlib.Path(folder) / "report.html"
+    if not path.is_file():
+        if not is_needed:
+            return None
+        raise FileNotFoundError(f"{path} is missing: make it by `dmljax report {folder}`")
+    try:
+        return page.read(path)
+    except page.NotAPage:
+        if is_needed:
+            raise
+        return None
+
+
+def _cell(run: comparison.RunScore, best: float) -> dict[str, Any]:
+    cell: dict[str, Any] = {"value": run.mean, "is_best": run.mean == best}
+    if run.comparison is not None:
+        compared = run.comparison
+        cell |= {
+            "difference": compared.difference,
+            "low": compared.low,
+            "high": compared.high,
+            "verdict": compared.verdict,
+        }
+    return cell
+
+
+def _note(result: comparison.RunComparison) -> str:
+    text = (
+        f"{result.queries:,} queries of {result.classes:,} classes. A difference is paired by "
+        "query; its range is a 95 % bootstrap over the classes, and the verdict says whether the "
+        "range holds 0. It does not contain the spread over training seeds."
+    )
+    if len(result.runs) > 2:
+        text += " Each run is compared with the first, and p-values are adjusted by Holm."
+    return f"{text} {result.note[0].upper()}{result.note[1:]}." if result.note else text
+
+
+def _mcnemar_line(name: str, first: str, test: Any) -> str:
+    p = "p < 0.001" if test.p < 0.001 else f"p = {test.p:.2g}"
+    return (
+        f"{name}: {test.only_first:,} queries are right only there, {test.only_second:,} only in "
+        f"{first} (McNemar: {p}, which takes queries as independent)."
+    )
+
+
+def _changes(
+    index: int,
+    first: scores_file.QueryScores,
+    other: scores_file.QueryScores,
+    first_page: Mapping[str, Any],
+    other_page: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Queries that are right in one of two runs only, by class, the largest change first."""
+    changes = comparison.class_changes(first, other)
+    n = len(first_page["items"]["labels"])
+
+    def nearest(tree: Mapping[str, Any] | None, item: int) -> int:
+        if tree is None or len(tree["items"]["labels"]) != n:
+            return n
+        return int(tree["items"]["neighbors"][item, 0])
+
+    def listed(items: np.ndarray, sizes: np.ndarray) -> list[dict[str, Any]]:
+        return [
+            {
+                "item": int(item),
+                "of_class": int(size),
+                "found": [nearest(first_page, int(item)), nearest(other_page, int(item))],
+            }
+            for item, size in list(zip(items, sizes, strict=True))[:_MOST_LISTED]
+        ]
+
+    lists = {}
+    for key, side in (("won", "only_second"), ("lost", "only_first")):
+        queries = [getattr(change, side) for change in changes]
+        counts = [len(rows) for rows in queries]
+        shown = [rows[:_MOST_OF_A_CLASS] for rows in queries]
+        items = np.concatenate(shown) if shown else np.zeros(0, int)
+        sizes = np.repeat(counts, [len(rows) for rows in shown])
+        lists |= {key: listed(items, sizes), f"{key}_count": sum(counts)}
+    return {"run": index, **lists}

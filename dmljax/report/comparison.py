@@ -1,0 +1,124 @@
+"""Two and more runs on the same test set, compared by the scores of their queries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from dmljax import metrics
+from dmljax.metrics import Comparison, McNemar
+from dmljax.report import scores_file
+from dmljax.report.scores_file import QueryScores
+
+__all__ = ["ClassChange", "RunComparison", "RunScore", "class_changes", "compare_runs"]
+
+
+class RunScore(NamedTuple):
+    """A score of one run with its range over classes, and its comparison with the first run.
+
+    `comparison` is None for the first run itself. With three runs and more, its p-value is
+    Holm-adjusted, and its verdict is that of the adjusted p-value too.
+    """
+
+    mean: float
+    low: float
+    high: float
+    comparison: Comparison | None
+
+
+class RunComparison(NamedTuple):
+    """`scores[score][run]`, and of each run but the first, McNemar's test of R@1.
+
+    `note` says why a range is rough or missing; it is empty otherwise.
+    """
+
+    runs: tuple[str, ...]
+    scores: dict[str, dict[str, RunScore]]
+    mcnemar: dict[str, McNemar]
+    queries: int
+    classes: int
+    note: str
+
+
+def compare_runs(
+    runs: Mapping[str, QueryScores], *, level: float = 0.95, samples: int = 1000, seed: int = 0
+) -> RunComparison:
+    """Compares every run with the first one; refuses runs on different test sets.
+
+    The differences are paired by query and drawn by class; see `metrics.compare`.
+    """
+    names = tuple(runs)
+    if len(names) < 2:
+        raise ValueError(f"comparing needs two runs, not {len(names)}")
+    first = runs[names[0]]
+    for name in names[1:]:
+        if reasons := scores_file.differences(first, runs[name]):
+            raise ValueError(
+                f"{names[0]} and {name} cannot be compared, because their test sets differ in "
+                f"{', and in '.join(reasons)}"
+            )
+    options = {"groups": first.labels, "level": level, "samples": samples, "seed": seed}
+    scores: dict[str, dict[str, RunScore]] = {}
+    for score, values in first.values.items():
+        rows, comparisons = {}, {}
+        for name in names:
+            own = runs[name].values[score]
+            low, high = metrics.interval(own, **options)
+            mean = float(np.nanmean(own)) if not np.isnan(own).all() else float("nan")
+            rows[name] = mean, low, high
+            if name != names[0]:
+                comparisons[name] = metrics.compare(own, values, **options)
+        comparisons = _adjusted(comparisons, level)
+        scores[score] = {name: RunScore(*rows[name], comparisons.get(name)) for name in names}
+    return RunComparison(
+        runs=names,
+        scores=scores,
+        mcnemar={
+            name: metrics.mcnemar(runs[name].recall_at_1 == 1, first.recall_at_1 == 1)
+            for name in names[1:]
+        },
+        queries=int((first.first > 0).sum()),
+        classes=len(np.unique(first.labels[first.first > 0])),
+        note=metrics.interval_note(first.labels[first.first > 0]),
+    )
+
+
+def _adjusted(comparisons: dict[str, Comparison], level: float) -> dict[str, Comparison]:
+    """P-values adjusted for the number of runs, and verdicts that agree with them."""
+    p_values = [comparison.p for comparison in comparisons.values()]
+    if len(p_values) < 2 or np.isnan(p_values).any():
+        return comparisons
+    adjusted = {}
+    for p, (name, comparison) in zip(metrics.holm(p_values), comparisons.items(), strict=True):
+        verdict = comparison.verdict if p <= 1 - level else "not told apart"
+        adjusted[name] = comparison._replace(p=float(p), verdict=verdict)
+    return adjusted
+
+
+class ClassChange(NamedTuple):
+    """The queries of one class that are right in one of two runs only, and all its queries."""
+
+    name: str
+    change: float
+    only_first: np.ndarray
+    only_second: np.ndarray
+    queries: int
+
+
+def class_changes(a: QueryScores, b: QueryScores) -> list[ClassChange]:
+    """The classes whose R@1 changes from run `a` to run `b`, the largest change first."""
+    if reasons := scores_file.differences(a, b):
+        raise ValueError(f"the test sets differ in {', and in '.join(reasons)}")
+    is_scored = a.first > 0
+    changed = np.flatnonzero(is_scored & ((a.first == 1) != (b.first == 1)))
+    sizes = np.bincount(a.labels[is_scored], minlength=len(a.classes))
+    changes = []
+    for label in np.unique(a.labels[changed]):
+        rows = changed[a.labels[changed] == label]
+        only_first, only_second = (a.queries[rows[x.first[rows] == 1]] for x in (a, b))
+        size = int(sizes[label])
+        change = (len(only_second) - len(only_first)) / size
+        changes.append(ClassChange(a.classes[label], change, only_first, only_second, size))
+    return sorted(changes, key=lambda c: (-abs(c.change), c.name))

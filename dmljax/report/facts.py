@@ -1,0 +1,498 @@
+"""What a page shows, as typed facts: made from arrays, without a run.
+
+`make` works on embeddings from anywhere. It calls the public functions of `dmljax.metrics` and
+`dmljax.retrieval`; this module only chooses what a page shows of their results. A fault in one
+section leaves that section out and is listed in `Facts.faults`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dmljax import metrics, retrieval
+from dmljax.report import diagnosis, projection, sprites
+
+__all__ = ["Facts", "Fault", "Items", "from_tree", "make"]
+
+NEIGHBORS = 10
+_SHOWN_NEIGHBORS = 8
+_WORST_WITH_PICTURES = 400
+_FEWEST_CLASSES_FOR_CONFUSIONS = 3
+COSINE_STEPS = 127.5  # a byte is (cosine + 1) * 127.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """A section that could not be made, and why."""
+
+    section: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Items:
+    """One row for each image of the split. An item number of `n` means: none.
+
+    `hits`: 1 the nearest item is of the class, 0 it is not, 2 no query that can be scored. `first`
+    is the rank of the first positive, 0 if there is none. `roles`: 1 query, 2 gallery, 0 both.
+    """
+
+    labels: np.ndarray  # [n]
+    readable: np.ndarray  # uint8 [n]
+    hits: np.ndarray  # uint8 [n]
+    first: np.ndarray  # uint32 [n]
+    map_at_r: np.ndarray  # uint8 [n], 255 is 1
+    neighbors: np.ndarray  # [n 10]
+    similarities: np.ndarray  # uint8 [n 10]
+    best_own: np.ndarray  # [n]
+    found: np.ndarray  # uint16 [n]: among the ten nearest of so many queries
+    found_wrong: np.ndarray  # uint16 [n]: of another class
+    roles: np.ndarray | None = None  # uint8 [n]
+    x: np.ndarray | None = None  # uint16 [n]
+    y: np.ndarray | None = None
+    cells: np.ndarray | None = None  # uint16 [n]
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """Everything on a page. Sections that are None do not appear on it."""
+
+    title: str
+    headline: str = ""
+    summary: str = ""
+    rule: str = ""
+    warning: str | None = None
+    names: Sequence[str] = ()
+    files: Sequence[str] | None = None
+    items: Items | None = None
+    scores: Mapping[str, Any] | None = None
+    curves: Mapping[str, Any] | None = None
+    looks: Sequence[Mapping[str, Any]] = ()
+    worst: Mapping[str, Any] | None = None
+    classes: Mapping[str, Any] | None = None
+    confusions: Mapping[str, Any] | None = None
+    check: Mapping[str, Any] | None = None
+    embedding: Mapping[str, Any] | None = None
+    inside: Sequence[Mapping[str, Any]] = ()
+    comparison: Mapping[str, Any] | None = None
+    run: Mapping[str, Any] | None = None
+    map_note: str = ""
+    version: int = 0
+    sheet_rows: Sequence[int] = ()
+    faults: Sequence[Fault] = ()
+    sheets: Sequence[bytes] = dataclasses.field(default=(), repr=False)
+
+
+def from_tree(tree: Mapping[str, Any]) -> Facts:
+    """The facts of a page from what `page.read` returns."""
+    fields = {
+        field.name: tree[field.name] for field in dataclasses.fields(Facts) if field.name in tree
+    }
+    if "items" in fields:
+        fields["items"] = Items(**fields["items"])
+    fields["faults"] = [Fault(**fault) for fault in tree.get("faults", ())]
+    return Facts(**fields)
+
+
+def make(
+    embeddings: np.ndarray,
+    labels: np.ndarray,
+    *,
+    title: str,
+    names: Sequence[str] | None = None,
+    query: np.ndarray | None = None,
+    gallery: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
+    files: Sequence[str] | None = None,
+    read_fn: Callable[[int], np.ndarray] | None = None,
+    scores: Mapping[str, Mapping[str, float]] | None = None,
+    per_query: Mapping[str, np.ndarray] | None = None,
+    are_classes_new: bool | None = None,
+    inside_fn: Callable[[np.ndarray], Sequence[Mapping[str, Any]]] | None = None,
+    training: Mapping[str, Any] | None = None,
+    fields: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    devices: Sequence[Any] | None = None,
+) -> Facts:
+    """The facts of embeddings `[n d]` and labels `[n]`; rows of NaN are unreadable images.
+
+    * `names[label]` are the names of the classes. `query`, `gallery` and `groups` are those of a
+      `Split`. `files` are short names of the images. `read_fn(item)` is an image, uint8 `[h w c]`.
+    * `scores`: {split: {score: value}}, such as those of the evaluation. Without them, the
+      retrieval scores of these embeddings are shown.
+    * `per_query`: R@1, RP, MAP@R and MRR of every readable query, where they are known already.
+    * `inside_fn(readable items) -> views` gives what goes on inside the method.
+    * `training` describes the training images for the test whether an image is among them, see
+      `diagnosis.leaks`.
+    * `fields` are further fields of `Facts`, such as `curves` and `run`.
+    """
+    data = diagnosis.Data.of(
+        embeddings,
+        labels,
+        names=names,
+        query=query,
+        gallery=gallery,
+        groups=groups,
+        devices=devices,
+    )
+    faults: list[Fault] = []
+
+    def attempt(section: str, function: Callable | None, *args: Any, **kwargs: Any) -> Any:
+        """The result of a part of a section, or None and a fault; None too if an argument is."""
+        if function is None or any(argument is None for argument in args):
+            return None
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:  # a page with a hole is better than no page
+            first_line = (str(error) or "no message").splitlines()[0]
+            faults.append(Fault(section, f"{type(error).__name__}: {first_line}"))
+            return None
+
+    if per_query is None:
+        per_query = attempt("scores", _per_query, data)
+    near = attempt("worst", _neighborhoods, data)
+    near_by_cosine = near
+    if near is not None and not data.has_unit_norms:
+        near_by_cosine = attempt("check", _neighborhoods, data, similarity_fn=retrieval.cosine)
+    histograms = attempt("embedding", _histograms, data)
+    hubness = attempt("check", diagnosis.hubs, data, near)
+    items = _items(data, per_query, near, hubness, attempt("map", _positions, data, seed))
+    order = _worst_order(data, items)
+    mixed = None
+    if len(data.names) >= _FEWEST_CLASSES_FOR_CONFUSIONS:
+        mixed = attempt("classes", diagnosis.confusions, data, per_query, near)
+    suspected = attempt("check", diagnosis.suspects, data, per_query, near_by_cosine, histograms)
+    views = attempt("inside", inside_fn, np.flatnonzero(data.readable)) or []
+    lists = {**(mixed or {}), **(suspected or {}), "hubs": (hubness or {}).get("hubs", ())}
+    images = attempt(
+        "map",
+        sprites.make,
+        read_fn,
+        data.labels,
+        needed=_pictures_needed(data, items, order, lists, views),
+        where=data.readable,
+    )
+    if images is not None and images.sheets:
+        items = dataclasses.replace(items, cells=images.cells)
+    else:
+        images = None
+    shown = attempt("scores", _scores, data, per_query, evaluated=scores)
+    check = {
+        **(attempt("check", diagnosis.leaks, data, near_by_cosine, images, training) or {}),
+        **(suspected or {}),
+        **(attempt("check", diagnosis.duplicates, data, near_by_cosine, images) or {}),
+    }
+    if hubness and hubness["hubs"]:
+        check |= {"hubs": hubness["hubs"], "hubs_note": hubness["hubs_note"]}
+    kind = {True: " on unseen classes", False: " on known classes", None: ""}[are_classes_new]
+    facts = Facts(
+        title=title,
+        headline=f"R@1 {100 * shown['tiles'][0]['value']:.1f}{kind}" if shown else "",
+        summary=_summary(shown),
+        names=list(data.names),
+        files=None if files is None else list(files),
+        items=items,
+        scores=shown,
+        worst={"order": order.astype(np.uint32)},
+        classes=attempt("classes", diagnosis.class_table, data, per_query, items.map_at_r),
+        confusions=mixed,
+        check=check or None,
+        embedding=attempt("embedding", diagnosis.embedding, data, histograms, hubness or {}),
+        inside=views,
+        map_note=_map_note(data, images),
+        sheet_rows=[] if images is None else images.rows,
+        sheets=[] if images is None else images.sheets,
+        faults=faults,
+        **(fields or {}),
+    )
+    return dataclasses.replace(facts, looks=_looks(facts, data))
+
+
+def _per_query(data: diagnosis.Data) -> dict[str, np.ndarray]:
+    """The scores of every query, NaN for those without a positive."""
+    names = ("RP", "MAP@R", "MRR")
+    return metrics.per_query(
+        data.query_vectors,
+        data.query_labels,
+        ks=(1,),
+        metric_fns={name: metrics.RANKING_FNS[name] for name in names},
+        devices=data.devices,
+        **data.search,
+    )
+
+
+def _neighborhoods(
+    data: diagnosis.Data, *, similarity_fn: retrieval.SimilarityFn = retrieval.euclidean
+) -> metrics.Neighborhoods:
+    """The nearest items, by the distance that the scores use."""
+    return metrics.neighborhoods(
+        data.query_vectors,
+        data.query_labels,
+        k=NEIGHBORS,
+        similarity_fn=retrieval.cosine if data.has_unit_norms else similarity_fn,
+        devices=data.devices,
+        **data.search,
+    )
+
+
+def _histograms(data: diagnosis.Data) -> metrics.SimilarityHistograms:
+    return metrics.similarity_histograms(data.query_vectors, data.query_labels, **data.search)
+
+
+def _positions(data: diagnosis.Data, seed: int) -> np.ndarray | None:
+    """Positions `[n 2]` from 0 to 65535, both axes filled; NaN rows stay at 0."""
+    if data.readable.sum() < 2:
+        return None
+    positions = np.zeros((len(data.x), 2))
+    plane = projection.plane(data.x[data.readable], data.labels[data.readable], seed=seed)
+    low, high = plane.min(axis=0), plane.max(axis=0)
+    positions[data.readable] = 65535 * (plane - low) / np.maximum(high - low, 1e-12)
+    return positions
+
+
+def _items(data: diagnosis.Data, per_query, near, hubness, positions) -> Items:
+    """The rows of all images; what could not be computed is empty."""
+    n, q = len(data.labels), data.queries
+    hits, first = np.full(n, 2, np.uint8), np.zeros(n, np.uint32)
+    map_at_r = np.zeros(n, np.uint8)
+    if per_query is not None:
+        is_scored = np.isfinite(per_query["R@1"])
+        hits[q[is_scored]] = per_query["R@1"][is_scored]
+        first[q[is_scored]] = np.rint(1 / per_query["MRR"][is_scored])
+        map_at_r[q[is_scored]] = np.rint(255 * per_query["MAP@R"][is_scored])
+    neighbors, best_own = np.full((n, NEIGHBORS), -1), np.full(n, -1)
+    if near is not None:
+        neighbors[q], best_own[q] = data.items_at(near.nearest), data.items_at(near.own)
+    found, wrong = np.zeros((2, n)) if not hubness else (hubness["counts"], hubness["wrong"])
+    x, y = (None, None) if positions is None else np.rint(positions).astype(np.uint16).T
+    roles = None
+    if not data.within:
+        is_query, is_item = np.zeros((2, n), bool)
+        is_query[q], is_item[data.items] = True, True
+        roles = np.where(is_query & ~is_item, 1, np.where(is_item & ~is_query, 2, 0))
+    return Items(
+        labels=data.labels.astype(np.uint16 if len(data.names) < 65536 else np.uint32),
+        readable=data.readable.astype(np.uint8),
+        hits=hits,
+        first=first,
+        map_at_r=map_at_r,
+        neighbors=data.compact(neighbors),
+        similarities=_similarities(data, neighbors),
+        best_own=data.compact(best_own),
+        found=np.minimum(found, 65535).astype(np.uint16),
+        found_wrong=np.minimum(wrong, 65535).astype(np.uint16),
+        roles=None if roles is None else roles.astype(np.uint8),
+        x=x,
+        y=y,
+    )
+
+
+def _similarities(data: diagnosis.Data, neighbors: np.ndarray) -> np.ndarray:
+    """The cosines of all items and their neighbors as bytes, see `COSINE_STEPS`."""
+    norms = np.linalg.norm(data.x, axis=1, keepdims=True)
+    unit = np.nan_to_num(data.x / np.where(norms > 0, norms, 1))
+    cosines = np.zeros(neighbors.shape, np.float32)
+    for rank in range(neighbors.shape[1]):
+        cosines[:, rank] = np.einsum("nd,nd->n", unit, unit[np.maximum(neighbors[:, rank], 0)])
+    return np.rint(np.clip((cosines + 1) * COSINE_STEPS, 0, 255)).astype(np.uint8)
+
+
+def _worst_order(data: diagnosis.Data, items: Items) -> np.ndarray:
+    """Queries whose nearest item is wrong, worst first."""
+    map_at_r = items.map_at_r.astype(np.float64)
+    order = metrics.worst_queries(items.first, map_at_r, data.labels, per_class=None)
+    return order[items.hits[order] == 0]
+
+
+def _pictures_needed(
+    data: diagnosis.Data,
+    items: Items,
+    order: np.ndarray,
+    lists: Mapping[str, Any],
+    views: Sequence[Mapping[str, Any]],
+) -> list[int]:
+    """Items that the lists show, in the order of their importance."""
+    needed: list[Any] = []
+    for view in views:
+        needed += [*view.get("items", ())]
+    for suspect in lists.get("suspects", ()):
+        needed += [suspect["item"], suspect["own"], suspect["other"]]
+    for pair in lists.get("pairs", ()):
+        needed += [item for example in pair["examples"] for item in example]
+    for hub in lists.get("hubs", ()):
+        needed += [hub["item"], *hub["queries"]]
+    for i in order[:_WORST_WITH_PICTURES]:
+        needed += [i, items.best_own[i], *items.neighbors[i, :_SHOWN_NEIGHBORS]]
+    return [int(i) for i in needed if 0 <= i < len(data.labels)]
+
+
+def _scores(data: diagnosis.Data, per_query, *, evaluated) -> dict[str, Any] | None:
+    """The tiles with their intervals over classes, and the table of all scores."""
+    if per_query is None:
+        return None
+    labels = data.query_labels
+    is_scored = np.isfinite(per_query["R@1"])
+    if not is_scored.any():
+        return None
+    tiles = []
+    for name in ("R@1", "MAP@R", "RP", "MRR"):
+        low, high = metrics.interval(per_query[name], groups=labels)
+        value = float(per_query[name][is_scored].mean())
+        tiles.append({"name": name, "value": value, "low": low, "high": high})
+    classes = len(np.unique(labels[is_scored]))
+    note = metrics.interval_note(labels[is_scored])
+    if classes >= 8:
+        note = f"Range: 95 % bootstrap over the {classes:,} classes{'; ' if note else ''}{note}."
+    elif note:
+        note = f"{note[0].upper()}{note[1:]}."
+    counts = f"{int(is_scored.sum()):,} queries"
+    lone = int((~is_scored).sum())
+    if not data.within:
+        counts += f", {len(data.items):,} gallery images"
+    if lone:
+        counts += f"; {lone:,} without another image of their class are in no score"
+    if unreadable := int((~data.readable).sum()):
+        counts += f"; {unreadable:,} images could not be read"
+    table = evaluated or {"test": {tile["name"]: tile["value"] for tile in tiles}}
+    return {"tiles": tiles, "note": f"{note} {counts}.".strip(), "table": _table(table)}
+
+
+def _table(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    splits = list(scores)
+    names = dict.fromkeys(name for values in scores.values() for name in values)
+    rows = []
+    for name in names:
+        if name.endswith("_std"):
+            continue
+        cells = [_cell(name, scores[split]) for split in splits]
+        if any(cells):
+            rows.append([name, *cells])
+    return {"splits": splits, "rows": rows}
+
+
+_COUNTS = ("lone", "unreadable")
+
+
+def _cell(name: str, values: Mapping[str, float]) -> str:
+    if name not in values or not np.isfinite(values[name]):
+        return ""
+    if name in _COUNTS:
+        return f"{int(values[name]):,}"
+    deviation = values.get(f"{name}_std")
+    text = f"{100 * values[name]:.1f}"
+    return text if deviation is None else f"{text} ± {100 * deviation:.1f}"
+
+
+def _summary(shown) -> str:
+    if not shown:
+        return "No query has another image of its class, so that there are no scores."
+    return ", ".join(f"{tile['name']} {100 * tile['value']:.1f}" for tile in shown["tiles"])
+
+
+def _map_note(data: diagnosis.Data, images: sprites.Sprites | None) -> str:
+    n = int(data.readable.sum())
+    if data.x.shape[1] <= 2:
+        text = f"The embedding has {data.x.shape[1]} dimensions: the map is the embedding itself."
+    else:
+        text = "Neighborhoods mean something; far distances, sizes and gaps do not."
+        if n > projection.ANCHORS:
+            text += (
+                f" {projection.ANCHORS:,} images, drawn from the classes in turn, are placed by "
+                "t-SNE, the others near their neighbors."
+            )
+    if images is not None and (missing := int((images.cells[data.readable] == 65535).sum())):
+        text += (
+            f" {n - missing:,} of {n:,} images have a picture here: those in the lists, and others "
+            "drawn from the classes in turn."
+        )
+    return text
+
+
+def _looks(facts: Facts, data: diagnosis.Data) -> list[dict[str, Any]]:
+    """At most five sentences; a rule that finds nothing says nothing."""
+    looks: list[dict[str, Any]] = []
+    if facts.warning:
+        looks.append({"parts": [facts.warning], "section": "run", "warning": True})
+    check = facts.check or {}
+    if leaks := check.get("leaks"):
+        text = f"{len(leaks):,} test images are also among the training images."
+        looks.append(
+            {
+                "parts": [text],
+                "section": "check",
+                "items": [leak["item"] for leak in leaks[:6]],
+                "warning": True,
+            }
+        )
+    table = facts.classes
+    if table is not None:
+        bad = np.flatnonzero((table["recall"] < 0.5) & (table["queries"] > 0))
+        if len(bad):
+            worst = bad[np.lexsort((bad, table["upper"][bad]))][:4]
+            parts: list[Any] = [
+                f"{len(bad):,} of {int((table['queries'] > 0).sum()):,} classes have R@1 below 50"
+                f"{', the worst ' if len(bad) > 1 else ': '}"
+            ]
+            for k, c in enumerate(worst):
+                parts += [", " if k else "", {"class": int(c)}]
+            examples = [int(table["example"][c]) for c in worst]
+            looks.append({"parts": [*parts, "."], "section": "classes", "items": examples})
+    pairs = (facts.confusions or {}).get("pairs", ())
+    if pairs:
+        pair = pairs[0]
+        looks.append(
+            {
+                "parts": [
+                    "Most often taken for another: ",
+                    {"class": pair["a"]},
+                    " for ",
+                    {"class": pair["b"]},
+                    f", {pair['count']} of {pair['of']}.",
+                ],
+                "section": "classes",
+                "items": list(dict.fromkeys(i for e in pair["examples"][:3] for i in e)),
+            }
+        )
+    if len(suspects := check.get("suspects", ())) >= 3:
+        looks.append(
+            {
+                "parts": [f"{len(suspects):,} images may have a wrong label."],
+                "section": "check",
+                "items": [suspect["item"] for suspect in suspects[:6]],
+            }
+        )
+    if duplicates := check.get("duplicates"):
+        text = f"{len(duplicates):,} pairs of almost the same picture have two labels."
+        items = list(dict.fromkeys(i for d in duplicates[:3] for i in (d["a"], d["b"])))
+        looks.append({"parts": [text], "section": "check", "items": items})
+    if hub := _worst_hub(check.get("hubs", ()), facts.items):
+        looks.append(
+            {
+                "parts": [
+                    f"One image is among the ten nearest of {hub['found']} queries, "
+                    f"{hub['wrong']} of them of another class: a ",
+                    {"class": int(data.labels[hub["item"]])},
+                    ".",
+                ],
+                "section": "check",
+                "items": [hub["item"], *hub["queries"][:5]],
+            }
+        )
+    if unreadable := int((~data.readable).sum()):
+        looks.append({"parts": [f"{unreadable:,} images could not be read."], "section": "run"})
+    return looks[:5]
+
+
+def _worst_hub(hubs: Sequence[Mapping[str, Any]], items: Items) -> Mapping[str, Any] | None:
+    """The first hub that is the nearest of two queries of other classes, if there is one.
+
+    Where classes are smaller than ten images, the ten nearest always hold images of other classes.
+    """
+    for hub in hubs:
+        if np.sum((items.hits == 0) & (items.neighbors[:, 0] == hub["item"])) >= 2:
+            return hub
+    return None

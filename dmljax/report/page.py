@@ -1,0 +1,162 @@
+"""One self-contained HTML file from `Facts`, and the same facts read back from the file.
+
+The file holds the hand-written page (`page.html`, `page.css`, `page.js`), a JSON text with what is
+small, one gzip of all arrays and long lists, and the sheets of thumbnails as WebP. It needs no
+network: a content security policy forbids every request. The same facts give the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import gzip
+import html
+import importlib.resources
+import json
+import math
+import os
+import pathlib
+import re
+from typing import Any
+
+import numpy as np
+
+from dmljax.data.files import write_text
+from dmljax.report.facts import Facts
+
+__all__ = ["NotAPage", "html_of", "read", "write"]
+
+# Lists of strings and of numbers that are longer than this travel in the gzip.
+_LONG_LIST = 200
+_LONG_TEXT = 2000
+_NARROW = {"bool": np.uint8, "int64": np.int32, "uint64": np.uint32}
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+)
+# The page of a run that still trains asks its own server for a newer version.
+_LIVE_POLICY = f"{_POLICY}; connect-src 'self'"
+
+
+class NotAPage(ValueError):
+    """A file that is no page of this version of dmljax."""
+
+
+def write(facts: Facts, path: str | os.PathLike) -> pathlib.Path:
+    """Writes the page of `facts` to `path`, completely or not at all."""
+    write_text(path, html_of(facts))
+    return pathlib.Path(path)
+
+
+def html_of(facts: Facts, *, live: bool = False) -> str:
+    """The page as text. A `live` page renews itself from the server that it came from."""
+    arrays = _Arrays()
+    tree = arrays.packed(
+        {
+            field.name: getattr(facts, field.name)
+            for field in dataclasses.fields(facts)
+            if field.name != "sheets"
+        }
+    )
+    tree["live"] = live
+    blob = gzip.compress(b"".join(arrays.chunks), compresslevel=9, mtime=0)
+    sheets = "".join(
+        f'<script type="text/plain" class="sheet">{base64.b64encode(sheet).decode()}</script>\n'
+        for sheet in facts.sheets
+    )
+    values = {
+        "policy": _LIVE_POLICY if live else _POLICY,
+        "title": html.escape(f"{facts.title}: {facts.headline}" if facts.headline else facts.title),
+        "summary": html.escape(facts.summary),
+        "css": _source("page.css"),
+        "js": _source("page.js"),
+        "data": _json_in_html(tree),
+        "blob": base64.b64encode(blob).decode(),
+        "sheets": sheets,
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _source("page.html"))
+
+
+def read(path: str | os.PathLike) -> dict[str, Any]:
+    """What `write` wrote: the fields of `Facts` as plain dicts, lists and arrays.
+
+    `sheets` is a list of the bytes of WebP files. Raises `NotAPage` for any other file.
+    """
+    path = pathlib.Path(path)
+    text = path.read_text(encoding="utf-8", errors="replace")
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    blob = re.search(r'<script type="text/plain" id="blob">(.*?)</script>', text, re.S)
+    if data is None or blob is None or not text.rstrip().endswith("</html>"):
+        raise NotAPage(f"{path} is no page of dmljax: make it by `dmljax report RUN`")
+    try:
+        content = gzip.decompress(base64.b64decode(blob[1]))
+        tree = _unpacked(json.loads(data[1]), content)
+    except (ValueError, EOFError, OSError, KeyError) as error:
+        raise NotAPage(f"{path} is damaged ({error}): make it again by `dmljax report RUN`") from (
+            error
+        )
+    sheets = re.findall(r'<script type="text/plain" class="sheet">(.*?)</script>', text)
+    return tree | {"sheets": [base64.b64decode(sheet) for sheet in sheets]}
+
+
+def _source(name: str) -> str:
+    folder = importlib.resources.files("dmljax.report")
+    return folder.joinpath(name).read_text(encoding="utf-8")
+
+
+def _json_in_html(tree: Any) -> str:
+    """JSON that no class name can end: `<` and all that is not ASCII are escaped."""
+    text = json.dumps(tree, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
+
+
+class _Arrays:
+    """Replaces arrays and long lists by their places in one run of bytes."""
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes] = []
+        self._size = 0
+
+    def packed(self, value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = dataclasses.fields(value)
+            value = {field.name: getattr(value, field.name) for field in fields}
+        if isinstance(value, dict):
+            return {str(key): self.packed(v) for key, v in value.items() if v is not None}
+        if isinstance(value, np.ndarray):
+            array = np.ascontiguousarray(value)
+            # Browsers have no arrays of booleans, and none of 64-bit integers that are numbers.
+            array = array.astype(_NARROW.get(array.dtype.name, array.dtype), copy=False)
+            array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+            place = self._add(array.tobytes())
+            return {"$": [array.dtype.name, list(array.shape), *place]}
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, float):
+            return value if math.isfinite(value) else None
+        if isinstance(value, list | tuple):
+            if len(value) > _LONG_LIST and all(isinstance(v, str | int | float) for v in value):
+                return {"$": ["json", [], *self._add(json.dumps(list(value)).encode())]}
+            return [self.packed(v) for v in value]
+        if isinstance(value, str) and len(value) > _LONG_TEXT:
+            return {"$": ["json", [], *self._add(json.dumps(value).encode())]}
+        return value
+
+    def _add(self, content: bytes) -> tuple[int, int]:
+        offset, size = self._size, len(content)
+        self.chunks.append(content + bytes(-size % 8))
+        self._size += size + -size % 8
+        return offset, size
+
+
+def _unpacked(value: Any, content: bytes) -> Any:
+    if isinstance(value, list):
+        return [_unpacked(v, content) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if "$" not in value:
+        return {key: _unpacked(v, content) for key, v in value.items()}
+    kind, shape, offset, size = value["$"]
+    chunk = content[offset : offset + size]
+    if kind == "json":
+        return json.loads(chunk)
+    return np.frombuffer(chunk, np.dtype(kind).newbyteorder("<")).reshape(shape)

@@ -1,0 +1,257 @@
+"""What the files of a run folder say: curves, scores of an evaluation, and how the run was made.
+
+Nothing here opens a checkpoint or an image. Missing and damaged files leave their parts out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Files", "read"]
+
+_COLUMNS = 560  # pixels of a chart: of more points, each column keeps its least and its largest
+_MOST_POINTS = 2000
+_SHOWN = ("R@1", "MAP@R")
+_OTHERS = ("NMI", "F1", "RP", "MRR")
+# What every run logs beside the terms of its loss.
+_DIAGNOSTICS = ("step", "loss", "gradient_norm", "positive_distance", "negative_distance")
+_DIAGNOSTICS += ("active_positives", "active_negatives", "active_triplets")
+# Fields of the config that name files of one machine.
+_PATHS = ("root", "path", "weights", "data_dir")
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """The files of a run folder as they were read; empty where there is none."""
+
+    name: str
+    config: Mapping[str, Any]
+    lines: Sequence[Mapping[str, Any]]  # of metrics.jsonl
+    speed: Sequence[Mapping[str, Any]]
+    result: Mapping[str, Any]
+
+    @property
+    def evaluations(self) -> int:
+        """How many evaluations there are so far."""
+        return len({line["step"] for line in self.lines if any("test/" in name for name in line)})
+
+    def scores_at(self, step: int) -> dict[str, dict[str, float]]:
+        """The scores of one evaluation, {split: {score: value}}, test first."""
+        scores: dict[str, dict[str, float]] = {}
+        for line in self.lines:
+            if line["step"] != step:
+                continue
+            for name, value in line.items():
+                split, _, score = name.partition("/")
+                if score and split in ("test", "val"):
+                    scores.setdefault(split, {})[score] = value
+        return {split: scores[split] for split in ("test", "val") if split in scores}
+
+    def curves(
+        self, chosen: int | None, reloads: Sequence[int] = (), *, shown: str = "R@1"
+    ) -> dict[str, Any] | None:
+        """The training loss and its terms, and the scores of every split in percent."""
+        loss = [(x["step"], x["loss"]) for x in self.lines if "loss" in x]
+        names = dict.fromkeys([*_SHOWN, shown, *_OTHERS])
+        ends = tuple(f"/{name}" for name in names)
+        keys = dict.fromkeys(
+            key for x in self.lines for key in x if key.endswith(ends) and not key.startswith("raw")
+        )
+        scores = []
+        for key in sorted(keys, key=lambda key: _rank(key, [*names])):
+            points = [(x["step"], 100 * x[key]) for x in self.lines if _is_number(x.get(key))]
+            split, _, score = key.partition("/")
+            name = {"test": "test", "val": "held-out"}.get(split, split)
+            is_shown = score in (*_SHOWN, shown)
+            scores.append({"name": f"{name} {score}", "shown": is_shown, **_columns(points)})
+        if not loss and not scores:
+            return None
+        raw = [x["raw/R@1"] for x in self.lines if _is_number(x.get("raw/R@1"))]
+        marks = [{"step": step, "text": "best reloaded"} for step in reloads]
+        if chosen is not None and len({x["step"] for x in self.lines if "test/R@1" in x}) > 1:
+            marks.append({"step": chosen, "text": f"step {chosen:,}"})
+        terms = dict.fromkeys(k for x in self.lines if "loss" in x for k in x)
+        return {
+            "loss": _columns(loss),
+            "terms": [
+                {
+                    "name": name.replace("_", " "),
+                    **_columns(
+                        [(x["step"], x[name]) for x in self.lines if _is_number(x.get(name))]
+                    ),
+                }
+                for name in terms
+                if name not in _DIAGNOSTICS
+            ],
+            "scores": scores,
+            "baseline": 100 * raw[-1] if raw else None,
+            "marks": marks,
+        }
+
+    def warning(self) -> str | None:
+        """A sentence if the checkpoint was chosen by scores of the test classes."""
+        if (self.result.get("chosen") or {}).get("uses_test"):
+            return "The checkpoint was chosen on the test classes: these scores are too good."
+        return None
+
+    def provenance(self) -> dict[str, Any]:
+        """How the run was made: the rows of the section about the run."""
+        result, rows = self.result, []
+
+        def add(name: str, value: Any) -> None:
+            if value not in (None, "", {}):
+                rows.append([name, str(value)])
+
+        chosen = result.get("chosen") or {}
+        add("Checkpoint", chosen.get("sentence"))
+        source = result.get("config", "")
+        add("Config", f"{source}:{result['argument']}" if result.get("argument") else source)
+        data = result.get("data") or {}
+        add(
+            "Data",
+            "; ".join(
+                f"{split}: {counts['images']:,} images of {counts['classes']:,} classes"
+                for split, counts in data.items()
+            ),
+        )
+        add("Pretraining", _last_part(result.get("pretraining")) or ("none" if result else None))
+        add("Seed", self.config.get("seed"))
+        add("Steps", self.config.get("steps"))
+        for name, digest in (result.get("digests") or {}).items():
+            add(f"SHA-256 of the {name}", digest)
+        if code := result.get("code"):
+            changed = ", with changed files" if code.get("dirty") else ""
+            add("Revision of dmljax", f"{code['revision']}{changed}")
+        versions = result.get("versions") or {}
+        add("Versions", ", ".join(f"{name} {number}" for name, number in versions.items()))
+        if devices := result.get("devices"):
+            processes = devices.get("processes", 1)
+            text = f"{devices['count']} x {devices.get('kind') or devices['platform']}"
+            add("Devices", text + (f", {processes} processes" if processes > 1 else ""))
+        if _is_number(seconds := result.get("wall_seconds")):
+            add("Time", _duration(seconds))
+        speeds = [x["images_per_second"] for x in self.speed if "images_per_second" in x]
+        if speeds:
+            add("Speed", f"{np.median(speeds):,.0f} images a second (median)")
+        for name, text in (("memory_gib", "Memory"), ("device_memory_gib", "Memory of a device")):
+            values = [x[name] for x in self.speed if name in x]
+            if values:
+                add(text, f"{max(values):.1f} GiB at most")
+        if unreadable := sum(x.get("unreadable", 0) for x in self.speed[-1:]):
+            add("Unreadable", f"{int(unreadable):,} training images")
+        config = _without_paths(self.config)
+        return {
+            "rows": rows,
+            "config": json.dumps(config, indent=2, sort_keys=True) if config else None,
+            "speed": self._speed_chart(),
+        }
+
+    def _speed_chart(self) -> dict[str, Any] | None:
+        points = [
+            (x["step"], x["images_per_second"]) for x in self.speed if "images_per_second" in x
+        ]
+        if len(points) < 2:
+            return None
+        waits = [
+            x["input_wait_seconds"] / x["step_seconds"] for x in self.speed if "step_seconds" in x
+        ]
+        columns = _columns(points)
+        return {
+            "steps": columns["steps"],
+            "images_per_second": columns["values"],
+            "note": f"{100 * float(np.median(waits)):.0f} % of the time of a step is waiting for "
+            "input (median).",
+        }
+
+
+def read(folder: str | os.PathLike) -> Files:
+    """The files of a run folder."""
+    folder = pathlib.Path(folder)
+    return Files(
+        name=folder.absolute().name or "run",
+        config=_json(folder / "config.json"),
+        lines=_lines(folder / "metrics.jsonl"),
+        speed=_lines(folder / "speed.jsonl"),
+        result=_json(folder / "result.json"),
+    )
+
+
+def _json(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The lines of a `.jsonl` file; torn lines are left out."""
+    try:
+        texts = path.read_text().splitlines()
+    except (OSError, ValueError):
+        return []
+    lines = []
+    for text in texts:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and _is_number(line.get("step")):
+            lines.append(line)
+    return lines
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and bool(np.isfinite(value))
+
+
+def _rank(key: str, names: Sequence[str]) -> tuple[int, int, str]:
+    """The order of curves: main scores first, the test split before others."""
+    split, _, score = key.partition("/")
+    place = names.index(score) if score in names else len(names)
+    return place, ["test", "val"].index(split) if split in ("test", "val") else 2, key
+
+
+def _columns(points: Sequence[tuple[float, float]]) -> dict[str, np.ndarray]:
+    """Steps and values; of very many points, the least and the largest of each pixel column."""
+    steps = np.array([step for step, _ in points], np.float64)
+    values = np.array([value for _, value in points], np.float64)
+    if len(points) > _MOST_POINTS:
+        columns = np.minimum(
+            ((steps - steps[0]) / max(steps[-1] - steps[0], 1) * _COLUMNS).astype(int), _COLUMNS - 1
+        )
+        kept = []
+        for column in np.unique(columns):
+            rows = np.flatnonzero(columns == column)
+            kept += sorted({rows[np.argmin(values[rows])], rows[np.argmax(values[rows])]})
+        steps, values = steps[kept], values[kept]
+    return {"steps": steps.astype(np.float32), "values": values.astype(np.float32)}
+
+
+def _duration(seconds: float) -> str:
+    minutes, hours = seconds / 60, seconds / 3600
+    if hours >= 2:
+        return f"{hours:.1f} hours"
+    return f"{minutes:.1f} minutes" if minutes >= 2 else f"{seconds:.0f} seconds"
+
+
+def _last_part(path: Any) -> str:
+    return pathlib.PurePath(str(path)).name if path else ""
+
+
+def _without_paths(config: Any, name: str = "") -> Any:
+    """The config with the last parts of its paths only: people send this file to others."""
+    if isinstance(config, Mapping):
+        return {key: _without_paths(value, key) for key, value in config.items()}
+    if isinstance(config, list | tuple):
+        return [_without_paths(value, name) for value in config]
+    if isinstance(config, str) and (name in _PATHS or os.path.isabs(config)):
+        return _last_part(config)
+    return config

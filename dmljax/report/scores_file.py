@@ -1,0 +1,186 @@
+"""`scores.safetensors`: the scores of every query of a run, so that runs can be compared later.
+
+Comparing runs needs neither images nor nets: these files are enough.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from dmljax import metrics
+from dmljax.data.digest import digest
+from dmljax.data.splits import Split, Splits
+
+__all__ = ["FILE", "QueryScores", "differences", "read", "score", "write"]
+
+FILE, FORMAT = "scores.safetensors", "1"
+_ARRAYS = {
+    "queries": np.uint32,
+    "labels": np.int32,
+    "first": np.uint32,
+    "recall_at_1": np.float32,
+    "r_precision": np.float32,
+    "map_at_r": np.float32,
+}
+
+
+class QueryScores(NamedTuple):
+    """One row for each query of a split that could be read.
+
+    `queries` are the numbers of the images in the split and `first` the ranks of their first
+    positives, from 1. A query without a positive has the rank 0 and NaN as its scores. `items` is
+    the digest of the split (its images, labels and names), and `data` that of the whole data set.
+    """
+
+    queries: np.ndarray
+    labels: np.ndarray
+    first: np.ndarray
+    recall_at_1: np.ndarray
+    r_precision: np.ndarray
+    map_at_r: np.ndarray
+    classes: tuple[str, ...]
+    items: str
+    data: str
+    split: str
+    step: int | None
+
+    @property
+    def values(self) -> dict[str, np.ndarray]:
+        """The scores by the names that reports show."""
+        is_scored = self.first > 0
+        ranks = np.where(is_scored, self.first, 1)
+        return {
+            "R@1": self.recall_at_1,
+            "MAP@R": self.map_at_r,
+            "RP": self.r_precision,
+            "MRR": np.where(is_scored, 1 / ranks, np.nan),
+        }
+
+
+def score(
+    embeddings: np.ndarray,
+    split: Split,
+    *,
+    data: str = "",
+    name: str = "test",
+    step: int | None = None,
+    devices: Sequence[Any] | None = None,
+) -> QueryScores:
+    """The scores of every query of a split, by its protocol of queries, gallery and groups.
+
+    `data` is the digest of the data set, `name` that of the split, and `step` the step of training
+    that gave the embeddings.
+    """
+    readable = np.isfinite(embeddings).all(axis=1)
+    query = readable if split.query is None else readable & split.query
+    gallery = None if split.gallery is None else readable & split.gallery
+    search: dict[str, Any] = {"devices": devices}
+    if gallery is not None:
+        search |= {"gallery": embeddings[gallery], "gallery_labels": split.labels[gallery]}
+    if split.groups is not None:
+        search["groups"] = split.groups[query]
+        if gallery is not None:
+            search["gallery_groups"] = split.groups[gallery]
+    fns = {name: metrics.RANKING_FNS[name] for name in ("MRR", "RP", "MAP@R")}
+    values = metrics.per_query(
+        embeddings[query], split.labels[query], ks=(), metric_fns=fns, **search
+    )
+    is_scored = ~np.isnan(values["MRR"])
+    first = np.zeros(len(is_scored), np.uint32)
+    first[is_scored] = np.rint(1 / values["MRR"][is_scored]).astype(np.uint32)
+    return QueryScores(
+        queries=np.flatnonzero(query).astype(np.uint32),
+        labels=split.labels[query].astype(np.int32),
+        first=first,
+        recall_at_1=np.where(is_scored, first == 1, np.nan).astype(np.float32),
+        r_precision=values["RP"].astype(np.float32),
+        map_at_r=values["MAP@R"].astype(np.float32),
+        classes=tuple(split.names),
+        items=digest(Splits(Split((), np.zeros(0, np.int32), ()), split)),
+        data=data,
+        split=name,
+        step=step,
+    )
+
+
+def write(folder: str | os.PathLike, scores: QueryScores) -> pathlib.Path:
+    """Writes the file into the folder of a run, completely or not at all, and returns its path."""
+    path = pathlib.Path(folder) / FILE
+    metadata = {
+        "format": FORMAT,
+        "classes": json.dumps(scores.classes),
+        "items": scores.items,
+        "data": scores.data,
+        "split": scores.split,
+        "step": json.dumps(scores.step),
+    }
+    arrays = {name: np.ascontiguousarray(getattr(scores, name), t) for name, t in _ARRAYS.items()}
+    unfinished = path.with_name(f"{FILE}.{os.getpid()}.tmp")
+    try:
+        save_file(arrays, unfinished, metadata=metadata)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path
+
+
+def read(folder: str | os.PathLike) -> QueryScores:
+    """The scores of the queries of a finished run."""
+    path = pathlib.Path(folder) / FILE
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} holds no {FILE}: its run is not finished. `dmljax train` finishes it, and "
+            f"`dmljax report {folder}` writes the file for a run that is"
+        )
+    try:
+        with safe_open(path, "np") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise ValueError("its format is of another version of dmljax")
+            arrays = {name: file.get_tensor(name) for name in _ARRAYS}
+        sizes = {len(array) for array in arrays.values()}
+        if len(sizes) != 1:
+            raise ValueError("its arrays differ in length")
+        return QueryScores(
+            **arrays,
+            classes=tuple(json.loads(metadata["classes"])),
+            items=metadata["items"],
+            data=metadata["data"],
+            split=metadata["split"],
+            step=json.loads(metadata["step"]),
+        )
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error}): `dmljax report {folder}` writes it again"
+        ) from error
+
+
+def differences(a: QueryScores, b: QueryScores) -> list[str]:
+    """In what two test sets differ; nothing if their queries are the same."""
+    if a.split != b.split:
+        return [f"the splits {a.split!r} and {b.split!r}"]
+    reasons = []
+    if len(a.classes) != len(b.classes):
+        reasons.append(f"{len(a.classes):,} and {len(b.classes):,} classes")
+    elif a.classes != b.classes:
+        old, new = next((x, y) for x, y in zip(a.classes, b.classes, strict=True) if x != y)
+        reasons.append(f"the names of classes ({old!r} and {new!r})")
+    if len(a.queries) != len(b.queries):
+        reasons.append(f"{len(a.queries):,} and {len(b.queries):,} queries")
+    elif not np.array_equal(a.queries, b.queries):
+        reasons.append("which images could be read")
+    elif not np.array_equal(a.labels, b.labels):
+        reasons.append(f"the labels of {int((a.labels != b.labels).sum()):,} queries")
+    elif not np.array_equal(a.first > 0, b.first > 0):
+        reasons.append("the gallery")
+    if not reasons and a.items != b.items:
+        reasons.append("the images of the test set, their names or their protocol")
+    return reasons

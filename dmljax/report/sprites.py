@@ -1,0 +1,120 @@
+"""Thumbnails of images, sixteen by sixteen to a sheet, encoded as WebP."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from dmljax.data.decode import UnreadableImage
+
+__all__ = ["MISSING", "SIDE", "Sprites", "choose", "cover", "make", "thumbnail_size"]
+
+SIDE = 16  # cells along each edge of a sheet
+MISSING = 65535  # the cell of an item without a thumbnail
+# (at most so many images, pixels of a cell, WebP quality): 5,000 images stay below 8 MB.
+_SIZES = ((5000, 64, 50), (8000, 48, 60))
+_MOST_CELLS, _SMALL_SIDE, _SMALL_QUALITY = 5500, 48, 60
+_GRAY_SIDE = 16
+
+
+class Sprites(NamedTuple):
+    """Sheets of thumbnails, where each item's is, and small gray copies of all that were read.
+
+    `cells [n]`: sheet * 256 + row * 16 + column, or `MISSING`. `rows` are the rows of cells of each
+    sheet. `gray [n 16 16]`: NaN for an item without a thumbnail.
+    """
+
+    sheets: list[bytes]
+    rows: list[int]
+    cells: np.ndarray
+    side: int
+    gray: np.ndarray
+
+
+def thumbnail_size(count: int) -> tuple[int, int, int]:
+    """`(images, side, quality)`: how many of `count` images get a thumbnail, and how."""
+    for most, side, quality in _SIZES:
+        if count <= most:
+            return count, side, quality
+    return _MOST_CELLS, _SMALL_SIDE, _SMALL_QUALITY
+
+
+def choose(labels: np.ndarray, needed: Sequence[int], count: int, *, seed: int = 0) -> np.ndarray:
+    """`count` items ordered by class: first those `needed`, the others from the classes in turn."""
+    labels = np.asarray(labels)
+    chosen = np.fromiter(dict.fromkeys(int(i) for i in needed), np.int64)[:count]
+    if len(chosen) < count:
+        order = np.random.default_rng(seed).permutation(len(labels))
+        order = order[~np.isin(order, chosen)]
+        by_class = order[np.argsort(labels[order], kind="stable")]
+        sorted_labels = labels[by_class]
+        starts = np.searchsorted(sorted_labels, sorted_labels)
+        turns = np.arange(len(by_class)) - starts
+        others = by_class[np.lexsort((np.arange(len(by_class)), turns))]
+        chosen = np.concatenate([chosen, others[: count - len(chosen)]])
+    return chosen[np.lexsort((chosen, labels[chosen]))]
+
+
+def cover(image: np.ndarray, side: int) -> np.ndarray:
+    """The middle square of a uint8 image `[h w c]`, as `[side side 3]`."""
+    picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).convert("RGB")
+    edge = min(picture.size)
+    left, top = (picture.width - edge) // 2, (picture.height - edge) // 2
+    # Small images are magnified pixel by pixel, as a whole multiple would be.
+    resample = Image.Resampling.NEAREST if edge <= side // 2 else Image.Resampling.BILINEAR
+    box = (left, top, left + edge, top + edge)
+    return np.asarray(picture.resize((side, side), resample, box=box, reducing_gap=2.0))
+
+
+def make(
+    read_fn: Callable[[int], np.ndarray],
+    labels: np.ndarray,
+    *,
+    needed: Sequence[int] = (),
+    where: np.ndarray | None = None,
+) -> Sprites:
+    """Thumbnails of the items that `where` marks, at most as many as the budget allows.
+
+    `read_fn(item) -> uint8 [h w c]`. An image that cannot be read gets no thumbnail.
+    """
+    n = len(labels)
+    available = np.arange(n) if where is None else np.flatnonzero(where)
+    count, side, quality = thumbnail_size(len(available))
+    place = np.full(n, -1)
+    place[available] = np.arange(len(available))
+    wanted = [int(place[i]) for i in needed if place[i] >= 0]
+    chosen = available[choose(np.asarray(labels)[available], wanted, count)]
+    cells = np.full(n, MISSING, np.uint16)
+    gray = np.full((n, _GRAY_SIDE, _GRAY_SIDE), np.nan, np.float32)
+    sheets, rows = [], []
+    filled, sheet = 0, np.zeros((SIDE * side, SIDE * side, 3), np.uint8)
+    for item in chosen:
+        try:
+            picture = cover(read_fn(int(item)), side)
+        except (UnreadableImage, OSError):
+            continue
+        place_in_sheet = filled % SIDE**2
+        top, left = divmod(place_in_sheet, SIDE)
+        sheet[top * side : (top + 1) * side, left * side : (left + 1) * side] = picture
+        small = Image.fromarray(picture).convert("L").resize((_GRAY_SIDE, _GRAY_SIDE))
+        gray[item] = np.asarray(small)
+        cells[item] = filled
+        filled += 1
+        if filled % SIDE**2 == 0:
+            sheets.append(_encoded(sheet, quality))
+            rows.append(SIDE)
+            sheet = np.zeros_like(sheet)
+    if filled % SIDE**2:
+        rows.append(-(-(filled % SIDE**2) // SIDE))
+        sheets.append(_encoded(sheet[: rows[-1] * side], quality))
+    return Sprites(sheets, rows, cells, side, gray)
+
+
+def _encoded(sheet: np.ndarray, quality: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(sheet).save(buffer, "WEBP", quality=quality, method=4)
+    return buffer.getvalue()

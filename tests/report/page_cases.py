@@ -1,0 +1,44 @@
+"""Facts made from arrays for the tests of the page: small, quick, with pictures that can be told
+apart."""
+
+import numpy as np
+
+from dmljax.report import facts
+
+HOSTILE = "</script><img src=x onerror=alert(1)>"
+
+
+def colored(item: int) -> np.ndarray:
+    """An image of one color, from which `number_of` reads the item again."""
+    color = [40 + 25 * (item % 8), 40 + 25 * (item // 8 % 8), 40 + 25 * (item // 64 % 8)]
+    return np.full((24, 24, 3), color, np.uint8)
+
+
+def number_of(color) -> int:
+    """The item whose picture has this color, by the nearest of all colors."""
+    digits = [round((float(value) - 40) / 25) for value in color[:3]]
+    return digits[0] + 8 * digits[1] + 64 * digits[2]
+
+
+def clustered(items=96, classes=12, dimension=8, spread=0.7, seed=0):
+    """`(embeddings, labels)`: unit vectors around one mean for each class."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(items) % classes
+    x = rng.normal(size=(classes, dimension))[labels] + spread * rng.normal(size=(items, dimension))
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32), labels
+
+
+def names_of(classes=12):
+    """Class names, three of which try to break the page."""
+    names = [f"class {c}" for c in range(classes)]
+    hostile = [HOSTILE, "x" * 300, "שלום עולם", "漢字のクラス", "a & b <b>bold</b>", "‮reversed"]
+    for c, name in zip(range(1, classes), hostile, strict=False):
+        names[c] = name
+    return names
+
+
+def made(*, items=96, classes=12, dimension=8, title="arrays", **options) -> facts.Facts:
+    """Facts of `clustered` with pictures; `options` are those of `facts.make`."""
+    embeddings, labels = clustered(items, classes, dimension)
+    options = {"names": names_of(classes), "read_fn": colored} | options
+    return facts.make(embeddings, labels, title=title, **options)

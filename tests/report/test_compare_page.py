@@ -1,0 +1,151 @@
+"""The page that compares runs, the pages of embeddings from elsewhere, and figures from pages."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import browser
+import numpy as np
+import pytest
+from page_cases import clustered, colored
+from PIL import Image
+
+from dmljax import report
+from dmljax.data.splits import Split
+from dmljax.report import compare_page, facts, page, scores_file
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def _command(*words, cwd):
+    command = [sys.executable, "-m", "dmljax.main", *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Folders of two finished runs, the second of which confuses more."""
+    root = tmp_path_factory.mktemp("runs")
+    folders = {}
+    for name, spread in (("first", 0.5), ("second", 1.3)):
+        embeddings, labels = clustered(96, 12, spread=spread)
+        split = Split(np.zeros((96, 4, 4, 3), np.uint8), labels, tuple(map(str, range(12))))
+        folder = root / name
+        folder.mkdir()
+        scores_file.write(folder, scores_file.score(embeddings, split, data="d", step=3))
+        (folder / "config.json").write_text(json.dumps({"steps": 3, "rate": spread}))
+        (folder / "metrics.jsonl").write_text('{"step": 3, "test/R@1": 0.5}\n')
+        made = facts.make(embeddings, labels, title=name, read_fn=colored)
+        page.write(made, folder / "report.html")
+        folders[name] = folder
+    return folders
+
+
+def test_the_comparison_lists_what_a_loop_over_queries_finds(runs):
+    section = compare_page.facts_of(runs, fields=[["rate", "0.5", "1.3"]]).comparison
+    first, second = (scores_file.read(folder) for folder in runs.values())
+    only_first = np.flatnonzero((first.first == 1) & (second.first != 1))
+    only_second = np.flatnonzero((first.first != 1) & (second.first == 1))
+    change = section["changes"][0]
+    assert change["lost_count"] == len(only_first) > 5
+    assert change["won_count"] == len(only_second)
+    pages = [page.read(folder / "report.html")["items"] for folder in runs.values()]
+    for entry in change["lost"]:
+        assert entry["item"] in only_first
+        assert entry["found"] == [int(p["neighbors"][entry["item"], 0]) for p in pages]
+    cell = section["rows"][0]["cells"][1]
+    assert cell["verdict"] == "worse" and cell["low"] < cell["difference"] < cell["high"] < 0
+    assert [c["is_best"] for c in section["rows"][0]["cells"]] == [True, False]
+
+
+def test_a_run_equals_itself(runs):
+    same = {"a": runs["first"], "b": runs["first"]}
+    made = compare_page.facts_of(same)
+    assert made.headline == "R@1 +0.0, not told apart"
+    assert made.comparison["changes"][0]["won_count"] == 0
+
+
+def test_the_command_writes_the_comparison_and_says_what_is_missing(runs, tmp_path):
+    done = _command("report", *runs.values(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (runs["first"] / "comparison.html").read_text()
+    assert "<title>first and second: R@1 " in text and ", worse</title>" in text
+    assert page.read(runs["first"] / "comparison.html")["comparison"]["config"] == [
+        ["rate", "0.5", "1.3"]
+    ]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = _command("report", empty, runs["first"], cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+
+
+@pytest.mark.browser
+def test_the_comparison_in_a_browser(runs):
+    if reason := browser.missing():
+        if browser.REQUIRED:
+            pytest.fail(reason)
+        pytest.skip(reason)
+    path = page.write(compare_page.facts_of(runs), runs["first"] / "shown.html")
+    complaints = []
+    with browser.chromium() as chromium:
+        opened = chromium.new_page(viewport={"width": 390, "height": 800})
+        opened.on("console", lambda message: complaints.append(message.text))
+        opened.on("pageerror", lambda error: complaints.append(str(error)))
+        opened.goto(path.as_uri())
+        opened.wait_for_selector("html[data-ready=true]")
+        ids = opened.evaluate("[...document.querySelectorAll('main section')].map((s) => s.id)")
+        assert ids[:2] == ["compare", "scores"]
+        text = opened.inner_text("#compare")
+        assert "worse" in text and "right only in first" in text
+        assert opened.evaluate("document.documentElement.scrollWidth") == 390
+        opened.locator("#compare .thumb").first.click()
+        assert opened.evaluate("document.getElementById('panel').open")
+    assert not complaints
+
+
+def test_embeddings_from_elsewhere_get_a_page_with_their_images(tmp_path):
+    embeddings, labels = clustered(24, 4)
+    np.save(tmp_path / "x.npy", embeddings)
+    (tmp_path / "labels.txt").write_text("".join(f"name {c}\n" for c in labels))
+    for item in range(24):
+        file = tmp_path / "photos" / "deep" / f"{item:03}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(colored(item)).save(file)
+    words = ["report", "--embeddings=x.npy", "--labels=labels.txt"]
+    done = _command(*words, "--images=photos", "--out=elsewhere.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"elsewhere.html: \d+\.\d MB\n", done.stdout)
+    tree = page.read(tmp_path / "elsewhere.html")
+    assert tree["files"][7] == "deep/007.png" and len(tree["sheets"]) == 1
+    expected = facts.make(embeddings, labels, title="x").items
+    np.testing.assert_array_equal(tree["items"]["neighbors"], expected.neighbors)
+    (tmp_path / "photos" / "deep" / "003.png").unlink()
+    done = _command(*words, "--images=photos", cwd=tmp_path)
+    assert done.returncode == 2 and "holds 23 images, but there are 24 embeddings" in done.stderr
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "report.html").exists()
+
+
+def test_figures_show_the_pictures_of_the_page(runs):
+    folder = runs["second"]
+    figure = report.neighbors(folder, [5, 17], k=4)
+    tree = page.read(folder / "report.html")
+    for row, query in zip(np.reshape(figure.axes, (2, 6)), (5, 17), strict=True):
+        shown = [query, *tree["items"]["neighbors"][query, :4], tree["items"]["best_own"][query]]
+        for axis, item in zip(row, shown, strict=True):
+            middle = np.asarray(axis.images[0].get_array())[32, 32].astype(int)
+            assert np.abs(middle - colored(int(item))[0, 0]).max() < 12
+    worst = report.worst(folder, queries=3)
+    assert len(worst.axes) == 3 * 10
+    drawn = report.map(folder)
+    points = sum(len(group.get_offsets()) for group in drawn.axes[0].collections)
+    assert points == 96
+    with pytest.raises(ValueError, match="there is no image 96: choose from 0 to 95"):
+        report.neighbors(folder, [96])
+    with pytest.raises(FileNotFoundError, match="dmljax report"):
+        report.show(folder / "nothing")
+    shown = report.show(folder)._repr_html_()
+    assert shown.startswith("<iframe srcdoc=") and "id=&quot;blob&quot;" in shown

@@ -1,0 +1,573 @@
+"""The page in a real browser: it is complete, quiet, usable by keyboard, and never wider than its
+window."""
+
+import dataclasses
+import json
+
+import browser
+import numpy as np
+import pytest
+from page_cases import HOSTILE, clustered, colored, made, names_of, number_of
+
+from dmljax.report import facts, page
+
+browser.require()
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
+
+WIDTHS = {"desktop": (1440, 900), "tablet": (768, 1000), "phone": (390, 844)}
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser.chromium() as running:
+        yield running
+
+
+class Visit:
+    """One open page, with everything that the browser said about it."""
+
+    def __init__(self, chromium, path, *, width=1440, height=900, scheme="light", **options):
+        self.context = chromium.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme, **options
+        )
+        self.page = self.context.new_page()
+        self.complaints, self.requests = [], []
+        self.page.on("console", self._hear)
+        self.page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.url = path.as_uri()
+        self.page.goto(self.url)
+        self.page.wait_for_selector("html[data-ready]", timeout=10_000)
+
+    def _hear(self, message):
+        if message.type in ("error", "warning"):
+            self.complaints.append(f"{message.type}: {message.text}")
+
+    def evaluate(self, script, *arguments):
+        return self.page.evaluate(script, *arguments)
+
+    def settle(self):
+        """Waits for two frames and the timers of the page."""
+        self.page.wait_for_timeout(150)
+
+    def check(self):
+        assert self.complaints == []
+        addresses = {url.split("#")[0] for url in self.requests}
+        assert all(url == self.url or url.startswith(("data:", "blob:")) for url in addresses)
+        assert self.evaluate("document.documentElement.dataset.ready") == "true"
+        width = self.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert width[0] == width[1], f"the page scrolls sideways: {width}"
+
+
+@pytest.fixture
+def visit(chromium):
+    visits = []
+
+    def open_page(path, **options):
+        visits.append(Visit(chromium, path, **options))
+        return visits[-1]
+
+    yield open_page
+    for opened in visits:
+        opened.context.close()
+
+
+VIEWS = [
+    {
+        "kind": "matrix",
+        "title": "Attention",
+        "items": np.arange(8, dtype=np.int32),
+        "values": np.random.default_rng(0).random((2, 8, 8)).astype(np.float32),
+        "rows": "receiver",
+        "columns": "sender",
+    },
+    {
+        "kind": "maps",
+        "title": "Masks",
+        "items": np.arange(3, dtype=np.int32),
+        "values": np.full((3, 2, 4, 4), 90, np.int8),
+        "shape": [2, 4, 4],
+    },
+    {
+        "kind": "histograms",
+        "title": "Cosines",
+        "edges": np.linspace(-1, 1, 11).astype(np.float32),
+        "counts": {"a": np.arange(10).astype(np.float32), "b": np.ones(10, np.float32)},
+        "means": {"a": 0.25},
+        "axis": "cosine",
+    },
+    {
+        "kind": "points",
+        "title": "Synthetic",
+        "x": np.arange(6, dtype=np.float32),
+        "y": np.arange(6, dtype=np.float32),
+        "group": np.array([0, 1, 2, 0, 1, 2], np.uint16),
+        "groups": 3,
+        "kind_of": np.array([0, 0, 0, 1, 1, 1], np.uint8),
+        "names": ["real", "synthetic"],
+    },
+    {"kind": "images", "title": "Pictures", "rows": [{"items": [1, 2], "captions": ["a", "b"]}]},
+    {"kind": "table", "title": "Table", "head": ["name", "value"], "rows": [["x", 1], ["y", 2]]},
+    {"kind": "text", "title": "Text", "text": "a sentence"},
+    {"kind": "hologram", "title": "Unknown"},
+]
+STEPS = np.arange(0, 101, 10).astype(np.float32)
+FIELDS = {
+    "rule": "after step 100 (select=last)",
+    "curves": {
+        "loss": {"steps": STEPS, "values": np.exp(-STEPS / 50)},
+        "scores": [
+            {"name": "test R@1", "shown": True, "steps": STEPS, "values": STEPS * 0.8},
+            {"name": "test NMI", "shown": False, "steps": STEPS, "values": STEPS * 0.7},
+        ],
+        "baseline": 12.5,
+        "marks": [{"step": 100, "text": "step 100"}],
+    },
+    "run": {
+        "rows": [["Seed", "0"], ["SHA-256 of the run", "ab" * 32]],
+        "config": json.dumps({"steps": 100}, indent=1),
+        "speed": {"steps": STEPS, "images_per_second": STEPS + 5, "note": "a note"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def complete_facts():
+    return made(items=300, classes=30, fields=FIELDS, inside_fn=lambda rows: VIEWS)
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory, complete_facts):
+    folder = tmp_path_factory.mktemp("page") / "Ordner mit Ä und 空白"
+    folder.mkdir()
+    return page.write(complete_facts, folder / "report.html")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width, height", WIDTHS.values(), ids=WIDTHS)
+def test_the_page_is_ready_quiet_and_as_wide_as_its_window(
+    visit, complete, width, height, scheme, request
+):
+    opened = visit(complete, width=width, height=height, scheme=scheme)
+    # Everything that is drawn late: scroll through the page, and open what is folded.
+    opened.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    bottom = opened.evaluate("document.documentElement.scrollHeight")
+    for top in range(0, bottom, 700):
+        opened.evaluate(f"scrollTo(0, {top})")
+        opened.page.wait_for_timeout(30)
+    opened.check()
+    assert opened.evaluate("document.documentElement.dataset.theme") == scheme
+    folder = request.config.getoption("--screenshots")
+    if folder:
+        name = f"{folder}/{width}_{scheme}.png"
+        opened.page.screenshot(path=name, full_page=True)
+
+
+def test_all_sections_are_there_in_their_order(visit, complete):
+    opened = visit(complete)
+    ids = opened.evaluate("[...document.querySelectorAll('main section')].map((s) => s.id)")
+    assert ids == ["scores", "map", "worst", "classes", "check", "embedding", "inside", "run"]
+    links = opened.evaluate("[...document.querySelectorAll('nav a')].map((a) => a.hash)")
+    assert links == [f"#{i}" for i in ids]
+    assert opened.page.title().startswith("arrays: R@1 ")
+    headings = opened.page.locator("#inside h3").all_inner_texts()
+    assert headings == [view["title"] for view in VIEWS]
+    masks = opened.page.locator("#inside .maps tbody tr")
+    assert masks.count() == 3 and masks.locator(".overlay canvas").count() == 6
+    assert opened.page.locator("#inside .matrix canvas").evaluate("(c) => [c.width, c.height]") == [
+        8,
+        8,
+    ]
+    assert 'cannot draw a view of the kind "hologram"' in opened.page.inner_text("#inside")
+
+
+def test_the_page_shows_the_numbers_of_the_facts(visit, complete, complete_facts):
+    opened = visit(complete)
+    for tile in complete_facts.scores["tiles"]:
+        shown = opened.page.inner_text(f'[data-score="{tile["name"]}"]')
+        assert shown == f"{100 * tile['value']:.1f}"
+    rows = opened.page.locator("#classes tbody tr")
+    assert rows.count() == 30
+    order = complete_facts.classes["order"]
+    assert rows.nth(0).inner_text().split("\t")[0].strip() == names_of(30)[order[0]]
+    assert "17" not in opened.page.inner_text("#map-count") and "300 of 300" in (
+        opened.page.inner_text("#map-count")
+    )
+    firsts = opened.page.locator("#worst .row .note").all_inner_texts()[:10]
+    worst = complete_facts.worst["order"]
+    per_class, shown = {}, []
+    for i in worst:
+        label = complete_facts.items.labels[i]
+        per_class[label] = per_class.get(label, 0) + 1
+        if per_class[label] <= 3:
+            shown.append(int(i))
+    expected = [f"first right at {complete_facts.items.first[i]}" for i in shown[:10]]
+    assert firsts == expected
+
+
+READ_PIXEL = """async (node) => {
+  const cell = node.querySelector(".cell");
+  const box = cell.getBoundingClientRect();
+  const style = getComputedStyle(cell);
+  const border = parseFloat(style.borderTopWidth);
+  const image = new Image();
+  image.src = style.backgroundImage.slice(5, -2);
+  await image.decode();
+  const scale = image.width / parseFloat(style.backgroundSize);
+  const [x, y] = style.backgroundPosition.split(" ").map(parseFloat);
+  const middle = (box.width - 2 * border) / 2;
+  const canvas = document.createElement("canvas");
+  canvas.width = image.width; canvas.height = image.height;
+  const context = canvas.getContext("2d");
+  context.drawImage(image, 0, 0);
+  const [left, top] = [x, y].map((offset) => Math.round((middle - offset) * scale));
+  const at = context.getImageData(left, top, 1, 1);
+  return [Number(node.dataset.item), [...at.data], middle];
+}"""
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_every_cell_shows_the_picture_of_its_item(visit, complete, width):
+    """Pictures are painted with the number of their item, which is read back from the pixels."""
+    opened = visit(complete, width=width)
+    opened.page.locator("#worst .thumb").first.scroll_into_view_if_needed()
+    opened.page.locator("#worst .row").nth(4).scroll_into_view_if_needed()
+    opened.settle()
+    thumbs = opened.page.locator("#worst .row .thumb, #scores .thumb, #check .thumb")
+    count = 0
+    for thumb in thumbs.element_handles()[:60]:
+        thumb.scroll_into_view_if_needed()
+        opened.page.wait_for_timeout(20)
+        item, color, middle = thumb.evaluate(READ_PIXEL)
+        assert number_of(color) == item, f"item {item} shows picture {number_of(color)}"
+        count += middle > 20
+    assert count == 60
+
+
+def test_the_right_picture_after_filtering_and_sorting(visit, complete):
+    opened = visit(complete)
+    opened.page.fill('#worst input[type="text"]', names_of(30)[7])
+    opened.settle()
+    for row in opened.page.locator("#worst .row").element_handles():
+        row.scroll_into_view_if_needed()
+        opened.page.wait_for_timeout(30)
+        for thumb in row.query_selector_all(".thumb"):
+            item, color, _ = thumb.evaluate(READ_PIXEL)
+            assert number_of(color) == item
+    queries = opened.evaluate(
+        "[...document.querySelectorAll('#worst .thumb.query')].map((t) => Number(t.dataset.item))"
+    )
+    assert queries and all(item % 30 == 7 for item in queries)
+
+
+def test_the_panel_opens_steps_closes_and_gives_the_focus_back(visit, complete, complete_facts):
+    opened = visit(complete)
+    labels, names = complete_facts.items.labels, names_of(30)
+    thumb = opened.page.locator("#worst .thumb").nth(3)
+    item = int(thumb.get_attribute("data-item"))
+    thumb.click()
+    title = opened.page.locator("#panel-title")
+    assert opened.evaluate("document.getElementById('panel').open")
+    assert title.inner_text() == names[labels[item]]
+    opened.page.keyboard.press("ArrowRight")
+    after = int(opened.page.locator("#panel .s192").get_attribute("data-item"))
+    assert after != item and title.inner_text() == names[labels[after]]
+    opened.page.keyboard.press("ArrowLeft")
+    assert int(opened.page.locator("#panel .s192").get_attribute("data-item")) == item
+    opened.page.keyboard.press("Escape")
+    assert not opened.evaluate("document.getElementById('panel').open")
+    assert opened.evaluate("Number(document.activeElement.dataset.item)") == item
+    opened.check()
+
+
+def test_a_link_to_an_item_opens_it_and_leads_to_the_map(visit, complete):
+    opened = visit(complete)
+    opened.page.goto(f"{opened.url}#item=17")
+    opened.page.wait_for_selector("#panel[open]")
+    assert int(opened.page.locator("#panel .s192").get_attribute("data-item")) == 17
+    opened.page.click("#panel-map")
+    opened.settle()
+    assert not opened.evaluate("document.getElementById('panel').open")
+    assert opened.evaluate("document.activeElement.id") == "map-canvas"
+    assert int(opened.page.locator("#map-panel .thumb").first.get_attribute("data-item")) == 17
+    assert not opened.page.inner_text("#map-count").startswith("300 of")
+    opened.check()
+
+
+def test_the_table_of_classes_sorts_by_every_head_and_filters(visit, complete, complete_facts):
+    opened = visit(complete)
+    heads = opened.page.locator("#classes thead button")
+    names = heads.all_inner_texts()
+    assert names == ["Class", "Images", "R@1", "MAP@R", "Inside", "Next", "Next class", "Gap"]
+    columns = {
+        "Images": complete_facts.classes["count"],
+        "MAP@R": complete_facts.classes["map_at_r"],
+        "Inside": complete_facts.classes["inside"],
+        "Next": complete_facts.classes["next_similarity"],
+    }
+    for k, name in enumerate(names):
+        for _ in range(2):
+            heads.nth(k).click()
+            head = opened.page.locator("#classes thead th").nth(k)
+            direction = head.get_attribute("aria-sort")
+            assert direction in ("ascending", "descending")
+            assert opened.page.locator("#classes th[aria-sort]").count() == 1
+            if name in columns:
+                cells = opened.page.locator(f"#classes tbody tr td:nth-child({k + 1})")
+                shown = [float(t.replace("−", "-")) for t in cells.all_inner_texts()]
+                assert shown == sorted(shown, reverse=direction == "descending")
+    opened.page.fill('#classes input[type="search"]', "漢字")
+    rows = opened.page.locator("#classes tbody tr")
+    assert rows.count() == 1 and "漢字のクラス" in rows.first.inner_text()
+
+
+def test_the_threshold_follows_the_slider_to_both_ends(visit, complete, complete_facts):
+    opened = visit(complete)
+    offers = complete_facts.embedding["thresholds"]
+    slider = opened.page.locator("#fmr")
+    slider.focus()
+    for key, offer in (("Home", offers[0]), ("End", offers[-1])):
+        opened.page.keyboard.press(key)
+        words = opened.page.inner_text("#fmr-words")
+        assert f"threshold {offer['threshold']:.3f}".replace("-", "−") in words
+        assert f"1 in {round(1 / offer['fmr']):,}" in words
+        assert f"{100 * offer['fnmr']:.1f} %" in words
+
+
+def test_the_map_by_keyboard_and_by_wheel(visit, complete):
+    opened = visit(complete)
+    canvas = opened.page.locator("#map-canvas")
+    canvas.scroll_into_view_if_needed()
+    counter = opened.page.locator("#map-count")
+    before = opened.evaluate("scrollY")
+    canvas.hover()
+    opened.page.mouse.wheel(0, 200)
+    opened.page.wait_for_timeout(400)
+    assert opened.evaluate("scrollY") > before, "a wheel without focus scrolls the page"
+    assert counter.inner_text() == "300 of 300 in view"
+    canvas.focus()
+    for _ in range(6):
+        opened.page.keyboard.press("+")
+    opened.settle()
+    zoomed = int(counter.inner_text().split()[0])
+    assert 1 <= zoomed < 150, "zooming by key stays with the chosen image"
+    opened.page.keyboard.press("Escape")
+    opened.settle()
+    assert "No image is chosen" in opened.page.inner_text("#map-panel")
+    opened.page.keyboard.press("Enter")
+    opened.settle()
+    assert opened.page.locator("#map-panel .thumb").count() > 10
+    position = opened.evaluate("scrollY")
+    opened.page.mouse.wheel(0, 400)
+    opened.settle()
+    assert opened.evaluate("scrollY") == position
+    opened.page.keyboard.press("0")
+    opened.settle()
+    assert counter.inner_text() == "300 of 300 in view"
+    opened.check()
+
+
+def test_the_map_draws_pictures_of_the_right_items(visit, complete, complete_facts):
+    """The color of the canvas where an item lies is the color of its picture."""
+    opened = visit(complete)
+    opened.page.locator("#map-canvas").scroll_into_view_if_needed()
+    opened.page.wait_for_timeout(500)
+    items = complete_facts.items
+    pixel = """([x, y]) => {
+      const canvas = document.getElementById("map-canvas"), box = canvas.getBoundingClientRect();
+      const ratio = canvas.width / box.width;
+      const at = canvas.getContext("2d").getImageData(
+        Math.round(((x - 0.5) * 0.95 + 0.5) * canvas.width),
+        Math.round(((y - 0.5) * 0.95 + 0.5) * canvas.height), 1, 1);
+      return [...at.data];
+    }"""
+    right = 0
+    for i in range(0, 300, 7):
+        place = [items.x[i] / 65535, 1 - items.y[i] / 65535]
+        right += number_of(opened.evaluate(pixel, place)) == i
+    assert right >= 12  # the others lie under later pictures
+
+
+def test_a_keyboard_alone_reaches_every_control(visit, complete):
+    opened = visit(complete)
+    wanted = opened.evaluate(
+        """[...document.querySelectorAll("button, input, summary, canvas[tabindex], a[href]")]
+           .filter((n) => n.checkVisibility() && !n.disabled && !n.closest("dialog"))
+           .map((n, k) => { n.dataset.stop = k; return k; }).length"""
+    )
+    reached = set()
+    opened.evaluate("document.activeElement.blur()")
+    for _ in range(wanted + 60):
+        opened.page.keyboard.press("Tab")
+        stop = opened.evaluate("document.activeElement.dataset.stop")
+        if stop is not None:
+            reached.add(int(stop))
+        if len(reached) == wanted:
+            break
+    assert len(reached) == wanted
+
+
+def test_hostile_names_are_text(visit, complete):
+    opened = visit(complete)
+    assert opened.page.locator("img").count() == 0
+    assert HOSTILE in opened.page.inner_text("#classes")
+    assert opened.page.locator("#classes b b").count() == 0
+    assert opened.evaluate("window.alerted === undefined")
+    opened.check()
+
+
+def test_the_theme_button_overrides_the_system(visit, complete):
+    opened = visit(complete, scheme="dark")
+    button = opened.page.locator("#theme")
+    assert button.inner_text() == "Light"
+    button.click()
+    assert opened.evaluate("document.documentElement.dataset.theme") == "light"
+    assert (
+        opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    )
+
+
+def test_without_javascript_the_scores_are_readable(visit, chromium, complete, complete_facts):
+    context = chromium.new_context(java_script_enabled=False)
+    opened = context.new_page()
+    opened.goto(complete.as_uri())
+    text = opened.inner_text("noscript")
+    context.close()
+    assert complete_facts.summary in text
+
+
+def _with(**options):
+    return lambda: made(**options)
+
+
+def _flat():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 2)).astype(np.float32)
+    return facts.make(x, np.arange(80) % 8, title="flat", read_fn=colored)
+
+
+def _unreadable():
+    embeddings, labels = clustered()
+    embeddings[[3, 50]] = np.nan
+    return facts.make(embeddings, labels, title="unreadable", read_fn=colored)
+
+
+def _query_gallery():
+    embeddings, labels = clustered()
+    query = np.arange(96) // 12 % 3 == 0
+    return facts.make(
+        embeddings, labels, title="protocol", query=query, gallery=~query, read_fn=colored
+    )
+
+
+def _many_classes():
+    embeddings, labels = clustered(items=600, classes=300, dimension=16)
+    return facts.make(embeddings, labels, title="many")
+
+
+def _broken_section():
+    def fails(rows):
+        raise RuntimeError("no masks here")
+
+    return made(inside_fn=fails)
+
+
+# What degrades, and what then must not (False) or must (True) be on the page.
+DEGRADED = {
+    "two classes": (_with(items=40, classes=2), {"taken for": False, "No range": True}),
+    "one class": (_with(items=20, classes=1), {"Taken for": False}),
+    "two images": (_with(items=2, classes=1), {"Map": True}),
+    "only lone queries": (_with(items=12, classes=12), {"Worst queries": False}),
+    "300 classes": (_many_classes, {"the first 200 of 300 classes": True}),
+    "query and gallery": (_query_gallery, {"gallery images": True}),
+    "flat": (_flat, {"the map is the embedding itself": True, "Spectrum\n": False}),
+    "no images": (_with(read_fn=None), {"Pictures": False}),
+    "unreadable": (_unreadable, {"2 images could not be read": True}),
+    "no evaluation": (_with(fields={"curves": None}), {"Scores while training": False}),
+    "known classes": (_with(are_classes_new=False), {"on known classes": True}),
+    "a broken section": (_broken_section, {"RuntimeError: no masks here": True}),
+}
+
+
+@pytest.mark.parametrize("name", DEGRADED)
+def test_a_page_with_less_to_show_shows_that(visit, tmp_path, name):
+    make, expectations = DEGRADED[name]
+    opened = visit(page.write(make(), tmp_path / "report.html"), width=390, height=800)
+    opened.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    opened.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    opened.settle()
+    opened.check()
+    text = opened.page.inner_text("main")
+    for words, is_expected in expectations.items():
+        assert (words in text) == is_expected, words
+
+
+def test_roles_are_marked_on_the_pictures(visit, tmp_path):
+    opened = visit(page.write(_query_gallery(), tmp_path / "report.html"))
+    corners = opened.page.locator("#worst .row").first.locator(".corner").all_inner_texts()
+    assert corners[0] == "Q" and set(corners[1:]) == {"G"}
+
+
+@pytest.mark.parametrize("scheme, width", [("light", 1440), ("dark", 1440), ("light", 390)])
+def test_axe_finds_nothing(visit, complete, scheme, width):
+    source = browser.axe_source()
+    if source is None:
+        pytest.skip(f"DMLJAX_AXE names no package of axe-core {browser.AXE_VERSION}")
+    opened = visit(complete, scheme=scheme, width=width)
+    opened.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    opened.evaluate(source)
+    run = "axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'best-practice']})"
+    for state in ("page", "panel"):
+        if state == "panel":
+            opened.page.locator("#worst .thumb").first.click()
+        result = opened.evaluate(run)
+        found = [
+            (v["id"], v["impact"], [node["target"] for node in v["nodes"]][:3])
+            for v in result["violations"]
+        ]
+        assert found == [], state
+
+
+def test_sixty_thousand_points_are_ready_soon(visit, tmp_path):
+    n, rng = 60_502, np.random.default_rng(0)
+    small = made(items=300, classes=30)
+    neighbors = rng.integers(0, n, (n, 10)).astype(np.uint32)
+    items = facts.Items(
+        labels=rng.integers(0, 11_316, n).astype(np.uint16),
+        readable=np.ones(n, np.uint8),
+        hits=rng.integers(0, 2, n).astype(np.uint8),
+        first=rng.integers(1, 500, n).astype(np.uint32),
+        map_at_r=rng.integers(0, 256, n).astype(np.uint8),
+        neighbors=neighbors,
+        similarities=rng.integers(150, 256, (n, 10)).astype(np.uint8),
+        best_own=neighbors[:, 0],
+        found=rng.integers(0, 40, n).astype(np.uint16),
+        found_wrong=rng.integers(0, 20, n).astype(np.uint16),
+        x=rng.integers(0, 65535, n).astype(np.uint16),
+        y=rng.integers(0, 65535, n).astype(np.uint16),
+    )
+    large = dataclasses.replace(
+        small,
+        items=items,
+        names=[f"a class of some length {c}" for c in range(11_316)],
+        worst={"order": np.flatnonzero(items.hits == 0).astype(np.uint32)},
+        classes={
+            name: rng.random(11_316).astype(np.float32)
+            for name in ("recall", "map_at_r", "upper", "inside", "next_similarity")
+        }
+        | {
+            name: rng.permutation(11_316).astype(np.uint32)
+            for name in ("count", "queries", "order", "next", "example")
+        },
+        confusions=None,
+        check=None,
+        looks=(),
+        sheets=(),
+    )
+    path = page.write(large, tmp_path / "report.html")
+    assert path.stat().st_size < 5e6  # random neighbors do not compress
+    opened = visit(path)
+    milliseconds = opened.evaluate("performance.now()")
+    assert milliseconds < 6000, "1.5 s on an idle machine"
+    opened.check()
+    assert opened.evaluate("document.querySelectorAll('*').length") < 8000
