@@ -1,0 +1,27 @@
+"""One folder with everything that embeds an image: program, parameters, preprocessing, card.
+
+`load(path)` is all that a user of a bundle needs; it imports neither flax nor the code of nets.
+`dmljax export RUN --out=photos.bundle` writes one, and `dmljax bundle` checks it and makes new
+programs for it. docs/ship.md describes the files.
+"""
+
+import importlib
+
+from dmljax.bundle.errors import BadBundle, BadImage
+
+# What is imported at first use: loading needs jax, exporting also the net.
+_LAZY = {
+    "Bundle": "loading",
+    "Codec": "compression",
+    "export": "exporting",
+    "load": "loading",
+    "rebundle": "rebundling",
+}
+
+__all__ = ["BadBundle", "BadImage", *_LAZY]
+
+
+def __getattr__(name: str):
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"dmljax.bundle.{_LAZY[name]}"), name)
+    raise AttributeError(f"module 'dmljax.bundle' has no attribute {name!r}")

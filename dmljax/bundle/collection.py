@@ -1,0 +1,267 @@
+"""Embeddings of a collection of any size, in parts that processes write without any exchange.
+
+A collection is a folder of images, or a Parquet file with a column `path` and perhaps `id`. Such a
+list is read by row groups: a process holds the paths of one chunk, however long the list is.
+
+The files of a part are `000000016384.parquet`, named by the first row of their chunk, with columns
+`id` and `vector`, as `dmljax index --import` reads them. Each is written at once, so those that
+exist are the progress. Images that cannot be read have no row; `left_out.jsonl` names them.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dmljax.bundle.loading import Bundle, load
+from dmljax.data import files, locate, parts
+
+__all__ = [
+    "CHUNK",
+    "LEFT_OUT",
+    "Collection",
+    "Image",
+    "embed",
+    "embedded",
+    "open_collection",
+    "write_chunk",
+    "write_left_out",
+]
+
+CHUNK = 16_384
+LEFT_OUT = "left_out.jsonl"
+
+
+class Image(NamedTuple):
+    """The id of an image, and its file (or the content of that)."""
+
+    id: str
+    path: str | bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Collection:
+    """Images in a fixed order. `digest` tells two collections apart."""
+
+    count: int
+    digest: str
+    read_fn: Callable[[range], list[Image]]
+
+
+def _folder(root: str | os.PathLike) -> Collection:
+    """The images below a folder, sorted; the id is the path below the folder."""
+    folder = pathlib.Path(root)
+    paths = locate.image_paths(folder)
+    if not paths:
+        suffixes = " ".join(locate.IMAGE_SUFFIXES)
+        raise FileNotFoundError(f"{root} has no images; known suffixes are {suffixes}")
+    names = [pathlib.Path(path).relative_to(folder).as_posix() for path in paths]
+    ids = [unicodedata.normalize("NFC", name) for name in names]
+    digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()
+    return Collection(len(ids), digest, lambda rows: [Image(ids[i], paths[i]) for i in rows])
+
+
+def _list(path: str | os.PathLike) -> Collection:
+    """The rows of a Parquet file. Relative paths are below the folder of the file."""
+    pa, parquet = _pyarrow()
+    try:
+        file = parquet.ParquetFile(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ValueError(f"{path} is not Parquet: {error}") from None
+    names = file.schema_arrow.names
+    if "path" not in names:
+        raise ValueError(f"{path} needs a column path, and may have id; it has {', '.join(names)}")
+    columns = ["path", "id"] if "id" in names else ["path"]
+    counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+    starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    if not starts[-1]:
+        raise ValueError(f"{path} has no rows")
+    folder = pathlib.Path(path).parent
+
+    def read(rows: range) -> list[Image]:
+        first = int(np.searchsorted(starts, rows.start, side="right")) - 1
+        last = int(np.searchsorted(starts, rows.stop, side="left"))
+        images: list[Image] = []
+        for group in range(first, last):
+            start = max(rows.start - int(starts[group]), 0)
+            stop = min(rows.stop - int(starts[group]), counts[group])
+            table = file.read_row_group(group, columns=columns).slice(start, stop - start)
+            if any(table[name].null_count for name in columns):
+                raise ValueError(f"{path}: row group {group} has a row without path or id")
+            cells = table["path"].to_pylist()
+            for name, cell in zip(table[columns[-1]].to_pylist(), cells, strict=True):
+                images.append(Image(str(name), str(folder / str(cell))))
+        return images
+
+    return Collection(int(starts[-1]), _footer_digest(path), read)
+
+
+def _footer_digest(path: str | os.PathLike) -> str:
+    """The SHA-256 of the end of a Parquet file: schema, row groups, their places and statistics."""
+    with open(path, "rb") as file:
+        file.seek(-8, os.SEEK_END)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(-8 - length, os.SEEK_END)
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def open_collection(path: str | os.PathLike) -> Collection:
+    """The images of a folder, or of a Parquet list."""
+    if os.path.isdir(path):
+        return _folder(path)
+    if os.path.isfile(path):
+        return _list(path)
+    raise FileNotFoundError(f"--images={path} is neither a folder nor a Parquet file")
+
+
+def _task(bundle: Bundle, collection: Collection, *, chunk: int) -> dict[str, Any]:
+    """What all parts of the embeddings of a collection have in common."""
+    return {
+        "model": bundle.digest,
+        "dimension": bundle.dimension,
+        "similarity": bundle.similarity,
+        "batch_size": bundle.batch_sizes[-1],
+        "collection": collection.digest,
+        "count": collection.count,
+        "chunk": chunk,
+    }
+
+
+def embed(
+    bundle_path: str | os.PathLike,
+    images: str | os.PathLike,
+    out: str | os.PathLike,
+    *,
+    shard: parts.Shard = parts.Shard(0, 1),  # noqa: B008  (immutable)
+    chunk: int = CHUNK,
+) -> dict[str, Any]:
+    """Embeds one part of the images of a folder or a Parquet list; the facts of this part.
+
+    A killed call is simply repeated: it continues with the first chunk that has no file. Batches
+    lie at the same rows for every number of parts, and are padded to one size, so the vectors do
+    not depend on the number of parts.
+
+    >>> embed("photos.bundle", "list.parquet", "vectors", shard=parts.Shard(0, 8))  # doctest: +SKIP
+    """
+    bundle, collection = load(bundle_path), open_collection(images)
+    if shard.count > collection.count:
+        raise ValueError(f"--shard={shard}: there are only {collection.count:,} images")
+    with parts.claimed(out, shard, _task(bundle, collection, chunk=chunk)) as folder:
+        rows = shard.rows(collection.count)
+        if not parts.is_complete(folder):
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                for start in range(rows.start, rows.stop, chunk):
+                    path = folder / f"{start:012d}.parquet"
+                    if not path.exists():
+                        chunk_rows = range(start, min(start + chunk, rows.stop))
+                        selected = collection.read_fn(chunk_rows)
+                        ids, vectors, left_out = embedded(bundle, selected, chunk_rows.start, pool)
+                        write_chunk(path, ids, vectors, left_out, model=bundle)
+            count = write_left_out(folder)
+            parts.finish(folder, shard, rows=rows, left_out=count)
+        facts = json.loads((folder / "part.json").read_text())
+    manifest = parts.complete(out)
+    return {**facts, "folder": str(folder), "missing": manifest["missing"]}
+
+
+def embedded(
+    bundle: Bundle, images: Sequence[Image], first_row: int, pool: ThreadPoolExecutor
+) -> tuple[list[str], np.ndarray, list[tuple[str, str]]]:
+    """Ids and vectors of the images that can be read, and the others with what is wrong."""
+    size = bundle.batch_sizes[-1]
+    ids: list[str] = []
+    vectors = [np.zeros((0, bundle.dimension), np.float32)]
+    left_out: list[tuple[str, str]] = []
+    for offset, results in _prepared(bundle, images, first_row % size, pool):
+        batch = np.zeros((size, *bundle.input_shape), np.uint8)
+        slots = []
+        for slot, (image, result) in enumerate(results, start=offset):
+            if isinstance(result, str):
+                left_out.append((image.id, result))
+            else:
+                batch[slot] = result
+                slots.append(slot)
+                ids.append(image.id)
+        if slots:
+            vectors.append(bundle.embed_prepared(batch)[slots])
+    return ids, np.concatenate(vectors), left_out
+
+
+def _prepared(
+    bundle: Bundle, images: Sequence[Image], offset: int, pool: ThreadPoolExecutor
+) -> Iterator[tuple[int, list[tuple[Image, np.ndarray | str]]]]:
+    """The first slot and the decoded images of every batch, while threads decode the next two."""
+    size = bundle.batch_sizes[-1]
+    bounds = [0, *range(size - offset, len(images), size), len(images)]
+    pending: collections.deque[tuple[int, list[tuple[Image, Future]]]] = collections.deque()
+    for start, stop in itertools.pairwise(bounds):
+        batch = [(image, pool.submit(_prepare, bundle, image)) for image in images[start:stop]]
+        pending.append((0 if start else offset, batch))
+        if len(pending) > 2:
+            slot, batch = pending.popleft()
+            yield slot, [(image, future.result()) for image, future in batch]
+    for slot, batch in pending:
+        yield slot, [(image, future.result()) for image, future in batch]
+
+
+def _prepare(bundle: Bundle, image: Image) -> np.ndarray | str:
+    try:
+        return bundle.prepare(image.path)
+    except (ValueError, OSError) as error:
+        return " ".join(str(error).split())
+
+
+def write_chunk(
+    path: pathlib.Path,
+    ids: Sequence[str],
+    vectors: np.ndarray,
+    left_out: Sequence[tuple[str, str]],
+    *,
+    model: Bundle,
+) -> None:
+    """Writes ids and vectors to a Parquet file, completely or not at all."""
+    pa, parquet = _pyarrow()
+    about = {"format": 1, "model": model.digest, "similarity": model.similarity}
+    metadata = {"dmljax": json.dumps(about), LEFT_OUT: json.dumps(left_out)}
+    kind = pa.list_(pa.float32(), model.dimension)
+    schema = pa.schema([("id", pa.string()), ("vector", kind)], metadata=metadata)
+    flat = pa.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
+    columns = [
+        pa.array(list(ids), pa.string()),
+        pa.FixedSizeListArray.from_arrays(flat, model.dimension),
+    ]
+    with files.atomic_writer(path, "wb") as file:
+        parquet.write_table(pa.Table.from_arrays(columns, schema=schema), file)
+
+
+def write_left_out(folder: pathlib.Path) -> int:
+    """Lists the images of a part that could not be read; their number."""
+    _, parquet = _pyarrow()
+    lines = []
+    for path in sorted(folder.glob("*.parquet")):
+        metadata = parquet.read_schema(path).metadata
+        for name, problem in json.loads(metadata[LEFT_OUT.encode()]):
+            lines.append(json.dumps({"id": name, "problem": problem}) + "\n")
+    if lines:
+        files.write_text(folder / LEFT_OUT, "".join(lines))
+    return len(lines)
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise ImportError("Parquet files need pyarrow: pip install 'dmljax[parquet]'") from None
+    return pyarrow, parquet

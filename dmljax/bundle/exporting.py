@@ -1,0 +1,398 @@
+"""A run becomes a bundle, if its programs compute what its checkpoint computes."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors.numpy import save as save_tensors
+
+import dmljax
+from dmljax.bundle import (
+    card,
+    compression,
+    figures,
+    files,
+    golden,
+    loading,
+    onnx_program,
+    parity,
+    preprocessing,
+    programs,
+)
+from dmljax.data.files import write_json
+from dmljax.data.reader import Reader
+from dmljax.data.splits import Split, subset
+from dmljax.train import optimizers, results
+from dmljax.train.evaluation import MAIN, Evaluator
+from dmljax.train.fields import named
+from dmljax.train.results import Result
+from dmljax.train.run import Run
+from dmljax.train.run_folder import reopen
+from dmljax.train.step import TrainState
+
+__all__ = [
+    "BATCH_SIZES",
+    "check_programs",
+    "check_target",
+    "export",
+    "in_batches",
+    "write_manifest",
+    "write_model",
+    "written_whole",
+]
+
+BATCH_SIZES = (1, 4, 16, 64)
+_CHECKED_IMAGES = 256
+_FITTED_IMAGES = 5_000  # for ranges and thresholds: 12.5 million pairs
+_COMPARED_IMAGES = 4_000
+_MONTHS = 6  # for which JAX promises that newer versions run a program
+
+
+def export(
+    workdir: str | os.PathLike,
+    out: str | os.PathLike,
+    *,
+    step: int | None = None,
+    onnx: bool = False,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    license: str | None = None,
+    overrides: Sequence[str] = (),
+) -> pathlib.Path:
+    """Writes the bundle `out` of a finished run, and returns its path.
+
+    Of the checkpoint that the run's `select` chose, or of that of `step`. `onnx` adds a second
+    program; `license` is what the card states. The bundle appears whole, after every program has
+    passed the comparison with the checkpoint on test images. Otherwise `MismatchedProgram` is
+    raised and nothing is left.
+    """
+    workdir, out = pathlib.Path(workdir), pathlib.Path(out)
+    sizes = _checked_sizes(batch_sizes)
+    if onnx:
+        onnx_program.check_installed()
+    check_target(out)
+    with _finished(workdir):
+        run, state = reopen(workdir, step=step, overrides=overrides)
+    preprocess = preprocessing.from_transform(run.config["eval_transform"], run.eval_image_shape)
+    variables = _variables(run, state)
+    embed_fn = _checkpoint_fn(run, variables)
+    model = programs.model(run.method.embed, run.normalize_fn, variables, run.eval_image_shape)
+    images, labels = test_images(run, limit=_CHECKED_IMAGES)
+    with written_whole(out) as folder:
+        write_json(folder / files.CONFIG, without_paths(run.config), indent=2)
+        write_model(folder, model, preprocess, embed_fn)
+        facts = {"batch_sizes": list(sizes), "classes": len(run.train.names), "thresholds": {}}
+        manifest = write_manifest(folder, model, facts)
+        if onnx:
+            onnx_program.write(folder)
+            manifest = write_manifest(folder, model, facts)
+        reference = in_batches(embed_fn, images, size=sizes[-1])
+        reports = check_programs(folder, manifest, reference, images, labels)
+        write_json(folder / files.PARITY, reports, indent=2)
+        result = _result(workdir, int(state.step))
+        evidence = _evidence(run, state, result, folder, unit=manifest["output"]["unit"])
+        facts["thresholds"] = evidence.thresholds
+        manifest = write_manifest(folder, model, facts)
+        markdown = card.text(
+            run,
+            manifest,
+            reports,
+            preprocess.to_json(),
+            evidence,
+            result=result,
+            license=license,
+        )
+        (folder / files.CARD).write_text(markdown)
+        write_manifest(folder, model, facts)
+    return out
+
+
+def _checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"batch sizes must be positive, not {list(sizes)}")
+    return tuple(sorted(set(sizes)))
+
+
+def check_target(out: pathlib.Path) -> None:
+    """Raises unless `out` does not exist or is an empty folder."""
+    if os.path.lexists(out) and (not out.is_dir() or out.is_symlink() or any(out.iterdir())):
+        raise FileExistsError(f"{out} exists and is not an empty folder: choose another --out")
+
+
+@contextlib.contextmanager
+def _finished(workdir: pathlib.Path) -> Iterator[None]:
+    """Raises if a process is training in `workdir`."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(FileNotFoundError):
+            file = stack.enter_context((workdir / "lock").open())
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = file.read().strip() or "another process"
+                raise ValueError(
+                    f"{workdir} is still training ({owner}): wait until it has finished"
+                ) from None
+        yield
+
+
+@contextlib.contextmanager
+def written_whole(out: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A new folder beside `out`, which is renamed to `out` when the block ends without an error."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    folder = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        folder.mkdir()
+        yield folder
+        for path in [*folder.iterdir(), folder]:
+            _sync(path)
+        os.rename(folder, out)
+        _sync(out.parent)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and error.filename is None:
+            raise
+        raise OSError(f"{out} cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sync(path: pathlib.Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _variables(run: Run, state: TrainState) -> dict[str, Any]:
+    """The variables that are evaluated, as numpy arrays."""
+    if not callable(getattr(run.method, "embed", None)):
+        method = named(run.config["method"])["name"]
+        raise ValueError(f"the method {method!r} has no function embed: a bundle needs one")
+    params = optimizers.averaged(state.params, state.opt_state)
+    return jax.device_get({"params": params, "model_state": state.model_state})
+
+
+def _checkpoint_fn(run: Run, variables: dict[str, Any]) -> Callable[[np.ndarray], np.ndarray]:
+    """The embeddings of the checkpoint, computed as the evaluation does."""
+
+    @jax.jit
+    def embed_fn(variables, images):
+        images = run.normalize_fn(images)
+        return run.method.embed(variables["params"], variables["model_state"], images)
+
+    on_device = jax.device_put(variables)
+    return lambda images: np.asarray(embed_fn(on_device, images), np.float32)
+
+
+def test_images(run: Run, *, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs `uint8 [n h w c]` and labels of test images: whole classes, in a random order."""
+    split, read = run.test, Reader(run.test, cache=False)
+    rng, images, labels = np.random.default_rng(0), [], []
+    for row in _rows_by_class(split, rng):
+        if len(images) == limit:
+            break
+        try:
+            images.append(run.eval_transform_fn(read(int(row)), rng))
+            labels.append(split.labels[row])
+        except ValueError:
+            if run.unreadable != "skip":
+                raise
+    if not images:
+        raise ValueError("the test split has no readable image to compare the programs on")
+    return np.stack(images), np.array(labels)
+
+
+def _result(workdir: pathlib.Path, step: int) -> Result | None:
+    """The result of a finished run, if it is of this checkpoint."""
+    try:
+        result = results.read(workdir)
+    except (FileNotFoundError, ValueError):
+        return None
+    return result if result.chosen is not None and result.chosen.step == step else None
+
+
+def _evidence(
+    run: Run, state: TrainState, result: Result | None, folder: pathlib.Path, *, unit: bool
+) -> card.Evidence:
+    """What the card says, measured here; also writes `compression.safetensors`."""
+    evaluator = Evaluator(run)
+    test = evaluator.embeddings(state, run.test)[MAIN]
+    selection = f"Checkpoint of step {int(state.step)} of {run.steps}"
+    uses_test = False
+    if result is not None and result.chosen is not None:
+        selection, uses_test = result.chosen.sentence, result.chosen.uses_test
+        selection = selection[0].upper() + selection[1:]
+    evidence = card.Evidence(figures.scores(test, run.test), selection, uses_test, {}, {}, 0, "")
+    if not unit:
+        return evidence
+
+    def sample(split: Split, limit: int, embeddings: np.ndarray | None = None) -> figures.Labeled:
+        """At most `limit` images, whole classes; those that cannot be read are left out."""
+        rows = np.sort(_rows_by_class(split, np.random.default_rng(0))[:limit])
+        if embeddings is None:
+            embeddings = evaluator.embeddings(state, subset(split, rows))[MAIN]
+        else:
+            embeddings = embeddings[rows]
+        readable = np.isfinite(embeddings).all(axis=1)
+        return figures.Labeled(embeddings[readable], split.labels[rows][readable])
+
+    train = sample(run.train, _FITTED_IMAGES)
+    chosen_on, split_name = train, "train"
+    if run.held_out is not None:
+        chosen_on, split_name = sample(run.held_out, _FITTED_IMAGES), "val"
+    fitted = compression.fit(train.embeddings)
+    (folder / files.COMPRESSION).write_bytes(save_tensors(fitted))
+    compared = sample(run.test, _COMPARED_IMAGES, test)
+    return evidence._replace(
+        thresholds=figures.thresholds(
+            chosen_on, sample(run.test, _FITTED_IMAGES, test), split=split_name
+        ),
+        compression=figures.compression_table(fitted, compared),
+        compression_images=len(compared.labels),
+        fitted_on=f"{len(train.labels):,} training images",
+    )
+
+
+def _rows_by_class(split: Split, rng: np.random.Generator) -> np.ndarray:
+    order = rng.permutation(len(split.names))
+    return np.argsort(order[split.labels], kind="stable")
+
+
+def write_model(
+    folder: pathlib.Path,
+    model: programs.Model,
+    preprocess: preprocessing.Preprocessing,
+    embed_fn: Callable[[np.ndarray], np.ndarray],
+) -> None:
+    """Writes parameters, program, preprocessing and golden images.
+
+    `embed_fn` gives the embeddings that belong to the golden images.
+    """
+    (folder / files.PARAMS).write_bytes(save_tensors(_contiguous(model.tensors)))
+    (folder / files.PROGRAM).write_bytes(programs.serialized(programs.stablehlo(model)))
+    write_json(folder / files.PREPROCESS, preprocess.to_json(), indent=2)
+    encoded = golden.encoded(preprocess.shape)
+    inputs = golden.inputs(encoded, preprocess)
+    tensors = {f"encoded_{i}": np.frombuffer(x, np.uint8) for i, x in enumerate(encoded)}
+    tensors |= {"inputs": inputs, "embeddings": embed_fn(inputs)}
+    (folder / files.GOLDEN).write_bytes(save_tensors(tensors))
+    for name in (files.PARITY, files.CARD):  # until they are known
+        (folder / name).write_text("{}\n")
+
+
+def _contiguous(tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {path: np.ascontiguousarray(x) for path, x in tensors.items()}
+
+
+def without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config without the folders of the machine: paths keep their last part."""
+
+    def shorten(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: shorten(v) for k, v in value.items()}
+        return pathlib.PurePath(value).name if isinstance(value, str) and "/" in value else value
+
+    shortened = {name: shorten(config[name]) for name in ("dataset", "net")}
+    return {**config, **shortened}
+
+
+def write_manifest(
+    folder: pathlib.Path,
+    model: programs.Model,
+    facts: Mapping[str, Any],
+    *,
+    exported_on: str | None = None,
+) -> dict[str, Any]:
+    """Writes the manifest of the files that are in `folder`, and returns it.
+
+    `facts` are the fields that no file tells: batch_sizes, classes and thresholds. `exported_on` is
+    the platform that made the stored embeddings, by default this one.
+    """
+    tensors = _contiguous(model.tensors)
+    config, preprocess = (
+        json.loads((folder / name).read_text()) for name in (files.CONFIG, files.PREPROCESS)
+    )
+    exported = jax.export.deserialize(bytearray((folder / files.PROGRAM).read_bytes()))
+    golden_tensors = files.parse_tensors((folder / files.GOLDEN).read_bytes(), files.GOLDEN)
+    embeddings = golden_tensors["embeddings"]
+    unit = bool(np.allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-3))
+    today = datetime.datetime.now(datetime.UTC).date()
+    manifest = {
+        "format": files.FORMAT,
+        "model": files.model_digest(tensors, preprocess, config),
+        "input": preprocess["input"],
+        "output": {
+            "dimension": embeddings.shape[1],
+            "unit": unit,
+            "similarity": "cosine" if unit else "euclidean",
+            "precision": _precision(config),
+        },
+        "program": {
+            "platforms": list(exported.platforms),
+            "calling_convention": exported.calling_convention_version,
+            "jax": jax.__version__,
+            "jaxlib": jax.lib.__version__,
+            "exported_on": exported_on or loading.platform(),
+            "exported": today.isoformat(),
+            "promised_until": _months_later(today, _MONTHS).isoformat(),
+        },
+        **facts,
+        "dmljax": dmljax.__version__,
+        "files": files.digests(folder),
+    }
+    write_json(folder / files.MANIFEST, manifest, indent=2)
+    return manifest
+
+
+def _precision(config: Mapping[str, Any]) -> str:
+    net, method = (c if isinstance(c, dict) else {} for c in (config["net"], config["method"]))
+    return str(net.get("dtype") or method.get("dtype") or "float32")
+
+
+def _months_later(day: datetime.date, months: int) -> datetime.date:
+    years, month = divmod(day.month - 1 + months, 12)
+    return datetime.date(day.year + years, month + 1, min(day.day, 28))
+
+
+def in_batches(
+    embed_fn: Callable[[np.ndarray], np.ndarray], images: np.ndarray, *, size: int
+) -> np.ndarray:
+    """The embeddings of `images` in batches of one size; the last one is filled up with zeros."""
+    rows = []
+    for start in range(0, len(images), size):
+        chunk = images[start : start + size]
+        padding = np.zeros((size - len(chunk), *chunk.shape[1:]), np.uint8)
+        rows.append(embed_fn(np.concatenate([chunk, padding]))[: len(chunk)])
+    return np.concatenate(rows)
+
+
+def check_programs(
+    folder: pathlib.Path,
+    manifest: Mapping[str, Any],
+    reference: np.ndarray,
+    images: np.ndarray,
+    labels: np.ndarray,
+) -> dict[str, Any]:
+    """The parity reports of all programs in `folder`."""
+    limits = loading.limits(
+        manifest["output"]["precision"], manifest["program"]["exported_on"], loading.platform()
+    )
+    reports: dict[str, Any] = {"platform": loading.platform(), "programs": {}}
+    for program in loading.PROGRAMS:
+        if program == "onnx" and not (folder / files.ONNX).exists():
+            continue
+        outputs = parity.run_program(folder, images, program, largest=manifest["batch_sizes"][-1])
+        try:
+            reports["programs"][program] = parity.compare(reference, outputs, labels, limits=limits)
+        except parity.MismatchedProgram as error:
+            raise parity.MismatchedProgram(f"{program}: {error}; no bundle is written") from None
+    return reports

@@ -1,0 +1,326 @@
+"""A bundle in use: images in, embeddings out. Needs jax, numpy, safetensors, flatbuffers, Pillow.
+
+Neither flax nor the code of the net is imported: the program of the bundle is all that runs.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+
+from dmljax.bundle import compression, files, images, preprocessing
+from dmljax.bundle.errors import BadBundle
+
+__all__ = ["Bundle", "load", "platform"]
+
+# A program and a checkpoint may differ by rounding: the largest difference of a coordinate of unit
+# vectors, and the smallest cosine. Accelerators round the inputs of products to ten bits.
+LIMITS = {"cpu": (1e-5, 0.99999), "other": (1e-2, 0.9995)}
+PROGRAMS = ("stablehlo", "onnx")
+# Functions that a program may call by name: shapes, placement, large operations, linear algebra.
+_CALLS = re.compile(
+    r"@(Sharding|SPMDFullToShardShape|SPMDShardToFullShape|annotate_device_placement"
+    r"|shape_assertion|AllocateBuffer|ApproxTopK|Eigh|Qr|LuDecomposition"
+    r"|ProductOfElementaryHouseholderReflectors|(cu|hip)_threefry2x32_ffi"
+    r"|stablehlo\.dynamic_(reduce_window|rng_bit_generator|top_k|approx_top_k)"
+    r"|(lapack|cusolver|hipsolver|cublas|hipblas)_\w+_ffi)"
+)
+_REBUILD = "make new programs from its parameters: dmljax bundle rebuild {folder} --out=NEW.bundle"
+
+
+class Bundle:
+    """The embedding function of a bundle; `load` makes one.
+
+    Batches are filled up to one of `batch_sizes`, because each size is compiled once: at its first
+    use, or by `compile`.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        manifest: dict[str, Any],
+        preprocess: preprocessing.Preprocessing,
+        program_fn: Callable[[np.ndarray], np.ndarray],
+        batch_sizes: Sequence[int],
+    ):
+        self.folder = folder
+        self.manifest = manifest
+        self.preprocess = preprocess
+        self.batch_sizes = tuple(sorted(set(batch_sizes)))
+        self._program_fn = program_fn
+
+    @property
+    def digest(self) -> str:
+        """Identifies parameters, net and preprocessing: vectors of equal digests are comparable."""
+        return self.manifest["model"]
+
+    @property
+    def dimension(self) -> int:
+        return self.manifest["output"]["dimension"]
+
+    @property
+    def similarity(self) -> str:
+        """'cosine', or 'euclidean' where the embeddings are not unit vectors."""
+        return self.manifest["output"]["similarity"]
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Cosines from which two images count as the same, by the rate of false matches."""
+        return {name: entry["cosine"] for name, entry in self.manifest["thresholds"].items()}
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        return self.preprocess.shape
+
+    def prepare(self, image: bytes | str | os.PathLike | np.ndarray) -> np.ndarray:
+        """The input of the program, `uint8 [height width channels]`, of one image.
+
+        `image` is encoded, a path, or pixels `uint8 [h w]` or `[h w c]`. A refused image raises
+        `BadImage`, a ValueError of one line with its `kind`.
+        """
+        return images.prepare(image, self.preprocess)
+
+    def embed(self, images: Sequence[bytes | str | os.PathLike | np.ndarray]) -> np.ndarray:
+        """Embeddings `float32 [n d]` of images of any size; see `prepare`."""
+        if isinstance(images, bytes | str | os.PathLike) or not len(images):
+            raise ValueError("embed takes a list of one image or more")
+        rows = []
+        step = self.batch_sizes[-1]
+        for start in range(0, len(images), step):
+            batch = np.stack([self.prepare(image) for image in images[start : start + step]])
+            rows.append(self.embed_prepared(batch))
+        return np.concatenate(rows)
+
+    def embed_prepared(self, batch: np.ndarray) -> np.ndarray:
+        """Embeddings `float32 [n d]` of inputs `uint8 [n height width channels]`."""
+        if batch.dtype != np.uint8 or batch.ndim != 4 or batch.shape[1:] != self.input_shape:
+            raise ValueError(
+                f"the program takes uint8 [n {' '.join(map(str, self.input_shape))}], not "
+                f"{batch.dtype} {list(batch.shape)}"
+            )
+        if not len(batch):
+            raise ValueError("the batch has no images")
+        largest = self.batch_sizes[-1]
+        rows = [self._run(batch[i : i + largest]) for i in range(0, len(batch), largest)]
+        return np.concatenate(rows)
+
+    def _run(self, batch: np.ndarray) -> np.ndarray:
+        size = next(size for size in self.batch_sizes if size >= len(batch))
+        padding = np.zeros((size - len(batch), *batch.shape[1:]), np.uint8)
+        return self._program_fn(np.concatenate([batch, padding]))[: len(batch)]
+
+    def compile(self) -> dict[int, float]:
+        """Compiles the program for every batch size; seconds for each."""
+        seconds = {}
+        for size in self.batch_sizes:
+            start = time.perf_counter()
+            self._program_fn(np.zeros((size, *self.input_shape), np.uint8))
+            seconds[size] = time.perf_counter() - start
+        return seconds
+
+    def codec(self, name: str) -> compression.Codec:
+        """A smaller form of embeddings: 'float16', 'int8', 'binary', 'pca_64', ..."""
+        if files.COMPRESSION not in self.manifest["files"]:
+            raise BadBundle(f"{self.folder} has no {files.COMPRESSION}: it has no unit vectors")
+        fitted = files.read_tensors(self.folder, self.manifest, files.COMPRESSION)
+        return compression.codec(name, fitted)
+
+    def check(self) -> dict[str, float]:
+        """Compares preprocessing and program with the stored examples; raises `BadBundle`.
+
+        Returns the largest difference and the smallest cosine of the embeddings.
+        """
+        golden = files.read_tensors(self.folder, self.manifest, files.GOLDEN)
+        count = len([name for name in golden if name.startswith("encoded_")])
+        names = {"inputs", "embeddings", *(f"encoded_{i}" for i in range(count))}
+        if names != set(golden) or not count <= len(golden["inputs"]) == len(golden["embeddings"]):
+            raise BadBundle(
+                f"{files.GOLDEN} of {self.folder} is damaged: it needs inputs, embeddings and "
+                "encoded_0, encoded_1, ...: export the run again"
+            )
+        inputs, embeddings = golden["inputs"], golden["embeddings"]
+        for i in range(count):
+            if not np.array_equal(self.prepare(golden[f"encoded_{i}"].tobytes()), inputs[i]):
+                raise BadBundle(
+                    f"the preprocessing of {self.folder} gives other pixels here than where it was "
+                    "exported: compare the versions of Pillow and dmljax with those in README.md"
+                )
+        outputs = self.embed_prepared(inputs)
+        difference, cosine = differences(embeddings, outputs)
+        exported_on = self.manifest["program"]["exported_on"]
+        limit, least = limits(self.manifest["output"]["precision"], exported_on, platform())
+        scale = max(1.0, float(np.abs(embeddings).max()))
+        if not (difference <= limit * scale and cosine >= least):
+            raise BadBundle(
+                f"the program of {self.folder} gives other embeddings here than where it was "
+                f"exported: they differ by {difference:.1e} (limit {limit * scale:.0e}), smallest "
+                f"cosine {cosine:.6f}. " + _REBUILD.format(folder=self.folder)
+            )
+        return {"largest_difference": difference, "smallest_cosine": cosine}
+
+
+def load(
+    path: str | os.PathLike,
+    *,
+    program: str = "stablehlo",
+    batch_sizes: Sequence[int] | None = None,
+    device: jax.Device | None = None,
+) -> Bundle:
+    """The embedding function of the bundle in the folder `path`.
+
+    Every file that is read must have the SHA-256 that the manifest says. `program` is 'stablehlo',
+    which JAX runs on `device` (by default its first one), or 'onnx', which onnxruntime runs on the
+    CPU. `batch_sizes` replaces those of the bundle.
+
+    >>> model = dmljax.bundle.load("photos.bundle")  # doctest: +SKIP
+    >>> model.embed(["a.jpg", "b.jpg"]).shape  # doctest: +SKIP
+    (2, 512)
+    """
+    folder = pathlib.Path(path)
+    manifest = files.read_manifest(folder)
+    if program not in PROGRAMS:
+        raise ValueError(f"program must be one of {', '.join(PROGRAMS)}, not {program!r}")
+    sizes = tuple(manifest["batch_sizes"] if batch_sizes is None else batch_sizes)
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"batch_sizes must be one or more positive numbers, not {sizes}")
+    preprocess_json = files.read_json(folder, manifest, files.PREPROCESS)
+    preprocess = preprocessing.parse(preprocess_json)
+    tensors = files.read_tensors(folder, manifest, files.PARAMS)
+    config = files.read_json(folder, manifest, files.CONFIG)
+    if files.model_digest(tensors, preprocess_json, config) != manifest["model"]:
+        raise BadBundle(f"the model digest of {folder} is not that of its files")
+    _check_others(folder, manifest)
+    if program == "onnx":
+        program_fn = _onnx(folder, manifest)
+    else:
+        program_fn = _stablehlo(folder, manifest, preprocess, tensors, device)
+    bundle = Bundle(folder, manifest, preprocess, program_fn, sizes)
+    if program == "stablehlo" and manifest["program"]["jax"] != jax.__version__:
+        bundle.check()  # JAX promises for some months that a program loads; this verifies it
+    return bundle
+
+
+def _check_others(folder: pathlib.Path, manifest: Mapping[str, Any]) -> None:
+    """Compares the digests of the files that `load` does not need."""
+    needed = (files.PREPROCESS, files.PROGRAM, files.PARAMS, files.CONFIG)
+    for name in manifest["files"]:
+        if name not in needed:
+            files.read(folder, manifest, name)
+
+
+def platform(device: jax.Device | None = None) -> str:
+    """The name that `jax.export` has for the platform of a device: cpu, cuda, rocm or tpu."""
+    device = jax.devices()[0] if device is None else device
+    if device.platform != "gpu":
+        return device.platform
+    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
+
+
+def _stablehlo(
+    folder: pathlib.Path,
+    manifest: Mapping[str, Any],
+    preprocess: preprocessing.Preprocessing,
+    tensors: Mapping[str, np.ndarray],
+    device: jax.Device | None,
+) -> Callable[[np.ndarray], np.ndarray]:
+    exported = _deserialize(folder, manifest)
+    here = platform(device)
+    if here not in exported.platforms:
+        raise BadBundle(
+            f"the program of {folder} is for {', '.join(exported.platforms)}, and JAX runs on "
+            f"{here} here: " + _REBUILD.format(folder=folder)
+        )
+    (variables, batch), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
+    if batch.shape[1:] != preprocess.shape:
+        raise BadBundle(
+            f"the program of {folder} takes images of {list(batch.shape[1:])}, and "
+            f"{files.PREPROCESS} makes {list(preprocess.shape)}"
+        )
+    files.check_tensors(tensors, variables, name=files.PARAMS)
+    device = jax.devices()[0] if device is None else device
+    on_device = jax.device_put(tensors, device)
+    call_fn = jax.jit(exported.call)
+
+    def program_fn(batch: np.ndarray) -> np.ndarray:
+        return np.asarray(call_fn(on_device, jax.device_put(batch, device)))
+
+    return program_fn
+
+
+def _deserialize(folder: pathlib.Path, manifest: Mapping[str, Any]) -> export.Exported:
+    data = files.read(folder, manifest, files.PROGRAM)
+    made_by = manifest["program"]
+    versions = f"it was made by jax {made_by['jax']}, and this is jax {jax.__version__}"
+    oldest = export.minimum_supported_calling_convention_version
+    newest = export.maximum_supported_calling_convention_version
+    if not oldest <= made_by["calling_convention"] <= newest:
+        raise BadBundle(
+            f"the program of {folder} has the calling convention {made_by['calling_convention']}, "
+            f"and this JAX reads {oldest} to {newest} ({versions}): "
+            + _REBUILD.format(folder=folder)
+        )
+    try:
+        exported = export.deserialize(bytearray(data))
+        text = exported.mlir_module()
+    except Exception as error:
+        if isinstance(error, ImportError):
+            raise ImportError(
+                "reading a program needs flatbuffers: pip install dmljax[serve]"
+            ) from error
+        raise BadBundle(
+            f"the program of {folder} cannot be read ({versions}): {error}. "
+            + _REBUILD.format(folder=folder)
+        ) from error
+    if foreign := foreign_calls(text):
+        raise BadBundle(
+            f"the program of {folder} calls {foreign[0]!r}, which is no function that nets need: "
+            "it could run any code. " + _REBUILD.format(folder=folder)
+        )
+    return exported
+
+
+def foreign_calls(text: str) -> list[str]:
+    """The functions that a module of StableHLO calls by name and that `_CALLS` does not have.
+
+    XLA looks them up in the process. A callback to Python is one of them: it runs code at an
+    address that the program chooses. `jax.export` refuses it, but anybody can write such a file.
+    """
+    targets = re.findall(r"custom_call\b ?([^\s(]*)", text)
+    return sorted({name for name in targets if not _CALLS.fullmatch(name)})
+
+
+def limits(precision: str, *platforms: str) -> tuple[float, float]:
+    """The largest difference and the smallest cosine between embeddings of these platforms."""
+    exact = precision == "float32" and set(platforms) == {"cpu"}
+    return LIMITS["cpu" if exact else "other"]
+
+
+def _onnx(folder: pathlib.Path, manifest: Mapping[str, Any]) -> Callable[[np.ndarray], np.ndarray]:
+    if files.ONNX not in manifest["files"]:
+        raise BadBundle(f"{folder} has no ONNX program: export the run with --onnx")
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ImportError("ONNX needs onnxruntime: pip install dmljax[onnx]") from error
+    data = files.read(folder, manifest, files.ONNX)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda batch: session.run(None, {name: batch})[0]
+
+
+def differences(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
+    """The largest difference of a coordinate, and the smallest cosine of a row."""
+    first, second = first.astype(np.float64), second.astype(np.float64)
+    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    cosines = np.sum(first * second, axis=1) / np.where(norms > 0, norms, 1)
+    return float(np.abs(first - second).max()), float(cosines.min())

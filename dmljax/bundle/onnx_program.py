@@ -1,0 +1,78 @@
+"""A bundle's program as ONNX, by jax2onnx.
+
+jax2onnx replaces functions of flax and jax.numpy while it runs, so it runs in a process of its own:
+
+    python -m dmljax.bundle.onnx_program FOLDER
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+from dmljax.bundle import files
+
+__all__ = ["INSTALL", "check_installed", "write"]
+
+# jax2onnx asks for an older Orbax than dmljax, which it does not need for a conversion.
+INSTALL = "pip install 'dmljax[onnx]' && pip install --no-deps jax2onnx==0.17.1"
+_OPSET = 23
+
+
+def check_installed() -> None:
+    """Raises ImportError with the command that installs what is missing."""
+    for package in ("jax2onnx", "onnx", "onnx_ir", "onnxruntime"):
+        if importlib.util.find_spec(package) is None:
+            raise ImportError(f"--onnx needs {package}: {INSTALL}")
+
+
+def write(folder: pathlib.Path) -> None:
+    """Writes `embed.onnx` into the bundle in `folder`, in a new process."""
+    check_installed()
+    root = str(pathlib.Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "dmljax.bundle.onnx_program", str(folder)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise ValueError(f"jax2onnx cannot convert this net ({lines[-1]}): export without --onnx")
+
+
+def _main(folder: pathlib.Path) -> None:
+    import jax2onnx
+
+    from dmljax import kernels
+    from dmljax.bundle import rebuilding
+
+    # The run that is exported is the user's own, so its modules are imported as in training.
+    model = rebuilding.open_model(folder, files.read_manifest(folder), trust_modules=True)
+    with kernels.portable():
+        converted = jax2onnx.to_onnx(
+            lambda images: model.embed_fn(model.tensors, images),
+            [_Images(("B", *model.image_shape))],
+            model_name="embed",
+            opset=_OPSET,
+            input_names=["images"],
+            output_names=["embeddings"],
+        )
+    (folder / files.ONNX).write_bytes(converted.SerializeToString())
+
+
+class _Images:
+    """The shape and type of the input; jax has no type for a named size."""
+
+    def __init__(self, shape: tuple):
+        import numpy as np
+
+        self.shape, self.dtype = shape, np.dtype(np.uint8)
+
+
+if __name__ == "__main__":
+    _main(pathlib.Path(sys.argv[1]))

@@ -1,0 +1,78 @@
+"""New programs for an old bundle, from its config and its parameters."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+
+import dmljax
+from dmljax.bundle import exporting, files, loading, onnx_program, programs, rebuilding
+from dmljax.data.files import write_json
+
+__all__ = ["rebundle"]
+
+
+def rebundle(
+    old: str | os.PathLike,
+    out: str | os.PathLike,
+    *,
+    onnx: bool = False,
+    trust_modules: bool = False,
+) -> pathlib.Path:
+    """Writes the bundle `out` with the parameters of `old` and new programs, and returns its path.
+
+    The new programs must give the embeddings of the stored examples; otherwise `MismatchedProgram`
+    is raised and nothing is left. The model digest stays, so that stored vectors remain valid. A
+    config that names functions of other modules is refused unless `trust_modules`.
+    """
+    old, out = pathlib.Path(old), pathlib.Path(out)
+    exporting.check_target(out)
+    if onnx:
+        onnx_program.check_installed()
+    manifest = files.read_manifest(old)
+    model = rebuilding.open_model(old, manifest, trust_modules=trust_modules)
+    golden = files.read_tensors(old, manifest, files.GOLDEN)
+    facts = {name: manifest[name] for name in ("batch_sizes", "classes", "thresholds")}
+    exported_on = manifest["program"]["exported_on"]
+    with exporting.written_whole(out) as folder:
+        for name in manifest["files"]:
+            if name not in (files.PROGRAM, files.ONNX):
+                (folder / name).write_bytes(files.read(old, manifest, name))
+        (folder / files.PROGRAM).write_bytes(programs.serialized(programs.stablehlo(model)))
+        new_manifest = exporting.write_manifest(folder, model, facts, exported_on=exported_on)
+        if new_manifest["model"] != manifest["model"]:
+            raise loading.BadBundle(f"the model digest of {old} is not that of its files")
+        if onnx:
+            onnx_program.write(folder)
+            new_manifest = exporting.write_manifest(folder, model, facts, exported_on=exported_on)
+        inputs, embeddings = golden["inputs"], golden["embeddings"]
+        labels = np.zeros(len(inputs), np.int32)
+        reports = exporting.check_programs(folder, new_manifest, embeddings, inputs, labels)
+        exported = files.read_json(old, manifest, files.PARITY)
+        write_json(folder / files.PARITY, _parity(exported, reports), indent=2)
+        with (folder / files.CARD).open("a") as file:
+            file.write(_note(new_manifest, reports))
+        exporting.write_manifest(folder, model, facts, exported_on=exported_on)
+    return out
+
+
+def _parity(exported: dict[str, Any], rebuilt: dict[str, Any]) -> dict[str, Any]:
+    """The report of the export, and those of all rebuilt programs on the stored examples."""
+    return {**exported, "rebuilt": [*exported.get("rebuilt", []), rebuilt]}
+
+
+def _note(manifest: dict[str, Any], reports: dict[str, Any]) -> str:
+    today = datetime.datetime.now(datetime.UTC).date()
+    batches = [report["largest_batch"] for report in reports["programs"].values()]
+    difference = max(batch["largest_difference"] for batch in batches)
+    return (
+        f"\n## Programs of {today}\n\nMade anew by dmljax {dmljax.__version__} and jax "
+        f"{jax.__version__}, for {', '.join(manifest['program']['platforms'])}. On the stored "
+        f"examples they differ from the checkpoint by {difference:.1e} at most. JAX promises "
+        f"to load them until {manifest['program']['promised_until']}.\n"
+    )

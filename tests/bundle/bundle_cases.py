@@ -1,0 +1,27 @@
+"""A trained run and its bundle, made once for all tests of a process."""
+
+import json
+import pathlib
+
+from system import tiny
+
+from dmljax.bundle import exporting
+from dmljax.train import loop
+
+
+def trained(folder: pathlib.Path, **fields) -> pathlib.Path:
+    """The folder of a run of two steps."""
+    evaluate = {"every": 2, "ks": [1], "seeds": [0], "batch_size": 16, "clustering": False}
+    config = tiny(folder, steps=2, evaluate=evaluate) | fields
+    loop.run(config, folder / "run")
+    return folder / "run"
+
+
+def exported(run: pathlib.Path, out: pathlib.Path, **options) -> pathlib.Path:
+    return exporting.export(run, out, batch_sizes=(1, 4, 16), **options)
+
+
+def rewritten(bundle: pathlib.Path, **fields) -> None:
+    """Changes top-level fields of the manifest."""
+    path = bundle / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))

@@ -1,0 +1,224 @@
+"""Export: whole or absent, refused where a program is wrong, and made anew from an old bundle."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from bundle_cases import exported, trained
+
+from dmljax import main
+from dmljax.bundle import BadBundle, exporting, files, load, programs, rebundling
+from dmljax.bundle.parity import MismatchedProgram, compare
+from dmljax.train import checkpoints
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def _command(code, cwd):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, env=environment
+    )
+
+
+def _alter_what_is_written(setattr_fn):
+    """The parameters that are written differ from the checkpoint's by a thousandth."""
+    write = exporting._contiguous
+
+    def altered(tensors):
+        return {name: x + x.dtype.type(1e-3) for name, x in write(tensors).items()}
+
+    setattr_fn(exporting, "_contiguous", altered)
+
+
+def test_a_wrong_program_is_refused_and_nothing_is_left(run_folder, tmp_path, monkeypatch):
+    _alter_what_is_written(monkeypatch.setattr)
+    words = ["export", str(run_folder), f"--out={tmp_path / 'a.bundle'}"]
+    with pytest.raises(MismatchedProgram, match=r"^stablehlo: the program differs") as raised:
+        main.main(words)
+    assert "no bundle is written" in str(raised.value) and "\n" not in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_exit_status_of_a_wrong_program(run_folder, tmp_path):
+    code = (
+        "import sys, test_bundle_export as cases\ncases._alter_what_is_written(setattr)\n"
+        f"sys.argv = ['dmljax', 'export', {str(run_folder)!r}, '--out=a.bundle']\n"
+        "import dmljax.main\nsys.exit(dmljax.main.console())"
+    )
+    done = _command(code, tmp_path)
+    assert done.returncode == 2 and not list(tmp_path.iterdir()), done.stderr
+    assert done.stderr.startswith("error: stablehlo: the program") and done.stderr.count("\n") == 1
+
+
+def test_the_command_writes_a_bundle_and_checks_it(run_folder, tmp_path, capsys):
+    out = tmp_path / "a.bundle"
+    words = ["export", str(run_folder), f"--out={out}", "--license=mit"]
+    assert main.main([*words, "--batch-sizes=2,1"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["a.bundle"]
+    assert "every program gives the embeddings of the checkpoint" in capsys.readouterr().out
+    assert main.main(["bundle", "check", str(out)]) == 0
+    assert "8 files as in the manifest" in capsys.readouterr().out
+    assert load(out).batch_sizes == (1, 2)
+    assert 'license: "mit"' in (out / "README.md").read_text()
+    with pytest.raises(FileExistsError, match="is not an empty folder"):
+        main.main(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["export", "RUN"], "export needs --out"),
+        (["export", "nowhere", "--out=OUT"], "holds no run"),
+        (["export", "RUN", "--out=OUT", "--batch-sizes=x"], "must be numbers such as"),
+        (["export", "RUN", "--out=OUT", "--batch-sizes=0"], "must be positive"),
+        (["export", "RUN", "--out=OUT", "--step=7"], "has the checkpoints"),
+        (["bundle", "rebuild", "nowhere"], "rebuild needs --out"),
+        (["bundle", "check", "nowhere"], "there is no bundle nowhere"),
+        (["bundle", "look", "nowhere"], "invalid choice"),
+    ],
+)
+def test_words_that_are_refused(words, message, run_folder, tmp_path):
+    places = {"RUN": str(run_folder), "--out=OUT": f"--out={tmp_path / 'a.bundle'}"}
+    with pytest.raises((ValueError, OSError), match=message) as raised:
+        main.main([places.get(word, word) for word in words])
+    assert "\n" not in str(raised.value) and not list(tmp_path.iterdir())
+
+
+def test_a_run_that_is_training_or_has_no_checkpoint(run_folder, tmp_path):
+    run = shutil.copytree(run_folder, tmp_path / "run")
+    with (
+        checkpoints.lock(run),
+        pytest.raises(ValueError, match=r"is still training \(process \d+ on"),
+    ):
+        exporting.export(run, tmp_path / "a.bundle")
+    checkpoints.delete(run / "checkpoints")
+    with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
+        exporting.export(run, tmp_path / "a.bundle")
+    assert not (tmp_path / "a.bundle").exists()
+
+
+def test_a_target_that_is_taken_is_left_untouched(run_folder, tmp_path):
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "photo.jpg").write_bytes(b"x")
+    (tmp_path / "link").symlink_to(tmp_path)
+    for target in (taken, taken / "photo.jpg", tmp_path / "link"):
+        with pytest.raises(FileExistsError, match="choose another --out"):
+            exporting.export(run_folder, target)
+    assert (taken / "photo.jpg").read_bytes() == b"x" and len(list(tmp_path.iterdir())) == 2
+
+
+def test_transforms_of_ones_own_and_methods_without_embeddings(tmp_path, monkeypatch):
+    run = trained(tmp_path, eval_transform="dmljax.data.transforms:unchanged")
+    with pytest.raises(ValueError, match="holds no code"):
+        exporting.export(run, tmp_path / "a.bundle")
+    reopen = exporting.reopen
+
+    def without_embed(*words, **options):
+        run, state = reopen(*words, **options)
+        config = run.config | {"eval_transform": "unchanged"}
+        return run._replace(method=run.method._replace(embed=None), config=config), state
+
+    monkeypatch.setattr(exporting, "reopen", without_embed)
+    with pytest.raises(ValueError, match="the method 'pairs' has no function embed"):
+        exporting.export(run, tmp_path / "a.bundle")
+    assert not (tmp_path / "a.bundle").exists()
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_nothing(run_folder, tmp_path):
+    code = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        f"sys.argv = ['dmljax', 'export', {str(run_folder)!r}, '--out=a.bundle']\n"
+        "import dmljax.main\nsys.exit(dmljax.main.console())"
+    )
+    done = _command(code, tmp_path)
+    assert done.returncode == 2 and not list(tmp_path.iterdir())
+    assert "a.bundle cannot be written: File too large" in done.stderr, done.stderr
+
+
+def test_a_new_bundle_from_an_old_one(bundle_folder, tmp_path):
+    """The same embeddings and digest; the old program may be lost."""
+    old = shutil.copytree(bundle_folder, tmp_path / "old.bundle")
+    new = rebundling.rebundle(old, tmp_path / "new.bundle")
+    images = np.random.default_rng(0).integers(0, 256, (5, 12, 12, 3), np.uint8)
+    first, second = load(old), load(new)
+    np.testing.assert_allclose(
+        first.embed_prepared(images), second.embed_prepared(images), atol=1e-6
+    )
+    assert first.digest == second.digest and first.thresholds == second.thresholds
+    report = json.loads((new / "parity.json").read_text())
+    assert report["rebuilt"][0]["programs"]["stablehlo"]["images"] == 6
+    assert "Made anew by dmljax" in (new / "README.md").read_text()
+
+
+def test_rebuilding_runs_no_code_of_the_bundle(bundle_folder, tmp_path):
+    old = shutil.copytree(bundle_folder, tmp_path / "old.bundle")
+    config = json.loads((old / "config.json").read_text())
+    for name, spec in (
+        ("loss", {"name": "os:system", "margin": 1}),
+        ("net", "dmljax.main:console"),
+        ("method", {"name": "pairs", "pool_fn": "evil:pool"}),
+        ("miner", "evil:mine"),
+    ):
+        (old / "config.json").write_text(json.dumps(config | {name: spec}))
+        manifest = json.loads((old / "manifest.json").read_text())
+        manifest["files"] = files.digests(old)
+        (old / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(BadBundle, match=r"importing it runs its code: .* --trust-modules"):
+            rebundling.rebundle(old, tmp_path / "new.bundle")
+    assert not (tmp_path / "new.bundle").exists()
+
+
+def test_a_rebuilt_program_that_differs_is_refused(bundle_folder, tmp_path, monkeypatch):
+    """As if the code of the net had changed since the export."""
+    stablehlo = programs.stablehlo
+
+    def changed(model, **options):
+        def embed_fn(tensors, images):
+            return jax.numpy.flip(model.embed_fn(tensors, images), axis=1)
+
+        return stablehlo(model._replace(embed_fn=embed_fn), **options)
+
+    monkeypatch.setattr(programs, "stablehlo", changed)
+    with pytest.raises(MismatchedProgram, match="stablehlo: the program differs"):
+        rebundling.rebundle(bundle_folder, tmp_path / "new.bundle")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_comparison_sees_small_differences_and_other_neighbors():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(20, 8)).astype(np.float32)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    labels = np.arange(20) % 4
+    limits = (1e-5, 0.99999)
+    same = compare(x, {"largest_batch": x, "one": x[:3]}, labels, limits=limits)
+    assert same["largest_batch"]["largest_difference"] == 0
+    assert same["same_nearest"] == same["same_10_nearest"] == 1
+    assert same["checkpoint_R@1"] == same["program_R@1"]
+    for changed in (x + 2e-5, np.where(np.arange(20)[:, None] == 7, -x, x), x * np.nan, x[:, :4]):
+        with pytest.raises(MismatchedProgram):
+            compare(x, {"largest_batch": changed}, labels, limits=limits)
+    with pytest.raises(MismatchedProgram, match="in one"):
+        compare(x, {"largest_batch": x, "one": x[:3] + 1e-3}, labels, limits=limits)
+    loose = compare(x, {"largest_batch": x[::-1].copy()}, labels, limits=(9.0, -1.0))
+    assert loose["same_nearest"] < 1 and loose["same_10_nearest"] < 1
+
+
+@pytest.mark.slow
+def test_embeddings_without_unit_length(tmp_path):
+    run = trained(tmp_path, method={"name": "pairs", "dim": 2, "unit": False})
+    bundle = load(exported(run, tmp_path / "a.bundle"))
+    assert bundle.similarity == "euclidean" and bundle.dimension == 2 and not bundle.thresholds
+    with pytest.raises(BadBundle, match="it has no unit vectors"):
+        bundle.codec("int8")

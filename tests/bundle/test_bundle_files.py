@@ -1,0 +1,270 @@
+"""Folders that are no bundle, or one that somebody changed, are refused before anything runs."""
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import zipfile
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save
+
+from dmljax.bundle import BadBundle, files, load, loading
+
+
+@pytest.fixture
+def copy(bundle_folder, tmp_path):
+    return shutil.copytree(bundle_folder, tmp_path / "a.bundle")
+
+
+def _manifest(folder, change_fn=lambda manifest: None):
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change_fn(manifest)
+    path.write_text(json.dumps(manifest))
+    return manifest
+
+
+def _replace(folder, name, data):
+    """Puts other bytes into a file, with a manifest that confirms them."""
+    (folder / name).write_bytes(data)
+    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    _manifest(folder, lambda manifest: manifest["files"].update({name: entry}))
+
+
+def _refused(folder, message):
+    with pytest.raises(BadBundle, match=message) as raised:
+        load(folder)
+    assert "\n" not in str(raised.value)
+
+
+def test_every_file_is_confirmed_by_its_digest(copy):
+    """One flipped bit in any file, the size unchanged."""
+    names = sorted(path.name for path in copy.iterdir() if path.name != "manifest.json")
+    assert len(names) == 8
+    for name in names:
+        data = (copy / name).read_bytes()
+        (copy / name).write_bytes(bytes([data[0] ^ 1]) + data[1:])
+        _refused(copy, f"{name} of .* is changed or damaged: its SHA-256")
+        (copy / name).write_bytes(data)
+    assert load(copy).dimension == 4
+
+
+def test_missing_extra_and_truncated_files(copy):
+    data = (copy / "params.safetensors").read_bytes()
+    (copy / "params.safetensors").write_bytes(data[:-1])
+    _refused(copy, "params.safetensors of .* is changed: it has")
+    (copy / "params.safetensors").unlink()
+    _refused(copy, "is not complete: params.safetensors is missing")
+    (copy / "params.safetensors").write_bytes(data)
+    (copy / "setup.py").write_text("print(1)")
+    _refused(copy, "a file that its manifest does not list: 'setup.py'")
+
+
+def test_links_are_refused(copy, tmp_path):
+    for name in ("params.safetensors", "manifest.json"):
+        shutil.move(copy / name, tmp_path / name)
+        (copy / name).symlink_to(tmp_path / name)
+        _refused(copy, f"{name}.* is a link|cannot be read: Too many levels")
+        (copy / name).unlink()
+        shutil.move(tmp_path / name, copy / name)
+    os.mkfifo(copy / "extra")
+    _refused(copy, "does not list: 'extra'")
+
+
+@pytest.mark.parametrize("name", ["../params.safetensors", "/etc/passwd", "a/b", "setup.py", ""])
+def test_names_outside_of_the_list_are_refused(copy, name):
+    entry = {"bytes": 1, "sha256": "0" * 64}
+    _manifest(copy, lambda manifest: manifest["files"].update({name: entry}))
+    _refused(copy, "which is no file of a bundle")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"format": 2}, "has the bundle format 2, and this program reads format 1"),
+        ({"format": None}, "has the bundle format None"),
+        ({"files": []}, "lists no files"),
+        ({"files": {"README.md": {"bytes": 1, "sha256": "0"}}}, "README.md needs bytes and sha256"),
+        ({"files": {}}, "lists no README.md, config.json"),
+        ({"model": "f" * 64}, "the model digest of .* is not that of its files"),
+        ({"model": "f"}, "model is 'f'"),
+        ({"batch_sizes": []}, r"batch_sizes is \[\]"),
+        ({"batch_sizes": [10**9]}, "batch_sizes is"),
+        ({"batch_sizes": [True]}, "batch_sizes is"),
+        ({"output": 3}, "output.dimension is None"),
+        ({"thresholds": {"fmr=1e-2": {"cosine": "1"}}}, "thresholds.fmr=1e-2 is"),
+        ({"thresholds": {"fmr=1e-2": {"cosine": 2}}}, "thresholds.fmr=1e-2 is"),
+    ],
+)
+def test_a_wrong_manifest(copy, fields, message):
+    _manifest(copy, lambda manifest: manifest.update(fields))
+    _refused(copy, message)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": NaN}', "[" * 100_000, '{"format": 1}', "\xff"]
+)
+def test_a_manifest_that_is_no_json_object(copy, text):
+    (copy / "manifest.json").write_text(text)
+    _refused(copy, "manifest.json")
+
+
+def test_a_manifest_may_not_be_huge(copy):
+    with (copy / "manifest.json").open("ab") as file:
+        file.truncate(10 << 20)
+    _refused(copy, "has 10,485,760 bytes: the limit is")
+
+
+def test_folders_that_are_no_bundle(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no bundle"):
+        load(tmp_path / "missing")
+    _refused(tmp_path, "it has no manifest.json")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("../manifest.json", "{}")
+    _refused(tmp_path / "a.zip", "a bundle is a folder, unpack it first")
+
+
+def test_other_platforms_and_versions(copy, bundle_folder):
+    """The program says for which platform it is; the manifest's words are not trusted."""
+    from dmljax.bundle import programs, rebuilding
+
+    manifest = files.read_manifest(bundle_folder)
+    model = rebuilding.open_model(bundle_folder, manifest)
+    program = programs.stablehlo(model, platforms=("tpu",)).serialize()
+    _replace(copy, "embed.jaxexport", bytes(program))
+    _refused(copy, "is for tpu, and JAX runs on cpu here: .* dmljax bundle rebuild")
+
+    def newer(manifest):
+        manifest["program"] |= {"calling_convention": 99, "jax": "9.9.9"}
+
+    _manifest(copy, newer)
+    _refused(copy, f"made by jax 9.9.9, and this is jax {jax.__version__}.*dmljax bundle rebuild")
+
+
+def test_a_program_that_is_no_program(copy):
+    data = (copy / "embed.jaxexport").read_bytes()
+    for damaged in (b"", b"x" * 100, data[:100]):
+        _replace(copy, "embed.jaxexport", damaged)
+        _refused(copy, "the program of .* cannot be read .*made by jax")
+
+
+def test_a_program_may_not_call_functions_by_name(copy, bundle_folder):
+    """XLA would look for them in this process; a callback to Python is one of them."""
+    from dmljax.bundle import programs, rebuilding
+
+    model = rebuilding.open_model(bundle_folder, files.read_manifest(bundle_folder))
+
+    def embed(tensors, images):
+        x = model.embed_fn(tensors, images)
+        return jax.ffi.ffi_call("a_function_of_a_stranger", jax.ShapeDtypeStruct(x.shape, x.dtype))(
+            x
+        )
+
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model.tensors)
+    images = jax.ShapeDtypeStruct((4, *model.image_shape), np.uint8)
+    allowed = [jax.export.DisabledSafetyCheck.custom_call("a_function_of_a_stranger")]
+    exported = jax.export.export(jax.jit(embed), disabled_checks=allowed)(shapes, images)
+    _replace(copy, "embed.jaxexport", bytes(programs.serialized(exported)))
+    _refused(
+        copy, "calls '@a_function_of_a_stranger'.* it could run any code.*dmljax bundle rebuild"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("%1 = stablehlo.custom_call @shape_assertion(%0) {}", []),
+        ("%1 = stablehlo.custom_call @lapack_spotrf_ffi(%0) {}", []),
+        ('%1 = stablehlo.custom_call @"a b"(%0)', ['@"a']),
+        ('%1 = "stablehlo.custom_call"(%0) <{call_target_name = "f"}>', ['"']),
+        ("%1 = stablehlo.custom_call @shape_assertion_2(%0)", ["@shape_assertion_2"]),
+    ],
+)
+def test_calls_of_a_program(text, names):
+    assert loading.foreign_calls(text) == names
+
+
+def test_stored_examples_of_another_form(copy):
+    golden = load_file(copy / "golden.safetensors")
+    for names in (["inputs"], ["inputs", "embeddings", "encoded_1"], []):
+        _replace(copy, "golden.safetensors", save({name: golden[name] for name in names}))
+        with pytest.raises(BadBundle, match=r"golden.safetensors .* needs inputs, embeddings"):
+            load(copy).check()
+
+
+def test_a_config_without_a_net(copy):
+    config = json.loads((copy / "config.json").read_text())
+    del config["net"]
+    _replace(copy, "config.json", json.dumps(config).encode())
+    _refused(copy, "config.json has no net")
+
+
+def test_another_version_of_jax_must_compute_the_stored_examples(copy):
+    """As JAX's promise is about time, and the version here may be any."""
+
+    def older(manifest):
+        manifest["program"]["jax"] = "0.9.0"
+
+    _manifest(copy, older)
+    assert load(copy).dimension == 4
+    golden = load_file(copy / "golden.safetensors")
+    golden["embeddings"] = np.roll(golden["embeddings"], 1, axis=1)
+    _replace(copy, "golden.safetensors", save(golden))
+    _refused(copy, "gives other embeddings here .* dmljax bundle rebuild")
+
+
+def test_other_pixels_here_than_there(copy):
+    golden = load_file(copy / "golden.safetensors")
+    golden["inputs"] = golden["inputs"] ^ 1
+    _replace(copy, "golden.safetensors", save(golden))
+    with pytest.raises(BadBundle, match=r"gives other pixels here .* versions of Pillow"):
+        load(copy).check()
+
+
+def _altered(copy, tensors):
+    data = save(tensors)
+    _replace(copy, "params.safetensors", data)
+    config, preprocess = (
+        json.loads((copy / name).read_text()) for name in ("config.json", "preprocess.json")
+    )
+    digest = files.model_digest(tensors, preprocess, config)
+    _manifest(copy, lambda manifest: manifest.update({"model": digest}))
+
+
+def test_parameters_that_do_not_fit_the_program(copy):
+    """Also where all digests were made to agree."""
+    tensors = load_file(copy / "params.safetensors")
+    first, second, third, *_ = sorted(tensors)
+    changed = dict(tensors)
+    changed["other"] = changed.pop(first)
+    changed[second] = changed[second].astype(np.float16)
+    changed[third] = changed[third][:1]
+    _altered(copy, changed)
+    _refused(copy, f"{first} is missing; other is not of this net; {second} is float16")
+    nan = {name: np.full_like(x, np.nan) for name, x in tensors.items()}
+    _altered(copy, nan)
+    _refused(copy, f"{first} has NaN or infinity; {second} has NaN")
+
+
+def test_damaged_safetensors(copy):
+    def header(entries):
+        text = json.dumps(entries).encode()
+        return struct.pack("<Q", len(text)) + text
+
+    one = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    damaged = {
+        "header too large": struct.pack("<Q", 200 << 20) + b"{}",
+        "header beyond the file": struct.pack("<Q", 1000) + b"{}",
+        "overlap": header({"a": one, "b": one}) + b"\0" * 4,
+        "outside": header({"a": one | {"data_offsets": [0, 400]}}) + b"\0" * 4,
+        "no header": b"",
+    }
+    for data in damaged.values():
+        _replace(copy, "params.safetensors", data)
+        _refused(copy, "params.safetensors is damaged")
+    _replace(copy, "params.safetensors", header({"a": one | {"dtype": "C64"}}) + b"\0" * 4)
+    _refused(copy, "params.safetensors (is damaged|holds a as C64)")

@@ -1,0 +1,88 @@
+"""A bundle is exported, loaded elsewhere, and embeds what the run embeds."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import dmljax
+from dmljax import bundle
+from dmljax.train import run_folder as saved
+
+ROOT = pathlib.Path(__file__).parents[2]
+HEAVY = ("flax", "grain", "orbax", "optax", "sklearn", "matplotlib", "ml_collections")
+
+
+@pytest.fixture(scope="module")
+def model(bundle_folder):
+    return dmljax.bundle.load(bundle_folder)
+
+
+def test_embeddings_are_those_of_the_run(model, run_folder):
+    embed_fn, variables, _ = saved.load(run_folder)
+    images = np.random.default_rng(0).integers(0, 256, (21, 12, 12, 3), np.uint8)
+    for count in (1, 3, 16, 21):
+        vectors = model.embed_prepared(images[:count])
+        expected = np.asarray(embed_fn(variables, images[:count]))
+        assert vectors.shape == (count, model.dimension) and vectors.dtype == np.float32
+        np.testing.assert_allclose(vectors, expected, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+def test_images_may_be_bytes_paths_and_arrays(model, tmp_path):
+    pixels = np.random.default_rng(1).integers(0, 256, (12, 12, 3), np.uint8)
+    path = tmp_path / "a.png"
+    Image.fromarray(pixels).save(path)
+    vectors = model.embed([pixels, path, str(path), path.read_bytes()])
+    np.testing.assert_array_equal(vectors[0], vectors[1])
+    assert (vectors == vectors[:1]).all()
+
+
+def test_facts_of_a_bundle(model, run_folder, bundle_folder):
+    assert model.dimension == 4 and model.similarity == "cosine"
+    assert model.batch_sizes == (1, 4, 16) and model.input_shape == (12, 12, 3)
+    assert len(model.digest) == 64
+    assert set(model.compile()) == {1, 4, 16}
+    assert model.check()["largest_difference"] < 1e-5
+    report = json.loads((bundle_folder / "parity.json").read_text())["programs"]["stablehlo"]
+    assert report["images"] == 32 and report["largest_batch"]["largest_difference"] < 1e-6
+    assert report["same_nearest"] == 1 and report["checkpoint_R@1"] == report["program_R@1"]
+    config = json.loads((bundle_folder / "config.json").read_text())
+    assert config["dataset"]["path"] == "blobs.npz"  # the folder of this machine is not told
+
+
+def test_loading_needs_few_packages_and_little_time(bundle_folder):
+    """None of the heavy packages can be imported, and embeddings come nevertheless."""
+    code = (
+        "import sys, time\n"
+        f"for name in {HEAVY}: sys.modules[name] = None\n"
+        "start = time.process_time()\n"
+        "import dmljax, numpy as np\n"
+        f"model = dmljax.bundle.load({str(bundle_folder)!r})\n"
+        "assert model.embed([np.zeros((12, 12, 3), np.uint8)]).shape == (1, 4)\n"
+        "print(time.process_time() - start)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 4  # seconds of the processor; docs/ship.md has the measured time
+
+
+def test_calls_that_make_no_sense_are_refused(model):
+    with pytest.raises(ValueError, match="a list of one image or more"):
+        model.embed([])
+    with pytest.raises(ValueError, match="a list of one image or more"):
+        model.embed("a.png")
+    with pytest.raises(ValueError, match=r"takes uint8 \[n 12 12 3\], not float32"):
+        model.embed_prepared(np.zeros((1, 12, 12, 3), np.float32))
+    with pytest.raises(ValueError, match="has no images"):
+        model.embed_prepared(np.zeros((0, 12, 12, 3), np.uint8))
+    with pytest.raises(bundle.BadBundle, match="no ONNX program"):
+        bundle.load(model.folder, program="onnx")

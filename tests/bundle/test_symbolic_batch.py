@@ -1,0 +1,97 @@
+"""Every net and every method becomes a program for batches of any size, on all platforms."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from system import METHODS, tiny
+
+from dmljax import nets
+from dmljax.bundle import programs
+from dmljax.nets import pools
+from dmljax.train.build import build
+
+CHANNELS, SIZES = {"lecun": 1}, {"googlenet": 64, "googlenet_bn": 64, "bn_inception": 64}
+SLOW = ("bn_inception", "googlenet", "googlenet_bn", "mobilenet_v2", "vit_b16")
+SLOW += tuple(f"resnet{depth}" for depth in (34, 50, 101, 152))
+NETS = [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in nets.__all__]
+
+
+def _exported(embed_fn, variables, shape):
+    model = programs.model(embed_fn, lambda x: x / jnp.float32(255), variables, shape)
+    return model, programs.stablehlo(model)
+
+
+def _check(exported, dimension):
+    (out,) = exported.out_avals
+    assert not isinstance(out.shape[0], int) and out.shape[1] == dimension
+    assert exported.platforms == programs.PLATFORMS
+    assert exported.in_avals[-1].dtype == np.uint8
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_every_net(name):
+    net = getattr(nets, name)()
+    shape = (SIZES.get(name, 32),) * 2 + (CHANNELS.get(name, 3),)
+    shapes = jax.eval_shape(
+        lambda key: net.init_with_output(key, jnp.zeros((1, *shape)), train=False),
+        jax.random.key(0),
+    )
+    outputs, variables = shapes
+
+    def embed(variables, images):
+        return net.apply(variables, images / jnp.float32(255), train=False)["pooled"]
+
+    exported = programs.stablehlo(programs.Model(embed, variables, shape))
+    _check(exported, outputs["pooled"].shape[1])
+
+
+@pytest.mark.parametrize("name", pools.__all__)
+def test_every_pool(name):
+    pool_fn = getattr(pools, name)
+    if name == "learned_gem":
+        pool_fn = functools.partial(pools.gem, p=jnp.float32(2.5))
+
+    def embed(params, model_state, images):
+        return pool_fn(images * params["scale"])
+
+    variables = {"params": {"scale": jnp.float32(2)}, "model_state": {}}
+    _, exported = _exported(embed, variables, (4, 5, 3))
+    _check(exported, 60 if name == "flatten" else 3)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method(name, tmp_path):
+    """And its program takes what the embedding reads: no classifier, no proxies, no memory."""
+    run = build(tiny(tmp_path, **METHODS[name]))
+    variables = {"params": run.shapes.params, "model_state": run.shapes.model_state}
+    model = programs.model(run.method.embed, run.normalize_fn, variables, run.eval_image_shape)
+    exported = programs.stablehlo(model)
+    _check(exported, METHODS[name]["method"]["dim"])
+    everything = programs.flat(variables)
+    assert set(model.tensors) <= set(everything)
+    left_out = {path.split("/")[1] for path in set(everything) - set(model.tensors)}
+    expected = {"pairs": "memory", "proxies": "proxies", "graph": "graph", "dvml": "decoder"}
+    assert (name == "abe" and not left_out) or expected[name] in left_out
+
+
+def test_the_program_is_the_function():
+    """Bitwise, for batches of several sizes, with the parameters as arguments."""
+    net = nets.convnet(widths=(4, 8), strides=(2, 1))
+    rng = np.random.default_rng(0)
+    variables = net.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3)), train=False)
+
+    def embed(params, model_state, images):
+        return net.apply(params, images, train=False)["pooled"]
+
+    model, exported = _exported(embed, {"params": variables, "model_state": {}}, (8, 8, 3))
+    loaded = export.deserialize(exported.serialize())
+    for size in (1, 3, 8):
+        images = rng.integers(0, 256, (size, 8, 8, 3), np.uint8)
+        expected = jax.jit(model.embed_fn)(model.tensors, images)
+        np.testing.assert_array_equal(jax.jit(loaded.call)(model.tensors, images), expected)
+        other = {path: x + 1e-3 for path, x in model.tensors.items()}
+        assert (np.asarray(jax.jit(loaded.call)(other, images)) != np.asarray(expected)).any()
