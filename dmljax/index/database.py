@@ -1,0 +1,223 @@
+"""The SQLite file of an embedded index: connections, tables, and errors in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import sqlite3
+import urllib.parse
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dmljax.index.errors import Damaged, InvalidInput, Unavailable
+from dmljax.index.filters import Condition, kind
+
+__all__ = [
+    "FORMAT",
+    "Settings",
+    "checksum",
+    "condition_sql",
+    "connect",
+    "create_tables",
+    "one_line_errors",
+    "read_settings",
+    "transaction",
+]
+
+FORMAT = 1
+# A row number is never used twice, and the vector of a row never changes: replacing an item gives
+# it a new row. `deleted` tells derived files and open readers which rows no longer exist.
+_TABLES = """
+create table settings (
+    only integer primary key check (only = 1), format integer not null, model text not null,
+    dimension integer not null, similarity text not null, identity text not null,
+    version integer not null, purged integer not null, items integer not null
+);
+create table items (
+    row integer primary key autoincrement, id text not null unique, metadata text not null,
+    checksum integer not null
+);
+create table vectors (row integer primary key, vector blob not null);
+create table deleted (row integer primary key, version integer not null);
+create index deleted_version on deleted (version);
+create table fields (name text primary key) without rowid;
+"""
+_BUSY_SECONDS = 10
+
+
+class Settings(NamedTuple):
+    """The one row about the whole index."""
+
+    format: int
+    model: str
+    dimension: int
+    similarity: str
+    identity: str
+    version: int  # changes so far
+    purged: int  # deletions up to this version are no longer listed
+    items: int
+
+
+def connect(path: pathlib.Path, *, write: bool, create: bool = False) -> sqlite3.Connection:
+    """A connection in autocommit mode that any thread may use, one at a time."""
+    address = f"file:{urllib.parse.quote(str(path.absolute()))}"
+    if write:
+        connection = _open(address + ("?mode=rwc" if create else "?mode=rw"))
+        try:
+            mode = connection.execute("pragma journal_mode=wal").fetchone()[0]
+            if mode != "wal":
+                raise Unavailable(f"{path}: this file system does not allow SQLite's WAL ({mode})")
+            connection.execute("pragma synchronous=full")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+    connection = _open(address + "?mode=ro")
+    try:
+        connection.execute("select * from settings").fetchone()
+    except sqlite3.OperationalError as error:
+        connection.close()
+        wal = path.with_name(path.name + "-wal")
+        # In a folder that may not be written, SQLite cannot make the -shm file of a reader.
+        unwritable = error.sqlite_errorcode & 255 in (
+            sqlite3.SQLITE_CANTOPEN,
+            sqlite3.SQLITE_READONLY,
+        )
+        if not unwritable or not path.exists() or (wal.exists() and wal.stat().st_size):
+            raise
+        connection = _open(address + "?mode=ro&immutable=1")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _open(address: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        address, uri=True, isolation_level=None, check_same_thread=False, timeout=_BUSY_SECONDS
+    )
+    connection.execute("pragma trusted_schema=off")
+    connection.execute("pragma cell_size_check=on")
+    return connection
+
+
+def create_tables(connection: sqlite3.Connection, settings: Settings) -> None:
+    """Makes the tables of an empty database."""
+    with transaction(connection, write=True):
+        for statement in _TABLES.split(";"):
+            connection.execute(statement)
+        marks = ", ".join("?" * len(settings))
+        connection.execute(f"insert into settings values (1, {marks})", settings)
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection, *, write: bool = False) -> Iterator[None]:
+    """One transaction: committed at the end of the block, rolled back after an error."""
+    connection.execute("begin immediate" if write else "begin")
+    try:
+        yield
+        connection.execute("commit")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("rollback")
+        raise
+
+
+def read_settings(connection: sqlite3.Connection, path: pathlib.Path) -> Settings:
+    """The row of settings, of a format that this version reads."""
+    row = connection.execute("select * from settings").fetchone()
+    if row is None or len(row) < 2:
+        raise Damaged(f"{path} has no settings: restore it from a backup")
+    if row[1] != FORMAT:
+        raise InvalidInput(
+            f"{path} has format {row[1]}, this version of dmljax reads {FORMAT}: update dmljax"
+        )
+    settings = Settings(*row[1:])
+    types = int, str, int, str, str, int, int, int
+    if not all(isinstance(x, kind) for x, kind in zip(settings, types, strict=True)):
+        raise sqlite3.DatabaseError("its settings are of other types")
+    return settings
+
+
+@contextlib.contextmanager
+def one_line_errors(path: pathlib.Path) -> Iterator[None]:
+    """Turns errors of SQLite into `Unavailable` or `Damaged`, with the way out."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        # Errors without a code are about values: text that is not UTF-8, or those raised here.
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 255
+        if code == sqlite3.SQLITE_FULL:
+            problem = "the disk is full. The call changed nothing; free space and repeat it"
+        elif code == sqlite3.SQLITE_BUSY:
+            problem = f"another process has locked it for {_BUSY_SECONDS} seconds; try again"
+        elif code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN):
+            problem = f"it cannot be opened or written ({error}); check the permissions"
+        elif code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
+            raise Damaged(
+                f"{path}: the database is damaged ({error}). Restore the folder from a backup, or "
+                "make the index again; what can be read is saved by "
+                f"`sqlite3 {path.name} .recover`"
+            ) from error
+        else:
+            problem = f"{error}. The call changed nothing"
+        raise Unavailable(f"{path}: {problem}") from error
+
+
+def checksum(name: Any, metadata: Any, vector: Any) -> int:
+    """CRC-32 of all that is stored of an item; -1 if damage changed the type of a value."""
+    if not (isinstance(name, str) and isinstance(metadata, str) and isinstance(vector, bytes)):
+        return -1
+    return zlib.crc32(vector, zlib.crc32(metadata.encode(), zlib.crc32(name.encode())))
+
+
+def condition_sql(conditions: Iterable[Condition]) -> tuple[str, list[str | int | float]]:
+    """The text after `where`, and its parameters: no text of a caller is part of the SQL."""
+    terms, parameters = ["true"], []
+    for field, operator, values in conditions:
+        path = f'$."{field}"'
+        if operator != "=":
+            types = "('text')" if kind(values[0]) == "text" else "('integer', 'real')"
+            terms.append(
+                f"(json_type(metadata, ?) in {types} and json_extract(metadata, ?) {operator} ?)"
+            )
+            parameters += [path, path, values[0]]
+            continue
+        choices = []
+        for value in values:
+            if value is None:
+                choices.append("coalesce(json_type(metadata, ?), 'null') = 'null'")
+                parameters.append(path)
+            elif isinstance(value, bool):
+                choices.append(f"json_type(metadata, ?) = '{str(value).lower()}'")
+                parameters.append(path)
+        for name, types in (("text", "('text')"), ("number", "('integer', 'real')")):
+            if plain := [value for value in values if kind(value) == name]:
+                marks = ", ".join("?" * len(plain))
+                value = f"json_extract(metadata, ?) in ({marks})"
+                choices.append(f"(json_type(metadata, ?) in {types} and {value})")
+                parameters += [path, path, *plain]
+        terms.append(f"({' or '.join(choices)})")
+    return " and ".join(terms), parameters
+
+
+def decode_vectors(blobs: list[bytes], dimension: int) -> np.ndarray:
+    """Vectors [n, d] from stored bytes."""
+    if not all(isinstance(blob, bytes) and len(blob) == 4 * dimension for blob in blobs):
+        raise sqlite3.DatabaseError("a vector has another length")
+    return np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), dimension)
+
+
+def decode_metadata(text: Any) -> dict[str, Any]:
+    """The metadata of an item."""
+    try:
+        metadata = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        metadata = None
+    if not isinstance(text, str) or not isinstance(metadata, dict):
+        raise sqlite3.DatabaseError("the metadata of an item is no JSON object")
+    return metadata

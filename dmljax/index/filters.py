@@ -1,0 +1,111 @@
+"""`where=`: conditions on metadata, the same for every store.
+
+    {"color": "red"}                     the field equals a value (text, number, bool or None)
+    {"color": ["red", "blue"]}           the field equals one of several values
+    {"year": {">=": 1990, "<": 2000}}    the field is a number (or text) in a range
+
+All conditions must hold. Values compare as JSON does: 1 equals 1.0, but neither `true` nor "1".
+Text is ordered by its characters' code points. None matches a field that is null or absent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from dmljax.hints import hint
+from dmljax.index.errors import InvalidInput
+from dmljax.index.inputs import shorten
+
+__all__ = ["OPERATORS", "Condition", "check_fields", "kind", "parse"]
+
+OPERATORS = ("<", "<=", ">", ">=")
+_MOST_VALUES = 1000
+
+
+class Condition(NamedTuple):
+    """`field` has an `operator` relation to one of `values`; the operator is "=" or a range's."""
+
+    field: str
+    operator: str
+    values: tuple[Any, ...]
+
+
+def kind(value: Any) -> str:
+    """The kind of a JSON value that can be compared: null, bool, number or text."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "bool"
+    return "text" if isinstance(value, str) else "number"
+
+
+def parse(where: Any) -> list[Condition]:
+    """The conditions of a filter; an empty list if it is None."""
+    if where is None:
+        return []
+    if not isinstance(where, Mapping):
+        raise InvalidInput(f"where={shorten(where)} is not a dict of fields")
+    conditions = []
+    for field, wanted in where.items():
+        if not isinstance(field, str) or not field or "\0" in field or '"' in field:
+            raise InvalidInput(f"where has the field {shorten(field)}, which no filter can name")
+        if isinstance(wanted, Mapping):
+            if not wanted:
+                raise InvalidInput(f"where: the range of {field!r} is empty")
+            for operator, bound in wanted.items():
+                if operator not in OPERATORS:
+                    raise InvalidInput(
+                        f"where: {field!r} has the operator {shorten(operator)}. "
+                        f"Ranges have: {', '.join(OPERATORS)}"
+                    )
+                if kind(_scalar(field, bound)) not in ("number", "text"):
+                    raise InvalidInput(f"where: {field!r} {operator} {bound!r} has no order")
+                conditions.append(Condition(field, operator, (bound,)))
+        else:
+            values = wanted if isinstance(wanted, list | tuple | set | frozenset) else [wanted]
+            if not values:
+                raise InvalidInput(f"where: the list of values of {field!r} is empty")
+            if len(values) > _MOST_VALUES:
+                raise InvalidInput(
+                    f"where: {field!r} has {len(values)} values; {_MOST_VALUES} are the limit"
+                )
+            conditions.append(Condition(field, "=", tuple(_scalar(field, v) for v in values)))
+    return conditions
+
+
+def _scalar(field: str, value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidInput(f"where: {field!r} is compared with {value}")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise InvalidInput(f"where: {field!r} is compared with an integer beyond 64 bits")
+    if value is not None and not isinstance(value, str | int | float):
+        raise InvalidInput(
+            f"where: {field!r} is compared with a {type(value).__name__}; possible are text, "
+            "numbers, bools and None, lists of them, and ranges"
+        )
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            value = "\0"
+        if "\0" in value:
+            raise InvalidInput(f"where: {field!r} is compared with text that no item can have")
+    return value
+
+
+def check_fields(conditions: list[Condition], known: set[str]) -> None:
+    """Refuses a field that no item has."""
+    for condition in conditions:
+        if condition.field not in known:
+            raise InvalidInput(
+                f"no item has the field {shorten(condition.field)}{hint(condition.field, known)}"
+            )
+
+
+def fields_of(metadata: list[str]) -> set[str]:
+    """The names of the fields of several JSON objects."""
+    distinct = set(metadata)
+    return set().union(*(json.loads(text) for text in distinct)) if distinct else set()

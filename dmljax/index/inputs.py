@@ -1,0 +1,248 @@
+"""Checks of what a caller hands over. A call is refused whole: nothing of it is stored."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dmljax.index.errors import DuplicateId, InvalidInput, OtherModel
+
+__all__ = [
+    "LARGEST_K",
+    "check_digest",
+    "check_dimension",
+    "check_ids",
+    "check_k",
+    "check_metadata",
+    "check_model",
+    "check_similarity",
+    "check_threshold",
+    "check_vectors",
+    "shorten",
+]
+
+LARGEST_K = 1000
+_LARGEST_DIMENSION = 16_000  # of a column of pgvector
+_ID_BYTES = 512
+_METADATA_BYTES = 64 * 1024
+_METADATA_DEPTH = 8
+_NORM_TOLERANCE = 1e-3
+_EXACT_NORM = 1e-6  # as far as float32 rounds a unit vector
+
+
+def check_dimension(dimension: Any) -> int:
+    """The length of the vectors."""
+    if isinstance(dimension, bool) or not isinstance(dimension, int | np.integer):
+        raise InvalidInput(f"dimension={dimension!r} is not a whole number")
+    if not 1 <= dimension <= _LARGEST_DIMENSION:
+        raise InvalidInput(f"dimension={dimension}: choose 1 to {_LARGEST_DIMENSION}")
+    return int(dimension)
+
+
+def check_similarity(similarity: Any) -> str:
+    """The name of the similarity: embeddings are unit vectors, compared by their cosine."""
+    if similarity != "cosine":
+        raise InvalidInput(f"similarity={shorten(similarity)} is unknown: choose cosine")
+    return "cosine"
+
+
+def check_digest(model: Any) -> str:
+    """The digest of a model, hexadecimal digits."""
+    if not isinstance(model, str) or not re.fullmatch(r"[0-9a-f]{8,128}", model):
+        raise InvalidInput(
+            f"model={shorten(model)} is not a digest: pass that of the bundle (hexadecimal digits)"
+        )
+    return model
+
+
+def check_model(model: Any, stored: str, place: str) -> None:
+    """Refuses the digest of another model than the one whose vectors are stored."""
+    if check_digest(model) != stored:
+        raise OtherModel(
+            f"{place} holds vectors of the model {stored}, not of {model}: use the bundle that "
+            "made them, or embed the images again with --reindex"
+        )
+
+
+def check_ids(ids: Any, *, distinct: bool = True) -> list[str]:
+    """A list of ids: short, printable text in normal form NFC."""
+    if isinstance(ids, str | bytes):
+        raise InvalidInput(f"ids is one string, {shorten(ids)}: pass a list of ids")
+    ids = list(ids)
+    for number, name in enumerate(ids):
+        if problem := _problem_of_id(name):
+            raise InvalidInput(f"id {shorten(name)} (number {number}) {problem}")
+    if distinct and len(set(ids)) < len(ids):
+        repeated: set[str] = set()
+        for name in ids:
+            if name in repeated:
+                raise DuplicateId(f"id {shorten(name)} occurs twice in one call")
+            repeated.add(name)
+    return ids
+
+
+def _problem_of_id(name: Any) -> str | None:
+    if not isinstance(name, str):
+        return f"is of type {type(name).__name__}: ids are text"
+    if not name:
+        return "is empty"
+    if len(name) > _ID_BYTES:
+        return f"has {len(name)} characters: {_ID_BYTES} bytes are the limit"
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        return "is not valid Unicode: it contains half of a surrogate pair"
+    if size > _ID_BYTES:
+        return f"has {size} bytes in UTF-8: {_ID_BYTES} are the limit"
+    if any(unicodedata.category(character) == "Cc" for character in name):
+        return "contains a control character"
+    if not unicodedata.is_normalized("NFC", name):
+        return "is not in normal form NFC: apply unicodedata.normalize('NFC', id)"
+    return None
+
+
+def check_vectors(vectors: Any, dimension: int, *, count: int | None = None) -> np.ndarray:
+    """Unit vectors [n, dimension] in float32; `count` of them where it is not None.
+
+    Vectors whose length differs from 1 by more than float32 rounds, such as those stored as
+    float16, are divided by their length. By more than 1e-3 they are refused.
+    """
+    try:
+        array = np.asarray(vectors)
+    except ValueError as error:
+        raise InvalidInput(f"vectors are not an array: {error}") from None
+    if array.dtype not in (np.float16, np.float32, np.float64):
+        raise InvalidInput(f"vectors are of type {array.dtype}: pass float32, float16 or float64")
+    if array.ndim != 2:
+        raise InvalidInput(f"vectors have the shape {array.shape}: pass [n, {dimension}]")
+    if array.shape[1] != dimension:
+        raise InvalidInput(
+            f"vectors have {array.shape[1]} dimensions, the index has {dimension}: they are of "
+            "another model"
+        )
+    if not len(array):
+        raise InvalidInput("there are 0 vectors: pass one at least")
+    if count is not None and len(array) != count:
+        raise InvalidInput(f"there are {len(array)} vectors for {count} ids")
+    with np.errstate(over="ignore", invalid="ignore"):  # reported below
+        norms = np.sqrt(np.einsum("nd,nd->n", array, array, dtype=np.float64))
+    far = ~(np.abs(norms - 1) <= _NORM_TOLERANCE)
+    if far.any():
+        number = int(far.argmax())
+        if not np.isfinite(array[number]).all():
+            problem = "contains NaN or infinity"
+        elif norms[number] == 0:
+            problem = "is zero: it has no direction"
+        else:
+            problem = f"has the length {norms[number]:.6g}, not 1: divide it by its length"
+        raise InvalidInput(f"vector number {number} {problem}")
+    inexact = np.abs(norms - 1) > _EXACT_NORM
+    result = np.array(array, np.float32, order="C")
+    if inexact.any():
+        result[inexact] = array[inexact] / norms[inexact, None]
+    return result
+
+
+def check_metadata(metadata: Any, count: int) -> list[str]:
+    """The metadata of `count` items as JSON objects; `{}` for each if it is None."""
+    if metadata is None:
+        return ["{}"] * count
+    if isinstance(metadata, str | bytes | Mapping):
+        raise InvalidInput("metadata is not a list: pass one object (a dict) per id")
+    metadata = list(metadata)
+    if len(metadata) != count:
+        raise InvalidInput(f"there are {len(metadata)} metadata objects for {count} ids")
+    return [_json(item, number) for number, item in enumerate(metadata)]
+
+
+def _json(item: Any, number: int) -> str:
+    if item is None:
+        return "{}"
+    place = f"metadata of number {number}"
+    if not isinstance(item, Mapping):
+        raise InvalidInput(f"{place} is of type {type(item).__name__}, not an object (a dict)")
+    if problem := _problem_of_value(item, _METADATA_DEPTH):
+        raise InvalidInput(f"{place} {problem}")
+    text = json.dumps(item, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    if (size := len(text.encode())) > _METADATA_BYTES:
+        raise InvalidInput(f"{place} has {size} bytes of JSON: {_METADATA_BYTES} are the limit")
+    return text
+
+
+def _problem_of_value(value: Any, depth: int) -> str | None:
+    """What forbids a value as JSON that every store returns as it was."""
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        return _problem_of_text(value)
+    if isinstance(value, int):
+        return None if -(2**63) <= value < 2**63 else "has an integer beyond 64 bits"
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"has the number {value}, which JSON lacks"
+    if not isinstance(value, dict | list | tuple):
+        kinds = "dict, list, str, int, float, bool and None"
+        return f"has a value of type {type(value).__name__}: JSON knows {kinds}"
+    if depth == 0:
+        return f"is nested deeper than {_METADATA_DEPTH} levels"
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                return f"has the field {key!r}: names of fields are text"
+            if problem := _problem_of_text(key):
+                return problem
+        value = value.values()
+    return next(filter(None, (_problem_of_value(x, depth - 1) for x in value)), None)
+
+
+def _problem_of_text(text: str) -> str | None:
+    if "\0" in text:
+        return "has text with a NUL character"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "has text that is not valid Unicode"
+    return None
+
+
+def check_k(k: Any, count: int, *, allow_fewer: bool) -> int:
+    """The number of items to find, among `count`."""
+    if isinstance(k, bool) or not isinstance(k, int | np.integer):
+        raise InvalidInput(f"k={shorten(k)} is not a whole number")
+    if not 1 <= k <= LARGEST_K:
+        raise InvalidInput(f"k={k}: choose 1 to {LARGEST_K}")
+    if k > count and not allow_fewer:
+        if count <= 0:
+            raise InvalidInput("there is nothing to search: the index has no other items")
+        raise InvalidInput(f"k={k}, but there are {count} items to search: choose k=1 to {count}")
+    return int(k)
+
+
+def check_threshold(threshold: Any) -> float | None:
+    """The least similarity of a match."""
+    if threshold is None:
+        return None
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float | np.floating):
+        raise InvalidInput(f"threshold={shorten(threshold)} is not a number")
+    if not -1 <= threshold <= 1:
+        raise InvalidInput(f"threshold={threshold}: a cosine lies between -1 and 1")
+    return float(threshold)
+
+
+def shorten(value: Any, limit: int = 80) -> str:
+    """`repr(value)`, with at most `limit` characters of it."""
+    if isinstance(value, str | bytes) and len(value) > limit:
+        return f"{value[:limit]!r}..."
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def names(values: Sequence[str]) -> str:
+    """The first of the `values` and how many others there are."""
+    more = f" and {len(values) - 1} more" if len(values) > 1 else ""
+    return f"{shorten(values[0])}{more}"

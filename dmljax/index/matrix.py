@@ -1,0 +1,158 @@
+"""The vectors of an index in one memory-mapped file, derived from its database.
+
+`matrix-VERSION.bin` holds the row numbers [n] in int64 and, from the next multiple of 64 bytes on,
+the vectors [n, d] in float32. `matrix.json` names the file with its digest, and is replaced at
+once: a reader sees the old file or the new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pathlib
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dmljax.data import files
+
+__all__ = ["Matrix", "open_derived", "position_of", "read", "write", "write_manifest"]
+
+_FORMAT = 1
+
+
+class Matrix(NamedTuple):
+    """Rows in ascending order, as the database had them at change `version`."""
+
+    version: int
+    last_row: int
+    rows: np.ndarray  # [n] int64
+    vectors: np.ndarray  # [n, d] float32
+
+
+def write(
+    folder: pathlib.Path,
+    batches: Iterable[tuple[np.ndarray, np.ndarray]],
+    *,
+    count: int,
+    dimension: int,
+    version: int,
+    last_row: int,
+    identity: str,
+) -> None:
+    """Writes rows and vectors, which come in ascending batches, and then the manifest."""
+    path = folder / f"matrix-{version}-{os.getpid()}.bin"
+    start = -(-8 * count // 64) * 64
+    with files.atomic_writer(path, "wb") as file:
+        position = 0
+        for rows, vectors in batches:
+            file.seek(8 * position)
+            file.write(rows.astype(np.int64).tobytes())
+            file.seek(start + 4 * dimension * position)
+            file.write(vectors.astype(np.float32, copy=False).tobytes())
+            position += len(rows)
+        if position != count:
+            raise AssertionError(f"{position} rows instead of {count}")
+        file.truncate(start + 4 * dimension * count)
+    write_manifest(
+        folder,
+        "matrix",
+        path,
+        {
+            "count": count,
+            "dimension": dimension,
+            "version": version,
+            "last_row": last_row,
+            "identity": identity,
+        },
+    )
+
+
+def read(folder: pathlib.Path, *, identity: str, dimension: int) -> Matrix | str | None:
+    """The matrix; None if there is none; what is wrong with it, if it is damaged."""
+    opened = open_derived(folder, "matrix", identity)
+    if opened is None or isinstance(opened, str):
+        return opened
+    manifest, file = opened
+    count = manifest["count"]
+    start = -(-8 * count // 64) * 64
+    with file:
+        if manifest["dimension"] != dimension or manifest["bytes"] != start + 4 * dimension * count:
+            return f"{file.name} does not have the size that its manifest says"
+        if count == 0:
+            rows, vectors = np.zeros(0, np.int64), np.zeros((0, dimension), np.float32)
+        else:
+            content = np.asarray(np.memmap(file, np.uint8, mode="r"))
+            rows = content[: 8 * count].view(np.int64)
+            vectors = content[start:].view(np.float32).reshape(count, dimension)
+    return Matrix(manifest["version"], manifest["last_row"], rows, vectors)
+
+
+def position_of(folder: pathlib.Path) -> tuple[int, int]:
+    """The version and the last row of the matrix on the disk; -1 and 0 without one."""
+    try:
+        manifest = json.loads((folder / "matrix.json").read_bytes())
+        return int(manifest["version"]), int(manifest["last_row"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return -1, 0
+
+
+def write_manifest(
+    folder: pathlib.Path, name: str, path: pathlib.Path, content: dict[str, Any]
+) -> None:
+    """Makes the new file `path` the current one, and deletes the previous ones."""
+    manifest = {"format": _FORMAT, "file": path.name, "bytes": path.stat().st_size}
+    manifest |= {"sha256": files.sha256(path)} | content
+    files.write_json(folder / f"{name}.json", manifest | {"digest": _digest(manifest)}, indent=1)
+    for other in folder.glob(f"{name}-*"):
+        if other != path:
+            other.unlink(missing_ok=True)
+
+
+def open_derived(
+    folder: pathlib.Path, name: str, identity: str
+) -> tuple[dict[str, Any], io.BufferedReader] | str | None:
+    """The manifest and the open file, both verified; what is wrong; or None if there is none."""
+    path = folder / f"{name}.json"
+    for _ in range(3):  # a writer may replace both files in between
+        try:
+            manifest = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            return f"{path} cannot be read: {error}"
+        if not isinstance(manifest, dict) or manifest.pop("digest", None) != _digest(manifest):
+            return f"{path} was changed: its digest differs"
+        if manifest.get("format") != _FORMAT or manifest.get("identity") != identity:
+            return f"{path} belongs to another index or another version of dmljax"
+        try:
+            file = (folder / manifest["file"]).open("rb")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return f"{folder / manifest['file']} cannot be read: {error}"
+        if problem := _problem(file, manifest):
+            file.close()
+            return f"{file.name} {problem}"
+        return manifest, file
+    return f"{folder / manifest['file']} is missing"
+
+
+def _problem(file: io.BufferedReader, manifest: dict[str, Any]) -> str | None:
+    try:
+        size = os.fstat(file.fileno()).st_size
+        if size != manifest["bytes"]:
+            return f"has {size} bytes, not {manifest['bytes']}"
+        if hashlib.file_digest(file, "sha256").hexdigest() != manifest["sha256"]:
+            return "was changed: its digest differs"
+        file.seek(0)
+    except OSError as error:
+        return f"cannot be read: {error}"
+    return None
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

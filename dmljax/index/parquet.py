@@ -1,0 +1,162 @@
+"""Items of an index as a Parquet file: columns id, metadata (JSON) and vector.
+
+The vector is a fixed-size list of float32, as DuckDB, polars and LanceDB read it. The digest of the
+model is in the schema's metadata under `dmljax`. A folder of parts (`data.parts`) is read as the
+Parquet files of all its parts, in order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dmljax.data import files, parts
+from dmljax.index.base import Index
+from dmljax.index.errors import InvalidInput
+
+__all__ = ["Batch", "export", "model_of", "read"]
+
+_VECTOR_NAMES = ("vector", "embedding")
+_BATCH = 10_000
+
+
+class Batch(NamedTuple):
+    """Rows of a file, as `Index.add` takes them."""
+
+    ids: list[str]
+    vectors: np.ndarray
+    metadata: list[dict[str, Any]]
+
+
+def export(index: Index, path: str | os.PathLike) -> int:
+    """Writes all items to a Parquet file, completely or not at all; their number."""
+    pa, parquet = _import()
+    vector = pa.list_(pa.float32(), index.dimension)
+    about = {"format": 1, "model": index.model, "similarity": index.similarity}
+    schema = pa.schema(
+        [("id", pa.string()), ("metadata", pa.string()), ("vector", vector)],
+        metadata={"dmljax": json.dumps(about)},
+    )
+    count = 0
+    with files.atomic_writer(path, "wb") as file, parquet.ParquetWriter(file, schema) as writer:
+        for items in index.scan(_BATCH):
+            vectors = np.concatenate([item.vector for item in items])
+            columns = [
+                pa.array([item.id for item in items]),
+                pa.array([json.dumps(item.metadata, ensure_ascii=False) for item in items]),
+                pa.FixedSizeListArray.from_arrays(pa.array(vectors), index.dimension),
+            ]
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+            count += len(items)
+    return count
+
+
+def model_of(path: str | os.PathLike) -> tuple[str | None, int]:
+    """The digest of the model of a file, if it has one, and the dimension of its vectors."""
+    if os.path.isdir(path):
+        _check_parts(path)
+        path = next(_part_files(path))
+    schema, name = _schema(path)
+    try:
+        model = json.loads((schema.metadata or {})[b"dmljax"])["model"]
+    except (KeyError, ValueError, TypeError):
+        model = None
+    kind = schema.field(name).type
+    if hasattr(kind, "list_size"):
+        return model, kind.list_size
+    for batch in read(path):
+        return model, batch.vectors.shape[1]
+    return model, 0
+
+
+def read(path: str | os.PathLike, batch_size: int = _BATCH) -> Iterator[Batch]:
+    """The rows of a file, some at a time.
+
+    Columns are `id` (text), `vector` or `embedding` (lists of numbers), and `metadata` (JSON or a
+    struct). Without a column `metadata`, all other columns are metadata.
+    """
+    if os.path.isdir(path):
+        for file in _part_files(path):
+            yield from read(file, batch_size)
+        return
+    _, parquet = _import()
+    schema, name = _schema(path)
+    others = [field for field in schema.names if field not in ("id", name)]
+    with parquet.ParquetFile(path) as file:
+        for rows in file.iter_batches(batch_size=batch_size):
+            column = rows.column(rows.schema.names.index(name))
+            vectors = column.flatten().to_numpy(zero_copy_only=False)
+            if column.null_count or len(vectors) % max(len(rows), 1):
+                raise InvalidInput(f"{path}: the column {name!r} has vectors of different lengths")
+            values = {field: rows.column(rows.schema.names.index(field)) for field in others}
+            lists = {field: column.to_pylist() for field, column in values.items()}
+            if "metadata" in lists:
+                metadata = [_decode(value, path) for value in lists["metadata"]]
+            else:
+                metadata = [{field: lists[field][i] for field in others} for i in range(len(rows))]
+            ids = rows.column(rows.schema.names.index("id")).to_pylist()
+            yield Batch(ids, vectors.reshape(len(rows), -1), metadata)
+
+
+def _check_parts(folder: str | os.PathLike) -> None:
+    """Refuses parts that are incomplete or damaged, before anything is added."""
+    parts.verify(folder)
+    if next(_part_files(folder), None) is None:
+        raise InvalidInput(
+            f"{folder} has no vectors with ids: those are made by a bundle (dmljax embed BUNDLE "
+            "--images=...)"
+        )
+
+
+def _part_files(folder: str | os.PathLike) -> Iterator[pathlib.Path]:
+    for part in parts.read(folder)["folders"]:
+        for name in sorted(part["files"]):
+            if name.endswith(".parquet"):
+                yield pathlib.Path(folder) / part["folder"] / name
+
+
+def _decode(value: Any, path: str | os.PathLike) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise InvalidInput(f"{path}: the column 'metadata' holds text that is no JSON") from None
+
+
+def _schema(path: str | os.PathLike) -> tuple[Any, str]:
+    """The schema of a file, and the name of its column of vectors."""
+    pa, parquet = _import()
+    if not pathlib.Path(path).is_file():
+        raise FileNotFoundError(f"{path} is not a file")
+    try:
+        schema = parquet.read_schema(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InvalidInput(f"{path} is not Parquet: {error}") from None
+    vectors = [name for name in _VECTOR_NAMES if name in schema.names]
+    if "id" not in schema.names or not vectors:
+        raise InvalidInput(
+            f"{path} needs the columns id and vector (or embedding); it has "
+            f"{', '.join(schema.names)}"
+        )
+    kind = schema.field("id").type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise InvalidInput(f"{path}: the column 'id' is {kind}: ids are text (string)")
+    kind = schema.field(vectors[0]).type
+    if not (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)):
+        raise InvalidInput(f"{path}: the column {vectors[0]!r} is {kind}, not a list of numbers")
+    return schema, vectors[0]
+
+
+def _import() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise ImportError("Parquet files need pyarrow: pip install 'dmljax[parquet]'") from None
+    return pyarrow, parquet

@@ -1,0 +1,153 @@
+"""Every index behaves as the naive one: a random history of calls, compared after each of them."""
+
+import numpy as np
+import postgres
+import pytest
+from index_loops import NaiveIndex, same, unit_vectors
+
+from dmljax import index
+
+MODEL = "ab" * 32
+DIMENSION = 8
+FILTERS = (
+    None,
+    {"color": "red"},
+    {"color": ["red", "blue"], "year": {">=": 1990}},
+    {"year": {">": 1985, "<=": 2001.5}},
+    {"flag": True},
+    {"flag": 1},
+    {"year": None},
+    {"color": {"<": "é"}},
+    {"year": [1990, "1990", None]},
+    {"weiß 漢": "ẞ"},
+    {"price": 0.1},
+)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with postgres.server() as server:
+        yield server
+
+
+@pytest.fixture(params=["folder", "postgres"])
+def place(request, tmp_path):
+    """Where an index can be made: a folder, or a table of a real server."""
+    if request.param == "folder":
+        return tmp_path / "photos.index"
+    server = request.getfixturevalue("server")
+    return f"{server.address}&table=t{abs(hash(request.node.name)) % 10**9}"
+
+
+def _metadata(rng):
+    item = {
+        "color": str(rng.choice(["red", "blue", "éclair", "it's", "1990"])),
+        "flag": [True, False, 1, 0][rng.integers(4)],
+        "nested": {"list": [1, {"x": None}], "text": '"quoted" \\ / \n'},
+        "price": [0.1, 1e300, 1e-300, 2**53 + 1, -0.5, 1e23][rng.integers(6)],
+        "weiß 漢": "ẞ",
+    }
+    if rng.random() < 0.8:
+        item["year"] = [int(rng.integers(1980, 2010)), 1990.0, "1990", None][rng.integers(4)]
+    return item
+
+
+def test_a_random_history_is_that_of_the_naive_index(place):
+    rng = np.random.default_rng(0)
+    naive, store = NaiveIndex(), index.create(place, model=MODEL, dimension=DIMENSION)
+    reader = index.open(place, model=MODEL)
+    for step in range(30):
+        action = rng.choice(["add", "add", "replace", "delete", "build", "compact", "reopen"])
+        if action in ("add", "replace"):
+            count = int(rng.integers(1, 12))
+            ids = [f"{step}-{i} ‘ö’" for i in range(count)]
+            if action == "replace" and naive.items:
+                stored = list(naive.items)
+                ids[: count // 2] = rng.permutation(stored)[: count // 2].tolist()
+                ids = list(dict.fromkeys(ids))
+            vectors = unit_vectors(rng, len(ids), DIMENSION)
+            if rng.random() < 0.3:  # equal vectors: the earlier item comes first
+                vectors[:] = vectors[0]
+            metadata = [_metadata(rng) for _ in ids] if rng.random() < 0.9 else None
+            naive.add(ids, vectors, metadata, replace=action == "replace")
+            store.add(ids, vectors, metadata, replace=action == "replace")
+        elif action == "delete" and naive.items:
+            ids = rng.permutation(list(naive.items))[: rng.integers(1, 6)].tolist()
+            naive.delete(ids)
+            store.delete(ids)
+        elif action == "build":
+            store.build()
+        elif action == "compact":
+            store.compact()
+        elif action == "reopen":
+            store.close()
+            store = index.open(place, model=MODEL, write=True)
+        assert store.count() == reader.count() == len(naive.items)
+        if not naive.items:
+            continue
+        queries = unit_vectors(rng, 3, DIMENSION)
+        queries[0] = next(iter(naive.items.values()))[0]
+        where = FILTERS[step % len(FILTERS)]
+        if where is not None and not set(where) <= store.fields():
+            where = None
+        for opened in (store, reader):
+            k = int(rng.integers(1, 12))
+            same(
+                opened.search(queries, k, where=where, allow_fewer=True),
+                naive.search(queries, k, where=where),
+            )
+            same(
+                opened.search(queries, 5, threshold=0.3, allow_fewer=True, exact=True),
+                naive.search(queries, 5, threshold=0.3),
+            )
+            ids = rng.permutation(list(naive.items))[:2].tolist()
+            same(
+                opened.search_ids(ids, k, where=where, allow_fewer=True),
+                naive.search_ids(ids, k, where=where),
+            )
+            assert opened.contains([ids[0], "other", ids[0]]) == [True, False, True]
+            for item in opened.get(ids):
+                vector, metadata = naive.items[item.id]
+                np.testing.assert_array_equal(item.vector, vector)
+                assert item.metadata == metadata
+            if where is not None:
+                expected = naive.search(queries[:1], len(naive.items), where=where)
+                assert opened.count(where) == len(expected[0])
+    scanned = [item for batch in reader.scan(7) for item in batch]
+    assert [item.id for item in scanned] == list(naive.items)
+    for item in scanned:
+        np.testing.assert_array_equal(item.vector, naive.items[item.id][0])
+        assert item.metadata == naive.items[item.id][1]
+    assert store.check() == []
+    store.close()
+    reader.close()
+
+
+def test_many_queries_give_bit_for_bit_what_single_ones_do(place):
+    rng = np.random.default_rng(1)
+    with index.create(place, model=MODEL, dimension=DIMENSION) as store:
+        store.add([str(i) for i in range(1500)], unit_vectors(rng, 1500, DIMENSION))
+        queries = unit_vectors(rng, 70, DIMENSION)
+        together = store.search(queries, 10)
+        assert together == [store.search(query[None], 10)[0] for query in queries]
+        store.build()
+        assert together == store.search(queries, 10)
+
+
+def test_the_version_counts_changes_and_readers_see_them_at_once(place):
+    rng = np.random.default_rng(2)
+    with (
+        index.create(place, model=MODEL, dimension=DIMENSION) as store,
+        index.open(place) as reader,
+    ):
+        assert store.version == reader.version == 0
+        store.add(["a", "b"], unit_vectors(rng, 2, DIMENSION))
+        assert store.version == reader.version == 1
+        assert {hit.id for hit in reader.search(unit_vectors(rng, 1, DIMENSION), 2)[0]} == {
+            "a",
+            "b",
+        }
+        store.delete(["a"])
+        assert reader.version == 2 and reader.count() == 1
+        with pytest.raises(index.InvalidInput, match="write=True"):
+            reader.delete(["b"])

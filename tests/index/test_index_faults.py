@@ -1,0 +1,454 @@
+"""Kills, a full disk, damaged and missing files: nothing acknowledged is lost, nothing crashes."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import sqlite3
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from index_loops import NaiveIndex, same, unit_vectors
+
+from dmljax import index
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+MODEL, OTHER = "ab" * 32, "cd" * 32
+DIMENSION = 8
+
+
+def filled(place, count=50, *, graph=False):
+    """An index of random vectors that was closed, and the naive one."""
+    rng = np.random.default_rng(0)
+    naive = NaiveIndex()
+    with index.create(place, model=MODEL, dimension=DIMENSION) as store:
+        ids, vectors = [str(i) for i in range(count)], unit_vectors(rng, count, DIMENSION)
+        for some in (naive, store):
+            some.add(ids, vectors, [{"n": i} for i in range(count)])
+        store.build(approximate=graph)
+    return naive
+
+
+def equal(place, naive, **kwargs):
+    """The index opens, and answers as the naive one."""
+    queries = unit_vectors(np.random.default_rng(1), 3, DIMENSION)
+    with index.open(place, **kwargs) as store:
+        assert store.count() == len(naive.items)
+        same(store.search(queries, 5), naive.search(queries, 5))
+        same(store.search(queries, 5, exact=True), naive.search(queries, 5))
+
+
+def python(code, *words, **kwargs):
+    """Runs code in a process of its own."""
+    command = [sys.executable, "-c", code, *map(str, words)]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{HERE}"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, **kwargs)
+
+
+def kill_many(folder, kills, seed):
+    command = [sys.executable, str(HERE / "kill_index.py"), str(folder)]
+    done = subprocess.run(
+        [*command, f"--kills={kills}", f"--seed={seed}"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{kills} kills" in done.stdout and "the child failed" not in done.stdout
+    assert "left over beside the index: []" in done.stdout or kills < 50
+    return done.stdout
+
+
+def test_fifteen_kills(tmp_path):
+    kill_many(tmp_path, 15, 1)
+
+
+@pytest.mark.slow
+def test_two_hundred_kills(tmp_path):
+    printed = kill_many(tmp_path, 200, 0)
+    kinds = {kind for kind, _ in re.findall(r"(\w+) (\d+)", printed.splitlines()[1])}
+    assert kinds >= {"add", "delete", "compact", "create", "graph", "reindex"}
+
+
+def test_a_killed_creation_leaves_nothing_and_is_tidied_up(tmp_path):
+    code = """
+import os, sys, pathlib
+from dmljax import index
+from dmljax.index import folder
+folder.point = lambda *a: os.kill(os.getpid(), 9)
+index.create(sys.argv[1], model="ab" * 32, dimension=8)
+"""
+    place = tmp_path / "photos.index"
+    assert python(code, place).returncode == -9
+    assert not place.exists() and len(list(tmp_path.iterdir())) == 1
+    index.create(place, model=MODEL, dimension=DIMENSION).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["photos.index"]
+
+
+DAMAGES = {
+    "flipped": lambda content: _flip(content),
+    "truncated": lambda content: content[: len(content) // 2],
+    "emptied": lambda content: b"",
+    "longer": lambda content: content + b"\0" * 64,
+    "random": lambda content: np.random.default_rng(0).bytes(len(content)),
+    "deleted": None,
+}
+
+
+def _flip(content):
+    content = bytearray(content)
+    content[len(content) * 2 // 3] ^= 16
+    return bytes(content)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["matrix-*.bin", "matrix.json", "graph-*.usearch", "graph.json"])
+def test_damaged_derived_files_are_noticed_and_made_again(tmp_path, caplog, name, damage):
+    place = tmp_path / "photos.index"
+    naive = filled(place, graph=True)
+    (path,) = (place / "generation-1").glob(name)
+    content = path.read_bytes()
+    if damage == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes(DAMAGES[damage](content))
+    with index.open(place) as store:
+        problems = store.check()
+    equal(place, naive)
+    if damage == "deleted" and name.endswith(".json"):
+        assert problems == []  # as if it had not been made
+    else:
+        assert len(problems) == 1 and path.name in problems[0]
+        assert path.name in caplog.text
+    with index.open(place, write=True) as store:
+        facts = store.build(approximate=True)
+        assert store.check() == [] and facts["approximate"]["items"] == 50
+    equal(place, naive)
+
+
+def test_a_manifest_of_another_index_is_not_used(tmp_path):
+    one, other = tmp_path / "one.index", tmp_path / "other.index"
+    naive = filled(one)
+    filled(other, 20, graph=True)
+    for path in (other / "generation-1").glob("[mg]*"):
+        (one / "generation-1" / path.name).write_bytes(path.read_bytes())
+    equal(one, naive)
+
+
+def test_a_deleted_wal_is_reported(tmp_path):
+    place = tmp_path / "photos.index"
+    code = """
+import os, sys, numpy as np
+from dmljax import index
+store = index.open(sys.argv[1], write=True)
+store.add(["new"], np.eye(8, dtype=np.float32)[:1])
+os.kill(os.getpid(), 9)
+"""
+    naive = filled(place)
+    assert python(code, place).returncode == -9
+    wal = place / "generation-1" / "items.db-wal"
+    assert wal.stat().st_size > 0
+    content = wal.read_bytes()
+    wal.unlink()
+    for write in (False, True):
+        with pytest.raises(index.Damaged, match=r"change 2 was acknowledged.*-wal.*backup"):
+            index.open(place, write=write)
+    wal.write_bytes(content)
+    naive.add(["new"], np.eye(8, dtype=np.float32)[:1])
+    equal(place, naive)
+    wal.unlink(missing_ok=True)
+    (place / "generation-1" / "acknowledged").unlink()  # the loss is accepted
+    with index.open(place) as store:
+        assert store.count() in (50, 51)
+
+
+@pytest.mark.parametrize("bytes_left", [0, 100, 4096, 0.3, 0.7, 0.99])
+def test_a_truncated_database_is_reported(tmp_path, bytes_left):
+    place = tmp_path / "photos.index"
+    filled(place, 200)
+    path = place / "generation-1" / "items.db"
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(int(bytes_left * size) if isinstance(bytes_left, float) else bytes_left)
+    for write in (False, True):
+        with pytest.raises(index.Damaged, match="backup") as caught:
+            index.open(place, write=write)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_missing_database_and_pointer_are_reported(tmp_path):
+    place = tmp_path / "photos.index"
+    filled(place)
+    pointer = place / "index.json"
+    content = pointer.read_bytes()
+    for text, error, message in (
+        ("{", index.Damaged, "damaged"),
+        ('{"format": 1, "generation": "../other"}', index.Damaged, "damaged"),
+        ('{"format": 2, "generation": "generation-1"}', index.InvalidInput, "update dmljax"),
+    ):
+        pointer.write_text(text)
+        with pytest.raises(error, match=message):
+            index.open(place)
+    pointer.unlink()
+    with pytest.raises(FileNotFoundError, match="no index of dmljax"):
+        index.open(place)
+    pointer.write_bytes(content)
+    (place / "generation-1" / "items.db").unlink()
+    with pytest.raises(index.Damaged, match="backup"):
+        index.open(place)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        index.open(tmp_path / "other.index")
+
+
+def test_a_database_of_a_newer_format_is_refused(tmp_path):
+    place = tmp_path / "photos.index"
+    filled(place)
+    with contextlib.closing(sqlite3.connect(place / "generation-1" / "items.db")) as connection:
+        connection.execute("update settings set format = 2")
+        connection.commit()
+    for write in (False, True):
+        with pytest.raises(index.InvalidInput, match=r"format 2.*reads 1: update dmljax"):
+            index.open(place, write=write)
+
+
+def test_flipped_bits_of_the_database_are_found_by_check_and_crash_nothing(tmp_path):
+    place = tmp_path / "photos.index"
+    filled(place, 300)
+    path = place / "generation-1" / "items.db"
+    content = path.read_bytes()
+    queries = unit_vectors(np.random.default_rng(1), 3, DIMENSION)
+    rng, noticed = np.random.default_rng(0), 0
+    for _ in range(30):
+        damaged = bytearray(content)
+        for position in rng.integers(100, len(damaged), 8):
+            damaged[position] ^= 1 << rng.integers(8)
+        path.write_bytes(damaged)
+        for other in path.parent.glob("items.db-*"):
+            other.unlink()
+        try:
+            with index.open(place) as store:
+                noticed += bool(store.check())
+                store.search(queries, 5)
+        except (index.Damaged, index.Unavailable, index.InvalidInput) as error:
+            assert "\n" not in str(error)
+            noticed += 1
+    assert noticed >= 25  # bits in unused bytes change nothing
+
+
+def test_a_changed_vector_is_found_by_check(tmp_path):
+    place = tmp_path / "photos.index"
+    naive = filled(place)
+    path = place / "generation-1" / "items.db"
+    content = path.read_bytes()
+    vector = naive.items["7"][0].tobytes()
+    assert content.count(vector) == 1
+    path.write_bytes(content.replace(vector, naive.items["8"][0].tobytes()))
+    with index.open(place) as store:
+        assert [p for p in store.check() if "'7'" in p and "changed" in p]
+
+
+def _mounted(folder, size):
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    return os.getuid() == 0 and subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("action", ["add", "compact", "build", "create"])
+def test_a_full_disk_changes_nothing(tmp_path, action):
+    folder = tmp_path / "small"
+    if not _mounted(folder, "4m"):
+        pytest.skip("no file system of limited size can be mounted (needs root)")
+    try:
+        place, rng, naive = folder / "photos.index", np.random.default_rng(0), NaiveIndex()
+        if action == "create":
+            (folder / "other").write_bytes(b"x" * (4092 << 10))
+            with pytest.raises(OSError) as caught:
+                index.create(place, model=MODEL, dimension=DIMENSION)
+            assert "\n" not in str(caught.value)
+            assert [path.name for path in folder.iterdir()] == ["other"]
+            return
+        with index.create(place, model=MODEL, dimension=DIMENSION) as store:
+            batch = 300 if action == "add" else 20
+            for number in range(1000):
+                ids = [f"{number}-{i}" for i in range(batch)]
+                vectors, metadata = unit_vectors(rng, batch, DIMENSION), [{"t": "x" * 50}] * batch
+                if action != "add" and number == 30:
+                    break
+                try:
+                    store.add(ids, vectors, metadata)
+                except index.Unavailable as error:
+                    assert "the disk is full" in str(error) and "\n" not in str(error)
+                    break
+                naive.add(ids, vectors, metadata)
+            assert number > 2
+            if action != "add":
+                with (folder / "other").open("wb") as file:  # fill the disk
+                    while True:
+                        try:
+                            os.write(file.fileno(), b"x" * 4096)
+                        except OSError:
+                            break
+                with pytest.raises(index.Unavailable, match=r"disk is full|No space"):
+                    getattr(store, action)()
+            queries = unit_vectors(rng, 3, DIMENSION)
+            same(store.search(queries, 5), naive.search(queries, 5))
+        equal(place, naive)
+        with index.open(place) as store:
+            assert store.check() == []
+        if action != "add":
+            (folder / "other").unlink()
+            with index.open(place, write=True) as store:
+                getattr(store, action)()
+                assert store.check() == []
+            equal(place, naive)
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_limit_on_the_size_of_files_changes_nothing(tmp_path):
+    place = tmp_path / "photos.index"
+    naive = filled(place)
+    code = """
+import resource, signal, sys, numpy as np
+from dmljax import index
+from index_loops import unit_vectors
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+store = index.open(sys.argv[1], write=True)
+try:
+    store.add([f"new{i}" for i in range(5000)], unit_vectors(np.random.default_rng(2), 5000))
+except index.Unavailable as error:
+    print(error)
+"""
+    done = python(code, place)
+    assert done.returncode == 0, done.stderr
+    assert "The call changed nothing" in done.stdout, done.stdout
+    equal(place, naive)
+
+
+def test_a_second_writer_is_told_who_writes(tmp_path):
+    place = tmp_path / "photos.index"
+    filled(place)
+    code = """
+import sys
+from dmljax import index
+try:
+    index.open(sys.argv[1], write=True)
+except index.Locked as error:
+    print(error)
+"""
+    with index.open(place, write=True) as store:
+        printed = python(code, place).stdout
+        assert f"process {os.getpid()} on {os.uname().nodename}" in printed
+        with pytest.raises(index.Locked):
+            index.open(place, write=True)
+        with pytest.raises(index.Locked):
+            index.reindex(place, model=OTHER, dimension=4)
+        store.add(["new"], np.eye(8, dtype=np.float32)[:1])
+    assert python(code, place).stdout == ""
+
+
+def test_readers_work_during_compaction_and_in_another_process(tmp_path):
+    place = tmp_path / "photos.index"
+    naive = filled(place, 3000)
+    code = """
+import sys, numpy as np
+from dmljax import index
+from index_loops import unit_vectors
+query = unit_vectors(np.random.default_rng(1), 1)
+with index.open(sys.argv[1]) as store:
+    expected = store.search(query, 5)
+    print("ready", flush=True)
+    for i in range(10**9):
+        assert store.search(query, 5) == expected and store.count() == 2000
+        if i % 100 == 50:
+            with index.open(sys.argv[1]) as other:
+                assert other.search(query, 5) == expected
+        if sys.stdin.readline() == "end\\n":
+            break
+"""
+    ids = [str(i) for i in range(1000)]
+    naive.delete(ids)
+    with index.open(place, write=True) as store:
+        store.delete(ids)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(place)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": f"{ROOT}:{HERE}"},
+        )
+        assert process.stdout.readline() == "ready\n"
+        for _ in range(3):
+            process.stdin.write("go\n" * 40)
+            process.stdin.flush()
+            store.compact()
+        process.communicate("end\n", timeout=60)
+        assert process.returncode == 0
+    equal(place, naive)
+
+
+def test_a_folder_that_may_not_be_written_can_be_read(tmp_path):
+    place = tmp_path / "photos.index"
+    filled(place)
+    code = """
+import mmap, os, sys
+from dmljax import index
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+with index.open(sys.argv[1]) as store:
+    print(store.count(), len(store.search_ids(["3"], 5)[0]))
+try:
+    index.open(sys.argv[1], write=True)
+except OSError as error:
+    print(error)
+"""
+    for path in [place, *place.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    for path in [tmp_path, *tmp_path.parents]:
+        if path.stat().st_uid == os.getuid() and not path.stat().st_mode & 1:
+            path.chmod(path.stat().st_mode | 0o111)
+    try:
+        done = python(code, place)
+    finally:
+        for path in [place, *(p for p in place.rglob("*") if p.is_dir())]:
+            path.chmod(0o755)
+    assert done.stdout.startswith("50 5\n"), done.stdout + done.stderr
+    assert "Permission denied" in done.stdout
+
+
+def test_reindex_switches_at_once_and_goes_on_after_a_kill(tmp_path):
+    place = tmp_path / "photos.index"
+    naive = filled(place)
+    rng = np.random.default_rng(3)
+    vectors = unit_vectors(rng, 50, 4)
+    reader = index.open(place)
+    with index.reindex(place, model=OTHER, dimension=4) as new:
+        new.add([str(i) for i in range(30)], vectors[:30])
+    equal(place, naive)  # the present one counts until the switch
+    with index.reindex(place, model="ef" * 32, dimension=4) as new:
+        assert new.count() == 0  # of yet another model: it starts anew
+    with index.reindex(place, model=OTHER, dimension=4) as new:
+        new.add([str(i) for i in range(30)], vectors[:30])
+    with index.reindex(place, model=OTHER, dimension=4) as new:
+        assert new.count() == 30
+        new.add([str(i) for i in range(30, 50)], vectors[30:])
+        assert not reader.superseded
+        new.switch()
+        assert reader.superseded
+        with pytest.raises(index.InvalidInput, match="present index already"):
+            new.switch()
+    queries = unit_vectors(rng, 3, DIMENSION)
+    same(reader.search(queries, 5), naive.search(queries, 5))  # still that of its model
+    reader.close()
+    assert [path.name for path in place.glob("generation-*")] == ["generation-2"]
+    with index.open(place, model=OTHER) as store:
+        assert (store.count(), store.dimension) == (50, 4)
+    with pytest.raises(index.OtherModel, match=f"{OTHER}.*{MODEL}"):
+        index.open(place, model=MODEL)
+    with index.open(place, write=True) as store:
+        assert store.check() == []
+    assert json.loads((place / "index.json").read_text())["generation"] == "generation-2"

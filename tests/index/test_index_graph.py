@@ -1,0 +1,129 @@
+"""The approximate search: recall, later changes, filters, and when it is not used."""
+
+import sys
+
+import numpy as np
+import pytest
+from index_loops import unit_vectors
+
+from dmljax import index
+from dmljax.index import graph
+
+MODEL = "ab" * 32
+DIMENSION = 16
+COUNT = 1500
+
+
+@pytest.fixture(scope="module")
+def vectors():
+    rng = np.random.default_rng(0)
+    centers = unit_vectors(rng, 80, DIMENSION)[rng.integers(0, 80, COUNT + 200)]
+    x = centers + 0.1 * rng.normal(size=centers.shape)
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture
+def store(tmp_path, vectors):
+    with index.create(tmp_path / "photos.index", model=MODEL, dimension=DIMENSION) as store:
+        metadata = [{"tenth": i % 10, "fiftieth": i % 50} for i in range(COUNT)]
+        store.add([str(i) for i in range(COUNT)], vectors[:COUNT], metadata)
+        facts = store.build(approximate=True)
+        assert facts["approximate"]["items"] == COUNT
+        assert facts["approximate"]["recall@10"] >= 0.98
+        yield store
+
+
+def recall(store, queries, k=10, **kwargs):
+    """The share of the exact neighbors that the approximate search returns."""
+    near, exact = (store.search(queries, k, exact=e, **kwargs) for e in (False, True))
+    assert all(len(hits) == k for hits in near)
+    shares = [
+        len({h.id for h in a} & {h.id for h in b}) / k for a, b in zip(near, exact, strict=True)
+    ]
+    return np.mean(shares)
+
+
+def test_recall_and_similarities(store, vectors):
+    queries = vectors[COUNT : COUNT + 100]
+    assert recall(store, queries) >= 0.97
+    assert recall(store, queries, k=200) >= 0.9
+    for where in ({"tenth": 3}, {"tenth": [1, 2, 3, 4]}):
+        assert recall(store, queries, where=where) >= 0.97
+    assert recall(store, queries, where={"fiftieth": 7}) == 1  # so few are compared exactly
+    near, exact = (store.search(queries, 1, exact=e) for e in (False, True))
+    same = [a for a, b in zip(near, exact, strict=True) if a == b]  # similarities bit for bit
+    assert len(same) >= 97
+
+
+def test_the_graph_is_used(store, vectors, monkeypatch):
+    calls = []
+    search = graph.Graph.search
+    monkeypatch.setattr(
+        graph.Graph, "search", lambda self, *a: calls.append(len(a[0])) or search(self, *a)
+    )
+    store.search(vectors[:3], 5)
+    assert calls == [3]
+    store.search(vectors[:3], 5, exact=True)
+    store.search(vectors[:3], 5, where={"fiftieth": 7})
+    assert calls == [3]
+
+
+def test_later_changes_count_at_once(store, vectors, tmp_path):
+    reader = index.open(tmp_path / "photos.index")
+    new = vectors[COUNT : COUNT + 150]
+    store.add([f"new{i}" for i in range(150)], new, [{"tenth": 3}] * 150)
+    deleted = [str(i) for i in range(0, COUNT, 9)]
+    store.delete(deleted)
+    store.add(["1"], new[:1], [{"tenth": 4}], replace=True)
+    for opened in (store, reader):
+        assert recall(opened, new) >= 0.97
+        assert [hits[0].id for hits in opened.search(new[1:], 1)] == [
+            f"new{i}" for i in range(1, 150)
+        ]
+        hits = [hit for hits in opened.search(vectors[:COUNT:9], 10) for hit in hits]
+        assert not {hit.id for hit in hits} & set(deleted)
+        assert [hit.id for hit in opened.search(new[:1], 2)[0]] == ["new0", "1"]
+        assert opened.search(vectors[1:2], 1)[0][0].id != "1"
+    facts = store.build(approximate=True)  # adds what is new, and takes out what is deleted
+    assert facts["approximate"]["items"] == store.count() == len(reader)
+    assert facts["approximate"]["recall@10"] >= 0.97
+    for opened in (store, reader):
+        assert recall(opened, new) >= 0.97
+    store.compact()
+    assert recall(store, new) >= 0.97 and recall(reader, new) >= 0.97
+    assert store.check() == []
+    assert store.build(approximate=False)["approximate"] is None
+    assert recall(store, new) == recall(reader, new) == 1
+    reader.close()
+
+
+def test_a_graph_of_low_recall_is_not_used(store, vectors, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(graph, "measure", lambda *a: (16, 0.5))
+    store.build(approximate=True)
+    monkeypatch.setattr(graph.Graph, "search", None)
+    assert recall(store, vectors[COUNT : COUNT + 10]) == 1
+    assert "recall@10 is 0.500" in caplog.text
+
+
+def test_without_usearch(store, vectors, tmp_path, monkeypatch, caplog):
+    store.close()
+    monkeypatch.setitem(sys.modules, "usearch.index", None)
+    with index.open(tmp_path / "photos.index", write=True) as again:
+        assert "pip install 'dmljax[index]'" in caplog.text
+        assert recall(again, vectors[:10]) == 1
+        with pytest.raises(ImportError, match=r"pip install 'dmljax\[index\]'"):
+            again.build(approximate=True)
+        assert again.build()["approximate"] is None
+
+
+def test_a_few_items_have_a_graph_too(tmp_path):
+    for count in (0, 1, 2, 11):
+        place = tmp_path / str(count)
+        with index.create(place, model=MODEL, dimension=DIMENSION) as store:
+            vectors = unit_vectors(np.random.default_rng(0), 11, DIMENSION)
+            if count:
+                store.add([str(i) for i in range(count)], vectors[:count])
+            store.build(approximate=True)
+            hits = store.search(vectors, 20, allow_fewer=True)
+            assert [len(h) for h in hits] == [count] * 11
+            assert [h[0].id for h in hits[:count]] == [str(i) for i in range(count)]
