@@ -1,0 +1,14 @@
+"""`dmljax serve`: a bundle and an index behind HTTP, with a page to drop an image on.
+
+    settings    what can be set, and the limits
+    server      one process: the socket, signals, the end
+    guard       request ids, limits, tokens and errors of every request
+    app         the routes
+    formats     bodies in JSON, msgpack, raw float32, multipart
+    batching    images of many requests in one batch of the net
+    generation  the bundle and the index in use, and their replacement while requests run
+    pictures    pictures of stored items
+    page.html   the page
+
+docs/serve.md describes the routes.
+"""

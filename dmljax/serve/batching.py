@@ -1,0 +1,131 @@
+"""Images of many requests in one batch of the net.
+
+Requests put decoded images into a queue. A task takes what is there, up to the largest batch, and
+one thread runs the net. While it runs, the next batch gathers by itself, so batches grow with the
+load and a single client does not wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["Batcher", "batch_length"]
+
+
+class _Waiting(NamedTuple):
+    image: np.ndarray
+    result: asyncio.Future
+    since: float
+
+
+def batch_length(waiting: int, seconds: Mapping[int, float]) -> int:
+    """How many of the `waiting` images to take, so that the most are embedded a second.
+
+    `seconds` says how long the net takes for each size; a batch is filled up to the next size. Of
+    17 images, 16 may be quicker than 17 filled up to 64.
+    """
+    sizes = sorted(seconds)
+    lengths = [size for size in sizes if size <= waiting]
+    if larger := [size for size in sizes if size >= waiting]:
+        lengths.append(waiting)
+        cost = {waiting: seconds[larger[0]]} | {size: seconds[size] for size in sizes}
+    else:
+        cost = dict(seconds)
+    return max(lengths, key=lambda length: (length / max(cost[length], 1e-9), length))
+
+
+class Batcher:
+    """Embeds images in batches; `run` is its task.
+
+    Args:
+        embed_fn: embeddings [n d] of prepared images [n h w c], called in the `executor`.
+        seconds: how long it takes for each of its sizes.
+        executor: one thread.
+        wait: seconds that a batch waits for images that were announced and are still decoded.
+        measure_fn: gets the length of each batch, the longest wait and the time of the net.
+    """
+
+    def __init__(
+        self,
+        embed_fn: Callable[[np.ndarray], np.ndarray],
+        *,
+        seconds: Mapping[int, float],
+        executor: Executor,
+        wait: float,
+        measure_fn: Callable[[int, float, float], None],
+    ):
+        self._embed_fn, self._seconds, self._executor = embed_fn, dict(seconds), executor
+        self._largest, self._wait, self._measure_fn = max(seconds), wait, measure_fn
+        self._queue: deque[_Waiting] = deque()
+        self._arrival = asyncio.Event()
+        self.announced = 0  # images that are being decoded
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    async def embed(self, images: Sequence[np.ndarray]) -> np.ndarray:
+        """Embeddings [n d] of prepared images."""
+        loop, now = asyncio.get_running_loop(), time.perf_counter()
+        results = [loop.create_future() for _ in images]
+        for image, result in zip(images, results, strict=True):
+            self._queue.append(_Waiting(image, result, now))
+        self._arrival.set()
+        try:
+            return np.stack([await result for result in results])
+        finally:
+            for result in results:  # a client that is gone leaves its images out of the batch
+                result.cancel()
+
+    async def run(self) -> None:
+        """Embeds what arrives until the task is cancelled."""
+        while True:
+            await self._arrival.wait()
+            await self._gather()
+            batch = self._take()
+            self._arrival.clear()
+            if self._queue:
+                self._arrival.set()
+            if batch:
+                await self._embed(batch)
+
+    async def _gather(self) -> None:
+        """Waits a moment for images that are being decoded."""
+        end = time.perf_counter() + self._wait
+        while len(self._queue) < self._largest and self.announced > len(self._queue):
+            self._arrival.clear()
+            try:
+                async with asyncio.timeout(end - time.perf_counter()):
+                    await self._arrival.wait()
+            except TimeoutError:
+                return
+
+    def _take(self) -> list[_Waiting]:
+        self._queue = deque(waiting for waiting in self._queue if not waiting.result.done())
+        if not self._queue:
+            return []
+        length = batch_length(len(self._queue), self._seconds)
+        return [self._queue.popleft() for _ in range(length)]
+
+    async def _embed(self, batch: list[_Waiting]) -> None:
+        start = time.perf_counter()
+        images = np.stack([waiting.image for waiting in batch])
+        try:
+            rows = await asyncio.get_running_loop().run_in_executor(
+                self._executor, self._embed_fn, images
+            )
+        except Exception as error:
+            for waiting in batch:
+                if not waiting.result.done():
+                    waiting.result.set_exception(error)
+            return
+        for waiting, row in zip(batch, rows, strict=True):
+            if not waiting.result.done():
+                waiting.result.set_result(row)
+        self._measure_fn(len(batch), start - batch[0].since, time.perf_counter() - start)

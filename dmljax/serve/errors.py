@@ -1,0 +1,55 @@
+"""What a request is refused with: a status and one line."""
+
+from __future__ import annotations
+
+import logging
+
+from dmljax.bundle.errors import BadImage
+from dmljax.index import (
+    Damaged,
+    DuplicateId,
+    InvalidInput,
+    Locked,
+    OtherModel,
+    Superseded,
+    Unavailable,
+    UnknownId,
+)
+
+__all__ = ["Refused", "refusal"]
+
+_log = logging.getLogger("dmljax.serve")
+_UNAVAILABLE = (Damaged, Locked, OtherModel, Superseded, Unavailable)
+
+
+class Refused(Exception):
+    """A request that is refused with a status and one line."""
+
+    def __init__(self, status: int, reason: str, *, retry_after: int | None = None):
+        super().__init__(reason)
+        self.status, self.reason, self.retry_after = status, reason, retry_after
+
+
+def refusal(error: Exception, *, place: str, request_id: str) -> Refused:
+    """The answer to a request that raised `error`; `place` of the index is not repeated in it.
+
+    Errors that the client cannot correct are logged with all that is known, and answered without.
+    """
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, BadImage):
+        return Refused(error.status, str(error))
+    if isinstance(error, InvalidInput):
+        status = 422
+        if isinstance(error, UnknownId):
+            status = 404
+        elif isinstance(error, DuplicateId):
+            status = 409
+        return Refused(status, str(error).replace(place, "the index"))
+    if isinstance(error, TimeoutError):
+        return Refused(504, "the request took too long", retry_after=1)
+    if isinstance(error, _UNAVAILABLE):
+        _log.error("%s: %s", request_id, error)
+        return Refused(503, "the index is not available at present", retry_after=5)
+    _log.error("%s: %s", request_id, error, exc_info=error)
+    return Refused(500, f"internal error; the log of the service has it under {request_id}")

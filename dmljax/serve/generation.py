@@ -1,0 +1,353 @@
+"""The bundle and the index that requests use, and their replacement while requests run.
+
+A request holds the generation with which it began until it ends. A new generation is opened and
+compiled beside the present one, then new requests use it, and the old one is closed when its last
+request ends. If the new one cannot be used, the present one stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import pathlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dmljax import bundle as bundles
+from dmljax import index as indexes
+from dmljax.index import source
+from dmljax.serve.batching import Batcher
+from dmljax.serve.errors import Refused
+from dmljax.serve.metrics import Metrics
+from dmljax.serve.pictures import Pictures
+from dmljax.serve.settings import Settings, read_tokens
+
+__all__ = ["Generation", "Service"]
+
+_log = logging.getLogger("dmljax.serve")
+_T = TypeVar("_T")
+_NO_INDEX = "no index"
+# What a stranger's bundle or index may raise while it is opened.
+_OPENING_ERRORS = (ValueError, OSError, ImportError, RuntimeError)
+
+
+class _Model:
+    """A bundle with its batcher, shared by generations that differ in their index."""
+
+    def __init__(self, bundle: bundles.Bundle, signature: Any):
+        self.bundle, self.signature = bundle, signature
+        self.seconds: dict[int, float] = {}
+        self.batcher: Batcher | None = None
+        self.task: asyncio.Task | None = None
+        self.generations = 0
+
+    def compile(self) -> None:
+        """Compiles all sizes, compares with the stored examples, and times each size."""
+        self.bundle.compile()
+        self.bundle.check()
+        for size in self.bundle.batch_sizes:
+            images = np.zeros((size, *self.bundle.input_shape), np.uint8)
+            times = []
+            for _ in range(3):
+                start = time.perf_counter()
+                self.bundle.embed_prepared(images)
+                times.append(time.perf_counter() - start)
+            self.seconds[size] = min(times)
+
+
+class Generation:
+    """A bundle and an index that belong together."""
+
+    def __init__(self, model: _Model, index: indexes.Index | None, pictures: Pictures, place: Any):
+        self.model, self.index, self.pictures = model, index, pictures
+        self.index_signature = place
+        self.requests = 0
+        self.retired = False
+
+    @property
+    def bundle(self) -> bundles.Bundle:
+        return self.model.bundle
+
+    @property
+    def batcher(self) -> Batcher:
+        assert self.model.batcher is not None
+        return self.model.batcher
+
+
+class Service:
+    """What all requests share."""
+
+    def __init__(self, settings: Settings):
+        settings.check()
+        self.settings, self.metrics = settings, Metrics()
+        self.tokens = read_tokens(settings.token_file)
+        # On startup, errors end the process before it listens.
+        self._first: Generation | None = self._open(None)
+        self.current: Generation | None = None
+        cores = len(os.sched_getaffinity(0))
+        self._net = ThreadPoolExecutor(1, "net")
+        self._decoders = ThreadPoolExecutor(max(2, cores), "decode")
+        self._searchers = ThreadPoolExecutor(2, "index")
+        self._tasks: list[asyncio.Task] = []
+        self._reload_wish = asyncio.Event()
+        self._reloading = asyncio.Lock()
+        self.failure: BaseException | None = None
+        self.waiting_images = 0
+        self._failed_signature: Any = None
+
+    def _open(self, present: Generation | None) -> Generation:
+        """A generation of what is on the disk now; parts that did not change are shared."""
+        settings = self.settings
+        signature = _signature(settings.bundle, "manifest.json")
+        if present is not None and present.model.signature == signature:
+            model = present.model
+        else:
+            bundle = bundles.load(
+                settings.bundle, program=settings.program, batch_sizes=settings.batch_sizes
+            )
+            model = _Model(bundle, signature)
+        if settings.index is None:
+            return Generation(model, None, Pictures(None), _NO_INDEX)
+        if model.bundle.similarity != "cosine":
+            raise ValueError(
+                f"{settings.bundle} compares by {model.bundle.similarity}; an index compares unit "
+                "vectors by cosine"
+            )
+        place = _signature(settings.index, "index.json")
+        write = settings.allow_add or settings.allow_delete
+        # A writer keeps other writers out, so nobody else can have changed what it holds.
+        if write and present is not None and present.index is not None:
+            same = present.index_signature == place and present.model.bundle.digest
+            if same == model.bundle.digest:
+                return Generation(model, present.index, self._pictures(), place)
+        index = indexes.open(settings.index, model=model.bundle.digest, write=write)
+        try:
+            return Generation(model, index, self._pictures(), place)
+        except BaseException:
+            index.close()
+            raise
+
+    def _pictures(self) -> Pictures:
+        assert self.settings.index is not None
+        return Pictures(self.settings.images or source.recorded(self.settings.index))
+
+    async def start(self) -> None:
+        """Begins to compile; requests are answered when that is done."""
+        self._tasks.append(asyncio.create_task(self._begin()))
+
+    async def _begin(self) -> None:
+        try:
+            assert self._first is not None
+            await self._prepare(self._first)
+        except Exception as error:  # without an answer the process would wait for ever
+            self.failure = error
+            return
+        self._switch(self._first)
+        self._first = None
+        self._tasks.append(asyncio.create_task(self._watch()))
+
+    async def stop(self) -> None:
+        """Closes everything; all requests have ended."""
+        for task in self._tasks:
+            task.cancel()
+        generation, self.current = self.current or self._first, None
+        if generation is not None:
+            self._retire(generation)
+        for pool in (self._net, self._decoders, self._searchers):
+            await asyncio.to_thread(pool.shutdown)
+
+    async def _prepare(self, generation: Generation) -> None:
+        """Compiles what is not compiled, and makes the first search quick."""
+        model = generation.model
+        if model.batcher is None:
+            await asyncio.to_thread(model.compile)
+            model.batcher = Batcher(
+                model.bundle.embed_prepared,
+                seconds=model.seconds,
+                executor=self._net,
+                wait=self.settings.batch_wait,
+                measure_fn=self.metrics.batch,
+            )
+            model.task = asyncio.create_task(model.batcher.run())
+        if generation.index is not None:
+            await asyncio.to_thread(_warm, generation.index)
+
+    def _switch(self, generation: Generation) -> None:
+        old, self.current = self.current, generation
+        generation.model.generations += 1
+        self.metrics.ready.set(1)
+        self.metrics.opened.set(time.time())
+        if old is not None:
+            old.retired = True
+            if not old.requests:
+                self._retire(old)
+
+    def _retire(self, generation: Generation) -> None:
+        model, index = generation.model, generation.index
+        model.generations -= 1
+        if model.generations <= 0 and model.task is not None:
+            model.task.cancel()
+        shared = self.current is not None and self.current.index is index
+        if index is not None and not shared:
+            self._searchers.submit(index.close)
+
+    def _discard(self, generation: Generation) -> None:
+        """Closes what a generation that was never used does not share with the present one."""
+        generation.model.generations += 1
+        self._retire(generation)
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[Generation]:
+        """The present generation, which stays open meanwhile."""
+        generation = self.current
+        if generation is None:
+            raise Refused(503, "the service is starting: the net is being compiled", retry_after=2)
+        generation.requests += 1
+        try:
+            yield generation
+        finally:
+            generation.requests -= 1
+            if generation.retired and not generation.requests:
+                self._retire(generation)
+
+    def wish_reload(self) -> None:
+        """Looks at the bundle, the index, the pictures and the tokens now (SIGHUP)."""
+        self._reload_wish.set()
+
+    async def _watch(self) -> None:
+        while True:
+            asked = True
+            try:
+                async with asyncio.timeout(self.settings.watch_seconds):
+                    await self._reload_wish.wait()
+            except TimeoutError:
+                asked = False
+            self._reload_wish.clear()
+            try:
+                await self.reload(asked=asked)
+            except Exception as error:
+                _log.error("reload: %s", error, exc_info=error)
+
+    async def reload(self, *, asked: bool) -> None:
+        """Takes a new bundle or index over, if there is one."""
+        async with self._reloading:
+            present = self.current
+            assert present is not None
+            signature = await asyncio.to_thread(self._signatures)
+            old = (present.model.signature, present.index_signature)
+            superseded = present.index is not None and await self.on_index(_superseded, present)
+            if not asked and not superseded and signature in (old, self._failed_signature):
+                return
+            if any(part is None for part in signature):
+                return  # in the middle of a rename
+            generation = None
+            try:
+                if asked:
+                    self.tokens = read_tokens(self.settings.token_file)
+                generation = await asyncio.to_thread(self._open, present)
+                await self._prepare(generation)
+            except _OPENING_ERRORS as error:
+                if generation is not None:
+                    self._discard(generation)
+                self._failed_signature = signature
+                self.metrics.reloads.labels("failed").inc()
+                _log.error("the present bundle and index stay in use: %s", error)
+                return
+            self._failed_signature = None
+            self.metrics.reloads.labels("ok").inc()
+            self._switch(generation)
+            _log.warning("a new bundle, index or list of pictures is in use")
+
+    def _signatures(self) -> tuple[Any, Any]:
+        settings = self.settings
+        index = _NO_INDEX
+        if settings.index is not None:
+            index = _signature(settings.index, "index.json")
+        return _signature(settings.bundle, "manifest.json"), index
+
+    async def on_index(self, function: Callable[..., _T], *arguments: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._searchers, function, *arguments
+        )
+
+    async def on_decoder(self, function: Callable[..., _T], *arguments: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._decoders, function, *arguments
+        )
+
+    @contextlib.asynccontextmanager
+    async def _admitted(self, count: int) -> AsyncIterator[None]:
+        limit = self.settings.limits.waiting_images
+        if self.waiting_images and self.waiting_images + count > limit:
+            raise Refused(503, "too many images are waiting: try again", retry_after=1)
+        self.waiting_images += count
+        self.metrics.waiting_images.set(self.waiting_images)
+        try:
+            yield
+        finally:
+            self.waiting_images -= count
+            self.metrics.waiting_images.set(self.waiting_images)
+
+    async def embed(self, generation: Generation, images: list[bytes]) -> np.ndarray:
+        """Embeddings [n d] of encoded images; refused as a whole if one is refused."""
+        async with self._admitted(len(images)):
+            batcher = generation.batcher
+            batcher.announced += len(images)
+            try:
+                if len(images) == 1:
+                    prepared = [await self._prepared(generation, images[0])]
+                else:
+                    prepared = await _all([self._prepared(generation, x) for x in images])
+            finally:
+                batcher.announced -= len(images)
+            return await batcher.embed(prepared)
+
+    async def _prepared(self, generation: Generation, image: bytes) -> np.ndarray:
+        start = time.perf_counter()
+        if len(image) > (limit := self.settings.limits.image_bytes):
+            raise Refused(413, f"an image has {len(image):,} bytes: the limit is {limit:,}")
+        prepared = await self.on_decoder(generation.bundle.prepare, image)
+        self.metrics.decode_seconds.observe(time.perf_counter() - start)
+        return prepared
+
+
+async def _all(coroutines: list[Any]) -> list[np.ndarray]:
+    """The results of all; the first error ends the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def _signature(place: str, name: str) -> Any:
+    """What changes when the folder or the file in it is replaced; None if it is not there."""
+    if place.startswith(("postgresql://", "postgres://")):
+        return place
+    try:
+        status = (pathlib.Path(place) / name).stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _superseded(generation: Generation) -> bool:
+    try:
+        return generation.index is not None and generation.index.superseded
+    except (OSError, ValueError):
+        return False  # in the middle of a rename, or a server that is away
+
+
+def _warm(index: indexes.Index) -> None:
+    """Reads what searches use, with a search."""
+    if index.count():
+        vector = np.zeros((1, index.dimension), np.float32)
+        vector[0, 0] = 1
+        index.search(vector, 1, allow_fewer=True)

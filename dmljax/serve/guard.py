@@ -1,0 +1,171 @@
+"""What every request passes: limits, tokens, request ids, errors of one line, figures."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+import secrets
+import time
+import urllib.parse
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from dmljax.serve.errors import Refused, refusal
+from dmljax.serve.generation import Service
+from dmljax.serve.metrics import METHODS
+from dmljax.serve.settings import is_loopback
+
+__all__ = ["OPEN_ROUTES", "Guard", "read_body"]
+
+_log = logging.getLogger("dmljax.serve.requests")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+# The page asks for the token itself; probes have none.
+OPEN_ROUTES = ("/", "/healthz", "/readyz", "/openapi.json")
+_QUIET_ROUTES = ("/healthz", "/readyz", "/metrics")
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+}
+
+
+class Guard:
+    """An ASGI application around another one, `app`, whose routes are `routes`."""
+
+    def __init__(self, app: Any, service: Service, routes: frozenset[str]):
+        self._app, self._service, self._routes = app, service, routes
+        self._running = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1000})
+            else:
+                await self._app(scope, receive, send)
+            return
+        start = time.perf_counter()
+        headers = Headers(scope=scope)
+        request_id = headers.get("x-request-id", "")
+        if not _REQUEST_ID.fullmatch(request_id):
+            request_id = secrets.token_hex(8)
+        route = scope["path"] if scope["path"] in self._routes else "other"
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        status = 0
+
+        async def answer(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                added = MutableHeaders(scope=message)
+                added["X-Request-Id"] = request_id
+                for name, value in _HEADERS.items():
+                    added.setdefault(name, value)
+                added.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        self._running += 1
+        metrics = self._service.metrics
+        metrics.running.set(self._running)
+        try:
+            try:
+                self._check(scope, headers, route)
+                async with asyncio.timeout(self._service.settings.limits.request_seconds):
+                    await self._app(scope, receive, answer)
+            except Exception as error:
+                if status:
+                    raise  # the answer has begun
+                place = str(self._service.settings.index or "the index")
+                refused = refusal(error, place=place, request_id=request_id)
+                await _response(refused, request_id)(scope, receive, answer)
+        finally:
+            self._running -= 1
+            metrics.running.set(self._running)
+            seconds = time.perf_counter() - start
+            metrics.requests.labels(route, method, str(status)).inc()
+            metrics.request_seconds.labels(route).observe(seconds)
+            if self._service.settings.log_requests and route not in _QUIET_ROUTES:
+                milliseconds = f"{1000 * seconds:.1f} ms"
+                _log.info("%s %s %s %d %s", request_id, method, route, status, milliseconds)
+
+    def _check(self, scope: Any, headers: Headers, route: str) -> None:
+        settings = self._service.settings
+        if self._running > settings.limits.requests and route not in _QUIET_ROUTES:
+            raise Refused(503, "too many requests at a time: try again", retry_after=1)
+        self._check_origin(headers)
+        tokens = self._service.tokens
+        if tokens and route not in OPEN_ROUTES:
+            sent = headers.get("authorization", "").encode("latin-1", "replace")
+            kind, _, token = sent.partition(b" ")
+            # All are compared, so that the time tells nothing.
+            matches = [hmac.compare_digest(token.strip(), expected) for expected in tokens]
+            if kind.lower() != b"bearer" or not any(matches):
+                raise Refused(401, "a token is needed: Authorization: Bearer TOKEN")
+
+    def _check_origin(self, headers: Headers) -> None:
+        """Refuses what a page of another site sends through the browser of someone here."""
+        host = headers.get("host", "")
+        origin = headers.get("origin")
+        if origin is not None and _place(origin) != host:
+            raise Refused(403, "requests from pages of other sites are refused")
+        # Without a token only names of this machine are taken: another name that points here is an
+        # attempt to read through a browser (DNS rebinding).
+        if not self._service.tokens and not is_loopback(_name(host)):
+            raise Refused(403, "the Host header does not name this machine")
+
+
+def _place(origin: str) -> str | None:
+    """Host and port of an Origin header; None if it is malformed or names no host."""
+    try:
+        return urllib.parse.urlsplit(origin).netloc or None
+    except ValueError:
+        return None
+
+
+def _name(host: str) -> str:
+    try:
+        return urllib.parse.urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _response(refused: Refused, request_id: str) -> Response:
+    content = {"error": refused.reason, "request_id": request_id}
+    response = JSONResponse(content, status_code=refused.status)
+    if refused.retry_after is not None:
+        response.headers["Retry-After"] = str(refused.retry_after)
+    if refused.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    if refused.status in (408, 413):  # the rest of the body is not read
+        response.headers["Connection"] = "close"
+    return response
+
+
+async def read_body(request: Request, *, most: int, seconds: float) -> bytes:
+    """The body, refused as soon as it is larger than `most` bytes or too slow."""
+    length = request.headers.get("content-length")
+    if length is not None and (not length.isdecimal() or int(length[:20]) > most):
+        raise Refused(413, f"the body is larger than the limit of {most:,} bytes")
+    chunks, size = [], 0
+    receive: Callable[[], Awaitable[Any]] = request.receive
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Refused(400, "the client went away")
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                if size > most:
+                    raise Refused(413, f"the body is larger than the limit of {most:,} bytes")
+                chunks.append(chunk)
+                if not message.get("more_body"):
+                    return b"".join(chunks)
+    except TimeoutError:
+        raise Refused(408, f"the body did not arrive within {seconds:g} seconds") from None

@@ -1,0 +1,138 @@
+"""A tiny bundle, an index of pictures, and the service as a process of its own."""
+
+import contextlib
+import http.client
+import io
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+from PIL import Image
+from system import tiny
+
+from dmljax import bundle as bundles
+from dmljax import index as indexes
+from dmljax.bundle import exporting
+from dmljax.index import source
+from dmljax.train import loop
+
+ROOT = pathlib.Path(__file__).parents[2]
+TOKEN = "a-token-of-many-letters"
+HOSTILE = '<script>document.title = "taken"</script>'
+
+
+def exported(folder: pathlib.Path) -> pathlib.Path:
+    """The bundle of a run of two steps."""
+    evaluate = {"every": 2, "ks": [1], "seeds": [0], "batch_size": 16, "clustering": False}
+    loop.run(tiny(folder, steps=2, evaluate=evaluate), folder / "run")
+    bundle = exporting.export(folder / "run", folder / "tiny.bundle", batch_sizes=(1, 4, 16))
+    # The run has too few classes to choose thresholds.
+    manifest = bundle / "manifest.json"
+    thresholds = {"thresholds": {"fmr=1e-2": {"cosine": 0.9}}}
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | thresholds))
+    return bundle
+
+
+def png(number: int, side: int = 16) -> bytes:
+    """A picture of random blocks of colors."""
+    blocks = np.random.default_rng(number).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(blocks).resize((side, side), Image.Resampling.NEAREST).save(file, "PNG")
+    return file.getvalue()
+
+
+def indexed(bundle: pathlib.Path, folder: pathlib.Path, count: int = 20) -> pathlib.Path:
+    """An index of pictures, beside their folder; item 3 has foreign metadata."""
+    images = folder / "images"
+    (images / "cats").mkdir(parents=True)
+    ids = [f"cats/{i:02d}.png" for i in range(count)]
+    for i, name in enumerate(ids):
+        (images / name).write_bytes(png(i))
+    model = bundles.load(bundle)
+    vectors = model.embed([png(i) for i in range(count)])
+    metadata = [{"number": i, "folder": "cats"} for i in range(count)]
+    metadata[3]["note"] = HOSTILE
+    place = folder / "photos.index"
+    with indexes.create(place, model=model.digest, dimension=model.dimension) as index:
+        index.add(ids, vectors, metadata)
+    source.record(place, images)
+    return place
+
+
+class Answer:
+    """Status, headers and body of an answer."""
+
+    def __init__(self, response):
+        self.status, self.headers, self.body = response.status, response.headers, response.read()
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+
+class Server:
+    """A running service."""
+
+    def __init__(self, process, port, log):
+        self.process, self.port, self._log = process, port, log
+        self.url = f"http://127.0.0.1:{port}"
+
+    def request(self, method, path, body=None, *, headers=None, timeout=60):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        with contextlib.closing(connection):
+            if isinstance(body, dict | list):
+                body, headers = (
+                    json.dumps(body),
+                    {"Content-Type": "application/json"} | (headers or {}),
+                )
+            connection.request(method, path, body, headers or {})
+            return Answer(connection.getresponse())
+
+    def log(self):
+        return self._log.read_text()
+
+
+def environment():
+    names = {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"}
+    return {k: v for k, v in os.environ.items() if k != "JAX_NUMPY_RANK_PROMOTION"} | names
+
+
+@contextlib.contextmanager
+def served(folder: pathlib.Path, *words, ready=True):
+    """The service with a free port, when it is ready."""
+    log = folder / f"log-{time.monotonic_ns()}.txt"
+    command = [sys.executable, "-m", "dmljax.main", "serve", *map(str, words), "--port=0"]
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=stream, text=True, cwd=ROOT, env=environment()
+        )
+    try:
+        line = process.stdout.readline()
+        match = re.search(r"http://\S+:(\d+)", line)
+        assert match, log.read_text()
+        server = Server(process, int(match[1]), log)
+        end = time.monotonic() + 120
+        while ready and server.request("GET", "/readyz").status != 200:
+            assert process.poll() is None and time.monotonic() < end, log.read_text()
+            time.sleep(0.05)
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def refused(*words):
+    """What the command prints on stderr when it does not start."""
+    command = [sys.executable, "-m", "dmljax.main", "serve", *map(str, words)]
+    completed = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=120
+    )
+    assert completed.returncode == 2, completed.stderr
+    assert len(completed.stderr.splitlines()) == 1, completed.stderr
+    return completed.stderr

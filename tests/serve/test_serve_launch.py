@@ -1,0 +1,81 @@
+"""launch/serve.Dockerfile and serve.yaml: what can be checked without Docker or a cluster."""
+
+import configparser
+import json
+import re
+import shlex
+
+import yaml
+from service_cases import ROOT
+
+from dmljax.commands import serve
+from dmljax.commands.parser import Parser
+
+
+def _arguments(words):
+    """The flags of `dmljax serve`, which refuses unknown ones."""
+    parser = Parser("serve", "")
+    serve.add_arguments(parser)
+    arguments, extras = parser.parse_known_args(words)
+    assert not extras
+    return arguments
+
+
+def _instructions():
+    text = (ROOT / "launch" / "serve.Dockerfile").read_text()
+    text = re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ")
+    return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]
+
+
+def test_the_container_runs_the_command_without_a_shell_and_without_root():
+    instructions = _instructions()
+    names = [name for name, _ in instructions]
+    assert names[0] == "FROM" and names.count("ENTRYPOINT") == 1
+    last = dict(instructions)
+    assert json.loads(last["ENTRYPOINT"]) == ["dmljax", "serve"]
+    arguments = _arguments(json.loads(last["CMD"]))
+    assert arguments.host == "0.0.0.0" and arguments.token_file
+    assert int(last["EXPOSE"]) == arguments.port
+    assert last["USER"].isdecimal() and names.index("USER") > names.index("RUN")
+    check = json.loads(last["HEALTHCHECK"].partition("CMD ")[2])
+    compile(check[2], "healthcheck", "exec")
+    for name, rest in instructions:
+        if name == "COPY":
+            *sources, _ = shlex.split(rest)
+            assert all((ROOT / source).exists() for source in sources)
+    extras = re.search(r"EXTRAS=(\S+)", last["ARG"])[1].split(",")
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    assert set(extras) <= set(config["options.extras_require"])
+    assert "postgres" in extras  # serve.yaml runs this image with an index in PostgreSQL
+
+
+def test_the_manifest_is_consistent():
+    documents = list(yaml.safe_load_all((ROOT / "launch" / "serve.yaml").read_text()))
+    deployment, service = documents
+    assert (deployment["apiVersion"], deployment["kind"]) == ("apps/v1", "Deployment")
+    assert (service["apiVersion"], service["kind"]) == ("v1", "Service")
+    template = deployment["spec"]["template"]
+    labels = template["metadata"]["labels"]
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert service["spec"]["selector"].items() <= labels.items()
+    pod = template["spec"]
+    (container,) = pod["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    arguments = _arguments(container["args"])
+    assert arguments.port == ports["http"] and arguments.token_file
+    assert service["spec"]["ports"][0]["targetPort"] in ports
+    pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] > pause + arguments.drain_seconds
+    paths = {"startupProbe": "/readyz", "readinessProbe": "/readyz", "livenessProbe": "/healthz"}
+    for probe, path in paths.items():
+        assert container[probe]["httpGet"] == {"path": path, "port": "http"}
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+    mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+    for path in (arguments.bundle, arguments.token_file):
+        assert any(path.startswith(mount + "/") for mount in mounts)
+    # A service on the network changes nothing unless someone asks for it.
+    assert not arguments.allow_add and not arguments.allow_delete
+    variables = {entry["name"] for entry in container["env"]}
+    assert re.findall(r"\$\((\w+)\)", " ".join(container["args"])) == [*variables]

@@ -1,0 +1,488 @@
+"""Every route of a real process: answers, refusals, and what a client may never see."""
+
+import base64
+import concurrent.futures
+import json
+import signal
+import socket
+import time
+import zlib
+
+import msgpack
+import numpy as np
+import pytest
+from service_cases import TOKEN, indexed, png, refused, served
+
+from dmljax import bundle as bundles
+from dmljax import index as indexes
+
+pytestmark = pytest.mark.xdist_group("serve")
+MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
+
+
+@pytest.fixture(scope="module")
+def model(bundle_folder):
+    return bundles.load(bundle_folder)
+
+
+def _text(data):
+    return base64.b64encode(data).decode()
+
+
+def _multipart(parts):
+    """A body of files, and its headers."""
+    lines = []
+    for name, filename, data in parts:
+        file = f'; filename="{filename}"' if filename else ""
+        head = f'--line\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'
+        lines.append(head.encode() + data + b"\r\n")
+    return b"".join(lines) + b"--line--\r\n", {"Content-Type": "multipart/form-data; boundary=line"}
+
+
+def test_embeddings_in_every_format_are_those_of_the_bundle(server, model):
+    images = [png(i) for i in range(3)]
+    expected = model.embed(images)
+    one = server.request("POST", "/embed", images[0])
+    assert one.status == 200 and one.json["model"] == model.digest
+    np.testing.assert_allclose(one.json["embeddings"], expected[:1], atol=1e-6)
+    many = server.request("POST", "/embed", {"images": [_text(image) for image in images]})
+    np.testing.assert_allclose(many.json["embeddings"], expected, atol=1e-6)
+    packed = server.request("POST", "/embed", msgpack.packb({"images": images}), headers=MSGPACK)
+    data = msgpack.unpackb(packed.body)["embeddings"]
+    np.testing.assert_allclose(np.frombuffer(data, "<f4").reshape(3, -1), expected, atol=1e-6)
+    body, headers = _multipart([("a", f"{i}.png", image) for i, image in enumerate(images)])
+    accept = {"Accept": "application/octet-stream"}
+    raw = server.request("POST", "/embed", body, headers=headers | accept)
+    assert raw.headers["X-Shape"] == f"3,{model.dimension}"
+    np.testing.assert_allclose(np.frombuffer(raw.body, "<f4").reshape(3, -1), expected, atol=1e-6)
+
+
+def test_searches_agree_with_the_index(server, model, index_folder):
+    query = png(100)
+    vector = model.embed([query])
+    with indexes.open(index_folder) as index:
+        expected = [(hit.id, hit.metadata) for hit in index.search(vector, 5)[0]]
+        neighbors = [hit.id for hit in index.search_ids(["cats/04.png"], 3)[0]]
+        some = [hit.id for hit in index.search(vector, 5, where={"number": {"<": 7}})[0]]
+    by_image = server.request("POST", "/search?k=5", query).json["results"][0]
+    assert [(hit["id"], hit["metadata"]) for hit in by_image["hits"]] == expected
+    assert by_image["match"] and all(hit["picture"] for hit in by_image["hits"])
+    by_vector = server.request("POST", "/search", {"vectors": vector.tolist(), "k": 5})
+    assert by_vector.json["results"][0]["hits"] == by_image["hits"]
+    body = msgpack.packb({"vectors": vector.tobytes(), "k": 5})
+    packed = msgpack.unpackb(server.request("POST", "/search", body, headers=MSGPACK).body)
+    assert [hit["id"] for hit in packed["results"][0]["hits"]] == [name for name, _ in expected]
+    by_id = server.request("GET", "/search?id=cats/04.png&k=3").json["results"][0]["hits"]
+    assert [hit["id"] for hit in by_id] == neighbors
+    content = {"vectors": vector.tolist(), "k": 5, "where": {"number": {"<": 7}}, "exact": True}
+    hits = server.request("POST", "/search", content).json["results"][0]["hits"]
+    assert [hit["id"] for hit in hits] == some
+    # Without k there are as many as there are, up to ten.
+    assert len(server.request("POST", "/search", query).json["results"][0]["hits"]) == 10
+
+
+def test_a_threshold_can_answer_that_nothing_matches(server, model):
+    vector = -model.embed([png(0)])
+    answer = server.request("POST", "/search", {"vectors": vector.tolist(), "threshold": 0.9999})
+    assert answer.json["results"] == [{"match": False, "hits": []}]
+    name, cosine = next(iter(model.thresholds.items()))
+    answer = server.request("POST", f"/search?threshold={name}", png(0))
+    assert answer.json["threshold"] == cosine
+    assert all(hit["similarity"] >= cosine for hit in answer.json["results"][0]["hits"])
+
+
+def test_items_pictures_and_facts(server, model):
+    item = server.request("GET", "/items?id=cats/03.png&vectors=true").json["items"][0]
+    np.testing.assert_allclose(item["vector"], model.embed([png(3)])[0], atol=1e-6)
+    listed = server.request("GET", "/items?limit=7").json["items"]
+    assert len({item["id"] for item in listed}) == 7
+    picture = server.request("GET", "/items/image?id=cats/03.png")
+    assert picture.headers["Content-Type"] == "image/jpeg" and picture.body[:2] == b"\xff\xd8"
+    for name in ("../photos.index/index.json", "/etc/passwd", "cats/../../x", "%00", "cats"):
+        assert server.request("GET", f"/items/image?id={name}").status == 404
+    info = server.request("GET", "/info").json
+    assert info["index"]["items"] == 20 and info["add"] is False
+    assert info["thresholds"] == model.thresholds
+
+
+def test_probes_figures_and_description(server):
+    assert server.request("GET", "/healthz").json == {"status": "alive"}
+    assert server.request("GET", "/readyz").json == {"status": "ready"}
+    server.request("GET", "/a/route/of/a/stranger")
+    figures = server.request("GET", "/metrics").body.decode()
+    assert "dmljax_index_items 20.0" in figures and "dmljax_ready 1.0" in figures
+    assert 'dmljax_requests_total{method="GET",route="other",status="404"}' in figures
+    assert "stranger" not in figures
+    description = server.request("GET", "/openapi.json").json
+    for path, operations in description["paths"].items():
+        for method in operations:
+            status = server.request(method.upper(), path).status
+            assert status not in (404, 405) or path in ("/items/image",), (method, path)
+
+
+def test_the_page_has_a_policy_and_no_other_host(server):
+    page = server.request("GET", "/")
+    policy = page.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'self'; img-src 'self' blob: data:;")
+    assert "unsafe" not in policy
+    assert b"http://" not in page.body and b"https://" not in page.body
+
+
+_HEADER = b"IHDR" + (100_000).to_bytes(4, "big") * 2 + b"\x08\x02\0\0\0"
+BOMB = (
+    b"\x89PNG\r\n\x1a\n\0\0\0\r"
+    + _HEADER
+    + zlib.crc32(_HEADER).to_bytes(4, "big")
+    + b"\0\0\0\0IDAT"
+    + zlib.crc32(b"IDAT").to_bytes(4, "big")
+)
+JSON_HEADER = {"Content-Type": "application/json"}
+D = 4  # dimensions of the tiny net
+
+
+def _refusals():
+    """Requests, the status of the answer, and a part of its line."""
+    unit = [1.0] + [0.0] * (D - 1)
+    v = {"vectors": [unit]}
+    return [
+        ("POST", "/embed", b"", 400, "zero bytes"),
+        ("POST", "/embed", b"some text", 415, "no image"),
+        ("POST", "/embed", b"<svg xmlns='http://www.w3.org/2000/svg'/>", 415, "no image"),
+        ("POST", "/embed", png(0)[:-40], 400, "cannot be read"),
+        ("POST", "/embed", BOMB, 413, "too"),
+        ("POST", "/embed?k=1", png(0), 400, "unknown"),
+        ("POST", "/embed", {"images": []}, 400, "list"),
+        ("POST", "/embed", {"images": ["%%"]}, 400, "base64"),
+        ("POST", "/embed", {"images": ["AAAA"] * 65}, 413, "limit is 64"),
+        ("POST", "/embed", {"image": "AAAA"}, 400, "possible: images"),
+        ("POST", "/embed", [1], 400, "not an object"),
+        ("POST", "/search", {}, 400, "one of"),
+        ("POST", "/search", v | {"ids": ["a"]}, 400, "one of"),
+        ("POST", "/search", v | {"k": 0}, 422, "choose 1 to"),
+        ("POST", "/search", v | {"k": -1}, 422, "choose 1 to"),
+        ("POST", "/search", v | {"k": 21}, 422, "choose k=1 to 20"),
+        ("POST", "/search", v | {"k": 1001}, 422, "1000"),
+        ("POST", "/search", v | {"k": True}, 422, "whole number"),
+        ("POST", "/search", v | {"k": "3"}, 422, "whole number"),
+        ("POST", "/search", v | {"where": {"color": 1}}, 422, "no item has the field"),
+        ("POST", "/search", v | {"where": [1]}, 422, "not a dict"),
+        ("POST", "/search", v | {"threshold": 2}, 422, "between -1 and 1"),
+        ("POST", "/search", v | {"threshold": "fmr=2"}, 422, "neither"),
+        ("POST", "/search", v | {"exact": 1}, 400, "true or false"),
+        ("POST", "/search", {"vectors": [[*unit, 0.0]]}, 422, "numbers"),
+        ("POST", "/search", {"vectors": [[2.0] + [0.0] * (D - 1)]}, 422, "length 2"),
+        ("POST", "/search", {"vectors": [[0.0] * D]}, 422, "is zero"),
+        ("POST", "/search", {"vectors": [["a"] * D]}, 422, "no number"),
+        ("POST", "/search", {"vectors": [unit] * 257}, 413, "limit is 256"),
+        ("POST", "/search", b'{"vectors": [[NaN, 0, 0, 0]]}', 400, "NaN"),
+        ("POST", "/search", b'{"vectors": [[1e999, 0, 0, 0]]}', 422, "infinity"),
+        ("POST", "/search", b"[" * 100_000, 400, "not JSON"),
+        ("POST", "/search", b'{"ids": ["\\ud800"]}', 422, "surrogate"),
+        ("POST", "/search", b"\xff\xfe", 400, "UTF-8"),
+        ("POST", "/search", {"ids": ["a\0b"]}, 422, "control character"),
+        ("POST", "/search", {"ids": ["x" * 600]}, 422, "512 bytes"),
+        ("POST", "/search", {"ids": ["../../etc/passwd"]}, 404, "no item has the id"),
+        ("GET", "/search", None, 400, "id is missing"),
+        ("GET", "/search?id=cats/01.png&k=1&k=2", None, 400, "twice"),
+        ("GET", "/items?limit=101", None, 422, "choose 1 to 100"),
+        ("GET", "/items?limit=-1", None, 400, "whole number"),
+        ("POST", "/items", {"items": []}, 403, "--allow-add"),
+        ("DELETE", "/items?id=cats/01.png", None, 403, "--allow-delete"),
+        ("PUT", "/items", b"", 405, "GET, POST, DELETE"),
+        ("GET", "/embed", None, 405, "POST"),
+        ("BREW", "/embed", None, 405, "POST"),
+        ("GET", "/../../etc/passwd", None, 404, "no such route"),
+    ]
+
+
+@pytest.mark.parametrize("case", _refusals(), ids=lambda case: f"{case[0]}-{case[1]}-{case[4]}")
+def test_bad_requests_are_refused_in_one_line(server, case):
+    method, path, body, status, text = case
+    is_json = path.startswith("/search") and isinstance(body, bytes)
+    answer = server.request(method, path, body, headers=JSON_HEADER if is_json else None)
+    assert answer.status == status, answer.body
+    assert text in answer.json["error"] and "\n" not in answer.json["error"]
+    assert answer.json["request_id"] == answer.headers["X-Request-Id"]
+
+
+def test_request_ids_are_taken_over_if_they_are_harmless(server):
+    name = "client-17.a_b"
+    assert (
+        server.request("GET", "/info", headers={"X-Request-Id": name}).headers["X-Request-Id"]
+        == name
+    )
+    long = server.request("GET", "/info", headers={"X-Request-Id": "x" * 65})
+    assert len(long.headers["X-Request-Id"]) == 16
+    assert f"{name} GET /info 200" in server.log()
+
+
+def test_requests_that_a_foreign_page_sends_are_refused(server):
+    foreign = {"Origin": "https://evil.example"}
+    assert server.request("POST", "/embed", png(0), headers=foreign).status == 403
+    assert server.request("GET", "/info", headers={"Host": "evil.example"}).status == 403
+    for malformed in ("null", "http://[", "evil.example", "//"):
+        answer = server.request("GET", "/info", headers={"Origin": malformed})
+        assert answer.status == 403 and "other sites" in answer.json["error"]
+    own = {"Origin": server.url}
+    assert server.request("POST", "/embed", png(0), headers=own).status == 200
+    assert "Access-Control-Allow-Origin" not in server.request("GET", "/info").headers
+
+
+def test_parts_of_multipart_are_limited(server):
+    many, headers = _multipart([("a", "a.png", b"x")] * 1000)
+    assert server.request("POST", "/embed", many, headers=headers).status == 413
+    body, headers = _multipart([("a", None, b"x")] * 3)
+    assert "no file name" in server.request("POST", "/embed", body, headers=headers).json["error"]
+    body, headers = _multipart([("a", None, b"x")] * 40)
+    assert server.request("POST", "/embed", body, headers=headers).status == 400
+    cut = {"Content-Type": "multipart/form-data"}
+    assert "boundary" in server.request("POST", "/embed", b"x", headers=cut).json["error"]
+
+
+def _raw(server, data, *, seconds=10):
+    """What the service answers to bytes, until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=seconds) as connection:
+        connection.sendall(data)
+        answer = b""
+        while chunk := connection.recv(65536):
+            answer += chunk
+        return answer
+
+
+def test_large_and_slow_requests_end(server):
+    head = b"POST /embed HTTP/1.1\r\nHost: localhost\r\n"
+    assert b" 413 " in _raw(server, head + b"Content-Length: 99999999999\r\n\r\n")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
+        chunk = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
+        try:
+            for _ in range(40):
+                connection.sendall(chunk)
+        except OSError:
+            pass  # closed by the service
+        connection.settimeout(5)
+        try:
+            answer = connection.recv(1000)
+        except ConnectionError:
+            answer = b" 413 "  # the answer was lost with the unread bytes
+    assert b" 413 " in answer
+    start = time.monotonic()
+    assert b" 408 " in _raw(server, head + b"Content-Length: 100\r\nConnection: close\r\n\r\nabc")
+    assert _raw(server, b"POST /embed HTTP/1.1\r\nHost: loc") == b""
+    assert time.monotonic() - start < 15
+    assert b" 400 " in _raw(server, head + b"X: " + b"y" * 100_000 + b"\r\n")
+    assert b" 400 " in _raw(server, b"nonsense\r\n\r\n")
+    assert server.request("GET", "/readyz").status == 200
+
+
+def test_many_clients_share_batches(server, model):
+    images = [png(i) for i in range(60)]
+    expected = model.embed(images)
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda image: server.request("POST", "/embed", image), images))
+    rows = [answer.json["embeddings"][0] for answer in answers]
+    np.testing.assert_allclose(rows, expected, atol=1e-6)
+    figures = server.request("GET", "/metrics").body.decode()
+    counts = {
+        name: float(line.rpartition(" ")[2])
+        for line in figures.splitlines()
+        for name in ("dmljax_batch_images_count", "dmljax_batch_images_sum")
+        if line.startswith(name)
+    }
+    assert counts["dmljax_batch_images_count"] < counts["dmljax_batch_images_sum"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--host=0.0.0.0",), "needs --token-file"),
+        (("--allow-add",), "--allow-add needs --token-file"),
+        (("--port=70000",), "between 0 and 65535"),
+        (("--token-file=/nowhere/token.txt",), "--token-file=/nowhere/token.txt cannot be read"),
+        (("--drain-seconds=-1",), "--drain-seconds=-1 must be 0 or larger"),
+        (("--watch=nan",), "--watch=nan must be larger than 0"),
+    ],
+)
+def test_an_unsafe_service_does_not_start(bundle_folder, index_folder, words, text):
+    assert text in refused(bundle_folder, f"--index={index_folder}", *words)
+
+
+def test_tokens_adding_deleting_and_the_end(bundle_folder, token_file, tmp_path, model):
+    place = indexed(bundle_folder, tmp_path, 5)
+    words = (bundle_folder, f"--index={place}", f"--token-file={token_file}", "--allow-add")
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    with served(tmp_path, *words, "--allow-delete", "--host=0.0.0.0") as server:
+        for path in ("/info", "/items", "/metrics", "/search?id=cats/01.png", "/items/image?id=x"):
+            assert server.request("GET", path).status == 401
+            wrong = {"Authorization": f"Bearer {TOKEN}x"}
+            assert server.request("GET", path, headers=wrong).status == 401
+        for path in ("/", "/healthz", "/readyz", "/openapi.json"):
+            assert server.request("GET", path).status == 200
+        add = {"items": [{"id": "new", "image": _text(png(50)), "metadata": {"number": 50}}]}
+        assert server.request("POST", "/items", add).status == 401
+        assert server.request("POST", "/items", add, headers=bearer).status == 201
+        assert server.request("POST", "/items", add, headers=bearer).status == 409
+        bad = {"items": [{"id": "x", "image": _text(png(51))}, {"id": "", "image": _text(png(52))}]}
+        assert server.request("POST", "/items", bad, headers=bearer).status == 422
+        hits = server.request("POST", "/search?k=1", png(50), headers=bearer)
+        assert hits.json["results"][0]["hits"][0]["id"] == "new"
+        picture = "/items/image?id=cats/01.png"
+        assert server.request("GET", picture, headers=bearer).status == 200
+        gone = server.request("DELETE", "/items?id=cats/01.png", headers=bearer)
+        assert gone.status == 200
+        assert server.request("GET", picture, headers=bearer).status == 404
+        assert server.request("DELETE", "/items?id=cats/01.png", headers=bearer).status == 404
+        assert server.request("GET", "/info", headers=bearer).json["index"]["items"] == 5
+        # SIGTERM: a request whose body is still on its way is answered, new ones are not.
+        head = f"POST /embed HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        body = png(3)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:50])
+            time.sleep(0.3)
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", server.port), timeout=5)
+            server.process.send_signal(signal.SIGTERM)
+            connection.sendall(body[50:])
+            answer = connection.recv(1 << 16)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert server.process.wait(20) in (0, -signal.SIGTERM)
+        assert "Traceback" not in server.log()
+    with indexes.open(place) as index:
+        assert index.contains(["new", "cats/01.png"]) == [True, False]
+
+
+def test_a_new_index_and_a_new_bundle_are_taken_over(bundle_folder, tmp_path, model):
+    place = indexed(bundle_folder, tmp_path / "one", 6)
+    other = indexed(bundle_folder, tmp_path / "two", 9)
+    bundle = tmp_path / "used.bundle"
+    bundle.symlink_to(bundle_folder)
+    with served(tmp_path, bundle, f"--index={place}", "--watch=0.2") as server:
+        ends, problems = [], []
+
+        def load():
+            while not ends:
+                answer = server.request("POST", "/search", png(1))
+                if answer.status != 200:
+                    problems.append(answer.body)
+
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            for _ in range(3):
+                pool.submit(load)
+            try:
+                _until(lambda: _items(server) == 6)
+                place.rename(tmp_path / "old.index")
+                other.rename(place)
+                _until(lambda: _items(server) == 9)
+                assert _figure(server, "ok") >= 1
+                # A bundle that does not fit: the present one stays.
+                damaged = tmp_path / "damaged.bundle"
+                damaged.mkdir()
+                (damaged / "manifest.json").write_text("{}")
+                _point(bundle, damaged)
+                _until(lambda: _figure(server, "failed") >= 1)
+                assert _items(server) == 9
+                _point(bundle, bundle_folder)
+                server.process.send_signal(signal.SIGHUP)
+                _until(lambda: _figure(server, "ok") >= 2)
+            finally:
+                ends.append(True)
+        assert not problems
+        assert server.request("GET", "/info").json["model"] == model.digest
+
+
+def _point(link, target):
+    new = link.with_name("new")
+    new.symlink_to(target)
+    new.rename(link)
+
+
+def _items(server):
+    return server.request("GET", "/info").json["index"]["items"]
+
+
+def _figure(server, result):
+    figures = server.request("GET", "/metrics").body.decode()
+    name = f'dmljax_reloads_total{{result="{result}"}} '
+    return next(float(x[len(name) :]) for x in figures.splitlines() if x.startswith(name))
+
+
+def _until(fn):
+    for _ in range(600):
+        if fn():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it did not happen within a minute")
+
+
+def _mutated(rng, count):
+    """Requests made from those that are refused, and from good ones, with changed bytes."""
+    unit = [1.0] + [0.0] * (D - 1)
+    good = [
+        ("POST", "/embed", png(0), {}),
+        ("POST", "/search?k=2&threshold=0.1", png(1), {}),
+        ("POST", "/search", json.dumps({"vectors": [unit], "k": 3}).encode(), JSON_HEADER),
+        ("POST", "/embed", msgpack.packb({"images": [png(2)]}), MSGPACK),
+        ("POST", "/embed", *_multipart([("a", "a.png", png(3))])),
+        ("GET", "/items?id=cats/01.png", b"", {}),
+        ("GET", "/search?id=cats/01.png&where={}", b"", {}),
+    ]
+    for method, path, body, *_ in _refusals():
+        headers = JSON_HEADER if isinstance(body, dict | list) else {}
+        data = json.dumps(body).encode() if headers else (body or b"")
+        good.append((method, path, data, headers))
+    for _ in range(count):
+        method, path, body, headers = good[rng.integers(len(good))]
+        body, path = bytearray(body), bytearray(path.encode())
+        for target in (body, path) if rng.random() < 0.3 else (body,):
+            for _ in range(int(rng.integers(0, 6))):
+                position = int(rng.integers(len(target) + 1))
+                action = rng.integers(4)
+                if action == 0 and target:
+                    target[position % len(target)] = int(rng.integers(256))
+                elif action == 1:
+                    target[position:position] = rng.bytes(int(rng.integers(1, 9)))
+                elif action == 2:
+                    del target[position : position + int(rng.integers(1, 40))]
+                else:
+                    target[position:position] = target[:position][-40:]
+        text = bytes(x for x in path if 33 <= x <= 126 or x > 160) or b"/"
+        if rng.random() < 0.1:
+            kinds = ("application/json", "application/msgpack", "image/png", "text/x", "\t;=")
+            headers = {"Content-Type": kinds[rng.integers(len(kinds))]}
+        lines = [f"{name}: {value}" for name, value in headers.items()]
+        head = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode()
+        start = method.encode() + b" " + text + b" HTTP/1.1\r\nHost: localhost\r\n"
+        yield start + b"Connection: close\r\n" + head + bytes(body)
+
+
+def _throw(server, seed, count):
+    secrets = (b"Traceback", b"dmljax/", b"/tmp", b"site-packages", b".py", b"items.db")
+    refusals = lost = 0
+    for data in _mutated(np.random.default_rng(seed), count):
+        try:
+            answer = _raw(server, data, seconds=30)
+        except ConnectionError:  # closed by the service before it read all
+            lost += 1
+            continue
+        status = int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.1 ") else 0
+        assert 200 <= status < 500, (data[:400], answer[:600])
+        refusals += status >= 400
+        body = answer.partition(b"\r\n\r\n")[2] if status >= 400 else b""
+        assert not any(word in body for word in secrets), (data[:400], answer[:600])
+    assert refusals > count / 2 and lost < count / 20
+
+
+def test_mutated_requests_are_answered_in_one_line(server):
+    _throw(server, 0, 300)
+    assert server.request("GET", "/readyz").status == 200
+    assert "Traceback" not in server.log()
+
+
+@pytest.mark.slow
+def test_ten_thousand_mutated_requests(server):
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda seed: _throw(server, seed, 2500), range(1, 5)))
+    assert server.request("GET", "/readyz").status == 200
+    assert "Traceback" not in server.log()

@@ -1,0 +1,179 @@
+"""The page of the service in a real browser: drop, paste, click, keys, themes, phones."""
+
+import importlib.util
+import json
+import pathlib
+import time
+
+import pytest
+from service_cases import HOSTILE, TOKEN, png, served
+
+_HELPER = pathlib.Path(__file__).parents[1] / "report" / "browser.py"
+_specification = importlib.util.spec_from_file_location("browser_of_reports", _HELPER)
+browser = importlib.util.module_from_spec(_specification)
+_specification.loader.exec_module(browser)
+
+browser.require()
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("serve")]
+
+_FILE = """async ([numbers, name]) => {
+  const data = new DataTransfer();
+  data.items.add(new File([new Uint8Array(numbers)], name, {type: "image/png"}));
+  return data;
+}"""
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser.chromium() as running:
+        yield running
+
+
+class Visit:
+    """The open page, with what the browser said about it and which hosts it asked."""
+
+    def __init__(self, chromium, server, *, width=1200, height=900, scheme="light"):
+        self.context = chromium.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme
+        )
+        self.page, self.complaints, self.urls = self.context.new_page(), [], []
+        self.page.on("console", self._hear)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.urls.append(request.url))
+        self.server = server
+        self.page.goto(server.url)
+
+    def _hear(self, message):
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def __enter__(self):
+        self.page.wait_for_selector("html[data-ready]", timeout=20_000)
+        return self
+
+    def __exit__(self, *error):
+        if error[0] is None:
+            assert self.complaints == []
+            assert all(u.startswith((self.server.url, "blob:", "data:")) for u in self.urls)
+            widths = self.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+            assert widths[0] == widths[1], "the page scrolls sideways"
+        self.context.close()
+
+    def until(self, expression):
+        """Waits until an expression is true; the page forbids the `eval` of Playwright."""
+        end = time.monotonic() + 20
+        while not self.page.evaluate(expression):
+            assert time.monotonic() < end, expression
+            time.sleep(0.03)
+
+    def hits(self, count):
+        """Ids of the hits, when there are so many and their pictures are drawn."""
+        self.until(
+            f"document.querySelectorAll('#hits li').length === {count}"
+            " && [...document.querySelectorAll('#hits img')].every((x) => x.naturalWidth > 0)"
+        )
+        return self.page.locator("#hits .id").all_text_contents()
+
+    def transfer(self, number):
+        return self.page.evaluate_handle(_FILE, [list(png(number)), f"{number}.png"])
+
+
+def test_choose_drop_and_paste_find_the_same_as_the_service(chromium, server, tmp_path):
+    def expected(number):
+        hits = server.request("POST", "/search?k=12", png(number)).json["results"][0]["hits"]
+        return [hit["id"] for hit in hits]
+
+    with Visit(chromium, server) as visit:
+        page = visit.page
+        (tmp_path / "photo.png").write_bytes(png(5))
+        page.set_input_files("#file", tmp_path / "photo.png")
+        assert visit.hits(12) == expected(5)
+        assert page.locator("#hits .cosine").first.text_content() == "1.0000"
+        page.dispatch_event("#drop", "drop", {"dataTransfer": visit.transfer(6)})
+        visit.until("document.querySelector('#hits .id').textContent === 'cats/06.png'")
+        assert visit.hits(12) == expected(6)
+        data = visit.transfer(7)
+        page.evaluate(
+            "(data) => document.dispatchEvent(new ClipboardEvent('paste', {clipboardData: data}))",
+            data,
+        )
+        visit.until("document.querySelector('#hits .id').textContent === 'cats/07.png'")
+        assert visit.hits(12) == expected(7)
+
+
+def test_stored_items_clicks_and_keys(chromium, server):
+    with Visit(chromium, server) as visit:
+        page = visit.page
+        page.fill("#name", "cats/03.png")
+        page.keyboard.press("Enter")
+        first = visit.hits(12)[0]
+        page.locator("#hits button").first.focus()
+        page.keyboard.press("Enter")
+        visit.until(
+            f"document.getElementById('found-title').textContent.endsWith({json.dumps(first)})"
+        )
+        assert first not in visit.hits(12)
+        page.fill("#k", "500")
+        page.keyboard.press("Tab")
+        visit.hits(19)  # as many as there are
+        page.locator("#samples button").nth(2).click()
+        assert page.locator("#samples .id").nth(2).text_content() not in visit.hits(19)
+
+
+def test_no_match_foreign_text_and_bad_files(chromium, server, tmp_path):
+    with Visit(chromium, server) as visit:
+        page = visit.page
+        page.fill("#name", "cats/01.png")
+        page.fill("#k", "19")
+        page.locator("#byid button").first.click()
+        visit.hits(19)
+        assert HOSTILE in "".join(page.locator("#hits .metadata").all_text_contents())
+        assert page.title() == "Find similar images"
+    visit = Visit(chromium, server)
+    with visit:
+        (tmp_path / "a.png").write_bytes(b"no image")
+        visit.page.set_input_files("#file", tmp_path / "a.png")
+        visit.page.wait_for_selector("#status.bad")
+        assert "no image" in visit.page.text_content("#status")
+        assert any("415" in complaint for complaint in visit.complaints)
+        visit.complaints.clear()  # Chromium reports the status by itself
+        visit.page.evaluate(
+            "() => { const o = document.createElement('option'); o.value = '1'; "
+            "document.getElementById('threshold').append(o); "
+            "document.getElementById('threshold').value = '1'; }"
+        )
+        visit.page.fill("#name", "cats/01.png")
+        visit.page.keyboard.press("Enter")
+        visit.until("document.getElementById('found-title').textContent === 'No match'")
+        assert visit.page.locator("#hits li").count() == 0
+
+
+def test_phones_and_both_themes(chromium, server, request):
+    colors = set()
+    for width, scheme in ((390, "light"), (390, "dark"), (320, "dark"), (1200, "dark")):
+        with Visit(chromium, server, width=width, scheme=scheme) as visit:
+            visit.page.locator("#samples button").first.click()
+            visit.hits(12)
+            if folder := request.config.getoption("--screenshots", default=None):
+                path = pathlib.Path(folder) / f"serve-{width}-{scheme}.png"
+                visit.page.screenshot(path=path, full_page=True)
+            colors.add(visit.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(colors) == 2
+
+
+def test_the_page_asks_for_a_token(chromium, bundle_folder, index_folder, token_file, tmp_path):
+    words = (bundle_folder, f"--index={index_folder}", f"--token-file={token_file}")
+    with served(tmp_path, *words) as server:
+        visit = Visit(chromium, server)
+        visit.page.wait_for_selector("#login:not([hidden])")
+        visit.page.fill("#token", "wrong-wrong-wrong-wrong")
+        with visit.page.expect_response("**/info") as answer:
+            visit.page.keyboard.press("Enter")
+        assert answer.value.status == 401
+        visit.page.fill("#token", TOKEN)
+        visit.page.keyboard.press("Enter")
+        with visit:
+            visit.page.locator("#samples button").first.click()
+            visit.hits(12)
+            assert all("401" in complaint for complaint in visit.complaints)
+            visit.complaints.clear()
