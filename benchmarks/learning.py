@@ -1,28 +1,30 @@
-"""What is learned in equal seconds: dmljax's methods, and a plain loop of torch and PML.
+"""Scores after equal seconds of training: dmljax's methods, and the loop in `learning_peer.py`.
 
     pip install -e '.[bench]'
     python benchmarks/learning.py --data omniglot8.npz --seconds 100 --seeds 0 1 2
 
-The file holds images, labels, class_names and class_is_test (`datasets.npz`); scores are of the
-unseen classes, by the same evaluator. The clock runs from before the first compilation to the last
-step, evaluation is outside; and it is the clock that moves a rate along its schedule. All train on
-the same 32 x 32 images with the same affine distortions, five 3x3 convolutions of 32-64-64-128-128
-with strides 2 1 2 1 2, 64 numbers, 32 classes x 4 images, AdamW at 3e-3 falling by a cosine; what
-else a method needs or changes is in `METHODS`. `--validation 0.3` scores held-out training classes
-instead, `--held-out Greek Latin` training classes with names such as Greek/character01: that is
-where the settings were chosen. `--steps` trains so many steps, whatever the time.
+The file holds images, labels, class_names and class_is_test (`datasets.npz`). Scores are of the
+test classes, by one evaluator. The clock runs from before the first compilation to the last step
+and leaves out the evaluation. The schedule of a rate follows the clock. All runs have the same
+32 x 32 images with the same affine distortions, five 3x3 convolutions of 32-64-64-128-128 features
+with strides 2 1 2 1 2, 64 dimensions, batches of 32 classes x 4 images, and AdamW at 3e-3 falling
+by a cosine. `METHODS` has the differences of each method. `--validation 0.3` scores held-out
+training classes instead; `--held-out Greek Latin` holds out training classes by the first part of
+names such as Greek/character01. The settings were chosen on these. `--steps` sets the number of
+steps instead of the seconds.
 """
 
 import argparse
 import collections
+import functools
 import json
-import math
 import pathlib
 import subprocess
 import sys
 import tempfile
 import time
 
+import learning_peer
 import numpy as np
 
 PEER = "torch + PML"
@@ -89,7 +91,7 @@ METHODS["abe, 2 learners, flattened"] = PAIRS | {
 }
 
 
-def ours(
+def train(
     title: str,
     data: str,
     seed: int,
@@ -98,6 +100,7 @@ def ours(
     seconds: float,
     changes: dict,
 ) -> dict:
+    """Scores, steps and seconds of one of `METHODS`, with `changes` to its config."""
     import grain  # noqa: F401  (imports are not on the clock, nor are torch's)
     import jax
     import optax
@@ -114,7 +117,7 @@ def ours(
     fields = METHODS[title] | changes
     optimizer = {"name": "adam", "rate": 3e-3, "decay": 1e-2} | fields.get("optimizer", {})
     fields = fields | {"optimizer": optimizer}
-    began = time.perf_counter()
+    start = time.perf_counter()
     run = build(
         {
             "dataset": {"name": "npz", "path": data},
@@ -132,7 +135,7 @@ def ours(
     state = first_state(run)
     step_fn = train_step(run.method, run.optimizer, normalize_fn=run.normalize_fn, seed=seed)
     step_fn = jax.jit(step_fn, donate_argnums=0)
-    first, done, pending = 0.0, 0, collections.deque()
+    first, step, pending = 0.0, 0, collections.deque()
 
     def at(state, share):
         """The state, with the schedule at this share of the run."""
@@ -146,17 +149,17 @@ def ours(
 
     with loop.batches(run) as batches:
         for batch in prefetch(batches, run.shards.rows):
-            share = done / steps if steps else (time.perf_counter() - began) / seconds
-            if done and share >= 1:
+            share = step / steps if steps else (time.perf_counter() - start) / seconds
+            if step and share >= 1:
                 break
             state, step_metrics = step_fn(at(state, share), batch)
-            done += 1
+            step += 1
             pending.append(step_metrics)
-            if done == 1 or len(pending) > 2:  # two in flight, as in a run
+            if step == 1 or len(pending) > 2:  # two in flight, as in a run
                 jax.block_until_ready(pending.popleft())
-            first = first or time.perf_counter() - began
+            first = first or time.perf_counter() - start
         jax.block_until_ready(state)
-    took = time.perf_counter() - began
+    duration = time.perf_counter() - start
     split = run.held_out if validation else run.test
     embeddings = Evaluator(run).embeddings(state, split)
     scores = metrics.retrieval(embeddings["embedding"], split.labels, ks=(1,))
@@ -165,7 +168,7 @@ def ours(
         for name, learner in embeddings.items()
         if name.startswith("learner")
     ]
-    row = {"steps": done, "seconds": took, "first": first, "loss": float(step_metrics["loss"])}
+    row = {"steps": step, "seconds": duration, "first": first, "loss": float(step_metrics["loss"])}
     row |= {k: scores[k] for k in ("R@1", "MAP@R")}
     if parts:
         row |= {
@@ -173,73 +176,6 @@ def ours(
             "self": float(step_metrics["self_cosine"]),
         }
     return row
-
-
-def peer(title: str, data: str, seed: int, steps: int, validation: float, seconds: float) -> dict:
-    import torch
-    from pytorch_metric_learning import losses, miners
-    from torch import nn
-
-    from dmljax import metrics
-    from dmljax.data import datasets, sampling, splits
-
-    del title
-    torch.manual_seed(seed)
-    began = time.perf_counter()
-    halves = datasets.npz(path=data)
-    train, test = halves.train, halves.test
-    if validation:
-        train, test = splits.divide(train, train=1 - validation)
-
-    def tensor(split):
-        images = np.stack([split.records[i] for i in range(len(split))])
-        return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().float() / 255
-
-    images, labels = tensor(train), torch.from_numpy(np.array(train.labels))
-    layers, width = [], images.shape[1]
-    for features, stride in zip((32, 64, 64, 128, 128), (2, 1, 2, 1, 2), strict=True):
-        conv = nn.Conv2d(width, features, 3, stride, 1, bias=False)
-        layers += [conv, nn.BatchNorm2d(features), nn.ReLU()]
-        width = features
-    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 64))
-    loss_fn, mine_fn = losses.MultiSimilarityLoss(), miners.MultiSimilarityMiner(0.1)
-    optimizer = torch.optim.AdamW(net.parameters(), 3e-3)
-    groups, rng, step = sampling.group(train.labels), torch.Generator().manual_seed(seed), 0
-
-    def between(low, high, n):
-        return low + (high - low) * torch.rand(n, generator=rng)
-
-    def distorted(x):
-        n, half = len(x), x.shape[-1] / 2
-        angle, slant = between(-10, 10, n) * math.pi / 180, between(-0.15, 0.15, n)
-        zoom, shift = between(0.85, 1.15, n), between(-2, 2, 2 * n).reshape(n, 2) / half
-        cos, sin = torch.cos(angle) / zoom, torch.sin(angle) / zoom
-        rows = [cos, cos * slant - sin, -shift[:, 0], sin, sin * slant + cos, -shift[:, 1]]
-        grid = nn.functional.affine_grid(torch.stack(rows, 1).reshape(n, 2, 3), x.shape, False)
-        edge = {"padding_mode": "border", "align_corners": False}
-        return nn.functional.grid_sample(x, grid, **edge)
-
-    while True:
-        share = step / steps if steps else (time.perf_counter() - began) / seconds
-        if share >= 1:
-            break
-        for group in optimizer.param_groups:
-            group["lr"] = 3e-3 * 0.5 * (1 + math.cos(math.pi * share))
-        rows = sampling.plan(groups, classes=32, per_class=4, seed=seed, step=step)
-        x = nn.functional.normalize(net(distorted(images[rows])))
-        loss = loss_fn(x, labels[rows], mine_fn(x, labels[rows]))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        step += 1
-    took = time.perf_counter() - began
-    net.eval()
-    with torch.no_grad():
-        embeddings = torch.cat([net(part) for part in tensor(test).split(256)])
-    x = nn.functional.normalize(embeddings).numpy()
-    scores = metrics.retrieval(x, test.labels, ks=(1,))
-    row = {"steps": step, "seconds": took, "first": 0.0, "loss": float(loss)}
-    return row | {k: scores[k] for k in ("R@1", "MAP@R")}
 
 
 def small(path: str, folder: pathlib.Path, held_out: list[str]) -> str:
@@ -271,13 +207,13 @@ def small(path: str, folder: pathlib.Path, held_out: list[str]) -> str:
     return str(folder / "small.npz")
 
 
-def apart(args: argparse.Namespace, **one) -> dict:
+def in_new_process(args: argparse.Namespace, **options) -> dict:
     """The result of one run in a new process."""
-    command = [sys.executable, __file__, "--one", json.dumps(one), "--data", args.data]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, __file__, "--one", json.dumps(options), "--data", args.data]
+    completed = subprocess.run(command, capture_output=True, text=True)
+    if completed.returncode:
+        raise SystemExit(completed.stderr)
+    return json.loads(completed.stdout.splitlines()[-1])
 
 
 def main() -> None:
@@ -296,9 +232,10 @@ def main() -> None:
     if not pathlib.Path(args.data).is_file():
         parser.error(f"--data: there is no file {args.data}")
     if args.one:
-        one = json.loads(args.one)
-        run = peer if one["title"] == PEER else ours
-        print(json.dumps(run(data=args.data, **one)))
+        options = json.loads(args.one)
+        title = options.pop("title")
+        run = learning_peer.train if title == PEER else functools.partial(train, title)
+        print(json.dumps(run(args.data, **options)))
         return
     rows: dict[str, list] = {title: [] for title in args.methods}
     with tempfile.TemporaryDirectory() as folder:
@@ -306,10 +243,10 @@ def main() -> None:
         args.data = small(args.data, pathlib.Path(folder), args.held_out)
         for seed in args.seeds:
             for title in args.methods:
-                one = {"title": title, "seed": seed, "validation": args.validation}
-                one |= {"steps": args.steps, "seconds": args.seconds}
-                one |= {} if title == PEER else {"changes": json.loads(args.set)}
-                row = apart(args, **one)
+                options = {"title": title, "seed": seed, "validation": args.validation}
+                options |= {"steps": args.steps, "seconds": args.seconds}
+                options |= {} if title == PEER else {"changes": json.loads(args.set)}
+                row = in_new_process(args, **options)
                 rows[title].append(row)
                 print(f"{title}, seed {seed}: {json.dumps(row)}", file=sys.stderr, flush=True)
     held_out = args.validation or args.held_out

@@ -21,11 +21,10 @@ import torch
 from dmljax import losses, miners
 
 # name -> (our loss, peer's loss, peer's miner)
-semihard = functools.partial(miners.triplet_margin, kind="semihard")
 ROWS = {
     "triplet": (losses.triplet, peer_losses.TripletMarginLoss, None),
     "triplet + semihard": (
-        functools.partial(losses.triplet, mine_fn=semihard),
+        functools.partial(losses.triplet, mine_fn=miners.semihard_triplets),
         peer_losses.TripletMarginLoss,
         functools.partial(peer_miners.TripletMarginMiner, type_of_triplets="semihard"),
     ),

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import importlib
-import importlib.metadata
 import logging as python_logging
 import os
 import sys
@@ -19,13 +18,30 @@ from collections.abc import Sequence
 
 from absl import flags, logging
 
+from dmljax.commands import xla_flags
 from dmljax.commands.errors import USER_ERRORS, print_error
 from dmljax.commands.parser import Parser
 from dmljax.hints import hint
 
 __all__ = ["console", "main", "settle_environment", "tune_cpu"]
 
-VERBS = ("train", "evaluate", "embed", "doctor", "prepare", "weights", "list")
+VERBS = (
+    "train",
+    "study",
+    "evaluate",
+    "report",
+    "watch",
+    "embed",
+    "export",
+    "bundle",
+    "index",
+    "search",
+    "serve",
+    "doctor",
+    "prepare",
+    "weights",
+    "list",
+)
 # Flags of XLA for CPUs: name, value, and the versions of jaxlib that know the flag.
 _XLA_FLAGS = (
     (
@@ -57,13 +73,7 @@ def tune_cpu() -> None:
         libc.mallopt(trim_threshold, 2**31 - 1)
     except (OSError, AttributeError):
         pass  # another system has another allocator
-    flags = os.environ.get("XLA_FLAGS", "")
-    version = importlib.metadata.version("jaxlib")
-    for name, value, versions in _XLA_FLAGS:
-        # A version of jaxlib that does not know a flag aborts the process.
-        if name not in flags and version.startswith(versions):
-            flags = f"{flags} --{name}={value}".strip()
-    os.environ["XLA_FLAGS"] = flags
+    xla_flags.add(_XLA_FLAGS)
 
 
 def settle_environment() -> None:
@@ -125,7 +135,7 @@ def _verb(words: Sequence[str]) -> tuple[str, list[str]]:
     if words and not words[0].startswith("-"):
         verb = words.pop(0)
     else:
-        verb = "train"
+        verb = "study" if any(word.startswith("--study") for word in words) else "train"
         for i, word in enumerate(words):
             if word == "--mode" or word.startswith("--mode="):
                 verb = word.partition("=")[2] or "".join(words[i + 1 : i + 2])

@@ -16,10 +16,10 @@ HERE = pathlib.Path(__file__).parent
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
-# Compiling is most of the time: three quarters of it without optimizations, and every run
+# Compiling takes most of the time. Without optimizations it takes a quarter less, and every run
 # after the first reads this cache.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# A third off compiling; versions after 0.10 do not know the flag, and end when they see it.
+# Saves a third of compiling. Versions after 0.10 do not know the flag and end the process.
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(HERE.parent / ".cache" / "jax"))
@@ -35,7 +35,7 @@ install_import_hook([f"dmljax.{name}" for name in sorted(CHECKED)], "typechecker
 
 
 # Bytes of a test process: two of them fit into a laptop of 8 GB.
-_COMPILED_PROGRAMS_GO, _MOST_MEMORY = 2 << 30, 3 << 30
+_CLEAR_CACHES_ABOVE, _MEMORY_LIMIT = 2 << 30, 3 << 30
 
 
 def pytest_configure():
@@ -69,22 +69,22 @@ def _without_pytest(change_fn):
 
 
 def pytest_runtest_setup(item):
-    """The time limit of setup.cfg is not for slow tests."""
+    """Lifts the time limit of setup.cfg for slow tests."""
     if item.get_closest_marker("slow"):
         faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown():
-    """Compiled programs stay for the next test until they are too many."""
+    """Keeps compiled programs for the next test, until they take too much memory."""
     yield
-    if _memory() > _COMPILED_PROGRAMS_GO:
+    if _memory() > _CLEAR_CACHES_ABOVE:
         import jax
 
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-        assert _memory() < _MOST_MEMORY, f"this process has {_memory() >> 20} MiB of memory"
+        assert _memory() < _MEMORY_LIMIT, f"this process has {_memory() >> 20} MiB of memory"
 
 
 def _memory() -> int:
@@ -104,7 +104,11 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def unchecked():
-    """As outside of tests, where nothing speaks before our own messages do."""
+    """Switches the run-time check of shapes off, so that the package's own messages are raised."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--screenshots", help="folder for pictures of the page (tests/report)")

@@ -1,11 +1,11 @@
-"""How much a net computes."""
+"""Counts the multiply-adds of a net."""
 
 import jax.extend.core
 import numpy as np
 
 
 def multiply_adds(jaxpr) -> int:
-    """Those of all convolutions and matrix products; of a condition's branches, the largest.
+    """The multiply-adds of all convolutions and products; of a condition, its largest branch.
 
     Convolutions choose by platform: the default branch is the convolution as it is written.
     """

@@ -15,7 +15,7 @@ from system import write_config
 from dmljax.train import journal, run_folder
 
 ROOT = pathlib.Path(__file__).parents[1]
-# Long enough to be hit by a signal, with checkpoints often.
+# A run that is long enough to be interrupted, with frequent checkpoints.
 LONG = {"steps": 50, "evaluate": {"every": 25, "ks": [1], "clustering": False, "batch_size": 16}}
 LONG |= {"checkpoint": {"every": 5, "keep": 2}}
 
@@ -24,7 +24,7 @@ LONG |= {"checkpoint": {"every": 5, "keep": 2}}
 def started(folder, workdir, config, *flags, processes=None, shell=""):
     """The command, or `launch/local.sh` with `processes`; what it prints is in `folder/out.txt`.
 
-    `shell` is done before, such as setting a limit.
+    `shell` runs before the command, for instance to set a limit.
     """
     file = write_config(folder, config)
     command = [sys.executable, "-m", "dmljax.main", f"--config={file}"]
@@ -69,13 +69,13 @@ def until_step(workdir, step, process):
 
 
 def until(fn, process, folder, *, pause=0.05):
-    """Waits until `fn()`, which must happen while the process lives."""
+    """Waits until `fn()` is true. Fails if the process ends before that."""
     for _ in range(round(120 / pause)):
         if fn():
             return
         assert process.poll() is None, (folder / "out.txt").read_text()
         time.sleep(pause)
-    raise AssertionError("the run did not get there: " + (folder / "out.txt").read_text())
+    raise AssertionError("the run did not reach this state: " + (folder / "out.txt").read_text())
 
 
 def _reported(workdir, step):
@@ -86,24 +86,24 @@ def _reported(workdir, step):
 
 
 def ends(process, status, folder, *, within=200):
-    """Waits for the end, which must be with `status`; what was printed."""
+    """Waits for the process to end, checks its exit status, and returns what it printed."""
     assert process.wait(timeout=within) == status, (folder / "out.txt").read_text()
     return (folder / "out.txt").read_text()
 
 
 def state(workdir):
-    """All that the newest checkpoint holds."""
+    """The newest checkpoint, as arrays of NumPy."""
     return jax.tree.map(np.asarray, run_folder.reopen(workdir)[1])
 
 
 def same(a, b):
-    """Bit for bit."""
+    """Fails unless two trees are bitwise equal."""
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_array_equal(x, y)
 
 
 def same_run(one, other):
-    """Parameters, statistics, memory, the optimizer's moments, and every reported number."""
+    """Fails unless two runs have bitwise the same checkpoint and the same reports."""
     same(state(one), state(other))
     assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()

@@ -7,7 +7,7 @@ import sys
 import pytest
 from processes import ROOT
 
-# Groups as those of conftest.py, in the middle of which one worker ends.
+# Groups like those of conftest.py; one worker ends in the middle of a group.
 _TESTS = """
 import os, signal, time
 import pytest
@@ -29,7 +29,7 @@ _ENDS = {
 
 
 @pytest.mark.parametrize("end", _ENDS)
-def test_the_run_fails(tmp_path, end):
+def test_a_worker_that_ends_fails_the_run(tmp_path, end):
     file = tmp_path / "test_small.py"
     file.write_text(_TESTS.format(end=_ENDS[end]))
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "setup.cfg"), str(file)]

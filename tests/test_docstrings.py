@@ -31,7 +31,7 @@ def _examples(name: str) -> doctest.DocTest:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_example(name):
+def test_the_example_of_a_docstring_runs(name):
     test = _examples(name)
     lines = [line for example in test.examples for line in example.source.splitlines()]
     assert 1 <= len(lines) <= 4, f"{name} has an example of {len(lines)} lines: write 1 to 4"

@@ -20,15 +20,14 @@ from system import photos, tiny
 from dmljax.train import journal, loop
 
 CONFIG = LONG | {"method": {"name": "pairs", "dim": 4, "memory": 16}}
-pytestmark = pytest.mark.xdist_group(
-    "launch"
-)  # so that one worker alone computes `undisturbed_run`
+# One worker alone computes `undisturbed_run`.
+pytestmark = pytest.mark.xdist_group("launch")
 
 
 @pytest.fixture(scope="module")
 def undisturbed_run(tmp_path_factory):
-    """Two processes of two devices, undisturbed."""
-    folder = tmp_path_factory.mktemp("whole")
+    """The folder and the output of two processes of two devices that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("undisturbed")
     with started(folder, folder / "run", tiny(folder, **CONFIG), processes=2) as process:
         return folder, ends(process, 0, folder)
 
@@ -36,25 +35,25 @@ def undisturbed_run(tmp_path_factory):
 def test_two_processes_compute_what_one_does(undisturbed_run, tmp_path):
     folder, printed = undisturbed_run
     loop.run(tiny(folder, **CONFIG, runtime={"devices": 4}), tmp_path / "one")
-    ours, theirs = (journal.read(d / "metrics.jsonl") for d in (folder / "run", tmp_path / "one"))
-    assert [sorted(x) for x in ours] == [sorted(x) for x in theirs]
+    of_two, of_one = (journal.read(d / "metrics.jsonl") for d in (folder / "run", tmp_path / "one"))
+    assert [sorted(x) for x in of_two] == [sorted(x) for x in of_one]
     # Between processes sums are taken in another order: 1e-6 of the largest after 50 steps of Adam.
-    for a, b in zip(ours, theirs, strict=True):
+    for a, b in zip(of_two, of_one, strict=True):
         np.testing.assert_allclose([a[k] for k in a], [b[k] for k in a], rtol=1e-3, atol=1e-5)
     one, two = state(tmp_path / "one"), state(folder / "run")
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4)
-    # What is said is said once, and by process 0.
+    # Every line is printed once, by process 0.
     assert printed.count("on 4 cpu devices") == 1 and "[0] npz: 32 training images" in printed
     assert printed.count("test split after step 50") == 1
 
 
-def test_one_killed_ends_all_and_one_signalled_stops_all(undisturbed_run, tmp_path):
+def test_a_killed_process_ends_all_and_a_signalled_one_stops_all(undisturbed_run, tmp_path):
     config, run = tiny(tmp_path, **CONFIG), tmp_path / "run"
     _kill_one(config, run, step=14)
     _signal_one(config, run, step=30)
-    done = (run / "metrics.jsonl").read_bytes()
-    assert (undisturbed_run[0] / "run" / "metrics.jsonl").read_bytes().startswith(done)
+    lines = (run / "metrics.jsonl").read_bytes()
+    assert (undisturbed_run[0] / "run" / "metrics.jsonl").read_bytes().startswith(lines)
 
 
 def _kill_one(config, run, *, step, number=1):
@@ -72,11 +71,11 @@ def _signal_one(config, run, *, step, number=signal.SIGTERM):
         until_step(run, step, process)
         os.kill(children(process.pid)[1], number)
         printed = ends(process, 128 + number, run.parent, within=30)
-    assert "going on from step" in printed and printed.count("the same command goes on") == 1
+    assert "continuing from step" in printed and printed.count("the same command continues") == 1
 
 
 @pytest.mark.slow
-def test_whichever_is_killed_and_whatever_the_signal_the_run_is_the_same(undisturbed_run, tmp_path):
+def test_a_run_interrupted_in_any_process_gives_the_same_numbers(undisturbed_run, tmp_path):
     config, run = tiny(tmp_path, **CONFIG), tmp_path / "run"
     for number, step in enumerate((8, 18, 24, 34)):
         _kill_one(config, run, step=step, number=number % 2)
@@ -87,16 +86,16 @@ def test_whichever_is_killed_and_whatever_the_signal_the_run_is_the_same(undistu
 
 
 @pytest.mark.slow
-def test_pictures_are_drawn_by_one_of_what_all_embed(tmp_path):
+def test_one_process_writes_the_page_of_the_embeddings_of_all(tmp_path):
     config = tiny(tmp_path, pictures=True)
     with started(tmp_path, tmp_path / "run", config, processes=2) as process:
-        assert ends(process, 0, tmp_path).count("pictures: ") == 1
-    assert (tmp_path / "run" / "map.png").exists()
+        assert ends(process, 0, tmp_path).count("report: ") == 1
+    assert (tmp_path / "run" / "report.html").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_launcher_reaches_all(tmp_path, number):
+def test_a_signal_to_the_launcher_stops_all_processes(tmp_path, number):
     config, run = tiny(tmp_path, **CONFIG | {"steps": 100_000}), tmp_path / "run"
     with started(tmp_path, run, config, "--config.runtime.workers=1", processes=2) as process:
         until_step(run, 4, process)
@@ -105,7 +104,7 @@ def test_a_signal_to_the_launcher_reaches_all(tmp_path, number):
 
 
 @pytest.mark.slow
-def test_another_config_is_one_line_and_ends_all(undisturbed_run, tmp_path):
+def test_another_config_is_refused_in_one_line_and_ends_all_processes(undisturbed_run, tmp_path):
     shutil.copytree(undisturbed_run[0] / "run", tmp_path / "run")
     other = tiny(tmp_path, **CONFIG, loss={"name": "triplet", "margin": 0.3})
     with started(tmp_path, tmp_path / "run", other, processes=2) as process:
@@ -114,7 +113,7 @@ def test_another_config_is_one_line_and_ends_all(undisturbed_run, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_image_that_one_process_cannot_read_ends_all(tmp_path):
+def test_an_image_that_one_process_cannot_read_ends_all_processes(tmp_path):
     root = photos(tmp_path)
     bad = root / "c1" / "012.png"
     bad.write_bytes(bad.read_bytes()[:100])
@@ -128,40 +127,40 @@ def test_an_image_that_one_process_cannot_read_ends_all(tmp_path):
 
 
 def _flags():
-    """What the command understands."""
+    """The flags that `dmljax train` knows."""
     command = [sys.executable, "-m", "dmljax.main", "train", "--help"]
     printed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout
     return set(re.findall(r"--([a-z_]+)", printed))
 
 
-def _understood(words):
-    """The part of a command line that is ours; every flag is one that there is."""
-    ours = words[words.index("dmljax.main") + 1 :]
-    names = {word.removeprefix("--").partition("=")[0] for word in ours}
-    assert {n for n in names if not n.startswith("config.")} <= _flags(), ours
-    return ours
+def _arguments(words):
+    """The arguments of dmljax.main in a command line. Fails if a flag is unknown."""
+    arguments = words[words.index("dmljax.main") + 1 :]
+    names = {word.removeprefix("--").partition("=")[0] for word in arguments}
+    assert {n for n in names if not n.startswith("config.")} <= _flags(), arguments
+    return arguments
 
 
 def _printed(*words, status=0):
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == status, done.stderr
-    return done.stdout + done.stderr
+    completed = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+    assert completed.returncode == status, completed.stderr
+    return completed.stdout + completed.stderr
 
 
 def test_dry_runs_print_what_every_host_executes():
     config, notes = "configs/glyphs.py", "--config.notes=two words; and more"
     arguments = [f"--config={config}", "--workdir=/mnt/x", notes, "--distributed"]
     printed = _printed("launch/slurm.sh", "--dry-run", config, "--workdir=/mnt/x", notes)
-    assert _understood(shlex.split(printed)) == arguments
+    assert _arguments(shlex.split(printed)) == arguments
     run = ("run", "pod", "zone-b", config, "--workdir=/mnt/x", notes)
     lines = _printed("launch/tpu_pod.sh", "--dry-run", *run).splitlines()
     assert lines[0].startswith("on every host of pod: cd dmljax && exec .venv/bin/python ")
-    assert _understood(shlex.split(lines[0])) == arguments
-    # What gcloud gets is one word, and in it, for the shell there, the same words.
+    assert _arguments(shlex.split(lines[0])) == arguments
+    # gcloud gets the command as one word, which the shell of the host splits again.
     sent = shlex.split(lines[1])
     assert " ".join(sent[:5]) == "gcloud compute tpus tpu-vm ssh"
     assert sent[5:8] == ["pod", "--zone=zone-b", "--worker=all"]
-    assert _understood(shlex.split(sent[8])) == arguments
+    assert _arguments(shlex.split(sent[8])) == arguments
 
 
 @pytest.mark.parametrize(
@@ -174,7 +173,7 @@ def test_dry_runs_print_what_every_host_executes():
         ("tpu_pod.sh", "--dry-run", "walk", "pod", "zone-b"),
     ],
 )
-def test_a_launcher_that_lacks_something_says_how_it_is_used(words):
+def test_a_launcher_without_an_argument_explains_its_usage(words):
     assert f"launch/{words[0]}" in _printed(f"launch/{words[0]}", *words[1:], status=2)
 
 
@@ -240,7 +239,7 @@ def _fits(actual, expected, path="jobset"):
         assert actual == expected, path
 
 
-def test_the_job_set_is_one_and_runs_our_command():
+def test_the_job_set_is_valid_and_runs_the_command_on_every_chip():
     job_set = yaml.safe_load((ROOT / "launch" / "gke.yaml").read_text())
     _fits(job_set, JOBSET)
     [job] = job_set["spec"]["replicatedJobs"]
@@ -254,19 +253,19 @@ def test_the_job_set_is_one_and_runs_our_command():
     assert spec["parallelism"] == spec["completions"] == int(side) * int(other) // chips
     assert container["resources"]["requests"] == container["resources"]["limits"]
     assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
-    ours = _understood(container["command"])
-    workdir = next(w for w in ours if w.startswith("--workdir=")).partition("=")[2]
+    arguments = _arguments(container["command"])
+    workdir = next(w for w in arguments if w.startswith("--workdir=")).partition("=")[2]
     assert any(workdir.startswith(m["mountPath"] + "/") for m in container["volumeMounts"])
-    config = next(w for w in ours if w.startswith("--config=")).partition("=")[2]
-    assert (ROOT / config).exists() and "--distributed" in ours
+    config = next(w for w in arguments if w.startswith("--config=")).partition("=")[2]
+    assert (ROOT / config).exists() and "--distributed" in arguments
 
 
 @pytest.mark.parametrize("statuses", [(1, 2), (2, 1), (1, 137), (137, 1), (2, 137)])
-def test_of_processes_that_end_together_the_cause_gives_the_status(tmp_path, statuses):
-    """A killed one, else one that says why (2); 1 is for those that saw another go."""
-    python, go = tmp_path / "python", tmp_path / "go"
+def test_the_status_is_that_of_the_process_that_caused_the_end(tmp_path, statuses):
+    """In this order: killed (137), ended with a message (2), ended because another one did (1)."""
+    python, may_end = tmp_path / "python", tmp_path / "may_end"
     cases = "\n".join(f"*--process={i}) exit {status} ;;" for i, status in enumerate(statuses))
-    begin = f"touch {tmp_path}/$$.pid\nuntil [[ -e {go} ]]; do sleep 0.05; done"
+    begin = f"touch {tmp_path}/$$.pid\nuntil [[ -e {may_end} ]]; do sleep 0.05; done"
     python.write_text(f'#!/usr/bin/env bash\n{begin}\ncase "$*" in\n{cases}\nesac\n')
     python.chmod(0o755)
     command = [str(ROOT / "launch" / "local.sh"), "2", "configs/glyphs.py"]
@@ -274,19 +273,19 @@ def test_of_processes_that_end_together_the_cause_gives_the_status(tmp_path, sta
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE) as launcher:
         try:
             _until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
-            launcher.send_signal(signal.SIGSTOP)  # it looks again when both have ended
+            launcher.send_signal(signal.SIGSTOP)  # so that it sees both processes end at once
             _until(lambda: _state(launcher.pid) == "T")
-            go.touch()
+            may_end.touch()
             pids = [path.stem for path in tmp_path.glob("*.pid")]
             _until(lambda: all(_state(pid) == "Z" for pid in pids))
             launcher.send_signal(signal.SIGCONT)
             assert launcher.wait(timeout=30) == max(statuses)
         finally:
-            launcher.kill()  # a launcher that is still stopped would be waited for without end
+            launcher.kill()  # waiting for a stopped launcher would never end
 
 
 def _state(pid):
-    """The letter that /proc has for the state of a process: T is stopped, Z has ended."""
+    """The letter of a process's state in /proc: T is stopped, Z has ended."""
     return pathlib.Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0]
 
 

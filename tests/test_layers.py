@@ -10,7 +10,7 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parents[1] / "dmljax"
 # What a notebook imports. Every other name in the package belongs to the application.
 LIBRARY = {"ops", "kernels", "losses", "miners", "metrics", "retrieval", "nets", "weights"}
-LIBRARY |= {"methods", "data", "hints"}
+LIBRARY |= {"methods", "data", "hints", "index"}
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 
 
@@ -76,8 +76,8 @@ def test_data_does_not_import_jax():
         f"import importlib, sys\nfor name in {names}: importlib.import_module(name)\n"
         "sys.exit('jax was imported' if 'jax' in sys.modules else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_importing_the_package_is_quick_and_lazy():
@@ -86,5 +86,5 @@ def test_importing_the_package_is_quick_and_lazy():
         "assert time.perf_counter() - start < 0.3 and 'jax' not in sys.modules\n"
         "from dmljax import losses; assert 'jax' in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr

@@ -1,6 +1,6 @@
-"""That methods learn, as a user would run them: minutes each, on real data where it is there.
+"""Methods learn, run as a user runs them. A test takes minutes; some need real data.
 
-`DMLJAX_DATA` names the folder of omniglot8.npz and emoji5.npz. docs/results.md has what was found.
+`DMLJAX_DATA` names the folder of omniglot8.npz and emoji5.npz. docs/results.md has the scores.
 """
 
 import functools
@@ -23,24 +23,23 @@ PIXELS = 0.36  # R@1 of omniglot8 by its pixels
 
 
 def _plain():
-    """The environment without what makes tests strict, and slow to run."""
-    ours = ("JAX_", "XLA_")
-    return {k: v for k, v in os.environ.items() if not k.startswith(ours)} | {
+    """The environment without the variables that make tests strict and slow."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))} | {
         "PYTHONPATH": str(ROOT)
     }
 
 
 @functools.cache
 def _learned(title, *, data="omniglot8", seed=0, steps=150):
-    """After so many steps; after 100 seconds, if 0."""
+    """The scores of a method of benchmarks/learning.py after `steps`, or after 100 s if 0."""
     command = [sys.executable, str(ROOT / "benchmarks" / "learning.py"), "--methods", title]
     command += ["--data", str(pathlib.Path(DATA) / f"{data}.npz"), "--seeds", str(seed)]
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command, "--steps", str(steps)], capture_output=True, text=True, env=_plain()
     )
-    assert done.returncode == 0, done.stderr
-    print(done.stderr.splitlines()[-1])
-    return json.loads(done.stderr.splitlines()[-1].partition(": ")[2])
+    assert completed.returncode == 0, completed.stderr
+    print(completed.stderr.splitlines()[-1])
+    return json.loads(completed.stderr.splitlines()[-1].partition(": ")[2])
 
 
 def _mean(title, *, score="R@1", **options):
@@ -51,31 +50,36 @@ def _mean(title, *, score="R@1", **options):
 @pytest.mark.parametrize(
     "title", ["pairs", "proxies, proxy-anchor", "graph, gatv2", "dvml", "abe, 4 learners"]
 )
-def test_unseen_alphabets_are_told_better_than_by_their_pixels(title):
+def test_embeddings_separate_unseen_alphabets_better_than_pixels(title):
     assert _learned(title)["R@1"] > PIXELS + 0.1
 
 
 @real
-def test_without_the_divergence_learners_collapse():
-    with_it, without = _learned("abe, 4 learners"), _learned("abe, 4 learners, no divergence")
-    assert without["self"] > 0.9 > 0.6 > with_it["self"]
+def test_without_the_divergence_the_learners_collapse():
+    with_divergence, without = (
+        _learned("abe, 4 learners"),
+        _learned("abe, 4 learners, no divergence"),
+    )
+    assert without["self"] > 0.9 > 0.6 > with_divergence["self"]
 
 
-_UNSEEN = pytest.mark.xfail(reason="does not show at this size: docs/results.md", strict=False)
+_NOT_REPRODUCED = pytest.mark.xfail(
+    reason="not reproduced at this size: docs/results.md", strict=False
+)
 
 
 @real
 @pytest.mark.parametrize(
     "better, worse",
     [
-        pytest.param("abe, 4 learners", "4 heads", marks=_UNSEEN),
+        pytest.param("abe, 4 learners", "4 heads", marks=_NOT_REPRODUCED),
         ("abe, 4 learners", "1 head"),
-        pytest.param("4 heads", "1 head", marks=_UNSEEN),
-        pytest.param("graph, gatv2", "graph, backbone only", marks=_UNSEEN),
+        pytest.param("4 heads", "1 head", marks=_NOT_REPRODUCED),
+        pytest.param("graph, gatv2", "graph, backbone only", marks=_NOT_REPRODUCED),
     ],
 )
-def test_the_order_of_the_papers(better, worse):
-    """After as many steps, with three seeds."""
+def test_the_published_order_of_two_methods_holds(better, worse):
+    """Mean of three seeds after the same number of steps."""
     assert _mean(better) > _mean(worse)
 
 
@@ -94,26 +98,26 @@ def test_the_order_of_the_papers(better, worse):
         ("proxies, proxy-anchor", "omniglot8", "MAP@R", 0.0),
     ],
 )
-def test_in_equal_seconds_next_to_torch(title, data, score, ahead):
-    """On a machine that does nothing else; three seeds, a hundred seconds each."""
+def test_scores_after_equal_seconds_reach_those_of_torch(title, data, score, ahead):
+    """Three seeds of a hundred seconds, on a machine that runs nothing else."""
     pytest.importorskip("pytorch_metric_learning")
     options = {"data": data, "score": score, "steps": 0}
     assert _mean(title, **options) >= _mean("torch + PML", **options) + ahead
 
 
-def test_the_newcomers_run(tmp_path):
+def test_the_first_run_of_the_readme_reaches_its_score(tmp_path):
     command = [sys.executable, "-m", "dmljax.main", "--config=configs/glyphs.py"]
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command, f"--workdir={tmp_path / 'run'}"],
         capture_output=True,
         text=True,
         env=_plain(),
         cwd=ROOT,
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     rows = journal.read(tmp_path / "run" / "metrics.jsonl")
     raw = next(x["raw/R@1"] for x in rows if "raw/R@1" in x)
     last = [x["test/R@1"] for x in rows if "test/R@1" in x][-1]
     assert raw < 0.2 and last >= 0.78
-    for name in ("curves.png", "retrieval.png", "map.png", "config.json"):
+    for name in ("report.html", "result.json", "config.json"):
         assert (tmp_path / "run" / name).stat().st_size > 0

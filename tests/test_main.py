@@ -20,12 +20,12 @@ def _command(*words, cwd=None):
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
 
 
-def test_without_words_it_lists_verbs_and_recipes():
-    done = _command(cwd=ROOT)
-    assert done.returncode == 2 and not done.stdout
-    assert all(f"dmljax {verb} " in done.stderr for verb in main.VERBS)
-    assert "abe " in done.stderr and "configs/glyphs.py" in done.stderr
-    assert _command("--help", cwd=ROOT).stdout == done.stderr
+def test_without_arguments_the_command_lists_verbs_and_recipes():
+    completed = _command(cwd=ROOT)
+    assert completed.returncode == 2 and not completed.stdout
+    assert all(f"dmljax {verb} " in completed.stderr for verb in main.VERBS)
+    assert "abe " in completed.stderr and "configs/glyphs.py" in completed.stderr
+    assert _command("--help", cwd=ROOT).stdout == completed.stderr
 
 
 @pytest.mark.parametrize("verb", main.VERBS)
@@ -37,9 +37,9 @@ def test_every_verb_explains_itself_without_starting_jax(verb):
         "except SystemExit as stopped: assert stopped.code == 0\n"
         "assert 'jax' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert f"usage: dmljax {verb}" in done.stdout and f"    dmljax {verb}" in done.stdout
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
+    assert f"usage: dmljax {verb}" in completed.stdout and f"    dmljax {verb}" in completed.stdout
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,12 @@ def test_every_verb_explains_itself_without_starting_jax(verb):
     ],
 )
 def test_a_wrong_word_is_one_line(words, message, tmp_path):
-    done = _command(*words, cwd=tmp_path)
-    assert done.returncode == 2 and not list(tmp_path.iterdir())
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
-    assert message in done.stderr
+    completed = _command(*words, cwd=tmp_path)
+    assert completed.returncode == 2 and not list(tmp_path.iterdir())
+    assert completed.stderr.startswith("error: ") and completed.stderr.count("\n") == 1, (
+        completed.stderr
+    )
+    assert message in completed.stderr
 
 
 def test_warnings_are_lines_without_date_and_file():
@@ -76,8 +78,8 @@ def test_warnings_are_lines_without_date_and_file():
         "dmljax.main.console()"
     )
     command = [sys.executable, "-c", code, "list"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stderr == "warning: a.jpg cannot be read\n"
+    completed = subprocess.run(command, capture_output=True, text=True)
+    assert completed.returncode == 0 and completed.stderr == "warning: a.jpg cannot be read\n"
 
 
 def test_descriptions_of_config_files_begin_in_one_column():
@@ -88,13 +90,26 @@ def test_descriptions_of_config_files_begin_in_one_column():
     assert len(starts) == 1
 
 
-def test_list_names_what_a_config_can_name():
-    assert "multi_similarity" in _command("list", "losses").stdout
-    assert "dmljax" not in _command("list", "nets").stderr
+@pytest.mark.parametrize(
+    ("kind", "name", "helper"),
+    [
+        ("losses", "multi_similarity", "ops"),
+        ("datasets", "cub200", "Splits"),
+        ("transforms", "standard_train", "compose"),
+        ("normalizations", "caffe", "INPUTS"),
+        ("samplers", "plan", "coverage"),
+        ("optimizers", "adam", "build"),
+        ("schedules", "cosine", "Schedule"),
+    ],
+)
+def test_list_names_what_a_config_can_name_and_no_helper(kind, name, helper):
+    lines = _command("list", kind).stdout.splitlines()
+    descriptions = {line.split(maxsplit=1)[0]: line.split(maxsplit=1)[1] for line in lines}
+    assert len(descriptions[name]) > 10 and helper not in descriptions
 
 
 def test_a_run_goes_into_a_folder_named_after_the_config_and_its_argument(tmp_path):
-    """Two rows of an ablation run one after the other, as a docstring has them."""
+    """Two rows of an ablation can run one after the other, as typed in a docstring."""
     (tmp_path / "rows.py").write_text(
         '"""Two rows."""\nimport json\n\n\ndef get_config(argument=None):\n'
         f"    config = json.loads({json.dumps(tiny(tmp_path, steps=2))!r})\n"
@@ -105,7 +120,7 @@ def test_a_run_goes_into_a_folder_named_after_the_config_and_its_argument(tmp_pa
         assert _command(*words, cwd=tmp_path).returncode == 0
     folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert folders == ["rows", "rows-seed=1"]
-    done = _command("evaluate", "runs/rows-seed=1", cwd=tmp_path)
-    assert done.returncode == 0 and "seed 1" in done.stdout
+    completed = _command("evaluate", "runs/rows-seed=1", cwd=tmp_path)
+    assert completed.returncode == 0 and "seed 1" in completed.stdout
     again = _command("--mode=evaluate", "--workdir=runs/rows-seed=1", cwd=tmp_path)
-    assert again.stdout == done.stdout
+    assert again.stdout == completed.stdout

@@ -24,7 +24,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """Settings of a cluster with keys, ports and folders of its own; gone afterwards."""
+    """Settings of a cluster with keys, ports and folders of its own; it ends with the module."""
     folder = tmp_path_factory.mktemp("slurm")
     for name in ("state", "spool"):
         (folder / name).mkdir()
@@ -95,15 +95,15 @@ def _end(process, log):
 
 
 def _ask(environment, *command, folder=None):
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout.strip()
 
 
 def _until(fn, what, seconds=150):
     end = time.monotonic() + seconds
     while not fn():
-        assert time.monotonic() < end, f"{what} did not get there"
+        assert time.monotonic() < end, f"{what} did not happen"
         time.sleep(0.2)
 
 
@@ -133,12 +133,14 @@ def test_a_job_told_to_stop_is_requeued_and_finishes(cluster, tmp_path):
     _until(_reported(tmp_path, 20), "the first part")
     _ask(cluster, "scancel", "--signal=TERM", job)
     _until(lambda: _state(cluster, job)["JobState"] == "PENDING", "the requeue")
-    assert "saved; the same command goes on" in out.read_text()
-    _ask(cluster, "scontrol", "update", f"JobId={job}", "StartTime=now")  # it lets wait 2 minutes
+    assert "saved; the same command continues" in out.read_text()
+    _ask(
+        cluster, "scontrol", "update", f"JobId={job}", "StartTime=now"
+    )  # Slurm would wait 2 minutes
     _until(lambda: _state(cluster, job)["JobState"] == "COMPLETED", "the second part")
     job_state = _state(cluster, job)
     assert job_state["Restarts"] == "1" and job_state["ExitCode"] == "0:0"
-    assert out.read_text().count("going on from step") == 1
+    assert out.read_text().count("continuing from step") == 1
     assert out.read_text().count("test split after step 200") == 1
 
 

@@ -1,19 +1,38 @@
-"""Write the embeddings of a split, their labels and names.
+"""Write the embeddings of a split of a run, or of a collection of images.
 
     dmljax embed runs/glyphs --out=embeddings/
     dmljax embed runs/glyphs --out=embeddings/ --split=train --dtype=float16
+    dmljax embed runs/glyphs --out=embeddings/ --format=parquet
+    dmljax embed runs/glyphs --out=embeddings/ --shard=3/8
+    dmljax embed photos.bundle --images=list.parquet --out=vectors/ --shard=3/8
+    dmljax embed runs/cars_dvml --out=features/ --synthetic
 
 The folder gets embeddings.npy and items.safetensors: labels, and masks of query and gallery where
 the split has them; ids and class names are JSON in its metadata. If the command is
-interrupted, run it again: it continues.
+interrupted, run it again: it continues. --format=parquet also writes embeddings.parquet, with a
+map, neighbors and images, which Embedding Atlas shows: embedding-atlas embeddings.parquet --x x
+--y y --neighbors neighbors --disable-projection. --synthetic also writes, for a run of dvml,
+features.npy and reconstruction.npy (of the backbone), z_invariant.npy, z_variant.npy (a sample of
+the variation within a class) and synthetic.npy, the sum of both.
+
+--shard=I/N embeds the rows [I n/N, (I+1) n/N) into part-I-of-N/. Start N such processes anywhere;
+they do not talk to each other, and a killed one is the same command again. manifest.json says which
+parts are complete. Concatenated, they are bitwise what one process writes (docs/scale.md).
+
+With a bundle, --images is a folder or a Parquet file with a column `path` (and perhaps `id`), which
+is read by row groups. The parts are Parquet files of ids and vectors, which go into an index by
+`dmljax index photos.bundle --import=vectors/ --out=photos.index`. Images that cannot be read are
+left out and listed in left_out.jsonl of their part; manifest.json counts them.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from dmljax.commands import evaluate
+from dmljax.commands.parser import refuse
 
 __all__ = ["add_arguments", "run"]
 
@@ -22,13 +41,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluate.add_checkpoint(parser)
     parser.add_argument("--out", help="folder to write")
     parser.add_argument("--dtype", default="float32", help="float32 (default) or float16")
+    parser.add_argument("--format", default="npy", help="npy (default) or parquet")
+    parser.add_argument("--synthetic", action="store_true", help="also synthetic features (dvml)")
+    parser.add_argument("--images", help="with a bundle: folder of images, or Parquet list of them")
+    parser.add_argument("--shard", help="I/N: only part I of N parts of the rows, such as 0/8")
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
+    if arguments.images:
+        return _embed_collection(arguments, extras)
     folder = evaluate.run_folder("embed", arguments)
     overrides = evaluate.overrides_of("embed", extras)
     if not arguments.out:
         raise ValueError("embed needs --out, the folder to write")
+    from dmljax.data import parts
+
+    shard = parts.parse(arguments.shard) if arguments.shard else None
     from dmljax.train import export
 
     export.export(
@@ -37,6 +65,39 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         split=arguments.split,
         step=arguments.step,
         dtype=arguments.dtype,
+        format=arguments.format,
+        synthetic=arguments.synthetic,
+        shard=shard,
         overrides=overrides,
     )
+    return 0
+
+
+def _embed_collection(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
+    refuse("embed", extras)
+    if not (arguments.run and arguments.out):
+        raise ValueError(
+            "--images needs a bundle and --out: dmljax embed photos.bundle --images=collection/ "
+            "--out=vectors/"
+        )
+    run_only = {"--split": arguments.split != "test", "--step": arguments.step is not None}
+    run_only |= {"--dtype": arguments.dtype != "float32", "--format": arguments.format != "npy"}
+    run_only |= {"--synthetic": arguments.synthetic, "--workdir": arguments.workdir is not None}
+    if flags := [flag for flag, changed in run_only.items() if changed]:
+        raise ValueError(f"{', '.join(flags)}: only for a run; --images is embedded by a bundle")
+    from dmljax.bundle import collection
+    from dmljax.data import parts
+
+    shard = parts.parse(arguments.shard or "0/1")
+    facts = collection.embed(arguments.run, arguments.images, arguments.out, shard=shard)
+    first, stop = facts["rows"]
+    left_out = facts["left_out"]
+    complete = shard.count - len(facts["missing"])
+    print(
+        f"{facts['folder']}: {stop - first - left_out:,} embeddings; {complete:,} of "
+        f"{shard.count:,} parts are complete"
+    )
+    if left_out:
+        list_of_them = f"{facts['folder']}/{collection.LEFT_OUT}"
+        print(f"left out: {left_out:,}, see {list_of_them}", file=sys.stderr)
     return 0

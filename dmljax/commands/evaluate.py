@@ -14,14 +14,19 @@ from collections.abc import Sequence
 
 from dmljax.commands.parser import refuse
 
-__all__ = ["add_arguments", "add_checkpoint", "overrides_of", "run", "run_folder"]
+__all__ = ["add_arguments", "add_checkpoint", "add_run", "overrides_of", "run", "run_folder"]
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """The flags that name a checkpoint and a split, for every verb that opens a run."""
+    """The flags that name a checkpoint and a split, for every verb that reads a split of a run."""
+    add_run(parser)
+    parser.add_argument("--split", default="test", help="train, val or test (default)")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """The flags that name a checkpoint, for every verb that opens a run."""
     parser.add_argument("run", nargs="?", help="folder of a run, such as runs/glyphs")
     parser.add_argument("--workdir", help="the same folder, as a flag")
-    parser.add_argument("--split", default="test", help="train, val or test (default)")
     parser.add_argument("--step", type=int, help="the checkpoint; by default the selected one")
     parser.add_argument("--config", help=argparse.SUPPRESS)
 

@@ -1,4 +1,4 @@
-"""List what a config can name: recipes, config files, losses, miners, nets, and so on.
+"""List what a config can name: recipes, config files, data sets, losses, miners, nets, and so on.
 
     dmljax list
     dmljax list losses
@@ -9,16 +9,28 @@ Names of your own are written as my_package.my_module:my_function.
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
 import inspect
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dmljax.commands.parser import refuse
 from dmljax.hints import hint
 
 __all__ = ["add_arguments", "configs", "run"]
 
-KINDS = ("configs", "recipes", "losses", "miners", "nets", "methods", "metrics")
+_MODULES = ("losses", "miners", "nets", "methods", "metrics")
+# Kinds that share their module with helpers, which a config cannot name.
+_TABLES = {
+    "datasets": "dataset",
+    "transforms": "transform",
+    "normalizations": "normalization",
+    "samplers": "sampler",
+    "optimizers": "optimizer",
+    "schedules": "schedule",
+}
+KINDS = ("configs", "recipes", *_MODULES, *_TABLES)
 
 
 def configs() -> str:
@@ -49,15 +61,25 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if arguments.kind in ("configs", "recipes"):
         print(configs())
         return 0
-    import importlib
-
-    module = importlib.import_module(f"dmljax.{arguments.kind}")
-    for name in module.__all__:
-        value = getattr(module, name)
-        if callable(value) and name.islower():
-            print(f"  {name:30s} {_first_line(value)}")
+    functions = _functions(arguments.kind)
+    width = max(map(len, functions))
+    for name, function in functions.items():
+        print(f"  {name:{width}s}  {_first_line(function)}".rstrip())
     return 0
 
 
-def _first_line(function: object) -> str:
+def _functions(kind: str) -> dict[str, Callable]:
+    if kind in _TABLES:
+        from dmljax.train import registry
+
+        return dict(sorted(registry.table(_TABLES[kind]).items()))
+    module = importlib.import_module(f"dmljax.{kind}")
+    exported = {name: getattr(module, name) for name in module.__all__}
+    return {name: f for name, f in exported.items() if callable(f) and name.islower()}
+
+
+def _first_line(function: Callable) -> str:
+    """The first sentence of the docstring; of a `functools.partial`, that of its function."""
+    while isinstance(function, functools.partial):
+        function = function.func
     return (inspect.getdoc(function) or "").partition("\n")[0]

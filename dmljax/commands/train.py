@@ -15,8 +15,9 @@ import argparse
 import importlib
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from dmljax.commands import xla_flags
 from dmljax.commands.errors import USER_ERRORS, print_error
 from dmljax.commands.parser import refuse
 from dmljax.train import config as config_lib
@@ -50,6 +51,8 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         raise ValueError(
             "no --config is given, such as --config=configs/glyphs.py; `dmljax list` lists them"
         )
+    if _is_deterministic(arguments.config, overrides):
+        xla_flags.require_determinism()
     process_fields = (arguments.coordinator, arguments.processes, arguments.process)
     if process_fields == (None, None, None) and not arguments.distributed:
         _train(arguments, overrides)
@@ -57,12 +60,24 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     return _train_with_others(arguments, overrides)
 
 
+def _is_deterministic(name: str, overrides: Sequence[str]) -> bool:
+    """Whether the config sets `runtime.deterministic`. Its errors are reported later, by `_train`.
+
+    Several processes must first have joined, so that all of them end if one of them fails.
+    """
+    try:
+        runtime = config_lib.read(name, overrides).get("runtime")
+    except USER_ERRORS:
+        return False
+    return isinstance(runtime, Mapping) and runtime.get("deterministic") is True
+
+
 def _train(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
     config = config_lib.read(arguments.config, overrides)
     from dmljax.train import loop
 
     workdir = arguments.workdir or f"runs/{config_lib.folder_name(arguments.config)}"
-    loop.run(config, workdir, overwrite=arguments.overwrite)
+    loop.run(config, workdir, overwrite=arguments.overwrite, source=arguments.config)
 
 
 def _train_with_others(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:

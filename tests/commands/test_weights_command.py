@@ -17,7 +17,7 @@ def run(*words):
     return main.main(["weights", *map(str, words)])
 
 
-def test_lists_published_files(capsys):
+def test_without_arguments_the_published_files_are_listed(capsys):
     assert run() == 0
     printed = capsys.readouterr().out
     for name, published in PUBLISHED.items():
@@ -25,7 +25,7 @@ def test_lists_published_files(capsys):
     assert "sha256 19c8e357..." in printed
 
 
-def test_converts(tmp_path, capsys):
+def test_a_file_is_converted_with_the_options_of_the_net(tmp_path, capsys):
     path, to = write_torch(tmp_path, resnet_tensors()), tmp_path / "converted.safetensors"
     flags = ["--net=resnet18", "--net.blocks=(1, 1, 1, 1)", "--net.width=4", f"--to={to}"]
     assert run(path, *flags) == 0
@@ -38,7 +38,7 @@ def test_converts(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("variable", ["elsewhere", ""])
-def test_fetches_into_the_folder_of_the_environment(monkeypatch, capsys, variable):
+def test_a_file_is_fetched_into_the_folder_of_the_environment(monkeypatch, capsys, variable):
     folders = []
     environment = os.environ | {"DMLJAX_CACHE": variable}
     monkeypatch.setattr(os, "environ", environment)  # the environment of C code does not change
@@ -49,7 +49,7 @@ def test_fetches_into_the_folder_of_the_environment(monkeypatch, capsys, variabl
     assert download.fetch is not weights.fetch
 
 
-def test_errors_are_one_line_and_leave_nothing(tmp_path):
+def test_errors_leave_no_file(tmp_path):
     path, to = write_torch(tmp_path, resnet_tensors()), tmp_path / "converted.safetensors"
     for words, message in (
         ([path, "--net=resnet19", f"--to={to}"], "did you mean 'resnet18'"),

@@ -1,0 +1,131 @@
+"""Find the stored images that are most similar to an image.
+
+    dmljax search photos.bundle --index=photos.index query.jpg
+    dmljax search photos.bundle --index=photos.index query.jpg --k=5 --threshold=fmr=1e-3
+    dmljax search photos.bundle --index=photos.index *.jpg --where=folder=cats --where="year>=1990"
+    dmljax search --index=photos.index --id=cats/1.jpg
+
+Each hit is a line: rank, cosine, id, metadata. --threshold is a cosine, or the name of a threshold
+of the bundle: less similar images are left out, and "no match" is an answer. --where compares a
+field of the metadata (= < <= > >=); repeat it for further conditions, or with the same field and =
+for alternatives. Values are numbers, true, false, null or text; "1990" in quotes is text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dmljax.commands.parser import refuse
+from dmljax.hints import hint
+from dmljax.index import Hit
+from dmljax.index import open as open_index
+
+__all__ = ["add_arguments", "run"]
+
+_DEFAULT_K = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="BUNDLE IMAGE", help="bundle, then images")
+    parser.add_argument("--index", help="index to search: a folder or postgresql://...")
+    parser.add_argument("--id", action="append", default=[], help="search by a stored item")
+    parser.add_argument("--k", type=int, help=f"how many items (default {_DEFAULT_K})")
+    parser.add_argument("--threshold", help="least cosine, or its name: fmr=1e-3")
+    parser.add_argument("--where", action="append", default=[], help="FIELD=VALUE, FIELD>=VALUE")
+    parser.add_argument("--exact", action="store_true", help="compare with every item")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON per query")
+
+
+def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
+    refuse("search", [word for word in extras if word.startswith("-")])
+    if not arguments.index:
+        raise ValueError("search needs --index, a folder or an address postgresql://...")
+    # argparse leaves words after a flag among the extras.
+    words, ids = [*arguments.words, *extras], arguments.id
+    if len(words) < 2 and not ids:
+        raise ValueError("search needs a bundle and an image, or --id (dmljax search --help)")
+    where = conditions(arguments.where)
+    bundle = None
+    if words:
+        from dmljax import bundle as bundles
+
+        bundle = bundles.load(words[0])
+    threshold = threshold_of(arguments.threshold, {} if bundle is None else bundle.thresholds)
+    k = _DEFAULT_K if arguments.k is None else arguments.k
+    options: dict[str, Any] = {"where": where, "exact": arguments.exact, "threshold": threshold}
+    options["allow_fewer"] = arguments.k is None
+    with open_index(arguments.index, model=None if bundle is None else bundle.digest) as store:
+        results = list(zip(ids, store.search_ids(ids, k, **options), strict=True))
+        if images := words[1:]:
+            assert bundle is not None
+            vectors = bundle.embed_prepared(np.stack([_prepare(bundle, path) for path in images]))
+            results += zip(images, store.search(vectors, k, **options), strict=True)
+    for query, hits in results:
+        if arguments.json:
+            content = {"query": query, "hits": [hit._asdict() for hit in hits]}
+            print(json.dumps(content, ensure_ascii=False))
+        else:
+            print(_table(query, hits, arguments.threshold, threshold))
+    return 0
+
+
+def _prepare(bundle: Any, path: str) -> np.ndarray:
+    try:
+        return bundle.prepare(path)
+    except (ValueError, OSError) as error:
+        raise ValueError(str(error) if path in str(error) else f"{path}: {error}") from None
+
+
+def _table(query: str, hits: list[Hit], name: str | None, threshold: float | None) -> str:
+    lines = [query]
+    width = max((len(hit.id) for hit in hits), default=0)
+    for rank, hit in enumerate(hits, start=1):
+        metadata = json.dumps(hit.metadata, ensure_ascii=False) if hit.metadata else ""
+        lines.append(f"{rank:4d}  {hit.similarity:7.4f}  {hit.id:{width}s}  {metadata}".rstrip())
+    if not hits:
+        limit = "" if threshold is None else f" with a similarity of {threshold:.4f} ({name})"
+        lines.append(f"      no match{limit}" if name else "      no match")
+    return "\n".join(lines)
+
+
+def threshold_of(text: str | None, thresholds: Mapping[str, float]) -> float | None:
+    """The cosine of a threshold: a number, or a name of the bundle's `thresholds`."""
+    if text is None:
+        return None
+    if text in thresholds:
+        return thresholds[text]
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(
+            f"--threshold={text} is neither a cosine nor a threshold of the bundle"
+            f"{hint(text, thresholds)}"
+        ) from None
+
+
+def conditions(words: Sequence[str]) -> dict[str, Any] | None:
+    """The filter of the words of `--where`, as `Index.search` takes it."""
+    where: dict[str, Any] = {}
+    for word in words:
+        match = re.fullmatch(r"([^<>=]+)(<=|>=|<|>|=)(.*)", word, re.DOTALL)
+        if match is None:
+            raise ValueError(f"--where={word!r} is not FIELD=VALUE, nor with < <= > >=")
+        field, operator, text = match.groups()
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        earlier = where.get(field)
+        if operator == "=" and not isinstance(earlier, dict):
+            where[field] = [*(earlier or []), value]
+        elif operator != "=" and (earlier is None or isinstance(earlier, dict)):
+            where[field] = {**(earlier or {}), operator: value}
+        else:
+            raise ValueError(f"--where: {field!r} has both a value and a range: give one of them")
+    return where or None

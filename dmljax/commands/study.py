@@ -1,0 +1,192 @@
+"""Make all runs of a study, and print them as one table with intervals and tests.
+
+    dmljax study run studies/glyphs.py --workers=2      python -m dmljax.main --study=...
+    dmljax study run studies/graph_ablations.py --config.dataset.root=cub200 --dry-run
+    dmljax study table studies/glyphs.py --format=html --out=glyphs.html
+    dmljax study array studies/glyphs.py --tasks=8      prints the line for Slurm
+    dmljax study compare runs/by_digest/0a... runs/by_digest/7f...
+
+The same command continues a study, on any number of hosts with one file system. `table` may be
+called at any time. docs/studies.md says how a study file is written and how a table is read.
+
+Exit status: 0 all runs are finished, 1 a run failed, 2 the input is wrong, 130 or 143 stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from dmljax.commands.parser import refuse
+from dmljax.hints import hint
+
+__all__ = ["add_arguments", "run"]
+
+ACTIONS = ("run", "table", "array", "compare", "work", "join")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", nargs="?", help="run, table, array or compare")
+    parser.add_argument("names", nargs="*", help="the study file; two run folders for compare")
+    parser.add_argument("--study", help="the study file, as a flag")
+    parser.add_argument("--workdir", help="folder of the study; runs/studies/NAME by default")
+    parser.add_argument("--runs", help="folder of the runs of all studies; runs/by_digest")
+    parser.add_argument("--workers", type=int, help="processes on this host (default 1)")
+    parser.add_argument("--only", action="append", default=[], help="a row; may be repeated")
+    parser.add_argument("--dry-run", action="store_true", help="print the runs, make none")
+    parser.add_argument("--retry", action="store_true", help="make failed runs again")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait for other workers")
+    parser.add_argument("--storage", help="database of a search, such as postgresql+psycopg://...")
+    parser.add_argument("--format", help="of the table: md (default), tex, csv or html")
+    parser.add_argument("--spread", help="interval (default) or deviation, in every cell")
+    parser.add_argument("--out", help="file for the table, instead of the terminal")
+    parser.add_argument("--tasks", type=int, help="number of tasks of a Slurm array")
+    parser.add_argument("--score", help="what compare compares: R@1 (default), MAP@R, RP")
+
+
+def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
+    words = [word for word in extras if word.startswith("--config.")]
+    refuse("study", [word for word in extras if word not in words])
+    action = arguments.action
+    if action is None and arguments.study is not None:
+        action = "run"
+    if action not in ACTIONS:
+        raise ValueError(f"study: there is no {action!r}{hint(str(action), ACTIONS[:4])}")
+    if action == "compare":
+        return _compare(arguments, words)
+    if action == "join":
+        from dmljax.studies import joined
+
+        out, *folders = arguments.names
+        joined.write(out, [pathlib.Path(folder) for folder in folders], words)
+        return 0
+    name = _name(arguments)
+    if arguments.workers is not None and arguments.workers < 1:
+        raise ValueError(f"--workers must be 1 or more, not {arguments.workers}")
+    if action == "array":
+        return _array(name, arguments, words)
+    from dmljax.studies import session as sessions
+
+    session = sessions.open_session(
+        name,
+        workdir=arguments.workdir,
+        runs=arguments.runs,
+        words=words,
+        storage=arguments.storage,
+    )
+    return {"run": _run, "table": _table, "work": _work}[action](session, name, arguments)
+
+
+def _name(arguments: argparse.Namespace) -> str:
+    names = [*arguments.names, *filter(None, [arguments.study])]
+    if len(names) != 1:
+        raise ValueError("study needs one study file, such as: dmljax study run studies/glyphs.py")
+    return names[0]
+
+
+def _run(session, name: str, arguments: argparse.Namespace) -> int:
+    from dmljax.studies import launch
+    from dmljax.studies import session as sessions
+    from dmljax.studies.worker import Stopped
+
+    variables = launch.environments(arguments.workers or 1)
+    runs = sessions.prepare(session, write=not arguments.dry_run)
+    if arguments.only:
+        runs = sessions.selected(runs, arguments.only, session.study)
+    if arguments.dry_run:
+        print(sessions.describe(session, runs))
+        return 0
+    if arguments.retry and (count := sessions.forget_failures(session)):
+        print(f"{count} failed run{'s'[: count - 1]} will be made again")
+    if len(variables) > 1:
+        status = launch.start(_work_words(name, arguments, session.words), variables)
+    else:
+        try:
+            failed = sessions.work(
+                session,
+                only=arguments.only,
+                wait=not arguments.no_wait,
+                environment=variables[0],
+            )
+            status = 1 if failed else 0
+        except Stopped as stopped:
+            status = stopped.status
+    if status in (130, 143):
+        print("stopped; the same command continues", file=sys.stderr)
+        return status
+    if status not in (0, 1):
+        return status
+    table = sessions.write_tables(session)
+    print()
+    print(sessions.text_of(table, "md"), end="")
+    print(f"\ntable: {session.folder.path}/table.html, .md, .tex and .csv")
+    return status
+
+
+def _work(session, name: str, arguments: argparse.Namespace) -> int:
+    """One of several workers, which `run` has started."""
+    from dmljax.studies import session as sessions
+    from dmljax.studies.worker import Stopped
+
+    try:
+        failed = sessions.work(session, only=arguments.only, wait=not arguments.no_wait)
+    except Stopped as stopped:
+        return stopped.status
+    return 1 if failed else 0
+
+
+def _work_words(name: str, arguments: argparse.Namespace, words: Sequence[str]) -> list[str]:
+    options = {"workdir": arguments.workdir, "runs": arguments.runs, "storage": arguments.storage}
+    flags = [f"--{key}={value}" for key, value in options.items() if value is not None]
+    flags += [f"--only={row}" for row in arguments.only]
+    flags += ["--no-wait"] * arguments.no_wait
+    return ["study", "work", name, *flags, *words]
+
+
+def _table(session, name: str, arguments: argparse.Namespace) -> int:
+    from dmljax.data.files import write_text
+    from dmljax.studies import printing
+    from dmljax.studies import session as sessions
+
+    format_ = arguments.format or (
+        pathlib.Path(arguments.out).suffix.removeprefix(".") if arguments.out else "md"
+    )
+    if format_ not in printing.FORMATS:
+        raise ValueError(f"--format: there is no {format_!r}{hint(format_, printing.FORMATS)}")
+    spread = arguments.spread or "interval"
+    if spread not in printing.SPREADS:
+        raise ValueError(f"--spread: there is no {spread!r}{hint(spread, printing.SPREADS)}")
+    text = sessions.text_of(sessions.make_table(session), format_, spread=spread)
+    if arguments.out:
+        write_text(arguments.out, text)
+    else:
+        print(text, end="")
+    return 0
+
+
+def _array(name: str, arguments: argparse.Namespace, words: Sequence[str]) -> int:
+    from dmljax.studies import session as sessions
+
+    session = sessions.open_session(
+        name, workdir=arguments.workdir, runs=arguments.runs, words=words
+    )
+    study = session.study
+    tasks = arguments.tasks
+    if tasks is None:
+        tasks = min(8, sum(len(study.seeds_of(r)) for r in study.rows) * (study.folds or 1))
+    if tasks < 1:
+        raise ValueError(f"--tasks must be 1 or more, not {tasks}")
+    print(sessions.array_line(tasks, _work_words(name, arguments, words)[2:]))
+    return 0
+
+
+def _compare(arguments: argparse.Namespace, words: Sequence[str]) -> int:
+    from dmljax.studies import compare
+
+    refuse("study compare", words)
+    if len(arguments.names) != 2:
+        raise ValueError("compare needs two run folders, such as: dmljax study compare A B")
+    print(compare.text(*map(pathlib.Path, arguments.names), score=arguments.score or "R@1"))
+    return 0

@@ -1,0 +1,35 @@
+"""Flags of XLA, which must be in the environment before JAX starts."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Iterable
+
+__all__ = ["add", "require_determinism"]
+
+_DETERMINISM = (("xla_gpu_deterministic_ops", "true", ("0.10.", "0.11.", "0.12.")),)
+
+
+def add(flags: Iterable[tuple[str, str, tuple[str, ...]]]) -> None:
+    """Adds flags to XLA_FLAGS that the user has not set and this version of jaxlib knows.
+
+    A flag is its name, its value, and the versions of jaxlib that know it.
+    """
+    text = os.environ.get("XLA_FLAGS", "")
+    version = importlib.metadata.version("jaxlib")
+    for name, value, versions in flags:
+        # A version of jaxlib that does not know a flag aborts the process.
+        if name not in text and version.startswith(versions):
+            text = f"{text} --{name}={value}".strip()
+    os.environ["XLA_FLAGS"] = text
+
+
+def require_determinism() -> None:
+    """Makes XLA compute the same bits in every run on a GPU.
+
+    XLA then leaves out kernels whose order of sums varies (atomic additions), and does not choose
+    kernels by their speed, which varies from run to run. Steps can be slower. CPUs compute the same
+    bits anyway.
+    """
+    add(_DETERMINISM)

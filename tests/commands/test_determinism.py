@@ -1,0 +1,67 @@
+"""`runtime.deterministic`: the flag of XLA is there before JAX starts, and the header says so."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from system import tiny, write_config
+
+from dmljax.train import devices
+
+ROOT = pathlib.Path(__file__).parents[2]
+_CODE = """
+import os, sys
+from absl import logging
+from dmljax import main
+from dmljax.commands import parser, train
+
+seen = {}
+def note(arguments, overrides):
+    seen["flags"] = os.environ.get("XLA_FLAGS", "")
+    seen["jax"] = "jax" in sys.modules
+train._train = note
+assert main.main(sys.argv[1:]) == 0
+import json
+print(json.dumps(seen))
+"""
+
+
+def _seen(*words, flags=""):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": flags}
+    done = subprocess.run(
+        [sys.executable, "-c", _CODE, *words], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_flag_is_set_before_jax_starts():
+    flag = "--xla_gpu_deterministic_ops=true"
+    on = _seen("--config=glyphs", "--config.runtime.deterministic=True", flags="--xla_a=1")
+    assert on == {"flags": f"--xla_a=1 {flag}", "jax": False}
+    assert flag not in _seen("--config=glyphs")["flags"]
+    # What the user has set stays.
+    off = flag.replace("true", "false")
+    words = ("--config=glyphs", "--config.runtime.deterministic=True")
+    assert _seen(*words, flags=off)["flags"] == off
+
+
+def test_the_header_says_so(tmp_path):
+    config = write_config(tmp_path, tiny(tmp_path, steps=1))
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "dmljax.main", f"--config={config}"]
+    command += [f"--workdir={tmp_path / 'run'}", "--config.runtime.deterministic=True"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "; deterministic" in done.stdout
+
+
+def test_a_gpu_without_the_flag_is_refused():
+    devices.check_determinism("cpu", "")
+    devices.check_determinism("gpu", "--a=1 --xla_gpu_deterministic_ops=true")
+    with pytest.raises(ValueError, match=r"read before JAX starts.*xla_gpu_deterministic_ops=true"):
+        devices.check_determinism("gpu", "--xla_gpu_deterministic_ops=false")
+    assert "--xla_gpu_deterministic_ops=true" in devices.describe_determinism("gpu")

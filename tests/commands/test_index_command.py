@@ -1,0 +1,242 @@
+"""`dmljax index` and `dmljax search`, with a tiny stand-in for the bundle."""
+
+import json
+import os
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from dmljax import bundle as bundles
+from dmljax import index, main
+
+
+class Average:
+    """A bundle whose embedding is the mean color, as a direction."""
+
+    dimension, similarity, batch_sizes = 3, "cosine", (1, 4)
+    thresholds = types.MappingProxyType({"fmr=1e-2": 0.9, "fmr=1e-3": 0.999})
+
+    def __init__(self, digest="ab" * 32, shift=0.0):
+        self.digest, self.shift = digest, shift
+
+    def prepare(self, image):
+        try:
+            with Image.open(image) as opened:
+                return np.asarray(opened.convert("RGB").resize((2, 2)))
+        except OSError:
+            raise ValueError(f"{image} is not an image") from None
+
+    def embed(self, images):
+        return self.embed_prepared(np.stack([self.prepare(image) for image in images]))
+
+    def embed_prepared(self, batch):
+        assert len(batch)
+        x = batch.mean(axis=(1, 2), dtype=np.float64) + 1 + self.shift
+        return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+
+
+COLORS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Three folders of three images of similar colors."""
+    folder = tmp_path / "images"
+    for name, color in COLORS.items():
+        (folder / name).mkdir(parents=True)
+        for i in range(3):
+            pixels = np.array(color) * 0.8 + 15 * i
+            Image.new("RGB", (4, 4), tuple(int(p) for p in pixels)).save(folder / name / f"{i}.png")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def bundle(monkeypatch):
+    """The path of a bundle is the digest's first two digits."""
+    monkeypatch.setattr(bundles, "load", lambda path: Average(str(path) * 32, len(str(path))))
+
+
+@pytest.fixture
+def place(tmp_path):
+    return tmp_path / "photos.index"
+
+
+def run(*words):
+    return main.main([str(word) for word in words])
+
+
+def test_indexes_a_folder_and_finds_what_is_similar(images, place, capsys):
+    assert run("index", "ab", f"--images={images}", f"--out={place}") == 0
+    assert f"added 9 images; {place} has 9" in capsys.readouterr().out
+    query = images / "green" / "1.png"
+    assert run("search", "ab", f"--index={place}", query, "--k=3") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == str(query) and len(lines) == 4
+    assert lines[1].split() == ["1", "1.0000", "green/1.png", '{"folder":', '"green"}']
+    assert all("green/" in line for line in lines[1:])
+    # Again: only new images are embedded.
+    Image.new("RGB", (4, 4), (250, 250, 0)).save(images / "yellow.png")
+    assert run("index", "ab", f"--images={images}", f"--out={place}") == 0
+    assert "added 1 image, 9 were there already" in capsys.readouterr().out
+    assert run("index", "ab", f"--images={images}", f"--out={place}", "--replace") == 0
+    assert "added 10 images;" in capsys.readouterr().out
+    with index.open(place) as store:
+        assert store.count() == 10 and store.check() == []
+
+
+def test_search_by_id_filters_thresholds_and_json(images, place, capsys):
+    run("index", "ab", f"--images={images}", f"--out={place}")
+    capsys.readouterr()
+    run("search", f"--index={place}", "--id=red/0.png", "--id=blue/0.png", "--k=1", "--json")
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["query"] == "red/0.png" and first["hits"][0]["id"] == "red/1.png"
+    assert second["hits"][0]["metadata"] == {"folder": "blue"}
+    query = images / "red" / "0.png"
+    words = ["search", "ab", f"--index={place}", query]
+    run(*words, "--where=folder=blue", "--where=folder=green")
+    printed = capsys.readouterr().out
+    assert printed.count("green/") == printed.count("blue/") == 3 and "red/1.png" not in printed
+    run(*words, "--threshold=fmr=1e-3", "--json")
+    near = json.loads(capsys.readouterr().out)["hits"]
+    assert near and all(hit["similarity"] >= 0.999 for hit in near)
+    run(*words, "--threshold=fmr=1e-3", "--where=folder=blue")
+    assert "no match with a similarity of 0.9990 (fmr=1e-3)" in capsys.readouterr().out
+
+
+def test_unreadable_images_are_named_and_left_out(images, place, capsys):
+    (images / "text.png").write_text("no image")
+    (images / "empty.jpg").write_bytes(b"")
+    (images / "bad\nname.png").write_bytes((images / "red" / "0.png").read_bytes())
+    assert run("index", "ab", f"--images={images}", f"--out={place}") == 1
+    printed = capsys.readouterr()
+    assert "added 9 images" in printed.out and "3 images left out" in printed.err
+    for text in ("text.png is not an image", "empty.jpg is not", "contains a control character"):
+        assert text in printed.err
+
+
+def test_looks_after_an_index(images, place, tmp_path, capsys):
+    run("index", "ab", f"--images={images}", f"--out={place}")
+    capsys.readouterr()
+    assert run("index", place) == 0
+    printed = capsys.readouterr().out
+    assert "items        9" in printed and "search       exact" in printed
+    assert run("index", place, "--delete=red/0.png", "--delete=red/1.png", "--compact") == 0
+    assert "deleted 2 items" in capsys.readouterr().out
+    assert run("index", place, "--check") == 0
+    assert "ok: 7 items" in capsys.readouterr().out
+    with pytest.raises(index.UnknownId, match=r"'red/0\.png'"):
+        run("index", place, "--delete=red/2.png", "--delete=red/0.png")
+    file = tmp_path / "photos.parquet"
+    assert run("index", place, f"--export={file}") == 0
+    assert f"wrote {file}: 7 items" in capsys.readouterr().out
+    table = parquet.read_table(file)
+    assert table.column_names == ["id", "metadata", "vector"] and len(table) == 7
+    assert table.schema.field("vector").type == pa.list_(pa.float32(), 3)
+    other = tmp_path / "other.index"
+    assert run("index", other, f"--import={file}") == 0
+    with index.open(place) as a, index.open(other) as b:
+        for x, y in zip(next(a.scan()), next(b.scan()), strict=True):
+            assert x.id == y.id and x.metadata == y.metadata
+            np.testing.assert_array_equal(x.vector, y.vector)
+    (path,) = (place / "generation-1").glob("matrix-*")
+    path.write_bytes(b"x" * path.stat().st_size)
+    assert run("index", place, "--check") == 1
+    assert "digest differs" in capsys.readouterr().out
+
+
+def test_imports_vectors_of_other_programs(place, tmp_path, capsys):
+    file = tmp_path / "vectors.parquet"
+    x = np.eye(3, dtype=np.float32)
+    columns = {"id": ["a", "b", "c"], "embedding": list(x), "year": [1, 2, None]}
+    parquet.write_table(pa.table(columns), file)
+    with pytest.raises(ValueError, match=f"does not say which model.*BUNDLE --import={file}"):
+        run("index", place, f"--import={file}")
+    assert run("index", "ab", f"--import={file}", f"--out={place}") == 0
+    with index.open(place) as store:
+        assert store.search(x[1:2], 1)[0][0] == ("b", 1.0, {"year": 2})
+    with pytest.raises(index.DuplicateId, match="'a'"):
+        run("index", place, f"--import={file}")
+    assert run("index", place, f"--import={file}", "--replace") == 0
+    for columns, message in (
+        ({"id": ["a"]}, "needs the columns id and vector"),
+        ({"id": ["a"], "vector": [1.0]}, "not a list of numbers"),
+        ({"id": ["a"], "vector": [[1.0, 0.0]]}, "2 dimensions"),
+        ({"id": [1], "vector": [[1.0, 0.0, 0.0]]}, "ids are text"),
+        ({"id": ["x"], "vector": [[1.0, 0.0, 0.0]], "metadata": ["{"]}, "no JSON"),
+        ({"id": ["x", "y"], "vector": [[1.0, 0.0, 0.0], None]}, "different lengths"),
+    ):
+        parquet.write_table(pa.table(columns), file)
+        with pytest.raises(ValueError, match=message):
+            run("index", "ab", f"--import={file}", f"--out={place}")
+    file.write_text("x")
+    with pytest.raises(ValueError, match="is not Parquet"):
+        run("index", place, f"--import={file}")
+    with index.open(place) as store:
+        assert store.count() == 3
+
+
+def test_a_query_that_is_no_image_is_named(images, place):
+    run("index", "ab", f"--images={images}", f"--out={place}")
+    for name in ("missing.png", "."):
+        with pytest.raises(ValueError, match=f"{name} is not an image"):
+            run("search", "ab", f"--index={place}", images / "red" / "0.png", name)
+
+
+def test_an_index_of_another_bundle_is_refused_and_replaced(images, place, capsys):
+    run("index", "ab", f"--images={images}", f"--out={place}")
+    with index.open(place, write=True) as store:
+        vector = store.get(["red/0.png"])[0].vector[None]
+        store.add(["red/0.png"], vector, [{"folder": "red", "note": "kept"}], replace=True)
+    words = ["index", "cd", f"--images={images}", f"--out={place}"]
+    refusal = f"{'ab' * 32}, not of {'cd' * 32}.*--reindex"
+    with pytest.raises(index.OtherModel, match=refusal):
+        run(*words)
+    with pytest.raises(index.OtherModel, match=refusal):
+        run("search", "cd", f"--index={place}", images / "red" / "0.png")
+    capsys.readouterr()
+    assert run(*words, "--reindex") == 0
+    assert "now has 9 items; it had 9" in capsys.readouterr().out
+    with index.open(place, model="cd" * 32) as store:
+        assert store.get(["red/0.png"])[0].metadata == {"folder": "red", "note": "kept"}
+    with pytest.raises(ValueError, match="leave out --reindex"):
+        run(*words, "--reindex")
+
+
+def test_errors_are_one_line_and_leave_nothing(images, place, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for words, message in (
+        (["index"], "needs a bundle"),
+        (["index", "ab", f"--images={images}"], "--out=FOLDER"),
+        (["index", "ab", f"--images={tmp_path}/no", f"--out={place}"], "is not a folder"),
+        (["index", "ab", f"--images={tmp_path}/empty", f"--out={place}"], "has no images"),
+        (["index", "ab", f"--images={images}", f"--out={images}"], "has no index.json"),
+        (["index", "ab", f"--out={place}"], "need --images"),
+        (["index", "ab", f"--images={images}", f"--out={place}", "--check"], "of their own"),
+        (["index", place], "does not exist"),
+        (["index", place, "--chekc"], "'--chekc' is not known"),
+        (["search", "ab", "x.png"], "needs --index"),
+        (["search", "ab", f"--index={place}"], "a bundle and an image"),
+        (["search", f"--index={place}", "--id=x"], "does not exist"),
+        (["search", "ab", f"--index={place}", "x", "--threshold=fmr=1e-5"], "did you mean 'fmr="),
+        (["search", "ab", f"--index={place}", "x", "--where=year"], "not FIELD=VALUE"),
+        (["search", "ab", f"--index={place}", "x", "--where=a=1", "--where=a<2"], "both"),
+    ):
+        with pytest.raises((ValueError, OSError), match=message) as caught:
+            run(*words)
+        assert "\n" not in str(caught.value)
+        assert not place.exists()
+
+
+def test_the_console_prints_one_line(tmp_path):
+    command = [sys.executable, "-m", "dmljax.main", "search", "--index=none.index", "--id=x"]
+    root = os.path.dirname(os.path.dirname(main.__file__))
+    environment = os.environ | {"PYTHONPATH": root}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 2
+    assert done.stderr == "error: none.index does not exist: it is no index of dmljax\n"

@@ -1,0 +1,153 @@
+"""`dmljax report --text`: a run, a comparison, and embeddings from elsewhere."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from system import tiny
+
+from dmljax import main
+from dmljax.report import scores_file
+from dmljax.train import journal, loop, results
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for name, seed in (("a", 0), ("b", 1)):
+        config = tiny(folder, seed=seed) | {"runtime": {"devices": 1}}
+        loop.run(config, folder / name)
+    return folder
+
+
+def _printed(capsys, *words):
+    assert main.main(["report", *map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_finished_run_leaves_the_scores_of_its_queries(runs):
+    scores = scores_file.read(runs / "a")
+    result = results.read(runs / "a")
+    for name, values in scores.values.items():
+        assert np.nanmean(values) == pytest.approx(result.scores[f"test/{name}"], abs=1e-6)
+    assert scores.step == result.chosen.step and scores.split == "test"
+    assert scores.data == result.digests["data"]
+
+
+def test_a_comparison(runs, capsys):
+    text = _printed(capsys, runs / "a", runs / "b", "--text")
+    a, b = (results.read(runs / name).scores["test/R@1"] for name in "ab")
+    assert f"{100 * a:.1f}" in text and f"{100 * b:.1f}" in text and f"{100 * (b - a):+.1f}" in text
+    assert "not told apart" in text  # too few classes for a verdict
+    assert "queries are right only in b" in text and "seed: 0 -> 1" in text
+    assert "no range:" in text
+
+
+def test_a_run(runs, capsys):
+    (runs / "a" / scores_file.FILE).unlink()
+    text = _printed(capsys, runs / "a", "--text")
+    lines = journal.read(runs / "a" / "metrics.jsonl")
+    last = next(line for line in reversed(lines) if "test/R@1" in line)
+    for name in ("R@1", "MAP@R", "NMI"):
+        line = next(x for x in text.splitlines() if x.split()[:1] == [name])
+        assert line.split()[1] == f"{100 * last[f'test/{name}']:.1f}"
+    assert scores_file.read(runs / "a").step == 6  # written again
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: shutil.rmtree(folder), "holds no run: there is no"),
+        (lambda folder: (folder / scores_file.FILE).unlink(), "holds no scores.safetensors"),
+        (lambda folder: (folder / scores_file.FILE).write_bytes(b"x"), "is damaged"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json is damaged"),
+    ],
+)
+def test_runs_that_cannot_be_compared(runs, tmp_path, change, message):
+    shutil.copytree(runs / "b", tmp_path / "b")
+    change(tmp_path / "b")
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        main.main(["report", str(runs / "a"), str(tmp_path / "b"), "--text"])
+
+
+def test_runs_on_other_test_sets(runs, tmp_path):
+    shutil.copytree(runs / "b", tmp_path / "b")
+    scores = scores_file.read(tmp_path / "b")
+    scores_file.write(tmp_path / "b", scores._replace(items="0"))
+    with pytest.raises(ValueError, match="a and b cannot be compared, because their test sets"):
+        main.main(["report", str(runs / "a"), str(tmp_path / "b"), "--text"])
+
+
+def _files(folder, vectors, labels):
+    np.save(folder / "x.npy", vectors)
+    np.save(folder / "y.npy", labels)
+    return f"--embeddings={folder / 'x.npy'}", f"--labels={folder / 'y.npy'}", "--text"
+
+
+def test_embeddings_from_elsewhere(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(12), 10)
+    vectors = np.eye(12, 16)[labels] + 0.1 * rng.standard_normal((120, 16))
+    labels[3] = 9
+    vectors[7] = np.nan
+    names = np.array([f"[bold]</script> {i}" for i in range(12)])
+    text = _printed(capsys, *_files(tmp_path, vectors, names[labels]))
+    assert "119 queries of 12 classes; 1 image could not be read" in text
+    assert "item 3: labeled [bold]</script> 9, perhaps [bold]</script> 0" in text
+    assert "only 12 classes: the range is rough" in text and "Worst classes" in text
+
+
+@pytest.mark.parametrize(
+    ("vectors", "labels", "words"),
+    [
+        (np.eye(6, 4), np.zeros(6, int), "one class: every item is right"),
+        (np.eye(6, 4), np.arange(6), "6 queries without a positive are left out"),
+        (np.arange(24.0).reshape(12, 2), np.arange(12) // 4, "embeddings of 2 dimensions are too"),
+    ],
+)
+def test_odd_embeddings_are_stated(tmp_path, capsys, vectors, labels, words):
+    assert words in _printed(capsys, *_files(tmp_path, vectors, labels))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "report needs the folder of a run"),
+        (["--embeddings=x.npy", "--text"], "--embeddings and --labels go together"),
+        (["a", "--embeddings=x.npy", "--labels=y.npy", "--text"], "are not those of a run"),
+        (["a", "b", "--text", "--step=3"], "leave out --step"),
+        (["a", "./a", "--text"], "a run is named twice"),
+    ],
+)
+def test_wrong_words(words, message):
+    with pytest.raises(ValueError, match=message):
+        main.main(["report", *words])
+
+
+def test_a_long_or_odd_name_stays_on_its_line(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    names = np.array(["x" * 300, "a\nb\x1b[31m", "שלום", "字"])
+    labels = np.arange(40) % 4
+    text = _printed(capsys, *_files(tmp_path, rng.standard_normal((40, 8)), names[labels]))
+    assert "\x1b" not in text and max(map(len, text.splitlines())) <= 120
+    assert "שלום" in text and json.dumps("字")[1:-1] not in text
+
+
+def test_embed_writes_a_table_for_embedding_atlas(runs, tmp_path, capsys):
+    from pyarrow import parquet
+
+    words = ["embed", str(runs / "a"), f"--out={tmp_path / 'out'}"]
+    with pytest.raises(ValueError, match="--format='csv' is not known: npy"):
+        main.main([*words, "--format=csv"])
+    assert main.main([*words, "--format=parquet"]) == 0
+    assert "32 rows for Embedding Atlas" in capsys.readouterr().out
+    files = sorted(p.name for p in (tmp_path / "out").iterdir())
+    assert files == ["embeddings.npy", "embeddings.parquet", "items.safetensors"]
+    rows = parquet.read_table(tmp_path / "out" / "embeddings.parquet").to_pylist()
+    vectors = np.load(tmp_path / "out" / "embeddings.npy")
+    units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = units @ units.T
+    for row in rows:
+        ids, distances = row["neighbors"]["ids"], row["neighbors"]["distances"]
+        np.testing.assert_allclose(distances, 1 - cosines[rows.index(row), ids], atol=1e-5)
