@@ -16,8 +16,8 @@ from typing import Any
 
 # page -> title, modules
 PAGES = {
-    "losses": ("Losses", ["dmljax.losses"]),
-    "miners": ("Miners", ["dmljax.miners"]),
+    "losses": ("Losses", ["dmljax.losses", "dmljax.losses.pnp_penalties"]),
+    "miners": ("Miners", ["dmljax.miners", "dmljax.miners.selections"]),
     "metrics": ("Metrics", ["dmljax.metrics"]),
     "retrieval": ("Retrieval and clustering", ["dmljax.retrieval"]),
     "ops": ("Distances, pair masks, reductions", ["dmljax.ops"]),

@@ -134,7 +134,7 @@ ENTRIES = {
     # Triplets
     "triplet": Entry(
         r"[d_{ap} - d_{an} + m]_+",
-        "Small, fine-grained data, with a miner such as `miners.triplet_margin(kind='semihard')`. "
+        "Small, fine-grained data, with a miner such as `miners.semihard_triplets`. "
         "Watch `losses.stats` for a collapse.",
         "`TripletMarginLoss`, the same numbers.",
     ),
