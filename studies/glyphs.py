@@ -2,7 +2,7 @@
 
     dmljax study run studies/glyphs.py --workers=2
 
-30 runs of 200 steps. All rows have one net, 64 dimensions, batches of 32 classes with 4 images, one
+30 runs of 450 steps. All rows have one net, 64 dimensions, batches of 32 classes with 4 images, one
 optimizer and one schedule; the losses have the settings of their papers or of a few trials by hand.
 So the table compares these settings in short runs, and no more than that.
 """
@@ -10,7 +10,7 @@ So the table compares these settings in short runs, and no more than that.
 from __future__ import annotations
 
 
-def get_study(steps: int = 200, seeds: int = 5):
+def get_study(steps: int = 450, seeds: int = 5):
     proxies = {
         "method": {"name": "proxies", "dim": 64},
         "optimizer.groups": [{"path": "^proxies", "factor": 10.0, "decay": 0.0}],
