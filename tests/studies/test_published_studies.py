@@ -27,6 +27,7 @@ ARGUMENTS = {
     ],
     "dvml_report": ["", "mode=report"],
     "dvml_tables": [*FOUR_SETS[:3], *(f"table=deviation,{name}" for name in FOUR_SETS[:3])],
+    "five_methods": ["", "data=omniglot8,size=64"],
     "glyphs": [""],
     "graph_ablations": [
         *FOUR_SETS,
@@ -124,7 +125,22 @@ def _first_point(search):
 
 @pytest.fixture(scope="module")
 def root_of(tmp_path_factory):
-    return functools.cache(lambda name: LAYOUTS[name](tmp_path_factory.mktemp(name)))
+    def folder_of(name):
+        folder = tmp_path_factory.mktemp(name)
+        return LAYOUTS[name](folder) if name in LAYOUTS else folder
+
+    return functools.cache(folder_of)
+
+
+def _image_file(folder):
+    """A file of eight classes of six images; half of the classes are for testing."""
+    labels = np.repeat(np.arange(8), 6)
+    names = [f"class{label}" for label in range(8)]
+    images = np.random.default_rng(0).integers(0, 256, (48, 32, 32), np.uint8)
+    path = folder / "images.npz"
+    is_test = np.arange(8) >= 4
+    np.savez(path, images=images, labels=labels, class_names=names, class_is_test=is_test)
+    return path
 
 
 def _small(row, root_of):
@@ -138,6 +154,8 @@ def _small(row, root_of):
     dataset = config["dataset"]["name"]
     if dataset in LAYOUTS:
         changes["dataset.root"] = str(root_of(dataset))
+    if dataset == "npz":
+        changes["dataset.path"] = str(_image_file(root_of("arrays")))
     if config["net"]["name"] != "lecun":
         changes["net"] = {"name": "convnet", "widths": [4, 4], "strides": [8, 1]}
         changes["method.dim"] = 32
