@@ -2,19 +2,16 @@
 
     dmljax study run studies/glyphs.py --workers=2
 
-30 runs of 450 steps. All rows have one net, 64 dimensions, batches of 32 classes with 4 images, one
-optimizer and one schedule; the losses have the settings of their papers or of a few trials by hand.
-So the table compares these settings in short runs, and no more than that.
+30 runs of 450 steps. All rows have one net, 64 dimensions, batches of 128 images, one optimizer and
+one schedule. A batch has 32 classes with 4 images for losses of pairs, and 128 classes with one
+image for losses against proxies (docs/choosing.md). The losses have the settings of their papers or
+of a few trials by hand. So the table compares these settings in short runs, and no more than that.
 """
 
 from __future__ import annotations
 
 
 def get_study(steps: int = 450, seeds: int = 5):
-    proxies = {
-        "method": {"name": "proxies", "dim": 64},
-        "optimizer.groups": [{"path": "^proxies", "factor": 10.0, "decay": 0.0}],
-    }
     return {
         "title": "Six losses on glyphs, short runs",
         "base": "glyphs",
@@ -24,8 +21,8 @@ def get_study(steps: int = 450, seeds: int = 5):
             "contrastive": {"loss": {"name": "contrastive", "neg_margin": 0.5}},
             "triplet": {"loss": {"name": "triplet", "margin": 0.1}},
             "NT-Xent": {"loss": {"name": "ntxent", "temperature": 0.1}},
-            "normalized softmax": {"loss": {"name": "normalized_softmax"}, **proxies},
-            "proxy-anchor": {"loss": {"name": "proxy_anchor"}, **proxies},
+            "normalized softmax": {"argument": "loss=normalized_softmax"},
+            "proxy-anchor": {"argument": "loss=proxy_anchor"},
         },
         "seeds": seeds,
         "baseline": "multi-similarity",
