@@ -137,6 +137,6 @@ def test_eleven_thousand_classes_are_quick():
     rng = np.random.default_rng(2)
     labels = np.arange(60_502) % 11_316
     assignment = np.where(rng.random(60_502) < 0.6, labels, rng.integers(0, 11_316, 60_502))
-    start = time.perf_counter()
+    start = time.process_time()
     assert 0 < metrics.ami(labels, assignment) < 1
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
