@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Integer
-from scipy import stats
 
 from dmljax.metrics.bootstrap import bootstrap_means
 
@@ -81,6 +80,8 @@ def mcnemar(right: Bool[np.ndarray, "q"], others: Bool[np.ndarray, "q"]) -> McNe
     >>> metrics.mcnemar(right, np.array([True, False, False, False]))
     McNemar(only_first=2, only_second=0, p=0.5)
     """
+    from scipy import stats  # takes half a second, which other programs need not wait
+
     right, others = np.asarray(right, bool), np.asarray(others, bool)
     b, c = int((right & ~others).sum()), int((~right & others).sum())
     p = float(stats.binomtest(min(b, c), b + c, 0.5).pvalue) if b + c else 1.0

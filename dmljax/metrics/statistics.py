@@ -4,6 +4,8 @@
 by one test that is chosen before the runs: `paired_difference` (the same seeds in both rows),
 `welch_difference` (independent runs), or `fold_difference` (the folds of a cross-validation). Where
 several rows are compared with one baseline, `holm` adjusts their p-values.
+
+Functions import scipy themselves: that takes half a second, which other programs need not wait.
 """
 
 from __future__ import annotations
@@ -13,9 +15,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import scipy.integrate
-import scipy.optimize
-import scipy.stats
 
 __all__ = [
     "Difference",
@@ -199,21 +198,25 @@ def expected_best(k: int) -> float:
     """
     if k < 1:
         raise ValueError(f"k={k} must be 1 or more")
-    normal = scipy.stats.norm
+    from scipy import integrate, stats
+
+    normal = stats.norm
 
     def density(x: float) -> float:
         return x * k * normal.pdf(x) * normal.cdf(x) ** (k - 1)
 
-    return float(scipy.integrate.quad(density, -10, 10, points=[0, 2, 4])[0])
+    return float(integrate.quad(density, -10, 10, points=[0, 2, 4])[0])
 
 
 def _difference(
     mean: float, error: float, degrees: float, deviation: float, n: int, level: float
 ) -> Difference:
+    from scipy import stats
+
     _check_level(level)
     half = _t(level, degrees) * error
     if error > 0:
-        p = 2 * float(scipy.stats.t.sf(abs(mean) / error, degrees))
+        p = 2 * float(stats.t.sf(abs(mean) / error, degrees))
     else:
         p = 1.0 if mean == 0 else 0.0
     return Difference(mean, mean - half, mean + half, p, degrees, float(deviation), n)
@@ -221,24 +224,28 @@ def _difference(
 
 def _detected(degrees: int, *, level: float, power: float) -> float:
     """The non-centrality at which a two-sided t test of this level has this power."""
+    from scipy import optimize, stats
+
     # Over the spread of the measured deviation: scipy's non-central t gives NaN at some values.
     shares = (np.arange(4096) + 0.5) / 4096
-    spread = np.sqrt(scipy.stats.chi2.ppf(shares, degrees) / degrees)
+    spread = np.sqrt(stats.chi2.ppf(shares, degrees) / degrees)
     critical = _t(1 - level, degrees) * spread
 
     def excess(shift: float) -> float:
-        normal = scipy.stats.norm
+        normal = stats.norm
         return float(np.mean(normal.sf(critical - shift) + normal.cdf(-critical - shift))) - power
 
     upper = 1.0
     while excess(upper) < 0:
         upper *= 2
-    return float(scipy.optimize.brentq(excess, 0, upper))
+    return float(optimize.brentq(excess, 0, upper))
 
 
 def _t(level: float, degrees: float) -> float:
     """Student's quantile: the share `level` lies between minus and plus this value."""
-    return float(scipy.stats.t.ppf((1 + level) / 2, degrees))
+    from scipy import stats
+
+    return float(stats.t.ppf((1 + level) / 2, degrees))
 
 
 def _finite(name: str, values: Values, *, at_least: int = 2) -> np.ndarray:
