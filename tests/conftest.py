@@ -35,7 +35,7 @@ install_import_hook([f"dmljax.{name}" for name in sorted(CHECKED)], "typechecker
 
 
 # Bytes of a test process: two of them fit into a laptop of 8 GB.
-_CLEAR_CACHES_ABOVE, _MEMORY_LIMIT = 2 << 30, 3 << 30
+_CLEAR_CACHES_ABOVE, _MEMORY_LIMIT = 2400 << 20, 3 << 30
 
 
 def pytest_configure():
