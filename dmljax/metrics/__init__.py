@@ -76,7 +76,7 @@ from dmljax.metrics.statistics import (
 from dmljax.metrics.suspects import (
     NearDuplicates,
     SuspectedLabels,
-    grey_correlation,
+    gray_correlation,
     near_duplicates,
     suspected_labels,
 )
@@ -113,7 +113,7 @@ __all__ = [
     "fmr_at",
     "fnmr_at",
     "fold_difference",
-    "grey_correlation",
+    "gray_correlation",
     "holm",
     "hubs",
     "interval",

@@ -15,16 +15,16 @@ from dmljax.retrieval import Embeddings, Labels
 __all__ = [
     "NearDuplicates",
     "SuspectedLabels",
-    "grey_correlation",
+    "gray_correlation",
     "near_duplicates",
     "suspected_labels",
 ]
 
 _CHANCE, _ORDINARY = 0.05, 0.25  # the shares of the rule of `suspected_labels`
 _LOWEST_RECALL, _LARGEST_SHARE, _FLAT = 0.5, 0.05, 3
-_SAME_PIXELS = 0.9  # correlation of two grey images from which on they are the same
+_SAME_PIXELS = 0.9  # correlation of two gray images from which on they are the same
 
-GreyFn = Callable[[np.ndarray], np.ndarray]
+GrayFn = Callable[[np.ndarray], np.ndarray]
 
 
 class SuspectedLabels(NamedTuple):
@@ -113,16 +113,16 @@ def near_duplicates(
     gallery_labels: Labels | None = None,
     groups: Integer[np.ndarray, "q"] | None = None,
     gallery_groups: Integer[np.ndarray, "n"] | None = None,
-    grey_fn: GreyFn | None = None,
-    gallery_grey_fn: GreyFn | None = None,
+    gray_fn: GrayFn | None = None,
+    gallery_gray_fn: GrayFn | None = None,
     tile: int = 1024,
     devices: Sequence[Any] | None = None,
 ) -> NearDuplicates:
     """Mutual nearest neighbors of different classes with a cosine of at least `threshold`.
 
     A good threshold is the 99 % quantile of `neighborhoods(...).own_similarity`: nearer than
-    almost all pairs of one class. `grey_fn(items)` gives the pixels `[m h w]` of these items as
-    small grey images, 16 x 16; a pair is then kept if the correlation of its pixels is at least
+    almost all pairs of one class. `gray_fn(items)` gives the pixels `[m h w]` of these items as
+    small gray images, 16 x 16; a pair is then kept if the correlation of its pixels is at least
     0.9. Embeddings of at most 3 dimensions need it. With the training images as the gallery, whose
     classes have other labels, the pairs are leaks between the splits.
 
@@ -139,11 +139,11 @@ def near_duplicates(
         groups=groups,
         gallery_groups=gallery_groups,
     )
-    if (grey_fn is None) != (gallery_grey_fn is None) and not search.within:
-        raise ValueError("grey_fn and gallery_grey_fn go together: give both, or neither")
+    if (gray_fn is None) != (gallery_gray_fn is None) and not search.within:
+        raise ValueError("gray_fn and gallery_gray_fn go together: give both, or neither")
     queries, items = search.queries, search.gallery
     nothing = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
-    if queries.vectors.shape[1] <= _FLAT and grey_fn is None:
+    if queries.vectors.shape[1] <= _FLAT and gray_fn is None:
         return NearDuplicates(
             *nothing,
             f"embeddings of {queries.vectors.shape[1]} dimensions are too crowded to tell "
@@ -178,9 +178,9 @@ def near_duplicates(
     pairs = pairs[np.lexsort((pairs, -similarities[pairs, 0]))]
     left, right = queries.rows[pairs], items.rows[nearest[pairs]]
     correlations = np.full(len(pairs), np.nan)
-    if grey_fn is not None and len(pairs):
-        correlations = grey_correlation(grey_fn(left), (gallery_grey_fn or grey_fn)(right))
-    kept = np.ones(len(pairs), bool) if grey_fn is None else correlations >= _SAME_PIXELS
+    if gray_fn is not None and len(pairs):
+        correlations = gray_correlation(gray_fn(left), (gallery_gray_fn or gray_fn)(right))
+    kept = np.ones(len(pairs), bool) if gray_fn is None else correlations >= _SAME_PIXELS
     return NearDuplicates(
         left[kept],
         right[kept],
@@ -190,13 +190,13 @@ def near_duplicates(
     )
 
 
-def grey_correlation(a: np.ndarray, b: np.ndarray) -> Float[np.ndarray, "m"]:
+def gray_correlation(a: np.ndarray, b: np.ndarray) -> Float[np.ndarray, "m"]:
     """Pearson's correlation of the pixels of image a_i and image b_i, `[m h w]` each.
 
-    Images of one even grey have none: 1 if both are even, 0 if one is.
+    Images of one even gray have none: 1 if both are even, 0 if one is.
 
     >>> image = np.array([[0.0, 1.0], [2.0, 5.0]])
-    >>> metrics.grey_correlation(np.stack([image, image]), np.stack([image * 3 + 1, -image]))
+    >>> metrics.gray_correlation(np.stack([image, image]), np.stack([image * 3 + 1, -image]))
     array([ 1., -1.])
     """
     a, b = (np.asarray(x, np.float64).reshape(len(x), -1) for x in (a, b))

@@ -6,6 +6,7 @@ plain dicts: the numbers and the items that the page shows, and no more of them 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from dmljax import metrics
+from dmljax.data.decode import UnreadableImage
+from dmljax.report import sprites
 from dmljax.report.sprites import Sprites
 
 __all__ = [
@@ -278,8 +281,8 @@ def duplicates(data: Data, near: metrics.Neighborhoods, images: Sprites | None) 
         data.query_vectors,
         data.query_labels,
         threshold=threshold,
-        grey_fn=lambda rows: _comparable(images, data.queries[rows]),
-        gallery_grey_fn=None
+        gray_fn=lambda rows: _comparable(images, data.queries[rows]),
+        gallery_gray_fn=None
         if data.within
         else (lambda rows: _comparable(images, data.items[rows])),
         devices=data.devices,
@@ -310,19 +313,29 @@ def leaks(
 ) -> dict[str, Any]:
     """Test images that are also among the training images, by the same rule as duplicates.
 
-    `training` has `embeddings`, `labels`, `names` and `gray_fn(rows) -> [m 16 16]`.
+    `training` has `embeddings`, `labels`, `names` and `read_fn(row) -> uint8 [h w c]` of training
+    images, and `total`, how many there are in all.
     """
     own = near.own_similarity[np.isfinite(near.own_similarity)]
     if images is None or training is None or not len(own) or not len(training["labels"]):
         return {}
+
+    def gray_fn(rows: np.ndarray) -> np.ndarray:
+        """As `_comparable`, of training images."""
+        copies = np.zeros((len(rows), *images.gray.shape[1:]), np.float32)
+        for copy, row in zip(copies, rows, strict=True):
+            with contextlib.suppress(UnreadableImage, OSError):
+                copy[:] = sprites.gray(sprites.cover(training["read_fn"](int(row)), images.side))
+        return copies
+
     pairs = metrics.near_duplicates(
         data.query_vectors,
         data.query_labels,
         gallery=training["embeddings"],
         gallery_labels=np.asarray(training["labels"]) + len(data.names),
         threshold=float(np.quantile(own, 0.99)),
-        grey_fn=lambda rows: _comparable(images, data.queries[rows]),
-        gallery_grey_fn=training["gray_fn"],
+        gray_fn=lambda rows: _comparable(images, data.queries[rows]),
+        gallery_gray_fn=gray_fn,
         devices=data.devices,
     )
     listed = [
@@ -334,6 +347,10 @@ def leaks(
         for a, b, s in zip(pairs.queries, pairs.items, pairs.similarities, strict=True)
     ]
     note = "Near a training image in the embedding, and almost the same pixels."
+    if len(training["labels"]) < training["total"]:
+        note += (
+            f" Compared with {len(training['labels']):,} of {training['total']:,} training images."
+        )
     return {"leaks": listed[:_MOST_LISTED], "leaks_note": note} if listed else {}
 
 

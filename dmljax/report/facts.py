@@ -113,7 +113,7 @@ def make(
     per_query: Mapping[str, np.ndarray] | None = None,
     are_classes_new: bool | None = None,
     inside_fn: Callable[[np.ndarray], Sequence[Mapping[str, Any]]] | None = None,
-    training: Mapping[str, Any] | None = None,
+    training_fn: Callable[[], Mapping[str, Any] | None] | None = None,
     fields: Mapping[str, Any] | None = None,
     seed: int = 0,
     devices: Sequence[Any] | None = None,
@@ -126,8 +126,8 @@ def make(
       retrieval scores of these embeddings are shown.
     * `per_query`: R@1, RP, MAP@R and MRR of every readable query, where they are known already.
     * `inside_fn(readable items) -> views` gives what goes on inside the method.
-    * `training` describes the training images for the test whether an image is among them, see
-      `diagnosis.leaks`.
+    * `training_fn()` describes training images, to find test images that are among them: the
+      argument `training` of `diagnosis.leaks`.
     * `fields` are further fields of `Facts`, such as `curves` and `run`.
     """
     data = diagnosis.Data.of(
@@ -181,6 +181,7 @@ def make(
     else:
         images = None
     shown = attempt("scores", _scores, data, per_query, evaluated=scores)
+    training = attempt("check", training_fn)
     check = {
         **(attempt("check", diagnosis.leaks, data, near_by_cosine, images, training) or {}),
         **(suspected or {}),
@@ -419,7 +420,8 @@ def _looks(facts: Facts, data: diagnosis.Data) -> list[dict[str, Any]]:
         looks.append({"parts": [facts.warning], "section": "run", "warning": True})
     check = facts.check or {}
     if leaks := check.get("leaks"):
-        text = f"{len(leaks):,} test images are also among the training images."
+        are = "test image is" if len(leaks) == 1 else "test images are"
+        text = f"{len(leaks):,} {are} also among the training images."
         looks.append(
             {
                 "parts": [text],

@@ -13,7 +13,7 @@ from dmljax.data.splits import Split
 from dmljax.report.diagnosis import Data
 from dmljax.report.scores_file import QueryScores
 
-__all__ = ["Findings", "findings", "grey"]
+__all__ = ["Findings", "findings", "gray"]
 
 _SIDE = 16  # pixels of the images whose correlation tells duplicates
 _NEAR = 0.99  # duplicates are nearer than this share of the pairs of nearest items of one class
@@ -65,9 +65,9 @@ def findings(
     suspects = metrics.suspected_labels(near, histograms, recalls, dimension=data.x.shape[1])
     pixels: dict[str, Any] = {}
     if read_fn is not None:
-        pixels["grey_fn"] = lambda numbers: grey(read_fn, rows[numbers])
+        pixels["gray_fn"] = lambda numbers: gray(read_fn, rows[numbers])
         if not data.within:
-            pixels["gallery_grey_fn"] = lambda numbers: grey(read_fn, items[numbers])
+            pixels["gallery_gray_fn"] = lambda numbers: gray(read_fn, items[numbers])
     has_own = near.own >= 0
     threshold = float(np.quantile(near.own_similarity[has_own], _NEAR)) if has_own.any() else 1.0
     duplicates = metrics.near_duplicates(
@@ -94,8 +94,8 @@ def findings(
     )
 
 
-def grey(read_fn: Callable[[int], np.ndarray], rows: np.ndarray) -> np.ndarray:
-    """These images in grey, `[n 16 16]`; NaN where an image can no longer be read."""
+def gray(read_fn: Callable[[int], np.ndarray], rows: np.ndarray) -> np.ndarray:
+    """These images in gray, `[n 16 16]`; NaN where an image can no longer be read."""
     images = np.full((len(rows), _SIDE, _SIDE), np.nan)
     for place, row in enumerate(rows):
         try:

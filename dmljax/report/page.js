@@ -196,7 +196,7 @@
   };
   const tickText = (v) => (Math.abs(v) >= 10000 ? `${v / 1000}k` : String(Number(v.toPrecision(4))).replace("-", "−"));
   const DASHES = ["", "6 4", "2 3", "8 3 2 3"];
-  const STROKES = ["right", "wrong", "grey", "mark"];
+  const STROKES = ["right", "wrong", "gray", "mark"];
   // Series differ in dash and color; `key` repeats both beside their names.
   const styleOf = (i) => ({ stroke: `var(--${STROKES[i % 4]})`, "stroke-dasharray": DASHES[(i + (i >> 2)) % 4], "stroke-width": 2, fill: "none" });
   const keyOf = (entries) => el("ul", { class: "key" }, entries.map(([text, style]) => {
@@ -232,7 +232,7 @@
       const y = (v) => top + inner * (1 - (v - bottomValue + pad) / (topValue - bottomValue + 2 * pad || 1));
       const svg = frameOf(node, full, height, label);
       axes(svg, { left, top, width, height: inner, x, y, xName, xTicks: ticks(x0, x1, Math.floor(width / 90)), yTicks: ticks(bottomValue, topValue, Math.floor(inner / 28)) });
-      if (isNumber(level)) svg.append(svgEl("path", { d: `M${left} ${y(level)}H${left + width}`, stroke: "var(--grey)", "stroke-dasharray": "2 4", "stroke-width": 1.5 }));
+      if (isNumber(level)) svg.append(svgEl("path", { d: `M${left} ${y(level)}H${left + width}`, stroke: "var(--gray)", "stroke-dasharray": "2 4", "stroke-width": 1.5 }));
       for (const mark of marks) {
         svg.append(svgEl("path", { d: `M${x(mark.step)} ${top}V${top + inner}`, stroke: "var(--mark)", "stroke-width": 1.5 }));
         const end = x(mark.step) > left + width - 90;
@@ -316,7 +316,7 @@
         el("table", {}, el("thead", {}, el("tr", {}, el("th", { class: "text", scope: "col" }, "Score"),
           table.splits.map((s) => el("th", { scope: "col" }, s)), el("th", { class: "text minor", scope: "col" }, "Meaning"))),
         el("tbody", {}, table.rows.map(([name, ...values]) => el("tr", {}, el("th", { class: "text", scope: "row" }, name),
-          values.map((v) => el("td", {}, v)), el("td", { class: "text minor grey" }, MEANINGS[name.split("/").pop()] || "")))))));
+          values.map((v) => el("td", {}, v)), el("td", { class: "text minor gray" }, MEANINGS[name.split("/").pop()] || "")))))));
   };
   section("scores", () => {
     if (!data.scores) return null;
@@ -345,7 +345,7 @@
       const draw = () => {
         const series = curves.scores.filter((s) => shown.has(s.name)).map((s, i) => ({ ...s, style: i }));
         lineChart(node, { series, height: 220, low: 0, high: 100, marks: curves.marks, level: curves.baseline, label: `Scores while training: ${series.map((s) => s.name).join(", ")}` });
-        keys.replaceChildren(keyOf([...series.map((s, i) => [s.name, styleOf(i)]), ...(isNumber(curves.baseline) ? [[`raw pixels, R@1 ${curves.baseline.toFixed(1)}`, { stroke: "var(--grey)", "stroke-dasharray": "2 4", "stroke-width": 1.5 }]] : [])]));
+        keys.replaceChildren(keyOf([...series.map((s, i) => [s.name, styleOf(i)]), ...(isNumber(curves.baseline) ? [[`raw pixels, R@1 ${curves.baseline.toFixed(1)}`, { stroke: "var(--gray)", "stroke-dasharray": "2 4", "stroke-width": 1.5 }]] : [])]));
         const drawing = drawings.get(node);
         const width = Math.floor(node.clientWidth);
         if (width) { drawing.width = width; drawing.draw(width); }
@@ -457,9 +457,9 @@
       for (const i of list) {
         if (mode === "class") add(items.labels[i] === chosenClass ? (hitOf(i) === 0 ? "mark-wrong" : "mark") : "line", i);
         else if (mode === "found") add(`found${Math.min(bins - 1, Math.floor(Math.log2(1 + items.found[i])))}`, i);
-        else add(hitOf(i) === 0 ? "wrong" : hitOf(i) === 1 ? "right" : "grey", i);
+        else add(hitOf(i) === 0 ? "wrong" : hitOf(i) === 1 ? "right" : "gray", i);
       }
-      const order = ["line", "grey", "right", "found0", "found1", "found2", "found3", "found4", "found5", "wrong", "mark", "mark-wrong"];
+      const order = ["line", "gray", "right", "found0", "found1", "found2", "found3", "found4", "found5", "wrong", "mark", "mark-wrong"];
       const many = list.length > 8000;
       for (const name of order) {
         const rows = layers.get(name);
@@ -512,7 +512,7 @@
       }
       const hit = hitOf(i);
       const name = mode === "class" ? (items.labels[i] === chosenClass ? "mark" : "line")
-        : mode === "found" ? null : hit === 0 ? "wrong" : hit === 1 ? "right" : "grey";
+        : mode === "found" ? null : hit === 0 ? "wrong" : hit === 1 ? "right" : "gray";
       context.strokeStyle = isChosen ? color("ink") : name === null ? shade(clamp(Math.log2(1 + items.found[i]) / (bins - 1), 0, 1)) : color(name);
       context.lineWidth = isChosen ? 4 : 3;
       context.setLineDash(hit === 0 && !isChosen ? [5, 3] : []);
@@ -528,7 +528,7 @@
     };
     const fillAside = () => {
       clear(aside);
-      if (selected < 0) { aside.append(el("p", { class: "grey" }, "No image is chosen.")); return; }
+      if (selected < 0) { aside.append(el("p", { class: "gray" }, "No image is chosen.")); return; }
       const near = neighborsOf(selected);
       put(aside, [
         el("div", { class: "pics" }, thumb(selected, { size: "s120", kind: "query", list: [selected, ...near.map((n) => n.item)] })),
@@ -638,7 +638,7 @@
       key.textContent = {
         hits: "Blue discs: the nearest image is of the same class. Orange squares and dashed frames: it is not.",
         found: "The darker orange, the more queries have the image among their ten nearest. Squares: the nearest image is of another class.",
-        class: "Yellow: images of the chosen class; all others are grey. Squares: the nearest image is of another class.",
+        class: "Yellow: images of the chosen class; all others are gray. Squares: the nearest image is of another class.",
       }[mode] + (items.roles ? " Images of queries and of the gallery are shown alike; pictures carry Q or G." : "");
     };
     const modes = choice("Color of the points", [["hits", "right / wrong"], ["found", "how often found"], ["class", "one class"]], mode, (value) => {
@@ -804,7 +804,7 @@
     box.style.padding = "0 12px";
     box.append(...mixed.pairs.map((pair) => el("div", { class: "pair" },
       el("p", {}, el("b", {}, bdi(shortName(nameOf(pair.a)))), " taken for ", el("b", {}, bdi(shortName(nameOf(pair.b)))),
-        el("span", { class: "grey" }, `: ${grouped(pair.count)} of ${grouped(pair.of)}${pair.back ? `, the other way ${grouped(pair.back)}` : ""}`)),
+        el("span", { class: "gray" }, `: ${grouped(pair.count)} of ${grouped(pair.of)}${pair.back ? `, the other way ${grouped(pair.back)}` : ""}`)),
       pair.examples.map(([query, found]) => el("span", { class: "pairs" }, thumb(query, { kind: "query", size: "s44" }), thumb(found, { kind: "wrong", size: "s44" }))))));
     return [el("div", { class: "wide" }, left, el("div", {}, el("h3", {}, "Taken for one another"), box,
       el("p", { class: "note" }, "Queries of the first class whose nearest image is of the second. The pairs show a query and what was nearest.")))];
@@ -835,25 +835,25 @@
     };
     if (check.suspects && check.suspects.length) {
       block("Perhaps another label", check.suspects_note, check.suspects.map((s) => () => el("div", { class: "pair" },
-        el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[s.item])))), el("span", { class: "grey" }, " perhaps "), el("b", {}, bdi(shortName(nameOf(items.labels[s.other])))),
-          el("span", { class: "grey" }, `: ${decimal(s.to_own)} to its own class, ${decimal(s.to_other)} to that one`), fileNote(s.item)),
+        el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[s.item])))), el("span", { class: "gray" }, " perhaps "), el("b", {}, bdi(shortName(nameOf(items.labels[s.other])))),
+          el("span", { class: "gray" }, `: ${decimal(s.to_own)} to its own class, ${decimal(s.to_other)} to that one`), fileNote(s.item)),
         thumb(s.item, { kind: "query", tag: "image", size: "s52" }),
         s.own < NONE ? thumb(s.own, { kind: "right", tag: "✓ own", size: "s52" }) : null,
         thumb(s.other, { kind: "wrong", tag: "✕ other", size: "s52" }))));
     }
     if (check.duplicates && check.duplicates.length) {
       block("Almost the same picture, two labels", check.duplicates_note, check.duplicates.map((d) => () => el("div", { class: "pair" },
-        el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[d.a])))), el("span", { class: "grey" }, " and "), el("b", {}, bdi(shortName(nameOf(items.labels[d.b])))), el("span", { class: "grey" }, `: cosine ${decimal(d.similarity, 3)}`), fileNote(d.a), fileNote(d.b)),
+        el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[d.a])))), el("span", { class: "gray" }, " and "), el("b", {}, bdi(shortName(nameOf(items.labels[d.b])))), el("span", { class: "gray" }, `: cosine ${decimal(d.similarity, 3)}`), fileNote(d.a), fileNote(d.b)),
         thumb(d.a, { size: "s52" }), thumb(d.b, { size: "s52" }))));
     }
     if (check.leaks && check.leaks.length) {
       block("Also among the training images", check.leaks_note, check.leaks.map((d) => () => el("div", { class: "pair" },
-        el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[d.item])))), el("span", { class: "grey" }, ` is like a training image of `), el("b", {}, bdi(shortName(d.train_class))), el("span", { class: "grey" }, `: cosine ${decimal(d.similarity, 3)}`), fileNote(d.item)),
+        el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[d.item])))), el("span", { class: "gray" }, ` is like a training image of `), el("b", {}, bdi(shortName(d.train_class))), el("span", { class: "gray" }, `: cosine ${decimal(d.similarity, 3)}`), fileNote(d.item)),
         thumb(d.item, { size: "s52" }))));
     }
     if (check.hubs && check.hubs.length) {
       block("Found wrongly by many (hubs)", check.hubs_note, check.hubs.map((h) => () => el("div", { class: "pair" },
-        el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[h.item])))), el("span", { class: "grey" }, `: among the ten nearest of ${plural(h.found, "query", "queries")}, ${grouped(h.wrong)} of them of another class`)),
+        el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[h.item])))), el("span", { class: "gray" }, `: among the ten nearest of ${plural(h.found, "query", "queries")}, ${grouped(h.wrong)} of them of another class`)),
         thumb(h.item, { kind: "query", tag: "hub", size: "s52" }), h.queries.map((q) => thumb(q, { kind: "wrong", tag: "✕", size: "s44", says: "finds it, " })))));
     }
     const notes = check.refusal ? [el("p", { class: "note" }, check.refusal)] : [];
@@ -943,7 +943,7 @@
     }
     if (facts.numbers && facts.numbers.length) {
       columns.push(el("div", {}, el("h3", {}, "Numbers"), el("table", { class: "numbers" }, el("tbody", {}, facts.numbers.map(([name, value, meaning]) =>
-        el("tr", {}, el("th", { class: "text", scope: "row" }, name), el("td", {}, value), el("td", { class: "text grey" }, meaning)))))));
+        el("tr", {}, el("th", { class: "text", scope: "row" }, name), el("td", {}, value), el("td", { class: "text gray" }, meaning)))))));
     }
     if (columns.length) { const two = el("div", { class: "two" }, columns); two.style.marginTop = "24px"; parts.push(two); }
     return parts;
@@ -1073,7 +1073,7 @@
       const draw = VIEWS[view.kind];
       const card = el("div", { class: "card" }, el("h3", {}, view.title));
       if (view.note) card.append(el("p", { class: "note" }, view.note));
-      if (!draw) return put(card, [el("p", { class: "grey" }, `This page cannot draw a view of the kind "${view.kind}".`)]);
+      if (!draw) return put(card, [el("p", { class: "gray" }, `This page cannot draw a view of the kind "${view.kind}".`)]);
       return put(card, draw(view));
     });
     const small = views.every((v) => v.kind === "histograms" || v.kind === "points");
@@ -1106,7 +1106,7 @@
       const more = el("button", { type: "button" });
       const fill = () => {
         box.replaceChildren(...entries.slice(0, shown).map((entry) => el("div", { class: "pair" },
-          el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[entry.item])))), el("span", { class: "grey" }, ` (${plural(entry.of_class, "query", "queries")} of this class)`)),
+          el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[entry.item])))), el("span", { class: "gray" }, ` (${plural(entry.of_class, "query", "queries")} of this class)`)),
           thumb(entry.item, { kind: "query", tag: "query", size: "s52" }),
           entry.found.map((j, k) => (j < NONE ? thumb(j, { kind: same(entry.item, j) ? "right" : "wrong", tag: `${same(entry.item, j) ? "✓" : "✕"} ${shortName(runs[k === 0 ? 0 : index].name, 16)}`, size: "s52" }) : null)))));
         more.hidden = entries.length <= shown;
@@ -1186,7 +1186,7 @@
     clear(panel);
     panel.scrollTop = 0;
     const facts = [
-      ["Class", [bdi(nameOf(label)), size ? el("span", { class: "grey" }, ` (${plural(size, "image")})`) : ""]],
+      ["Class", [bdi(nameOf(label)), size ? el("span", { class: "gray" }, ` (${plural(size, "image")})`) : ""]],
       fileOf(i) ? ["File", [el("code", {}, bdi(fileOf(i)))]] : null,
       ["Nearest", [hitOf(i) === 2 ? firstWords(i) : hitOf(i) === 1 ? "✓ right" : `✕ wrong; ${firstWords(i)}`]],
       hitOf(i) !== 2 && items.map_at_r ? ["MAP@R", [percent(items.map_at_r[i] / 255)]] : null,
@@ -1225,7 +1225,7 @@
   });
 
   // ---------------------------------------------------------------- frame
-  const heading = el("div", {}, el("h1", {}, bdi(data.title), data.headline ? `: ${data.headline}` : ""), data.rule ? el("p", { class: "grey" }, data.rule) : null,
+  const heading = el("div", {}, el("h1", {}, bdi(data.title), data.headline ? `: ${data.headline}` : ""), data.rule ? el("p", { class: "gray" }, data.rule) : null,
     data.warning ? el("p", { class: "warning" }, data.warning) : null,
     (data.faults || []).filter((f) => !sections.some((s) => s.id === f.section)).map((f) => faultBox(`${f.section}: ${f.message}`)));
   main.querySelector("noscript").remove();

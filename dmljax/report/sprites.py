@@ -11,7 +11,7 @@ from PIL import Image
 
 from dmljax.data.decode import UnreadableImage
 
-__all__ = ["MISSING", "SIDE", "Sprites", "choose", "cover", "make", "thumbnail_size"]
+__all__ = ["MISSING", "SIDE", "Sprites", "choose", "cover", "gray", "make", "thumbnail_size"]
 
 SIDE = 16  # cells along each edge of a sheet
 MISSING = 65535  # the cell of an item without a thumbnail
@@ -70,6 +70,11 @@ def cover(image: np.ndarray, side: int) -> np.ndarray:
     return np.asarray(picture.resize((side, side), resample, box=box, reducing_gap=2.0))
 
 
+def gray(picture: np.ndarray) -> np.ndarray:
+    """A small gray copy `[16 16]` of a uint8 image `[h w 3]`, to compare pixels."""
+    return np.asarray(Image.fromarray(picture).convert("L").resize((_GRAY_SIDE, _GRAY_SIDE)))
+
+
 def make(
     read_fn: Callable[[int], np.ndarray],
     labels: np.ndarray,
@@ -89,7 +94,7 @@ def make(
     wanted = [int(place[i]) for i in needed if place[i] >= 0]
     chosen = available[choose(np.asarray(labels)[available], wanted, count)]
     cells = np.full(n, MISSING, np.uint16)
-    gray = np.full((n, _GRAY_SIDE, _GRAY_SIDE), np.nan, np.float32)
+    copies = np.full((n, _GRAY_SIDE, _GRAY_SIDE), np.nan, np.float32)
     sheets, rows = [], []
     filled, sheet = 0, np.zeros((SIDE * side, SIDE * side, 3), np.uint8)
     for item in chosen:
@@ -100,8 +105,7 @@ def make(
         place_in_sheet = filled % SIDE**2
         top, left = divmod(place_in_sheet, SIDE)
         sheet[top * side : (top + 1) * side, left * side : (left + 1) * side] = picture
-        small = Image.fromarray(picture).convert("L").resize((_GRAY_SIDE, _GRAY_SIDE))
-        gray[item] = np.asarray(small)
+        copies[item] = gray(picture)
         cells[item] = filled
         filled += 1
         if filled % SIDE**2 == 0:
@@ -111,7 +115,7 @@ def make(
     if filled % SIDE**2:
         rows.append(-(-(filled % SIDE**2) // SIDE))
         sheets.append(_encoded(sheet[: rows[-1] * side], quality))
-    return Sprites(sheets, rows, cells, side, gray)
+    return Sprites(sheets, rows, cells, side, copies)
 
 
 def _encoded(sheet: np.ndarray, quality: int) -> bytes:

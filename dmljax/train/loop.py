@@ -162,7 +162,9 @@ def _train(
                 query_scores.write(scores, workdir)
                 journal.say(summary.intervals(scores))
             report.finished(choice, evaluation.scores, **summary.facts(run))
-            for line in summary.pictures_of(run, state, evaluation, workdir, scores):
+            for line in summary.pictures_of(
+                run, state, evaluation, workdir, scores, evaluator=evaluator
+            ):
                 journal.say(line)
             if host_batches.skipped:
                 skipped = len(host_batches.skipped)

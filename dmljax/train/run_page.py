@@ -13,7 +13,7 @@ import numpy as np
 from absl import logging
 
 from dmljax.data.reader import Reader
-from dmljax.data.splits import Split, record_name
+from dmljax.data.splits import Split, record_name, subset
 from dmljax.report import facts, inside, page
 from dmljax.report import run as run_facts
 from dmljax.report.scores_file import QueryScores
@@ -25,6 +25,9 @@ from dmljax.train.step import TrainState
 __all__ = ["FILE", "facts_of", "write", "write_again"]
 
 FILE = "report.html"
+# Training images in which test images are looked for. At the end of a run at most so many as it has
+# trained on in a twentieth of its steps: a forward pass alone, so about 2 % of its time.
+_MOST_TRAINING, _SHARE = 20_000, 20
 
 
 def write(
@@ -33,13 +36,17 @@ def write(
     evaluation: Evaluation,
     workdir: pathlib.Path,
     scores: QueryScores | None = None,
+    *,
+    evaluator: Evaluator,
 ) -> bool:
     """Writes the page of an evaluation. A fault costs the page, never the run: it is a warning.
 
     Returns whether the page was written.
     """
     try:
-        content = facts_of(run, state, evaluation, workdir, scores)
+        most = min(_MOST_TRAINING, run.steps * run.batch_size // _SHARE)
+        training_fn = functools.partial(_training, run, state, evaluator, most=most)
+        content = facts_of(run, state, evaluation, workdir, scores, training_fn=training_fn)
         for fault in content.faults:
             logging.warning("a section of %s is missing (%s): %s", FILE, *_words(fault))
         page.write(content, workdir / FILE)
@@ -65,7 +72,8 @@ def write_again(
         embeddings = evaluation.test_embeddings[MAIN]
         scores = query_scores.of_run(run, embeddings, workdir, step=int(state.step))
         query_scores.write(scores, workdir)
-    content = facts_of(run, state, evaluation, workdir)
+    training_fn = functools.partial(_training, run, state, evaluator, most=_MOST_TRAINING)
+    content = facts_of(run, state, evaluation, workdir, training_fn=training_fn)
     for fault in content.faults:
         logging.warning("a section of %s is missing (%s): %s", FILE, *_words(fault))
     return page.write(content, workdir / FILE)
@@ -77,10 +85,13 @@ def facts_of(
     evaluation: Evaluation,
     workdir: pathlib.Path,
     query_values: QueryScores | None = None,
+    *,
+    training_fn: Callable[[], Mapping[str, Any] | None] | None = None,
 ) -> facts.Facts:
     """The facts of a run at one of its states, whose test embeddings `evaluation` holds.
 
-    `query_values`, where they are known, are not computed again.
+    `query_values`, where they are known, are not computed again. `training_fn` is that of
+    `facts.make`.
     """
     test, embeddings = run.test, evaluation.test_embeddings
     step = int(state.step)
@@ -104,6 +115,7 @@ def facts_of(
         per_query=None if query_values is None else query_values.values,
         are_classes_new=not set(test.names) & set(run.train.names),
         inside_fn=inside_fn,
+        training_fn=training_fn,
         fields={
             "rule": run_folder.describe_score(run, state),
             "curves": files.curves(step, run.reload_best_at, shown=run.selection.score),
@@ -113,6 +125,29 @@ def facts_of(
         seed=run.seed,
         devices=run.shards.mesh.local_devices,
     )
+
+
+def _training(
+    run: Run, state: TrainState, evaluator: Evaluator, *, most: int
+) -> dict[str, Any] | None:
+    """At most `most` training images and their embeddings; None if several processes train."""
+    if jax.process_count() > 1:  # this process alone makes the page
+        return None
+    rows = np.arange(len(run.train))
+    if len(rows) > most:
+        rows = np.sort(np.random.default_rng(0).choice(len(rows), most, replace=False))
+    split = subset(run.train, rows)
+    embeddings = evaluator.embeddings(state, split)[MAIN]
+    is_readable = np.isfinite(embeddings).all(axis=1)
+    if not is_readable.all():
+        split, embeddings = subset(split, is_readable), embeddings[is_readable]
+    return {
+        "embeddings": embeddings,
+        "labels": split.labels,
+        "names": split.names,
+        "read_fn": Reader(split, cache=False),
+        "total": len(run.train),
+    }
 
 
 def short_names(split: Split) -> list[str] | None:

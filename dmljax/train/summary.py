@@ -16,7 +16,7 @@ from dmljax.report.scores_file import QueryScores
 from dmljax.train import initial_state, run_page
 from dmljax.train import stuck as stuck_lib
 from dmljax.train.devices import describe_determinism
-from dmljax.train.evaluation import MAIN, Evaluation
+from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.journal import read, table
 from dmljax.train.results import Chosen
 from dmljax.train.run import Run
@@ -89,13 +89,15 @@ def pictures_of(
     evaluation: Evaluation,
     workdir: pathlib.Path,
     scores: QueryScores | None = None,
+    *,
+    evaluator: Evaluator,
 ) -> list[str]:
     """Writes the page and the movie of a run that has ended; a line that names them."""
     if not run.pictures or evaluation.test_embeddings is None:
         return []
     lines = []
     start = time.perf_counter()
-    if run_page.write(run, state, evaluation, workdir, scores):
+    if run_page.write(run, state, evaluation, workdir, scores, evaluator=evaluator):
         seconds = time.perf_counter() - start
         lines.append(f"report: {workdir / run_page.FILE} ({seconds:.0f} s)")
     if run.evaluation.frames:

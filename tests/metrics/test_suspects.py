@@ -122,19 +122,19 @@ def test_planted_duplicates(within):
     pixels = rng.random((200, 16, 16))
     embeddings[100:110] = embeddings[:10] + 1e-3 * rng.standard_normal((10, 16))
     pixels[100:107] = pixels[:7] * 0.8 + 0.1
-    grey = {"grey_fn": lambda items: pixels[items]}
+    gray = {"gray_fn": lambda items: pixels[items]}
     embeddings[50] = np.nan
     search, shift = {}, 0
     queries, query_labels = embeddings, labels
     if not within:
         search = {"gallery": embeddings[100:], "gallery_labels": labels[100:]}
         queries, query_labels, shift = embeddings[:100], labels[:100], 100
-        grey |= {"gallery_grey_fn": lambda items: pixels[100 + items]}
+        gray |= {"gallery_gray_fn": lambda items: pixels[100 + items]}
     found = metrics.near_duplicates(queries, query_labels, threshold=0.9, **search)
     assert sorted(found.queries.tolist()) == list(range(10)) and np.isnan(found.correlations).all()
     np.testing.assert_array_equal(found.items, found.queries + 100 - shift)
     assert (np.diff(found.similarities) <= 0).all()
-    found = metrics.near_duplicates(queries, query_labels, threshold=0.9, **search, **grey)
+    found = metrics.near_duplicates(queries, query_labels, threshold=0.9, **search, **gray)
     assert sorted(found.queries.tolist()) == list(range(7))
     np.testing.assert_allclose(found.correlations, 1)
     found = metrics.near_duplicates(queries, query_labels, threshold=1.1, **search)
@@ -160,7 +160,7 @@ def test_flat_embeddings_need_pixels():
     assert not len(found.queries) and "embeddings of 2 dimensions" in found.refusal
     pixels = np.random.default_rng(0).random((4, 16, 16))
     found = metrics.near_duplicates(
-        np.ones((4, 2)), np.arange(4), threshold=0.9, grey_fn=lambda items: pixels[items * 0]
+        np.ones((4, 2)), np.arange(4), threshold=0.9, gray_fn=lambda items: pixels[items * 0]
     )
     assert found.refusal == "" and len(found.queries)
 
@@ -169,7 +169,7 @@ def test_correlation_of_pixels():
     rng = np.random.default_rng(0)
     a, b = rng.random((5, 16, 16)), rng.random((5, 16, 16))
     expected = [np.corrcoef(x.ravel(), y.ravel())[0, 1] for x, y in zip(a, b, strict=True)]
-    np.testing.assert_allclose(metrics.grey_correlation(a, b), expected)
+    np.testing.assert_allclose(metrics.gray_correlation(a, b), expected)
     even = np.full((1, 4, 4), 0.1)
-    assert metrics.grey_correlation(even, even * 2) == 1
-    assert metrics.grey_correlation(even, rng.random((1, 4, 4))) == 0
+    assert metrics.gray_correlation(even, even * 2) == 1
+    assert metrics.gray_correlation(even, rng.random((1, 4, 4))) == 0

@@ -1,0 +1,41 @@
+"""A test image that is a copy of a training image is found, at the end of a run and later."""
+
+import numpy as np
+import pytest
+from system import blobs, tiny
+
+from dmljax.report import page
+from dmljax.train import loop, run_page
+
+TRAIN, TEST = 3, 41  # images; the classes of the first 32 are for training
+
+
+@pytest.fixture(scope="module")
+def leaking(tmp_path_factory):
+    """A run with a copy of a training image among its test images."""
+    folder = tmp_path_factory.mktemp("leaks")
+    path = blobs(folder)
+    with np.load(path) as file:
+        images, labels = file["images"], file["labels"]
+    images[TEST] = images[TRAIN]
+    np.savez(path, images=images, labels=labels)
+    fields = {"steps": 100, "evaluate": {"every": 100, "seeds": [0]}, "pictures": True}
+    loop.run(tiny(folder, **fields, runtime={"devices": 1}), folder / "run")
+    return folder / "run"
+
+
+def test_the_page_of_a_run_shows_the_copy_and_only_that(leaking):
+    check = page.read(leaking / run_page.FILE)["check"]
+    assert [leak["item"] for leak in check["leaks"]] == [TEST - 32]
+    assert check["leaks"][0]["train_class"] == "0" and check["leaks"][0]["similarity"] > 0.999
+    assert "training images." not in check["leaks_note"]  # all were compared
+    looks = page.read(leaking / run_page.FILE)["looks"]
+    assert looks[0]["parts"] == ["1 test image is also among the training images."]
+
+
+def test_the_page_that_is_made_again_shows_it_too(leaking, monkeypatch):
+    check = page.read(run_page.write_again(leaking))["check"]
+    assert [leak["item"] for leak in check["leaks"]] == [TEST - 32]
+    monkeypatch.setattr(run_page, "_MOST_TRAINING", 5)
+    check = page.read(run_page.write_again(leaking))["check"] or {}
+    assert not check.get("leaks") or "Compared with 5 of 32 training" in check["leaks_note"]
