@@ -129,7 +129,8 @@ def check_rows(study: Study) -> dict[str, dict[str, Any]]:
             continue
         config = configs[row.name] = completed(f"row {row.name!r}", row)
         _check_scores(study, row.name, config)
-        content = json.dumps([digests.essential(config), row.start_from, row.seeds], sort_keys=True)
+        start = row.start_from and (row.start_from, config["carried"])
+        content = json.dumps([digests.essential(config), start, row.seeds], sort_keys=True)
         if (other := rows_by_content.setdefault(content, row.name)) != row.name:
             raise ValueError(
                 f"the rows {other!r} and {row.name!r} have one config: remove one, or change it"

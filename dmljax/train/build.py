@@ -87,7 +87,7 @@ def build(config: Any) -> Run:
         for fn in (transform_fn, eval_transform_fn)
     )
 
-    def init_method(key, backbone=None):
+    def init_method(key, backbone=None, method=method):
         images = normalize_fn(jax.numpy.zeros((2, *image_shape), jax.numpy.uint8))
         batch = {"images": images, "labels": jax.numpy.zeros(2, jax.numpy.int32)}
         return method.init(key, batch, backbone=backbone)
@@ -95,11 +95,24 @@ def build(config: Any) -> Run:
     frozen = _backbone_paths(init_method, net, image_shape) if config["trained"] == "last" else ()
     optimizer = _optimizer(config, sampler.steps, total, frozen)
 
-    def init_fn(key, backbone=None):
-        return init_state(*init_method(key, backbone), optimizer)
+    def init_fn(key, backbone=None, others=None):
+        params, model_state = init_method(key, backbone)
+        return init_state(*start.replaced(params, model_state, others), optimizer)
 
-    shapes = jax.eval_shape(init_fn, jax.eval_shape(lambda: initial_state.key_of(0)))
+    key = jax.eval_shape(lambda: initial_state.key_of(0))
+    shapes = jax.eval_shape(init_fn, key)
     _check_groups(config, shapes.params)
+    carried = None
+    if config["start"] is not None and config["carried"] == "all":
+        # Far more classes, because a method may round their number up.
+        other = _method(config, net, len(data.train.names) + 1_000_003)
+        own, of_more = (
+            start.flat(*jax.eval_shape(lambda key, m=m: init_method(key, method=m), key))
+            for m in (method, other)
+        )
+        per_class = {path for path, array in own.items() if array.shape != of_more[path].shape}
+        backbone = frozen or _backbone_paths(init_method, net, image_shape)
+        carried = start.Carried(own, frozenset(per_class), frozenset(backbone))
     sharded = tuple(config["runtime"]["sharded"])
     placements = devices.of_state(shapes, shards, patterns=sharded)
     check_chunks(
@@ -169,6 +182,7 @@ def build(config: Any) -> Run:
         net=net,
         weights=weights,
         start=config["start"],
+        carried=carried,
         method=method,
         optimizer=optimizer,
         init_fn=init_fn,

@@ -34,6 +34,8 @@ class Digests(NamedTuple):
 def essential(config: dict[str, Any]) -> dict[str, Any]:
     """The fields of a completed config that can change a result."""
     left_out = (*_IRRELEVANT, "start")
+    if config.get("start") is None:
+        left_out += ("carried",)
     fields = {name: value for name, value in config.items() if name not in left_out}
     for name, paths in PATHS.items():
         if isinstance(fields.get(name), dict):

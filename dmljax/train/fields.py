@@ -26,7 +26,8 @@ _DEFAULTS: dict[str, Any] = {
     "optimizer": {"name": "adam", "rate": 1e-4},
     "schedule": "cosine",
     "reload_best_at": (),
-    "start": None,  # the folder of a run whose backbone is the first
+    "start": None,  # the folder of a run whose parameters are the first
+    "carried": "all",  # of that run: all that fits, or 'backbone'
     "trained": "all",  # or 'last': the pretrained backbone stays as it is
     "validation": 0.0,
     "fold": None,  # or 0 to folds - 1: the training classes that are held out
@@ -85,6 +86,7 @@ _OTHER_TYPES = {
     "patience": "int | None",
     "select": "str",
     "start": "str | None",
+    "carried": "str",
     "trained": "str",
 }
 _MINIMA = {
@@ -132,6 +134,8 @@ def complete(config: Any) -> dict[str, Any]:
         raise ValueError(f"validation must be a share of 0 to 1, not {config['validation']}")
     if config["unreadable"] not in ("raise", "skip"):
         raise ValueError(f"unreadable must be 'raise' or 'skip', not {config['unreadable']!r}")
+    if config["carried"] not in ("all", "backbone"):
+        raise ValueError(f"carried must be 'all' or 'backbone', not {config['carried']!r}")
     if config["trained"] not in ("all", "last"):
         raise ValueError(f"trained must be 'all' or 'last', not {config['trained']!r}")
     _check_evaluate(config["evaluate"])

@@ -22,15 +22,16 @@ __all__ = ["check_file", "check_weights", "first_state", "key_of", "missing_weig
 _COMPILER_OPTIONS = {"xla_backend_optimization_level": 1}
 
 
-def first_state(run: Run) -> TrainState:
-    """The state before step 1, on the devices."""
+def first_state(run: Run, *, say: Callable[[str], None] = logging.info) -> TrainState:
+    """The state before step 1, on the devices. `say` is called with a line about its origin."""
 
     @batch_draws  # Parameters that the backbone replaces are not drawn.
-    def state(key, backbone):
-        return run.init_fn(key, backbone)
+    def state(key, backbone, others):
+        return run.init_fn(key, backbone, others)
 
     compiled = jax.jit(state, compiler_options=_COMPILER_OPTIONS, out_shardings=run.placements)
-    return compiled(key_of(run.seed), jax.device_put(_backbone(run), run.shards.everywhere))
+    arrays = jax.device_put(_pretrained(run, say=say), run.shards.everywhere)
+    return compiled(key_of(run.seed), *arrays)
 
 
 def key_of(seed: int) -> jax.Array:
@@ -39,16 +40,25 @@ def key_of(seed: int) -> jax.Array:
     return jax.random.key(seed, impl="threefry2x32")
 
 
-def _backbone(run: Run, report_fn: Callable = logging.warning) -> dict[str, Any] | None:
-    """The variables of the pretrained backbone, or None without a file of weights or a run."""
+def _pretrained(
+    run: Run,
+    *,
+    say: Callable[[str], None] = logging.info,
+    report_fn: Callable = logging.warning,
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The variables of the pretrained backbone, and other arrays of the run to start from."""
     if run.weights is None and run.start is None:
-        return None
+        return None, None
     images = jax.ShapeDtypeStruct((1, *run.image_shape), jax.numpy.uint8)
     shape = jax.eval_shape(run.normalize_fn, images).shape[1:]
-    if run.start is not None:
-        first = start.find(run.start)
-        return start.variables(first, run.net, image_shape=shape, report_fn=report_fn)
-    return load(run.weights, run.net, image_shape=shape, report_fn=report_fn)
+    if run.start is None:
+        return load(run.weights, run.net, image_shape=shape, report_fn=report_fn), None
+    origin = start.find(run.start)
+    arrays = start.read(origin)
+    backbone = start.backbone(origin, arrays, run.net, image_shape=shape, report_fn=report_fn)
+    others, line = start.others(origin, arrays, run.carried)
+    say(line)
+    return backbone, others
 
 
 def check_weights(run: Run) -> None:
@@ -57,7 +67,7 @@ def check_weights(run: Run) -> None:
     The run folder is not yet written then, so that nothing of the failed run stays.
     """
     check_file(run.weights)
-    _backbone(run, report_fn=lambda *_: None)
+    _pretrained(run, say=lambda _: None, report_fn=lambda *_: None)
     if run.weights is None and run.start is None and getattr(run.net, "frozen", False):
         logging.warning("net.frozen=True without net.weights: batch norm stays the identity")
 

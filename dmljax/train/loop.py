@@ -64,7 +64,8 @@ def run(
 def _train(
     run: Run, workdir: pathlib.Path, checkpoints: Checkpoints, report: results.Report
 ) -> dict[str, float]:
-    state, window, history = _restored(run, checkpoints, report)
+    origin: list[str] = []
+    state, window, history = _restored(run, checkpoints, report, say=origin.append)
     start_step = int(state.step)
     if start_step in run.reload_best_at:  # A checkpoint holds the state before the reload.
         state = _reload_best(state, run, checkpoints)
@@ -76,7 +77,7 @@ def _train(
         journal = Journal(workdir, step=start_step, total=run.steps, write=is_main)
         stack.callback(journal.close)
         interrupts = stack.enter_context(Interrupts(run.shards))
-        for line in summary.header(run, state):
+        for line in [*summary.header(run, state), *origin]:
             journal.say(line)
         if start_step == 0:
             _evaluate_untrained(run, state, evaluator, journal, workdir)
@@ -173,12 +174,15 @@ def _train(
 
 
 def _restored(
-    run: Run, checkpoints: Checkpoints, report: results.Report
+    run: Run,
+    checkpoints: Checkpoints,
+    report: results.Report,
+    say: Callable[[str], None],
 ) -> tuple[TrainState, list[dict[str, float]], list[float]]:
     """The state to start from, the metrics since the last report, and the scores of evaluations."""
     restored = checkpoints.restore(run.shapes, run.placements, repair=True)
     if restored is None:
-        return initial_state.first_state(run), [], []
+        return initial_state.first_state(run, say=say), [], []
     state, notes = restored
     report.earlier_seconds = notes["seconds"]
     return state, notes["window"], notes["history"]

@@ -11,6 +11,7 @@ import optax
 from dmljax.data.splits import Split
 from dmljax.methods.base import Method
 from dmljax.train.devices import Shardings
+from dmljax.train.start import Carried
 from dmljax.train.step import TrainState
 
 __all__ = [
@@ -113,10 +114,11 @@ class Run(NamedTuple):
     net_name: str
     net: nn.Module
     weights: str | None
-    start: str | None  # the folder of a run whose backbone is the first
+    start: str | None  # the folder of a run whose parameters are the first
+    carried: Carried | None  # what that run may set beside the backbone
     method: Method
     optimizer: optax.GradientTransformation
-    init_fn: Callable  # (key, backbone=None) -> the first TrainState
+    init_fn: Callable  # (key, backbone=None, others=None) -> the first TrainState
 
     shards: Shardings
     shapes: TrainState  # jax.ShapeDtypeStruct for every array

@@ -1,4 +1,4 @@
-"""Runs that start from the backbone of another run."""
+"""Runs that start from the parameters of another run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,17 @@ from dmljax.train import results
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.weights import from_tensors
 
-__all__ = ["Start", "find", "normalization", "variables"]
+__all__ = [
+    "Carried",
+    "Start",
+    "backbone",
+    "find",
+    "flat",
+    "normalization",
+    "others",
+    "read",
+    "replaced",
+]
 
 
 class Start(NamedTuple):
@@ -26,6 +36,18 @@ class Start(NamedTuple):
     folder: pathlib.Path
     step: int
     digest: str
+
+
+class Carried(NamedTuple):
+    """What a run may take from another one beside the backbone.
+
+    `shapes` are those of all its arrays by their names in `flat`. Arrays `per_class` have a row for
+    each class, so they are drawn. `backbone` are the parameters of the backbone, by their paths.
+    """
+
+    shapes: Mapping[str, Any]
+    per_class: frozenset[str]
+    backbone: frozenset[str]
 
 
 def find(folder: str | os.PathLike) -> Start:
@@ -56,27 +78,85 @@ def normalization(folder: str | os.PathLike) -> Any:
     return json.loads(file.read_text())["normalize"] if file.is_file() else None
 
 
-def variables(
-    start: Start, net: nn.Module, *, image_shape: Sequence[int], report_fn: Callable
-) -> dict[str, Any]:
-    """The variables of the backbone, checked against `net`."""
+def read(start: Start) -> dict[str, Any]:
+    """The parameters and the statistics of batch norms of the chosen step, as `flat` names them."""
     with Checkpoints(start.folder / "checkpoints", reading=True) as checkpoints:
         if fault := checkpoints.fault(start.step):
             raise ValueError(
                 f"start: checkpoint {start.step} of {start.folder} is damaged ({fault})"
             )
         params, train = checkpoints.arrays(start.step)
-    params = _average(train["opt_state"]) or params
-    backbone = {"params": _whole_net(params.get("net", {}))}
-    statistics = train["model_state"].get("batch_stats", {}).get("net")
-    if statistics is not None:
-        backbone["batch_stats"] = _whole_net(statistics)
+    return flat(_average(train["opt_state"]) or params, train["model_state"])
+
+
+def flat(params: Any, model_state: Any) -> dict[str, Any]:
+    """Arrays by names such as 'params/head/red/kernel'; other state is left out."""
+    trees = {"params": params, "batch_stats": model_state.get("batch_stats", {})}
+    return traverse_util.flatten_dict(trees, sep="/")
+
+
+def backbone(
+    start: Start,
+    arrays: Mapping[str, Any],
+    net: nn.Module,
+    *,
+    image_shape: Sequence[int],
+    report_fn: Callable,
+) -> dict[str, Any]:
+    """The variables of the backbone among the arrays of a run, checked against `net`."""
+    trees = traverse_util.unflatten_dict(dict(arrays), sep="/")
+    variables = {
+        name: _whole_net(trees.get(name, {}).get("net", {})) for name in ("params", "batch_stats")
+    }
     tensors = {
         name: np.asarray(array)
-        for name, array in traverse_util.flatten_dict(backbone, sep="/").items()
+        for name, array in traverse_util.flatten_dict(variables, sep="/").items()
     }
     label = f"start: the backbone of {start.folder}, step {start.step},"
     return from_tensors(label, tensors, net, image_shape=image_shape, report_fn=report_fn)
+
+
+def others(
+    start: Start, arrays: Mapping[str, Any], carried: Carried | None
+) -> tuple[dict[str, np.ndarray], str]:
+    """What a run takes from another one beside the backbone, and a line that says so.
+
+    It takes every array that the other run has under the same name and in the same shape. In an
+    ensemble this includes the attention's copy of the backbone.
+    """
+    taken: dict[str, np.ndarray] = {}
+    kept, drawn = {"the backbone": None}, {}
+    for name, shape in (carried.shapes if carried else {}).items():
+        collection, _, path = name.partition("/")
+        module = "/".join(path.split("/")[:2]) if path.count("/") > 1 else path.split("/")[0]
+        fits = name in arrays and arrays[name].shape == shape.shape
+        if fits and name not in carried.per_class:
+            taken[name] = np.asarray(arrays[name])
+            reason = None
+        elif name in carried.per_class:
+            reason = "a row for each class"
+        else:
+            reason = "of another shape" if name in arrays else "not in that run"
+        if collection == "params" and path not in carried.backbone:
+            (kept if reason is None else drawn).setdefault(module, reason)
+    line = f"start: {', '.join(kept)} of {start.folder}, step {start.step}"
+    if carried is None:
+        return taken, f"{line}; all else is drawn (carried=backbone)"
+    if drawn:
+        line += "; drawn: " + ", ".join(f"{name} ({why})" for name, why in drawn.items())
+    return taken, line
+
+
+def replaced(params: Any, model_state: Any, others: Mapping[str, Any] | None) -> tuple[Any, Any]:
+    """Parameters and state with other arrays, named as in `flat`, in their places."""
+    if not others:
+        return params, model_state
+    trees = {"params": params, "batch_stats": model_state.get("batch_stats", {})}
+    trees = traverse_util.flatten_dict(trees, sep="/", keep_empty_nodes=True) | dict(others)
+    trees = traverse_util.unflatten_dict(trees, sep="/")
+    if trees["batch_stats"]:
+        model_state = {**model_state, "batch_stats": trees["batch_stats"]}
+    return trees["params"], model_state
 
 
 def _whole_net(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Runs that start from the backbone of another run."""
+"""Runs that start from the parameters of another run."""
 
 import json
 import shutil
@@ -12,6 +12,7 @@ from system import METHODS, tiny
 from dmljax.train import build, loop, results, run_folder
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.initial_state import first_state
+from dmljax.train.optimizers import averaged
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +37,75 @@ def _differ(one, other):
 def test_the_first_backbone_is_that_of_the_chosen_step(source, tmp_path, name):
     chosen = results.read(source).chosen.step
     _, expected = run_folder.reopen(source, step=chosen)
-    config = tiny(tmp_path, **METHODS[name], start=str(source))
+    config = tiny(tmp_path, **METHODS[name], start=str(source), carried="backbone")
     state = first_state(build.build(config))
     same(_backbone(state), _backbone(expected))
     drawn = first_state(build.build(config | {"start": None}))
     others = [{k: v for k, v in s.params.items() if k != "net"} for s in (state, drawn)]
     same(*others)  # the new parts are drawn as ever
     assert any(_differ(_backbone(state), _backbone(drawn)))
+
+
+def test_all_that_fits_is_carried_but_rows_for_classes(source, tmp_path, capsys):
+    """Also where both runs have as many classes: they are others."""
+    loop.run(tiny(tmp_path, **METHODS["proxies"]), tmp_path / "proxies")
+    chosen = results.read(tmp_path / "proxies").chosen.step
+    _, expected = run_folder.reopen(tmp_path / "proxies", step=chosen)
+    config = tiny(tmp_path, **METHODS["proxies"], start=str(tmp_path / "proxies"), seed=1)
+    state = first_state(build.build(config))
+    drawn = first_state(build.build(config | {"start": None}))
+    same(state.params["head"], expected.params["head"])
+    assert all(_differ(state.params["head"], drawn.params["head"]))
+    same(state.params["proxies"], drawn.params["proxies"])
+    capsys.readouterr()
+    loop.run(config, tmp_path / "run")
+    line = f"start: the backbone, head/red of {tmp_path / 'proxies'}, step {chosen}; drawn: "
+    assert f"{line}proxies (a row for each class)" in capsys.readouterr().out
+    # Of a linear layer of another width nothing is taken.
+    config["method"] = config["method"] | {"dim": 5}
+    state = first_state(build.build(config), say=(lines := []).append)
+    drawn = first_state(build.build(config | {"start": None}))
+    same(state.params["head"], drawn.params["head"])
+    assert "drawn: head/red (of another shape), proxies (a row for each class)" in lines[0]
+    config |= {"start": str(source), "carried": "backbone"}
+    first_state(build.build(config), say=lines.append)
+    assert lines[1].endswith("; all else is drawn (carried=backbone)")
+
+
+@pytest.mark.parametrize("name", ["graph", "abe"])
+def test_modules_of_a_method_are_carried_to_the_same_method(tmp_path, name):
+    """The attention over the batch; the masks, and the attention's copy of the backbone."""
+    fields = METHODS[name]
+    if name == "graph":
+        fields = fields | {"method": fields["method"] | {"neck": True}}
+    loop.run(tiny(tmp_path, **fields), tmp_path / "source")
+    chosen = results.read(tmp_path / "source").chosen.step
+    _, expected = run_folder.reopen(tmp_path / "source", step=chosen)
+    config = tiny(tmp_path, **fields, start=str(tmp_path / "source"), seed=1)
+    state = first_state(build.build(config))
+    if name == "abe":
+        same(state.params, expected.params)
+        return
+    drawn = first_state(build.build(config | {"start": None}))
+    same(state.params["graph"]["layers"], expected.params["graph"]["layers"])
+    same(state.params["head"]["bottleneck"], expected.params["head"]["bottleneck"])
+    same(state.model_state["batch_stats"], expected.model_state["batch_stats"])
+    same(state.params["head"]["fc"], drawn.params["head"]["fc"])
+    same(state.params["graph"]["fc"], drawn.params["graph"]["fc"])
+
+
+def test_the_average_of_a_run_begins_with_what_it_carries(source, tmp_path):
+    optimizer = {"name": "sgd", "rate": 0.3, "average": 0.9}
+    state = first_state(build.build(tiny(tmp_path, start=str(source), optimizer=optimizer)))
+    same(averaged(state.params, state.opt_state), state.params)
+
+
+def test_rows_of_a_memory_are_not_carried(tmp_path):
+    loop.run(tiny(tmp_path, **METHODS["pairs"]), tmp_path / "source")
+    config = tiny(tmp_path, **METHODS["pairs"], start=str(tmp_path / "source"))
+    state = first_state(build.build(config))
+    drawn = first_state(build.build(config | {"start": None}))
+    same(state.model_state["memory"], drawn.model_state["memory"])
 
 
 def test_an_ensemble_copies_its_stages_and_gives_them_back(source, tmp_path):
@@ -109,6 +172,9 @@ def test_a_run_is_another_if_its_start_is(source, tmp_path, capsys):
     assert one.start and one.run != build.digests_of(tiny(tmp_path)).run
     moved = shutil.copytree(source, tmp_path / "moved")
     assert build.digests_of(config | {"start": str(moved)}) == one
+    assert build.digests_of(config | {"carried": "backbone"}).run != one.run
+    plain = tiny(tmp_path)
+    assert build.digests_of(plain | {"carried": "backbone"}) == build.digests_of(plain)
     loop.run(config, tmp_path / "run")
     assert f"pretraining: the backbone of {source}" in capsys.readouterr().out
     loop.run(config | {"start": str(moved)}, tmp_path / "run")
@@ -155,6 +221,7 @@ def test_what_starts_and_layers_refuse(source, tmp_path):
     assert "both give the first backbone" in _refused(tmp_path, start=str(source), net=net)
     assert "needs a pretrained one: --config.start" in _refused(tmp_path, trained="last")
     assert "must be 'all' or 'last', not 'head'" in _refused(tmp_path, trained="head")
+    assert "must be 'all' or 'backbone', not 'no'" in _refused(tmp_path, carried="no")
     message = _refused(tmp_path, start=str(source), normalize="imagenet")
     assert f"normalize='imagenet' contradicts {source}, which expects 'unit'" in message
     run = build.build(tiny(tmp_path, start=str(source), normalize=None))
