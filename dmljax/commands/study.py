@@ -98,6 +98,7 @@ def _run(session, name: str, arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         print(sessions.describe(session, runs))
         return 0
+    sessions.check_only(session, arguments.only or ())
     if arguments.retry and (count := sessions.forget_failures(session)):
         print(f"{count} failed run{'s'[: count - 1]} will be made again")
     if len(variables) > 1:

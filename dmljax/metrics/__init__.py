@@ -52,6 +52,7 @@ from dmljax.metrics.ranking import (
 )
 from dmljax.metrics.reports import (
     CLUSTERING_FNS,
+    LESS_IS_BETTER,
     RANKING_FNS,
     ClusteringFn,
     RankingFn,
@@ -83,6 +84,7 @@ from dmljax.metrics.suspects import (
 
 __all__ = [
     "CLUSTERING_FNS",
+    "LESS_IS_BETTER",
     "RANKING_FNS",
     "ClassTable",
     "ClusteringFn",

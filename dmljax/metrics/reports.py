@@ -19,6 +19,7 @@ from dmljax.retrieval import Embeddings, Labels, SimilarityFn
 
 __all__ = [
     "CLUSTERING_FNS",
+    "LESS_IS_BETTER",
     "RANKING_FNS",
     "ClusteringFn",
     "RankingFn",
@@ -82,6 +83,9 @@ CLUSTERING_FNS: Mapping[str, ClusteringFn] = MappingProxyType(
         for function in (clusters.nmi, clusters.ami, clusters.ari, clusters.pairwise_f1)
     }
 )
+
+# Scores of which a lower value is the better one, by their shown names.
+LESS_IS_BETTER = frozenset({"class_deviation"})
 
 
 def retrieval(

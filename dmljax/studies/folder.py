@@ -78,6 +78,7 @@ class StudyFolder:
             "digest": study.digest,
             "runs": str(self.runs),
             "comparison": _comparison(study),
+            "baselines": {row.name: row.baseline for row in study.rows},
             "rows": {
                 name: {"essential": digests.essential(dict(config))}
                 for name, config in configs.items()
@@ -143,6 +144,13 @@ class StudyFolder:
             f"{field} was {old['comparison'][field]!r} and is {new['comparison'][field]!r}"
             for field in old["comparison"]
             if old["comparison"][field] != new["comparison"][field]
+        ]
+        # An index of an earlier version has no baselines of rows.
+        changes += [
+            f"row {name!r}: baseline was {baseline!r} and is {new['baselines'][name]!r}"
+            for name, baseline in old.get("baselines", {}).items()
+            if baseline != new["baselines"].get(name, baseline)
+            and old["comparison"]["baseline"] == new["comparison"]["baseline"]
         ]
         changes += list(_changed_rows(old["rows"], new["rows"]))
         digest_of = {_key(run): run["digest"] for run in new["planned"]}

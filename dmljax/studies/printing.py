@@ -45,7 +45,7 @@ def caption(table: Table, spread: str = "interval") -> str:
 def cell_text(row: TableRow, cell: Cell, *, spread: str = "interval") -> str:
     """The text of a cell, with its marks."""
     if cell.estimate is None:
-        if row.planned and len(row.failures) == row.planned:
+        if row.planned and len(row.failures) + row.without_start == row.planned:
             return "failed"
         return "-"
     marks = ("†" if row.test_chosen else "") + ("‡" if row.failures else "")
@@ -81,6 +81,10 @@ def _runs(row: TableRow) -> str:
     text = str(row.planned) if row.is_complete else f"{row.finished} of {row.planned}"
     if row.failures:
         text += f", {len(row.failures)} failed"
+    if row.without_start and row.without_start == row.planned:
+        text += ", its start failed"
+    elif row.without_start:
+        text += f", {row.without_start} whose start failed"
     if row.running:
         text += f", {row.running} running"
     if row.collapsed:
@@ -106,8 +110,7 @@ def grids(table: Table, *, spread: str = "interval") -> list[tuple[str, list[lis
         for score in study.scores:
             text = cell_text(row, row.cells[score], spread=spread)
             comparison = row.comparisons.get(score)
-            is_better = comparison and comparison.is_resolved and comparison.difference.mean > 0
-            cells.append(f"**{text}**" if is_better else text)
+            cells.append(f"**{text}**" if comparison and comparison.is_better else text)
         cells += [_published(row.published.get(s)) for s in published]
         body.append([row.name, *cells, _runs(row)])
     result = [(caption(table, spread), [header, *body])]
@@ -117,13 +120,17 @@ def grids(table: Table, *, spread: str = "interval") -> list[tuple[str, list[lis
             "welch": "independent runs, Welch",
             "folds": "folds, corrected t of Nadeau and Bengio",
         }
+        baselines = {row.name: study.row(row.name).baseline for row in table.rows}
+        compared = {name: baseline for name, baseline in baselines.items() if baseline is not None}
+        names = set(compared.values())
+        is_common = len(names) == 1
         title = (
-            f"Differences to {study.baseline} ({tests[study.test]}; {100 * LEVEL:.0f} % interval, "
-            f"p-value adjusted by Holm)"
+            f"Differences{f' to {names.pop()}' if is_common else ''} ({tests[study.test]}; "
+            f"{100 * LEVEL:.0f} % interval, p-value adjusted by Holm)"
         )
         body = []
         for row in table.rows:
-            if row.name == study.baseline:
+            if row.name not in compared:
                 continue
             cells = []
             for score in study.scores:
@@ -131,7 +138,8 @@ def grids(table: Table, *, spread: str = "interval") -> list[tuple[str, list[lis
                 text = comparison_text(comparison) if comparison else "needs two runs of each"
                 is_bold = comparison is not None and comparison.is_resolved
                 cells.append(f"**{text}**" if is_bold else text)
-            body.append([row.name, *cells])
+            name = row.name if is_common else f"{row.name} minus {compared[row.name]}"
+            body.append([name, *cells])
         result.append((title, [["row", *study.scores], *body]))
     return result
 

@@ -21,6 +21,7 @@ from dmljax.studies.worker import Worker, command
 __all__ = [
     "Session",
     "array_line",
+    "check_only",
     "describe",
     "forget_failures",
     "make_table",
@@ -87,11 +88,30 @@ def selected(runs: Sequence[PlannedRun], only: Sequence[str], study: Study) -> l
             raise ValueError(f"--only: there is no row {name!r}{hint(name, names)}")
     if not only:
         return list(runs)
+    needed = _needed(only, study)
+    return [run for run in runs if run.row in needed]
+
+
+def _needed(only: Sequence[str], study: Study) -> set[str]:
+    """The rows `only`, those that they start from, and those whose runs they read."""
     needed = set(only)
     for _ in study.rows:
         needed |= {r.start_from for r in study.rows if r.name in needed and r.start_from}
         needed |= {r.runs_of for r in study.rows if r.name in needed and r.runs_of}
-    return [run for run in runs if run.row in needed]
+    return needed
+
+
+def check_only(session: Session, only: Sequence[str]) -> None:
+    """Refuses a row that is from the search while trials are missing."""
+    study = session.study
+    needed = _needed(only, study)
+    names = [row.name for row in study.rows if row.from_search and row.name in needed]
+    if names and not search.is_over(session):
+        assert study.search is not None
+        raise ValueError(
+            f"--only: the row {names[0]!r} is the best of {study.search.trials} trials, and not "
+            "all of them are over: run the study without --only, which makes them first"
+        )
 
 
 def work(
@@ -115,13 +135,15 @@ def work(
     with worker.handling_signals():
         failed = worker.make_all(selected(folder.planned(), only, study))
         failed += _make_started(session, worker, only)
-        if study.search is None or only:
+        best = [row for row in study.rows if row.from_search]
+        if only:
+            best = [row for row in best if row.name in _needed(only, study)]
+        if study.search is None or (only and not best):
             return failed + _join(session, worker)
-        if not study.search.enumerated:
+        if not study.search.enumerated and not only:
             from dmljax.studies import engine
 
             engine.work(session, worker, wait=wait)
-        best = [row for row in study.rows if row.from_search]
         if not best or not (wait or search.is_over(session)):
             return failed + _join(session, worker)
         overrides = search.winner(session)

@@ -32,12 +32,14 @@ _FIELDS = {
     "baseline": None,
     "test": None,
     "scores": None,
+    "less_is_better": (),
     "collapsed": {},
     "published": {},
     "published_from": "",
     "search": None,
 }
 _ROW_FIELDS = ("base", "argument", "start_from", "runs_of", "choose", "join_folds", "seeds")
+_ROW_FIELDS += ("baseline",)
 _SEARCH_FIELDS: dict[str, Any] = {
     "space": None,
     "method": "random",
@@ -61,6 +63,7 @@ class Row(NamedTuple):
       rule that chooses the step (`choose`), or with the embeddings of all folds side by side
       (`join_folds`).
     * `from_search`: the overrides are those of the best trial of the search.
+    * `baseline` names the row that this one is compared with; None compares it with none.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Row(NamedTuple):
     join_folds: bool = False
     from_search: bool = False
     seeds: tuple[int, ...] | None = None
+    baseline: str | None = None
 
 
 class Search(NamedTuple):
@@ -107,6 +111,7 @@ class Study(NamedTuple):
     baseline: str | None
     test: str | None
     scores: tuple[str, ...]
+    less_is_better: tuple[str, ...]
     collapsed: Mapping[str, float]
     published: Mapping[str, Mapping[str, float | str]]
     published_from: str
@@ -166,7 +171,7 @@ def _study(content: Any, name: str, source: str, folder: pathlib.Path) -> Study:
         raise ValueError("rows is a dict of at least one row, such as {'triplet': {}}")
 
     def row_of(row_name: str, options: Any) -> Row:
-        return _row(row_name, options, base, argument, common, folder)
+        return _row(row_name, options, base, argument, common, folder, fields["baseline"])
 
     rows = [row_of(row_name, options) for row_name, options in fields["rows"].items()]
     names = [row.name for row in rows]
@@ -182,7 +187,7 @@ def _study(content: Any, name: str, source: str, folder: pathlib.Path) -> Study:
     select = fields["select"]
     if select is not None:
         rows = [row._replace(overrides={"select": select, **row.overrides}) for row in rows]
-    _check_comparison(fields, names, folds, seeds)
+    _check_comparison(fields, rows, folds)
     search = None
     if fields["search"] is not None:
         search = _search(fields["search"], row_of, select, seeds, folds)
@@ -202,6 +207,7 @@ def _study(content: Any, name: str, source: str, folder: pathlib.Path) -> Study:
         baseline=fields["baseline"],
         test=fields["test"],
         scores=tuple(scores),
+        less_is_better=_less_is_better(fields["less_is_better"], scores),
         collapsed=fields["collapsed"],
         published=_published(fields, names),
         published_from=fields["published_from"],
@@ -220,10 +226,18 @@ def _checked(title: str, content: Any, defaults: Mapping[str, Any]) -> dict[str,
 
 
 def _row(
-    name: str, options: Any, base: str, argument: str, common: Mapping, folder: pathlib.Path
+    name: str,
+    options: Any,
+    base: str,
+    argument: str,
+    common: Mapping,
+    folder: pathlib.Path,
+    baseline: str | None,
 ) -> Row:
+    baseline = None if name == baseline else baseline
     if options == FROM_SEARCH:
-        return Row(name, _config(base, argument, folder), dict(common), from_search=True)
+        config = _config(base, argument, folder)
+        return Row(name, config, dict(common), from_search=True, baseline=baseline)
     if not isinstance(options, Mapping):
         raise TypeError(f"row {name!r} is a dict of fields, not {options!r}")
     options = dict(options)
@@ -238,6 +252,7 @@ def _row(
         choose=reserved.get("choose"),
         join_folds=reserved.get("join_folds", False),
         seeds=None if "seeds" not in reserved else _seeds("seeds", reserved["seeds"]),
+        baseline=reserved.get("baseline", baseline),
     )
     if row.runs_of is not None and (options or {"argument", "base", "start_from"} & set(reserved)):
         raise ValueError(f"row {name!r} has the runs of {row.runs_of!r}, so no fields of its own")
@@ -288,16 +303,24 @@ def _check_references(row: Row, rows: Sequence[Row]) -> None:
         visited.add(origin.name)
 
 
-def _check_comparison(
-    fields: Mapping[str, Any], names: Sequence[str], folds: int | None, seeds: Sequence[int]
-) -> None:
-    baseline, test = fields["baseline"], fields["test"]
-    if baseline is None:
+def _check_comparison(fields: Mapping[str, Any], rows: Sequence[Row], folds: int | None) -> None:
+    names, test = [row.name for row in rows], fields["test"]
+    if fields["baseline"] is not None and fields["baseline"] not in names:
+        raise ValueError(
+            f"baseline: there is no row {fields['baseline']!r}"
+            f"{hint(str(fields['baseline']), names)}"
+        )
+    for row in rows:
+        others = [name for name in names if name != row.name]
+        if row.baseline is not None and row.baseline not in others:
+            raise ValueError(
+                f"row {row.name!r}: baseline names no other row {row.baseline!r}"
+                f"{hint(str(row.baseline), others)}"
+            )
+    if fields["baseline"] is None and all(row.baseline is None for row in rows):
         if test is not None:
             raise ValueError(f"test={test!r} needs a baseline, one of {', '.join(names)}")
         return
-    if baseline not in names:
-        raise ValueError(f"baseline: there is no row {baseline!r}{hint(str(baseline), names)}")
     if test not in TESTS:
         raise ValueError(
             f"test must be chosen before the runs, not {test!r}: 'welch' for 3 seeds, 'paired' "
@@ -312,6 +335,15 @@ def _check_comparison(
                 f"test='folds' compares scores of held-out folds, such as 'val/{other[0]}', and "
                 f"{other[0]!r} is of the test classes: choose 'paired' or 'welch'"
             )
+
+
+def _less_is_better(names: Any, scores: Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(names, list | tuple):
+        raise TypeError(f"less_is_better lists scores, such as ('class_deviation',), not {names!r}")
+    for name in names:
+        if name not in scores:
+            raise ValueError(f"less_is_better: {name!r} is no column{hint(str(name), scores)}")
+    return tuple(names)
 
 
 def _published(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,16 @@ from dmljax.studies.outcomes import Outcome
 from dmljax.studies.plan import PlannedRun
 from dmljax.studies.study_file import Row, Study, score_key
 
-__all__ = ["Cell", "Comparison", "Table", "TableRow", "chosen_scores", "make", "visible"]
+__all__ = [
+    "Cell",
+    "Comparison",
+    "Table",
+    "TableRow",
+    "chosen_scores",
+    "less_is_better",
+    "make",
+    "visible",
+]
 
 LEVEL = 0.95
 
@@ -34,20 +43,30 @@ class Cell(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """A row against the baseline: `p` is adjusted for the number of rows (Holm)."""
+    """A row against its baseline: `p` is adjusted for the number of comparisons (Holm).
+
+    With `less_is_better`, a difference below 0 is the better one; `wins` counts the better values.
+    """
 
     difference: Difference
     p: float
     wins: int
     pairs: int
+    less_is_better: bool = False
 
     @property
     def is_resolved(self) -> bool:
         return self.p <= 1 - LEVEL and not self.difference.low <= 0 <= self.difference.high
 
+    @property
+    def is_better(self) -> bool:
+        return self.is_resolved and (self.difference.mean < 0) == self.less_is_better
+
 
 class TableRow(NamedTuple):
     """`planned` runs, of which `finished` count, `failures` failed, and others are not made yet.
+
+    Of those, `without_start` cannot be made, because the run that they start from failed.
 
     `test_chosen`: test scores had a part in choosing the step, out of `candidates` evaluations.
     """
@@ -58,6 +77,7 @@ class TableRow(NamedTuple):
     finished: int
     failures: tuple[str, ...]
     running: int
+    without_start: int
     test_chosen: bool
     candidates: int
     rules: tuple[str, ...]
@@ -130,7 +150,8 @@ def chosen_scores(
     if not scored:
         names = sorted({name for e in evaluations for name in e["scores"]})
         raise ValueError(f"choose={rule!r}: no evaluation has this score; they have {names}")
-    best = max(scored, key=lambda e: (e["scores"][key], -e["step"]))
+    sign = -1 if key.rpartition("/")[2] in metrics.LESS_IS_BETTER else 1
+    best = max(scored, key=lambda e: (sign * e["scores"][key], -e["step"]))
     return best["scores"], has_read_test or key.startswith("test/"), len(scored)
 
 
@@ -191,6 +212,7 @@ def _row(
             if run.outcome.state in ("failed", "diverged")
         ),
         running=sum(run.outcome.state == "running" for run in runs),
+        without_start=_without_start(study, origin, by_row),
         test_chosen=any(uses_test for _, uses_test, _ in picked.values()),
         candidates=max((count for _, _, count in picked.values()), default=0),
         rules=tuple(
@@ -206,6 +228,24 @@ def _row(
     )
 
 
+def _without_start(study: Study, row: Row, by_row: Mapping[str, Sequence[_Run]]) -> int:
+    """How many runs of a row are not planned, because the run that they start from failed.
+
+    The digest of such a run would contain the step that its start has chosen.
+    """
+    planned = {(run.planned.seed, run.planned.fold) for run in by_row.get(row.name, [])}
+    failed: set[tuple[int, int | None]] = set()
+    source = row
+    while source.start_from is not None:
+        source = study.row(source.start_from)
+        failed |= {
+            (run.planned.seed, run.planned.fold)
+            for run in by_row.get(source.name, [])
+            if run.outcome.state in ("failed", "diverged")
+        }
+    return sum(seed in study.seeds_of(row) for seed, _ in failed - planned)
+
+
 def _means_over_folds(
     values: Mapping[tuple[int, int | None], float], folds: int
 ) -> dict[tuple[int, int | None], float]:
@@ -217,29 +257,35 @@ def _means_over_folds(
 
 
 def _compared(study: Study, rows: list[TableRow]) -> list[TableRow]:
-    """The rows with their comparisons to the baseline."""
-    if study.baseline is None:
-        return rows
-    baseline = next(row for row in rows if row.name == study.baseline)
+    """The rows with their comparisons, each to its baseline."""
+    cells_of = {row.name: row.cells for row in rows}
     for score in study.scores:
         differences = {}
         for i, row in enumerate(rows):
-            if row.name != study.baseline:
-                compared = _difference(study, row.cells[score], baseline.cells[score])
+            baseline = study.row(row.name).baseline
+            if baseline is not None:
+                compared = _difference(study, score, row.cells[score], cells_of[baseline][score])
                 if compared is not None:
                     differences[i] = compared
-        adjusted = metrics.holm([difference.p for difference, _, _ in differences.values()])
-        for (i, (difference, wins, pairs)), p in zip(differences.items(), adjusted, strict=True):
-            comparison = Comparison(difference, p, wins, pairs)
-            rows[i] = rows[i]._replace(comparisons={**rows[i].comparisons, score: comparison})
+        adjusted = metrics.holm([comparison.p for comparison in differences.values()])
+        for (i, comparison), p in zip(differences.items(), adjusted, strict=True):
+            comparisons = {**rows[i].comparisons, score: comparison._replace(p=p)}
+            rows[i] = rows[i]._replace(comparisons=comparisons)
     return rows
 
 
-def _difference(study: Study, cell: Cell, other: Cell) -> tuple[Difference, int, int] | None:
-    """The difference by the test of the study, and how often the row wins among pairs."""
+def less_is_better(study: Study, score: str) -> bool:
+    """Whether a lower value of a column is the better one."""
+    name = score_key(score).rpartition("/")[2]
+    return score in study.less_is_better or name in metrics.LESS_IS_BETTER
+
+
+def _difference(study: Study, score: str, cell: Cell, other: Cell) -> Comparison | None:
+    """The difference by the test of the study; its p-value is not adjusted."""
     shared = [unit for unit in cell.values if unit in other.values]
     a, b = [cell.values[u] for u in shared], [other.values[u] for u in shared]
-    wins = sum(x > y for x, y in zip(a, b, strict=True))
+    less = less_is_better(study, score)
+    wins = sum((x < y) if less else (x > y) for x, y in zip(a, b, strict=True))
     if study.test == "welch":
         if cell.n < 2 or other.n < 2:
             return None
@@ -252,7 +298,7 @@ def _difference(study: Study, cell: Cell, other: Cell) -> tuple[Difference, int,
         difference = metrics.fold_difference(a, b, test_per_train=1 / (study.folds - 1))
     else:
         difference = metrics.paired_difference(a, b)
-    return difference, wins, len(shared)
+    return Comparison(difference, difference.p, wins, len(shared), less)
 
 
 def visible(table_rows: Sequence[TableRow], study: Study, score: str) -> str | None:
@@ -280,22 +326,23 @@ def _number(value: float) -> str:
 
 
 def _correlation(rows: Sequence[TableRow], study: Study, score: str) -> float | None:
-    """The mean correlation of seeds between the baseline and the other rows."""
-    baseline = next(row for row in rows if row.name == study.baseline).cells[score].values
+    """The mean correlation of seeds between rows and their baselines."""
+    cells_of = {row.name: row.cells[score].values for row in rows}
     correlations = []
     for row in rows:
-        values = row.cells[score].values
-        shared = [unit for unit in values if unit in baseline]
-        if row.name == study.baseline or len(shared) < 3:
+        values, baseline = row.cells[score].values, study.row(row.name).baseline
+        others = cells_of.get(baseline or "", {})
+        shared = [unit for unit in values if unit in others]
+        if len(shared) < 3:
             continue
-        a, b = [values[u] for u in shared], [baseline[u] for u in shared]
+        a, b = [values[u] for u in shared], [others[u] for u in shared]
         if np.std(a) > 0 and np.std(b) > 0:
             correlations.append(float(np.corrcoef(a, b)[0, 1]))
     return float(np.mean(correlations)) if correlations else None
 
 
 def _notes(study: Study, rows: Sequence[TableRow]) -> Iterable[str]:
-    if study.baseline is not None:
+    if study.test is not None:
         compared = {score for row in rows for score in row.comparisons}
         for score in study.scores:
             if sentence := visible(rows, study, score):

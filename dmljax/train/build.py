@@ -564,6 +564,11 @@ def _selection(
             f"select={rule!r}: the evaluation has no score {selection.score!r}"
             f"{hint(selection.score, names)}"
         )
+    if selection.score.rpartition("/")[2] in metrics.LESS_IS_BETTER:
+        raise ValueError(
+            f"select={rule!r} would choose the step with the highest {selection.score}, of which "
+            "less is better: choose another score, such as test/R@1"
+        )
     return selection
 
 

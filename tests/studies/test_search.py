@@ -228,3 +228,20 @@ def _is_number(text):
     except ValueError:
         return False
     return True
+
+
+@pytest.mark.slow
+def test_the_row_of_the_best_trial_alone(tmp_path):
+    """It needs all trials; afterwards its own runs are made, and no others."""
+    options = {"method": "random", "trials": 2}
+    rows = {"plain": {}, "best": "from search"}
+    write_study(tmp_path, all=HELD_OUT, rows=rows, search=SEARCH | options)
+    words = ["run", "small.py", "--only=best"]
+    refused = study(*words, folder=tmp_path)
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert "--only: the row 'best' is the best of 2 trials" in refused.stderr
+    done = study("run", "small.py", "--only=trial 0000", "--only=trial 0001", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = study(*words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "best, seed 0: R@1" in done.stdout and "plain, seed 0: R@1" not in done.stdout

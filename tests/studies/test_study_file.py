@@ -44,6 +44,10 @@ SEARCH = {"space": SPACE, "trials": 3, "score": "val/MAP@R"}
         ({"baseline": "dot"}, "baseline: there is no row 'dot'"),
         ({"baseline": "plain"}, "test must be chosen before the runs"),
         ({"test": "welch"}, "test='welch' needs a baseline"),
+        ({"rows": {"a": {"baseline": "b"}}}, "row 'a': baseline names no other row 'b'"),
+        ({"rows": {"a": {"baseline": "a"}}}, "row 'a': baseline names no other row 'a'"),
+        ({"rows": {"a": {}, "b": {"baseline": "a"}}}, "test must be chosen before the runs"),
+        ({"less_is_better": ["R@2"]}, "less_is_better: 'R@2' is no column"),
         ({"baseline": "plain", "test": "folds"}, "test='folds' needs folds"),
         ({"seeds": [1, 1]}, "seeds must be different whole numbers"),
         ({"scores": ()}, "scores lists the columns"),
@@ -140,6 +144,10 @@ def test_rows_may_be_added_and_not_changed(tmp_path):
         ({"seeds": 1}, "row 'a': seed 1 is gone"),
         ({"test": "welch"}, "test was 'paired' and is 'welch'"),
         ({"baseline": "b"}, "baseline was 'a' and is 'b'"),
+        (
+            {"rows": more | {"c": {"steps": 9, "baseline": "b"}}},
+            "row 'c': baseline was 'a' and is 'b'",
+        ),
         ({"name": "other"}, "holds the study 'small' .* not 'other': choose another --workdir"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -44,10 +44,10 @@ def _result(values, *, uses_test=False, candidates=1, rule=None, evaluations=())
     }
 
 
-def _table(folder, values_by_row, *, outcomes=(), results=None, **fields):
-    """The table of a study whose runs have these values of R@1, by row and seed."""
+def _table(folder, values_by_row, *, outcomes=(), results=None, name_of_score="R@1", **fields):
+    """The table of a study whose runs have these values of a score, by row and seed."""
     rows = {name: {"method.dim": 4 + i} for i, name in enumerate(values_by_row)}
-    fields = {"rows": rows, "scores": ["R@1"], "seeds": 5} | fields
+    fields = {"rows": rows, "scores": [name_of_score], "seeds": 5} | fields
     study = study_file.read(str(write_study(folder, **fields)))
     runs = []
     for row, values in values_by_row.items():
@@ -58,7 +58,9 @@ def _table(folder, values_by_row, *, outcomes=(), results=None, **fields):
                 outcome = dict(outcomes).get((row, i), Outcome("waiting"))
                 if i < len(values):
                     value = values[i][fold] if fold is not None else values[i]
-                    made = _result({"test/R@1": value, "val/R@1": value}, **(results or {}))
+                    name = name_of_score.removeprefix("test/")
+                    scores = {f"test/{name}": value, f"val/{name}": value, "val/R@1": value}
+                    made = _result(scores, **(results or {}))
                     outcome = Outcome("finished", result=made)
                 runs.append((planned, outcome, CONFIG))
     return table.make(study, runs)
@@ -113,6 +115,64 @@ def test_differences_are_those_of_the_declared_test(tmp_path):
     welch = _table(tmp_path, {"a": A, "b": B[:4]}, **COMPARED | {"test": "welch"})
     compared = welch.rows[1].comparisons["R@1"].difference
     assert np.isclose(compared.p, metrics.welch_difference(B[:4], A).p)
+
+
+def test_every_row_has_a_baseline_of_its_own(tmp_path):
+    """Holm's adjustment is over all comparisons of a column, whatever their baselines."""
+    values = {"a": A, "b": B, "c": C, "d": [71.0, 70.3, 71.2, 70.1, 71.3]}
+    rows = {"a": {}, "b": {"baseline": "a"}, "c": {}, "d": {"baseline": "c"}}
+    rows = {name: row | {"method.dim": 4 + i} for i, (name, row) in enumerate(rows.items())}
+    made = _table(tmp_path, values, rows=rows, test="paired")
+    p = metrics.holm([metrics.paired_difference(x, y).p for x, y in ((B, A), (values["d"], C))])
+    assert [row.comparisons["R@1"].p for row in (made.rows[1], made.rows[3])] == p
+    assert not made.rows[0].comparisons and not made.rows[2].comparisons
+    text = printing.as_markdown(made)
+    _, differences = text.split("Differences (")
+    assert _cells(differences, "b minus a")[1].startswith("**+1.4 [")
+    assert "| d minus c " in differences and "| c " not in differences
+    correlations = [np.corrcoef(x, y)[0, 1] for x, y in ((B, A), (values["d"], C))]
+    assert f"Correlation of seeds between rows in R@1: {np.mean(correlations):.2f}" in text
+    # A row that opts out of the baseline of the study.
+    rows = {"a": {}, "b": {"method.dim": 5}, "c": {"method.dim": 6, "baseline": None}}
+    made = _table(tmp_path, {"a": A, "b": B, "c": C}, rows=rows, **COMPARED)
+    assert made.rows[1].comparisons["R@1"].p == metrics.paired_difference(B, A).p
+    assert not made.rows[2].comparisons and "Differences to a (" in printing.as_markdown(made)
+
+
+@pytest.mark.parametrize("score", ["class_deviation", "test/spread"])
+def test_less_is_better_where_it_is_declared(tmp_path, score):
+    """By the library for its own score, by the study for another one."""
+    declared = {"less_is_better": [score]} if score == "test/spread" else {}
+    made = _table(tmp_path, {"a": B, "b": A, "c": C}, name_of_score=score, **COMPARED, **declared)
+    scores, differences = printing.as_markdown(made).split("Differences to a")
+    assert _cells(scores, "b")[1].startswith("**70.2 ±")
+    assert _cells(differences, "b")[1].startswith("**-1.4 [")
+    assert "wins 5 of 5" in _cells(differences, "b")[1]
+    if declared:
+        plain = _table(tmp_path, {"a": B, "b": A}, name_of_score=score, **COMPARED)
+        assert "**70.2" not in printing.as_markdown(plain)
+
+
+def test_a_rule_takes_the_least_of_a_score_of_which_less_is_better():
+    steps = [{"step": s, "scores": {"test/class_deviation": v}} for s, v in ((2, 0.9), (4, 0.4))]
+    result = _result({"test/R@1": 60.0}, evaluations=steps)
+    scores, _, _ = table.chosen_scores(result, "test/class_deviation")
+    assert scores["test/class_deviation"] == 0.4
+
+
+def test_runs_whose_start_failed_say_so(tmp_path):
+    """They are not planned: their digest depends on a step that was never chosen."""
+    rows = {"a": {}, "b": {"start_from": "a"}, "c": {"start_from": "b", "method.dim": 9}}
+    failed = {("a", i): Outcome("failed", "x") for i in range(5)}
+    made = _table(tmp_path, {"a": []}, rows=rows, outcomes=failed)
+    text = printing.as_markdown(made)
+    assert _cells(text, "b")[1:] == ["failed", "0 of 5, its start failed"]
+    assert _cells(text, "c")[1:] == ["failed", "0 of 5, its start failed"]
+    one = {("a", 4): Outcome("diverged", "x")}
+    made = _table(tmp_path, {"a": A[:4]}, rows=rows, outcomes=one)
+    assert _cells(printing.as_markdown(made), "b")[1:] == ["-", "0 of 5, 1 whose start failed"]
+    made = _table(tmp_path, {"a": A[:4]}, rows=rows)
+    assert _cells(printing.as_markdown(made), "b")[1:] == ["-", "0 of 5"]
 
 
 def test_folds_have_the_corrected_test(tmp_path):

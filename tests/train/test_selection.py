@@ -120,6 +120,13 @@ def test_folds_hold_out_classes_of_the_training_split(tmp_path):
     assert select.key == "val/MAP@R"
 
 
+def test_a_score_of_which_less_is_better_chooses_no_step(tmp_path):
+    config = tiny(tmp_path, select="test/class_deviation")
+    config["evaluate"] |= {"extra": ["class_deviation"]}
+    with pytest.raises(ValueError, match=r"would choose the step with the highest class_dev"):
+        build(config)
+
+
 def test_what_folds_refuse(tmp_path):
     with pytest.raises(ValueError, match=r"fold=2 must be one of 0 to 1"):
         build(tiny(tmp_path, fold=2, folds=2))
