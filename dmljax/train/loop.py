@@ -122,7 +122,7 @@ def _train(
                 save(score)
                 if is_main and run.evaluation.call_fn is not None:
                     run.evaluation.call_fn(evaluation, step=step, workdir=workdir)
-                if not is_warned and (line := summary.stuck(run, workdir)):
+                if not is_warned and (line := summary.stuck(run, evaluation, workdir)):
                     journal.say(line)
                     is_warned = True
                 return_free_memory()

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["has_moved", "has_risen", "warning"]
+__all__ = ["below_pixels", "has_moved", "has_risen", "warning"]
 
 _FEWEST_REPORTS = 9
 _EARLIEST = 0.2  # the share of the steps before which nothing is said: rates may still warm up
+_HALF = 0.5  # of the steps, before which no score is compared with that of raw pixels
+_FEWEST_DIMENSIONS = 8  # fewer can have lower scores than pixels, however well they were learned
+_NEARLY_ALL = 0.9  # where raw pixels find so many, a net counts as poor below half of that
 
 
 def has_moved(losses: Sequence[float]) -> bool:
@@ -36,9 +39,40 @@ def has_risen(scores: Sequence[float], *, images: int) -> bool:
     """
     if len(scores) < 2:
         return True
-    first, best = scores[0], max(scores[1:])
-    share = min(max((first + best) / 2, 0.0), 1.0)
-    return best - first > 2 * math.sqrt(share * (1 - share) / max(images, 1))
+    return max(scores[1:]) - scores[0] > _noise(scores[0], max(scores[1:]), images)
+
+
+def _noise(first: float, second: float, images: int) -> float:
+    """Twice the standard error of the mean of two shares of `images` images."""
+    share = min(max((first + second) / 2, 0.0), 1.0)
+    return 2 * math.sqrt(share * (1 - share) / max(images, 1))
+
+
+def below_pixels(
+    rows: Sequence[Mapping[str, Any]], *, dim: int, images: int, steps: int
+) -> str | None:
+    """What to say about a run that is no better than raw pixels after half of its steps, or None.
+
+    This happens while the loss falls, above all with proxies of very many classes. `rows` are the
+    lines of `metrics.jsonl`, `images` are those of the test split, `dim` is the width of the
+    embeddings, and `steps` is the length of the run.
+    """
+    pixels = next((row["raw/R@1"] for row in rows if "raw/R@1" in row), None)
+    scores = {row["step"]: row["test/R@1"] for row in rows if "test/R@1" in row and row["step"]}
+    if pixels is None or not scores or max(scores) < _HALF * steps or dim < _FEWEST_DIMENSIONS:
+        return None
+    best = max(scores.values())
+    is_easy = pixels >= _NEARLY_ALL
+    if best > (pixels / 2 if is_easy else pixels + _noise(pixels, best, images)):
+        return None
+    return (
+        f"warning: after {max(scores):,} of {steps:,} steps the best test/R@1 is {100 * best:.1f}, "
+        f"and that of raw pixels is {100 * pixels:.1f}: the net has learned little that helps on "
+        "these classes. With very many classes, a loss against proxies needs one image of each "
+        "class in a batch, 30 times the net's rate for '^proxies', and more steps; a loss of pairs "
+        'such as multi_similarity needs less. See docs/choosing.md, "Which loss for how many '
+        'classes"'
+    )
 
 
 def warning(rows: Sequence[Mapping[str, Any]], *, key: str, images: int, steps: int) -> str | None:

@@ -111,13 +111,19 @@ def pictures_of(
     return lines
 
 
-def stuck(run: Run, workdir: pathlib.Path) -> str | None:
-    """A warning if the run has learned nothing so far."""
+def stuck(run: Run, evaluation: Evaluation, workdir: pathlib.Path) -> str | None:
+    """A warning if the run has learned nothing so far, or less than raw pixels know."""
     if jax.process_index():
         return None
     split = run.splits.get(run.selection.split, run.test)
     rows = read(workdir / "metrics.jsonl")
-    return stuck_lib.warning(rows, key=run.selection.key, images=len(split), steps=run.steps)
+    key, images = run.selection.key, len(split)
+    if line := stuck_lib.warning(rows, key=key, images=images, steps=run.steps):
+        return line
+    if evaluation.test_embeddings is None:
+        return None
+    dim = evaluation.test_embeddings[MAIN].shape[1]
+    return stuck_lib.below_pixels(rows, dim=dim, images=len(run.test), steps=run.steps)
 
 
 def intervals(scores: QueryScores) -> str:

@@ -5,6 +5,7 @@ import pytest
 from system import METHODS, tiny
 
 from dmljax.train import loop, stuck
+from dmljax.train.journal import read
 
 
 def test_a_moving_mean_is_told_from_noise():
@@ -57,6 +58,33 @@ def test_who_is_warned(losses, scores, steps, is_warned):
         assert "val/R@1 has not risen since step 60 (10.0, now 10.0)" in line
 
 
+@pytest.mark.parametrize(
+    ("pixels", "scores", "options", "is_warned"),
+    [
+        (0.24, {300: 0.04, 600: 0.06}, {}, True),
+        (0.24, {300: 0.04, 600: 0.24}, {}, True),
+        (0.24, {300: 0.04, 600: 0.25}, {}, True),  # within the noise of 1,000 images
+        (0.24, {300: 0.04, 600: 0.35}, {}, False),
+        (0.24, {300: 0.35, 600: 0.06}, {}, False),  # it has been better
+        (0.24, {400: 0.06}, {}, False),  # too early
+        (0.24, {400: 0.06}, {"steps": 800}, True),
+        (0.24, {1000: 0.06}, {"dim": 2}, False),
+        (None, {1000: 0.06}, {}, False),
+        (0.98, {1000: 0.97}, {}, False),  # hardly anything is left to learn
+        (0.98, {1000: 0.5}, {}, True),
+    ],
+)
+def test_who_is_no_better_than_pixels(pixels, scores, options, is_warned):
+    rows = [{"step": step, "test/R@1": score} for step, score in scores.items()]
+    rows = [{"step": 0, "raw/R@1": pixels}] * (pixels is not None) + rows
+    options = {"dim": 64, "images": 1000, "steps": 1000} | options
+    line = stuck.below_pixels(rows, **options)
+    assert (line is not None) == is_warned
+    if is_warned:
+        best = max(scores.values())
+        assert f"test/R@1 is {100 * best:.1f}, and that of raw pixels is {100 * pixels:.1f}" in line
+
+
 FIELDS = {
     "steps": 60,
     "evaluate": {"every": 15, "ks": [1], "clustering": False, "batch_size": 16},
@@ -75,8 +103,25 @@ def test_a_run_at_a_rate_of_zero_is_warned_once(tmp_path, capsys):
 
 
 def test_a_run_that_learns_is_not_warned(tmp_path, capsys):
-    loop.run(tiny(tmp_path, **FIELDS), tmp_path / "run")
-    assert "has not moved" not in capsys.readouterr().out
+    config = tiny(tmp_path, **FIELDS)
+    config["method"] = config["method"] | {"dim": 16}
+    loop.run(config, tmp_path / "run")
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_a_falling_loss_does_not_hide_a_poor_score(tmp_path, capsys):
+    """Proxies that move to the images of a net that learns nothing."""
+    config = tiny(tmp_path, **FIELDS, **METHODS["proxies"])
+    config["method"] = config["method"] | {"dim": 16}
+    config["net"] = config["net"] | {"widths": [1, 1], "frozen": True}
+    groups = [{"path": "^(net|head)", "frozen": True}]
+    config["optimizer"] = {"name": "adam", "rate": 0.1, "groups": groups}
+    loop.run(config, tmp_path / "run")
+    losses = [row["loss"] for row in read(tmp_path / "run" / "metrics.jsonl") if "loss" in row]
+    assert stuck.has_moved(losses)
+    printed = capsys.readouterr().out
+    assert printed.count("and that of raw pixels is 100.0: the net has learned little") == 1
+    assert "docs/choosing.md" in printed and "has not moved" not in printed
 
 
 @pytest.mark.slow
@@ -98,4 +143,4 @@ def test_no_method_is_warned_on_glyphs(tmp_path, capsys, name):
     changes = {"abe": stages, "pairs": {"memory": 64}}  # the batch has 64 rows
     config["method"] = config["method"] | changes.get(name, {})
     loop.run(config, tmp_path / "run")
-    assert "has not moved" not in capsys.readouterr().out
+    assert "warning" not in capsys.readouterr().out
