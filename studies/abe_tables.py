@@ -6,9 +6,9 @@
     dmljax study run studies/abe_tables.py:table=figure7 ...
 
 The paper reports the best of several evaluations on the test classes; `select=last` takes the last
-step instead. Columns `learners/R@K` are means over single learners. Figure 4 plots the rows of
-table 1 against their sizes. Tables 1 to 3 and figure 7 are of Cars196 alone; `table=others` has the
-values of later papers for `dataset=sop` and `dataset=inshop`.
+step instead. Columns `learners/R@K` are means over single learners, published for tables 1 and 2.
+Figure 4 plots the rows of table 1 against their sizes. Tables 1 to 3 and figure 7 are of Cars196
+alone; `table=others` has the values of later papers for `dataset=sop` and `dataset=inshop`.
 """
 
 from __future__ import annotations
@@ -89,22 +89,25 @@ def get_study(table: str = "1", dataset: str = "cars196", select: str = "test/R@
         needed = " or ".join(f"dataset={name}" for name in _DATASETS[table])
         raise ValueError(f"table={table} needs {needed}, not dataset={dataset}")
     scores, baseline = _FOUR, None
+    learners = tuple(f"learners/{score}" for score in _FOUR)
     if table in ("1", "2", "3"):
         rows = {"1": TABLE_1, "2": TABLE_2, "3": TABLE_3}[table]
         published = {name: _values(*values) for name, (_, *values) in rows.items()}
         rows = {name: {"argument": argument} for name, (argument, *_) in rows.items()}
-        scores += tuple(f"learners/{score}" for score in _FOUR)
+        scores += learners
         baseline = {"1": "ABE-8", "2": "ABE-8", "3": "8-heads"}[table]
     elif table == "4":
         sizes = [(m, dim) for dim in (384, 512) for m in (2, 4, 8)]
         rows = {f"ABE-{m}({d})": {"argument": f"learners={m},dim={d}"} for m, d in sizes}
         values = _TABLE_4[dataset].split("|")
         published = {row: _values(text) for row, text in zip(rows, values, strict=True)}
+        scores += learners
         baseline = "ABE-8(512)"
     elif table == "5":
         rows = {f"ABE-{m}": {"argument": f"learners={m},crop=True"} for m in (2, 4, 8)}
         values = _TABLE_5[dataset].split("|")
         published = {row: _values(text) for row, text in zip(rows, values, strict=True)}
+        scores += learners
         baseline = "ABE-8"
     elif table == "figure7":
         scores, baseline = ("R@1",), "5 blocks from pool3, divergence 1"

@@ -6,6 +6,10 @@
 The review (pento.ai, 2022) has plots without numbers. Its orders: triplets lead in AMI and NMI,
 ArcFace in P@1, RP, MAP, MAP@R and MRR. It cut the rankings of MAP and MRR at the largest class, and
 so do the columns here. Last epoch, three seeds.
+
+The pictures of the review, both embeddings side by side, are those of one seed: run both rows with
+`--config.pictures=True` (`--dry-run` prints their folders), then `dmljax report TRIPLET ARCFACE`,
+or `dmljax.report.map([TRIPLET, ARCFACE])` in a notebook.
 """
 
 from __future__ import annotations

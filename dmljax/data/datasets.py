@@ -189,8 +189,18 @@ def _cars_annotations(
     return images, ids, titles, np.concatenate([first, last], axis=1)
 
 
-def sop(*, root: _Path = None, source: str = "files", data_dir: str | None = None) -> Splits:
-    """Stanford Online Products (Song et al., 2016). `superlabels` are the twelve categories."""
+def sop(
+    *,
+    root: _Path = None,
+    source: str = "files",
+    data_dir: str | None = None,
+    half: bool = False,
+) -> Splits:
+    """Stanford Online Products (Song et al., 2016). `superlabels` are the twelve categories.
+
+    `half=True` takes the first half of all 22,634 classes for training, as Musgrave et al. (2020)
+    do. The official split has one class more for training.
+    """
     splits = []
     images: Records
     for name in ("train", "test"):
@@ -218,7 +228,18 @@ def sop(*, root: _Path = None, source: str = "files", data_dir: str | None = Non
             _check_first(images, "sop")
         labels, names = encode(ids)
         splits.append(Split(images, labels, names, superlabels=categories - 1))
-    return _checked("sop", Splits(*splits))
+    checked = _checked("sop", Splits(*splits))
+    return _halves(checked) if half else checked
+
+
+def _halves(splits: Splits) -> Splits:
+    """The first half of the classes of both splits for training, and the others for testing."""
+    train, test = splits
+    records = [split.records[i] for split in splits for i in range(len(split))]
+    labels = np.concatenate([train.labels, test.labels + len(train.names)])
+    superlabels = np.concatenate([train.superlabels, test.superlabels])
+    names = (*train.names, *test.names)
+    return divide(Split(records, labels, names, superlabels=superlabels), train=0.5)
 
 
 def inshop(*, root: _Path = None, corpus: str | None = None) -> Splits:

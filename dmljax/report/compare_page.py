@@ -66,6 +66,7 @@ def facts_of(
             if index
         ],
         "curves": curves,
+        "maps": _maps(pages),
         "config": [list(row) for row in fields],
     }
     difference = result.scores["R@1"][names[1]].comparison
@@ -94,6 +95,21 @@ def _page(folder: str | os.PathLike, *, is_needed: bool) -> dict[str, Any] | Non
         if is_needed:
             raise
         return None
+
+
+def _maps(pages: Mapping[str, Mapping[str, Any] | None]) -> list[dict[str, Any]]:
+    """The positions of test images on the map of every run, and whether their nearest is right.
+
+    Empty unless two runs have a map.
+    """
+    maps = []
+    for name, tree in pages.items():
+        if tree is not None and "x" in tree["items"]:
+            items = tree["items"]
+            rows = items["readable"] > 0
+            arrays = {field: items[field][rows] for field in ("x", "y", "hits")}
+            maps.append({"name": name, **arrays})
+    return maps if len(maps) > 1 else []
 
 
 def _cell(run: comparison.RunScore, best: float) -> dict[str, Any]:

@@ -68,12 +68,34 @@ def neighbors(run: str | os.PathLike, items: Sequence[int] | None = None, *, k: 
     return _rows(tree, items, k=k)
 
 
-def embedding_map(run: str | os.PathLike, *, size: float = 8) -> Any:
-    """A figure of all test images at their positions of the page: wrong ones are squares."""
-    items = page.read(_path(run))["items"]
-    if "x" not in items:
-        raise ValueError(f"{run}: its page has no map, as fewer than two images could be read")
-    figure, axes = figures.figure(size, size * 0.75)
+def embedding_map(runs: str | os.PathLike | Sequence[str | os.PathLike], *, size: float = 8) -> Any:
+    """A figure of all test images at their positions of the page: wrong ones are squares.
+
+    `runs` is the folder of a run, or several: their maps are drawn side by side under the names of
+    the folders, with the R@1 of each. Each map has axes of its own.
+    """
+    folders = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
+    if not folders:
+        raise ValueError("map: name at least one run")
+    trees = [page.read(_path(folder))["items"] for folder in folders]
+    for folder, items in zip(folders, trees, strict=True):
+        if "x" not in items:
+            raise ValueError(
+                f"{folder}: its page has no map, as fewer than two images could be read"
+            )
+    figure, axes = figures.figure(
+        size * len(folders), size * 0.75, ncols=len(folders), squeeze=False
+    )
+    for axis, items, folder in zip(axes[0], trees, folders, strict=True):
+        _draw_map(axis, items)
+        if len(folders) > 1:
+            queries = items["hits"][items["hits"] < 2]
+            name = _path(folder).parent.name
+            axis.set_title(f"{name}: R@1 {100 * float(np.mean(queries)):.1f}")
+    return figure
+
+
+def _draw_map(axis: Any, items: dict[str, Any]) -> None:
     readable = items["readable"] > 0
     for name, hit, marker, color in (
         ("right", 1, "o", _RIGHT),
@@ -82,7 +104,7 @@ def embedding_map(run: str | os.PathLike, *, size: float = 8) -> Any:
     ):
         rows = readable & (items["hits"] == hit)
         if rows.any():
-            axes.scatter(
+            axis.scatter(
                 items["x"][rows],
                 items["y"][rows],
                 s=10,
@@ -91,9 +113,8 @@ def embedding_map(run: str | os.PathLike, *, size: float = 8) -> Any:
                 lw=0,
                 label=f"{name} ({int(rows.sum()):,})",
             )
-    axes.set(xticks=[], yticks=[])
-    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-    return figure
+    axis.set(xticks=[], yticks=[])
+    axis.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _path(run: str | os.PathLike) -> pathlib.Path:

@@ -1097,6 +1097,20 @@
       lineChart(node, { series: comparison.curves.map((c, i) => ({ ...c, style: i })), height: 240, low: 0, high: 100, label: "R@1 of the runs while training" });
       parts.push(el("div", { class: "card" }, el("h3", {}, "R@1 while training"), node, keyOf(comparison.curves.map((c, i) => [c.name, styleOf(i)]))));
     }
+    if (comparison.maps && comparison.maps.length) {
+      const maps = el("div", { class: "two", id: "compare-maps" });
+      for (const map of comparison.maps) {
+        const dots = ["", "", ""]; // wrong, right, no query
+        for (let i = 0; i < map.x.length; i++) dots[map.hits[i]] += `M${(map.x[i] / 164).toFixed(1)} ${(400 - map.y[i] / 164).toFixed(1)}h0`;
+        const svg = svgEl("svg", { viewBox: "-4 -4 408 408", width: "100%", role: "img", "aria-label": `Map of ${map.name}` });
+        [[2, "var(--gray)", "round"], [1, "var(--right)", "round"], [0, "var(--wrong)", "square"]].forEach(([hit, stroke, cap]) => {
+          if (dots[hit]) svg.append(svgEl("path", { d: dots[hit], fill: "none", stroke, "stroke-width": 3, "stroke-linecap": cap }));
+        });
+        const wrong = map.hits.reduce((sum, hit) => sum + (hit === 0), 0);
+        maps.append(el("div", { class: "card" }, el("h3", {}, bdi(map.name)), svg, el("p", { class: "note" }, `${plural(wrong, "query", "queries")} with a wrong nearest image (orange squares). Each map has axes of its own.`)));
+      }
+      parts.push(el("h3", {}, "The embeddings side by side"), maps);
+    }
     const changes = el("div", { class: "two" });
     changes.style.marginTop = "20px";
     const list = (title, entries, index) => {

@@ -7,6 +7,9 @@ import fcntl
 import json
 import os
 import pathlib
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +18,7 @@ from dmljax.data.files import write_json
 __all__ = [
     "FAILURE",
     "Outcome",
+    "check_locks",
     "count_kill",
     "forget_failure",
     "locked",
@@ -88,6 +92,34 @@ def locked(folder: pathlib.Path, *, shared: bool = False, name: str = LOCK) -> I
             yield None
         else:
             yield file
+
+
+_SECOND_LOCK = """
+import fcntl, sys
+with open(sys.argv[1], "a+") as file:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(7)
+"""
+
+
+def check_locks(folder: pathlib.Path) -> None:
+    """Raises unless the file system of a folder keeps a second process from a locked file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("a+", dir=folder, prefix=".lock-") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            words = [sys.executable, "-I", "-c", _SECOND_LOCK, file.name]
+            is_locked = subprocess.run(words, capture_output=True).returncode == 7
+        except OSError:  # such as "No locks available"
+            is_locked = False
+    if not is_locked:
+        raise OSError(
+            f"the file system of {folder} has no working locks (flock), by which workers share "
+            "runs: mount it with locks (Lustre: -o flock; NFS: without nolock), or choose a folder "
+            "on another one by --workdir and --runs"
+        )
 
 
 def mark_failed(folder: pathlib.Path, message: str, *, exit_status: int) -> None:

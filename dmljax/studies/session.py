@@ -71,6 +71,8 @@ def prepare(session: Session, *, write: bool = True) -> list[PlannedRun]:
         points = plan.enumerated_points(study.search)
         runs += planner.runs_of(plan.rows_of_search(study.search, points))
     if write:
+        for path in (folder.path, folder.runs):
+            outcomes.check_locks(path)
         folder.record(study, configs, runs)
         if study.search is not None and not study.search.enumerated:
             from dmljax.studies import engine

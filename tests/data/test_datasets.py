@@ -99,6 +99,26 @@ def test_sop_has_its_published_splits_and_categories(tmp_path):
     assert dataset.train.superlabels.tolist() == [c % 3 for c in range(1, 6) for _ in range(3)]
 
 
+def test_sop_divided_at_half_of_all_classes(tmp_path):
+    make.sop(tmp_path)
+    official, dataset = datasets.sop(root=tmp_path), datasets.sop(root=tmp_path, half=True)
+    assert _sizes(dataset) == (6, 18, 6, 18) and _disjoint(dataset) and _all_read(dataset)
+    assert dataset.train.names == (*official.train.names, official.test.names[0])
+
+    def content(splits):
+        columns = zip(
+            *[
+                (s.records[i], s.names[s.labels[i]], int(s.superlabels[i]))
+                for s in splits
+                for i in range(len(s))
+            ],
+            strict=True,
+        )
+        return list(columns)
+
+    assert content(dataset) == content(official)
+
+
 def test_inshop_marks_queries_and_logs_the_corpus(tmp_path, caplog):
     make.inshop(tmp_path, ("img", "img_highres"))
     logging.set_verbosity(logging.INFO)

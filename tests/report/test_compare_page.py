@@ -62,6 +62,18 @@ def test_the_comparison_lists_what_a_loop_over_queries_finds(runs):
     assert [c["is_best"] for c in section["rows"][0]["cells"]] == [True, False]
 
 
+def test_the_maps_of_both_runs_are_side_by_side(runs, tmp_path):
+    written = page.write(compare_page.facts_of(runs), tmp_path / "maps.html")
+    maps = page.read(written)["comparison"]["maps"]
+    assert [one["name"] for one in maps] == list(runs)
+    for one, folder in zip(maps, runs.values(), strict=True):
+        items = page.read(folder / "report.html")["items"]
+        for field in ("x", "y", "hits"):
+            np.testing.assert_array_equal(one[field], items[field])
+        recall = scores_file.read(folder).values["R@1"].mean()
+        assert np.isclose((np.asarray(one["hits"]) == 1).mean(), recall)
+
+
 def test_a_run_equals_itself(runs):
     same = {"a": runs["first"], "b": runs["first"]}
     made = compare_page.facts_of(same)
@@ -102,6 +114,11 @@ def test_the_comparison_in_a_browser(runs):
         text = opened.inner_text("#compare")
         assert "worse" in text and "right only in first" in text
         assert opened.evaluate("document.documentElement.scrollWidth") == 390
+        for name in runs:
+            drawn = opened.locator(f"#compare-maps svg[aria-label='Map of {name}'] path")
+            shapes = drawn.evaluate_all("paths => paths.map((p) => p.getAttribute('d'))")
+            assert sum(shape.count("M") for shape in shapes) == 96
+            assert opened.locator(f"#compare-maps svg[aria-label='Map of {name}']").bounding_box()
         opened.locator("#compare .thumb").first.click()
         assert opened.evaluate("document.getElementById('panel').open")
     assert not complaints
@@ -143,6 +160,17 @@ def test_figures_show_the_pictures_of_the_page(runs):
     drawn = report.map(folder)
     points = sum(len(group.get_offsets()) for group in drawn.axes[0].collections)
     assert points == 96
+    both = report.map(list(runs.values()))
+    assert len(both.axes) == 2
+    for axis, name in zip(both.axes, runs, strict=True):
+        items = page.read(runs[name] / "report.html")["items"]
+        recall = 100 * scores_file.read(runs[name]).values["R@1"].mean()
+        assert axis.get_title() == f"{name}: R@1 {recall:.1f}"
+        offsets = np.concatenate([group.get_offsets() for group in axis.collections])
+        expected = np.stack([items["x"], items["y"]], axis=1).astype(float)
+        assert sorted(map(tuple, offsets)) == sorted(map(tuple, expected))
+    with pytest.raises(ValueError, match="name at least one run"):
+        report.map([])
     with pytest.raises(ValueError, match="there is no image 96: choose from 0 to 95"):
         report.neighbors(folder, [96])
     with pytest.raises(FileNotFoundError, match="dmljax report"):

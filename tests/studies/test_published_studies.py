@@ -186,8 +186,12 @@ def _rows(study):
 @each_study
 def test_every_row_builds_and_the_first_ones_run(name, root_of, tmp_path):
     study = study_file.read(name)
+    folders = {}
     for i, row in enumerate(_rows(study)):
         config = _small(row, root_of)
+        folders[row.name] = tmp_path / str(i)
+        if row.start_from is not None:
+            config["start"] = str(folders[row.start_from])
         if i < 2:
             scores = loop.run(config, tmp_path / str(i))
             wanted = [s for s in study.scores if s in RUN_SCORES]

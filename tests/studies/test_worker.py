@@ -292,6 +292,15 @@ def test_a_full_disk_is_one_line_and_nothing_is_marked(tmp_path):
     _ended(study("run", "small.py", folder=tmp_path), 0)
 
 
+def test_a_file_system_without_locks_is_one_line(tmp_path, monkeypatch):
+    outcomes.check_locks(tmp_path / "new")
+    assert not list((tmp_path / "new").iterdir())
+    # As a mount without locks between processes: the second process takes the lock, too.
+    monkeypatch.setattr(outcomes.fcntl, "flock", lambda *_: None)
+    with pytest.raises(OSError, match=r"has no working locks \(flock\).*--workdir and --runs"):
+        outcomes.check_locks(tmp_path)
+
+
 @pytest.mark.slow
 def test_a_row_starts_from_another(tmp_path):
     rows = {"first": {}, "second": {"start_from": "first", "optimizer.rate": 1e-3}}
