@@ -92,13 +92,11 @@ def _run(session, name: str, arguments: argparse.Namespace) -> int:
     from dmljax.studies.worker import Stopped
 
     variables = launch.environments(arguments.workers or 1)
-    runs = sessions.prepare(session, write=not arguments.dry_run)
-    if arguments.only:
-        runs = sessions.selected(runs, arguments.only, session.study)
+    runs = sessions.prepare(session, only=arguments.only, write=not arguments.dry_run)
     if arguments.dry_run:
         print(sessions.describe(session, runs))
         return 0
-    sessions.check_only(session, arguments.only or ())
+    sessions.check_only(session, arguments.only)
     if arguments.retry and (count := sessions.forget_failures(session)):
         print(f"{count} failed run{'s'[: count - 1]} will be made again")
     if len(variables) > 1:

@@ -61,8 +61,11 @@ def open_session(
     return Session(study, folder, tuple(words), storage)
 
 
-def prepare(session: Session, *, write: bool = True) -> list[PlannedRun]:
-    """Checks every row and plans all runs that are known now; with `write`, into the index."""
+def prepare(session: Session, *, only: Sequence[str] = (), write: bool = True) -> list[PlannedRun]:
+    """Checks every row and plans all runs that are known now; with `write`, into the index.
+
+    Returns the runs of the rows `only`, or all runs. A wrong name of a row writes nothing.
+    """
     study, folder = session.study, session.folder
     configs = plan.check_rows(study)
     planner = plan.Planner(study, folder.runs, session.words)
@@ -70,6 +73,7 @@ def prepare(session: Session, *, write: bool = True) -> list[PlannedRun]:
     if study.search is not None and study.search.enumerated:
         points = plan.enumerated_points(study.search)
         runs += planner.runs_of(plan.rows_of_search(study.search, points))
+    chosen = selected(runs, only, study)
     if write:
         for path in (folder.path, folder.runs):
             outcomes.check_locks(path)
@@ -78,7 +82,7 @@ def prepare(session: Session, *, write: bool = True) -> list[PlannedRun]:
             from dmljax.studies import engine
 
             engine.create(study, folder, session.storage)
-    return runs
+    return chosen
 
 
 def selected(runs: Sequence[PlannedRun], only: Sequence[str], study: Study) -> list[PlannedRun]:

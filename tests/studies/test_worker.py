@@ -83,7 +83,7 @@ def test_wrong_words_are_one_line(tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises((ValueError, OSError), match=message):
         main.main(["study", *words])
-    assert not (tmp_path / "runs" / "by_digest").exists()
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_dry_run_prints_commands_and_writes_nothing(tmp_path):
