@@ -14,9 +14,9 @@ The id of an image is its path below the folder, and its metadata {"folder": ...
 whose ids are in the index already are skipped, so an interrupted command is simply run again;
 --replace embeds them again and keeps their metadata. --import takes a Parquet file, or the folder
 of parts that `dmljax embed BUNDLE --images=...` fills; of parts, stored ids are skipped too.
---reindex fills an index of another bundle beside the present one and then switches at once. Images
-that cannot be read are named and left out, and the exit status is 1. docs/index_search.md describes
-the files.
+--reindex fills an index of another bundle beside the present one and then switches at once, if no
+item is missing from the new one; --drop-missing switches also then. Images that cannot be read are
+named and left out, and the exit status is 1. docs/index_search.md describes the files.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replace", action="store_true", help="also add ids that exist, anew")
     parser.add_argument("--reindex", action="store_true", help="replace an index of another model")
     parser.add_argument(
+        "--drop-missing", action="store_true", help="with --reindex: items may be missing"
+    )
+    parser.add_argument(
         "--delete", action="append", default=[], metavar="ID", help="delete an item"
     )
     parser.add_argument("--compact", action="store_true", help="give the space of deletions back")
@@ -68,6 +71,8 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         raise ValueError("index needs a bundle to add images, or an index (dmljax index --help)")
     place = arguments.out or arguments.to
     upkeep = arguments.delete or arguments.compact or arguments.check or arguments.export
+    if arguments.drop_missing and not arguments.reindex:
+        raise ValueError("--drop-missing needs --reindex")
     if arguments.images and arguments.source:
         raise ValueError("--images and --import are two commands: give one of them")
     if arguments.images or (arguments.source and place):
@@ -179,6 +184,8 @@ def _add(arguments: argparse.Namespace, place: str) -> int:
                     f"nothing could be added: {place} keeps its {_number(count, 'item')} of the "
                     "previous model; correct --images or --import and repeat the command"
                 )
+            if not arguments.drop_missing:
+                _check_complete(store, previous, place)
             store.switch()
             print(f"{place} now has {_number(store.count(), 'item')}; it had {count:,}")
         if arguments.images:
@@ -209,6 +216,22 @@ def _open(place: str, bundle: Any, *, reindex: bool) -> tuple[Index, Index | Non
         if not _is_free(place):
             raise
         return create(place, model=model, dimension=dimension), None
+
+
+def _check_complete(store: Index, previous: Index, place: str) -> None:
+    """Refuses to replace an index by one in which some of its items are missing."""
+    count, first = 0, ""
+    for items in previous.scan():
+        ids = [item.id for item in items]
+        missing = [name for name, there in zip(ids, store.contains(ids), strict=True) if not there]
+        first = first or next(iter(missing), "")
+        count += len(missing)
+    if count:
+        raise ValueError(
+            f"{_number(count, 'item')} of {place} would be lost, such as {first!r}: {place} stays "
+            "as it was. Repeat the command with images or vectors of all items, or with "
+            "--drop-missing"
+        )
 
 
 def _check_source(source: str, bundle: Any) -> None:

@@ -208,6 +208,22 @@ def test_an_index_of_another_bundle_is_refused_and_replaced(images, place, capsy
         run(*words, "--reindex")
 
 
+def test_a_new_index_that_lacks_items_replaces_the_old_one_only_if_asked(images, place, capsys):
+    run("index", "ab", f"--images={images}", f"--out={place}")
+    for name in ("0.png", "1.png"):
+        (images / "blue" / name).unlink()
+    words = ["index", "cd", f"--images={images}", f"--out={place}", "--reindex"]
+    with pytest.raises(ValueError, match=r"2 items of .* would be lost, such as 'blue/0\.png'"):
+        run(*words)
+    with index.open(place, model="ab" * 32) as store:
+        assert store.count() == 9
+    capsys.readouterr()
+    assert run(*words, "--drop-missing") == 0
+    assert "now has 7 items; it had 9" in capsys.readouterr().out
+    with index.open(place, model="cd" * 32) as store:
+        assert store.count() == 7 and store.check() == []
+
+
 def test_errors_are_one_line_and_leave_nothing(images, place, tmp_path):
     (tmp_path / "empty").mkdir()
     for words, message in (
@@ -218,6 +234,7 @@ def test_errors_are_one_line_and_leave_nothing(images, place, tmp_path):
         (["index", "ab", f"--images={images}", f"--out={images}"], "has no index.json"),
         (["index", "ab", f"--out={place}"], "need --images"),
         (["index", "ab", f"--images={images}", f"--out={place}", "--check"], "of their own"),
+        (["index", "ab", f"--images={images}", f"--out={place}", "--drop-missing"], "--reindex"),
         (["index", place], "does not exist"),
         (["index", place, "--chekc"], "'--chekc' is not known"),
         (["search", "ab", "x.png"], "needs --index"),
