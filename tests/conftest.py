@@ -38,7 +38,7 @@ install_import_hook([f"dmljax.{name}" for name in sorted(CHECKED)], "typechecker
 _CLEAR_CACHES_ABOVE, _MEMORY_LIMIT = 2400 << 20, 3 << 30
 
 
-def pytest_configure():
+def pytest_configure(config):
     """Starts JAX, and keeps the environment as it is from then on.
 
     XLA's threads read the environment when they prepare a computation, and may still run when the
@@ -55,6 +55,7 @@ def pytest_configure():
     main.settle_environment()
     jax.devices()
     os.putenv, os.unsetenv = _without_pytest(os.putenv), _without_pytest(os.unsetenv)
+    config.option.loadscopereorder = False  # of pytest-xdist: files with few tests may be long
 
 
 def _without_pytest(change_fn):
@@ -95,11 +96,16 @@ def _memory() -> int:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """With `--dist loadgroup`, tests of one loss or net share a process and what it compiled."""
+    """With `--dist loadgroup`, tests of one file share a process and what it compiled.
+
+    Of a file that repeats its tests for many losses or nets, the tests of one of these do.
+    """
     for item in items:
+        if item.get_closest_marker("xdist_group"):
+            continue
         name = item.callspec.params.get("name") if hasattr(item, "callspec") else None
-        if isinstance(name, str):
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{name}"))
+        group = f"{item.path.stem}-{name}" if isinstance(name, str) else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture
