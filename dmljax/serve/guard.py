@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import itertools
 import logging
 import re
 import secrets
@@ -42,6 +43,8 @@ class Guard:
     def __init__(self, app: Any, service: Service, routes: frozenset[str]):
         self._app, self._service, self._routes = app, service, routes
         self._running = 0
+        # Unique without a call of the operating system for each request.
+        self._prefix, self._numbers = secrets.token_hex(6), itertools.count(1)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -54,7 +57,7 @@ class Guard:
         headers = Headers(scope=scope)
         request_id = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
-            request_id = secrets.token_hex(8)
+            request_id = f"{self._prefix}{next(self._numbers):08x}"
         route = scope["path"] if scope["path"] in self._routes else "other"
         method = scope["method"] if scope["method"] in METHODS else "other"
         status = 0
