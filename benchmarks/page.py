@@ -19,7 +19,7 @@ from dmljax.main import settle_environment, tune_cpu
 from dmljax.report import facts, page
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "report"))
-import browser  # noqa: E402
+import browser
 
 
 def main() -> None:

@@ -181,19 +181,16 @@ def _write_arrays(arguments: argparse.Namespace) -> None:
 
 def _write_comparison(folders: Sequence[str]) -> None:
     from dmljax.report import compare_page
+    from dmljax.train import config
 
     names = _names(folders)
     _check_runs(folders)
     differing: dict[str, None] = {}
     for folder in folders[1:]:
         differing |= {field: None for field, *_ in _config_differences(folders[0], folder)}
-    configs = [_config(folder) for folder in folders]
-    rows = [[field, *(_field(config, field) for config in configs)] for field in differing]
+    contents = [config.of_run(folder) for folder in folders]
+    rows = [[field, *(_field(content, field) for content in contents)] for field in differing]
     _say(compare_page.write(dict(zip(names, folders, strict=True)), fields=rows))
-
-
-def _config(folder: str) -> dict[str, Any]:
-    return json.loads((pathlib.Path(folder) / "config.json").read_text())
 
 
 def _field(config: Any, path: str) -> str:
@@ -237,11 +234,5 @@ def _config_differences(old: str, new: str) -> Iterator[tuple[str, Any, Any]]:
     """The fields in which the configs of two runs differ and that can change a result."""
     from dmljax.train import config, digests
 
-    contents = []
-    for folder in (old, new):
-        path = pathlib.Path(folder) / "config.json"
-        try:
-            contents.append(digests.essential(json.loads(path.read_text())))
-        except (ValueError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
+    contents = [digests.essential(config.of_run(folder)) for folder in (old, new)]
     yield from config.differences(*contents)

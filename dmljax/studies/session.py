@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import shlex
 import sys
@@ -17,6 +16,7 @@ from dmljax.studies.plan import PlannedRun
 from dmljax.studies.study_file import Study
 from dmljax.studies.table import Table
 from dmljax.studies.worker import Worker, command
+from dmljax.train import config as config_lib
 
 __all__ = [
     "Session",
@@ -214,8 +214,7 @@ def make_table(session: Session) -> Table:
     runs = []
     for run in folder.planned():
         path = folder.run_folder(run.digest)
-        file = path / "config.json"
-        config = json.loads(file.read_text()) if file.exists() else None
+        config = config_lib.of_run(path) if (path / "config.json").exists() else None
         runs.append((run, outcomes.outcome(path), config))
     return table.make(session.study, runs, joined=joined.read(session))
 

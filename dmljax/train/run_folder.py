@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pathlib
 import shutil
@@ -69,17 +68,16 @@ def _write_config(
     """
     file = workdir / _CONFIG
     if file.exists():
-        changes = _changes(json.loads(file.read_text()), config)
-        if (workdir / _DIGESTS).exists():
-            old_digests = json.loads((workdir / _DIGESTS).read_text())
-            titles = {"data": "the data set", "weights": "the file of weights"}
-            for name, title in {**titles, "start": "the run to start from"}.items():
-                old, new = old_digests.get(name), getattr(digests, name)
-                if old != new:
-                    changes.append(f"{title} (digest {_short(old)} there, {_short(new)} here)")
         has_results = (workdir / "metrics.jsonl").exists() or any(
             (workdir / "checkpoints").glob("[0-9]*")
         )
+        try:
+            changes = _changes(config_lib.of_run(workdir), config)
+            changes += _other_digests(workdir, digests)
+        except ValueError as error:  # a damaged file
+            if has_results and not overwrite:
+                raise
+            changes = [str(error)]
         if changes and has_results and not overwrite:
             raise ValueError(
                 f"{workdir} holds a run of another config: {'; '.join(changes[:5])}. Choose "
@@ -95,6 +93,20 @@ def _changes(old_config: dict[str, Any], config: dict[str, Any]) -> list[str]:
     """The fields that can change a result and differ between two configs."""
     differences = config_lib.differences(essential(old_config), essential(config))
     return [f"{path} ({old!r} there, {new!r} here)" for path, old, new in differences]
+
+
+def _other_digests(workdir: pathlib.Path, digests: Digests) -> list[str]:
+    """What has another digest than when the run began."""
+    if not (workdir / _DIGESTS).exists():
+        return []
+    old_digests = config_lib.of_run(workdir, _DIGESTS)
+    titles = {"data": "the data set", "weights": "the file of weights"}
+    changes = []
+    for name, title in {**titles, "start": "the run to start from"}.items():
+        old, new = old_digests.get(name), getattr(digests, name)
+        if old != new:
+            changes.append(f"{title} (digest {_short(old)} there, {_short(new)} here)")
+    return changes
 
 
 def _short(digest: str | None) -> str:
@@ -127,10 +139,7 @@ def reopen(
     `overrides` such as '--config.dataset.root=elsewhere' change its config.
     """
     workdir = pathlib.Path(workdir)
-    file = workdir / _CONFIG
-    if not file.exists():
-        raise FileNotFoundError(f"{workdir} holds no run: there is no {file}")
-    run = build(config_lib.override(json.loads(file.read_text()), overrides))
+    run = build(config_lib.override(config_lib.of_run(workdir), overrides))
     with Checkpoints(workdir / "checkpoints", reading=True) as checkpoints:
         steps = checkpoints.steps()
         if step is None and steps and not run.selection.is_last:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ import jax
 import numpy as np
 from flax import traverse_util
 
-from dmljax.train import results
+from dmljax.train import config, results
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.weights import from_tensors
 
@@ -74,8 +73,8 @@ def find(folder: str | os.PathLike) -> Start:
 
 def normalization(folder: str | os.PathLike) -> Any:
     """How the images of the run in `folder` are normalized; None if there is no run any more."""
-    file = pathlib.Path(folder).expanduser() / "config.json"
-    return json.loads(file.read_text())["normalize"] if file.is_file() else None
+    folder = pathlib.Path(folder).expanduser()
+    return config.of_run(folder)["normalize"] if (folder / "config.json").is_file() else None
 
 
 def read(start: Start) -> dict[str, Any]:

@@ -168,6 +168,18 @@ def test_a_workdir_of_another_config_is_refused(finished, tmp_path):
     assert len(journal.read(tmp_path / "run" / "metrics.jsonl")) == 6
 
 
+@pytest.mark.parametrize("name", ["config.json", "digests.json"])
+def test_a_workdir_with_a_damaged_config_is_refused(finished, tmp_path, name):
+    shutil.copytree(finished / "run", tmp_path / "run")
+    for content in (b'{"steps', b"[]", b"\xff"):
+        (tmp_path / "run" / name).write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{name} is damaged .*--overwrite") as caught:
+            loop.run(tiny(finished), tmp_path / "run")
+        assert "\n" not in str(caught.value)
+    loop.run(tiny(finished), tmp_path / "run", overwrite=True)
+    assert len(journal.read(tmp_path / "run" / "metrics.jsonl")) == 6
+
+
 def test_a_resumed_run_may_change_only_fields_without_effect_on_its_result(finished, tmp_path):
     folder = finished
     shutil.copytree(folder / "run", tmp_path / "run")

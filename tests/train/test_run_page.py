@@ -1,0 +1,93 @@
+"""The page of a run: what it may not tell, and what it is made of when files are damaged."""
+
+import base64
+import gzip
+import os
+import re
+import shutil
+
+import pytest
+from system import photos, tiny
+
+from dmljax import main
+from dmljax.report import page
+from dmljax.train import loop, run_page
+
+
+@pytest.fixture(scope="module")
+def run_of_photos(tmp_path_factory):
+    """A run on image files, and the folder of these files."""
+    folder = tmp_path_factory.mktemp("private")
+    images = photos(folder)
+    dataset = {"name": "folder", "root": str(images), "split": 0.5}
+    loop.run(tiny(folder, dataset=dataset, pictures=True), folder / "run")
+    return folder / "run", images
+
+
+def test_the_page_holds_no_path_of_this_machine(run_of_photos):
+    run, images = run_of_photos
+    text = (run / run_page.FILE).read_text()
+    blob = re.search(r'<script type="text/plain" id="blob">(.*?)</script>', text, re.S)[1]
+    everything = text.encode() + gzip.decompress(base64.b64decode(blob))
+    assert b"c4/" in everything  # files are named below the folder of the data
+    for word in (str(images.parent), os.getcwd(), os.path.expanduser("~/")):
+        assert word.encode() not in everything, word
+
+
+def _copy(run, folder):
+    return shutil.copytree(run, folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "missing"),
+    [
+        ("metrics.jsonl", b'{"step": 1, "loss": 1}\n{"step": 2, "lo', "nothing"),
+        ("metrics.jsonl", b"\x00\xff\n[1]\n{}\n", "curves"),
+        ("metrics.jsonl", None, "curves"),
+        ("speed.jsonl", b"\x00\xff\n7\n", "nothing"),
+        ("result.json", b"{", "nothing"),
+    ],
+)
+def test_a_page_is_made_of_what_is_left(run_of_photos, tmp_path, name, content, missing):
+    run = _copy(run_of_photos[0], tmp_path)
+    if content is None:
+        (run / name).unlink()
+    else:
+        (run / name).write_bytes(content)
+    facts = page.read(run_page.write_again(run))
+    assert (facts.get("curves") is None) == (missing == "curves")
+    assert facts["scores"]["tiles"][0]["name"] == "R@1" and not facts.get("faults")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda run, images: shutil.rmtree(run / "checkpoints"), "no checkpoint"),
+        (lambda run, images: (run / "config.json").unlink(), "holds no run"),
+        (lambda run, images: (run / "config.json").write_text("[]"), "config.json is damaged"),
+        (lambda run, images: shutil.rmtree(images), "photos does not exist"),
+    ],
+)
+def test_a_run_that_cannot_be_opened_is_one_line(run_of_photos, tmp_path, change, message):
+    run = _copy(run_of_photos[0], tmp_path)
+    images = run_of_photos[1]
+    kept = shutil.copytree(images, tmp_path / "kept")
+    before = (run / run_page.FILE).read_bytes()
+    try:
+        change(run, images)
+        with pytest.raises((ValueError, OSError), match=message) as caught:
+            main.main(["report", str(run)])
+    finally:
+        shutil.rmtree(images, ignore_errors=True)
+        shutil.move(kept, images)
+    assert "\n" not in str(caught.value)
+    assert (run / run_page.FILE).read_bytes() == before
+
+
+def test_a_folder_in_the_place_of_the_page_is_one_line(run_of_photos, tmp_path):
+    run = _copy(run_of_photos[0], tmp_path)
+    (run / run_page.FILE).unlink()
+    (run / run_page.FILE).mkdir()
+    with pytest.raises(OSError, match=run_page.FILE) as caught:
+        main.main(["report", str(run)])
+    assert "\n" not in str(caught.value) and not any((run / run_page.FILE).iterdir())
