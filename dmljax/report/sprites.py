@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -95,26 +96,29 @@ def make(
     chosen = available[choose(np.asarray(labels)[available], wanted, count)]
     cells = np.full(n, MISSING, np.uint16)
     copies = np.full((n, _GRAY_SIDE, _GRAY_SIDE), np.nan, np.float32)
-    sheets, rows = [], []
+    pending: list[Future[bytes]] = []
+    rows: list[int] = []
     filled, sheet = 0, np.zeros((SIDE * side, SIDE * side, 3), np.uint8)
-    for item in chosen:
-        try:
-            picture = cover(read_fn(int(item)), side)
-        except (UnreadableImage, OSError):
-            continue
-        place_in_sheet = filled % SIDE**2
-        top, left = divmod(place_in_sheet, SIDE)
-        sheet[top * side : (top + 1) * side, left * side : (left + 1) * side] = picture
-        copies[item] = gray(picture)
-        cells[item] = filled
-        filled += 1
-        if filled % SIDE**2 == 0:
-            sheets.append(_encoded(sheet, quality))
-            rows.append(SIDE)
-            sheet = np.zeros_like(sheet)
-    if filled % SIDE**2:
-        rows.append(-(-(filled % SIDE**2) // SIDE))
-        sheets.append(_encoded(sheet[: rows[-1] * side], quality))
+    with ThreadPoolExecutor() as encoders:  # WebP takes longer than all the rest
+        for item in chosen:
+            try:
+                picture = cover(read_fn(int(item)), side)
+            except (UnreadableImage, OSError):
+                continue
+            place_in_sheet = filled % SIDE**2
+            top, left = divmod(place_in_sheet, SIDE)
+            sheet[top * side : (top + 1) * side, left * side : (left + 1) * side] = picture
+            copies[item] = gray(picture)
+            cells[item] = filled
+            filled += 1
+            if filled % SIDE**2 == 0:
+                pending.append(encoders.submit(_encoded, sheet, quality))
+                rows.append(SIDE)
+                sheet = np.zeros_like(sheet)
+        if filled % SIDE**2:
+            rows.append(-(-(filled % SIDE**2) // SIDE))
+            pending.append(encoders.submit(_encoded, sheet[: rows[-1] * side], quality))
+        sheets = [future.result() for future in pending]
     return Sprites(sheets, rows, cells, side, copies)
 
 
