@@ -1,11 +1,12 @@
 """The page of a report: seconds to make it, its size, and when it is ready in a browser.
 
-`python benchmarks/page.py` prints one row for each number of test images; the steps of the numbers
-are those of `benchmarks/report.py`. Vectors and pictures are made up; pictures are smooth, as
-photographs are. The last column needs Playwright and Chromium, and is empty without them.
+`python benchmarks/page.py` prints one row for each number of test images. What the numbers on a
+page cost is measured by `benchmarks/report.py`. Vectors and pictures are made up; pictures are
+smooth JPEGs. The last column needs Playwright and Chromium, and is empty without them.
 """
 
 import argparse
+import io
 import pathlib
 import statistics
 import sys
@@ -14,7 +15,9 @@ import tempfile
 import jax
 import numpy as np
 from evaluation import products, seconds
+from PIL import Image
 
+from dmljax.data import decode
 from dmljax.main import settle_environment, tune_cpu
 from dmljax.report import facts, page
 
@@ -48,18 +51,19 @@ def main() -> None:
 
 
 def pictures(side: int):
-    """`read_fn(item)`: smooth pictures, each from eight waves of its own."""
+    """`read_fn(item)`: decodes one of 64 smooth JPEGs, and moves it sideways by the item."""
     y, x = np.mgrid[:side, :side] / side
-
-    def read(item: int) -> np.ndarray:
-        rng = np.random.default_rng(item)
+    rng, files = np.random.default_rng(0), []
+    for _ in range(64):
         waves = [
-            rng.normal(size=3)[:, None, None] * np.sin(a * x + b * y + c)
+            rng.normal(size=3) * np.sin(a * x + b * y + c)[:, :, None]
             for a, b, c in rng.uniform(-25, 25, (8, 3))
         ]
-        return np.clip(128 + 30 * sum(waves), 0, 255).astype(np.uint8).transpose(1, 2, 0)
-
-    return read
+        file = io.BytesIO()
+        picture = np.clip(128 + 30 * sum(waves), 0, 255).astype(np.uint8)
+        Image.fromarray(picture).save(file, "JPEG", quality=90)
+        files.append(file.getvalue())
+    return lambda item: np.roll(decode.decode(files[item % 64]), item, axis=1)
 
 
 def opened(path: pathlib.Path) -> float:
