@@ -44,7 +44,7 @@ class Guard:
         self._app, self._service, self._routes = app, service, routes
         self._running = 0
         # Unique without a call of the operating system for each request.
-        self._prefix, self._numbers = secrets.token_hex(6), itertools.count(1)
+        self._prefix, self._numbers = secrets.token_hex(4), itertools.count(1)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
