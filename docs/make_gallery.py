@@ -24,6 +24,7 @@ from dmljax import losses
 
 HERE = pathlib.Path(__file__).parent
 POINTS = 201
+jax.config.update("jax_disable_most_optimizations", True)  # compiling takes longer than computing
 
 
 class Entry(NamedTuple):
