@@ -40,14 +40,15 @@ def main() -> None:
         read_fn = pictures(arguments.side)
         with tempfile.TemporaryDirectory() as name:
             path = pathlib.Path(name) / "report.html"
-            made = lambda x=x, labels=labels, read_fn=read_fn, path=path: page.write(  # noqa: E731
-                facts.make(x, labels, title="made up", read_fn=read_fn), path
-            )
-            clock, processor = seconds(made)
+            clock, processor = seconds(write, x, labels, read_fn, path)
             size = path.stat().st_size / 1e6
             ready = "" if browser.missing() else f"{opened(path):.2f}"
         row = f"{clock:.1f} | {processor:.1f} | {size:.1f} | {ready}"
         print(f"| {items:,} | {classes:,} | {row} |", flush=True)
+
+
+def write(x, labels, read_fn, path: pathlib.Path) -> None:
+    page.write(facts.make(x, labels, title="made up", read_fn=read_fn), path)
 
 
 def pictures(side: int):

@@ -223,7 +223,8 @@ def _check_complete(store: Index, previous: Index, place: str) -> None:
     count, first = 0, ""
     for items in previous.scan():
         ids = [item.id for item in items]
-        missing = [name for name, there in zip(ids, store.contains(ids), strict=True) if not there]
+        is_stored = store.contains(ids)
+        missing = [name for name, is_in in zip(ids, is_stored, strict=True) if not is_in]
         first = first or next(iter(missing), "")
         count += len(missing)
     if count:
@@ -309,7 +310,7 @@ def _add_images(
     if not replace and images:
         exists = store.contains([image.id for image in images])
         skipped = sum(exists)
-        images = [image for image, there in zip(images, exists, strict=True) if not there]
+        images = [image for image, is_in in zip(images, exists, strict=True) if not is_in]
     start = reported = time.monotonic()
     added, done = 0, 0
     rows: list[tuple[_Image, np.ndarray]] = []
@@ -342,7 +343,7 @@ def _commit(store: Index, rows: list[tuple[_Image, np.ndarray]], previous: Index
     metadata = {image.id: {"folder": image.folder} for image, _ in rows}
     for index in (previous, store):
         if index is not None:
-            stored = [name for name, there in zip(ids, index.contains(ids), strict=True) if there]
+            stored = [name for name, is_in in zip(ids, index.contains(ids), strict=True) if is_in]
             metadata |= {item.id: item.metadata for item in index.get(stored)}
     vectors = np.stack([vector for _, vector in rows])
     store.add(ids, vectors, [metadata[name] for name in ids], replace=True)

@@ -184,12 +184,11 @@ def _write_comparison(folders: Sequence[str]) -> None:
     from dmljax.train import config
 
     names = _names(folders)
-    _check_runs(folders)
+    configs = [config.of_run(folder) for folder in folders]
     differing: dict[str, None] = {}
-    for folder in folders[1:]:
-        differing |= {field: None for field, *_ in _config_differences(folders[0], folder)}
-    contents = [config.of_run(folder) for folder in folders]
-    rows = [[field, *(_field(content, field) for content in contents)] for field in differing]
+    for other in configs[1:]:
+        differing |= {field: None for field, *_ in _config_differences(configs[0], other)}
+    rows = [[field, *(_field(one, field) for one in configs)] for field in differing]
     _say(compare_page.write(dict(zip(names, folders, strict=True)), fields=rows))
 
 
@@ -200,23 +199,18 @@ def _field(config: Any, path: str) -> str:
     return "" if config is None else json.dumps(config)
 
 
-def _check_runs(folders: Sequence[str]) -> None:
-    for folder in folders:
-        if not (pathlib.Path(folder) / "config.json").is_file():
-            raise FileNotFoundError(f"{folder} holds no run: there is no {folder}/config.json")
-
-
 def _compare(folders: Sequence[str]) -> None:
     from dmljax.report import comparison, scores_file, text
+    from dmljax.train import config
 
     names = _names(folders)
-    _check_runs(folders)
+    configs = [config.of_run(folder) for folder in folders]
     runs = {name: scores_file.read(folder) for name, folder in zip(names, folders, strict=True)}
     result = comparison.compare_runs(runs)
     first = names[0]
     fields = {
-        name: list(_config_differences(folders[0], folder))
-        for name, folder in zip(names[1:], folders[1:], strict=True)
+        name: list(_config_differences(configs[0], other))
+        for name, other in zip(names[1:], configs[1:], strict=True)
     }
     changes = {name: comparison.class_changes(runs[first], runs[name]) for name in names[1:]}
     _print(text.comparison(result, changes=changes, fields=fields))
@@ -230,9 +224,8 @@ def _names(folders: Sequence[str]) -> list[str]:
     return names if len(set(names)) == len(names) else list(folders)
 
 
-def _config_differences(old: str, new: str) -> Iterator[tuple[str, Any, Any]]:
-    """The fields in which the configs of two runs differ and that can change a result."""
+def _config_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """The fields in which two configs differ and that can change a result."""
     from dmljax.train import config, digests
 
-    contents = [digests.essential(config.of_run(folder)) for folder in (old, new)]
-    yield from config.differences(*contents)
+    yield from config.differences(digests.essential(old), digests.essential(new))
