@@ -1,8 +1,10 @@
 """The service beside a plain handler that embeds one by one: p50, p99 and throughput.
 
-`python benchmarks/service.py` prints one table. Both servers are processes of their own with the
-same bundle, of 30 steps of `configs/glyphs.py`, and the same uvicorn. They are measured in turns,
-so that both meet the same noise. A client sends its next image when it has its answer.
+`python benchmarks/service.py` prints one table. The servers are processes of their own with the
+same bundle, of 30 steps of `configs/glyphs.py`. The plain handler is measured twice: on uvicorn as
+`pip install uvicorn` gives it, and with httptools and uvloop, which the service uses. All are
+measured in turns, so that they meet the same noise. A client sends its next image when it has its
+answer.
 `--minutes=10` instead loads the service at 80 % of its throughput, and reports errors and memory.
 """
 
@@ -23,6 +25,7 @@ import numpy as np
 from PIL import Image
 
 ROOT = pathlib.Path(__file__).parents[1]
+_LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 _HEAD = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nAccept: application/octet-stream\r\n"
 
 
@@ -34,9 +37,10 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--minutes", type=float, help="soak instead")
     parser.add_argument("--plain", help=argparse.SUPPRESS)
+    parser.add_argument("--parser", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.plain:
-        plain(args.plain)
+        plain(args.plain, args.parser)
         return
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -58,7 +62,7 @@ def glyphs_bundle(folder: pathlib.Path) -> pathlib.Path:
     return folder / "net.bundle"
 
 
-def plain(path: str) -> None:
+def plain(path: str, parser: str) -> None:
     """A server whose handler embeds the image of each request by itself."""
     import uvicorn
     from starlette.applications import Starlette
@@ -80,12 +84,14 @@ def plain(path: str) -> None:
 
     import socket
 
-    listening = socket.socket()
+    # With the protocol 0 asyncio would leave Nagle's algorithm on, and answers would wait 40 ms.
+    listening = socket.socket(proto=socket.IPPROTO_TCP)
     listening.bind(("127.0.0.1", 0))
     listening.listen(1024)
     print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
     app = Starlette(routes=[Route("/embed", handler, methods=["POST"])])
-    config = uvicorn.Config(app, http="h11", access_log=False, log_level="error")
+    loop = "uvloop" if parser == "httptools" else "asyncio"
+    config = uvicorn.Config(app, http=parser, loop=loop, access_log=False, log_level="error")
     uvicorn.Server(config).run(sockets=[listening])
 
 
@@ -112,9 +118,11 @@ class Server:
 
 def start(bundle: pathlib.Path) -> dict[str, Server]:
     service = [sys.executable, "-m", "dmljax.main", "serve", str(bundle), "--port=0", "--quiet"]
+    plain = [sys.executable, __file__, f"--plain={bundle}"]
     return {
         "service": Server(service),
-        "plain": Server([sys.executable, __file__, f"--plain={bundle}"]),
+        "plain": Server([*plain, "--parser=h11"]),
+        "plain, httptools": Server([*plain, "--parser=httptools"]),
     }
 
 
@@ -128,38 +136,72 @@ def images(count: int = 64) -> list[bytes]:
     return encoded
 
 
-async def _client(port, requests, end, times, statuses, *, pause=0.0):
-    """Sends one request after the other over one connection."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    number = 0
-    due = time.perf_counter()
-    while time.perf_counter() < end:
-        if pause:
-            due += pause
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        start = time.perf_counter()
-        writer.write(requests[number % len(requests)])
-        number += 1
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(re.search(rb"content-length: (\d+)", head.lower())[1])
-        await reader.readexactly(length)
-        times.append(time.perf_counter() - start)
-        status = int(head[9:12])
-        statuses[status] = statuses.get(status, 0) + 1
-    writer.close()
+class _Client(asyncio.Protocol):
+    """Sends one request after the other over one connection, with little work of its own."""
+
+    def __init__(self, requests: list[bytes], end: float, pause: float):
+        self.requests, self.end, self.pause = requests, end, pause
+        self.times: list[float] = []
+        self.statuses: dict[int, int] = {}
+        self.loop = asyncio.get_running_loop()
+        self.done = self.loop.create_future()
+        self.due = time.perf_counter()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+        self.next()
+
+    def next(self) -> None:
+        if not self.pause:
+            self.send()
+            return
+        self.due += self.pause
+        self.loop.call_later(max(0.0, self.due - time.perf_counter()), self.send)
+
+    def send(self) -> None:
+        self.answer, self.expected = b"", 0
+        self.start = time.perf_counter()
+        self.transport.write(self.requests[len(self.times) % len(self.requests)])
+
+    def data_received(self, data: bytes) -> None:
+        self.answer += data
+        if not self.expected:
+            head = self.answer.find(b"\r\n\r\n")
+            if head < 0:
+                return
+            length = _LENGTH.search(self.answer, 0, head)
+            self.expected = head + 4 + int(length[1])
+        if len(self.answer) >= self.expected:
+            now = time.perf_counter()
+            self.times.append(now - self.start)
+            status = int(self.answer[9:12])
+            self.statuses[status] = self.statuses.get(status, 0) + 1
+            if now < self.end:
+                self.next()
+            else:
+                self.transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
 
 
 async def load(port: int, clients: int, seconds: float, *, rate: float = 0.0):
     """Times of requests, statuses, and requests a second."""
     requests = [_HEAD + b"Content-Length: %d\r\n\r\n" % len(x) + x for x in images()]
-    times, statuses, begin = [], {}, time.perf_counter()
-    pause, end = clients / rate if rate else 0.0, begin + seconds
-    await asyncio.gather(
-        *(
-            _client(port, requests[i:] + requests[:i], end, times, statuses, pause=pause)
-            for i in range(clients)
-        )
-    )
+    begin = time.perf_counter()
+    pause = clients / rate if rate else 0.0
+    running = []
+    for i in range(clients):
+        client = _Client(requests[i:] + requests[:i], begin + seconds, pause)
+        await client.loop.create_connection(lambda c=client: c, "127.0.0.1", port)
+        running.append(client)
+    statuses: dict[int, int] = {}
+    for client in running:
+        await client.done
+        for status, count in client.statuses.items():
+            statuses[status] = statuses.get(status, 0) + count
+    times = [t for client in running for t in client.times]
     return times, statuses, len(times) / (time.perf_counter() - begin)
 
 

@@ -51,7 +51,7 @@ __all__ = [
     "written_whole",
 ]
 
-BATCH_SIZES = (1, 4, 16, 64)
+BATCH_SIZES = (1, 4, 16, 32, 64)
 _CHECKED_IMAGES = 256
 _FITTED_IMAGES = 5_000  # for ranges and thresholds: 12.5 million pairs
 _COMPARED_IMAGES = 4_000

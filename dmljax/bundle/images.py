@@ -18,7 +18,7 @@ from dmljax.bundle.errors import BadImage
 from dmljax.bundle.preprocessing import Preprocessing
 from dmljax.data import decode
 
-__all__ = ["FORMATS", "MAX_BYTES", "pixels", "prepare"]
+__all__ = ["FORMATS", "MAX_BYTES", "pixels", "prepare", "prepare_small"]
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MAX_BYTES = 64 << 20
@@ -26,9 +26,29 @@ MAX_BYTES = 64 << 20
 _MAY_HAVE_FRAMES = ("MPO",)
 
 
+class _NotSmall(Exception):
+    pass
+
+
 def prepare(image: bytes | str | os.PathLike | np.ndarray, preprocess: Preprocessing) -> np.ndarray:
     """The input of a net, `uint8 [height width channels]`, of an image as `pixels` takes it."""
     return preprocess(pixels(image, check_size_fn=preprocess.check_size))
+
+
+def prepare_small(
+    image: bytes, preprocess: Preprocessing, *, most_pixels: int
+) -> np.ndarray | None:
+    """As `prepare`, but None for an image of more pixels, which is not decoded."""
+
+    def check_size(height: int, width: int) -> None:
+        if height * width > most_pixels:
+            raise _NotSmall
+        preprocess.check_size(height, width)
+
+    try:
+        return preprocess(pixels(image, check_size_fn=check_size))
+    except _NotSmall:
+        return None
 
 
 def pixels(

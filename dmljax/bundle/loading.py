@@ -88,6 +88,10 @@ class Bundle:
         """
         return images.prepare(image, self.preprocess)
 
+    def prepare_small(self, image: bytes, *, most_pixels: int) -> np.ndarray | None:
+        """As `prepare`, but None for an image of more pixels, which is not decoded."""
+        return images.prepare_small(image, self.preprocess, most_pixels=most_pixels)
+
     def embed(self, images: Sequence[bytes | str | os.PathLike | np.ndarray]) -> np.ndarray:
         """Embeddings `float32 [n d]` of images of any size; see `prepare`."""
         if isinstance(images, bytes | str | os.PathLike) or not len(images):

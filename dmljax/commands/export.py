@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--onnx", action="store_true", help="add the program as ONNX")
     parser.add_argument("--license", help="license of the bundle, for its card")
     parser.add_argument(
-        "--batch-sizes", default="1,4,16,64", help="sizes that are compiled (default 1,4,16,64)"
+        "--batch-sizes", default="1,4,16,32,64", help="sizes that are compiled (1,4,16,32,64)"
     )
 
 

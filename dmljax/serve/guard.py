@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import itertools
 import logging
@@ -10,10 +11,9 @@ import re
 import secrets
 import time
 import urllib.parse
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -29,12 +29,12 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # The page asks for the token itself; probes have none.
 OPEN_ROUTES = ("/", "/healthz", "/readyz", "/openapi.json")
 _QUIET_ROUTES = ("/healthz", "/readyz", "/metrics")
-_HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "X-Frame-Options": "DENY",
-}
+_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"x-frame-options", b"DENY"),
+]
 
 
 class Guard:
@@ -54,8 +54,8 @@ class Guard:
                 await self._app(scope, receive, send)
             return
         start = time.perf_counter()
-        headers = Headers(scope=scope)
-        request_id = headers.get("x-request-id", "")
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        request_id = headers.get(b"x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = f"{self._prefix}{next(self._numbers):08x}"
         route = scope["path"] if scope["path"] in self._routes else "other"
@@ -66,11 +66,11 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                added = MutableHeaders(scope=message)
-                added["X-Request-Id"] = request_id
-                for name, value in _HEADERS.items():
-                    added.setdefault(name, value)
-                added.setdefault("Cache-Control", "no-store")
+                sent = message["headers"]
+                if not any(name == b"cache-control" for name, _ in sent):
+                    sent = [*sent, (b"cache-control", b"no-store")]
+                identity = (b"x-request-id", request_id.encode())
+                message = {**message, "headers": [*sent, identity, *_HEADERS]}
             await send(message)
 
         self._running += 1
@@ -97,24 +97,24 @@ class Guard:
                 milliseconds = f"{1000 * seconds:.1f} ms"
                 _log.info("%s %s %s %d %s", request_id, method, route, status, milliseconds)
 
-    def _check(self, scope: Any, headers: Headers, route: str) -> None:
+    def _check(self, scope: Any, headers: Mapping[bytes, str], route: str) -> None:
         settings = self._service.settings
         if self._running > settings.limits.requests and route not in _QUIET_ROUTES:
             raise Refused(503, "too many requests at a time: try again", retry_after=1)
         self._check_origin(headers)
         tokens = self._service.tokens
         if tokens and route not in OPEN_ROUTES:
-            sent = headers.get("authorization", "").encode("latin-1", "replace")
+            sent = headers.get(b"authorization", "").encode("latin-1", "replace")
             kind, _, token = sent.partition(b" ")
             # All are compared, so that the time tells nothing.
             matches = [hmac.compare_digest(token.strip(), expected) for expected in tokens]
             if kind.lower() != b"bearer" or not any(matches):
                 raise Refused(401, "a token is needed: Authorization: Bearer TOKEN")
 
-    def _check_origin(self, headers: Headers) -> None:
+    def _check_origin(self, headers: Mapping[bytes, str]) -> None:
         """Refuses what a page of another site sends through the browser of someone here."""
-        host = headers.get("host", "")
-        origin = headers.get("origin")
+        host = headers.get(b"host", "")
+        origin = headers.get(b"origin")
         if origin is not None and _place(origin) != host:
             raise Refused(403, "requests from pages of other sites are refused")
         # Without a token only names of this machine are taken: another name that points here is an
@@ -131,6 +131,7 @@ def _place(origin: str) -> str | None:
         return None
 
 
+@functools.lru_cache(64)
 def _name(host: str) -> str:
     try:
         return urllib.parse.urlsplit(f"//{host}").hostname or ""

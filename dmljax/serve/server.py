@@ -8,54 +8,17 @@ import os
 import signal
 import socket
 import sys
-from typing import Any
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dmljax.serve import app
 from dmljax.serve.generation import Service
+from dmljax.serve.protocol import Protocol
 from dmljax.serve.settings import Settings
 
 __all__ = ["run"]
 
-_HEAD_BYTES = 32 << 10
 _BACKLOG = 1024
-
-
-class _Protocol(H11Protocol):
-    """HTTP/1.1 that closes a connection whose head of a request does not arrive in time."""
-
-    head_seconds = 20.0
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._timer: asyncio.TimerHandle | None = None
-        self._time_head()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._time_head()
-
-    def _time_head(self) -> None:
-        if self.conn.their_state is h11.IDLE:
-            if self._timer is None:
-                self._timer = self.loop.call_later(self.head_seconds, self._expire)
-        elif self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _expire(self) -> None:
-        self._timer = None
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self.transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        super().connection_lost(exc)
 
 
 class _Server(uvicorn.Server):
@@ -86,11 +49,11 @@ def run(settings: Settings) -> int:
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     service = Service(settings)
     limits = settings.limits
-    _Protocol.head_seconds = limits.body_seconds
+    Protocol.head_seconds = limits.body_seconds
     listening = _listen(settings.host, settings.port)
     config = uvicorn.Config(
         app.create(service),
-        http=_Protocol,
+        http=Protocol,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -101,7 +64,6 @@ def run(settings: Settings) -> int:
         backlog=_BACKLOG,
         timeout_keep_alive=limits.idle_seconds,
         timeout_graceful_shutdown=limits.drain_seconds,
-        h11_max_incomplete_event_size=_HEAD_BYTES,
     )
     host, port = listening.getsockname()[:2]
     name = f"[{host}]" if ":" in host else host

@@ -2,6 +2,7 @@
 
 import base64
 import concurrent.futures
+import io
 import json
 import signal
 import socket
@@ -11,6 +12,7 @@ import zlib
 import msgpack
 import numpy as np
 import pytest
+from PIL import Image
 from service_cases import TOKEN, indexed, png, refused, served
 
 from dmljax import bundle as bundles
@@ -190,7 +192,7 @@ def _refusals():
         ("DELETE", "/items?id=cats/01.png", None, 403, "--allow-delete"),
         ("PUT", "/items", b"", 405, "GET, POST, DELETE"),
         ("GET", "/embed", None, 405, "POST"),
-        ("BREW", "/embed", None, 405, "POST"),
+        ("PURGE", "/embed", None, 405, "POST"),
         ("GET", "/../../etc/passwd", None, 404, "no such route"),
     ]
 
@@ -270,9 +272,67 @@ def test_large_and_slow_requests_end(server):
     assert b" 408 " in _raw(server, head + b"Content-Length: 100\r\nConnection: close\r\n\r\nabc")
     assert _raw(server, b"POST /embed HTTP/1.1\r\nHost: loc") == b""
     assert time.monotonic() - start < 15
-    assert b" 400 " in _raw(server, head + b"X: " + b"y" * 100_000 + b"\r\n")
-    assert b" 400 " in _raw(server, b"nonsense\r\n\r\n")
+    # A connection that is kept has the same time for its second head.
+    start = time.monotonic()
+    ask = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    assert _raw(server, ask + b"GET /healthz HTTP/1.1\r\nHo").count(b"HTTP/1.1 200") == 1
+    assert time.monotonic() - start < 8
     assert server.request("GET", "/readyz").status == 200
+
+
+def test_what_is_no_request_is_refused_in_one_line(server):
+    head = b"POST /embed HTTP/1.1\r\nHost: localhost\r\n"
+    large = b"X: " + b"y" * 100_000
+    for data, text in (
+        (head + large, "larger than 32768 bytes"),
+        (head + b"X: y\r\n" * 20_000, "larger than 32768 bytes"),
+        (b"nonsense\r\n\r\n", "no request"),
+        (b"BREW /embed HTTP/1.1\r\nHost: localhost\r\n\r\n", "no request"),
+        (b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n", "no request"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "no request"),  # TLS
+    ):
+        answer = _raw(server, data)
+        assert answer.startswith(b"HTTP/1.1 400 "), data[:60]
+        assert text in json.loads(answer.partition(b"\r\n\r\n")[2])["error"], data[:60]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n")
+        time.sleep(0.2)
+        connection.sendall(large)  # a trailer
+        assert b" 400 " in connection.recv(1000)
+
+
+def test_requests_of_one_packet_are_answered_in_their_order(server, model):
+    """Pipelining, with trailers after a body that is sent in chunks."""
+    bodies = [png(1), png(2)]
+    chunk = b"%x\r\n%b\r\n0\r\nX-Trailer: y\r\n\r\n" % (len(bodies[1]), bodies[1])
+    head = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nAccept: application/octet-stream\r\n"
+    plain = head + b"Content-Length: %d\r\n\r\n" % len(bodies[0]) + bodies[0]
+    last = head + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk
+    rest, rows = _raw(server, plain + last), []
+    while rest:
+        answer_head, _, rest = rest.partition(b"\r\n\r\n")
+        assert answer_head.startswith(b"HTTP/1.1 200 OK") and b"x-trailer" not in answer_head
+        rows.append(np.frombuffer(rest[: 4 * model.dimension], "<f4"))
+        rest = rest[4 * model.dimension :]
+    np.testing.assert_allclose(rows, model.embed(bodies), atol=1e-6)
+
+
+def test_images_of_every_size_are_embedded_as_by_the_bundle(server, model):
+    """Small ones are decoded with the request, larger ones by other threads."""
+    images = [png(i, side) for i, side in enumerate((8, 100, 129, 700))]
+    rng = np.random.default_rng(0)
+    for side, kind in ((128, "PNG"), (60, "BMP"), (300, "JPEG")):
+        file = io.BytesIO()
+        pixels = rng.integers(0, 256, (side, side, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(file, kind)
+        images.append(file.getvalue())
+    expected = model.embed(images)
+    accept = {"Accept": "application/octet-stream"}
+    one_by_one = [server.request("POST", "/embed", x, headers=accept).body for x in images]
+    rows = [np.frombuffer(body, "<f4") for body in one_by_one]
+    np.testing.assert_allclose(rows, expected, atol=1e-6)
+    together = server.request("POST", "/embed", {"images": [_text(x) for x in images]})
+    np.testing.assert_allclose(together.json["embeddings"], expected, atol=1e-6)
 
 
 def test_many_clients_share_batches(server, model):
