@@ -97,18 +97,18 @@ def _open_for(place: str, source: str) -> Index:
     """The index to which a Parquet file is added; a new one if the file names its model."""
     from dmljax.index import parquet
 
-    model, dimension = parquet.model_of(source)
+    about = parquet.about(source)
     try:
-        return open_index(place, model=model, write=True)
+        return open_index(place, model=about.model, write=True)
     except FileNotFoundError:
         if not _is_free(place):
             raise
-    if model is None:
+    if about.model is None or about.similarity is None:
         raise ValueError(
             f"{source} does not say which model made its vectors: "
             f"dmljax index BUNDLE --import={source} --out={place}"
         )
-    return create(place, model=model, dimension=dimension)
+    return create(place, model=about.model, dimension=about.dimension, similarity=about.similarity)
 
 
 def _is_free(place: str) -> bool:
@@ -161,11 +161,6 @@ def _add(arguments: argparse.Namespace, place: str) -> int:
     from dmljax import bundle as bundles
 
     bundle = bundles.load(arguments.target)
-    if bundle.similarity != "cosine":
-        raise ValueError(
-            f"{arguments.target} compares by {bundle.similarity}; an index compares unit vectors "
-            "by cosine"
-        )
     images = _images(arguments.images) if arguments.images else []
     if arguments.source:
         _check_source(arguments.source, bundle)
@@ -199,14 +194,15 @@ def _add(arguments: argparse.Namespace, place: str) -> int:
 
 def _open(place: str, bundle: Any, *, reindex: bool) -> tuple[Index, Index | None]:
     """The index to add to, and the one that it will replace."""
-    model, dimension = bundle.digest, bundle.dimension
+    model = bundle.digest
+    of_bundle = {"model": model, "dimension": bundle.dimension, "similarity": bundle.similarity}
     if reindex:
         previous = open_index(place)
         if previous.model == model:
             previous.close()
             raise ValueError(f"{place} holds vectors of this bundle already: leave out --reindex")
         try:
-            return reindex_beside(place, model=model, dimension=dimension), previous
+            return reindex_beside(place, **of_bundle), previous
         except BaseException:
             previous.close()
             raise
@@ -215,7 +211,7 @@ def _open(place: str, bundle: Any, *, reindex: bool) -> tuple[Index, Index | Non
     except FileNotFoundError:
         if not _is_free(place):
             raise
-        return create(place, model=model, dimension=dimension), None
+        return create(place, **of_bundle), None
 
 
 def _check_complete(store: Index, previous: Index, place: str) -> None:
@@ -239,10 +235,12 @@ def _check_source(source: str, bundle: Any) -> None:
     """Refuses vectors of another model, before an index is made."""
     from dmljax.index import parquet
 
-    model, dimension = parquet.model_of(source)
-    if model is not None and model != bundle.digest:
+    about = parquet.about(source)
+    if about.model not in (None, bundle.digest):
+        model = about.model
         raise ValueError(f"{source} holds vectors of the model {model}, not of {bundle.digest}")
-    if dimension != bundle.dimension:
+    if about.dimension != bundle.dimension:
+        dimension = about.dimension
         raise ValueError(f"{source} has {dimension} dimensions, the bundle {bundle.dimension}")
 
 

@@ -5,10 +5,12 @@
     dmljax search photos.bundle --index=photos.index *.jpg --where=folder=cats --where="year>=1990"
     dmljax search --index=photos.index --id=cats/1.jpg
 
-Each hit is a line: rank, cosine, id, metadata. --threshold is a cosine, or the name of a threshold
-of the bundle: less similar images are left out, and "no match" is an answer. --where compares a
-field of the metadata (= < <= > >=); repeat it for further conditions, or with the same field and =
-for alternatives. Values are numbers, true, false, null or text; "1990" in quotes is text.
+Each hit is a line: rank, similarity, id, metadata. The similarity is the cosine or, where the
+bundle compares by Euclidean distance, minus the distance. --threshold is a similarity, or the name
+of a threshold of the bundle: less similar images are left out, and "no match" is an answer. --where
+compares a field of the metadata (= < <= > >=); repeat it for further conditions, or with the same
+field and = for alternatives. Values are numbers, true, false, null or text; "1990" in quotes is
+text.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--index", help="index to search: a folder or postgresql://...")
     parser.add_argument("--id", action="append", default=[], help="search by a stored item")
     parser.add_argument("--k", type=int, help=f"how many items (default {_DEFAULT_K})")
-    parser.add_argument("--threshold", help="least cosine, or its name: fmr=1e-3")
+    parser.add_argument("--threshold", help="least similarity, or its name: fmr=1e-3")
     parser.add_argument("--where", action="append", default=[], help="FIELD=VALUE, FIELD>=VALUE")
     parser.add_argument("--exact", action="store_true", help="compare with every item")
     parser.add_argument("--json", action="store_true", help="print a line of JSON per query")
@@ -95,7 +97,7 @@ def _table(query: str, hits: list[Hit], name: str | None, threshold: float | Non
 
 
 def threshold_of(text: str | None, thresholds: Mapping[str, float]) -> float | None:
-    """The cosine of a threshold: a number, or a name of the bundle's `thresholds`."""
+    """The similarity of a threshold: a number, or a name of the bundle's `thresholds`."""
     if text is None:
         return None
     if text in thresholds:
@@ -104,7 +106,7 @@ def threshold_of(text: str | None, thresholds: Mapping[str, float]) -> float | N
         return float(text)
     except ValueError:
         raise ValueError(
-            f"--threshold={text} is neither a cosine nor a threshold of the bundle"
+            f"--threshold={text} is neither a similarity nor a threshold of the bundle"
             f"{hint(text, thresholds)}"
         ) from None
 

@@ -54,7 +54,8 @@ def create(
     """A new, empty index, open for writing.
 
     `place` is a folder that does not exist yet, or an address postgresql://. `model` is the digest
-    of the model, and `dimension` the length of its vectors.
+    of the model, and `dimension` the length of its vectors. `similarity` is that of the bundle:
+    'cosine' of unit vectors, or 'euclidean', minus the distance of vectors of any length.
     """
     return _store(place).create(
         _location(place),

@@ -19,7 +19,7 @@ class Hit(NamedTuple):
     """An item that a search returns."""
 
     id: str
-    similarity: float
+    similarity: float  # the cosine, or minus the Euclidean distance
     metadata: dict[str, Any]
 
 
@@ -41,7 +41,7 @@ class Record(NamedTuple):
 
 
 class Index(abc.ABC):
-    """Unit vectors with ids and metadata, searched by cosine.
+    """Vectors with ids and metadata, searched by cosine or by Euclidean distance.
 
     A call either happens completely or changes nothing, and when it returns, what it changed
     survives a kill of the process. `model` is the digest of the model that makes the vectors. Use
@@ -64,13 +64,16 @@ class Index(abc.ABC):
     ) -> None:
         """Adds items: all of them, or none if one of them is refused.
 
-        `vectors` [n, dimension] have length 1 (to 1e-3), and `metadata` is a JSON object per item.
+        `vectors` are [n, dimension], of length 1 (to 1e-3) where cosines are compared. `metadata`
+        is a JSON object per item.
         An id that exists already is an error, unless `replace` gives the item its new vector and
         metadata.
         """
         self._check_writable()
         ids = inputs.check_ids(ids)
-        vectors = inputs.check_vectors(vectors, self.dimension, count=len(ids))
+        vectors = inputs.check_vectors(
+            vectors, self.dimension, similarity=self.similarity, count=len(ids)
+        )
         self._add(ids, vectors, inputs.check_metadata(metadata, len(ids)), replace)
 
     def delete(self, ids: Sequence[str]) -> None:
@@ -108,14 +111,15 @@ class Index(abc.ABC):
         Of equal similarities, the item that was added first comes first.
 
         Args:
-            vectors: queries of length 1.
+            vectors: queries, of length 1 where cosines are compared.
             k: at most 1,000. More than there are items is an error, unless `allow_fewer`.
             where: conditions on metadata (`dmljax.index.filters`); fewer items may match than k.
             exact: compare with all items even where there is an approximate graph.
-            threshold: leave out items of a lower similarity; an empty list means "no match".
+            threshold: leave out items of a lower similarity; an empty list means "no match". With
+                Euclidean distances, -0.5 leaves out items farther away than 0.5.
             allow_fewer: return what there is if there are fewer items than k.
         """
-        queries = inputs.check_vectors(vectors, self.dimension)
+        queries = inputs.check_vectors(vectors, self.dimension, similarity=self.similarity)
         return self._hits(queries, k, [None] * len(queries), where, exact, threshold, allow_fewer)
 
     def search_ids(
@@ -147,7 +151,7 @@ class Index(abc.ABC):
     ) -> list[list[Hit]]:
         excludes = any(name is not None for name in exclude)
         conditions = filters.parse(where)
-        threshold = inputs.check_threshold(threshold)
+        threshold = inputs.check_threshold(threshold, self.similarity)
         fewer = allow_fewer or bool(conditions)
         count = self.count() - excludes
         k = inputs.check_k(k, count, allow_fewer=fewer)

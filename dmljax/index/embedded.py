@@ -86,7 +86,7 @@ def reindex(path: pathlib.Path, *, model: str, dimension: int, similarity: str) 
         folder.tidy(path)
         number = int(present.partition("-")[2]) + 1
         name = f"generation-{number}"
-        if not _holds(path, name, model, dimension):
+        if not _holds(path, name, model, dimension, similarity):
             _create_generation(path / name, model, dimension, similarity)
         return EmbeddedIndex(path, name, lock=lock)
     except BaseException:
@@ -94,13 +94,14 @@ def reindex(path: pathlib.Path, *, model: str, dimension: int, similarity: str) 
         raise
 
 
-def _holds(path: pathlib.Path, name: str, model: str, dimension: int) -> bool:
+def _holds(path: pathlib.Path, name: str, model: str, dimension: int, similarity: str) -> bool:
     """Whether an index of this model was begun under this name."""
+    wanted = model, dimension, similarity
     if not (path / name).exists():
         return False
     try:
         with EmbeddedIndex(path, name) as index:
-            return (index.model, index.dimension) == (model, dimension)
+            return (index.model, index.dimension, index.similarity) == wanted
     except OSError:
         return False
 
@@ -258,7 +259,7 @@ class EmbeddedIndex(Index):
         self, view: View, settings: database.Settings, state: tuple[int, int] | None
     ) -> None:
         """Gives the view the graph on the disk, or none: then every search is exact."""
-        opened = graph.read(self._folder, identity=self._identity, dimension=self.dimension)
+        opened = self._read_graph()
         if isinstance(opened, str):
             self._warn(f"{opened}: every search is exact")
             opened = None
@@ -287,17 +288,28 @@ class EmbeddedIndex(Index):
 
     def _load(self, settings: database.Settings) -> View:
         """The view of the matrix on the disk; of nothing if it is missing, damaged or too old."""
-        opened = matrix.read(self._folder, identity=self._identity, dimension=self.dimension)
+        opened = self._read_matrix()
         if isinstance(opened, str):
             self._warn(f"{opened}: vectors are read from the database until a writer repairs it")
             opened = None
         if opened is not None and not settings.purged <= opened.version <= settings.version:
             opened = None
-        return View(opened, dimension=self.dimension)
+        return View(opened, dimension=self.dimension, similarity=self.similarity)
+
+    def _read_matrix(self) -> matrix.Matrix | str | None:
+        return matrix.read(self._folder, identity=self._identity, dimension=self.dimension)
+
+    def _read_graph(self) -> graph.Graph | str | None:
+        return graph.read(
+            self._folder,
+            identity=self._identity,
+            dimension=self.dimension,
+            similarity=self.similarity,
+        )
 
     def _matrix_problem(self) -> str | None:
         """What is wrong with the matrix on the disk."""
-        opened = matrix.read(self._folder, identity=self._identity, dimension=self.dimension)
+        opened = self._read_matrix()
         if isinstance(opened, str):
             logging.warning("%s; it is made again from the database", opened)
             return opened
@@ -518,9 +530,9 @@ class EmbeddedIndex(Index):
         self, connection: sqlite3.Connection, settings: database.Settings, *, anew: bool
     ) -> None:
         """Adds what the graph lacks; from an empty one if that is much, or if recall is low."""
-        vectors = matrix.read(self._folder, identity=self._identity, dimension=self.dimension)
+        vectors = self._read_matrix()
         assert isinstance(vectors, matrix.Matrix)
-        old = graph.read(self._folder, identity=self._identity, dimension=self.dimension)
+        old = self._read_graph()
         if not isinstance(old, graph.Graph) or old.version < settings.purged or anew:
             old = None
         if old is not None:
@@ -534,9 +546,9 @@ class EmbeddedIndex(Index):
             else:
                 old.delete(deleted)
         for start in (old, None):
-            nodes = graph.empty(self.dimension) if start is None else start.nodes
+            nodes = start.nodes if start else graph.empty(self.dimension, self.similarity)
             graph.add(nodes, _slices(vectors, 0 if start is None else start.last_row))
-            expansion, recall = graph.measure(nodes, vectors.rows, vectors.vectors)
+            expansion, recall = graph.measure(nodes, vectors.rows, vectors.vectors, self.similarity)
             if start is None or recall >= graph.LEAST_RECALL:
                 break
         built = graph.Graph(settings.version, vectors.last_row, expansion, recall, nodes)
@@ -585,8 +597,7 @@ class EmbeddedIndex(Index):
                 problems.append(
                     f"{self._file}: {rows} items, {vectors} vectors, {settings.items} counted"
                 )
-        for read in (matrix.read, graph.read):
-            opened = read(self._folder, identity=self._identity, dimension=self.dimension)
+        for opened in (self._read_matrix(), self._read_graph()):
             if isinstance(opened, str):
                 problems.append(opened)
         return problems

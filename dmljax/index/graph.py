@@ -1,9 +1,9 @@
 """A graph for approximate search (HNSW of usearch), derived from the database.
 
 The file is read only after its digest was verified, since usearch crashes on a damaged graph. It
-holds the vectors in float16; a search takes candidates from it and compares them exactly. Its
-manifest records the recall@10 that was measured when it was built, and the search width (ef) that
-reaches it.
+holds unit vectors in float16 and others in float32; a search takes candidates from it and compares
+them exactly. Its manifest records the recall@10 that was measured when it was built, and the search
+width (ef) that reaches it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def installed() -> bool:
     return True
 
 
-def empty(dimension: int) -> Any:
+def empty(dimension: int, similarity: str) -> Any:
     """A graph without nodes."""
     try:
         from usearch.index import Index
@@ -77,8 +77,8 @@ def empty(dimension: int) -> Any:
         ) from None
     return Index(
         ndim=dimension,
-        metric="cos",
-        dtype="f16",
+        metric="cos" if similarity == "cosine" else "l2sq",
+        dtype="f16" if similarity == "cosine" else "f32",
         connectivity=_CONNECTIVITY,
         expansion_add=_EXPANSION_ADD,
     )
@@ -90,7 +90,9 @@ def add(nodes: Any, batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
         nodes.add(rows.astype(np.uint64), vectors)
 
 
-def measure(nodes: Any, rows: np.ndarray, vectors: np.ndarray) -> tuple[int, float]:
+def measure(
+    nodes: Any, rows: np.ndarray, vectors: np.ndarray, similarity: str
+) -> tuple[int, float]:
     """The smallest search width that reaches a recall@10 of 0.98, or the largest one; its recall.
 
     Queries are up to 1,000 stored vectors, which do not count among their own neighbors.
@@ -100,8 +102,9 @@ def measure(nodes: Any, rows: np.ndarray, vectors: np.ndarray) -> tuple[int, flo
     if k < 1:
         return _EXPANSIONS[0], 1.0
     truth = []
-    for query, places in zip(queries, nearest.candidates(queries, vectors, k + 1), strict=True):
-        values = nearest.similarities(query, vectors[places])
+    found = nearest.candidates(queries, vectors, k + 1, similarity=similarity)
+    for query, places in zip(queries, found, strict=True):
+        values = nearest.similarities(query, vectors[places], similarity=similarity)
         truth.append(rows[places[nearest.best(values, rows[places], k + 1)]])
     for expansion in _EXPANSIONS:
         results = Graph(0, 0, expansion, 0.0, nodes).search(queries, k + 1)
@@ -138,7 +141,9 @@ def write(folder: pathlib.Path, graph: Graph, *, identity: str) -> None:
     )
 
 
-def read(folder: pathlib.Path, *, identity: str, dimension: int) -> Graph | str | None:
+def read(
+    folder: pathlib.Path, *, identity: str, dimension: int, similarity: str
+) -> Graph | str | None:
     """The graph; None if there is none; what is wrong with it, if it cannot be used."""
     opened = open_derived(folder, "graph", identity)
     if opened is None or isinstance(opened, str):
@@ -152,7 +157,7 @@ def read(folder: pathlib.Path, *, identity: str, dimension: int) -> Graph | str 
 
     if usearch.__version__.partition(".")[0] != manifest["usearch"].partition(".")[0]:
         return f"{file.name} is of usearch {manifest['usearch']}, not {usearch.__version__}"
-    nodes = empty(dimension)
+    nodes = empty(dimension, similarity)
     try:
         nodes.load(content)
     except (RuntimeError, ValueError) as error:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dmljax.index.errors import DuplicateId, InvalidInput, OtherModel
+from dmljax.index.nearest import SIMILARITIES
 
 __all__ = [
     "LARGEST_K",
@@ -34,6 +35,7 @@ _METADATA_BYTES = 64 * 1024
 _METADATA_DEPTH = 8
 _NORM_TOLERANCE = 1e-3
 _EXACT_NORM = 1e-6  # as far as float32 rounds a unit vector
+_LARGEST_LENGTH = 1e15  # its square is far below the largest float32
 
 
 def check_dimension(dimension: Any) -> int:
@@ -46,10 +48,11 @@ def check_dimension(dimension: Any) -> int:
 
 
 def check_similarity(similarity: Any) -> str:
-    """The name of the similarity: embeddings are unit vectors, compared by their cosine."""
-    if similarity != "cosine":
-        raise InvalidInput(f"similarity={shorten(similarity)} is unknown: choose cosine")
-    return "cosine"
+    """The name of the similarity."""
+    if similarity not in SIMILARITIES:
+        choices = " or ".join(SIMILARITIES)
+        raise InvalidInput(f"similarity={shorten(similarity)} is unknown: choose {choices}")
+    return similarity
 
 
 def check_digest(model: Any) -> str:
@@ -107,11 +110,14 @@ def _problem_of_id(name: Any) -> str | None:
     return None
 
 
-def check_vectors(vectors: Any, dimension: int, *, count: int | None = None) -> np.ndarray:
-    """Unit vectors [n, dimension] in float32; `count` of them where it is not None.
+def check_vectors(
+    vectors: Any, dimension: int, *, similarity: str, count: int | None = None
+) -> np.ndarray:
+    """Vectors [n, dimension] in float32; `count` of them where it is not None.
 
-    Vectors whose length differs from 1 by more than float32 rounds, such as those stored as
-    float16, are divided by their length. By more than 1e-3 they are refused.
+    For the cosine they are unit vectors. Those whose length differs from 1 by more than float32
+    rounds, such as those stored as float16, are divided by their length. By more than 1e-3 they are
+    refused. For the Euclidean distance they have any length that float32 can compare.
     """
     try:
         array = np.asarray(vectors)
@@ -132,11 +138,16 @@ def check_vectors(vectors: Any, dimension: int, *, count: int | None = None) -> 
         raise InvalidInput(f"there are {len(array)} vectors for {count} ids")
     with np.errstate(over="ignore", invalid="ignore"):  # reported below
         norms = np.sqrt(np.einsum("nd,nd->n", array, array, dtype=np.float64))
-    far = ~(np.abs(norms - 1) <= _NORM_TOLERANCE)
+    if similarity == "euclidean":
+        far = ~(norms <= _LARGEST_LENGTH)
+    else:
+        far = ~(np.abs(norms - 1) <= _NORM_TOLERANCE)
     if far.any():
         number = int(far.argmax())
         if not np.isfinite(array[number]).all():
             problem = "contains NaN or infinity"
+        elif similarity == "euclidean":
+            problem = f"has the length {norms[number]:.6g}: {_LARGEST_LENGTH:g} is the limit"
         elif norms[number] == 0:
             problem = "is zero: it has no direction"
         else:
@@ -144,7 +155,7 @@ def check_vectors(vectors: Any, dimension: int, *, count: int | None = None) -> 
         raise InvalidInput(f"vector number {number} {problem}")
     inexact = np.abs(norms - 1) > _EXACT_NORM
     result = np.array(array, np.float32, order="C")
-    if inexact.any():
+    if similarity == "cosine" and inexact.any():
         result[inexact] = array[inexact] / norms[inexact, None]
     return result
 
@@ -223,13 +234,19 @@ def check_k(k: Any, count: int, *, allow_fewer: bool) -> int:
     return int(k)
 
 
-def check_threshold(threshold: Any) -> float | None:
+def check_threshold(threshold: Any, similarity: str) -> float | None:
     """The least similarity of a match."""
     if threshold is None:
         return None
     if isinstance(threshold, bool) or not isinstance(threshold, int | float | np.floating):
         raise InvalidInput(f"threshold={shorten(threshold)} is not a number")
-    if not -1 <= threshold <= 1:
+    if similarity == "euclidean":
+        if not threshold <= 0:
+            raise InvalidInput(
+                f"threshold={threshold}: this index compares by minus the Euclidean distance: for "
+                "distances up to 0.5 it is -0.5"
+            )
+    elif not -1 <= threshold <= 1:
         raise InvalidInput(f"threshold={threshold}: a cosine lies between -1 and 1")
     return float(threshold)
 

@@ -3,29 +3,43 @@
 float32 products select candidates, and float64 sums of the candidates order them. So a result
 depends neither on how many queries are asked together nor on where a row is stored, and equal
 vectors have equal similarities.
+
+The similarity of two vectors is their cosine ("cosine", of unit vectors), or minus their Euclidean
+distance ("euclidean"): of two similarities, the larger one is always the better.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-__all__ = ["best", "candidates", "similarities"]
+__all__ = ["SIMILARITIES", "best", "candidates", "similarities"]
 
+SIMILARITIES = ("cosine", "euclidean")
 _ROWS = 1 << 16  # rows that are compared at once
 _QUERIES = 64  # queries that are compared at once: 16 MiB of similarities
 _FEW_QUERIES = 4  # so few are compared one by one: a product with one vector gains no speed
 _GROUP = 128  # rows whose largest similarity is compared first
 _SPARSE = 0.2  # fewer allowed rows than this share are copied together before they are compared
-_MOST_TIES = 4096
+_MANY = 4096  # of so many candidates beyond k, all but the best k are left out at once
 
 
-def similarities(query: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """The cosines of a query [d] and rows [n, d], summed in float64 in one order for all rows."""
-    return np.multiply(vectors, query[None], dtype=np.float64).sum(axis=1)
+def similarities(query: np.ndarray, vectors: np.ndarray, *, similarity: str) -> np.ndarray:
+    """Those of a query [d] and rows [n, d], summed in float64 in one order for all rows."""
+    if similarity == "cosine":
+        return np.multiply(vectors, query[None], dtype=np.float64).sum(axis=1)
+    differences = np.subtract(vectors, query[None], dtype=np.float64)
+    return -np.sqrt(np.square(differences, out=differences).sum(axis=1))
 
 
 def candidates(
-    queries: np.ndarray, vectors: np.ndarray, k: int, *, where: np.ndarray | None = None
+    queries: np.ndarray,
+    vectors: np.ndarray,
+    k: int,
+    *,
+    similarity: str,
+    where: np.ndarray | None = None,
 ) -> list[np.ndarray]:
     """Positions of the best k rows of each query, and of rows that float32 cannot tell from them.
 
@@ -33,12 +47,21 @@ def candidates(
     """
     results: list[np.ndarray] = []
     for start in range(0, len(queries), _QUERIES):
-        results += _candidates(queries[start : start + _QUERIES], vectors, k, where)
+        few = queries[start : start + _QUERIES]
+        results += _candidates(few, vectors, k, where, similarity)
     return results
 
 
+class _Kept(NamedTuple):
+    """The candidates of a query in the rows so far, with the possible errors of their scores."""
+
+    places: np.ndarray
+    scores: np.ndarray
+    errors: np.ndarray
+
+
 def _candidates(
-    queries: np.ndarray, vectors: np.ndarray, k: int, where: np.ndarray | None
+    queries: np.ndarray, vectors: np.ndarray, k: int, where: np.ndarray | None, similarity: str
 ) -> list[np.ndarray]:
     positions = None
     if where is not None:
@@ -48,49 +71,74 @@ def _candidates(
         elif len(allowed) < _SPARSE * len(vectors):
             positions, where = allowed, None
     count = len(vectors) if positions is None else len(positions)
-    tolerance = 1e-6 + 4e-7 * np.sqrt(vectors.shape[1])
-    kept = [(np.zeros(0, np.int64), np.zeros(0, np.float32)) for _ in queries]
+    nothing = np.zeros(0, np.float32)
+    kept = [_Kept(np.zeros(0, np.int64), nothing, nothing) for _ in queries]
     for start in range(0, count, _ROWS):
         stop = min(start + _ROWS, count)
         block = vectors[start:stop] if positions is None else vectors[positions[start:stop]]
         if len(queries) <= _FEW_QUERIES:  # reads the rows at the speed of memory, in one thread
-            products = np.stack([np.einsum("nd,d->n", block, query) for query in queries])
+            scores = np.stack([np.einsum("nd,d->n", block, query) for query in queries])
         else:
-            products = queries @ block.T
+            scores = queries @ block.T
+        errors = _errors(queries, block, scores, similarity)
         if where is not None:
-            products[:, ~where[start:stop]] = -np.inf
-        for i, row in enumerate(products):
-            chosen = _largest(row, k, tolerance)
+            scores[:, ~where[start:stop]] = -np.inf
+        for i, (row, error) in enumerate(zip(scores, errors, strict=True)):
+            chosen = _largest(row, error, k)
+            if len(chosen) > k + _MANY:
+                values = similarities(queries[i], block[chosen], similarity=similarity)
+                chosen = np.sort(chosen[best(values, chosen, k)])
             places = start + chosen if positions is None else positions[start + chosen]
-            merged = np.concatenate([kept[i][0], places]), np.concatenate([kept[i][1], row[chosen]])
-            if len(merged[0]) > len(places):
-                again = _largest(merged[1], k, tolerance)
-                merged = merged[0][again], merged[1][again]
-            kept[i] = merged
-    return [places for places, _ in kept]
+            values, error = row[chosen], np.broadcast_to(error, row.shape)[chosen]
+            if len(kept[i].places):
+                places = np.concatenate([kept[i].places, places])
+                values = np.concatenate([kept[i].scores, values])
+                error = np.concatenate([kept[i].errors, error])
+                again = _largest(values, error, k)
+                places, values, error = places[again], values[again], error[again]
+            kept[i] = _Kept(places, values, error)
+    return [found.places for found in kept]
 
 
-def _largest(values: np.ndarray, k: int, tolerance: float) -> np.ndarray:
-    """Positions of the k largest finite values, and of those within `tolerance` of the last."""
+def _errors(
+    queries: np.ndarray, block: np.ndarray, scores: np.ndarray, similarity: str
+) -> list[np.ndarray]:
+    """How far the scores [n] of each query may be from their exact values: [] or [n].
+
+    `scores` are products of `queries` and rows. Where distances are compared, half of the square of
+    each row's length is subtracted from them here, which orders rows as distances do.
+    """
+    share = np.asarray(5e-7 + 2e-7 * np.sqrt(block.shape[1]), np.float32)
+    if similarity == "cosine":
+        return [share] * len(queries)
+    halves = np.float32(0.5) * np.einsum("nd,nd->n", block, block)
+    scores -= halves
+    lengths = np.sqrt(2 * halves)
+    return [share * (np.linalg.norm(query) * lengths + 2 * halves) for query in queries]
+
+
+def _largest(values: np.ndarray, errors: np.ndarray, k: int) -> np.ndarray:
+    """Positions of finite values that may be among the k largest, given their possible errors."""
     if len(values) <= k:
         return np.flatnonzero(values > -np.inf)
+    if errors.ndim:
+        least, most, reach = values - errors, values + errors, np.float32(0)
+    else:  # the same, without two more arrays
+        least, most, reach = values, values, np.float32(2 * errors)
+    chosen, subset = None, least
     groups = len(values) // _GROUP
     if groups >= 4 * k:
         # k groups have a value of at least the k-th largest maximum: a bound in one quick pass.
-        maxima = values[: groups * _GROUP].reshape(groups, _GROUP).max(axis=1)
-        bound = np.partition(maxima, groups - k)[groups - k] - tolerance
-        chosen = np.flatnonzero(values >= bound)
-        subset = values[chosen]
-    else:
-        chosen, subset = np.arange(len(values)), values
+        maxima = least[: groups * _GROUP].reshape(groups, _GROUP).max(axis=1)
+        bound = np.partition(maxima, groups - k)[groups - k] - reach
+        chosen = np.flatnonzero(most >= bound)
+        subset, most = least[chosen], most[chosen]
     if len(subset) > k:
-        least = np.partition(subset, len(subset) - k)[len(subset) - k] - tolerance
-        chosen = chosen[subset >= least]
-    chosen = chosen[values[chosen] > -np.inf]
-    if len(chosen) > k + _MOST_TIES:  # so many equal vectors: those that come first
-        order = np.argsort(-values[chosen], kind="stable")
-        chosen = np.sort(chosen[order[: k + _MOST_TIES]])
-    return chosen
+        bound = np.partition(subset, len(subset) - k)[len(subset) - k] - reach
+        passing = most >= bound
+        chosen = np.flatnonzero(passing) if chosen is None else chosen[passing]
+    assert chosen is not None
+    return chosen[values[chosen] > -np.inf]
 
 
 def best(values: np.ndarray, rows: np.ndarray, k: int) -> np.ndarray:

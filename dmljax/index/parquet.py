@@ -19,10 +19,18 @@ from dmljax.data import files, parts
 from dmljax.index.base import Index
 from dmljax.index.errors import InvalidInput
 
-__all__ = ["Batch", "export", "model_of", "read"]
+__all__ = ["About", "Batch", "about", "export", "read"]
 
 _VECTOR_NAMES = ("vector", "embedding")
 _BATCH = 10_000
+
+
+class About(NamedTuple):
+    """What a file says about its vectors; `model` and `similarity` are None if it does not."""
+
+    model: str | None
+    similarity: str | None
+    dimension: int
 
 
 class Batch(NamedTuple):
@@ -37,10 +45,10 @@ def export(index: Index, path: str | os.PathLike) -> int:
     """Writes all items to a Parquet file, completely or not at all; their number."""
     pa, parquet = _import()
     vector = pa.list_(pa.float32(), index.dimension)
-    about = {"format": 1, "model": index.model, "similarity": index.similarity}
+    written = {"format": 1, "model": index.model, "similarity": index.similarity}
     schema = pa.schema(
         [("id", pa.string()), ("metadata", pa.string()), ("vector", vector)],
-        metadata={"dmljax": json.dumps(about)},
+        metadata={"dmljax": json.dumps(written)},
     )
     count = 0
     with files.atomic_writer(path, "wb") as file, parquet.ParquetWriter(file, schema) as writer:
@@ -56,22 +64,22 @@ def export(index: Index, path: str | os.PathLike) -> int:
     return count
 
 
-def model_of(path: str | os.PathLike) -> tuple[str | None, int]:
-    """The digest of the model of a file, if it has one, and the dimension of its vectors."""
+def about(path: str | os.PathLike) -> About:
+    """The model of a file or a folder of parts, its similarity, and the length of its vectors."""
     if os.path.isdir(path):
         _check_parts(path)
         path = next(_part_files(path))
     schema, name = _schema(path)
     try:
-        model = json.loads((schema.metadata or {})[b"dmljax"])["model"]
+        written = json.loads((schema.metadata or {})[b"dmljax"])
+        model, similarity = written["model"], written["similarity"]
     except (KeyError, ValueError, TypeError):
-        model = None
+        model = similarity = None
     kind = schema.field(name).type
     if hasattr(kind, "list_size"):
-        return model, kind.list_size
-    for batch in read(path):
-        return model, batch.vectors.shape[1]
-    return model, 0
+        return About(model, similarity, kind.list_size)
+    batch = next(read(path), None)
+    return About(model, similarity, 0 if batch is None else batch.vectors.shape[1])
 
 
 def read(path: str | os.PathLike, batch_size: int = _BATCH) -> Iterator[Batch]:

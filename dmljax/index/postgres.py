@@ -46,7 +46,8 @@ T = TypeVar("T")
 
 _FORMAT = 1
 _GRAPH_FROM = 50_000  # items from which on a graph is built by default
-_LARGEST_GRAPH_DIMENSION = 4000  # of pgvector's half precision
+# Unit vectors are compared in half precision, others may have values beyond it.
+_LARGEST_GRAPH_DIMENSION = {"cosine": 4000, "euclidean": 2000}
 _EXPANSIONS = (16, 32, 64, 128, 256, 512)
 _TARGET_RECALL, _LEAST_RECALL = 0.98, 0.95
 _QUERIES = 200  # that measure the recall
@@ -128,11 +129,11 @@ def reindex(url: str, *, model: str, dimension: int, similarity: str) -> Postgre
         with connection.transaction():
             _drop_generations(connection, address, before=generation - 1)
             if _exists(connection, f"{address.table}_{generation}_settings"):
-                statement = sql.SQL("select model, dimension from {}")
+                statement = sql.SQL("select model, dimension, similarity from {}")
                 row = connection.execute(
                     statement.format(address.name(generation, "settings"))
                 ).fetchone()
-                if row != (model, dimension):
+                if row != (model, dimension, similarity):
                     _drop_generation(connection, address, generation)
             if not _exists(connection, f"{address.table}_{generation}_settings"):
                 _create_generation(connection, address, generation, model, dimension, similarity)
@@ -510,9 +511,9 @@ class PostgresIndex(Index):
     ) -> list[Record]:
         text, parameters = condition_sql(conditions)
         statement = self._sql("select row, id, metadata, vector from {items} where ")
-        statement += sql.SQL(text) + sql.SQL(" order by vector <=> %s, row limit %s")
+        statement += sql.SQL(text) + sql.SQL(f" order by vector {self._operator} %s, row limit %s")
         parameters += [Vector(query), k + _MORE]
-        return _rank(query, cursor.execute(statement, parameters).fetchall(), k)
+        return self._rank(query, cursor.execute(statement, parameters).fetchall(), k)
 
     def _near(
         self, cursor: psycopg.Cursor, query: np.ndarray, k: int, conditions: list[Condition]
@@ -520,9 +521,33 @@ class PostgresIndex(Index):
         text, parameters = condition_sql(conditions)
         statement = self._sql("select row, id, metadata, vector from {items} where ")
         statement += sql.SQL(text)
-        statement += self._sql(" order by (vector::halfvec({dimension})) <=> %s limit %s")
-        parameters += [HalfVector(query), k + _MORE]
-        return _rank(query, cursor.execute(statement, parameters).fetchall(), k)
+        if self.similarity == "cosine":
+            statement += self._sql(" order by (vector::halfvec({dimension})) <=> %s limit %s")
+            parameters += [HalfVector(query), k + _MORE]
+        else:
+            statement += sql.SQL(" order by vector <-> %s limit %s")
+            parameters += [Vector(query), k + _MORE]
+        return self._rank(query, cursor.execute(statement, parameters).fetchall(), k)
+
+    @property
+    def _operator(self) -> str:
+        """pgvector's name of the distance that orders items."""
+        return "<=>" if self.similarity == "cosine" else "<->"
+
+    @property
+    def _largest_graph_dimension(self) -> int:
+        return _LARGEST_GRAPH_DIMENSION[self.similarity]
+
+    def _rank(self, query: np.ndarray, rows: list[tuple], k: int) -> list[Record]:
+        """The best k of candidates, compared as the embedded index does."""
+        if not rows:
+            return []
+        vectors = np.stack([_array(vector) for *_, vector in rows])
+        values = nearest.similarities(query, vectors, similarity=self.similarity)
+        order = nearest.best(values, np.array([row for row, *_ in rows]), k)
+        return [
+            Record(rows[i][0], rows[i][1], float(values[i]), _metadata(rows[i][2])) for i in order
+        ]
 
     def scan(self, batch_size: int = 10_000) -> Iterator[list[Item]]:
         with self._lock, _one_line_errors(self.place):
@@ -544,23 +569,25 @@ class PostgresIndex(Index):
         self._check_writable()
         if approximate is None:
             approximate = self.count() >= _GRAPH_FROM
-            approximate = approximate and self.dimension <= _LARGEST_GRAPH_DIMENSION
-        elif approximate and self.dimension > _LARGEST_GRAPH_DIMENSION:
+            approximate = approximate and self.dimension <= self._largest_graph_dimension
+        elif approximate and self.dimension > self._largest_graph_dimension:
             raise InvalidInput(
-                f"pgvector has no graph of more than {_LARGEST_GRAPH_DIMENSION} dimensions, and "
-                f"the index has {self.dimension}"
+                f"pgvector has no graph of more than {self._largest_graph_dimension} dimensions, "
+                f"and the index has {self.dimension}"
             )
         if not approximate:
             with self._change() as cursor:
                 cursor.execute(self._sql("update {settings} set graph = null"))
                 cursor.execute(sql.SQL("drop index if exists {}").format(self._graph))
             return self.facts()
+        columns = "vector vector_l2_ops"
+        if self.similarity == "cosine":
+            columns = "(vector::halfvec({dimension})) halfvec_cosine_ops"
         with self._change() as cursor:
             cursor.execute(
                 sql.SQL("create index if not exists {} ").format(self._graph)
                 + self._sql(
-                    "on {items} using hnsw ((vector::halfvec({dimension})) halfvec_cosine_ops) "
-                    "with (m = 16, ef_construction = 128)"
+                    f"on {{items}} using hnsw ({columns}) with (m = 16, ef_construction = 128)"
                 )
             )
         graph = self._read(self._measure)
@@ -621,9 +648,11 @@ class PostgresIndex(Index):
             problems = []
             if rows != counted:
                 problems.append(f"{self.place}: {rows} items, {counted} counted")
+            length = "abs(vector_norm(vector) - 1) <= 1e-3"
+            wrong = f"not {length} or " if self.similarity == "cosine" else ""
             statement = self._sql(
-                "select id from {items} where not abs(vector_norm(vector) - 1) <= 1e-3 "
-                "or jsonb_typeof(metadata) <> 'object' order by row limit 10"
+                f"select id from {{items}} where {wrong}jsonb_typeof(metadata) <> 'object' "
+                "order by row limit 10"
             )
             for (name,) in cursor.execute(statement).fetchall():
                 problems.append(f"{self.place}: item {name!r} was changed")
@@ -686,15 +715,6 @@ def condition_sql(conditions: list[Condition]) -> tuple[str, list[Any]]:
             parameters += [field, field, json.dumps(values[0])]
         terms.append(f"({term})")
     return " and ".join(terms), parameters
-
-
-def _rank(query: np.ndarray, rows: list[tuple], k: int) -> list[Record]:
-    """The best k of candidates, compared as the embedded index does."""
-    if not rows:
-        return []
-    values = nearest.similarities(query, np.stack([_array(vector) for *_, vector in rows]))
-    order = nearest.best(values, np.array([row for row, *_ in rows]), k)
-    return [Record(rows[i][0], rows[i][1], float(values[i]), _metadata(rows[i][2])) for i in order]
 
 
 def _array(vector: Any) -> np.ndarray:

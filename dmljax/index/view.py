@@ -77,7 +77,8 @@ class Rows:
 class View:
     """The vectors of an index as they were at change `version`."""
 
-    def __init__(self, matrix: Matrix | None, *, dimension: int):
+    def __init__(self, matrix: Matrix | None, *, dimension: int, similarity: str):
+        self._similarity = similarity
         empty = np.zeros(0, np.int64), np.zeros((0, dimension), np.float32)
         self.version = self.matrix_version = -1 if matrix is None else matrix.version
         self.last_row = 0 if matrix is None else matrix.last_row
@@ -127,11 +128,13 @@ class View:
                 continue
             where = block.mask(allowed)
             where = None if where is None else where[first:]
-            chosen = nearest.candidates(queries, block.vectors[first:], k, where=where)
+            chosen = nearest.candidates(
+                queries, block.vectors[first:], k, similarity=self._similarity, where=where
+            )
             for i, positions in enumerate(chosen):
                 rows[i] = np.concatenate([rows[i], block.rows[first + positions]])
                 vectors[i] = np.concatenate([vectors[i], block.vectors[first + positions]])
-        return [rank(q, r, v, k) for q, r, v in zip(queries, rows, vectors, strict=True)]
+        return [self._rank(q, r, v, k) for q, r, v in zip(queries, rows, vectors, strict=True)]
 
     def approximate(
         self, queries: np.ndarray, k: int, *, allowed: np.ndarray | None = None
@@ -163,14 +166,13 @@ class View:
             if exists.sum() < min(k, size if allowed is None else len(allowed)):
                 results += self.exact(query[None], k, allowed=allowed)
             else:
-                results.append(rank(query, near[exists], vectors[exists], k))
+                results.append(self._rank(query, near[exists], vectors[exists], k))
         return results
 
-
-def rank(
-    query: np.ndarray, rows: np.ndarray, vectors: np.ndarray, k: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The best k of candidates: their rows and similarities."""
-    values = nearest.similarities(query, vectors)
-    order = nearest.best(values, rows, k)
-    return rows[order], values[order]
+    def _rank(
+        self, query: np.ndarray, rows: np.ndarray, vectors: np.ndarray, k: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The best k of candidates: their rows and similarities."""
+        values = nearest.similarities(query, vectors, similarity=self._similarity)
+        order = nearest.best(values, rows, k)
+        return rows[order], values[order]

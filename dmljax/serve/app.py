@@ -391,7 +391,7 @@ def _state(index: Index) -> tuple[int, int]:
 
 
 def _some(index: Index, limit: int, seed: int) -> list[Any]:
-    """Items chosen at random: exactly where there are few, else those near random directions."""
+    """Items chosen at random: exactly where there are few, else those near random vectors."""
     rng = np.random.default_rng(seed)
     count = index.count()
     if not count:
@@ -399,9 +399,13 @@ def _some(index: Index, limit: int, seed: int) -> list[Any]:
     if count <= _SCANNED:
         items = next(iter(index.scan(_SCANNED)), [])
         return [items[i] for i in rng.permutation(len(items))[:limit]]
-    directions = rng.normal(size=(limit, index.dimension))
-    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    hits = index.search(directions, 1, allow_fewer=True)
+    vectors = rng.normal(size=(limit, index.dimension))
+    if index.similarity == "cosine":
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    else:  # of the place and the spread of the first items
+        first = np.stack([item.vector for item in next(iter(index.scan(_SCANNED)))])
+        vectors = first.mean(axis=0) + first.std(axis=0) * vectors
+    hits = index.search(vectors, 1, allow_fewer=True)
     return index.get(list(dict.fromkeys(hit.id for row in hits for hit in row)))
 
 
@@ -441,11 +445,11 @@ def _list(value: Any, name: str, *, most: int, kind: Any = str) -> list[Any]:
 
 
 def _threshold(value: Any, thresholds: Mapping[str, float]) -> Any:
-    """A cosine, or the cosine of a threshold's name; the index checks numbers."""
+    """A similarity, or that of a threshold's name; the index checks numbers."""
     if isinstance(value, str):
         if value not in thresholds:
             raise InvalidInput(
-                f"threshold {ascii(value)[:60]} is neither a cosine nor one of the bundle"
+                f"threshold {ascii(value)[:60]} is neither a similarity nor one of the bundle"
                 f"{hint(value[:60], thresholds)}"
             )
         return thresholds[value]

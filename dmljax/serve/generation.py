@@ -121,11 +121,6 @@ class Service:
             model = _Model(bundle, signature)
         if settings.index is None:
             return Generation(model, None, Pictures(None), _NO_INDEX)
-        if model.bundle.similarity != "cosine":
-            raise ValueError(
-                f"{settings.bundle} compares by {model.bundle.similarity}; an index compares unit "
-                "vectors by cosine"
-            )
         place = _signature(settings.index, "index.json")
         write = settings.allow_add or settings.allow_delete
         # A writer keeps other writers out, so nobody else can have changed what it holds.

@@ -112,7 +112,7 @@ def _option_parameters() -> list[dict[str, Any]]:
     return [
         _parameter("k", _options()["k"], "how many; fewer are an error. By default up to 10"),
         _parameter("allow_fewer", _options()["allow_fewer"], "fewer than k are no error"),
-        _parameter("threshold", _options()["threshold"], "least cosine, or its name: fmr=1e-3"),
+        _parameter("threshold", _options()["threshold"], "least similarity, or its name: fmr=1e-3"),
         _parameter("where", {"type": "string"}, "conditions on metadata, as JSON"),
         _parameter("exact", _options()["exact"], "compare with every item"),
     ]

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from bundle_cases import exported, trained
 from PIL import Image
 
 from dmljax import bundle, index, main
@@ -42,3 +43,35 @@ def test_an_index_is_not_replaced_by_an_empty_one(bundle_folder, tmp_path):
         main.main(words)
     with index.open(place, model="ab" * 32) as store:
         assert store.contains(["a"]) == [True]
+
+
+def test_a_bundle_without_unit_vectors_has_an_index_of_distances(tmp_path, capsys):
+    run = trained(tmp_path, method={"name": "pairs", "dim": 2, "unit": False})
+    bundle_folder = exported(run, tmp_path / "a.bundle")
+    loaded = bundle.load(bundle_folder)
+    assert loaded.similarity == "euclidean" and loaded.dimension == 2 and not loaded.thresholds
+    folder, place, copy = (tmp_path / name for name in ("images", "a.index", "copy.index"))
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(9):
+        Image.fromarray(rng.integers(0, 256, (20, 20, 3), np.uint8)).save(folder / f"{i}.png")
+    assert main.main(["index", str(bundle_folder), f"--images={folder}", f"--out={place}"]) == 0
+    table = tmp_path / "items.parquet"
+    assert main.main(["index", str(place), f"--export={table}"]) == 0
+    assert main.main(["index", str(copy), f"--import={table}"]) == 0
+    capsys.readouterr()
+    query, distances = str(folder / "3.png"), []
+    for index_folder in (place, copy):
+        words = ["search", str(bundle_folder), f"--index={index_folder}", query, "--json"]
+        assert main.main(words) == 0
+        hits = json.loads(capsys.readouterr().out)["hits"]
+        assert hits[0]["id"] == "3.png" and len(hits) == 9
+        distances.append([-hit["similarity"] for hit in hits])
+    vectors = loaded.embed([folder / f"{i}.png" for i in range(9)]).astype(float)
+    expected = np.sort(np.sqrt(((vectors - vectors[3]) ** 2).sum(axis=1)))
+    np.testing.assert_allclose(distances[0], expected, atol=1e-5)
+    assert distances[0] == distances[1]
+    near = float(expected[1:3].mean())
+    words = ["search", str(bundle_folder), f"--index={place}", query, f"--threshold={-near}"]
+    assert main.main(words) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3

@@ -119,7 +119,7 @@ def _refuses_what_does_not_belong(bundle_folder, listed, out, tmp_path):
     copy = shutil.copytree(out, tmp_path / "copy")
     shutil.rmtree(copy / "part-2-of-3")
     with pytest.raises(ValueError, match="part-2-of-3 missing"):
-        index_parquet.model_of(copy)
+        index_parquet.about(copy)
 
 
 def test_the_commands_make_an_index_of_parts(bundle_folder, images, tmp_path, capsys):

@@ -1,5 +1,7 @@
 """A naive index: a dict, and loops over all items. The referee of the real ones."""
 
+import math
+
 import numpy as np
 
 
@@ -9,11 +11,19 @@ def unit_vectors(rng, count, dimension=8):
     return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
 
 
+def random_vectors(rng, count, dimension, similarity):
+    """Random vectors in float32: unit vectors for cosines, others around a point far from zero."""
+    if similarity == "cosine":
+        return unit_vectors(rng, count, dimension)
+    return (5 + 2 * rng.normal(size=(count, dimension))).astype(np.float32)
+
+
 class NaiveIndex:
     """Items in the order of their addition: id -> (vector, metadata)."""
 
-    def __init__(self):
+    def __init__(self, similarity="cosine"):
         self.items = {}
+        self._similarity = similarity
 
     def add(self, ids, vectors, metadata=None, *, replace=False):
         for i, name in enumerate(ids):
@@ -32,7 +42,10 @@ class NaiveIndex:
         for query in queries:
             hits = []
             for name, (vector, metadata) in self.items.items():
-                similarity = sum(float(a) * float(b) for a, b in zip(query, vector, strict=True))
+                pairs = [(float(a), float(b)) for a, b in zip(query, vector, strict=True)]
+                similarity = sum(a * b for a, b in pairs)
+                if self._similarity == "euclidean":
+                    similarity = -math.sqrt(sum((a - b) ** 2 for a, b in pairs))
                 if matches(metadata, where) and (threshold is None or similarity >= threshold):
                     hits.append((name, similarity, metadata))
             hits.sort(key=lambda hit: -hit[1])  # stable

@@ -3,7 +3,7 @@
 import numpy as np
 import postgres
 import pytest
-from index_loops import NaiveIndex, same, unit_vectors
+from index_loops import NaiveIndex, random_vectors, same, unit_vectors
 
 from dmljax import index
 
@@ -52,9 +52,12 @@ def _metadata(rng):
     return item
 
 
-def test_a_random_history_is_that_of_the_naive_index(place):
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
+def test_a_random_history_is_that_of_the_naive_index(place, similarity):
     rng = np.random.default_rng(0)
-    naive, store = NaiveIndex(), index.create(place, model=MODEL, dimension=DIMENSION)
+    naive = NaiveIndex(similarity)
+    store = index.create(place, model=MODEL, dimension=DIMENSION, similarity=similarity)
+    least = {"cosine": 0.3, "euclidean": -7.0}[similarity]
     reader = index.open(place, model=MODEL)
     for step in range(30):
         action = rng.choice(["add", "add", "replace", "delete", "build", "compact", "reopen"])
@@ -65,7 +68,7 @@ def test_a_random_history_is_that_of_the_naive_index(place):
                 stored = list(naive.items)
                 ids[: count // 2] = rng.permutation(stored)[: count // 2].tolist()
                 ids = list(dict.fromkeys(ids))
-            vectors = unit_vectors(rng, len(ids), DIMENSION)
+            vectors = random_vectors(rng, len(ids), DIMENSION, similarity)
             if rng.random() < 0.3:  # equal vectors: the earlier item comes first
                 vectors[:] = vectors[0]
             metadata = [_metadata(rng) for _ in ids] if rng.random() < 0.9 else None
@@ -85,7 +88,7 @@ def test_a_random_history_is_that_of_the_naive_index(place):
         assert store.count() == reader.count() == len(naive.items)
         if not naive.items:
             continue
-        queries = unit_vectors(rng, 3, DIMENSION)
+        queries = random_vectors(rng, 3, DIMENSION, similarity)
         queries[0] = next(iter(naive.items.values()))[0]
         where = FILTERS[step % len(FILTERS)]
         if where is not None and not set(where) <= store.fields():
@@ -97,8 +100,8 @@ def test_a_random_history_is_that_of_the_naive_index(place):
                 naive.search(queries, k, where=where),
             )
             same(
-                opened.search(queries, 5, threshold=0.3, allow_fewer=True, exact=True),
-                naive.search(queries, 5, threshold=0.3),
+                opened.search(queries, 5, threshold=least, allow_fewer=True, exact=True),
+                naive.search(queries, 5, threshold=least),
             )
             ids = rng.permutation(list(naive.items))[:2].tolist()
             same(
@@ -119,6 +122,7 @@ def test_a_random_history_is_that_of_the_naive_index(place):
         np.testing.assert_array_equal(item.vector, naive.items[item.id][0])
         assert item.metadata == naive.items[item.id][1]
     assert store.check() == []
+    assert store.similarity == reader.similarity == similarity
     store.close()
     reader.close()
 

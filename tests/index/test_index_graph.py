@@ -55,6 +55,19 @@ def test_recall_and_similarities(store, vectors):
     assert len(same) >= 97
 
 
+def test_distances_have_a_graph_as_good(tmp_path, vectors):
+    stretched = (vectors * np.linspace(1, 50, COUNT + 200)[:, None] + 3).astype(np.float32)
+    stretched[7] = 1e6  # beyond half precision
+    place = tmp_path / "photos.index"
+    with index.create(place, model=MODEL, dimension=DIMENSION, similarity="euclidean") as store:
+        store.add([str(i) for i in range(COUNT)], stretched[:COUNT])
+        assert store.build(approximate=True)["approximate"]["recall@10"] >= 0.98
+        assert recall(store, stretched[COUNT:]) >= 0.97
+        assert store.search(stretched[7:8], 1, exact=True)[0][0] == ("7", 0.0, {})
+    with index.open(place) as store:
+        assert recall(store, stretched[COUNT:]) >= 0.97
+
+
 def test_the_graph_is_used(store, vectors, monkeypatch):
     calls = []
     search = graph.Graph.search

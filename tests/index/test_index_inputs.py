@@ -252,7 +252,7 @@ def test_another_model_dimension_or_similarity(tmp_path, store):
         ({"dimension": 0}, "dimension=0: choose 1 to"),
         ({"dimension": 65536}, "choose 1 to 16000"),
         ({"dimension": 8.0}, "whole number"),
-        ({"similarity": "euclid"}, "similarity='euclid' is unknown: choose cosine"),
+        ({"similarity": "euclid"}, "similarity='euclid' is unknown: choose cosine or euclidean"),
         ({"model": "latest"}, "not a digest"),
     ):
         with pytest.raises(index.InvalidInput, match=message):

@@ -155,6 +155,28 @@ def test_filtered_queries_of_the_graph_return_all_that_match(server, place):
         assert store.facts()["approximate"]["items"] == 800 and store.check() == []
 
 
+def test_a_graph_of_distances(server, place):
+    rng = np.random.default_rng(0)
+    vectors = (300 * rng.normal(size=(1200, DIMENSION)) + 1e5).astype(np.float32)
+    with index.create(place, model=MODEL, dimension=DIMENSION, similarity="euclidean") as store:
+        store.add([str(i) for i in range(1200)], vectors)
+        assert store.build(approximate=True)["approximate"]["recall@10"] >= 0.95
+        assert store.check() == []
+        with psycopg.connect(server.address) as connection:
+            connection.execute("alter role app set enable_seqscan = off")
+        try:
+            with index.open(place) as reader:
+                near, exact = (reader.search(vectors[:20], 10, exact=e) for e in (False, True))
+        finally:
+            with psycopg.connect(server.address) as connection:
+                connection.execute("alter role app reset all")
+    shared = sum(
+        len({h.id for h in a} & {h.id for h in b}) for a, b in zip(near, exact, strict=True)
+    )
+    assert shared >= 190
+    assert [hits[0][:2] for hits in exact] == [(str(i), 0.0) for i in range(20)]
+
+
 def test_extension_and_rights(server):
     with psycopg.connect(server.address, autocommit=True) as connection:
         connection.execute("create role guest login")

@@ -10,6 +10,21 @@ def bundle_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def distance_bundle(tmp_path_factory):
+    """A bundle whose embeddings are no unit vectors: they are compared by their distance."""
+    method = {"name": "pairs", "dim": 2, "unit": False}
+    return exported(tmp_path_factory.mktemp("serve_distance"), method=method)
+
+
+@pytest.fixture(scope="session")
+def distance_server(distance_bundle, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("serve_distances")
+    place = indexed(distance_bundle, folder)
+    with served(folder, distance_bundle, f"--index={place}") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def index_folder(bundle_folder, tmp_path_factory):
     return indexed(bundle_folder, tmp_path_factory.mktemp("serve_index"))
 

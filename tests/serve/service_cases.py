@@ -26,10 +26,11 @@ TOKEN = "a-token-of-many-letters"
 HOSTILE = '<script>document.title = "taken"</script>'
 
 
-def exported(folder: pathlib.Path) -> pathlib.Path:
+def exported(folder: pathlib.Path, *, method: dict | None = None) -> pathlib.Path:
     """The bundle of a run of two steps."""
     evaluate = {"every": 2, "ks": [1], "seeds": [0], "batch_size": 16, "clustering": False}
-    loop.run(tiny(folder, steps=2, evaluate=evaluate), folder / "run")
+    fields = {} if method is None else {"method": method}
+    loop.run(tiny(folder, steps=2, evaluate=evaluate, **fields), folder / "run")
     bundle = exporting.export(folder / "run", folder / "tiny.bundle", batch_sizes=(1, 4, 16))
     # The run has too few classes to choose thresholds.
     manifest = bundle / "manifest.json"
@@ -58,7 +59,9 @@ def indexed(bundle: pathlib.Path, folder: pathlib.Path, count: int = 20) -> path
     metadata = [{"number": i, "folder": "cats"} for i in range(count)]
     metadata[3]["note"] = HOSTILE
     place = folder / "photos.index"
-    with indexes.create(place, model=model.digest, dimension=model.dimension) as index:
+    with indexes.create(
+        place, model=model.digest, dimension=model.dimension, similarity=model.similarity
+    ) as index:
         index.add(ids, vectors, metadata)
     source.record(place, images)
     return place

@@ -78,6 +78,17 @@ class Visit:
         return self.page.evaluate_handle(_FILE, [list(png(number)), f"{number}.png"])
 
 
+def test_distances_are_shown_as_distances(chromium, distance_server, tmp_path):
+    with Visit(chromium, distance_server) as visit:
+        (tmp_path / "photo.png").write_bytes(png(5))
+        visit.page.set_input_files("#file", tmp_path / "photo.png")
+        visit.hits(12)
+        texts = visit.page.locator("#hits .similarity").all_text_contents()
+        assert texts[0] == "distance 0.0000" and visit.page.locator("#hits progress").count() == 0
+        distances = [float(text.removeprefix("distance ")) for text in texts]
+        assert distances == sorted(distances)
+
+
 def test_choose_drop_and_paste_find_the_same_as_the_service(chromium, server, tmp_path):
     def expected(number):
         hits = server.request("POST", "/search?k=12", png(number)).json["results"][0]["hits"]
@@ -88,7 +99,7 @@ def test_choose_drop_and_paste_find_the_same_as_the_service(chromium, server, tm
         (tmp_path / "photo.png").write_bytes(png(5))
         page.set_input_files("#file", tmp_path / "photo.png")
         assert visit.hits(12) == expected(5)
-        assert page.locator("#hits .cosine").first.text_content() == "1.0000"
+        assert page.locator("#hits .similarity").first.text_content() == "1.0000"
         page.dispatch_event("#drop", "drop", {"dataTransfer": visit.transfer(6)})
         visit.until("document.querySelector('#hits .id').textContent === 'cats/06.png'")
         assert visit.hits(12) == expected(6)
@@ -117,7 +128,11 @@ def test_stored_items_clicks_and_keys(chromium, server):
         page.keyboard.press("Tab")
         visit.hits(19)  # as many as there are
         page.locator("#samples button").nth(2).click()
-        assert page.locator("#samples .id").nth(2).text_content() not in visit.hits(19)
+        third = page.locator("#samples .id").nth(2).text_content()
+        visit.until(
+            f"document.getElementById('found-title').textContent.endsWith({json.dumps(third)})"
+        )
+        assert third not in visit.hits(19)
 
 
 def test_no_match_foreign_text_and_bad_files(chromium, server, tmp_path):

@@ -1,0 +1,68 @@
+"""Exact search keeps every row that could be among the best, whatever float32 rounds."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmljax.index import nearest
+
+
+def _loop(query, vectors, k, similarity, where):
+    """Positions of the best k by sums of Python floats, of equal ones the first."""
+    scored = []
+    for i, row in enumerate(vectors):
+        pairs = [(float(a), float(b)) for a, b in zip(query, row, strict=True)]
+        if similarity == "cosine":
+            score = sum(a * b for a, b in pairs)
+        else:
+            score = -sum((a - b) ** 2 for a, b in pairs)
+        if where is None or where[i]:
+            scored.append((-score, i))
+    return [i for _, i in sorted(scored)[:k]]
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    similarity=st.sampled_from(nearest.SIMILARITIES),
+    count=st.integers(1, 700),
+    queries=st.integers(1, 6),
+    k=st.integers(1, 20),
+    center=st.sampled_from([0.0, 1.0, 300.0]),
+    spread=st.sampled_from([1e-3, 1.0, 100.0]),
+    masked=st.booleans(),
+)
+def test_the_best_are_among_the_candidates(
+    seed, similarity, count, queries, k, center, spread, masked
+):
+    rng = np.random.default_rng(seed)
+    x = center + spread * rng.normal(size=(count + queries, 5))
+    x[rng.random(len(x)) < 0.05] *= 1e4
+    if similarity == "cosine":
+        x /= np.linalg.norm(x, axis=1, keepdims=True)
+    x = x.astype(np.float32)
+    x[: count // 3] = x[0]  # equal vectors
+    vectors, asked = x[:count], x[count:]
+    where = rng.random(count) < rng.choice([0.05, 0.9]) if masked else None
+    found = nearest.candidates(asked, vectors, k, similarity=similarity, where=where)
+    for query, places in zip(asked, found, strict=True):
+        values = nearest.similarities(query, vectors[places], similarity=similarity)
+        order = nearest.best(values, places, k)
+        assert places[order].tolist() == _loop(query, vectors, k, similarity, where)
+
+
+@pytest.mark.parametrize("similarity", nearest.SIMILARITIES)
+def test_rows_that_float32_cannot_tell_apart_are_not_all_kept(similarity):
+    """Many rows, nearly equal ones, in several blocks: few candidates and the right ones."""
+    rng = np.random.default_rng(0)
+    x = np.ones((150_000, 4)) + 1e-6 * rng.normal(size=(150_000, 4))
+    x = x / np.linalg.norm(x, axis=1, keepdims=True)
+    vectors = x.astype(np.float32)
+    query = vectors[77_777:77_778]
+    (places,) = nearest.candidates(query, vectors, 10, similarity=similarity)
+    assert len(places) < 10_000
+    values = nearest.similarities(query[0], vectors, similarity=similarity)
+    expected = nearest.best(values, np.arange(len(vectors)), 10)
+    values = nearest.similarities(query[0], vectors[places], similarity=similarity)
+    assert places[nearest.best(values, places, 10)].tolist() == expected.tolist()
