@@ -3,6 +3,7 @@
     dmljax index photos.bundle --images=collection/ --out=photos.index
     dmljax index photos.bundle --images=collection/ --to="postgresql://user@host/db?table=photos"
     dmljax index new.bundle --images=collection/ --out=photos.index --reindex
+    dmljax index photos.bundle --split=test --images=collection/ --out=photos.index
     dmljax index photos.bundle --import=vectors.parquet --out=photos.index
     dmljax index photos.bundle --import=vectors/ --out=photos.index
     dmljax index photos.index                            facts: items, size, recall
@@ -12,11 +13,13 @@
 
 The id of an image is its path below the folder, and its metadata {"folder": ...} the folder. Images
 whose ids are in the index already are skipped, so an interrupted command is simply run again;
---replace embeds them again and keeps their metadata. --import takes a Parquet file, or the folder
-of parts that `dmljax embed BUNDLE --images=...` fills; of parts, stored ids are skipped too.
---reindex fills an index of another bundle beside the present one and then switches at once, if no
-item is missing from the new one; --drop-missing switches also then. Images that cannot be read are
-named and left out, and the exit status is 1. docs/index_search.md describes the files.
+--replace embeds them again and keeps their metadata. --split=test (or train) first writes the
+images of the data set that the bundle was trained on to the folder --images; --root says where that
+data set is. --import takes a Parquet file, or the folder of parts that `dmljax embed BUNDLE
+--images=...` fills; of parts, stored ids are skipped too. --reindex fills an index of another
+bundle beside the present one and then switches at once, if no item is missing from the new one;
+--drop-missing switches also then. Images that cannot be read are named and left out, and the exit
+status is 1. docs/index_search.md describes the files.
 """
 
 from __future__ import annotations
@@ -49,6 +52,8 @@ _NAMED = 10  # unreadable images that are printed
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", nargs="?", help="bundle (to add), or index (to look after)")
     parser.add_argument("--images", help="folder of images to add")
+    parser.add_argument("--split", help="train or test: write these images to --images first")
+    parser.add_argument("--root", help="with --split: where the data set of the bundle is")
     parser.add_argument("--import", dest="source", help="Parquet file or folder of parts to add")
     parser.add_argument("--out", help="index to make or to add to: a folder")
     parser.add_argument("--to", help="the same in PostgreSQL: postgresql://USER@HOST/DB?table=NAME")
@@ -73,6 +78,14 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     upkeep = arguments.delete or arguments.compact or arguments.check or arguments.export
     if arguments.drop_missing and not arguments.reindex:
         raise ValueError("--drop-missing needs --reindex")
+    if arguments.root and not arguments.split:
+        raise ValueError("--root needs --split=test or --split=train")
+    if arguments.split and not arguments.images:
+        raise ValueError(
+            "--split writes images of the bundle's data set: say where with --images=FOLDER"
+        )
+    if arguments.split not in (None, "train", "test"):
+        raise ValueError(f"--split={arguments.split} is unknown: choose train or test")
     if arguments.images and arguments.source:
         raise ValueError("--images and --import are two commands: give one of them")
     if arguments.images or (arguments.source and place):
@@ -161,6 +174,8 @@ def _add(arguments: argparse.Namespace, place: str) -> int:
     from dmljax import bundle as bundles
 
     bundle = bundles.load(arguments.target)
+    if arguments.split:
+        _write_split(bundle, arguments)
     images = _images(arguments.images) if arguments.images else []
     if arguments.source:
         _check_source(arguments.source, bundle)
@@ -190,6 +205,26 @@ def _add(arguments: argparse.Namespace, place: str) -> int:
             previous.close()
         store.close()
     return status
+
+
+def _write_split(bundle: Any, arguments: argparse.Namespace) -> None:
+    """Writes the images of a split of the data set in the bundle's config to a folder."""
+    from dmljax.bundle import files
+    from dmljax.commands import dataset_flags
+    from dmljax.data import image_files
+
+    spec = files.read_json(bundle.folder, bundle.manifest, files.CONFIG)["dataset"]
+    if arguments.root:
+        spec["path" if "path" in spec else "root"] = arguments.root
+    try:
+        splits = dataset_flags.load(spec)
+    except (ValueError, OSError) as error:
+        hint = "" if arguments.root else " (a bundle keeps no paths: here it is --root=PATH)"
+        raise ValueError(f"{error}{hint}") from None
+    split = getattr(splits, arguments.split)
+    about = {"dataset": spec, "split": arguments.split}
+    count = image_files.write(split, arguments.images, about=about)
+    print(f"wrote {_number(count, 'image')} to {arguments.images}")
 
 
 def _open(place: str, bundle: Any, *, reindex: bool) -> tuple[Index, Index | None]:

@@ -75,3 +75,34 @@ def test_a_bundle_without_unit_vectors_has_an_index_of_distances(tmp_path, capsy
     words = ["search", str(bundle_folder), f"--index={place}", query, f"--threshold={-near}"]
     assert main.main(words) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_the_data_set_of_a_bundle_is_indexed_without_files_of_its_own(
+    bundle_folder, run_folder, tmp_path, capsys
+):
+    loaded = bundle.load(bundle_folder)
+    folder, place = tmp_path / "collection", tmp_path / "photos.index"
+    words = ["index", str(bundle_folder), "--split=test", f"--images={folder}", f"--out={place}"]
+    with pytest.raises(ValueError, match=r"blobs.npz does not exist.*--root=PATH"):
+        main.main(words)
+    words.append(f"--root={run_folder.parent / 'blobs.npz'}")
+    assert main.main(words) == 0
+    paths = sorted(folder.glob("*/*.png"))
+    with index.open(place, model=loaded.digest) as store:
+        names = [path.relative_to(folder).as_posix() for path in paths]
+        items = store.get(names)
+        assert store.count() == len(paths) > 10
+    assert [item.metadata["folder"] for item in items] == [path.parent.name for path in paths]
+    vectors = np.stack([item.vector for item in items])
+    np.testing.assert_allclose(vectors, loaded.embed(paths), atol=1e-5)
+    capsys.readouterr()
+    assert main.main(words) == 0  # again: everything is there
+    assert "were there already" in capsys.readouterr().out
+    for wrong, text in (
+        (["--split=val", f"--images={folder}"], "choose train or test"),
+        (["--split=test"], "--images=FOLDER"),
+        (["--split=train", words[-1], f"--images={folder}"], "another split"),
+        ([words[-1], f"--images={folder}"], "--root needs --split"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            main.main(["index", str(bundle_folder), *wrong, f"--out={place}"])

@@ -1,0 +1,109 @@
+"""Writes the images of a split as files, a folder for each class.
+
+Programs that read folders of images, such as `dmljax index`, can then use a data set that lies in
+an archive or in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pathlib
+import re
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from dmljax.data import files
+from dmljax.data.locate import IMAGE_SUFFIXES
+from dmljax.data.reader import Reader
+from dmljax.data.splits import Split
+
+__all__ = ["write"]
+
+_MARKER = ".dmljax.json"  # says what the folder holds; hidden files are no images
+_SUFFIXES = {"JPEG": ".jpg", "PNG": ".png", "GIF": ".gif", "BMP": ".bmp", "WEBP": ".webp"}
+_SUFFIXES |= {"TIFF": ".tif", "PPM": ".ppm", "MPO": ".jpg"}
+_MOST_BYTES = 120  # of the name of a folder
+
+
+def write(split: Split, folder: str | os.PathLike, *, about: dict[str, Any]) -> int:
+    """Writes the images of `split` to `folder`, as CLASS/NUMBER.SUFFIX; how many were written.
+
+    Encoded images are copied byte for byte, pixels and images that are cut to a box become PNG.
+    `about` identifies the split. If the call is interrupted, repeat it: files that exist are kept.
+    A folder with other content is refused.
+    """
+    folder = pathlib.Path(folder)
+    counts = {"count": len(split), "labels": hashlib.sha256(split.labels.tobytes()).hexdigest()}
+    _claim(folder, json.loads(json.dumps(about | counts)))
+    reader, names = Reader(split), _folder_names(split.names)
+    digits, written = len(str(max(len(split) - 1, 0))), 0
+    existing = {path.with_suffix("").as_posix() for path in folder.glob("*/*")}
+    for i, label in enumerate(split.labels.tolist()):
+        stem = folder / names[label] / f"{i:0{digits}d}"
+        if stem.as_posix() in existing:
+            continue
+        data, suffix = _encoded(split, reader, i)
+        stem.parent.mkdir(exist_ok=True)
+        with files.atomic_writer(stem.with_suffix(suffix), "wb") as file:
+            file.write(data)
+        written += 1
+    return written
+
+
+def _claim(folder: pathlib.Path, about: dict[str, Any]) -> None:
+    """Marks an empty folder, or one that was marked for the same split."""
+    marker = folder / _MARKER
+    try:
+        present = json.loads(marker.read_text())
+    except FileNotFoundError:
+        if folder.exists() and any(folder.iterdir()):
+            raise ValueError(
+                f"{folder} is not empty, and its images are not from this split: choose another "
+                "folder"
+            ) from None
+        folder.mkdir(parents=True, exist_ok=True)
+        files.write_json(marker, about)
+        return
+    except ValueError:
+        present = None
+    if present != about:
+        raise ValueError(f"{folder} holds the images of another split: choose another folder")
+
+
+def _folder_names(classes: tuple[str, ...]) -> list[str]:
+    """A name for the folder of each class: without characters that a path may not have."""
+    names: list[str] = []
+    taken: set[str] = set()
+    for number, text in enumerate(classes):
+        name = re.sub(r"[\\/:*?\"<>|\x00-\x1f\x7f]", "_", text).strip(" .") or "_"
+        while len(name.encode()) > _MOST_BYTES:
+            name = name[:-1]
+        while name.casefold() in taken:  # some file systems do not tell A from a
+            name = f"{name}_{number}"
+        taken.add(name.casefold())
+        names.append(name)
+    return names
+
+
+def _encoded(split: Split, reader: Reader, i: int) -> tuple[bytes, str]:
+    """The bytes of image `i` and the suffix of its file."""
+    record = split.records[i]
+    if split.boxes is None and not isinstance(record, np.ndarray):
+        if isinstance(record, bytes):
+            data = record
+            with Image.open(io.BytesIO(data)) as picture:
+                suffix = _SUFFIXES.get(picture.format or "", "")
+        else:
+            data = pathlib.Path(record).read_bytes()
+            suffix = pathlib.Path(record).suffix.lower()
+        if suffix in IMAGE_SUFFIXES:
+            return data, suffix
+    image = reader(i)
+    out = io.BytesIO()
+    Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(out, "PNG")
+    return out.getvalue(), ".png"
