@@ -102,11 +102,15 @@ def retrieval(
     tile: int = 1024,
     devices: Sequence[Any] | None = None,
     per_class: bool = False,
+    share: tuple[int, int] | None = None,
+    sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> dict[str, Any]:
     """The means of `per_query` over the queries that have a positive; 'lone' counts the others.
 
-    `per_class` adds 'per_class': {score: {label: mean over the queries of that label}}. All other
-    arguments are explained in `per_query`.
+    `per_class` adds 'per_class': {score: {label: mean over the queries of that label}}. With
+    `share=(i, n)` only the i-th of n parts of the queries is ranked here, and `sum_fn` returns the
+    sum of an array over the n processes that rank the parts; all of them get the same scores, bit
+    for bit those of one process. All other arguments are explained in `per_query`.
 
     >>> embeddings = np.array([[0.0], [1.0], [2.5], [9.0]])
     >>> scores = metrics.retrieval(embeddings, np.array([0, 0, 1, 1]), ks=(1, 2))
@@ -125,7 +129,10 @@ def retrieval(
         similarity_fn=similarity_fn,
         tile=tile,
         devices=devices,
+        share=share,
     )
+    if sum_fn is not None:
+        values, is_scored = _summed(values, is_scored, sum_fn)
     if not is_scored.any():
         warnings.warn(
             f"none of the {len(is_scored)} queries has an item of its label to find, so that every "
@@ -189,6 +196,7 @@ def per_query(
         similarity_fn=similarity_fn,
         tile=tile,
         devices=devices,
+        share=None,
     )
     return values
 
@@ -243,6 +251,17 @@ def clustering(
     return scores
 
 
+def _summed(
+    values: dict[str, np.ndarray], is_scored: np.ndarray, sum_fn: Callable[[np.ndarray], np.ndarray]
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The scores of all queries, of which each process has those of its share."""
+    rows = np.stack([is_scored, *values.values()]).astype(np.float64)
+    total = sum_fn(np.where(is_scored, rows, 0))
+    is_scored = total[0] > 0
+    scores = np.where(is_scored, total[1:], np.nan)
+    return dict(zip(values, scores, strict=True)), is_scored
+
+
 def _score_queries(
     embeddings: Embeddings,
     labels: Labels,
@@ -256,6 +275,7 @@ def _score_queries(
     similarity_fn: SimilarityFn,
     tile: int,
     devices: Sequence[Any] | None,
+    share: tuple[int, int] | None,
 ) -> tuple[dict[str, Float[np.ndarray, "q"]], Bool[np.ndarray, "q"]]:
     """The scores of every query, and which queries have a positive and so are scored."""
     items = len(embeddings) - 1 if gallery is None else len(gallery)
@@ -273,6 +293,7 @@ def _score_queries(
         "gallery": gallery,
         "gallery_labels": gallery_labels,
         "similarity_fn": similarity_fn,
+        "share": share,
     }
     if groups is None:
         blocks = _retrieval.ranks(embeddings, labels, tile=tile, devices=devices, **search)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from dmljax.retrieval import inputs, tiles
+from dmljax.retrieval import inputs, sharding, tiles
 from dmljax.retrieval.inputs import Embeddings, Labels
 from dmljax.retrieval.layout import Ranks
 from dmljax.retrieval.similarity import SimilarityFn, euclidean
@@ -27,6 +27,7 @@ def ranks_outside_groups(
     gallery_labels: Labels | None = None,
     gallery_groups: Int[np.ndarray, "n"] | None = None,
     similarity_fn: SimilarityFn = euclidean,
+    share: tuple[int, int] | None = None,
 ) -> Iterator[Ranks]:
     """`ranks` among the items outside of each query's group; -1 is no group.
 
@@ -70,8 +71,9 @@ def ranks_outside_groups(
         return products + (row_offsets[:, None] + column_offsets[None])
 
     height = min(len(queries), max(1, tiles.STRIP_SIZE // len(items)))
-    for start in range(0, len(queries), height):
-        rows = np.arange(start, min(start + height, len(queries)))
+    first, last = sharding.bounds(share or (0, 1), len(queries))
+    for start in range(first, last, height):
+        rows = np.arange(start, min(start + height, last))
         vectors = np.zeros((height, queries.shape[1]), dtype)  # always of one size: compiled once
         vectors[: len(rows)] = queries[rows]
         similarities = np.asarray(similarities_fn(jnp.asarray(vectors)))[: len(rows)]

@@ -27,6 +27,14 @@ def choose_mesh(devices: Sequence[jax.Device] | None, *, tiles: int) -> Mesh | N
     return Mesh(np.array(devices), ("rows",)) if tiles >= len(devices) else None
 
 
+def bounds(share: tuple[int, int], count: int) -> tuple[int, int]:
+    """The first and the last row (exclusive) of the share `(i, n)` of `count` rows."""
+    number, shares = share
+    if not 0 <= number < shares:
+        raise ValueError(f"share={share} must be (i, n) with i from 0 to n - 1")
+    return count * number // shares, count * (number + 1) // shares
+
+
 def put(arrays, mesh: Mesh | None, spec: PartitionSpec = SHARDED):
     """A tree of numpy arrays as arrays on the devices."""
     if mesh is None:

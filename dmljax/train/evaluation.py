@@ -16,7 +16,7 @@ from dmljax import metrics, retrieval
 from dmljax.data import pipeline
 from dmljax.data.splits import Split
 from dmljax.methods.base import Inspect
-from dmljax.train import optimizers
+from dmljax.train import hosts, optimizers
 from dmljax.train.devices import Shardings, prefetch
 from dmljax.train.ensemble_scores import mean_distance_scores
 from dmljax.train.run import Run
@@ -103,8 +103,12 @@ def score(
     starts: int = 1,
     depth: int | str | None = None,
     devices: Sequence[Any] | None = None,
+    shared: bool = False,
 ) -> dict[str, float]:
     """Retrieval scores by the split's protocol of queries and gallery, clustering of all images.
+
+    With `shared`, every process must call this, and ranks a part of the queries; the scores of
+    single queries are gathered.
 
     Images that could not be read (rows of NaN) are left out, and counted in 'unreadable'. `ks` for
     which there are too few images are left out. `embedding_fns` are functions of (embeddings,
@@ -121,6 +125,9 @@ def score(
     search["ks"] = ([k for k in ks if k <= items] or [1]) if ks else []
     if gallery is not None:
         search |= {"gallery": embeddings[gallery], "gallery_labels": split.labels[gallery]}
+    if shared and jax.process_count() > 1:
+        share = jax.process_index(), jax.process_count()
+        search |= {"share": share, "sum_fn": hosts.summed}
     if split.groups is not None:
         search["groups"] = split.groups[query]
         if gallery is not None:
@@ -262,7 +269,7 @@ class Evaluator:
         if size > _MAX_PIXELS or len(split) > _MAX_PIXEL_IMAGES:
             return None
         pixels = self._embed(lambda images: images.reshape(len(images), -1), split)
-        return score(pixels, split, ks=(1,), clustering_fns={})
+        return score(pixels, split, ks=(1,), clustering_fns={}, shared=True)
 
     def scores(
         self,
@@ -286,6 +293,7 @@ class Evaluator:
             starts=options.starts,
             depth=options.depth,
             devices=self._run.shards.mesh.local_devices,
+            shared=True,
         )
         scores |= self._part_scores(embeddings, split)
         if options.refine:
@@ -296,6 +304,7 @@ class Evaluator:
                 ks=options.ks,
                 ranking_fns=options.ranking_fns,
                 clustering_fns={},
+                shared=True,
             )
             scores |= {f"refined/{name}": value for name, value in values.items()}
         if options.mean_distance:
@@ -316,7 +325,9 @@ class Evaluator:
         recalls = {}
         for name, embedding in embeddings.items():
             if name != MAIN:
-                values = score(embedding, split, ks=ks, ranking_fns={}, clustering_fns={})
+                values = score(
+                    embedding, split, ks=ks, ranking_fns={}, clustering_fns={}, shared=True
+                )
                 recalls[name] = {k: v for k, v in values.items() if k.startswith("R@")}
         scores = {f"{part}/{k}": v for part, values in recalls.items() for k, v in values.items()}
         if len(recalls) > 1:

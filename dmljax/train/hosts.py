@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["Process0Failed", "check_shared", "leave", "on_process_0", "start"]
+__all__ = ["Process0Failed", "check_shared", "leave", "on_process_0", "start", "summed"]
 
 _HEARTBEAT_SECONDS = 30  # after which other processes notice that a process has died
 _MESSAGE_BYTES = 4096
@@ -91,6 +91,17 @@ def _broadcast(value: Any) -> Any:
     row[: len(text)] = np.frombuffer(text, np.uint8)
     received = multihost_utils.broadcast_one_to_all(row)
     return json.loads(bytes(np.asarray(received)).rstrip(b"\0"))
+
+
+def summed(array: np.ndarray) -> np.ndarray:
+    """The sum of an array of float64 over all processes, in their order; all must call this."""
+    if jax.process_count() == 1:
+        return array
+    from jax.experimental import multihost_utils
+
+    # As whole numbers: jax would round float64 to float32.
+    parts = np.asarray(multihost_utils.process_allgather(array.view(np.uint32)))
+    return parts.view(np.float64).sum(axis=0)
 
 
 def check_shared(file: pathlib.Path, *, patience: float = 30.0) -> None:

@@ -263,3 +263,19 @@ def test_the_shown_name_of_a_metric(name, options, shown):
 def test_the_shown_name_of_a_recall_needs_k():
     with pytest.raises(ValueError, match="recall_at_k needs 'k'"):
         metrics.shown_name("recall_at_k")
+
+
+@pytest.mark.parametrize("shares", [2, 5])
+def test_shares_of_several_processes_have_the_scores_of_one(shares):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(90, 3)), rng.integers(0, 40, 90)
+    options = {"ks": (1, 4), "per_class": True}
+    expected = metrics.retrieval(x, y, **options)
+    assert expected["lone"] > 0
+    sent = []
+    for i in range(shares):
+        metrics.retrieval(x, y, **options, share=(i, shares), sum_fn=lambda a: sent.append(a) or a)
+    total = np.sum(sent, axis=0)
+    for i in range(shares):
+        scores = metrics.retrieval(x, y, **options, share=(i, shares), sum_fn=lambda a: total)
+        assert scores == expected  # bit for bit

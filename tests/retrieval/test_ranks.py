@@ -135,3 +135,43 @@ def test_no_array_has_the_size_of_queries_by_gallery(monkeypatch):
     rng = np.random.default_rng(7)
     all_ranks(rng.standard_normal((900, 4)), rng.integers(0, 200, 900), tile=128)
     assert shapes == {(128, 128)}
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+@pytest.mark.parametrize("sorted_from", [1, 10**6])
+@pytest.mark.parametrize("protocol", ["within", "gallery", "groups"])
+def test_shares_of_the_queries_are_together_all_of_them(
+    monkeypatch, devices, sorted_from, protocol
+):
+    rng = np.random.default_rng(4)
+    x, y = lattice(rng, 600, d=4), rng.integers(0, 25, 600)
+    monkeypatch.setattr(ranking, "_SORTED_FROM", sorted_from)
+    monkeypatch.setattr(tiles, "STRIP_SIZE", 20_000)
+    options, rank_fn = {"tile": 128, "devices": jax.devices()[:devices]}, retrieval.ranks
+    if protocol == "gallery":
+        options |= {"gallery": x[::-1][:350], "gallery_labels": y[::-1][:350]}
+    elif protocol == "groups":
+        options, rank_fn = {"groups": rng.integers(-1, 9, 600)}, retrieval.ranks_outside_groups
+
+    def ranks(share):
+        rows = {}
+        for block in rank_fn(x, y, **options, share=share):
+            for query, row in zip(block.queries.tolist(), block.ranks.tolist(), strict=True):
+                assert query not in rows
+                rows[query] = [rank for rank in row if rank]
+        return rows
+
+    expected = ranks(None)
+    for shares in (1, 2, 5):
+        together = [ranks((i, shares)) for i in range(shares)]
+        sizes = [len(part) for part in together]
+        assert sum(sizes) == len(expected) and max(sizes) < 600 / shares + 130
+        assert {query: row for part in together for query, row in part.items()} == expected
+    with pytest.raises(ValueError, match=r"share=\(2, 2\) must be"):
+        ranks((2, 2))
+
+
+def test_more_shares_than_queries():
+    x, y = np.array([[0.0], [1.0], [5.0]]), np.array([0, 0, 1])
+    blocks = [list(retrieval.ranks(x, y, share=(i, 300))) for i in range(300)]
+    assert sorted(q for part in blocks for b in part for q in b.queries.tolist()) == [0, 1]
