@@ -20,30 +20,33 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(_Transport(transport, self.loop))
-        self._in_head = True
-        # Bytes since the parser last gave a head, a part of a body or the end of a body. They are
-        # of a head that is not complete, or of what may follow a body and is not read (trailers).
+        self._in_message = False  # from the end of a head to the end of the body
+        # Bytes since the parser last gave a head, a part of a body or the end of a body: those of a
+        # head that is not complete, empty lines before it, or trailers, which are not read.
         self._unused = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._time_head()
+        self._start_timer()
 
     def data_received(self, data: bytes) -> None:
         self._unused += len(data)
         super().data_received(data)
         if self._unused > _HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response(f"the head of the request is larger than {_HEAD_BYTES} bytes")
-        self._time_head()
+        if self._in_message or not self._unused:
+            self._stop_timer()
+        else:
+            self._start_timer()
 
     def on_message_begin(self) -> None:
+        self._unused = max(self._unused, 1)  # also where it follows another one in the same data
         super().on_message_begin()
-        self._in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:
+        if not self._in_message:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_head, self._unused = False, 0
+        self._in_message, self._unused = True, 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -51,7 +54,7 @@ class Protocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._unused = 0
+        self._in_message, self._unused = False, 0
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -65,26 +68,25 @@ class Protocol(HttpToolsProtocol):
         self.transport.write(head.encode() + body)
         self.transport.close()
 
-    def _time_head(self) -> None:
-        if self._in_head:
-            if self._timer is None:
-                self._timer = self.loop.call_later(self.head_seconds, self._expire)
-        elif self._timer is not None:
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(self.head_seconds, self._expire)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _expire(self) -> None:
         self._timer = None
         if self.cycle is not None and not self.cycle.response_complete:
-            self._time_head()  # a request is being answered, and the next head has begun
-        elif self._in_head and not self.transport.is_closing():
+            self._start_timer()  # an earlier request is still being answered
+        else:
             self.transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        super().connection_lost(exc)
 
 
 class _Transport:

@@ -294,6 +294,15 @@ def test_large_and_slow_requests_end(server):
     ask = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     assert _raw(server, ask + b"GET /healthz HTTP/1.1\r\nHo").count(b"HTTP/1.1 200") == 1
     assert time.monotonic() - start < 8
+    # Empty lines before a head do not keep a connection open.
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall(ask)
+        start = time.monotonic()
+        with pytest.raises(OSError):
+            for _ in range(40):
+                time.sleep(0.2)
+                connection.sendall(b"\r\n")
+        assert 1 < time.monotonic() - start < 6
     assert server.request("GET", "/readyz").status == 200
 
 
