@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 
+import pytest
 import yaml
 from service_cases import ROOT
 
@@ -79,3 +80,16 @@ def test_the_manifest_is_consistent():
     assert not arguments.allow_add and not arguments.allow_delete
     variables = {entry["name"] for entry in container["env"]}
     assert re.findall(r"\$\((\w+)\)", " ".join(container["args"])) == [*variables]
+
+
+@pytest.mark.parametrize("name", ["serve.yaml", "shards.gke.yaml"])
+def test_the_manifests_follow_the_schemas_of_kubernetes(name):
+    """Unknown fields are errors, too. `gke.yaml` is a JobSet, which these schemas do not have."""
+    schemas = pytest.importorskip("kubernetes_validate")
+    documents = list(yaml.safe_load_all((ROOT / "launch" / name).read_text()))
+    version = schemas.latest_version()
+    for document in documents:
+        assert schemas.validate(document, version, strict=True)
+    documents[0]["spec"]["template"]["spec"]["containers"][0]["prots"] = []
+    with pytest.raises(schemas.ValidationError, match="prots"):
+        schemas.validate(documents[0], version, strict=True)
