@@ -26,7 +26,7 @@ _MANY = 4096  # of so many candidates beyond k, all but the best k are left out 
 
 
 def similarities(query: np.ndarray, vectors: np.ndarray, *, similarity: str) -> np.ndarray:
-    """Those of a query [d] and rows [n, d], summed in float64 in one order for all rows."""
+    """Of a query [d] and each of the rows [n, d], summed in float64 in one order for all rows."""
     if similarity == "cosine":
         return np.multiply(vectors, query[None], dtype=np.float64).sum(axis=1)
     differences = np.subtract(vectors, query[None], dtype=np.float64)
@@ -80,7 +80,11 @@ def _candidates(
             scores = np.stack([np.einsum("nd,d->n", block, query) for query in queries])
         else:
             scores = queries @ block.T
-        errors = _errors(queries, block, scores, similarity)
+        halves = None
+        if similarity == "euclidean":  # q x - x x / 2 orders rows as the distance does
+            halves = np.float32(0.5) * np.einsum("nd,nd->n", block, block)
+            scores -= halves
+        errors = _errors(queries, halves)
         if where is not None:
             scores[:, ~where[start:stop]] = -np.inf
         for i, (row, error) in enumerate(zip(scores, errors, strict=True)):
@@ -100,19 +104,14 @@ def _candidates(
     return [found.places for found in kept]
 
 
-def _errors(
-    queries: np.ndarray, block: np.ndarray, scores: np.ndarray, similarity: str
-) -> list[np.ndarray]:
+def _errors(queries: np.ndarray, halves: np.ndarray | None) -> list[np.ndarray]:
     """How far the scores [n] of each query may be from their exact values: [] or [n].
 
-    `scores` are products of `queries` and rows. Where distances are compared, half of the square of
-    each row's length is subtracted from them here, which orders rows as distances do.
+    `halves` [n] are half of the squares of the rows' lengths; None stands for unit vectors.
     """
-    share = np.asarray(5e-7 + 2e-7 * np.sqrt(block.shape[1]), np.float32)
-    if similarity == "cosine":
+    share = np.asarray(5e-7 + 2e-7 * np.sqrt(queries.shape[1]), np.float32)
+    if halves is None:
         return [share] * len(queries)
-    halves = np.float32(0.5) * np.einsum("nd,nd->n", block, block)
-    scores -= halves
     lengths = np.sqrt(2 * halves)
     return [share * (np.linalg.norm(query) * lengths + 2 * halves) for query in queries]
 
