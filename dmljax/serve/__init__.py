@@ -2,6 +2,7 @@
 
     settings    what can be set, and the limits
     server      one process: the socket, signals, the end
+    protocol    HTTP/1.1 of one connection, with limits on heads
     guard       request ids, limits, tokens and errors of every request
     app         the routes
     formats     bodies in JSON, msgpack, raw float32, multipart
