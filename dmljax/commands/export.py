@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--onnx", action="store_true", help="add the program as ONNX")
     parser.add_argument("--license", help="license of the bundle, for its card")
     parser.add_argument(
-        "--batch-sizes", default="1,4,16,32,64", help="sizes that are compiled (1,4,16,32,64)"
+        "--batch-sizes", help="sizes that are compiled, such as 1,8,32 (docs/serve.md)"
     )
 
 
@@ -33,12 +33,14 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     overrides = evaluate.overrides_of("export", extras)
     if not arguments.out:
         raise ValueError("export needs --out, the folder to write, such as photos.bundle")
-    try:
-        sizes = [int(size) for size in arguments.batch_sizes.split(",")]
-    except ValueError:
-        raise ValueError(
-            f"--batch-sizes must be numbers such as 1,4,16,64, not {arguments.batch_sizes!r}"
-        ) from None
+    options = {}
+    if arguments.batch_sizes is not None:
+        try:
+            options["batch_sizes"] = [int(size) for size in arguments.batch_sizes.split(",")]
+        except ValueError:
+            raise ValueError(
+                f"--batch-sizes must be numbers such as 1,8,32, not {arguments.batch_sizes!r}"
+            ) from None
     from dmljax.bundle import exporting
 
     bundle = exporting.export(
@@ -46,9 +48,9 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         arguments.out,
         step=arguments.step,
         onnx=arguments.onnx,
-        batch_sizes=sizes,
         license=arguments.license,
         overrides=overrides,
+        **options,
     )
     size = sum(path.stat().st_size for path in bundle.iterdir())
     print(

@@ -223,7 +223,11 @@ def _write_split(bundle: Any, arguments: argparse.Namespace) -> None:
         raise ValueError(f"{error}{hint}") from None
     split = getattr(splits, arguments.split)
     about = {"dataset": spec, "split": arguments.split}
-    count = image_files.write(split, arguments.images, about=about)
+    try:
+        count = image_files.write(split, arguments.images, about=about)
+    except OSError as error:
+        reason = error.strerror or error
+        raise OSError(f"--images={arguments.images} cannot be written: {reason}") from None
     print(f"wrote {_number(count, 'image')} to {arguments.images}")
 
 
@@ -270,12 +274,10 @@ def _check_source(source: str, bundle: Any) -> None:
     """Refuses vectors of another model, before an index is made."""
     from dmljax.index import parquet
 
-    about = parquet.about(source)
-    if about.model not in (None, bundle.digest):
-        model = about.model
+    model, _, dimension = parquet.about(source)
+    if model not in (None, bundle.digest):
         raise ValueError(f"{source} holds vectors of the model {model}, not of {bundle.digest}")
-    if about.dimension != bundle.dimension:
-        dimension = about.dimension
+    if dimension != bundle.dimension:
         raise ValueError(f"{source} has {dimension} dimensions, the bundle {bundle.dimension}")
 
 

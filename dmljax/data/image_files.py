@@ -15,12 +15,13 @@ import re
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from dmljax.data import files
 from dmljax.data.locate import IMAGE_SUFFIXES
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split
+from dmljax.data.transforms.resampling import to_pil
 
 __all__ = ["write"]
 
@@ -96,14 +97,21 @@ def _encoded(split: Split, reader: Reader, i: int) -> tuple[bytes, str]:
     if split.boxes is None and not isinstance(record, np.ndarray):
         if isinstance(record, bytes):
             data = record
-            with Image.open(io.BytesIO(data)) as picture:
-                suffix = _SUFFIXES.get(picture.format or "", "")
+            suffix = _SUFFIXES.get(_format(data), "")
         else:
             data = pathlib.Path(record).read_bytes()
             suffix = pathlib.Path(record).suffix.lower()
         if suffix in IMAGE_SUFFIXES:
             return data, suffix
-    image = reader(i)
     out = io.BytesIO()
-    Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).save(out, "PNG")
+    to_pil(reader(i)).save(out, "PNG")
     return out.getvalue(), ".png"
+
+
+def _format(data: bytes) -> str:
+    """Pillow's name of the format; empty for what is no image, which the reader names."""
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            return picture.format or ""
+    except UnidentifiedImageError:
+        return ""

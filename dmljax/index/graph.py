@@ -102,8 +102,8 @@ def measure(
     if k < 1:
         return _EXPANSIONS[0], 1.0
     truth = []
-    found = nearest.candidates(queries, vectors, k + 1, similarity=similarity)
-    for query, places in zip(queries, found, strict=True):
+    candidates = nearest.candidates(queries, vectors, k + 1, similarity=similarity)
+    for query, places in zip(queries, candidates, strict=True):
         values = nearest.similarities(query, vectors[places], similarity=similarity)
         truth.append(rows[places[nearest.best(values, rows[places], k + 1)]])
     for expansion in _EXPANSIONS:

@@ -26,7 +26,7 @@ _MANY = 4096  # of so many candidates beyond k, all but the best k are left out 
 
 
 def similarities(query: np.ndarray, vectors: np.ndarray, *, similarity: str) -> np.ndarray:
-    """Of a query [d] and each of the rows [n, d], summed in float64 in one order for all rows."""
+    """[n] of a query [d] and rows [n, d], summed in float64 in one order for all rows."""
     if similarity == "cosine":
         return np.multiply(vectors, query[None], dtype=np.float64).sum(axis=1)
     differences = np.subtract(vectors, query[None], dtype=np.float64)
@@ -101,7 +101,7 @@ def _candidates(
                 again = _largest(values, error, k)
                 places, values, error = places[again], values[again], error[again]
             kept[i] = _Kept(places, values, error)
-    return [found.places for found in kept]
+    return [best_rows.places for best_rows in kept]
 
 
 def _errors(queries: np.ndarray, halves: np.ndarray | None) -> list[np.ndarray]:

@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import psycopg
@@ -46,14 +46,31 @@ T = TypeVar("T")
 
 _FORMAT = 1
 _GRAPH_FROM = 50_000  # items from which on a graph is built by default
-# Unit vectors are compared in half precision, others may have values beyond it.
-_LARGEST_GRAPH_DIMENSION = {"cosine": 4000, "euclidean": 2000}
 _EXPANSIONS = (16, 32, 64, 128, 256, 512)
 _TARGET_RECALL, _LEAST_RECALL = 0.98, 0.95
 _QUERIES = 200  # that measure the recall
 _MORE = 6  # candidates beyond k, as half precision may order them wrongly
 _CONNECT_SECONDS = 10
 _RESTART_SECONDS = 5
+
+
+class _Distance(NamedTuple):
+    """pgvector's names for a similarity: its operator, and the column and operators of a graph."""
+
+    operator: str
+    graph_column: str
+    graph_operators: str
+    query_type: type[Vector] | type[HalfVector]  # what the column of the graph is compared with
+    largest_dimension: int  # of a graph
+
+
+# A graph holds unit vectors in half precision; others may have values beyond it.
+_DISTANCES = {
+    "cosine": _Distance(
+        "<=>", "(vector::halfvec({dimension}))", "halfvec_cosine_ops", HalfVector, 4000
+    ),
+    "euclidean": _Distance("<->", "vector", "vector_l2_ops", Vector, 2000),
+}
 
 
 class _Address:
@@ -511,7 +528,9 @@ class PostgresIndex(Index):
     ) -> list[Record]:
         text, parameters = condition_sql(conditions)
         statement = self._sql("select row, id, metadata, vector from {items} where ")
-        statement += sql.SQL(text) + sql.SQL(f" order by vector {self._operator} %s, row limit %s")
+        statement += sql.SQL(text) + sql.SQL(
+            f" order by vector {self._distance.operator} %s, row limit %s"
+        )
         parameters += [Vector(query), k + _MORE]
         return self._rank(query, cursor.execute(statement, parameters).fetchall(), k)
 
@@ -521,22 +540,14 @@ class PostgresIndex(Index):
         text, parameters = condition_sql(conditions)
         statement = self._sql("select row, id, metadata, vector from {items} where ")
         statement += sql.SQL(text)
-        if self.similarity == "cosine":
-            statement += self._sql(" order by (vector::halfvec({dimension})) <=> %s limit %s")
-            parameters += [HalfVector(query), k + _MORE]
-        else:
-            statement += sql.SQL(" order by vector <-> %s limit %s")
-            parameters += [Vector(query), k + _MORE]
+        distance = self._distance
+        statement += self._sql(f" order by {distance.graph_column} {distance.operator} %s limit %s")
+        parameters += [distance.query_type(query), k + _MORE]
         return self._rank(query, cursor.execute(statement, parameters).fetchall(), k)
 
     @property
-    def _operator(self) -> str:
-        """pgvector's name of the distance that orders items."""
-        return "<=>" if self.similarity == "cosine" else "<->"
-
-    @property
-    def _largest_graph_dimension(self) -> int:
-        return _LARGEST_GRAPH_DIMENSION[self.similarity]
+    def _distance(self) -> _Distance:
+        return _DISTANCES[self.similarity]
 
     def _rank(self, query: np.ndarray, rows: list[tuple], k: int) -> list[Record]:
         """The best k of candidates, compared as the embedded index does."""
@@ -567,27 +578,26 @@ class PostgresIndex(Index):
 
     def build(self, *, approximate: bool | None = None) -> dict[str, Any]:
         self._check_writable()
+        distance = self._distance
         if approximate is None:
             approximate = self.count() >= _GRAPH_FROM
-            approximate = approximate and self.dimension <= self._largest_graph_dimension
-        elif approximate and self.dimension > self._largest_graph_dimension:
+            approximate = approximate and self.dimension <= distance.largest_dimension
+        elif approximate and self.dimension > distance.largest_dimension:
             raise InvalidInput(
-                f"pgvector has no graph of more than {self._largest_graph_dimension} dimensions, "
-                f"and the index has {self.dimension}"
+                f"pgvector has no graph of more than {distance.largest_dimension} dimensions, and "
+                f"the index has {self.dimension}"
             )
         if not approximate:
             with self._change() as cursor:
                 cursor.execute(self._sql("update {settings} set graph = null"))
                 cursor.execute(sql.SQL("drop index if exists {}").format(self._graph))
             return self.facts()
-        columns = "vector vector_l2_ops"
-        if self.similarity == "cosine":
-            columns = "(vector::halfvec({dimension})) halfvec_cosine_ops"
         with self._change() as cursor:
             cursor.execute(
                 sql.SQL("create index if not exists {} ").format(self._graph)
                 + self._sql(
-                    f"on {{items}} using hnsw ({columns}) with (m = 16, ef_construction = 128)"
+                    f"on {{items}} using hnsw ({distance.graph_column} "
+                    f"{distance.graph_operators}) with (m = 16, ef_construction = 128)"
                 )
             )
         graph = self._read(self._measure)

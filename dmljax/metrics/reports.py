@@ -108,15 +108,17 @@ def retrieval(
     """The means of `per_query` over the queries that have a positive; 'lone' counts the others.
 
     `per_class` adds 'per_class': {score: {label: mean over the queries of that label}}. With
-    `share=(i, n)` only the i-th of n parts of the queries is ranked here, and `sum_fn` returns the
-    sum of an array over the n processes that rank the parts; all of them get the same scores, bit
-    for bit those of one process. All other arguments are explained in `per_query`.
+    `share=(i, n)` only the i-th of n parts of the queries is ranked here. It needs `sum_fn`, which
+    returns the sum of an array over the n processes that rank the parts; all of them get the same
+    scores, bit for bit those of one process. All other arguments are explained in `per_query`.
 
     >>> embeddings = np.array([[0.0], [1.0], [2.5], [9.0]])
     >>> scores = metrics.retrieval(embeddings, np.array([0, 0, 1, 1]), ks=(1, 2))
     >>> scores["R@1"], scores["R@2"], scores["lone"]
     (0.75, 0.75, 0)
     """
+    if (share is None) != (sum_fn is None):
+        raise ValueError("share and sum_fn go together: give both, or neither")
     values, is_scored = _score_queries(
         embeddings,
         labels,

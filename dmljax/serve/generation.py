@@ -35,8 +35,8 @@ __all__ = ["Generation", "Service"]
 
 _log = logging.getLogger("dmljax.serve")
 _T = TypeVar("_T")
-# A small image is decoded in the thread of the requests, if that takes no longer than this: to
-# give it to another thread takes longer than to decode it.
+# A small image is decoded in the thread of the requests, if that takes no longer than this. In
+# another thread it would wait several times for Python's lock, which many requests keep busy.
 _SMALL_BYTES, _SMALL_SIDE, _SMALL_SECONDS = 1 << 14, 128, 1e-3
 _NO_INDEX = "no index"
 # What a stranger's bundle or index may raise while it is opened.

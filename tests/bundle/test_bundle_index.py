@@ -103,6 +103,7 @@ def test_the_data_set_of_a_bundle_is_indexed_without_files_of_its_own(
         (["--split=test"], "--images=FOLDER"),
         (["--split=train", words[-1], f"--images={folder}"], "another split"),
         ([words[-1], f"--images={folder}"], "--root needs --split"),
+        (["--split=test", words[-1], f"--images={bundle_folder}/README.md"], "cannot be written"),
     ):
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises((ValueError, OSError), match=text):
             main.main(["index", str(bundle_folder), *wrong, f"--out={place}"])

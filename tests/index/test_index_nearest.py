@@ -45,8 +45,8 @@ def test_the_best_are_among_the_candidates(
     x[: count // 3] = x[0]  # equal vectors
     vectors, asked = x[:count], x[count:]
     where = rng.random(count) < rng.choice([0.05, 0.9]) if masked else None
-    found = nearest.candidates(asked, vectors, k, similarity=similarity, where=where)
-    for query, places in zip(asked, found, strict=True):
+    candidates = nearest.candidates(asked, vectors, k, similarity=similarity, where=where)
+    for query, places in zip(asked, candidates, strict=True):
         values = nearest.similarities(query, vectors[places], similarity=similarity)
         order = nearest.best(values, places, k)
         assert places[order].tolist() == _loop(query, vectors, k, similarity, where)

@@ -272,6 +272,8 @@ def test_shares_of_several_processes_have_the_scores_of_one(shares):
     options = {"ks": (1, 4), "per_class": True}
     expected = metrics.retrieval(x, y, **options)
     assert expected["lone"] > 0
+    with pytest.raises(ValueError, match="go together"):
+        metrics.retrieval(x, y, **options, share=(0, shares))
     sent = []
     for i in range(shares):
         metrics.retrieval(x, y, **options, share=(i, shares), sum_fn=lambda a: sent.append(a) or a)

@@ -334,12 +334,12 @@ def test_requests_of_one_packet_are_answered_in_their_order(server, model):
     head = b"POST /embed HTTP/1.1\r\nHost: localhost\r\nAccept: application/octet-stream\r\n"
     plain = head + b"Content-Length: %d\r\n\r\n" % len(bodies[0]) + bodies[0]
     last = head + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk
-    rest, rows = _raw(server, plain + last), []
-    while rest:
-        answer_head, _, rest = rest.partition(b"\r\n\r\n")
+    unread, rows = _raw(server, plain + last), []
+    while unread:
+        answer_head, _, unread = unread.partition(b"\r\n\r\n")
         assert answer_head.startswith(b"HTTP/1.1 200 OK") and b"x-trailer" not in answer_head
-        rows.append(np.frombuffer(rest[: 4 * model.dimension], "<f4"))
-        rest = rest[4 * model.dimension :]
+        rows.append(np.frombuffer(unread[: 4 * model.dimension], "<f4"))
+        unread = unread[4 * model.dimension :]
     np.testing.assert_allclose(rows, model.embed(bodies), atol=1e-6)
 
 
