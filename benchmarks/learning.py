@@ -106,8 +106,8 @@ def train(
     import optax
 
     from dmljax import main, metrics
+    from dmljax.config.build import build
     from dmljax.train import loop
-    from dmljax.train.build import build
     from dmljax.train.devices import prefetch
     from dmljax.train.evaluation import Evaluator
     from dmljax.train.initial_state import first_state

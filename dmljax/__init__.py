@@ -28,7 +28,7 @@ __all__ = ["__version__", "load", *_MODULES]
 
 def __getattr__(name: str):
     if name == "load":
-        return importlib.import_module("dmljax.train.run_folder").load
+        return importlib.import_module("dmljax.runs.folder").load
     if name in _MODULES:
         return importlib.import_module(f"dmljax.{name}")
     raise AttributeError(f"module 'dmljax' has no attribute {name!r}; it has {', '.join(__all__)}")

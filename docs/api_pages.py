@@ -42,7 +42,7 @@ PAGES = {
         ["dmljax.data.datasets", "dmljax.data.transforms", "dmljax.data.sampling"],
     ),
     "recipes": ("Recipes", ["dmljax.recipes"]),
-    "train": ("Runs", ["dmljax.train.loop", "dmljax.train.run_folder", "dmljax.train.step"]),
+    "train": ("Runs", ["dmljax.train.loop", "dmljax.runs.folder", "dmljax.train.step"]),
 }
 
 

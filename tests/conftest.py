@@ -29,8 +29,9 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("PYTHONWARNINGS", "ignore:Error reading persistent compilation cache")
 
 sys.path.insert(0, str(HERE))
-# Records of `data` are sequences by what they do, not by type, and it has no arrays of jax.
-CHECKED = {path.stem for path in (HERE.parent / "dmljax").glob("[a-z]*")} - {"data"}
+# Records of `data` are sequences by what they do, not by type. `data` and `files` have no arrays of
+# jax.
+CHECKED = {path.stem for path in (HERE.parent / "dmljax").glob("[a-z]*")} - {"data", "files"}
 install_import_hook([f"dmljax.{name}" for name in sorted(CHECKED)], "typechecker.check")
 
 
@@ -50,7 +51,7 @@ def pytest_configure(config):
     import jax
 
     from dmljax import main
-    from dmljax.train import loop  # noqa: F401  what it imports changes the environment
+    from dmljax.runs import training  # noqa: F401  what it imports changes the environment
 
     main.settle_environment()
     jax.devices()

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 from system import write_config
 
-from dmljax.train import journal, run_folder
+from dmljax.runs import folder as run_folder
+from dmljax.train import journal
 
 ROOT = pathlib.Path(__file__).parents[1]
 # A run that is long enough to be interrupted, with frequent checkpoints.

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from dmljax import recipes
-from dmljax.train import config as config_lib
-from dmljax.train import journal, loop
-from dmljax.train.build import build
+from dmljax.config import files as config_files
+from dmljax.config.build import build
+from dmljax.runs import training
+from dmljax.train import journal
 
 sys.path.append(str(pathlib.Path(__file__).parent / "data"))
 import data_fixtures
@@ -55,7 +56,7 @@ def root_of(tmp_path_factory):
 def _small(file, argument, root_of):
     """The config with the flags that make it small: a small net and two steps."""
     name = f"{file}:{argument}" if argument else str(file)
-    config = config_lib.read(name)
+    config = config_files.read(name)
     changes = {"steps": 2, "log_every": 1, "pictures": False, "runtime.devices": 1}
     if config["dataset"]["name"] != "mnist":  # one config with clustering is enough
         changes["evaluate.clustering"] = False
@@ -72,7 +73,7 @@ def _small(file, argument, root_of):
         changes["method.attention_pools"] = True  # the little net has none to leave out
     sizes = {"batch_size": 8, "classes": 2, "per_class": 4}
     changes |= {f"sampler.{k}": sizes[k] for k in config["sampler"] if k != "name"}
-    return config_lib.read(name, [f"--config.{k}={v!r}" for k, v in changes.items()])
+    return config_files.read(name, [f"--config.{k}={v!r}" for k, v in changes.items()])
 
 
 def _open_arguments(file):
@@ -93,7 +94,7 @@ def _arguments(file):
 @each_config
 def test_a_config_trains_two_steps_and_is_evaluated(file, root_of, tmp_path):
     config = _small(file, None, root_of)
-    scores = loop.run(config, tmp_path)
+    scores = training.run(config, tmp_path)
     lines = journal.read(tmp_path / "metrics.jsonl")
     assert [x["step"] for x in lines if "loss" in x] == [1, 2]
     assert all(np.isfinite(x["loss"]) and x["gradient_norm"] > 0 for x in lines if "loss" in x)
@@ -103,7 +104,7 @@ def test_a_config_trains_two_steps_and_is_evaluated(file, root_of, tmp_path):
     assert ("NMI" in scores) == config["evaluate"].get("clustering", True)
     saved_config = json.loads((tmp_path / "config.json").read_text())
     assert build(saved_config).config == saved_config
-    assert not list(config_lib.differences(saved_config, build(config).config))
+    assert not list(config_files.differences(saved_config, build(config).config))
 
 
 @each_config
@@ -117,9 +118,11 @@ def test_a_docstring_has_the_command_the_expectation_and_the_arguments(file):
 
 @each_config
 def test_every_argument_of_a_docstring_builds(file, root_of):
-    plain, arguments_by_config = json.dumps(config_lib.read(str(file))), {}
+    plain, arguments_by_config = json.dumps(config_files.read(str(file))), {}
     for argument in _arguments(file):
-        arguments_by_config.setdefault(json.dumps(config_lib.read(f"{file}:{argument}")), argument)
+        arguments_by_config.setdefault(
+            json.dumps(config_files.read(f"{file}:{argument}")), argument
+        )
     # Where a config offers arguments, at least one of them changes it.
     assert set(arguments_by_config) - {plain} or not arguments_by_config
     for argument in arguments_by_config.values():
@@ -131,7 +134,7 @@ def test_every_argument_of_a_docstring_builds(file, root_of):
 @each_config
 def test_every_argument_of_a_docstring_trains_two_steps(file, root_of, tmp_path):
     for i, argument in enumerate(_arguments(file)):
-        scores = loop.run(_small(file, argument, root_of), tmp_path / str(i))
+        scores = training.run(_small(file, argument, root_of), tmp_path / str(i))
         assert np.isfinite(scores["R@1"]), argument
 
 
@@ -139,7 +142,7 @@ def test_every_argument_of_a_docstring_trains_two_steps(file, root_of, tmp_path)
 @each_config
 def test_at_full_size_only_large_nets_have_5_million_parameters(file, root_of):
     for argument in ["", *_arguments(file)]:
-        config = config_lib.read(f"{file}:{argument}" if argument else str(file))
+        config = config_files.read(f"{file}:{argument}" if argument else str(file))
         small = _small(file, argument, root_of)
         fields = {name: small[name] for name in ("dataset", "sampler", "runtime")}
         run = build(config | fields)
@@ -151,6 +154,6 @@ def test_at_full_size_only_large_nets_have_5_million_parameters(file, root_of):
 
 def test_a_missing_config_file_is_refused_with_similar_names():
     with pytest.raises(FileNotFoundError, match=r"'gliphs.py': did you mean 'glyphs.py'\?.*folder"):
-        config_lib.read(str(CONFIGS[0].with_name("gliphs.py")))
+        config_files.read(str(CONFIGS[0].with_name("gliphs.py")))
     with pytest.raises(FileNotFoundError, match=r"no folder confgs for the config 'glyphs.py'"):
-        config_lib.read("confgs/glyphs.py")
+        config_files.read("confgs/glyphs.py")

@@ -17,7 +17,8 @@ import yaml
 from processes import LONG, ROOT, children, ends, same_run, started, state, until, until_step
 from system import photos, tiny
 
-from dmljax.train import journal, loop
+from dmljax.runs import training
+from dmljax.train import journal
 
 CONFIG = LONG | {"method": {"name": "pairs", "dim": 4, "memory": 16}}
 # One worker alone computes `undisturbed_run`.
@@ -34,7 +35,7 @@ def undisturbed_run(tmp_path_factory):
 
 def test_two_processes_compute_what_one_does(undisturbed_run, tmp_path):
     folder, printed = undisturbed_run
-    loop.run(tiny(folder, **CONFIG, runtime={"devices": 4}), tmp_path / "one")
+    training.run(tiny(folder, **CONFIG, runtime={"devices": 4}), tmp_path / "one")
     of_two, of_one = (journal.read(d / "metrics.jsonl") for d in (folder / "run", tmp_path / "one"))
     assert [sorted(x) for x in of_two] == [sorted(x) for x in of_one]
     # Between processes sums are taken in another order: 1e-6 of the largest after 50 steps of Adam.

@@ -9,7 +9,7 @@ import sys
 
 import yaml
 
-from dmljax.data import parts
+from dmljax.files import parts
 
 ROOT = pathlib.Path(__file__).parents[1]
 

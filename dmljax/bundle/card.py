@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dmljax.config.digests import PATHS
+from dmljax.config.fields import named
 from dmljax.data.splits import Split
-from dmljax.train.digests import PATHS
-from dmljax.train.fields import named
 from dmljax.train.results import Result
 from dmljax.train.run import Run
 from dmljax.weights import PUBLISHED, read_metadata

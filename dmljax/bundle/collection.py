@@ -25,7 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dmljax.bundle.loading import Bundle, load
-from dmljax.data import files, locate, parts
+from dmljax.data import locate
+from dmljax.files import parts
+from dmljax.files import writing as files
 
 __all__ = [
     "CHUNK",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import json
 import os
 import pathlib
@@ -29,15 +28,16 @@ from dmljax.bundle import (
     preprocessing,
     programs,
 )
-from dmljax.data.files import write_json
+from dmljax.config.fields import named
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, subset
+from dmljax.files import locks
+from dmljax.files.writing import write_json
+from dmljax.runs.folder import reopen
 from dmljax.train import optimizers, results
 from dmljax.train.evaluation import MAIN, Evaluator
-from dmljax.train.fields import named
 from dmljax.train.results import Result
 from dmljax.train.run import Run
-from dmljax.train.run_folder import reopen
 from dmljax.train.step import TrainState
 
 __all__ = [
@@ -132,12 +132,10 @@ def check_target(out: pathlib.Path) -> None:
 def _finished(workdir: pathlib.Path) -> Iterator[None]:
     """Raises if a process is training in `workdir`."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(FileNotFoundError):
-            file = stack.enter_context((workdir / "lock").open())
+        if (workdir / "lock").exists():
             try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                owner = file.read().strip() or "another process"
+                stack.enter_context(locks.locked(workdir / "lock", shared=True))
+            except locks.Taken as owner:
                 raise ValueError(
                     f"{workdir} is still training ({owner}): wait until it has finished"
                 ) from None

@@ -17,7 +17,7 @@ import numpy as np
 
 from dmljax.bundle import collection as collections
 from dmljax.bundle.loading import load
-from dmljax.data import parts
+from dmljax.files import parts
 
 __all__ = ["embed"]
 

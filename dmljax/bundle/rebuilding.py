@@ -15,7 +15,7 @@ import numpy as np
 
 from dmljax.bundle import files, programs
 from dmljax.bundle.errors import BadBundle
-from dmljax.train.build import embedding
+from dmljax.config.build import embedding
 
 __all__ = ["model_of", "open_model"]
 

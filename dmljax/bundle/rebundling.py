@@ -12,7 +12,7 @@ import numpy as np
 
 import dmljax
 from dmljax.bundle import exporting, files, loading, onnx_program, programs, rebuilding
-from dmljax.data.files import write_json
+from dmljax.files.writing import write_json
 
 __all__ = ["rebundle"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from dmljax.config import registry
 from dmljax.data.splits import Splits
-from dmljax.train import registry
 
 __all__ = ["add_dataset_flags", "dataset_of_flags", "load"]
 

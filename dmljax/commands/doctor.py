@@ -16,8 +16,8 @@ from typing import Any
 
 from dmljax.commands.dataset_flags import add_dataset_flags, dataset_of_flags, load
 from dmljax.commands.parser import refuse
+from dmljax.config import files as config_files
 from dmljax.data import doctor, prepared
-from dmljax.train import config as config_lib
 
 __all__ = ["add_arguments", "run"]
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if arguments.config:
-        config = config_lib.read(arguments.config, extras)
+        config = config_files.read(arguments.config, extras)
         if not (dataset := config.get("dataset")):
             raise ValueError(f"the config {arguments.config} sets no dataset")
         spec = {"name": dataset} if isinstance(dataset, str) else dataset

@@ -54,10 +54,10 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     overrides = evaluate.overrides_of("embed", extras)
     if not arguments.out:
         raise ValueError("embed needs --out, the folder to write")
-    from dmljax.data import parts
+    from dmljax.files import parts
 
     shard = parts.parse(arguments.shard) if arguments.shard else None
-    from dmljax.train import export
+    from dmljax.runs import export
 
     export.export(
         folder,
@@ -86,7 +86,7 @@ def _embed_collection(arguments: argparse.Namespace, extras: Sequence[str]) -> i
     if flags := [flag for flag, changed in run_only.items() if changed]:
         raise ValueError(f"{', '.join(flags)}: only for a run; --images is embedded by a bundle")
     from dmljax.bundle import collection
-    from dmljax.data import parts
+    from dmljax.files import parts
 
     shard = parts.parse(arguments.shard or "0/1")
     facts = collection.embed(arguments.run, arguments.images, arguments.out, shard=shard)

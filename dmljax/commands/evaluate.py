@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     folder, overrides = run_folder("evaluate", arguments), overrides_of("evaluate", extras)
-    from dmljax.train import run_folder as saved
+    from dmljax.runs import folder as saved
 
     saved.score(folder, split=arguments.split, step=arguments.step, overrides=overrides)
     return 0

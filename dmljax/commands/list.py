@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
 
 def _functions(kind: str) -> dict[str, Callable]:
     if kind in _TABLES:
-        from dmljax.train import registry
+        from dmljax.config import registry
 
         return dict(sorted(registry.table(_TABLES[kind]).items()))
     module = importlib.import_module(f"dmljax.{kind}")

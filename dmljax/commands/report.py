@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if arguments.text:
         _print_run(folders[0], step=arguments.step, overrides=overrides)
         return 0
-    from dmljax.train import run_page
+    from dmljax.runs import page as run_page
 
     _say(run_page.write_again(folders[0], step=arguments.step, overrides=overrides))
     return 0
@@ -124,7 +124,9 @@ def _print_run(folder: str, *, step: int | None, overrides: Sequence[str]) -> No
     from dmljax.data.reader import Reader
     from dmljax.report import findings, text
     from dmljax.report import run as run_files
-    from dmljax.train import query_scores, run_folder, run_page
+    from dmljax.runs import folder as run_folder
+    from dmljax.runs import page as run_page
+    from dmljax.runs import query_scores
     from dmljax.train.evaluation import MAIN, Evaluator
 
     trained, state = run_folder.reopen(folder, step=step, overrides=overrides)
@@ -180,11 +182,11 @@ def _write_arrays(arguments: argparse.Namespace) -> None:
 
 
 def _write_comparison(folders: Sequence[str]) -> None:
+    from dmljax.files import reading
     from dmljax.report import compare_page
-    from dmljax.train import config
 
     names = _names(folders)
-    configs = [config.of_run(folder) for folder in folders]
+    configs = [reading.config_of_run(folder) for folder in folders]
     differing: dict[str, None] = {}
     for other in configs[1:]:
         differing |= {field: None for field, *_ in _config_differences(configs[0], other)}
@@ -200,11 +202,11 @@ def _field(config: Any, path: str) -> str:
 
 
 def _compare(folders: Sequence[str]) -> None:
+    from dmljax.files import reading
     from dmljax.report import comparison, scores_file, text
-    from dmljax.train import config
 
     names = _names(folders)
-    configs = [config.of_run(folder) for folder in folders]
+    configs = [reading.config_of_run(folder) for folder in folders]
     runs = {name: scores_file.read(folder) for name, folder in zip(names, folders, strict=True)}
     result = comparison.compare_runs(runs)
     first = names[0]
@@ -226,6 +228,7 @@ def _names(folders: Sequence[str]) -> list[str]:
 
 def _config_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """The fields in which two configs differ and that can change a result."""
-    from dmljax.train import config, digests
+    from dmljax.config import digests
+    from dmljax.config import files as config_files
 
-    yield from config.differences(digests.essential(old), digests.essential(new))
+    yield from config_files.differences(digests.essential(old), digests.essential(new))

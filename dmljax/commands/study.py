@@ -145,7 +145,7 @@ def _work_words(name: str, arguments: argparse.Namespace, words: Sequence[str]) 
 
 
 def _table(session, name: str, arguments: argparse.Namespace) -> int:
-    from dmljax.data.files import write_text
+    from dmljax.files.writing import write_text
     from dmljax.studies import printing
     from dmljax.studies import session as sessions
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dmljax.commands import xla_flags
 from dmljax.commands.errors import USER_ERRORS, print_error
 from dmljax.commands.parser import refuse
-from dmljax.train import config as config_lib
+from dmljax.config import files as config_files
 
 __all__ = ["add_arguments", "run"]
 
@@ -66,18 +66,18 @@ def _is_deterministic(name: str, overrides: Sequence[str]) -> bool:
     Several processes must first have joined, so that all of them end if one of them fails.
     """
     try:
-        runtime = config_lib.read(name, overrides).get("runtime")
+        runtime = config_files.read(name, overrides).get("runtime")
     except USER_ERRORS:
         return False
     return isinstance(runtime, Mapping) and runtime.get("deterministic") is True
 
 
 def _train(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
-    config = config_lib.read(arguments.config, overrides)
-    from dmljax.train import loop
+    config = config_files.read(arguments.config, overrides)
+    from dmljax.runs import training
 
-    workdir = arguments.workdir or f"runs/{config_lib.folder_name(arguments.config)}"
-    loop.run(config, workdir, overwrite=arguments.overwrite, source=arguments.config)
+    workdir = arguments.workdir or f"runs/{config_files.folder_name(arguments.config)}"
+    training.run(config, workdir, overwrite=arguments.overwrite, source=arguments.config)
 
 
 def _train_with_others(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -86,7 +86,7 @@ def _train_with_others(arguments: argparse.Namespace, overrides: Sequence[str]) 
 
     # Import the loop before JAX starts: its imports change the environment, which the threads of
     # XLA read.
-    importlib.import_module("dmljax.train.loop")
+    importlib.import_module("dmljax.runs.training")
     joined = hosts.start(
         coordinator=arguments.coordinator,
         processes=arguments.processes,

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         raise ValueError(f"--port={arguments.port} must lie between 0 and 65535")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.nice(5)
-    from dmljax.train import watch
+    from dmljax.runs import watch
 
     watch.serve(folder, port=arguments.port, overrides=overrides)
     return 0

@@ -68,7 +68,7 @@ def _keywords(extras: Sequence[str]) -> dict[str, Any]:
 def _convert(path: str, spec: dict[str, Any], to: str) -> dict[str, Any]:
     """Converts a file for the net of `spec`, which gets the file's classifier by default."""
     from dmljax import weights
-    from dmljax.train import registry
+    from dmljax.config import registry
 
     registry.resolve("net", spec)  # refuses a wrong name before a large file is read
     if "classes" not in spec:

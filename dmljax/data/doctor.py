@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 
 from dmljax.data import decode, prepared
-from dmljax.data.files import sha256
-from dmljax.data.progress import Progress
 from dmljax.data.published import PUBLISHED
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, Splits, record_name
+from dmljax.files.progress import Progress
+from dmljax.files.writing import sha256
 
 __all__ = ["Finding", "examine", "examine_shards"]
 

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from dmljax.data import files
 from dmljax.data.locate import IMAGE_SUFFIXES
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split
 from dmljax.data.transforms.resampling import to_pil
+from dmljax.files import writing as files
 
 __all__ = ["write"]
 

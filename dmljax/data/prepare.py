@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from dmljax.data import decode, files, transforms
+from dmljax.data import decode, transforms
 from dmljax.data.prepared import FORMAT, MANIFEST, MARKS
-from dmljax.data.progress import Progress
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, Splits, record_name
+from dmljax.files import writing as files
+from dmljax.files.progress import Progress
 
 __all__ = ["GEOMETRIES", "prepare"]
 

@@ -9,7 +9,6 @@ photos.index/
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pathlib
@@ -17,7 +16,8 @@ import re
 import shutil
 from typing import IO
 
-from dmljax.data import files
+from dmljax.files import locks
+from dmljax.files import writing as files
 from dmljax.index.errors import Damaged, InvalidInput, Locked
 
 __all__ = ["POINTER", "create", "current", "generations", "lock", "point", "sync", "tidy"]
@@ -27,24 +27,13 @@ _FORMAT = 1
 
 
 def lock(folder: pathlib.Path) -> IO[str]:
-    """Keeps other writers out for as long as the returned file is open.
-
-    The operating system releases the lock when the process ends, however it ends.
-    """
-    file = (folder / "writer.lock").open("a+")
+    """Keeps other writers out for as long as the returned file is open."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        owner = file.read().strip() or "another process"
-        file.close()
+        return locks.lock(folder / "writer.lock")
+    except locks.Taken as owner:
         raise Locked(
             f"{folder} is being written by {owner}: wait for it, or end it; reading is possible"
         ) from None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {os.uname().nodename}")
-    file.flush()
-    return file
 
 
 def create(path: pathlib.Path) -> tuple[pathlib.Path, IO[str]]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmljax.data import files
+from dmljax.files import writing as files
 from dmljax.index import nearest
 from dmljax.index.matrix import open_derived, write_manifest
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmljax.data import files
+from dmljax.files import writing as files
 
 __all__ = ["Matrix", "open_derived", "position_of", "read", "write", "write_manifest"]
 

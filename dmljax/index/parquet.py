@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmljax.data import files, parts
+from dmljax.files import parts
+from dmljax.files import writing as files
 from dmljax.index.base import Index
 from dmljax.index.errors import InvalidInput
 

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 
-from dmljax.data import files
+from dmljax.files import writing as files
 
 __all__ = ["record", "recorded"]
 

@@ -15,8 +15,8 @@ import numpy as np
 from PIL import Image
 
 from dmljax import metrics, retrieval
-from dmljax.data.files import atomic_writer
 from dmljax.data.splits import Split
+from dmljax.files.writing import atomic_writer
 
 __all__ = ["check_pyarrow", "write"]
 

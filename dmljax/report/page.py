@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from dmljax.data.files import write_text
+from dmljax.files.writing import write_text
 from dmljax.report.facts import Facts
 
 __all__ = ["NotAPage", "html_of", "read", "write"]

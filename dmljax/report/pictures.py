@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib import colormaps  # not later: matplotlib may change the environment at its import
 from PIL import Image
 
-from dmljax.data.files import atomic_writer
 from dmljax.data.splits import Split
+from dmljax.files.writing import atomic_writer
 from dmljax.report import figures
 
 __all__ = ["frame", "movie"]

@@ -10,7 +10,6 @@ points of an uninterrupted one, and parallel workers never for the same.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import json
@@ -19,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from dmljax.files import locks
 from dmljax.studies import outcomes, plan, search
 from dmljax.studies.folder import StudyFolder
 from dmljax.studies.plan import PlannedRun
@@ -183,8 +183,7 @@ def work(session: Any, worker: Worker, *, wait: bool = True) -> None:
 def _next_trial(opened: Any, options: Search, folder: StudyFolder) -> Iterator[Any]:
     """A trial whose lock this worker holds: an abandoned or a new one; None if there is none."""
     with contextlib.ExitStack() as stack:
-        with (folder.path / _ASK).open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with locks.locked(folder.path / _ASK, wait=True):
             trials = _patient(opened.get_trials)
             trial = None
             for old in trials:
@@ -202,13 +201,10 @@ def _next_trial(opened: Any, options: Search, folder: StudyFolder) -> Iterator[A
 
 def _locked(stack: contextlib.ExitStack, folder: StudyFolder, number: int) -> bool:
     """Locks a trial until the stack ends; False if another worker has it."""
-    file = (folder.path / _LOCKS / f"{number:04}.lock").open("a")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
+        stack.enter_context(locks.locked(folder.path / _LOCKS / f"{number:04}.lock"))
+    except locks.Taken:
         return False
-    stack.enter_context(file)
     return True
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from dmljax.data.files import write_json
+from dmljax.config import digests
+from dmljax.config import files as config_files
+from dmljax.files import locks
+from dmljax.files.writing import write_json
 from dmljax.studies.plan import PlannedRun
 from dmljax.studies.study_file import Study
-from dmljax.train import config as config_lib
-from dmljax.train import digests
 
 __all__ = ["StudyFolder", "default_folder", "default_runs"]
 
@@ -60,11 +60,10 @@ class StudyFolder:
         """Waits until no other process changes the index."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / "lock").open("a")
+            file = locks.lock(self.path / "lock", wait=True)
         except OSError as error:
             raise OSError(f"{self.path} cannot be written: {error.strerror}") from error
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def record(
@@ -186,7 +185,7 @@ def _changed_rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[st
         if name not in new:
             yield f"row {name!r}: it is gone"
             continue
-        differences = config_lib.differences(row["essential"], new[name]["essential"])
+        differences = config_files.differences(row["essential"], new[name]["essential"])
         words = [f"{path} was {a!r} and is {b!r}" for path, a, b in differences]
         if words:
             yield f"row {name!r}: {', '.join(words[:3])}"

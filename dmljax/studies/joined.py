@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dmljax.data.files import write_json
+from dmljax.files.writing import write_json
 from dmljax.studies import outcomes
 
 __all__ = ["make_all", "read", "write"]
@@ -22,7 +22,8 @@ def write(out: str, folders: Sequence[pathlib.Path], words: Sequence[str] = ()) 
     """Writes the scores of the joined unit vectors of finished runs on their common test split."""
     import numpy as np
 
-    from dmljax.train import evaluation, run_folder
+    from dmljax.runs import folder as run_folder
+    from dmljax.train import evaluation
 
     blocks = []
     for folder in folders:

@@ -13,7 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from dmljax.data.files import write_json
+from dmljax.files import locks
+from dmljax.files.writing import write_json
 
 __all__ = [
     "FAILURE",
@@ -81,16 +82,14 @@ def locked(folder: pathlib.Path, *, shared: bool = False, name: str = LOCK) -> I
     """The open lock file of a run's folder, or None while another process works on the run.
 
     A process that inherits the file holds the lock as well: the run of a worker that was killed
-    stays locked until the run itself ends. The operating system releases the lock in any case. NFS
-    gives shared locks to files that can be read alone.
+    stays locked until the run itself ends.
     """
-    with (folder / name).open("a+") as file:
-        try:
-            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-        else:
+    try:
+        file = locks.lock(folder / name, shared=shared)
+    except locks.Taken:
+        yield None
+    else:
+        with file:
             yield file
 
 

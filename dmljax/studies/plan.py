@@ -9,12 +9,12 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from dmljax.config import digests, fields, registry
+from dmljax.config import files as config_files
 from dmljax.hints import hint
 from dmljax.studies import space as spaces
 from dmljax.studies.outcomes import outcome
 from dmljax.studies.study_file import Row, Search, Study, flags
-from dmljax.train import config as config_lib
-from dmljax.train import digests, fields, registry
 
 __all__ = [
     "MOVABLE",
@@ -79,7 +79,7 @@ def check_flags(words: Sequence[str]) -> None:
 
 def merged(config: str, overrides: Mapping[str, Any], words: Sequence[str] = ()) -> dict[str, Any]:
     """The completed config of overrides and of words of the command line."""
-    return fields.complete(config_lib.read(config, [*flags(overrides), *words]))
+    return fields.complete(config_files.read(config, [*flags(overrides), *words]))
 
 
 def completed(title: str, row: Row | Search) -> dict[str, Any]:
@@ -200,12 +200,12 @@ class Planner:
             after = start.digest
             overrides["start"] = str(self._runs / after)
         words = flags(overrides)
-        config = config_lib.read(row.config, [*words, *words_of(self._words, after)])
+        config = config_files.read(row.config, [*words, *words_of(self._words, after)])
         digest = self._digest(config)[:DIGITS]
         return PlannedRun(row.name, seed, fold, row.config, tuple(words), digest, after)
 
     def _digest(self, config: dict[str, Any]) -> str:
-        from dmljax.train import build  # here: it imports jax
+        from dmljax.config import build  # here: it imports jax
 
         key = json.dumps(config["dataset"], sort_keys=True)
         run_digests = build.digests_of(config, data=self._data_digests.get(key))

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from dmljax.data.files import write_text
+from dmljax.files import reading
+from dmljax.files.writing import write_text
 from dmljax.hints import hint
 from dmljax.studies import outcomes, page, plan, printing, search, study_file, table
 from dmljax.studies.folder import StudyFolder, default_folder
@@ -16,7 +17,6 @@ from dmljax.studies.plan import PlannedRun
 from dmljax.studies.study_file import Study
 from dmljax.studies.table import Table
 from dmljax.studies.worker import Worker, command
-from dmljax.train import config as config_lib
 
 __all__ = [
     "Session",
@@ -214,7 +214,7 @@ def make_table(session: Session) -> Table:
     runs = []
     for run in folder.planned():
         path = folder.run_folder(run.digest)
-        config = config_lib.of_run(path) if (path / "config.json").exists() else None
+        config = reading.config_of_run(path) if (path / "config.json").exists() else None
         runs.append((run, outcomes.outcome(path), config))
     return table.make(session.study, runs, joined=joined.read(session))
 

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from dmljax.config.files import function_of_file
 from dmljax.hints import hint
 from dmljax.recipes.arguments import parse
 from dmljax.studies import space as spaces
-from dmljax.train.config import function_of_file
 
 __all__ = ["TESTS", "Row", "Search", "Study", "flags", "read", "score_key"]
 

@@ -1,1 +1,1 @@
-"""The application: a config becomes a run, and a run becomes files."""
+"""Training: the step, the loop, the devices, the optimizers, the checkpoints."""

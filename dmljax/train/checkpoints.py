@@ -9,7 +9,6 @@ files differ from their sums is reported as damaged, and the one before it is us
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging as python_logging
 import math
@@ -23,39 +22,18 @@ from typing import Any
 import jax
 from absl import logging
 
-from dmljax.data.files import sha256, write_json
+from dmljax.files.writing import sha256, write_json
 from dmljax.train import hosts
 from dmljax.train.devices import path_of
 from dmljax.train.step import TrainState
 
-__all__ = ["Checkpoints", "Mismatch", "delete", "lock"]
+__all__ = ["Checkpoints", "Mismatch", "delete"]
 
 _CLOSING_SECONDS = 5
 
 
 class Mismatch(ValueError):
     """A checkpoint does not fit the run."""
-
-
-def lock(workdir: pathlib.Path) -> Any:
-    """Keeps other processes out of `workdir` for as long as the returned file is open.
-
-    The operating system releases the lock when the process ends, however it ends.
-    """
-    file = (workdir / "lock").open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        owner = file.read().strip() or "another process"
-        file.close()
-        raise ValueError(
-            f"{workdir} is in use by {owner}: wait for it, end it, or choose another --workdir"
-        ) from None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {os.uname().nodename}")
-    file.flush()
-    return file
 
 
 class Checkpoints:

@@ -22,8 +22,8 @@ import jax
 import numpy as np
 from tensorboardX import SummaryWriter  # here, before JAX computes: it changes the environment
 
-from dmljax.data.files import write_text
-from dmljax.data.progress import Progress
+from dmljax.files.progress import Progress
+from dmljax.files.writing import write_text
 
 __all__ = ["Journal", "read", "table"]
 

@@ -1,191 +1,158 @@
-"""One loop for every method: restore, step, log, evaluate, save."""
+"""One loop for every method: step, log, evaluate, save."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import math
-import os
 import pathlib
-import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
 from dmljax.data import pipeline
-from dmljax.train import digests, initial_state, query_scores, results, run_folder, summary
-from dmljax.train import start as start_lib
-from dmljax.train.build import build
+from dmljax.train import initial_state
 from dmljax.train.checkpoints import Checkpoints
-from dmljax.train.devices import check_determinism, prefetch, return_free_memory
-from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
+from dmljax.train.devices import prefetch, return_free_memory
+from dmljax.train.evaluation import Evaluation, Evaluator
 from dmljax.train.interrupts import Interrupts
-from dmljax.train.journal import Journal, read
+from dmljax.train.journal import Journal
+from dmljax.train.results import Report
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState, train_step
 from dmljax.train.step_metrics import PendingMetrics, mean
-from dmljax.train.stopping import is_out_of_patience
-from dmljax.weights import file_digest
 
-__all__ = ["batches", "compiled_step", "run"]
+__all__ = ["Restored", "batches", "compiled_step", "is_out_of_patience", "restore", "train"]
 
 
-def run(
-    config: Any, workdir: str | os.PathLike, *, overwrite: bool = False, source: str = ""
-) -> dict[str, float]:
-    """Trains, or continues to train, and returns the scores of the test split.
+class Restored(NamedTuple):
+    """Where a run starts or goes on.
 
-    `source` is the name of the config as the command line gives it, for `result.json`.
+    `window` are the metrics of the steps since the last line of the log, `history` is the score
+    that chooses the checkpoint, of every evaluation so far.
     """
-    workdir, start = pathlib.Path(workdir), time.monotonic()
-    run = build(config)
-    initial_state.check_weights(run)
-    if run.runtime.deterministic:
-        check_determinism(jax.devices()[0].platform, os.environ.get("XLA_FLAGS", ""))
-    run_digests = digests.of_config(
-        run.config,
-        data=run.data_digest,
-        weights=None if run.weights is None else file_digest(run.weights),
-        start=None if run.start is None else start_lib.find(run.start).digest,
-    )
-    with (
-        run_folder.claimed(workdir, run.config, run_digests, overwrite=overwrite),
-        Checkpoints(workdir / "checkpoints", keep=run.checkpoint.keep) as checkpoints,
-    ):
-        report = results.Report(workdir, source=source, digests=run_digests, start=start)
-        try:
-            return _train(run, workdir, checkpoints, report)
-        except Exception as error:
-            report.failed(error, **summary.facts(run))
-            raise
+
+    state: TrainState
+    window: list[dict[str, float]]
+    history: list[float]
 
 
-def _train(
-    run: Run, workdir: pathlib.Path, checkpoints: Checkpoints, report: results.Report
-) -> dict[str, float]:
-    origin: list[str] = []
-    state, window, history = _restored(run, checkpoints, report, say=origin.append)
+def restore(
+    run: Run, checkpoints: Checkpoints, report: Report, *, say: Callable[[str], None]
+) -> Restored:
+    """The newest checkpoint, or the first state of a run. `say` is called with its origin."""
+    restored = checkpoints.restore(run.shapes, run.placements, repair=True)
+    if restored is None:
+        return Restored(initial_state.first_state(run, say=say), [], [])
+    state, notes = restored
+    report.earlier_seconds = notes["seconds"]
+    return Restored(state, notes["window"], notes["history"])
+
+
+def train(
+    run: Run,
+    restored: Restored,
+    *,
+    host_batches: pipeline.Batches,
+    evaluator: Evaluator,
+    checkpoints: Checkpoints,
+    journal: Journal,
+    interrupts: Interrupts,
+    report: Report,
+    workdir: pathlib.Path,
+    evaluated_fn: Callable[[int, Evaluation], None],
+) -> tuple[TrainState, Evaluation]:
+    """Trains to the end, and returns the state that counts with its evaluation.
+
+    `evaluated_fn(step, evaluation)` is called after each evaluation, before its checkpoint.
+    """
+    state, window, history = restored
     start_step = int(state.step)
     if start_step in run.reload_best_at:  # A checkpoint holds the state before the reload.
         state = _reload_best(state, run, checkpoints)
     step_fn = compiled_step(run)
-    evaluator = Evaluator(run)
     pending = PendingMetrics(start_step)
-    with contextlib.ExitStack() as stack:
-        is_main = jax.process_index() == 0
-        journal = Journal(workdir, step=start_step, total=run.steps, write=is_main)
-        stack.callback(journal.close)
-        interrupts = stack.enter_context(Interrupts(run.shards))
-        for line in [*summary.header(run, state), *origin]:
-            journal.say(line)
-        if start_step == 0:
-            _evaluate_untrained(run, state, evaluator, journal, workdir)
-        host_batches = stack.enter_context(batches(run, start_step))
 
-        def log(*, all_steps: bool = False) -> None:
-            for step, metrics, signal in pending.fetch(all_steps=all_steps):
-                interrupts.hear(signal)
-                window.append(metrics)
-                if step == start_step + 1:
-                    journal.first_step(step, metrics)
-                if step % run.log_every == 0 or step == run.steps:
-                    skipped = len(host_batches.skipped)
-                    journal.train(step, mean(window), batch=run.batch_size, unreadable=skipped)
-                    window.clear()
-
-        def save(score: float | None = None) -> None:
-            log(all_steps=True)
-            journal.flush()
-            notes = {"window": window, "history": history, "seconds": report.seconds()}
-            checkpoints.save(state, notes, score=score)
-
-        evaluation, is_warned = None, False
-        device_batches = prefetch(host_batches, run.shards.rows)
-        is_over = is_out_of_patience(history, run.patience)  # The run was finished already.
-        remaining_steps = range(start_step + 1, start_step + 1 if is_over else run.steps + 1)
-        if remaining_steps:
-            journal.say("compiling the train step")
-        for step in remaining_steps:
-            with journal.waiting():
-                batch = next(device_batches)
-            signal = interrupts.row()
-            with jax.transfer_guard("disallow"):
-                state, on_devices = step_fn(state, batch, signal)
-            pending.add(step, on_devices)
-            log(all_steps=step == start_step + 1)
-            if step in run.evaluation.every or step == run.steps:
-                log(all_steps=True)
-                evaluation = _evaluate(run, state, evaluator, journal, workdir, step)
-                score = evaluation.scores.get(run.selection.key)
-                history += [] if score is None else [score]
-                save(score)
-                if is_main and run.evaluation.call_fn is not None:
-                    run.evaluation.call_fn(evaluation, step=step, workdir=workdir)
-                if not is_warned and (line := summary.stuck(run, evaluation, workdir)):
-                    journal.say(line)
-                    is_warned = True
-                return_free_memory()
-                journal.restart_clock(step)
-                if is_out_of_patience(history, run.patience):
-                    journal.say(
-                        f"training ends after step {step}: {run.selection.key} has not risen for "
-                        f"more than {run.patience} evaluations (patience={run.patience})"
-                    )
-                    break
-            elif step in run.checkpoint.every:
-                save()
-            if step in run.reload_best_at:
-                state = _reload_best(state, run, checkpoints)
-            if interrupts.requested:
-                save()
-                checkpoints.wait()
-                journal.say(
-                    f"stopped after step {step}, saved; the same command continues from there"
-                )
-                interrupts.leave()
-        checkpoints.wait()
-
-        if not run.selection.is_last and (chosen := checkpoints.best()) != int(state.step):
-            state, _ = checkpoints.load(chosen, run.shapes, run.placements)
-            evaluation = None
-        if evaluation is None:  # An earlier step is chosen, or the run was finished already.
-            evaluation = evaluator.evaluate(state)
-        if is_main:
-            rows = read(workdir / "metrics.jsonl")
-            choice = summary.choice(run, int(state.step), rows)
-            for line in summary.footer(run, state, evaluation, choice):
-                journal.say(line)
-            scores = None
-            if evaluation.test_embeddings is not None:
-                main = evaluation.test_embeddings[MAIN]
-                scores = query_scores.of_run(run, main, workdir, step=int(state.step))
-                query_scores.write(scores, workdir)
-                journal.say(summary.intervals(scores))
-            report.finished(choice, evaluation.scores, **summary.facts(run))
-            for line in summary.pictures_of(
-                run, state, evaluation, workdir, scores, evaluator=evaluator
-            ):
-                journal.say(line)
-            if host_batches.skipped:
+    def log(*, all_steps: bool = False) -> None:
+        for step, metrics, signal in pending.fetch(all_steps=all_steps):
+            interrupts.hear(signal)
+            window.append(metrics)
+            if step == start_step + 1:
+                journal.first_step(step, metrics)
+            if step % run.log_every == 0 or step == run.steps:
                 skipped = len(host_batches.skipped)
-                journal.say(f"{skipped} training images could not be read: see above")
-    return evaluation.test_scores
+                journal.train(step, mean(window), batch=run.batch_size, unreadable=skipped)
+                window.clear()
+
+    def save(score: float | None = None) -> None:
+        log(all_steps=True)
+        journal.flush()
+        notes = {"window": window, "history": history, "seconds": report.seconds()}
+        checkpoints.save(state, notes, score=score)
+
+    evaluation = None
+    device_batches = prefetch(host_batches, run.shards.rows)
+    is_over = is_out_of_patience(history, run.patience)  # The run was finished already.
+    remaining_steps = range(start_step + 1, start_step + 1 if is_over else run.steps + 1)
+    if remaining_steps:
+        journal.say("compiling the train step")
+    for step in remaining_steps:
+        with journal.waiting():
+            batch = next(device_batches)
+        signal = interrupts.row()
+        with jax.transfer_guard("disallow"):
+            state, on_devices = step_fn(state, batch, signal)
+        pending.add(step, on_devices)
+        log(all_steps=step == start_step + 1)
+        if step in run.evaluation.every or step == run.steps:
+            log(all_steps=True)
+            evaluation = _evaluate(run, state, evaluator, journal, step)
+            evaluated_fn(step, evaluation)
+            score = evaluation.scores.get(run.selection.key)
+            history += [] if score is None else [score]
+            save(score)
+            if jax.process_index() == 0 and run.evaluation.call_fn is not None:
+                run.evaluation.call_fn(evaluation, step=step, workdir=workdir)
+            return_free_memory()
+            journal.restart_clock(step)
+            if is_out_of_patience(history, run.patience):
+                journal.say(
+                    f"training ends after step {step}: {run.selection.key} has not risen for "
+                    f"more than {run.patience} evaluations (patience={run.patience})"
+                )
+                break
+        elif step in run.checkpoint.every:
+            save()
+        if step in run.reload_best_at:
+            state = _reload_best(state, run, checkpoints)
+        if interrupts.requested:
+            save()
+            checkpoints.wait()
+            journal.say(f"stopped after step {step}, saved; the same command continues from there")
+            interrupts.leave()
+    checkpoints.wait()
+
+    if not run.selection.is_last and (chosen := checkpoints.best()) != int(state.step):
+        state, _ = checkpoints.load(chosen, run.shapes, run.placements)
+        evaluation = None
+    if evaluation is None:  # An earlier step is chosen, or the run was finished already.
+        evaluation = evaluator.evaluate(state)
+    return state, evaluation
 
 
-def _restored(
-    run: Run,
-    checkpoints: Checkpoints,
-    report: results.Report,
-    say: Callable[[str], None],
-) -> tuple[TrainState, list[dict[str, float]], list[float]]:
-    """The state to start from, the metrics since the last report, and the scores of evaluations."""
-    restored = checkpoints.restore(run.shapes, run.placements, repair=True)
-    if restored is None:
-        return initial_state.first_state(run, say=say), [], []
-    state, notes = restored
-    report.earlier_seconds = notes["seconds"]
-    return state, notes["window"], notes["history"]
+def is_out_of_patience(scores: Sequence[float], patience: int | None) -> bool:
+    """Whether the best of `scores`, one per evaluation, is more than `patience` evaluations old.
+
+    Of equal scores the earliest is the best. None is endless patience.
+
+    >>> is_out_of_patience([0.1, 0.5, 0.4], 1), is_out_of_patience([0.1, 0.5, 0.4, 0.5], 1)
+    (False, True)
+    """
+    if patience is None or not scores:
+        return False
+    best = max(range(len(scores)), key=lambda i: (scores[i], -i))
+    return len(scores) - 1 - best > patience
 
 
 def _reload_best(state: TrainState, run: Run, checkpoints: Checkpoints) -> TrainState:
@@ -241,24 +208,8 @@ def batches(run: Run, start_step: int = 0) -> Iterator[pipeline.Batches]:
         yield host_batches
 
 
-def _evaluate_untrained(
-    run: Run, state: TrainState, evaluator: Evaluator, journal: Journal, workdir: pathlib.Path
-) -> None:
-    """Reports the scores of the raw pixels, and draws the first frame of the movie."""
-    if baseline := evaluator.pixel_scores():
-        journal.say(f"raw pixels, before training: R@1 {100 * baseline['R@1']:.1f}")
-        journal.evaluation(0, baseline, split="raw")
-    if run.evaluation.frames:
-        summary.frame(run, evaluator.embeddings(state, run.test), workdir, 0)
-
-
 def _evaluate(
-    run: Run,
-    state: TrainState,
-    evaluator: Evaluator,
-    journal: Journal,
-    workdir: pathlib.Path,
-    step: int,
+    run: Run, state: TrainState, evaluator: Evaluator, journal: Journal, step: int
 ) -> Evaluation:
     is_end = step == run.steps
     evaluation = evaluator.evaluate(state, clustering=is_end or not run.evaluation.clusters_at_end)
@@ -270,10 +221,4 @@ def _evaluate(
             f"select={run.selection.rule!r}: {run.selection.split} has no {run.selection.score}, "
             "for which it may have too few images"
         )
-    if run.evaluation.projector and evaluation.test_embeddings is not None:
-        classes = [run.test.names[label] for label in run.test.labels]
-        embeddings = evaluation.test_embeddings[MAIN]
-        journal.projector(step, embeddings, classes, count=run.evaluation.projector)
-    if run.evaluation.frames and evaluation.test_embeddings is not None:
-        summary.frame(run, evaluation.test_embeddings, workdir, step)
     return evaluation

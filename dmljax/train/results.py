@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 import jax
 
 import dmljax
-from dmljax.data.files import write_json
+from dmljax.files.writing import write_json
 from dmljax.train import journal
-from dmljax.train.digests import Digests
 
 __all__ = [
     "FILE",
@@ -103,14 +102,16 @@ class Result(NamedTuple):
 class Report:
     """Writes the result of one run: `finished`, or `failed` with an error."""
 
-    def __init__(self, workdir: pathlib.Path, *, source: str, digests: Digests, start: float):
+    def __init__(
+        self, workdir: pathlib.Path, *, source: str, digests: Mapping[str, str | None], start: float
+    ):
         """`start` is the time of `time.monotonic` at which this process began with the run."""
         config, _, argument = source.partition(":")
         self._workdir, self._start = workdir, start
         self._constants = {
             "config": pathlib.Path(config).stem,
             "argument": argument,
-            "digests": digests._asdict(),
+            "digests": dict(digests),
             "devices": devices(),
             "versions": versions(),
             "code": code(),  # now: files may change while the run lasts

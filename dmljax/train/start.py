@@ -12,7 +12,8 @@ import jax
 import numpy as np
 from flax import traverse_util
 
-from dmljax.train import config, results
+from dmljax.files import reading
+from dmljax.train import results
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.weights import from_tensors
 
@@ -74,7 +75,9 @@ def find(folder: str | os.PathLike) -> Start:
 def normalization(folder: str | os.PathLike) -> Any:
     """How the images of the run in `folder` are normalized; None if there is no run any more."""
     folder = pathlib.Path(folder).expanduser()
-    return config.of_run(folder)["normalize"] if (folder / "config.json").is_file() else None
+    return (
+        reading.config_of_run(folder)["normalize"] if (folder / "config.json").is_file() else None
+    )
 
 
 def read(start: Start) -> dict[str, Any]:

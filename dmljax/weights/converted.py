@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from dmljax.data.files import atomic_writer, sha256
+from dmljax.files.writing import atomic_writer, sha256
 from dmljax.weights import published
 from dmljax.weights.readers import Weights, read, safetensors_files
 

@@ -6,14 +6,14 @@ import pathlib
 from system import tiny
 
 from dmljax.bundle import exporting
-from dmljax.train import loop
+from dmljax.runs import training
 
 
 def trained(folder: pathlib.Path, **fields) -> pathlib.Path:
     """The folder of a run of two steps."""
     evaluate = {"every": 2, "ks": [1], "seeds": [0], "batch_size": 16, "clustering": False}
     config = tiny(folder, steps=2, evaluate=evaluate) | fields
-    loop.run(config, folder / "run")
+    training.run(config, folder / "run")
     return folder / "run"
 
 

@@ -15,6 +15,7 @@ from bundle_cases import exported, trained
 from dmljax import main
 from dmljax.bundle import BadBundle, exporting, files, load, programs, rebundling
 from dmljax.bundle.parity import MismatchedProgram, compare
+from dmljax.files import locks
 from dmljax.train import checkpoints
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -95,7 +96,7 @@ def test_words_that_are_refused(words, message, run_folder, tmp_path):
 def test_a_run_that_is_training_or_has_no_checkpoint(run_folder, tmp_path):
     run = shutil.copytree(run_folder, tmp_path / "run")
     with (
-        checkpoints.lock(run),
+        locks.lock(run / "lock"),
         pytest.raises(ValueError, match=r"is still training \(process \d+ on"),
     ):
         exporting.export(run, tmp_path / "a.bundle")

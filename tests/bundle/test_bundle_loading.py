@@ -12,7 +12,7 @@ from PIL import Image
 
 import dmljax
 from dmljax import bundle
-from dmljax.train import run_folder as saved
+from dmljax.runs import folder as saved
 
 ROOT = pathlib.Path(__file__).parents[2]
 HEAVY = ("flax", "grain", "orbax", "optax", "sklearn", "matplotlib", "ml_collections")

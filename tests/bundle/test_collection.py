@@ -19,7 +19,7 @@ from system import photos
 from dmljax import bundle as bundles
 from dmljax import index, main
 from dmljax.bundle import collection
-from dmljax.data import parts
+from dmljax.files import parts
 from dmljax.index import parquet as index_parquet
 
 
@@ -61,7 +61,7 @@ def test_a_list_is_read_by_rows(listed, images):
 PART = """
 import sys, time
 from dmljax.bundle import collection
-from dmljax.data import parts
+from dmljax.files import parts
 write_chunk = collection.write_chunk
 def slowly(*arguments, **options):
     write_chunk(*arguments, **options)

@@ -11,9 +11,9 @@ from system import METHODS, tiny
 
 from dmljax import kernels, nets
 from dmljax.bundle import exporting, files, loading, onnx_program, preprocessing, rebuilding
-from dmljax.data.files import write_json
+from dmljax.config.fields import complete
+from dmljax.files.writing import write_json
 from dmljax.nets import layers
-from dmljax.train.fields import complete
 
 SIZES = {"lecun": (32, 1), "convnet": (32, 3)}
 

@@ -14,7 +14,7 @@ from processes import ROOT
 from system import photos
 
 from dmljax.bundle import collection
-from dmljax.data import parts
+from dmljax.files import parts
 from dmljax.index import parquet as index_parquet
 
 pytestmark = [

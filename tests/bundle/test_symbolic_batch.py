@@ -11,8 +11,8 @@ from system import METHODS, tiny
 
 from dmljax import nets
 from dmljax.bundle import programs
+from dmljax.config.build import build
 from dmljax.nets import pools
-from dmljax.train.build import build
 
 CHANNELS, SIZES = {"lecun": 1}, {"googlenet": 64, "googlenet_bn": 64, "bn_inception": 64}
 SLOW = ("bn_inception", "googlenet", "googlenet_bn", "mobilenet_v2", "vit_b16")

@@ -9,7 +9,8 @@ from system import tiny
 
 from dmljax import main
 from dmljax.report import scores_file
-from dmljax.train import journal, loop, results
+from dmljax.runs import training
+from dmljax.train import journal, results
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +18,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for name, seed in (("a", 0), ("b", 1)):
         config = tiny(folder, seed=seed) | {"runtime": {"devices": 1}}
-        loop.run(config, folder / name)
+        training.run(config, folder / name)
     return folder
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from absl import logging
 
+from dmljax.config import registry
 from dmljax.data import datasets, decode, published, splits
 from dmljax.data.reader import Reader
-from dmljax.train import registry
 
 
 def _sizes(dataset):

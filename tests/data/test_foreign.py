@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from dmljax.config import registry
 from dmljax.data import pipeline, sampling
 from dmljax.data.sampling import sampler
 from dmljax.data.transforms import transform
-from dmljax.train import registry
 
 _MODULE = """
 import numpy as np

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dmljax.data import datasets, decode, files, pipeline, prepare, sampling, splits, transforms
+from dmljax.data import datasets, decode, pipeline, prepare, sampling, splits, transforms
+from dmljax.files import writing as files
 
 
 def _photographs(root):

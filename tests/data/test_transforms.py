@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dmljax.config import registry
 from dmljax.data import transforms
 from dmljax.data.transforms import distortion, resampling, transform
-from dmljax.train import registry
 from dmljax.weights import preprocessing
 
 

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 from one_step import Patches, fill
 
+from dmljax.config import named_methods
 from dmljax.methods.abe import contrastive
-from dmljax.train import named_methods
 
 CLASSES, B = 6, 24
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from dmljax import losses, nets
-from dmljax.train import named_methods
+from dmljax.config import named_methods
 
 N, D, C, HEADS = 8, 8, 3, 2
 

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dmljax.config import files as config_files
+from dmljax.config.build import build
 from dmljax.methods import base
-from dmljax.train import config as config_lib
-from dmljax.train.build import build
 from dmljax.train.step import init_state, train_step
 
 # Compiling is most of the time of these tests.
@@ -62,7 +62,7 @@ def read(name: str, arg: str | None = None) -> dict[str, Any]:
     spec = importlib.util.spec_from_file_location(name, CONFIGS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return config_lib.plain(module.get_config(arg))
+    return config_files.plain(module.get_config(arg))
 
 
 def shrink(

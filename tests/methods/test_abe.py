@@ -12,11 +12,11 @@ from abe_cases import CUT, B, abe_method, batch_of_patterns, initial_state, naiv
 from one_step import Patches, jit
 
 from dmljax import losses, methods, miners, nets
+from dmljax.config import named_methods
 from dmljax.methods import base
 from dmljax.methods.abe import contrastive, divergence
 from dmljax.methods.abe import nets as ensembles
 from dmljax.report import inside
-from dmljax.train import named_methods
 
 
 @functools.cache

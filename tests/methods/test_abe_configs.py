@@ -7,7 +7,7 @@ import pytest
 from abe_cases import CUT
 from one_step import moved, read, shrink, step
 
-from dmljax.train.build import build
+from dmljax.config.build import build
 from dmljax.train.evaluation import Evaluator
 
 ROWS = [

@@ -11,8 +11,8 @@ import pytest
 from one_step import Patches, fill, jit
 
 from dmljax import losses, miners, nets
+from dmljax.config import named_methods
 from dmljax.methods import base
-from dmljax.train import named_methods
 
 RNG = np.random.default_rng(0)
 

@@ -12,8 +12,10 @@ from graph_cases import LOSS, fill_at_random, jit
 from ml_collections import ConfigDict
 
 from dmljax import nets
-from dmljax.train import config, durations, optimizers, registry, schedules
-from dmljax.train.build import build
+from dmljax.config import durations, registry
+from dmljax.config import files as config
+from dmljax.config.build import build
+from dmljax.train import optimizers, schedules
 from dmljax.train.step import init_state, train_step
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"

@@ -9,7 +9,7 @@ import pytest
 from one_step import Patches
 
 from dmljax import losses, methods
-from dmljax.train import named_methods
+from dmljax.config import named_methods
 
 C, D, K = 48, 32, 4
 

@@ -24,8 +24,8 @@ from backbone_cases import (
 from torch_weights import fill
 
 from dmljax import losses, methods, nets
+from dmljax.config import registry
 from dmljax.nets import layers
-from dmljax.train import registry
 
 RANGES = {
     "bottleneck": ("layer2", "layer3", "layer4"),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dmljax import recipes
-from dmljax.train.build import build
+from dmljax.config.build import build
 
 
 @pytest.mark.parametrize("recipe", [recipes.glyphs, recipes.folder])

@@ -9,8 +9,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from dmljax import recipes
+from dmljax.config import files as config_files
 from dmljax.recipes.arguments import parse
-from dmljax.train import config
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
@@ -69,7 +69,7 @@ def test_a_recipe_is_plain_data_of_its_own(name):
             value["changed"] = True
     second = getattr(recipes, name)()
     assert json.dumps(second) == text
-    assert config.read(name) == config.plain(second)
+    assert config_files.read(name) == config_files.plain(second)
 
 
 def test_every_recipe_is_listed():
@@ -78,8 +78,8 @@ def test_every_recipe_is_listed():
 
 
 def test_a_recipe_by_name_is_the_config_file():
-    by_name = config.read("abe:dataset=cars196,learners=4", ["--config.steps=5"])
-    by_file = config.read(f"{CONFIGS / 'cars_abe.py'}:learners=4", ["--config.steps=5"])
+    by_name = config_files.read("abe:dataset=cars196,learners=4", ["--config.steps=5"])
+    by_file = config_files.read(f"{CONFIGS / 'cars_abe.py'}:learners=4", ["--config.steps=5"])
     assert by_name == by_file and by_name["method"]["learners"] == 4 and by_name["steps"] == 5
 
 
@@ -96,15 +96,15 @@ def test_a_recipe_by_name_is_the_config_file():
 )
 def test_a_wrong_name_or_choice_is_refused_in_one_line(name, message):
     with pytest.raises(ValueError, match=f"(?i){message}"):
-        config.read(name)
+        config_files.read(name)
 
 
 def test_the_folder_of_a_run_contains_the_argument():
-    assert config.folder_name("configs/glyphs.py") == "glyphs"
-    assert config.folder_name("configs/cars_abe.py:learners=4,heads=True") == (
+    assert config_files.folder_name("configs/glyphs.py") == "glyphs"
+    assert config_files.folder_name("configs/cars_abe.py:learners=4,heads=True") == (
         "cars_abe-learners=4-heads=True"
     )
-    assert config.folder_name("abe:dataset=sop") == "abe-dataset=sop"
+    assert config_files.folder_name("abe:dataset=sop") == "abe-dataset=sop"
 
 
 def test_the_experiments_of_the_post_are_arguments():
@@ -130,5 +130,5 @@ def test_a_config_file_that_changes_within_a_second_is_read_again(tmp_path):
     for steps in (8, 9):
         path.write_text(f"def get_config():\n    return {{'steps': {steps}}}\n")
         os.utime(path, (1, 1))  # one second, and one length
-        assert config.read(str(path)) == {"steps": steps}
+        assert config_files.read(str(path)) == {"steps": steps}
     assert [file.name for file in tmp_path.iterdir()] == ["mine.py"]

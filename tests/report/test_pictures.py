@@ -8,7 +8,8 @@ from system import tiny
 
 from dmljax.data.splits import Split
 from dmljax.report import pictures
-from dmljax.train import loop, run_folder
+from dmljax.runs import folder as run_folder
+from dmljax.runs import training
 
 
 def test_frames_of_every_evaluation_and_a_movie(tmp_path):
@@ -16,7 +17,7 @@ def test_frames_of_every_evaluation_and_a_movie(tmp_path):
     method = {"name": "pairs", "dim": 2, "normalized": False, "unit": False}
     options |= {"frame_ms": 300, "last_frame_ms": 900}
     config = tiny(tmp_path, steps=5, method=method, evaluate=options, pictures=True)
-    loop.run(config | {"runtime": {"devices": 1}}, tmp_path / "run")
+    training.run(config | {"runtime": {"devices": 1}}, tmp_path / "run")
     frames = sorted((tmp_path / "run" / "frames").iterdir())
     assert [int(f.stem) for f in frames] == [0, 2, 4, 5]
     with Image.open(tmp_path / "run" / "movie.gif") as movie:

@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 from system import tiny
 
-from dmljax.train import loop
+from dmljax.runs import training
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ def _get(address, path="/", host=None):
 @pytest.mark.slow
 def test_a_run_is_served_to_this_machine_and_nothing_is_written(tmp_path):
     run = tmp_path / "run"
-    loop.run(tiny(tmp_path, steps=3), run)
+    training.run(tiny(tmp_path, steps=3), run)
     before = _files(run)
     command = [sys.executable, "-m", "dmljax.main", "watch", str(run), "--port=0"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

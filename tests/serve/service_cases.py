@@ -19,7 +19,7 @@ from dmljax import bundle as bundles
 from dmljax import index as indexes
 from dmljax.bundle import exporting
 from dmljax.index import source
-from dmljax.train import loop
+from dmljax.runs import training
 
 ROOT = pathlib.Path(__file__).parents[2]
 TOKEN = "a-token-of-many-letters"
@@ -30,7 +30,7 @@ def exported(folder: pathlib.Path, *, method: dict | None = None) -> pathlib.Pat
     """The bundle of a run of two steps."""
     evaluate = {"every": 2, "ks": [1], "seeds": [0], "batch_size": 16, "clustering": False}
     fields = {} if method is None else {"method": method}
-    loop.run(tiny(folder, steps=2, evaluate=evaluate, **fields), folder / "run")
+    training.run(tiny(folder, steps=2, evaluate=evaluate, **fields), folder / "run")
     bundle = exporting.export(folder / "run", folder / "tiny.bundle", batch_sizes=(1, 4, 16))
     # The run has too few classes to choose thresholds.
     manifest = bundle / "manifest.json"

@@ -5,8 +5,8 @@ import json
 import pytest
 from system import tiny
 
+from dmljax.runs import training
 from dmljax.studies import joined
-from dmljax.train import loop
 
 
 def test_a_run_joined_with_itself_has_its_own_scores(tmp_path):
@@ -14,7 +14,7 @@ def test_a_run_joined_with_itself_has_its_own_scores(tmp_path):
     config = tiny(tmp_path)
     config["evaluate"] |= {"starts": 3, "depth": 3, "extra": ["class_deviation"]}
     folder, out = tmp_path / "run", tmp_path / "out.json"
-    scores = loop.run(config, folder)
+    scores = training.run(config, folder)
     joined.write(str(out), [folder, folder])
     content = json.loads(out.read_text())
     assert content["runs"] == ["run", "run"]

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from test_configs import LAYOUTS
 
+from dmljax.config import files as config_files
+from dmljax.config.build import build
+from dmljax.runs import training
 from dmljax.studies import plan, space, study_file
-from dmljax.train import config as config_lib
-from dmljax.train import evaluation, loop
-from dmljax.train.build import build
+from dmljax.train import evaluation
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -146,7 +147,7 @@ def _image_file(folder):
 def _small(row, root_of):
     """The config of a row with a little net, two steps and a tiny data set."""
     words = study_file.flags(row.overrides)
-    config = config_lib.read(row.config, words)
+    config = config_files.read(row.config, words)
     changes = {"steps": 2, "log_every": 1, "pictures": False, "runtime.devices": 1}
     changes |= {"evaluate.every": 2, "evaluate.seeds": [0], "evaluate.batch_size": 64}
     changes |= {"evaluate.clustering": False, "select": "last", "reload_best_at": []}
@@ -168,7 +169,7 @@ def _small(row, root_of):
     changes |= {f"sampler.{k}": sizes[k] for k in config["sampler"] if k != "name"}
     if isinstance(config["schedule"], dict) and "at" in config["schedule"]:
         changes["schedule"] = "constant"
-    return config_lib.read(row.config, [*words, *study_file.flags(changes)])
+    return config_files.read(row.config, [*words, *study_file.flags(changes)])
 
 
 RUN_SCORES = ("R@1", "MAP@R", "P@1", "RP", "class_deviation", "refined/R@1")
@@ -193,7 +194,7 @@ def test_every_row_builds_and_the_first_ones_run(name, root_of, tmp_path):
         if row.start_from is not None:
             config["start"] = str(folders[row.start_from])
         if i < 2:
-            scores = loop.run(config, tmp_path / str(i))
+            scores = training.run(config, tmp_path / str(i))
             wanted = [s for s in study.scores if s in RUN_SCORES]
             assert wanted and all(np.isfinite(scores[s]) for s in wanted), row.name
         else:

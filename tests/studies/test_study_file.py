@@ -6,10 +6,10 @@ import pathlib
 import pytest
 from study_files import write_study
 
+from dmljax.config import digests
+from dmljax.config import fields as config_fields
 from dmljax.studies import plan, session, space, study_file
 from dmljax.studies.folder import StudyFolder
-from dmljax.train import digests
-from dmljax.train import fields as config_fields
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_row_is_what_the_command_line_does(tmp_path):
     study = study_file.read(str(path))
     runs = plan.Planner(study, pathlib.Path("runs")).runs_of(study.rows)
     assert [run.seed for run in runs] == [3, 5] and runs[0].digest != runs[1].digest
-    config = config_fields.complete(plan.config_lib.read(runs[0].config, runs[0].flags))
+    config = config_fields.complete(plan.config_files.read(runs[0].config, runs[0].flags))
     assert (config["method"]["dim"], config["steps"], config["seed"]) == (8, 4, 3)
     assert config["loss"] == {"name": "contrastive"}
     again = digests.essential(plan.completed("row", study.rows[0]))

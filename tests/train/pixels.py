@@ -10,7 +10,7 @@ import pytest
 from system import tiny
 
 from dmljax.nets import layers
-from dmljax.train import loop
+from dmljax.runs import training
 from dmljax.train.devices import Shardings, put
 from dmljax.train.step import init_state
 
@@ -88,6 +88,6 @@ def refusal(tmp_path, **fields):
     """The one line with which a run of these fields is refused before anything is written."""
     config = tiny(tmp_path, **fields)
     with pytest.raises(ValueError) as refused:
-        loop.run(config, tmp_path / "run")
+        training.run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists() and "\n" not in str(refused.value)
     return str(refused.value)

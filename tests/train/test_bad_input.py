@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dmljax import losses, metrics, miners, ops, retrieval
-from dmljax.train import registry
+from dmljax.config import registry
 
 x, y, labels = np.zeros((4, 3), np.float32), np.ones((5, 3), np.float32), np.array([0, 0, 1, 1])
 proxies, bad = np.ones((3, 3), np.float32), np.full((4, 3), np.nan, np.float32)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from system import tiny
 
+from dmljax.config import durations, registry
+from dmljax.config.build import build
 from dmljax.data import sampling
 from dmljax.data.sampling import sampler as samplers
-from dmljax.train import durations, registry
-from dmljax.train.build import build
 
 TRAIN = pathlib.Path(registry.__file__).parent
 # These files pass `run.config` on to the run folder or to the user, without reading a field of it.

@@ -3,9 +3,9 @@
 import numpy as np
 from system import tiny
 
+from dmljax.config import build
 from dmljax.data import sampling
 from dmljax.data.sampling import graph
-from dmljax.train import build
 
 _NUMBER = {"name": "number", "batch_size": 8}
 

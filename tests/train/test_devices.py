@@ -15,7 +15,10 @@ from system import tiny
 from train.pixels import EXACT, RNG, C, Pixels, as_float64, distance, drawn, run_on
 
 from dmljax import losses, methods
-from dmljax.train import journal, loop, named_methods, run_folder
+from dmljax.config import named_methods
+from dmljax.runs import folder as run_folder
+from dmljax.runs import training
+from dmljax.train import journal
 from dmljax.train.devices import prefetch, shardings
 
 # The ordinary tests compare one device with eight, for one loss of each kind of computation. Two
@@ -116,7 +119,7 @@ def test_a_run_continues_on_another_number_of_devices(tmp_path, without_diagnost
 
     def train(name, devices):
         runtime = {"devices": devices, "sharded": ["^proxies"]}
-        loop.run({**config, "runtime": runtime}, tmp_path / name)
+        training.run({**config, "runtime": runtime}, tmp_path / name)
         return _lines(tmp_path / name), jax.device_get(run_folder.reopen(tmp_path / name)[1].params)
 
     first_curve, params = train("on2", 2)

@@ -7,9 +7,11 @@ import pytest
 from system import METHODS, tiny
 
 from dmljax import metrics
+from dmljax.config.build import build
 from dmljax.data.splits import Split
-from dmljax.train import evaluation, journal, loop, run_folder
-from dmljax.train.build import build
+from dmljax.runs import folder as run_folder
+from dmljax.runs import training
+from dmljax.train import evaluation, journal
 
 RNG = np.random.default_rng(0)
 LABELS = np.repeat(np.arange(4), 5)
@@ -108,7 +110,7 @@ def test_scores_cut_at_a_depth_are_those_of_a_loop(depth, sizes, protocol):
 def test_learners_are_scored_at_every_k_and_their_mean(tmp_path, capsys):
     config = tiny(tmp_path, **METHODS["abe"], select="test/learners/R@2")
     config["evaluate"] |= {"ks": [1, 2, 4]}
-    scores = loop.run(config, tmp_path / "run")
+    scores = training.run(config, tmp_path / "run")
     for k in (1, 2, 4):
         learners = [scores[f"learner_{m}/R@{k}"] for m in (0, 1)]
         assert scores[f"learners/R@{k}"] == pytest.approx(np.mean(learners))
@@ -124,7 +126,7 @@ def test_learners_are_scored_at_every_k_and_their_mean(tmp_path, capsys):
 def test_clusters_of_the_end_are_not_computed_before(tmp_path, capsys):
     config = tiny(tmp_path)
     config["evaluate"] |= {"clustering": "end", "starts": 3, "seeds": [4]}
-    scores = loop.run(config, tmp_path / "run")
+    scores = training.run(config, tmp_path / "run")
     assert "NMI" in scores and scores["NMI_std"] == 0
     rows = journal.read(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows if "test/NMI" in row] == [6]

@@ -10,7 +10,9 @@ import pytest
 from processes import LONG, ends, started
 from system import tiny
 
-from dmljax.train import loop, run_folder, step_metrics
+from dmljax.runs import folder as run_folder
+from dmljax.runs import training
+from dmljax.train import step_metrics
 from dmljax.train.checkpoints import Checkpoints
 
 
@@ -27,7 +29,7 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path):
     fields = {"optimizer": {"name": "sgd", "rate": 1e30}, "normalize": "unit"}
     config = tiny(tmp_path, **fields, checkpoint={"every": 1, "keep": 2}, log_every=1)
     with pytest.raises(FloatingPointError, match=r"the loss is .* at step \d+ .*optimizer.rate"):
-        loop.run(config, tmp_path / "run")
+        training.run(config, tmp_path / "run")
     assert _undamaged_steps(tmp_path / "run")
     _, state = run_folder.reopen(tmp_path / "run")
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
@@ -77,4 +79,4 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
         _mounted(tmp_path / "disk", "size=1m,ro") as disk,
         pytest.raises(OSError, match=r"disk/run cannot be written: .*choose another --workdir"),
     ):
-        loop.run(tiny(tmp_path), disk / "run")
+        training.run(tiny(tmp_path), disk / "run")

@@ -3,7 +3,8 @@
 import pytest
 from system import tiny
 
-from dmljax.train import build, loop
+from dmljax.config import build
+from dmljax.runs import training
 
 
 def test_at_least_two_classes_are_held_out(tmp_path):
@@ -24,7 +25,7 @@ def test_too_few_classes_name_the_flags_to_type(tmp_path):
 def test_the_end_of_a_run_says_which_step_was_chosen_and_why(tmp_path, capsys):
     config = tiny(tmp_path, validation=0.5, select="val/MAP@R")
     config |= {"sampler": {"name": "plan", "classes": 2, "per_class": 4}}
-    loop.run(config, tmp_path / "run")
+    training.run(config, tmp_path / "run")
     printed = capsys.readouterr().out
     assert "images of 2 held-out classes (their MAP@R chooses the checkpoint), " in printed
     assert "was chosen by val/MAP@R" in printed
@@ -33,6 +34,6 @@ def test_the_end_of_a_run_says_which_step_was_chosen_and_why(tmp_path, capsys):
 def test_held_out_classes_that_choose_nothing_are_named_in_the_header(tmp_path, capsys):
     config = tiny(tmp_path, validation=0.5, steps=1)
     config |= {"sampler": {"name": "plan", "classes": 2, "per_class": 4}}
-    loop.run(config, tmp_path / "run")
+    training.run(config, tmp_path / "run")
     printed = capsys.readouterr().out
     assert " images of 2 held-out classes, " in printed and "chooses" not in printed

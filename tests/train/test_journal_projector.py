@@ -3,13 +3,13 @@
 import numpy as np
 from system import tiny
 
-from dmljax.train import loop
+from dmljax.runs import training
 
 
 def test_every_evaluation_has_its_embeddings_and_classes_in_the_projector(tmp_path):
     evaluate = {"every": 3, "ks": [1], "clustering": False, "batch_size": 16, "projector": 10}
     config = tiny(tmp_path, steps=6, evaluate=evaluate) | {"runtime": {"devices": 1}}
-    loop.run(config, tmp_path / "run")
+    training.run(config, tmp_path / "run")
     board = tmp_path / "run" / "tensorboard"
     text = (board / "projector_config.pbtxt").read_text()
     tables = {}

@@ -5,7 +5,8 @@ import pytest
 from system import blobs, tiny
 
 from dmljax.report import page
-from dmljax.train import loop, run_page
+from dmljax.runs import page as run_page
+from dmljax.runs import training
 
 TRAIN, TEST = 3, 41  # images; the classes of the first 32 are for training
 
@@ -20,7 +21,7 @@ def leaking(tmp_path_factory):
     images[TEST] = images[TRAIN]
     np.savez(path, images=images, labels=labels)
     fields = {"steps": 100, "evaluate": {"every": 100, "seeds": [0]}, "pictures": True}
-    loop.run(tiny(folder, **fields, runtime={"devices": 1}), folder / "run")
+    training.run(tiny(folder, **fields, runtime={"devices": 1}), folder / "run")
     return folder / "run"
 
 

@@ -12,9 +12,11 @@ from safetensors.numpy import save_file
 from system import photos, tiny
 
 from dmljax import nets
-from dmljax.data.files import write_json
-from dmljax.train import journal, loop, run_folder
-from dmljax.train.build import build
+from dmljax.config.build import build
+from dmljax.files.writing import write_json
+from dmljax.runs import folder as run_folder
+from dmljax.runs import training
+from dmljax.train import journal
 from dmljax.train.evaluation import Evaluator
 from dmljax.train.initial_state import first_state
 
@@ -29,7 +31,7 @@ def _params(workdir):
 def finished(tmp_path_factory):
     """The folder and the scores of a run that was not interrupted."""
     folder = tmp_path_factory.mktemp("finished")
-    scores = loop.run(tiny(folder), folder / "run")
+    scores = training.run(tiny(folder), folder / "run")
     return folder, scores
 
 
@@ -53,7 +55,7 @@ def test_a_run_leaves_reports_config_speed_and_tensorboard(finished):
 
 def test_the_same_command_gives_the_same_run_twice(finished, tmp_path):
     folder, _ = finished
-    loop.run(tiny(folder), tmp_path / "second")
+    training.run(tiny(folder), tmp_path / "second")
     same(_params(tmp_path / "second"), _params(folder / "run"))
     files = [path / "metrics.jsonl" for path in (tmp_path / "second", folder / "run")]
     assert files[0].read_bytes() == files[1].read_bytes()
@@ -98,7 +100,7 @@ def test_weights_of_a_file_go_into_the_backbone(tmp_path, method, backbones):
                 np.testing.assert_array_equal(value, flat[kind, *key])
                 checked += 1
     assert checked >= len(flat)
-    loop.run(run.config, tmp_path / "run")
+    training.run(run.config, tmp_path / "run")
 
 
 def _at(tree, path):
@@ -122,7 +124,7 @@ def test_select_takes_the_best_evaluation(tmp_path):
     config = tiny(tmp_path, select="test", optimizer=optimizer, schedule=rising)
     config["evaluate"] |= {"every": 1, "clustering": False}
     config["checkpoint"]["keep"] = 1  # and the best
-    score = loop.run(config, tmp_path / "run")["R@1"]
+    score = training.run(config, tmp_path / "run")["R@1"]
     rows = journal.read(tmp_path / "run" / "metrics.jsonl")
     scores = [row["test/R@1"] for row in rows if "test/R@1" in row]
     assert score == max(scores) > scores[-1]
@@ -200,7 +202,7 @@ def test_load_embeds_images(finished):
 )
 def test_a_wrong_config_is_refused_before_anything_is_written(tmp_path, change, message):
     with pytest.raises((ValueError, TypeError, OSError), match=message):
-        loop.run(tiny(tmp_path, **change), tmp_path / "run")
+        training.run(tiny(tmp_path, **change), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -209,7 +211,7 @@ def test_weights_that_do_not_fit_the_net_leave_no_run_folder(tmp_path):
     save_file({"other.weight": np.zeros(3, np.float32)}, file)
     net = tiny(tmp_path)["net"]
     with pytest.raises(ValueError, match=r"other\.weight"):
-        loop.run(tiny(tmp_path, net=net | {"weights": str(file)}), tmp_path / "run")
+        training.run(tiny(tmp_path, net=net | {"weights": str(file)}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -217,7 +219,7 @@ def test_a_folder_without_results_takes_a_corrected_config(tmp_path):
     workdir = tmp_path / "run"
     workdir.mkdir()
     write_json(workdir / "config.json", build(tiny(tmp_path, steps=2)).config)
-    loop.run(tiny(tmp_path, steps=1), workdir)
+    training.run(tiny(tmp_path, steps=1), workdir)
     assert json.loads((workdir / "config.json").read_text())["steps"] == 1
 
 
@@ -228,7 +230,7 @@ def test_overwrite_leaves_nothing_of_the_other_run(finished, tmp_path):
     for name in ("checkpoints_damaged/4/x", "frames/000.png", "report.html", "movie.gif"):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text("old")
-    loop.run(tiny(tmp_path, steps=2), run, overwrite=True)
+    training.run(tiny(tmp_path, steps=2), run, overwrite=True)
     assert not old & {*run.glob("tensorboard/*")}
     files = {"checkpoints", "checkpoints_sums", "config.json", "digests.json", "lock"}
     files |= {"metrics.jsonl", "result.json", "scores.safetensors", "speed.jsonl", "tensorboard"}
@@ -242,14 +244,14 @@ def test_unreadable_images_are_skipped_counted_and_logged_once(tmp_path, capsys,
         (root / bad).write_bytes(b"")
     config = tiny(tmp_path, unreadable="skip", runtime={"devices": 1}, steps=12)
     config["dataset"] = {"name": "folder", "root": str(root)}
-    scores = loop.run(config, tmp_path / "run")
+    scores = training.run(config, tmp_path / "run")
     assert scores["unreadable"] == 1
     assert "1 training images could not be read" in capsys.readouterr().out
     for name in ("c0/000.png", "c4/032.png"):  # the second one is in all four evaluations
         assert caplog.text.count(f"{name} cannot be read: skipped") == 1
     assert journal.read(tmp_path / "run" / "speed.jsonl")[-1]["unreadable"] == 1
     with pytest.raises(ValueError, match=r"c0.000.png cannot be read: it has zero bytes"):
-        loop.run(config | {"unreadable": "raise"}, tmp_path / "strict")
+        training.run(config | {"unreadable": "raise"}, tmp_path / "strict")
 
 
 def test_a_cached_split_is_decoded_once_for_all_evaluations(tmp_path, monkeypatch):

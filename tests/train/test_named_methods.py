@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import pytest
 
 from dmljax import losses, methods, nets
+from dmljax.config import named_methods, registry
+from dmljax.config.named_methods.choices import pool_fn_of
+from dmljax.config.named_methods.dvml import _MODES, _RELEASES
 from dmljax.methods.dvml import VariationalDecoder
 from dmljax.methods.graph import GraphNetwork, MessagePassing
 from dmljax.nets import attention
-from dmljax.train import named_methods, registry
-from dmljax.train.named_methods.choices import pool_fn_of
-from dmljax.train.named_methods.dvml import _MODES, _RELEASES
 
 NET = nets.convnet(widths=(8, 8), strides=(2, 1))
 BATCH = {"images": jax.ShapeDtypeStruct((2, 8, 8, 3), jnp.float32)}

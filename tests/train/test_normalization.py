@@ -8,7 +8,7 @@ import pytest
 from system import tiny
 
 from dmljax import nets, recipes, weights
-from dmljax.train.build import build
+from dmljax.config.build import build
 from dmljax.weights import preprocessing
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "weights"))

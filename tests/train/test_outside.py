@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from system import tiny
 
-from dmljax.train import config as config_lib
-from dmljax.train import journal, loop, registry
-from dmljax.train.build import build
+from dmljax.config import files as config_files
+from dmljax.config import registry
+from dmljax.config.build import build
+from dmljax.runs import training
+from dmljax.train import journal
 
 OUTSIDE = {
     "dataset": {"dataset": {"name": "train.outside:my_dataset", "classes": 8}},
@@ -53,7 +55,7 @@ def test_a_run_with_one_outside_function_of_every_kind(tmp_path):
     for fields in OUTSIDE.values():
         config |= fields
     config["checkpoint"] = {"keep": 2}
-    scores = loop.run(config, tmp_path / "run")
+    scores = training.run(config, tmp_path / "run")
     lines = journal.read(tmp_path / "run" / "metrics.jsonl")
     losses = [x["loss"] for x in lines if "loss" in x]
     assert len(losses) == 2 and np.isfinite(losses).all() and losses[0] != losses[1]
@@ -96,7 +98,7 @@ def several(embeddings, labels):
 def test_a_metric_of_embeddings_returns_one_number(tmp_path):
     config = tiny(tmp_path, evaluate={"extra": ["train.test_outside:several"]})
     with pytest.raises(ValueError, match=r"the metric several must return one number, not array"):
-        loop.run(config, tmp_path / "run")
+        training.run(config, tmp_path / "run")
 
 
 @pytest.mark.parametrize("kind", sorted(set(OUTSIDE) - {"metric"}))
@@ -139,10 +141,10 @@ def test_the_examples_of_contributing_run_as_typed(tmp_path, monkeypatch):
     evaluate = {"every": 2, "ks": [1], "batch_size": 64, "clustering": False}
     config = tiny(tmp_path, steps=2, runtime={"devices": 1}, evaluate=evaluate)
     config = {name: value for name, value in config.items() if name not in fields - {"evaluate"}}
-    config = config_lib.override(config, flags)
+    config = config_files.override(config, flags)
     with pytest.raises(ValueError, match="the loss takes no miner"):
-        loop.run(config, tmp_path / "run")
+        training.run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     build(config | {"loss": "triplet"})
-    scores = loop.run(config | {"miner": None}, tmp_path / "run")
+    scores = training.run(config | {"miner": None}, tmp_path / "run")
     assert set(scores) == {"R@1", "first_page", "lone"}

@@ -4,10 +4,10 @@ import inspect
 
 import pytest
 
+from dmljax.config import registry
 from dmljax.losses import pnp_penalties
 from dmljax.miners import selections
 from dmljax.nets.attention import average_heads
-from dmljax.train import registry
 
 HELPERS = {
     "sampler": {"coverage", "epoch_steps", "group", "k_reciprocal", "k_reciprocal_queries"},

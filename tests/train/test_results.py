@@ -10,8 +10,10 @@ from flax import traverse_util
 from processes import LONG, ends, started, until_step
 from system import blobs, photos, tiny
 
+from dmljax.config import build, digests
 from dmljax.data import datasets, digest, splits
-from dmljax.train import build, digests, journal, loop, results
+from dmljax.runs import training
+from dmljax.train import journal, loop, results
 from dmljax.train.initial_state import first_state
 from dmljax.weights import converted
 
@@ -20,7 +22,9 @@ from dmljax.weights import converted
 def finished(tmp_path_factory):
     """The folder of a finished run that chose its step on held-out classes, and its scores."""
     folder = tmp_path_factory.mktemp("finished")
-    scores = loop.run(_held_out(folder), folder / "run", source="configs/tiny.py:dim=4,margin=1")
+    scores = training.run(
+        _held_out(folder), folder / "run", source="configs/tiny.py:dim=4,margin=1"
+    )
     return folder, scores
 
 
@@ -56,7 +60,7 @@ def test_a_result_says_what_was_chosen_and_all_scores(finished):
 
 
 def test_choosing_by_test_scores_is_marked(tmp_path):
-    loop.run(tiny(tmp_path, reload_best_at=[3]), tmp_path / "run")
+    training.run(tiny(tmp_path, reload_best_at=[3]), tmp_path / "run")
     chosen = results.read(tmp_path / "run").chosen
     assert (chosen.score, chosen.candidates, chosen.uses_test) == (None, 1, True)
 
@@ -64,7 +68,7 @@ def test_choosing_by_test_scores_is_marked(tmp_path):
 def test_a_diverged_run_says_so_with_its_step(tmp_path):
     optimizer = {"name": "sgd", "rate": 1e30}
     with pytest.raises(FloatingPointError):
-        loop.run(tiny(tmp_path, optimizer=optimizer), tmp_path / "run")
+        training.run(tiny(tmp_path, optimizer=optimizer), tmp_path / "run")
     result = results.read(tmp_path / "run")
     assert result.status == "diverged" and f"at step {result.step} " in result.message
     assert result.chosen is None and result.scores == {} and 1 <= result.step <= 6
@@ -75,11 +79,11 @@ def test_a_failed_run_says_why_and_a_later_success_replaces_it(tmp_path):
     board.parent.mkdir()
     board.touch()  # where a folder should be
     with pytest.raises(OSError, match="tensorboard"):
-        loop.run(config, tmp_path / "run")
+        training.run(config, tmp_path / "run")
     result = results.read(tmp_path / "run")
     assert result.status == "failed" and "tensorboard" in result.message and not result.scores
     board.unlink()
-    loop.run(config, tmp_path / "run")
+    training.run(config, tmp_path / "run")
     assert results.read(tmp_path / "run").status == "finished"
 
 
@@ -110,7 +114,7 @@ def test_a_run_goes_on_after_its_data_has_moved(finished, tmp_path):
     shutil.copy(blobs(folder), tmp_path / "moved.npz")
     config = _held_out(folder)
     config["dataset"] |= {"path": str(tmp_path / "moved.npz")}
-    loop.run(config, tmp_path / "run")
+    training.run(config, tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
     saved = json.loads((tmp_path / "run" / "config.json").read_text())
     assert saved["dataset"]["path"] == str(tmp_path / "moved.npz")
@@ -126,7 +130,7 @@ def test_other_data_in_the_same_place_are_another_run(finished, tmp_path):
     config = _held_out(folder)
     config["dataset"] |= {"path": str(tmp_path / "other.npz")}
     with pytest.raises(ValueError, match=r"the data set \(digest \w{12} there, \w{12} here\)"):
-        loop.run(config, tmp_path / "run")
+        training.run(config, tmp_path / "run")
 
 
 def test_moved_weights_are_the_same_run_and_changed_ones_are_not(tmp_path):
@@ -153,11 +157,11 @@ def test_moved_weights_are_the_same_run_and_changed_ones_are_not(tmp_path):
     assert build.digests_of(config(here)) == build.digests_of(config(there))
     assert build.digests_of(config(here)).run != build.digests_of(config(other)).run
     assert build.digests_of(config(here)).run != build.digests_of(tiny(tmp_path)).run
-    loop.run(config(here), tmp_path / "run")
+    training.run(config(here), tmp_path / "run")
     (tmp_path / "a").unlink()
-    loop.run(config(there), tmp_path / "run")
+    training.run(config(there), tmp_path / "run")
     with pytest.raises(ValueError, match=r"the file of weights \(digest \w{12} there"):
-        loop.run(config(other), tmp_path / "run")
+        training.run(config(other), tmp_path / "run")
 
 
 def test_digests_know_what_can_change_a_result(tmp_path):

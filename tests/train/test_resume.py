@@ -12,8 +12,9 @@ from processes import LONG, ends, same, same_run, started, state, until, until_s
 from system import METHODS, tiny
 
 from dmljax import methods
-from dmljax.train import journal, loop
-from dmljax.train.build import build
+from dmljax.config.build import build
+from dmljax.runs import training
+from dmljax.train import journal
 from dmljax.train.checkpoints import Checkpoints, Mismatch, lock
 
 
@@ -21,7 +22,7 @@ from dmljax.train.checkpoints import Checkpoints, Mismatch, lock
 def finished(tmp_path_factory):
     """The folder of a run that was not interrupted."""
     folder = tmp_path_factory.mktemp("finished")
-    loop.run(tiny(folder), folder / "run")
+    training.run(tiny(folder), folder / "run")
     return folder
 
 
@@ -51,7 +52,7 @@ class _Started:
     """A run in a separate process, with the methods `poll` and `wait` of `subprocess.Popen`."""
 
     def __init__(self, config, run):
-        self._process = _SERVER.Process(target=loop.run, args=(config, run))
+        self._process = _SERVER.Process(target=training.run, args=(config, run))
         self._process.start()
 
     def poll(self):
@@ -143,7 +144,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(how, finished, tm
     else:
         del data[len(data) // 2 :]
     victim.write_bytes(data)
-    loop.run(tiny(folder), tmp_path / "run")
+    training.run(tiny(folder), tmp_path / "run")
     assert "checkpoint 6 is damaged" in caplog.text and victim.name in caplog.text
     same(state(tmp_path / "run"), state(folder / "run"))
 
@@ -163,8 +164,8 @@ def test_a_workdir_of_another_config_is_refused(finished, tmp_path):
     shutil.copytree(folder / "run", tmp_path / "run")
     other = tiny(folder, loss={"name": "triplet", "margin": 0.3})
     with pytest.raises(ValueError, match=r"loss.margin \(0.2 there, 0.3 here\).*--overwrite"):
-        loop.run(other, tmp_path / "run")
-    loop.run(other, tmp_path / "run", overwrite=True)
+        training.run(other, tmp_path / "run")
+    training.run(other, tmp_path / "run", overwrite=True)
     assert len(journal.read(tmp_path / "run" / "metrics.jsonl")) == 6
 
 
@@ -174,9 +175,9 @@ def test_a_workdir_with_a_damaged_config_is_refused(finished, tmp_path, name):
     for content in (b'{"steps', b"[]", b"\xff"):
         (tmp_path / "run" / name).write_bytes(content)
         with pytest.raises(ValueError, match=rf"{name} is damaged .*--overwrite") as caught:
-            loop.run(tiny(finished), tmp_path / "run")
+            training.run(tiny(finished), tmp_path / "run")
         assert "\n" not in str(caught.value)
-    loop.run(tiny(finished), tmp_path / "run", overwrite=True)
+    training.run(tiny(finished), tmp_path / "run", overwrite=True)
     assert len(journal.read(tmp_path / "run" / "metrics.jsonl")) == 6
 
 
@@ -184,22 +185,22 @@ def test_a_resumed_run_may_change_only_fields_without_effect_on_its_result(finis
     folder = finished
     shutil.copytree(folder / "run", tmp_path / "run")
     metrics = (folder / "run" / "metrics.jsonl").read_bytes()
-    loop.run(tiny(folder, runtime={"workers": 1, "cache": True}), tmp_path / "run")
+    training.run(tiny(folder, runtime={"workers": 1, "cache": True}), tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
     with pytest.raises(ValueError, match=r"unreadable \('raise' there, 'skip' here\)"):
-        loop.run(tiny(folder, unreadable="skip"), tmp_path / "run")
+        training.run(tiny(folder, unreadable="skip"), tmp_path / "run")
     frozen = {"name": "convnet", "widths": [4, 8], "strides": [2, 2], "frozen": True}
     with pytest.raises(ValueError, match=r"chunk \(None there, 8 here\)"):
-        loop.run(tiny(folder, chunk=8, net=frozen), tmp_path / "run")
+        training.run(tiny(folder, chunk=8, net=frozen), tmp_path / "run")
 
 
 def test_a_workdir_in_use_is_refused(tmp_path):
     (tmp_path / "run").mkdir()
     lock_file = lock(tmp_path / "run")
     with pytest.raises(ValueError, match=f"in use by process {os.getpid()}"):
-        loop.run(tiny(tmp_path), tmp_path / "run")
+        training.run(tiny(tmp_path), tmp_path / "run")
     lock_file.close()
-    loop.run(tiny(tmp_path), tmp_path / "run")
+    training.run(tiny(tmp_path), tmp_path / "run")
 
 
 def test_a_run_interrupted_where_the_best_is_reloaded_ends_the_same(tmp_path):
@@ -208,12 +209,12 @@ def test_a_run_interrupted_where_the_best_is_reloaded_ends_the_same(tmp_path):
     config = tiny(tmp_path, reload_best_at=[4], optimizer=optimizer, schedule=rising)
     config["evaluate"] |= {"every": 1, "clustering": False}
     config["checkpoint"]["keep"] = 6
-    loop.run(config, tmp_path / "run")
+    training.run(config, tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "resumed")
     folder = tmp_path / "resumed" / "checkpoints"
     for later in (5, 6):
         shutil.rmtree(folder / str(later))
-    loop.run(config, tmp_path / "resumed")
+    training.run(config, tmp_path / "resumed")
     rows, resumed_rows = (
         journal.read(tmp_path / name / "metrics.jsonl") for name in ("run", "resumed")
     )

@@ -13,7 +13,9 @@ from safetensors import safe_open
 from system import METHODS, photos, tiny
 
 from dmljax.report import run as run_facts
-from dmljax.train import evaluation, export, journal, loop, run_folder
+from dmljax.runs import export, training
+from dmljax.runs import folder as run_folder
+from dmljax.train import evaluation, journal
 from dmljax.train.evaluation import Evaluator
 
 
@@ -22,7 +24,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     config = tiny(folder, validation=0.5, sampler={"name": "plan", "classes": 2, "per_class": 4})
     config |= {"runtime": {"devices": 1}}
-    return folder, loop.run(config, folder / "run")
+    return folder, training.run(config, folder / "run")
 
 
 def _command(*flags):
@@ -71,7 +73,7 @@ def test_an_evaluation_that_is_impossible_is_refused(finished, fields, message):
 
 
 def test_a_run_without_held_out_classes_has_no_val(tmp_path):
-    loop.run(tiny(tmp_path, steps=2), tmp_path / "run")
+    training.run(tiny(tmp_path, steps=2), tmp_path / "run")
     with pytest.raises(ValueError, match=r"choose train, test; a run with --config.validation=0.2"):
         run_folder.score(tmp_path / "run", split="val")
 
@@ -116,7 +118,7 @@ def test_embed_writes_the_synthetic_features_of_dvml(tmp_path):
     """Their sum and the embedding are what they say, and an interrupted call ends the same."""
     method = {"name": "dvml", "mode": "seed", "dim": 4, "hidden": 5, "phase_at": 1}
     config = tiny(tmp_path, steps=2, method=method, loss="semihard_triplet")
-    loop.run(config | {"runtime": {"devices": 1}}, tmp_path / "run")
+    training.run(config | {"runtime": {"devices": 1}}, tmp_path / "run")
     out = export.export(tmp_path / "run", tmp_path / "out", synthetic=True, chunk=12)
     names = ("embeddings", "features", "reconstruction", "z_invariant", "z_variant", "synthetic")
     x = {name: np.load(out / f"{name}.npy") for name in names}
@@ -183,7 +185,7 @@ def test_select_val_trains_without_the_held_out_classes_and_opens_the_best_step(
     config |= {"schedule": {"name": "constant", "warmup": 8}}  # from harmless to harmful
     config |= {"evaluate": {"every": 1, "ks": [1], "clustering": False, "batch_size": 16}}
     config["checkpoint"] = {"every": 1, "keep": 1}
-    scores = loop.run(config, tmp_path / "run")
+    scores = training.run(config, tmp_path / "run")
     lines = journal.read(tmp_path / "run" / "metrics.jsonl")
     val = {x["step"]: x["val/R@1"] for x in lines if "val/R@1" in x}
     test = {x["step"]: x["test/R@1"] for x in lines if "test/R@1" in x}
@@ -199,7 +201,7 @@ def test_select_val_trains_without_the_held_out_classes_and_opens_the_best_step(
 def test_refinement_is_scored_in_a_run_and_after_it(tmp_path):
     config = tiny(tmp_path, **METHODS["graph"], runtime={"devices": 1})
     config["evaluate"] = config["evaluate"] | {"refine": True}
-    scores = loop.run(config, tmp_path / "run")
+    scores = training.run(config, tmp_path / "run")
     assert 0 <= scores["refined/R@1"] <= 1
     assert run_folder.score(tmp_path / "run") == scores
 
@@ -208,7 +210,7 @@ def test_refinement_is_refused_by_a_method_without_it(tmp_path):
     config = tiny(tmp_path)
     config["evaluate"] = config["evaluate"] | {"refine": True}
     with pytest.raises(ValueError, match="does not refine"):
-        loop.run(config, tmp_path / "run")
+        training.run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -216,7 +218,7 @@ def test_knn_compares_classes_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"evaluate\.knn takes the class from training images"):
         config = tiny(tmp_path)
         config["evaluate"] = config["evaluate"] | {"knn": 3}
-        loop.run(config, tmp_path / "run")
+        training.run(config, tmp_path / "run")
     run, state = run_folder.reopen(_with_known_classes(tmp_path))
     evaluator = Evaluator(run)
     accuracy = evaluator.scores(state, evaluator.embeddings(state, run.test), run.test)["knn"]
@@ -235,7 +237,7 @@ def _with_known_classes(folder):
     config = tiny(folder, steps=2, runtime={"devices": 1})
     config["dataset"] = {"name": "folder", "root": str(root)}
     config["evaluate"] = config["evaluate"] | {"knn": 3, "every": 2}
-    loop.run(config, folder / "known")
+    training.run(config, folder / "known")
     return folder / "known"
 
 

@@ -11,7 +11,8 @@ from system import photos, tiny
 
 from dmljax import main
 from dmljax.report import page
-from dmljax.train import loop, run_page
+from dmljax.runs import page as run_page
+from dmljax.runs import training
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def run_of_photos(tmp_path_factory):
     folder = tmp_path_factory.mktemp("private")
     images = photos(folder)
     dataset = {"name": "folder", "root": str(images), "split": 0.5}
-    loop.run(tiny(folder, dataset=dataset, pictures=True), folder / "run")
+    training.run(tiny(folder, dataset=dataset, pictures=True), folder / "run")
     return folder / "run", images
 
 

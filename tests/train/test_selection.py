@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from system import photos, tiny
 
+from dmljax.config.build import build
 from dmljax.data import datasets
-from dmljax.train import journal, loop, results, run_folder
-from dmljax.train.build import build
-from dmljax.train.stopping import is_out_of_patience
+from dmljax.runs import folder as run_folder
+from dmljax.runs import training
+from dmljax.train import journal, results
+from dmljax.train.loop import is_out_of_patience
 
 HELD_OUT = {"validation": 0.5, "sampler": {"name": "plan", "classes": 2, "per_class": 4}}
 # From harmless to harmful, so that an early step is the best.
@@ -40,7 +42,7 @@ def stopped(tmp_path_factory):
     """A run of 30 steps that ends early, its folder, and its evaluations {step: score}."""
     folder = tmp_path_factory.mktemp("stopped")
     config = tiny(folder, **HARMFUL, **HELD_OUT, steps=30, select="val/MAP@R", patience=2)
-    loop.run(config, folder / "run")
+    training.run(config, folder / "run")
     rows = journal.read(folder / "run" / "metrics.jsonl")
     return config, folder, {row["step"]: row["val/MAP@R"] for row in rows if "val/MAP@R" in row}
 
@@ -57,7 +59,7 @@ def test_a_run_ends_when_its_best_evaluation_is_too_old(stopped):
 def test_the_same_command_does_not_train_further(stopped, tmp_path):
     config, folder, scores = stopped
     shutil.copytree(folder / "run", tmp_path / "run")
-    loop.run(config, tmp_path / "run")
+    training.run(config, tmp_path / "run")
     assert results.read(tmp_path / "run").step == max(scores)
     files = [parent / "run" / "metrics.jsonl" for parent in (tmp_path, folder)]
     assert files[0].read_bytes() == files[1].read_bytes()
@@ -68,7 +70,7 @@ def test_a_resumed_run_ends_at_the_same_step(stopped, tmp_path):
     shutil.copytree(folder / "run", tmp_path / "run")
     for step in (max(scores), max(scores) - 1):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / str(step))
-    loop.run(config, tmp_path / "run")
+    training.run(config, tmp_path / "run")
     assert results.read(tmp_path / "run").step == max(scores)
     files = [parent / "run" / "metrics.jsonl" for parent in (tmp_path, folder)]
     assert files[0].read_bytes() == files[1].read_bytes()
@@ -81,7 +83,7 @@ def test_patience_needs_a_score(tmp_path):
 
 def test_a_run_without_evaluations_does_not_open_its_newest_step(tmp_path):
     config = tiny(tmp_path, select="test/R@1", evaluate={"every": 4, "ks": [1], "seeds": [0]})
-    loop.run(config, tmp_path / "run")
+    training.run(config, tmp_path / "run")
     for step in (4, 6):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / str(step))
     with pytest.raises(
@@ -100,7 +102,7 @@ def test_a_score_that_does_not_exist_chooses_nothing(tmp_path):
     metrics = [{"name": "recall_at_k", "k": 1}, "test_selection:nothing"]
     config = tiny(tmp_path, select="test/nothing", evaluate={"every": 2, "metrics": metrics})
     with pytest.raises(ValueError, match=r"select='test/nothing': test has no nothing"):
-        loop.run(config, tmp_path / "run")
+        training.run(config, tmp_path / "run")
 
 
 def _names(config):
@@ -145,7 +147,7 @@ def test_held_out_images_are_queries_and_gallery_where_the_test_images_are(tmp_p
     assert run.test.query.sum() == run.test.gallery.sum() == 16
     assert run.held_out.query.tolist() == [False, True] * 8
     assert run.held_out.gallery.tolist() == [True, False] * 8
-    loop.run(config, tmp_path / "run")
+    training.run(config, tmp_path / "run")
     assert "16 images of 2 held-out classes (8 of them queries)" in capsys.readouterr().out
 
 
@@ -170,7 +172,7 @@ def test_a_share_of_the_images_or_of_the_classes(tmp_path):
     assert pixels(train(image_share=0.25)) < pixels(images) < pixels(whole)
     assert pixels(train(image_share=0.5, seed=1)) != pixels(images)
     assert pixels(train(image_share=0.5)) == pixels(images)
-    loop.run(
+    training.run(
         tiny(tmp_path, dataset=tiny(tmp_path)["dataset"] | {"image_share": 0.5}), tmp_path / "run"
     )
     assert results.read(tmp_path / "run").data["train"] == {"images": 16, "classes": 4}

@@ -14,23 +14,23 @@ from processes import ROOT
 from safetensors import safe_open
 from system import tiny
 
-from dmljax.data import parts
-from dmljax.train import export, loop
+from dmljax.files import parts
+from dmljax.runs import export, training
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharded_run")
     evaluate = {"every": 2, "ks": [1], "seeds": [0], "batch_size": 4, "clustering": False}
-    loop.run(tiny(folder, steps=2, evaluate=evaluate, runtime={"devices": 1}), folder / "run")
+    training.run(tiny(folder, steps=2, evaluate=evaluate, runtime={"devices": 1}), folder / "run")
     return folder / "run"
 
 
 # A small chunk, and a pause after each so that the test can kill the process between two of them.
 PART = """
 import sys, time
-from dmljax.data import files, parts
-from dmljax.train import export
+from dmljax.files import writing as files, parts
+from dmljax.runs import export
 write_json = export.write_json
 def slowly(path, content):
     write_json(path, content)

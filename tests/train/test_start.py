@@ -9,7 +9,10 @@ import pytest
 from processes import same
 from system import METHODS, tiny
 
-from dmljax.train import build, loop, results, run_folder
+from dmljax.config import build
+from dmljax.runs import folder as run_folder
+from dmljax.runs import training
+from dmljax.train import results
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.initial_state import first_state
 from dmljax.train.optimizers import averaged
@@ -20,7 +23,7 @@ def source(tmp_path_factory):
     """A finished run of `pairs`, which chose an evaluation, not its last step."""
     folder = tmp_path_factory.mktemp("source")
     config = tiny(folder, select="test/R@1", seed=3, optimizer={"name": "sgd", "rate": 0.3})
-    loop.run(config, folder / "run")
+    training.run(config, folder / "run")
     return folder / "run"
 
 
@@ -48,7 +51,7 @@ def test_the_first_backbone_is_that_of_the_chosen_step(source, tmp_path, name):
 
 def test_all_that_fits_is_carried_but_rows_for_classes(source, tmp_path, capsys):
     """Also where both runs have as many classes: they are others."""
-    loop.run(tiny(tmp_path, **METHODS["proxies"]), tmp_path / "proxies")
+    training.run(tiny(tmp_path, **METHODS["proxies"]), tmp_path / "proxies")
     chosen = results.read(tmp_path / "proxies").chosen.step
     _, expected = run_folder.reopen(tmp_path / "proxies", step=chosen)
     config = tiny(tmp_path, **METHODS["proxies"], start=str(tmp_path / "proxies"), seed=1)
@@ -58,7 +61,7 @@ def test_all_that_fits_is_carried_but_rows_for_classes(source, tmp_path, capsys)
     assert all(_differ(state.params["head"], drawn.params["head"]))
     same(state.params["proxies"], drawn.params["proxies"])
     capsys.readouterr()
-    loop.run(config, tmp_path / "run")
+    training.run(config, tmp_path / "run")
     line = f"start: the backbone, head/red of {tmp_path / 'proxies'}, step {chosen}; drawn: "
     assert f"{line}proxies (a row for each class)" in capsys.readouterr().out
     # Of a linear layer of another width nothing is taken.
@@ -78,7 +81,7 @@ def test_modules_of_a_method_are_carried_to_the_same_method(tmp_path, name):
     fields = METHODS[name]
     if name == "graph":
         fields = fields | {"method": fields["method"] | {"neck": True}}
-    loop.run(tiny(tmp_path, **fields), tmp_path / "source")
+    training.run(tiny(tmp_path, **fields), tmp_path / "source")
     chosen = results.read(tmp_path / "source").chosen.step
     _, expected = run_folder.reopen(tmp_path / "source", step=chosen)
     config = tiny(tmp_path, **fields, start=str(tmp_path / "source"), seed=1)
@@ -101,7 +104,7 @@ def test_the_average_of_a_run_begins_with_what_it_carries(source, tmp_path):
 
 
 def test_rows_of_a_memory_are_not_carried(tmp_path):
-    loop.run(tiny(tmp_path, **METHODS["pairs"]), tmp_path / "source")
+    training.run(tiny(tmp_path, **METHODS["pairs"]), tmp_path / "source")
     config = tiny(tmp_path, **METHODS["pairs"], start=str(tmp_path / "source"))
     state = first_state(build.build(config))
     drawn = first_state(build.build(config | {"start": None}))
@@ -113,12 +116,12 @@ def test_an_ensemble_copies_its_stages_and_gives_them_back(source, tmp_path):
     ensemble["method"] |= {"attention": "conv2"}
     ensemble["net"] = {"name": "convnet", "widths": [4, 8], "strides": [2, 1]}
     plain = tiny(tmp_path, net=ensemble["net"])
-    loop.run(plain, tmp_path / "plain")
+    training.run(plain, tmp_path / "plain")
     state = first_state(build.build(ensemble | {"start": str(tmp_path / "plain")}))
     _, expected = run_folder.reopen(tmp_path / "plain")
     same(state.params["net"]["shared"]["conv1"], expected.params["net"]["conv1"])
     same(state.params["net"]["attention"]["conv2"], expected.params["net"]["conv2"])
-    loop.run(ensemble, tmp_path / "ensemble")
+    training.run(ensemble, tmp_path / "ensemble")
     state = first_state(build.build(plain | {"start": str(tmp_path / "ensemble")}))
     _, expected = run_folder.reopen(tmp_path / "ensemble")
     parts = expected.params["net"]["shared"] | expected.params["net"]["head"]
@@ -127,7 +130,7 @@ def test_an_ensemble_copies_its_stages_and_gives_them_back(source, tmp_path):
 
 def test_averaged_parameters_are_what_the_run_has_come_to(tmp_path):
     optimizer = {"name": "sgd", "rate": 0.3, "average": 0.9}
-    loop.run(tiny(tmp_path, optimizer=optimizer), tmp_path / "run")
+    training.run(tiny(tmp_path, optimizer=optimizer), tmp_path / "run")
     _, variables, _ = run_folder.load(tmp_path / "run")
     state = first_state(build.build(tiny(tmp_path, start=str(tmp_path / "run"))))
     same(state.params["net"], variables["params"]["net"])
@@ -138,13 +141,13 @@ def test_only_the_new_layers_learn(source, tmp_path, name):
     """Of the ensemble: its masks and its linear layer, which lie in its net."""
     config = tiny(tmp_path, **METHODS[name])
     if name == "abe":
-        loop.run(tiny(tmp_path, net=config["net"]), tmp_path / "plain")
+        training.run(tiny(tmp_path, net=config["net"]), tmp_path / "plain")
         source = tmp_path / "plain"
     config |= {"start": str(source), "trained": "last"}
     config["optimizer"] = {"name": "adam", "rate": 0.1, "decay": 0.1, "groups": [{"path": "head"}]}
     run = build.build(config)
     before = first_state(run)
-    loop.run(config, tmp_path / "run")
+    training.run(config, tmp_path / "run")
     _, after = run_folder.reopen(tmp_path / "run")
     same(before.model_state.get("batch_stats"), after.model_state.get("batch_stats"))
     if name == "pairs":
@@ -160,7 +163,7 @@ def test_only_the_new_layers_learn(source, tmp_path, name):
 def test_without_trained_last_everything_learns(source, tmp_path):
     config = tiny(tmp_path, start=str(source))
     before = first_state(build.build(config))
-    loop.run(config, tmp_path / "run")
+    training.run(config, tmp_path / "run")
     _, after = run_folder.reopen(tmp_path / "run")
     assert any(_differ(before.params["net"], after.params["net"]))
     assert any(_differ(_backbone(before)["batch_stats"], _backbone(after)["batch_stats"]))
@@ -175,21 +178,21 @@ def test_a_run_is_another_if_its_start_is(source, tmp_path, capsys):
     assert build.digests_of(config | {"carried": "backbone"}).run != one.run
     plain = tiny(tmp_path)
     assert build.digests_of(plain | {"carried": "backbone"}) == build.digests_of(plain)
-    loop.run(config, tmp_path / "run")
+    training.run(config, tmp_path / "run")
     assert f"pretraining: the backbone of {source}" in capsys.readouterr().out
-    loop.run(config | {"start": str(moved)}, tmp_path / "run")
+    training.run(config | {"start": str(moved)}, tmp_path / "run")
     assert results.read(tmp_path / "run").digests["start"] == one.start
     content = json.loads((moved / "result.json").read_text())
     content["chosen"]["step"] = 6 if content["chosen"]["step"] == 3 else 3
     (moved / "result.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"the run to start from \(digest"):
-        loop.run(config | {"start": str(moved)}, tmp_path / "run")
+        training.run(config | {"start": str(moved)}, tmp_path / "run")
 
 
 def _refused(tmp_path, **fields):
     config = tiny(tmp_path, **fields)
     with pytest.raises((ValueError, OSError)) as refusal:
-        loop.run(config, tmp_path / "new")
+        training.run(config, tmp_path / "new")
     assert not (tmp_path / "new").exists()
     return str(refusal.value)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from system import METHODS, tiny
 
-from dmljax.train import loop, stuck
+from dmljax.runs import stuck, training
 from dmljax.train.journal import read
 
 
@@ -96,7 +96,7 @@ FIELDS = {
 def test_a_run_at_a_rate_of_zero_is_warned_once(tmp_path, capsys):
     config = tiny(tmp_path, **FIELDS, optimizer={"name": "sgd", "rate": 0.0})
     config["net"] = config["net"] | {"frozen": True}
-    loop.run(config, tmp_path / "run")
+    training.run(config, tmp_path / "run")
     printed = capsys.readouterr().out
     assert printed.count("warning: the loss has not moved") == 1
     assert "test/R@1 has not risen since step 15" in printed
@@ -105,7 +105,7 @@ def test_a_run_at_a_rate_of_zero_is_warned_once(tmp_path, capsys):
 def test_a_run_that_learns_is_not_warned(tmp_path, capsys):
     config = tiny(tmp_path, **FIELDS)
     config["method"] = config["method"] | {"dim": 16}
-    loop.run(config, tmp_path / "run")
+    training.run(config, tmp_path / "run")
     assert "warning" not in capsys.readouterr().out
 
 
@@ -121,7 +121,7 @@ def test_a_falling_loss_does_not_hide_a_poor_score(tmp_path, capsys):
     config["dataset"] = config["dataset"] | {"path": str(tmp_path / "noisy.npz")}
     groups = [{"path": "^(net|head)", "frozen": True}]
     config["optimizer"] = {"name": "adam", "rate": 0.5, "groups": groups}
-    loop.run(config, tmp_path / "run")
+    training.run(config, tmp_path / "run")
     rows = read(tmp_path / "run" / "metrics.jsonl")
     assert stuck.has_moved([row["loss"] for row in rows if "loss" in row])
     pixels = next(row["raw/R@1"] for row in rows if "raw/R@1" in row)
@@ -150,5 +150,5 @@ def test_no_method_is_warned_on_glyphs(tmp_path, capsys, name):
     stages = {"split": ["conv2", "conv3"], "attention": "conv3"}
     changes = {"abe": stages, "pairs": {"memory": 64}}  # the batch has 64 rows
     config["method"] = config["method"] | changes.get(name, {})
-    loop.run(config, tmp_path / "run")
+    training.run(config, tmp_path / "run")
     assert "warning" not in capsys.readouterr().out

@@ -6,7 +6,8 @@ from system import tiny
 from dmljax import metrics
 from dmljax.data.splits import Split
 from dmljax.report import scores_file
-from dmljax.train import initial_state, loop, summary
+from dmljax.runs import summary, training
+from dmljax.train import initial_state
 from dmljax.train.journal import read
 
 HELD_OUT = {"validation": 0.5, "sampler": {"name": "plan", "classes": 2, "per_class": 4}}
@@ -21,7 +22,7 @@ HARMFUL = {
 
 
 def _printed(folder, capsys, **fields):
-    loop.run(tiny(folder, **HARMFUL | fields), folder / "run")
+    training.run(tiny(folder, **HARMFUL | fields), folder / "run")
     return capsys.readouterr().out
 
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from dmljax.data import parts
+from dmljax.files import parts
 
 TASK = {"model": "aa", "count": 10}
 

@@ -6,9 +6,9 @@ import functools
 import json
 from typing import Any
 
+from dmljax.config import files as config_files
+from dmljax.config import registry
 from dmljax.hints import hint
-from dmljax.train import config as config_lib
-from dmljax.train import registry
 
 __all__ = ["complete", "named"]
 
@@ -112,7 +112,7 @@ def complete(config: Any) -> dict[str, Any]:
 
     Raises a one-line error for an unknown or missing field, a wrong type, or a value out of range.
     """
-    config = json.loads(json.dumps(config_lib.plain(config)))
+    config = json.loads(json.dumps(config_files.plain(config)))
     field_names = {*_DEFAULTS, *_REQUIRED}
     for name in config:
         if name not in field_names:

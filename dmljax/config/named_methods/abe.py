@@ -9,9 +9,9 @@ import flax.linen as nn
 import jax
 
 from dmljax import methods
+from dmljax.config.named_methods.choices import Pool, choose, pool_fn_of
 from dmljax.methods import base
 from dmljax.methods.abe import divergence, drawn_pairs, mean_divergence, min_max, multi_head
-from dmljax.train.named_methods.choices import Pool, choose, pool_fn_of
 
 __all__ = ["abe"]
 

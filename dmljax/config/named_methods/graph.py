@@ -9,10 +9,10 @@ from typing import Any
 import flax.linen as nn
 
 from dmljax import methods, ops
+from dmljax.config import registry
+from dmljax.config.named_methods.choices import Pool, choose, pool_fn_of
 from dmljax.methods import base
 from dmljax.methods.graph import nets
-from dmljax.train import registry
-from dmljax.train.named_methods.choices import Pool, choose, pool_fn_of
 
 __all__ = ["graph"]
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dmljax.data import files
+from dmljax.files import writing as files
 
 
 def test_an_error_leaves_the_file_as_it_was(tmp_path):

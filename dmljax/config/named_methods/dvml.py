@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from dmljax import methods
+from dmljax.config.named_methods.choices import Pool, choose, pool_fn_of
 from dmljax.methods import base
 from dmljax.methods.dvml import Phase, control, losses, nets
-from dmljax.train.named_methods.choices import Pool, choose, pool_fn_of
 
 __all__ = ["dvml"]
 

@@ -12,17 +12,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from dmljax.data import parts
-from dmljax.data.files import write_json
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, record_name, subset
+from dmljax.files import parts
+from dmljax.files.writing import write_json
 from dmljax.methods.base import Inspect
 from dmljax.report import atlas
+from dmljax.runs.folder import reopen, split_of
 from dmljax.train import optimizers
 from dmljax.train.devices import path_of
 from dmljax.train.evaluation import MAIN, Evaluator
 from dmljax.train.run import Run
-from dmljax.train.run_folder import reopen, split_of
 from dmljax.train.step import TrainState
 
 __all__ = ["export"]
@@ -54,7 +54,7 @@ def export(
 
     With `shard`, only its rows are embedded, into `out/part-I-of-N`; processes with the other
     shards, on this host or others, write beside it and never wait for each other. The process that
-    completes the last part completes `out/manifest.json`: see `data.parts`. The concatenated parts
+    completes the last part completes `out/manifest.json`: see `files.parts`. The concatenated parts
     are bitwise equal to an export without `shard`, on the same hardware and batch size.
     """
     if format not in ("npy", "parquet"):

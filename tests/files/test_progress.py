@@ -2,7 +2,7 @@
 
 import io
 
-from dmljax.data.progress import Progress
+from dmljax.files.progress import Progress
 
 
 class _Terminal(io.StringIO):

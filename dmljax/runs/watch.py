@@ -15,7 +15,8 @@ from absl import logging
 from dmljax.report import page
 from dmljax.report import run as run_files
 from dmljax.report.facts import Facts
-from dmljax.train import run_folder, run_page
+from dmljax.runs import folder as run_folder
+from dmljax.runs import page as run_page
 from dmljax.train.evaluation import Evaluation, Evaluator
 
 __all__ = ["LivePage", "serve"]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import pathlib
@@ -22,7 +21,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dmljax.data.files import sha256, write_json
+from dmljax.files import locks
+from dmljax.files.writing import sha256, write_json
 
 __all__ = ["Shard", "claimed", "complete", "finish", "is_complete", "parse", "read", "verify"]
 
@@ -78,9 +78,13 @@ def claimed(
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
     common = {"format": _FORMAT, "parts": shard.count, **task}
-    with _locked(out / "shards.lock", wait=True):
+    with locks.locked(out / "shards.lock", wait=True):
         _begin(out, common)
-    with _locked(out / f"{shard.folder}.lock", wait=False):
+    try:
+        file = locks.lock(out / f"{shard.folder}.lock")
+    except locks.Taken as owner:
+        raise ValueError(f"{shard.folder} in {out} is being written by {owner}") from None
+    with file:
         folder = out / shard.folder
         folder.mkdir(exist_ok=True)
         for path in folder.glob("*.tmp"):
@@ -117,22 +121,6 @@ def _common(out: pathlib.Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{out} has no {_SHARDS}: it is no folder of parts") from None
 
 
-@contextlib.contextmanager
-def _locked(path: pathlib.Path, *, wait: bool) -> Iterator[None]:
-    with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            file.seek(0)
-            owner = file.read().strip() or "another process"
-            name = path.name.removesuffix(".lock")
-            raise ValueError(f"{name} in {path.parent} is being written by {owner}") from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {os.uname().nodename}")
-        file.flush()
-        yield
-
-
 def is_complete(folder: pathlib.Path) -> bool:
     """Whether the part in `folder`, which `claimed` gave, needs no more work."""
     return (folder / _PART).exists()
@@ -160,7 +148,7 @@ def complete(out: str | os.PathLike) -> dict[str, Any]:
     Every process calls it when its part is complete, so the last one writes the full manifest.
     """
     out = pathlib.Path(out)
-    with _locked(out / "shards.lock", wait=True):
+    with locks.locked(out / "shards.lock", wait=True):
         common = _common(out)
         parts, missing = [], []
         for index in range(common["parts"]):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
-import os
 import pathlib
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +16,6 @@ __all__ = [
     "differences",
     "folder_name",
     "function_of_file",
-    "of_run",
     "override",
     "plain",
     "read",
@@ -42,22 +39,6 @@ def read(name: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     except Exception as error:  # a config is the user's program
         raise ValueError(f"{source} does not run: {type(error).__name__}: {error}") from error
     return override(config, overrides)
-
-
-def of_run(folder: str | os.PathLike, name: str = "config.json") -> dict[str, Any]:
-    """The config of the run in a folder, or another JSON object in its file `name`."""
-    path = pathlib.Path(folder) / name
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds no run: there is no {path}")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("it is no object with named fields")
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is damaged ({error}): restore it, or make the run again with --overwrite"
-        ) from error
-    return content
 
 
 def folder_name(name: str) -> str:

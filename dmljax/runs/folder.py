@@ -7,17 +7,18 @@ import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import IO, Any
 
 import jax
 
-from dmljax.data.files import write_json
+from dmljax.config import files as config_files
+from dmljax.config.build import build
+from dmljax.config.digests import Digests, essential
 from dmljax.data.splits import Split
-from dmljax.train import config as config_lib
+from dmljax.files import locks, reading
+from dmljax.files.writing import write_json
 from dmljax.train import hosts, optimizers
-from dmljax.train.build import build
-from dmljax.train.checkpoints import Checkpoints, delete, lock
-from dmljax.train.digests import Digests, essential
+from dmljax.train.checkpoints import Checkpoints, delete
 from dmljax.train.evaluation import Evaluator
 from dmljax.train.journal import table
 from dmljax.train.run import Run
@@ -46,7 +47,7 @@ def claimed(
         def claim():
             try:
                 workdir.mkdir(parents=True, exist_ok=True)
-                stack.callback(lock(workdir).close)
+                stack.enter_context(_locked(workdir))
                 _write_config(config, digests, workdir, overwrite)
             except OSError as error:
                 raise OSError(
@@ -57,6 +58,16 @@ def claimed(
         hosts.on_process_0(claim)
         hosts.check_shared(workdir / _CONFIG)
         yield
+
+
+def _locked(workdir: pathlib.Path) -> IO[str]:
+    """Keeps other processes out of `workdir` for as long as the returned file is open."""
+    try:
+        return locks.lock(workdir / "lock")
+    except locks.Taken as owner:
+        raise ValueError(
+            f"{workdir} is in use by {owner}: wait for it, end it, or choose another --workdir"
+        ) from None
 
 
 def _write_config(
@@ -72,7 +83,7 @@ def _write_config(
             (workdir / "checkpoints").glob("[0-9]*")
         )
         try:
-            changes = _changes(config_lib.of_run(workdir), config)
+            changes = _changes(reading.config_of_run(workdir), config)
             changes += _other_digests(workdir, digests)
         except ValueError as error:  # a damaged file
             if has_results and not overwrite:
@@ -91,7 +102,7 @@ def _write_config(
 
 def _changes(old_config: dict[str, Any], config: dict[str, Any]) -> list[str]:
     """The fields that can change a result and differ between two configs."""
-    differences = config_lib.differences(essential(old_config), essential(config))
+    differences = config_files.differences(essential(old_config), essential(config))
     return [f"{path} ({old!r} there, {new!r} here)" for path, old, new in differences]
 
 
@@ -99,7 +110,7 @@ def _other_digests(workdir: pathlib.Path, digests: Digests) -> list[str]:
     """What has another digest than when the run began."""
     if not (workdir / _DIGESTS).exists():
         return []
-    old_digests = config_lib.of_run(workdir, _DIGESTS)
+    old_digests = reading.config_of_run(workdir, _DIGESTS)
     titles = {"data": "the data set", "weights": "the file of weights"}
     changes = []
     for name, title in {**titles, "start": "the run to start from"}.items():
@@ -139,7 +150,7 @@ def reopen(
     `overrides` such as '--config.dataset.root=elsewhere' change its config.
     """
     workdir = pathlib.Path(workdir)
-    run = build(config_lib.override(config_lib.of_run(workdir), overrides))
+    run = build(config_files.override(reading.config_of_run(workdir), overrides))
     with Checkpoints(workdir / "checkpoints", reading=True) as checkpoints:
         steps = checkpoints.steps()
         if step is None and steps and not run.selection.is_last:

@@ -17,7 +17,9 @@ from dmljax.data.splits import Split, record_name, subset
 from dmljax.report import facts, inside, page
 from dmljax.report import run as run_facts
 from dmljax.report.scores_file import QueryScores
-from dmljax.train import optimizers, query_scores, run_folder
+from dmljax.runs import folder as run_folder
+from dmljax.runs import query_scores
+from dmljax.train import optimizers
 from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState

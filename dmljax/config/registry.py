@@ -48,7 +48,7 @@ KINDS = {
     "normalization": Kind("normalization", ("dmljax.weights.preprocessing",), 1),
     "net": Kind("net", ("dmljax.nets",)),
     "attention": Kind("attention", ("dmljax.nets.attention",)),
-    "method": Kind("method", ("dmljax.train.named_methods",), 2, ("classes",)),
+    "method": Kind("method", ("dmljax.config.named_methods",), 2, ("classes",)),
     "loss": Kind("loss", ("dmljax.losses",), 2, excludes=_NOT_LOSSES),
     "miner": Kind("miner", ("dmljax.miners",), 2),
     "selection": Kind("selection", ("dmljax.miners.selections",), 3),

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from dmljax import methods
-from dmljax.train.named_methods.abe import abe
-from dmljax.train.named_methods.choices import with_names
-from dmljax.train.named_methods.dvml import dvml
-from dmljax.train.named_methods.graph import graph
+from dmljax.config.named_methods.abe import abe
+from dmljax.config.named_methods.choices import with_names
+from dmljax.config.named_methods.dvml import dvml
+from dmljax.config.named_methods.graph import graph
 
 __all__ = ["abe", "dvml", "graph", "pairs", "proxies"]
 __all__ += sorted(set(methods.__all__) - set(__all__))

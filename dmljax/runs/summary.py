@@ -13,14 +13,15 @@ from dmljax import kernels, metrics
 from dmljax.data.splits import Split
 from dmljax.report import pictures
 from dmljax.report.scores_file import QueryScores
-from dmljax.train import initial_state, run_page
-from dmljax.train import stuck as stuck_lib
+from dmljax.runs import page as run_page
+from dmljax.runs import stuck as stuck_lib
+from dmljax.runs.folder import describe_clustering, describe_score
+from dmljax.train import initial_state
 from dmljax.train.devices import describe_determinism
 from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.journal import read, table
 from dmljax.train.results import Chosen
 from dmljax.train.run import Run
-from dmljax.train.run_folder import describe_clustering, describe_score
 from dmljax.train.step import TrainState
 
 __all__ = [

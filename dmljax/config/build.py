@@ -12,6 +12,8 @@ import jax
 import optax
 
 from dmljax import metrics
+from dmljax.config import digests, durations, fields, registry
+from dmljax.config.fields import named
 from dmljax.data import batches, sampling
 from dmljax.data import digest as data_digests
 from dmljax.data.reader import Reader
@@ -27,18 +29,8 @@ from dmljax.data.splits import (
 from dmljax.data.transforms import transform as transform_lib
 from dmljax.hints import hint
 from dmljax.methods.base import Inspect, Method, RandomMiner
-from dmljax.train import (
-    devices,
-    digests,
-    durations,
-    fields,
-    initial_state,
-    optimizers,
-    registry,
-    start,
-)
+from dmljax.train import devices, initial_state, optimizers, start
 from dmljax.train.evaluation import MEAN, cut_names
-from dmljax.train.fields import named
 from dmljax.train.run import (
     CheckpointOptions,
     EvaluationOptions,

@@ -1,0 +1,1 @@
+"""A config becomes a `Run`: typed options, the registry of names, the files of configs."""

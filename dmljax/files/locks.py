@@ -1,0 +1,50 @@
+"""Locks of the operating system (`flock`), which end with the process, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import IO
+
+__all__ = ["Taken", "lock", "locked"]
+
+
+class Taken(Exception):
+    """Another process holds the lock. The message names the owner, as far as it is known."""
+
+
+def lock(path: pathlib.Path, *, shared: bool = False, wait: bool = False) -> IO[str]:
+    """The open lock file `path`. The lock is held until the file is closed.
+
+    An exclusive lock writes the process and the host into the file, and `Taken` names them.
+    `shared` locks exclude exclusive ones only. With `wait`, the call returns when the lock is free.
+    A child process that inherits the file holds the lock as well.
+    """
+    # The file may be read-only; NFS gives shared locks only on files that can be read.
+    file = path.open("r" if shared and path.exists() else "a+")
+    try:
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(file, kind | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip() or "another process"
+        file.close()
+        raise Taken(owner) from None
+    except BaseException:
+        file.close()
+        raise
+    if not shared:
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {os.uname().nodename}")
+        file.flush()
+    return file
+
+
+@contextlib.contextmanager
+def locked(path: pathlib.Path, *, shared: bool = False, wait: bool = False) -> Iterator[IO[str]]:
+    """Holds the lock `path` inside the block. See `lock`."""
+    with lock(path, shared=shared, wait=wait) as file:
+        yield file

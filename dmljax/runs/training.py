@@ -1,0 +1,153 @@
+"""A run from its config to its last line: train, then report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import time
+from typing import Any
+
+import jax
+
+from dmljax.config import digests
+from dmljax.config.build import build
+from dmljax.runs import folder, query_scores, summary
+from dmljax.train import initial_state, loop, results
+from dmljax.train import start as start_lib
+from dmljax.train.checkpoints import Checkpoints
+from dmljax.train.devices import check_determinism
+from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
+from dmljax.train.interrupts import Interrupts
+from dmljax.train.journal import Journal, read
+from dmljax.train.run import Run
+from dmljax.train.step import TrainState
+from dmljax.weights import file_digest
+
+__all__ = ["run"]
+
+
+def run(
+    config: Any, workdir: str | os.PathLike, *, overwrite: bool = False, source: str = ""
+) -> dict[str, float]:
+    """Trains, or continues to train, and returns the scores of the test split.
+
+    `source` is the name of the config as the command line gives it, for `result.json`.
+    """
+    workdir, start = pathlib.Path(workdir), time.monotonic()
+    run = build(config)
+    initial_state.check_weights(run)
+    if run.runtime.deterministic:
+        check_determinism(jax.devices()[0].platform, os.environ.get("XLA_FLAGS", ""))
+    run_digests = digests.of_config(
+        run.config,
+        data=run.data_digest,
+        weights=None if run.weights is None else file_digest(run.weights),
+        start=None if run.start is None else start_lib.find(run.start).digest,
+    )
+    with (
+        folder.claimed(workdir, run.config, run_digests, overwrite=overwrite),
+        Checkpoints(workdir / "checkpoints", keep=run.checkpoint.keep) as checkpoints,
+    ):
+        report = results.Report(workdir, source=source, digests=run_digests._asdict(), start=start)
+        try:
+            return _train_and_report(run, workdir, checkpoints, report)
+        except Exception as error:
+            report.failed(error, **summary.facts(run))
+            raise
+
+
+def _train_and_report(
+    run: Run, workdir: pathlib.Path, checkpoints: Checkpoints, report: results.Report
+) -> dict[str, float]:
+    origin: list[str] = []
+    restored = loop.restore(run, checkpoints, report, say=origin.append)
+    start_step = int(restored.state.step)
+    evaluator = Evaluator(run)
+    with contextlib.ExitStack() as stack:
+        is_main = jax.process_index() == 0
+        journal = Journal(workdir, step=start_step, total=run.steps, write=is_main)
+        stack.callback(journal.close)
+        interrupts = stack.enter_context(Interrupts(run.shards))
+        for line in [*summary.header(run, restored.state), *origin]:
+            journal.say(line)
+        if start_step == 0:
+            _evaluate_untrained(run, restored.state, evaluator, journal, workdir)
+        host_batches = stack.enter_context(loop.batches(run, start_step))
+        state, evaluation = loop.train(
+            run,
+            restored,
+            host_batches=host_batches,
+            evaluator=evaluator,
+            checkpoints=checkpoints,
+            journal=journal,
+            interrupts=interrupts,
+            report=report,
+            workdir=workdir,
+            evaluated_fn=_Observer(run, journal, workdir),
+        )
+        if is_main:
+            _report(run, state, evaluation, workdir, evaluator, journal, report)
+            if skipped := len(host_batches.skipped):
+                journal.say(f"{skipped} training images could not be read: see above")
+    return evaluation.test_scores
+
+
+def _evaluate_untrained(
+    run: Run, state: TrainState, evaluator: Evaluator, journal: Journal, workdir: pathlib.Path
+) -> None:
+    """Reports the scores of the raw pixels, and draws the first frame of the movie."""
+    if baseline := evaluator.pixel_scores():
+        journal.say(f"raw pixels, before training: R@1 {100 * baseline['R@1']:.1f}")
+        journal.evaluation(0, baseline, split="raw")
+    if run.evaluation.frames:
+        summary.frame(run, evaluator.embeddings(state, run.test), workdir, 0)
+
+
+class _Observer:
+    """Writes what an evaluation shows: projector, frame of the movie, at most one warning."""
+
+    def __init__(self, run: Run, journal: Journal, workdir: pathlib.Path):
+        self._run, self._journal, self._workdir = run, journal, workdir
+        self._has_warned = False
+
+    def __call__(self, step: int, evaluation: Evaluation) -> None:
+        run = self._run
+        if evaluation.test_embeddings is not None:
+            if run.evaluation.projector:
+                classes = [run.test.names[label] for label in run.test.labels]
+                self._journal.projector(
+                    step,
+                    evaluation.test_embeddings[MAIN],
+                    classes,
+                    count=run.evaluation.projector,
+                )
+            if run.evaluation.frames:
+                summary.frame(run, evaluation.test_embeddings, self._workdir, step)
+        if not self._has_warned and (line := summary.stuck(run, evaluation, self._workdir)):
+            self._journal.say(line)
+            self._has_warned = True
+
+
+def _report(
+    run: Run,
+    state: TrainState,
+    evaluation: Evaluation,
+    workdir: pathlib.Path,
+    evaluator: Evaluator,
+    journal: Journal,
+    report: results.Report,
+) -> None:
+    """The last lines of a run, `result.json`, the scores of single queries, and the page."""
+    choice = summary.choice(run, int(state.step), read(workdir / "metrics.jsonl"))
+    for line in summary.footer(run, state, evaluation, choice):
+        journal.say(line)
+    scores = None
+    if evaluation.test_embeddings is not None:
+        embeddings = evaluation.test_embeddings[MAIN]
+        scores = query_scores.of_run(run, embeddings, workdir, step=int(state.step))
+        query_scores.write(scores, workdir)
+        journal.say(summary.intervals(scores))
+    report.finished(choice, evaluation.scores, **summary.facts(run))
+    for line in summary.pictures_of(run, state, evaluation, workdir, scores, evaluator=evaluator):
+        journal.say(line)
