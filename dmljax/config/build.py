@@ -94,17 +94,7 @@ def build(config: Any) -> Run:
     key = jax.eval_shape(lambda: initial_state.key_of(0))
     shapes = jax.eval_shape(init_fn, key)
     _check_groups(config, shapes.params)
-    carried = None
-    if config["start"] is not None and config["carried"] == "all":
-        # Far more classes, because a method may round their number up.
-        other = _method(config, net, len(data.train.names) + 1_000_003)
-        own, of_more = (
-            start.flat(*jax.eval_shape(lambda key, m=m: init_method(key, method=m), key))
-            for m in (method, other)
-        )
-        per_class = {path for path, array in own.items() if array.shape != of_more[path].shape}
-        backbone = frozen or _backbone_paths(init_method, net, image_shape)
-        carried = start.Carried(own, frozenset(per_class), frozenset(backbone))
+    carried = _carried(config, net, len(data.train.names), method, init_method, image_shape, frozen)
     sharded = tuple(config["runtime"]["sharded"])
     placements = devices.of_state(shapes, shards, patterns=sharded)
     check_chunks(
@@ -389,6 +379,30 @@ def _backbone_paths(init_fn: Callable, net: Any, image_shape: tuple[int, ...]) -
     )
 
 
+def _carried(
+    config: Config,
+    net: Any,
+    classes: int,
+    method: Method,
+    init_method: Callable,
+    image_shape: tuple[int, ...],
+    frozen: tuple[str, ...],
+) -> start.Carried | None:
+    """What a run that starts from another one may take from it beside the backbone."""
+    if config["start"] is None or config["carried"] != "all":
+        return None
+    key = jax.eval_shape(lambda: initial_state.key_of(0))
+    # Far more classes, because a method may round their number up.
+    other = _method(config, net, classes + 1_000_003)
+    own, of_more = (
+        start.flat(*jax.eval_shape(lambda key, m=m: init_method(key, method=m), key))
+        for m in (method, other)
+    )
+    per_class = {path for path, array in own.items() if array.shape != of_more[path].shape}
+    backbone = frozen or _backbone_paths(init_method, net, image_shape)
+    return start.Carried(own, frozenset(per_class), frozenset(backbone))
+
+
 def embedding(config: Config, *, classes: int) -> tuple[Method, Callable]:
     """The method and the normalization of a run's config (`Run.config`), without its data set."""
     net, _ = _net(config)
@@ -478,6 +492,7 @@ def _evaluation(
         seeds=tuple(options["seeds"]),
         starts=options["starts"],
         depth=options["depth"],
+        average=options["average"],
         call_fn=registry.own_function(options["call"], _CALLED) if options["call"] else None,
         knn=options["knn"],
         refine=options["refine"],

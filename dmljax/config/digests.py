@@ -18,6 +18,9 @@ __all__ = [
 # Sections of a config that cannot change a result, and fields that say where files lie. The content
 # of those files has a digest of its own.
 _IRRELEVANT = ("runtime", "notes", "pictures")
+# Fields that older versions did not have. They count only where they differ from their default, so
+# that the folders and the digests of older runs stay valid.
+_LATER: dict[str, dict[str, Any]] = {"evaluate": {"average": "queries"}}
 PATHS = {"dataset": ("root", "path", "data_dir"), "net": ("weights",)}
 
 
@@ -37,6 +40,10 @@ def essential(config: dict[str, Any]) -> dict[str, Any]:
     if config.get("start") is None:
         left_out += ("carried",)
     fields = {name: value for name, value in config.items() if name not in left_out}
+    for name, later in _LATER.items():
+        if isinstance(fields.get(name), dict):
+            section = fields[name].items()
+            fields[name] = {k: v for k, v in section if k not in later or v != later[k]}
     for name, paths in PATHS.items():
         if isinstance(fields.get(name), dict):
             fields[name] = {k: v for k, v in fields[name].items() if k not in paths}

@@ -50,6 +50,7 @@ _SECTIONS: dict[str, dict[str, Any]] = {
         "extra": (),  # names of further scores
         "ks": (1, 2, 4, 8),
         "depth": None,  # a number or 'max_bin_count': where mAP and MRR are also cut
+        "average": "queries",  # or 'classes': every class counts the same in a score
         "clustering": True,  # or 'end': after the last step alone
         "starts": 1,  # of k-means, of which the least inertia counts
         "batch_size": 256,
@@ -75,6 +76,7 @@ _SECTIONS: dict[str, dict[str, Any]] = {
 }
 # Types of fields whose default has another type.
 _OTHER_TYPES = {
+    "average": "str",
     "call": "str | None",
     "chunk": "int | None",
     "clustering": "bool | str",
@@ -148,6 +150,10 @@ def _check_evaluate(options: dict[str, Any]) -> None:
     if options["clustering"] not in (True, False, "end"):
         raise ValueError(
             f"evaluate.clustering must be True, False or 'end', not {options['clustering']!r}"
+        )
+    if options["average"] not in ("queries", "classes"):
+        raise ValueError(
+            f"evaluate.average must be 'queries' or 'classes', not {options['average']!r}"
         )
     depth = options["depth"]
     if depth is not None and (depth != "max_bin_count" if isinstance(depth, str) else depth < 1):

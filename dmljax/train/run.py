@@ -56,6 +56,7 @@ class EvaluationOptions(NamedTuple):
     seeds: tuple[int, ...]
     starts: int
     depth: int | str | None
+    average: str  # 'queries' or 'classes'
     call_fn: Callable | None
     knn: int
     refine: bool
