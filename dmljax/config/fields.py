@@ -19,7 +19,8 @@ def complete(config: Any) -> dict[str, Any]:
     `size` is also filled into the two transforms, where they do not set it. Raises a one-line error
     for an unknown or missing field, a wrong type, or a value out of range.
     """
-    config = json.loads(json.dumps(config_files.plain(config)))
+    config = config_files.plain(config)
+    json.dumps(config)  # raises for what a file cannot hold
     config = _checked(config, Options, "the config")
     for name, section in SECTIONS.items():
         config[name] = _checked(config[name], section, name)
@@ -53,7 +54,7 @@ def _checked(values: Any, section: type, title: str) -> dict[str, Any]:
     if unknown := sorted(set(values) - set(fields)):
         noun = "field " if section is Options else ""
         raise ValueError(f"{title} has no {noun}{unknown[0]!r}{hint(unknown[0], fields)}")
-    values = json.loads(json.dumps(defaults_of(section))) | values
+    values = config_files.plain(defaults_of(section)) | values
     if missing := [name for name in fields if name not in values]:
         meaning = fields[missing[0]].metadata["meaning"]
         raise ValueError(f"{title} sets no {', '.join(missing)} ({missing[0]}: {meaning})")

@@ -9,6 +9,7 @@ import flax.linen as nn
 import optax
 
 from dmljax.data.splits import Split
+from dmljax.data.transforms.transform import Transform
 from dmljax.methods.base import Method
 from dmljax.train.devices import Shardings
 from dmljax.train.options import CheckpointOptions, EvaluationOptions, RuntimeOptions
@@ -76,8 +77,8 @@ class Run(NamedTuple):
     unreadable: str
     sample_fn: Callable  # (groups, *, seed, step) -> indices of the global batch
     sampler_note: str  # for the header, such as how soon every image is used
-    transform_fn: Callable
-    eval_transform_fn: Callable
+    transform_fn: Transform
+    eval_transform_fn: Transform
     normalize_fn: Callable
     image_shape: tuple[int, ...]
     eval_image_shape: tuple[int, ...]
