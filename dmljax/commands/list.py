@@ -2,6 +2,7 @@
 
     dmljax list
     dmljax list losses
+    dmljax list fields     the fields of a config, with their defaults and meanings
 
 Names of your own are written as my_package.my_module:my_function.
 """
@@ -30,7 +31,7 @@ _TABLES = {
     "optimizers": "optimizer",
     "schedules": "schedule",
 }
-KINDS = ("configs", "recipes", *_MODULES, *_TABLES)
+KINDS = ("configs", "recipes", "fields", *_MODULES, *_TABLES)
 
 
 def configs() -> str:
@@ -60,6 +61,12 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         raise ValueError(f"there is no kind {arguments.kind!r}{hint(arguments.kind, KINDS)}")
     if arguments.kind in ("configs", "recipes"):
         print(configs())
+        return 0
+    if arguments.kind == "fields":
+        from dmljax.train.options import rows
+
+        for name, default, meaning in rows():
+            print(f"  {name:22s}  {meaning}; {default}")
         return 0
     functions = _functions(arguments.kind)
     width = max(map(len, functions))

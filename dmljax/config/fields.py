@@ -58,6 +58,7 @@ def _checked(values: Any, section: type, title: str) -> dict[str, Any]:
     if missing := [name for name in fields if name not in values]:
         meaning = fields[missing[0]].metadata["meaning"]
         raise ValueError(f"{title} sets no {', '.join(missing)} ({missing[0]}: {meaning})")
+    values = {name: values[name] for name in fields}
     registry.check(title, values, {n: f.type for n, f in fields.items() if _is_plain(f)})
     for name, field in fields.items():
         if not _fits(value := values[name], field):

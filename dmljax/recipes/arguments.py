@@ -54,7 +54,8 @@ def config_function(recipe: Callable[..., dict[str, Any]], **fixed: Any) -> Call
     """The `get_config(argument)` of a config file: `recipe` with some keywords already chosen.
 
     It returns an `ml_collections.ConfigDict`, so that other programs can read the file with
-    `ml_collections.config_flags` too.
+    `ml_collections.config_flags` too. Its attributes `recipe` and `fixed` are the arguments of this
+    function.
     """
 
     @functools.wraps(recipe)
@@ -63,6 +64,7 @@ def config_function(recipe: Callable[..., dict[str, Any]], **fixed: Any) -> Call
 
         return ConfigDict(recipe(**fixed, **parse(recipe, argument, fixed=frozenset(fixed))))
 
+    get_config.recipe, get_config.fixed = recipe, fixed
     get_config.__signature__ = inspect.Signature(
         [inspect.Parameter("argument", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)]
     )
