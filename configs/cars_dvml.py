@@ -4,8 +4,8 @@
         --config.net.weights=googlenet.safetensors
     python -m dmljax.main --config=configs/cars_dvml.py:loss=npair ...
 
-Expected with the paper's form, in percent, 512 dimensions (its table 1); R@1 without DVML, which
-`baseline=True` trains, beside it:
+Expected with the paper's form, in percent, 512 dimensions (its table 1). The last column is R@1
+without DVML, which `baseline=True` trains:
 
     argument                  NMI   F1    R@1   R@2   R@4   R@8     R@1 without
     loss=triplet              61.1  28.2  64.3  73.7  79.2  85.1    58.5
@@ -22,7 +22,7 @@ Expected of `mode=seed`, 128 dimensions, by the public code's report, whose own 
 
 The default is the corrected form; `mode=seed` follows public code. `help(dmljax.recipes.dvml)` says
 what the paper gives, what is a guess, and where that code differs from its report. NMI and F1 are
-of the best of ten k-means starts by inertia, as in that code. Not run at full size here yet.
+scored on the best of ten k-means starts by inertia, as in that code. Not run at full size here yet.
 """
 
 from dmljax import recipes

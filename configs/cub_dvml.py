@@ -4,8 +4,8 @@
         --config.net.weights=googlenet.safetensors
     python -m dmljax.main --config=configs/cub_dvml.py:loss=npair ...
 
-Expected with the paper's form, in percent, 512 dimensions; R@1 without DVML, which
-`baseline=True` trains, beside it:
+Expected with the paper's form, in percent, 512 dimensions. The last column is R@1 without
+DVML, which `baseline=True` trains:
 
     argument                  NMI   F1    R@1   R@2   R@4   R@8     R@1 without
     loss=triplet              55.5  25.0  43.7  56.0  67.8  76.9    39.8
@@ -17,7 +17,7 @@ dimensions, a learning rate of 6e-5, a weight decay of 1e-3. No published number
 
 The default is the corrected form; `mode=seed` follows public code. `help(dmljax.recipes.dvml)` says
 what the paper gives, what is a guess, and where that code differs from its report. NMI and F1 are
-of the best of ten k-means starts by inertia, as in that code. Not run at full size here yet.
+scored on the best of ten k-means starts by inertia, as in that code. Not run at full size here yet.
 """
 
 from dmljax import recipes

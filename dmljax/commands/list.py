@@ -86,7 +86,7 @@ def _functions(kind: str) -> dict[str, Callable]:
 
 
 def _first_line(function: Callable) -> str:
-    """The first sentence of the docstring; of a `functools.partial`, that of its function."""
+    """The first line of the docstring; a `functools.partial` has the docstring of its function."""
     while isinstance(function, functools.partial):
         function = function.func
     return (inspect.getdoc(function) or "").partition("\n")[0]

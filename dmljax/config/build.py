@@ -41,8 +41,8 @@ def build(config: Any) -> Run:
     total = sampler.steps(options.steps, "steps")
     shards = _shards(options.runtime, sampler.batch_size)
     backbone = _backbone(options)
-    config = _with_normalization(config, options, backbone)
-    images = _images(options, data, config["normalize"])
+    normalization = _normalization(options, backbone)
+    images = _images(options, data, normalization)
     method = _method(options, backbone.net, len(data.train.names))
 
     def init_method(key, backbone=None, method=method):
@@ -75,7 +75,7 @@ def build(config: Any) -> Run:
     evaluation_steps = sampler.every(interval, total, "evaluate.every")
     checkpoint_interval = options.checkpoint.every or interval
     return Run(
-        config=config,
+        config=fields.with_normalization(config, normalization),
         seed=options.seed,
         steps=total,
         batch_size=sampler.batch_size,
@@ -130,7 +130,7 @@ def digests_of(config: Any, *, data: str | None = None) -> digests.Digests:
     config = fields.complete(config)
     options = fields.typed(config)
     backbone = _backbone(options)
-    config = _with_normalization(config, options, backbone)
+    config = fields.with_normalization(config, _normalization(options, backbone))
     weights = backbone.weights
     initial_state.check_file(weights)
     return digests.of_config(
@@ -144,7 +144,7 @@ def digests_of(config: Any, *, data: str | None = None) -> digests.Digests:
 def embedding(config: dict[str, Any], *, classes: int) -> tuple[Method, Callable]:
     """The method and the normalization of a run's config (`Run.config`), without its data set."""
     options = fields.typed(config)
-    return _method(options, _backbone(options).net, classes), _normalize_fn(config["normalize"])
+    return _method(options, _backbone(options).net, classes), _normalize_fn(options.normalize)
 
 
 class _Sampler(NamedTuple):
@@ -242,10 +242,8 @@ def _carried(
     return start.Carried(own, frozenset(per_class), frozenset(backbone))
 
 
-def _with_normalization(
-    config: dict[str, Any], options: Options, backbone: _Backbone
-) -> dict[str, Any]:
-    """The config, whose normalization comes from the weights or the net where it has none.
+def _normalization(options: Options, backbone: _Backbone) -> str | Spec:
+    """The normalization of the config, else of the weights or of `start`, else of the net.
 
     A config may not contradict the weights, which need the input that they were trained on, unless
     it says `force=True`.
@@ -256,19 +254,18 @@ def _with_normalization(
     if options.start is not None and (spec := start.normalization(options.start)) is not None:
         source, expected = options.start, spec
     if options.normalize is None:
-        of_net = getattr(backbone.net, "expected_normalization", None) or "imagenet"
-        return {**config, "normalize": expected or of_net}
+        return expected or getattr(backbone.net, "expected_normalization", None) or "imagenet"
     name, force = options.normalize["name"], options.normalize.get("force") is True
-    if expected is not None and name != (name_there := named(expected)["name"]) and not force:
+    if expected is not None and name != named(expected)["name"] and not force:
         raise ValueError(
-            f"normalize={name!r} contradicts {source}, which expects {name_there!r}: leave "
-            f"it out, or insist by --config.normalize=\"{{'name': {name!r}, 'force': True}}\""
+            f"normalize={name!r} contradicts {source}, which expects {named(expected)['name']!r}: "
+            f"leave it out, or insist by --config.normalize=\"{{'name': {name!r}, 'force': True}}\""
         )
-    return config
+    return options.normalize
 
 
 def _normalize_fn(spec: str | Spec) -> Callable:
-    """The normalization of a config; `force` is for `_with_normalization` alone."""
+    """The normalization of a config; `force` is for `_normalization` alone."""
     spec = {k: v for k, v in named(spec).items() if k != "force"}
     return registry.resolve("normalization", spec)
 

@@ -10,7 +10,7 @@ from dmljax.config import registry
 from dmljax.hints import hint
 from dmljax.train.options import SECTIONS, Options, allowed_values, defaults_of, fields_of
 
-__all__ = ["complete", "named", "typed"]
+__all__ = ["complete", "named", "typed", "with_normalization"]
 
 
 def complete(config: Any) -> dict[str, Any]:
@@ -39,6 +39,11 @@ def typed(config: dict[str, Any]) -> Options:
     specs = [name for name, field in fields_of(Options).items() if field.type.startswith("Spec")]
     values |= {name: named(values[name]) for name in specs}
     return Options(**values | {name: type_(**values[name]) for name, type_ in SECTIONS.items()})
+
+
+def with_normalization(config: dict[str, Any], normalization: Any) -> dict[str, Any]:
+    """A completed config that names its normalization, for the run folder."""
+    return {**config, "normalize": config["normalize"] or normalization}
 
 
 def named(spec: Any) -> Any:

@@ -49,7 +49,7 @@ def data_of(options: Options) -> Data:
 
 
 def _divided(options: Options, train: Split) -> tuple[Split, Split | None]:
-    """The training classes without those that are held out, and those."""
+    """The classes that are trained on, and the classes that are held out."""
     if options.fold is not None:
         if options.validation:
             raise ValueError(

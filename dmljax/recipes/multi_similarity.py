@@ -35,8 +35,7 @@ def multi_similarity(*, dataset: str = "cub200") -> dict[str, Any]:
     there, and the length of training is a guess that no run has tested.
 
     The official code reports the best of its evaluations on the test classes, and so does this
-    recipe.
-    The weights of BN-Inception were converted from Caffe: docs/weights.md.
+    recipe. The weights of BN-Inception were converted from Caffe: docs/weights.md.
     """
     check_choice("dataset", dataset, _VALUES)
     config = {

@@ -10,7 +10,7 @@ __all__ = ["proxy_anchor"]
 
 
 def _each(epochs: int) -> list[str]:
-    """The end of every so many epochs, of 60."""
+    """The ends of every `epochs` epochs before the last, 60."""
     return [f"{epoch} epochs" for epoch in range(epochs, 60, epochs)]
 
 
@@ -46,8 +46,7 @@ def proxy_anchor(*, dataset: str = "cub200", net: str = "bn_inception") -> dict[
     The code evaluates after every epoch on the test classes and reports the best, and so does this
     recipe.
 
-    The weights of BN-Inception were converted from Caffe; those of ResNet-50 are torchvision's V1:
-    docs/weights.md.
+    BN-Inception has weights converted from Caffe, ResNet-50 has torchvision's V1: docs/weights.md.
     """
     check_choice("dataset", dataset, dict.fromkeys(name for name, _ in _VALUES))
     check_choice("net", net, [n for name, n in _VALUES if name == dataset])

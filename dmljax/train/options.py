@@ -62,7 +62,7 @@ class EvaluationOptions:
 
     every: Length | None = _option(None, "steps, or '5 epochs'; None: once, after the last step")
     metrics: tuple | None = _option(None, "names of the scores; None: all")
-    extra: tuple = _option((), "names of more scores, beside those of `metrics`")
+    extra: tuple = _option((), "names of more scores, added to `metrics`")
     ks: Sequence[int] = _option((1, 2, 4, 8), "the K of R@K")
     depth: int | str | None = _option(
         None,
