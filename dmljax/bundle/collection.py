@@ -4,8 +4,9 @@ A collection is a folder of images, or a Parquet file with a column `path` and p
 list is read by row groups: a process holds the paths of one chunk, however long the list is.
 
 The files of a part are `000000016384.parquet`, named by the first row of their chunk, with columns
-`id` and `vector`, as `dmljax index --import` reads them. Each is written at once, so those that
-exist are the progress. Images that cannot be read have no row; `left_out.jsonl` names them.
+`id` and `vector`, as `dmljax index create --import` reads them. Each is written at once, so the
+files that exist are the progress. Images that cannot be read have no row; `left_out.jsonl` names
+them.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ __all__ = [
     "Image",
     "embed",
     "embedded",
+    "images_below",
     "open_collection",
     "write_chunk",
     "write_left_out",
@@ -61,17 +63,21 @@ class Collection:
     read_fn: Callable[[range], list[Image]]
 
 
+def images_below(folder: str | os.PathLike) -> list[Image]:
+    """The images below a folder, sorted by path; the id is the path below the folder, in NFC."""
+    root = pathlib.Path(folder)
+    paths = locate.image_paths(root)
+    names = [pathlib.Path(path).relative_to(root).as_posix() for path in paths]
+    return [Image(unicodedata.normalize("NFC", x), p) for x, p in zip(names, paths, strict=True)]
+
+
 def _folder(root: str | os.PathLike) -> Collection:
-    """The images below a folder, sorted; the id is the path below the folder."""
-    folder = pathlib.Path(root)
-    paths = locate.image_paths(folder)
-    if not paths:
+    images = images_below(root)
+    if not images:
         suffixes = " ".join(locate.IMAGE_SUFFIXES)
         raise FileNotFoundError(f"{root} has no images; known suffixes are {suffixes}")
-    names = [pathlib.Path(path).relative_to(folder).as_posix() for path in paths]
-    ids = [unicodedata.normalize("NFC", name) for name in names]
-    digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()
-    return Collection(len(ids), digest, lambda rows: [Image(ids[i], paths[i]) for i in rows])
+    digest = hashlib.sha256(json.dumps([image.id for image in images]).encode()).hexdigest()
+    return Collection(len(images), digest, lambda rows: images[rows.start : rows.stop])
 
 
 def _list(path: str | os.PathLike) -> Collection:

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from dmljax.hints import hint
 from dmljax.index.errors import InvalidInput
 from dmljax.index.inputs import shorten
 
-__all__ = ["OPERATORS", "Condition", "check_fields", "kind", "parse"]
+__all__ = ["OPERATORS", "Condition", "check_fields", "fields_of", "kind", "parse"]
 
 OPERATORS = ("<", "<=", ">", ">=")
 _MOST_VALUES = 1000
@@ -105,7 +105,9 @@ def check_fields(conditions: list[Condition], known: set[str]) -> None:
             )
 
 
-def fields_of(metadata: list[str]) -> set[str]:
-    """The names of the fields of several JSON objects."""
-    distinct = set(metadata)
-    return set().union(*(json.loads(text) for text in distinct)) if distinct else set()
+def fields_of(metadata: Iterable[str]) -> set[str]:
+    """The names of the fields of JSON objects."""
+    names: set[str] = set()
+    for text in metadata:
+        names.update(json.loads(text))
+    return names

@@ -7,7 +7,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,13 +16,13 @@ from dmljax.index.nearest import SIMILARITIES
 
 __all__ = [
     "LARGEST_K",
+    "Settings",
     "check_digest",
-    "check_dimension",
     "check_ids",
     "check_k",
     "check_metadata",
     "check_model",
-    "check_similarity",
+    "check_settings",
     "check_threshold",
     "check_vectors",
     "shorten",
@@ -38,29 +38,31 @@ _EXACT_NORM = 1e-6  # as far as float32 rounds a unit vector
 _LARGEST_LENGTH = 1e15  # its square is far below the largest float32
 
 
-def check_dimension(dimension: Any) -> int:
-    """The length of the vectors."""
+class Settings(NamedTuple):
+    """What an index is made for. It never changes."""
+
+    model: str
+    dimension: int
+    similarity: str
+
+
+def check_settings(model: Any, dimension: Any, similarity: Any) -> Settings:
+    """The digest of a model, the length of its vectors, and how they are compared."""
+    check_digest(model)
     if isinstance(dimension, bool) or not isinstance(dimension, int | np.integer):
         raise InvalidInput(f"dimension={dimension!r} is not a whole number")
     if not 1 <= dimension <= _LARGEST_DIMENSION:
         raise InvalidInput(f"dimension={dimension}: choose 1 to {_LARGEST_DIMENSION}")
-    return int(dimension)
-
-
-def check_similarity(similarity: Any) -> str:
-    """The name of the similarity."""
     if similarity not in SIMILARITIES:
         choices = " or ".join(SIMILARITIES)
         raise InvalidInput(f"similarity={shorten(similarity)} is unknown: choose {choices}")
-    return similarity
+    return Settings(model, int(dimension), similarity)
 
 
 def check_digest(model: Any) -> str:
     """The digest of a model, hexadecimal digits."""
     if not isinstance(model, str) or not re.fullmatch(r"[0-9a-f]{8,128}", model):
-        raise InvalidInput(
-            f"model={shorten(model)} is not a digest: pass that of the bundle (hexadecimal digits)"
-        )
+        raise InvalidInput(f"model={shorten(model)} is not a digest: pass the digest of the bundle")
     return model
 
 
@@ -69,7 +71,7 @@ def check_model(model: Any, stored: str, place: str) -> None:
     if check_digest(model) != stored:
         raise OtherModel(
             f"{place} holds vectors of the model {stored}, not of {model}: use the bundle that "
-            "made them, or embed the images again with --reindex"
+            "made them, or embed the images again: dmljax index reindex"
         )
 
 
