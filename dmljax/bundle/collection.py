@@ -29,6 +29,7 @@ from dmljax.bundle.loading import Bundle, load
 from dmljax.data import locate
 from dmljax.files import parts
 from dmljax.files import writing as files
+from dmljax.index import parquet as vector_files
 
 __all__ = [
     "CHUNK",
@@ -82,7 +83,7 @@ def _folder(root: str | os.PathLike) -> Collection:
 
 def _list(path: str | os.PathLike) -> Collection:
     """The rows of a Parquet file. Relative paths are below the folder of the file."""
-    pa, parquet = _pyarrow()
+    pa, parquet = vector_files.pyarrow()
     try:
         file = parquet.ParquetFile(path)
     except (pa.ArrowInvalid, OSError) as error:
@@ -239,23 +240,14 @@ def write_chunk(
     model: Bundle,
 ) -> None:
     """Writes ids and vectors to a Parquet file, completely or not at all."""
-    pa, parquet = _pyarrow()
-    about = {"format": 1, "model": model.digest, "similarity": model.similarity}
-    metadata = {"dmljax": json.dumps(about), LEFT_OUT: json.dumps(left_out)}
-    kind = pa.list_(pa.float32(), model.dimension)
-    schema = pa.schema([("id", pa.string()), ("vector", kind)], metadata=metadata)
-    flat = pa.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
-    columns = [
-        pa.array(list(ids), pa.string()),
-        pa.FixedSizeListArray.from_arrays(flat, model.dimension),
-    ]
-    with files.atomic_writer(path, "wb") as file:
-        parquet.write_table(pa.Table.from_arrays(columns, schema=schema), file)
+    about = vector_files.About(model.digest, model.similarity, model.dimension)
+    notes = {LEFT_OUT: json.dumps(left_out)}
+    vector_files.write(path, [(ids, vectors)], about=about, notes=notes)
 
 
 def write_left_out(folder: pathlib.Path) -> int:
     """Lists the images of a part that could not be read; their number."""
-    _, parquet = _pyarrow()
+    _, parquet = vector_files.pyarrow()
     lines = []
     for path in sorted(folder.glob("*.parquet")):
         metadata = parquet.read_schema(path).metadata
@@ -264,12 +256,3 @@ def write_left_out(folder: pathlib.Path) -> int:
     if lines:
         files.write_text(folder / LEFT_OUT, "".join(lines))
     return len(lines)
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise ImportError("Parquet files need pyarrow: pip install 'dmljax[parquet]'") from None
-    return pyarrow, parquet

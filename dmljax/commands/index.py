@@ -30,6 +30,7 @@ where parts are imported, and an error where a file is. docs/index_search.md des
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -100,68 +101,34 @@ def _run_without_verb(arguments: argparse.Namespace, words: list[str]) -> int:
     is_old = any(getattr(arguments, flag) for flag in old_flags)
     if words or not (is_old or "://" in target or os.path.exists(target)):
         raise ValueError(f"index has no verb {target!r}{hint(target, _VERBS)}")
-    calls: list[tuple[str, list[str]]] = []
-    if arguments.images or arguments.source:
-        if arguments.images and not place:
-            raise ValueError("--out=INDEX is needed; or: dmljax index create INDEX --bundle=...")
-        arguments.bundle = target if place else None
-        calls.append(("reindex" if arguments.reindex else "create", [place or target]))
-    if arguments.delete:
-        calls.append(("remove", [target, *arguments.delete]))
-    if arguments.compact:
-        calls.append(("tune", [target]))
-    if arguments.export:
-        calls.append(("export", [target, arguments.export]))
-    if arguments.check:
-        calls.append(("check", [target]))
-    calls = calls or [("list", [target])]
-    if len(calls) > 1 and (arguments.images or arguments.source):
+    fills = bool(arguments.images or arguments.source)
+    if arguments.images and not place:
+        raise ValueError("--out=INDEX is needed; or: dmljax index create INDEX --bundle=...")
+    if fills and (arguments.delete or arguments.compact or arguments.export or arguments.check):
         raise ValueError("--delete, --compact, --check and --export are commands of their own")
+    arguments.bundle = target if fills and place else None
+    calls: list[tuple[str, list[str]]] = [
+        (verb, [target, *operands])
+        for verb, is_wanted, operands in (
+            ("remove", arguments.delete, arguments.delete),
+            ("tune", arguments.compact, []),
+            ("export", arguments.export, [arguments.export]),
+            ("check", arguments.check, []),
+        )
+        if is_wanted
+    ]
+    if fills:
+        arguments.verb = "reindex" if arguments.reindex else "create"
+        calls = [(arguments.verb, [place or target])]
+    calls = calls or [("list", [target])]
     more = f" --bundle={target} ..." if arguments.bundle else ""
     verbs = "; ".join(f"dmljax index {verb} {words[0]}{more}" for verb, words in calls)
     logging.warning("`dmljax index` has verbs now, and the next version needs them: %s", verbs)
     return max(_VERBS[verb][0](arguments, *operands) for verb, operands in calls)
 
 
-def _create(arguments: argparse.Namespace, place: str) -> int:
-    def open_fn(settings: dict[str, Any]) -> Index:
-        try:
-            return indexes.open(place, model=settings["model"], write=True)
-        except FileNotFoundError:
-            if None in settings.values():
-                raise ValueError(
-                    f"{arguments.source} does not say which model made its vectors: "
-                    f"dmljax index create {place} --bundle=BUNDLE --import={arguments.source}"
-                ) from None
-            return indexes.create(place, **settings)
-
-    return _fill(arguments, place, open_fn)
-
-
-def _add(arguments: argparse.Namespace, place: str) -> int:
-    return _fill(arguments, place, lambda x: indexes.open(place, model=x["model"], write=True))
-
-
-def _reindex(arguments: argparse.Namespace, place: str) -> int:
-    with indexes.open(place) as previous:
-
-        def open_fn(settings: dict[str, Any]) -> Index:
-            if previous.model == settings["model"]:
-                raise ValueError(
-                    f"{place} holds vectors of this bundle already: dmljax index add {place}"
-                )
-            return indexes.reindex(place, **settings)
-
-        return _fill(arguments, place, open_fn, previous)
-
-
-def _fill(
-    arguments: argparse.Namespace,
-    place: str,
-    open_fn: Callable[[dict[str, Any]], Index],
-    previous: Index | None = None,
-) -> int:
-    """Adds images or vectors to the index that `open_fn` opens, and switches to it."""
+def _fill(arguments: argparse.Namespace, place: str) -> int:
+    """Adds images or vectors to an index: a new one, the present one, or the one after it."""
     if bool(arguments.images) == bool(arguments.source):
         raise ValueError("give either --images=FOLDER, or --import=FILE.parquet")
     if arguments.root and not arguments.split:
@@ -172,33 +139,58 @@ def _fill(
         )
     if arguments.split not in (None, "train", "test"):
         raise ValueError(f"--split={arguments.split} is unknown: choose train or test")
-    if not arguments.bundle and (arguments.images or previous is not None):
+    if not arguments.bundle and (arguments.images or arguments.verb == "reindex"):
         raise ValueError("--bundle=BUNDLE is needed: it embeds the images")
-    bundle = None
+    bundle = images = previous = None
     if arguments.bundle:
         from dmljax import bundle as bundles
 
         bundle = bundles.load(arguments.bundle)
     if arguments.split:
         _write_split(bundle, arguments)
-    settings, images = _settings(bundle, arguments.source), None
     if arguments.images:
         from dmljax.bundle import collection
 
         images = collection.open_collection(arguments.images)
-    with open_fn(settings) as store:
-        if images is None:
+    settings = _settings(bundle, arguments.source)
+    with contextlib.ExitStack() as stack:
+        if arguments.verb == "reindex":
+            previous = stack.enter_context(indexes.open(place))
+            if previous.model == settings["model"]:
+                raise ValueError(
+                    f"{place} holds vectors of this bundle already: dmljax index add {place}"
+                )
+            store = indexes.reindex(place, **settings)
+        else:
+            store = _open(arguments, place, settings)
+        stack.enter_context(store)
+        if bundle is None or images is None:
             status = _add_vectors(store, arguments.source, replace=arguments.replace)
         else:
             status = _add_images(store, bundle, images, arguments.replace, previous)
         if previous is not None:
             _check_complete(store, previous, drop_missing=arguments.drop_missing)
-            count = previous.count()
             store.switch()
-            print(f"{place} now has {_number(store.count(), 'item')}; it had {count:,}")
-        if images is not None and os.path.isdir(arguments.images):
+            total = _number(store.count(), "item")
+            print(f"{place} now has {total}; it had {previous.count():,}")
+        if arguments.images and os.path.isdir(arguments.images):
             source.record(place, arguments.images)
     return status
+
+
+def _open(arguments: argparse.Namespace, place: str, settings: dict[str, Any]) -> Index:
+    """The index to add to; `create` makes it if it does not exist."""
+    try:
+        return indexes.open(place, model=settings["model"], write=True)
+    except FileNotFoundError:
+        if arguments.verb == "add":
+            raise
+    if None in settings.values():
+        raise ValueError(
+            f"{arguments.source} does not say which model made its vectors: "
+            f"dmljax index create {place} --bundle=BUNDLE --import={arguments.source}"
+        )
+    return indexes.create(place, **settings)
 
 
 def _settings(bundle: Any, source: str | None) -> dict[str, Any]:
@@ -312,11 +304,8 @@ def _add_images(
             added += len(ids)
             if time.monotonic() - reported > _REPORT_SECONDS:
                 reported = time.monotonic()
-                rate = rows.stop / (reported - start)
-                print(
-                    f"{rows.stop:,} of {images.count:,} images, {rate:.0f} a second",
-                    file=sys.stderr,
-                )
+                rate = f"{rows.stop / (reported - start):.0f} a second"
+                print(f"{rows.stop:,} of {images.count:,} images, {rate}", file=sys.stderr)
     _report(store, added, "image", skipped)
     for problem in left_out[:_MOST_PRINTED]:
         print(f"left out: {problem}", file=sys.stderr)
@@ -426,9 +415,9 @@ def _size(count: int) -> str:
 _FILL = ("bundle", "images", "split", "root", "source", "replace")
 # The function of every verb, and the flags that belong to it.
 _VERBS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
-    "create": (_create, _FILL),
-    "add": (_add, _FILL),
-    "reindex": (_reindex, (*_FILL, "drop_missing")),
+    "create": (_fill, _FILL),
+    "add": (_fill, _FILL),
+    "reindex": (_fill, (*_FILL, "drop_missing")),
     "remove": (_remove, ()),
     "list": (_list, ("items",)),
     "tune": (_tune, ("graph", "compact")),

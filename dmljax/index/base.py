@@ -204,7 +204,7 @@ class Index(abc.ABC, Generic[T]):
             return self._search(transaction, queries, k + more, conditions, exact)
 
         least = -np.inf if threshold is None else threshold
-        excluded = exclude or [None] * len(queries)
+        excluded: Sequence[str | None] = exclude or [None] * len(queries)
         return [
             [hit for hit in hits if hit.id != name and hit.similarity >= least][:k]
             for hits, name in zip(self._read(read), excluded, strict=True)

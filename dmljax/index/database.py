@@ -10,6 +10,7 @@ import sqlite3
 import urllib.parse
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from sqlite3 import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,7 +69,7 @@ class Row(NamedTuple):
     items: int
 
 
-def connect(path: pathlib.Path, *, write: bool, create: bool = False) -> sqlite3.Connection:
+def connect(path: pathlib.Path, *, write: bool, create: bool = False) -> Connection:
     """A connection in autocommit mode that any thread may use, one at a time."""
     address = f"file:{urllib.parse.quote(str(path.absolute()))}"
     if write:
@@ -102,7 +103,7 @@ def connect(path: pathlib.Path, *, write: bool, create: bool = False) -> sqlite3
     return connection
 
 
-def _open(address: str) -> sqlite3.Connection:
+def _open(address: str) -> Connection:
     connection = sqlite3.connect(
         address, uri=True, isolation_level=None, check_same_thread=False, timeout=_BUSY_SECONDS
     )
@@ -125,9 +126,7 @@ def create(file: pathlib.Path, settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def transaction(
-    connection: sqlite3.Connection, *, write: bool = False
-) -> Iterator[sqlite3.Connection]:
+def transaction(connection: Connection, *, write: bool = False) -> Iterator[Connection]:
     """One transaction: committed at the end of the block, rolled back after an error."""
     connection.execute("begin immediate" if write else "begin")
     try:
@@ -139,7 +138,7 @@ def transaction(
         raise
 
 
-def read_settings(connection: sqlite3.Connection, path: pathlib.Path) -> Row:
+def read_settings(connection: Connection, path: pathlib.Path) -> Row:
     """The row of settings, of a format that this version reads."""
     row = connection.execute("select * from settings").fetchone()
     if row is None or len(row) < 2:

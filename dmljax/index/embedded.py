@@ -16,6 +16,7 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Hashable, Iterator
+from sqlite3 import Connection
 from typing import Any, TypeVar
 
 import numpy as np
@@ -40,7 +41,7 @@ _REBUILD_SHARE = 0.3  # of all rows: after more changes the graph is built from 
 _CACHED_FILTERS = 16
 
 
-class EmbeddedIndex(Index[sqlite3.Connection]):
+class EmbeddedIndex(Index[Connection]):
     """An index in a folder: one writer, and any number of readers."""
 
     @classmethod
@@ -158,13 +159,13 @@ class EmbeddedIndex(Index[sqlite3.Connection]):
                     "backup, or make the index again"
                 )
 
-    def _read(self, read_fn: Callable[[sqlite3.Connection], R]) -> R:
+    def _read(self, read_fn: Callable[[Connection], R]) -> R:
         with self._lock, one_line_errors(self._file):
             self._check_open()
             with transaction(self._connection) as connection:
                 return read_fn(connection)
 
-    def _change(self, change_fn: Callable[[sqlite3.Connection], int]) -> None:
+    def _change(self, change_fn: Callable[[Connection], int]) -> None:
         with self._lock, one_line_errors(self._file):
             self._check_open()
             with transaction(self._connection, write=True) as connection:
@@ -175,7 +176,7 @@ class EmbeddedIndex(Index[sqlite3.Connection]):
             self._acknowledge(version)
 
     @contextlib.contextmanager
-    def _snapshot(self) -> Iterator[sqlite3.Connection]:
+    def _snapshot(self) -> Iterator[Connection]:
         with self._lock:
             self._check_open()
         with (
@@ -185,18 +186,18 @@ class EmbeddedIndex(Index[sqlite3.Connection]):
         ):
             yield connection
 
-    def _settings(self, connection: sqlite3.Connection) -> database.Row:
+    def _settings(self, connection: Connection) -> database.Row:
         return database.read_settings(connection, self._file)
 
-    def _state(self, connection: sqlite3.Connection) -> State:
+    def _state(self, connection: Connection) -> State:
         settings = self._settings(connection)
         return State(settings.version, settings.items)
 
-    def _existing(self, connection: sqlite3.Connection, ids: list[str]) -> list[str]:
+    def _existing(self, connection: Connection, ids: list[str]) -> list[str]:
         statement = f"select id from items where id in {IN}"
         return [name for (name,) in connection.execute(statement, parameter(ids))]
 
-    def _items(self, connection: sqlite3.Connection, ids: list[str] | None) -> Iterator[Item]:
+    def _items(self, connection: Connection, ids: list[str] | None) -> Iterator[Item]:
         statement = "select id, metadata, vector from items join vectors using (row) "
         if ids is None:
             rows = connection.execute(statement + "order by row")
@@ -207,11 +208,7 @@ class EmbeddedIndex(Index[sqlite3.Connection]):
             yield Item(name, vector, database.decode_metadata(metadata))
 
     def _insert(
-        self,
-        connection: sqlite3.Connection,
-        ids: list[str],
-        vectors: np.ndarray,
-        metadata: list[str],
+        self, connection: Connection, ids: list[str], vectors: np.ndarray, metadata: list[str]
     ) -> None:
         (last,) = connection.execute(
             "select coalesce(max(seq), 0) from sqlite_sequence where name = 'items'"
@@ -224,7 +221,7 @@ class EmbeddedIndex(Index[sqlite3.Connection]):
         connection.executemany("insert into vectors values (?, ?)", zip(rows, blobs, strict=True))
         _insert_fields(connection, filters.fields_of(set(metadata)))
 
-    def _remove(self, connection: sqlite3.Connection, ids: list[str]) -> None:
+    def _remove(self, connection: Connection, ids: list[str]) -> None:
         rows = connection.execute(
             f"delete from items where id in {IN} returning row", parameter(ids)
         ).fetchall()
@@ -233,17 +230,17 @@ class EmbeddedIndex(Index[sqlite3.Connection]):
             "insert into deleted values (?, (select version from settings))", rows
         )
 
-    def _fields(self, connection: sqlite3.Connection) -> set[str]:
+    def _fields(self, connection: Connection) -> set[str]:
         return {name for (name,) in connection.execute("select name from fields")}
 
-    def _count(self, connection: sqlite3.Connection, conditions: list[Condition]) -> int:
+    def _count(self, connection: Connection, conditions: list[Condition]) -> int:
         text, parameters = database.condition_sql(conditions)
         statement = f"select count(*) from items where {text}"
         return connection.execute(statement, parameters).fetchone()[0]
 
     def _search(
         self,
-        connection: sqlite3.Connection,
+        connection: Connection,
         queries: np.ndarray,
         k: int,
         conditions: list[Condition],
@@ -268,9 +265,7 @@ class EmbeddedIndex(Index[sqlite3.Connection]):
             for rows, values in results
         ]
 
-    def _rows_where(
-        self, connection: sqlite3.Connection, conditions: list[Condition]
-    ) -> np.ndarray:
+    def _rows_where(self, connection: Connection, conditions: list[Condition]) -> np.ndarray:
         """The rows that match, ascending; kept for the next search with this filter."""
         key, cache = repr(conditions), self._rows_of_filters
         if key not in cache:
@@ -282,7 +277,7 @@ class EmbeddedIndex(Index[sqlite3.Connection]):
         cache.move_to_end(key)
         return cache[key]
 
-    def _refreshed(self, connection: sqlite3.Connection) -> View:
+    def _refreshed(self, connection: Connection) -> View:
         """The view at the version of the present transaction."""
         view, settings = self._view, self._settings(connection)
         graph_state = _state_of(self._folder / "graph.json")
@@ -359,20 +354,14 @@ class EmbeddedIndex(Index[sqlite3.Connection]):
         with self._lock:
             self._view = None
 
-    def _write_matrix(self, connection: sqlite3.Connection) -> None:
+    def _write_matrix(self, connection: Connection) -> None:
         settings = self._settings(connection)
         (last,) = connection.execute("select coalesce(max(row), 0) from vectors").fetchone()
-        matrix.write(
-            self._folder,
-            _batches(connection, 0, self.dimension),
-            count=settings.items,
-            dimension=self.dimension,
-            version=settings.version,
-            last_row=last,
-            identity=self._identity,
-        )
+        position = matrix.Position(self._identity, settings.version, last, settings.items)
+        batches = _batches(connection, 0, self.dimension)
+        matrix.write(self._folder, batches, position, self.dimension)
 
-    def _write_graph(self, connection: sqlite3.Connection, from_nothing: bool) -> None:
+    def _write_graph(self, connection: Connection, from_nothing: bool) -> None:
         """Adds what the graph lacks; from an empty one if that is much, or if recall is low."""
         settings, vectors, old = self._settings(connection), self._read_matrix(), self._read_graph()
         assert isinstance(vectors, matrix.Matrix)
@@ -403,7 +392,7 @@ class EmbeddedIndex(Index[sqlite3.Connection]):
             self._connection.execute("vacuum")
             self._connection.execute("pragma wal_checkpoint(truncate)")
 
-    def _problems(self, connection: sqlite3.Connection) -> list[str]:
+    def _problems(self, connection: Connection) -> list[str]:
         texts = (text for (text,) in connection.execute("pragma integrity_check"))
         problems = [f"{self._file}: {' '.join(text.split())}" for text in texts if text != "ok"]
         rows = 0
@@ -423,7 +412,7 @@ class EmbeddedIndex(Index[sqlite3.Connection]):
         derived = self._read_matrix(), self._read_graph()
         return problems + [problem for problem in derived if isinstance(problem, str)]
 
-    def _facts(self, connection: sqlite3.Connection) -> dict[str, Any]:
+    def _facts(self, connection: Connection) -> dict[str, Any]:
         facts: dict[str, Any] = {"bytes": sum(p.stat().st_size for p in self._folder.iterdir())}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             manifest = json.loads((self._folder / "graph.json").read_bytes())
@@ -472,12 +461,12 @@ def _create_generation(path: pathlib.Path, settings: Settings) -> None:
     folder.sync(path.parent)
 
 
-def _insert_fields(connection: sqlite3.Connection, names: set[str]) -> None:
+def _insert_fields(connection: Connection, names: set[str]) -> None:
     rows = [(name,) for name in sorted(names)]
     connection.executemany("insert or ignore into fields values (?)", rows)
 
 
-def _deleted_since(connection: sqlite3.Connection, version: int) -> np.ndarray:
+def _deleted_since(connection: Connection, version: int) -> np.ndarray:
     return _numbers(connection.execute("select row from deleted where version > ?", (version,)))
 
 
@@ -486,7 +475,7 @@ def _numbers(rows: sqlite3.Cursor) -> np.ndarray:
 
 
 def _batches(
-    connection: sqlite3.Connection, after: int, dimension: int
+    connection: Connection, after: int, dimension: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Row numbers and vectors after a row, ascending."""
     statement = "select row, vector from vectors where row > ? order by row"

@@ -16,7 +16,7 @@ import numpy as np
 
 from dmljax.files import writing as files
 from dmljax.index import nearest, tuning
-from dmljax.index.matrix import Matrix, open_derived, write_manifest
+from dmljax.index.matrix import Matrix, Position, open_derived, write_manifest
 
 __all__ = ["Graph", "grown", "read", "refusal", "write"]
 
@@ -111,20 +111,9 @@ def write(folder: pathlib.Path, graph: Graph, *, identity: str) -> None:
     path = folder / f"graph-{graph.version}-{os.getpid()}.usearch"
     with files.atomic_writer(path, "wb") as file:
         file.write(graph.nodes.save())
-    write_manifest(
-        folder,
-        "graph",
-        path,
-        {
-            "count": len(graph.nodes),
-            "version": graph.version,
-            "last_row": graph.last_row,
-            "identity": identity,
-            "expansion": graph.expansion,
-            "recall": graph.recall,
-            "usearch": usearch.__version__,
-        },
-    )
+    position = Position(identity, graph.version, graph.last_row, len(graph.nodes))
+    more = {"expansion": graph.expansion, "recall": graph.recall, "usearch": usearch.__version__}
+    write_manifest(folder, "graph", path, position, more)
 
 
 def read(
@@ -150,5 +139,5 @@ def read(
         return f"{file.name} cannot be opened: {error}"
     if nodes.ndim != dimension or len(nodes) != manifest["count"]:
         return f"{file.name} is not what its manifest says"
-    version, last_row = manifest["version"], manifest["last_row"]
-    return Graph(version, last_row, manifest["expansion"], manifest["recall"], nodes)
+    fields = {name: manifest[name] for name in ("version", "last_row", "expansion", "recall")}
+    return Graph(**fields, nodes=nodes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import math
 import re
@@ -84,11 +85,8 @@ def check_ids(ids: Any, *, distinct: bool = True) -> list[str]:
         if problem := _problem_of_id(name):
             raise InvalidInput(f"id {shorten(name)} (number {number}) {problem}")
     if distinct and len(set(ids)) < len(ids):
-        repeated: set[str] = set()
-        for name in ids:
-            if name in repeated:
-                raise DuplicateId(f"id {shorten(name)} occurs twice in one call")
-            repeated.add(name)
+        name, _ = collections.Counter(ids).most_common(1)[0]
+        raise DuplicateId(f"id {shorten(name)} occurs twice in one call")
     return ids
 
 
@@ -99,11 +97,9 @@ def _problem_of_id(name: Any) -> str | None:
         return "is empty"
     if len(name) > _ID_BYTES:
         return f"has {len(name)} characters: {_ID_BYTES} bytes are the limit"
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
+    if not is_unicode(name):
         return "is not valid Unicode: it contains half of a surrogate pair"
-    if size > _ID_BYTES:
+    if (size := len(name.encode())) > _ID_BYTES:
         return f"has {size} bytes in UTF-8: {_ID_BYTES} are the limit"
     if any(unicodedata.category(character) == "Cc" for character in name):
         return "contains a control character"
@@ -117,9 +113,9 @@ def check_vectors(
 ) -> np.ndarray:
     """Vectors [n, dimension] in float32; `count` of them where it is not None.
 
-    For the cosine they are unit vectors. Those whose length differs from 1 by more than float32
-    rounds, such as those stored as float16, are divided by their length. By more than 1e-3 they are
-    refused. For the Euclidean distance they have any length that float32 can compare.
+    For the cosine they must be unit vectors. A vector is divided by its length if the length
+    differs from 1 by more than float32 rounds (vectors in float16 do), and refused if it differs by
+    more than 1e-3. For the Euclidean distance, vectors have any length that float32 can compare.
     """
     try:
         array = np.asarray(vectors)
@@ -193,9 +189,11 @@ def _problem_of_value(value: Any, depth: int) -> str | None:
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str):
-        return _problem_of_text(value)
+        if "\0" in value:
+            return "has text with a NUL character"
+        return None if is_unicode(value) else "has text that is not valid Unicode"
     if isinstance(value, int):
-        return None if -(2**63) <= value < 2**63 else "has an integer beyond 64 bits"
+        return None if is_integer_of_64_bits(value) else "has an integer beyond 64 bits"
     if isinstance(value, float):
         return None if math.isfinite(value) else f"has the number {value}, which JSON lacks"
     if not isinstance(value, dict | list | tuple):
@@ -207,20 +205,17 @@ def _problem_of_value(value: Any, depth: int) -> str | None:
         for key in value:
             if not isinstance(key, str):
                 return f"has the field {key!r}: names of fields are text"
-            if problem := _problem_of_text(key):
-                return problem
-        value = value.values()
+        value = [*value, *value.values()]
     return next(filter(None, (_problem_of_value(x, depth - 1) for x in value)), None)
 
 
-def _problem_of_text(text: str) -> str | None:
-    if "\0" in text:
-        return "has text with a NUL character"
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return "has text that is not valid Unicode"
-    return None
+def is_unicode(text: str) -> bool:
+    """Whether text can be encoded: it has no half of a surrogate pair."""
+    return text == text.encode(errors="ignore").decode()
+
+
+def is_integer_of_64_bits(value: int) -> bool:
+    return -(2**63) <= value < 2**63
 
 
 def check_k(k: Any, count: int, *, allow_fewer: bool) -> int:

@@ -25,7 +25,7 @@ try:
     import psycopg
     from pgvector import HalfVector, Vector
     from pgvector.psycopg import register_vector
-    from psycopg import errors, sql
+    from psycopg import Connection, Cursor, errors, sql
     from psycopg.types.json import Jsonb
 except ImportError as error:
     raise ImportError(
@@ -58,6 +58,13 @@ create table {items} (
     metadata jsonb not null, vector vector({dimension}) not null
 );
 create table {fields} (name text primary key);
+"""
+_POINTER = """
+create table {pointer} (
+    only_row boolean primary key default true check (only_row),
+    format integer not null, generation integer not null
+);
+insert into {pointer} (format, generation) values ({format}, 1);
 """
 
 
@@ -103,15 +110,16 @@ class _Address:
         suffixes = "settings", "items", "fields", "graph"
         names = {x: sql.Identifier(f"{self.table}_{generation}_{x}") for x in suffixes}
         names["pointer"] = sql.Identifier(self.table)
-        return sql.SQL(text).format(dimension=sql.Literal(dimension), **names)
+        numbers = {"dimension": sql.Literal(dimension), "format": sql.Literal(_FORMAT)}
+        return sql.SQL(text).format(**names, **numbers)
 
     @contextlib.contextmanager
-    def connected(self) -> Iterator[psycopg.Connection]:
+    def connected(self) -> Iterator[Connection]:
         """A connection for the block. Errors of the server are one line."""
         with _one_line_errors(self.place), contextlib.closing(self.connect()) as connection:
             yield connection
 
-    def connect(self) -> psycopg.Connection:
+    def connect(self) -> Connection:
         connection = psycopg.connect(
             self.url,
             autocommit=True,
@@ -122,12 +130,12 @@ class _Address:
         return connection
 
 
-def _exists(connection: psycopg.Connection, table: str) -> bool:
+def _exists(connection: Connection, table: str) -> bool:
     row = connection.execute("select to_regclass(%s)", (f'"{table}"',)).fetchone()
     return row is not None and row[0] is not None
 
 
-def _require_extension(connection: psycopg.Connection, address: _Address) -> None:
+def _require_extension(connection: Connection, address: _Address) -> None:
     if connection.execute("select 1 from pg_extension where extname = 'vector'").fetchone():
         return
     try:
@@ -144,7 +152,7 @@ def _require_extension(connection: psycopg.Connection, address: _Address) -> Non
         ) from None
 
 
-def _current(connection: psycopg.Connection, address: _Address) -> int:
+def _current(connection: Connection, address: _Address) -> int:
     """The number of the generation that counts."""
     if not _exists(connection, address.table):
         raise FileNotFoundError(f"{address.place} does not exist: it is no index of dmljax")
@@ -163,14 +171,14 @@ def _current(connection: psycopg.Connection, address: _Address) -> int:
 
 
 def _create_generation(
-    connection: psycopg.Connection, address: _Address, generation: int, settings: Settings
+    connection: Connection, address: _Address, generation: int, settings: Settings
 ) -> None:
     connection.execute(address.sql(_TABLES, generation, settings.dimension))
     statement = "insert into {settings} values (true, %s, %s, %s, 0, 0)"
     connection.execute(address.sql(statement, generation), settings)
 
 
-def _drop_generation(connection: psycopg.Connection, address: _Address, generation: int) -> bool:
+def _drop_generation(connection: Connection, address: _Address, generation: int) -> bool:
     """Deletes the tables of a generation, if they exist; readers of them are told."""
     exists = _exists(connection, f"{address.table}_{generation}_settings")
     if exists:
@@ -178,21 +186,18 @@ def _drop_generation(connection: psycopg.Connection, address: _Address, generati
     return exists
 
 
-def _drop_generations(connection: psycopg.Connection, address: _Address, *, before: int) -> None:
+def _drop_generations(connection: Connection, address: _Address, *, before: int) -> None:
     """Deletes the generations before the present one."""
     while before > 1 and _drop_generation(connection, address, before - 1):
         before -= 1
 
 
-def _lock(connection: psycopg.Connection, address: _Address, *, exclusive: bool) -> None:
+def _lock(connection: Connection, address: _Address, *, exclusive: bool) -> None:
     """Writers share a lock until they close; `reindex` has it alone."""
-    name, key = (
-        "pg_try_advisory_lock" + ("" if exclusive else "_shared"),
-        f"dmljax index {address.table}",
-    )
-    statement = f"select {name}(hashtextextended(%s, 0))"
+    key = (f"dmljax index {address.table}",)
+    function = "pg_try_advisory_lock" + ("" if exclusive else "_shared")
     for _ in range(10):
-        row = connection.execute(statement, (key,)).fetchone()
+        row = connection.execute(f"select {function}(hashtextextended(%s, 0))", key).fetchone()
         if row is not None and row[0]:
             return
         # The session of a writer that was closed or killed a moment ago may not have ended yet.
@@ -202,7 +207,7 @@ def _lock(connection: psycopg.Connection, address: _Address, *, exclusive: bool)
         "from pg_locks l join pg_stat_activity a using (pid) where l.locktype = 'advisory' "
         "and ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended(%s, 0) "
         "and a.pid <> pg_backend_pid()",
-        (key,),
+        key,
     ).fetchone()
     owner = f"the session {row[0]} from {row[1]}" if row else "another session"
     raise Locked(f"{address.place} is being written by {owner}: wait for it, or end it")
@@ -231,7 +236,7 @@ def _one_line_errors(place: str) -> Iterator[None]:
         raise Unavailable(f"{place}: {text}") from error
 
 
-class PostgresIndex(Index[psycopg.Cursor]):
+class PostgresIndex(Index[Cursor]):
     """An index in PostgreSQL: any number of writers and readers."""
 
     @classmethod
@@ -244,15 +249,8 @@ class PostgresIndex(Index[psycopg.Cursor]):
                     raise InvalidInput(
                         f"{address.place} exists already: open it, or choose another ?table="
                     )
-                connection.execute(
-                    address.sql(
-                        "create table {pointer} (only_row boolean primary key default true check "
-                        "(only_row), format integer not null, generation integer not null)"
-                    )
-                )
+                connection.execute(address.sql(_POINTER))
                 _create_generation(connection, address, 1, settings)
-                statement = "insert into {pointer} (format, generation) values (%s, 1)"
-                connection.execute(address.sql(statement), (_FORMAT,))
         return cls(address, 1, write=True)
 
     @classmethod
@@ -286,7 +284,7 @@ class PostgresIndex(Index[psycopg.Cursor]):
     def __init__(self, address: _Address, generation: int, *, write: bool, exclusive: bool = False):
         super().__init__(address.place, generation, write=write)
         self._address, self._exclusive = address, exclusive
-        self._connection: psycopg.Connection | None = None
+        self._connection: Connection | None = None
         self.dimension = 0
         try:
             self.model, self.dimension, self.similarity, declared = self._read(self._settings)
@@ -300,13 +298,10 @@ class PostgresIndex(Index[psycopg.Cursor]):
             raise
         self._distance = _DISTANCES[self.similarity]
 
-    def _settings(self, cursor: psycopg.Cursor) -> tuple[str, int, str, int]:
+    def _settings(self, cursor: Cursor) -> tuple[str, int, str, int]:
         declared = "select atttypmod from pg_attribute where attname = 'vector' and attrelid = "
-        return self._one(
-            cursor,
-            f"select model, dimension, similarity, ({declared} %s::regclass) from {{settings}}",
-            (self._table_of_items,),
-        )
+        text = f"select model, dimension, similarity, ({declared} %s::regclass) from {{settings}}"
+        return self._one(cursor, text, (self._table_of_items,))
 
     @property
     def _table_of_items(self) -> str:
@@ -315,13 +310,13 @@ class PostgresIndex(Index[psycopg.Cursor]):
     def _sql(self, text: str) -> sql.Composed:
         return self._address.sql(text, self.generation, self.dimension)
 
-    def _one(self, cursor: psycopg.Cursor, text: str, parameters: tuple = ()) -> tuple:
+    def _one(self, cursor: Cursor, text: str, parameters: tuple = ()) -> tuple:
         row = cursor.execute(self._sql(text), parameters).fetchone()
         if row is None:
             raise Damaged(f"{self.place} has no settings: restore the table from a backup")
         return row
 
-    def _connected(self) -> psycopg.Connection:
+    def _connected(self) -> Connection:
         self._check_open()
         if self._connection is None or self._connection.closed:
             connection = self._address.connect()
@@ -338,7 +333,7 @@ class PostgresIndex(Index[psycopg.Cursor]):
             self._connection = connection
         return self._connection
 
-    def _read(self, read_fn: Callable[[psycopg.Cursor], R]) -> R:
+    def _read(self, read_fn: Callable[[Cursor], R]) -> R:
         """The result of `read_fn` in one snapshot; once more if the connection was lost."""
         with self._lock, _one_line_errors(self.place):
             for attempt in range(2):
@@ -367,7 +362,7 @@ class PostgresIndex(Index[psycopg.Cursor]):
                     raise
                 time.sleep(0.1)
 
-    def _change(self, change_fn: Callable[[psycopg.Cursor], int]) -> None:
+    def _change(self, change_fn: Callable[[Cursor], int]) -> None:
         """A write transaction. Writers wait for each other at the row of settings."""
         with self._lock, _one_line_errors(self.place):
             connection = self._connected()
@@ -384,7 +379,7 @@ class PostgresIndex(Index[psycopg.Cursor]):
                 raise
 
     @contextlib.contextmanager
-    def _snapshot(self) -> Iterator[psycopg.Cursor]:
+    def _snapshot(self) -> Iterator[Cursor]:
         with self._lock, _one_line_errors(self.place):
             self._connected()
         with self._address.connected() as connection:
@@ -394,29 +389,27 @@ class PostgresIndex(Index[psycopg.Cursor]):
             with connection.transaction(), connection.cursor(binary=True) as cursor:
                 yield cursor
 
-    def _state(self, cursor: psycopg.Cursor) -> State:
+    def _state(self, cursor: Cursor) -> State:
         return State(*self._one(cursor, "select version, items from {settings}"))
 
-    def _existing(self, cursor: psycopg.Cursor, ids: list[str]) -> list[str]:
+    def _existing(self, cursor: Cursor, ids: list[str]) -> list[str]:
         statement = self._sql("select id from {items} where id = any(%s)")
         return [name for (name,) in cursor.execute(statement, (ids,)).fetchall()]
 
-    def _items(self, cursor: psycopg.Cursor, ids: list[str] | None) -> Iterator[Item]:
+    def _items(self, cursor: Cursor, ids: list[str] | None) -> Iterator[Item]:
         columns = "select id, metadata, vector from {items} "
-        if ids is None:
-            # A cursor of the server: the rows do not fit into memory.
-            with cursor.connection.cursor("scan", binary=True) as rows:
-                rows.itersize = _FETCHED
-                rows.execute(self._sql(columns + "order by row"))
-                for name, metadata, vector in rows:
-                    yield Item(name, _array(vector), _metadata(metadata))
-        else:
-            cursor.execute(self._sql(columns + "where id = any(%s)"), (ids,))
-            for name, metadata, vector in cursor:
+        with contextlib.ExitStack() as stack:
+            if ids is None:  # a cursor of the server: the rows need not fit into memory
+                scan = stack.enter_context(cursor.connection.cursor("scan", binary=True))
+                scan.itersize = _FETCHED
+                scan.execute(self._sql(columns + "order by row"))
+            else:
+                cursor.execute(self._sql(columns + "where id = any(%s)"), (ids,))
+            for name, metadata, vector in cursor if ids is not None else scan:
                 yield Item(name, _array(vector), _metadata(metadata))
 
     def _insert(
-        self, cursor: psycopg.Cursor, ids: list[str], vectors: np.ndarray, metadata: list[str]
+        self, cursor: Cursor, ids: list[str], vectors: np.ndarray, metadata: list[str]
     ) -> None:
         statement = "copy {items} (id, metadata, vector) from stdin with (format binary)"
         with cursor.copy(self._sql(statement)) as copy:
@@ -426,29 +419,25 @@ class PostgresIndex(Index[psycopg.Cursor]):
         statement = "insert into {fields} select unnest(%s::text[]) on conflict do nothing"
         cursor.execute(self._sql(statement), (sorted(filters.fields_of(set(metadata))),))
 
-    def _remove(self, cursor: psycopg.Cursor, ids: list[str]) -> None:
+    def _remove(self, cursor: Cursor, ids: list[str]) -> None:
         cursor.execute(self._sql("delete from {items} where id = any(%s)"), (ids,))
 
-    def _fields(self, cursor: psycopg.Cursor) -> set[str]:
+    def _fields(self, cursor: Cursor) -> set[str]:
         return {name for (name,) in cursor.execute(self._sql("select name from {fields}"))}
 
-    def _count(self, cursor: psycopg.Cursor, conditions: list[Condition]) -> int:
+    def _count(self, cursor: Cursor, conditions: list[Condition]) -> int:
         text, parameters = condition_sql(conditions)
         statement = self._sql("select count(*) from {items} where ") + sql.SQL(text)
         return cursor.execute(statement, parameters).fetchall()[0][0]
 
     def _search(
-        self,
-        cursor: psycopg.Cursor,
-        queries: np.ndarray,
-        k: int,
-        conditions: list[Condition],
-        exact: bool,
+        self, cursor: Cursor, queries: np.ndarray, k: int, conditions: list[Condition], exact: bool
     ) -> list[list[Hit]]:
         (graph,) = self._one(cursor, "select graph from {settings}")
         near = not exact and graph is not None and self._is_good(graph["recall@10"])
-        if near and conditions:  # filtered searches need iterative scans
-            near = self._version_of_pgvector(cursor) >= (0, 8)
+        if near and conditions:  # filtered searches need iterative scans, of pgvector 0.8
+            text = "select extversion from pg_extension where extname = 'vector'"
+            near = tuple(map(int, self._one(cursor, text)[0].split(".")[:2])) >= (0, 8)
             if near:
                 cursor.execute("set local hnsw.iterative_scan = relaxed_order")
         if near:
@@ -462,19 +451,8 @@ class PostgresIndex(Index[psycopg.Cursor]):
             results.append([Hit(name, value, _metadata(x)) for _, name, x, value in rows])
         return results
 
-    def _version_of_pgvector(self, cursor: psycopg.Cursor) -> tuple[int, ...]:
-        statement = "select extversion from pg_extension where extname = 'vector'"
-        row = cursor.execute(statement).fetchone()
-        return tuple(map(int, row[0].split(".")[:2])) if row else ()
-
     def _nearest(
-        self,
-        cursor: psycopg.Cursor,
-        query: np.ndarray,
-        k: int,
-        conditions: list[Condition],
-        *,
-        near: bool,
+        self, cursor: Cursor, query: np.ndarray, k: int, conditions: list[Condition], *, near: bool
     ) -> list[tuple[int, str, Any, float]]:
         """Row, id, metadata and similarity of the best k, `near` as the graph finds them."""
         distance, (text, parameters) = self._distance, condition_sql(conditions)
@@ -519,31 +497,31 @@ class PostgresIndex(Index[psycopg.Cursor]):
     def _run(self, *statements: str, parameters: tuple | None = None) -> None:
         """Statements in one transaction that leaves the number of items as it is."""
 
-        def change(cursor: psycopg.Cursor) -> int:
+        def change(cursor: Cursor) -> int:
             for statement in statements:
                 cursor.execute(self._sql(statement), parameters)
             return 0
 
         self._change(change)
 
-    def _tuned(self, cursor: psycopg.Cursor) -> tuple[int, float]:
+    def _tuned(self, cursor: Cursor) -> tuple[int, float]:
         """The search width and the recall, measured on stored vectors."""
         statement = self._sql("select row, vector from {items} order by hashint8(row) limit %s")
         rows = cursor.execute(statement, (_QUERIES,)).fetchall()
         queries, k = [_array(vector) for _, vector in rows], tuning.K + 1
-        exact = [self._nearest(cursor, query, k, [], near=False) for query in queries]
+
+        def search(width: int | None) -> list[list[int]]:
+            if width is not None:
+                cursor.execute(f"set local hnsw.ef_search = {width:d}")
+            hits = [self._nearest(cursor, x, k, [], near=width is not None) for x in queries]
+            return [[row for row, *_ in best] for best in hits]
+
+        truth = search(None)
         cursor.execute("set local enable_seqscan = off")  # a small table has a graph too
-
-        def search(width: int) -> list[list[int]]:
-            cursor.execute(f"set local hnsw.ef_search = {width:d}")
-            found = [self._nearest(cursor, query, k, [], near=True) for query in queries]
-            return [[row for row, *_ in near] for near in found]
-
-        truth = [[row for row, *_ in records] for records in exact]
         return tuning.tune(search, truth, [row for row, _ in rows])
 
     def _compact(self, approximate: bool) -> None:
-        def change(cursor: psycopg.Cursor) -> int:
+        def change(cursor: Cursor) -> int:
             for statement in (
                 "delete from {fields}",
                 "insert into {fields} select distinct jsonb_object_keys(metadata) from {items}",
@@ -560,7 +538,7 @@ class PostgresIndex(Index[psycopg.Cursor]):
             self._connected().execute(self._sql("vacuum (full, analyze) {items}"))
         self._build(approximate)
 
-    def _problems(self, cursor: psycopg.Cursor) -> list[str]:
+    def _problems(self, cursor: Cursor) -> list[str]:
         counted = self._state(cursor).items
         (rows,) = self._one(cursor, "select count(*) from {items}")
         problems = []
@@ -572,12 +550,9 @@ class PostgresIndex(Index[psycopg.Cursor]):
         cursor.execute(self._sql(statement + "order by row limit 10"))
         return problems + [f"{self.place}: item {name!r} was changed" for (name,) in cursor]
 
-    def _facts(self, cursor: psycopg.Cursor) -> dict[str, Any]:
-        size, items, graph = self._one(
-            cursor,
-            "select pg_total_relation_size(%s::regclass), items, graph from {settings}",
-            (self._table_of_items,),
-        )
+    def _facts(self, cursor: Cursor) -> dict[str, Any]:
+        text = "select pg_total_relation_size(%s::regclass), items, graph from {settings}"
+        size, items, graph = self._one(cursor, text, (self._table_of_items,))
         return {"bytes": size, "approximate": None if graph is None else {"items": items, **graph}}
 
     def _current(self) -> int:

@@ -15,7 +15,7 @@ _MOST_CANDIDATES = 4096
 
 
 class Rows:
-    """Vectors with ascending row numbers, of which some are deleted; rows can be appended."""
+    """Vectors with ascending row numbers. Rows can be appended, and marked as deleted."""
 
     def __init__(self, rows: np.ndarray, vectors: np.ndarray):
         self._rows, self._vectors = rows, vectors
@@ -51,7 +51,7 @@ class Rows:
         self._count = needed
 
     def delete(self, rows: np.ndarray) -> None:
-        """Marks those of the `rows` that are here."""
+        """Marks the `rows` that are in this block as deleted."""
         positions, exists = self.find(rows)
         self._alive[positions[exists]] = False
         self.deleted = self._count - int(self.alive.sum())
@@ -105,7 +105,7 @@ class View:
         return len(self.tail.rows) + self.main.deleted
 
     def vectors_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Vectors of those of the `rows` that exist, and which ones exist [n]."""
+        """Vectors [n, d] of the `rows`, and whether each row exists [n]."""
         vectors = np.zeros((len(rows), self.main.vectors.shape[1]), np.float32)
         exists = np.zeros(len(rows), bool)
         for block in (self.main, self.tail):
