@@ -12,7 +12,7 @@ import jax
 import optax
 
 from dmljax import metrics
-from dmljax.config import digests, durations, fields, registry
+from dmljax.config import digests, durations, fields, old_names, registry
 from dmljax.config.fields import named
 from dmljax.data import batches, sampling
 from dmljax.data import digest as data_digests
@@ -38,7 +38,7 @@ from dmljax.train.run import (
     RuntimeOptions,
     Selection,
 )
-from dmljax.train.step import check_chunks, init_state
+from dmljax.train.step import TrainState, check_chunks, init_state
 from dmljax.weights import expected_normalization, file_digest
 
 __all__ = ["build", "digests_of", "embedding"]
@@ -79,12 +79,12 @@ def build(config: Any) -> Run:
         for fn in (transform_fn, eval_transform_fn)
     )
 
-    def init_method(key, backbone=None, method=method):
+    def init_method(key, backbone=None):
         images = normalize_fn(jax.numpy.zeros((2, *image_shape), jax.numpy.uint8))
         batch = {"images": images, "labels": jax.numpy.zeros(2, jax.numpy.int32)}
         return method.init(key, batch, backbone=backbone)
 
-    frozen = _backbone_paths(init_method, net, image_shape) if config["trained"] == "last" else ()
+    frozen = method.backbone if config["trained"] == "last" else ()
     optimizer = _optimizer(config, sampler.steps, total, frozen)
 
     def init_fn(key, backbone=None, others=None):
@@ -94,17 +94,7 @@ def build(config: Any) -> Run:
     key = jax.eval_shape(lambda: initial_state.key_of(0))
     shapes = jax.eval_shape(init_fn, key)
     _check_groups(config, shapes.params)
-    carried = None
-    if config["start"] is not None and config["carried"] == "all":
-        # Far more classes, because a method may round their number up.
-        other = _method(config, net, len(data.train.names) + 1_000_003)
-        own, of_more = (
-            start.flat(*jax.eval_shape(lambda key, m=m: init_method(key, method=m), key))
-            for m in (method, other)
-        )
-        per_class = {path for path, array in own.items() if array.shape != of_more[path].shape}
-        backbone = frozen or _backbone_paths(init_method, net, image_shape)
-        carried = start.Carried(own, frozenset(per_class), frozenset(backbone))
+    carried = _carried(config, method, shapes)
     sharded = tuple(config["runtime"]["sharded"])
     placements = devices.of_state(shapes, shards, patterns=sharded)
     check_chunks(
@@ -330,7 +320,7 @@ def _optimizer(
         ]
     if frozen:
         paths = "|".join(re.escape(path) for path in frozen)
-        group = {"path": f"^({paths})$", "frozen": True}
+        group = {"path": f"^({paths})(/|$)", "frozen": True}
         options["groups"] = [group, *options.get("groups", ())]
     if options.get("average") and config["reload_best_at"]:
         raise ValueError(
@@ -374,19 +364,35 @@ def _net(config: Config) -> tuple[Any, str | None]:
     return net, weights
 
 
-def _backbone_paths(init_fn: Callable, net: Any, image_shape: tuple[int, ...]) -> tuple[str, ...]:
-    """The paths of the parameters that a pretrained backbone sets: `init_fn` returns its arrays."""
-    images = jax.ShapeDtypeStruct((2, *image_shape), jax.numpy.float32)
-    key = jax.eval_shape(lambda: initial_state.key_of(0))
-    backbone = jax.eval_shape(lambda key, x: net.init(key, x, train=False), key, images)
-    traced, shapes = jax.make_jaxpr(init_fn, return_shape=True)(key, backbone)
-    given = {id(variable) for variable in traced.jaxpr.invars}
-    params = jax.tree_util.tree_leaves_with_path(shapes)
-    return tuple(
-        devices.path_of(keys[1:])
-        for (keys, _), variable in zip(params, traced.jaxpr.outvars, strict=True)
-        if keys[0].idx == 0 and id(variable) in given
-    )
+def _carried(config: Config, method: Method, shapes: TrainState) -> start.Carried | None:
+    """What the run takes from the run `start` beside the backbone."""
+    names = start.flat(shapes.params, shapes.model_state)
+    backbone = {path for path in map(_param_path, names) if _is_under(path, method.backbone)}
+    if not backbone and (config["start"] is not None or config["trained"] == "last"):
+        raise ValueError(
+            f"the method {named(config['method'])['name']} has no parameters at "
+            f"{', '.join(method.backbone)}: say which are its backbone by Method(..., backbone=...)"
+        )
+    if config["start"] is None or config["carried"] != "all":
+        return None
+    if method.per_class is None:
+        raise ValueError(
+            f"start: the method {named(config['method'])['name']} does not say which parameters "
+            "have a row for each class: write Method(..., per_class=()) for none, or take the "
+            "backbone alone by --config.carried=backbone"
+        )
+    per_class = {name for name in names if _is_under(_param_path(name), method.per_class)}
+    return start.Carried(names, frozenset(per_class), frozenset(backbone))
+
+
+def _param_path(name: str) -> str:
+    """'head/fc/kernel' of 'params/head/fc/kernel'; '' of a name that is no parameter."""
+    collection, _, path = name.partition("/")
+    return path if collection == "params" else ""
+
+
+def _is_under(path: str, folders: Sequence[str]) -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 
 def embedding(config: Config, *, classes: int) -> tuple[Method, Callable]:
@@ -431,7 +437,7 @@ def _normalize_fn(spec: Any) -> Callable:
 
 def _method(config: Config, net: Any, classes: int) -> Method:
     loss_fn = registry.resolve("loss", _tuples(config["loss"]))
-    factory = registry.resolve("method", _tuples(config["method"]))
+    factory = registry.resolve("method", _tuples(old_names.current_method(config["method"])))
     arguments: dict[str, Any] = {"classes": classes}
     if config["miner"]:
         mine_fn = registry.resolve("miner", _tuples(config["miner"]))

@@ -60,8 +60,8 @@ def multi_similarity(*, dataset: str = "cub200") -> dict[str, Any]:
         "method": {
             "name": "pairs",
             "dim": 512,
-            "pool": "max",
-            "embedding_init": "kaiming_fan_out",
+            "pool_fn": "global_max",
+            "dense_fn": "kaiming_dense",
         },
         "loss": {"name": "multi_similarity", "alpha": 2.0, "beta": 40.0, "base": 0.5},
         "miner": {"name": "multi_similarity", "epsilon": 0.1},
