@@ -37,6 +37,11 @@ class Kind(NamedTuple):
 
 _DISTANCES = ("cosine", "dot", "euclidean", "snr", "squared_euclidean", "unit_euclidean")
 _COMBINATIONS = ("concatenate_heads", "average_heads")
+_LINEAR_LAYERS = ("Dense", "glorot_dense", "kaiming_dense")
+_ACTIVATIONS = ("elu", "gelu", "relu", "silu", "softplus", "tanh")
+_RECONSTRUCTIONS = ("reconstruction_half_sum", "reconstruction_mean_square", "reconstruction_norm")
+_DEVIATIONS = ("log_variance_as_deviation", "standard_deviation")
+_EDGES = ("similarity_edges", "similarity_graph")
 _REDUCTIONS = ("mean", "mean_of_active", "sum")
 _OPTIMIZERS = ("adam", "radam", "rmsprop", "sgd")
 # Losses of two views take no labels, so that no method can use them.
@@ -48,12 +53,32 @@ KINDS = {
     "normalization": Kind("normalization", ("dmljax.weights.preprocessing",), 1),
     "net": Kind("net", ("dmljax.nets",)),
     "attention": Kind("attention", ("dmljax.nets.attention",)),
-    "method": Kind("method", ("dmljax.config.named_methods",), 2, ("classes",)),
+    "method": Kind("method", ("dmljax.methods",), 2, ("classes",)),
     "loss": Kind("loss", ("dmljax.losses",), 2, excludes=_NOT_LOSSES),
     "miner": Kind("miner", ("dmljax.miners",), 2),
     "selection": Kind("selection", ("dmljax.miners.selections",), 3),
     "penalty": Kind("penalty", ("dmljax.losses.pnp_penalties",), 1),
     "combination": Kind("combination of heads", ("dmljax.nets.attention",), 1, only=_COMBINATIONS),
+    "pool": Kind("pool", ("dmljax.nets.pools",), 1),
+    "linear layer": Kind("linear layer", ("dmljax.nets.layers",), only=_LINEAR_LAYERS),
+    "activation": Kind("activation", ("jax.nn",), 1, only=_ACTIVATIONS),
+    "reconstruction": Kind("reconstruction", ("dmljax.methods.dvml",), 2, only=_RECONSTRUCTIONS),
+    "deviation": Kind("deviation", ("dmljax.methods.dvml",), 1, only=_DEVIATIONS),
+    "mask": Kind("mask", ("jax.nn", "dmljax.methods.abe"), 1, only=("min_max", "sigmoid")),
+    "batch pairs": Kind("pairs of a batch", ("dmljax.methods.abe",), 1, only=("drawn_pairs",)),
+    "divergence": Kind(
+        "divergence of learners", ("dmljax.methods.abe",), 1, only=("divergence", "mean_divergence")
+    ),
+    "block step": Kind(
+        "step of a block", ("dmljax.methods.graph.nets",), 1, only=("identity", "mlp")
+    ),
+    "edges": Kind("edges", ("dmljax.methods.graph",), 1, only=_EDGES),
+    "similarity": Kind(
+        "similarity", ("dmljax.methods.graph.nets",), 1, only=("correlation", "dot_products")
+    ),
+    "edge weight": Kind(
+        "edge weight", ("dmljax.methods.graph.nets",), 2, only=("rectified", "shifted")
+    ),
     "reduction": Kind("reduction", ("dmljax.ops",), 2, only=_REDUCTIONS),
     "distance": Kind("distance", ("dmljax.ops",), 2, only=_DISTANCES),
     "optimizer": Kind("optimizer", ("dmljax.train.optimizers",), only=_OPTIMIZERS),
@@ -66,13 +91,26 @@ KINDS = {
 }
 # What a keyword of a loss, a miner or a method names in a config, such as `reduce_fn='sum'`.
 ARGUMENTS = {
+    "activation_fn": "activation",
+    "attention_fn": "attention",
     "combine_fn": "combination",
+    "dense_fn": "linear layer",
+    "deviation_fn": "deviation",
     "distance_fn": "distance",
+    "divergence_fn": "divergence",
+    "edges_fn": "edges",
+    "mask_fn": "mask",
     "mine_fn": "miner",
+    "mlp_fn": "block step",
     "neg_fn": "selection",
+    "pairs_fn": "batch pairs",
     "penalty_fn": "penalty",
+    "pool_fn": "pool",
     "pos_fn": "selection",
+    "positive_fn": "edge weight",
+    "reconstruction_fn": "reconstruction",
     "reduce_fn": "reduction",
+    "similarity_fn": "similarity",
 }
 
 _TYPES = {
@@ -90,7 +128,8 @@ def table(kind: str) -> Mapping[str, Callable]:
     rule = KINDS[kind]
     exported = {}
     for module in map(importlib.import_module, rule.modules):
-        exported |= {name: getattr(module, name) for name in rule.only or module.__all__}
+        names = [name for name in rule.only if hasattr(module, name)] or module.__all__
+        exported |= {name: getattr(module, name) for name in names}
     if rule.only:
         return exported
     functions = {

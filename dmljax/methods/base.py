@@ -80,7 +80,7 @@ class Inspect(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A method: three pure functions, and two optional views of them.
+    """A method: three pure functions, two optional views of them, and what its parameters are.
 
     * `init(key, batch, *, backbone=None) -> (params, model_state)`. `backbone` holds the variables
       of a pretrained backbone, `{"params": ..., "batch_stats": ...}`; they replace the drawn ones.
@@ -89,6 +89,11 @@ class Method(NamedTuple):
       says otherwise.
     * `split_loss`: the same loss in two steps, see `SplitLoss`.
     * `inspect`: what goes on inside, see `Inspect`.
+    * `backbone`: the parameters that `init` takes from `backbone`, as paths such as 'net' or
+      'net/shared', with everything below them.
+    * `per_class`: the parameters that have a row or a column for each class, as such paths. A run
+      that starts from another one draws them, because it has other classes. () for none; None: the
+      method does not say.
     """
 
     init: Callable[..., tuple[Variables, Variables]]
@@ -96,6 +101,8 @@ class Method(NamedTuple):
     embed: Callable[..., Array]
     split_loss: SplitLoss | None = None
     inspect: Inspect | None = None
+    backbone: tuple[str, ...] = ("net",)
+    per_class: tuple[str, ...] | None = None
 
 
 class RandomMiner(NamedTuple):

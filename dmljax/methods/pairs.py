@@ -69,4 +69,4 @@ def pairs(
         return base.unit_vectors(outputs[loss_input]) if unit else outputs["features"]
 
     loss, split_loss = base.split_loss(encoder, criterion)
-    return base.Method(init, loss, embed, split_loss)
+    return base.Method(init, loss, embed, split_loss, per_class=())

@@ -63,7 +63,7 @@ def proxies(
     dim: int | None = 128,
     pool_fn: Callable | None = None,
     dense_fn: Callable = Dense,
-    proxy_init: Initializer | None = None,
+    proxy_init: Initializer | float | None = None,
     centers: int = 0,
     sparsity: float = 0.0,
     multiple: int = 1,
@@ -75,7 +75,8 @@ def proxies(
 
     * `dim`: width of the linear layer; None compares the pooled features themselves with proxies.
     * `pool_fn`, `dense_fn`: see `assemble.encoder`.
-    * `proxy_init`: the initial values of the proxies; None takes `published_init(loss_fn)`.
+    * `proxy_init`: the initial values of the proxies, or the standard deviation of a normal
+      distribution; None takes `published_init(loss_fn)`.
     * `centers`: proxies for each class, for losses that take several; 0 for all other losses.
     * `sparsity`: weight of `losses.sparse_centers`, which pulls the centers of one class together
       (Qian et al., ICCV 2019, use 0.2).
@@ -83,7 +84,10 @@ def proxies(
       sees. Several devices can then share very many classes equally.
     """
     encoder = assemble.encoder(net, dim=dim, pool_fn=pool_fn, dense_fn=dense_fn)
-    proxy_init = published_init(loss_fn) if proxy_init is None else proxy_init
+    if proxy_init is None:
+        proxy_init = published_init(loss_fn)
+    elif not callable(proxy_init):
+        proxy_init = normal(proxy_init)
 
     def init(key, batch, *, backbone=None):
         params, model_state, outputs = encoder.init(key, batch["images"])
@@ -109,4 +113,4 @@ def proxies(
         return outputs["embeddings"]
 
     loss, split_loss = base.split_loss(encoder, criterion)
-    return base.Method(init, loss, embed, split_loss)
+    return base.Method(init, loss, embed, split_loss, per_class=("proxies",))
