@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spread", help="interval (default) or deviation, in every cell")
     parser.add_argument("--out", help="file for the table, instead of the terminal")
     parser.add_argument("--tasks", type=int, help="number of tasks of a Slurm array")
-    parser.add_argument("--score", help="what compare compares: R@1 (default), MAP@R, RP")
+    parser.add_argument("--score", help="the only score that compare prints, such as MAP@R")
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
@@ -182,10 +182,11 @@ def _array(name: str, arguments: argparse.Namespace, words: Sequence[str]) -> in
 
 
 def _compare(arguments: argparse.Namespace, words: Sequence[str]) -> int:
-    from dmljax.studies import compare
+    """The same as `dmljax report A B --text`."""
+    from dmljax.commands import report
 
     refuse("study compare", words)
-    if len(arguments.names) != 2:
+    if len(arguments.names) < 2:
         raise ValueError("compare needs two run folders, such as: dmljax study compare A B")
-    print(compare.text(*map(pathlib.Path, arguments.names), score=arguments.score or "R@1"))
+    report.print_comparison(arguments.names, score=arguments.score)
     return 0
