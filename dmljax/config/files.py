@@ -86,9 +86,17 @@ def _recipe(name: str) -> Callable[..., Any]:
 
 
 def override(config: dict[str, Any], flags: Iterable[str]) -> dict[str, Any]:
-    """The config, itself changed by flags such as `--config.steps=500`."""
-    for flag in flags:
+    """The config, itself changed by flags such as `--config.steps=500`.
+
+    `--config.size` replaces the sizes that the config gives its transforms; other flags may give
+    them sizes again.
+    """
+    for flag in sorted(flags, key=lambda flag: not flag.startswith("--config.size=")):
         key, equals, value = flag.partition("=")
+        if key == "--config.size":
+            for spec in (config.get("transform"), config.get("eval_transform")):
+                if isinstance(spec, dict):
+                    spec.pop("size", None)
         if not key.startswith("--config.") or not equals:
             raise ValueError(f"{flag} is not known; an override is --config.steps=500")
         *parents, leaf = key.removeprefix("--config.").split(".")

@@ -17,12 +17,14 @@ class _DataSet(NamedTuple):
     evaluate: dict[str, Any]
 
 
+_FEW = {"every": 200, "ks": (1, 2, 4, 8)}
+_MANY = {"every": 200, "ks": (1, 2, 4, 8, 16, 32)}
 # Clustering 11,316 classes takes long.
-_SOP_EVALUATE = {"every": 1000, "ks": (1, 10, 100), "clustering": "end"}
+_SOP = {"every": 1000, "ks": (1, 10, 100), "clustering": "end"}
 _SETS = {
-    "cub200": _DataSet(256, 6e-5, 1e-3, 1.5e-2, {"every": 200, "ks": (1, 2, 4, 8)}),
-    "cars196": _DataSet(128, 7e-5, 5e-3, 3e-3, {"every": 200, "ks": (1, 2, 4, 8, 16, 32)}),
-    "sop": _DataSet(128, 7e-5, 5e-3, 3e-3, _SOP_EVALUATE),
+    "cub200": _DataSet(dim=256, rate=6e-5, decay=1e-3, l2_weight=1.5e-2, evaluate=_FEW),
+    "cars196": _DataSet(dim=128, rate=7e-5, decay=5e-3, l2_weight=3e-3, evaluate=_MANY),
+    "sop": _DataSet(dim=128, rate=7e-5, decay=5e-3, l2_weight=3e-3, evaluate=_SOP),
 }
 
 
@@ -33,11 +35,13 @@ class _Phases(NamedTuple):
 
 
 _PAPER_LAMBDAS = ((1.0, 1.0, 0.1, 1.0), (0.8, 1.0, 0.2, 0.8))
-_PAPER = _Phases(_PAPER_LAMBDAS, 1500, 6000)
+_CODE_LAMBDAS = ((1.0, 0.5, 0.5, 1.0), (0.8, 1.0, 0.4, 0.8))
+_EQUAL_LAMBDAS = ((1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0))
+_PAPER = _Phases(_PAPER_LAMBDAS, phase_at=1500, steps=6000)
 _EXPERIMENTS = {
-    1: _Phases(((1.0, 0.5, 0.5, 1.0), (0.8, 1.0, 0.4, 0.8)), 1600, 3200),
-    2: _Phases(_PAPER_LAMBDAS, 1600, 3200),
-    3: _Phases(((1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0)), 0, 3000),
+    1: _Phases(_CODE_LAMBDAS, phase_at=1600, steps=3200),
+    2: _Phases(_PAPER_LAMBDAS, phase_at=1600, steps=3200),
+    3: _Phases(_EQUAL_LAMBDAS, phase_at=0, steps=3000),
 }
 
 

@@ -57,8 +57,9 @@ def folder(*, loss: str = "multi_similarity") -> dict[str, Any]:
     miner = {"name": "multi_similarity", "epsilon": 0.1}
     return {
         "dataset": {"name": "folder", "root": "photos", "split": 0.5},
-        "transform": {"name": "standard_train", "size": 224},
-        "eval_transform": {"name": "standard_eval", "size": 224},
+        "size": 224,
+        "transform": "standard_train",
+        "eval_transform": "standard_eval",
         "sampler": by_loss["sampler"],
         "net": {"name": "resnet50", "weights": None},
         "method": by_loss["method"],

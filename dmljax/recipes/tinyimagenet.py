@@ -35,8 +35,9 @@ def tinyimagenet(*, loss: str = "triplet") -> dict[str, Any]:
         groups.append({"path": "^proxies", "factor": 100.0, "decay": 0.0})
     return {
         "dataset": {"name": "tiny_imagenet", "root": None},
-        "transform": {"name": "small_train", "size": 64},
-        "eval_transform": {"name": "small_eval", "size": 64},
+        "size": 64,
+        "transform": "small_train",
+        "eval_transform": "small_eval",
         "sampler": {"name": "plan", "classes": 16, "per_class": 4},
         "net": {"name": "resnet50", "weights": None},
         "method": {"name": method, "dim": 512},

@@ -280,15 +280,15 @@ class Evaluator:
         clustering: bool = True,
     ) -> dict[str, float]:
         """All scores of these embeddings that the config asks for."""
-        options = self._run.evaluation
+        options, run_metrics = self._run.evaluation, self._run.metrics
         main = embeddings[MAIN]
         scores = score(
             main,
             split,
-            ks=options.ks,
-            ranking_fns=options.ranking_fns,
-            clustering_fns=options.clustering_fns if clustering else {},
-            embedding_fns=options.embedding_fns,
+            ks=run_metrics.ks,
+            ranking_fns=run_metrics.ranking_fns,
+            clustering_fns=run_metrics.clustering_fns if clustering else {},
+            embedding_fns=run_metrics.embedding_fns,
             seeds=options.seeds,
             starts=options.starts,
             depth=options.depth,
@@ -301,8 +301,8 @@ class Evaluator:
             values = score(
                 refined,
                 split,
-                ks=options.ks,
-                ranking_fns=options.ranking_fns,
+                ks=run_metrics.ks,
+                ranking_fns=run_metrics.ranking_fns,
                 clustering_fns={},
                 shared=True,
             )
@@ -311,8 +311,8 @@ class Evaluator:
             values = mean_distance_scores(
                 {name: x for name, x in embeddings.items() if name != MAIN},
                 split,
-                ks=options.ks,
-                ranking_fns=options.ranking_fns,
+                ks=run_metrics.ks,
+                ranking_fns=run_metrics.ranking_fns,
             )
             scores |= {f"mean_distance/{name}": value for name, value in values.items()}
         if options.knn and set(split.names) & set(self._run.train.names):
@@ -321,7 +321,7 @@ class Evaluator:
 
     def _part_scores(self, embeddings: dict[str, np.ndarray], split: Split) -> dict[str, float]:
         """R@K of every part, such as a learner of an ensemble; of several parts also the mean."""
-        ks = self._run.evaluation.ks or (1,)
+        ks = self._run.metrics.ks or (1,)
         recalls = {}
         for name, embedding in embeddings.items():
             if name != MAIN:

@@ -105,15 +105,15 @@ def train(
             state, on_devices = step_fn(state, batch, signal)
         pending.add(step, on_devices)
         log(all_steps=step == start_step + 1)
-        if step in run.evaluation.every or step == run.steps:
+        if step in run.evaluation_steps or step == run.steps:
             log(all_steps=True)
             evaluation = _evaluate(run, state, evaluator, journal, step)
             evaluated_fn(step, evaluation)
             score = evaluation.scores.get(run.selection.key)
             history += [] if score is None else [score]
             save(score)
-            if jax.process_index() == 0 and run.evaluation.call_fn is not None:
-                run.evaluation.call_fn(evaluation, step=step, workdir=workdir)
+            if jax.process_index() == 0 and run.call_fn is not None:
+                run.call_fn(evaluation, step=step, workdir=workdir)
             return_free_memory()
             journal.restart_clock(step)
             if is_out_of_patience(history, run.patience):
@@ -122,7 +122,7 @@ def train(
                     f"more than {run.patience} evaluations (patience={run.patience})"
                 )
                 break
-        elif step in run.checkpoint.every:
+        elif step in run.checkpoint_steps:
             save()
         if step in run.reload_best_at:
             state = _reload_best(state, run, checkpoints)
@@ -212,7 +212,8 @@ def _evaluate(
     run: Run, state: TrainState, evaluator: Evaluator, journal: Journal, step: int
 ) -> Evaluation:
     is_end = step == run.steps
-    evaluation = evaluator.evaluate(state, clustering=is_end or not run.evaluation.clusters_at_end)
+    clustering = is_end or run.evaluation.clustering != "end"
+    evaluation = evaluator.evaluate(state, clustering=clustering)
     for split in ("test", "val"):
         if scores := evaluation.of_split(split):
             journal.evaluation(step, scores, split=split, shown=run.selection.score)

@@ -57,9 +57,9 @@ def test_select_names_any_score_of_any_split(tmp_path):
 
 def test_metrics_are_chosen_by_name(tmp_path):
     evaluate = {"ks": [1, 4], "metrics": ["nmi", "recall_at_k", {"name": "recall_at_k", "k": 9}]}
-    options = build(tiny(tmp_path, evaluate=evaluate)).evaluation
-    assert options.ks == (1, 4, 9)
-    assert list(options.clustering_fns) == ["NMI"] and not options.ranking_fns
+    scores = build(tiny(tmp_path, evaluate=evaluate)).metrics
+    assert scores.ks == (1, 4, 9)
+    assert list(scores.clustering_fns) == ["NMI"] and not scores.ranking_fns
     with pytest.raises(ValueError, match=r"no metric 'map'.* It has: ami, ari, .*recall_at_k"):
         build(tiny(tmp_path, evaluate={"metrics": ["map"]}))
 
@@ -96,5 +96,5 @@ def test_a_run_of_number_evaluates_at_the_ends_of_its_epochs(tmp_path):
     run = build(tiny(tmp_path, **fields))
     epoch_end = _ends(sampling.number, run.train.labels, batch_size=8)
     ends = [round(epoch_end(n)) for n in range(1, 7)]
-    assert sorted(run.evaluation.every) == ends and run.steps == ends[-1]
+    assert sorted(run.evaluation_steps) == ends and run.steps == ends[-1]
     assert len(set(np.diff([0, *ends]).tolist())) > 1

@@ -1,0 +1,252 @@
+"""The fields of a config: default, type, smallest value and meaning of each. Imports no jax.
+
+Help, error messages and the table of docs/config.md are made from these dataclasses.
+"""
+
+# ruff: noqa: RUF009  `_option` returns a `dataclasses.field`.
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = [
+    "SECTIONS",
+    "CheckpointOptions",
+    "EvaluationOptions",
+    "Length",
+    "Options",
+    "RuntimeOptions",
+    "Spec",
+    "allowed_values",
+    "defaults_of",
+    "fields_of",
+]
+
+# A name and keywords of a function, such as {"name": "triplet", "margin": 0.1}. A config may also
+# hold the name alone.
+Spec = Mapping[str, Any]
+# Steps, or '5 epochs' of the sampler.
+Length = int | str
+
+
+def _option(
+    default: Any,
+    meaning: str,
+    *,
+    least: float | None = None,
+    below: float | None = None,
+    choices: Sequence[str] = (),
+    is_new: bool = False,
+) -> Any:
+    """A field with its smallest value, a bound that it does not reach, and the names it may hold.
+
+    The config of an older run lacks a field that `is_new`. Such a field counts in digests only
+    where it differs from its default, so that older runs keep their digests and can be continued.
+    """
+    metadata = {"meaning": meaning, "least": least, "below": below, "choices": choices}
+    metadata |= {"is_new": is_new}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def _required(meaning: str) -> Any:
+    return _option(dataclasses.MISSING, meaning)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """When splits are embedded, and which scores are computed."""
+
+    every: Length | None = _option(
+        None, "steps between evaluations, or '5 epochs'; None: one evaluation, after the last step"
+    )
+    metrics: tuple | None = _option(None, "names of the scores; None: all")
+    extra: tuple = _option((), "names of more scores, beside those of `metrics`")
+    ks: Sequence[int] = _option((1, 2, 4, 8), "the K of R@K")
+    depth: int | str | None = _option(
+        None,
+        "mAP and MRR also of rankings cut at this depth; 'max_bin_count': at the largest number of "
+        "positives that a query has",
+        least=1,
+        choices=("max_bin_count",),
+    )
+    average: str = _option(
+        "queries",
+        "what counts equally in the mean of a score: 'queries' or 'classes'",
+        choices=("queries", "classes"),
+        is_new=True,
+    )
+    clustering: bool | str = _option(
+        True, "compute NMI, AMI, ARI and F1; 'end': only after the last step", choices=("end",)
+    )
+    starts: int = _option(1, "starts of k-means; the one with the least inertia counts", least=1)
+    batch_size: int = _option(256, "images that are embedded at a time", least=1)
+    knn: int = _option(
+        0, "training images whose labels vote on the label of a test image; 0: no vote", least=0
+    )
+    seeds: Sequence[int] = _option((0, 1, 2), "seeds of k-means; the mean over them is reported")
+    refine: bool = _option(False, "also score embeddings that the method `graph` refines")
+    mean_distance: bool = _option(
+        False, "also rank by the mean of the distances of the learners of `abe`"
+    )
+    frames: bool = _option(False, "draw the test embeddings at every evaluation, for a movie")
+    projector: int = _option(
+        0, "test images whose embeddings TensorBoard's projector shows", least=0
+    )
+    frame_ms: int = _option(200, "milliseconds for which the movie shows a frame", least=20)
+    last_frame_ms: int = _option(
+        3000, "milliseconds for which the movie shows the last frame", least=20
+    )
+    call: str | None = _option(
+        None, "a function of your own, 'my_package.my_module:my_function', to call afterwards"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """When the state of a run is saved."""
+
+    every: Length | None = _option(
+        None, "steps between checkpoints, or '1 epoch'; None: as `evaluate.every`"
+    )
+    keep: int = _option(2, "checkpoints that are kept, beside the best one", least=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RuntimeOptions:
+    """What cannot change a result, and so may differ when a run is continued."""
+
+    workers: int = _option(0, "processes that read images; 0: threads of this process", least=0)
+    cache: bool = _option(False, "keep decoded images in memory")
+    devices: int | None = _option(None, "devices that are used; None: all", least=1)
+    deterministic: bool = _option(
+        False, "the same bits in every run on a GPU, too; on CPUs runs repeat anyway"
+    )
+    sharded: Sequence[str] = _option(
+        (), "regular expressions of paths: parameters that are split over the devices"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """A whole config."""
+
+    dataset: Spec = _required(
+        "the images and where they lie; `image_share` and `class_share` are parts of the training "
+        "split that are drawn with `seed`"
+    )
+    net: Spec = _required("the backbone; `weights`: a file of pretrained weights")
+    loss: Spec = _required("a function of `losses`")
+    method: Spec = _required("what is trained: pairs, proxies, graph, dvml or abe")
+    steps: Length = _required("the length of training: a number, or '60 epochs'")
+    seed: int = _option(0, "of initial values, batches and augmentation", least=0)
+    size: int | None = _option(
+        None,
+        "side of the images that the net sees: `size` of both transforms, unless they set it; "
+        "None: the default of each",
+        least=1,
+    )
+    transform: Spec = _option("standard_train", "how a training image is cropped and distorted")
+    eval_transform: Spec = _option("standard_eval", "how an image is prepared for evaluation")
+    normalize: Spec | None = _option(
+        None,
+        "mean and deviation of the pixels; None: those of the file of weights, else of the net; "
+        "other ones than those of the file need `force=True`",
+    )
+    unreadable: str = _option(
+        "raise",
+        "what to do with an image that cannot be read: 'raise' an error, or 'skip' it",
+        choices=("raise", "skip"),
+    )
+    sampler: Spec = _option(
+        {"name": "plan", "classes": 32, "per_class": 4}, "which images form a batch"
+    )
+    miner: Spec | None = _option(None, "a function of `miners`: which pairs count in the loss")
+    chunk: int | None = _option(
+        None, "images that the net sees at a time; None: the whole batch", least=1
+    )
+    optimizer: Spec = _option(
+        {"name": "adam", "rate": 1e-4},
+        "the optimizer, its `rate`, `decay`, `l2`, `clip`, `clip_value`, `accumulate`, `average` "
+        "and `groups`",
+    )
+    schedule: Spec = _option("cosine", "the learning rate over time, with `warmup`")
+    reload_best_at: tuple = _option((), "steps after which the best parameters are loaded again")
+    start: str | None = _option(
+        None, "folder of a finished run: this run begins with the parameters that it chose"
+    )
+    carried: str = _option(
+        "all",
+        "what is taken from `start`: 'all' arrays of the same name and shape that have no row for "
+        "each class, or the 'backbone'",
+        choices=("all", "backbone"),
+    )
+    trained: str = _option(
+        "all",
+        "'all' parameters learn, or only the 'last' layers, behind the pretrained backbone",
+        choices=("all", "last"),
+    )
+    validation: float = _option(
+        0.0, "share of the training classes that is held out, the last ones", least=0, below=1
+    )
+    fold: int | None = _option(
+        None, "instead of `validation`: which of `folds` blocks of classes is held out, from 0"
+    )
+    folds: int = _option(4, "blocks into which `fold` divides the training classes")
+    fold_seed: int | None = _option(
+        None, "shuffles the classes before they form folds; None: in their order", least=0
+    )
+    select: str = _option(
+        "last", "whose scores count: the 'last' step, or the best by a score, such as 'val/MAP@R'"
+    )
+    patience: int | None = _option(
+        None,
+        "the run ends when its best evaluation by `select` is more evaluations old than this",
+        least=0,
+    )
+    evaluate: EvaluationOptions = EvaluationOptions()
+    checkpoint: CheckpointOptions = CheckpointOptions()
+    log_every: int = _option(20, "steps between two lines of the log", least=1)
+    pictures: bool = _option(True, "write the page of the run, and its movie if it has frames")
+    notes: str = _option("", "anything that you want to remember")
+    runtime: RuntimeOptions = RuntimeOptions()
+
+
+SECTIONS = {
+    "evaluate": EvaluationOptions,
+    "checkpoint": CheckpointOptions,
+    "runtime": RuntimeOptions,
+}
+
+
+def fields_of(section: Any) -> dict[str, dataclasses.Field]:
+    """The fields of a dataclass of options by their names."""
+    return {field.name: field for field in dataclasses.fields(section)}
+
+
+def defaults_of(section: Any) -> dict[str, Any]:
+    """The defaults of the fields of a dataclass of options; a section has an empty dict."""
+    defaults = {}
+    for name, field in fields_of(section).items():
+        if name in SECTIONS:
+            defaults[name] = {}
+        elif field.default_factory is not dataclasses.MISSING:
+            defaults[name] = field.default_factory()
+        elif field.default is not dataclasses.MISSING:
+            defaults[name] = field.default
+    return defaults
+
+
+def allowed_values(field: dataclasses.Field) -> str:
+    """The values of a field that has bounds or choices, in words: "1 or more, or None"."""
+    types, rule = str(field.type).split(" | "), field.metadata
+    words = ["True", "False"] if "bool" in types else []
+    if rule["below"] is not None:
+        words.append(f"a share of {rule['least']} to {rule['below']}")
+    elif rule["least"] is not None:
+        words.append(f"{rule['least']} or more")
+    words += map(repr, rule["choices"])
+    words += ["None"] if "None" in types else []
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else ""
