@@ -156,7 +156,7 @@ def dvml(
         reconstruction, model_state = decode(params, model_state, f, z, in_phase_2)
 
         def metric(x, key):
-            return mined_loss(x, labels, key=key)
+            return mined_loss(x, labels, key=key, step=step)
 
         metric_keys = jax.random.split(keys[2], metric_samples)
         variant_losses = jax.vmap(metric)(z[:metric_samples], metric_keys)
@@ -238,7 +238,7 @@ def control(
         )
         z_i = outputs["invariant"]
         metrics = base.diagnostics(base.unit_vectors(z_i), labels)
-        metrics["metric_invariant"] = mined_loss(z_i, labels, key=keys[3])
+        metrics["metric_invariant"] = mined_loss(z_i, labels, key=keys[3], step=step)
         value = metrics["metric_invariant"]
         if decay:
             squares = _sum_of_squares(params["net"]) + _sum_of_squares(params["heads"])
