@@ -14,6 +14,7 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from dmljax import renames
 from dmljax.hints import hint
 
 __all__ = ["KINDS", "Kind", "check", "names", "own_function", "resolve", "table"]
@@ -87,6 +88,7 @@ KINDS = {
         ("dmljax.metrics.ranking", "dmljax.metrics.clusters", "dmljax.metrics.deviation"),
         1,
     ),
+    "value": Kind("schedule of a value", ("dmljax.train.schedules",), 1, only=("ramp",)),
     "schedule": Kind("schedule", ("dmljax.train.schedules",), 0, ("total",)),
 }
 # What a keyword of a loss, a miner or a method names in a config, such as `reduce_fn='sum'`.
@@ -112,6 +114,9 @@ ARGUMENTS = {
     "reduce_fn": "reduction",
     "similarity_fn": "similarity",
 }
+
+# Kinds whose functions may have values that change from step to step.
+_STEPPED = ("loss", "miner")
 
 _TYPES = {
     "float": (numbers.Real, "a number"),
@@ -179,6 +184,7 @@ def resolve(
             module, _, function_name = name.rpartition(".")
             advice = f". A function of your own is written as '{module}:{function_name}'"
         raise ValueError(f"there is no {rule.title} {name!r}{hint(name, table(kind))}{advice}")
+    keywords = renames.of(function, keywords)
     parameters = inspect.signature(function).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         names = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
@@ -187,13 +193,48 @@ def resolve(
                 raise TypeError(
                     f"{name} has no argument {keyword!r}{hint(keyword, [*names, *caller_keywords])}"
                 )
-    check(name, keywords, {n: p.annotation for n, p in parameters.items()})
+    annotations = {n: p.annotation for n, p in parameters.items()}
+    schedules = {
+        key: resolve("value", keywords.pop(key))
+        for key, value in list(keywords.items())
+        if kind in _STEPPED and _is_scheduled(value, annotations.get(key))
+    }
+    check(name, keywords, annotations)
     for key, value in keywords.items():
         if key in ARGUMENTS and isinstance(value, str | Mapping):
             keywords[key] = resolve(ARGUMENTS[key], value)
+    if schedules:
+        function = Scheduled(function, schedules)
     if bind is not None:
         return bind(function, **keywords)
     return functools.partial(function, **keywords) if keywords else function
+
+
+def _is_scheduled(value: Any, annotation: Any) -> bool:
+    """Whether the value of a keyword names a function of the step, where a number could stand."""
+    names_function = isinstance(value, Mapping) or (isinstance(value, str) and ":" in value)
+    return names_function and "Scalar" in str(annotation)
+
+
+class Scheduled:
+    """`func(..., **{name: fn(step)})`: a function with keywords that depend on the step.
+
+    It takes `step` as a keyword, and no longer the keywords of `schedule_fns`.
+    """
+
+    def __init__(self, func: Callable, schedule_fns: Mapping[str, Callable]):
+        self.func, self._schedule_fns = func, schedule_fns
+        signature = inspect.signature(func)
+        self._takes_step = "step" in signature.parameters
+        parameters = {n: p for n, p in signature.parameters.items() if n not in schedule_fns}
+        parameters["step"] = inspect.Parameter("step", inspect.Parameter.KEYWORD_ONLY)
+        ordered = sorted(parameters.values(), key=lambda parameter: parameter.kind)
+        self.__signature__ = signature.replace(parameters=ordered)
+
+    def __call__(self, *args: Any, step: Any, **keywords: Any) -> Any:
+        values = {name: schedule_fn(step) for name, schedule_fn in self._schedule_fns.items()}
+        values |= {"step": step} if self._takes_step else {}
+        return self.func(*args, **values, **keywords)
 
 
 def own_function(name: str, rule: Kind) -> Callable:

@@ -56,9 +56,11 @@ def pairs(
         del params
         x, labels = outputs[loss_input], batch["labels"]
         metrics = base.diagnostics(x, labels)
-        value = mined_loss(x, labels, key=key)
+        value = mined_loss(x, labels, key=key, step=step)
         if bank is not None:
-            memory_loss, new_memory = bank.loss(model_state["memory"], x, labels, key=key)
+            memory_loss, new_memory = bank.loss(
+                model_state["memory"], x, labels, key=key, step=step
+            )
             metrics["memory_loss"] = memory_loss
             value = value + jnp.where(step >= memory_start, memory_loss, 0)
             model_state = {**model_state, "memory": new_memory}

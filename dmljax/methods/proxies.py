@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -50,7 +49,7 @@ def published_init(loss_fn: Callable) -> Initializer:
     The four losses divide proxies by their norms. So the size of the initial values changes no
     first loss, but it sets how far a step of Adam turns a proxy: by about rate / size.
     """
-    while isinstance(loss_fn, functools.partial):
+    while hasattr(loss_fn, "func"):  # of `functools.partial`, and of a loss with scheduled values
         loss_fn = loss_fn.func
     return _PUBLISHED.get(loss_fn, jax.random.normal)
 
@@ -84,6 +83,7 @@ def proxies(
       sees. Several devices can then share very many classes equally.
     """
     encoder = assemble.encoder(net, dim=dim, pool_fn=pool_fn, dense_fn=dense_fn)
+    stepped_loss = base.with_miner(loss_fn, None)
     if proxy_init is None:
         proxy_init = published_init(loss_fn)
     elif not callable(proxy_init):
@@ -99,9 +99,10 @@ def proxies(
         return {**params, "proxies": rows}, model_state
 
     def criterion(params, model_state, outputs, batch, *, key, step):
-        del key, step
         class_proxies = params["proxies"][:classes]
-        value = loss_fn(outputs["features"], batch["labels"], class_proxies)
+        value = stepped_loss(
+            outputs["features"], batch["labels"], class_proxies, key=key, step=step
+        )
         metrics = base.diagnostics(outputs["embeddings"], batch["labels"])
         if sparsity:
             metrics["sparsity"] = losses.sparse_centers(class_proxies)

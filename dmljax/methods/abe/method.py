@@ -114,16 +114,17 @@ def _ensemble_method(
         return assemble.with_backbone(params, model_state, variables)
 
     def loss(params, model_state, batch, *, key, step):
-        del step
         outputs, model_state = module.apply(
             params, model_state, batch["images"], train=True, key=jax.random.fold_in(key, 0)
         )
         x = outputs["learners"]  # [b m d]
         labels = batch["labels"] if pairs_fn is None else pairs_fn(batch["labels"])
         keys = jax.random.split(jax.random.fold_in(key, 1), learners)
-        metric_losses = jax.vmap(lambda x, key: loss_fn(x, labels, key=key), in_axes=(1, 0))(
-            x, keys
-        )
+
+        def metric(x, key):
+            return loss_fn(x, labels, key=key, step=step)
+
+        metric_losses = jax.vmap(metric, in_axes=(1, 0))(x, keys)
         metrics = base.diagnostics(outputs["embeddings"], batch["labels"])
         metrics["metric"] = jnp.sum(metric_losses)
         metrics["divergence"] = divergence_fn(x)

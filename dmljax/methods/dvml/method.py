@@ -166,7 +166,7 @@ def dvml(
         metrics = base.diagnostics(base.unit_vectors(z_i), labels)
 
         def metric(x, key):
-            return mined_loss(x, labels, key=key)
+            return mined_loss(x, labels, key=key, step=step)
 
         if variational:
             z_v = sample(outputs, samples, keys[1])

@@ -114,6 +114,7 @@ def graph(
             outputs["graph"] = run_graph(run, nodes, batch.get("where"))
         return outputs
 
+    stepped_loss = base.with_miner(loss_fn, None)
     all_modules = assemble.modules(run_all, **linen)
     encoder = assemble.modules(run_encoder, net=linen["net"], head=linen["head"])
 
@@ -122,7 +123,6 @@ def graph(
         return assemble.with_backbone(params, model_state, backbone)
 
     def loss(params, model_state, batch, *, key, step):
-        del step
         outputs, model_state = all_modules.apply(params, model_state, batch, train=True, key=key)
         labels, where = batch["labels"], batch.get("where")
         mask = {} if where is None else {"where": where}
@@ -130,7 +130,9 @@ def graph(
         value = 0.0
         for name, weight in (("encoder", encoder_weight), ("graph", graph_weight)):
             if weight:
-                metrics[f"{name}_loss"] = loss_fn(outputs[name]["logits"], labels, **mask)
+                metrics[f"{name}_loss"] = stepped_loss(
+                    outputs[name]["logits"], labels, key=key, step=step, **mask
+                )
                 value = value + weight * metrics[f"{name}_loss"]
         return value, (model_state, metrics)
 
