@@ -5,30 +5,37 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
+import secrets
 import sqlite3
 import urllib.parse
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from sqlite3 import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dmljax.index.errors import Damaged, InvalidInput, Unavailable
 from dmljax.index.filters import Condition, kind
+from dmljax.index.inputs import Settings
 
 __all__ = [
-    "FORMAT",
-    "Settings",
+    "IN",
+    "Row",
     "checksum",
     "condition_sql",
     "connect",
-    "create_tables",
+    "create",
+    "decode_metadata",
+    "decode_vectors",
     "one_line_errors",
+    "parameter",
     "read_settings",
     "transaction",
 ]
 
-FORMAT = 1
+IN = "(select value from json_each(?))"  # after `in`: any number of values, as one `parameter`
+_FORMAT = 1
 # A row number is never used twice, and the vector of a row never changes: replacing an item gives
 # it a new row. `deleted` tells derived files and open readers which rows no longer exist.
 _TABLES = """
@@ -49,8 +56,8 @@ create table fields (name text primary key) without rowid;
 _BUSY_SECONDS = 10
 
 
-class Settings(NamedTuple):
-    """The one row about the whole index."""
+class Row(NamedTuple):
+    """The one row of the table of settings."""
 
     format: int
     model: str
@@ -62,7 +69,7 @@ class Settings(NamedTuple):
     items: int
 
 
-def connect(path: pathlib.Path, *, write: bool, create: bool = False) -> sqlite3.Connection:
+def connect(path: pathlib.Path, *, write: bool, create: bool = False) -> Connection:
     """A connection in autocommit mode that any thread may use, one at a time."""
     address = f"file:{urllib.parse.quote(str(path.absolute()))}"
     if write:
@@ -96,7 +103,7 @@ def connect(path: pathlib.Path, *, write: bool, create: bool = False) -> sqlite3
     return connection
 
 
-def _open(address: str) -> sqlite3.Connection:
+def _open(address: str) -> Connection:
     connection = sqlite3.connect(
         address, uri=True, isolation_level=None, check_same_thread=False, timeout=_BUSY_SECONDS
     )
@@ -105,21 +112,25 @@ def _open(address: str) -> sqlite3.Connection:
     return connection
 
 
-def create_tables(connection: sqlite3.Connection, settings: Settings) -> None:
-    """Makes the tables of an empty database."""
-    with transaction(connection, write=True):
+def create(file: pathlib.Path, settings: Settings) -> None:
+    """Makes an empty database."""
+    row = Row(_FORMAT, *settings, secrets.token_hex(16), 0, 0, 0)
+    with (
+        one_line_errors(file),
+        contextlib.closing(connect(file, write=True, create=True)) as connection,
+        transaction(connection, write=True),
+    ):
         for statement in _TABLES.split(";"):
             connection.execute(statement)
-        marks = ", ".join("?" * len(settings))
-        connection.execute(f"insert into settings values (1, {marks})", settings)
+        connection.execute("insert into settings values (1, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
 
 @contextlib.contextmanager
-def transaction(connection: sqlite3.Connection, *, write: bool = False) -> Iterator[None]:
+def transaction(connection: Connection, *, write: bool = False) -> Iterator[Connection]:
     """One transaction: committed at the end of the block, rolled back after an error."""
     connection.execute("begin immediate" if write else "begin")
     try:
-        yield
+        yield connection
         connection.execute("commit")
     except BaseException:
         with contextlib.suppress(sqlite3.Error):
@@ -127,16 +138,16 @@ def transaction(connection: sqlite3.Connection, *, write: bool = False) -> Itera
         raise
 
 
-def read_settings(connection: sqlite3.Connection, path: pathlib.Path) -> Settings:
+def read_settings(connection: Connection, path: pathlib.Path) -> Row:
     """The row of settings, of a format that this version reads."""
     row = connection.execute("select * from settings").fetchone()
     if row is None or len(row) < 2:
         raise Damaged(f"{path} has no settings: restore it from a backup")
-    if row[1] != FORMAT:
+    if row[1] != _FORMAT:
         raise InvalidInput(
-            f"{path} has format {row[1]}, this version of dmljax reads {FORMAT}: update dmljax"
+            f"{path} has format {row[1]}, this version of dmljax reads {_FORMAT}: update dmljax"
         )
-    settings = Settings(*row[1:])
+    settings = Row(*row[1:])
     types = int, str, int, str, str, int, int, int
     if not all(isinstance(x, kind) for x, kind in zip(settings, types, strict=True)):
         raise sqlite3.DatabaseError("its settings are of other types")
@@ -166,6 +177,11 @@ def one_line_errors(path: pathlib.Path) -> Iterator[None]:
         else:
             problem = f"{error}. The call changed nothing"
         raise Unavailable(f"{path}: {problem}") from error
+
+
+def parameter(values: Sequence[Any]) -> tuple[str]:
+    """The parameters of a statement with `IN`."""
+    return (json.dumps(values, ensure_ascii=False),)
 
 
 def checksum(name: Any, metadata: Any, vector: Any) -> int:

@@ -45,7 +45,12 @@ def multi_similarity(*, dataset: str = "cub200") -> dict[str, Any]:
         "eval_transform": "standard_eval",
         "sampler": {"name": "plan", "classes": 16, "per_class": 5},
         "net": {"name": "bn_inception", "frozen": True, "weights": None},
-        "method": {"name": "pairs", "dim": 512, "pool": "max", "embedding_init": "kaiming_fan_out"},
+        "method": {
+            "name": "pairs",
+            "dim": 512,
+            "pool_fn": "global_max",
+            "dense_fn": "kaiming_dense",
+        },
         "loss": {"name": "multi_similarity", "alpha": 2.0, "beta": 40.0, "base": 0.5},
         "miner": {"name": "multi_similarity", "epsilon": 0.1},
         "optimizer": {"name": "adam", "rate": 3e-5, "l2": 5e-4},

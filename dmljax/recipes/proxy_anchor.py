@@ -60,8 +60,8 @@ def proxy_anchor(*, dataset: str = "cub200", net: str = "bn_inception") -> dict[
         "method": {
             "name": "proxies",
             "dim": 512,
-            "pool": "mean_max",
-            "embedding_init": "kaiming_fan_out",
+            "pool_fn": "global_mean_max",
+            "dense_fn": "kaiming_dense",
         },
         "loss": {"name": "proxy_anchor", "margin": 0.1, "alpha": 32.0},
         "optimizer": {

@@ -31,7 +31,7 @@ def tinyimagenet(*, loss: str = "triplet") -> dict[str, Any]:
     else:
         method, function = "proxies", {"name": "arcface", "margin": 28.6, "scale": 64.0}
         miner = None
-        groups.append({"path": "^proxies", "factor": 100.0, "decay": 0.0})
+        groups.append({"path": "^proxies", "factor": 100.0, "l2": 0.0})
     return {
         "dataset": {"name": "tiny_imagenet", "root": None},
         "size": 64,
@@ -42,7 +42,7 @@ def tinyimagenet(*, loss: str = "triplet") -> dict[str, Any]:
         "method": {"name": method, "dim": 512},
         "loss": function,
         "miner": miner,
-        "optimizer": {"name": "adam", "rate": 1e-4, "decay": 1e-4, "groups": groups},
+        "optimizer": {"name": "adam", "rate": 1e-4, "l2": 1e-4, "groups": groups},
         "schedule": "constant",
         "steps": "150 epochs",
         "evaluate": {

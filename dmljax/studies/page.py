@@ -48,7 +48,8 @@ def as_html(table: Table, *, spread: str = "interval") -> str:
             dots = {}
             if i == 0:
                 cells = next(r for r in table.rows if r.name == row[0]).cells
-                dots = {1 + j: _dots(cells[s], *ranges[s]) for j, s in enumerate(ranges)}
+                first = 1 + len(table.study.columns)
+                dots = {first + j: _dots(cells[s], *ranges[s]) for j, s in enumerate(ranges)}
             parts.append(_line(row, "td", dots))
         parts.append("</table></div>")
     items = "".join(f"<li>{html.escape(line)}</li>" for line in printing.footer(table))

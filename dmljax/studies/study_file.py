@@ -1,4 +1,4 @@
-"""A study file as typed data: which runs, and how they will be compared. Imports no jax."""
+"""A study file as typed data: the runs, and how they are compared. Imports no jax."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from dmljax.hints import hint
 from dmljax.recipes.arguments import parse
 from dmljax.studies import space as spaces
 
-__all__ = ["TESTS", "Row", "Search", "Study", "flags", "read", "score_key"]
+__all__ = ["COLUMNS", "TESTS", "Row", "Search", "Study", "flags", "read", "score_key"]
 
 TESTS = ("welch", "paired", "folds")
+COLUMNS = ("parameters", "flops")
 METHODS = ("random", "sobol", "grid", "tpe")
 FROM_SEARCH = "from search"
-_FIELDS = {
+_FIELDS: dict[str, Any] = {
     "title": "",
     "base": None,
     "argument": "",
@@ -32,14 +33,23 @@ _FIELDS = {
     "baseline": None,
     "test": None,
     "scores": None,
+    "columns": (),
     "less_is_better": (),
     "collapsed": {},
     "published": {},
     "published_from": "",
     "search": None,
 }
-_ROW_FIELDS = ("base", "argument", "start_from", "runs_of", "choose", "join_folds", "seeds")
-_ROW_FIELDS += ("baseline",)
+_ROW_FIELDS: tuple[str, ...] = (
+    "base",
+    "argument",
+    "start_from",
+    "runs_of",
+    "choose",
+    "join_folds",
+    "join_seeds",
+)
+_ROW_FIELDS += ("seeds", "baseline")
 _SEARCH_FIELDS: dict[str, Any] = {
     "space": None,
     "method": "random",
@@ -59,9 +69,9 @@ class Row(NamedTuple):
 
     * `config` is what `--config=` takes; `overrides` are fields of the config by their paths.
     * `start_from` names the row whose run of the same seed is the start of the training.
-    * `runs_of` names another row whose runs this row reads instead of having its own: with another
-      rule that chooses the step (`choose`), or with the embeddings of all folds side by side
-      (`join_folds`).
+    * `runs_of` names another row whose runs this row reads, instead of having runs of its own: by
+      another rule that chooses the step (`choose`), or as ensembles whose embeddings are placed
+      side by side: of all folds of a seed (`join_folds`), or of `join_seeds` seeds each.
     * `from_search`: the overrides are those of the best trial of the search.
     * `baseline` names the row that this one is compared with; None compares it with none.
     """
@@ -73,9 +83,14 @@ class Row(NamedTuple):
     runs_of: str | None = None
     choose: str | None = None
     join_folds: bool = False
+    join_seeds: int | None = None
     from_search: bool = False
     seeds: tuple[int, ...] | None = None
     baseline: str | None = None
+
+    @property
+    def is_joined(self) -> bool:
+        return self.join_folds or self.join_seeds is not None
 
 
 class Search(NamedTuple):
@@ -99,7 +114,10 @@ class Search(NamedTuple):
 
 
 class Study(NamedTuple):
-    """A study: `rows` x `seeds` x `folds` runs, `test` fixed before any of them."""
+    """A study of `rows` x `seeds` x `folds` runs.
+
+    `columns` are sizes of the nets, 'parameters' and 'flops'; `scores` are the other columns.
+    """
 
     name: str
     source: str
@@ -111,6 +129,7 @@ class Study(NamedTuple):
     baseline: str | None
     test: str | None
     scores: tuple[str, ...]
+    columns: tuple[str, ...]
     less_is_better: tuple[str, ...]
     collapsed: Mapping[str, float]
     published: Mapping[str, Mapping[str, float | str]]
@@ -182,8 +201,7 @@ def _study(content: Any, name: str, source: str, folder: pathlib.Path) -> Study:
     if folds is not None and (not isinstance(folds, int) or folds < 2):
         raise ValueError(f"folds must be 2 or more, or None, not {folds!r}")
     for row in rows:
-        if row.join_folds and folds is None:
-            raise ValueError(f"row {row.name!r}: join_folds needs folds of the study, such as 4")
+        _check_joined(row, rows, seeds, folds)
     select = fields["select"]
     if select is not None:
         rows = [row._replace(overrides={"select": select, **row.overrides}) for row in rows]
@@ -207,6 +225,7 @@ def _study(content: Any, name: str, source: str, folder: pathlib.Path) -> Study:
         baseline=fields["baseline"],
         test=fields["test"],
         scores=tuple(scores),
+        columns=_columns(fields["columns"]),
         less_is_better=_less_is_better(fields["less_is_better"], scores),
         collapsed=fields["collapsed"],
         published=_published(fields, names),
@@ -251,13 +270,16 @@ def _row(
         runs_of=reserved.get("runs_of"),
         choose=reserved.get("choose"),
         join_folds=reserved.get("join_folds", False),
+        join_seeds=reserved.get("join_seeds"),
         seeds=None if "seeds" not in reserved else _seeds("seeds", reserved["seeds"]),
         baseline=reserved.get("baseline", baseline),
     )
     if row.runs_of is not None and (options or {"argument", "base", "start_from"} & set(reserved)):
         raise ValueError(f"row {name!r} has the runs of {row.runs_of!r}, so no fields of its own")
-    if (row.choose or row.join_folds) and row.runs_of is None:
-        raise ValueError(f"row {name!r}: choose and join_folds need runs_of, the name of a row")
+    if (row.choose or row.is_joined) and row.runs_of is None:
+        raise ValueError(
+            f"row {name!r}: choose, join_folds and join_seeds need runs_of, the name of a row"
+        )
     return row
 
 
@@ -303,6 +325,25 @@ def _check_references(row: Row, rows: Sequence[Row]) -> None:
         visited.add(origin.name)
 
 
+def _check_joined(row: Row, rows: Sequence[Row], seeds: Sequence[int], folds: int | None) -> None:
+    if row.join_folds and folds is None:
+        raise ValueError(f"row {row.name!r}: join_folds needs folds of the study, such as 4")
+    count = row.join_seeds
+    if count is None:
+        return
+    if folds is not None or row.join_folds or row.choose:
+        raise ValueError(f"row {row.name!r}: join_seeds excludes folds, join_folds and choose")
+    if not isinstance(count, int) or count < 2:
+        raise ValueError(f"row {row.name!r}: join_seeds is 2 nets or more, not {count!r}")
+    origin = next(other for other in rows if other.name == row.runs_of)
+    available = len(seeds if origin.seeds is None else origin.seeds)
+    if available < count * len(seeds):
+        raise ValueError(
+            f"row {row.name!r}: {len(seeds)} ensembles of {count} nets need {count * len(seeds)} "
+            f"seeds of {origin.name!r}, which has {available}"
+        )
+
+
 def _check_comparison(fields: Mapping[str, Any], rows: Sequence[Row], folds: int | None) -> None:
     names, test = [row.name for row in rows], fields["test"]
     if fields["baseline"] is not None and fields["baseline"] not in names:
@@ -333,8 +374,16 @@ def _check_comparison(fields: Mapping[str, Any], rows: Sequence[Row], folds: int
         if other:
             raise ValueError(
                 f"test='folds' compares scores of held-out folds, such as 'val/{other[0]}', and "
-                f"{other[0]!r} is of the test classes: choose 'paired' or 'welch'"
+                f"{other[0]!r} is a score of the test classes: choose 'paired' or 'welch'"
             )
+
+
+def _columns(names: Any) -> tuple[str, ...]:
+    names = (names,) if isinstance(names, str) else tuple(names)
+    for name in names:
+        if name not in COLUMNS:
+            raise ValueError(f"columns: there is no {name!r}{hint(str(name), COLUMNS)}")
+    return names
 
 
 def _less_is_better(names: Any, scores: Sequence[str]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from dmljax import metrics, retrieval
 from dmljax.data import pipeline
-from dmljax.data.splits import Split
+from dmljax.data.splits import Search, Split
 from dmljax.methods.base import Inspect
 from dmljax.train import hosts, optimizers
 from dmljax.train.devices import Shardings, prefetch
@@ -115,32 +115,29 @@ def score(
     labels). With `depth`, a number or 'max_bin_count' (the most positives that a query has), mAP
     and MRR are also computed of rankings that are cut there.
     """
-    readable = np.isfinite(embeddings).all(axis=1)
-    query = readable if split.query is None else readable & split.query
-    gallery = None if split.gallery is None else readable & split.gallery
+    search = split.search(embeddings)
     if depth is not None:
-        ranking_fns = {**ranking_fns, **_cut(depth, split.labels, query, gallery)}
-    search: dict[str, Any] = {"devices": devices, "metric_fns": ranking_fns}
-    items = int(query.sum()) - 1 if gallery is None else int(gallery.sum())
-    search["ks"] = ([k for k in ks if k <= items] or [1]) if ks else []
-    if gallery is not None:
-        search |= {"gallery": embeddings[gallery], "gallery_labels": split.labels[gallery]}
+        ranking_fns = {**ranking_fns, **_cut(depth, search)}
+    options = dict(search.options)
     if shared and jax.process_count() > 1:
-        share = jax.process_index(), jax.process_count()
-        search |= {"share": share, "sum_fn": hosts.summed}
-    if split.groups is not None:
-        search["groups"] = split.groups[query]
-        if gallery is not None:
-            search["gallery_groups"] = split.groups[gallery]
-    scores = metrics.retrieval(embeddings[query], split.labels[query], **search)
-    points, labels = embeddings[readable], split.labels[readable]
+        options["share"] = jax.process_index(), jax.process_count()
+        options["sum_fn"] = hosts.summed
+    scores = metrics.retrieval(
+        search.embeddings,
+        search.labels,
+        ks=([k for k in ks if k <= search.candidates] or [1]) if ks else [],
+        metric_fns=ranking_fns,
+        devices=devices,
+        **options,
+    )
+    points, labels = embeddings[search.readable], split.labels[search.readable]
     if clustering_fns:
         scores |= metrics.clustering(
             points, labels, metric_fns=clustering_fns, seeds=seeds, starts=starts, devices=devices
         )
     for name, embedding_fn in embedding_fns.items():
         scores[name] = _number(name, embedding_fn(points, labels))
-    if missing := int((~readable).sum()):
+    if missing := int((~search.readable).sum()):
         scores["unreadable"] = missing
     return scores
 
@@ -157,15 +154,12 @@ def cut_names(depth: int | str | None) -> tuple[str, ...]:
     return () if depth is None else (f"mAP@{depth}", f"MRR@{depth}")
 
 
-def _cut(
-    depth: int | str, labels: np.ndarray, query: np.ndarray, gallery: np.ndarray | None
-) -> dict[str, Callable]:
+def _cut(depth: int | str, search: Search) -> dict[str, Callable]:
     """The functions of ranks that cut at `depth`, by their names."""
     k = depth
     if isinstance(depth, str):
-        counts = np.bincount(labels[query if gallery is None else gallery], minlength=1)
-        counts = counts[labels[query][labels[query] < len(counts)]]
-        k = max(1, int(counts.max(initial=0)) - (gallery is None))
+        counts = np.bincount(search.item_labels, minlength=search.labels.max(initial=0) + 1)
+        k = max(1, int(counts[search.labels].max(initial=0)) - search.within)
     functions = (metrics.map_at_k, metrics.reciprocal_rank_at_k)
     return {
         name: functools.partial(function, k=k)

@@ -7,7 +7,7 @@ import pytest
 from index_loops import unit_vectors
 
 from dmljax import index
-from dmljax.index import graph
+from dmljax.index import graph, tuning
 
 MODEL = "ab" * 32
 DIMENSION = 16
@@ -111,7 +111,7 @@ def test_later_changes_count_at_once(store, vectors, tmp_path):
 
 
 def test_a_graph_of_low_recall_is_not_used(store, vectors, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(graph, "measure", lambda *a: (16, 0.5))
+    monkeypatch.setattr(tuning, "tune", lambda *a: (16, 0.5))
     store.build(approximate=True)
     monkeypatch.setattr(graph.Graph, "search", None)
     assert recall(store, vectors[COUNT : COUNT + 10]) == 1

@@ -30,13 +30,23 @@ SEARCH = {"space": SPACE, "trials": 3, "score": "val/MAP@R"}
     [
         ({"sees": 3}, "the study has no field 'sees': did you mean 'seeds'"),
         ({"rows": {}}, "rows is a dict of at least one row"),
-        ({"rows": {"a": {}, "b": {}}}, "the rows 'a' and 'b' have one config"),
+        ({"rows": {"a": {}, "b": {}}}, "the rows 'a' and 'b' have the same config"),
+        (
+            {"rows": {"a": {}, "b": {"loss.reduce_fn": "mean_of_active"}}},
+            "'a' and 'b' have the same config",
+        ),
+        ({"rows": {"a": {}, "b": {"method.embedding_init": "torch"}}}, "have the same config"),
+        ({"columns": ["flop"]}, "columns: there is no 'flop': did you mean 'flops'"),
+        (
+            {"rows": {"a": {}, "b": {"runs_of": "a", "join_seeds": 2}}, "seeds": 2},
+            "row 'b': 2 ensembles of 2 nets need 4 seeds of 'a', which has 2",
+        ),
         ({"rows": {"a": {"stps": 3}}}, "row 'a': the config has no field 'stps': did you mean"),
         ({"rows": {"a": {"loss.margn": 3}}}, r"row 'a': loss \(triplet\) has no field 'margn'"),
         ({"rows": {"a": {"optimizer.rat": 3}}}, "has no field 'rat': did you mean 'rate'"),
         ({"rows": {"a": {"seed": 3}}}, "write seed as seeds or folds of the study"),
         ({"rows": {"a": {"start_from": "b"}}}, "start_from names no row 'b'"),
-        ({"rows": {"a": {"choose": "last"}}}, "choose and join_folds need runs_of"),
+        ({"rows": {"a": {"choose": "last"}}}, "choose, join_folds and join_seeds need runs_of"),
         (
             {"rows": {"a": {}, "b": {"runs_of": "a", "join_folds": True}}},
             "row 'b': join_folds needs folds of the study",

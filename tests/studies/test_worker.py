@@ -11,9 +11,10 @@ import sys
 import time
 
 import pytest
-from study_files import environment, index, run_folder, study, write_study
+from study_files import environment, finished, index, run_folder, study, write_study
 
 from dmljax import main
+from dmljax.files import locks
 from dmljax.studies import launch, outcomes
 from dmljax.train import results
 
@@ -144,8 +145,7 @@ def test_a_folder_that_holds_another_run_is_a_failed_cell(tmp_path):
     folder = tmp_path / ("ab" * 6)
     folder.mkdir()
     for digest, state in (("ab" * 32, "finished"), ("ab" * 5 + "cd" * 27, "failed")):
-        content = {"status": "finished", "digests": {"run": digest}}
-        (folder / "result.json").write_text(json.dumps(content))
+        results.write(folder, finished({}, digest))
         assert outcomes.outcome(folder).state == state
     assert "delete" in outcomes.outcome(folder).message
 
@@ -296,7 +296,7 @@ def test_a_file_system_without_locks_is_one_line(tmp_path, monkeypatch):
     outcomes.check_locks(tmp_path / "new")
     assert not list((tmp_path / "new").iterdir())
     # As a mount without locks between processes: the second process takes the lock, too.
-    monkeypatch.setattr(outcomes.fcntl, "flock", lambda *_: None)
+    monkeypatch.setattr(locks.fcntl, "flock", lambda *_: None)
     with pytest.raises(OSError, match=r"has no working locks \(flock\).*--workdir and --runs"):
         outcomes.check_locks(tmp_path)
 
