@@ -16,7 +16,7 @@ def test_values_of_a_recipe_have_their_sources():
     by_file = "config file (dataset=cars196)"
     assert values["dataset.name"] == ("cars196", by_file)
     assert values["optimizer.rate"] == (0.00036683239911604993, by_file)
-    assert values["method.mlp"] == ("none", "command line (mlp=False)")
+    assert values["method.mlp_fn"] == (None, "command line (mlp=False)")
     assert values["method.dim"] == (512, "recipe")
     assert values["size"] == values["transform.size"] == (64, "command line")
     assert values["optimizer.groups.0.decay"] == (0, "command line")
