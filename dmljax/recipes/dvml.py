@@ -94,9 +94,10 @@ def dvml(
     * `mode="paper"`: the paper's form, corrected: the KL divergence has the right sign, and samples
       carry a gradient. The paper gives Adam at 1e-4, 512 dimensions, 20 samples, the lambdas,
       batches of 128 (120 for triplets). It gives neither the margins, nor the length of training,
-      nor the step at which phase 2 begins, nor how triplets are chosen. Taken here: a margin of 1
-      on squared distances with semi-hard negatives, and the steps of public code; for `loss="dws"`
-      a margin of 0.2 on distances between unit vectors. The authors' code is not public.
+      nor the step at which phase 2 begins, nor how triplets are chosen. This recipe takes
+      a margin of 1 on squared distances with semi-hard negatives, and the steps of public code;
+      with `loss="dws"`, a margin of 0.2 on distances between unit vectors. The authors' code is not
+      public.
     * `mode="code_1600"` and `mode="code_1200"`: two versions of a public code, written in one
       evening. They differ from the report of that code: no gradient of the decoder ever reaches the
       embedding, and decay is part of the loss (`dmljax.methods.dvml`).
@@ -117,8 +118,8 @@ def dvml(
       test classes; this recipe takes the last step, and `--config.select=test/NMI` that one.
     * `baseline=True` is the control of each mode: the same without the variational part. Layer,
       batch norm, decay inside the loss and probe stay.
-    * `code_lrn=True` uses that code's response normalization over 11 channels, with which the
-      pretrained weights were not trained.
+    * `code_lrn=True` uses that code's response normalization over 11 channels. The pretrained
+      weights were trained without it.
 
     The weights are Caffe's GoogLeNet, which is another net than torchvision's: docs/weights.md.
     """
