@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dmljax.recipes.checks import check_choice
+from dmljax.recipes.arguments import check_choice
 
 __all__ = ["abe"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dmljax.recipes.checks import check_choice, with_values
+from dmljax.recipes.arguments import check_choice, with_values
 
 __all__ = ["proxy_anchor"]
 
