@@ -34,6 +34,7 @@ _FIELDS: dict[str, Any] = {
     "test": None,
     "scores": None,
     "columns": (),
+    "curves": (),
     "less_is_better": (),
     "collapsed": {},
     "published": {},
@@ -117,6 +118,7 @@ class Study(NamedTuple):
     """A study of `rows` x `seeds` x `folds` runs.
 
     `columns` are sizes of the nets, 'parameters' and 'flops'; `scores` are the other columns.
+    `curves` are metrics of the training, such as terms of the loss, that the page plots.
     """
 
     name: str
@@ -130,6 +132,7 @@ class Study(NamedTuple):
     test: str | None
     scores: tuple[str, ...]
     columns: tuple[str, ...]
+    curves: tuple[str, ...]
     less_is_better: tuple[str, ...]
     collapsed: Mapping[str, float]
     published: Mapping[str, Mapping[str, float | str]]
@@ -226,6 +229,7 @@ def _study(content: Any, name: str, source: str, folder: pathlib.Path) -> Study:
         test=fields["test"],
         scores=tuple(scores),
         columns=_columns(fields["columns"]),
+        curves=_names("curves", fields["curves"]),
         less_is_better=_less_is_better(fields["less_is_better"], scores),
         collapsed=fields["collapsed"],
         published=_published(fields, names),
@@ -378,12 +382,18 @@ def _check_comparison(fields: Mapping[str, Any], rows: Sequence[Row], folds: int
             )
 
 
-def _columns(names: Any) -> tuple[str, ...]:
-    names = (names,) if isinstance(names, str) else tuple(names)
+def _columns(value: Any) -> tuple[str, ...]:
+    names = _names("columns", value)
     for name in names:
         if name not in COLUMNS:
-            raise ValueError(f"columns: there is no {name!r}{hint(str(name), COLUMNS)}")
+            raise ValueError(f"columns: there is no {name!r}{hint(name, COLUMNS)}")
     return names
+
+
+def _names(field: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise TypeError(f"{field} is a list of names, not {value!r}")
+    return tuple(value)
 
 
 def _less_is_better(names: Any, scores: Sequence[str]) -> tuple[str, ...]:

@@ -135,7 +135,7 @@ class Options:
 
     dataset: Spec = _required(
         "the images and where they lie; `image_share` and `class_share` are parts of the training "
-        "split that are drawn with `seed`"
+        "split that are drawn with `seed`; `full_epochs`: epochs last as long as on all of it"
     )
     net: Spec = _required("the backbone; `weights`: a file of pretrained weights")
     loss: Spec = _required("a function of `losses`")

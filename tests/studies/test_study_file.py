@@ -36,6 +36,7 @@ SEARCH = {"space": SPACE, "trials": 3, "score": "val/MAP@R"}
             "'a' and 'b' have the same config",
         ),
         ({"rows": {"a": {}, "b": {"method.embedding_init": "torch"}}}, "have the same config"),
+        ({"curves": "loss"}, "curves is a list of names, not 'loss'"),
         ({"columns": ["flop"]}, "columns: there is no 'flop': did you mean 'flops'"),
         (
             {"rows": {"a": {}, "b": {"runs_of": "a", "join_seeds": 2}}, "seeds": 2},
