@@ -129,7 +129,7 @@ def test_the_samplers_and_not_the_files_say_how_long_70_epochs_are(root_of):
     length = combine_epoch_length(group(labels), classes=2, per_class=2)
     assert length != len(labels) // 4, "the sampler needs more batches than images / batch"
     assert {run.steps for run in runs.values()} == {70 * length}
-    assert len(runs["1/8 of the images"].train) < len(labels)
+    assert len(runs["1/8 of the classes"].train) < len(labels) / 4
 
 
 def test_rankings_of_the_review_are_cut_as_published():
