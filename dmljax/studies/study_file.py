@@ -190,8 +190,6 @@ def _study(content: Any, name: str, source: str, folder: pathlib.Path) -> Study:
         fields["search"] = _search(fields["search"], row_of, select, fields["seeds"])
     elif any(row.from_search for row in rows):
         raise ValueError("a row is 'from search', and the study has no search")
-    if fields["published"] and not fields["published_from"]:
-        raise ValueError("published needs published_from: the source, its runs and its rule")
     study = Study(
         **{k: v for k, v in fields.items() if k in Study._fields and k not in ("rows", "title")},
         name=name,
@@ -204,6 +202,8 @@ def _study(content: Any, name: str, source: str, folder: pathlib.Path) -> Study:
     _check_known("columns: there is no", study.columns, COLUMNS)
     _check_known("less_is_better: there is no column", study.less_is_better, study.scores)
     _check_known("published: there is no row", study.published, names)
+    if study.published and not study.published_from:
+        raise ValueError("published needs published_from: the source, its runs and its rule")
     _check_known("baseline: there is no row", [study.baseline] if study.baseline else [], names)
     for row in rows:
         _check_joined(row, study)
