@@ -69,8 +69,8 @@ def write(out: str, folders: Sequence[pathlib.Path], words: Sequence[str] = ()) 
         by_distance = mean_distance_scores(
             {str(i): block for i, block in enumerate(blocks)},
             run.test,
-            ks=options.ks,
-            ranking_fns=options.ranking_fns,
+            ks=run.metrics.ks,
+            ranking_fns=run.metrics.ranking_fns,
         )
         scores |= {f"mean_distance/{name}": value for name, value in by_distance.items()}
     write_json(out, {"runs": [folder.name for folder in folders], "scores": scores}, indent=1)

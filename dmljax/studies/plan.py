@@ -51,7 +51,7 @@ _NAMED: tuple[str, ...] = (
 )
 _NAMED += ("loss", "miner", "optimizer", "schedule")
 # Their fields that are not keywords of the function.
-OTHER_FIELDS = {"net": ("weights",), "dataset": ("image_share", "class_share")}
+OTHER_FIELDS = {"net": ("weights",), "dataset": ("image_share", "class_share", "full_epochs")}
 
 
 class PlannedRun(NamedTuple):

@@ -115,7 +115,10 @@ class RuntimeOptions:
 class Options:
     """A whole config."""
 
-    dataset: Spec = _required("a data set and where it lies; `image_share`, `class_share`: a part")
+    dataset: Spec = _required(
+        "a data set and where it lies; `image_share`, `class_share`: a part of the training split; "
+        "`full_epochs`: epochs last as long as on all of it"
+    )
     net: Spec = _required("a backbone; `weights`: the file of its pretrained weights")
     loss: Spec = _required("a function of `losses`")
     method: Spec = _required("what is trained: pairs, proxies, graph, dvml or abe")
