@@ -101,6 +101,7 @@ def score(
     embedding_fns: Mapping[str, Callable] = types.MappingProxyType({}),
     seeds: Sequence[int] = (0, 1, 2),
     starts: int = 1,
+    kmeans_options: Mapping[str, Any] = types.MappingProxyType({}),
     depth: int | str | None = None,
     devices: Sequence[Any] | None = None,
     shared: bool = False,
@@ -133,7 +134,13 @@ def score(
     points, labels = embeddings[search.readable], split.labels[search.readable]
     if clustering_fns:
         scores |= metrics.clustering(
-            points, labels, metric_fns=clustering_fns, seeds=seeds, starts=starts, devices=devices
+            points,
+            labels,
+            metric_fns=clustering_fns,
+            seeds=seeds,
+            starts=starts,
+            devices=devices,
+            **kmeans_options,
         )
     for name, embedding_fn in embedding_fns.items():
         scores[name] = _number(name, embedding_fn(points, labels))
@@ -285,6 +292,9 @@ class Evaluator:
             embedding_fns=run_metrics.embedding_fns,
             seeds=options.seeds,
             starts=options.starts,
+            kmeans_options=(
+                metrics.SCIKIT_LEARN_KMEANS if options.kmeans == "scikit_learn" else {}
+            ),
             depth=options.depth,
             devices=self._run.shards.mesh.local_devices,
             shared=True,

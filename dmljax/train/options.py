@@ -79,6 +79,13 @@ class EvaluationOptions:
     clustering: bool | str = _option(
         True, "compute NMI, AMI, ARI and F1; 'end': only after the last step", choices=("end",)
     )
+    kmeans: str = _option(
+        "plain",
+        "'scikit_learn': the best of several candidates for each start, 300 iterations at most, "
+        "an end by tolerance, as published tables have it; slow with thousands of classes",
+        choices=("plain", "scikit_learn"),
+        is_new=True,
+    )
     starts: int = _option(1, "starts of k-means; the one with the least inertia counts", least=1)
     batch_size: int = _option(256, "images that are embedded at a time", least=1)
     knn: int = _option(0, "training images that vote on the label of a test image", least=0)
