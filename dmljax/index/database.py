@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmljax.index.errors import Damaged, InvalidInput, Unavailable
+from dmljax.index import inputs
+from dmljax.index.errors import Damaged, Unavailable
 from dmljax.index.filters import Condition, kind
 from dmljax.index.inputs import Settings
 
@@ -143,10 +144,7 @@ def read_settings(connection: Connection, path: pathlib.Path) -> Row:
     row = connection.execute("select * from settings").fetchone()
     if row is None or len(row) < 2:
         raise Damaged(f"{path} has no settings: restore it from a backup")
-    if row[1] != _FORMAT:
-        raise InvalidInput(
-            f"{path} has format {row[1]}, this version of dmljax reads {_FORMAT}: update dmljax"
-        )
+    inputs.check_format(row[1], _FORMAT, path)
     settings = Row(*row[1:])
     types = int, str, int, str, str, int, int, int
     if not all(isinstance(x, kind) for x, kind in zip(settings, types, strict=True)):
