@@ -99,10 +99,10 @@ def current(folder: pathlib.Path) -> int:
     return int(match[1])
 
 
-def signature(folder: pathlib.Path) -> tuple[int, ...] | None:
-    """What changes when another index is put in this place; None if there is none."""
+def signature(folder: pathlib.Path, file: str = _POINTER) -> tuple[int, ...] | None:
+    """What changes when a file is replaced (by default: the index); None if it does not exist."""
     try:
-        status = (folder / _POINTER).stat()
+        status = (folder / file).stat()
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
