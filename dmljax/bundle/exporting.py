@@ -67,11 +67,13 @@ def export(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     license: str | None = None,
     overrides: Sequence[str] = (),
+    trust_modules: bool = False,
 ) -> pathlib.Path:
     """Writes the bundle `out` of a finished run, and returns its path.
 
-    Of the checkpoint that the run's `select` chose, or of that of `step`. `onnx` adds a second
-    program; `license` is what the card states. The bundle appears whole, after every program has
+    The checkpoint is the one that the run's `select` chose, or that of `step`. `onnx` adds a second
+    program; `license` is what the card states. `overrides` and `trust_modules` are those of
+    `runs.folder.reopen`. The bundle appears whole, after every program has
     passed the comparison with the checkpoint on test images. Otherwise `MismatchedProgram` is
     raised and nothing is left.
     """
@@ -81,7 +83,7 @@ def export(
         onnx_program.check_installed()
     check_target(out)
     with _finished(workdir):
-        run, state = reopen(workdir, step=step, overrides=overrides)
+        run, state = reopen(workdir, step=step, overrides=overrides, trust_modules=trust_modules)
     preprocess = preprocessing.from_transform(run.config["eval_transform"], run.eval_image_shape)
     variables = _variables(run, state)
     embed_fn = _checkpoint_fn(run, variables)

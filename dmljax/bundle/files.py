@@ -31,6 +31,7 @@ import numpy as np
 import safetensors
 
 from dmljax.bundle.errors import BadBundle
+from dmljax.files import reading
 
 __all__ = [
     "CARD",
@@ -107,7 +108,7 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not os.path.lexists(path):
         raise BadBundle(f"{folder} is not a bundle: it has no {MANIFEST}")
-    manifest = _json(_regular_file(path, _MAX_MANIFEST), MANIFEST)
+    manifest = _json(_regular_file(path, _MAX_MANIFEST), path)
     version = manifest.get("format")
     if version != FORMAT:
         raise BadBundle(
@@ -140,16 +141,18 @@ def _wrong_field(manifest: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _json(data: bytes, name: str) -> dict[str, Any]:
+def _json(data: bytes, path: pathlib.Path) -> dict[str, Any]:
+    """The object in the bytes of a JSON file, as `reading.marked`."""
+
     def refuse(constant: str):
         raise ValueError(f"{constant} is not JSON")
 
     try:
-        content = json.loads(data, parse_constant=refuse)
+        content = reading.marked(json.loads(data, parse_constant=refuse), path)
     except (ValueError, RecursionError) as error:
-        raise BadBundle(f"{name} is damaged: {error}") from error
+        raise BadBundle(f"{path} is damaged: {error}") from error
     if not isinstance(content, dict):
-        raise BadBundle(f"{name} is damaged: it holds no object")
+        raise BadBundle(f"{path} is damaged: it holds no object")
     return content
 
 
@@ -214,8 +217,8 @@ def read(folder: pathlib.Path, manifest: Mapping[str, Any], name: str) -> bytes:
 
 
 def read_json(folder: pathlib.Path, manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The object in a JSON file, with its digest checked."""
-    return _json(read(folder, manifest, name), name)
+    """The object in a JSON file, with its digest checked; see `reading.marked`."""
+    return _json(read(folder, manifest, name), folder / name)
 
 
 def read_tensors(

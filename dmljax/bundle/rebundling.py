@@ -12,6 +12,7 @@ import numpy as np
 
 import dmljax
 from dmljax.bundle import exporting, files, loading, onnx_program, programs, rebuilding
+from dmljax.files import reading
 from dmljax.files.writing import write_json
 
 __all__ = ["rebundle"]
@@ -28,14 +29,16 @@ def rebundle(
 
     The new programs must give the embeddings of the stored examples; otherwise `MismatchedProgram`
     is raised and nothing is left. The model digest stays, so that stored vectors remain valid. A
-    config that names functions of other modules is refused unless `trust_modules`.
+    config that names modules outside of dmljax is refused unless `trust_modules`, because importing
+    them runs their code.
     """
     old, out = pathlib.Path(old), pathlib.Path(out)
     exporting.check_target(out)
     if onnx:
         onnx_program.check_installed()
     manifest = files.read_manifest(old)
-    model = rebuilding.open_model(old, manifest, trust_modules=trust_modules)
+    with reading.trusting_modules(trust_modules):
+        model = rebuilding.open_model(old, manifest)
     golden = files.read_tensors(old, manifest, files.GOLDEN)
     facts = {name: manifest[name] for name in ("batch_sizes", "classes", "thresholds")}
     exported_on = manifest["program"]["exported_on"]

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmljax.commands.parser import refuse
+from dmljax.commands.parser import add_trust, refuse
 from dmljax.index import Index, InvalidInput, create, inputs, source
 from dmljax.index import open as open_index
 from dmljax.index import reindex as reindex_beside
@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", nargs="?", help="bundle (to add), or index (to look after)")
     parser.add_argument("--images", help="folder of images to add")
     parser.add_argument("--split", help="train or test: write these images to --images first")
+    add_trust(parser)
     parser.add_argument("--root", help="with --split: where the data set of the bundle is")
     parser.add_argument("--import", dest="source", help="Parquet file or folder of parts to add")
     parser.add_argument("--out", help="index to make or to add to: a folder")

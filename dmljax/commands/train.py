@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from dmljax.commands import xla_flags
 from dmljax.commands.errors import USER_ERRORS, print_error
-from dmljax.commands.parser import refuse
+from dmljax.commands.parser import add_trust, refuse
 from dmljax.config import files as config_files
 
 __all__ = ["add_arguments", "run"]
@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="delete the run of another config in the same folder",
     )
+    add_trust(parser)
     group = parser.add_argument_group("several processes")
     group.add_argument("--coordinator", help="HOST:PORT of process 0")
     group.add_argument("--processes", type=int, help="how many processes train together")

@@ -112,7 +112,8 @@ def complete(config: Any) -> dict[str, Any]:
 
     Raises a one-line error for an unknown or missing field, a wrong type, or a value out of range.
     """
-    config = json.loads(json.dumps(config_files.plain(config)))
+    config = config_files.plain(config)  # `json` would lose the marks of `files.reading`
+    json.dumps(config)  # raises for what a file cannot hold
     field_names = {*_DEFAULTS, *_REQUIRED}
     for name in config:
         if name not in field_names:

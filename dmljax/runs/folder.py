@@ -143,14 +143,21 @@ def _delete_results(workdir: pathlib.Path) -> None:
 
 
 def reopen(
-    workdir: str | os.PathLike, *, step: int | None = None, overrides: Sequence[str] = ()
+    workdir: str | os.PathLike,
+    *,
+    step: int | None = None,
+    overrides: Sequence[str] = (),
+    trust_modules: bool = False,
 ) -> tuple[Run, TrainState]:
     """A run and a state of it: that of `step`, or the one that its `select` chooses.
 
-    `overrides` such as '--config.dataset.root=elsewhere' change its config.
+    `overrides` such as '--config.dataset.root=elsewhere' change its config. A config in the folder
+    that names modules outside of dmljax is refused unless `trust_modules`, because importing them
+    runs their code.
     """
     workdir = pathlib.Path(workdir)
-    run = build(config_files.override(reading.config_of_run(workdir), overrides))
+    with reading.trusting_modules(trust_modules):
+        run = build(config_files.override(reading.config_of_run(workdir), overrides))
     with Checkpoints(workdir / "checkpoints", reading=True) as checkpoints:
         steps = checkpoints.steps()
         if step is None and steps and not run.selection.is_last:
@@ -177,13 +184,14 @@ def reopen(
 
 
 def load(
-    workdir: str | os.PathLike, *, step: int | None = None
+    workdir: str | os.PathLike, *, step: int | None = None, trust_modules: bool = False
 ) -> tuple[Callable, dict[str, Any], dict[str, Any]]:
     """`(embed_fn, variables, config)` of a run: `embed_fn(variables, images uint8) -> [b d]`.
 
-    Of the checkpoint that the run's `select` chose, or of that of `step`.
+    The checkpoint is the one that the run's `select` chose, or that of `step`. `trust_modules` is
+    that of `reopen`.
     """
-    run, state = reopen(workdir, step=step)
+    run, state = reopen(workdir, step=step, trust_modules=trust_modules)
     variables = {
         "params": optimizers.averaged(state.params, state.opt_state),
         "model_state": state.model_state,

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dmljax.files import reading
 from dmljax.files.writing import write_json
 from dmljax.studies import outcomes
 
@@ -89,7 +90,7 @@ def make_all(session: Any, worker: Any) -> int:
             if lock is None or path.exists():
                 continue
             words = [sys.executable, "-m", "dmljax.main", "study", "join", path, *folders]
-            words += session.words
+            words += [*session.words, *reading.trust_words()]
             done = subprocess.run(
                 list(map(str, words)), env=worker.environment, capture_output=True, text=True
             )

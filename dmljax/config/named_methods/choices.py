@@ -58,9 +58,9 @@ def with_names(factory: Callable[..., base.Method]) -> Callable[..., base.Method
     """
     signature = inspect.signature(factory)
     replacements = {
-        "pool_fn": ("pool", "mean", "Pool"),
-        "dense_fn": ("embedding_init", "torch", "str"),
-        "proxy_init": ("proxy_std", None, "float | None"),
+        "pool_fn": ("pool", "mean", Pool),
+        "dense_fn": ("embedding_init", "torch", str),
+        "proxy_init": ("proxy_std", None, float | None),
     }
 
     @functools.wraps(factory)
