@@ -205,13 +205,13 @@ def _regular_file(path: pathlib.Path, limit: int | None = None) -> bytes:
 
 
 def read(folder: pathlib.Path, manifest: Mapping[str, Any], name: str) -> bytes:
-    """The content of a file whose digest is that of the manifest; any other raises `BadBundle`."""
+    """The content of a file; raises `BadBundle` unless its digest is in the manifest."""
     if name not in manifest["files"]:
         raise BadBundle(f"{folder} has no {name}")
     data = _regular_file(folder / name)
     if hashlib.sha256(data).hexdigest() != manifest["files"][name]["sha256"]:
         raise BadBundle(
-            f"{name} of {folder} is changed or damaged: its SHA-256 is not that of the manifest"
+            f"{name} of {folder} is changed or damaged: the manifest has another SHA-256"
         )
     return data
 
@@ -294,8 +294,8 @@ def model_digest(
 ) -> str:
     """What identifies the embedding function: parameters, preprocessing, net and method.
 
-    The program is not part of it: programs that are made anew from the same parameters pass a
-    comparison with the embeddings of the old ones, so that stored vectors stay valid.
+    The program is not part of it. A rebuilt program must give the stored embeddings, so that stored
+    vectors stay valid.
     """
     names = ("net", "method", "normalize")
     if missing := [name for name in names if name not in config]:

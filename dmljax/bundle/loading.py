@@ -178,7 +178,7 @@ def load(
 
     Every file that is read must have the SHA-256 that the manifest says. `program` is 'stablehlo',
     which JAX runs on `device` (by default its first one), or 'onnx', which onnxruntime runs on the
-    CPU. `batch_sizes` replaces those of the bundle.
+    CPU. `batch_sizes` replaces the sizes of the bundle.
 
     >>> model = dmljax.bundle.load("photos.bundle")  # doctest: +SKIP
     >>> model.embed(["a.jpg", "b.jpg"]).shape  # doctest: +SKIP
@@ -196,7 +196,7 @@ def load(
     tensors = files.read_tensors(folder, manifest, files.PARAMS)
     config = files.read_json(folder, manifest, files.CONFIG)
     if files.model_digest(tensors, preprocess_json, config) != manifest["model"]:
-        raise BadBundle(f"the model digest of {folder} is not that of its files")
+        raise BadBundle(f"the model digest of {folder} does not belong to its files")
     _check_others(folder, manifest)
     if program == "onnx":
         program_fn = _onnx(folder, manifest)
@@ -291,7 +291,7 @@ def refusal(exported: export.Exported) -> str | None:
     """What a program does that no program of an export does, or None.
 
     XLA looks up the function of a custom call in the process. A callback to Python is such a
-    function, and those of LAPACK trust the shapes that the call states. The only custom call that
+    function, and LAPACK trusts the shapes that the call states. The only custom call that
     an export makes checks the size of the batch: it takes a truth value and the sizes that its
     message shows, and returns nothing.
     """

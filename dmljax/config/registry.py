@@ -38,9 +38,9 @@ _PLAIN = {
 class Kind(NamedTuple):
     """What a config can name in one place, and what such a function must take.
 
-    The caller passes at least `positional` arguments by position, and those of `keywords` by name.
-    Where the arguments alone do not identify the kind, `only` lists its names, or `excludes` those
-    of other functions of the module.
+    The caller passes at least `positional` arguments by position, and the `keywords` by name. Where
+    the arguments do not identify the kind, `only` lists the names of its functions, or `excludes`
+    the names of other functions in the modules.
     """
 
     title: str
@@ -135,7 +135,7 @@ def resolve(
     caller_keywords: Iterable[str] = (),
     bind: Callable[..., Callable] | None = None,
 ) -> Callable:
-    """The function that `spec` names among those of `kind`, with the keywords of `spec` bound.
+    """The function of a kind that `spec` names, with the keywords of `spec` bound.
 
     `spec` is a name or `dict(name=..., **keywords)`. A name 'package.module:function' is imported
     from outside dmljax. Unknown names and keywords raise; the message also lists `caller_keywords`,

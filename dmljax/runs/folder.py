@@ -28,6 +28,7 @@ __all__ = [
     "claimed",
     "describe_clustering",
     "describe_score",
+    "embedding",
     "load",
     "reopen",
     "score",
@@ -192,17 +193,22 @@ def load(
     that of `reopen`.
     """
     run, state = reopen(workdir, step=step, trust_modules=trust_modules)
-    variables = {
-        "params": optimizers.averaged(state.params, state.opt_state),
-        "model_state": state.model_state,
-    }
+    return *embedding(run, state), run.config
+
+
+def embedding(run: Run, state: TrainState) -> tuple[Callable, dict[str, Any]]:
+    """`(embed_fn, variables)` of a state: `embed_fn(variables, images uint8) -> [b d]`, compiled.
+
+    The parameters are the averaged ones, where the optimizer of the run keeps an average.
+    """
+    params = optimizers.averaged(state.params, state.opt_state)
 
     @jax.jit
     def embed_fn(variables, images):
         images = run.normalize_fn(images)
         return run.method.embed(variables["params"], variables["model_state"], images)
 
-    return embed_fn, variables, run.config
+    return embed_fn, {"params": params, "model_state": state.model_state}
 
 
 def score(

@@ -7,8 +7,8 @@ import shutil
 import struct
 import zipfile
 
+import forged
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
@@ -92,7 +92,7 @@ def test_names_outside_of_the_list_are_refused(copy, name):
         ({"files": []}, "lists no files"),
         ({"files": {"README.md": {"bytes": 1, "sha256": "0"}}}, "README.md needs bytes and sha256"),
         ({"files": {}}, "lists no README.md, config.json"),
-        ({"model": "f" * 64}, "the model digest of .* is not that of its files"),
+        ({"model": "f" * 64}, "the model digest of .* does not belong to its files"),
         ({"model": "f"}, "model is 'f'"),
         ({"batch_sizes": []}, r"batch_sizes is \[\]"),
         ({"batch_sizes": [10**9]}, "batch_sizes is"),
@@ -154,44 +154,26 @@ def test_a_program_that_is_no_program(copy):
         _refused(copy, "the program of .* cannot be read .*made by jax")
 
 
-def _forge(copy, bundle_folder, change_fn, *targets):
-    """Replaces the program by `change_fn(embeddings)`, which calls functions of the process."""
-    from dmljax.bundle import programs, rebuilding
-
-    model = rebuilding.open_model(bundle_folder, files.read_manifest(bundle_folder))
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model.tensors)
-    images = jax.ShapeDtypeStruct((4, *model.image_shape), np.uint8)
-    exported = jax.export.export(
-        jax.jit(lambda tensors, images: change_fn(model.embed_fn(tensors, images))),
-        disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(name) for name in targets],
-    )(shapes, images)
-    _replace(copy, "embed.jaxexport", bytes(programs.serialized(exported)))
+def _own_shape(target):
+    return lambda x: jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
 
-def _lapack_with_false_shapes(x):
-    """LU of [400 400], which the call says to be [2 2]: LAPACK would write beyond 16 bytes."""
-    small = jax.ShapeDtypeStruct((2, 2), np.float32)
-    others = (jax.ShapeDtypeStruct((2,), np.int32), jax.ShapeDtypeStruct((), np.int32))
-    a, *_ = jax.ffi.ffi_call("lapack_sgetrf_ffi", (small, *others))(jnp.resize(x, (400, 400)))
-    return x + a.sum()
-
-
-CALLS = {
-    "a_function_of_a_stranger": lambda x: jax.ffi.ffi_call(
-        "a_function_of_a_stranger", jax.ShapeDtypeStruct(x.shape, x.dtype)
-    )(x),
-    "lapack_sgetrf_ffi": _lapack_with_false_shapes,
-    # The name of the call that an export makes, with a result and another operand.
-    "shape_assertion": lambda x: jax.ffi.ffi_call(
-        "shape_assertion", jax.ShapeDtypeStruct(x.shape, x.dtype)
-    )(x),
+FORGED = {
+    "lapack_sgetrf_ffi": forged.lapack_program,
+    # The second one has the name of the call that an export makes, with a result.
+    "a_function_of_a_stranger": lambda bundle: forged.changed_program(
+        bundle, _own_shape("a_function_of_a_stranger"), "a_function_of_a_stranger"
+    ),
+    "shape_assertion": lambda bundle: forged.changed_program(
+        bundle, _own_shape("shape_assertion"), "shape_assertion"
+    ),
 }
 
 
-@pytest.mark.parametrize("target", CALLS)
+@pytest.mark.parametrize("target", FORGED)
 def test_a_program_may_not_call_functions_by_name(copy, bundle_folder, target):
     """XLA would look for them in this process. `load` and `bundle check` never run the program."""
-    _forge(copy, bundle_folder, CALLS[target], target)
+    forged.replace(copy, "embed.jaxexport", FORGED[target](bundle_folder))
     message = f"calls '{target}'.* it could run any code.*dmljax bundle rebuild"
     _refused(copy, message)
     with pytest.raises(BadBundle, match=message):
