@@ -5,7 +5,7 @@
 #
 # One task per node uses all GPUs of the node. For one task per GPU, give the number of tasks:
 # --gpus-per-node=8 --ntasks-per-node=8 --cpus-per-task=8. Ask for CPUs: Slurm gives a task one core
-# by default, and images are decoded on CPUs. Ask for GPUs by node, not by --gpus-per-task.
+# by default, and images are decoded on CPUs.
 # Slurm sends SIGTERM to every task after `scancel --signal=TERM JOB`, at a preemption, and one
 # minute before the time limit. The run then saves, and the job goes back into the queue and
 # continues later. After a plain `scancel JOB` the run saves and the job ends.
@@ -30,9 +30,9 @@ fi
 config=$1
 shift
 
-# Slurm may hide from a task the GPUs of the other tasks (--gpus-per-task does). A task then sees one
-# GPU, number 0, but jax takes the one with the number of the task on its node: "invalid device
-# ordinal". So every task sees all GPUs of the node, and takes its share of them by their numbers.
+# With --gpus-per-task, Slurm shows a task only its own GPU, which then has the number 0. But jax
+# takes the GPU that has the number of the task on its node: "invalid device ordinal". So every task
+# sees all GPUs that the job has on the node, and takes its share of them by their numbers.
 share='gpus=${SLURM_GPUS_ON_NODE:-0} tasks=${SLURM_STEP_TASKS_PER_NODE%%[(,]*}
 if [ "$gpus" -gt 0 ]; then
   if [ $((gpus % tasks)) -ne 0 ]; then echo "error: $tasks tasks cannot share $gpus GPUs evenly" >&2; exit 2; fi
@@ -42,7 +42,7 @@ if [ "$gpus" -gt 0 ]; then
 fi
 exec "$@"'
 command=(srun --kill-on-bad-exit=1 --label # if one task fails, Slurm ends the others
-  --gpu-bind=none --gpus-per-node="${SLURM_GPUS_ON_NODE:-0}" # to show each task all GPUs
+  --gpus-per-node="${SLURM_GPUS_ON_NODE:-0}" # and not by task, so that each task sees all of them
   --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" # srun does not inherit it
   sh -c "$share" sh
   "${PYTHON:-python3}" -m dmljax.main "--config=$config" "$@" --distributed)
@@ -51,7 +51,7 @@ if [[ -n $dry ]]; then
   echo
   exit 0
 fi
-unset SLURM_GPUS SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK # srun would read them, and hide GPUs
+unset SLURM_GPUS SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK # srun would read these options, too
 if [[ ${SLURM_CPUS_PER_TASK:-1} == 1 && ${SLURM_GPUS_ON_NODE:-0} -gt 0 ]]; then
   echo "warning: each task has one core, which decodes too few images for a GPU: give --cpus-per-task" >&2
 fi

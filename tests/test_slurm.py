@@ -55,8 +55,8 @@ def cluster(tmp_path_factory):
         PartitionName=all Nodes=ALL Default=YES
     """
     for number in range(4):
-        (folder / f"gpu{number}").touch()  # Slurm only looks whether these files exist
-    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-3]")
+        (folder / f"nvidia{number}").symlink_to("/dev/null")  # any device will do
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/nvidia[0-3] Flags=nvidia_gpu_env")
     config = folder / "slurm.conf"
     config.write_text("\n".join(line.strip() for line in settings.splitlines()))
     key = folder / "munge.key"
