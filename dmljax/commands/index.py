@@ -413,7 +413,7 @@ def _size(count: int) -> str:
     return f"{count / 1e6:.1f} MB"
 
 
-_FILL = ("bundle", "images", "split", "root", "source", "replace")
+_FILL = ("bundle", "images", "split", "root", "source", "replace", "trust_modules")
 # The function of every verb, and the flags that belong to it.
 _VERBS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     "create": (_fill, _FILL),
