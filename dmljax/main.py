@@ -21,6 +21,7 @@ from absl import flags, logging
 from dmljax.commands import xla_flags
 from dmljax.commands.errors import USER_ERRORS, print_error
 from dmljax.commands.parser import Parser
+from dmljax.files import reading
 from dmljax.hints import hint
 
 __all__ = ["console", "main", "settle_environment", "tune_cpu"]
@@ -104,7 +105,8 @@ def main(words: Sequence[str]) -> int:
     arguments, extras = parser.parse_known_args(words)
     if not arguments.verbose:
         logging.set_verbosity(logging.WARNING)
-    return module.run(arguments, extras)
+    with reading.trusting_modules(getattr(arguments, "trust_modules", False)):
+        return module.run(arguments, extras)
 
 
 def console() -> int:

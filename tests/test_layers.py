@@ -61,6 +61,17 @@ def test_the_library_reads_no_environment_variable_and_no_config(path):
     assert not names & {"os.environ", "os.getenv", "os.putenv", "environ", "getenv", "config"}
 
 
+@pytest.mark.parametrize("folder", sorted({u for u in UNITS if (PACKAGE / u).is_dir()}))
+def test_documents_name_every_folder(folder):
+    """The table of CONTRIBUTING.md says where things are, docs/concepts.md what the layers are."""
+    contributing = (PACKAGE.parent / "CONTRIBUTING.md").read_text()
+    rows = [line for line in contributing.splitlines() if line.startswith("|")]
+    assert any(f"`dmljax/{folder}/" in row for row in rows)
+    concepts = (PACKAGE.parent / "docs" / "concepts.md").read_text()
+    layers, _, _ = concepts.partition("## A method")
+    assert any(f"`{folder}`" in row for row in layers.splitlines() if row.startswith("|"))
+
+
 def test_imports_form_no_cycle():
     """Repeatedly remove what imports nothing that remains; a cycle would be left over."""
     remaining = {unit: set(others) for unit, others in IMPORTS.items()}

@@ -49,7 +49,7 @@ LEFT_OUT = "left_out.jsonl"
 
 
 class Image(NamedTuple):
-    """The id of an image, and its file (or the content of that)."""
+    """The id of an image, and its file or the bytes of its file."""
 
     id: str
     path: str | bytes

@@ -53,8 +53,8 @@ def _finite(interval: tuple[float, float]) -> list[float] | None:
 def thresholds(chosen_on: Labeled, test: Labeled, *, split: str) -> dict[str, dict[str, Any]]:
     """Cosines at which two images count as one class, by the rate of false matches.
 
-    Chosen on the pairs of `chosen_on`, the images of `split`, and measured on those of `test`. A
-    rate needs 10 expected false matches, or it is left out.
+    They are chosen on the pairs of `chosen_on`, the images of `split`, and measured on pairs of
+    `test`. A rate needs 10 expected false matches, or it is left out.
     """
     histograms = metrics.similarity_histograms(chosen_on.embeddings, chosen_on.labels)
     rates = metrics.offered_fmrs(histograms, FMRS)
@@ -157,7 +157,7 @@ def compression_table(
 
 
 def _nearest(function: Callable[[slice], np.ndarray], labels: np.ndarray) -> np.ndarray:
-    """The nearest images of every image, as many as R-precision or recall@10 need."""
+    """The nearest images of every image: enough for R-precision and recall@10."""
     n = len(labels)
     k = min(n - 1, max(_NEIGHBORS, int(np.bincount(labels).max()) - 1))
     rows = []

@@ -43,7 +43,7 @@ import numpy as np
 from absl import logging
 
 from dmljax import index as indexes
-from dmljax.commands.parser import refuse
+from dmljax.commands.parser import add_trust, refuse
 from dmljax.hints import hint
 from dmljax.index import Index, InvalidInput, inputs, source
 
@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", help="create, add, reindex: the bundle that embeds")
     parser.add_argument("--images", help="the same: folder or Parquet list of images")
     parser.add_argument("--split", help="the same: write the train or test images to --images")
+    add_trust(parser)
     parser.add_argument("--root", help="with --split: where the data set of the bundle is")
     parser.add_argument("--import", dest="source", help="the same: Parquet file or folder of parts")
     parser.add_argument("--replace", action="store_true", help="the same: also ids that exist")
@@ -412,7 +413,7 @@ def _size(count: int) -> str:
     return f"{count / 1e6:.1f} MB"
 
 
-_FILL = ("bundle", "images", "split", "root", "source", "replace")
+_FILL = ("bundle", "images", "split", "root", "source", "replace", "trust_modules")
 # The function of every verb, and the flags that belong to it.
 _VERBS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     "create": (_fill, _FILL),

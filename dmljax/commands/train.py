@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 
 from dmljax.commands import xla_flags
 from dmljax.commands.errors import USER_ERRORS, print_error
-from dmljax.commands.parser import refuse
+from dmljax.commands.parser import add_trust, refuse
 from dmljax.config import files as config_files
 from dmljax.config import sources
 
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print every value of the config and whether it is a default, from the recipe, from "
         "the config file or from the command line, and end",
     )
+    add_trust(parser)
     group = parser.add_argument_group("several processes")
     group.add_argument("--coordinator", help="HOST:PORT of process 0")
     group.add_argument("--processes", type=int, help="how many processes train together")

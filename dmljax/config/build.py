@@ -14,7 +14,7 @@ from dmljax.config import digests, durations, fields, old_names, registry
 from dmljax.config.fields import named
 from dmljax.config.optimizer import check_groups, optimizer_of
 from dmljax.config.scores import call_fn_of, check_evaluation, metrics_of, selection_of
-from dmljax.config.splits import Data, data_of, splits_of
+from dmljax.config.splits import Data, data_of, epoch_labels, splits_of
 from dmljax.data import batches, sampling
 from dmljax.data import digest as data_digests
 from dmljax.data.reader import Reader
@@ -154,7 +154,8 @@ def _sampler(options: Options, train: Split) -> _Sampler:
     sampler = registry.resolve("sampler", options.sampler, bind=samplers.bind)
     groups = sampling.group(train.labels)
     batch_size = len(sampler(groups, seed=options.seed, step=0))
-    epoch_end = samplers.epoch_end_fn(sampler, groups, seed=options.seed)
+    labels = epoch_labels(options, train)
+    epoch_end = samplers.epoch_end_fn(sampler, labels, seed=options.seed)
     return _Sampler(sampler, batch_size, sampler.describe(groups), epoch_end)
 
 

@@ -7,25 +7,41 @@ beside it, such as `sampling.coverage`, is not mistaken for a sampler. Imports n
 
 from __future__ import annotations
 
+import builtins
 import functools
 import importlib
 import inspect
 import numbers
+import sys
+import types
+import typing
+from collections import abc
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from dmljax import renames
+from dmljax.files.reading import FileText
 from dmljax.hints import hint
 
-__all__ = ["KINDS", "Kind", "check", "names", "own_function", "resolve", "table"]
+__all__ = ["KINDS", "Kind", "check", "names", "own_function", "plural", "resolve", "table"]
+
+# Types of plain values, and their words in messages.
+_PLAIN = {
+    bool: (bool, "True or False"),
+    int: (numbers.Integral, "a whole number"),
+    float: (numbers.Real, "a number"),
+    str: (str, "a name"),
+    type(None): (type(None), "None"),
+    None: (type(None), "None"),
+}
 
 
 class Kind(NamedTuple):
     """What a config can name in one place, and what such a function must take.
 
-    The caller passes at least `positional` arguments by position, and those of `keywords` by name.
-    Where the arguments alone do not identify the kind, `only` lists its names, or `excludes` those
-    of other functions of the module.
+    The caller passes at least `positional` arguments by position, and the `keywords` by name. Where
+    the arguments do not identify the kind, `only` lists the names of its functions, or `excludes`
+    the names of other functions in the modules.
     """
 
     title: str
@@ -118,13 +134,8 @@ ARGUMENTS = {
 # Kinds whose functions may have values that change from step to step.
 _STEPPED = ("loss", "miner")
 
-_TYPES = {
-    "float": (numbers.Real, "a number"),
-    "int": (numbers.Integral, "a whole number"),
-    "bool": (bool, "True or False"),
-    "str": (str, "a name"),
-    "tuple": ((list, tuple), "a list"),
-}
+# Packages of dmljax whose public functions are safe to import by a name in a foreign file.
+_LIBRARY = ("losses", "methods", "miners", "nets", "ops")
 
 
 @functools.cache
@@ -156,6 +167,11 @@ def names(kind: str) -> list[str]:
     return sorted(table(kind))
 
 
+def plural(kind: str) -> str:
+    """What `dmljax list` calls a kind of function."""
+    return {"loss": "losses", "penalty": "penalties"}.get(kind, f"{kind}s")
+
+
 def resolve(
     kind: str,
     spec: str | Mapping[str, Any],
@@ -163,7 +179,7 @@ def resolve(
     caller_keywords: Iterable[str] = (),
     bind: Callable[..., Callable] | None = None,
 ) -> Callable:
-    """The function that `spec` names among those of `kind`, with the keywords of `spec` bound.
+    """The function of a kind that `spec` names, with the keywords of `spec` bound.
 
     `spec` is a name or `dict(name=..., **keywords)`. A name 'package.module:function' is imported
     from outside dmljax. Unknown names and keywords raise; the message also lists `caller_keywords`,
@@ -183,7 +199,8 @@ def resolve(
         if "." in name:
             module, _, function_name = name.rpartition(".")
             advice = f". A function of your own is written as '{module}:{function_name}'"
-        raise ValueError(f"there is no {rule.title} {name!r}{hint(name, table(kind))}{advice}")
+        known = hint(name, table(kind), where=f"dmljax list {plural(kind)}")
+        raise ValueError(f"there is no {rule.title} {name!r}{known}{advice}")
     keywords = renames.of(function, keywords)
     parameters = inspect.signature(function).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -193,16 +210,16 @@ def resolve(
                 raise TypeError(
                     f"{name} has no argument {keyword!r}{hint(keyword, [*names, *caller_keywords])}"
                 )
-    annotations = {n: p.annotation for n, p in parameters.items()}
+    annotations = {n: p.annotation for n, p in parameters.items() if p.annotation is not p.empty}
     schedules = {
         key: resolve("value", keywords.pop(key))
         for key, value in list(keywords.items())
         if kind in _STEPPED and _is_scheduled(value, annotations.get(key))
     }
-    check(name, keywords, annotations)
     for key, value in keywords.items():
         if key in ARGUMENTS and isinstance(value, str | Mapping):
             keywords[key] = resolve(ARGUMENTS[key], value)
+    check(name, keywords, annotations, namespace=_namespace(function))
     if schedules:
         function = Scheduled(function, schedules)
     if bind is not None:
@@ -263,32 +280,102 @@ def _misfit(function: Callable, rule: Kind) -> str | None:
     return None
 
 
-def check(name: str, values: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
-    """Raises if the type of a value contradicts its annotation.
+def check(
+    name: str,
+    values: Mapping[str, Any],
+    annotations: Mapping[str, Any],
+    *,
+    namespace: Mapping[str, Any] | None = None,
+) -> None:
+    """Raises TypeError if a value of a config contradicts its annotation; messages call it `name`.
 
-    Checks only values that a command line can hold: numbers, names, True and False, lists, None.
-    Arrays pass.
+    Annotations are types, or text that is evaluated with the names of `namespace`, `typing` and
+    Python. A list may stand for a tuple, and a whole number for a float. A value without an
+    annotation passes; an annotation that cannot be judged raises ValueError.
     """
     for key, value in values.items():
-        annotation = inspect.formatannotation(annotations.get(key, Any)).strip("'")
-        types = ["tuple"] if annotation.startswith("Sequence[") else annotation.split(" | ")
-        plain_types = (bool, int, float, str, list, tuple, dict, type(None))
-        if not set(types) <= {*_TYPES, "None"} or not isinstance(value, plain_types):
-            continue
-        allowed = [_TYPES[name] for name in types if name != "None"]
-        fits = any(isinstance(value, type_) for type_, _ in allowed)
-        fits = fits and ("bool" in types or not isinstance(value, bool))
-        if not fits and not (value is None and "None" in types):
-            words = [word for _, word in allowed] + ["None"] * ("None" in types)
-            raise TypeError(f"{name}: {key} must be {' or '.join(words)}, not {value!r}")
+        annotation = annotations.get(key, Any)
+        try:
+            if isinstance(annotation, str):
+                annotation = eval(annotation, {**vars(typing), **(namespace or {})})
+            fits, words = _judge(value, annotation)
+        except Exception as error:
+            raise ValueError(
+                f"{name}: {key} cannot be checked, because its annotation {annotation} is not "
+                f"understood ({error}): write another one, or leave it out"
+            ) from error
+        if not fits:
+            raise TypeError(f"{name}: {key} must be {words or 'left out'}, not {value!r}")
+
+
+def _judge(value: Any, annotation: Any) -> tuple[bool, str]:
+    """Whether a value fits a type, and the type in words."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is Any:
+        return True, "anything"
+    if annotation in _PLAIN:
+        type_, words = _PLAIN[annotation]
+        return isinstance(value, type_) and isinstance(value, bool) == (type_ is bool), words
+    if origin in (typing.Union, types.UnionType):
+        judged = dict.fromkeys(_judge(value, argument) for argument in arguments)
+        return any(fits for fits, _ in judged), " or ".join(words for _, words in judged if words)
+    if origin is typing.Literal:
+        return value in arguments, " or ".join(map(repr, arguments))
+    kind = origin or annotation
+    if kind in (tuple, list, abc.Sequence):
+        return _judge_list(value, kind, arguments)
+    if kind in (dict, abc.Mapping):
+        items = value.values() if isinstance(value, dict) and arguments else ()
+        return isinstance(value, dict) and all(_judge(i, arguments[1])[0] for i in items), "a dict"
+    if kind is abc.Callable:
+        return callable(value), "a function"
+    if not isinstance(annotation, type):
+        raise TypeError("it is no type that a config can hold")
+    return isinstance(value, annotation), ""  # such as an array, which no config can hold
+
+
+def _judge_list(value: Any, kind: type, arguments: tuple[Any, ...]) -> tuple[bool, str]:
+    """`_judge` for `tuple[int, ...]`, `tuple[float, float]`, `list[str]` and `Sequence[str]`."""
+    words = "a list"
+    if not arguments:
+        return isinstance(value, list | tuple), words
+    items = list(value) if isinstance(value, list | tuple) else [None]
+    is_fixed = kind is tuple and arguments[-1] is not ...
+    item_types = arguments if is_fixed else arguments[:1] * len(items)
+    judged = [_judge(item, type_) for item, type_ in zip(items, item_types, strict=False)]
+    if judged:
+        count = f"{len(arguments)} items, " if is_fixed else ""
+        words += f" ({count}each {judged[0][1]})"
+    fits = isinstance(value, list | tuple) and all(fits for fits, _ in judged)
+    return fits and len(items) == len(item_types), words
+
+
+def _namespace(function: Callable) -> dict[str, Any]:
+    """The names that the annotations of a function, a class or a partial may use."""
+    names: dict[str, Any] = {}
+    while function is not None:
+        for owner in reversed(getattr(function, "__mro__", (function,))):
+            module = sys.modules.get(getattr(owner, "__module__", ""), builtins)
+            names |= getattr(owner, "__globals__", vars(module))
+        function = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
+    return names
 
 
 def _import(name: str) -> Callable:
     module, _, attribute = name.partition(":")
+    package, _, subpackage = module.partition(".")
+    is_library = package == "dmljax" and subpackage.partition(".")[0] in _LIBRARY
+    if isinstance(name, FileText) and not is_library:
+        raise ValueError(
+            f"{name.path} names {name!r}, and importing {module} runs its code: if you trust that "
+            "file, add --trust-modules (trust_modules=True in Python)"
+        )
     try:
-        return getattr(importlib.import_module(module), attribute)
+        imported = importlib.import_module(module)
+        if isinstance(name, FileText) and attribute not in imported.__all__:
+            raise ValueError(f"{name.path} names {name!r}, which is no public function of dmljax")
+        return getattr(imported, attribute)
     except ModuleNotFoundError as error:
-        package = module.partition(".")[0]
         advice = ""
         if error.name == package:  # and not a module that the user's own one imports
             advice = f". The folder that contains {package} must be in PYTHONPATH"

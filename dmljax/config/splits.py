@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from dmljax.config import registry
 from dmljax.data import digest as digests
 from dmljax.data.splits import (
@@ -16,10 +18,11 @@ from dmljax.data.splits import (
 )
 from dmljax.train.options import Options
 
-__all__ = ["Data", "data_of", "splits_of"]
+__all__ = ["Data", "data_of", "epoch_labels", "splits_of"]
 
-# Fields of `dataset` that are not arguments of the data set: shares of the training split.
-_SHARES = {"image_share": "float", "class_share": "float"}
+# Fields of `dataset` that are not arguments of the data set: shares of the training split, and
+# whether an epoch is nevertheless as long as an epoch of all training images.
+_SHARES = {"image_share": "float", "class_share": "float", "full_epochs": "bool"}
 
 
 class Data(NamedTuple):
@@ -46,6 +49,17 @@ def data_of(options: Options) -> Data:
         held_out = queries_and_gallery(held_out)
     train = _share(options, train)
     return Data(options.dataset["name"], digests.digest(splits), train, held_out, splits.test)
+
+
+def epoch_labels(options: Options, train: Split) -> np.ndarray:
+    """The labels by which the sampler counts its epochs: of `train`, or with `full_epochs` of all.
+
+    So runs on shares of the images can have equally many steps, whatever the sampler is.
+    """
+    if not options.dataset.get("full_epochs"):
+        return train.labels
+    whole, _ = _divided(options, splits_of(options).train)
+    return whole.labels
 
 
 def _divided(options: Options, train: Split) -> tuple[Split, Split | None]:

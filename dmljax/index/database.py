@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmljax.index.errors import Damaged, InvalidInput, Unavailable
+from dmljax.index import inputs
+from dmljax.index.errors import Damaged, Unavailable
 from dmljax.index.filters import Condition, kind
 from dmljax.index.inputs import Settings
 
@@ -53,6 +54,13 @@ create table deleted (row integer primary key, version integer not null);
 create index deleted_version on deleted (version);
 create table fields (name text primary key) without rowid;
 """
+# Whether a field of metadata has one of some values, by the kind of the values.
+_TESTS = {
+    "null": "coalesce(json_type(metadata, ?), 'null') = 'null'",
+    "bool": "json_type(metadata, ?) {}",
+    "text": "json_type(metadata, ?) = 'text' and json_extract(metadata, ?) {}",
+    "number": "json_type(metadata, ?) in ('integer', 'real') and json_extract(metadata, ?) {}",
+}
 _BUSY_SECONDS = 10
 
 
@@ -143,10 +151,7 @@ def read_settings(connection: Connection, path: pathlib.Path) -> Row:
     row = connection.execute("select * from settings").fetchone()
     if row is None or len(row) < 2:
         raise Damaged(f"{path} has no settings: restore it from a backup")
-    if row[1] != _FORMAT:
-        raise InvalidInput(
-            f"{path} has format {row[1]}, this version of dmljax reads {_FORMAT}: update dmljax"
-        )
+    inputs.check_format(row[1], _FORMAT, path)
     settings = Row(*row[1:])
     types = int, str, int, str, str, int, int, int
     if not all(isinstance(x, kind) for x, kind in zip(settings, types, strict=True)):
@@ -193,30 +198,18 @@ def checksum(name: Any, metadata: Any, vector: Any) -> int:
 
 def condition_sql(conditions: Iterable[Condition]) -> tuple[str, list[str | int | float]]:
     """The text after `where`, and its parameters: no text of a caller is part of the SQL."""
-    terms, parameters = ["true"], []
+    terms = ["true"]
+    parameters: list[str | int | float] = []
     for field, operator, values in conditions:
-        path = f'$."{field}"'
-        if operator != "=":
-            types = "('text')" if kind(values[0]) == "text" else "('integer', 'real')"
-            terms.append(
-                f"(json_type(metadata, ?) in {types} and json_extract(metadata, ?) {operator} ?)"
-            )
-            parameters += [path, path, values[0]]
-            continue
         choices = []
-        for value in values:
-            if value is None:
-                choices.append("coalesce(json_type(metadata, ?), 'null') = 'null'")
-                parameters.append(path)
-            elif isinstance(value, bool):
-                choices.append(f"json_type(metadata, ?) = '{str(value).lower()}'")
-                parameters.append(path)
-        for name, types in (("text", "('text')"), ("number", "('integer', 'real')")):
-            if plain := [value for value in values if kind(value) == name]:
-                marks = ", ".join("?" * len(plain))
-                value = f"json_extract(metadata, ?) in ({marks})"
-                choices.append(f"(json_type(metadata, ?) in {types} and {value})")
-                parameters += [path, path, *plain]
+        for name, test in _TESTS.items():
+            if chosen := [value for value in values if kind(value) == name]:
+                marks = ", ".join("?" * len(chosen))
+                relation = f"in ({marks})" if operator == "=" else f"{operator} ?"
+                choices.append(f"({test.format(relation)})")
+                parameters += [f'$."{field}"'] * test.count("?")
+                if name != "null":
+                    parameters += map(json.dumps, chosen) if name == "bool" else chosen
         terms.append(f"({' or '.join(choices)})")
     return " and ".join(terms), parameters
 

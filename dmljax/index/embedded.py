@@ -100,7 +100,7 @@ class EmbeddedIndex(Index[Connection]):
         self._writer_lock, self._build_lock = lock, threading.Lock()
         self._view: View | None = None
         self._rows_of_filters: collections.OrderedDict[str, np.ndarray] = collections.OrderedDict()
-        self._graph_state: tuple[int, int] | None = None  # of the manifest that was read last
+        self._graph_state: tuple[int, ...] | None = None  # of the manifest that was read last
         acknowledged = self._acknowledged()
         wal, shm = (self._file.with_name(f"items.db{end}") for end in ("-wal", "-shm"))
         unclean = shm.exists() and not wal.exists()
@@ -280,7 +280,7 @@ class EmbeddedIndex(Index[Connection]):
     def _refreshed(self, connection: Connection) -> View:
         """The view at the version of the present transaction."""
         view, settings = self._view, self._settings(connection)
-        graph_state = _state_of(self._folder / "graph.json")
+        graph_state = folder.signature(self._folder, "graph.json")
         if view is None or view.version != settings.version:
             if view is None or view.version < settings.purged or self._outdated(view, settings):
                 until = "vectors are read from the database until a writer repairs it"
@@ -483,15 +483,6 @@ def _batches(
     while batch := found.fetchmany(_BATCH):
         rows = np.fromiter((row for row, _ in batch), np.int64, len(batch))
         yield rows, database.decode_vectors([blob for _, blob in batch], dimension)
-
-
-def _state_of(path: pathlib.Path) -> tuple[int, int] | None:
-    """What changes when a file is replaced."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns
 
 
 @contextlib.contextmanager

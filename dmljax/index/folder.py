@@ -21,6 +21,7 @@ from typing import IO
 
 from dmljax.files import locks
 from dmljax.files import writing as files
+from dmljax.index import inputs
 from dmljax.index.errors import Damaged, InvalidInput, Locked
 
 __all__ = ["create", "current", "locked", "name_of", "point", "signature", "sync", "tidy"]
@@ -89,10 +90,7 @@ def current(folder: pathlib.Path) -> int:
         raise FileNotFoundError(f"{folder} {problem}: it is no index of dmljax") from None
     except (ValueError, KeyError, TypeError):
         version, match = _FORMAT, None
-    if version != _FORMAT:
-        raise InvalidInput(
-            f"{folder} has format {version}, this version of dmljax reads {_FORMAT}: update dmljax"
-        )
+    inputs.check_format(version, _FORMAT, folder)
     if match is None:
         raise Damaged(
             f"{path} was damaged: it names the folder that counts, such as "
@@ -101,10 +99,10 @@ def current(folder: pathlib.Path) -> int:
     return int(match[1])
 
 
-def signature(folder: pathlib.Path) -> tuple[int, ...] | None:
-    """What changes when another index is put in this place; None if there is none."""
+def signature(folder: pathlib.Path, file: str = _POINTER) -> tuple[int, ...] | None:
+    """What changes when a file is replaced (by default: the index); None if it does not exist."""
     try:
-        status = (folder / _POINTER).stat()
+        status = (folder / file).stat()
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size

@@ -19,6 +19,7 @@ __all__ = [
     "LARGEST_K",
     "Settings",
     "check_digest",
+    "check_format",
     "check_ids",
     "check_k",
     "check_metadata",
@@ -65,6 +66,14 @@ def check_digest(model: Any) -> str:
     if not isinstance(model, str) or not re.fullmatch(r"[0-9a-f]{8,128}", model):
         raise InvalidInput(f"model={shorten(model)} is not a digest: pass the digest of the bundle")
     return model
+
+
+def check_format(version: Any, known: int, place: Any) -> None:
+    """Refuses an index that another version of dmljax wrote."""
+    if version != known:
+        raise InvalidInput(
+            f"{place} has format {version}, this version of dmljax reads {known}: update dmljax"
+        )
 
 
 def check_model(model: Any, stored: str, place: str) -> None:

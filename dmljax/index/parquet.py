@@ -118,18 +118,16 @@ def read(path: str | os.PathLike, batch_size: int = _BATCH) -> Iterator[Batch]:
     others = [field for field in schema.names if field not in ("id", name)]
     with parquet.ParquetFile(path) as file:
         for rows in file.iter_batches(batch_size=batch_size):
-            column = rows.column(rows.schema.names.index(name))
-            vectors = column.flatten().to_numpy(zero_copy_only=False)
-            if column.null_count or len(vectors) % max(len(rows), 1):
+            vectors = rows[name].flatten().to_numpy(zero_copy_only=False)
+            if rows[name].null_count or len(vectors) % max(len(rows), 1):
                 raise InvalidInput(f"{path}: the column {name!r} has vectors of different lengths")
-            values = {field: rows.column(rows.schema.names.index(field)) for field in others}
-            lists = {field: column.to_pylist() for field, column in values.items()}
-            if "metadata" in lists:
-                metadata = [_decode(value, path) for value in lists["metadata"]]
+            if "metadata" in others:
+                metadata = [_decode(value, path) for value in rows["metadata"].to_pylist()]
             else:
-                metadata = [{field: lists[field][i] for field in others} for i in range(len(rows))]
-            ids = rows.column(rows.schema.names.index("id")).to_pylist()
-            yield Batch(ids, vectors.reshape(len(rows), -1), metadata)
+                lists = [rows[field].to_pylist() for field in others]
+                rows_of_others = zip(*lists, strict=True) if others else [()] * len(rows)
+                metadata = [dict(zip(others, row, strict=True)) for row in rows_of_others]
+            yield Batch(rows["id"].to_pylist(), vectors.reshape(len(rows), -1), metadata)
 
 
 def _check_parts(folder: str | os.PathLike) -> None:

@@ -162,11 +162,7 @@ def _current(connection: Connection, address: _Address) -> int:
         row = None
     if row is None:
         raise InvalidInput(f"{address.place} is a table, but no index of dmljax: choose ?table=")
-    if row[0] != _FORMAT:
-        raise InvalidInput(
-            f"{address.place} has format {row[0]}, this version of dmljax reads {_FORMAT}: "
-            "update dmljax"
-        )
+    inputs.check_format(row[0], _FORMAT, address.place)
     return row[1]
 
 
@@ -246,9 +242,8 @@ class PostgresIndex(Index[Cursor]):
             _require_extension(connection, address)
             with connection.transaction():
                 if _exists(connection, address.table):
-                    raise InvalidInput(
-                        f"{address.place} exists already: open it, or choose another ?table="
-                    )
+                    problem = "exists already: open it, or choose another ?table="
+                    raise InvalidInput(f"{address.place} {problem}")
                 connection.execute(address.sql(_POINTER))
                 _create_generation(connection, address, 1, settings)
         return cls(address, 1, write=True)
@@ -336,31 +331,20 @@ class PostgresIndex(Index[Cursor]):
     def _read(self, read_fn: Callable[[Cursor], R]) -> R:
         """The result of `read_fn` in one snapshot; once more if the connection was lost."""
         with self._lock, _one_line_errors(self.place):
-            for attempt in range(2):
+            deadline = None  # until when a server may restart
+            while True:
                 try:
                     connection = self._connected()
                     with connection.transaction(), connection.cursor(binary=True) as cursor:
                         cursor.execute("set transaction isolation level repeatable read, read only")
                         return read_fn(cursor)
                 except (psycopg.OperationalError, psycopg.InterfaceError):
-                    lost = self._connection is not None and self._connection.closed
-                    if attempt or not lost:
+                    opened = self._connection
+                    if deadline is None and opened is not None and opened.closed:
+                        deadline, self._connection = time.monotonic() + _RESTART_SECONDS, None
+                    elif deadline is None or opened is not None or time.monotonic() > deadline:
                         raise
-                    self._connection = None
-                    self._await_restart()
-            raise AssertionError("a second attempt returns or raises")
-
-    def _await_restart(self) -> None:
-        """Connects again, and waits a little for a server that is restarting."""
-        deadline = time.monotonic() + _RESTART_SECONDS
-        while True:
-            try:
-                self._connected()
-                return
-            except psycopg.OperationalError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
+                    time.sleep(0.1)
 
     def _change(self, change_fn: Callable[[Cursor], int]) -> None:
         """A write transaction. Writers wait for each other at the row of settings."""

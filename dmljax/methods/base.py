@@ -173,8 +173,7 @@ def diagnostics(
 ) -> dict[str, Array]:
     """Numbers that tell a collapsed loss from a solved one (`losses.stats`), without gradients.
 
-    Of the first 1,024 rows at most: their distances fit into the memory that one chunk of a large
-    batch takes.
+    They are computed on the first 1,024 rows at most, to bound memory.
     """
     rows = slice(_DIAGNOSED_ROWS) if len(embeddings) > _DIAGNOSED_ROWS else slice(None)
     where = None if where is None else where[rows]

@@ -64,7 +64,7 @@ def dot(
 
     sum_j softmax_j(q_i.k_j / sqrt(w)) v_j for every head, of w numbers, then a linear layer of the
     combined heads. The text of Seidenschwarz et al. (ICML 2021) divides by the root of the full
-    width d; their code, as here, by that of the width w of a head.
+    width d; their code, as here, by the root of the width w of a head.
 
     * `combine_fn`: `concatenate_heads` splits the features among the heads; `average_heads` gives
       every head all of them. In a config its name.
@@ -296,7 +296,7 @@ class _GraphAttentionLayer(nn.Module, kw_only=True):
 
 
 class _Kernel(nn.Module, kw_only=True):
-    """A parameter "kernel", initialized like that of a linear layer."""
+    """A parameter "kernel", initialized like the kernel of a linear layer."""
 
     shape: tuple[int, int]
 

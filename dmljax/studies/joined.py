@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from dmljax.files import reading
 from dmljax.files.writing import write_json
 from dmljax.studies import outcomes
 from dmljax.studies.folder import Session
@@ -69,8 +70,8 @@ def write(out: str, folders: Sequence[pathlib.Path], words: Sequence[str] = ()) 
         by_distance = mean_distance_scores(
             {str(i): block for i, block in enumerate(blocks)},
             run.test,
-            ks=options.ks,
-            ranking_fns=options.ranking_fns,
+            ks=run.metrics.ks,
+            ranking_fns=run.metrics.ranking_fns,
         )
         scores |= {f"mean_distance/{name}": value for name, value in by_distance.items()}
     write_json(out, {"runs": [folder.name for folder in folders], "scores": scores}, indent=1)
@@ -121,7 +122,7 @@ def make_all(session: Session, worker: Worker) -> int:
             if lock is None or path.exists():
                 continue
             words = [sys.executable, "-m", "dmljax.main", "study", "join", path, *folders]
-            words += session.words
+            words += [*session.words, *reading.trust_words()]
             done = subprocess.run(
                 list(map(str, words)), env=worker.environment, capture_output=True, text=True
             )

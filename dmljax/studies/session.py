@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import shlex
 import sys
@@ -123,9 +124,9 @@ def work(
     study, folder = session.study, session.folder
     worker = Worker(
         folder,
+        study,
         words=session.words,
         environment=environment,
-        scores=study.scores,
         wait=wait,
         say=say or _say,
     )
@@ -191,12 +192,18 @@ def describe(session: Session, runs: Sequence[PlannedRun]) -> str:
 def make_table(session: Session) -> Table:
     """The table of the runs that are finished now."""
     folder = session.folder
-    runs = []
+    runs, lines = [], {}
     for run in folder.planned():
         path = folder.run_folder(run.digest)
+        if session.study.curves and (path / "metrics.jsonl").exists():
+            lines[run.digest] = [
+                json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()
+            ]
         config = reading.config_of_run(path) if (path / "config.json").exists() else None
         runs.append((run, outcomes.outcome(path), config))
-    return table.make(session.study, runs, joined=joined.read(session), sizes=sizes.read(session))
+    return table.make(
+        session.study, runs, joined=joined.read(session), sizes=sizes.read(session), lines=lines
+    )
 
 
 def text_of(made: Table, format_: str, *, spread: str = "interval") -> str:

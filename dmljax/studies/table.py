@@ -93,12 +93,16 @@ class TableRow(NamedTuple):
         return self.finished == self.planned
 
 
+Curve = list[tuple[int, float]]  # steps and values
+
+
 class Table(NamedTuple):
     study: Study
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...]  # what the numbers allow to conclude
     provenance: tuple[str, ...]
     raw: tuple[dict[str, Any], ...]  # one for every run
+    curves: Mapping[str, Mapping[str, Curve]]  # by metric and row
 
     @property
     def per_fold(self) -> bool:
@@ -121,11 +125,12 @@ def make(
     *,
     joined: Mapping[tuple[str, int], Mapping[str, float]] | None = None,
     sizes: Mapping[str, Mapping[str, int]] | None = None,
+    lines: Mapping[str, Sequence[Mapping[str, float]]] | None = None,
 ) -> Table:
     """The table of a study.
 
-    `joined` are the scores of ensembles by row and seed, and `sizes` the values of `columns` by
-    row.
+    `joined` are the scores of ensembles by row and seed, `sizes` the values of `columns` by row,
+    and `lines` those of `metrics.jsonl` by the digest of the run.
     """
     by_row: dict[str, list[_Run]] = {}
     for run in runs:
@@ -141,7 +146,34 @@ def make(
         notes=tuple(_notes(study, rows)),
         provenance=tuple(_provenance(study, by_row)),
         raw=tuple(_raw(study, by_row)),
+        curves={name: _curves(name, study, by_row, lines or {}) for name in study.curves},
     )
+
+
+def _curves(
+    metric: str,
+    study: Study,
+    by_row: Mapping[str, Sequence[_Run]],
+    lines: Mapping[str, Sequence[Mapping[str, float]]],
+) -> dict[str, Curve]:
+    """The mean of a metric over the finished runs of every row, at the steps that all have."""
+    curves = {}
+    for row in study.rows:
+        runs = [r for r in by_row.get(row.name, ()) if r.outcome.result is not None]
+        values = [
+            {
+                line["step"]: line[metric]
+                for line in lines.get(r.planned.digest, ())
+                if metric in line
+            }
+            for r in runs
+        ]
+        steps = sorted(set.intersection(*map(set, values))) if values else []
+        if steps:
+            curves[row.name] = [
+                (int(step), float(np.mean([run[step] for run in values]))) for step in steps
+            ]
+    return curves
 
 
 def chosen_scores(

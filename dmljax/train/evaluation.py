@@ -19,6 +19,7 @@ from dmljax.methods.base import Inspect
 from dmljax.train import hosts, optimizers
 from dmljax.train.devices import Shardings, prefetch
 from dmljax.train.ensemble_scores import mean_distance_scores
+from dmljax.train.interrupts import Interrupts
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
@@ -41,13 +42,17 @@ def embed(
     workers: int = 0,
     unreadable: str = "raise",
     skipped: collections.Counter[str] | None = None,
+    interrupts: Interrupts | None = None,
 ) -> Any:
     """`embed_fn(images)` of every image of a split, in order, as float32 numpy arrays.
 
     `embed_fn` receives batches of one size, uint8 on the devices, and returns an array `[b ...]` or
     a tree of them. With `unreadable='skip'`, rows of images that cannot be read are NaN. Such
-    images are counted in `skipped`; a name that it already contains is not logged again.
+    images are counted in `skipped`; a name that it already contains is not logged again. After a
+    signal, `interrupts` end the embedding between two batches.
     """
+    if interrupts is not None:
+        interrupts.agree()
     batch_size = -(-batch_size // shards.size) * shards.size
     with pipeline.evaluation(
         split,
@@ -63,7 +68,12 @@ def embed(
         results = None
         for batch in prefetch(batches, shards.rows):
             outputs = embed_fn(batch["images"])
-            outputs, where, rows = _fetch((outputs, batch["where"], batch["indices"]), shards)
+            signal = None if interrupts is None else interrupts.row()
+            outputs, where, rows, signal = _fetch(
+                (outputs, batch["where"], batch["indices"], signal), shards
+            )
+            if interrupts is not None:
+                interrupts.agree_by_row(signal)
             if not all(np.isfinite(x[where]).all() for x in jax.tree.leaves(outputs)):
                 raise FloatingPointError(
                     "embeddings are not finite: the parameters of the net are not, or the images "
@@ -101,14 +111,15 @@ def score(
     embedding_fns: Mapping[str, Callable] = types.MappingProxyType({}),
     seeds: Sequence[int] = (0, 1, 2),
     starts: int = 1,
+    kmeans_options: Mapping[str, Any] = types.MappingProxyType({}),
     depth: int | str | None = None,
     devices: Sequence[Any] | None = None,
-    shared: bool = False,
+    sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> dict[str, float]:
     """Retrieval scores by the split's protocol of queries and gallery, clustering of all images.
 
-    With `shared`, every process must call this, and ranks a part of the queries; the scores of
-    single queries are gathered.
+    With `sum_fn`, such as `hosts.summed`, every process must call this, and ranks a part of the
+    queries; the scores of single queries are gathered.
 
     Images that could not be read (rows of NaN) are left out, and counted in 'unreadable'. `ks` for
     which there are too few images are left out. `embedding_fns` are functions of (embeddings,
@@ -119,9 +130,8 @@ def score(
     if depth is not None:
         ranking_fns = {**ranking_fns, **_cut(depth, search)}
     options = dict(search.options)
-    if shared and jax.process_count() > 1:
-        options["share"] = jax.process_index(), jax.process_count()
-        options["sum_fn"] = hosts.summed
+    if sum_fn is not None and jax.process_count() > 1:
+        options |= {"share": (jax.process_index(), jax.process_count()), "sum_fn": sum_fn}
     scores = metrics.retrieval(
         search.embeddings,
         search.labels,
@@ -133,7 +143,13 @@ def score(
     points, labels = embeddings[search.readable], split.labels[search.readable]
     if clustering_fns:
         scores |= metrics.clustering(
-            points, labels, metric_fns=clustering_fns, seeds=seeds, starts=starts, devices=devices
+            points,
+            labels,
+            metric_fns=clustering_fns,
+            seeds=seeds,
+            starts=starts,
+            devices=devices,
+            **kmeans_options,
         )
     for name, embedding_fn in embedding_fns.items():
         scores[name] = _number(name, embedding_fn(points, labels))
@@ -201,10 +217,14 @@ class Evaluation(NamedTuple):
 
 
 class Evaluator:
-    """Embeds and scores splits with the options of a run; compiles the embedding function once."""
+    """Embeds and scores splits with the options of a run; compiles the embedding function once.
 
-    def __init__(self, run: Run):
-        self._run = run
+    With `interrupts`, a signal ends embedding and scoring early, inside of `interrupts.stoppable`.
+    """
+
+    def __init__(self, run: Run, *, interrupts: Interrupts | None = None):
+        self._run, self._interrupts = run, interrupts
+        self._sum_fn = hosts.summed if interrupts is None else interrupts.summed
         self._inspect = run.method.inspect or Inspect()
         self._skipped: collections.Counter[str] = collections.Counter()
         # Decoded images by the `id` of their split: splits do not compare by content.
@@ -263,7 +283,7 @@ class Evaluator:
         if size > _MAX_PIXELS or len(split) > _MAX_PIXEL_IMAGES:
             return None
         pixels = self._embed(lambda images: images.reshape(len(images), -1), split)
-        return score(pixels, split, ks=(1,), clustering_fns={}, shared=True)
+        return score(pixels, split, ks=(1,), clustering_fns={}, sum_fn=self._sum_fn)
 
     def scores(
         self,
@@ -285,9 +305,12 @@ class Evaluator:
             embedding_fns=run_metrics.embedding_fns,
             seeds=options.seeds,
             starts=options.starts,
+            kmeans_options=(
+                metrics.SCIKIT_LEARN_KMEANS if options.kmeans == "scikit_learn" else {}
+            ),
             depth=options.depth,
             devices=self._run.shards.mesh.local_devices,
-            shared=True,
+            sum_fn=self._sum_fn,
         )
         scores |= self._part_scores(embeddings, split)
         if options.refine:
@@ -298,7 +321,7 @@ class Evaluator:
                 ks=run_metrics.ks,
                 ranking_fns=run_metrics.ranking_fns,
                 clustering_fns={},
-                shared=True,
+                sum_fn=self._sum_fn,
             )
             scores |= {f"refined/{name}": value for name, value in values.items()}
         if options.mean_distance:
@@ -320,7 +343,7 @@ class Evaluator:
         for name, embedding in embeddings.items():
             if name != MAIN:
                 values = score(
-                    embedding, split, ks=ks, ranking_fns={}, clustering_fns={}, shared=True
+                    embedding, split, ks=ks, ranking_fns={}, clustering_fns={}, sum_fn=self._sum_fn
                 )
                 recalls[name] = {k: v for k, v in values.items() if k.startswith("R@")}
         scores = {f"{part}/{k}": v for part, values in recalls.items() for k, v in values.items()}
@@ -340,6 +363,7 @@ class Evaluator:
             workers=self._run.runtime.workers,
             unreadable=self._run.unreadable,
             skipped=self._skipped,
+            interrupts=self._interrupts,
         )
 
     def _refined(self, state: TrainState, embeddings: np.ndarray, split: Split) -> np.ndarray:

@@ -79,6 +79,13 @@ class EvaluationOptions:
     clustering: bool | str = _option(
         True, "compute NMI, AMI, ARI and F1; 'end': only after the last step", choices=("end",)
     )
+    kmeans: str = _option(
+        "plain",
+        "'scikit_learn': the best of several candidates for each start, 300 iterations at most, "
+        "an end by tolerance, as published tables have it; slow with thousands of classes",
+        choices=("plain", "scikit_learn"),
+        is_new=True,
+    )
     starts: int = _option(1, "starts of k-means; the one with the least inertia counts", least=1)
     batch_size: int = _option(256, "images that are embedded at a time", least=1)
     knn: int = _option(0, "training images that vote on the label of a test image", least=0)
@@ -115,7 +122,10 @@ class RuntimeOptions:
 class Options:
     """A whole config."""
 
-    dataset: Spec = _required("a data set and where it lies; `image_share`, `class_share`: a part")
+    dataset: Spec = _required(
+        "a data set and where it lies; `image_share`, `class_share`: a part of the training split; "
+        "`full_epochs`: epochs last as long as on all of it"
+    )
     net: Spec = _required("a backbone; `weights`: the file of its pretrained weights")
     loss: Spec = _required("a function of `losses`")
     method: Spec = _required("what is trained: pairs, proxies, graph, dvml or abe")

@@ -131,6 +131,12 @@ def test_looks_after_an_index(images, place, tmp_path, capsys):
     assert "deleted 2 items" in capsys.readouterr().out
     assert run("index", "tune", place, "--compact") == 0
     assert "compacted: " in capsys.readouterr().out
+    assert run("index", "tune", place, "--graph=yes") == 0
+    assert (
+        "search       approximate, recall@10 1.000 measured on 7 items" in capsys.readouterr().out
+    )
+    assert run("index", "tune", place, "--graph=no") == 0
+    assert "search       exact" in capsys.readouterr().out
     assert run("index", "list", place, "--items") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == 'blue/0.png  {"folder": "blue"}' and len(lines) == 7

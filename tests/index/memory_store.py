@@ -10,6 +10,7 @@ import json
 import threading
 
 import numpy as np
+from index_loops import matches
 
 from dmljax.index import nearest
 from dmljax.index.base import Hit, Index, Item, State
@@ -157,7 +158,5 @@ class MemoryIndex(Index):
 
 def fulfills(metadata, condition):
     """Whether metadata fulfills a `filters.Condition`."""
-    from index_loops import matches
-
     field, operator, values = condition
     return matches(metadata, {field: list(values) if operator == "=" else {operator: values[0]}})

@@ -36,6 +36,7 @@ SEARCH = {"space": SPACE, "trials": 3, "score": "val/MAP@R"}
             "'a' and 'b' have the same config",
         ),
         ({"rows": {"a": {}, "b": {"method.embedding_init": "torch"}}}, "have the same config"),
+        ({"curves": "loss"}, "curves is a list of names, not 'loss'"),
         ({"columns": ["flop"]}, "columns: there is no 'flop': did you mean 'flops'"),
         (
             {"rows": {"a": {}, "b": {"runs_of": "a", "join_seeds": 2}}, "seeds": 2},
@@ -57,7 +58,7 @@ SEARCH = {"space": SPACE, "trials": 3, "score": "val/MAP@R"}
         ({"rows": {"a": {"baseline": "b"}}}, "row 'a': baseline names no other row 'b'"),
         ({"rows": {"a": {"baseline": "a"}}}, "row 'a': baseline names no other row 'a'"),
         ({"rows": {"a": {}, "b": {"baseline": "a"}}}, "test must be chosen before the runs"),
-        ({"less_is_better": ["R@2"]}, "less_is_better: 'R@2' is no column"),
+        ({"less_is_better": ["R@2"]}, "less_is_better: there is no column 'R@2'"),
         ({"baseline": "plain", "test": "folds"}, "test='folds' needs folds"),
         ({"seeds": [1, 1]}, "seeds must be different whole numbers"),
         ({"scores": ()}, "scores lists the columns"),

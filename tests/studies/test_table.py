@@ -269,6 +269,18 @@ def test_ensembles_and_sizes_are_columns_of_their_rows(tmp_path):
     assert page.as_html(made).count("<circle") == 10
 
 
+def test_curves_are_the_means_of_finished_runs(tmp_path):
+    lines = {
+        f"a{seed}None": [{"step": s, "loss": float(s + seed)} for s in (2, 4, 6)[: 3 - seed]]
+        for seed in range(2)
+    }
+    lines["b0None"] = [{"step": 2, "grad": 1.0}]
+    made = _table(tmp_path, {"a": A[:2], "b": B[:1]}, curves=["loss"], parts={"lines": lines})
+    assert made.curves == {"loss": {"a": [(2, 2.5), (4, 4.5)]}}
+    text = page.as_html(made)
+    assert text.count("<polyline") == 1 and "<title>a: 4.5 at step 4</title>" in text
+
+
 def test_csv_has_one_line_for_every_run(tmp_path):
     made = _table(tmp_path, {"a": A, "b": B[:3]})
     rows = list(csv.DictReader(io.StringIO(printing.as_csv(made))))

@@ -56,8 +56,8 @@ def graph(
       one `neck`. `mlp_fn`, `residual`, `norm`, `dropout`: of its `MessagePassing` blocks.
     * `attention_fn`: a function of `dmljax.nets.attention`; `heads` and `dropout` apply to it
       unless it has its own. None leaves it out; then images meet in batch norms only. The default
-      options of `gat` and `gatv2` are the equations of their papers; the published results are
-      those of dict(name="gatv2", sublayers=2, share_vector=True, share_projection=True).
+      options of `gat` and `gatv2` are the equations of their papers. The published results have
+      dict(name="gatv2", sublayers=2, share_vector=True, share_projection=True).
     * `edges_fn(nodes, *, where) -> Graph`: who receives from whom, and how strongly. None: everyone
       from everyone. The paper draws edges by `similarity_graph`; its code never uses them.
     * `graph_weight=0` leaves the graph out ("backbone only"), `encoder_weight=0` leaves out C.
