@@ -4,12 +4,12 @@
         --config.net.weights=googlenet.safetensors
     dmljax study run studies/dvml_report.py:mode=report ...
 
-`mode=code_1600` and `mode=code_1200` are the two versions of its code, `mode=report` is the form
-that its text describes. The report took the step with the best NMI on the test classes. It has no
-row without DVML: `control` is that row.
+`mode=code_1600` and `mode=code_1200` are two versions of its code; which one made its numbers is
+not known. `mode=report` is the form that its text describes. The report took the step with the best
+NMI on the test classes. It has no row without DVML: `control` is that row.
 
 The page of the table shows the four losses as the report plots them: each is multiplied by its
-lambda, and L4 contains the weight decay. So L4 falls where lambda 4 falls, at the begin of phase 2.
+lambda, and L4 contains the weight decay. So L4 falls where lambda 4 falls, at the start of phase 2.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parents[1] / "dmljax"
 # What a notebook imports. Every other name in the package belongs to the application.
 LIBRARY = {"ops", "kernels", "losses", "miners", "metrics", "retrieval", "nets", "weights"}
-LIBRARY |= {"methods", "data", "files", "hints", "index"}
+LIBRARY |= {"methods", "data", "files", "hints", "index", "renames"}
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 
 

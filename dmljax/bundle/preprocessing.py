@@ -1,7 +1,7 @@
 """From an image to the pixels that a net takes, as a list of named operations.
 
 A bundle holds the list as JSON, never as code: `OPERATIONS` has every operation that exists. They
-are the functions of `dmljax.data.transforms`, so that pixels are bitwise those of the evaluation.
+are the functions of `dmljax.data.transforms`, so that pixels are bitwise as in the evaluation.
 Imports no jax.
 """
 
@@ -168,8 +168,8 @@ def _with_channels(image: np.ndarray, channels: int) -> np.ndarray:
 def from_transform(spec: str | Mapping[str, Any], shape: Sequence[int]) -> Preprocessing:
     """The operations of the transform that a config names as `eval_transform`.
 
-    `shape` is that of the net's images, `[height width channels]`. Images that the transform
-    `unchanged` leaves as they are have this size; those of another size are resized to it.
+    `shape` is the shape of the net's images, `[height width channels]`. Where the
+    transform is `unchanged`, images of another size are resized to it.
     """
     options = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = options.pop("name")

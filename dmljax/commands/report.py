@@ -25,6 +25,7 @@ from typing import Any
 from absl import logging
 
 from dmljax.commands import evaluate
+from dmljax.commands.parser import add_trust
 from dmljax.hints import hint
 
 __all__ = ["add_arguments", "print_comparison", "run"]
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", help="folders of runs, such as runs/glyphs")
     parser.add_argument("--workdir", nargs="+", default=[], help="the same, as a flag")
     parser.add_argument("--step", type=int, help="the checkpoint; by default the selected one")
+    add_trust(parser)
     parser.add_argument("--text", action="store_true", help="print to the terminal")
     parser.add_argument("--embeddings", help="a .npy file [items, dimensions], instead of a run")
     parser.add_argument("--labels", help="the labels of --embeddings")

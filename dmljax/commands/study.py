@@ -21,7 +21,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dmljax.commands.parser import refuse
+from dmljax.commands.parser import add_trust, refuse
+from dmljax.files import reading
 from dmljax.hints import hint
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the runs, make none")
     parser.add_argument("--retry", action="store_true", help="make failed runs again")
     parser.add_argument("--no-wait", action="store_true", help="do not wait for other workers")
+    add_trust(parser)
     parser.add_argument("--storage", help="database of a search, such as postgresql+psycopg://...")
     parser.add_argument("--format", help="of the table: md (default), tex, csv or html")
     parser.add_argument("--spread", help="interval (default) or deviation, in every cell")
@@ -147,7 +149,7 @@ def _work_words(name: str, arguments: argparse.Namespace, words: Sequence[str]) 
     flags = [f"--{key}={value}" for key, value in options.items() if value is not None]
     flags += [f"--only={row}" for row in arguments.only]
     flags += ["--no-wait"] * arguments.no_wait
-    return ["study", "work", name, *flags, *words]
+    return ["study", "work", name, *flags, *reading.trust_words(), *words]
 
 
 def _table(session: Session, name: str, arguments: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from dmljax.config import digests, durations, fields, registry
+from dmljax.config import digests, durations, fields, old_names, registry
 from dmljax.config.fields import named
 from dmljax.config.optimizer import check_groups, optimizer_of
 from dmljax.config.scores import call_fn_of, check_evaluation, metrics_of, selection_of
@@ -41,17 +41,15 @@ def build(config: Any) -> Run:
     total = sampler.steps(options.steps, "steps")
     shards = _shards(options.runtime, sampler.batch_size)
     backbone = _backbone(options)
-    config = _with_normalization(config, options, backbone)
-    images = _images(options, data, config["normalize"])
+    normalization = _normalization(options, backbone)
+    images = _images(options, data, normalization)
     method = _method(options, backbone.net, len(data.train.names))
 
-    def init_method(key, backbone=None, method=method):
+    def init_method(key, backbone=None):
         batch = {"images": images.example(), "labels": jax.numpy.zeros(2, jax.numpy.int32)}
         return method.init(key, batch, backbone=backbone)
 
-    frozen: tuple[str, ...] = ()
-    if options.trained == "last":
-        frozen = _backbone_paths(init_method, backbone.net, images.image_shape)
+    frozen = method.backbone if options.trained == "last" else ()
     optimizer = optimizer_of(options, steps_fn=sampler.steps, total=total, frozen=frozen)
 
     def init_fn(key, backbone=None, others=None):
@@ -75,7 +73,7 @@ def build(config: Any) -> Run:
     evaluation_steps = sampler.every(interval, total, "evaluate.every")
     checkpoint_interval = options.checkpoint.every or interval
     return Run(
-        config=config,
+        config=fields.with_normalization(config, normalization),
         seed=options.seed,
         steps=total,
         batch_size=sampler.batch_size,
@@ -101,15 +99,7 @@ def build(config: Any) -> Run:
         sample_fn=sampler.sample_fn,
         sampler_note=sampler.note,
         start=options.start,
-        carried=_carried(
-            options,
-            backbone.net,
-            len(data.train.names),
-            method,
-            init_method,
-            images.image_shape,
-            frozen,
-        ),
+        carried=_carried(options, method, shapes),
         method=method,
         optimizer=optimizer,
         init_fn=init_fn,
@@ -130,7 +120,7 @@ def digests_of(config: Any, *, data: str | None = None) -> digests.Digests:
     config = fields.complete(config)
     options = fields.typed(config)
     backbone = _backbone(options)
-    config = _with_normalization(config, options, backbone)
+    config = fields.with_normalization(config, _normalization(options, backbone))
     weights = backbone.weights
     initial_state.check_file(weights)
     return digests.of_config(
@@ -144,7 +134,7 @@ def digests_of(config: Any, *, data: str | None = None) -> digests.Digests:
 def embedding(config: dict[str, Any], *, classes: int) -> tuple[Method, Callable]:
     """The method and the normalization of a run's config (`Run.config`), without its data set."""
     options = fields.typed(config)
-    return _method(options, _backbone(options).net, classes), _normalize_fn(config["normalize"])
+    return _method(options, _backbone(options).net, classes), _normalize_fn(options.normalize)
 
 
 class _Sampler(NamedTuple):
@@ -204,49 +194,39 @@ def _backbone(options: Options) -> _Backbone:
     return _Backbone(spec["name"], net, weights)
 
 
-def _backbone_paths(init_fn: Callable, net: Any, image_shape: tuple[int, ...]) -> tuple[str, ...]:
-    """The paths of the parameters that a pretrained backbone sets: `init_fn` returns its arrays."""
-    images = jax.ShapeDtypeStruct((2, *image_shape), jax.numpy.float32)
-    key = jax.eval_shape(lambda: initial_state.key_of(0))
-    backbone = jax.eval_shape(lambda key, x: net.init(key, x, train=False), key, images)
-    traced, shapes = jax.make_jaxpr(init_fn, return_shape=True)(key, backbone)
-    given = {id(variable) for variable in traced.jaxpr.invars}
-    params = jax.tree_util.tree_leaves_with_path(shapes)
-    return tuple(
-        devices.path_of(keys[1:])
-        for (keys, _), variable in zip(params, traced.jaxpr.outvars, strict=True)
-        if keys[0].idx == 0 and id(variable) in given
-    )
-
-
-def _carried(
-    options: Options,
-    net: Any,
-    classes: int,
-    method: Method,
-    init_method: Callable,
-    image_shape: tuple[int, ...],
-    frozen: tuple[str, ...],
-) -> start.Carried | None:
+def _carried(options: Options, method: Method, shapes: TrainState) -> start.Carried | None:
     """What a run that starts from another one may take from it beside the backbone."""
+    names = start.flat(shapes.params, shapes.model_state)
+    backbone = {path for path in map(_param_path, names) if _is_under(path, method.backbone)}
+    if not backbone and (options.start is not None or options.trained == "last"):
+        raise ValueError(
+            f"the method {options.method['name']} has no parameters at "
+            f"{', '.join(method.backbone)}: say where its backbone is by Method(..., backbone=...)"
+        )
     if options.start is None or options.carried != "all":
         return None
-    key = jax.eval_shape(lambda: initial_state.key_of(0))
-    # Far more classes, because a method may round their number up.
-    other = _method(options, net, classes + 1_000_003)
-    own, of_more = (
-        start.flat(*jax.eval_shape(lambda key, m=m: init_method(key, method=m), key))
-        for m in (method, other)
-    )
-    per_class = {path for path, array in own.items() if array.shape != of_more[path].shape}
-    backbone = frozen or _backbone_paths(init_method, net, image_shape)
-    return start.Carried(own, frozenset(per_class), frozenset(backbone))
+    if method.per_class is None:
+        raise ValueError(
+            f"start: the method {options.method['name']} does not say which parameters have a row "
+            "for each class: write Method(..., per_class=()) for none, or take the backbone alone "
+            "by --config.carried=backbone"
+        )
+    per_class = {name for name in names if _is_under(_param_path(name), method.per_class)}
+    return start.Carried(names, frozenset(per_class), frozenset(backbone))
 
 
-def _with_normalization(
-    config: dict[str, Any], options: Options, backbone: _Backbone
-) -> dict[str, Any]:
-    """The config, whose normalization comes from the weights or the net where it has none.
+def _param_path(name: str) -> str:
+    """'head/fc/kernel' of 'params/head/fc/kernel'; '' of a name that is no parameter."""
+    collection, _, path = name.partition("/")
+    return path if collection == "params" else ""
+
+
+def _is_under(path: str, folders: Collection[str]) -> bool:
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
+
+
+def _normalization(options: Options, backbone: _Backbone) -> str | Spec:
+    """The normalization of the config, else of the weights or of `start`, else of the net.
 
     A config may not contradict the weights, which need the input that they were trained on, unless
     it says `force=True`.
@@ -257,19 +237,18 @@ def _with_normalization(
     if options.start is not None and (spec := start.normalization(options.start)) is not None:
         source, expected = options.start, spec
     if options.normalize is None:
-        of_net = getattr(backbone.net, "expected_normalization", None) or "imagenet"
-        return {**config, "normalize": expected or of_net}
+        return expected or getattr(backbone.net, "expected_normalization", None) or "imagenet"
     name, force = options.normalize["name"], options.normalize.get("force") is True
-    if expected is not None and name != (name_there := named(expected)["name"]) and not force:
+    if expected is not None and name != named(expected)["name"] and not force:
         raise ValueError(
-            f"normalize={name!r} contradicts {source}, which expects {name_there!r}: leave "
-            f"it out, or insist by --config.normalize=\"{{'name': {name!r}, 'force': True}}\""
+            f"normalize={name!r} contradicts {source}, which expects {named(expected)['name']!r}: "
+            f"leave it out, or insist by --config.normalize=\"{{'name': {name!r}, 'force': True}}\""
         )
-    return config
+    return options.normalize
 
 
 def _normalize_fn(spec: str | Spec) -> Callable:
-    """The normalization of a config; `force` is for `_with_normalization` alone."""
+    """The normalization of a config; `force` is for `_normalization` alone."""
     spec = {k: v for k, v in named(spec).items() if k != "force"}
     return registry.resolve("normalization", spec)
 
@@ -298,7 +277,7 @@ def _images(options: Options, data: Data, normalization: str | Spec) -> _Images:
 
 def _method(options: Options, net: Any, classes: int) -> Method:
     loss_fn = registry.resolve("loss", options.loss)
-    factory = registry.resolve("method", options.method)
+    factory = registry.resolve("method", old_names.current_method(options.method))
     arguments: dict[str, Any] = {"classes": classes}
     if options.miner:
         mine_fn = registry.resolve("miner", options.miner)

@@ -10,7 +10,7 @@ from dmljax.config import registry
 from dmljax.hints import hint
 from dmljax.train.options import SECTIONS, Options, allowed_values, defaults_of, fields_of
 
-__all__ = ["complete", "named", "typed"]
+__all__ = ["complete", "named", "typed", "with_normalization"]
 
 
 def complete(config: Any) -> dict[str, Any]:
@@ -41,6 +41,11 @@ def typed(config: dict[str, Any]) -> Options:
     return Options(**values | {name: type_(**values[name]) for name, type_ in SECTIONS.items()})
 
 
+def with_normalization(config: dict[str, Any], normalization: Any) -> dict[str, Any]:
+    """A completed config that names its normalization, for the run folder."""
+    return {**config, "normalize": config["normalize"] or normalization}
+
+
 def named(spec: Any) -> Any:
     """A name as `{"name": ...}`; a dict, or None, as it is."""
     return {"name": spec} if isinstance(spec, str) else spec
@@ -58,6 +63,7 @@ def _checked(values: Any, section: type, title: str) -> dict[str, Any]:
     if missing := [name for name in fields if name not in values]:
         meaning = fields[missing[0]].metadata["meaning"]
         raise ValueError(f"{title} sets no {', '.join(missing)} ({missing[0]}: {meaning})")
+    values = {name: values[name] for name in fields}
     registry.check(title, values, {n: f.type for n, f in fields.items() if _is_plain(f)})
     for name, field in fields.items():
         if not _fits(value := values[name], field):

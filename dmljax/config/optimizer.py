@@ -39,7 +39,7 @@ def optimizer_of(
     registry.check("optimizer", keywords, types)
     if frozen:
         paths = "|".join(re.escape(path) for path in frozen)
-        first = ({"path": f"^({paths})$", "frozen": True},)
+        first = ({"path": f"^({paths})(/|$)", "frozen": True},)
     else:
         first = ()
     keywords["groups"] = [*first, *(_group(g, steps_fn) for g in keywords.get("groups", ()))]

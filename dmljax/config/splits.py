@@ -63,7 +63,7 @@ def epoch_labels(options: Options, train: Split) -> np.ndarray:
 
 
 def _divided(options: Options, train: Split) -> tuple[Split, Split | None]:
-    """The training classes without those that are held out, and those."""
+    """The classes that are trained on, and the classes that are held out."""
     if options.fold is not None:
         if options.validation:
             raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dmljax.recipes.checks import check_choice, with_values
+from dmljax.recipes.arguments import check_choice, with_values
 
 __all__ = ["graph"]
 
@@ -56,6 +56,7 @@ def graph(
     dataset: str = "cub200",
     attention: str = "dot",
     heads: str = "concatenated",
+    sublayers: int | None = None,
     mlp: bool = True,
     test_time: bool = False,
     backbone_only: bool | None = None,
@@ -67,6 +68,8 @@ def graph(
     * `attention`: dot, dot_plus_one (the official code's), gat, gatv2, or none.
     * `heads="averaged"`: every head of the attention has the full width, and the heads are averaged
       instead of concatenated. The graph study mentions this form without numbers.
+    * `sublayers`: GAT and GATv2 have one layer in the equations of their papers: 1, the default.
+      The published code has 2, with an ELU between them; `published=True` takes these.
     * `mlp=False` leaves out the feed-forward part of a layer.
     * `backbone_only=True` leaves out the graph and its loss. This is the default on SOP, as in the
       official config for that set.
@@ -78,8 +81,9 @@ def graph(
 
     The default is the corrected form. `published=True` does what the published code does, with
     which all published numbers were produced: 0.299 as the standard deviation of red; GAT and GATv2
-    with one attention vector for all heads and one projection; batch-norm statistics that are
-    updated twice a step; a learning rate that is not divided again at the second reload.
+    of two sub-layers, with one attention vector for all heads and one projection; batch-norm
+    statistics that are updated twice a step; a learning rate that is not divided again at the
+    second reload.
 
     The weights are torchvision's ResNet-50 V1: docs/weights.md.
     """
@@ -92,14 +96,19 @@ def graph(
         raise ValueError("test_time=True needs the graph: backbone_only=False")
     if test_time and dataset == "cars196":
         values |= {"method.layers": 1, "method.heads": 4, "method.concat_layers": False}
-    options: str | dict[str, Any] = attention
-    if published and attention in ("gat", "gatv2"):
-        options = {"name": attention, "share_vector": True, "share_projection": True}
+    options: dict[str, Any] | None = {"name": attention}
+    if attention in ("gat", "gatv2"):
+        options["sublayers"] = (2 if published else 1) if sublayers is None else sublayers
+        if published:
+            options |= {"share_vector": True, "share_projection": True}
+    elif sublayers is not None:
+        raise ValueError(f"sublayers={sublayers} is of gat and gatv2, not attention={attention}")
     if heads == "averaged":
         if attention == "none":
             raise ValueError("heads=averaged needs an attention, not attention=none")
-        options = {"name": attention} if isinstance(options, str) else options
         options["combine_fn"] = "average_heads"
+    if attention == "none":
+        options = None
     red_std = 0.299 if published else 0.229
     config = {
         "seed": 0,
@@ -116,12 +125,12 @@ def graph(
             "dim": 512,
             "layers": 1,
             "concat_layers": False,
-            "attention": options,
-            "mlp": "relu" if mlp else "none",
+            "attention_fn": options,
+            "mlp_fn": "mlp" if mlp else None,
             "graph_weight": 1.0,
-            # Edges by correlation, as the paper draws them. No published number uses them.
-            "weighted": False,
-            "threshold": None,
+            # `similarity_graph` weights edges by correlation, as the paper draws them. No published
+            # number uses them.
+            "edges_fn": None,
         },
         "loss": {"name": "label_smoothed_cross_entropy", "epsilon": 0.1},
         # Everything decays, biases and norms too.
@@ -138,9 +147,10 @@ def graph(
         "reload_best_at": ("30 epochs", "50 epochs"),
         "validation": validation,
         "select": "val/R@1" if validation else "test/R@1",
-        # NMI as published: of the k-means start with the least inertia of ten (scikit-learn).
+        # NMI as published: k-means of scikit-learn, the least inertia of ten starts.
         "evaluate": {
             "every": "1 epoch",
+            "kmeans": "scikit_learn",
             "starts": 10,
             "seeds": (0,),
             "refine": test_time,

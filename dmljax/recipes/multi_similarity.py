@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dmljax.recipes.checks import check_choice, with_values
+from dmljax.recipes.arguments import check_choice, with_values
 
 __all__ = ["multi_similarity"]
 
@@ -35,8 +35,7 @@ def multi_similarity(*, dataset: str = "cub200") -> dict[str, Any]:
     there, and the length of training is a guess that no run has tested.
 
     The official code reports the best of its evaluations on the test classes, and so does this
-    recipe.
-    The weights of BN-Inception were converted from Caffe: docs/weights.md.
+    recipe. The weights of BN-Inception were converted from Caffe: docs/weights.md.
     """
     check_choice("dataset", dataset, _VALUES)
     config = {
@@ -46,7 +45,12 @@ def multi_similarity(*, dataset: str = "cub200") -> dict[str, Any]:
         "eval_transform": "standard_eval",
         "sampler": {"name": "plan", "classes": 16, "per_class": 5},
         "net": {"name": "bn_inception", "frozen": True, "weights": None},
-        "method": {"name": "pairs", "dim": 512, "pool": "max", "embedding_init": "kaiming_fan_out"},
+        "method": {
+            "name": "pairs",
+            "dim": 512,
+            "pool_fn": "global_max",
+            "dense_fn": "kaiming_dense",
+        },
         "loss": {"name": "multi_similarity", "alpha": 2.0, "beta": 40.0, "base": 0.5},
         "miner": {"name": "multi_similarity", "epsilon": 0.1},
         "optimizer": {"name": "adam", "rate": 3e-5, "l2": 5e-4},

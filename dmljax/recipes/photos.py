@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dmljax.recipes.checks import check_choice
+from dmljax.recipes.arguments import check_choice
 
 __all__ = ["folder", "glyphs"]
 
@@ -86,7 +86,7 @@ def _fields_of(loss: str, *, classes: int, per_class: int, dim: int) -> dict[str
             "optimizer": {},
         }
     return {
-        "method": {"name": "proxies", "dim": dim, "proxy_std": _PROXY_STD},
+        "method": {"name": "proxies", "dim": dim, "proxy_init": _PROXY_STD},
         "loss": {"name": loss},
         "sampler": {"name": "plan", "classes": classes * per_class, "per_class": 1},
         "optimizer": {"groups": [{"path": "^proxies", "factor": _PROXY_RATE, "decay": 0.0}]},

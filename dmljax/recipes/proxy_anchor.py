@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from dmljax.recipes.checks import check_choice, with_values
+from dmljax.recipes.arguments import check_choice, with_values
 
 __all__ = ["proxy_anchor"]
 
 
 def _each(epochs: int) -> list[str]:
-    """The end of every so many epochs, of 60."""
+    """The ends of every `epochs` epochs before the last, 60."""
     return [f"{epoch} epochs" for epoch in range(epochs, 60, epochs)]
 
 
@@ -46,8 +46,7 @@ def proxy_anchor(*, dataset: str = "cub200", net: str = "bn_inception") -> dict[
     The code evaluates after every epoch on the test classes and reports the best, and so does this
     recipe.
 
-    The weights of BN-Inception were converted from Caffe; those of ResNet-50 are torchvision's V1:
-    docs/weights.md.
+    BN-Inception has weights converted from Caffe, ResNet-50 has torchvision's V1: docs/weights.md.
     """
     check_choice("dataset", dataset, dict.fromkeys(name for name, _ in _VALUES))
     check_choice("net", net, [n for name, n in _VALUES if name == dataset])
@@ -61,8 +60,8 @@ def proxy_anchor(*, dataset: str = "cub200", net: str = "bn_inception") -> dict[
         "method": {
             "name": "proxies",
             "dim": 512,
-            "pool": "mean_max",
-            "embedding_init": "kaiming_fan_out",
+            "pool_fn": "global_mean_max",
+            "dense_fn": "kaiming_dense",
         },
         "loss": {"name": "proxy_anchor", "margin": 0.1, "alpha": 32.0},
         "optimizer": {

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from dmljax.files import reading
 from dmljax.files.writing import write_json
 from dmljax.studies import outcomes
 from dmljax.studies.folder import Session
@@ -121,7 +122,7 @@ def make_all(session: Session, worker: Worker) -> int:
             if lock is None or path.exists():
                 continue
             words = [sys.executable, "-m", "dmljax.main", "study", "join", path, *folders]
-            words += session.words
+            words += [*session.words, *reading.trust_words()]
             done = subprocess.run(
                 list(map(str, words)), env=worker.environment, capture_output=True, text=True
             )

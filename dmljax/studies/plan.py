@@ -6,11 +6,12 @@ import inspect
 import itertools
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dmljax.config import digests, fields, registry
 from dmljax.config import files as config_files
+from dmljax.files import reading
 from dmljax.hints import hint
 from dmljax.studies import space as spaces
 from dmljax.studies.outcomes import outcome
@@ -21,6 +22,7 @@ __all__ = [
     "PlannedRun",
     "Planner",
     "check_flags",
+    "check_names",
     "completed",
     "merged",
     "plain_rows",
@@ -84,6 +86,38 @@ def check_flags(words: Sequence[str]) -> None:
                 f"{word} would change every row of the study: write it into the study file. The "
                 f"command line may set {', '.join(MOVABLE)}"
             )
+
+
+def check_names(run: PlannedRun, study: Study) -> None:
+    """Refuses a run whose config file or modules the study file does not name.
+
+    The index and the database in the folder of a study may be of somebody else.
+    """
+    if reading.trust_words():
+        return
+    rows = [*study.rows, *([] if study.search is None else [study.search])]
+    typed = {text for row in rows for text in _texts([row.config, row.overrides])}
+    if study.search is not None:
+        typed.update(_texts([study.search.space, study.search.first]))
+    words = [word for word in run.flags if not word.startswith("--config.start=")]
+    overrides = config_files.override({}, words)
+    names = [run.config, *(text for text in _texts(overrides) if ":" in text)]
+    if foreign := [name for name in names if name not in typed]:
+        raise ValueError(
+            f"{run.title}: the folder of the study names {foreign[0]!r}, which the study file does "
+            "not, and it could run code: if you trust that folder, add --trust-modules"
+        )
+
+
+def _texts(content: Any) -> Iterator[str]:
+    """All text in nested dicts and lists."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, Mapping):
+        yield from _texts(list(content.values()))
+    elif isinstance(content, list | tuple):
+        for item in content:
+            yield from _texts(item)
 
 
 def merged(config: str, overrides: Mapping[str, Any], words: Sequence[str] = ()) -> dict[str, Any]:
@@ -256,9 +290,10 @@ class Planner:
             after = start.digest
             overrides["start"] = str(self._runs / after)
         words = flags(overrides)
+        run = PlannedRun(row.name, seed, fold, row.config, tuple(words), "", after)
+        check_names(run, self._study)  # a point of a search is from its database
         config = config_files.read(row.config, [*words, *words_of(self._words, after)])
-        digest = self._digest(config)[:DIGITS]
-        return PlannedRun(row.name, seed, fold, row.config, tuple(words), digest, after)
+        return run._replace(digest=self._digest(config)[:DIGITS])
 
     def _digest(self, config: dict[str, Any]) -> str:
         from dmljax.config import build  # here: it imports jax

@@ -124,9 +124,9 @@ def work(
     study, folder = session.study, session.folder
     worker = Worker(
         folder,
+        study,
         words=session.words,
         environment=environment,
-        scores=study.scores,
         wait=wait,
         say=say or _say,
     )

@@ -20,11 +20,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
+from dmljax.files import reading
 from dmljax.files.result import Result
 from dmljax.studies import outcomes
 from dmljax.studies.folder import StudyFolder
-from dmljax.studies.plan import PlannedRun, words_of
-from dmljax.studies.study_file import score_key
+from dmljax.studies.plan import PlannedRun, check_names, words_of
+from dmljax.studies.study_file import Study, score_key
 
 __all__ = ["Stopped", "Worker", "command", "duration"]
 
@@ -52,7 +53,8 @@ class _Ended(NamedTuple):
 def command(run: PlannedRun, folder: pathlib.Path, words: Sequence[str] = ()) -> list[str]:
     """The command line of a run; `words` are flags that cannot change its result."""
     head = [sys.executable, "-m", "dmljax.main", "train", f"--config={run.config}"]
-    return [*head, *run.flags, *words_of(words, run.after), f"--workdir={folder}"]
+    words = [*words_of(words, run.after), *reading.trust_words()]
+    return [*head, *run.flags, *words, f"--workdir={folder}"]
 
 
 class Worker:
@@ -60,21 +62,21 @@ class Worker:
 
     * `words`: flags of every run, such as where the data lies.
     * `environment`: variables of every run, such as the devices of this worker.
-    * `scores`: the scores that are reported when a run is finished.
+    * `study`: what its runs may import, and the scores that are reported when one is finished.
     """
 
     def __init__(
         self,
         folder: StudyFolder,
+        study: Study,
         *,
         words: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
-        scores: Sequence[str] = (),
         wait: bool = True,
         say: Callable[[str], None] = print,
     ):
-        self._folder, self._runs = folder, folder.runs
-        self._words, self._scores, self._wait, self.say = tuple(words), scores, wait, say
+        self._folder, self._runs, self._study = folder, folder.runs, study
+        self._words, self._wait, self.say = tuple(words), wait, say
         self.environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen | None = None
         self._signal = 0
@@ -145,6 +147,7 @@ class Worker:
 
         `watch_fn()` is called while the run lasts; once it returns True, the run is stopped.
         """
+        check_names(run, self._study)
         folder = self._runs / run.digest
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -261,7 +264,7 @@ class Worker:
             raise Stopped(128 + self._signal)
 
     def _shown(self, result: Result) -> str:
-        values = [(score, result.scores.get(score_key(score))) for score in self._scores[:3]]
+        values = [(score, result.scores.get(score_key(score))) for score in self._study.scores[:3]]
         return ", ".join(f"{s} {100 * v:.1f}" for s, v in values if v is not None) or "finished"
 
 

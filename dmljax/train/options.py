@@ -7,7 +7,7 @@ Help, error messages and the table of docs/config.md are made from these datacla
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "allowed_values",
     "defaults_of",
     "fields_of",
+    "rows",
 ]
 
 # A name and keywords of a function, such as {"name": "triplet", "margin": 0.1}. A config may also
@@ -59,58 +60,50 @@ def _required(meaning: str) -> Any:
 class EvaluationOptions:
     """When splits are embedded, and which scores are computed."""
 
-    every: Length | None = _option(
-        None, "steps between evaluations, or '5 epochs'; None: one evaluation, after the last step"
-    )
+    every: Length | None = _option(None, "steps, or '5 epochs'; None: once, after the last step")
     metrics: tuple | None = _option(None, "names of the scores; None: all")
-    extra: tuple = _option((), "names of more scores, beside those of `metrics`")
+    extra: tuple = _option((), "names of more scores, added to `metrics`")
     ks: Sequence[int] = _option((1, 2, 4, 8), "the K of R@K")
     depth: int | str | None = _option(
         None,
-        "mAP and MRR also of rankings cut at this depth; 'max_bin_count': at the largest number of "
-        "positives that a query has",
+        "mAP and MRR also of rankings that are cut here; 'max_bin_count': the most positives",
         least=1,
         choices=("max_bin_count",),
     )
     average: str = _option(
         "queries",
-        "what counts equally in the mean of a score: 'queries' or 'classes'",
+        "what counts the same in a mean score",
         choices=("queries", "classes"),
         is_new=True,
     )
     clustering: bool | str = _option(
         True, "compute NMI, AMI, ARI and F1; 'end': only after the last step", choices=("end",)
     )
+    kmeans: str = _option(
+        "plain",
+        "'scikit_learn': the best of several candidates for each start, 300 iterations at most, "
+        "an end by tolerance, as published tables have it; slow with thousands of classes",
+        choices=("plain", "scikit_learn"),
+        is_new=True,
+    )
     starts: int = _option(1, "starts of k-means; the one with the least inertia counts", least=1)
     batch_size: int = _option(256, "images that are embedded at a time", least=1)
-    knn: int = _option(
-        0, "training images whose labels vote on the label of a test image; 0: no vote", least=0
-    )
-    seeds: Sequence[int] = _option((0, 1, 2), "seeds of k-means; the mean over them is reported")
+    knn: int = _option(0, "training images that vote on the label of a test image", least=0)
+    seeds: Sequence[int] = _option((0, 1, 2), "seeds of k-means, over which scores are averaged")
     refine: bool = _option(False, "also score embeddings that the method `graph` refines")
-    mean_distance: bool = _option(
-        False, "also rank by the mean of the distances of the learners of `abe`"
-    )
-    frames: bool = _option(False, "draw the test embeddings at every evaluation, for a movie")
-    projector: int = _option(
-        0, "test images whose embeddings TensorBoard's projector shows", least=0
-    )
-    frame_ms: int = _option(200, "milliseconds for which the movie shows a frame", least=20)
-    last_frame_ms: int = _option(
-        3000, "milliseconds for which the movie shows the last frame", least=20
-    )
-    call: str | None = _option(
-        None, "a function of your own, 'my_package.my_module:my_function', to call afterwards"
-    )
+    mean_distance: bool = _option(False, "also rank by the mean distance of the learners of `abe`")
+    frames: bool = _option(False, "draw the test embeddings at each evaluation, for a movie")
+    projector: int = _option(0, "test images in TensorBoard's projector", least=0)
+    frame_ms: int = _option(200, "milliseconds of a frame of the movie", least=20)
+    last_frame_ms: int = _option(3000, "milliseconds of the last frame of the movie", least=20)
+    call: str | None = _option(None, "your function, 'my_package.my_module:f', called afterwards")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
     """When the state of a run is saved."""
 
-    every: Length | None = _option(
-        None, "steps between checkpoints, or '1 epoch'; None: as `evaluate.every`"
-    )
+    every: Length | None = _option(None, "steps, or '1 epoch'; None: as `evaluate.every`")
     keep: int = _option(2, "checkpoints that are kept, beside the best one", least=1)
 
 
@@ -121,12 +114,8 @@ class RuntimeOptions:
     workers: int = _option(0, "processes that read images; 0: threads of this process", least=0)
     cache: bool = _option(False, "keep decoded images in memory")
     devices: int | None = _option(None, "devices that are used; None: all", least=1)
-    deterministic: bool = _option(
-        False, "the same bits in every run on a GPU, too; on CPUs runs repeat anyway"
-    )
-    sharded: Sequence[str] = _option(
-        (), "regular expressions of paths: parameters that are split over the devices"
-    )
+    deterministic: bool = _option(False, "runs repeat bit for bit on GPUs, too; on CPUs they do")
+    sharded: Sequence[str] = _option((), "paths of parameters that are split over the devices")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,82 +123,44 @@ class Options:
     """A whole config."""
 
     dataset: Spec = _required(
-        "the images and where they lie; `image_share` and `class_share` are parts of the training "
-        "split that are drawn with `seed`; `full_epochs`: epochs last as long as on all of it"
+        "a data set and where it lies; `image_share`, `class_share`: a part of the training split; "
+        "`full_epochs`: epochs last as long as on all of it"
     )
-    net: Spec = _required("the backbone; `weights`: a file of pretrained weights")
+    net: Spec = _required("a backbone; `weights`: the file of its pretrained weights")
     loss: Spec = _required("a function of `losses`")
     method: Spec = _required("what is trained: pairs, proxies, graph, dvml or abe")
     steps: Length = _required("the length of training: a number, or '60 epochs'")
-    seed: int = _option(0, "of initial values, batches and augmentation", least=0)
-    size: int | None = _option(
-        None,
-        "side of the images that the net sees: `size` of both transforms, unless they set it; "
-        "None: the default of each",
-        least=1,
-    )
+    seed: int = _option(0, "the seed of initial values, batches and augmentation", least=0)
+    size: int | None = _option(None, "`size` of both transforms, unless they set it", least=1)
     transform: Spec = _option("standard_train", "how a training image is cropped and distorted")
     eval_transform: Spec = _option("standard_eval", "how an image is prepared for evaluation")
-    normalize: Spec | None = _option(
-        None,
-        "mean and deviation of the pixels; None: those of the file of weights, else of the net; "
-        "other ones than those of the file need `force=True`",
-    )
+    normalize: Spec | None = _option(None, "mean and deviation of pixels; None: as the weights say")
     unreadable: str = _option(
-        "raise",
-        "what to do with an image that cannot be read: 'raise' an error, or 'skip' it",
-        choices=("raise", "skip"),
+        "raise", "what to do with an image that cannot be read", choices=("raise", "skip")
     )
     sampler: Spec = _option(
         {"name": "plan", "classes": 32, "per_class": 4}, "which images form a batch"
     )
     miner: Spec | None = _option(None, "a function of `miners`: which pairs count in the loss")
-    chunk: int | None = _option(
-        None, "images that the net sees at a time; None: the whole batch", least=1
-    )
-    optimizer: Spec = _option(
-        {"name": "adam", "rate": 1e-4},
-        "the optimizer, its `rate`, `decay`, `l2`, `clip`, `clip_value`, `accumulate`, `average` "
-        "and `groups`",
-    )
+    chunk: int | None = _option(None, "images that the net sees at a time; None: all", least=1)
+    optimizer: Spec = _option({"name": "adam", "rate": 1e-4}, "its `rate`, `decay`, `groups`, ...")
     schedule: Spec = _option("cosine", "the learning rate over time, with `warmup`")
     reload_best_at: tuple = _option((), "steps after which the best parameters are loaded again")
-    start: str | None = _option(
-        None, "folder of a finished run: this run begins with the parameters that it chose"
-    )
-    carried: str = _option(
-        "all",
-        "what is taken from `start`: 'all' arrays of the same name and shape that have no row for "
-        "each class, or the 'backbone'",
-        choices=("all", "backbone"),
-    )
-    trained: str = _option(
-        "all",
-        "'all' parameters learn, or only the 'last' layers, behind the pretrained backbone",
-        choices=("all", "last"),
-    )
-    validation: float = _option(
-        0.0, "share of the training classes that is held out, the last ones", least=0, below=1
-    )
-    fold: int | None = _option(
-        None, "instead of `validation`: which of `folds` blocks of classes is held out, from 0"
-    )
+    start: str | None = _option(None, "the folder of a run: this one begins with its parameters")
+    carried: str = _option("all", "what is taken from `start`", choices=("all", "backbone"))
+    trained: str = _option("all", "'last': the backbone does not learn", choices=("all", "last"))
+    validation: float = _option(0.0, "share of training classes held out", least=0, below=1)
+    fold: int | None = _option(None, "the block of training classes that is held out, from 0")
     folds: int = _option(4, "blocks into which `fold` divides the training classes")
-    fold_seed: int | None = _option(
-        None, "shuffles the classes before they form folds; None: in their order", least=0
-    )
-    select: str = _option(
-        "last", "whose scores count: the 'last' step, or the best by a score, such as 'val/MAP@R'"
-    )
+    fold_seed: int | None = _option(None, "shuffles the classes before they are divided", least=0)
+    select: str = _option("last", "the step that counts: the 'last', or the best by 'val/MAP@R'")
     patience: int | None = _option(
-        None,
-        "the run ends when its best evaluation by `select` is more evaluations old than this",
-        least=0,
+        None, "more evaluations than this without a new best one end the run", least=0
     )
     evaluate: EvaluationOptions = EvaluationOptions()
     checkpoint: CheckpointOptions = CheckpointOptions()
     log_every: int = _option(20, "steps between two lines of the log", least=1)
-    pictures: bool = _option(True, "write the page of the run, and its movie if it has frames")
+    pictures: bool = _option(True, "write the page of the run, and the movie of its frames")
     notes: str = _option("", "anything that you want to remember")
     runtime: RuntimeOptions = RuntimeOptions()
 
@@ -249,4 +200,20 @@ def allowed_values(field: dataclasses.Field) -> str:
         words.append(f"{rule['least']} or more")
     words += map(repr, rule["choices"])
     words += ["None"] if "None" in types else []
-    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else ""
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])}{',' * (' or ' in words[0])} or {words[-1]}"
+
+
+def rows() -> Iterator[tuple[str, str, str]]:
+    """`(field, default, meaning)` of every field, for help and for docs/config.md."""
+    for section, options in {"": Options, **SECTIONS}.items():
+        prefix = f"{section}." if section else ""
+        defaults = defaults_of(options)
+        for name, field in fields_of(options).items():
+            if not section and name in SECTIONS:
+                continue
+            default = f"default {defaults[name]!r}" if name in defaults else "required"
+            allowed = allowed_values(field) if field.metadata["choices"] else ""
+            meaning = field.metadata["meaning"]
+            yield f"{prefix}{name}", default, f"{meaning} ({allowed})" if allowed else meaning

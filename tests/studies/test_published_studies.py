@@ -197,8 +197,9 @@ def _small(row, root_of, *, steps=2):
         if config.get("miner") and "dim" in config["miner"]:
             changes["miner.dim"] = 32
     if config["method"]["name"] == "abe":
-        changes |= {"method.split": ["conv1", "conv2"], "method.attention": "conv2"}
-        changes |= {"method.attention_pools": True} if "attention_pools" in config["method"] else {}
+        changes |= {"method.split": ["conv1", "conv2"], "method.attention_pools": True}
+        if config["method"]["attention"] is not None:
+            changes["method.attention"] = "conv2"
     sizes = {"batch_size": 8, "classes": 2, "per_class": 2}
     changes |= {f"sampler.{k}": sizes[k] for k in config["sampler"] if k != "name"}
     if isinstance(config["schedule"], dict) and "at" in config["schedule"]:
