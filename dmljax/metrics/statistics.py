@@ -88,9 +88,7 @@ def paired_difference(a: Values, b: Values, *, level: float = 0.95) -> Differenc
     """
     x, y = _finite("a", a), _finite("b", b)
     if len(x) != len(y):
-        raise ValueError(
-            f"a has {len(x)} values and b has {len(y)}: give one value of each for every pair"
-        )
+        raise ValueError(f"a has {len(x)} values and b has {len(y)}: pairs need a value of each")
     d = x - y
     deviation, n = float(d.std(ddof=1)), len(d)
     error = deviation / math.sqrt(n)
@@ -135,9 +133,7 @@ def fold_difference(
         raise ValueError(f"test_per_train={test_per_train} must be positive: 1/3 for four folds")
     x, y = _finite("a", a), _finite("b", b)
     if len(x) != len(y):
-        raise ValueError(
-            f"a has {len(x)} values and b has {len(y)}: give one value of each for every fold"
-        )
+        raise ValueError(f"a has {len(x)} values and b has {len(y)}: folds need a value of each")
     d = x - y
     deviation, n = float(d.std(ddof=1)), len(d)
     error = deviation * math.sqrt(1 / n + test_per_train)
