@@ -95,7 +95,7 @@ def check_names(run: PlannedRun, study: Study) -> None:
     """
     if reading.trust_words():
         return
-    rows = [*study.rows, *([] if study.search is None else [study.search])]
+    rows: list[Row | Search] = [*study.rows, *filter(None, [study.search])]
     typed = {text for row in rows for text in _texts([row.config, row.overrides])}
     if study.search is not None:
         typed.update(_texts([study.search.space, study.search.first]))
@@ -157,12 +157,8 @@ def _with_defaults(kind: str, spec: Any) -> Any:
         if default is not inspect.Parameter.empty:
             options.setdefault(name, getattr(default, "__name__", default))
     for name, value in options.items():
-        argument_kind = {**registry.ARGUMENTS, "attention": "attention"}.get(name)
-        if argument_kind is None or not isinstance(value, str | Mapping):
-            continue
-        # A method may have names of its own, such as attention='none'.
-        if fields.named(value).get("name") in registry.table(argument_kind):
-            options[name] = _with_defaults(argument_kind, value)
+        if name in registry.ARGUMENTS and isinstance(value, str | Mapping):
+            options[name] = _with_defaults(registry.ARGUMENTS[name], value)
     return options
 
 
@@ -330,7 +326,7 @@ def rows_of_search(search: Search, points: Sequence[Mapping[str, Any]]) -> list[
 
 
 def enumerated_points(search: Search) -> list[dict[str, Any]]:
-    """All points of a search that are drawn in advance, those of `first` before them."""
+    """The points `first` of a search, and then the points that are drawn in advance."""
     count = search.trials - len(search.first)
     drawn = spaces.points(
         search.space, method=search.method, trials=max(count, 0), seed=search.seed

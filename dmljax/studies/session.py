@@ -206,19 +206,19 @@ def make_table(session: Session) -> Table:
     )
 
 
-def text_of(made: Table, format_: str, *, spread: str = "interval") -> str:
+def text_of(study_table: Table, format_: str, *, spread: str = "interval") -> str:
     """A table in one of the formats."""
     if format_ == "csv":
-        return printing.as_csv(made)
+        return printing.as_csv(study_table)
     functions = {"md": printing.as_markdown, "tex": printing.as_latex, "html": page.as_html}
-    return functions[format_](made, spread=spread)
+    return functions[format_](study_table, spread=spread)
 
 
 def write_tables(session: Session) -> Table:
     """Writes the table into the folder of the study in all formats."""
-    made = make_table(session)
+    study_table = make_table(session)
     for format_ in printing.FORMATS:
-        write_text(session.folder.path / f"table.{format_}", text_of(made, format_))
+        write_text(session.folder.path / f"table.{format_}", text_of(study_table, format_))
     return made
 
 
