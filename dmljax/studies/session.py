@@ -219,7 +219,7 @@ def write_tables(session: Session) -> Table:
     study_table = make_table(session)
     for format_ in printing.FORMATS:
         write_text(session.folder.path / f"table.{format_}", text_of(study_table, format_))
-    return made
+    return study_table
 
 
 def forget_failures(session: Session) -> int:
