@@ -6,10 +6,12 @@ import inspect
 import itertools
 import json
 import pathlib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dmljax.config import digests, fields, registry
+from dmljax import renames
+from dmljax.config import digests, fields, old_names, registry
 from dmljax.config import files as config_files
 from dmljax.files import reading
 from dmljax.hints import hint
@@ -145,13 +147,24 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
     content = digests.essential(dict(config))
     for section in _NAMED:
         if content.get(section) is not None:
+            if section == "method":
+                content[section] = _current_method(content[section])
             content[section] = _with_defaults(_KIND_OF.get(section, section), content[section])
     return content
 
 
+def _current_method(spec: Any) -> Any:
+    """A method's fields under their names of today, without the warning about old ones."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return old_names.current_method(spec)
+
+
 def _with_defaults(kind: str, spec: Any) -> Any:
     options = dict(fields.named(spec))
-    parameters = inspect.signature(_function(kind, options["name"])).parameters.values()
+    function = _function(kind, options["name"])
+    options = renames.of(function, options)
+    parameters = inspect.signature(function).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     for name, default in defaults.items():
         if default is not inspect.Parameter.empty:
@@ -180,7 +193,11 @@ def check_field(field: str, config: Mapping[str, Any]) -> None:
         raise ValueError(f"{field}: {section} is None and has no fields")
     names = {"name", *OTHER_FIELDS.get(section, ())}
     name = spec["name"]
-    parameters = inspect.signature(_function(_KIND_OF.get(section, section), name)).parameters
+    function = _function(_KIND_OF.get(section, section), name)
+    names |= set(getattr(function, "__renamed_keywords__", ()))
+    if section == "method" and leaf not in _current_method(spec):
+        return  # an old name of a field, which this version still reads
+    parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     names |= {n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
