@@ -11,7 +11,18 @@ from collections.abc import Callable, Sequence
 from dmljax.files import reading
 from dmljax.files.writing import write_text
 from dmljax.hints import hint
-from dmljax.studies import joined, outcomes, page, plan, printing, search, sizes, study_file, table
+from dmljax.studies import (
+    joined,
+    launch,
+    outcomes,
+    page,
+    plan,
+    printing,
+    search,
+    sizes,
+    study_file,
+    table,
+)
 from dmljax.studies.folder import Session, StudyFolder, default_folder
 from dmljax.studies.plan import PlannedRun
 from dmljax.studies.study_file import Study
@@ -130,7 +141,7 @@ def work(
         wait=wait,
         say=say or _say,
     )
-    with worker.handling_signals():
+    with launch.handling_signals(worker.handle):
         failed = worker.make_all(selected(folder.planned(), only, study))
         failed += _make_started(session, worker, only)
         best = [row for row in study.rows if row.from_search]
