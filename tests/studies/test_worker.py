@@ -62,6 +62,7 @@ def test_a_failing_row_is_a_cell_and_others_finish(tmp_path):
     assert float(rows[2]["test/R@1"]) == scores["test/R@1"]
 
 
+@pytest.mark.slow
 def test_an_ensemble_of_independent_nets_with_sizes_and_curves(tmp_path):
     """Its score differs from the scores of its nets, and is that of their joined embeddings."""
     rows = {"net": {"seeds": 2}, "two nets": {"runs_of": "net", "join_seeds": 2}}
