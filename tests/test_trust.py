@@ -22,6 +22,7 @@ from dmljax.config import files as config_files
 from dmljax.files import reading
 from dmljax.runs import folder as run_folder
 from dmljax.runs import training, watch
+from dmljax.studies import plan, session
 from studies import study_files
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -240,26 +241,38 @@ def test_a_run_that_starts_from_another_one(own, tmp_path, evil):
     assert training.run(config | {"normalize": OWN["normalize"]}, tmp_path / "typed")
 
 
-def test_the_folder_of_a_study_starts_no_other_code(tmp_path, evil):
-    """A run in the index that the study file does not explain, and a point of a database."""
-    path = study_files.write_study(tmp_path, config={"steps": 1})
-    (tmp_path / "evil.py").write_text("open('PWNED', 'w')\n")
+FORGED_RUNS = {
+    "config": {"config": "evil.py", "flags": []},
+    "module": {"config": "tiny.py", "flags": ["--config.loss='evil_module:run'"]},
+    "flag": {"config": "tiny.py", "flags": ["--config=evil.py"]},
+}
+
+
+@pytest.mark.parametrize("case", FORGED_RUNS)
+def test_the_index_of_a_study_starts_no_other_code(case, tmp_path, evil):
+    """A run of the index that the study file does not explain. Honest ones: `tests/studies`."""
+    path = study_files.write_study(tmp_path)
+    (tmp_path / "study").mkdir()
     run = {"row": "more", "seed": 0, "fold": None, "digest": "0" * 12, "after": None}
-    for forged_run, name in (
-        ({"config": "evil.py", "flags": []}, "evil.py"),
-        ({"config": str(tmp_path / "tiny.py"), "flags": [f"--config.loss={evil!r}"]}, evil),
-        ({"config": str(tmp_path / "tiny.py"), "flags": ["--config=evil.py"]}, "--config=evil.py"),
-    ):
-        folder = tmp_path / "runs" / "studies" / "small"
-        folder.mkdir(parents=True, exist_ok=True)
-        assert study_files.study("run", path, "--dry-run", folder=tmp_path).returncode == 0
-        content = {"format": 1, "name": "small", "source": str(path), "runs": "runs/by_digest"}
-        content |= {"planned": [run | forged_run], "baselines": {}, "rows": {}, "digest": ""}
-        (folder / "index.json").write_text(json.dumps(content | {"comparison": {}}))
-        done = study_files.study("work", path, folder=tmp_path)
-        assert done.returncode == 2 and name in done.stderr, done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1
-        assert not (tmp_path / "runs" / "by_digest").exists()
+    run |= FORGED_RUNS[case]
+    run["config"] = run["config"].replace("tiny.py", str(tmp_path / "tiny.py"))
+    index = {"format": 1, "name": "small", "runs": str(tmp_path / "runs"), "planned": [run]}
+    (tmp_path / "study" / "index.json").write_text(json.dumps(index))
+    opened = session.open_session(str(path), workdir=str(tmp_path / "study"))
+    with pytest.raises(ValueError, match=r"evil.py|evil_module:run.*add --trust-modules"):
+        session.work(opened)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_point_of_the_database_of_a_search_names_no_module(tmp_path, evil):
+    """It would be resolved as soon as the run is planned, for its digest."""
+    path = study_files.write_study(tmp_path)
+    opened = session.open_session(str(path), workdir=str(tmp_path / "study"))
+    row = opened.study.rows[0]
+    row = row._replace(overrides=row.overrides | {"dataset": {"name": evil}})
+    planner = plan.Planner(opened.study, tmp_path / "runs")
+    with pytest.raises(ValueError, match=r"evil_module:run.*add --trust-modules"):
+        planner.runs_of([row])
 
 
 def _imports_by_name(tree):

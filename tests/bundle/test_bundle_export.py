@@ -121,7 +121,7 @@ def test_a_target_that_is_taken_is_left_untouched(run_folder, tmp_path):
 def test_transforms_of_ones_own_and_methods_without_embeddings(tmp_path, monkeypatch):
     run = trained(tmp_path, eval_transform="dmljax.data.transforms:unchanged")
     with pytest.raises(ValueError, match="holds no code"):
-        exporting.export(run, tmp_path / "a.bundle")
+        exporting.export(run, tmp_path / "a.bundle", trust_modules=True)
     reopen = exporting.reopen
 
     def without_embed(*words, **options):
@@ -131,7 +131,7 @@ def test_transforms_of_ones_own_and_methods_without_embeddings(tmp_path, monkeyp
 
     monkeypatch.setattr(exporting, "reopen", without_embed)
     with pytest.raises(ValueError, match="the method 'pairs' has no function embed"):
-        exporting.export(run, tmp_path / "a.bundle")
+        exporting.export(run, tmp_path / "a.bundle", trust_modules=True)
     assert not (tmp_path / "a.bundle").exists()
 
 
