@@ -79,8 +79,8 @@ def test_the_command_writes_a_bundle_and_checks_it(run_folder, tmp_path, capsys)
     [
         (["export", "RUN"], "export needs --out"),
         (["export", "nowhere", "--out=OUT"], "holds no run"),
-        (["export", "RUN", "--out=OUT", "--batch-sizes=x"], "must be numbers such as"),
-        (["export", "RUN", "--out=OUT", "--batch-sizes=0"], "must be positive"),
+        (["export", "RUN", "--out=OUT", "--batch-sizes=x"], "no list of positive numbers"),
+        (["export", "RUN", "--out=OUT", "--batch-sizes=0"], "no list of positive numbers"),
         (["export", "RUN", "--out=OUT", "--step=7"], "has the checkpoints"),
         (["bundle", "rebuild", "nowhere"], "rebuild needs --out"),
         (["bundle", "check", "nowhere"], "there is no bundle nowhere"),

@@ -60,9 +60,7 @@ def test_metrics_are_chosen_by_name(tmp_path):
     options = build(tiny(tmp_path, evaluate=evaluate)).evaluation
     assert options.ks == (1, 4, 9)
     assert list(options.clustering_fns) == ["NMI"] and not options.ranking_fns
-    with pytest.raises(
-        ValueError, match=r"no metric 'map'.*'map_at_k'.*All names: dmljax list metrics"
-    ):
+    with pytest.raises(ValueError, match=r"no metric 'map'.* map_at_k.*: dmljax list metrics"):
         build(tiny(tmp_path, evaluate={"metrics": ["map"]}))
 
 
