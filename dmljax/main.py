@@ -60,7 +60,7 @@ def tune_cpu() -> None:
     * glibc keeps freed memory instead of returning it to the system. The temporaries of a step are
       one block; without this, the system provides it page by page at every step, which takes a
       sixth of the time of a small net.
-    * XLA uses its own convolutions instead of those of YNNPACK, which are up to half as fast.
+    * XLA uses its own convolutions. YNNPACK's can take twice as long.
     * jaxlib 0.10 has two ways to compile loops. The older one compiles the step of a small net in
       half the time, and the step is faster by a sixth.
 

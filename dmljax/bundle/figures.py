@@ -30,24 +30,14 @@ class Labeled(NamedTuple):
 
 def scores(embeddings: np.ndarray, split: Split) -> dict[str, dict[str, Any]]:
     """R@1, R-precision and MAP@R by the split's protocol, each with its interval over classes."""
-    readable = np.isfinite(embeddings).all(axis=1)
-    query = readable if split.query is None else readable & split.query
-    search: dict[str, Any] = {}
-    if split.groups is not None:
-        search["groups"] = split.groups[query]
-    if split.gallery is not None:
-        gallery = readable & split.gallery
-        search |= {"gallery": embeddings[gallery], "gallery_labels": split.labels[gallery]}
-        if split.groups is not None:
-            search["gallery_groups"] = split.groups[gallery]
-    labels = split.labels[query]
-    values = metrics.per_query(embeddings[query], labels, ks=(1,), **search)
+    search = split.search(embeddings)
+    values = metrics.per_query(search.embeddings, search.labels, ks=(1,), **search.options)
     result = {}
     for name in ("R@1", "RP", "MAP@R"):
         counted = values[name][~np.isnan(values[name])]
         if not len(counted):
             continue
-        interval = metrics.interval(values[name], groups=labels)
+        interval = metrics.interval(values[name], groups=search.labels)
         result[name] = {
             "value": float(counted.mean()),
             "interval": _finite(interval),

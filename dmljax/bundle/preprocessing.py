@@ -16,6 +16,7 @@ import numpy as np
 from dmljax.bundle.errors import BadBundle, BadImage
 from dmljax.data import transforms
 from dmljax.data.transforms import geometry, resampling
+from dmljax.data.transforms.recipes import shorter_of
 
 __all__ = ["OPERATIONS", "Preprocessing", "from_transform", "parse"]
 
@@ -193,6 +194,7 @@ def _named(name: str, **fields: Any) -> dict[str, Any]:
 
 
 def _standard(*, size, shorter, antialias=True):
+    shorter = shorter_of(size) if shorter is None else shorter
     yield _named("resize_shorter_side", size=shorter, antialias=antialias)
     yield _named("center_crop", size=size)
 
@@ -201,14 +203,16 @@ def _small(*, size):
     yield from _standard(size=size, shorter=size)
 
 
-def _dvml():
-    yield _named("resize", height=256, width=256, antialias=False)
-    yield _named("crop", top=15, left=15, size=227)
+def _dvml(*, size):
+    side = shorter_of(size)
+    offset = (side - size + 1) // 2
+    yield _named("resize", height=side, width=side, antialias=False)
+    yield _named("crop", top=offset, left=offset, size=size)
 
 
-def _abe():
-    yield _named("pad_to_square", size=256, fill=0)
-    yield _named("center_crop", size=224)
+def _abe(*, size):
+    yield _named("pad_to_square", size=shorter_of(size), fill=0)
+    yield _named("center_crop", size=size)
 
 
 _COMPOSITIONS: Mapping[str, Callable[..., Any]] = {

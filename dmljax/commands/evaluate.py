@@ -4,7 +4,7 @@
     dmljax evaluate runs/glyphs --split=train --step=325
     dmljax evaluate runs/photos --config.dataset.root=elsewhere
 
-The config is that of the run; its fields are changed by --config.field=value.
+The config of the run is used; its fields are changed by --config.field=value.
 """
 
 from __future__ import annotations

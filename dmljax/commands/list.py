@@ -2,6 +2,7 @@
 
     dmljax list
     dmljax list losses
+    dmljax list fields     the fields of a config, with their defaults and meanings
 
 Names of your own are written as my_package.my_module:my_function.
 """
@@ -21,7 +22,7 @@ from dmljax.hints import hint
 __all__ = ["add_arguments", "configs", "run"]
 
 _LISTED = {registry.plural(kind): kind for kind in registry.KINDS}
-KINDS = ("configs", "recipes", *_LISTED)
+KINDS = ("configs", "recipes", "fields", *_LISTED)
 
 
 def configs() -> str:
@@ -52,6 +53,12 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if arguments.kind in ("configs", "recipes"):
         print(configs())
         return 0
+    if arguments.kind == "fields":
+        from dmljax.train.options import rows
+
+        for name, default, meaning in rows():
+            print(f"  {name:22s}  {meaning}; {default}")
+        return 0
     functions = dict(sorted(registry.table(_LISTED[arguments.kind]).items()))
     width = max(map(len, functions))
     for name, function in functions.items():
@@ -60,7 +67,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
 
 
 def _first_line(function: Callable) -> str:
-    """The first sentence of the docstring; of a `functools.partial`, that of its function."""
+    """The first line of the docstring; a `functools.partial` has the docstring of its function."""
     while isinstance(function, functools.partial):
         function = function.func
     return (inspect.getdoc(function) or "").partition("\n")[0]

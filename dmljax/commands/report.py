@@ -26,8 +26,9 @@ from absl import logging
 
 from dmljax.commands import evaluate
 from dmljax.commands.parser import add_trust
+from dmljax.hints import hint
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "print_comparison", "run"]
 
 _OMITTED = ("lone", "unreadable", "P@1")  # in words, or the same as R@1
 
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
                 "--config. fields"
             )
         if arguments.text:
-            _compare(folders)
+            print_comparison(folders)
         else:
             _write_comparison(folders)
         return 0
@@ -203,7 +204,8 @@ def _field(config: Any, path: str) -> str:
     return "" if config is None else json.dumps(config)
 
 
-def _compare(folders: Sequence[str]) -> None:
+def print_comparison(folders: Sequence[str], *, score: str | None = None) -> None:
+    """Prints the comparison of runs with the first of them: of one score, or of all."""
     from dmljax.files import reading
     from dmljax.report import comparison, scores_file, text
 
@@ -211,6 +213,10 @@ def _compare(folders: Sequence[str]) -> None:
     configs = [reading.config_of_run(folder) for folder in folders]
     runs = {name: scores_file.read(folder) for name, folder in zip(names, folders, strict=True)}
     result = comparison.compare_runs(runs)
+    if score is not None:
+        if score not in result.scores:
+            raise ValueError(f"--score: there is no {score!r}{hint(score, result.scores)}")
+        result = result._replace(scores={score: result.scores[score]})
     first = names[0]
     fields = {
         name: list(_config_differences(configs[0], other))

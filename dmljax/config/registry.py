@@ -19,6 +19,7 @@ from collections import abc
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from dmljax import renames
 from dmljax.files.reading import FileText
 from dmljax.hints import hint
 
@@ -53,6 +54,11 @@ class Kind(NamedTuple):
 
 _DISTANCES = ("cosine", "dot", "euclidean", "snr", "squared_euclidean", "unit_euclidean")
 _COMBINATIONS = ("concatenate_heads", "average_heads")
+_LINEAR_LAYERS = ("Dense", "glorot_dense", "kaiming_dense")
+_ACTIVATIONS = ("elu", "gelu", "relu", "silu", "softplus", "tanh")
+_RECONSTRUCTIONS = ("reconstruction_half_sum", "reconstruction_mean_square", "reconstruction_norm")
+_DEVIATIONS = ("log_variance_as_deviation", "standard_deviation")
+_EDGES = ("similarity_edges", "similarity_graph")
 _REDUCTIONS = ("mean", "mean_of_active", "sum")
 _OPTIMIZERS = ("adam", "radam", "rmsprop", "sgd")
 # Losses of two views take no labels, so that no method can use them.
@@ -64,12 +70,32 @@ KINDS = {
     "normalization": Kind("normalization", ("dmljax.weights.preprocessing",), 1),
     "net": Kind("net", ("dmljax.nets",)),
     "attention": Kind("attention", ("dmljax.nets.attention",)),
-    "method": Kind("method", ("dmljax.config.named_methods",), 2, ("classes",)),
+    "method": Kind("method", ("dmljax.methods",), 2, ("classes",)),
     "loss": Kind("loss", ("dmljax.losses",), 2, excludes=_NOT_LOSSES),
     "miner": Kind("miner", ("dmljax.miners",), 2),
     "selection": Kind("selection", ("dmljax.miners.selections",), 3),
     "penalty": Kind("penalty", ("dmljax.losses.pnp_penalties",), 1),
     "combination": Kind("combination of heads", ("dmljax.nets.attention",), 1, only=_COMBINATIONS),
+    "pool": Kind("pool", ("dmljax.nets.pools",), 1),
+    "linear layer": Kind("linear layer", ("dmljax.nets.layers",), only=_LINEAR_LAYERS),
+    "activation": Kind("activation", ("jax.nn",), 1, only=_ACTIVATIONS),
+    "reconstruction": Kind("reconstruction", ("dmljax.methods.dvml",), 2, only=_RECONSTRUCTIONS),
+    "deviation": Kind("deviation", ("dmljax.methods.dvml",), 1, only=_DEVIATIONS),
+    "mask": Kind("mask", ("jax.nn", "dmljax.methods.abe"), 1, only=("min_max", "sigmoid")),
+    "batch pairs": Kind("pairs of a batch", ("dmljax.methods.abe",), 1, only=("drawn_pairs",)),
+    "divergence": Kind(
+        "divergence of learners", ("dmljax.methods.abe",), 1, only=("divergence", "mean_divergence")
+    ),
+    "block step": Kind(
+        "step of a block", ("dmljax.methods.graph.nets",), 1, only=("identity", "mlp")
+    ),
+    "edges": Kind("edges", ("dmljax.methods.graph",), 1, only=_EDGES),
+    "similarity": Kind(
+        "similarity", ("dmljax.methods.graph.nets",), 1, only=("correlation", "dot_products")
+    ),
+    "edge weight": Kind(
+        "edge weight", ("dmljax.methods.graph.nets",), 2, only=("rectified", "shifted")
+    ),
     "reduction": Kind("reduction", ("dmljax.ops",), 2, only=_REDUCTIONS),
     "distance": Kind("distance", ("dmljax.ops",), 2, only=_DISTANCES),
     "optimizer": Kind("optimizer", ("dmljax.train.optimizers",), only=_OPTIMIZERS),
@@ -78,18 +104,35 @@ KINDS = {
         ("dmljax.metrics.ranking", "dmljax.metrics.clusters", "dmljax.metrics.deviation"),
         1,
     ),
+    "value": Kind("schedule of a value", ("dmljax.train.schedules",), 1, only=("ramp",)),
     "schedule": Kind("schedule", ("dmljax.train.schedules",), 0, ("total",)),
 }
 # What a keyword of a loss, a miner or a method names in a config, such as `reduce_fn='sum'`.
 ARGUMENTS = {
+    "activation_fn": "activation",
+    "attention_fn": "attention",
     "combine_fn": "combination",
+    "dense_fn": "linear layer",
+    "deviation_fn": "deviation",
     "distance_fn": "distance",
+    "divergence_fn": "divergence",
+    "edges_fn": "edges",
+    "mask_fn": "mask",
     "mine_fn": "miner",
+    "mlp_fn": "block step",
     "neg_fn": "selection",
+    "pairs_fn": "batch pairs",
     "penalty_fn": "penalty",
+    "pool_fn": "pool",
     "pos_fn": "selection",
+    "positive_fn": "edge weight",
+    "reconstruction_fn": "reconstruction",
     "reduce_fn": "reduction",
+    "similarity_fn": "similarity",
 }
+
+# Kinds whose functions may have values that change from step to step.
+_STEPPED = ("loss", "miner")
 
 # Packages of dmljax whose public functions are safe to import by a name in a foreign file.
 _LIBRARY = ("losses", "methods", "miners", "nets", "ops")
@@ -101,7 +144,8 @@ def table(kind: str) -> Mapping[str, Callable]:
     rule = KINDS[kind]
     exported = {}
     for module in map(importlib.import_module, rule.modules):
-        exported |= {name: getattr(module, name) for name in rule.only or module.__all__}
+        names = [name for name in rule.only if hasattr(module, name)] or module.__all__
+        exported |= {name: getattr(module, name) for name in names}
     if rule.only:
         return exported
     functions = {
@@ -157,6 +201,7 @@ def resolve(
             advice = f". A function of your own is written as '{module}:{function_name}'"
         known = hint(name, table(kind), where=f"dmljax list {plural(kind)}")
         raise ValueError(f"there is no {rule.title} {name!r}{known}{advice}")
+    keywords = renames.of(function, keywords)
     parameters = inspect.signature(function).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         names = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
@@ -165,14 +210,48 @@ def resolve(
                 raise TypeError(
                     f"{name} has no argument {keyword!r}{hint(keyword, [*names, *caller_keywords])}"
                 )
+    annotations = {n: p.annotation for n, p in parameters.items() if p.annotation is not p.empty}
+    schedules = {
+        key: resolve("value", keywords.pop(key))
+        for key, value in list(keywords.items())
+        if kind in _STEPPED and _is_scheduled(value, annotations.get(key))
+    }
     for key, value in keywords.items():
         if key in ARGUMENTS and isinstance(value, str | Mapping):
             keywords[key] = resolve(ARGUMENTS[key], value)
-    annotations = {n: p.annotation for n, p in parameters.items() if p.annotation is not p.empty}
     check(name, keywords, annotations, namespace=_namespace(function))
+    if schedules:
+        function = Scheduled(function, schedules)
     if bind is not None:
         return bind(function, **keywords)
     return functools.partial(function, **keywords) if keywords else function
+
+
+def _is_scheduled(value: Any, annotation: Any) -> bool:
+    """Whether the value of a keyword names a function of the step, where a number could stand."""
+    names_function = isinstance(value, Mapping) or (isinstance(value, str) and ":" in value)
+    return names_function and "Scalar" in str(annotation)
+
+
+class Scheduled:
+    """`func(..., **{name: fn(step)})`: a function with keywords that depend on the step.
+
+    It takes `step` as a keyword, and no longer the keywords of `schedule_fns`.
+    """
+
+    def __init__(self, func: Callable, schedule_fns: Mapping[str, Callable]):
+        self.func, self._schedule_fns = func, schedule_fns
+        signature = inspect.signature(func)
+        self._takes_step = "step" in signature.parameters
+        parameters = {n: p for n, p in signature.parameters.items() if n not in schedule_fns}
+        parameters["step"] = inspect.Parameter("step", inspect.Parameter.KEYWORD_ONLY)
+        ordered = sorted(parameters.values(), key=lambda parameter: parameter.kind)
+        self.__signature__ = signature.replace(parameters=ordered)
+
+    def __call__(self, *args: Any, step: Any, **keywords: Any) -> Any:
+        values = {name: schedule_fn(step) for name, schedule_fn in self._schedule_fns.items()}
+        values |= {"step": step} if self._takes_step else {}
+        return self.func(*args, **values, **keywords)
 
 
 def own_function(name: str, rule: Kind) -> Callable:

@@ -242,12 +242,12 @@ def split_of(run: Run, name: str) -> Split:
 def describe_clustering(run: Run) -> str:
     """Which clustering the scores are of; nothing if there are none."""
     options = run.evaluation
-    if not options.clustering_fns:
+    if not run.metrics.clustering_fns:
         return ""
     start = "single starts" if options.starts == 1 else f"the best of {options.starts} by inertia"
     seeds = ", ".join(str(seed) for seed in options.seeds)
     mean = f"mean over the seeds {seeds}" if len(options.seeds) > 1 else f"seed {seeds}"
-    return f"{', '.join(options.clustering_fns)}: k-means, {start}, {mean}"
+    return f"{', '.join(run.metrics.clustering_fns)}: k-means, {start}, {mean}"
 
 
 def describe_score(run: Run, state: TrainState, *, requested: bool = False) -> str:

@@ -121,7 +121,7 @@ class Service:
             model = _Model(bundle, signature)
         if settings.index is None:
             return Generation(model, None, Pictures(None), _NO_INDEX)
-        place = _signature(settings.index, "index.json")
+        place = indexes.signature(settings.index)
         write = settings.allow_add or settings.allow_delete
         # The service is the only writer, so nobody else has changed its index.
         if write and present is not None and present.index is not None:
@@ -274,7 +274,7 @@ class Service:
         settings = self.settings
         index = _NO_INDEX
         if settings.index is not None:
-            index = _signature(settings.index, "index.json")
+            index = indexes.signature(settings.index)
         return _signature(settings.bundle, "manifest.json"), index
 
     async def on_index(self, function: Callable[..., _T], *arguments: Any) -> _T:
@@ -353,8 +353,6 @@ def _shortest(function: Callable[[Any], Any], argument: Any) -> float:
 
 def _signature(place: str, name: str) -> Any:
     """Changes when the file `name` in the folder `place` is replaced; None if it does not exist."""
-    if place.startswith(("postgresql://", "postgres://")):
-        return place
     try:
         status = (pathlib.Path(place) / name).stat()
     except OSError:

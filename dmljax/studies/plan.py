@@ -26,6 +26,7 @@ __all__ = [
     "completed",
     "merged",
     "plain_rows",
+    "row_of_trial",
     "rows_of_search",
     "trial_name",
     "words_of",
@@ -41,10 +42,18 @@ MOVABLE = (
 )
 # Fields of a config that name a function with keywords, by the kind of the function.
 _KIND_OF = {"eval_transform": "transform", "normalize": "normalization"}
-_NAMED = ("dataset", "sampler", "transform", "eval_transform", "normalize", "net", "method")
+_NAMED: tuple[str, ...] = (
+    "dataset",
+    "sampler",
+    "transform",
+    "eval_transform",
+    "normalize",
+    "net",
+    "method",
+)
 _NAMED += ("loss", "miner", "optimizer", "schedule")
 # Their fields that are not keywords of the function.
-_OTHER_FIELDS = {"net": ("weights",), "dataset": ("image_share", "class_share")}
+OTHER_FIELDS = {"net": ("weights",), "dataset": ("image_share", "class_share", "full_epochs")}
 
 
 class PlannedRun(NamedTuple):
@@ -127,6 +136,43 @@ def completed(title: str, row: Row | Search) -> dict[str, Any]:
     return config
 
 
+def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A completed config with the defaults of every function that it names, to compare rows.
+
+    `{"name": "triplet"}` and `{"name": "triplet", "margin": 0.05}` are equal here if the default
+    margin is 0.05.
+    """
+    content = digests.essential(dict(config))
+    for section in _NAMED:
+        if content.get(section) is not None:
+            content[section] = _with_defaults(_KIND_OF.get(section, section), content[section])
+    return content
+
+
+def _with_defaults(kind: str, spec: Any) -> Any:
+    options = dict(fields.named(spec))
+    parameters = inspect.signature(_function(kind, options["name"])).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for name, default in defaults.items():
+        if default is not inspect.Parameter.empty:
+            options.setdefault(name, getattr(default, "__name__", default))
+    for name, value in options.items():
+        argument_kind = {**registry.ARGUMENTS, "attention": "attention"}.get(name)
+        if argument_kind is None or not isinstance(value, str | Mapping):
+            continue
+        # A method may have names of its own, such as attention='none'.
+        if fields.named(value).get("name") in registry.table(argument_kind):
+            options[name] = _with_defaults(argument_kind, value)
+    return options
+
+
+def _function(kind: str, name: str) -> Any:
+    """The function that a config names; raises, and lists the names, if there is none."""
+    if ":" in name or name not in registry.table(kind):
+        return registry.resolve(kind, name)
+    return registry.table(kind)[name]
+
+
 def check_field(field: str, config: Mapping[str, Any]) -> None:
     """Raises unless a config has the field, or the function that it names has the keyword."""
     section, _, leaf = field.partition(".")
@@ -136,13 +182,9 @@ def check_field(field: str, config: Mapping[str, Any]) -> None:
     spec = fields.named(config[section])
     if spec is None:
         raise ValueError(f"{field}: {section} is None and has no fields")
-    kind = _KIND_OF.get(section, section)
-    names = {"name", *_OTHER_FIELDS.get(section, ())}
+    names = {"name", *OTHER_FIELDS.get(section, ())}
     name = spec["name"]
-    function = registry.resolve(kind, name) if ":" in name else registry.table(kind).get(name)
-    if function is None:
-        registry.resolve(kind, name)  # raises, and lists the names
-    parameters = inspect.signature(function).parameters
+    parameters = inspect.signature(_function(_KIND_OF.get(section, section), name)).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     names |= {n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
@@ -164,16 +206,30 @@ def check_rows(study: Study) -> dict[str, dict[str, Any]]:
         config = configs[row.name] = completed(f"row {row.name!r}", row)
         _check_scores(study, row.name, config)
         start = row.start_from and (row.start_from, config["carried"])
-        content = json.dumps([digests.essential(config), start, row.seeds], sort_keys=True)
+        content = _comparable([resolved(config), start, row.seeds])
         if (other := rows_by_content.setdefault(content, row.name)) != row.name:
             raise ValueError(
-                f"the rows {other!r} and {row.name!r} have one config: remove one, or change it"
+                f"the rows {other!r} and {row.name!r} have the same config: remove one of them, "
+                "or change it"
             )
     if study.search is not None:
         base = completed("search.row", study.search)
         for field, range_ in study.search.space.items():
             _check_range(field, range_, study.search, base)
     return configs
+
+
+def _comparable(value: Any) -> str:
+    """Text that is the same for equal values: 1 and 1.0, a list and a tuple."""
+
+    def plain(x: Any) -> Any:
+        if isinstance(x, Mapping):
+            return {key: plain(item) for key, item in x.items()}
+        if isinstance(x, list | tuple):
+            return [plain(item) for item in x]
+        return float(x) if isinstance(x, int) and not isinstance(x, bool) else x
+
+    return json.dumps(plain(value), sort_keys=True, default=repr)
 
 
 def _check_range(field: str, range_: tuple, search: Search, base: Mapping[str, Any]) -> None:
@@ -262,12 +318,15 @@ def trial_name(number: int) -> str:
     return f"trial {number:04}"
 
 
+def row_of_trial(search: Search, number: int, point: Mapping[str, Any]) -> Row:
+    """A trial as a row: the overrides of the search, and its point."""
+    overrides = {**search.overrides, **point}
+    return Row(trial_name(number), search.config, overrides, seeds=search.seeds)
+
+
 def rows_of_search(search: Search, points: Sequence[Mapping[str, Any]]) -> list[Row]:
     """The trials at points as rows."""
-    return [
-        Row(trial_name(i), search.config, {**search.overrides, **values}, seeds=search.seeds)
-        for i, values in enumerate(points)
-    ]
+    return [row_of_trial(search, i, point) for i, point in enumerate(points)]
 
 
 def enumerated_points(search: Search) -> list[dict[str, Any]]:

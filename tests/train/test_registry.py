@@ -167,7 +167,7 @@ def test_every_keyword_of_a_table_is_judged(kind):
         ("loss", {"name": "margin", "beta": [1.0]}),
         ("net", {"name": "convnet", "widths": [4, "a"]}),
         ("transform", {"name": "distort", "scale": [1.0]}),
-        ("method", {"name": "pairs", "pool": 3}),
+        ("method", {"name": "pairs", "pool_fn": 3}),
     ],
 )
 def test_values_of_another_type_are_refused(kind, spec):
