@@ -1,6 +1,7 @@
 """No file that is read may name code to import, unless --trust-modules is given."""
 
 import ast
+import inspect
 import json
 import pathlib
 import pickle
@@ -70,17 +71,10 @@ PLACES = {
     "eval_transform": lambda name: {"eval_transform": name},
     "normalization": lambda name: {"normalize": name},
     "net": lambda name: {"net": name},
-    "attention": lambda name: {"method": {"name": "graph", "attention": name}},
     "method": lambda name: {"method": name},
     "loss": lambda name: {"loss": name},
     "miner": lambda name: {"miner": name},
-    "selection": lambda name: {"miner": {"name": "batch_easy_hard", "pos_fn": name}},
-    "penalty": lambda name: {"loss": {"name": "pnp", "penalty_fn": {"name": name}}},
-    "combination": lambda name: {
-        "method": {"name": "graph", "attention": {"name": "gat", "combine_fn": name}}
-    },
-    "reduction": lambda name: {"loss": {"name": "triplet", "reduce_fn": name}},
-    "distance": lambda name: {"loss": {"name": "triplet", "distance_fn": name}},
+    "value": lambda name: {"loss": {"name": "arcface", "margin": name}},
     "optimizer": lambda name: {"optimizer": {"name": name, "rate": 0.1}},
     "schedule": lambda name: {"schedule": {"name": name}},
     "metric": lambda name: {"evaluate": {"metrics": [name]}},
@@ -90,7 +84,25 @@ PLACES = {
 
 
 def test_every_kind_of_function_is_tried():
-    assert set(PLACES) - {"call", "eval_transform", "extra"} == set(registry.KINDS)
+    arguments = set(registry.ARGUMENTS.values())
+    assert set(PLACES) - {"call", "eval_transform", "extra"} == set(registry.KINDS) - arguments
+
+
+@pytest.mark.parametrize("keyword", registry.ARGUMENTS)
+def test_a_keyword_names_no_module(keyword, evil):
+    """In every function that has it."""
+    owners = [
+        (kind, name)
+        for kind in registry.KINDS
+        for name, function in registry.table(kind).items()
+        if keyword in inspect.signature(function).parameters
+    ]
+    assert owners
+    for kind, name in owners:
+        for value in (evil, {"name": evil}):
+            spec = reading.marked({"name": name, keyword: value}, "config.json")
+            with pytest.raises(ValueError, match=REFUSAL):
+                registry.resolve(kind, spec)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -209,7 +209,7 @@ def _result(workdir: pathlib.Path, step: int) -> Result | None:
 def _evidence(
     run: Run, state: TrainState, result: Result | None, folder: pathlib.Path, *, unit: bool
 ) -> card.Evidence:
-    """What the card says, measured here; also writes `compression.safetensors`."""
+    """Measures the figures of the card; also writes `compression.safetensors`."""
     evaluator = Evaluator(run)
     test = evaluator.embeddings(state, run.test)[MAIN]
     selection = f"Checkpoint of step {int(state.step)} of {run.steps}"
