@@ -135,7 +135,7 @@ def open_collection(path: str | os.PathLike) -> Collection:
 
 
 def _task(bundle: Bundle, collection: Collection, *, chunk: int) -> dict[str, Any]:
-    """What all parts of the embeddings of a collection have in common."""
+    """The facts that all parts of the embeddings of a collection share."""
     return {
         "model": bundle.digest,
         "dimension": bundle.dimension,

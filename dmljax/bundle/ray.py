@@ -125,7 +125,7 @@ def _listed(source: collections.Collection) -> Callable[[parts.Shard], Any]:
 
 
 class _Embedder:
-    """What every actor holds: the bundle, loaded and compiled once."""
+    """An actor of Ray: it loads and compiles the bundle once."""
 
     def __init__(self, bundle_path: str):
         self._bundle = load(bundle_path)

@@ -189,8 +189,8 @@ def load(
 ) -> tuple[Callable, dict[str, Any], dict[str, Any]]:
     """`(embed_fn, variables, config)` of a run: `embed_fn(variables, images uint8) -> [b d]`.
 
-    The checkpoint is the one that the run's `select` chose, or that of `step`. `trust_modules` is
-    that of `reopen`.
+    The checkpoint is the one that the run's `select` chose, or that of `step`. See
+    `reopen` for `trust_modules`.
     """
     run, state = reopen(workdir, step=step, trust_modules=trust_modules)
     return *embedding(run, state), run.config

@@ -88,7 +88,7 @@ class Generation:
 
 
 class Service:
-    """What all requests share."""
+    """The state that all requests share: the present generation, threads, tokens, metrics."""
 
     def __init__(self, settings: Settings):
         settings.check()
