@@ -240,7 +240,7 @@ def test_the_image_for_training_has_what_the_job_set_names():
     assert "tpu" in extras and set(extras) <= set(options["options.extras_require"])
 
 
-# The keys that SkyPilot 0.14 knows, of its schema for tasks. Its package is too large to import here.
+# Keys of the schema of SkyPilot 0.14, whose package needs too much to be imported here.
 SKY = {"name", "num_nodes", "workdir", "resources", "volumes", "envs", "setup", "run"}
 SKY_RESOURCES = {"accelerators", "cpus", "job_recovery"}
 SKY_RECOVERY = {"strategy", "recover_on_exit_codes", "max_restarts_on_errors"}

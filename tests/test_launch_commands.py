@@ -1,4 +1,4 @@
-"""Every training command of launch/ and docs/launch.md starts with as many devices as it asks for."""
+"""Every command of launch/ and docs/launch.md trains with as many devices as it asks for."""
 
 import os
 import re

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import shutil
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 import jax
+import numpy as np
+from absl import logging
 
 from dmljax.config import files as config_files
 from dmljax.config.build import build
@@ -17,6 +20,8 @@ from dmljax.config.digests import Digests, essential
 from dmljax.data.splits import Split
 from dmljax.files import locks, reading
 from dmljax.files.writing import write_json
+from dmljax.report import scores_file
+from dmljax.report.scores_file import QueryScores
 from dmljax.train import hosts, optimizers
 from dmljax.train.checkpoints import Checkpoints, delete
 from dmljax.train.evaluation import Evaluator
@@ -29,9 +34,11 @@ __all__ = [
     "describe_clustering",
     "describe_score",
     "load",
+    "query_scores",
     "reopen",
     "score",
     "split_of",
+    "write_query_scores",
 ]
 
 _CONFIG, _DIGESTS = "config.json", "digests.json"
@@ -223,6 +230,25 @@ def split_of(run: Run, name: str) -> Split:
         hint = "; a run with --config.validation=0.2 holds classes out" if name == "val" else ""
         raise ValueError(f"there is no split {name!r} here: choose {', '.join(run.splits)}{hint}")
     return run.splits[name]
+
+
+def query_scores(
+    run: Run, embeddings: np.ndarray, workdir: str | os.PathLike, *, step: int
+) -> QueryScores:
+    """The scores of every test query by the embeddings of a step."""
+    digests = pathlib.Path(workdir) / _DIGESTS
+    data = json.loads(digests.read_text())["data"] if digests.exists() else ""
+    return scores_file.score(
+        embeddings, run.test, data=data, step=step, devices=run.shards.mesh.local_devices
+    )
+
+
+def write_query_scores(scores: QueryScores, workdir: str | os.PathLike) -> None:
+    """Writes the scores into the folder of the run. If that fails, the run continues."""
+    try:
+        scores_file.write(workdir, scores)
+    except OSError as error:
+        logging.warning("%s was not written: %s", scores_file.FILE, error)
 
 
 def describe_clustering(run: Run) -> str:

@@ -18,7 +18,6 @@ from dmljax.report import facts, inside, page
 from dmljax.report import run as run_facts
 from dmljax.report.scores_file import QueryScores
 from dmljax.runs import folder as run_folder
-from dmljax.runs import query_scores
 from dmljax.train import optimizers
 from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.run import Run
@@ -72,8 +71,8 @@ def write_again(
     evaluation = Evaluation({}, evaluator.embeddings(state, run.test))
     if step is None and evaluation.test_embeddings is not None:
         embeddings = evaluation.test_embeddings[MAIN]
-        scores = query_scores.of_run(run, embeddings, workdir, step=int(state.step))
-        query_scores.write(scores, workdir)
+        scores = run_folder.query_scores(run, embeddings, workdir, step=int(state.step))
+        run_folder.write_query_scores(scores, workdir)
     training_fn = functools.partial(_training, run, state, evaluator, most=_MOST_TRAINING)
     content = facts_of(run, state, evaluation, workdir, training_fn=training_fn)
     for fault in content.faults:

@@ -1,10 +1,11 @@
-"""A signal during an evaluation or the report ends all processes within seconds, and loses nothing."""
+"""A signal in an evaluation or the report ends all processes in seconds, and loses nothing."""
 
 import json
 import os
 import pathlib
 import shutil
 import signal
+import socket
 import sys
 import time
 
