@@ -152,7 +152,7 @@ def _delete_results(workdir: pathlib.Path) -> None:
 def reopen(
     workdir: str | os.PathLike, *, step: int | None = None, overrides: Sequence[str] = ()
 ) -> tuple[Run, TrainState]:
-    """A run and a state of it: that of `step`, or the one that its `select` chooses.
+    """A run and its state after `step`, or after the step that its `select` chooses.
 
     `overrides` such as '--config.dataset.root=elsewhere' change its config.
     """
@@ -188,7 +188,7 @@ def load(
 ) -> tuple[Callable, dict[str, Any], dict[str, Any]]:
     """`(embed_fn, variables, config)` of a run: `embed_fn(variables, images uint8) -> [b d]`.
 
-    Of the checkpoint that the run's `select` chose, or of that of `step`.
+    The parameters are from the checkpoint of `step`, or from the one that `select` chooses.
     """
     run, state = reopen(workdir, step=step)
     variables = {
@@ -252,7 +252,7 @@ def write_query_scores(scores: QueryScores, workdir: str | os.PathLike) -> None:
 
 
 def describe_clustering(run: Run) -> str:
-    """Which clustering the scores are of; nothing if there are none."""
+    """How the scores of clustering were computed; "" if there are none."""
     options = run.evaluation
     if not options.clustering_fns:
         return ""

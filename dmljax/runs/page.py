@@ -26,9 +26,10 @@ from dmljax.train.step import TrainState
 __all__ = ["FILE", "facts_of", "write", "write_again"]
 
 FILE = "report.html"
-# Training images in which test images are looked for. At the end of a run at most so many as it has
-# trained on in a twentieth of its steps: a forward pass alone, so about 2 % of its time.
-_MOST_TRAINING, _SHARE = 20_000, 20
+# The page looks for copies of test images among this many training images. At the end of a run it
+# embeds no more images than the run has trained on in a twentieth of its steps. A forward pass takes
+# a third of a step, so this adds about 2 % to the time of the run.
+_MOST_TRAINING, _TRAINED_DIVISOR = 20_000, 20
 
 
 def write(
@@ -40,16 +41,16 @@ def write(
     *,
     evaluator: Evaluator,
 ) -> bool:
-    """Writes the page of an evaluation. A fault costs the page, never the run: it is a warning.
+    """Writes the page of an evaluation, and returns whether it was written.
 
-    Returns whether the page was written.
+    An error is logged as a warning, and the run continues.
     """
     try:
-        most = min(_MOST_TRAINING, run.steps * run.batch_size // _SHARE)
+        most = min(_MOST_TRAINING, run.steps * run.batch_size // _TRAINED_DIVISOR)
         training_fn = functools.partial(_training, run, state, evaluator, most=most)
         content = facts_of(run, state, evaluation, workdir, scores, training_fn=training_fn)
         for fault in content.faults:
-            logging.warning("a section of %s is missing (%s): %s", FILE, *_words(fault))
+            _warn(fault)
         page.write(content, workdir / FILE)
     except Exception as error:
         logging.warning("%s was not written: %s: %s", FILE, type(error).__name__, error)
@@ -57,8 +58,8 @@ def write(
     return True
 
 
-def _words(fault: facts.Fault) -> tuple[str, str]:
-    return fault.section, fault.message
+def _warn(fault: facts.Fault) -> None:
+    logging.warning("a section of %s is missing (%s): %s", FILE, fault.section, fault.message)
 
 
 def write_again(
@@ -76,7 +77,7 @@ def write_again(
     training_fn = functools.partial(_training, run, state, evaluator, most=_MOST_TRAINING)
     content = facts_of(run, state, evaluation, workdir, training_fn=training_fn)
     for fault in content.faults:
-        logging.warning("a section of %s is missing (%s): %s", FILE, *_words(fault))
+        _warn(fault)
     return page.write(content, workdir / FILE)
 
 
@@ -89,10 +90,9 @@ def facts_of(
     *,
     training_fn: Callable[[], Mapping[str, Any] | None] | None = None,
 ) -> facts.Facts:
-    """The facts of a run at one of its states, whose test embeddings `evaluation` holds.
+    """The facts of a run at the state `state`. `evaluation` holds the test embeddings.
 
-    `query_values`, where they are known, are not computed again. `training_fn` is that of
-    `facts.make`.
+    `query_values` are computed if they are not given. `facts.make` explains `training_fn`.
     """
     test, embeddings = run.test, evaluation.test_embeddings
     step = int(state.step)

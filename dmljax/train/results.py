@@ -1,4 +1,4 @@
-"""`result.json`: what a run has come to, for programs that compare runs.
+"""`result.json`: the result of a run, for programs that compare runs.
 
 A run writes it when its last evaluation is done, or when it fails.
 """
@@ -44,8 +44,8 @@ FILE, FORMAT = "result.json", 1
 class Chosen(NamedTuple):
     """The step whose scores count, and by which rule.
 
-    `score` and `split` are None where the last step counts; otherwise it is the best of
-    `candidates` evaluations by that score, the earliest of equals. `uses_test` tells whether test
+    `score` and `split` are None if the last step counts. Otherwise the step is the best of
+    `candidates` evaluations by this score, the earliest of equals. `uses_test` tells whether test
     scores had a part in the choice: by `select`, or by `reload_best_at`.
     """
 
@@ -67,12 +67,12 @@ class Evaluated(NamedTuple):
 class Result(NamedTuple):
     """The content of `result.json`.
 
-    * `config`, `argument`: the file or recipe that was named on the command line, and what followed
-      its colon.
+    * `config`, `argument`: the file or recipe that was named on the command line, and the text
+      after its colon.
     * `status`: 'finished', 'diverged' (the loss, the gradient or an embedding was not finite) or
       'failed'; `message` is the error. Unless finished, `chosen` is None and `scores` is empty.
-    * `steps`: the planned length. `step`: the last step of training; for a run that diverged the
-      step at which it did.
+    * `steps`: the planned length. `step`: the last step of training; for a run that diverged, the
+      step with the first value that is not finite.
     * `scores`: all scores of the chosen step, named 'test/R@1'. NaN is None.
     * `data`: images and classes of every split. `digests`: see `digests.Digests`.
     * `wall_seconds`: of all processes that trained this run one after another.
@@ -118,7 +118,7 @@ class Report:
         }
         self.earlier_seconds = 0.0  # of the processes before this one
         if jax.process_index() == 0 and not _is_finished(workdir):
-            (workdir / FILE).unlink(missing_ok=True)  # what an earlier process failed with
+            (workdir / FILE).unlink(missing_ok=True)  # the error of an earlier process
 
     def seconds(self) -> float:
         """The seconds that this run has taken so far."""

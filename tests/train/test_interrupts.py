@@ -5,7 +5,6 @@ import os
 import pathlib
 import shutil
 import signal
-import socket
 import sys
 import time
 
