@@ -308,3 +308,19 @@ def _until(condition, seconds=30):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "visible, platforms, expected",
+    [("4,5,6,7", "", ["0,1", "2,3"]), ("4,5,6,7", "cpu", ["none", "none"]), ("", "", None)],
+)
+def test_processes_share_the_visible_gpus(tmp_path, visible, platforms, expected):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho is ${JAX_LOCAL_DEVICE_IDS:-none}\n")
+    python.chmod(0o755)
+    environment = os.environ | {"PYTHON": str(python), "PORT": "1"}
+    environment |= {"CUDA_VISIBLE_DEVICES": visible, "JAX_PLATFORMS": platforms}
+    command = [str(ROOT / "launch" / "local.sh"), "2", "configs/glyphs.py"]
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True)
+    lines = sorted(completed.stdout.splitlines())
+    assert lines == [f"[{i}] is {ids}" for i, ids in enumerate(expected or ["none", "none"])]

@@ -27,8 +27,8 @@ __all__ = ["FILE", "facts_of", "write", "write_again"]
 
 FILE = "report.html"
 # The page looks for copies of test images among this many training images. At the end of a run it
-# embeds no more images than the run has trained on in a twentieth of its steps. A forward pass takes
-# a third of a step, so this adds about 2 % to the time of the run.
+# embeds no more images than the run has trained on in a twentieth of its steps. A forward pass
+# takes a third of a step, so this adds about 2 % to the time of the run.
 _MOST_TRAINING, _TRAINED_DIVISOR = 20_000, 20
 
 
