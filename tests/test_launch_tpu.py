@@ -1,4 +1,4 @@
-"""`launch/tpu_pod.sh` with a `gcloud` that runs the commands in two folders instead of hosts."""
+"""`launch/tpu_pod.sh` with a `gcloud` that runs the commands in two folders instead of on hosts."""
 
 import os
 import shlex

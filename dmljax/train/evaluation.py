@@ -14,7 +14,7 @@ import numpy as np
 
 from dmljax import metrics, retrieval
 from dmljax.data import pipeline
-from dmljax.data.splits import Split
+from dmljax.data.splits import Search, Split
 from dmljax.methods.base import Inspect
 from dmljax.train import hosts, optimizers
 from dmljax.train.devices import Shardings, prefetch
@@ -111,6 +111,7 @@ def score(
     embedding_fns: Mapping[str, Callable] = types.MappingProxyType({}),
     seeds: Sequence[int] = (0, 1, 2),
     starts: int = 1,
+    kmeans_options: Mapping[str, Any] = types.MappingProxyType({}),
     depth: int | str | None = None,
     devices: Sequence[Any] | None = None,
     sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
@@ -125,31 +126,34 @@ def score(
     labels). With `depth`, a number or 'max_bin_count' (the most positives that a query has), mAP
     and MRR are also computed of rankings that are cut there.
     """
-    readable = np.isfinite(embeddings).all(axis=1)
-    query = readable if split.query is None else readable & split.query
-    gallery = None if split.gallery is None else readable & split.gallery
+    search = split.search(embeddings)
     if depth is not None:
-        ranking_fns = {**ranking_fns, **_cut(depth, split.labels, query, gallery)}
-    search: dict[str, Any] = {"devices": devices, "metric_fns": ranking_fns}
-    items = int(query.sum()) - 1 if gallery is None else int(gallery.sum())
-    search["ks"] = ([k for k in ks if k <= items] or [1]) if ks else []
-    if gallery is not None:
-        search |= {"gallery": embeddings[gallery], "gallery_labels": split.labels[gallery]}
+        ranking_fns = {**ranking_fns, **_cut(depth, search)}
+    options = dict(search.options)
     if sum_fn is not None and jax.process_count() > 1:
-        search |= {"share": (jax.process_index(), jax.process_count()), "sum_fn": sum_fn}
-    if split.groups is not None:
-        search["groups"] = split.groups[query]
-        if gallery is not None:
-            search["gallery_groups"] = split.groups[gallery]
-    scores = metrics.retrieval(embeddings[query], split.labels[query], **search)
-    points, labels = embeddings[readable], split.labels[readable]
+        options |= {"share": (jax.process_index(), jax.process_count()), "sum_fn": sum_fn}
+    scores = metrics.retrieval(
+        search.embeddings,
+        search.labels,
+        ks=([k for k in ks if k <= search.candidates] or [1]) if ks else [],
+        metric_fns=ranking_fns,
+        devices=devices,
+        **options,
+    )
+    points, labels = embeddings[search.readable], split.labels[search.readable]
     if clustering_fns:
         scores |= metrics.clustering(
-            points, labels, metric_fns=clustering_fns, seeds=seeds, starts=starts, devices=devices
+            points,
+            labels,
+            metric_fns=clustering_fns,
+            seeds=seeds,
+            starts=starts,
+            devices=devices,
+            **kmeans_options,
         )
     for name, embedding_fn in embedding_fns.items():
         scores[name] = _number(name, embedding_fn(points, labels))
-    if missing := int((~readable).sum()):
+    if missing := int((~search.readable).sum()):
         scores["unreadable"] = missing
     return scores
 
@@ -166,15 +170,12 @@ def cut_names(depth: int | str | None) -> tuple[str, ...]:
     return () if depth is None else (f"mAP@{depth}", f"MRR@{depth}")
 
 
-def _cut(
-    depth: int | str, labels: np.ndarray, query: np.ndarray, gallery: np.ndarray | None
-) -> dict[str, Callable]:
+def _cut(depth: int | str, search: Search) -> dict[str, Callable]:
     """The functions of ranks that cut at `depth`, by their names."""
     k = depth
     if isinstance(depth, str):
-        counts = np.bincount(labels[query if gallery is None else gallery], minlength=1)
-        counts = counts[labels[query][labels[query] < len(counts)]]
-        k = max(1, int(counts.max(initial=0)) - (gallery is None))
+        counts = np.bincount(search.item_labels, minlength=search.labels.max(initial=0) + 1)
+        k = max(1, int(counts[search.labels].max(initial=0)) - search.within)
     functions = (metrics.map_at_k, metrics.reciprocal_rank_at_k)
     return {
         name: functools.partial(function, k=k)
@@ -293,17 +294,20 @@ class Evaluator:
         clustering: bool = True,
     ) -> dict[str, float]:
         """All scores of these embeddings that the config asks for."""
-        options = self._run.evaluation
+        options, run_metrics = self._run.evaluation, self._run.metrics
         main = embeddings[MAIN]
         scores = score(
             main,
             split,
-            ks=options.ks,
-            ranking_fns=options.ranking_fns,
-            clustering_fns=options.clustering_fns if clustering else {},
-            embedding_fns=options.embedding_fns,
+            ks=run_metrics.ks,
+            ranking_fns=run_metrics.ranking_fns,
+            clustering_fns=run_metrics.clustering_fns if clustering else {},
+            embedding_fns=run_metrics.embedding_fns,
             seeds=options.seeds,
             starts=options.starts,
+            kmeans_options=(
+                metrics.SCIKIT_LEARN_KMEANS if options.kmeans == "scikit_learn" else {}
+            ),
             depth=options.depth,
             devices=self._run.shards.mesh.local_devices,
             sum_fn=self._sum_fn,
@@ -314,8 +318,8 @@ class Evaluator:
             values = score(
                 refined,
                 split,
-                ks=options.ks,
-                ranking_fns=options.ranking_fns,
+                ks=run_metrics.ks,
+                ranking_fns=run_metrics.ranking_fns,
                 clustering_fns={},
                 sum_fn=self._sum_fn,
             )
@@ -324,8 +328,8 @@ class Evaluator:
             values = mean_distance_scores(
                 {name: x for name, x in embeddings.items() if name != MAIN},
                 split,
-                ks=options.ks,
-                ranking_fns=options.ranking_fns,
+                ks=run_metrics.ks,
+                ranking_fns=run_metrics.ranking_fns,
             )
             scores |= {f"mean_distance/{name}": value for name, value in values.items()}
         if options.knn and set(split.names) & set(self._run.train.names):
@@ -334,7 +338,7 @@ class Evaluator:
 
     def _part_scores(self, embeddings: dict[str, np.ndarray], split: Split) -> dict[str, float]:
         """R@K of every part, such as a learner of an ensemble; of several parts also the mean."""
-        ks = self._run.evaluation.ks or (1,)
+        ks = self._run.metrics.ks or (1,)
         recalls = {}
         for name, embedding in embeddings.items():
             if name != MAIN:

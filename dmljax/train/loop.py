@@ -108,8 +108,8 @@ def train(
         score = evaluation.scores.get(run.selection.key)
         history.extend([] if score is None else [score])
         save(score, overwrite=is_repeated)
-        if jax.process_index() == 0 and run.evaluation.call_fn is not None:
-            run.evaluation.call_fn(evaluation, step=step, workdir=workdir)
+        if jax.process_index() == 0 and run.call_fn is not None:
+            run.call_fn(evaluation, step=step, workdir=workdir)
         return_free_memory()
         journal.restart_clock(step)
         return evaluation
@@ -130,7 +130,7 @@ def train(
             state, on_devices = step_fn(state, batch, signal)
         pending.add(step, on_devices)
         log(all_steps=step == start_step + 1)
-        if step in run.evaluation.every or step == run.steps:
+        if step in run.evaluation_steps or step == run.steps:
             log(all_steps=True)
             evaluation = evaluate(step)
             if is_out_of_patience(history, run.patience):
@@ -139,7 +139,7 @@ def train(
                     f"more than {run.patience} evaluations (patience={run.patience})"
                 )
                 break
-        elif step in run.checkpoint.every:
+        elif step in run.checkpoint_steps:
             save()
         if step in run.reload_best_at:
             state = _reload_best(state, run, checkpoints)
@@ -232,7 +232,7 @@ def _evaluate(
     step: int,
     interrupts: Interrupts,
 ) -> Evaluation:
-    clustering = step == run.steps or not run.evaluation.clusters_at_end
+    clustering = step == run.steps or run.evaluation.clustering != "end"
     with interrupts.stoppable():
         evaluation = evaluator.evaluate(state, clustering=clustering)
     for split in ("test", "val"):

@@ -1,4 +1,4 @@
-"""A signal in an evaluation or the report ends all processes in seconds, and loses nothing."""
+"""A signal in an evaluation or the report ends all processes within seconds, and loses nothing."""
 
 import json
 import os
@@ -112,9 +112,8 @@ def test_a_page_may_take_longer_than_the_limit_of_the_last_barrier(tmp_path):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} -c "{code}" "$@"\n')
     python.chmod(0o755)
-    shell = (
-        f"export PYTHON={python} PORT=$({sys.executable} -c 'import socket as s; c = s.socket(); "
-    )
+    shell = f"export PYTHON={python} PORT=$({sys.executable} "
+    shell += "-c 'import socket as s; c = s.socket(); "
     shell += 'c.bind(("", 0)); print(c.getsockname()[1])\'); '
     with started(tmp_path, run, config, processes=2, shell=shell) as process:
         until(_said(tmp_path, "test split after step 20"), process, tmp_path)
