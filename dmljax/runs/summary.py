@@ -167,7 +167,7 @@ def choice(run: Run, step: int, rows: list[dict]) -> Chosen:
 
 
 def facts(run: Run) -> dict[str, Any]:
-    """What `result.json` says about a run, whatever became of it."""
+    """What `result.json` says about every run, finished or not."""
     return {
         "data": {
             name: {"images": len(split), "classes": len(split.names)}
