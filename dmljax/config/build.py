@@ -61,7 +61,7 @@ def build(config: Any) -> Run:
     splits = _splits(config)
     data = _data(config, splits)
     sampler = _sampler(config, data.train)
-    shards = _shards(config, sampler.batch_size)
+    shards = _shards(config)
     total = sampler.steps(config["steps"], "steps")
     net, weights = _net(config)
     normalization = _normalization(config, net, weights)
@@ -113,8 +113,6 @@ def build(config: Any) -> Run:
         jax.eval_shape(normalize_fn, jax.ShapeDtypeStruct((2, *image_shape), jax.numpy.uint8)),
         chunk=config["chunk"],
         sharded=sharded,
-        batch=sampler.batch_size,
-        devices=shards.size,
     )
     evaluation = _evaluation(config, data, method, sampler, total)
 
@@ -294,13 +292,13 @@ def _sampler(config: Config, train: Split) -> _Sampler:
     return _Sampler(sampler, batch_size, sampler.describe(groups), epoch_end)
 
 
-def _shards(config: Config, batch_size: int) -> devices.Shardings:
+def _shards(config: Config) -> devices.Shardings:
     count = config["runtime"]["devices"]
     if count and jax.process_count() > 1:
         raise ValueError(
             "runtime.devices needs a run of one process: several processes use all of their devices"
         )
-    return devices.shardings(jax.devices()[:count] if count else None, batch=batch_size)
+    return devices.Shardings(jax.devices()[:count] if count else None)
 
 
 def _optimizer(

@@ -17,7 +17,7 @@ from dmljax.data import pipeline
 from dmljax.data.splits import Split
 from dmljax.methods.base import Inspect
 from dmljax.train import hosts, optimizers
-from dmljax.train.devices import Shardings, prefetch
+from dmljax.train.devices import Shardings, prefetch, with_rows
 from dmljax.train.ensemble_scores import mean_distance_scores
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
@@ -48,13 +48,13 @@ def embed(
     a tree of them. With `unreadable='skip'`, rows of images that cannot be read are NaN. Such
     images are counted in `skipped`; a name that it already contains is not logged again.
     """
-    batch_size = -(-batch_size // shards.size) * shards.size
     with pipeline.evaluation(
         split,
         transform_fn=transform_fn,
         batch_size=batch_size,
         host=jax.process_index(),
         hosts=jax.process_count(),
+        padded=shards.padded(batch_size),
         cache=cache,
         workers=workers,
         unreadable=unreadable,
@@ -253,8 +253,9 @@ class Evaluator:
 
         @jax.jit
         def features_fn(params, model_state, images, key):
-            images = self._run.normalize_fn(images)
-            return self._inspect.synthetic_features(params, model_state, images, key=key)
+            real = self._run.normalize_fn(with_rows(images, self._run.evaluation.batch_size))
+            features = self._inspect.synthetic_features(params, model_state, real, key=key)
+            return jax.tree.map(lambda rows: with_rows(rows, len(images)), features)
 
         def of_batch(images):
             batch_key = jax.random.fold_in(key, next(numbers))

@@ -168,6 +168,7 @@ def compiled_step(run: Run) -> Callable:
     Results are `(metrics, signal)`: the largest signal that any process has received.
     """
     everywhere = run.shards.everywhere
+    is_uneven = (run.chunk or run.batch_size) % run.shards.size > 0
     # Sharded proxies stay where they are: the embeddings of all devices are copied to them.
     gather_fn = functools.partial(_copy, everywhere=everywhere) if run.runtime.sharded else None
     step_fn = train_step(
@@ -175,12 +176,15 @@ def compiled_step(run: Run) -> Callable:
         run.optimizer,
         normalize_fn=run.normalize_fn,
         seed=run.seed,
+        batch_size=run.batch_size,
         chunk=run.chunk,
         gather_fn=gather_fn,
     )
 
     def step_and_signal(state, batch, signal):
-        state, metrics = step_fn(state, batch)
+        mesh = run.shards.mesh.abstract_mesh  # for `ops.devices.over_devices`
+        with jax.sharding.use_abstract_mesh(mesh) if is_uneven else contextlib.nullcontext():
+            state, metrics = step_fn(state, batch)
         return state, (metrics, signal.max())
 
     return jax.jit(step_and_signal, donate_argnums=0, out_shardings=(run.placements, everywhere))
@@ -201,6 +205,7 @@ def batches(run: Run, start_step: int = 0) -> Iterator[pipeline.Batches]:
         start=start_step,
         host=jax.process_index(),
         hosts=jax.process_count(),
+        padded=run.shards.padded(run.batch_size, chunk=run.chunk),
         workers=run.runtime.workers,
         cache=run.runtime.cache,
         unreadable=run.unreadable,
