@@ -126,7 +126,7 @@ def test_a_run_can_start_at_any_step_at_once(photos):
 
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_evaluation_is_in_order_and_padded(photos, hosts):
-    for batch_size in (4, 10, 23, 64):
+    for batch_size in (4, 5, 10, 23, 64):
         shares = []
         for host in range(hosts):
             with pipeline.evaluation(
@@ -139,7 +139,10 @@ def test_evaluation_is_in_order_and_padded(photos, hosts):
             {key: np.concatenate([s[b][key] for s in shares]) for key in shares[0][0]}
             for b in range(steps)
         ]
-        assert all(len(batch["where"]) == batch_size for batch in joined)
+        # The last host has rows of padding where the hosts do not divide the batch.
+        assert all(len(batch["where"]) == -(-batch_size // hosts) * hosts for batch in joined)
+        assert not any(batch["where"][batch_size:].any() for batch in joined)
+        joined = [{key: rows[:batch_size] for key, rows in batch.items()} for batch in joined]
         where = np.concatenate([batch["where"] for batch in joined])
         assert where.tolist() == [i < len(photos) for i in range(steps * batch_size)]
         indices = np.concatenate([batch["indices"] for batch in joined])[where]
