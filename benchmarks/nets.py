@@ -9,6 +9,7 @@ parameters, with batch norm in training mode. `xla` is ours with `impl="xla"`.
 """
 
 import argparse
+import functools
 import pathlib
 import sys
 import time
@@ -20,7 +21,7 @@ import torch
 
 from dmljax import main as dmljax_main
 from dmljax import nets
-from dmljax.kernels.initial_draws import batch_draws
+from dmljax.nets.initializers import initial_values
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "nets"))
 
@@ -43,8 +44,8 @@ def our_functions(name: str, x: np.ndarray, impl: str):
     """Compiled forward pass and gradient step, each without arguments, and seconds of init."""
     net = getattr(nets, name)(dtype=jnp.bfloat16 if GPU else None, impl=impl)
     start = time.perf_counter()
-    init = jax.jit(batch_draws(lambda key: net.init(key, x[:2], train=True)))
-    variables = jax.block_until_ready(init(jax.random.key(0)))
+    init_fn = functools.partial(net.init, train=True)
+    variables = jax.block_until_ready(initial_values(init_fn, jax.random.key(0), x[:2]))
     seconds = time.perf_counter() - start
     x = jax.device_put(x)
 

@@ -18,13 +18,14 @@ Expected, in percent, 512 dimensions, single runs; NMI of the best of ten k-mean
     Intra-Batch           attention=dot_plus_one      88.1  74.8
     refined               test_time=True              88.61
 
-The row "Intra-Batch" is the README of the official code, intra_batch. "refined" is `refined/R@1` of
-the same attention (`attention=dot_plus_one,test_time=True`) by the name of a published checkpoint,
-which has another graph network; its score counts 8,122 of the 8,131 images. The other rows are the
-graph attention study TUM_ADLCV_Deep_Metric_Learning, whose differences contradict its NMI of the
-second and third row. Its slides have means of five seeds, within which most rows agree: dot 87.48
-+- 0.37 and 71.56 +- 0.83, GATv2 87.23 +- 0.38 and 72.39 +- 0.40. `heads=averaged` averages the
-heads of the attention; there are no published numbers for it.
+The row "Intra-Batch" is from the README of the official code, intra_batch. The row "refined" is
+`refined/R@1` with the same attention (`attention=dot_plus_one,test_time=True`). It is in the name
+of a published checkpoint, which has another graph network and was scored on 8,122 of the 8,131
+images. The other rows are from the graph attention study TUM_ADLCV_Deep_Metric_Learning; the NMI of
+its second and third row contradicts the differences that it prints. Its slides have means over five
+seeds: dot 87.48 +- 0.37 and 71.56 +- 0.83, GATv2 87.23 +- 0.38 and 72.39 +- 0.40. Most rows differ
+by less than that. `heads=averaged` averages the heads of the attention; no numbers of it are
+published.
 
 The default is the corrected form. `published=True` does what the published code does; all of these
 numbers were produced with it. `validation=0.2` chooses the epoch on held-out classes instead of

@@ -18,13 +18,13 @@ Expected, in percent, 512 dimensions, single runs; NMI of the best of ten k-mean
     Intra-Batch           attention=dot_plus_one      70.3  73.2
     refined               test_time=True              70.80
 
-The row "Intra-Batch" is the README of the official code, intra_batch; its paper says an NMI of
-74.0, its log 72.97. "refined" is `refined/R@1` of the same attention
-(`attention=dot_plus_one,test_time=True`) by the name of a published checkpoint. The other rows are
-the graph attention study TUM_ADLCV_Deep_Metric_Learning, whose Table 4 has 72.1 for the baseline's
-NMI. Its slides have means of five seeds, within which most rows agree: dot 69.05 +- 1.04 and 72.51
-+- 0.92, GATv2 69.24 +- 0.30 and 72.52 +- 0.74. `heads=averaged` averages the heads of the
-attention; there are no published numbers for it.
+The row "Intra-Batch" is from the README of the official code, intra_batch; the paper has an NMI of
+74.0, the code's log 72.97. The row "refined" is `refined/R@1` with the same attention
+(`attention=dot_plus_one,test_time=True`), from the name of a published checkpoint. The other rows
+are from the graph attention study TUM_ADLCV_Deep_Metric_Learning; its Table 4 has 72.1 for the
+baseline's NMI. Its slides have means over five seeds: dot 69.05 +- 1.04 and 72.51 +- 0.92, GATv2
+69.24 +- 0.30 and 72.52 +- 0.74. Most rows differ by less than that. `heads=averaged` averages the
+heads of the attention; no numbers of it are published.
 
 The default is the corrected form. `published=True` does what the published code does; all of these
 numbers were produced with it. `validation=0.2` chooses the epoch on held-out classes instead of

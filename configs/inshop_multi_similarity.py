@@ -3,11 +3,11 @@
     python -m dmljax.main --config=configs/inshop_multi_similarity.py \\
         --config.dataset.root=inshop --config.net.weights=bn_inception.safetensors
 
-Expected, in percent, 512 dimensions: R@1 89.7, as collections of results quote the paper; the
-other scores of its row could not be checked here.
+Expected, in percent, 512 dimensions: R@1 89.7, which later collections of results
+quote from the paper. The other scores of its row could not be checked here.
 
-The official code has a config for CUB-200-2011 alone. This one is near that faithful form:
-`help(dmljax.recipes.multi_similarity)`. Not run at full size here yet.
+The official code has a config for CUB-200-2011 alone. This one keeps that faithful
+form, with another length: `help(dmljax.recipes.multi_similarity)`. Not run at full size here yet.
 """
 
 from dmljax import recipes

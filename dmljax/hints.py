@@ -1,4 +1,4 @@
-"""The end of an error message about an unknown name: the nearest known name, and all of them."""
+"""The end of an error message about an unknown name: the nearest known names."""
 
 from __future__ import annotations
 
@@ -7,14 +7,27 @@ from collections.abc import Iterable
 
 __all__ = ["hint"]
 
+_NEAREST = 3  # names that are suggested
+_FEW = 12  # names that are all listed where none of them is near
 
-def hint(word: str, names: Iterable[str]) -> str:
-    """The end of a message about the unknown `word`: the nearest of `names`, and all of them.
 
+def hint(word: str, names: Iterable[str], *, where: str = "") -> str:
+    """The end of a message about the unknown `word`: at most the three nearest of `names`.
+
+    Where none is near, a short list is given as a whole. `where` is a command that prints all.
+
+    >>> hint("gliphs", ["glyphs", "folder", "mnist", "npz"], where="dmljax list datasets")
+    ": did you mean 'glyphs'? All names: dmljax list datasets"
     >>> hint("gliphs", ["glyphs", "folder"])
     ": did you mean 'glyphs'? It has: folder, glyphs"
     """
     names = sorted(names)
-    near = difflib.get_close_matches(word, names, n=1)
-    start = f": did you mean {near[0]!r}?" if near else "."
-    return f"{start} It has: {', '.join(names) or 'none'}"
+    everything = f" All names: {where}" if where else ""
+    near = difflib.get_close_matches(word, names, n=_NEAREST)
+    start = f": did you mean {' or '.join(map(repr, near))}?" if near else "."
+    if len(names) <= (_NEAREST if near else _FEW):
+        return f"{start} It has: {', '.join(names) or 'none'}"
+    if near:
+        return start + everything
+    best = difflib.get_close_matches(word, names, n=_NEAREST, cutoff=0)
+    return f". It has {len(names)} names, such as {', '.join(best)}.{everything}".rstrip(".")

@@ -21,6 +21,7 @@ from absl import flags, logging
 from dmljax.commands import xla_flags
 from dmljax.commands.errors import USER_ERRORS, print_error
 from dmljax.commands.parser import Parser
+from dmljax.files import reading
 from dmljax.hints import hint
 
 __all__ = ["console", "main", "settle_environment", "tune_cpu"]
@@ -59,7 +60,7 @@ def tune_cpu() -> None:
     * glibc keeps freed memory instead of returning it to the system. The temporaries of a step are
       one block; without this, the system provides it page by page at every step, which takes a
       sixth of the time of a small net.
-    * XLA uses its own convolutions instead of those of YNNPACK, which are up to half as fast.
+    * XLA uses its own convolutions. YNNPACK's can take twice as long.
     * jaxlib 0.10 has two ways to compile loops. The older one compiles the step of a small net in
       half the time, and the step is faster by a sixth.
 
@@ -104,7 +105,8 @@ def main(words: Sequence[str]) -> int:
     arguments, extras = parser.parse_known_args(words)
     if not arguments.verbose:
         logging.set_verbosity(logging.WARNING)
-    return module.run(arguments, extras)
+    with reading.trusting_modules(getattr(arguments, "trust_modules", False)):
+        return module.run(arguments, extras)
 
 
 def console() -> int:

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Trains on a Slurm cluster, from a clone of the repository on a file system that all nodes see:
 #
-#     sbatch --nodes=2 [--gpus-per-node=8] launch/slurm.sh CONFIG [--workdir=FOLDER] [--config.field=value ...]
+#     sbatch --nodes=2 --gpus-per-node=8 --cpus-per-task=64 launch/slurm.sh CONFIG [--workdir=FOLDER] [--config.field=value ...]
 #
-# By default one task per node uses all GPUs of the node. With --ntasks-per-node=8 --gpus-per-task=1
-# there is one task per GPU. Slurm sends SIGTERM to every task after `scancel --signal=TERM JOB`, at
-# a preemption, and one minute before the time limit. The run then saves, and the job goes back into
-# the queue and continues later. After a plain `scancel JOB` the run saves and the job ends.
+# One task per node uses all GPUs of the node. For one task per GPU, give the number of tasks:
+# --gpus-per-node=8 --ntasks-per-node=8 --cpus-per-task=8. Ask for CPUs: Slurm gives a task one core
+# by default, and images are decoded on CPUs.
+# Slurm sends SIGTERM to every task after `scancel --signal=TERM JOB`, at a preemption, and one
+# minute before the time limit. The run then saves, and the job goes back into the queue and
+# continues later. After a plain `scancel JOB` the run saves and the job ends.
 # PYTHON chooses the interpreter. `launch/slurm.sh --dry-run CONFIG`, without sbatch, prints the
 # command of every task.
 #SBATCH --job-name=dmljax
@@ -27,18 +29,31 @@ if [[ $# -lt 1 ]]; then
 fi
 config=$1
 shift
-command=(srun --kill-on-bad-exit=1 --label # if one task fails, Slurm ends the others
-  "${PYTHON:-python3}" -m dmljax.main "--config=$config" "$@" --distributed)
 
-# jax gives each task one device. A task that is alone on its node takes all of them.
-if [[ ${SLURM_NTASKS_PER_NODE:-1} == 1 && ${SLURM_GPUS_ON_NODE:-0} -gt 0 ]]; then
-  JAX_LOCAL_DEVICE_IDS=$(seq -s, 0 $((SLURM_GPUS_ON_NODE - 1)))
+# With --gpus-per-task, Slurm shows a task only its own GPU, which then has the number 0. But jax
+# takes the GPU that has the number of the task on its node: "invalid device ordinal". So every task
+# sees all GPUs that the job has on the node, and takes its share of them by their numbers.
+share='gpus=${SLURM_GPUS_ON_NODE:-0} tasks=${SLURM_STEP_TASKS_PER_NODE%%[(,]*}
+if [ "$gpus" -gt 0 ]; then
+  if [ $((gpus % tasks)) -ne 0 ]; then echo "error: $tasks tasks cannot share $gpus GPUs evenly" >&2; exit 2; fi
+  first=$((SLURM_LOCALID * gpus / tasks))
+  JAX_LOCAL_DEVICE_IDS=$(seq -s, $first $((first + gpus / tasks - 1)))
   export JAX_LOCAL_DEVICE_IDS
 fi
+exec "$@"'
+command=(srun --kill-on-bad-exit=1 --label # if one task fails, Slurm ends the others
+  --gpus-per-node="${SLURM_GPUS_ON_NODE:-0}" # and not by task, so that each task sees all of them
+  --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" # srun does not inherit it
+  sh -c "$share" sh
+  "${PYTHON:-python3}" -m dmljax.main "--config=$config" "$@" --distributed)
 if [[ -n $dry ]]; then
   printf '%q ' "${command[@]}"
   echo
   exit 0
+fi
+unset SLURM_GPUS SLURM_GPUS_PER_TASK SLURM_TRES_PER_TASK # srun would read these options, too
+if [[ ${SLURM_CPUS_PER_TASK:-1} == 1 && ${SLURM_GPUS_ON_NODE:-0} -gt 0 ]]; then
+  echo "warning: each task has one core, which decodes too few images for a GPU: give --cpus-per-task" >&2
 fi
 
 trap : TERM # Slurm also sends it to the tasks; this script must wait for their exit status

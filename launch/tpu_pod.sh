@@ -1,13 +1,18 @@
 #!/usr/bin/env bash
 # Trains on all hosts of a Cloud TPU slice, from a clone of the repository on your own machine:
 #
-#     launch/tpu_pod.sh [--dry-run] setup NAME ZONE              copies the clone, installs, on every host
+#     launch/tpu_pod.sh [--dry-run] setup NAME ZONE     copies the clone and installs it on every host
 #     launch/tpu_pod.sh [--dry-run] run NAME ZONE CONFIG --workdir=FOLDER [--config.field=value ...]
-#     launch/tpu_pod.sh [--dry-run] stop NAME ZONE               SIGTERM to every host: save, and leave
+#     launch/tpu_pod.sh [--dry-run] status NAME ZONE    says of every host whether the run goes on
+#     launch/tpu_pod.sh [--dry-run] logs NAME ZONE      follows the log of every host; Ctrl-C is safe
+#     launch/tpu_pod.sh [--dry-run] stop NAME ZONE      SIGTERM to every host: save, and leave
 #
-# FOLDER must be on a file system that all hosts share. All hosts execute the same command: jax asks
-# the slice for the number of the host and for the address of process 0. `--dry-run` prints the
-# commands instead of executing them.
+# FOLDER must be on a file system that all hosts share. `run` starts the same command on all hosts
+# and returns: jax asks the slice for the number of a host and for the address of process 0. The run
+# does not need your connection. Its output is in ~/dmljax/run.log of every host, its exit status in
+# ~/dmljax/run.status. The same `run` continues a run that has ended.
+# `setup` installs Python 3.12 by uv, because the usual images of TPU VMs have 3.10, which is too
+# old. `--dry-run` prints the commands instead of executing them.
 set -euo pipefail
 
 dry=
@@ -16,7 +21,7 @@ if [[ ${1:-} == --dry-run ]]; then
   shift
 fi
 usage() {
-  sed -n '4,6s/^# *//p' "$0" >&2
+  sed -n '4,8s/^# *//p' "$0" >&2
   exit 2
 }
 if [[ $# -lt 3 ]]; then usage; fi
@@ -35,6 +40,8 @@ every_host() { # executes $1 in a shell of every host, and waits for all of them
   if [[ -n $dry ]]; then echo "on every host of $name: $1"; fi
   execute gcloud compute tpus tpu-vm ssh "$name" "--zone=$zone" --worker=all "--command=$1"
 }
+# The process of the run on a host. A number that another program has by now does not count.
+find_run='pid=$(cat run.pid 2> /dev/null) && grep -qs dmljax.main "/proc/$pid/cmdline"'
 
 case $action in
   setup)
@@ -42,18 +49,25 @@ case $action in
     trap 'rm -f "$archive"' EXIT
     git -C "$(dirname "$0")/.." archive --format=tar.gz --output="$archive" HEAD
     execute gcloud compute tpus tpu-vm scp "$archive" "$name:dmljax.tar.gz" "--zone=$zone" --worker=all
-    every_host "mkdir -p dmljax && tar -xzf dmljax.tar.gz -C dmljax && cd dmljax && python3 -m venv .venv && .venv/bin/pip install -q -e '.[tpu]'"
+    every_host "set -e; mkdir -p dmljax; tar -xzf dmljax.tar.gz -C dmljax; cd dmljax; python3 -m pip install -q --user uv; python3 -m uv venv -q --allow-existing --python=3.12 .venv; python3 -m uv pip install -q --python=.venv/bin/python -e '.[tpu]'"
     ;;
   run)
     if [[ $# -lt 2 || "$*" != *--workdir=* ]]; then usage; fi
     config=$1
     shift
     printf -v command '%q ' .venv/bin/python -m dmljax.main "--config=$config" "$@" --distributed
-    every_host "cd dmljax && exec ${command% }"
+    # setsid: the run is in a session of its own, which the end of the connection does not touch.
+    printf -v script '%q' "echo \$\$ > run.pid; ${command% } & pid=\$!; echo \$pid > run.pid; wait \$pid; echo \$? > run.status"
+    every_host "cd dmljax && if $find_run; then echo \"\$(hostname): process \$pid is running already\" >&2; exit 1; fi; rm -f run.status; setsid nohup bash -c $script > run.log 2>&1 < /dev/null &"
+    ;;
+  status)
+    every_host "cd dmljax && if $find_run; then echo \"\$(hostname): process \$pid is running: \$(tail -n 1 run.log)\"; else echo \"\$(hostname): ended with status \$(cat run.status 2> /dev/null || echo unknown): \$(tail -n 1 run.log)\"; fi"
+    ;;
+  logs)
+    every_host "tail -n 100 -F dmljax/run.log"
     ;;
   stop)
-    # Because of the brackets, the pattern does not match the command line of pkill itself.
-    every_host "pkill -TERM -f '[d]mljax.main'"
+    every_host "cd dmljax && if $find_run; then kill -TERM \"\$pid\"; fi"
     ;;
   *) usage ;;
 esac

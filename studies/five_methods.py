@@ -16,7 +16,7 @@ def get_study(data: str = "images", size: int = 32, steps: int = 300, seeds: int
         "loss": {"name": "multi_similarity"},
         "miner": {"name": "multi_similarity", "epsilon": 0.1},
     }
-    flat = {"dim": 64, "pool": "flatten"}
+    flat = {"dim": 64, "pool_fn": "flatten"}
     distortion = {"name": "distort", "rotation": 10, "shear": 0.15, "scale": (0.85, 1.15)}
     distortion |= {"shift": size // 16, "invert": 0, "noise": 0, "outside": "nearest"}
     return {
@@ -35,10 +35,16 @@ def get_study(data: str = "images", size: int = 32, steps: int = 300, seeds: int
             "pairs": {"method": {"name": "pairs", **flat}, **multi_similarity},
             "proxies": {
                 "argument": "loss=proxy_anchor",
-                "method.pool": "flatten",
+                "method.pool_fn": "flatten",
             },
             "graph": {
-                "method": {"name": "graph", "attention": "gatv2", "heads": 4, "neck": True, **flat},
+                "method": {
+                    "name": "graph",
+                    "attention_fn": {"name": "gatv2", "sublayers": 2},
+                    "heads": 4,
+                    "neck": True,
+                    **flat,
+                },
                 "loss": {"name": "label_smoothed_cross_entropy"},
             },
             "DVML": {

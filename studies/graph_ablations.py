@@ -9,7 +9,12 @@ the epoch on the test classes. `validation=0.2` chooses it on held-out classes i
 deviations of that study's slides (R@1 0.4 on Cars, 1.0 on CUB), five seeds can see differences of
 0.8 and 2.0 points, so they can settle only the largest gaps of the tables.
 
-`table=heads` compares averaged heads with concatenated ones, for which nothing is published.
+GAT and GATv2 exist in two forms. The equation of the papers has one layer: `sublayers=1`. The
+published code has two, with an ELU between them: `sublayers=2`, and its numbers are from this form.
+The rows of `table=ablations` have the form that `published` says. `table=sublayers` compares both.
+
+`table=heads` compares averaged heads with concatenated ones, for dot attention and for GAT. Nothing
+is published for it.
 `table=refined` (CUB and Cars) scores embeddings that the graph refines at test time, as
 `refined/R@1`, beside the names of published checkpoints.
 """
@@ -59,8 +64,8 @@ def get_study(
 ):
     if dataset not in PUBLISHED:
         raise ValueError(f"dataset is one of {', '.join(PUBLISHED)}, not {dataset!r}")
-    if table not in ("ablations", "heads", "refined"):
-        raise ValueError(f"table is ablations, heads or refined, not {table!r}")
+    if table not in ("ablations", "heads", "sublayers", "refined"):
+        raise ValueError(f"table is ablations, heads, sublayers or refined, not {table!r}")
     if table == "refined" and dataset not in REFINED:
         raise ValueError(f"table=refined needs dataset={' or '.join(REFINED)}, not {dataset}")
     content = {
@@ -89,11 +94,30 @@ def get_study(
         "In-Shop: its README, single models)",
     }
     if table == "heads":
-        dot = content["rows"]["dot"]
-        averaged = {"argument": "heads=averaged,backbone_only=False"}
+        rows = {}
+        for name, argument in (("dot", "dot"), ("GAT", "gat")):
+            words = f"attention={argument},backbone_only=False"
+            rows[name] = {"argument": words, "baseline": None}
+            averaged = {"argument": f"heads=averaged,{words}", "baseline": name}
+            rows[f"{name}, averaged heads"] = averaged
+        rows["dot"] = content["rows"]["dot"] | {"baseline": None}  # the same run as in the tables
         content |= {
             "title": f"Graph attention study, heads of the attention, {dataset}",
-            "rows": {"dot": dot, "dot, averaged heads": averaged},
+            "rows": rows,
+            "baseline": None,
+            "published": {},
+        }
+    elif table == "sublayers":
+        rows = {}
+        for name, attention in (("GAT", "gat"), ("GATv2", "gatv2")):
+            words = f"attention={attention},backbone_only=False"
+            one, two = f"{name}, one layer (paper)", f"{name}, two layers (published code)"
+            rows[one] = {"argument": f"{words},sublayers=1", "baseline": None}
+            rows[two] = {"argument": f"{words},sublayers=2", "baseline": one}
+        content |= {
+            "title": f"Graph attention study, layers of GAT and GATv2, {dataset}",
+            "rows": rows,
+            "baseline": None,
             "published": {},
         }
     elif table == "refined":

@@ -60,7 +60,7 @@ LOSSES = {
     ),
     "proxy_nca": (
         {"loss": {"name": "proxy_nca"}, **_PROXIES},
-        {"loss.softmax_scale": ("uniform", 0.01, 100.0)},
+        {"loss.scale": ("uniform", 0.01, 100.0)},
     ),
     "normalized_softmax": (
         {"loss": {"name": "normalized_softmax"}, **_PROXIES},

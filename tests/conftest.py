@@ -6,6 +6,7 @@ import gc
 import importlib.metadata
 import os
 import pathlib
+import resource
 import sys
 
 import jaxtyping
@@ -37,6 +38,7 @@ install_import_hook([f"dmljax.{name}" for name in sorted(CHECKED)], "typechecker
 
 # Bytes of a test process: two of them fit into a laptop of 8 GB.
 _CLEAR_CACHES_ABOVE, _MEMORY_LIMIT = 2400 << 20, 3 << 30
+_PEAKS = pytest.StashKey()
 
 
 def pytest_configure(config):
@@ -93,6 +95,26 @@ def _memory() -> int:
     """Bytes of this process that are in memory."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def pytest_sessionfinish(session):
+    """Hands the peak memory of this worker to the process that prints the summary."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    getattr(session.config, "workeroutput", {})["peak"] = peak
+    session.config.stash.setdefault(_PEAKS, {})["this process"] = peak
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    """Collects the peak memory of a worker of pytest-xdist that has ended."""
+    if peak := getattr(node, "workeroutput", {}).get("peak"):
+        node.config.stash.setdefault(_PEAKS, {})[node.gateway.id] = peak
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    peaks = config.stash.get(_PEAKS, {})
+    text = ", ".join(f"{name} {peak / 1e9:.1f} GB" for name, peak in sorted(peaks.items()))
+    terminalreporter.write_line(f"peak memory: {text}")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parents[1] / "dmljax"
 # What a notebook imports. Every other name in the package belongs to the application.
 LIBRARY = {"ops", "kernels", "losses", "miners", "metrics", "retrieval", "nets", "weights"}
-LIBRARY |= {"methods", "data", "files", "hints", "index"}
+LIBRARY |= {"methods", "data", "files", "hints", "index", "renames"}
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 
 
@@ -59,6 +59,17 @@ def test_the_library_reads_no_environment_variable_and_no_config(path):
     names |= {a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names}
     names |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
     assert not names & {"os.environ", "os.getenv", "os.putenv", "environ", "getenv", "config"}
+
+
+@pytest.mark.parametrize("folder", sorted({u for u in UNITS if (PACKAGE / u).is_dir()}))
+def test_documents_name_every_folder(folder):
+    """The table of CONTRIBUTING.md says where things are, docs/concepts.md what the layers are."""
+    contributing = (PACKAGE.parent / "CONTRIBUTING.md").read_text()
+    rows = [line for line in contributing.splitlines() if line.startswith("|")]
+    assert any(f"`dmljax/{folder}/" in row for row in rows)
+    concepts = (PACKAGE.parent / "docs" / "concepts.md").read_text()
+    layers, _, _ = concepts.partition("## A method")
+    assert any(f"`{folder}`" in row for row in layers.splitlines() if row.startswith("|"))
 
 
 def test_imports_form_no_cycle():

@@ -50,9 +50,13 @@ def cluster(tmp_path_factory):
         SlurmdParameters=config_overrides
         ReturnToService=2
         MailProg=/bin/true
-        NodeName={host} NodeAddr=127.0.0.1 CPUs=4
+        GresTypes=gpu
+        NodeName={host} NodeAddr=127.0.0.1 CPUs=8 Gres=gpu:4
         PartitionName=all Nodes=ALL Default=YES
     """
+    for number in range(4):
+        (folder / f"nvidia{number}").symlink_to("/dev/null")  # any device will do
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/nvidia[0-3] Flags=nvidia_gpu_env")
     config = folder / "slurm.conf"
     config.write_text("\n".join(line.strip() for line in settings.splitlines()))
     key = folder / "munge.key"
@@ -152,3 +156,43 @@ def test_a_cancelled_job_saves_and_stays_cancelled(cluster, tmp_path):
     _until(lambda: _state(cluster, job)["JobState"] == "CANCELLED", "the end")
     time.sleep(3)
     assert _state(cluster, job)["Restarts"] == "0" and "goes back" not in out.read_text()
+
+
+@pytest.mark.parametrize(
+    "options, devices, cpus",
+    [
+        (("--gpus-per-node=4", "--cpus-per-task=4"), ["0,1,2,3"], 4),
+        (("--gpus-per-node=4", "--ntasks=2", "--cpus-per-task=2"), ["0,1", "2,3"], 2),
+        (("--gpus-per-node=4", "--ntasks-per-node=4"), ["0", "1", "2", "3"], 1),
+        # Slurm alone would show each of these tasks one GPU, with the number 0.
+        (("--ntasks-per-node=4", "--gpus-per-task=1"), ["0", "1", "2", "3"], 1),
+        (("--ntasks=2", "--gpus=2", "--cpus-per-task=2"), ["0", "1"], 2),
+        (("--ntasks=2",), ["none", "none"], 1),
+    ],
+)
+def test_each_task_sees_all_gpus_of_the_job_and_takes_its_share(
+    cluster, tmp_path, options, devices, cpus
+):
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\necho is ${JAX_LOCAL_DEVICE_IDS:-none}"
+        " sees ${CUDA_VISIBLE_DEVICES:-none} has $SLURM_CPUS_PER_TASK"
+    )
+    python.chmod(0o755)
+    script = str(ROOT / "launch" / "slurm.sh")
+    words = ("sbatch", "--wait", "--parsable", *options, script, "config.py")
+    job = _ask(cluster | {"PYTHON": str(python)}, *words, folder=tmp_path)
+    lines = [x for x in (tmp_path / f"slurm-{job}.out").read_text().splitlines() if " is " in x]
+    count = sum(len(x.split(",")) for x in devices if x != "none")
+    visible = ",".join(map(str, range(count))) or "none"
+    expected = {f"{i}: is {own} sees {visible} has {cpus}" for i, own in enumerate(devices)}
+    assert set(lines) == expected
+
+
+def test_gpus_that_tasks_cannot_share_evenly_are_refused_in_one_line(cluster, tmp_path):
+    script = str(ROOT / "launch" / "slurm.sh")
+    words = ("sbatch", "--wait", "--gpus-per-node=4", "--ntasks=3", script, "config.py")
+    completed = subprocess.run(words, env=cluster, capture_output=True, text=True, cwd=tmp_path)
+    assert completed.returncode == 2
+    (out,) = tmp_path.glob("slurm-*.out")
+    assert "3 tasks cannot share 4 GPUs evenly" in out.read_text()

@@ -258,8 +258,8 @@ def _limits(
 
 def _limit_lines(run: Run, manifest: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:
     yield (
-        f"The scores hold for images like those of {_data_set(run)}. Nothing was measured on other "
-        "images, on people, or for decisions about people."
+        f"The scores hold for images such as the images of {_data_set(run)}. Nothing was measured "
+        "on other images, on people, or for decisions about people."
     )
     low = [name for name, score in evidence.scores.items() if score["interval"] is None]
     if low:

@@ -4,8 +4,9 @@ A collection is a folder of images, or a Parquet file with a column `path` and p
 list is read by row groups: a process holds the paths of one chunk, however long the list is.
 
 The files of a part are `000000016384.parquet`, named by the first row of their chunk, with columns
-`id` and `vector`, as `dmljax index --import` reads them. Each is written at once, so those that
-exist are the progress. Images that cannot be read have no row; `left_out.jsonl` names them.
+`id` and `vector`, as `dmljax index create --import` reads them. Each is written at once, so the
+files that exist are the progress. Images that cannot be read have no row; `left_out.jsonl` names
+them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from dmljax.bundle.loading import Bundle, load
 from dmljax.data import locate
 from dmljax.files import parts
 from dmljax.files import writing as files
+from dmljax.index import parquet as vector_files
 
 __all__ = [
     "CHUNK",
@@ -36,6 +38,7 @@ __all__ = [
     "Image",
     "embed",
     "embedded",
+    "images_below",
     "open_collection",
     "write_chunk",
     "write_left_out",
@@ -46,7 +49,7 @@ LEFT_OUT = "left_out.jsonl"
 
 
 class Image(NamedTuple):
-    """The id of an image, and its file (or the content of that)."""
+    """The id of an image, and its file or the bytes of its file."""
 
     id: str
     path: str | bytes
@@ -61,22 +64,26 @@ class Collection:
     read_fn: Callable[[range], list[Image]]
 
 
+def images_below(folder: str | os.PathLike) -> list[Image]:
+    """The images below a folder, sorted by path; the id is the path below the folder, in NFC."""
+    root = pathlib.Path(folder)
+    paths = locate.image_paths(root)
+    names = [pathlib.Path(path).relative_to(root).as_posix() for path in paths]
+    return [Image(unicodedata.normalize("NFC", x), p) for x, p in zip(names, paths, strict=True)]
+
+
 def _folder(root: str | os.PathLike) -> Collection:
-    """The images below a folder, sorted; the id is the path below the folder."""
-    folder = pathlib.Path(root)
-    paths = locate.image_paths(folder)
-    if not paths:
+    images = images_below(root)
+    if not images:
         suffixes = " ".join(locate.IMAGE_SUFFIXES)
         raise FileNotFoundError(f"{root} has no images; known suffixes are {suffixes}")
-    names = [pathlib.Path(path).relative_to(folder).as_posix() for path in paths]
-    ids = [unicodedata.normalize("NFC", name) for name in names]
-    digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()
-    return Collection(len(ids), digest, lambda rows: [Image(ids[i], paths[i]) for i in rows])
+    digest = hashlib.sha256(json.dumps([image.id for image in images]).encode()).hexdigest()
+    return Collection(len(images), digest, lambda rows: images[rows.start : rows.stop])
 
 
 def _list(path: str | os.PathLike) -> Collection:
     """The rows of a Parquet file. Relative paths are below the folder of the file."""
-    pa, parquet = _pyarrow()
+    pa, parquet = vector_files.pyarrow()
     try:
         file = parquet.ParquetFile(path)
     except (pa.ArrowInvalid, OSError) as error:
@@ -233,23 +240,14 @@ def write_chunk(
     model: Bundle,
 ) -> None:
     """Writes ids and vectors to a Parquet file, completely or not at all."""
-    pa, parquet = _pyarrow()
-    about = {"format": 1, "model": model.digest, "similarity": model.similarity}
-    metadata = {"dmljax": json.dumps(about), LEFT_OUT: json.dumps(left_out)}
-    kind = pa.list_(pa.float32(), model.dimension)
-    schema = pa.schema([("id", pa.string()), ("vector", kind)], metadata=metadata)
-    flat = pa.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
-    columns = [
-        pa.array(list(ids), pa.string()),
-        pa.FixedSizeListArray.from_arrays(flat, model.dimension),
-    ]
-    with files.atomic_writer(path, "wb") as file:
-        parquet.write_table(pa.Table.from_arrays(columns, schema=schema), file)
+    about = vector_files.About(model.digest, model.similarity, model.dimension)
+    notes = {LEFT_OUT: json.dumps(left_out)}
+    vector_files.write(path, [(ids, vectors)], about=about, notes=notes)
 
 
 def write_left_out(folder: pathlib.Path) -> int:
     """Lists the images of a part that could not be read; their number."""
-    _, parquet = _pyarrow()
+    _, parquet = vector_files.pyarrow()
     lines = []
     for path in sorted(folder.glob("*.parquet")):
         metadata = parquet.read_schema(path).metadata
@@ -258,12 +256,3 @@ def write_left_out(folder: pathlib.Path) -> int:
     if lines:
         files.write_text(folder / LEFT_OUT, "".join(lines))
     return len(lines)
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise ImportError("Parquet files need pyarrow: pip install 'dmljax[parquet]'") from None
-    return pyarrow, parquet

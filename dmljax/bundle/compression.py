@@ -22,7 +22,7 @@ import numpy as np
 __all__ = ["Codec", "codec", "codecs", "fit", "rescored"]
 
 _LEVELS = 255
-_DEVIATIONS = 4  # new classes lie further out than those of the training
+_DEVIATIONS = 4  # values of new classes lie further out than values of training classes
 
 
 class Codec(NamedTuple):
@@ -41,7 +41,7 @@ class Codec(NamedTuple):
 def fit(vectors: np.ndarray) -> dict[str, np.ndarray]:
     """What the codecs need to know: ranges, medians and main directions of training vectors.
 
-    The directions are those of the uncentered second moment: a rotation by them keeps cosines.
+    The directions are eigenvectors of the uncentered second moment: rotating by them keeps cosines.
     """
     x = vectors.astype(np.float64)
     mean, reach = x.mean(axis=0), np.maximum(_DEVIATIONS * x.std(axis=0), 1e-6)

@@ -33,8 +33,8 @@ from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, subset
 from dmljax.files import locks
 from dmljax.files.writing import write_json
-from dmljax.runs.folder import reopen
-from dmljax.train import optimizers, results
+from dmljax.runs.folder import embedding, reopen
+from dmljax.train import results
 from dmljax.train.evaluation import MAIN, Evaluator
 from dmljax.train.results import Result
 from dmljax.train.run import Run
@@ -67,11 +67,13 @@ def export(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     license: str | None = None,
     overrides: Sequence[str] = (),
+    trust_modules: bool = False,
 ) -> pathlib.Path:
     """Writes the bundle `out` of a finished run, and returns its path.
 
-    Of the checkpoint that the run's `select` chose, or of that of `step`. `onnx` adds a second
-    program; `license` is what the card states. The bundle appears whole, after every program has
+    The checkpoint is the one that the run's `select` chose, or that of `step`. `onnx` adds a second
+    program; `license` is what the card states. `overrides` and `trust_modules` are those of
+    `runs.folder.reopen`. The bundle appears whole, after every program has
     passed the comparison with the checkpoint on test images. Otherwise `MismatchedProgram` is
     raised and nothing is left.
     """
@@ -81,10 +83,17 @@ def export(
         onnx_program.check_installed()
     check_target(out)
     with _finished(workdir):
-        run, state = reopen(workdir, step=step, overrides=overrides)
+        run, state = reopen(workdir, step=step, overrides=overrides, trust_modules=trust_modules)
     preprocess = preprocessing.from_transform(run.config["eval_transform"], run.eval_image_shape)
-    variables = _variables(run, state)
-    embed_fn = _checkpoint_fn(run, variables)
+    if not callable(getattr(run.method, "embed", None)):
+        method = named(run.config["method"])["name"]
+        raise ValueError(f"the method {method!r} has no function embed: a bundle needs one")
+    checkpoint_fn, on_device = embedding(run, state)
+    variables = jax.device_get(on_device)
+
+    def embed_fn(images):
+        return np.asarray(checkpoint_fn(on_device, images), np.float32)
+
     model = programs.model(run.method.embed, run.normalize_fn, variables, run.eval_image_shape)
     images, labels = test_images(run, limit=_CHECKED_IMAGES)
     with written_whole(out) as folder:
@@ -170,27 +179,6 @@ def _sync(path: pathlib.Path) -> None:
         os.close(handle)
 
 
-def _variables(run: Run, state: TrainState) -> dict[str, Any]:
-    """The variables that are evaluated, as numpy arrays."""
-    if not callable(getattr(run.method, "embed", None)):
-        method = named(run.config["method"])["name"]
-        raise ValueError(f"the method {method!r} has no function embed: a bundle needs one")
-    params = optimizers.averaged(state.params, state.opt_state)
-    return jax.device_get({"params": params, "model_state": state.model_state})
-
-
-def _checkpoint_fn(run: Run, variables: dict[str, Any]) -> Callable[[np.ndarray], np.ndarray]:
-    """The embeddings of the checkpoint, computed as the evaluation does."""
-
-    @jax.jit
-    def embed_fn(variables, images):
-        images = run.normalize_fn(images)
-        return run.method.embed(variables["params"], variables["model_state"], images)
-
-    on_device = jax.device_put(variables)
-    return lambda images: np.asarray(embed_fn(on_device, images), np.float32)
-
-
 def test_images(run: Run, *, limit: int) -> tuple[np.ndarray, np.ndarray]:
     """Inputs `uint8 [n h w c]` and labels of test images: whole classes, in a random order."""
     split, read = run.test, Reader(run.test, cache=False)
@@ -234,7 +222,7 @@ def _evidence(
         return evidence
 
     def sample(split: Split, limit: int, embeddings: np.ndarray | None = None) -> figures.Labeled:
-        """At most `limit` images, whole classes; those that cannot be read are left out."""
+        """At most `limit` images of whole classes, without images that cannot be read."""
         rows = np.sort(_rows_by_class(split, np.random.default_rng(0))[:limit])
         if embeddings is None:
             embeddings = evaluator.embeddings(state, subset(split, rows))[MAIN]

@@ -30,24 +30,14 @@ class Labeled(NamedTuple):
 
 def scores(embeddings: np.ndarray, split: Split) -> dict[str, dict[str, Any]]:
     """R@1, R-precision and MAP@R by the split's protocol, each with its interval over classes."""
-    readable = np.isfinite(embeddings).all(axis=1)
-    query = readable if split.query is None else readable & split.query
-    search: dict[str, Any] = {}
-    if split.groups is not None:
-        search["groups"] = split.groups[query]
-    if split.gallery is not None:
-        gallery = readable & split.gallery
-        search |= {"gallery": embeddings[gallery], "gallery_labels": split.labels[gallery]}
-        if split.groups is not None:
-            search["gallery_groups"] = split.groups[gallery]
-    labels = split.labels[query]
-    values = metrics.per_query(embeddings[query], labels, ks=(1,), **search)
+    search = split.search(embeddings)
+    values = metrics.per_query(search.embeddings, search.labels, ks=(1,), **search.options)
     result = {}
     for name in ("R@1", "RP", "MAP@R"):
         counted = values[name][~np.isnan(values[name])]
         if not len(counted):
             continue
-        interval = metrics.interval(values[name], groups=labels)
+        interval = metrics.interval(values[name], groups=search.labels)
         result[name] = {
             "value": float(counted.mean()),
             "interval": _finite(interval),
@@ -63,8 +53,8 @@ def _finite(interval: tuple[float, float]) -> list[float] | None:
 def thresholds(chosen_on: Labeled, test: Labeled, *, split: str) -> dict[str, dict[str, Any]]:
     """Cosines at which two images count as one class, by the rate of false matches.
 
-    Chosen on the pairs of `chosen_on`, the images of `split`, and measured on those of `test`. A
-    rate needs 10 expected false matches, or it is left out.
+    They are chosen on the pairs of `chosen_on`, the images of `split`, and measured on pairs of
+    `test`. A rate needs 10 expected false matches, or it is left out.
     """
     histograms = metrics.similarity_histograms(chosen_on.embeddings, chosen_on.labels)
     rates = metrics.offered_fmrs(histograms, FMRS)
@@ -167,7 +157,7 @@ def compression_table(
 
 
 def _nearest(function: Callable[[slice], np.ndarray], labels: np.ndarray) -> np.ndarray:
-    """The nearest images of every image, as many as R-precision or recall@10 need."""
+    """The nearest images of every image: enough for R-precision and recall@10."""
     n = len(labels)
     k = min(n - 1, max(_NEIGHBORS, int(np.bincount(labels).max()) - 1))
     rows = []

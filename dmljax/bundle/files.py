@@ -31,6 +31,7 @@ import numpy as np
 import safetensors
 
 from dmljax.bundle.errors import BadBundle
+from dmljax.files import reading
 
 __all__ = [
     "CARD",
@@ -107,7 +108,7 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not os.path.lexists(path):
         raise BadBundle(f"{folder} is not a bundle: it has no {MANIFEST}")
-    manifest = _json(_regular_file(path, _MAX_MANIFEST), MANIFEST)
+    manifest = _json(_regular_file(path, _MAX_MANIFEST), path)
     version = manifest.get("format")
     if version != FORMAT:
         raise BadBundle(
@@ -140,16 +141,18 @@ def _wrong_field(manifest: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _json(data: bytes, name: str) -> dict[str, Any]:
+def _json(data: bytes, path: pathlib.Path) -> dict[str, Any]:
+    """The object in the bytes of a JSON file, as `reading.marked`."""
+
     def refuse(constant: str):
         raise ValueError(f"{constant} is not JSON")
 
     try:
-        content = json.loads(data, parse_constant=refuse)
+        content = reading.marked(json.loads(data, parse_constant=refuse), path)
     except (ValueError, RecursionError) as error:
-        raise BadBundle(f"{name} is damaged: {error}") from error
+        raise BadBundle(f"{path} is damaged: {error}") from error
     if not isinstance(content, dict):
-        raise BadBundle(f"{name} is damaged: it holds no object")
+        raise BadBundle(f"{path} is damaged: it holds no object")
     return content
 
 
@@ -202,20 +205,20 @@ def _regular_file(path: pathlib.Path, limit: int | None = None) -> bytes:
 
 
 def read(folder: pathlib.Path, manifest: Mapping[str, Any], name: str) -> bytes:
-    """The content of a file whose digest is that of the manifest; any other raises `BadBundle`."""
+    """The content of a file; raises `BadBundle` unless its digest is in the manifest."""
     if name not in manifest["files"]:
         raise BadBundle(f"{folder} has no {name}")
     data = _regular_file(folder / name)
     if hashlib.sha256(data).hexdigest() != manifest["files"][name]["sha256"]:
         raise BadBundle(
-            f"{name} of {folder} is changed or damaged: its SHA-256 is not that of the manifest"
+            f"{name} of {folder} is changed or damaged: the manifest has another SHA-256"
         )
     return data
 
 
 def read_json(folder: pathlib.Path, manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The object in a JSON file, with its digest checked."""
-    return _json(read(folder, manifest, name), name)
+    """The object in a JSON file, with its digest checked; see `reading.marked`."""
+    return _json(read(folder, manifest, name), folder / name)
 
 
 def read_tensors(
@@ -291,8 +294,8 @@ def model_digest(
 ) -> str:
     """What identifies the embedding function: parameters, preprocessing, net and method.
 
-    The program is not part of it: programs that are made anew from the same parameters pass a
-    comparison with the embeddings of the old ones, so that stored vectors stay valid.
+    The program is not part of it. A rebuilt program must give the stored embeddings, so that stored
+    vectors stay valid.
     """
     names = ("net", "method", "normalize")
     if missing := [name for name in names if name not in config]:

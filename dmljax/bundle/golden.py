@@ -55,7 +55,7 @@ def _pattern(h: int, w: int, seed: int) -> np.ndarray:
 
 
 def inputs(encoded_images: list[bytes], preprocess: Preprocessing) -> np.ndarray:
-    """The inputs of the program: those of the encoded images, then all black and all white."""
+    """The inputs of the program: of the encoded images, then one all black and one all white."""
     prepared = [prepare(image, preprocess) for image in encoded_images]
     plain = [np.full(preprocess.shape, value, np.uint8) for value in (0, 255)]
     return np.stack(prepared + plain)

@@ -1,6 +1,6 @@
 """Images from outside, checked before they are decoded.
 
-The pixels are those of `dmljax.data.decode`, as in training. Before that, the header must name one
+Images are decoded by `dmljax.data.decode`, as in training. Before that, the header must name one
 of `FORMATS` and a size within the limits, so that a small file cannot fill the memory.
 """
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,6 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 from jax import export
+from jax.extend import mlir
+from jax.extend.mlir import ir
+from jax.interpreters.mlir import make_ir_context
 
 from dmljax.bundle import compression, files, images, preprocessing
 from dmljax.bundle.errors import BadBundle
@@ -25,14 +27,8 @@ __all__ = ["Bundle", "load", "platform"]
 # vectors, and the smallest cosine. Accelerators round the inputs of products to ten bits.
 LIMITS = {"cpu": (1e-5, 0.99999), "other": (1e-2, 0.9995)}
 PROGRAMS = ("stablehlo", "onnx")
-# Functions that a program may call by name: shapes, placement, large operations, linear algebra.
-_CALLS = re.compile(
-    r"@(Sharding|SPMDFullToShardShape|SPMDShardToFullShape|annotate_device_placement"
-    r"|shape_assertion|AllocateBuffer|ApproxTopK|Eigh|Qr|LuDecomposition"
-    r"|ProductOfElementaryHouseholderReflectors|(cu|hip)_threefry2x32_ffi"
-    r"|stablehlo\.dynamic_(reduce_window|rng_bit_generator|top_k|approx_top_k)"
-    r"|(lapack|cusolver|hipsolver|cublas|hipblas)_\w+_ffi)"
-)
+# Operations that pass data to the process or to other devices.
+_OUTSIDE = {f"stablehlo.{name}" for name in ("infeed", "outfeed", "recv", "send")}
 _REBUILD = "make new programs from its parameters: dmljax bundle rebuild {folder} --out=NEW.bundle"
 
 
@@ -182,7 +178,7 @@ def load(
 
     Every file that is read must have the SHA-256 that the manifest says. `program` is 'stablehlo',
     which JAX runs on `device` (by default its first one), or 'onnx', which onnxruntime runs on the
-    CPU. `batch_sizes` replaces those of the bundle.
+    CPU. `batch_sizes` replaces the sizes of the bundle.
 
     >>> model = dmljax.bundle.load("photos.bundle")  # doctest: +SKIP
     >>> model.embed(["a.jpg", "b.jpg"]).shape  # doctest: +SKIP
@@ -200,7 +196,7 @@ def load(
     tensors = files.read_tensors(folder, manifest, files.PARAMS)
     config = files.read_json(folder, manifest, files.CONFIG)
     if files.model_digest(tensors, preprocess_json, config) != manifest["model"]:
-        raise BadBundle(f"the model digest of {folder} is not that of its files")
+        raise BadBundle(f"the model digest of {folder} does not belong to its files")
     _check_others(folder, manifest)
     if program == "onnx":
         program_fn = _onnx(folder, manifest)
@@ -273,7 +269,7 @@ def _deserialize(folder: pathlib.Path, manifest: Mapping[str, Any]) -> export.Ex
         )
     try:
         exported = export.deserialize(bytearray(data))
-        text = exported.mlir_module()
+        problem = refusal(exported)
     except Exception as error:
         if isinstance(error, ImportError):
             raise ImportError(
@@ -283,22 +279,43 @@ def _deserialize(folder: pathlib.Path, manifest: Mapping[str, Any]) -> export.Ex
             f"the program of {folder} cannot be read ({versions}): {error}. "
             + _REBUILD.format(folder=folder)
         ) from error
-    if foreign := foreign_calls(text):
+    if problem:
         raise BadBundle(
-            f"the program of {folder} calls {foreign[0]!r}, which is no function that nets need: "
-            "it could run any code. " + _REBUILD.format(folder=folder)
+            f"the program of {folder} {problem}: it could run any code. "
+            + _REBUILD.format(folder=folder)
         )
     return exported
 
 
-def foreign_calls(text: str) -> list[str]:
-    """The functions that a module of StableHLO calls by name and that `_CALLS` does not have.
+def refusal(exported: export.Exported) -> str | None:
+    """What a program does that no program of an export does, or None.
 
-    XLA looks them up in the process. A callback to Python is one of them: it runs code at an
-    address that the program chooses. `jax.export` refuses it, but anybody can write such a file.
+    XLA looks up the function of a custom call in the process. A callback to Python is such a
+    function, and LAPACK trusts the shapes that the call states. The only custom call that
+    an export makes checks the size of the batch: it takes a truth value and the sizes that its
+    message shows, and returns nothing.
     """
-    targets = re.findall(r"custom_call\b ?([^\s(]*)", text)
-    return sorted({name for name in targets if not _CALLS.fullmatch(name)})
+
+    def check(operation: ir.Operation) -> ir.WalkResult:
+        name = operation.name
+        if name.partition(".")[0] not in ("builtin", "chlo", "func", "stablehlo"):
+            refusals.append(f"has the operation {name!r}")
+        elif name in _OUTSIDE:
+            refusals.append(f"has the operation {name!r}, which reaches outside of it")
+        elif name == "stablehlo.custom_call":
+            target = ir.StringAttr(operation.attributes["call_target_name"]).value
+            first, *others = [str(operand.type) for operand in operation.operands] or [""]
+            is_assertion = target == "shape_assertion" and not len(operation.results)
+            is_assertion = is_assertion and not len(operation.regions) and first == "tensor<i1>"
+            if not (is_assertion and set(others) <= {"tensor<i32>", "tensor<i64>"}):
+                refusals.append(f"calls {target!r}, which is no function that nets need")
+        return ir.WalkResult.ADVANCE
+
+    refusals: list[str] = []
+    with make_ir_context():
+        module = mlir.deserialize_portable_artifact(exported.mlir_module_serialized)
+        module.operation.walk(check)
+    return refusals[0] if refusals else None
 
 
 def limits(precision: str, *platforms: str) -> tuple[float, float]:

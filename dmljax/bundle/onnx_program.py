@@ -14,6 +14,7 @@ import subprocess
 import sys
 
 from dmljax.bundle import files
+from dmljax.files import reading
 
 __all__ = ["INSTALL", "check_installed", "write"]
 
@@ -51,8 +52,9 @@ def _main(folder: pathlib.Path) -> None:
     from dmljax import kernels
     from dmljax.bundle import rebuilding
 
-    # The run that is exported is the user's own, so its modules are imported as in training.
-    model = rebuilding.open_model(folder, files.read_manifest(folder), trust_modules=True)
+    # The process that wrote this folder has imported the modules of its config, or refused them.
+    with reading.trusting_modules(True):
+        model = rebuilding.open_model(folder, files.read_manifest(folder))
     with kernels.portable():
         converted = jax2onnx.to_onnx(
             lambda images: model.embed_fn(model.tensors, images),

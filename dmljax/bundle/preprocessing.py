@@ -1,7 +1,7 @@
 """From an image to the pixels that a net takes, as a list of named operations.
 
 A bundle holds the list as JSON, never as code: `OPERATIONS` has every operation that exists. They
-are the functions of `dmljax.data.transforms`, so that pixels are bitwise those of the evaluation.
+are the functions of `dmljax.data.transforms`, so that pixels are bitwise as in the evaluation.
 Imports no jax.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 from dmljax.bundle.errors import BadBundle, BadImage
 from dmljax.data import transforms
 from dmljax.data.transforms import geometry, resampling
+from dmljax.data.transforms.recipes import shorter_of
 
 __all__ = ["OPERATIONS", "Preprocessing", "from_transform", "parse"]
 
@@ -167,8 +168,8 @@ def _with_channels(image: np.ndarray, channels: int) -> np.ndarray:
 def from_transform(spec: str | Mapping[str, Any], shape: Sequence[int]) -> Preprocessing:
     """The operations of the transform that a config names as `eval_transform`.
 
-    `shape` is that of the net's images, `[height width channels]`. Images that the transform
-    `unchanged` leaves as they are have this size; those of another size are resized to it.
+    `shape` is the shape of the net's images, `[height width channels]`. Where the
+    transform is `unchanged`, images of another size are resized to it.
     """
     options = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = options.pop("name")
@@ -193,6 +194,7 @@ def _named(name: str, **fields: Any) -> dict[str, Any]:
 
 
 def _standard(*, size, shorter, antialias=True):
+    shorter = shorter_of(size) if shorter is None else shorter
     yield _named("resize_shorter_side", size=shorter, antialias=antialias)
     yield _named("center_crop", size=size)
 
@@ -201,14 +203,16 @@ def _small(*, size):
     yield from _standard(size=size, shorter=size)
 
 
-def _dvml():
-    yield _named("resize", height=256, width=256, antialias=False)
-    yield _named("crop", top=15, left=15, size=227)
+def _dvml(*, size):
+    side = shorter_of(size)
+    offset = (side - size + 1) // 2
+    yield _named("resize", height=side, width=side, antialias=False)
+    yield _named("crop", top=offset, left=offset, size=size)
 
 
-def _abe():
-    yield _named("pad_to_square", size=256, fill=0)
-    yield _named("center_crop", size=224)
+def _abe(*, size):
+    yield _named("pad_to_square", size=shorter_of(size), fill=0)
+    yield _named("center_crop", size=size)
 
 
 _COMPOSITIONS: Mapping[str, Callable[..., Any]] = {

@@ -151,7 +151,7 @@ class _Embedder:
 
 
 def _collect(folder: pathlib.Path, written: pathlib.Path, count: int, *, model: Any) -> int:
-    """Writes the files of a part from those of Ray, and checks that every id is there once.
+    """Writes the files of a part from the files of Ray, and checks that every id is there once.
 
     Returns the number of images that were left out.
     """

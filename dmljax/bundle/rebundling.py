@@ -12,6 +12,7 @@ import numpy as np
 
 import dmljax
 from dmljax.bundle import exporting, files, loading, onnx_program, programs, rebuilding
+from dmljax.files import reading
 from dmljax.files.writing import write_json
 
 __all__ = ["rebundle"]
@@ -28,14 +29,16 @@ def rebundle(
 
     The new programs must give the embeddings of the stored examples; otherwise `MismatchedProgram`
     is raised and nothing is left. The model digest stays, so that stored vectors remain valid. A
-    config that names functions of other modules is refused unless `trust_modules`.
+    config that names modules outside of dmljax is refused unless `trust_modules`, because importing
+    them runs their code.
     """
     old, out = pathlib.Path(old), pathlib.Path(out)
     exporting.check_target(out)
     if onnx:
         onnx_program.check_installed()
     manifest = files.read_manifest(old)
-    model = rebuilding.open_model(old, manifest, trust_modules=trust_modules)
+    with reading.trusting_modules(trust_modules):
+        model = rebuilding.open_model(old, manifest)
     golden = files.read_tensors(old, manifest, files.GOLDEN)
     facts = {name: manifest[name] for name in ("batch_sizes", "classes", "thresholds")}
     exported_on = manifest["program"]["exported_on"]
@@ -46,7 +49,7 @@ def rebundle(
         (folder / files.PROGRAM).write_bytes(programs.serialized(programs.stablehlo(model)))
         new_manifest = exporting.write_manifest(folder, model, facts, exported_on=exported_on)
         if new_manifest["model"] != manifest["model"]:
-            raise loading.BadBundle(f"the model digest of {old} is not that of its files")
+            raise loading.BadBundle(f"the model digest of {old} does not belong to its files")
         if onnx:
             onnx_program.write(folder)
             new_manifest = exporting.write_manifest(folder, model, facts, exported_on=exported_on)
@@ -62,7 +65,7 @@ def rebundle(
 
 
 def _parity(exported: dict[str, Any], rebuilt: dict[str, Any]) -> dict[str, Any]:
-    """The report of the export, and those of all rebuilt programs on the stored examples."""
+    """The report of the export, and the reports of rebuilt programs on the stored examples."""
     return {**exported, "rebuilt": [*exported.get("rebuilt", []), rebuilt]}
 
 
@@ -71,7 +74,7 @@ def _note(manifest: dict[str, Any], reports: dict[str, Any]) -> str:
     batches = [report["largest_batch"] for report in reports["programs"].values()]
     difference = max(batch["largest_difference"] for batch in batches)
     return (
-        f"\n## Programs of {today}\n\nMade anew by dmljax {dmljax.__version__} and jax "
+        f"\n## Programs of {today}\n\nRebuilt by dmljax {dmljax.__version__} and jax "
         f"{jax.__version__}, for {', '.join(manifest['program']['platforms'])}. On the stored "
         f"examples they differ from the checkpoint by {difference:.1e} at most. JAX promises "
         f"to load them until {manifest['program']['promised_until']}.\n"

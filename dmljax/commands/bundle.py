@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from dmljax.commands.parser import refuse
+from dmljax.commands.parser import add_trust, refuse
 
 __all__ = ["add_arguments", "run"]
 
@@ -23,11 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", help="folder of a bundle, such as photos.bundle")
     parser.add_argument("--out", help="rebuild: the folder to write")
     parser.add_argument("--onnx", action="store_true", help="rebuild: add the program as ONNX")
-    parser.add_argument(
-        "--trust-modules",
-        action="store_true",
-        help="rebuild: import the modules that the config names, which runs their code",
-    )
+    add_trust(parser)
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
@@ -37,12 +33,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
             raise ValueError("rebuild needs --out, the folder to write, such as new.bundle")
         from dmljax.bundle import rebundling
 
-        path = rebundling.rebundle(
-            arguments.bundle,
-            arguments.out,
-            onnx=arguments.onnx,
-            trust_modules=arguments.trust_modules,
-        )
+        path = rebundling.rebundle(arguments.bundle, arguments.out, onnx=arguments.onnx)
         print(f"{path}: new programs, which give the stored embeddings")
         return 0
     from dmljax.bundle import files, loading

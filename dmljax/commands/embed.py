@@ -21,8 +21,8 @@ parts are complete. Concatenated, they are bitwise what one process writes (docs
 
 With a bundle, --images is a folder or a Parquet file with a column `path` (and perhaps `id`), which
 is read by row groups. The parts are Parquet files of ids and vectors, which go into an index by
-`dmljax index photos.bundle --import=vectors/ --out=photos.index`. Images that cannot be read are
-left out and listed in left_out.jsonl of their part; manifest.json counts them.
+`dmljax index create photos.index --bundle=photos.bundle --import=vectors/`. Images that cannot be
+read are left out and listed in left_out.jsonl of their part; manifest.json counts them.
 """
 
 from __future__ import annotations

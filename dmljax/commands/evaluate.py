@@ -4,7 +4,7 @@
     dmljax evaluate runs/glyphs --split=train --step=325
     dmljax evaluate runs/photos --config.dataset.root=elsewhere
 
-The config is that of the run; its fields are changed by --config.field=value.
+The config of the run is used; its fields are changed by --config.field=value.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from dmljax.commands.parser import refuse
+from dmljax.commands.parser import add_trust, refuse
 
 __all__ = ["add_arguments", "add_checkpoint", "add_run", "overrides_of", "run", "run_folder"]
 
@@ -29,6 +29,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workdir", help="the same folder, as a flag")
     parser.add_argument("--step", type=int, help="the checkpoint; by default the selected one")
     parser.add_argument("--config", help=argparse.SUPPRESS)
+    add_trust(parser)
 
 
 def run_folder(verb: str, arguments: argparse.Namespace) -> str:

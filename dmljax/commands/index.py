@@ -1,83 +1,137 @@
 """Make an index of images or vectors, add to it, and look after it.
 
-    dmljax index photos.bundle --images=collection/ --out=photos.index
-    dmljax index photos.bundle --images=collection/ --to="postgresql://user@host/db?table=photos"
-    dmljax index new.bundle --images=collection/ --out=photos.index --reindex
-    dmljax index photos.bundle --split=test --images=collection/ --out=photos.index
-    dmljax index photos.bundle --import=vectors.parquet --out=photos.index
-    dmljax index photos.bundle --import=vectors/ --out=photos.index
-    dmljax index photos.index                            facts: items, size, recall
-    dmljax index photos.index --delete=cats/1.jpg --compact
-    dmljax index photos.index --check
-    dmljax index photos.index --export=photos.parquet
+    dmljax index create photos.index --bundle=photos.bundle --images=collection/
+    dmljax index create "postgresql://user@host/db?table=photos" --bundle=... --images=...
+    dmljax index create photos.index --bundle=photos.bundle --split=test --images=collection/
+    dmljax index create photos.index --bundle=photos.bundle --import=vectors/
+    dmljax index add photos.index --bundle=photos.bundle --images=more/
+    dmljax index reindex photos.index --bundle=new.bundle --images=collection/
+    dmljax index remove photos.index cats/1.jpg cats/2.jpg
+    dmljax index list photos.index                       items, size, recall; --items lists all ids
+    dmljax index tune photos.index --compact             the graph, and the space of removed items
+    dmljax index check photos.index
+    dmljax index export photos.index photos.parquet
 
-The id of an image is its path below the folder, and its metadata {"folder": ...} the folder. Images
-whose ids are in the index already are skipped, so an interrupted command is simply run again;
---replace embeds them again and keeps their metadata. --split=test (or train) first writes the
+An index is a folder or an address postgresql://. `create` makes one, and continues one of the same
+bundle: an interrupted command is simply run again. `add` needs an index that exists. `reindex`
+fills an index of another bundle beside the present one and then switches at once, if no item is
+missing from the new one; with --drop-missing it switches in any case.
+
+--images is a folder, or a Parquet file with a column `path` and perhaps `id`. The id of an image is
+its path below the folder, and its metadata {"folder": ...} the folder. Images whose ids are in the
+index already are skipped; --replace embeds them again and keeps their metadata. Images that cannot
+be read are named and left out, and the exit status is 1. --split=test (or train) first writes the
 images of the data set that the bundle was trained on to the folder --images; --root says where that
 data set is. --import takes a Parquet file, or the folder of parts that `dmljax embed BUNDLE
---images=...` fills; of parts, stored ids are skipped too. --reindex fills an index of another
-bundle beside the present one and then switches at once, if no item is missing from the new one;
---drop-missing switches also then. Images that cannot be read are named and left out, and the exit
-status is 1. docs/index_search.md describes the files.
+--images=...` fills. If the file names its model, --bundle can be left out. Stored ids are skipped
+where parts are imported, and an error where a file is. docs/index_search.md describes the files.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
+import contextlib
+import json
 import os
-import pathlib
 import sys
 import time
-import unicodedata
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
+from absl import logging
 
-from dmljax.commands.parser import refuse
-from dmljax.index import Index, InvalidInput, create, inputs, source
-from dmljax.index import open as open_index
-from dmljax.index import reindex as reindex_beside
+from dmljax import index as indexes
+from dmljax.commands.parser import add_trust, refuse
+from dmljax.hints import hint
+from dmljax.index import Index, InvalidInput, inputs, source
 
 __all__ = ["add_arguments", "run"]
 
-_COMMIT = 1024  # images that are added together
+_CHUNK = 1024  # images that are added together
 _REPORT_SECONDS = 10
-_NAMED = 10  # unreadable images that are printed
+_MOST_PRINTED = 10  # images that were left out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", nargs="?", help="bundle (to add), or index (to look after)")
-    parser.add_argument("--images", help="folder of images to add")
-    parser.add_argument("--split", help="train or test: write these images to --images first")
+    parser.add_argument("verb", nargs="?", help=", ".join(_VERBS))
+    parser.add_argument("words", nargs="*", metavar="INDEX", help="index; ids or a file after it")
+    parser.add_argument("--bundle", help="create, add, reindex: the bundle that embeds")
+    parser.add_argument("--images", help="the same: folder or Parquet list of images")
+    parser.add_argument("--split", help="the same: write the train or test images to --images")
+    add_trust(parser)
     parser.add_argument("--root", help="with --split: where the data set of the bundle is")
-    parser.add_argument("--import", dest="source", help="Parquet file or folder of parts to add")
-    parser.add_argument("--out", help="index to make or to add to: a folder")
-    parser.add_argument("--to", help="the same in PostgreSQL: postgresql://USER@HOST/DB?table=NAME")
-    parser.add_argument("--replace", action="store_true", help="also add ids that exist, anew")
-    parser.add_argument("--reindex", action="store_true", help="replace an index of another model")
-    parser.add_argument(
-        "--drop-missing", action="store_true", help="with --reindex: items may be missing"
-    )
-    parser.add_argument(
-        "--delete", action="append", default=[], metavar="ID", help="delete an item"
-    )
-    parser.add_argument("--compact", action="store_true", help="give the space of deletions back")
-    parser.add_argument("--check", action="store_true", help="read everything; status 1 if damaged")
-    parser.add_argument("--export", help="Parquet file to write")
+    parser.add_argument("--import", dest="source", help="the same: Parquet file or folder of parts")
+    parser.add_argument("--replace", action="store_true", help="the same: also ids that exist")
+    parser.add_argument("--drop-missing", action="store_true", help="reindex: items may be lost")
+    parser.add_argument("--items", action="store_true", help="list: a line for each item")
+    parser.add_argument("--graph", choices=("yes", "no"), help="tune: with or without a graph")
+    parser.add_argument("--compact", action="store_true", help="tune: give space back")
+    for flag in ("--out", "--to", "--export"):  # of the form without a verb
+        parser.add_argument(flag, help=argparse.SUPPRESS)
+    for flag in ("--reindex", "--check"):
+        parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--delete", action="append", default=[], help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
-    refuse("index", extras)
-    if arguments.target is None:
-        raise ValueError("index needs a bundle to add images, or an index (dmljax index --help)")
-    place = arguments.out or arguments.to
-    upkeep = arguments.delete or arguments.compact or arguments.check or arguments.export
-    if arguments.drop_missing and not arguments.reindex:
-        raise ValueError("--drop-missing needs --reindex")
+    refuse("index", [word for word in extras if word.startswith("-")])
+    # argparse leaves words after a flag among the extras.
+    verb, words = arguments.verb, [*arguments.words, *extras]
+    if verb is None:
+        raise ValueError(f"index needs a verb: {', '.join(_VERBS)} (dmljax index --help)")
+    if verb not in _VERBS:
+        return _run_without_verb(arguments, words)
+    run_fn, flags = _VERBS[verb]
+    for name, value in vars(arguments).items():
+        if value and name not in ("verb", "words", "verbose", *flags):
+            flag = {"source": "import"}.get(name, name.replace("_", "-"))
+            raise ValueError(f"--{flag} does not belong to `dmljax index {verb}` (see --help)")
+    if not words:
+        raise ValueError(f"`dmljax index {verb}` needs an index: a folder or postgresql://...")
+    if len(words) > 1 and run_fn not in (_remove, _export):
+        raise ValueError(f"{words[1]!r} is not known (see dmljax index --help)")
+    return run_fn(arguments, *words)
+
+
+def _run_without_verb(arguments: argparse.Namespace, words: list[str]) -> int:
+    """The form before there were verbs: `dmljax index BUNDLE --images=... --out=INDEX`."""
+    target, place = arguments.verb, arguments.out or arguments.to
+    old_flags = ("out", "to", "export", "reindex", "check", "delete", "images", "source", "compact")
+    is_old = any(getattr(arguments, flag) for flag in old_flags)
+    if words or not (is_old or "://" in target or os.path.exists(target)):
+        raise ValueError(f"index has no verb {target!r}{hint(target, _VERBS)}")
+    fills = bool(arguments.images or arguments.source)
+    if arguments.images and not place:
+        raise ValueError("--out=INDEX is needed; or: dmljax index create INDEX --bundle=...")
+    if fills and (arguments.delete or arguments.compact or arguments.export or arguments.check):
+        raise ValueError("--delete, --compact, --check and --export are commands of their own")
+    arguments.bundle = target if fills and place else None
+    calls: list[tuple[str, list[str]]] = [
+        (verb, [target, *operands])
+        for verb, is_wanted, operands in (
+            ("remove", arguments.delete, arguments.delete),
+            ("tune", arguments.compact, []),
+            ("export", arguments.export, [arguments.export]),
+            ("check", arguments.check, []),
+        )
+        if is_wanted
+    ]
+    if fills:
+        arguments.verb = "reindex" if arguments.reindex else "create"
+        calls = [(arguments.verb, [place or target])]
+    calls = calls or [("list", [target])]
+    more = f" --bundle={target} ..." if arguments.bundle else ""
+    verbs = "; ".join(f"dmljax index {verb} {words[0]}{more}" for verb, words in calls)
+    logging.warning("`dmljax index` has verbs now, and the next version needs them: %s", verbs)
+    return max(_VERBS[verb][0](arguments, *operands) for verb, operands in calls)
+
+
+def _fill(arguments: argparse.Namespace, place: str) -> int:
+    """Adds images or vectors to an index: a new one, the present one, or the one after it."""
+    if bool(arguments.images) == bool(arguments.source):
+        raise ValueError("give either --images=FOLDER, or --import=FILE.parquet")
     if arguments.root and not arguments.split:
         raise ValueError("--root needs --split=test or --split=train")
     if arguments.split and not arguments.images:
@@ -86,125 +140,74 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         )
     if arguments.split not in (None, "train", "test"):
         raise ValueError(f"--split={arguments.split} is unknown: choose train or test")
-    if arguments.images and arguments.source:
-        raise ValueError("--images and --import are two commands: give one of them")
-    if arguments.images or (arguments.source and place):
-        if upkeep:
-            raise ValueError("--delete, --compact, --check and --export are commands of their own")
-        if arguments.out and arguments.to:
-            raise ValueError("--out and --to are two places: give one of them")
-        if not place:
-            raise ValueError(
-                "--out=FOLDER (or --to=postgresql://...) is needed: where the index is"
-            )
-        return _add(arguments, place)
-    if place or arguments.reindex:
-        raise ValueError("--out, --to and --reindex need --images=FOLDER or --import=FILE.parquet")
-    if arguments.source:
-        with _open_for(arguments.target, arguments.source) as store:
-            return _add_vectors(store, arguments.source, replace=arguments.replace)
-    return _look_after(arguments)
+    if not arguments.bundle and (arguments.images or arguments.verb == "reindex"):
+        raise ValueError("--bundle=BUNDLE is needed: it embeds the images")
+    bundle = images = previous = None
+    if arguments.bundle:
+        from dmljax import bundle as bundles
 
-
-def _open_for(place: str, source: str) -> Index:
-    """The index to which a Parquet file is added; a new one if the file names its model."""
-    from dmljax.index import parquet
-
-    about = parquet.about(source)
-    try:
-        return open_index(place, model=about.model, write=True)
-    except FileNotFoundError:
-        if not _is_free(place):
-            raise
-    if about.model is None or about.similarity is None:
-        raise ValueError(
-            f"{source} does not say which model made its vectors: "
-            f"dmljax index BUNDLE --import={source} --out={place}"
-        )
-    return create(place, model=about.model, dimension=about.dimension, similarity=about.similarity)
-
-
-def _is_free(place: str) -> bool:
-    return place.startswith("postgres") or not pathlib.Path(place).exists()
-
-
-def _look_after(arguments: argparse.Namespace) -> int:
-    write = bool(arguments.delete or arguments.compact)
-    with open_index(arguments.target, write=write) as store:
-        if arguments.delete:
-            store.delete(arguments.delete)
-            print(f"deleted {_number(len(arguments.delete), 'item')}")
-        if arguments.compact:
-            before = store.facts()["bytes"]
-            store.compact()
-            print(f"compacted: {_size(before)} before, {_size(store.facts()['bytes'])} now")
-        if arguments.export:
-            from dmljax.index import parquet
-
-            count = parquet.export(store, arguments.export)
-            print(f"wrote {arguments.export}: {_number(count, 'item')}")
-        if arguments.check:
-            problems = store.check()
-            for problem in problems:
-                print(problem)
-            if problems:
-                return 1
-            print(f"ok: {_number(store.count(), 'item')}, every stored byte was read")
-        if not (write or arguments.export or arguments.check):
-            _print_facts(store)
-    return 0
-
-
-def _print_facts(store: Index) -> None:
-    facts = store.facts()
-    graph = facts.pop("approximate")
-    facts["size"] = _size(facts.pop("bytes"))
-    for name, value in facts.items():
-        print(f"{name:12s} {value:,}" if isinstance(value, int) else f"{name:12s} {value}")
-    if graph is None:
-        print("search       exact")
-    else:
-        print(
-            f"search       approximate, recall@10 {graph['recall@10']:.3f} measured on "
-            f"{graph['items']:,} items"
-        )
-
-
-def _add(arguments: argparse.Namespace, place: str) -> int:
-    from dmljax import bundle as bundles
-
-    bundle = bundles.load(arguments.target)
+        bundle = bundles.load(arguments.bundle)
     if arguments.split:
         _write_split(bundle, arguments)
-    images = _images(arguments.images) if arguments.images else []
-    if arguments.source:
-        _check_source(arguments.source, bundle)
-    store, previous = _open(place, bundle, reindex=arguments.reindex)
-    try:
-        if arguments.source:
+    if arguments.images:
+        from dmljax.bundle import collection
+
+        images = collection.open_collection(arguments.images)
+    settings = _settings(bundle, arguments.source)
+    with contextlib.ExitStack() as stack:
+        if arguments.verb == "reindex":
+            previous = stack.enter_context(indexes.open(place))
+            if previous.model == settings["model"]:
+                raise ValueError(
+                    f"{place} holds vectors of this bundle already: dmljax index add {place}"
+                )
+            store = indexes.reindex(place, **settings)
+        else:
+            store = _open(arguments, place, settings)
+        stack.enter_context(store)
+        if bundle is None or images is None:
             status = _add_vectors(store, arguments.source, replace=arguments.replace)
         else:
-            status = _add_images(
-                store, bundle, images, replace=arguments.replace, previous=previous
-            )
+            status = _add_images(store, bundle, images, arguments.replace, previous)
         if previous is not None:
-            count = previous.count()
-            if count and not store.count():
-                raise ValueError(
-                    f"nothing could be added: {place} keeps its {_number(count, 'item')} of the "
-                    "previous model; correct --images or --import and repeat the command"
-                )
-            if not arguments.drop_missing:
-                _check_complete(store, previous, place)
+            _check_complete(store, previous, drop_missing=arguments.drop_missing)
             store.switch()
-            print(f"{place} now has {_number(store.count(), 'item')}; it had {count:,}")
-        if arguments.images:
+            total = _number(store.count(), "item")
+            print(f"{place} now has {total}; it had {previous.count():,}")
+        if arguments.images and os.path.isdir(arguments.images):
             source.record(place, arguments.images)
-    finally:
-        if previous is not None:
-            previous.close()
-        store.close()
     return status
+
+
+def _open(arguments: argparse.Namespace, place: str, settings: dict[str, Any]) -> Index:
+    """The index to add to; `create` makes it if it does not exist."""
+    try:
+        return indexes.open(place, model=settings["model"], write=True)
+    except FileNotFoundError:
+        if arguments.verb == "add":
+            raise
+    if None in settings.values():
+        raise ValueError(
+            f"{arguments.source} does not say which model made its vectors: "
+            f"dmljax index create {place} --bundle=BUNDLE --import={arguments.source}"
+        )
+    return indexes.create(place, **settings)
+
+
+def _settings(bundle: Any, source: str | None) -> dict[str, Any]:
+    """What an index is made for, from the bundle or from the file to import."""
+    model = dimension = similarity = None
+    if source is not None:
+        from dmljax.index import parquet
+
+        model, similarity, dimension = parquet.about(source)
+    if bundle is not None:
+        if model not in (None, bundle.digest):
+            raise ValueError(f"{source} holds vectors of the model {model}, not of {bundle.digest}")
+        if dimension not in (None, bundle.dimension):
+            raise ValueError(f"{source} has {dimension} dimensions, the bundle {bundle.dimension}")
+        model, dimension, similarity = bundle.digest, bundle.dimension, bundle.similarity
+    return {"model": model, "dimension": dimension, "similarity": similarity}
 
 
 def _write_split(bundle: Any, arguments: argparse.Namespace) -> None:
@@ -231,54 +234,25 @@ def _write_split(bundle: Any, arguments: argparse.Namespace) -> None:
     print(f"wrote {_number(count, 'image')} to {arguments.images}")
 
 
-def _open(place: str, bundle: Any, *, reindex: bool) -> tuple[Index, Index | None]:
-    """The index to add to, and the one that it will replace."""
-    model = bundle.digest
-    of_bundle = {"model": model, "dimension": bundle.dimension, "similarity": bundle.similarity}
-    if reindex:
-        previous = open_index(place)
-        if previous.model == model:
-            previous.close()
-            raise ValueError(f"{place} holds vectors of this bundle already: leave out --reindex")
-        try:
-            return reindex_beside(place, **of_bundle), previous
-        except BaseException:
-            previous.close()
-            raise
-    try:
-        return open_index(place, model=model, write=True), None
-    except FileNotFoundError:
-        if not _is_free(place):
-            raise
-        return create(place, **of_bundle), None
-
-
-def _check_complete(store: Index, previous: Index, place: str) -> None:
+def _check_complete(store: Index, previous: Index, *, drop_missing: bool) -> None:
     """Refuses to replace an index by one in which some of its items are missing."""
-    count, first = 0, ""
-    for items in previous.scan():
-        ids = [item.id for item in items]
-        is_stored = store.contains(ids)
-        missing = [name for name, is_in in zip(ids, is_stored, strict=True) if not is_in]
-        first = first or next(iter(missing), "")
-        count += len(missing)
-    if count:
+    place, total = previous.place, previous.count()
+    if total and not store.count():
         raise ValueError(
-            f"{_number(count, 'item')} of {place} would be lost, such as {first!r}: {place} stays "
-            "as it was. Repeat the command with images or vectors of all items, or with "
-            "--drop-missing"
+            f"nothing could be added: {place} keeps its {_number(total, 'item')} of the previous "
+            "model; correct --images or --import and repeat the command"
         )
-
-
-def _check_source(source: str, bundle: Any) -> None:
-    """Refuses vectors of another model, before an index is made."""
-    from dmljax.index import parquet
-
-    model, _, dimension = parquet.about(source)
-    if model not in (None, bundle.digest):
-        raise ValueError(f"{source} holds vectors of the model {model}, not of {bundle.digest}")
-    if dimension != bundle.dimension:
-        raise ValueError(f"{source} has {dimension} dimensions, the bundle {bundle.dimension}")
+    missing: list[str] = []
+    for items in () if drop_missing else previous.scan():
+        ids = [item.id for item in items]
+        stored = store.contains(ids)
+        missing += [name for name, is_stored in zip(ids, stored, strict=True) if not is_stored]
+    if missing:
+        raise ValueError(
+            f"{_number(len(missing), 'item')} of {place} would be lost, such as {missing[0]!r}: "
+            f"{place} stays as it was. Repeat the command with images or vectors of all items, or "
+            "with --drop-missing"
+        )
 
 
 def _add_vectors(store: Index, source: str, *, replace: bool) -> int:
@@ -295,124 +269,140 @@ def _add_vectors(store: Index, source: str, *, replace: bool) -> int:
         if ids:
             store.add(ids, vectors, metadata, replace=replace)
         count += len(ids)
-    store.build()
-    more = f", {skipped:,} were there already" if skipped else ""
-    added, total = _number(count, "vector"), _number(store.count(), "item")
-    print(f"added {added}{more}; {store.place} has {total}")
+    _report(store, count, "vector", skipped)
     return 0
 
 
-class _Image(NamedTuple):
-    """A file and the id that it gets."""
-
-    path: str
-    id: str
-    folder: str
-
-
-def _images(root: str) -> list[_Image]:
-    from dmljax.data import locate
-
-    if not os.path.isdir(root):
-        raise FileNotFoundError(f"--images={root} is not a folder")
-    images = []
-    for path in locate.image_paths(pathlib.Path(root)):
-        name = unicodedata.normalize("NFC", pathlib.Path(path).relative_to(root).as_posix())
-        images.append(_Image(path, name, name.rpartition("/")[0]))
-    if not images:
-        suffixes = " ".join(locate.IMAGE_SUFFIXES)
-        raise FileNotFoundError(f"{root} has no images; known suffixes are {suffixes}")
-    return images
+def _report(store: Index, count: int, noun: str, skipped: int) -> None:
+    store.build()
+    more = f", {skipped:,} were there already" if skipped else ""
+    total = _number(store.count(), "item")
+    print(f"added {_number(count, noun)}{more}; {store.place} has {total}")
 
 
 def _add_images(
-    store: Index, bundle: Any, files: list[_Image], *, replace: bool, previous: Index | None
+    store: Index, bundle: Any, images: Any, replace: bool, previous: Index | None
 ) -> int:
-    unreadable: list[str] = []
-    images, ids = [], set()
-    for image in files:
-        try:
-            inputs.check_ids([image.id])
-        except InvalidInput as error:
-            unreadable.append(str(error))
-            continue
-        if image.id in ids:
-            unreadable.append(f"{image.path}: another file has the same name in normal form NFC")
-            continue
-        ids.add(image.id)
-        images.append(image)
-    skipped = 0
-    if not replace and images:
-        exists = store.contains([image.id for image in images])
-        skipped = sum(exists)
-        images = [image for image, is_in in zip(images, exists, strict=True) if not is_in]
+    """Embeds the images of a collection and adds them, some at a time."""
+    from dmljax.bundle import collection
+
+    left_out: list[str] = []
+    ids_so_far: set[str] = set()
+    added = skipped = 0
     start = reported = time.monotonic()
-    added, done = 0, 0
-    rows: list[tuple[_Image, np.ndarray]] = []
-    for readable, vectors, problems in _embedded(bundle, images):
-        unreadable += problems
-        done += len(readable) + len(problems)
-        rows += zip(readable, vectors, strict=True)
-        if len(rows) >= _COMMIT or done == len(images):
-            added += _commit(store, rows, previous)
-            rows = []
-        if time.monotonic() - reported > _REPORT_SECONDS:
-            reported = time.monotonic()
-            rate = done / (reported - start)
-            print(f"{done:,} of {len(images):,} images, {rate:.0f} a second", file=sys.stderr)
-    store.build()
-    more = f", {skipped:,} were there already" if skipped else ""
-    print(f"added {_number(added, 'image')}{more}; {store.place} has {store.count():,}")
-    for problem in unreadable[:_NAMED]:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for first in range(0, images.count, _CHUNK):
+            rows = range(first, min(first + _CHUNK, images.count))
+            chunk = [x for x in images.read_fn(rows) if _is_new(x, ids_so_far, left_out)]
+            if not replace:
+                exists = store.contains([image.id for image in chunk])
+                skipped += sum(exists)
+                chunk = [image for image, stored in zip(chunk, exists, strict=True) if not stored]
+            ids, vectors, problems = collection.embedded(bundle, chunk, 0, pool)
+            left_out += [x if name in x else f"{name}: {x}" for name, x in problems]
+            if ids:
+                store.add(ids, vectors, _metadata(ids, store, previous), replace=True)
+            added += len(ids)
+            if time.monotonic() - reported > _REPORT_SECONDS:
+                reported = time.monotonic()
+                rate = f"{rows.stop / (reported - start):.0f} a second"
+                print(f"{rows.stop:,} of {images.count:,} images, {rate}", file=sys.stderr)
+    _report(store, added, "image", skipped)
+    for problem in left_out[:_MOST_PRINTED]:
         print(f"left out: {problem}", file=sys.stderr)
-    if unreadable:
-        print(f"{_number(len(unreadable), 'image')} left out", file=sys.stderr)
-    return 1 if unreadable else 0
+    if left_out:
+        print(f"{_number(len(left_out), 'image')} left out", file=sys.stderr)
+    return 1 if left_out else 0
 
 
-def _commit(store: Index, rows: list[tuple[_Image, np.ndarray]], previous: Index | None) -> int:
-    """Adds embedded images. Those that exist already keep their metadata."""
-    if not rows:
-        return 0
-    ids = [image.id for image, _ in rows]
-    metadata = {image.id: {"folder": image.folder} for image, _ in rows}
+def _is_new(image: Any, ids_so_far: set[str], left_out: list[str]) -> bool:
+    """Whether an image can be added under its id; if not, `left_out` gets the reason."""
+    try:
+        inputs.check_ids([image.id])
+    except InvalidInput as error:
+        left_out.append(str(error))
+        return False
+    if image.id in ids_so_far:
+        left_out.append(f"{image.path}: another image has the same id, {image.id}")
+        return False
+    ids_so_far.add(image.id)
+    return True
+
+
+def _metadata(ids: list[str], store: Index, previous: Index | None) -> list[dict[str, Any]]:
+    """The metadata of images: the folder, or what the index or the previous one says."""
+    metadata = {name: {"folder": name.rpartition("/")[0]} for name in ids}
     for index in (previous, store):
         if index is not None:
             stored = [name for name, is_in in zip(ids, index.contains(ids), strict=True) if is_in]
             metadata |= {item.id: item.metadata for item in index.get(stored)}
-    vectors = np.stack([vector for _, vector in rows])
-    store.add(ids, vectors, [metadata[name] for name in ids], replace=True)
-    return len(ids)
+    return list(metadata.values())
 
 
-def _embedded(
-    bundle: Any, images: Sequence[_Image]
-) -> Iterator[tuple[list[_Image], np.ndarray, list[str]]]:
-    """Batches of images with their embeddings, and what is wrong with others.
-
-    Threads decode the next batches while the net computes.
-    """
-    size = bundle.batch_sizes[-1]
-    batches = collections.deque(images[i : i + size] for i in range(0, len(images), size))
-    pending: collections.deque[list[tuple[_Image, Future]]] = collections.deque()
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        while batches or pending:
-            while batches and len(pending) < 2:
-                pending.append([(x, pool.submit(_prepare, bundle, x)) for x in batches.popleft()])
-            results = [(image, future.result()) for image, future in pending.popleft()]
-            readable = [image for image, result in results if not isinstance(result, str)]
-            arrays = [result for _, result in results if not isinstance(result, str)]
-            problems = [result for _, result in results if isinstance(result, str)]
-            vectors = bundle.embed_prepared(np.stack(arrays)) if arrays else np.zeros((0, 1))
-            yield readable, vectors, problems
+def _remove(_: argparse.Namespace, place: str, *ids: str) -> int:
+    if not ids:
+        raise ValueError(f"`dmljax index remove {place}` needs ids: dmljax index list --items")
+    with indexes.open(place, write=True) as store:
+        store.delete(ids)
+    print(f"deleted {_number(len(ids), 'item')}")
+    return 0
 
 
-def _prepare(bundle: Any, image: _Image) -> np.ndarray | str:
-    try:
-        return bundle.prepare(image.path)
-    except (ValueError, OSError) as error:
-        text = " ".join(str(error).split())
-        return text if image.path in text else f"{image.path}: {text}"
+def _list(arguments: argparse.Namespace, place: str) -> int:
+    with indexes.open(place) as store:
+        if not arguments.items:
+            _print_facts(store)
+        for items in store.scan() if arguments.items else ():
+            for item in items:
+                print(f"{item.id}  {json.dumps(item.metadata, ensure_ascii=False)}")
+    return 0
+
+
+def _tune(arguments: argparse.Namespace, place: str) -> int:
+    with indexes.open(place, write=True) as store:
+        if arguments.compact:
+            before = store.facts()["bytes"]
+            store.compact()
+            print(f"compacted: {_size(before)} before, {_size(store.facts()['bytes'])} now")
+        if arguments.graph or not arguments.compact:
+            store.build(approximate={"yes": True, "no": False}.get(arguments.graph))
+        _print_facts(store)
+    return 0
+
+
+def _print_facts(store: Index) -> None:
+    facts = store.facts()
+    graph = facts.pop("approximate")
+    facts["size"] = _size(facts.pop("bytes"))
+    facts["search"] = (
+        "exact"
+        if graph is None
+        else (
+            f"approximate, recall@10 {graph['recall@10']:.3f} measured on {graph['items']:,} items"
+        )
+    )
+    for name, value in facts.items():
+        print(f"{name:12s} {value:,}" if isinstance(value, int) else f"{name:12s} {value}")
+
+
+def _check(_: argparse.Namespace, place: str) -> int:
+    with indexes.open(place) as store:
+        problems = store.check()
+        for problem in problems:
+            print(problem)
+        if not problems:
+            print(f"ok: {_number(store.count(), 'item')}, every stored byte was read")
+    return 1 if problems else 0
+
+
+def _export(_: argparse.Namespace, place: str, *paths: str) -> int:
+    if len(paths) != 1:
+        raise ValueError(f"`dmljax index export {place}` needs one file: photos.parquet")
+    from dmljax.index import parquet
+
+    with indexes.open(place) as store:
+        print(f"wrote {paths[0]}: {_number(parquet.export(store, paths[0]), 'item')}")
+    return 0
 
 
 def _number(count: int, noun: str) -> str:
@@ -421,3 +411,17 @@ def _number(count: int, noun: str) -> str:
 
 def _size(count: int) -> str:
     return f"{count / 1e6:.1f} MB"
+
+
+_FILL = ("bundle", "images", "split", "root", "source", "replace", "trust_modules")
+# The function of every verb, and the flags that belong to it.
+_VERBS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
+    "create": (_fill, _FILL),
+    "add": (_fill, _FILL),
+    "reindex": (_fill, (*_FILL, "drop_missing")),
+    "remove": (_remove, ()),
+    "list": (_list, ("items",)),
+    "tune": (_tune, ("graph", "compact")),
+    "check": (_check, ()),
+    "export": (_export, ()),
+}

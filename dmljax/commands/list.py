@@ -2,6 +2,7 @@
 
     dmljax list
     dmljax list losses
+    dmljax list fields     the fields of a config, with their defaults and meanings
 
 Names of your own are written as my_package.my_module:my_function.
 """
@@ -10,27 +11,18 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib
 import inspect
 import pathlib
 from collections.abc import Callable, Sequence
 
 from dmljax.commands.parser import refuse
+from dmljax.config import registry
 from dmljax.hints import hint
 
 __all__ = ["add_arguments", "configs", "run"]
 
-_MODULES = ("losses", "miners", "nets", "methods", "metrics")
-# Kinds that share their module with helpers, which a config cannot name.
-_TABLES = {
-    "datasets": "dataset",
-    "transforms": "transform",
-    "normalizations": "normalization",
-    "samplers": "sampler",
-    "optimizers": "optimizer",
-    "schedules": "schedule",
-}
-KINDS = ("configs", "recipes", *_MODULES, *_TABLES)
+_LISTED = {registry.plural(kind): kind for kind in registry.KINDS}
+KINDS = ("configs", "recipes", "fields", *_LISTED)
 
 
 def configs() -> str:
@@ -61,25 +53,21 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if arguments.kind in ("configs", "recipes"):
         print(configs())
         return 0
-    functions = _functions(arguments.kind)
+    if arguments.kind == "fields":
+        from dmljax.train.options import rows
+
+        for name, default, meaning in rows():
+            print(f"  {name:22s}  {meaning}; {default}")
+        return 0
+    functions = dict(sorted(registry.table(_LISTED[arguments.kind]).items()))
     width = max(map(len, functions))
     for name, function in functions.items():
         print(f"  {name:{width}s}  {_first_line(function)}".rstrip())
     return 0
 
 
-def _functions(kind: str) -> dict[str, Callable]:
-    if kind in _TABLES:
-        from dmljax.config import registry
-
-        return dict(sorted(registry.table(_TABLES[kind]).items()))
-    module = importlib.import_module(f"dmljax.{kind}")
-    exported = {name: getattr(module, name) for name in module.__all__}
-    return {name: f for name, f in exported.items() if callable(f) and name.islower()}
-
-
 def _first_line(function: Callable) -> str:
-    """The first sentence of the docstring; of a `functools.partial`, that of its function."""
+    """The first line of the docstring; a `functools.partial` has the docstring of its function."""
     while isinstance(function, functools.partial):
         function = function.func
     return (inspect.getdoc(function) or "").partition("\n")[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-__all__ = ["Parser", "refuse"]
+__all__ = ["Parser", "add_trust", "refuse"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,6 +24,15 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str):
         raise ValueError(f"{message} (see {self.prog} --help)")
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """The flag of every verb that reads the config of a run or of a bundle; `main` obeys it."""
+    parser.add_argument(
+        "--trust-modules",
+        action="store_true",
+        help="import modules that a run or a bundle names, which runs their code",
+    )
 
 
 def refuse(verb: str, extras: Sequence[str]) -> None:

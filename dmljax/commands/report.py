@@ -25,8 +25,10 @@ from typing import Any
 from absl import logging
 
 from dmljax.commands import evaluate
+from dmljax.commands.parser import add_trust
+from dmljax.hints import hint
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "print_comparison", "run"]
 
 _OMITTED = ("lone", "unreadable", "P@1")  # in words, or the same as R@1
 
@@ -35,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", help="folders of runs, such as runs/glyphs")
     parser.add_argument("--workdir", nargs="+", default=[], help="the same, as a flag")
     parser.add_argument("--step", type=int, help="the checkpoint; by default the selected one")
+    add_trust(parser)
     parser.add_argument("--text", action="store_true", help="print to the terminal")
     parser.add_argument("--embeddings", help="a .npy file [items, dimensions], instead of a run")
     parser.add_argument("--labels", help="the labels of --embeddings")
@@ -63,7 +66,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
                 "--config. fields"
             )
         if arguments.text:
-            _compare(folders)
+            print_comparison(folders)
         else:
             _write_comparison(folders)
         return 0
@@ -201,7 +204,8 @@ def _field(config: Any, path: str) -> str:
     return "" if config is None else json.dumps(config)
 
 
-def _compare(folders: Sequence[str]) -> None:
+def print_comparison(folders: Sequence[str], *, score: str | None = None) -> None:
+    """Prints the comparison of runs with the first of them: of one score, or of all."""
     from dmljax.files import reading
     from dmljax.report import comparison, scores_file, text
 
@@ -209,6 +213,10 @@ def _compare(folders: Sequence[str]) -> None:
     configs = [reading.config_of_run(folder) for folder in folders]
     runs = {name: scores_file.read(folder) for name, folder in zip(names, folders, strict=True)}
     result = comparison.compare_runs(runs)
+    if score is not None:
+        if score not in result.scores:
+            raise ValueError(f"--score: there is no {score!r}{hint(score, result.scores)}")
+        result = result._replace(scores={score: result.scores[score]})
     first = names[0]
     fields = {
         name: list(_config_differences(configs[0], other))

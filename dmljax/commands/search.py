@@ -52,7 +52,6 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     words, ids = [*arguments.words, *extras], arguments.id
     if len(words) < 2 and not ids:
         raise ValueError("search needs a bundle and an image, or --id (dmljax search --help)")
-    where = conditions(arguments.where)
     bundle = None
     if words:
         from dmljax import bundle as bundles
@@ -60,8 +59,8 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         bundle = bundles.load(words[0])
     threshold = threshold_of(arguments.threshold, {} if bundle is None else bundle.thresholds)
     k = _DEFAULT_K if arguments.k is None else arguments.k
-    options: dict[str, Any] = {"where": where, "exact": arguments.exact, "threshold": threshold}
-    options["allow_fewer"] = arguments.k is None
+    options: dict[str, Any] = {"where": conditions(arguments.where), "exact": arguments.exact}
+    options |= {"threshold": threshold, "allow_fewer": arguments.k is None}
     with open_index(arguments.index, model=None if bundle is None else bundle.digest) as store:
         results = list(zip(ids, store.search_ids(ids, k, **options), strict=True))
         if images := words[1:]:

@@ -8,9 +8,9 @@
 Without --host only this machine can connect. Any other host needs --token-file: a file with a token
 of 16 characters or more a line, which clients send as `Authorization: Bearer TOKEN`. Adding and
 deleting are off, and need a token. A new bundle or index in the same place is taken over without
-dropping a request, within --watch seconds or on SIGHUP. SIGTERM ends the process after the requests
-that it has begun. --images is the folder of the pictures that the page shows; by default the
-one from which the index was made. docs/serve.md describes the routes.
+dropping a request, within --watch seconds or on SIGHUP. After SIGTERM the process answers the
+requests that it has begun, and ends. --images is the folder of the pictures that the page shows; by
+default it is the folder that was indexed. docs/serve.md describes the routes.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-waiting", type=int, default=512, help="images at a time, then 503")
     parser.add_argument("--max-connections", type=int, default=1000, help="then 503")
     parser.add_argument("--max-image-bytes", type=int, default=32 << 20, help="then 413")
+    parser.add_argument("--max-body-bytes", type=int, default=64 << 20, help="then 413")
     parser.add_argument("--body-seconds", type=float, default=20.0, help="to send a request")
     parser.add_argument("--drain-seconds", type=int, default=25, help="after SIGTERM")
     parser.add_argument("--quiet", action="store_true", help="no line per request on stderr")
@@ -53,13 +54,15 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         raise ImportError(
             f"the service needs more packages ({error}): pip install 'dmljax[serve]'"
         ) from None
-    for flag in ("watch", "max_waiting", "max_connections", "max_image_bytes", "body_seconds"):
+    sizes = ("max_waiting", "max_connections", "max_image_bytes", "max_body_bytes")
+    for flag in (*sizes, "watch", "body_seconds"):
         if not (value := getattr(arguments, flag)) > 0:
             raise ValueError(f"--{flag.replace('_', '-')}={value} must be larger than 0")
     if arguments.drain_seconds < 0:
         raise ValueError(f"--drain-seconds={arguments.drain_seconds} must be 0 or larger")
     limits = settings.Limits(
         image_bytes=arguments.max_image_bytes,
+        body_bytes=arguments.max_body_bytes,
         waiting_images=arguments.max_waiting,
         connections=arguments.max_connections,
         body_seconds=arguments.body_seconds,

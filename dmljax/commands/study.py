@@ -3,6 +3,7 @@
     dmljax study run studies/glyphs.py --workers=2      python -m dmljax.main --study=...
     dmljax study run studies/graph_ablations.py --config.dataset.root=cub200 --dry-run
     dmljax study table studies/glyphs.py --format=html --out=glyphs.html
+    dmljax study sizes studies/abe_tables.py            parameters and operations of every row
     dmljax study array studies/glyphs.py --tasks=8      prints the line for Slurm
     dmljax study compare runs/by_digest/0a... runs/by_digest/7f...
 
@@ -18,17 +19,22 @@ import argparse
 import pathlib
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from dmljax.commands.parser import refuse
+from dmljax.commands.parser import add_trust, refuse
+from dmljax.files import reading
 from dmljax.hints import hint
+
+if TYPE_CHECKING:
+    from dmljax.studies.folder import Session
 
 __all__ = ["add_arguments", "run"]
 
-ACTIONS = ("run", "table", "array", "compare", "work", "join")
+ACTIONS = ("run", "table", "sizes", "array", "compare", "work", "join")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", nargs="?", help="run, table, array or compare")
+    parser.add_argument("action", nargs="?", help="run, table, sizes, array or compare")
     parser.add_argument("names", nargs="*", help="the study file; two run folders for compare")
     parser.add_argument("--study", help="the study file, as a flag")
     parser.add_argument("--workdir", help="folder of the study; runs/studies/NAME by default")
@@ -38,12 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the runs, make none")
     parser.add_argument("--retry", action="store_true", help="make failed runs again")
     parser.add_argument("--no-wait", action="store_true", help="do not wait for other workers")
+    add_trust(parser)
     parser.add_argument("--storage", help="database of a search, such as postgresql+psycopg://...")
     parser.add_argument("--format", help="of the table: md (default), tex, csv or html")
     parser.add_argument("--spread", help="interval (default) or deviation, in every cell")
-    parser.add_argument("--out", help="file for the table, instead of the terminal")
+    parser.add_argument("--out", help="file for the table or the sizes, instead of the terminal")
     parser.add_argument("--tasks", type=int, help="number of tasks of a Slurm array")
-    parser.add_argument("--score", help="what compare compares: R@1 (default), MAP@R, RP")
+    parser.add_argument("--score", help="the only score that compare prints, such as MAP@R")
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
@@ -53,7 +60,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if action is None and arguments.study is not None:
         action = "run"
     if action not in ACTIONS:
-        raise ValueError(f"study: there is no {action!r}{hint(str(action), ACTIONS[:4])}")
+        raise ValueError(f"study: there is no {action!r}{hint(str(action), ACTIONS[:5])}")
     if action == "compare":
         return _compare(arguments, words)
     if action == "join":
@@ -76,7 +83,8 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         words=words,
         storage=arguments.storage,
     )
-    return {"run": _run, "table": _table, "work": _work}[action](session, name, arguments)
+    actions = {"run": _run, "table": _table, "sizes": _sizes, "work": _work}
+    return actions[action](session, name, arguments)
 
 
 def _name(arguments: argparse.Namespace) -> str:
@@ -86,7 +94,7 @@ def _name(arguments: argparse.Namespace) -> str:
     return names[0]
 
 
-def _run(session, name: str, arguments: argparse.Namespace) -> int:
+def _run(session: Session, name: str, arguments: argparse.Namespace) -> int:
     from dmljax.studies import launch
     from dmljax.studies import session as sessions
     from dmljax.studies.worker import Stopped
@@ -124,7 +132,7 @@ def _run(session, name: str, arguments: argparse.Namespace) -> int:
     return status
 
 
-def _work(session, name: str, arguments: argparse.Namespace) -> int:
+def _work(session: Session, name: str, arguments: argparse.Namespace) -> int:
     """One of several workers, which `run` has started."""
     from dmljax.studies import session as sessions
     from dmljax.studies.worker import Stopped
@@ -141,10 +149,10 @@ def _work_words(name: str, arguments: argparse.Namespace, words: Sequence[str]) 
     flags = [f"--{key}={value}" for key, value in options.items() if value is not None]
     flags += [f"--only={row}" for row in arguments.only]
     flags += ["--no-wait"] * arguments.no_wait
-    return ["study", "work", name, *flags, *words]
+    return ["study", "work", name, *flags, *reading.trust_words(), *words]
 
 
-def _table(session, name: str, arguments: argparse.Namespace) -> int:
+def _table(session: Session, name: str, arguments: argparse.Namespace) -> int:
     from dmljax.files.writing import write_text
     from dmljax.studies import printing
     from dmljax.studies import session as sessions
@@ -165,6 +173,21 @@ def _table(session, name: str, arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _sizes(session: Session, name: str, arguments: argparse.Namespace) -> int:
+    """Prints the sizes of the nets of all rows, or writes them as JSON."""
+    from dmljax.files.writing import write_json
+    from dmljax.studies import sizes
+
+    content = sizes.of_study(session.study)
+    if arguments.out:
+        write_json(arguments.out, {"digest": session.study.digest, "sizes": content}, indent=1)
+    else:
+        width = max(map(len, content))
+        for row, size in content.items():
+            print(f"{row:{width}}  " + ", ".join(f"{size[key]:,} {key}" for key in size))
+    return 0
+
+
 def _array(name: str, arguments: argparse.Namespace, words: Sequence[str]) -> int:
     from dmljax.studies import session as sessions
 
@@ -182,10 +205,11 @@ def _array(name: str, arguments: argparse.Namespace, words: Sequence[str]) -> in
 
 
 def _compare(arguments: argparse.Namespace, words: Sequence[str]) -> int:
-    from dmljax.studies import compare
+    """The same as `dmljax report A B --text`."""
+    from dmljax.commands import report
 
     refuse("study compare", words)
-    if len(arguments.names) != 2:
+    if len(arguments.names) < 2:
         raise ValueError("compare needs two run folders, such as: dmljax study compare A B")
-    print(compare.text(*map(pathlib.Path, arguments.names), score=arguments.score or "R@1"))
+    report.print_comparison(arguments.names, score=arguments.score)
     return 0

@@ -3,10 +3,12 @@
     dmljax train --config=configs/glyphs.py
     dmljax train --config=abe:dataset=cars196,learners=4 --config.dataset.root=cars196
     dmljax train --config=configs/glyphs.py --config.steps=2000 --workdir=runs/longer
+    dmljax train --config=configs/glyphs.py --print
 
 A config is a Python file or the name of a recipe (`dmljax list` shows both), with arguments behind
-a colon. Any field is changed by --config.field.of.field=value. The same command continues a run
-that was interrupted. docs/launch.md describes several processes that train together.
+a colon. Any field is changed by --config.field.of.field=value: `dmljax list fields` explains the
+fields, and --print shows their values. The same command continues a run that was interrupted.
+docs/launch.md describes several processes that train together.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from collections.abc import Mapping, Sequence
 
 from dmljax.commands import xla_flags
 from dmljax.commands.errors import USER_ERRORS, print_error
-from dmljax.commands.parser import refuse
+from dmljax.commands.parser import add_trust, refuse
 from dmljax.config import files as config_files
+from dmljax.config import sources
 
 __all__ = ["add_arguments", "run"]
 
@@ -33,6 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="delete the run of another config in the same folder",
     )
+    parser.add_argument(
+        "--print",
+        action="store_true",
+        help="print every value of the config and whether it is a default, from the recipe, from "
+        "the config file or from the command line, and end",
+    )
+    add_trust(parser)
     group = parser.add_argument_group("several processes")
     group.add_argument("--coordinator", help="HOST:PORT of process 0")
     group.add_argument("--processes", type=int, help="how many processes train together")
@@ -51,6 +61,9 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         raise ValueError(
             "no --config is given, such as --config=configs/glyphs.py; `dmljax list` lists them"
         )
+    if arguments.print:
+        print(sources.table(arguments.config, overrides))
+        return 0
     if _is_deterministic(arguments.config, overrides):
         xla_flags.require_determinism()
     process_fields = (arguments.coordinator, arguments.processes, arguments.process)

@@ -6,6 +6,8 @@ import hashlib
 import json
 from typing import Any, NamedTuple
 
+from dmljax.train.options import SECTIONS, Options, fields_of
+
 __all__ = [
     "PATHS",
     "Digests",
@@ -16,8 +18,8 @@ __all__ = [
 ]
 
 # Sections of a config that cannot change a result, and fields that say where files lie. The content
-# of those files has a digest of its own.
-_IRRELEVANT = ("runtime", "notes", "pictures")
+# of those files has a digest of its own. A completed config holds `size` in both transforms, too.
+_IRRELEVANT = ("runtime", "notes", "pictures", "size")
 PATHS = {"dataset": ("root", "path", "data_dir"), "net": ("weights",)}
 
 
@@ -37,12 +39,26 @@ def essential(config: dict[str, Any]) -> dict[str, Any]:
     if config.get("start") is None:
         left_out += ("carried",)
     fields = {name: value for name, value in config.items() if name not in left_out}
+    fields = _without_new(fields, Options)
+    for name, section in SECTIONS.items():
+        if name in fields:
+            fields[name] = _without_new(fields[name], section)
     for name, paths in PATHS.items():
         if isinstance(fields.get(name), dict):
             fields[name] = {k: v for k, v in fields[name].items() if k not in paths}
             if set(fields[name]) == {"name"}:  # {"name": "glyphs"} is what "glyphs" means
                 fields[name] = fields[name]["name"]
     return fields
+
+
+def _without_new(values: dict[str, Any], section: type) -> dict[str, Any]:
+    """The values without fields that older versions did not have, where they are at their default.
+
+    So the folders and the digests of older runs stay valid.
+    """
+    fields = fields_of(section).items()
+    new = {name: field.default for name, field in fields if field.metadata.get("is_new")}
+    return {name: value for name, value in values.items() if name not in new or value != new[name]}
 
 
 def config_digest(config: dict[str, Any]) -> str:
@@ -66,7 +82,7 @@ def run_digest(
 def of_config(
     config: dict[str, Any], *, data: str, weights: str | None, start: str | None
 ) -> Digests:
-    """All digests of a completed config, of which those of its files are given."""
+    """All digests of a completed config, from the digests of its files."""
     run = run_digest(config, data=data, weights=weights, start=start)
     return Digests(run, config_digest(config), data, weights, start)
 

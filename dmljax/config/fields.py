@@ -1,167 +1,94 @@
-"""The fields of a config: their names, defaults and types."""
+"""A config as plain data, checked and completed by the dataclasses of options. Imports no jax."""
 
 from __future__ import annotations
 
-import functools
 import json
 from typing import Any
 
 from dmljax.config import files as config_files
 from dmljax.config import registry
 from dmljax.hints import hint
+from dmljax.train.options import SECTIONS, Options, allowed_values, defaults_of, fields_of
 
-__all__ = ["complete", "named"]
-
-# Fields with defaults, which hold where a config leaves a field out. Other fields are unknown.
-_DEFAULTS: dict[str, Any] = {
-    "seed": 0,
-    "steps": None,  # a number, or '60 epochs'
-    "transform": "standard_train",
-    "eval_transform": "standard_eval",
-    "normalize": None,  # what the weights, or the net, expect
-    "unreadable": "raise",  # or 'skip': images that cannot be read
-    "sampler": {"name": "plan", "classes": 32, "per_class": 4},
-    "miner": None,
-    "chunk": None,  # images that the net sees at a time; None: the whole batch
-    "optimizer": {"name": "adam", "rate": 1e-4},
-    "schedule": "cosine",
-    "reload_best_at": (),
-    "start": None,  # the folder of a run whose parameters are the first
-    "carried": "all",  # of that run: all that fits, or 'backbone'
-    "trained": "all",  # or 'last': the pretrained backbone stays as it is
-    "validation": 0.0,
-    "fold": None,  # or 0 to folds - 1: the training classes that are held out
-    "folds": 4,
-    "fold_seed": None,  # None: contiguous classes; a number: shuffled
-    "select": "last",
-    "patience": None,  # evaluations that the best one may be old before the run ends
-    "evaluate": {},
-    "checkpoint": {},
-    "log_every": 20,
-    "pictures": True,
-    "notes": "",
-    "runtime": {},
-}
-_REQUIRED = ("dataset", "net", "loss", "method")
-_SECTIONS: dict[str, dict[str, Any]] = {
-    "evaluate": {
-        "every": None,  # steps, or '5 epochs'; None: once, after the last step
-        "metrics": None,  # names of scores; None: all
-        "extra": (),  # names of further scores
-        "ks": (1, 2, 4, 8),
-        "depth": None,  # a number or 'max_bin_count': where mAP and MRR are also cut
-        "clustering": True,  # or 'end': after the last step alone
-        "starts": 1,  # of k-means, of which the least inertia counts
-        "batch_size": 256,
-        "knn": 0,
-        "seeds": (0, 1, 2),
-        "refine": False,
-        "mean_distance": False,  # rank also by the mean of the parts' distances
-        "frames": False,
-        "projector": 0,  # test images in TensorBoard's projector
-        "frame_ms": 200,  # of the movie
-        "last_frame_ms": 3000,
-        "call": None,  # 'my_package.my_module:my_function', called after each evaluation
-    },
-    "checkpoint": {"every": None, "keep": 2},
-    # Options that cannot change a result, and so may differ when a run is resumed.
-    "runtime": {
-        "workers": 0,
-        "cache": False,
-        "devices": None,
-        "deterministic": False,  # the same bits in every run on a GPU, too
-        "sharded": (),  # paths of parameters to split over the devices
-    },
-}
-# Types of fields whose default has another type.
-_OTHER_TYPES = {
-    "call": "str | None",
-    "chunk": "int | None",
-    "clustering": "bool | str",
-    "depth": "int | str | None",
-    "devices": "int | None",
-    "fold": "int | None",
-    "fold_seed": "int | None",
-    "metrics": "tuple | None",
-    "patience": "int | None",
-    "select": "str",
-    "start": "str | None",
-    "carried": "str",
-    "trained": "str",
-}
-_MINIMA = {
-    "seed": 0,
-    "log_every": 1,
-    "chunk": 1,
-    "fold_seed": 0,
-    "patience": 0,
-    "evaluate.batch_size": 1,
-    "evaluate.knn": 0,
-    "evaluate.projector": 0,
-    "evaluate.frame_ms": 20,
-    "evaluate.last_frame_ms": 20,
-    "evaluate.starts": 1,
-    "checkpoint.keep": 1,
-    "runtime.workers": 0,
-    "runtime.devices": 1,
-}
+__all__ = ["complete", "named", "typed", "with_normalization"]
 
 
 def complete(config: Any) -> dict[str, Any]:
     """The config with defaults filled in, as plain data that JSON can hold.
 
-    Raises a one-line error for an unknown or missing field, a wrong type, or a value out of range.
+    `size` is also filled into the two transforms, where they do not set it. Raises a one-line error
+    for an unknown or missing field, a wrong type, or a value out of range.
     """
-    config = json.loads(json.dumps(config_files.plain(config)))
-    field_names = {*_DEFAULTS, *_REQUIRED}
-    for name in config:
-        if name not in field_names:
-            raise ValueError(f"the config has no field {name!r}{hint(name, field_names)}")
-    if missing := sorted(set(_REQUIRED) - set(config)):
-        raise ValueError(f"the config sets no {', '.join(missing)}")
-    config = {**json.loads(json.dumps(_DEFAULTS)), **config}
-    for name, defaults in _SECTIONS.items():
-        if unknown := sorted(set(config[name]) - set(defaults)):
-            raise ValueError(f"{name} has no {unknown[0]!r}{hint(unknown[0], defaults)}")
-        config[name] = {**json.loads(json.dumps(defaults)), **config[name]}
-        registry.check(name, config[name], _types(defaults))
-    registry.check("the config", config, _types(_DEFAULTS))
-    for field, minimum in _MINIMA.items():
-        value = functools.reduce(dict.__getitem__, field.split("."), config)
-        if value is not None and value < minimum:
-            raise ValueError(f"{field} must be {minimum} or more, not {value}")
-    if not 0 <= config["validation"] < 1:
-        raise ValueError(f"validation must be a share of 0 to 1, not {config['validation']}")
-    if config["unreadable"] not in ("raise", "skip"):
-        raise ValueError(f"unreadable must be 'raise' or 'skip', not {config['unreadable']!r}")
-    if config["carried"] not in ("all", "backbone"):
-        raise ValueError(f"carried must be 'all' or 'backbone', not {config['carried']!r}")
-    if config["trained"] not in ("all", "last"):
-        raise ValueError(f"trained must be 'all' or 'last', not {config['trained']!r}")
-    _check_evaluate(config["evaluate"])
-    if config["steps"] is None:
-        raise ValueError("the config sets no steps: a number, or '60 epochs'")
+    config = config_files.plain(config)
+    json.dumps(config)  # raises for what a file cannot hold
+    config = _checked(config, Options, "the config")
+    for name, section in SECTIONS.items():
+        config[name] = _checked(config[name], section, name)
+    if config["size"] is not None:
+        for name in ("transform", "eval_transform"):
+            config[name] = {"size": config["size"], **named(config[name])}
     return config
 
 
-def _check_evaluate(options: dict[str, Any]) -> None:
-    if options["clustering"] not in (True, False, "end"):
-        raise ValueError(
-            f"evaluate.clustering must be True, False or 'end', not {options['clustering']!r}"
-        )
-    depth = options["depth"]
-    if depth is not None and (depth != "max_bin_count" if isinstance(depth, str) else depth < 1):
-        raise ValueError(
-            f"evaluate.depth must be a number from 1 on, or 'max_bin_count', not {depth!r}"
-        )
+def typed(config: dict[str, Any]) -> Options:
+    """The options of a completed config. Lists become tuples, so that options can be hashed.
+
+    Fields that the config of an older run lacks have their defaults.
+    """
+    values = _tuples(defaults_of(Options) | config)
+    specs = [name for name, field in fields_of(Options).items() if field.type.startswith("Spec")]
+    values |= {name: named(values[name]) for name in specs}
+    return Options(**values | {name: type_(**values[name]) for name, type_ in SECTIONS.items()})
 
 
-def named(spec: Any) -> dict[str, Any]:
-    """A name as `{"name": ...}`; a dict as it is."""
+def with_normalization(config: dict[str, Any], normalization: Any) -> dict[str, Any]:
+    """A completed config that names its normalization, for the run folder."""
+    return {**config, "normalize": config["normalize"] or normalization}
+
+
+def named(spec: Any) -> Any:
+    """A name as `{"name": ...}`; a dict, or None, as it is."""
     return {"name": spec} if isinstance(spec, str) else spec
 
 
-def _types(defaults: dict[str, Any]) -> dict[str, str]:
-    """The types of fields, except those that hold a name, which may be a dict as well."""
-    types = {k: type(v).__name__ for k, v in defaults.items() if isinstance(v, int | float | tuple)}
-    return types | {name: type_ for name, type_ in _OTHER_TYPES.items() if name in defaults}
+def _checked(values: Any, section: type, title: str) -> dict[str, Any]:
+    """The values of a section with its defaults; raises if one of them does not fit its field."""
+    fields = fields_of(section)
+    if not isinstance(values, dict):
+        raise TypeError(f"{title} has the fields {', '.join(fields)}, so it cannot be {values!r}")
+    if unknown := sorted(set(values) - set(fields)):
+        noun = "field " if section is Options else ""
+        raise ValueError(f"{title} has no {noun}{unknown[0]!r}{hint(unknown[0], fields)}")
+    values = config_files.plain(defaults_of(section)) | values
+    if missing := [name for name in fields if name not in values]:
+        meaning = fields[missing[0]].metadata["meaning"]
+        raise ValueError(f"{title} sets no {', '.join(missing)} ({missing[0]}: {meaning})")
+    values = {name: values[name] for name in fields}
+    registry.check(title, values, {n: f.type for n, f in fields.items() if _is_plain(f)})
+    for name, field in fields.items():
+        if not _fits(value := values[name], field):
+            path = name if section is Options else f"{title}.{name}"
+            raise ValueError(f"{path} must be {allowed_values(field)}, not {value!r}")
+    return values
+
+
+def _is_plain(field: Any) -> bool:
+    """Whether a field has no other check, as a `Spec` has in `registry.resolve`."""
+    return field.name not in SECTIONS and not field.type.startswith(("Spec", "Length"))
+
+
+def _fits(value: Any, field: Any) -> bool:
+    """Whether a value of the right type is one of the choices of its field, or in its range."""
+    rule = field.metadata
+    if value is None or isinstance(value, bool) or not rule:
+        return True
+    if isinstance(value, str):
+        return not rule["choices"] or value in rule["choices"]
+    below, least = rule["below"], rule["least"]
+    return (least is None or value >= least) and (below is None or value < below)
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _tuples(v) for k, v in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

@@ -16,6 +16,7 @@ __all__ = [
     "differences",
     "folder_name",
     "function_of_file",
+    "get_config_of",
     "override",
     "plain",
     "read",
@@ -30,7 +31,7 @@ def read(name: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     An override may set a field that the config leaves to its default.
     """
     source, _, argument = str(name).partition(":")
-    get_config = _get_config(source)
+    get_config = get_config_of(source)
     try:
         takes_argument = bool(inspect.signature(get_config).parameters)
         if argument and not takes_argument:
@@ -47,7 +48,8 @@ def folder_name(name: str) -> str:
     return "-".join([pathlib.Path(source).stem, *filter(None, argument.split(","))])
 
 
-def _get_config(source: str) -> Callable[..., Any]:
+def get_config_of(source: str) -> Callable[..., Any]:
+    """The `get_config` of a config file, or of a recipe by its name."""
     path = pathlib.Path(source)
     if not path.suffix and len(path.parts) == 1:
         return _recipe(source)
@@ -86,9 +88,17 @@ def _recipe(name: str) -> Callable[..., Any]:
 
 
 def override(config: dict[str, Any], flags: Iterable[str]) -> dict[str, Any]:
-    """The config, itself changed by flags such as `--config.steps=500`."""
-    for flag in flags:
+    """The config, itself changed by flags such as `--config.steps=500`.
+
+    `--config.size` replaces the sizes that the config gives its transforms; other flags may give
+    them sizes again.
+    """
+    for flag in sorted(flags, key=lambda flag: not flag.startswith("--config.size=")):
         key, equals, value = flag.partition("=")
+        if key == "--config.size":
+            for spec in (config.get("transform"), config.get("eval_transform")):
+                if isinstance(spec, dict):
+                    spec.pop("size", None)
         if not key.startswith("--config.") or not equals:
             raise ValueError(f"{flag} is not known; an override is --config.steps=500")
         *parents, leaf = key.removeprefix("--config.").split(".")

@@ -7,24 +7,41 @@ beside it, such as `sampling.coverage`, is not mistaken for a sampler. Imports n
 
 from __future__ import annotations
 
+import builtins
 import functools
 import importlib
 import inspect
 import numbers
+import sys
+import types
+import typing
+from collections import abc
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from dmljax import renames
+from dmljax.files.reading import FileText
 from dmljax.hints import hint
 
-__all__ = ["KINDS", "Kind", "check", "names", "own_function", "resolve", "table"]
+__all__ = ["KINDS", "Kind", "check", "names", "own_function", "plural", "resolve", "table"]
+
+# Types of plain values, and their words in messages.
+_PLAIN = {
+    bool: (bool, "True or False"),
+    int: (numbers.Integral, "a whole number"),
+    float: (numbers.Real, "a number"),
+    str: (str, "a name"),
+    type(None): (type(None), "None"),
+    None: (type(None), "None"),
+}
 
 
 class Kind(NamedTuple):
     """What a config can name in one place, and what such a function must take.
 
-    The caller passes at least `positional` arguments by position, and those of `keywords` by name.
-    Where the arguments alone do not identify the kind, `only` lists its names, or `excludes` those
-    of other functions of the module.
+    The caller passes at least `positional` arguments by position, and the `keywords` by name. Where
+    the arguments do not identify the kind, `only` lists the names of its functions, or `excludes`
+    the names of other functions in the modules.
     """
 
     title: str
@@ -37,6 +54,11 @@ class Kind(NamedTuple):
 
 _DISTANCES = ("cosine", "dot", "euclidean", "snr", "squared_euclidean", "unit_euclidean")
 _COMBINATIONS = ("concatenate_heads", "average_heads")
+_LINEAR_LAYERS = ("Dense", "glorot_dense", "kaiming_dense")
+_ACTIVATIONS = ("elu", "gelu", "relu", "silu", "softplus", "tanh")
+_RECONSTRUCTIONS = ("reconstruction_half_sum", "reconstruction_mean_square", "reconstruction_norm")
+_DEVIATIONS = ("log_variance_as_deviation", "standard_deviation")
+_EDGES = ("similarity_edges", "similarity_graph")
 _REDUCTIONS = ("mean", "mean_of_active", "sum")
 _OPTIMIZERS = ("adam", "radam", "rmsprop", "sgd")
 # Losses of two views take no labels, so that no method can use them.
@@ -48,12 +70,32 @@ KINDS = {
     "normalization": Kind("normalization", ("dmljax.weights.preprocessing",), 1),
     "net": Kind("net", ("dmljax.nets",)),
     "attention": Kind("attention", ("dmljax.nets.attention",)),
-    "method": Kind("method", ("dmljax.config.named_methods",), 2, ("classes",)),
+    "method": Kind("method", ("dmljax.methods",), 2, ("classes",)),
     "loss": Kind("loss", ("dmljax.losses",), 2, excludes=_NOT_LOSSES),
     "miner": Kind("miner", ("dmljax.miners",), 2),
     "selection": Kind("selection", ("dmljax.miners.selections",), 3),
     "penalty": Kind("penalty", ("dmljax.losses.pnp_penalties",), 1),
     "combination": Kind("combination of heads", ("dmljax.nets.attention",), 1, only=_COMBINATIONS),
+    "pool": Kind("pool", ("dmljax.nets.pools",), 1),
+    "linear layer": Kind("linear layer", ("dmljax.nets.layers",), only=_LINEAR_LAYERS),
+    "activation": Kind("activation", ("jax.nn",), 1, only=_ACTIVATIONS),
+    "reconstruction": Kind("reconstruction", ("dmljax.methods.dvml",), 2, only=_RECONSTRUCTIONS),
+    "deviation": Kind("deviation", ("dmljax.methods.dvml",), 1, only=_DEVIATIONS),
+    "mask": Kind("mask", ("jax.nn", "dmljax.methods.abe"), 1, only=("min_max", "sigmoid")),
+    "batch pairs": Kind("pairs of a batch", ("dmljax.methods.abe",), 1, only=("drawn_pairs",)),
+    "divergence": Kind(
+        "divergence of learners", ("dmljax.methods.abe",), 1, only=("divergence", "mean_divergence")
+    ),
+    "block step": Kind(
+        "step of a block", ("dmljax.methods.graph.nets",), 1, only=("identity", "mlp")
+    ),
+    "edges": Kind("edges", ("dmljax.methods.graph",), 1, only=_EDGES),
+    "similarity": Kind(
+        "similarity", ("dmljax.methods.graph.nets",), 1, only=("correlation", "dot_products")
+    ),
+    "edge weight": Kind(
+        "edge weight", ("dmljax.methods.graph.nets",), 2, only=("rectified", "shifted")
+    ),
     "reduction": Kind("reduction", ("dmljax.ops",), 2, only=_REDUCTIONS),
     "distance": Kind("distance", ("dmljax.ops",), 2, only=_DISTANCES),
     "optimizer": Kind("optimizer", ("dmljax.train.optimizers",), only=_OPTIMIZERS),
@@ -62,26 +104,38 @@ KINDS = {
         ("dmljax.metrics.ranking", "dmljax.metrics.clusters", "dmljax.metrics.deviation"),
         1,
     ),
+    "value": Kind("schedule of a value", ("dmljax.train.schedules",), 1, only=("ramp",)),
     "schedule": Kind("schedule", ("dmljax.train.schedules",), 0, ("total",)),
 }
 # What a keyword of a loss, a miner or a method names in a config, such as `reduce_fn='sum'`.
 ARGUMENTS = {
+    "activation_fn": "activation",
+    "attention_fn": "attention",
     "combine_fn": "combination",
+    "dense_fn": "linear layer",
+    "deviation_fn": "deviation",
     "distance_fn": "distance",
+    "divergence_fn": "divergence",
+    "edges_fn": "edges",
+    "mask_fn": "mask",
     "mine_fn": "miner",
+    "mlp_fn": "block step",
     "neg_fn": "selection",
+    "pairs_fn": "batch pairs",
     "penalty_fn": "penalty",
+    "pool_fn": "pool",
     "pos_fn": "selection",
+    "positive_fn": "edge weight",
+    "reconstruction_fn": "reconstruction",
     "reduce_fn": "reduction",
+    "similarity_fn": "similarity",
 }
 
-_TYPES = {
-    "float": (numbers.Real, "a number"),
-    "int": (numbers.Integral, "a whole number"),
-    "bool": (bool, "True or False"),
-    "str": (str, "a name"),
-    "tuple": ((list, tuple), "a list"),
-}
+# Kinds whose functions may have values that change from step to step.
+_STEPPED = ("loss", "miner")
+
+# Packages of dmljax whose public functions are safe to import by a name in a foreign file.
+_LIBRARY = ("losses", "methods", "miners", "nets", "ops")
 
 
 @functools.cache
@@ -90,7 +144,8 @@ def table(kind: str) -> Mapping[str, Callable]:
     rule = KINDS[kind]
     exported = {}
     for module in map(importlib.import_module, rule.modules):
-        exported |= {name: getattr(module, name) for name in rule.only or module.__all__}
+        names = [name for name in rule.only if hasattr(module, name)] or module.__all__
+        exported |= {name: getattr(module, name) for name in names}
     if rule.only:
         return exported
     functions = {
@@ -112,6 +167,11 @@ def names(kind: str) -> list[str]:
     return sorted(table(kind))
 
 
+def plural(kind: str) -> str:
+    """What `dmljax list` calls a kind of function."""
+    return {"loss": "losses", "penalty": "penalties"}.get(kind, f"{kind}s")
+
+
 def resolve(
     kind: str,
     spec: str | Mapping[str, Any],
@@ -119,7 +179,7 @@ def resolve(
     caller_keywords: Iterable[str] = (),
     bind: Callable[..., Callable] | None = None,
 ) -> Callable:
-    """The function that `spec` names among those of `kind`, with the keywords of `spec` bound.
+    """The function of a kind that `spec` names, with the keywords of `spec` bound.
 
     `spec` is a name or `dict(name=..., **keywords)`. A name 'package.module:function' is imported
     from outside dmljax. Unknown names and keywords raise; the message also lists `caller_keywords`,
@@ -139,7 +199,9 @@ def resolve(
         if "." in name:
             module, _, function_name = name.rpartition(".")
             advice = f". A function of your own is written as '{module}:{function_name}'"
-        raise ValueError(f"there is no {rule.title} {name!r}{hint(name, table(kind))}{advice}")
+        known = hint(name, table(kind), where=f"dmljax list {plural(kind)}")
+        raise ValueError(f"there is no {rule.title} {name!r}{known}{advice}")
+    keywords = renames.of(function, keywords)
     parameters = inspect.signature(function).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         names = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
@@ -148,13 +210,48 @@ def resolve(
                 raise TypeError(
                     f"{name} has no argument {keyword!r}{hint(keyword, [*names, *caller_keywords])}"
                 )
-    check(name, keywords, {n: p.annotation for n, p in parameters.items()})
+    annotations = {n: p.annotation for n, p in parameters.items() if p.annotation is not p.empty}
+    schedules = {
+        key: resolve("value", keywords.pop(key))
+        for key, value in list(keywords.items())
+        if kind in _STEPPED and _is_scheduled(value, annotations.get(key))
+    }
     for key, value in keywords.items():
         if key in ARGUMENTS and isinstance(value, str | Mapping):
             keywords[key] = resolve(ARGUMENTS[key], value)
+    check(name, keywords, annotations, namespace=_namespace(function))
+    if schedules:
+        function = Scheduled(function, schedules)
     if bind is not None:
         return bind(function, **keywords)
     return functools.partial(function, **keywords) if keywords else function
+
+
+def _is_scheduled(value: Any, annotation: Any) -> bool:
+    """Whether the value of a keyword names a function of the step, where a number could stand."""
+    names_function = isinstance(value, Mapping) or (isinstance(value, str) and ":" in value)
+    return names_function and "Scalar" in str(annotation)
+
+
+class Scheduled:
+    """`func(..., **{name: fn(step)})`: a function with keywords that depend on the step.
+
+    It takes `step` as a keyword, and no longer the keywords of `schedule_fns`.
+    """
+
+    def __init__(self, func: Callable, schedule_fns: Mapping[str, Callable]):
+        self.func, self._schedule_fns = func, schedule_fns
+        signature = inspect.signature(func)
+        self._takes_step = "step" in signature.parameters
+        parameters = {n: p for n, p in signature.parameters.items() if n not in schedule_fns}
+        parameters["step"] = inspect.Parameter("step", inspect.Parameter.KEYWORD_ONLY)
+        ordered = sorted(parameters.values(), key=lambda parameter: parameter.kind)
+        self.__signature__ = signature.replace(parameters=ordered)
+
+    def __call__(self, *args: Any, step: Any, **keywords: Any) -> Any:
+        values = {name: schedule_fn(step) for name, schedule_fn in self._schedule_fns.items()}
+        values |= {"step": step} if self._takes_step else {}
+        return self.func(*args, **values, **keywords)
 
 
 def own_function(name: str, rule: Kind) -> Callable:
@@ -183,32 +280,102 @@ def _misfit(function: Callable, rule: Kind) -> str | None:
     return None
 
 
-def check(name: str, values: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
-    """Raises if the type of a value contradicts its annotation.
+def check(
+    name: str,
+    values: Mapping[str, Any],
+    annotations: Mapping[str, Any],
+    *,
+    namespace: Mapping[str, Any] | None = None,
+) -> None:
+    """Raises TypeError if a value of a config contradicts its annotation; messages call it `name`.
 
-    Checks only values that a command line can hold: numbers, names, True and False, lists, None.
-    Arrays pass.
+    Annotations are types, or text that is evaluated with the names of `namespace`, `typing` and
+    Python. A list may stand for a tuple, and a whole number for a float. A value without an
+    annotation passes; an annotation that cannot be judged raises ValueError.
     """
     for key, value in values.items():
-        annotation = inspect.formatannotation(annotations.get(key, Any)).strip("'")
-        types = ["tuple"] if annotation.startswith("Sequence[") else annotation.split(" | ")
-        plain_types = (bool, int, float, str, list, tuple, dict, type(None))
-        if not set(types) <= {*_TYPES, "None"} or not isinstance(value, plain_types):
-            continue
-        allowed = [_TYPES[name] for name in types if name != "None"]
-        fits = any(isinstance(value, type_) for type_, _ in allowed)
-        fits = fits and ("bool" in types or not isinstance(value, bool))
-        if not fits and not (value is None and "None" in types):
-            words = [word for _, word in allowed] + ["None"] * ("None" in types)
-            raise TypeError(f"{name}: {key} must be {' or '.join(words)}, not {value!r}")
+        annotation = annotations.get(key, Any)
+        try:
+            if isinstance(annotation, str):
+                annotation = eval(annotation, {**vars(typing), **(namespace or {})})
+            fits, words = _judge(value, annotation)
+        except Exception as error:
+            raise ValueError(
+                f"{name}: {key} cannot be checked, because its annotation {annotation} is not "
+                f"understood ({error}): write another one, or leave it out"
+            ) from error
+        if not fits:
+            raise TypeError(f"{name}: {key} must be {words or 'left out'}, not {value!r}")
+
+
+def _judge(value: Any, annotation: Any) -> tuple[bool, str]:
+    """Whether a value fits a type, and the type in words."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is Any:
+        return True, "anything"
+    if annotation in _PLAIN:
+        type_, words = _PLAIN[annotation]
+        return isinstance(value, type_) and isinstance(value, bool) == (type_ is bool), words
+    if origin in (typing.Union, types.UnionType):
+        judged = dict.fromkeys(_judge(value, argument) for argument in arguments)
+        return any(fits for fits, _ in judged), " or ".join(words for _, words in judged if words)
+    if origin is typing.Literal:
+        return value in arguments, " or ".join(map(repr, arguments))
+    kind = origin or annotation
+    if kind in (tuple, list, abc.Sequence):
+        return _judge_list(value, kind, arguments)
+    if kind in (dict, abc.Mapping):
+        items = value.values() if isinstance(value, dict) and arguments else ()
+        return isinstance(value, dict) and all(_judge(i, arguments[1])[0] for i in items), "a dict"
+    if kind is abc.Callable:
+        return callable(value), "a function"
+    if not isinstance(annotation, type):
+        raise TypeError("it is no type that a config can hold")
+    return isinstance(value, annotation), ""  # such as an array, which no config can hold
+
+
+def _judge_list(value: Any, kind: type, arguments: tuple[Any, ...]) -> tuple[bool, str]:
+    """`_judge` for `tuple[int, ...]`, `tuple[float, float]`, `list[str]` and `Sequence[str]`."""
+    words = "a list"
+    if not arguments:
+        return isinstance(value, list | tuple), words
+    items = list(value) if isinstance(value, list | tuple) else [None]
+    is_fixed = kind is tuple and arguments[-1] is not ...
+    item_types = arguments if is_fixed else arguments[:1] * len(items)
+    judged = [_judge(item, type_) for item, type_ in zip(items, item_types, strict=False)]
+    if judged:
+        count = f"{len(arguments)} items, " if is_fixed else ""
+        words += f" ({count}each {judged[0][1]})"
+    fits = isinstance(value, list | tuple) and all(fits for fits, _ in judged)
+    return fits and len(items) == len(item_types), words
+
+
+def _namespace(function: Callable) -> dict[str, Any]:
+    """The names that the annotations of a function, a class or a partial may use."""
+    names: dict[str, Any] = {}
+    while function is not None:
+        for owner in reversed(getattr(function, "__mro__", (function,))):
+            module = sys.modules.get(getattr(owner, "__module__", ""), builtins)
+            names |= getattr(owner, "__globals__", vars(module))
+        function = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
+    return names
 
 
 def _import(name: str) -> Callable:
     module, _, attribute = name.partition(":")
+    package, _, subpackage = module.partition(".")
+    is_library = package == "dmljax" and subpackage.partition(".")[0] in _LIBRARY
+    if isinstance(name, FileText) and not is_library:
+        raise ValueError(
+            f"{name.path} names {name!r}, and importing {module} runs its code: if you trust that "
+            "file, add --trust-modules (trust_modules=True in Python)"
+        )
     try:
-        return getattr(importlib.import_module(module), attribute)
+        imported = importlib.import_module(module)
+        if isinstance(name, FileText) and attribute not in imported.__all__:
+            raise ValueError(f"{name.path} names {name!r}, which is no public function of dmljax")
+        return getattr(imported, attribute)
     except ModuleNotFoundError as error:
-        package = module.partition(".")[0]
         advice = ""
         if error.name == package:  # and not a module that the user's own one imports
             advice = f". The folder that contains {package} must be in PYTHONPATH"

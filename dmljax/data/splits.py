@@ -18,6 +18,7 @@ import numpy as np
 
 __all__ = [
     "Records",
+    "Search",
     "Split",
     "Splits",
     "divide",
@@ -75,6 +76,51 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def search(self, embeddings: np.ndarray) -> Search:
+        """The protocol of queries, gallery and groups for `embeddings [n ...]` of the split.
+
+        Images that could not be read, rows that hold a NaN, neither search nor are found.
+        """
+        readable = np.isfinite(embeddings).all(axis=tuple(range(1, embeddings.ndim)))
+        queries = np.flatnonzero(readable if self.query is None else readable & self.query)
+        options, items, within = {}, queries, self.gallery is None
+        if self.groups is not None:
+            options["groups"] = self.groups[queries]
+        if self.gallery is not None:
+            items = np.flatnonzero(readable & self.gallery)
+            options |= {"gallery": embeddings[items], "gallery_labels": self.labels[items]}
+            if self.groups is not None:
+                options["gallery_groups"] = self.groups[items]
+        vectors, labels = embeddings[queries], self.labels[queries]
+        return Search(vectors, labels, options, queries, items, within, readable)
+
+
+class Search(NamedTuple):
+    """One search of a split: `metrics.retrieval(search.embeddings, search.labels, **options)`.
+
+    `embeddings` and `labels` are those of the queries. `options` has `gallery`, `gallery_labels`,
+    `groups` and `gallery_groups`, as far as the protocol has them. `queries` and `items` (the
+    gallery) are rows of the split. `within` a set of queries that search each other, both are the
+    same. `readable [n]` marks the images that have an embedding.
+    """
+
+    embeddings: np.ndarray
+    labels: np.ndarray
+    options: dict[str, Any]
+    queries: np.ndarray
+    items: np.ndarray
+    within: bool
+    readable: np.ndarray
+
+    @property
+    def item_labels(self) -> np.ndarray:
+        return self.options.get("gallery_labels", self.labels)
+
+    @property
+    def candidates(self) -> int:
+        """The number of items that a query ranks."""
+        return len(self.items) - self.within
 
 
 class Splits(NamedTuple):

@@ -1,18 +1,32 @@
-"""The interface of every index: checks, then the store's own methods."""
+"""`Index`: what all stores share, and the contract that a store fulfills.
+
+The public methods check their input and express a call as one read or one change of the store. The
+abstract methods are the contract. `T` is what the store reads and writes by in a transaction: a
+connection, a cursor.
+"""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import itertools
+import os
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+from absl import logging
 
-from dmljax.index import filters, inputs
-from dmljax.index.errors import InvalidInput, UnknownId
+from dmljax.index import filters, inputs, tuning
+from dmljax.index.errors import DuplicateId, InvalidInput, UnknownId
 from dmljax.index.filters import Condition
+from dmljax.index.inputs import Settings
 
-__all__ = ["Hit", "Index", "Item", "Record"]
+__all__ = ["Hit", "Index", "Item", "State"]
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Hit(NamedTuple):
@@ -31,28 +45,32 @@ class Item(NamedTuple):
     metadata: dict[str, Any]
 
 
-class Record(NamedTuple):
-    """A row of a store: its number grows with every addition."""
+class State(NamedTuple):
+    """What every change of an index changes."""
 
-    row: int
-    id: str
-    similarity: float
-    metadata: dict[str, Any]
+    version: int  # changes so far
+    items: int
 
 
-class Index(abc.ABC):
+class Index(abc.ABC, Generic[T]):
     """Vectors with ids and metadata, searched by cosine or by Euclidean distance.
 
     A call either happens completely or changes nothing, and when it returns, what it changed
-    survives a kill of the process. `model` is the digest of the model that makes the vectors. Use
-    it as a context manager, or call `close`.
+    survives a kill of the process. `model` is the digest of the model that makes the vectors.
+    Threads may share an index; their calls run one after another. Use it as a context manager, or
+    call `close`.
     """
 
-    place: str  # the path or address, without a password
     model: str
     dimension: int
     similarity: str
-    writable: bool
+
+    def __init__(self, place: str, generation: int, *, write: bool):
+        """`place` is a path or an address without a password; `generation` is counted from 1."""
+        self.place, self.generation, self.writable = place, generation, write
+        self._lock = threading.RLock()
+        self._closed = False
+        self._warnings: set[str] = set()
 
     def add(
         self,
@@ -74,24 +92,48 @@ class Index(abc.ABC):
         vectors = inputs.check_vectors(
             vectors, self.dimension, similarity=self.similarity, count=len(ids)
         )
-        self._add(ids, vectors, inputs.check_metadata(metadata, len(ids)), replace)
+        texts = inputs.check_metadata(metadata, len(ids))
+
+        def change(transaction: T) -> int:
+            existing = self._existing(transaction, ids)
+            if existing and not replace:
+                raise DuplicateId(
+                    f"an item with the id {inputs.names(existing)} exists already: leave it out, "
+                    "or add with replace=True"
+                )
+            if existing:
+                self._remove(transaction, existing)
+            self._insert(transaction, ids, vectors, texts)
+            return len(ids) - len(existing)
+
+        self._change(change)
 
     def delete(self, ids: Sequence[str]) -> None:
         """Deletes items: all of them, or none if one does not exist."""
         self._check_writable()
-        if ids := inputs.check_ids(ids):
-            self._delete(ids)
+        ids = inputs.check_ids(ids)
+
+        def change(transaction: T) -> int:
+            existing = set(self._existing(transaction, ids))
+            if missing := [name for name in ids if name not in existing]:
+                raise UnknownId(f"no item has the id {inputs.names(missing)}: nothing was deleted")
+            self._remove(transaction, ids)
+            return -len(ids)
+
+        if ids:
+            self._change(change)
 
     def contains(self, ids: Sequence[str]) -> list[bool]:
         """Whether there is an item for each of the ids."""
         ids = inputs.check_ids(ids, distinct=False)
-        existing = self._exist(list(dict.fromkeys(ids)))
+        existing = set(self._read(lambda t: self._existing(t, list(dict.fromkeys(ids)))))
         return [name in existing for name in ids]
 
     def get(self, ids: Sequence[str]) -> list[Item]:
         """The items with these ids, in this order."""
         ids = inputs.check_ids(ids, distinct=False)
-        items = self._get(list(dict.fromkeys(ids)))
+        stored = self._read(lambda t: list(self._items(t, list(dict.fromkeys(ids)))))
+        items = {item.id: item for item in stored}
         if missing := [name for name in ids if name not in items]:
             raise UnknownId(f"no item has the id {inputs.names(missing)}")
         return [items[name] for name in ids]
@@ -120,7 +162,7 @@ class Index(abc.ABC):
             allow_fewer: return what there is if there are fewer items than k.
         """
         queries = inputs.check_vectors(vectors, self.dimension, similarity=self.similarity)
-        return self._hits(queries, k, [None] * len(queries), where, exact, threshold, allow_fewer)
+        return self._hits(queries, k, None, where, exact, threshold, allow_fewer)
 
     def search_ids(
         self,
@@ -143,31 +185,106 @@ class Index(abc.ABC):
         self,
         queries: np.ndarray,
         k: int,
-        exclude: Sequence[str | None],
+        exclude: Sequence[str] | None,
         where: Mapping[str, Any] | None,
         exact: bool,
         threshold: float | None,
         allow_fewer: bool,
     ) -> list[list[Hit]]:
-        excludes = any(name is not None for name in exclude)
         conditions = filters.parse(where)
         threshold = inputs.check_threshold(threshold, self.similarity)
-        fewer = allow_fewer or bool(conditions)
-        count = self.count() - excludes
-        k = inputs.check_k(k, count, allow_fewer=fewer)
-        if conditions:
-            filters.check_fields(conditions, self.fields())
-        if count <= 0:
-            return [[] for _ in queries]
-        results = self._search(queries, k + excludes, conditions, exact)
+        more = exclude is not None
+
+        def read(transaction: T) -> list[list[Hit]]:
+            count = self._state(transaction).items - more
+            inputs.check_k(k, count, allow_fewer=allow_fewer or bool(conditions))
+            self._check_fields(transaction, conditions)
+            if count <= 0:
+                return [[] for _ in queries]
+            return self._search(transaction, queries, k + more, conditions, exact)
+
+        least = -np.inf if threshold is None else threshold
+        excluded: Sequence[str | None] = exclude or [None] * len(queries)
         return [
-            _decode([r for r in records if r.id != name][:k], threshold)
-            for records, name in zip(results, exclude, strict=True)
+            [hit for hit in hits if hit.id != name and hit.similarity >= least][:k]
+            for hits, name in zip(self._read(read), excluded, strict=True)
         ]
 
-    def _check_writable(self) -> None:
-        if not self.writable:
-            raise InvalidInput(f"{self.place} is open for reading: open it with write=True")
+    def count(self, where: Mapping[str, Any] | None = None) -> int:
+        """The number of items, or of the items that match a filter."""
+
+        def read(transaction: T) -> int:
+            self._check_fields(transaction, conditions)
+            return self._count(transaction, conditions)
+
+        if conditions := filters.parse(where):
+            return self._read(read)
+        return self._read(self._state).items
+
+    def fields(self) -> set[str]:
+        """The names of the fields of metadata that items have or had."""
+        return self._read(self._fields)
+
+    def scan(self, batch_size: int = 10_000) -> Iterator[list[Item]]:
+        """All items in the order in which they were added, as they were when the scan began."""
+        with self._snapshot() as transaction:
+            items = iter(self._items(transaction, None))
+            while batch := list(itertools.islice(items, batch_size)):
+                yield batch
+
+    def build(self, *, approximate: bool | None = None) -> dict[str, Any]:
+        """Brings what searches use up to date and returns facts about it: see `facts`.
+
+        `approximate` asks for a graph (True) or for none (False); by default there is one from
+        50,000 items on. Searches and changes may go on at the same time.
+        """
+        self._check_writable()
+        if approximate and (refusal := self._graph_refusal()):
+            raise refusal
+        self._build(self._has_graph_by_default() if approximate is None else approximate)
+        return self.facts()
+
+    def compact(self) -> None:
+        """Gives the space of deleted items back, and makes what searches use from nothing."""
+        self._check_writable()
+        has_graph = self.facts()["approximate"] is not None
+        self._compact(has_graph or self._has_graph_by_default())
+
+    def _has_graph_by_default(self) -> bool:
+        return self.count() >= tuning.GRAPH_FROM and self._graph_refusal() is None
+
+    def check(self) -> list[str]:
+        """Reads everything and returns what is wrong with it, one line each."""
+        with self._snapshot() as transaction:
+            return self._problems(transaction)
+
+    def facts(self) -> dict[str, Any]:
+        """Count, model, sizes in bytes, and the measured recall of the approximate search."""
+
+        def read(transaction: T) -> dict[str, Any]:
+            version, items = self._state(transaction)
+            facts = {"items": items, "dimension": self.dimension, "model": self.model}
+            facts |= {"similarity": self.similarity, "version": version, "approximate": None}
+            return facts | self._facts(transaction)
+
+        return self._read(read)
+
+    @property
+    def version(self) -> int:
+        """How many changes were made to the index since its creation."""
+        return self._read(self._state).version
+
+    @property
+    def superseded(self) -> bool:
+        """Whether the index was replaced (`reindex`) since it was opened: open it again."""
+        return self._current() != self.generation
+
+    def switch(self) -> None:
+        """Puts an index of `reindex` in the place of the present one, at once."""
+        self._check_writable()
+        if not self.superseded:
+            raise InvalidInput(f"{self.place} is the present index already")
+        self._switch()
 
     def __len__(self) -> int:
         return self.count()
@@ -178,82 +295,147 @@ class Index(abc.ABC):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    @property
-    @abc.abstractmethod
-    def version(self) -> int:
-        """How many changes were made to the index since its creation."""
+    def _check_fields(self, transaction: T, conditions: list[Condition]) -> None:
+        if conditions:
+            filters.check_fields(conditions, self._fields(transaction))
 
-    @property
-    @abc.abstractmethod
-    def superseded(self) -> bool:
-        """Whether the index was replaced (`reindex`) since it was opened: open it again."""
+    def _check_writable(self) -> None:
+        if not self.writable:
+            raise InvalidInput(f"{self.place} is open for reading: open it with write=True")
 
-    @abc.abstractmethod
-    def count(self, where: Mapping[str, Any] | None = None) -> int:
-        """The number of items, or of those that match a filter."""
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvalidInput(f"{self.place} is closed: open it again")
 
-    @abc.abstractmethod
-    def fields(self) -> set[str]:
-        """The names of the fields of metadata that items have or had."""
+    def _warn(self, text: str) -> None:
+        """Logs a warning, once for every text."""
+        if text not in self._warnings:
+            self._warnings.add(text)
+            logging.warning("%s", text)
 
-    @abc.abstractmethod
-    def scan(self, batch_size: int = 10_000) -> Iterator[list[Item]]:
-        """All items in the order in which they were added, as they were when the scan began."""
+    def _is_good(self, recall: float) -> bool:
+        """Whether a graph of this recall is used. If not, a warning says so."""
+        least = tuning.LEAST_RECALL
+        if recall < least:
+            self._warn(
+                f"{self.place}: the graph's recall@10 is {recall:.3f}, below {least}: every search "
+                "is exact"
+            )
+        return recall >= least
 
-    @abc.abstractmethod
-    def build(self, *, approximate: bool | None = None) -> dict[str, Any]:
-        """Brings what searches use up to date and returns facts about it: see `facts`.
+    # The contract of a store. First, the places:
 
-        `approximate` asks for a graph (True) or for none (False); by default there is one from
-        50,000 items on. Searches and changes may go on at the same time.
-        """
-
+    @classmethod
     @abc.abstractmethod
-    def compact(self) -> None:
-        """Gives the space of deleted items back, and builds everything anew."""
+    def create(cls, place: str | os.PathLike, settings: Settings) -> Index:
+        """An empty index, open for writing. It appears when it is complete."""
 
+    @classmethod
     @abc.abstractmethod
-    def check(self) -> list[str]:
-        """Reads everything and returns what is wrong with it, one line each."""
+    def open(cls, place: str | os.PathLike, *, write: bool) -> Index:
+        """The present index; FileNotFoundError if there is none."""
 
+    @classmethod
     @abc.abstractmethod
-    def facts(self) -> dict[str, Any]:
-        """Count, model, sizes in bytes, and the measured recall of the approximate search."""
+    def reindex(cls, place: str | os.PathLike, settings: Settings) -> Index:
+        """The next generation: empty, or as it was left if it was begun with these settings."""
 
+    @classmethod
     @abc.abstractmethod
-    def switch(self) -> None:
-        """Puts an index of `reindex` in the place of the present one, at once."""
+    def signature(cls, place: str | os.PathLike) -> Hashable:
+        """What changes when another index is put in this place by hand; None without an index."""
 
     @abc.abstractmethod
     def close(self) -> None:
         """Ends the use of the index. A second call does nothing."""
 
     @abc.abstractmethod
-    def _add(self, ids: list[str], vectors: np.ndarray, metadata: list[str], replace: bool) -> None:
-        """Adds checked items."""
+    def _current(self) -> int:
+        """The generation that `open` opens."""
 
     @abc.abstractmethod
-    def _delete(self, ids: list[str]) -> None:
-        """Deletes items with checked ids."""
+    def _switch(self) -> None:
+        """Makes the generation of this index the current one."""
+
+    # Transactions:
 
     @abc.abstractmethod
-    def _exist(self, ids: list[str]) -> set[str]:
-        """Those of the ids that items have."""
+    def _read(self, read_fn: Callable[[T], R]) -> R:
+        """What `read_fn` returns. All that it reads is of one version."""
 
     @abc.abstractmethod
-    def _get(self, ids: list[str]) -> dict[str, Item]:
-        """The items that exist, by id."""
+    def _change(self, change_fn: Callable[[T], int]) -> None:
+        """Counts a new version, and lets `change_fn` change items, completely or not at all.
+
+        `change_fn` returns how many more items there are.
+        """
+
+    @abc.abstractmethod
+    def _snapshot(self) -> AbstractContextManager[T]:
+        """A long read of one version. Others read and change the index meanwhile."""
+
+    # Within a transaction:
+
+    @abc.abstractmethod
+    def _state(self, transaction: T) -> State:
+        """The version and the number of items."""
+
+    @abc.abstractmethod
+    def _existing(self, transaction: T, ids: list[str]) -> list[str]:
+        """The ids that items have."""
+
+    @abc.abstractmethod
+    def _items(self, transaction: T, ids: list[str] | None) -> Iterator[Item]:
+        """The items with these ids in any order; for None, all items in the order of addition."""
+
+    @abc.abstractmethod
+    def _insert(
+        self, transaction: T, ids: list[str], vectors: np.ndarray, metadata: list[str]
+    ) -> None:
+        """Adds items whose ids do not exist; `metadata` are JSON objects."""
+
+    @abc.abstractmethod
+    def _remove(self, transaction: T, ids: list[str]) -> None:
+        """Removes items that exist."""
+
+    @abc.abstractmethod
+    def _fields(self, transaction: T) -> set[str]:
+        """The names of the fields of metadata."""
+
+    @abc.abstractmethod
+    def _count(self, transaction: T, conditions: list[Condition]) -> int:
+        """The number of items that fulfill all conditions."""
 
     @abc.abstractmethod
     def _search(
-        self, queries: np.ndarray, k: int, conditions: list[Condition], exact: bool
-    ) -> list[list[Record]]:
-        """The best records of each query, at most `k`."""
+        self, transaction: T, queries: np.ndarray, k: int, conditions: list[Condition], exact: bool
+    ) -> list[list[Hit]]:
+        """The best `k` items of each query that fulfill all conditions, as `nearest` orders them.
 
+        Unless `exact`, a graph may leave items out.
+        """
 
-def _decode(records: list[Record], threshold: float | None) -> list[Hit]:
-    return [
-        Hit(record.id, record.similarity, record.metadata)
-        for record in records
-        if threshold is None or record.similarity >= threshold
-    ]
+    # What searches use, and upkeep:
+
+    @abc.abstractmethod
+    def _graph_refusal(self) -> Exception | None:
+        """Why the index cannot have a graph."""
+
+    @abc.abstractmethod
+    def _build(self, approximate: bool) -> None:
+        """Makes what searches use, with a graph or without one."""
+
+    @abc.abstractmethod
+    def _compact(self, approximate: bool) -> None:
+        """Gives the space of deleted items back, and makes what searches use from nothing."""
+
+    @abc.abstractmethod
+    def _problems(self, transaction: T) -> list[str]:
+        """What is wrong with anything that is stored, one line each."""
+
+    @abc.abstractmethod
+    def _facts(self, transaction: T) -> dict[str, Any]:
+        """The "bytes" of the index; with a graph also "approximate": its facts.
+
+        The facts of a graph are its "items", its "recall@10" and its "search width".
+        """

@@ -5,30 +5,38 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
+import secrets
 import sqlite3
 import urllib.parse
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from sqlite3 import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmljax.index.errors import Damaged, InvalidInput, Unavailable
+from dmljax.index import inputs
+from dmljax.index.errors import Damaged, Unavailable
 from dmljax.index.filters import Condition, kind
+from dmljax.index.inputs import Settings
 
 __all__ = [
-    "FORMAT",
-    "Settings",
+    "IN",
+    "Row",
     "checksum",
     "condition_sql",
     "connect",
-    "create_tables",
+    "create",
+    "decode_metadata",
+    "decode_vectors",
     "one_line_errors",
+    "parameter",
     "read_settings",
     "transaction",
 ]
 
-FORMAT = 1
+IN = "(select value from json_each(?))"  # after `in`: any number of values, as one `parameter`
+_FORMAT = 1
 # A row number is never used twice, and the vector of a row never changes: replacing an item gives
 # it a new row. `deleted` tells derived files and open readers which rows no longer exist.
 _TABLES = """
@@ -46,11 +54,18 @@ create table deleted (row integer primary key, version integer not null);
 create index deleted_version on deleted (version);
 create table fields (name text primary key) without rowid;
 """
+# Whether a field of metadata has one of some values, by the kind of the values.
+_TESTS = {
+    "null": "coalesce(json_type(metadata, ?), 'null') = 'null'",
+    "bool": "json_type(metadata, ?) {}",
+    "text": "json_type(metadata, ?) = 'text' and json_extract(metadata, ?) {}",
+    "number": "json_type(metadata, ?) in ('integer', 'real') and json_extract(metadata, ?) {}",
+}
 _BUSY_SECONDS = 10
 
 
-class Settings(NamedTuple):
-    """The one row about the whole index."""
+class Row(NamedTuple):
+    """The one row of the table of settings."""
 
     format: int
     model: str
@@ -62,7 +77,7 @@ class Settings(NamedTuple):
     items: int
 
 
-def connect(path: pathlib.Path, *, write: bool, create: bool = False) -> sqlite3.Connection:
+def connect(path: pathlib.Path, *, write: bool, create: bool = False) -> Connection:
     """A connection in autocommit mode that any thread may use, one at a time."""
     address = f"file:{urllib.parse.quote(str(path.absolute()))}"
     if write:
@@ -96,7 +111,7 @@ def connect(path: pathlib.Path, *, write: bool, create: bool = False) -> sqlite3
     return connection
 
 
-def _open(address: str) -> sqlite3.Connection:
+def _open(address: str) -> Connection:
     connection = sqlite3.connect(
         address, uri=True, isolation_level=None, check_same_thread=False, timeout=_BUSY_SECONDS
     )
@@ -105,21 +120,25 @@ def _open(address: str) -> sqlite3.Connection:
     return connection
 
 
-def create_tables(connection: sqlite3.Connection, settings: Settings) -> None:
-    """Makes the tables of an empty database."""
-    with transaction(connection, write=True):
+def create(file: pathlib.Path, settings: Settings) -> None:
+    """Makes an empty database."""
+    row = Row(_FORMAT, *settings, secrets.token_hex(16), 0, 0, 0)
+    with (
+        one_line_errors(file),
+        contextlib.closing(connect(file, write=True, create=True)) as connection,
+        transaction(connection, write=True),
+    ):
         for statement in _TABLES.split(";"):
             connection.execute(statement)
-        marks = ", ".join("?" * len(settings))
-        connection.execute(f"insert into settings values (1, {marks})", settings)
+        connection.execute("insert into settings values (1, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
 
 @contextlib.contextmanager
-def transaction(connection: sqlite3.Connection, *, write: bool = False) -> Iterator[None]:
+def transaction(connection: Connection, *, write: bool = False) -> Iterator[Connection]:
     """One transaction: committed at the end of the block, rolled back after an error."""
     connection.execute("begin immediate" if write else "begin")
     try:
-        yield
+        yield connection
         connection.execute("commit")
     except BaseException:
         with contextlib.suppress(sqlite3.Error):
@@ -127,16 +146,13 @@ def transaction(connection: sqlite3.Connection, *, write: bool = False) -> Itera
         raise
 
 
-def read_settings(connection: sqlite3.Connection, path: pathlib.Path) -> Settings:
+def read_settings(connection: Connection, path: pathlib.Path) -> Row:
     """The row of settings, of a format that this version reads."""
     row = connection.execute("select * from settings").fetchone()
     if row is None or len(row) < 2:
         raise Damaged(f"{path} has no settings: restore it from a backup")
-    if row[1] != FORMAT:
-        raise InvalidInput(
-            f"{path} has format {row[1]}, this version of dmljax reads {FORMAT}: update dmljax"
-        )
-    settings = Settings(*row[1:])
+    inputs.check_format(row[1], _FORMAT, path)
+    settings = Row(*row[1:])
     types = int, str, int, str, str, int, int, int
     if not all(isinstance(x, kind) for x, kind in zip(settings, types, strict=True)):
         raise sqlite3.DatabaseError("its settings are of other types")
@@ -168,6 +184,11 @@ def one_line_errors(path: pathlib.Path) -> Iterator[None]:
         raise Unavailable(f"{path}: {problem}") from error
 
 
+def parameter(values: Sequence[Any]) -> tuple[str]:
+    """The parameters of a statement with `IN`."""
+    return (json.dumps(values, ensure_ascii=False),)
+
+
 def checksum(name: Any, metadata: Any, vector: Any) -> int:
     """CRC-32 of all that is stored of an item; -1 if damage changed the type of a value."""
     if not (isinstance(name, str) and isinstance(metadata, str) and isinstance(vector, bytes)):
@@ -177,30 +198,18 @@ def checksum(name: Any, metadata: Any, vector: Any) -> int:
 
 def condition_sql(conditions: Iterable[Condition]) -> tuple[str, list[str | int | float]]:
     """The text after `where`, and its parameters: no text of a caller is part of the SQL."""
-    terms, parameters = ["true"], []
+    terms = ["true"]
+    parameters: list[str | int | float] = []
     for field, operator, values in conditions:
-        path = f'$."{field}"'
-        if operator != "=":
-            types = "('text')" if kind(values[0]) == "text" else "('integer', 'real')"
-            terms.append(
-                f"(json_type(metadata, ?) in {types} and json_extract(metadata, ?) {operator} ?)"
-            )
-            parameters += [path, path, values[0]]
-            continue
         choices = []
-        for value in values:
-            if value is None:
-                choices.append("coalesce(json_type(metadata, ?), 'null') = 'null'")
-                parameters.append(path)
-            elif isinstance(value, bool):
-                choices.append(f"json_type(metadata, ?) = '{str(value).lower()}'")
-                parameters.append(path)
-        for name, types in (("text", "('text')"), ("number", "('integer', 'real')")):
-            if plain := [value for value in values if kind(value) == name]:
-                marks = ", ".join("?" * len(plain))
-                value = f"json_extract(metadata, ?) in ({marks})"
-                choices.append(f"(json_type(metadata, ?) in {types} and {value})")
-                parameters += [path, path, *plain]
+        for name, test in _TESTS.items():
+            if chosen := [value for value in values if kind(value) == name]:
+                marks = ", ".join("?" * len(chosen))
+                relation = f"in ({marks})" if operator == "=" else f"{operator} ?"
+                choices.append(f"({test.format(relation)})")
+                parameters += [f'$."{field}"'] * test.count("?")
+                if name != "null":
+                    parameters += map(json.dumps, chosen) if name == "bool" else chosen
         terms.append(f"({' or '.join(choices)})")
     return " and ".join(terms), parameters
 

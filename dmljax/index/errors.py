@@ -43,4 +43,4 @@ class Unavailable(OSError):
 
 
 class Superseded(ValueError):
-    """The index was replaced by that of another model since it was opened."""
+    """`reindex` has replaced the index since it was opened."""

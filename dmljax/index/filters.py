@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from dmljax.hints import hint
+from dmljax.index import inputs
 from dmljax.index.errors import InvalidInput
-from dmljax.index.inputs import shorten
 
-__all__ = ["OPERATORS", "Condition", "check_fields", "kind", "parse"]
+__all__ = ["OPERATORS", "Condition", "check_fields", "fields_of", "kind", "parse"]
 
 OPERATORS = ("<", "<=", ">", ">=")
 _MOST_VALUES = 1000
@@ -47,18 +47,20 @@ def parse(where: Any) -> list[Condition]:
     if where is None:
         return []
     if not isinstance(where, Mapping):
-        raise InvalidInput(f"where={shorten(where)} is not a dict of fields")
+        raise InvalidInput(f"where={inputs.shorten(where)} is not a dict of fields")
     conditions = []
     for field, wanted in where.items():
         if not isinstance(field, str) or not field or "\0" in field or '"' in field:
-            raise InvalidInput(f"where has the field {shorten(field)}, which no filter can name")
+            raise InvalidInput(
+                f"where has the field {inputs.shorten(field)}, which no filter can name"
+            )
         if isinstance(wanted, Mapping):
             if not wanted:
                 raise InvalidInput(f"where: the range of {field!r} is empty")
             for operator, bound in wanted.items():
                 if operator not in OPERATORS:
                     raise InvalidInput(
-                        f"where: {field!r} has the operator {shorten(operator)}. "
+                        f"where: {field!r} has the operator {inputs.shorten(operator)}. "
                         f"Ranges have: {', '.join(OPERATORS)}"
                     )
                 if kind(_scalar(field, bound)) not in ("number", "text"):
@@ -79,33 +81,29 @@ def parse(where: Any) -> list[Condition]:
 def _scalar(field: str, value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidInput(f"where: {field!r} is compared with {value}")
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+    if isinstance(value, int) and not inputs.is_integer_of_64_bits(value):
         raise InvalidInput(f"where: {field!r} is compared with an integer beyond 64 bits")
     if value is not None and not isinstance(value, str | int | float):
         raise InvalidInput(
             f"where: {field!r} is compared with a {type(value).__name__}; possible are text, "
             "numbers, bools and None, lists of them, and ranges"
         )
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            value = "\0"
-        if "\0" in value:
-            raise InvalidInput(f"where: {field!r} is compared with text that no item can have")
+    if isinstance(value, str) and ("\0" in value or not inputs.is_unicode(value)):
+        raise InvalidInput(f"where: {field!r} is compared with text that no item can have")
     return value
 
 
 def check_fields(conditions: list[Condition], known: set[str]) -> None:
     """Refuses a field that no item has."""
     for condition in conditions:
-        if condition.field not in known:
-            raise InvalidInput(
-                f"no item has the field {shorten(condition.field)}{hint(condition.field, known)}"
-            )
+        if (field := condition.field) not in known:
+            name = inputs.shorten(field)
+            raise InvalidInput(f"no item has the field {name}{hint(field, known)}")
 
 
-def fields_of(metadata: list[str]) -> set[str]:
-    """The names of the fields of several JSON objects."""
-    distinct = set(metadata)
-    return set().union(*(json.loads(text) for text in distinct)) if distinct else set()
+def fields_of(metadata: Iterable[str]) -> set[str]:
+    """The names of the fields of JSON objects."""
+    names: set[str] = set()
+    for text in metadata:
+        names.update(json.loads(text))
+    return names

@@ -9,45 +9,62 @@ photos.index/
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import json
 import os
 import pathlib
 import re
 import shutil
+from collections.abc import Iterator
 from typing import IO
 
 from dmljax.files import locks
 from dmljax.files import writing as files
+from dmljax.index import inputs
 from dmljax.index.errors import Damaged, InvalidInput, Locked
 
-__all__ = ["POINTER", "create", "current", "generations", "lock", "point", "sync", "tidy"]
+__all__ = ["create", "current", "locked", "name_of", "point", "signature", "sync", "tidy"]
 
-POINTER = "index.json"
+_POINTER = "index.json"
 _FORMAT = 1
 
 
-def lock(folder: pathlib.Path) -> IO[str]:
-    """Keeps other writers out for as long as the returned file is open."""
+def name_of(generation: int) -> str:
+    """The folder of a generation."""
+    return f"generation-{generation}"
+
+
+@contextlib.contextmanager
+def locked(folder: pathlib.Path) -> Iterator[IO[str]]:
+    """Keeps other writers out for as long as the file is open. An error in the block closes it."""
     try:
-        return locks.lock(folder / "writer.lock")
+        lock = locks.lock(folder / "writer.lock")
     except locks.Taken as owner:
         raise Locked(
             f"{folder} is being written by {owner}: wait for it, or end it; reading is possible"
         ) from None
+    try:
+        yield lock
+    except BaseException:
+        lock.close()
+        raise
 
 
 def create(path: pathlib.Path) -> tuple[pathlib.Path, IO[str]]:
     """A locked folder beside `path`, which a rename makes the index; `path` must not exist."""
     if path.is_symlink() or path.exists():
-        problem = "is an index already: open it" if (path / POINTER).exists() else "exists already"
-        raise InvalidInput(f"{path} {problem}, or choose another name")
+        is_index = (path / _POINTER).exists()
+        problem = "is an index: open it, or" if is_index else f"has no {_POINTER}:"
+        raise InvalidInput(f"{path} exists already and {problem} choose another name")
     path.parent.mkdir(parents=True, exist_ok=True)
-    for other in path.parent.glob(f".{glob_escape(path.name)}.*.tmp"):
+    for other in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         if not _alive(other.name.split(".")[-2]):
             shutil.rmtree(other, ignore_errors=True)
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
     temporary.mkdir()
-    return temporary, lock(temporary)
+    with locked(temporary) as lock:
+        return temporary, lock
 
 
 def _alive(number: str) -> bool:
@@ -61,54 +78,50 @@ def _alive(number: str) -> bool:
     return True
 
 
-def glob_escape(name: str) -> str:
-    """A pattern that matches only `name`."""
-    return re.sub(r"([*?[])", r"[\1]", name)
-
-
-def current(folder: pathlib.Path) -> str:
-    """The name of the generation that counts."""
-    path = folder / POINTER
+def current(folder: pathlib.Path) -> int:
+    """The number of the generation that counts."""
+    path = folder / _POINTER
     try:
         pointer = json.loads(path.read_bytes())
-        number, name = pointer["format"], pointer["generation"]
+        version, name = pointer["format"], pointer["generation"]
+        match = re.fullmatch(r"generation-(\d{1,9})", name)
     except (FileNotFoundError, NotADirectoryError):
-        problem = "does not exist" if not folder.exists() else f"has no {POINTER}"
+        problem = "does not exist" if not folder.exists() else f"has no {_POINTER}"
         raise FileNotFoundError(f"{folder} {problem}: it is no index of dmljax") from None
     except (ValueError, KeyError, TypeError):
+        version, match = _FORMAT, None
+    inputs.check_format(version, _FORMAT, folder)
+    if match is None:
         raise Damaged(
             f"{path} was damaged: it names the folder that counts, such as "
             '{"format": 1, "generation": "generation-1"}'
-        ) from None
-    if number != _FORMAT:
-        raise InvalidInput(
-            f"{folder} has format {number}, this version of dmljax reads {_FORMAT}: update dmljax"
         )
-    if not isinstance(name, str) or not re.fullmatch(r"generation-\d{1,9}", name):
-        raise Damaged(f"{path} was damaged: it names the folder {name!r}")
-    return name
+    return int(match[1])
 
 
-def point(folder: pathlib.Path, generation: str) -> None:
+def signature(folder: pathlib.Path, file: str = _POINTER) -> tuple[int, ...] | None:
+    """What changes when a file is replaced (by default: the index); None if it does not exist."""
+    try:
+        status = (folder / file).stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def point(folder: pathlib.Path, generation: int) -> None:
     """Makes a generation the one that counts."""
-    files.write_json(folder / POINTER, {"format": _FORMAT, "generation": generation})
+    files.write_json(folder / _POINTER, {"format": _FORMAT, "generation": name_of(generation)})
     sync(folder)
 
 
-def generations(folder: pathlib.Path) -> list[str]:
-    """The names of all generations, the oldest first."""
-    return sorted(
-        (p.name for p in folder.glob("generation-*") if re.fullmatch(r"generation-\d+", p.name)),
-        key=lambda name: int(name.partition("-")[2]),
-    )
-
-
-def tidy(folder: pathlib.Path) -> None:
-    """Deletes generations before the one that counts, which a kill may have left."""
-    name = current(folder)
-    for other in generations(folder):
-        if int(other.partition("-")[2]) < int(name.partition("-")[2]):
-            shutil.rmtree(folder / other, ignore_errors=True)
+def tidy(folder: pathlib.Path) -> int:
+    """Deletes the generations before the one that counts; the number of that one."""
+    generation = current(folder)
+    for path in folder.glob("generation-*"):
+        match = re.fullmatch(r"generation-(\d+)", path.name)
+        if match and int(match[1]) < generation:
+            shutil.rmtree(path, ignore_errors=True)
+    return generation
 
 
 def sync(folder: pathlib.Path) -> None:

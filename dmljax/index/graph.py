@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dmljax.files import writing as files
-from dmljax.index import nearest
-from dmljax.index.matrix import open_derived, write_manifest
+from dmljax.index import nearest, tuning
+from dmljax.index.matrix import Matrix, Position, open_derived, write_manifest
 
-__all__ = ["LEAST_RECALL", "Graph", "add", "empty", "installed", "measure", "read", "write"]
+__all__ = ["Graph", "grown", "read", "refusal", "write"]
 
-LEAST_RECALL = 0.95  # a graph that does not reach it is not used
-_TARGET_RECALL = 0.98
-_CONNECTIVITY, _EXPANSION_ADD = 16, 128
-_EXPANSIONS = (16, 32, 64, 128, 256, 512)
-_QUERIES = 1000
+_QUERIES = 1000  # stored vectors that measure the recall
+_BATCH = 10_000
 
 
 class Graph(NamedTuple):
@@ -42,7 +38,7 @@ class Graph(NamedTuple):
         k = min(k, len(self.nodes))
         if k == 0:
             return [np.zeros(0, np.int64) for _ in queries]
-        self.nodes.expansion_search = max(self.expansion, k + k // 2)
+        self.nodes.expansion_search = tuning.width_for(self.expansion, k)
         matches = self.nodes.search(queries, k, threads=1)
         if len(queries) == 1:
             return [np.asarray(matches.keys, np.int64).ravel()]
@@ -58,64 +54,54 @@ class Graph(NamedTuple):
             self.nodes.remove(rows)
 
 
-def installed() -> bool:
-    """Whether usearch can be imported."""
+def refusal() -> ImportError | None:
+    """What to install, if usearch cannot be imported."""
     try:
         import usearch.index  # noqa: F401
     except ImportError:
-        return False
-    return True
-
-
-def empty(dimension: int, similarity: str) -> Any:
-    """A graph without nodes."""
-    try:
-        from usearch.index import Index
-    except ImportError:
-        raise ImportError(
+        return ImportError(
             "approximate search needs usearch: pip install 'dmljax[index]' (exact search does not)"
-        ) from None
+        )
+    return None
+
+
+def _empty(dimension: int, similarity: str) -> Any:
+    from usearch.index import Index
+
     return Index(
         ndim=dimension,
         metric="cos" if similarity == "cosine" else "l2sq",
         dtype="f16" if similarity == "cosine" else "f32",
-        connectivity=_CONNECTIVITY,
-        expansion_add=_EXPANSION_ADD,
+        connectivity=tuning.CONNECTIVITY,
+        expansion_add=tuning.EXPANSION_ADD,
     )
 
 
-def add(nodes: Any, batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Adds rows and their vectors."""
-    for rows, vectors in batches:
-        nodes.add(rows.astype(np.uint64), vectors)
+def grown(start: Graph | None, matrix: Matrix, version: int, similarity: str) -> Graph:
+    """`start`, or an empty graph, with all rows of the matrix; its recall is measured."""
+    rows, vectors = matrix.rows, matrix.vectors
+    nodes = _empty(vectors.shape[1], similarity) if start is None else start.nodes
+    first = 0 if start is None else int(np.searchsorted(rows, start.last_row, "right"))
+    for i in range(first, len(rows), _BATCH):
+        nodes.add(rows[i : i + _BATCH].astype(np.uint64), vectors[i : i + _BATCH])
+    width, recall = _tuned(nodes, rows, vectors, similarity)
+    return Graph(version, matrix.last_row, width, recall, nodes)
 
 
-def measure(
-    nodes: Any, rows: np.ndarray, vectors: np.ndarray, similarity: str
-) -> tuple[int, float]:
-    """The smallest search width that reaches a recall@10 of 0.98, or the largest one; its recall.
-
-    Queries are up to 1,000 stored vectors, which do not count among their own neighbors.
-    """
+def _tuned(nodes: Any, rows: np.ndarray, vectors: np.ndarray, similarity: str) -> tuple[int, float]:
+    """The search width and the recall, measured on up to 1,000 stored vectors."""
     chosen = np.linspace(0, len(rows) - 1, min(_QUERIES, len(rows))).astype(np.int64)
-    queries, k = vectors[chosen], min(10, len(rows) - 1)
-    if k < 1:
-        return _EXPANSIONS[0], 1.0
+    queries, k = vectors[chosen], min(tuning.K + 1, len(rows))
     truth = []
-    candidates = nearest.candidates(queries, vectors, k + 1, similarity=similarity)
+    candidates = nearest.candidates(queries, vectors, k, similarity=similarity)
     for query, places in zip(queries, candidates, strict=True):
         values = nearest.similarities(query, vectors[places], similarity=similarity)
-        truth.append(rows[places[nearest.best(values, rows[places], k + 1)]])
-    for expansion in _EXPANSIONS:
-        results = Graph(0, 0, expansion, 0.0, nodes).search(queries, k + 1)
-        shares = [
-            len((set(exact.tolist()) & set(near.tolist())) - {row}) / (k + 1 - (row in exact))
-            for row, exact, near in zip(rows[chosen].tolist(), truth, results, strict=True)
-        ]
-        recall = float(np.mean(shares))
-        if recall >= _TARGET_RECALL:
-            break
-    return expansion, recall
+        truth.append(rows[places[nearest.best(values, rows[places], k)]].tolist())
+
+    def search(width: int) -> list[list[int]]:
+        return [near.tolist() for near in Graph(0, 0, width, 0.0, nodes).search(queries, k)]
+
+    return tuning.tune(search, truth, rows[chosen].tolist())
 
 
 def write(folder: pathlib.Path, graph: Graph, *, identity: str) -> None:
@@ -125,20 +111,9 @@ def write(folder: pathlib.Path, graph: Graph, *, identity: str) -> None:
     path = folder / f"graph-{graph.version}-{os.getpid()}.usearch"
     with files.atomic_writer(path, "wb") as file:
         file.write(graph.nodes.save())
-    write_manifest(
-        folder,
-        "graph",
-        path,
-        {
-            "count": len(graph.nodes),
-            "version": graph.version,
-            "last_row": graph.last_row,
-            "identity": identity,
-            "expansion": graph.expansion,
-            "recall": graph.recall,
-            "usearch": usearch.__version__,
-        },
-    )
+    position = Position(identity, graph.version, graph.last_row, len(graph.nodes))
+    more = {"expansion": graph.expansion, "recall": graph.recall, "usearch": usearch.__version__}
+    write_manifest(folder, "graph", path, position, more)
 
 
 def read(
@@ -151,18 +126,18 @@ def read(
     manifest, file = opened
     with file:
         content = file.read()
-    if not installed():
+    if refusal():
         return f"{file.name} needs usearch (pip install 'dmljax[index]')"
     import usearch
 
     if usearch.__version__.partition(".")[0] != manifest["usearch"].partition(".")[0]:
         return f"{file.name} is of usearch {manifest['usearch']}, not {usearch.__version__}"
-    nodes = empty(dimension, similarity)
+    nodes = _empty(dimension, similarity)
     try:
         nodes.load(content)
     except (RuntimeError, ValueError) as error:
         return f"{file.name} cannot be opened: {error}"
     if nodes.ndim != dimension or len(nodes) != manifest["count"]:
         return f"{file.name} is not what its manifest says"
-    version, last_row = manifest["version"], manifest["last_row"]
-    return Graph(version, last_row, manifest["expansion"], manifest["recall"], nodes)
+    fields = {name: manifest[name] for name in ("version", "last_row", "expansion", "recall")}
+    return Graph(**fields, nodes=nodes)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import math
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,13 +17,14 @@ from dmljax.index.nearest import SIMILARITIES
 
 __all__ = [
     "LARGEST_K",
+    "Settings",
     "check_digest",
-    "check_dimension",
+    "check_format",
     "check_ids",
     "check_k",
     "check_metadata",
     "check_model",
-    "check_similarity",
+    "check_settings",
     "check_threshold",
     "check_vectors",
     "shorten",
@@ -38,30 +40,40 @@ _EXACT_NORM = 1e-6  # as far as float32 rounds a unit vector
 _LARGEST_LENGTH = 1e15  # its square is far below the largest float32
 
 
-def check_dimension(dimension: Any) -> int:
-    """The length of the vectors."""
+class Settings(NamedTuple):
+    """What an index is made for. It never changes."""
+
+    model: str
+    dimension: int
+    similarity: str
+
+
+def check_settings(model: Any, dimension: Any, similarity: Any) -> Settings:
+    """The digest of a model, the length of its vectors, and how they are compared."""
+    check_digest(model)
     if isinstance(dimension, bool) or not isinstance(dimension, int | np.integer):
         raise InvalidInput(f"dimension={dimension!r} is not a whole number")
     if not 1 <= dimension <= _LARGEST_DIMENSION:
         raise InvalidInput(f"dimension={dimension}: choose 1 to {_LARGEST_DIMENSION}")
-    return int(dimension)
-
-
-def check_similarity(similarity: Any) -> str:
-    """The name of the similarity."""
     if similarity not in SIMILARITIES:
         choices = " or ".join(SIMILARITIES)
         raise InvalidInput(f"similarity={shorten(similarity)} is unknown: choose {choices}")
-    return similarity
+    return Settings(model, int(dimension), similarity)
 
 
 def check_digest(model: Any) -> str:
     """The digest of a model, hexadecimal digits."""
     if not isinstance(model, str) or not re.fullmatch(r"[0-9a-f]{8,128}", model):
-        raise InvalidInput(
-            f"model={shorten(model)} is not a digest: pass that of the bundle (hexadecimal digits)"
-        )
+        raise InvalidInput(f"model={shorten(model)} is not a digest: pass the digest of the bundle")
     return model
+
+
+def check_format(version: Any, known: int, place: Any) -> None:
+    """Refuses an index that another version of dmljax wrote."""
+    if version != known:
+        raise InvalidInput(
+            f"{place} has format {version}, this version of dmljax reads {known}: update dmljax"
+        )
 
 
 def check_model(model: Any, stored: str, place: str) -> None:
@@ -69,7 +81,7 @@ def check_model(model: Any, stored: str, place: str) -> None:
     if check_digest(model) != stored:
         raise OtherModel(
             f"{place} holds vectors of the model {stored}, not of {model}: use the bundle that "
-            "made them, or embed the images again with --reindex"
+            "made them, or embed the images again: dmljax index reindex"
         )
 
 
@@ -82,11 +94,8 @@ def check_ids(ids: Any, *, distinct: bool = True) -> list[str]:
         if problem := _problem_of_id(name):
             raise InvalidInput(f"id {shorten(name)} (number {number}) {problem}")
     if distinct and len(set(ids)) < len(ids):
-        repeated: set[str] = set()
-        for name in ids:
-            if name in repeated:
-                raise DuplicateId(f"id {shorten(name)} occurs twice in one call")
-            repeated.add(name)
+        name, _ = collections.Counter(ids).most_common(1)[0]
+        raise DuplicateId(f"id {shorten(name)} occurs twice in one call")
     return ids
 
 
@@ -97,11 +106,9 @@ def _problem_of_id(name: Any) -> str | None:
         return "is empty"
     if len(name) > _ID_BYTES:
         return f"has {len(name)} characters: {_ID_BYTES} bytes are the limit"
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
+    if not is_unicode(name):
         return "is not valid Unicode: it contains half of a surrogate pair"
-    if size > _ID_BYTES:
+    if (size := len(name.encode())) > _ID_BYTES:
         return f"has {size} bytes in UTF-8: {_ID_BYTES} are the limit"
     if any(unicodedata.category(character) == "Cc" for character in name):
         return "contains a control character"
@@ -115,9 +122,9 @@ def check_vectors(
 ) -> np.ndarray:
     """Vectors [n, dimension] in float32; `count` of them where it is not None.
 
-    For the cosine they are unit vectors. Those whose length differs from 1 by more than float32
-    rounds, such as those stored as float16, are divided by their length. By more than 1e-3 they are
-    refused. For the Euclidean distance they have any length that float32 can compare.
+    For the cosine they must be unit vectors. A vector is divided by its length if the length
+    differs from 1 by more than float32 rounds (vectors in float16 do), and refused if it differs by
+    more than 1e-3. For the Euclidean distance, vectors have any length that float32 can compare.
     """
     try:
         array = np.asarray(vectors)
@@ -191,9 +198,11 @@ def _problem_of_value(value: Any, depth: int) -> str | None:
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str):
-        return _problem_of_text(value)
+        if "\0" in value:
+            return "has text with a NUL character"
+        return None if is_unicode(value) else "has text that is not valid Unicode"
     if isinstance(value, int):
-        return None if -(2**63) <= value < 2**63 else "has an integer beyond 64 bits"
+        return None if is_integer_of_64_bits(value) else "has an integer beyond 64 bits"
     if isinstance(value, float):
         return None if math.isfinite(value) else f"has the number {value}, which JSON lacks"
     if not isinstance(value, dict | list | tuple):
@@ -205,20 +214,17 @@ def _problem_of_value(value: Any, depth: int) -> str | None:
         for key in value:
             if not isinstance(key, str):
                 return f"has the field {key!r}: names of fields are text"
-            if problem := _problem_of_text(key):
-                return problem
-        value = value.values()
+        value = [*value, *value.values()]
     return next(filter(None, (_problem_of_value(x, depth - 1) for x in value)), None)
 
 
-def _problem_of_text(text: str) -> str | None:
-    if "\0" in text:
-        return "has text with a NUL character"
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return "has text that is not valid Unicode"
-    return None
+def is_unicode(text: str) -> bool:
+    """Whether text can be encoded: it has no half of a surrogate pair."""
+    return text == text.encode(errors="ignore").decode()
+
+
+def is_integer_of_64_bits(value: int) -> bool:
+    return -(2**63) <= value < 2**63
 
 
 def check_k(k: Any, count: int, *, allow_fewer: bool) -> int:

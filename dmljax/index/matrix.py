@@ -7,6 +7,7 @@ once: a reader sees the old file or the new one.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -19,9 +20,19 @@ import numpy as np
 
 from dmljax.files import writing as files
 
-__all__ = ["Matrix", "open_derived", "position_of", "read", "write", "write_manifest"]
+__all__ = ["Matrix", "Position", "open_derived", "position_of", "read", "write", "write_manifest"]
 
 _FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """What of a database a derived file holds: rows up to `last_row`, as of change `version`."""
+
+    identity: str
+    version: int
+    last_row: int
+    count: int
 
 
 class Matrix(NamedTuple):
@@ -36,39 +47,27 @@ class Matrix(NamedTuple):
 def write(
     folder: pathlib.Path,
     batches: Iterable[tuple[np.ndarray, np.ndarray]],
-    *,
-    count: int,
+    position: Position,
     dimension: int,
-    version: int,
-    last_row: int,
-    identity: str,
 ) -> None:
     """Writes rows and vectors, which come in ascending batches, and then the manifest."""
-    path = folder / f"matrix-{version}-{os.getpid()}.bin"
-    start = -(-8 * count // 64) * 64
+    path = folder / f"matrix-{position.version}-{os.getpid()}.bin"
+    start, written = _start_of_vectors(position.count), 0
     with files.atomic_writer(path, "wb") as file:
-        position = 0
         for rows, vectors in batches:
-            file.seek(8 * position)
+            file.seek(8 * written)
             file.write(rows.astype(np.int64).tobytes())
-            file.seek(start + 4 * dimension * position)
+            file.seek(start + 4 * dimension * written)
             file.write(vectors.astype(np.float32, copy=False).tobytes())
-            position += len(rows)
-        if position != count:
-            raise AssertionError(f"{position} rows instead of {count}")
-        file.truncate(start + 4 * dimension * count)
-    write_manifest(
-        folder,
-        "matrix",
-        path,
-        {
-            "count": count,
-            "dimension": dimension,
-            "version": version,
-            "last_row": last_row,
-            "identity": identity,
-        },
-    )
+            written += len(rows)
+        if written != position.count:
+            raise AssertionError(f"{written} rows instead of {position.count}")
+        file.truncate(start + 4 * dimension * written)
+    write_manifest(folder, "matrix", path, position, {"dimension": dimension})
+
+
+def _start_of_vectors(count: int) -> int:
+    return -(-8 * count // 64) * 64
 
 
 def read(folder: pathlib.Path, *, identity: str, dimension: int) -> Matrix | str | None:
@@ -77,17 +76,15 @@ def read(folder: pathlib.Path, *, identity: str, dimension: int) -> Matrix | str
     if opened is None or isinstance(opened, str):
         return opened
     manifest, file = opened
-    count = manifest["count"]
-    start = -(-8 * count // 64) * 64
+    count, start = manifest["count"], _start_of_vectors(manifest["count"])
     with file:
         if manifest["dimension"] != dimension or manifest["bytes"] != start + 4 * dimension * count:
             return f"{file.name} does not have the size that its manifest says"
-        if count == 0:
-            rows, vectors = np.zeros(0, np.int64), np.zeros((0, dimension), np.float32)
-        else:
-            content = np.asarray(np.memmap(file, np.uint8, mode="r"))
-            rows = content[: 8 * count].view(np.int64)
-            vectors = content[start:].view(np.float32).reshape(count, dimension)
+        content = (
+            np.asarray(np.memmap(file, np.uint8, mode="r")) if count else np.zeros(0, np.uint8)
+        )
+    rows = content[: 8 * count].view(np.int64)
+    vectors = content[start:].view(np.float32).reshape(count, dimension)
     return Matrix(manifest["version"], manifest["last_row"], rows, vectors)
 
 
@@ -101,11 +98,11 @@ def position_of(folder: pathlib.Path) -> tuple[int, int]:
 
 
 def write_manifest(
-    folder: pathlib.Path, name: str, path: pathlib.Path, content: dict[str, Any]
+    folder: pathlib.Path, name: str, path: pathlib.Path, position: Position, more: dict[str, Any]
 ) -> None:
     """Makes the new file `path` the current one, and deletes the previous ones."""
     manifest = {"format": _FORMAT, "file": path.name, "bytes": path.stat().st_size}
-    manifest |= {"sha256": files.sha256(path)} | content
+    manifest |= {"sha256": files.sha256(path)} | dataclasses.asdict(position) | more
     files.write_json(folder / f"{name}.json", manifest | {"digest": _digest(manifest)}, indent=1)
     for other in folder.glob(f"{name}-*"):
         if other != path:

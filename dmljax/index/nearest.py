@@ -1,11 +1,11 @@
 """Exact nearest neighbors among rows in memory or in a memory-mapped file.
 
-float32 products select candidates, and float64 sums of the candidates order them. So a result
-depends neither on how many queries are asked together nor on where a row is stored, and equal
-vectors have equal similarities.
+A product in float32 selects candidates, and sums in float64 order the candidates. So a result does
+not depend on the number of queries in a call or on the position of a row, and equal vectors have
+equal similarities.
 
 The similarity of two vectors is their cosine ("cosine", of unit vectors), or minus their Euclidean
-distance ("euclidean"): of two similarities, the larger one is always the better.
+distance ("euclidean"). A larger similarity is always better.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["SIMILARITIES", "best", "candidates", "similarities"]
 SIMILARITIES = ("cosine", "euclidean")
 _ROWS = 1 << 16  # rows that are compared at once
 _QUERIES = 64  # queries that are compared at once: 16 MiB of similarities
-_FEW_QUERIES = 4  # so few are compared one by one: a product with one vector gains no speed
-_GROUP = 128  # rows whose largest similarity is compared first
-_SPARSE = 0.2  # fewer allowed rows than this share are copied together before they are compared
-_MANY = 4096  # of so many candidates beyond k, all but the best k are left out at once
+_FEW_QUERIES = 4  # up to 4 queries are compared one by one: a matrix product is not faster
+_GROUP = 128  # rows in a group: the maximum of each group gives a first bound
+_SPARSE = 0.2  # if a smaller share of the rows is allowed, they are copied before the comparison
+_MOST_CANDIDATES = 4096  # beyond k in a block; if there are more, float64 picks the best k at once
 
 
 def similarities(query: np.ndarray, vectors: np.ndarray, *, similarity: str) -> np.ndarray:
@@ -41,7 +41,7 @@ def candidates(
     similarity: str,
     where: np.ndarray | None = None,
 ) -> list[np.ndarray]:
-    """Positions of the best k rows of each query, and of rows that float32 cannot tell from them.
+    """Positions of the best k rows of each query, and of rows that float32 may confuse with them.
 
     `where` [n] marks the rows that count.
     """
@@ -53,7 +53,7 @@ def candidates(
 
 
 class _Kept(NamedTuple):
-    """The candidates of a query in the rows so far, with the possible errors of their scores."""
+    """The candidates of a query among the rows so far; `errors` bound the errors of the scores."""
 
     places: np.ndarray
     scores: np.ndarray
@@ -89,7 +89,7 @@ def _candidates(
             scores[:, ~where[start:stop]] = -np.inf
         for i, (row, error) in enumerate(zip(scores, errors, strict=True)):
             chosen = _largest(row, error, k)
-            if len(chosen) > k + _MANY:
+            if len(chosen) > k + _MOST_CANDIDATES:
                 values = similarities(queries[i], block[chosen], similarity=similarity)
                 chosen = np.sort(chosen[best(values, chosen, k)])
             places = start + chosen if positions is None else positions[start + chosen]
@@ -105,9 +105,9 @@ def _candidates(
 
 
 def _errors(queries: np.ndarray, halves: np.ndarray | None) -> list[np.ndarray]:
-    """How far the scores [n] of each query may be from their exact values: [] or [n].
+    """Bounds of the errors of the scores [n] of each query: one number [], or one for each row [n].
 
-    `halves` [n] are half of the squares of the rows' lengths; None stands for unit vectors.
+    `halves` [n] are half of the squared lengths of the rows; None stands for unit vectors.
     """
     share = np.asarray(5e-7 + 2e-7 * np.sqrt(queries.shape[1]), np.float32)
     if halves is None:
@@ -141,5 +141,5 @@ def _largest(values: np.ndarray, errors: np.ndarray, k: int) -> np.ndarray:
 
 
 def best(values: np.ndarray, rows: np.ndarray, k: int) -> np.ndarray:
-    """The order of the k largest values; of equal ones, that of the lower row comes first."""
+    """Positions of the k largest values, in order; of equal values the lower row comes first."""
     return np.lexsort((rows, -values))[:k]

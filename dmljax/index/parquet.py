@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-from collections.abc import Iterator
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from dmljax.files import writing as files
 from dmljax.index.base import Index
 from dmljax.index.errors import InvalidInput
 
-__all__ = ["About", "Batch", "about", "export", "read"]
+__all__ = ["About", "Batch", "about", "export", "pyarrow", "read", "write"]
 
 _VECTOR_NAMES = ("vector", "embedding")
 _BATCH = 10_000
@@ -42,27 +43,46 @@ class Batch(NamedTuple):
     metadata: list[dict[str, Any]]
 
 
+def write(
+    path: str | os.PathLike,
+    batches: Iterable[tuple[Any, ...]],
+    *,
+    about: About,
+    texts: Sequence[str] = (),
+    notes: Mapping[str, str] = types.MappingProxyType({}),
+) -> int:
+    """Writes batches of ids, of further columns of text, and of vectors; the number of rows.
+
+    `texts` are the names of the further columns, and `notes` are metadata of the schema. The file
+    is complete or does not exist.
+    """
+    pa, parquet = pyarrow()
+    written = json.dumps({"format": 1, "model": about.model, "similarity": about.similarity})
+    kind, count = pa.list_(pa.float32(), about.dimension), 0
+    fields = [*((name, pa.string()) for name in ("id", *texts)), ("vector", kind)]
+    schema = pa.schema(fields, metadata={"dmljax": written, **notes})
+    with files.atomic_writer(path, "wb") as file, parquet.ParquetWriter(file, schema) as writer:
+        for *columns, vectors in batches:
+            flat = pa.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
+            arrays = [pa.array(list(column), pa.string()) for column in columns]
+            arrays.append(pa.FixedSizeListArray.from_arrays(flat, about.dimension))
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+            count += len(vectors)
+    return count
+
+
 def export(index: Index, path: str | os.PathLike) -> int:
     """Writes all items to a Parquet file, completely or not at all; their number."""
-    pa, parquet = _import()
-    vector = pa.list_(pa.float32(), index.dimension)
-    written = {"format": 1, "model": index.model, "similarity": index.similarity}
-    schema = pa.schema(
-        [("id", pa.string()), ("metadata", pa.string()), ("vector", vector)],
-        metadata={"dmljax": json.dumps(written)},
+    batches = (
+        (
+            [item.id for item in items],
+            [json.dumps(item.metadata, ensure_ascii=False) for item in items],
+            np.stack([item.vector for item in items]),
+        )
+        for items in index.scan(_BATCH)
     )
-    count = 0
-    with files.atomic_writer(path, "wb") as file, parquet.ParquetWriter(file, schema) as writer:
-        for items in index.scan(_BATCH):
-            vectors = np.concatenate([item.vector for item in items])
-            columns = [
-                pa.array([item.id for item in items]),
-                pa.array([json.dumps(item.metadata, ensure_ascii=False) for item in items]),
-                pa.FixedSizeListArray.from_arrays(pa.array(vectors), index.dimension),
-            ]
-            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-            count += len(items)
-    return count
+    about = About(index.model, index.similarity, index.dimension)
+    return write(path, batches, about=about, texts=["metadata"])
 
 
 def about(path: str | os.PathLike) -> About:
@@ -93,23 +113,21 @@ def read(path: str | os.PathLike, batch_size: int = _BATCH) -> Iterator[Batch]:
         for file in _part_files(path):
             yield from read(file, batch_size)
         return
-    _, parquet = _import()
+    _, parquet = pyarrow()
     schema, name = _schema(path)
     others = [field for field in schema.names if field not in ("id", name)]
     with parquet.ParquetFile(path) as file:
         for rows in file.iter_batches(batch_size=batch_size):
-            column = rows.column(rows.schema.names.index(name))
-            vectors = column.flatten().to_numpy(zero_copy_only=False)
-            if column.null_count or len(vectors) % max(len(rows), 1):
+            vectors = rows[name].flatten().to_numpy(zero_copy_only=False)
+            if rows[name].null_count or len(vectors) % max(len(rows), 1):
                 raise InvalidInput(f"{path}: the column {name!r} has vectors of different lengths")
-            values = {field: rows.column(rows.schema.names.index(field)) for field in others}
-            lists = {field: column.to_pylist() for field, column in values.items()}
-            if "metadata" in lists:
-                metadata = [_decode(value, path) for value in lists["metadata"]]
+            if "metadata" in others:
+                metadata = [_decode(value, path) for value in rows["metadata"].to_pylist()]
             else:
-                metadata = [{field: lists[field][i] for field in others} for i in range(len(rows))]
-            ids = rows.column(rows.schema.names.index("id")).to_pylist()
-            yield Batch(ids, vectors.reshape(len(rows), -1), metadata)
+                lists = [rows[field].to_pylist() for field in others]
+                rows_of_others = zip(*lists, strict=True) if others else [()] * len(rows)
+                metadata = [dict(zip(others, row, strict=True)) for row in rows_of_others]
+            yield Batch(rows["id"].to_pylist(), vectors.reshape(len(rows), -1), metadata)
 
 
 def _check_parts(folder: str | os.PathLike) -> None:
@@ -140,7 +158,7 @@ def _decode(value: Any, path: str | os.PathLike) -> Any:
 
 def _schema(path: str | os.PathLike) -> tuple[Any, str]:
     """The schema of a file, and the name of its column of vectors."""
-    pa, parquet = _import()
+    pa, parquet = pyarrow()
     if not pathlib.Path(path).is_file():
         raise FileNotFoundError(f"{path} is not a file")
     try:
@@ -162,7 +180,8 @@ def _schema(path: str | os.PathLike) -> tuple[Any, str]:
     return schema, vectors[0]
 
 
-def _import() -> tuple[Any, Any]:
+def pyarrow() -> tuple[Any, Any]:
+    """The modules pyarrow and pyarrow.parquet."""
     try:
         import pyarrow
         from pyarrow import parquet

@@ -1,7 +1,7 @@
 """An index in PostgreSQL with pgvector: the interface of the embedded one, for several writers.
 
-The address is that of libpq, with one more parameter: `postgresql://user@host/db?table=photos` (by
-default `table=dmljax`). The table of that name says which generation counts; the items of
+The address is the one of libpq, with one more parameter: `postgresql://user@host/db?table=photos`
+(by default `table=dmljax`). The table of that name says which generation counts. The items of
 generation 1 are in `photos_1_items`, with columns row, id, metadata (jsonb) and vector.
 
 Reads are repeated once on a new connection when the server went away. Writes are not: after an
@@ -12,46 +12,60 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
-import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import psycopg
-from absl import logging
-from pgvector import HalfVector, Vector
-from pgvector.psycopg import register_vector
-from psycopg import errors, sql
-from psycopg.types.json import Jsonb
 
-from dmljax.index import filters, inputs, nearest
-from dmljax.index.base import Index, Item, Record
-from dmljax.index.errors import (
-    Damaged,
-    DuplicateId,
-    InvalidInput,
-    Locked,
-    Superseded,
-    Unavailable,
-    UnknownId,
-)
+try:
+    import psycopg
+    from pgvector import HalfVector, Vector
+    from pgvector.psycopg import register_vector
+    from psycopg import Connection, Cursor, errors, sql
+    from psycopg.types.json import Jsonb
+except ImportError as error:
+    raise ImportError(
+        f"PostgreSQL needs psycopg and pgvector ({error}): pip install 'dmljax[postgres]'"
+    ) from None
+
+from dmljax.index import filters, inputs, nearest, tuning
+from dmljax.index.base import Hit, Index, Item, State
+from dmljax.index.errors import Damaged, InvalidInput, Locked, Superseded, Unavailable
 from dmljax.index.filters import Condition, kind
+from dmljax.index.inputs import Settings
 
-__all__ = ["PostgresIndex", "create", "open", "reindex"]
+__all__ = ["PostgresIndex"]
 
-T = TypeVar("T")
+R = TypeVar("R")
 
 _FORMAT = 1
-_GRAPH_FROM = 50_000  # items from which on a graph is built by default
-_EXPANSIONS = (16, 32, 64, 128, 256, 512)
-_TARGET_RECALL, _LEAST_RECALL = 0.98, 0.95
-_QUERIES = 200  # that measure the recall
-_MORE = 6  # candidates beyond k, as half precision may order them wrongly
+_FETCHED = 10_000  # rows that a scan reads together
+_QUERIES = 200  # stored vectors that measure the recall
 _CONNECT_SECONDS = 10
 _RESTART_SECONDS = 5
+_TABLES = """
+create table {settings} (
+    only_row boolean primary key default true check (only_row),
+    model text not null, dimension integer not null, similarity text not null,
+    version bigint not null, items bigint not null, graph jsonb
+);
+create table {items} (
+    row bigint generated always as identity primary key, id text collate "C" not null unique,
+    metadata jsonb not null, vector vector({dimension}) not null
+);
+create table {fields} (name text primary key);
+"""
+_POINTER = """
+create table {pointer} (
+    only_row boolean primary key default true check (only_row),
+    format integer not null, generation integer not null
+);
+insert into {pointer} (format, generation) values ({format}, 1);
+"""
 
 
 class _Distance(NamedTuple):
@@ -91,89 +105,37 @@ class _Address:
         host = parts.netloc.rpartition("@")[2]
         self.place = f"postgresql://{host}{parts.path}?table={self.table}"
 
-    def name(self, generation: int | None = None, suffix: str = "") -> sql.Identifier:
-        """The quoted name of a table."""
-        if generation is None:
-            return sql.Identifier(self.table)
-        return sql.Identifier(f"{self.table}_{generation}_{suffix}")
+    def sql(self, text: str, generation: int = 0, dimension: int = 0) -> sql.Composed:
+        """A statement in which {pointer}, {settings}, {items} and so on become quoted names."""
+        suffixes = "settings", "items", "fields", "graph"
+        names = {x: sql.Identifier(f"{self.table}_{generation}_{x}") for x in suffixes}
+        names["pointer"] = sql.Identifier(self.table)
+        numbers = {"dimension": sql.Literal(dimension), "format": sql.Literal(_FORMAT)}
+        return sql.SQL(text).format(**names, **numbers)
 
-    @property
-    def key(self) -> str:
-        """What the lock of writers is derived from."""
-        return f"dmljax index {self.table}"
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[Connection]:
+        """A connection for the block. Errors of the server are one line."""
+        with _one_line_errors(self.place), contextlib.closing(self.connect()) as connection:
+            yield connection
 
-
-def create(url: str, *, model: str, dimension: int, similarity: str) -> PostgresIndex:
-    """An empty index, open for writing. Its tables appear together."""
-    address = _Address(url)
-    with _one_line_errors(address.place), contextlib.closing(_connect(address)) as connection:
-        _require_extension(connection, address)
-        with connection.transaction():
-            if _exists(connection, address.table):
-                raise InvalidInput(
-                    f"{address.place} exists already: open it, or choose another ?table="
-                )
-            connection.execute(
-                sql.SQL(
-                    "create table {} (only_row boolean primary key default true check (only_row), "
-                    "format integer not null, generation integer not null)"
-                ).format(address.name())
-            )
-            _create_generation(connection, address, 1, model, dimension, similarity)
-            connection.execute(
-                sql.SQL("insert into {} (format, generation) values (%s, 1)").format(
-                    address.name()
-                ),
-                (_FORMAT,),
-            )
-    return PostgresIndex(address, 1, write=True)
+    def connect(self) -> Connection:
+        connection = psycopg.connect(
+            self.url,
+            autocommit=True,
+            connect_timeout=_CONNECT_SECONDS,
+            application_name="dmljax index",
+        )
+        connection.execute("set client_encoding = 'UTF8'")
+        return connection
 
 
-def open(url: str, *, write: bool) -> PostgresIndex:
-    """The index at an address."""
-    address = _Address(url)
-    with _one_line_errors(address.place), contextlib.closing(_connect(address)) as connection:
-        generation = _current(connection, address)
-    return PostgresIndex(address, generation, write=write)
-
-
-def reindex(url: str, *, model: str, dimension: int, similarity: str) -> PostgresIndex:
-    """The index of another model beside the present one, empty or as far as it was filled."""
-    address = _Address(url)
-    with _one_line_errors(address.place), contextlib.closing(_connect(address)) as connection:
-        generation = _current(connection, address) + 1
-        _lock(connection, address, exclusive=True)
-        with connection.transaction():
-            _drop_generations(connection, address, before=generation - 1)
-            if _exists(connection, f"{address.table}_{generation}_settings"):
-                statement = sql.SQL("select model, dimension, similarity from {}")
-                row = connection.execute(
-                    statement.format(address.name(generation, "settings"))
-                ).fetchone()
-                if row != (model, dimension, similarity):
-                    _drop_generation(connection, address, generation)
-            if not _exists(connection, f"{address.table}_{generation}_settings"):
-                _create_generation(connection, address, generation, model, dimension, similarity)
-    return PostgresIndex(address, generation, write=True, exclusive=True)
-
-
-def _connect(address: _Address) -> psycopg.Connection:
-    connection = psycopg.connect(
-        address.url,
-        autocommit=True,
-        connect_timeout=_CONNECT_SECONDS,
-        application_name="dmljax index",
-    )
-    connection.execute("set client_encoding = 'UTF8'")
-    return connection
-
-
-def _exists(connection: psycopg.Connection, table: str) -> bool:
+def _exists(connection: Connection, table: str) -> bool:
     row = connection.execute("select to_regclass(%s)", (f'"{table}"',)).fetchone()
     return row is not None and row[0] is not None
 
 
-def _require_extension(connection: psycopg.Connection, address: _Address) -> None:
+def _require_extension(connection: Connection, address: _Address) -> None:
     if connection.execute("select 1 from pg_extension where extname = 'vector'").fetchone():
         return
     try:
@@ -190,78 +152,48 @@ def _require_extension(connection: psycopg.Connection, address: _Address) -> Non
         ) from None
 
 
-def _current(connection: psycopg.Connection, address: _Address) -> int:
+def _current(connection: Connection, address: _Address) -> int:
     """The number of the generation that counts."""
     if not _exists(connection, address.table):
         raise FileNotFoundError(f"{address.place} does not exist: it is no index of dmljax")
-    statement = sql.SQL("select format, generation from {}").format(address.name())
     try:
-        row = connection.execute(statement).fetchone()
+        row = connection.execute(address.sql("select format, generation from {pointer}")).fetchone()
     except errors.UndefinedColumn:
         row = None
     if row is None:
         raise InvalidInput(f"{address.place} is a table, but no index of dmljax: choose ?table=")
-    if row[0] != _FORMAT:
-        raise InvalidInput(
-            f"{address.place} has format {row[0]}, this version of dmljax reads {_FORMAT}: "
-            "update dmljax"
-        )
+    inputs.check_format(row[0], _FORMAT, address.place)
     return row[1]
 
 
 def _create_generation(
-    connection: psycopg.Connection,
-    address: _Address,
-    generation: int,
-    model: str,
-    dimension: int,
-    similarity: str,
+    connection: Connection, address: _Address, generation: int, settings: Settings
 ) -> None:
-    settings, items, fields = (
-        address.name(generation, suffix) for suffix in ("settings", "items", "fields")
-    )
-    connection.execute(
-        sql.SQL(
-            "create table {} (only_row boolean primary key default true check (only_row), "
-            "model text not null, dimension integer not null, similarity text not null, "
-            "version bigint not null, items bigint not null, graph jsonb)"
-        ).format(settings)
-    )
-    connection.execute(
-        sql.SQL(
-            "create table {} (row bigint generated always as identity primary key, "
-            'id text collate "C" not null unique, metadata jsonb not null, vector vector({}) not '
-            "null)"
-        ).format(items, sql.Literal(dimension))
-    )
-    connection.execute(sql.SQL("create table {} (name text primary key)").format(fields))
-    connection.execute(
-        sql.SQL("insert into {} values (true, %s, %s, %s, 0, 0, null)").format(settings),
-        (model, dimension, similarity),
-    )
+    connection.execute(address.sql(_TABLES, generation, settings.dimension))
+    statement = "insert into {settings} values (true, %s, %s, %s, 0, 0)"
+    connection.execute(address.sql(statement, generation), settings)
 
 
-def _drop_generations(connection: psycopg.Connection, address: _Address, *, before: int) -> None:
-    """Deletes the tables of generations before the present one; readers of them are told."""
-    for generation in range(before - 1, 0, -1):
-        if not _exists(connection, f"{address.table}_{generation}_settings"):
-            return
-        _drop_generation(connection, address, generation)
+def _drop_generation(connection: Connection, address: _Address, generation: int) -> bool:
+    """Deletes the tables of a generation, if they exist; readers of them are told."""
+    exists = _exists(connection, f"{address.table}_{generation}_settings")
+    if exists:
+        connection.execute(address.sql("drop table {settings}, {items}, {fields}", generation))
+    return exists
 
 
-def _drop_generation(connection: psycopg.Connection, address: _Address, generation: int) -> None:
-    for suffix in ("settings", "items", "fields"):
-        connection.execute(
-            sql.SQL("drop table if exists {}").format(address.name(generation, suffix))
-        )
+def _drop_generations(connection: Connection, address: _Address, *, before: int) -> None:
+    """Deletes the generations before the present one."""
+    while before > 1 and _drop_generation(connection, address, before - 1):
+        before -= 1
 
 
-def _lock(connection: psycopg.Connection, address: _Address, *, exclusive: bool) -> None:
+def _lock(connection: Connection, address: _Address, *, exclusive: bool) -> None:
     """Writers share a lock until they close; `reindex` has it alone."""
-    name = "pg_try_advisory_lock" + ("" if exclusive else "_shared")
-    statement = f"select {name}(hashtextextended(%s, 0))"
+    key = (f"dmljax index {address.table}",)
+    function = "pg_try_advisory_lock" + ("" if exclusive else "_shared")
     for _ in range(10):
-        row = connection.execute(statement, (address.key,)).fetchone()
+        row = connection.execute(f"select {function}(hashtextextended(%s, 0))", key).fetchone()
         if row is not None and row[0]:
             return
         # The session of a writer that was closed or killed a moment ago may not have ended yet.
@@ -271,7 +203,7 @@ def _lock(connection: psycopg.Connection, address: _Address, *, exclusive: bool)
         "from pg_locks l join pg_stat_activity a using (pid) where l.locktype = 'advisory' "
         "and ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended(%s, 0) "
         "and a.pid <> pg_backend_pid()",
-        (address.key,),
+        key,
     ).fetchone()
     owner = f"the session {row[0]} from {row[1]}" if row else "another session"
     raise Locked(f"{address.place} is being written by {owner}: wait for it, or end it")
@@ -300,20 +232,57 @@ def _one_line_errors(place: str) -> Iterator[None]:
         raise Unavailable(f"{place}: {text}") from error
 
 
-class PostgresIndex(Index):
-    """An index in PostgreSQL. Threads may share it; their calls run one after another."""
+class PostgresIndex(Index[Cursor]):
+    """An index in PostgreSQL: any number of writers and readers."""
+
+    @classmethod
+    def create(cls, place: str | os.PathLike, settings: Settings) -> PostgresIndex:
+        address = _Address(str(place))
+        with address.connected() as connection:
+            _require_extension(connection, address)
+            with connection.transaction():
+                if _exists(connection, address.table):
+                    problem = "exists already: open it, or choose another ?table="
+                    raise InvalidInput(f"{address.place} {problem}")
+                connection.execute(address.sql(_POINTER))
+                _create_generation(connection, address, 1, settings)
+        return cls(address, 1, write=True)
+
+    @classmethod
+    def open(cls, place: str | os.PathLike, *, write: bool) -> PostgresIndex:
+        address = _Address(str(place))
+        with address.connected() as connection:
+            generation = _current(connection, address)
+        return cls(address, generation, write=write)
+
+    @classmethod
+    def reindex(cls, place: str | os.PathLike, settings: Settings) -> PostgresIndex:
+        address = _Address(str(place))
+        with address.connected() as connection:
+            generation = _current(connection, address) + 1
+            _lock(connection, address, exclusive=True)
+            with connection.transaction():
+                _drop_generations(connection, address, before=generation - 1)
+                stored = None
+                if _exists(connection, f"{address.table}_{generation}_settings"):
+                    statement = "select model, dimension, similarity from {settings}"
+                    stored = connection.execute(address.sql(statement, generation)).fetchone()
+                if stored != settings:
+                    _drop_generation(connection, address, generation)
+                    _create_generation(connection, address, generation, settings)
+        return cls(address, generation, write=True, exclusive=True)
+
+    @classmethod
+    def signature(cls, place: str | os.PathLike) -> Hashable:
+        return str(place)  # its tables are replaced by `reindex` alone
 
     def __init__(self, address: _Address, generation: int, *, write: bool, exclusive: bool = False):
-        self.place, self.writable = address.place, write
-        self._address, self._generation, self._exclusive = address, generation, exclusive
-        self._settings, self._items, self._fields = (
-            address.name(generation, suffix) for suffix in ("settings", "items", "fields")
-        )
-        self._lock = threading.RLock()
-        self._connection: psycopg.Connection | None = None
-        self._closed = self._warned = False
+        super().__init__(address.place, generation, write=write)
+        self._address, self._exclusive = address, exclusive
+        self._connection: Connection | None = None
+        self.dimension = 0
         try:
-            self.model, self.dimension, self.similarity, declared = self._read(self._facts_of_table)
+            self.model, self.dimension, self.similarity, declared = self._read(self._settings)
             if declared != self.dimension:
                 raise Damaged(
                     f"{self.place}: the column of vectors has {declared} dimensions, the index has "
@@ -322,36 +291,30 @@ class PostgresIndex(Index):
         except BaseException:
             self.close()
             raise
+        self._distance = _DISTANCES[self.similarity]
 
-    def _facts_of_table(self, cursor: psycopg.Cursor) -> tuple[str, int, str, int]:
-        row = self._one(cursor, "select model, dimension, similarity from {settings}")
-        declared = cursor.execute(
-            "select atttypmod from pg_attribute where attrelid = %s::regclass and "
-            "attname = 'vector'",
-            (f'"{self._address.table}_{self._generation}_items"',),
-        ).fetchone()
-        return (*row, declared[0] if declared else 0)
+    def _settings(self, cursor: Cursor) -> tuple[str, int, str, int]:
+        declared = "select atttypmod from pg_attribute where attname = 'vector' and attrelid = "
+        text = f"select model, dimension, similarity, ({declared} %s::regclass) from {{settings}}"
+        return self._one(cursor, text, (self._table_of_items,))
+
+    @property
+    def _table_of_items(self) -> str:
+        return f'"{self._address.table}_{self.generation}_items"'
 
     def _sql(self, text: str) -> sql.Composed:
-        return sql.SQL(text).format(
-            settings=self._settings,
-            items=self._items,
-            fields=self._fields,
-            pointer=self._address.name(),
-            dimension=sql.Literal(self.dimension) if hasattr(self, "dimension") else sql.SQL(""),
-        )
+        return self._address.sql(text, self.generation, self.dimension)
 
-    def _one(self, cursor: psycopg.Cursor, text: str, parameters: tuple = ()) -> tuple:
+    def _one(self, cursor: Cursor, text: str, parameters: tuple = ()) -> tuple:
         row = cursor.execute(self._sql(text), parameters).fetchone()
         if row is None:
             raise Damaged(f"{self.place} has no settings: restore the table from a backup")
         return row
 
-    def _connected(self) -> psycopg.Connection:
-        if self._closed:
-            raise InvalidInput(f"{self.place} is closed: open it again")
+    def _connected(self) -> Connection:
+        self._check_open()
         if self._connection is None or self._connection.closed:
-            connection = _connect(self._address)
+            connection = self._address.connect()
             try:
                 _require_extension(connection, self._address)
                 register_vector(connection)
@@ -365,37 +328,25 @@ class PostgresIndex(Index):
             self._connection = connection
         return self._connection
 
-    def _read(self, read_fn: Callable[[psycopg.Cursor], T]) -> T:
+    def _read(self, read_fn: Callable[[Cursor], R]) -> R:
         """The result of `read_fn` in one snapshot; once more if the connection was lost."""
         with self._lock, _one_line_errors(self.place):
-            for attempt in range(2):
+            deadline = None  # until when a server may restart
+            while True:
                 try:
                     connection = self._connected()
                     with connection.transaction(), connection.cursor(binary=True) as cursor:
                         cursor.execute("set transaction isolation level repeatable read, read only")
                         return read_fn(cursor)
                 except (psycopg.OperationalError, psycopg.InterfaceError):
-                    lost = self._connection is not None and self._connection.closed
-                    if attempt or not lost:
+                    opened = self._connection
+                    if deadline is None and opened is not None and opened.closed:
+                        deadline, self._connection = time.monotonic() + _RESTART_SECONDS, None
+                    elif deadline is None or opened is not None or time.monotonic() > deadline:
                         raise
-                    self._connection = None
-                    self._await_restart()
-            raise AssertionError("a second attempt returns or raises")
+                    time.sleep(0.1)
 
-    def _await_restart(self) -> None:
-        """Connects again, and waits a little for a server that is restarting."""
-        deadline = time.monotonic() + _RESTART_SECONDS
-        while True:
-            try:
-                self._connected()
-                return
-            except psycopg.OperationalError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
-
-    @contextlib.contextmanager
-    def _change(self) -> Iterator[psycopg.Cursor]:
+    def _change(self, change_fn: Callable[[Cursor], int]) -> None:
         """A write transaction. Writers wait for each other at the row of settings."""
         with self._lock, _one_line_errors(self.place):
             connection = self._connected()
@@ -404,297 +355,195 @@ class PostgresIndex(Index):
                     raise AssertionError("a transaction is open")
                 with connection.transaction(), connection.cursor() as cursor:
                     cursor.execute(self._sql("update {settings} set version = version + 1"))
-                    yield cursor
+                    more = change_fn(cursor)
+                    cursor.execute(self._sql("update {settings} set items = items + %s"), (more,))
             except psycopg.OperationalError:
                 if connection.closed:  # the next call connects again; this one may have happened
                     self._connection = None
                 raise
 
-    @property
-    def version(self) -> int:
-        return self._read(lambda c: self._one(c, "select version from {settings}")[0])
+    @contextlib.contextmanager
+    def _snapshot(self) -> Iterator[Cursor]:
+        with self._lock, _one_line_errors(self.place):
+            self._connected()
+        with self._address.connected() as connection:
+            register_vector(connection)
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            connection.read_only = True
+            with connection.transaction(), connection.cursor(binary=True) as cursor:
+                yield cursor
 
-    @property
-    def superseded(self) -> bool:
-        return self._read(lambda c: self._one(c, "select generation from {pointer}")[0]) != (
-            self._generation
-        )
+    def _state(self, cursor: Cursor) -> State:
+        return State(*self._one(cursor, "select version, items from {settings}"))
 
-    def count(self, where: Mapping[str, Any] | None = None) -> int:
-        conditions = filters.parse(where)
-        if not conditions:
-            return self._read(lambda c: self._one(c, "select items from {settings}")[0])
-        filters.check_fields(conditions, self.fields())
-        text, parameters = condition_sql(conditions)
-        statement = self._sql("select count(*) from {items} where ") + sql.SQL(text)
-        return self._read(lambda c: c.execute(statement, parameters).fetchall()[0][0])
-
-    def fields(self) -> set[str]:
-        statement = self._sql("select name from {fields}")
-        return self._read(lambda c: {name for (name,) in c.execute(statement).fetchall()})
-
-    def _add(self, ids: list[str], vectors: np.ndarray, metadata: list[str], replace: bool) -> None:
-        with self._change() as cursor:
-            existing = self._existing(cursor, ids)
-            if existing and not replace:
-                raise DuplicateId(
-                    f"an item with the id {inputs.names(existing)} exists already: leave it out, "
-                    "or add with replace=True"
-                )
-            if existing:
-                cursor.execute(self._sql("delete from {items} where id = any(%s)"), (existing,))
-            statement = self._sql(
-                "copy {items} (id, metadata, vector) from stdin with (format binary)"
-            )
-            with cursor.copy(statement) as copy:
-                copy.set_types(["text", "jsonb", "vector"])
-                for name, text, vector in zip(ids, metadata, vectors, strict=True):
-                    copy.write_row((name, Jsonb(text, dumps=str), Vector(vector)))
-            cursor.execute(
-                self._sql("insert into {fields} select unnest(%s::text[]) on conflict do nothing"),
-                (sorted(filters.fields_of(metadata)),),
-            )
-            cursor.execute(
-                self._sql("update {settings} set items = items + %s"), (len(ids) - len(existing),)
-            )
-
-    def _delete(self, ids: list[str]) -> None:
-        with self._change() as cursor:
-            existing = set(self._existing(cursor, ids))
-            if missing := [name for name in ids if name not in existing]:
-                raise UnknownId(f"no item has the id {inputs.names(missing)}: nothing was deleted")
-            cursor.execute(self._sql("delete from {items} where id = any(%s)"), (ids,))
-            cursor.execute(self._sql("update {settings} set items = items - %s"), (len(ids),))
-
-    def _existing(self, cursor: psycopg.Cursor, ids: list[str]) -> list[str]:
+    def _existing(self, cursor: Cursor, ids: list[str]) -> list[str]:
         statement = self._sql("select id from {items} where id = any(%s)")
         return [name for (name,) in cursor.execute(statement, (ids,)).fetchall()]
 
-    def _exist(self, ids: list[str]) -> set[str]:
-        return self._read(lambda c: set(self._existing(c, ids)))
+    def _items(self, cursor: Cursor, ids: list[str] | None) -> Iterator[Item]:
+        columns = "select id, metadata, vector from {items} "
+        with contextlib.ExitStack() as stack:
+            if ids is None:  # a cursor of the server: the rows need not fit into memory
+                scan = stack.enter_context(cursor.connection.cursor("scan", binary=True))
+                scan.itersize = _FETCHED
+                scan.execute(self._sql(columns + "order by row"))
+            else:
+                cursor.execute(self._sql(columns + "where id = any(%s)"), (ids,))
+            for name, metadata, vector in cursor if ids is not None else scan:
+                yield Item(name, _array(vector), _metadata(metadata))
 
-    def _get(self, ids: list[str]) -> dict[str, Item]:
-        statement = self._sql("select id, metadata, vector from {items} where id = any(%s)")
-        rows = self._read(lambda c: c.execute(statement, (ids,)).fetchall())
-        return {name: _item(name, metadata, vector) for name, metadata, vector in rows}
+    def _insert(
+        self, cursor: Cursor, ids: list[str], vectors: np.ndarray, metadata: list[str]
+    ) -> None:
+        statement = "copy {items} (id, metadata, vector) from stdin with (format binary)"
+        with cursor.copy(self._sql(statement)) as copy:
+            copy.set_types(["text", "jsonb", "vector"])
+            for name, text, vector in zip(ids, metadata, vectors, strict=True):
+                copy.write_row((name, Jsonb(text, dumps=str), Vector(vector)))
+        statement = "insert into {fields} select unnest(%s::text[]) on conflict do nothing"
+        cursor.execute(self._sql(statement), (sorted(filters.fields_of(set(metadata))),))
+
+    def _remove(self, cursor: Cursor, ids: list[str]) -> None:
+        cursor.execute(self._sql("delete from {items} where id = any(%s)"), (ids,))
+
+    def _fields(self, cursor: Cursor) -> set[str]:
+        return {name for (name,) in cursor.execute(self._sql("select name from {fields}"))}
+
+    def _count(self, cursor: Cursor, conditions: list[Condition]) -> int:
+        text, parameters = condition_sql(conditions)
+        statement = self._sql("select count(*) from {items} where ") + sql.SQL(text)
+        return cursor.execute(statement, parameters).fetchall()[0][0]
 
     def _search(
-        self, queries: np.ndarray, k: int, conditions: list[Condition], exact: bool
-    ) -> list[list[Record]]:
-        def read(cursor: psycopg.Cursor) -> list[list[Record]]:
-            (graph,) = self._one(cursor, "select graph from {settings}")
-            usable = not exact and self._usable(cursor, graph, bool(conditions))
-            if not usable:
-                return [self._exact(cursor, query, k, conditions) for query in queries]
-            width = max(graph["search width"], k + k // 2)
-            cursor.execute(f"set local hnsw.ef_search = {min(width, 1000):d}")
-            results = []
-            for query in queries:
-                records = self._near(cursor, query, k, conditions)
-                if len(records) < k:
-                    records = self._exact(cursor, query, k, conditions)
-                results.append(records)
-            return results
+        self, cursor: Cursor, queries: np.ndarray, k: int, conditions: list[Condition], exact: bool
+    ) -> list[list[Hit]]:
+        (graph,) = self._one(cursor, "select graph from {settings}")
+        near = not exact and graph is not None and self._is_good(graph["recall@10"])
+        if near and conditions:  # filtered searches need iterative scans, of pgvector 0.8
+            text = "select extversion from pg_extension where extname = 'vector'"
+            near = tuple(map(int, self._one(cursor, text)[0].split(".")[:2])) >= (0, 8)
+            if near:
+                cursor.execute("set local hnsw.iterative_scan = relaxed_order")
+        if near:
+            width = min(tuning.width_for(graph["search width"], k), 1000)
+            cursor.execute(f"set local hnsw.ef_search = {width:d}")
+        results = []
+        for query in queries:
+            rows = self._nearest(cursor, query, k, conditions, near=near)
+            if near and len(rows) < k:
+                rows = self._nearest(cursor, query, k, conditions, near=False)
+            results.append([Hit(name, value, _metadata(x)) for _, name, x, value in rows])
+        return results
 
-        return self._read(read)
-
-    def _usable(
-        self, cursor: psycopg.Cursor, graph: dict[str, Any] | None, has_conditions: bool
-    ) -> bool:
-        """Whether to search by the graph; filtered searches need iterative scans (pgvector 0.8)."""
-        if graph is None:
-            return False
-        if graph["recall@10"] < _LEAST_RECALL:
-            if not self._warned:
-                logging.warning(
-                    "%s: the graph's recall@10 is %.3f, below %s: every search is exact",
-                    self.place,
-                    graph["recall@10"],
-                    _LEAST_RECALL,
-                )
-                self._warned = True
-            return False
-        if has_conditions:
-            row = cursor.execute(
-                "select extversion from pg_extension where extname = 'vector'"
-            ).fetchone()
-            if row is None or tuple(map(int, row[0].split(".")[:2])) < (0, 8):
-                return False
-            cursor.execute("set local hnsw.iterative_scan = relaxed_order")
-        return True
-
-    def _exact(
-        self, cursor: psycopg.Cursor, query: np.ndarray, k: int, conditions: list[Condition]
-    ) -> list[Record]:
-        text, parameters = condition_sql(conditions)
-        statement = self._sql("select row, id, metadata, vector from {items} where ")
-        statement += sql.SQL(text) + sql.SQL(
-            f" order by vector {self._distance.operator} %s, row limit %s"
+    def _nearest(
+        self, cursor: Cursor, query: np.ndarray, k: int, conditions: list[Condition], *, near: bool
+    ) -> list[tuple[int, str, Any, float]]:
+        """Row, id, metadata and similarity of the best k, `near` as the graph finds them."""
+        distance, (text, parameters) = self._distance, condition_sql(conditions)
+        column, order = (distance.graph_column, "") if near else ("vector", ", row")
+        statement = (
+            self._sql("select row, id, metadata, vector from {items} where ")
+            + sql.SQL(text)
+            + self._sql(f" order by {column} {distance.operator} %s{order} limit %s")
         )
-        parameters += [Vector(query), k + _MORE]
-        return self._rank(query, cursor.execute(statement, parameters).fetchall(), k)
-
-    def _near(
-        self, cursor: psycopg.Cursor, query: np.ndarray, k: int, conditions: list[Condition]
-    ) -> list[Record]:
-        text, parameters = condition_sql(conditions)
-        statement = self._sql("select row, id, metadata, vector from {items} where ")
-        statement += sql.SQL(text)
-        distance = self._distance
-        statement += self._sql(f" order by {distance.graph_column} {distance.operator} %s limit %s")
-        parameters += [distance.query_type(query), k + _MORE]
-        return self._rank(query, cursor.execute(statement, parameters).fetchall(), k)
-
-    @property
-    def _distance(self) -> _Distance:
-        return _DISTANCES[self.similarity]
-
-    def _rank(self, query: np.ndarray, rows: list[tuple], k: int) -> list[Record]:
-        """The best k of candidates, compared as the embedded index does."""
+        parameters += [(distance.query_type if near else Vector)(query), k + tuning.MORE]
+        rows = cursor.execute(statement, parameters).fetchall()
         if not rows:
             return []
         vectors = np.stack([_array(vector) for *_, vector in rows])
         values = nearest.similarities(query, vectors, similarity=self.similarity)
-        order = nearest.best(values, np.array([row for row, *_ in rows]), k)
-        return [
-            Record(rows[i][0], rows[i][1], float(values[i]), _metadata(rows[i][2])) for i in order
-        ]
+        best = nearest.best(values, np.array([row for row, *_ in rows]), k)
+        return [(*rows[i][:3], float(values[i])) for i in best]
 
-    def scan(self, batch_size: int = 10_000) -> Iterator[list[Item]]:
-        with self._lock, _one_line_errors(self.place):
-            self._connected()
-        statement = self._sql("select id, metadata, vector from {items} order by row")
-        with (
-            _one_line_errors(self.place),
-            contextlib.closing(_connect(self._address)) as connection,
-        ):
-            register_vector(connection)
-            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            connection.read_only = True
-            with connection.transaction(), connection.cursor("scan", binary=True) as cursor:
-                cursor.execute(statement)
-                while batch := cursor.fetchmany(batch_size):
-                    yield [_item(*row) for row in batch]
+    def _graph_refusal(self) -> Exception | None:
+        most = self._distance.largest_dimension
+        if self.dimension <= most:
+            return None
+        return InvalidInput(
+            f"pgvector has no graph of more than {most} dimensions, and the index has "
+            f"{self.dimension}"
+        )
 
-    def build(self, *, approximate: bool | None = None) -> dict[str, Any]:
-        self._check_writable()
-        distance = self._distance
-        if approximate is None:
-            approximate = self.count() >= _GRAPH_FROM
-            approximate = approximate and self.dimension <= distance.largest_dimension
-        elif approximate and self.dimension > distance.largest_dimension:
-            raise InvalidInput(
-                f"pgvector has no graph of more than {distance.largest_dimension} dimensions, and "
-                f"the index has {self.dimension}"
-            )
+    def _build(self, approximate: bool) -> None:
         if not approximate:
-            with self._change() as cursor:
-                cursor.execute(self._sql("update {settings} set graph = null"))
-                cursor.execute(sql.SQL("drop index if exists {}").format(self._graph))
-            return self.facts()
-        with self._change() as cursor:
-            cursor.execute(
-                sql.SQL("create index if not exists {} ").format(self._graph)
-                + self._sql(
-                    f"on {{items}} using hnsw ({distance.graph_column} "
-                    f"{distance.graph_operators}) with (m = 16, ef_construction = 128)"
-                )
-            )
-        graph = self._read(self._measure)
-        with self._change() as cursor:
-            cursor.execute(self._sql("update {settings} set graph = %s"), (Jsonb(graph),))
-        return self.facts()
+            self._run("update {settings} set graph = null", "drop index if exists {graph}")
+            return
+        distance = self._distance
+        self._run(
+            "create index if not exists {graph} on {items} using hnsw "
+            f"({distance.graph_column} {distance.graph_operators}) "
+            f"with (m = {tuning.CONNECTIVITY}, ef_construction = {tuning.EXPANSION_ADD})"
+        )
+        width, recall = self._read(self._tuned)
+        facts = json.dumps({"recall@10": recall, "search width": width})
+        self._run("update {settings} set graph = %s::jsonb", parameters=(facts,))
 
-    @property
-    def _graph(self) -> sql.Identifier:
-        return self._address.name(self._generation, "graph")
+    def _run(self, *statements: str, parameters: tuple | None = None) -> None:
+        """Statements in one transaction that leaves the number of items as it is."""
 
-    def _measure(self, cursor: psycopg.Cursor) -> dict[str, Any]:
-        """The smallest search width that reaches a recall@10 of 0.98, and its recall.
+        def change(cursor: Cursor) -> int:
+            for statement in statements:
+                cursor.execute(self._sql(statement), parameters)
+            return 0
 
-        Queries are stored vectors, which do not count among their own neighbors.
-        """
+        self._change(change)
+
+    def _tuned(self, cursor: Cursor) -> tuple[int, float]:
+        """The search width and the recall, measured on stored vectors."""
         statement = self._sql("select row, vector from {items} order by hashint8(row) limit %s")
         rows = cursor.execute(statement, (_QUERIES,)).fetchall()
-        queries = [(row, _array(vector)) for row, vector in rows]
-        exact = [{r.row for r in self._exact(cursor, query, 11, [])} for _, query in queries]
-        cursor.execute("set local enable_seqscan = off")  # a small table has a graph too
-        width, recall = _EXPANSIONS[0], 1.0
-        for width in _EXPANSIONS if queries else ():
-            cursor.execute(f"set local hnsw.ef_search = {width:d}")
-            shares = []
-            for (row, query), truth in zip(queries, exact, strict=True):
-                near = {r.row for r in self._near(cursor, query, 11, [])}
-                others = len(truth - {row})
-                shares.append(len((truth & near) - {row}) / others if others else 1.0)
-            recall = float(np.mean(shares))
-            if recall >= _TARGET_RECALL:
-                break
-        return {"recall@10": recall, "search width": width}
+        queries, k = [_array(vector) for _, vector in rows], tuning.K + 1
 
-    def compact(self) -> None:
-        self._check_writable()
-        has_graph = self.facts()["approximate"] is not None
-        with self._change() as cursor:
-            cursor.execute(self._sql("delete from {fields}"))
-            cursor.execute(
-                self._sql(
-                    "insert into {fields} select distinct jsonb_object_keys(metadata) from {items}"
-                )
-            )
-            if self._one(cursor, "select generation from {pointer}")[0] == self._generation:
-                connection = cursor.connection
-                _drop_generations(connection, self._address, before=self._generation)
-            cursor.execute(sql.SQL("drop index if exists {}").format(self._graph))
-            cursor.execute(self._sql("update {settings} set graph = null"))
+        def search(width: int | None) -> list[list[int]]:
+            if width is not None:
+                cursor.execute(f"set local hnsw.ef_search = {width:d}")
+            hits = [self._nearest(cursor, x, k, [], near=width is not None) for x in queries]
+            return [[row for row, *_ in best] for best in hits]
+
+        truth = search(None)
+        cursor.execute("set local enable_seqscan = off")  # a small table has a graph too
+        return tuning.tune(search, truth, [row for row, _ in rows])
+
+    def _compact(self, approximate: bool) -> None:
+        def change(cursor: Cursor) -> int:
+            for statement in (
+                "delete from {fields}",
+                "insert into {fields} select distinct jsonb_object_keys(metadata) from {items}",
+                "drop index if exists {graph}",
+                "update {settings} set graph = null",
+            ):
+                cursor.execute(self._sql(statement))
+            if self._one(cursor, "select generation from {pointer}")[0] == self.generation:
+                _drop_generations(cursor.connection, self._address, before=self.generation)
+            return 0
+
+        self._change(change)
         with self._lock, _one_line_errors(self.place):
             self._connected().execute(self._sql("vacuum (full, analyze) {items}"))
-        self.build(approximate=True if has_graph else None)
+        self._build(approximate)
 
-    def check(self) -> list[str]:
-        def read(cursor: psycopg.Cursor) -> list[str]:
-            (counted,) = self._one(cursor, "select items from {settings}")
-            (rows,) = self._one(cursor, "select count(*) from {items}")
-            problems = []
-            if rows != counted:
-                problems.append(f"{self.place}: {rows} items, {counted} counted")
-            length = "abs(vector_norm(vector) - 1) <= 1e-3"
-            wrong = f"not {length} or " if self.similarity == "cosine" else ""
-            statement = self._sql(
-                f"select id from {{items}} where {wrong}jsonb_typeof(metadata) <> 'object' "
-                "order by row limit 10"
-            )
-            for (name,) in cursor.execute(statement).fetchall():
-                problems.append(f"{self.place}: item {name!r} was changed")
-            return problems
+    def _problems(self, cursor: Cursor) -> list[str]:
+        counted = self._state(cursor).items
+        (rows,) = self._one(cursor, "select count(*) from {items}")
+        problems = []
+        if rows != counted:
+            problems.append(f"{self.place}: {rows} items, {counted} counted")
+        length = "abs(vector_norm(vector) - 1) <= 1e-3"
+        wrong = f"not {length} or " if self.similarity == "cosine" else ""
+        statement = f"select id from {{items}} where {wrong}jsonb_typeof(metadata) <> 'object' "
+        cursor.execute(self._sql(statement + "order by row limit 10"))
+        return problems + [f"{self.place}: item {name!r} was changed" for (name,) in cursor]
 
-        return self._read(read)
+    def _facts(self, cursor: Cursor) -> dict[str, Any]:
+        text = "select pg_total_relation_size(%s::regclass), items, graph from {settings}"
+        size, items, graph = self._one(cursor, text, (self._table_of_items,))
+        return {"bytes": size, "approximate": None if graph is None else {"items": items, **graph}}
 
-    def facts(self) -> dict[str, Any]:
-        def read(cursor: psycopg.Cursor) -> dict[str, Any]:
-            items, version, graph = self._one(
-                cursor, "select items, version, graph from {settings}"
-            )
-            name = f'"{self._address.table}_{self._generation}_items"'
-            (size,) = cursor.execute("select pg_total_relation_size(%s)", (name,)).fetchall()[0]
-            return {
-                "items": items,
-                "dimension": self.dimension,
-                "model": self.model,
-                "similarity": self.similarity,
-                "version": version,
-                "bytes": size,
-                "approximate": None if graph is None else {"items": items, **graph},
-            }
+    def _current(self) -> int:
+        return self._read(lambda cursor: self._one(cursor, "select generation from {pointer}")[0])
 
-        return self._read(read)
-
-    def switch(self) -> None:
-        self._check_writable()
-        if not self.superseded:
-            raise InvalidInput(f"{self.place} is the present index already")
-        with self._change() as cursor:
-            cursor.execute(self._sql("update {pointer} set generation = %s"), (self._generation,))
+    def _switch(self) -> None:
+        self._run(f"update {{pointer}} set generation = {self.generation:d}")
 
     def close(self) -> None:
         with self._lock:
@@ -729,10 +578,6 @@ def condition_sql(conditions: list[Condition]) -> tuple[str, list[Any]]:
 
 def _array(vector: Any) -> np.ndarray:
     return np.array(vector.to_numpy() if isinstance(vector, Vector) else vector, np.float32)
-
-
-def _item(name: str, metadata: dict[str, Any], vector: Any) -> Item:
-    return Item(name, _array(vector), _metadata(metadata))
 
 
 def _metadata(value: Any) -> Any:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from dmljax.index import nearest
+from dmljax.index import nearest, tuning
 from dmljax.index.graph import Graph
 from dmljax.index.matrix import Matrix
 
 __all__ = ["Rows", "View"]
 
 _SELECTIVE = 0.05  # filters that leave a smaller share of the rows are searched exactly
-_MORE = 6  # candidates of a graph beyond k, as float16 may order them wrongly
 _MOST_CANDIDATES = 4096
 
 
 class Rows:
-    """Vectors with ascending row numbers, of which some are deleted; rows can be appended."""
+    """Vectors with ascending row numbers. Rows can be appended, and marked as deleted."""
 
     def __init__(self, rows: np.ndarray, vectors: np.ndarray):
         self._rows, self._vectors = rows, vectors
@@ -52,7 +51,7 @@ class Rows:
         self._count = needed
 
     def delete(self, rows: np.ndarray) -> None:
-        """Marks those of the `rows` that are here."""
+        """Marks the `rows` that are in this block as deleted."""
         positions, exists = self.find(rows)
         self._alive[positions[exists]] = False
         self.deleted = self._count - int(self.alive.sum())
@@ -86,18 +85,18 @@ class View:
         self.tail = Rows(*empty)
         self.graph: Graph | None = None
 
-    def change(
-        self, version: int, rows: np.ndarray, vectors: np.ndarray, deleted: np.ndarray
-    ) -> None:
-        """Appends new rows and marks deleted ones."""
+    def append(self, rows: np.ndarray, vectors: np.ndarray) -> None:
+        """Adds rows after the last one."""
+        self.tail.append(rows, vectors)
+        self.last_row = int(rows[-1])
+
+    def delete(self, rows: np.ndarray, *, version: int) -> None:
+        """Marks rows that are deleted at a new version."""
         if len(rows):
-            self.tail.append(rows, vectors)
-            self.last_row = int(rows[-1])
-        if len(deleted):
-            self.main.delete(deleted)
-            self.tail.delete(deleted)
+            self.main.delete(rows)
+            self.tail.delete(rows)
             if self.graph is not None:
-                self.graph.delete(deleted)
+                self.graph.delete(rows)
         self.version = version
 
     @property
@@ -106,7 +105,7 @@ class View:
         return len(self.tail.rows) + self.main.deleted
 
     def vectors_of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Vectors of those of the `rows` that exist, and which ones exist [n]."""
+        """Vectors [n, d] of the `rows`, and whether each row exists [n]."""
         vectors = np.zeros((len(rows), self.main.vectors.shape[1]), np.float32)
         exists = np.zeros(len(rows), bool)
         for block in (self.main, self.tail):
@@ -146,10 +145,10 @@ class View:
         graph = self.graph
         if graph is None:
             return self.exact(queries, k, allowed=allowed)
-        size, wanted = max(len(graph.nodes), 1), k + _MORE
+        size, wanted = max(len(graph.nodes), 1), k + tuning.MORE
         if allowed is not None:
             share = len(allowed) / size
-            wanted = _MORE + int(1.5 * k / max(share, 1e-9))
+            wanted = tuning.MORE + int(1.5 * k / max(share, 1e-9))
             if share < _SELECTIVE or wanted > _MOST_CANDIDATES:
                 return self.exact(queries, k, allowed=allowed)
         tails = self.exact(queries, k, allowed=allowed, after=graph.last_row)

@@ -2,9 +2,8 @@
 
 | module | primitive | plain form | faster form |
 |---|---|---|---|
-| `convolution` | convolution, with gradients | XLA's | `filtering` and `gradients` |
+| `convolution` | convolution, with gradients | XLA's | `winograd` and `gradients` |
 | `pooling` | max pooling, with its gradient | XLA's | the forward pass keeps each window's argmax |
-| `initial_draws` | random initial values | one draw per parameter | one draw for all of them |
 
 The argument `impl` of convolutions, of pooling, of the layers and of every backbone chooses a form:
 

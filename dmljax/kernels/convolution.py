@@ -3,7 +3,7 @@
 XLA is slow on CPUs at three things, which the faster form computes in another way:
 
 * 3-row kernels with stride 1 and many channels need half the products by minimal filtering
-  (`filtering`).
+  (`winograd`).
 * XLA computes the gradient of the kernel as a convolution whose window is as large as the feature
   map, at a tenth of the rate of its matrix products (`gradients.kernel_gradient`).
 * XLA computes the gradient of the input of a strided convolution by spreading the map out with
@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from dmljax.kernels import filtering
+from dmljax.kernels import winograd
 from dmljax.kernels.choice import check, choose
 from dmljax.kernels.gradients import input_gradient, kernel_gradient
 from dmljax.ops import Array
@@ -67,9 +67,9 @@ def xla_conv(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _conv(x, kernel, strides, padding, impl):
     xla_fn = functools.partial(xla_conv, strides=strides, padding=padding)
-    if not filtering.pays(x.shape, kernel.shape, strides, padding):
+    if not winograd.is_faster(x.shape, kernel.shape, strides, padding):
         return xla_fn(x, kernel)
-    cpu_fn = functools.partial(filtering.conv, padding=padding)
+    cpu_fn = functools.partial(winograd.conv, padding=padding)
     return choose(impl, cpu_fn=cpu_fn, xla_fn=xla_fn)(x, kernel)
 
 
@@ -83,8 +83,8 @@ def _backward(strides, padding, impl, residual, g):
         return jax.vjp(forward, x, kernel)[1](g)
 
     def cpu_fn(x, kernel, g):
-        if filtering.pays(x.shape, kernel.shape, strides, padding):
-            return filtering.conv_gradients(x, kernel, g, padding=padding)
+        if winograd.is_faster(x.shape, kernel.shape, strides, padding):
+            return winograd.conv_gradients(x, kernel, g, padding=padding)
         paddings = (padding, padding)
         of_kernel = kernel_gradient(x, kernel.shape, g, strides, paddings)
         return input_gradient(x.shape, kernel, g, strides, paddings), of_kernel

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dmljax import ops
-from dmljax.ops import Array, MineFn, Pairs, Triplets
+from dmljax.ops import Array, MineFn, Pairs, Scalar, Triplets
 
 
 class Batch(NamedTuple):
@@ -97,6 +98,11 @@ def check_class_labels(labels, x: Array) -> None:
     shape, dtype = jnp.shape(labels), jnp.asarray(labels).dtype
     if shape != x.shape[:1] or not jnp.issubdtype(dtype, jnp.integer):
         raise ValueError(f"labels must be int [{len(x)}], not {dtype} {list(shape)}")
+
+
+def radians(degrees: Scalar) -> Scalar:
+    """An angle in radians: a number in double precision for a number, an array for an array."""
+    return np.deg2rad(degrees) if isinstance(degrees, int | float) else jnp.deg2rad(degrees)
 
 
 def cross_entropy(positive_logits: Array, logits: Array, negatives: Array) -> jax.Array:

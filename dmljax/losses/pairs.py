@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Bool, Float
 
 from dmljax import ops
 from dmljax.losses._arguments import PAIR_ARGUMENTS, describe
-from dmljax.losses._common import Batch, cross_entropy, prepare
-from dmljax.ops import Array, DistanceFn, Labels, MineFn, ReduceFn, ReferenceLabels
+from dmljax.losses._common import Batch, cross_entropy, prepare, radians
+from dmljax.ops import (
+    Array,
+    DistanceFn,
+    Labels,
+    MineFn,
+    ReduceFn,
+    ReferenceLabels,
+    Scalar,
+)
+from dmljax.renames import renamed_keywords
 
 __all__ = [
     "circle",
@@ -39,11 +47,11 @@ def contrastive(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    pos_margin: float = 0.0,
-    neg_margin: float = 1.0,
+    pos_margin: Scalar = 0.0,
+    neg_margin: Scalar = 1.0,
     power: float = 1.0,
-    pos_weight: float = 1.0,
-    neg_weight: float = 1.0,
+    pos_weight: Scalar = 1.0,
+    neg_weight: Scalar = 1.0,
     distance_fn: DistanceFn = ops.unit_euclidean,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
@@ -86,8 +94,8 @@ def snr_contrastive(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    pos_margin: float = 0.0,
-    neg_margin: float = 1.0,
+    pos_margin: Scalar = 0.0,
+    neg_margin: Scalar = 1.0,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
@@ -129,9 +137,9 @@ def multi_similarity(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    alpha: float = 2.0,
-    beta: float = 50.0,
-    base: float = 0.5,
+    alpha: Scalar = 2.0,
+    beta: Scalar = 50.0,
+    base: Scalar = 0.5,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
@@ -170,7 +178,7 @@ def ntxent(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    temperature: float = 0.07,
+    temperature: Scalar = 0.07,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
@@ -206,7 +214,7 @@ def supcon(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    temperature: float = 0.1,
+    temperature: Scalar = 0.1,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
@@ -240,13 +248,14 @@ def supcon(
     return ops.reduce(reduce_fn, jnp.where(valid, normalizer - mean, 0), valid)
 
 
+@renamed_keywords(m="margin")
 @describe(PAIR_ARGUMENTS)
 def circle(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    m: float = 0.4,
-    gamma: float = 80.0,
+    margin: Scalar = 0.4,
+    gamma: Scalar = 80.0,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
@@ -257,14 +266,14 @@ def circle(
 
         softplus(lse_P(-gamma [1 + m - s]+ (s - 1 + m)) + lse_N(gamma [s + m]+ (s - m)))
 
-    per anchor that has positives P and negatives N, with cosines s, lse = log sum exp and
-    [a]+ = max(a, 0). No gradient flows through the weights [.]+.
+    per anchor that has positives P and negatives N, with cosines s, the margin m,
+    lse = log sum exp and [a]+ = max(a, 0). No gradient flows through the weights [.]+.
 
     Reference: Sun et al., Circle Loss: A Unified Perspective of Pair Similarity Optimization, CVPR
     2020, arXiv:2002.10857.
 
     Args:
-        m: Margin: positives should reach a cosine of 1 - m, negatives stay below m.
+        margin: Positives should reach a cosine of 1 - margin, negatives stay below margin.
         gamma: Scale of the logits.
 
     >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
@@ -275,8 +284,8 @@ def circle(
     positives, negatives = batch.pairs
     cosines = batch.cosines()
     constants = jax.lax.stop_gradient(cosines)
-    pull = -gamma * jax.nn.relu(1 + m - constants) * (cosines - 1 + m)
-    push = gamma * jax.nn.relu(constants + m) * (cosines - m)
+    pull = -gamma * jax.nn.relu(1 + margin - constants) * (cosines - 1 + margin)
+    push = gamma * jax.nn.relu(constants + margin) * (cosines - margin)
     has_both_kinds = jnp.any(positives, axis=1) & jnp.any(negatives, axis=1)
     entries = jax.nn.softplus(
         ops.logsumexp(pull, where=positives) + ops.logsumexp(push, where=negatives)
@@ -289,8 +298,8 @@ def lifted_structure(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    neg_margin: float = 1.0,
-    pos_margin: float = 0.0,
+    neg_margin: Scalar = 1.0,
+    pos_margin: Scalar = 0.0,
     distance_fn: DistanceFn = ops.unit_euclidean,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
@@ -335,8 +344,8 @@ def generalized_lifted_structure(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    neg_margin: float = 1.0,
-    pos_margin: float = 0.0,
+    neg_margin: Scalar = 1.0,
+    pos_margin: Scalar = 0.0,
     distance_fn: DistanceFn = ops.unit_euclidean,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
@@ -418,12 +427,13 @@ def n_pairs(
     return ops.reduce(reduce_fn, entries, is_anchor)
 
 
+@renamed_keywords(softmax_scale="scale")
 @describe(PAIR_ARGUMENTS)
 def nca(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    softmax_scale: float = 1.0,
+    scale: Scalar = 1.0,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
@@ -432,7 +442,7 @@ def nca(
 ) -> Float[Array, "..."]:
     """Neighborhood components analysis: the probability of picking a positive as a neighbor.
 
-        -log sum_P softmax_j(-softmax_scale d_j^2)
+        -log sum_P softmax_j(-scale d_j^2)
 
     per anchor that has positives P, with Euclidean distances d of unit embeddings; the softmax is
     over all positives and negatives. Computed from logarithms, so that an anchor whose positives
@@ -441,7 +451,7 @@ def nca(
     Reference: Goldberger et al., Neighbourhood Components Analysis, NeurIPS 2004.
 
     Args:
-        softmax_scale: Scale of the squared distances: the higher, the fewer neighbors matter.
+        scale: Scale of the squared distances: the higher, the fewer neighbors matter.
 
     >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
     >>> print(f"{losses.nca(x, np.array([0, 0, 1, 1])):.3f}")
@@ -449,7 +459,7 @@ def nca(
     """
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = batch.pairs
-    logits = -softmax_scale * ops.unit(ops.squared_euclidean)(batch.anchors, batch.references)
+    logits = -scale * ops.unit(ops.squared_euclidean)(batch.anchors, batch.references)
     entries = ops.logsumexp(logits, where=positives | negatives)
     entries = entries - ops.logsumexp(logits, where=positives)
     return ops.reduce(reduce_fn, entries, jnp.any(positives, axis=1))
@@ -460,8 +470,8 @@ def tuplet_margin(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    margin: float = 5.73,
-    scale: float = 64.0,
+    margin: Scalar = 5.73,
+    scale: Scalar = 64.0,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
@@ -489,7 +499,7 @@ def tuplet_margin(
     positives, negatives = batch.pairs
     cosines = batch.cosines()
     # Only positives go through acos, whose slope is steep for nearly parallel vectors.
-    eased = jnp.cos(ops.acos(jnp.where(positives, cosines, 0)) - np.deg2rad(margin))
+    eased = jnp.cos(ops.acos(jnp.where(positives, cosines, 0)) - radians(margin))
     entries = cross_entropy(scale * eased, scale * cosines, negatives)
     return ops.reduce(reduce_fn, entries, positives)
 
@@ -499,8 +509,8 @@ def intra_pair_variance(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    pos_eps: float = 0.01,
-    neg_eps: float = 0.01,
+    pos_eps: Scalar = 0.01,
+    neg_eps: Scalar = 0.01,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
@@ -539,10 +549,10 @@ def threshold_consistent_margin(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    pos_weight: float = 1.0,
-    neg_weight: float = 1.0,
-    pos_margin: float = 0.9,
-    neg_margin: float = 0.5,
+    pos_weight: Scalar = 1.0,
+    neg_weight: Scalar = 1.0,
+    pos_margin: Scalar = 0.9,
+    neg_margin: Scalar = 0.5,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
@@ -584,11 +594,11 @@ def ranked_list(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    margin: float,
-    negative_temperature: float,
+    margin: Scalar,
+    negative_temperature: Scalar,
     imbalance: float = 0.5,
-    alpha: float | None = None,
-    positive_temperature: float = 0.0,
+    alpha: Scalar | None = None,
+    positive_temperature: Scalar = 0.0,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,

@@ -19,6 +19,7 @@ from dmljax import ops
 from dmljax.losses._arguments import PROXY_ARGUMENTS, describe
 from dmljax.losses._common import check_class_labels, matrix, row_mask
 from dmljax.ops import Array, ReduceFn, Scalar
+from dmljax.renames import renamed_keywords
 
 __all__ = [
     "arcface",
@@ -241,13 +242,14 @@ def large_margin_softmax(
     return _cross_entropy(_cosines(batch), _multiply_angle(margin), lengths, batch, reduce_fn)
 
 
+@renamed_keywords(la="scale")
 @describe(PROXY_ARGUMENTS)
 def soft_triple(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
     proxies: Float[Array, "c k d"],
     *,
-    la: Scalar = 20.0,
+    scale: Scalar = 20.0,
     gamma: Scalar = 0.1,
     margin: Scalar = 0.01,
     where: Bool[Array, "b"] | None = None,
@@ -255,7 +257,7 @@ def soft_triple(
 ) -> Float[Array, "..."]:
     """SoftTriple: softmax cross-entropy of a soft maximum over k proxies of each class.
 
-        -log softmax(la z)_y with z_y = s_y - margin, z_c = s_c for the other classes
+        -log softmax(scale z)_y with z_y = s_y - margin, z_c = s_c for the other classes
 
     per row, with s_c = sum_k softmax_k(s_ck / gamma) s_ck, the cosines s_ck of the embedding with
     the k-th proxy of class c, and the row's class y.
@@ -264,7 +266,7 @@ def soft_triple(
     2019, arXiv:1909.05235. The paper adds 0.2 times `sparse_centers(proxies)`.
 
     Args:
-        la: Scale of the logits, lambda in the paper.
+        scale: Scale of the logits, lambda in the paper.
         gamma: Temperature of the soft maximum over the proxies of a class.
         margin: Subtracted from the similarity with the row's class.
 
@@ -279,7 +281,7 @@ def soft_triple(
     weights = [jnp.exp((s - peak) / gamma) for s in cosines]
     weighted = [w * s for w, s in zip(weights, cosines, strict=True)]
     soft_maximum = functools.reduce(jnp.add, weighted) / functools.reduce(jnp.add, weights)
-    return _cross_entropy(soft_maximum, lambda s: s - margin, la, batch, reduce_fn)
+    return _cross_entropy(soft_maximum, lambda s: s - margin, scale, batch, reduce_fn)
 
 
 @describe(PROXY_ARGUMENTS)
@@ -323,19 +325,20 @@ def proxy_anchor(
     return ops.reduce(reduce_fn, pull, in_batch) + ops.reduce(reduce_fn, push, all_classes)
 
 
+@renamed_keywords(softmax_scale="scale")
 @describe(PROXY_ARGUMENTS)
 def proxy_nca(
     embeddings: Float[Array, "b d"],
     labels: Integer[Array, "b"],
     proxies: Float[Array, "c d"],
     *,
-    softmax_scale: Scalar = 1.0,
+    scale: Scalar = 1.0,
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
 ) -> Float[Array, "..."]:
     """Proxy-NCA: softmax cross-entropy of squared distances to the proxies.
 
-        -log softmax(-softmax_scale d^2)_y
+        -log softmax(-scale d^2)_y
 
     per row, with the Euclidean distances d between unit embedding and unit proxies and the row's
     class y. The denominator contains the proxy of the row's class, as in all published code; the
@@ -345,7 +348,7 @@ def proxy_nca(
     arXiv:1703.07464.
 
     Args:
-        softmax_scale: Scale of the squared distances.
+        scale: Scale of the squared distances.
 
     >>> x, labels = np.array([[1, 0], [0.8, 0.6]], np.float32), np.array([0, 1])
     >>> proxies = np.array([[1, 0.2], [0, 1]], np.float32)
@@ -354,7 +357,7 @@ def proxy_nca(
     """
     batch = _prepare(embeddings, labels, proxies, where)
     # d^2 = 2 - 2 s, and adding a constant to all logits does not change a softmax.
-    return _cross_entropy(_cosines(batch), _no_margin, 2 * softmax_scale, batch, reduce_fn)
+    return _cross_entropy(_cosines(batch), _no_margin, 2 * scale, batch, reduce_fn)
 
 
 @describe(PROXY_ARGUMENTS)
@@ -389,7 +392,7 @@ def proxy_nca_pp(
         embeddings,
         labels,
         proxies,
-        softmax_scale=1 / temperature,
+        scale=1 / temperature,
         where=where,
         reduce_fn=reduce_fn,
     )

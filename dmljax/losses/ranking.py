@@ -21,7 +21,7 @@ from dmljax import ops
 from dmljax.losses import pnp_penalties
 from dmljax.losses._arguments import PAIR_ARGUMENTS, describe
 from dmljax.losses._common import Batch, prepare
-from dmljax.ops import Array, Labels, MineFn, ReduceFn, ReferenceLabels
+from dmljax.ops import Array, Labels, MineFn, ReduceFn, ReferenceLabels, Scalar
 
 __all__ = ["fast_ap", "histogram", "pnp", "recall_at_k", "smooth_ap"]
 
@@ -81,7 +81,7 @@ def smooth_ap(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    temperature: float = 0.01,
+    temperature: Scalar = 0.01,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
@@ -127,8 +127,8 @@ def recall_at_k(
     labels: Labels,
     *,
     ks: tuple[int, ...] = (1, 2, 4, 8, 16),
-    rank_temperature: float = 1.0,
-    k_temperature: float = 0.01,
+    rank_temperature: Scalar = 1.0,
+    k_temperature: Scalar = 0.01,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
@@ -179,7 +179,7 @@ def pnp(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    temperature: float = 0.01,
+    temperature: Scalar = 0.01,
     penalty_fn: Callable[[Array], Array] = pnp_penalties.o,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,

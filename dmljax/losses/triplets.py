@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 
 from dmljax import ops
 from dmljax.losses._arguments import PAIR_ARGUMENTS, describe
-from dmljax.losses._common import prepare
+from dmljax.losses._common import prepare, radians
 from dmljax.ops import (
     Array,
     DistanceFn,
@@ -27,6 +27,7 @@ from dmljax.ops import (
     Pairs,
     ReduceFn,
     ReferenceLabels,
+    Scalar,
     Triplets,
 )
 
@@ -45,7 +46,7 @@ def triplet(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    margin: float = 0.05,
+    margin: Scalar = 0.05,
     distance_fn: DistanceFn = ops.unit_euclidean,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
@@ -85,7 +86,7 @@ def smooth_triplet(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    margin: float = 0.05,
+    margin: Scalar = 0.05,
     distance_fn: DistanceFn = ops.unit_euclidean,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
@@ -124,7 +125,7 @@ def swap_triplet(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    margin: float = 0.05,
+    margin: Scalar = 0.05,
     distance_fn: DistanceFn = ops.unit_euclidean,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
@@ -165,8 +166,8 @@ def margin(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    margin: float = 0.2,
-    beta: float | Float[Array, ""] | Float[Array, "c"] = 1.2,
+    margin: Scalar = 0.2,
+    beta: Scalar | Float[Array, "c"] = 1.2,
     distance_fn: DistanceFn = ops.unit_euclidean,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
@@ -216,7 +217,7 @@ def semihard_triplet(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    margin: float = 1.0,
+    margin: Scalar = 1.0,
     distance_fn: DistanceFn = ops.squared_euclidean,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
@@ -264,7 +265,7 @@ def angular(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    alpha: float = 40.0,
+    alpha: Scalar = 40.0,
     references: Float[Array, "n d"] | None = None,
     reference_labels: ReferenceLabels | None = None,
     where: Bool[Array, "b"] | None = None,
@@ -292,7 +293,8 @@ def angular(
     references = anchors if batch.within_batch else ops.normalize(batch.references)
     cosines = ops.matmul(anchors, references.T)
     between = cosines if batch.within_batch else ops.matmul(references, references.T)
-    tan_squared = np.tan(np.deg2rad(alpha)) ** 2
+    tan = np.tan if isinstance(alpha, int | float) else jnp.tan
+    tan_squared = tan(radians(alpha)) ** 2
 
     def entries(column, cosines, between, negatives):
         logits = 4 * tan_squared * (cosines + between[column])

@@ -80,7 +80,7 @@ class Inspect(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A method: three pure functions, and two optional views of them.
+    """A method: three pure functions, two optional views of them, and what its parameters are.
 
     * `init(key, batch, *, backbone=None) -> (params, model_state)`. `backbone` holds the variables
       of a pretrained backbone, `{"params": ..., "batch_stats": ...}`; they replace the drawn ones.
@@ -89,6 +89,11 @@ class Method(NamedTuple):
       says otherwise.
     * `split_loss`: the same loss in two steps, see `SplitLoss`.
     * `inspect`: what goes on inside, see `Inspect`.
+    * `backbone`: the parameters that `init` takes from `backbone`, as paths such as 'net' or
+      'net/shared', with everything below them.
+    * `per_class`: the parameters that have a row or a column for each class, as such paths. A run
+      that starts from another one draws them, because it has other classes. () for none; None: the
+      method does not say.
     """
 
     init: Callable[..., tuple[Variables, Variables]]
@@ -96,6 +101,8 @@ class Method(NamedTuple):
     embed: Callable[..., Array]
     split_loss: SplitLoss | None = None
     inspect: Inspect | None = None
+    backbone: tuple[str, ...] = ("net",)
+    per_class: tuple[str, ...] | None = None
 
 
 class RandomMiner(NamedTuple):
@@ -108,26 +115,40 @@ class RandomMiner(NamedTuple):
 
 
 def with_miner(loss_fn: Callable, mine_fn: MineFn | RandomMiner | None) -> Callable:
-    """`loss_fn(embeddings, labels, *, key, ...)` that uses the miner; only a `RandomMiner` sees
-    the key."""
+    """`loss_fn(embeddings, labels, *, key, step, ...)` with the miner bound.
+
+    Loss and miner get the `step` if they have an argument of this name. Only a `RandomMiner` gets
+    the `key`.
+    """
     if mine_fn is not None and not _accepts(loss_fn, "mine_fn"):
         raise ValueError(
             "the loss takes no miner, as it has no argument mine_fn: leave out the miner"
         )
 
-    def mined_loss(*args, key, **kwargs):
-        if isinstance(mine_fn, RandomMiner):
-            kwargs["mine_fn"] = functools.partial(mine_fn.mine_fn, key=key)
-        elif mine_fn is not None:
-            kwargs["mine_fn"] = mine_fn
-        return loss_fn(*args, **kwargs)
+    is_random = isinstance(mine_fn, RandomMiner)
+    miner = mine_fn.mine_fn if isinstance(mine_fn, RandomMiner) else mine_fn
+    miner_takes_step = miner is not None and _has(miner, "step")
+    loss_takes_step = _has(loss_fn, "step")
+
+    def mined_loss(*args, key, step=None, **kwargs):
+        if step is None and (miner_takes_step or loss_takes_step):
+            raise TypeError("the loss or the miner takes step: the method must pass it on")
+        if miner is not None:
+            draws = {"key": key} if is_random else {}
+            when = {"step": step} if miner_takes_step else {}
+            kwargs["mine_fn"] = functools.partial(miner, **draws, **when)
+        return loss_fn(*args, **({"step": step} if loss_takes_step else {}), **kwargs)
 
     return mined_loss
 
 
 def _accepts(function: Callable, keyword: str) -> bool:
     parameters = inspect.signature(function).parameters
-    return keyword in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return _has(function, keyword) or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _has(function: Callable, keyword: str) -> bool:
+    return keyword in inspect.signature(function).parameters
 
 
 def split_loss(net: Modules, criterion: Callable) -> tuple[Callable, SplitLoss]:
@@ -152,8 +173,7 @@ def diagnostics(
 ) -> dict[str, Array]:
     """Numbers that tell a collapsed loss from a solved one (`losses.stats`), without gradients.
 
-    Of the first 1,024 rows at most: their distances fit into the memory that one chunk of a large
-    batch takes.
+    They are computed on the first 1,024 rows at most, to bound memory.
     """
     rows = slice(_DIAGNOSED_ROWS) if len(embeddings) > _DIAGNOSED_ROWS else slice(None)
     where = None if where is None else where[rows]

@@ -56,9 +56,11 @@ def pairs(
         del params
         x, labels = outputs[loss_input], batch["labels"]
         metrics = base.diagnostics(x, labels)
-        value = mined_loss(x, labels, key=key)
+        value = mined_loss(x, labels, key=key, step=step)
         if bank is not None:
-            memory_loss, new_memory = bank.loss(model_state["memory"], x, labels, key=key)
+            memory_loss, new_memory = bank.loss(
+                model_state["memory"], x, labels, key=key, step=step
+            )
             metrics["memory_loss"] = memory_loss
             value = value + jnp.where(step >= memory_start, memory_loss, 0)
             model_state = {**model_state, "memory": new_memory}
@@ -69,4 +71,4 @@ def pairs(
         return base.unit_vectors(outputs[loss_input]) if unit else outputs["features"]
 
     loss, split_loss = base.split_loss(encoder, criterion)
-    return base.Method(init, loss, embed, split_loss)
+    return base.Method(init, loss, embed, split_loss, per_class=())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -50,7 +49,7 @@ def published_init(loss_fn: Callable) -> Initializer:
     The four losses divide proxies by their norms. So the size of the initial values changes no
     first loss, but it sets how far a step of Adam turns a proxy: by about rate / size.
     """
-    while isinstance(loss_fn, functools.partial):
+    while hasattr(loss_fn, "func"):  # of `functools.partial`, and of a loss with scheduled values
         loss_fn = loss_fn.func
     return _PUBLISHED.get(loss_fn, jax.random.normal)
 
@@ -63,7 +62,7 @@ def proxies(
     dim: int | None = 128,
     pool_fn: Callable | None = None,
     dense_fn: Callable = Dense,
-    proxy_init: Initializer | None = None,
+    proxy_init: Initializer | float | None = None,
     centers: int = 0,
     sparsity: float = 0.0,
     multiple: int = 1,
@@ -75,7 +74,8 @@ def proxies(
 
     * `dim`: width of the linear layer; None compares the pooled features themselves with proxies.
     * `pool_fn`, `dense_fn`: see `assemble.encoder`.
-    * `proxy_init`: the initial values of the proxies; None takes `published_init(loss_fn)`.
+    * `proxy_init`: the initial values of the proxies, or the standard deviation of a normal
+      distribution; None takes `published_init(loss_fn)`.
     * `centers`: proxies for each class, for losses that take several; 0 for all other losses.
     * `sparsity`: weight of `losses.sparse_centers`, which pulls the centers of one class together
       (Qian et al., ICCV 2019, use 0.2).
@@ -83,7 +83,11 @@ def proxies(
       sees. Several devices can then share very many classes equally.
     """
     encoder = assemble.encoder(net, dim=dim, pool_fn=pool_fn, dense_fn=dense_fn)
-    proxy_init = published_init(loss_fn) if proxy_init is None else proxy_init
+    stepped_loss = base.with_miner(loss_fn, None)
+    if proxy_init is None:
+        proxy_init = published_init(loss_fn)
+    elif not callable(proxy_init):
+        proxy_init = normal(proxy_init)
 
     def init(key, batch, *, backbone=None):
         params, model_state, outputs = encoder.init(key, batch["images"])
@@ -95,9 +99,10 @@ def proxies(
         return {**params, "proxies": rows}, model_state
 
     def criterion(params, model_state, outputs, batch, *, key, step):
-        del key, step
         class_proxies = params["proxies"][:classes]
-        value = loss_fn(outputs["features"], batch["labels"], class_proxies)
+        value = stepped_loss(
+            outputs["features"], batch["labels"], class_proxies, key=key, step=step
+        )
         metrics = base.diagnostics(outputs["embeddings"], batch["labels"])
         if sparsity:
             metrics["sparsity"] = losses.sparse_centers(class_proxies)
@@ -109,4 +114,4 @@ def proxies(
         return outputs["embeddings"]
 
     loss, split_loss = base.split_loss(encoder, criterion)
-    return base.Method(init, loss, embed, split_loss)
+    return base.Method(init, loss, embed, split_loss, per_class=("proxies",))

@@ -13,7 +13,7 @@ __all__ = ["Comparison", "McNemar", "compare", "mcnemar"]
 class Comparison(NamedTuple):
     """A mean difference, its interval over classes, its two-sided p-value and the verdict.
 
-    The verdict is 'better', 'worse' or 'not told apart'.
+    The verdict is 'better', 'worse' or 'not resolved'.
     """
 
     difference: float
@@ -38,12 +38,12 @@ def compare(
     the verdict is whether it holds 0. The p-value is twice the smaller share of the bootstrap means
     on one side of 0 (Efron & Tibshirani, 1993), for `holm` where several runs are compared. Queries
     with a NaN in either run are left out. With fewer than 8 groups interval and p-value are NaN,
-    and nothing is told apart. It compares two trained nets, not two methods: the spread over
-    training seeds is in none of it.
+    and no difference is resolved. It compares two trained nets, not two methods: the interval does
+    not contain the spread over training seeds.
 
     >>> values, labels = np.tile([1.0, 1.0, 0.0, 1.0], 10), np.arange(40) // 4
     >>> metrics.compare(values, values, groups=labels)
-    Comparison(difference=0.0, low=0.0, high=0.0, p=1.0, verdict='not told apart')
+    Comparison(difference=0.0, low=0.0, high=0.0, p=1.0, verdict='not resolved')
     """
     if not 0 < level < 1:
         raise ValueError(f"level={level} must lie between 0 and 1, such as 0.95")
@@ -53,12 +53,12 @@ def compare(
     difference = float(differences[is_value].mean()) if is_value.any() else nan
     means = bootstrap_means(differences, groups=groups, samples=samples, seed=seed)
     if not len(means):
-        return Comparison(difference, nan, nan, nan, "not told apart")
+        return Comparison(difference, nan, nan, nan, "not resolved")
     low, high = (float(x) for x in np.quantile(means, [(1 - level) / 2, (1 + level) / 2]))
     # One more mean on either side: 1,000 draws cannot show a p-value below 2 / 1,001.
     below, above = (1 + int((means <= 0).sum())), (1 + int((means >= 0).sum()))
     p = min(1.0, 2 * min(below, above) / (len(means) + 1))
-    verdict = "better" if low > 0 else "worse" if high < 0 else "not told apart"
+    verdict = "better" if low > 0 else "worse" if high < 0 else "not resolved"
     return Comparison(difference, low, high, p, verdict)
 
 

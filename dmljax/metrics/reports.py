@@ -21,6 +21,7 @@ __all__ = [
     "CLUSTERING_FNS",
     "LESS_IS_BETTER",
     "RANKING_FNS",
+    "SCIKIT_LEARN_KMEANS",
     "ClusteringFn",
     "RankingFn",
     "clustering",
@@ -76,6 +77,10 @@ RANKING_FNS: Mapping[str, RankingFn] = MappingProxyType(
             ranking.mean_reciprocal_rank,
         )
     }
+)
+# The options of k-means that scikit-learn has by default, for scores beside published ones.
+SCIKIT_LEARN_KMEANS: Mapping[str, Any] = MappingProxyType(
+    {"trials": None, "iterations": 300, "tolerance": 1e-4}
 )
 CLUSTERING_FNS: Mapping[str, ClusteringFn] = MappingProxyType(
     {
@@ -210,17 +215,19 @@ def clustering(
     metric_fns: Mapping[str, ClusteringFn] = CLUSTERING_FNS,
     seeds: Sequence[int] = (0, 1, 2),
     starts: int = 1,
+    trials: int | None = 1,
     iterations: int = 100,
+    tolerance: float = 0.0,
     tile: int = 1024,
     devices: Sequence[Any] | None = None,
 ) -> dict[str, float]:
     """Scores of k-means with as many clusters as there are labels: mean and deviation over seeds.
 
     `metric_fns`: shown name -> function of (labels, assignment). `seeds` are those of k-means;
-    'NMI_std' is the standard deviation of 'NMI' over them. With `starts`, k-means takes the least
-    inertia of so many starts for each seed: `starts=10, seeds=(0,)` is the score of scikit-learn's
-    KMeans with n_init=10, which published numbers are, and 0.5 to 1.3 points above the mean of
-    single starts.
+    'NMI_std' is the standard deviation of 'NMI' over them. `starts`, `trials`, `iterations` and
+    `tolerance` are those of `retrieval.kmeans`. Published numbers are the score of scikit-learn's
+    KMeans with n_init=10, which is 0.5 to 1.3 points above the mean of single starts:
+    `seeds=(0,), starts=10, **metrics.SCIKIT_LEARN_KMEANS`.
 
     >>> embeddings = np.array([[0.0], [1.0], [8.0], [9.0]])
     >>> metrics.clustering(embeddings, np.array([0, 0, 1, 1]))["NMI"]
@@ -241,7 +248,9 @@ def clustering(
             k=k,
             seed=seed,
             starts=starts,
+            trials=trials,
             iterations=iterations,
+            tolerance=tolerance,
             tile=tile,
             devices=devices,
         ).assignment

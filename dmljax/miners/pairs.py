@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from dmljax.miners._common import batch_size, best, check, top, with_both_kinds
 from dmljax.miners.selections import easiest, every, hardest, semihardest
-from dmljax.ops import Array, Pairs
+from dmljax.ops import Array, Pairs, Scalar
 
 __all__ = [
     "across_halves",
@@ -27,7 +27,7 @@ SelectFn = Callable[[Array, Array, Array], Array]
 
 
 def multi_similarity(
-    distances: Float[Array, "b n"], pairs: Pairs, *, epsilon: float = 0.1
+    distances: Float[Array, "b n"], pairs: Pairs, *, epsilon: Scalar = 0.1
 ) -> Pairs:
     """Pairs that violate the order of an anchor's positives and negatives, up to a margin.
 
@@ -149,8 +149,8 @@ def pair_margin(
     distances: Float[Array, "b n"],
     pairs: Pairs,
     *,
-    pos_margin: float = 0.2,
-    neg_margin: float = 0.8,
+    pos_margin: Scalar = 0.2,
+    neg_margin: Scalar = 0.8,
 ) -> Pairs:
     """Positives farther than one margin, and negatives nearer than another.
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dmljax.miners._common import batch_size, check
-from dmljax.ops import Array, Pairs, Triplets
+from dmljax.ops import Array, Pairs, Scalar, Triplets
 
 __all__ = [
     "angular",
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def triplet_margin(
-    distances: Float[Array, "b n"], pairs: Pairs, *, margin: float = 0.2
+    distances: Float[Array, "b n"], pairs: Pairs, *, margin: Scalar = 0.2
 ) -> Triplets:
     """Triplets that violate a margin: d_an - d_ap <= margin.
 
@@ -61,7 +61,7 @@ def hard_triplets(distances: Float[Array, "b n"], pairs: Pairs) -> Triplets:
 
 
 def semihard_triplets(
-    distances: Float[Array, "b n"], pairs: Pairs, *, margin: float = 0.2
+    distances: Float[Array, "b n"], pairs: Pairs, *, margin: Scalar = 0.2
 ) -> Triplets:
     """Triplets in order that violate a margin: 0 < d_an - d_ap <= margin.
 
@@ -81,7 +81,9 @@ def semihard_triplets(
     return _by_gap(distances, pairs, lambda gap: ~(gap > margin) & ~(gap <= 0))
 
 
-def easy_triplets(distances: Float[Array, "b n"], pairs: Pairs, *, margin: float = 0.2) -> Triplets:
+def easy_triplets(
+    distances: Float[Array, "b n"], pairs: Pairs, *, margin: Scalar = 0.2
+) -> Triplets:
     """Triplets that keep a margin: d_an - d_ap > margin.
 
     Args:

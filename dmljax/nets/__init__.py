@@ -20,8 +20,8 @@ Its arguments:
 
 Parameters have the names of the published weights: torchvision's, timm's, Caffe's. The class
 attribute `expected_normalization` of a backbone names the preprocessing that those weights expect,
-a function of `weights.preprocessing`. `jax.jit(net.init)` of a deep net compiles five times as fast
-with `kernels.initial_draws.batch_draws`.
+a function of `weights.preprocessing`. `nets.initializers.initial_values(net.init, key, images)`
+starts a deep net several times as fast as `jax.jit(net.init)`.
 
 A net from outside works in a config as `config.net = 'my_module:MyNet'`: a Flax module with keyword
 arguments (`class MyNet(nn.Module, kw_only=True)`), or a function that returns one, whose call

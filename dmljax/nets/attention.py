@@ -63,7 +63,8 @@ def dot(
     """Dot-product attention (Vaswani et al., 2017).
 
     sum_j softmax_j(q_i.k_j / sqrt(w)) v_j for every head, of w numbers, then a linear layer of the
-    combined heads.
+    combined heads. The text of Seidenschwarz et al. (ICML 2021) divides by the root of the full
+    width d; their code, as here, by the root of the width w of a head.
 
     * `combine_fn`: `concatenate_heads` splits the features among the heads; `average_heads` gives
       every head all of them. In a config its name.
@@ -91,7 +92,7 @@ def gat(
     heads: int = 8,
     share_vector: bool = False,
     share_projection: bool = True,
-    sublayers: int = 2,
+    sublayers: int = 1,
     combine_fn: CombineFn = concatenate_heads,
     slope: float = 0.2,
     dropout: float = 0.1,
@@ -107,7 +108,8 @@ def gat(
     * `combine_fn`: `concatenate_heads` splits the features among the heads; `average_heads` gives
       every head all of them. In a config its name.
     * `sublayers=2` adds an ELU and a second layer of one head, whose attention is returned as
-      "attention_2" [1 n n].
+      "attention_2" [1 n n]. The paper's equation has one layer. The published code of the study of
+      graph attention for metric learning has two, with which its results were produced.
     * `slope`: of the LeakyReLU for negative values.
     """
     options = (share_vector, share_projection, sublayers, combine_fn, slope)
@@ -119,7 +121,7 @@ def gatv2(
     heads: int = 8,
     share_vector: bool = False,
     share_projection: bool = False,
-    sublayers: int = 2,
+    sublayers: int = 1,
     combine_fn: CombineFn = concatenate_heads,
     slope: float = 0.2,
     dropout: float = 0.1,
@@ -294,7 +296,7 @@ class _GraphAttentionLayer(nn.Module, kw_only=True):
 
 
 class _Kernel(nn.Module, kw_only=True):
-    """A parameter "kernel", initialized like that of a linear layer."""
+    """A parameter "kernel", initialized like the kernel of a linear layer."""
 
     shape: tuple[int, int]
 

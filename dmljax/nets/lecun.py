@@ -39,7 +39,7 @@ class Lecun(nn.Module, kw_only=True):
         if images.shape[1:3] != (32, 32):
             raise ValueError(
                 f"lecun takes images of 32 x 32 pixels, not {images.shape[1]} x {images.shape[2]}: "
-                "pad those of MNIST by 2 on every side"
+                "pad the images of MNIST by 2 on every side"
             )
 
         def conv1(_, x):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dmljax.recipes.checks import check_choice
+from dmljax.recipes.arguments import check_choice
 
 __all__ = ["abe"]
 
@@ -65,6 +65,7 @@ def abe(
     """
     check_choice("dataset", dataset, _EVALUATE)
     check_choice("branch", branch, ("pool2", "3a", "pool3", "4a", "4b"))
+    check_choice("pairs", pairs, ("drawn", "all"))
     check_choice("ranking", ranking, ("squared", "distance"))
     if crop and dataset not in ("cub200", "cars196"):
         raise ValueError(
@@ -87,15 +88,14 @@ def abe(
             "name": "abe",
             "learners": learners,
             "dim": dim,
-            "heads": heads,
             "lambda_div": divergence,
-            "margin_div": 1.0,
-            "divergence_pairs": "sum",
-            "pairs": pairs,
+            "divergence_fn": {"name": "divergence", "margin": 1.0},
+            "pairs_fn": "drawn_pairs" if pairs == "drawn" else None,
             "split": (branch, behind[0]),
-            "attention": last,
+            # The last stage of the attention; without attention every learner has its own head.
+            "attention": None if heads else last,
             "attention_pools": not passes_pools,
-            "mask": "sigmoid",
+            "mask_fn": "sigmoid",
         },
         "loss": {"name": "dmljax.methods.abe:contrastive", "margin": 1.0},
         "optimizer": {

@@ -1,15 +1,16 @@
-"""Arguments of a recipe, as written behind the name of a config: `attention=gat,mlp=False`."""
+"""What recipes share: their arguments, written as `attention=gat,mlp=False`, and their values."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dmljax.hints import hint
 
-__all__ = ["config_function", "parse"]
+__all__ = ["check_choice", "config_function", "parse", "with_values"]
 
 _TRUTH = {"True": True, "False": False}
 _KINDS = {
@@ -54,7 +55,8 @@ def config_function(recipe: Callable[..., dict[str, Any]], **fixed: Any) -> Call
     """The `get_config(argument)` of a config file: `recipe` with some keywords already chosen.
 
     It returns an `ml_collections.ConfigDict`, so that other programs can read the file with
-    `ml_collections.config_flags` too.
+    `ml_collections.config_flags` too. Its attributes `recipe` and `fixed` are the arguments of this
+    function.
     """
 
     @functools.wraps(recipe)
@@ -63,7 +65,27 @@ def config_function(recipe: Callable[..., dict[str, Any]], **fixed: Any) -> Call
 
         return ConfigDict(recipe(**fixed, **parse(recipe, argument, fixed=frozenset(fixed))))
 
+    get_config.recipe, get_config.fixed = recipe, fixed
     get_config.__signature__ = inspect.Signature(
         [inspect.Parameter("argument", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)]
     )
     return get_config
+
+
+def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
+    """Raises unless `value` is one of `choices`."""
+    choices = list(choices)
+    if value not in choices:
+        listed = ", ".join(map(str, choices[:-1])) + f" or {choices[-1]}"
+        raise ValueError(f"{name} is {listed if len(choices) > 1 else choices[0]}, not {value!r}")
+
+
+def with_values(config: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The config, itself changed by values of fields such as 'optimizer.groups.0.factor'."""
+    for field, value in values.items():
+        *sections, name = field.split(".")
+        section: Any = config
+        for parent in sections:
+            section = section[int(parent) if isinstance(section, list) else parent]
+        section[name] = copy.deepcopy(value)
+    return config

@@ -2,42 +2,79 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
-from dmljax.recipes.checks import check_choice
+from dmljax.recipes.arguments import check_choice
 
 __all__ = ["dvml"]
 
 
 class _DataSet(NamedTuple):
-    dim: int  # of `mode="seed"` and `mode="report"`
+    dim: int  # of every mode but "paper"
     rate: float
     decay: float
     l2_weight: float  # of n-pairs
     evaluate: dict[str, Any]
 
 
-# Clustering 11,316 classes takes long.
-_SOP_EVALUATE = {"every": 1000, "ks": (1, 10, 100), "clustering": "end"}
+_FEW = {"every": 200, "ks": (1, 2, 4, 8), "kmeans": "scikit_learn"}
+_MANY = {"every": 200, "ks": (1, 2, 4, 8, 16, 32), "kmeans": "scikit_learn"}
+# Clustering 11,316 classes takes long; with the starts of scikit-learn it would take hours.
+_SOP = {"every": 1000, "ks": (1, 10, 100), "clustering": "end"}
 _SETS = {
-    "cub200": _DataSet(256, 6e-5, 1e-3, 1.5e-2, {"every": 200, "ks": (1, 2, 4, 8)}),
-    "cars196": _DataSet(128, 7e-5, 5e-3, 3e-3, {"every": 200, "ks": (1, 2, 4, 8, 16, 32)}),
-    "sop": _DataSet(128, 7e-5, 5e-3, 3e-3, _SOP_EVALUATE),
+    "cub200": _DataSet(dim=256, rate=6e-5, decay=1e-3, l2_weight=1.5e-2, evaluate=_FEW),
+    "cars196": _DataSet(dim=128, rate=7e-5, decay=5e-3, l2_weight=3e-3, evaluate=_MANY),
+    "sop": _DataSet(dim=128, rate=7e-5, decay=5e-3, l2_weight=3e-3, evaluate=_SOP),
 }
 
 
-class _Phases(NamedTuple):
-    lambdas: tuple[tuple[float, ...], tuple[float, ...]]  # the four weights in phase 1 and phase 2
+_PAPER_LAMBDAS = ((1.0, 1.0, 0.1, 1.0), (0.8, 1.0, 0.2, 0.8))
+_LAMBDAS = {
+    1: ((1.0, 0.5, 0.5, 1.0), (0.8, 1.0, 0.4, 0.8)),
+    2: _PAPER_LAMBDAS,
+    3: ((1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0)),  # a single phase
+}
+_PAPER: dict[str, Any] = {
+    "norms": (),
+    "activation_fn": "tanh",
+    "decoder_norm": False,
+    "samples": 20,
+    "deviation_fn": "standard_deviation",
+    "reconstruction_fn": "reconstruction_norm",
+    "release": (False, True),  # the decoder's gradient reaches the embedding, in each phase
+    "train_decoder": (True, True),
+    "decay": 0.0,
+    "probe": False,
+}
+_REPORT = {
+    **_PAPER,
+    "activation_fn": "relu",
+    "samples": 1,
+    "train_decoder": (False, True),
+    "probe": True,
+}
+_CODE = {
+    **_REPORT,
+    "norms": ("norm", "norm_mean", "norm_log_variance"),
+    "decoder_norm": True,
+    "reconstruction_fn": "reconstruction_half_sum",
+    "release": (False, False),
+    "train_decoder": (True, True),
+}
+
+
+class _Mode(NamedTuple):
     phase_at: int  # the step at which phase 2 begins
     steps: int
+    method: dict[str, Any]
 
 
-_PAPER_LAMBDAS = ((1.0, 1.0, 0.1, 1.0), (0.8, 1.0, 0.2, 0.8))
-_PAPER = _Phases(_PAPER_LAMBDAS, 1500, 6000)
-_EXPERIMENTS = {
-    1: _Phases(((1.0, 0.5, 0.5, 1.0), (0.8, 1.0, 0.4, 0.8)), 1600, 3200),
-    2: _Phases(_PAPER_LAMBDAS, 1600, 3200),
-    3: _Phases(((1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0)), 0, 3000),
+_MODES = {
+    "paper": _Mode(1500, 6000, _PAPER),
+    "code_1600": _Mode(1600, 3200, {**_CODE, "deviation_fn": "log_variance_as_deviation"}),
+    "code_1200": _Mode(1200, 2400, _CODE),
+    "report": _Mode(1600, 3200, _REPORT),
 }
 
 
@@ -57,35 +94,61 @@ def dvml(
     * `mode="paper"`: the paper's form, corrected: the KL divergence has the right sign, and samples
       carry a gradient. The paper gives Adam at 1e-4, 512 dimensions, 20 samples, the lambdas,
       batches of 128 (120 for triplets). It gives neither the margins, nor the length of training,
-      nor the step at which phase 2 begins, nor how triplets are chosen. Taken here: a margin of 1
-      on squared distances with semi-hard negatives, and the steps of public code; for `loss="dws"`
-      a margin of 0.2 on distances between unit vectors. The authors' code is not public.
-    * `mode="seed"`: what a public code computes, which differs from its report: no gradient of the
-      decoder ever reaches the embedding, and decay is part of the loss (`dmljax.methods.dvml`).
-      `experiment` selects its lambdas: 1 its own, 2 the paper's, 3 all equal to 1 in a single phase
-      of 3,000 steps. That code chose the step with the best NMI on the test classes and skipped
-      steps with a NaN. This recipe takes the last step, and a NaN ends the run.
+      nor the step at which phase 2 begins, nor how triplets are chosen. This recipe takes
+      a margin of 1 on squared distances with semi-hard negatives, and the steps of public code;
+      with `loss="dws"`, a margin of 0.2 on distances between unit vectors. The authors' code is not
+      public.
+    * `mode="code_1600"` and `mode="code_1200"`: two versions of a public code, written in one
+      evening. They differ from the report of that code: no gradient of the decoder ever reaches the
+      embedding, and decay is part of the loss (`dmljax.methods.dvml`).
+      "code_1600" has 1,600 steps in each phase, as the report says, and multiplies the noise by the
+      log variance: z_V = mean + log(variance) noise. "code_1200" has 1,200 steps in each phase and
+      multiplies it by the standard deviation, exp(log(variance) / 2). It is not known which of the
+      two made the published numbers; the plots of the report do not decide it.
+      `experiment` selects the lambdas: 1 the code's own, 2 the paper's, 3 all equal to 1 in a
+      single phase of 3,000 steps. That code chose the step with the best NMI on the test classes
+      and skipped steps with a NaN. This recipe takes the last step, and a NaN ends the run.
       `--config.select=test/NMI` chooses as that code does.
     * `mode="report"`: what that report describes, with the same three experiments: layers without
       batch norms, the mean norm of the reconstruction's gap, a decoder that is frozen in phase 1,
-      and whose gradient reaches the embedding in phase 2. No decay. The rates are the code's.
+      and whose gradient reaches the embedding in phase 2. No decay. Where the text is silent or
+      differs, three things follow the code: crops are 227 pixels, the rates are the code's, and
+      the softmax classifier is a probe that reads the features of the backbone, not the embedding,
+      and trains nothing else. The published scores are those of the step with the best NMI on the
+      test classes; this recipe takes the last step, and `--config.select=test/NMI` that one.
     * `baseline=True` is the control of each mode: the same without the variational part. Layer,
       batch norm, decay inside the loss and probe stay.
-    * `code_lrn=True` uses that code's response normalization over 11 channels, with which the
-      pretrained weights were not trained.
+    * `code_lrn=True` uses that code's response normalization over 11 channels. The pretrained
+      weights were trained without it.
 
     The weights are Caffe's GoogLeNet, which is another net than torchvision's: docs/weights.md.
     """
     check_choice("dataset", dataset, _SETS)
-    check_choice("mode", mode, ("paper", "seed", "report"))
+    if mode == "seed":
+        warnings.warn(
+            "mode='seed' mixed two versions of the public code: write mode='code_1600', which is "
+            "taken, or mode='code_1200'",
+            FutureWarning,
+            stacklevel=2,
+        )
+        mode = "code_1600"
+    check_choice("mode", mode, _MODES)
     check_choice("loss", loss, ("triplet", "npair", "dws"))
-    check_choice("experiment", experiment, _EXPERIMENTS)
-    numbers, paper = _SETS[dataset], mode == "paper"
+    check_choice("experiment", experiment, _LAMBDAS)
+    numbers, paper, (phase_at, steps, options) = _SETS[dataset], mode == "paper", _MODES[mode]
     dim, rate = (512, 1e-4) if paper else (numbers.dim, numbers.rate)
-    phases = _PAPER if paper else _EXPERIMENTS[experiment]
-    method: dict[str, Any] = {"name": "dvml", "mode": mode, "baseline": baseline, "dim": dim}
-    method |= {"lambdas": phases.lambdas, "phase_at": phases.phase_at}
-    method |= {"decay": numbers.decay} if mode == "seed" else {}
+    if not paper and experiment == 3:
+        phase_at, steps = 0, 3000
+    method: dict[str, Any] = {
+        "name": "dvml",
+        "variational": not baseline,
+        "dim": dim,
+        **options,
+        "lambdas": _PAPER_LAMBDAS if paper else _LAMBDAS[experiment],
+        "phase_at": phase_at,
+    }
+    if mode in ("code_1600", "code_1200"):
+        method["decay"] = numbers.decay
     losses = {
         "triplet": {"name": "semihard_triplet", "margin": 1.0},
         "npair": {"name": "dmljax.methods.dvml:n_pairs", "l2_weight": numbers.l2_weight},
@@ -113,7 +176,7 @@ def dvml(
         "miner": {"name": "distance_weighted", "dim": dim} if loss == "dws" else None,
         "optimizer": {"name": "adam", "rate": rate, "groups": [] if paper else part_rates},
         "schedule": "constant",
-        "steps": phases.steps,
-        # NMI as published: of the k-means start with the least inertia of ten (scikit-learn).
+        "steps": steps,
+        # NMI as published: k-means of scikit-learn, the least inertia of ten starts.
         "evaluate": {"starts": 10, "seeds": (0,), **numbers.evaluate},
     }

@@ -2,63 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from dmljax.recipes.checks import check_choice
+from dmljax.recipes.arguments import check_choice, with_values
 
 __all__ = ["graph"]
 
 
-class _DataSet(NamedTuple):
-    """The published hyper-parameters of a data set (configs of the official code, intra_batch)."""
-
-    rate: float
-    decay: float
-    sampler: dict[str, Any]
-    temperature: float
-    heads: int
-    evaluate: dict[str, Any]
-    layers: int = 1
-    concat_layers: bool = False
-    backbone_only: bool = False
-
-
-_SETS = {
-    "cub200": _DataSet(
-        rate=0.0001563663718906821,
-        decay=6.059722614369727e-06,
-        sampler={"name": "number", "batch_size": 54},
-        temperature=0.2,
-        heads=2,
-        evaluate={"ks": (1, 2, 4, 8), "clustering": True},
-    ),
-    "cars196": _DataSet(
-        rate=0.00036683239911604993,
-        decay=2.551918610962277e-09,
-        sampler={"name": "combine", "classes": 10, "per_class": 7},
-        temperature=0.1111111111111,
-        heads=8,
-        layers=2,
-        concat_layers=True,
-        evaluate={"ks": (1, 2, 4, 8), "clustering": True},
-    ),
-    "sop": _DataSet(
-        rate=0.0002472471515853406,
-        decay=2.7650277063275255e-13,
-        sampler={"name": "combine", "classes": 15, "per_class": 6},
-        temperature=0.6046908988578005,
-        heads=8,
-        backbone_only=True,
-        evaluate={"ks": (1, 10, 100, 1000), "clustering": False},
-    ),
-    "inshop": _DataSet(
-        rate=0.00011265974954242144,
-        decay=1.0554824926510768e-07,
-        sampler={"name": "combine", "classes": 14, "per_class": 4},
-        temperature=0.18591347176280537,
-        heads=4,
-        evaluate={"ks": (1, 10, 20, 30, 40), "clustering": False},
-    ),
+# The values of a data set (configs of the official code, intra_batch).
+_VALUES: dict[str, dict[str, Any]] = {
+    "cub200": {
+        "optimizer.rate": 0.0001563663718906821,
+        "optimizer.decay": 6.059722614369727e-06,
+        "sampler": {"name": "number", "batch_size": 54},
+        "loss.temperature": 0.2,
+        "method.heads": 2,
+        "evaluate.ks": (1, 2, 4, 8),
+    },
+    "cars196": {
+        "optimizer.rate": 0.00036683239911604993,
+        "optimizer.decay": 2.551918610962277e-09,
+        "sampler": {"name": "combine", "classes": 10, "per_class": 7},
+        "loss.temperature": 0.1111111111111,
+        "method.heads": 8,
+        "method.layers": 2,
+        "method.concat_layers": True,
+        "evaluate.ks": (1, 2, 4, 8),
+    },
+    "sop": {
+        "optimizer.rate": 0.0002472471515853406,
+        "optimizer.decay": 2.7650277063275255e-13,
+        "sampler": {"name": "combine", "classes": 15, "per_class": 6},
+        "loss.temperature": 0.6046908988578005,
+        "method.heads": 8,
+        "method.graph_weight": 0.0,
+        "evaluate.ks": (1, 10, 100, 1000),
+        "evaluate.clustering": False,
+    },
+    "inshop": {
+        "optimizer.rate": 0.00011265974954242144,
+        "optimizer.decay": 1.0554824926510768e-07,
+        "sampler": {"name": "combine", "classes": 14, "per_class": 4},
+        "loss.temperature": 0.18591347176280537,
+        "method.heads": 4,
+        "evaluate.ks": (1, 10, 20, 30, 40),
+        "evaluate.clustering": False,
+    },
 }
 
 
@@ -67,6 +56,7 @@ def graph(
     dataset: str = "cub200",
     attention: str = "dot",
     heads: str = "concatenated",
+    sublayers: int | None = None,
     mlp: bool = True,
     test_time: bool = False,
     backbone_only: bool | None = None,
@@ -78,6 +68,8 @@ def graph(
     * `attention`: dot, dot_plus_one (the official code's), gat, gatv2, or none.
     * `heads="averaged"`: every head of the attention has the full width, and the heads are averaged
       instead of concatenated. The graph study mentions this form without numbers.
+    * `sublayers`: GAT and GATv2 have one layer in the equations of their papers: 1, the default.
+      The published code has 2, with an ELU between them; `published=True` takes these.
     * `mlp=False` leaves out the feed-forward part of a layer.
     * `backbone_only=True` leaves out the graph and its loss. This is the default on SOP, as in the
       official config for that set.
@@ -89,36 +81,41 @@ def graph(
 
     The default is the corrected form. `published=True` does what the published code does, with
     which all published numbers were produced: 0.299 as the standard deviation of red; GAT and GATv2
-    with one attention vector for all heads and one projection; batch-norm statistics that are
-    updated twice a step; a learning rate that is not divided again at the second reload.
+    of two sub-layers, with one attention vector for all heads and one projection; batch-norm
+    statistics that are updated twice a step; a learning rate that is not divided again at the
+    second reload.
 
     The weights are torchvision's ResNet-50 V1: docs/weights.md.
     """
-    check_choice("dataset", dataset, _SETS)
+    check_choice("dataset", dataset, _VALUES)
     check_choice("heads", heads, ("concatenated", "averaged"))
-    numbers = _SETS[dataset]
-    if backbone_only is None:
-        backbone_only = numbers.backbone_only
-    if test_time and backbone_only:
+    values = dict(_VALUES[dataset])
+    if backbone_only is not None:
+        values["method.graph_weight"] = 0.0 if backbone_only else 1.0
+    if test_time and values.get("method.graph_weight") == 0:
         raise ValueError("test_time=True needs the graph: backbone_only=False")
     if test_time and dataset == "cars196":
-        numbers = numbers._replace(layers=1, heads=4, concat_layers=False)
-    options: str | dict[str, Any] = attention
-    if published and attention in ("gat", "gatv2"):
-        options = {"name": attention, "share_vector": True, "share_projection": True}
+        values |= {"method.layers": 1, "method.heads": 4, "method.concat_layers": False}
+    options: dict[str, Any] | None = {"name": attention}
+    if attention in ("gat", "gatv2"):
+        options["sublayers"] = (2 if published else 1) if sublayers is None else sublayers
+        if published:
+            options |= {"share_vector": True, "share_projection": True}
+    elif sublayers is not None:
+        raise ValueError(f"sublayers={sublayers} is of gat and gatv2, not attention={attention}")
     if heads == "averaged":
         if attention == "none":
             raise ValueError("heads=averaged needs an attention, not attention=none")
-        options = {"name": attention} if isinstance(options, str) else options
         options["combine_fn"] = "average_heads"
+    if attention == "none":
+        options = None
     red_std = 0.299 if published else 0.229
-    return {
+    config = {
         "seed": 0,
         "dataset": {"name": dataset, "root": None},
         "transform": {"name": "graph_train", "red_std": red_std},
         "eval_transform": "graph_eval",
         "normalize": {"name": "imagenet", "red_std": red_std},
-        "sampler": dict(numbers.sampler),
         # The published code recomputes stages for the gradient, so they update their statistics
         # twice with a share of 0.1: 0.19 in total. It does not recompute the stem, whose share of
         # 0.19 here differs from it.
@@ -126,27 +123,20 @@ def graph(
         "method": {
             "name": "graph",
             "dim": 512,
-            "layers": numbers.layers,
-            "heads": numbers.heads,
-            "concat_layers": numbers.concat_layers,
-            "attention": options,
-            "mlp": "relu" if mlp else "none",
-            "graph_weight": 0.0 if backbone_only else 1.0,
-            # Edges by correlation, as the paper draws them. No published number uses them.
-            "weighted": False,
-            "threshold": None,
+            "layers": 1,
+            "concat_layers": False,
+            "attention_fn": options,
+            "mlp_fn": "mlp" if mlp else None,
+            "graph_weight": 1.0,
+            # `similarity_graph` weights edges by correlation, as the paper draws them. No published
+            # number uses them.
+            "edges_fn": None,
         },
-        "loss": {
-            "name": "label_smoothed_cross_entropy",
-            "epsilon": 0.1,
-            "temperature": numbers.temperature,
-        },
+        "loss": {"name": "label_smoothed_cross_entropy", "epsilon": 0.1},
         # Everything decays, biases and norms too.
         "optimizer": {
             "name": "radam",
-            "rate": numbers.rate,
-            "decay": numbers.decay,
-            "groups": [{"path": ".", "decay": numbers.decay}],
+            "groups": [{"path": ".", "decay": values["optimizer.decay"]}],
         },
         "steps": "70 epochs",
         "schedule": {
@@ -157,12 +147,14 @@ def graph(
         "reload_best_at": ("30 epochs", "50 epochs"),
         "validation": validation,
         "select": "val/R@1" if validation else "test/R@1",
-        # NMI as published: of the k-means start with the least inertia of ten (scikit-learn).
+        # NMI as published: k-means of scikit-learn, the least inertia of ten starts.
         "evaluate": {
             "every": "1 epoch",
+            "kmeans": "scikit_learn",
             "starts": 10,
             "seeds": (0,),
             "refine": test_time,
-            **numbers.evaluate,
+            "clustering": True,
         },
     }
+    return with_values(config, values)

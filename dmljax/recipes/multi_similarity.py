@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from dmljax.recipes.checks import check_choice
+from dmljax.recipes.arguments import check_choice, with_values
 
 __all__ = ["multi_similarity"]
 
 
-class _DataSet(NamedTuple):
-    steps: int
-    divide_at: tuple[int, int]
-    evaluate: dict[str, Any]
-
-
-_SETS = {
-    "cub200": _DataSet(
-        3000, (1200, 2400), {"every": 200, "ks": (1, 2, 4, 8, 16, 32), "clustering": True}
-    ),
-    "cars196": _DataSet(6000, (2400, 4800), {"every": 200, "ks": (1, 2, 4, 8), "clustering": True}),
-    "sop": _DataSet(
-        40000, (16000, 32000), {"every": 1000, "ks": (1, 10, 100, 1000), "clustering": False}
-    ),
-    "inshop": _DataSet(
-        40000,
-        (16000, 32000),
-        {"every": 1000, "ks": (1, 10, 20, 30, 40, 50), "clustering": False},
-    ),
+# Where a data set differs from CUB-200-2011.
+_LARGE = {"steps": 40000, "schedule.at": (16000, 32000), "evaluate.clustering": False}
+_LARGE |= {"evaluate.every": 1000}
+_VALUES = {
+    "cub200": {},
+    "cars196": {"steps": 6000, "schedule.at": (2400, 4800), "evaluate.ks": (1, 2, 4, 8)},
+    "sop": {**_LARGE, "evaluate.ks": (1, 10, 100, 1000)},
+    "inshop": {**_LARGE, "evaluate.ks": (1, 10, 20, 30, 40, 50)},
 }
 
 
@@ -46,28 +35,28 @@ def multi_similarity(*, dataset: str = "cub200") -> dict[str, Any]:
     there, and the length of training is a guess that no run has tested.
 
     The official code reports the best of its evaluations on the test classes, and so does this
-    recipe.
-    The weights of BN-Inception were converted from Caffe: docs/weights.md.
+    recipe. The weights of BN-Inception were converted from Caffe: docs/weights.md.
     """
-    check_choice("dataset", dataset, _SETS)
-    numbers = _SETS[dataset]
-    return {
+    check_choice("dataset", dataset, _VALUES)
+    config = {
         "dataset": {"name": dataset, "root": None},
-        "transform": {"name": "standard_train", "size": 227, "shorter": 256, "area": (0.16, 1.0)},
-        "eval_transform": {"name": "standard_eval", "size": 227},
+        "size": 227,
+        "transform": {"name": "standard_train", "shorter": 256, "area": (0.16, 1.0)},
+        "eval_transform": "standard_eval",
         "sampler": {"name": "plan", "classes": 16, "per_class": 5},
         "net": {"name": "bn_inception", "frozen": True, "weights": None},
         "method": {
             "name": "pairs",
             "dim": 512,
-            "pool": "max",
-            "embedding_init": "kaiming_fan_out",
+            "pool_fn": "global_max",
+            "dense_fn": "kaiming_dense",
         },
         "loss": {"name": "multi_similarity", "alpha": 2.0, "beta": 40.0, "base": 0.5},
         "miner": {"name": "multi_similarity", "epsilon": 0.1},
         "optimizer": {"name": "adam", "rate": 3e-5, "l2": 5e-4},
-        "schedule": {"name": "steps", "at": numbers.divide_at, "divide": 10.0},
-        "steps": numbers.steps,
+        "schedule": {"name": "steps", "at": (1200, 2400), "divide": 10.0},
+        "steps": 3000,
         "select": "test/R@1",
-        "evaluate": dict(numbers.evaluate),
+        "evaluate": {"every": 200, "ks": (1, 2, 4, 8, 16, 32), "clustering": True},
     }
+    return with_values(config, _VALUES[dataset])

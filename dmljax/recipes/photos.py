@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dmljax.recipes.checks import check_choice
+from dmljax.recipes.arguments import check_choice
 
 __all__ = ["folder", "glyphs"]
 
@@ -57,8 +57,9 @@ def folder(*, loss: str = "multi_similarity") -> dict[str, Any]:
     miner = {"name": "multi_similarity", "epsilon": 0.1}
     return {
         "dataset": {"name": "folder", "root": "photos", "split": 0.5},
-        "transform": {"name": "standard_train", "size": 224},
-        "eval_transform": {"name": "standard_eval", "size": 224},
+        "size": 224,
+        "transform": "standard_train",
+        "eval_transform": "standard_eval",
         "sampler": by_loss["sampler"],
         "net": {"name": "resnet50", "weights": None},
         "method": by_loss["method"],
@@ -85,7 +86,7 @@ def _fields_of(loss: str, *, classes: int, per_class: int, dim: int) -> dict[str
             "optimizer": {},
         }
     return {
-        "method": {"name": "proxies", "dim": dim, "proxy_std": _PROXY_STD},
+        "method": {"name": "proxies", "dim": dim, "proxy_init": _PROXY_STD},
         "loss": {"name": loss},
         "sampler": {"name": "plan", "classes": classes * per_class, "per_class": 1},
         "optimizer": {"groups": [{"path": "^proxies", "factor": _PROXY_RATE, "decay": 0.0}]},

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from dmljax.recipes.checks import check_choice
+from dmljax.recipes.arguments import check_choice, with_values
 
 __all__ = ["proxy_anchor"]
 
 
-class _Setting(NamedTuple):
-    """The official code's numbers for a data set and a net."""
-
-    epochs: int  # between two divisions of the rate
-    evaluate: dict[str, Any]
-    batch_size: int = 180
-    warmup: str = "1 epoch"  # of the new layers alone
-    rate: float = 1e-4
-    divide: float = 2.0
-    frozen: bool = True
+def _each(epochs: int) -> list[str]:
+    """The ends of every `epochs` epochs before the last, 60."""
+    return [f"{epoch} epochs" for epoch in range(epochs, 60, epochs)]
 
 
-_FEW = {"ks": (1, 2, 4, 8), "clustering": True}
-_SOP = {"ks": (1, 10, 100, 1000), "clustering": False}
-_INSHOP = {"ks": (1, 10, 20, 30, 40), "clustering": False}
-_SETTINGS = {
-    ("cub200", "bn_inception"): _Setting(10, _FEW),
-    ("cub200", "resnet50"): _Setting(5, _FEW, batch_size=120, warmup="5 epochs"),
-    ("cars196", "bn_inception"): _Setting(20, _FEW),
-    ("cars196", "resnet50"): _Setting(10, _FEW, batch_size=120, warmup="5 epochs"),
-    ("sop", "bn_inception"): _Setting(20, _SOP, rate=6e-4, divide=4.0, frozen=False),
-    ("inshop", "bn_inception"): _Setting(20, _INSHOP, rate=6e-4, divide=4.0, frozen=False),
+# Where a data set and a net differ from CUB-200-2011 with BN-Inception in the official code.
+_RESNET = {"sampler.batch_size": 120, "optimizer.groups.1.from": "5 epochs"}
+_LARGE = {
+    "net": {"name": "bn_inception", "weights": None},
+    "optimizer.rate": 6e-4,
+    "schedule.at": _each(20),
+    "schedule.divide": 4.0,
+    "evaluate.clustering": False,
+}
+_VALUES: dict[tuple[str, str], dict[str, Any]] = {
+    ("cub200", "bn_inception"): {},
+    ("cub200", "resnet50"): {**_RESNET, "schedule.at": _each(5)},
+    ("cars196", "bn_inception"): {"schedule.at": _each(20)},
+    ("cars196", "resnet50"): _RESNET,
+    ("sop", "bn_inception"): {**_LARGE, "evaluate.ks": (1, 10, 100, 1000)},
+    ("inshop", "bn_inception"): {**_LARGE, "evaluate.ks": (1, 10, 20, 30, 40)},
 }
 
 
@@ -47,43 +46,38 @@ def proxy_anchor(*, dataset: str = "cub200", net: str = "bn_inception") -> dict[
     The code evaluates after every epoch on the test classes and reports the best, and so does this
     recipe.
 
-    The weights of BN-Inception were converted from Caffe; those of ResNet-50 are torchvision's V1:
-    docs/weights.md.
+    BN-Inception has weights converted from Caffe, ResNet-50 has torchvision's V1: docs/weights.md.
     """
-    check_choice("dataset", dataset, dict.fromkeys(name for name, _ in _SETTINGS))
-    check_choice("net", net, [n for name, n in _SETTINGS if name == dataset])
-    numbers = _SETTINGS[dataset, net]
-    backbone = {"name": net, "frozen": True} if numbers.frozen else {"name": net}
-    return {
+    check_choice("dataset", dataset, dict.fromkeys(name for name, _ in _VALUES))
+    check_choice("net", net, [n for name, n in _VALUES if name == dataset])
+    config = {
         "dataset": {"name": dataset, "root": None},
-        "transform": {"name": "standard_train", "size": 224},
-        "eval_transform": {"name": "standard_eval", "size": 224},
-        "sampler": {"name": "uniform", "batch_size": numbers.batch_size},
-        "net": {**backbone, "weights": None},
+        "size": 224,
+        "transform": "standard_train",
+        "eval_transform": "standard_eval",
+        "sampler": {"name": "uniform", "batch_size": 180},
+        "net": {"name": net, "frozen": True, "weights": None},
         "method": {
             "name": "proxies",
             "dim": 512,
-            "pool": "mean_max",
-            "embedding_init": "kaiming_fan_out",
+            "pool_fn": "global_mean_max",
+            "dense_fn": "kaiming_dense",
         },
         "loss": {"name": "proxy_anchor", "margin": 0.1, "alpha": 32.0},
         "optimizer": {
             "name": "adam",
-            "rate": numbers.rate,
+            "rate": 1e-4,
             "decay": 1e-4,
             "clip_value": 10.0,
             "groups": [
                 {"path": "^proxies", "factor": 100.0, "decay": 1e-4},
-                {"path": "^net/", "from": numbers.warmup, "decay": 1e-4},
+                {"path": "^net/", "from": "1 epoch", "decay": 1e-4},
                 {"path": ".", "decay": 1e-4},
             ],
         },
-        "schedule": {
-            "name": "steps",
-            "at": [f"{epoch} epochs" for epoch in range(numbers.epochs, 60, numbers.epochs)],
-            "divide": numbers.divide,
-        },
+        "schedule": {"name": "steps", "at": _each(10), "divide": 2.0},
         "steps": "60 epochs",
         "select": "test/R@1",
-        "evaluate": {"every": "1 epoch", **numbers.evaluate},
+        "evaluate": {"every": "1 epoch", "ks": (1, 2, 4, 8), "clustering": True},
     }
+    return with_values(config, _VALUES[dataset, net])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dmljax.recipes.checks import check_choice
+from dmljax.recipes.arguments import check_choice
 
 __all__ = ["tinyimagenet"]
 
@@ -15,14 +15,13 @@ def tinyimagenet(*, loss: str = "triplet") -> dict[str, Any]:
     Both halves have the same classes: this is retrieval of known classes. Neither form can be
     called faithful: the review (pento.ai, 2022) gives a ResNet-50, 512 dimensions, the
     multi-similarity miner, Adam, batches of 64 by class, and 150 epochs of 100,000 images. It does
-    not give rates, margins, images per class nor crops. Taken here: those of the example of
-    pytorch-metric-learning (1e-5 for the net, 1e-4 for the head, decay 1e-4, 4 images of a class,
-    crops of 64) and its default margins and scale. ArcFace's class vectors learn at 100 times the
-    rate of the head. The miner is for triplets alone.
+    not give rates, margins, images per class or crops. This recipe takes them from the example of
+    pytorch-metric-learning: 1e-5 for the net, 1e-4 for the head, decay 1e-4, 4 images of a class,
+    crops of 64, and its default margins and scale. ArcFace's class vectors learn at 100 times the
+    rate of the head. Only triplets have a miner.
 
     Frames of the embedding (`frames/`, `movie.gif`) are drawn at every evaluation, and 2,000 images
-    go to TensorBoard's projector. The weights are
-    torchvision's ResNet-50 V1: docs/weights.md.
+    go to TensorBoard's projector. The weights are torchvision's ResNet-50 V1: docs/weights.md.
     """
     check_choice("loss", loss, ("triplet", "arcface"))
     groups: list[dict[str, Any]] = [{"path": "^net/", "factor": 0.1}]
@@ -32,17 +31,18 @@ def tinyimagenet(*, loss: str = "triplet") -> dict[str, Any]:
     else:
         method, function = "proxies", {"name": "arcface", "margin": 28.6, "scale": 64.0}
         miner = None
-        groups.append({"path": "^proxies", "factor": 100.0, "decay": 0.0})
+        groups.append({"path": "^proxies", "factor": 100.0, "l2": 0.0})
     return {
         "dataset": {"name": "tiny_imagenet", "root": None},
-        "transform": {"name": "small_train", "size": 64},
-        "eval_transform": {"name": "small_eval", "size": 64},
+        "size": 64,
+        "transform": "small_train",
+        "eval_transform": "small_eval",
         "sampler": {"name": "plan", "classes": 16, "per_class": 4},
         "net": {"name": "resnet50", "weights": None},
         "method": {"name": method, "dim": 512},
         "loss": function,
         "miner": miner,
-        "optimizer": {"name": "adam", "rate": 1e-4, "decay": 1e-4, "groups": groups},
+        "optimizer": {"name": "adam", "rate": 1e-4, "l2": 1e-4, "groups": groups},
         "schedule": "constant",
         "steps": "150 epochs",
         "evaluate": {

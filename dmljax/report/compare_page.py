@@ -1,7 +1,6 @@
-"""The page that compares runs: that of the first run, and a section with all differences.
+"""The page that compares runs: the page of the first run, with a section of all differences.
 
-It needs what the runs have written, `scores.safetensors` and `report.html`: neither images nor
-nets.
+It reads the files `scores.safetensors` and `report.html` of the runs, and needs no images and nets.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["FILE", "facts_of", "write"]
 FILE = "comparison.html"
 _MOST_LISTED = 120
 _MOST_OF_A_CLASS = 4
-_MOST_CURVES = 4  # as many dashes and colors there are
+_MOST_CURVES = 4  # the page has as many dashes and colors
 
 
 def write(
@@ -31,8 +30,8 @@ def write(
 ) -> pathlib.Path:
     """Writes `comparison.html` into the folder of the first run, and returns its path.
 
-    `runs`: {shown name: folder}. `fields`: rows of a field of the config that differs and its value
-    in every run.
+    `runs`: {shown name: folder}. `fields`: one row for each field of the config that differs, with
+    its value in every run.
     """
     folder = pathlib.Path(next(iter(runs.values())))
     return page.write(facts_of(runs, fields=fields), folder / FILE)
@@ -53,13 +52,13 @@ def facts_of(
         rows.append({"score": score, "cells": [_cell(run, best) for run in of_runs.values()]})
     curves = []
     for name, folder in list(runs.items())[:_MOST_CURVES]:
-        found = (run_files.read(folder).curves(None) or {"scores": ()})["scores"]
-        curves += [{**c, "name": name} for c in found if c["name"] == "test R@1"]
+        scores_of_run = (run_files.read(folder).curves(None) or {"scores": ()})["scores"]
+        curves += [{**c, "name": name} for c in scores_of_run if c["name"] == "test R@1"]
     section = {
         "runs": [{"name": name} for name in names],
         "rows": rows,
-        "note": _note(result),
-        "lines": [_mcnemar_line(name, names[0], test) for name, test in result.mcnemar.items()],
+        "note": " ".join(result.notes),
+        "lines": [result.mcnemar_note(name) for name in result.mcnemar],
         "changes": [
             _changes(index, scores[names[0]], scores[name], pages[names[0]], pages[name])
             for index, name in enumerate(names)
@@ -98,7 +97,7 @@ def _page(folder: str | os.PathLike, *, is_needed: bool) -> dict[str, Any] | Non
 
 
 def _maps(pages: Mapping[str, Mapping[str, Any] | None]) -> list[dict[str, Any]]:
-    """The positions of test images on the map of every run, and whether their nearest is right.
+    """For every run the places of test images on its map, and whether their nearest is right.
 
     Empty unless two runs have a map.
     """
@@ -120,28 +119,10 @@ def _cell(run: comparison.RunScore, best: float) -> dict[str, Any]:
             "difference": compared.difference,
             "low": compared.low,
             "high": compared.high,
+            "p": comparison.p_text(compared.p),
             "verdict": compared.verdict,
         }
     return cell
-
-
-def _note(result: comparison.RunComparison) -> str:
-    text = (
-        f"{result.queries:,} queries of {result.classes:,} classes. A difference is paired by "
-        "query; its range is a 95 % bootstrap over the classes, and the verdict says whether the "
-        "range holds 0. It does not contain the spread over training seeds."
-    )
-    if len(result.runs) > 2:
-        text += " Each run is compared with the first, and p-values are adjusted by Holm."
-    return f"{text} {result.note[0].upper()}{result.note[1:]}." if result.note else text
-
-
-def _mcnemar_line(name: str, first: str, test: Any) -> str:
-    p = "p < 0.001" if test.p < 0.001 else f"p = {test.p:.2g}"
-    return (
-        f"{name}: {test.only_first:,} queries are right only there, {test.only_second:,} only in "
-        f"{first} (McNemar: {p}, which takes queries as independent)."
-    )
 
 
 def _changes(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -12,14 +13,21 @@ from dmljax.metrics import Comparison, McNemar
 from dmljax.report import scores_file
 from dmljax.report.scores_file import QueryScores
 
-__all__ = ["ClassChange", "RunComparison", "RunScore", "class_changes", "compare_runs"]
+__all__ = [
+    "ClassChange",
+    "RunComparison",
+    "RunScore",
+    "class_changes",
+    "compare_runs",
+    "p_text",
+]
 
 
 class RunScore(NamedTuple):
     """A score of one run with its range over classes, and its comparison with the first run.
 
-    `comparison` is None for the first run itself. With three runs and more, its p-value is
-    Holm-adjusted, and its verdict is that of the adjusted p-value too.
+    `comparison` is None for the first run itself. With three runs and more, its p-value is adjusted
+    by Holm, and the verdict follows the adjusted p-value.
     """
 
     mean: float
@@ -31,7 +39,7 @@ class RunScore(NamedTuple):
 class RunComparison(NamedTuple):
     """`scores[score][run]`, and of each run but the first, McNemar's test of R@1.
 
-    `note` says why a range is rough or missing; it is empty otherwise.
+    `range_note` says why a range is rough or missing; it is empty otherwise.
     """
 
     runs: tuple[str, ...]
@@ -39,7 +47,34 @@ class RunComparison(NamedTuple):
     mcnemar: dict[str, McNemar]
     queries: int
     classes: int
-    note: str
+    range_note: str
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader needs to know about the numbers, one sentence each."""
+        sentences = [
+            f"{self.queries:,} queries of {self.classes:,} classes.",
+            "Ranges are 95 % bootstrap intervals over classes. Differences are paired by query. A "
+            "difference is not resolved if its range contains 0.",
+        ]
+        if len(self.runs) > 2:
+            sentences.append("Each run is compared with the first; Holm adjusts the p-values.")
+        if self.range_note:
+            sentences.append(f"{self.range_note[0].upper()}{self.range_note[1:]}.")
+        sentences.append(
+            "Two trained nets are compared, not two methods: no range contains the spread over "
+            "training seeds. To compare methods, train several seeds of each (dmljax study run)."
+        )
+        return tuple(sentences)
+
+    def mcnemar_note(self, name: str, *, shown_fn: Callable[[str], str] = str) -> str:
+        """The queries that are right in one of two runs only, with McNemar's test."""
+        test = self.mcnemar[name]
+        return (
+            f"R@1: {test.only_first:,} queries are right only in {shown_fn(name)}, "
+            f"{test.only_second:,} only in {shown_fn(self.runs[0])} (McNemar's test, which takes "
+            f"queries as independent: p {p_text(test.p)})."
+        )
 
 
 def compare_runs(
@@ -81,7 +116,7 @@ def compare_runs(
         },
         queries=int((first.first > 0).sum()),
         classes=len(np.unique(first.labels[first.first > 0])),
-        note=metrics.interval_note(first.labels[first.first > 0]),
+        range_note=metrics.interval_note(first.labels[first.first > 0]),
     )
 
 
@@ -92,7 +127,7 @@ def _adjusted(comparisons: dict[str, Comparison], level: float) -> dict[str, Com
         return comparisons
     adjusted = {}
     for p, (name, comparison) in zip(metrics.holm(p_values), comparisons.items(), strict=True):
-        verdict = comparison.verdict if p <= 1 - level else "not told apart"
+        verdict = comparison.verdict if p <= 1 - level else "not resolved"
         adjusted[name] = comparison._replace(p=float(p), verdict=verdict)
     return adjusted
 
@@ -122,3 +157,8 @@ def class_changes(a: QueryScores, b: QueryScores) -> list[ClassChange]:
         change = (len(only_second) - len(only_first)) / size
         changes.append(ClassChange(a.classes[label], change, only_first, only_second, size))
     return sorted(changes, key=lambda c: (-abs(c.change), c.name))
+
+
+def p_text(p: float) -> str:
+    """A p-value for a reader: '0.012', '< 0.001', or '-' where there is none."""
+    return "-" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from dmljax.files.result import Result
+from dmljax.files.result import read as read_result
+
 __all__ = ["Files", "read"]
 
 _COLUMNS = 560  # pixels of a chart: of more points, each column keeps its least and its largest
@@ -35,7 +38,7 @@ class Files:
     config: Mapping[str, Any]
     lines: Sequence[Mapping[str, Any]]  # of metrics.jsonl
     speed: Sequence[Mapping[str, Any]]
-    result: Mapping[str, Any]
+    result: Result | None
 
     @property
     def evaluations(self) -> int:
@@ -97,7 +100,7 @@ class Files:
 
     def warning(self) -> str | None:
         """A sentence if the checkpoint was chosen by scores of the test classes."""
-        if (self.result.get("chosen") or {}).get("uses_test"):
+        if self.result is not None and self.result.chosen and self.result.chosen.uses_test:
             return "The checkpoint was chosen on the test classes: these scores are too good."
         return None
 
@@ -109,34 +112,29 @@ class Files:
             if value not in (None, "", {}):
                 rows.append([name, str(value)])
 
-        chosen = result.get("chosen") or {}
-        add("Checkpoint", chosen.get("sentence"))
-        source = result.get("config", "")
-        add("Config", f"{source}:{result['argument']}" if result.get("argument") else source)
-        data = result.get("data") or {}
-        add(
-            "Data",
-            "; ".join(
-                f"{split}: {counts['images']:,} images of {counts['classes']:,} classes"
-                for split, counts in data.items()
-            ),
-        )
-        add("Pretraining", _last_part(result.get("pretraining")) or ("none" if result else None))
+        if result is not None:
+            add("Checkpoint", result.chosen and result.chosen.sentence)
+            add("Config", ":".join(filter(None, (result.config, result.argument))))
+            counts = (
+                f"{split}: {data['images']:,} images of {data['classes']:,} classes"
+                for split, data in result.data.items()
+            )
+            add("Data", "; ".join(counts))
+            add("Pretraining", _last_part(result.pretraining) or "none")
         add("Seed", self.config.get("seed"))
         add("Steps", self.config.get("steps"))
-        for name, digest in (result.get("digests") or {}).items():
-            add(f"SHA-256 of the {name}", digest)
-        if code := result.get("code"):
-            changed = ", with changed files" if code.get("dirty") else ""
-            add("Revision of dmljax", f"{code['revision']}{changed}")
-        versions = result.get("versions") or {}
-        add("Versions", ", ".join(f"{name} {number}" for name, number in versions.items()))
-        if devices := result.get("devices"):
-            processes = devices.get("processes", 1)
-            text = f"{devices['count']} x {devices.get('kind') or devices['platform']}"
+        if result is not None:
+            for name, digest in result.digests.items():
+                add(f"SHA-256 of the {name}", digest)
+            if result.code is not None:
+                changed = ", with changed files" if result.code["dirty"] else ""
+                add("Revision of dmljax", f"{result.code['revision']}{changed}")
+            versions = (f"{name} {number}" for name, number in result.versions.items())
+            add("Versions", ", ".join(versions))
+            devices, processes = result.devices, result.devices["processes"]
+            text = f"{devices['count']} x {devices['kind']}"
             add("Devices", text + (f", {processes} processes" if processes > 1 else ""))
-        if _is_number(seconds := result.get("wall_seconds")):
-            add("Time", _duration(seconds))
+            add("Time", _duration(result.wall_seconds))
         speeds = [x["images_per_second"] for x in self.speed if "images_per_second" in x]
         if speeds:
             add("Speed", f"{np.median(speeds):,.0f} images a second (median)")
@@ -179,8 +177,15 @@ def read(folder: str | os.PathLike) -> Files:
         config=_json(folder / "config.json"),
         lines=_lines(folder / "metrics.jsonl"),
         speed=_lines(folder / "speed.jsonl"),
-        result=_json(folder / "result.json"),
+        result=_result(folder),
     )
+
+
+def _result(folder: pathlib.Path) -> Result | None:
+    try:
+        return read_result(folder)
+    except (OSError, ValueError):
+        return None
 
 
 def _json(path: pathlib.Path) -> dict[str, Any]:

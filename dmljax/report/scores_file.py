@@ -79,26 +79,17 @@ def score(
     `data` is the digest of the data set, `name` that of the split, and `step` the step of training
     that gave the embeddings.
     """
-    readable = np.isfinite(embeddings).all(axis=1)
-    query = readable if split.query is None else readable & split.query
-    gallery = None if split.gallery is None else readable & split.gallery
-    search: dict[str, Any] = {"devices": devices}
-    if gallery is not None:
-        search |= {"gallery": embeddings[gallery], "gallery_labels": split.labels[gallery]}
-    if split.groups is not None:
-        search["groups"] = split.groups[query]
-        if gallery is not None:
-            search["gallery_groups"] = split.groups[gallery]
+    search = split.search(embeddings)
     fns = {name: metrics.RANKING_FNS[name] for name in ("MRR", "RP", "MAP@R")}
     values = metrics.per_query(
-        embeddings[query], split.labels[query], ks=(), metric_fns=fns, **search
+        search.embeddings, search.labels, ks=(), metric_fns=fns, devices=devices, **search.options
     )
     is_scored = ~np.isnan(values["MRR"])
     first = np.zeros(len(is_scored), np.uint32)
     first[is_scored] = np.rint(1 / values["MRR"][is_scored]).astype(np.uint32)
     return QueryScores(
-        queries=np.flatnonzero(query).astype(np.uint32),
-        labels=split.labels[query].astype(np.int32),
+        queries=search.queries.astype(np.uint32),
+        labels=search.labels.astype(np.int32),
         first=first,
         recall_at_1=np.where(is_scored, first == 1, np.nan).astype(np.float32),
         r_precision=values["RP"].astype(np.float32),

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dmljax import metrics
-from dmljax.report.comparison import ClassChange, RunComparison
+from dmljax.report.comparison import ClassChange, RunComparison, p_text
 from dmljax.report.findings import Findings
 
 __all__ = ["comparison", "run"]
@@ -91,25 +91,13 @@ def comparison(
                 cells += ["", "", "", ""]
             else:
                 cells += [_signed(other.difference), _range(other.low, other.high, signed=True)]
-                cells += [_p(other.p), other.verdict]
+                cells += [p_text(other.p), other.verdict]
             table.add_row(*map(Text, cells), end_section=place == len(rows) - 1)
-    title = f"{result.queries:,} queries of {result.classes:,} classes"
-    note = result.note or "ranges: 95 % bootstrap over classes; differences are paired by query"
-    parts: list[RenderableType] = [
-        Text(title, style="bold"),
-        table,
-        Text(note, style="dim"),
-        Text("The spread over training seeds is in no range: compare several seeds.", style="dim"),
-    ]
-    for name, test in result.mcnemar.items():
-        parts.append(Text())
-        parts.append(
-            Text(
-                f"R@1: {test.only_first:,} queries are right only in {_short(name)}, "
-                f"{test.only_second:,} only in {_short(result.runs[0])} (McNemar, which takes "
-                f"queries as independent: p {_p(test.p)})"
-            )
-        )
+    counts, *notes = result.notes
+    parts: list[RenderableType] = [Text(counts, style="bold"), table]
+    parts += [Text(note, style="dim") for note in notes]
+    for name in result.mcnemar:
+        parts += [Text(), Text(result.mcnemar_note(name, shown_fn=_short))]
         for change in list(changes.get(name, ()))[:_CLASSES]:
             gained, lost = len(change.only_second), len(change.only_first)
             parts.append(
@@ -249,10 +237,6 @@ def _signed(value: float) -> str:
 def _range(low: float, high: float, *, signed: bool = False) -> str:
     form = _signed if signed else _percent
     return f"{form(low)} to {form(high)}" if math.isfinite(low) else "-"
-
-
-def _p(p: float) -> str:
-    return "-" if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _value(value: Any) -> str:

@@ -23,6 +23,7 @@ from dmljax.retrieval.neighbors import nearest
 from dmljax.retrieval.ranking import Ranks, ranks
 from dmljax.retrieval.reciprocal import k_reciprocal, k_reciprocal_queries
 from dmljax.retrieval.similarity import SimilarityFn, cosine, euclidean
+from dmljax.retrieval.tiles import stoppable
 
 __all__ = [
     "Embeddings",
@@ -39,4 +40,5 @@ __all__ = [
     "nearest",
     "ranks",
     "ranks_outside_groups",
+    "stoppable",
 ]

@@ -31,16 +31,24 @@ def kmeans(
     k: int,
     seed: int = 0,
     starts: int = 1,
+    trials: int | None = 1,
     iterations: int = 100,
+    tolerance: float = 0.0,
     tile: int = 1024,
     devices: Sequence[jax.Device] | None = None,
 ) -> KMeans:
     """Lloyd's iterations from a k-means++ start (Arthur & Vassilvitskii, 2007).
 
-    With `starts`, the clustering with the least inertia of so many starts, the earliest of equals.
-    The first of them is that of `starts=1`.
+    * `starts`: k-means runs this many times, and the run with the least inertia counts, the
+      earliest of equals. The first run is that of `starts=1`.
+    * `trials`: how many candidates are drawn for each center. The one that reduces the inertia most
+      becomes the center ("greedy" k-means++). None: 2 + log k, as in scikit-learn.
+    * `iterations`: Lloyd's iterations at most. `tolerance`: they also end when the centers move by
+      less than this share of the mean variance of a dimension (summed squares).
 
-    Stops after `iterations`, or when no point changes its cluster. An empty cluster takes the point
+    `trials=None, iterations=300, tolerance=1e-4` are the values of scikit-learn's `KMeans`.
+
+    Without a tolerance it stops when no point changes its cluster. An empty cluster takes the point
     that is farthest from its center. A point whose center did not move is compared with the moved
     centers only: its other distances are the same as before, and so is the result.
 
@@ -56,17 +64,25 @@ def kmeans(
         raise ValueError(f"k={k} clusters, but there are {n} embeddings: choose k from 1 to {n}")
     if starts < 1:
         raise ValueError(f"starts={starts} must be at least 1, such as 10")
+    trials = 2 + int(np.log(k)) if trials is None else trials
+    if trials < 1:
+        raise ValueError(f"trials={trials} must be at least 1, or None for 2 + log k")
     side = tiles.choose_side(n, tile)
     dtype = inputs.compute_dtype(points)
     points = points.astype(dtype) - origin.astype(dtype)
     squared_norms = np.vecdot(points, points).astype(np.float64)
     mesh = sharding.choose_mesh(devices, tiles=-(-n // side))
     point_tiles = tiles.plain_tiles(points, side, mesh=mesh)
+    least_shift = tolerance * float(points.var(axis=0, dtype=np.float64).mean())
     rng = np.random.default_rng(seed)
     best = None
     for _ in range(starts):
-        centers = points[_draw_starts(points, point_tiles, squared_norms, k, rng, side)]
-        clusters = _lloyd(points, centers, point_tiles, squared_norms, iterations, side, mesh)
+        if trials == 1:
+            chosen = _draw_starts(points, point_tiles, squared_norms, k, rng, side)
+        else:
+            chosen = _draw_greedily(points, squared_norms, k, rng, trials)
+        limits = iterations, least_shift
+        clusters = _lloyd(points, points[chosen], point_tiles, squared_norms, limits, side, mesh)
         if best is None or clusters.inertia < best.inertia:
             best = clusters
     assert best is not None
@@ -78,12 +94,17 @@ def _lloyd(
     centers: Float[np.ndarray, "k d"],
     point_tiles: Tiles,
     squared_norms: Float[np.ndarray, "n"],
-    iterations: int,
+    limits: tuple[int, float],
     side: int,
     mesh: Mesh | None,
 ) -> KMeans:
-    """Lloyd's iterations from `centers`, which are changed in place."""
+    """Lloyd's iterations from `centers`, which are changed in place.
+
+    `limits` are the number of iterations, and the sum of squared moves of the centers that ends
+    them.
+    """
     n, k = len(points), len(centers)
+    (iterations, least_shift), has_settled = limits, False
     # `similarities` are x'c - |c|^2 / 2 of every point x and its center c.
     assignment, similarities = np.full(n, -1), np.full(n, -np.inf, points.dtype)
     has_moved = np.ones(k, bool)
@@ -96,11 +117,12 @@ def _lloyd(
             _reassign(points, centers, has_moved, is_kept, assignment, similarities, side, mesh)
         refilled = _fill_empty(points, centers, assignment, squared_norms - 2.0 * similarities)
         switched = previous != assignment
-        if not switched.any():
+        if has_settled or not switched.any():
             break
         changed = np.union1d(previous[switched & (previous >= 0)], assignment[switched])
         old_centers = centers[changed]
         _move_centers(points, centers, assignment, changed)
+        has_settled = float(np.sum((centers[changed] - old_centers) ** 2)) <= least_shift
         has_moved = np.zeros(k, bool)
         has_moved[changed] = (centers[changed] != old_centers).any(axis=1)
         has_moved[refilled] = True
@@ -150,6 +172,35 @@ def _draw_starts(
                 batch.append(int(draws[i]))
                 chosen.append(int(draws[i]))
                 now = np.where(draws == draws[i], 0, np.minimum(now, between[i]))
+
+
+def _draw_greedily(
+    points: Float[np.ndarray, "n d"],
+    squared_norms: Float[np.ndarray, "n"],
+    k: int,
+    rng: np.random.Generator,
+    trials: int,
+) -> Int[np.ndarray, "k"]:
+    """k-means++ that takes the best of several candidates for each center, as scikit-learn does."""
+    chosen = [int(rng.integers(len(points)))]
+    candidates, distances = np.array(chosen), np.full(len(points), np.inf)
+    while True:
+        between = (
+            squared_norms[candidates][:, None]
+            + squared_norms
+            - 2.0 * (points[candidates] @ points.T)
+        )
+        between = np.minimum(distances, np.maximum(between, 0))  # [trials n]
+        between[np.arange(len(candidates)), candidates] = 0
+        best = int(np.argmin(between.sum(axis=1)))
+        distances = between[best]
+        if len(candidates) > 1:
+            chosen.append(int(candidates[best]))
+        if len(chosen) == k:
+            return np.array(chosen)
+        cumulative = np.cumsum(distances)
+        candidates = np.searchsorted(cumulative, rng.random(trials) * cumulative[-1])
+        candidates = np.minimum(candidates, len(points) - 1)
 
 
 def _reassign(

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dmljax import ops
+from dmljax.retrieval import tiles
 from dmljax.retrieval.layout import Ranks
 
 __all__ = ["mean_distance_ranks"]
@@ -44,6 +45,7 @@ def mean_distance_ranks(
         )
     on_device = jnp.asarray(items, jnp.float32)
     for start in range(0, len(learners), rows):
+        tiles.check_stop()
         block = np.arange(start, min(start + rows, len(learners)))
         # The last block is filled up, so that the distances compile once.
         filled = learners[np.resize(block, min(rows, len(learners)))]

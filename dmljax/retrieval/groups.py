@@ -73,6 +73,7 @@ def ranks_outside_groups(
     height = min(len(queries), max(1, tiles.STRIP_SIZE // len(items)))
     first, last = sharding.bounds(share or (0, 1), len(queries))
     for start in range(first, last, height):
+        tiles.check_stop()
         rows = np.arange(start, min(start + height, last))
         vectors = np.zeros((height, queries.shape[1]), dtype)  # always of one size: compiled once
         vectors[: len(rows)] = queries[rows]

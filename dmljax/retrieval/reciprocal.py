@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dmljax.retrieval import tiles
+
 __all__ = ["k_reciprocal", "k_reciprocal_queries"]
 
 
@@ -17,6 +19,7 @@ def _nearest(queries: np.ndarray, references: np.ndarray, count: int, tile: int 
     norms = np.einsum("nd,nd->n", references, references)
     nearest = np.empty((len(queries), count), np.int64)
     for start in range(0, len(queries), tile):
+        tiles.check_stop()
         block = queries[start : start + tile]
         scores = norms - 2 * (block @ references.T)
         # Keep everything up to the distance of the last neighbor, so that ties are broken by index

@@ -1,6 +1,9 @@
 """Vectors on the devices in tiles of one shape, and the product of two tiles."""
 
+import contextlib
+import contextvars
 import functools
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -17,6 +20,34 @@ SLICES = 16  # a tile is folded into this many slices, so that sums run over who
 RESIDENT_BYTES = 1 << 30  # the tiles of a set of vectors up to this size stay on the devices
 BLOCKS_PER_PASS = 8  # blocks of queries that meet a tile of the gallery while it is on the devices
 STRIP_SIZE = 1 << 24  # similarities in memory at once where whole rows are sorted
+
+
+_stop_fn: contextvars.ContextVar[Callable[[], None]] = contextvars.ContextVar(
+    "stop_fn", default=lambda: None
+)
+
+
+@contextlib.contextmanager
+def stoppable(stop_fn: Callable[[], None]) -> Iterator[None]:
+    """Calls `stop_fn()` before each tile of all searches in the block; it may raise an exception.
+
+    >>> def give_up():
+    ...     raise TimeoutError("the search is ended")
+    >>> with retrieval.stoppable(give_up):  # doctest: +IGNORE_EXCEPTION_DETAIL
+    ...     retrieval.kmeans(np.ones((9, 2)), k=2)
+    Traceback (most recent call last):
+    TimeoutError: the search is ended
+    """
+    token = _stop_fn.set(stop_fn)
+    try:
+        yield
+    finally:
+        _stop_fn.reset(token)
+
+
+def check_stop() -> None:
+    """Calls the `stop_fn` of the surrounding `stoppable`."""
+    _stop_fn.get()()
 
 
 class Tile(NamedTuple):
@@ -94,6 +125,7 @@ class Tiles:
     def __getitem__(self, i: int) -> Tile:
         if not 0 <= i < len(self):
             raise IndexError(i)
+        check_stop()
         if self._resident is None:
             return self._load(i)
         if i not in self._resident:

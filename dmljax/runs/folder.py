@@ -28,6 +28,7 @@ __all__ = [
     "claimed",
     "describe_clustering",
     "describe_score",
+    "embedding",
     "load",
     "reopen",
     "score",
@@ -143,14 +144,21 @@ def _delete_results(workdir: pathlib.Path) -> None:
 
 
 def reopen(
-    workdir: str | os.PathLike, *, step: int | None = None, overrides: Sequence[str] = ()
+    workdir: str | os.PathLike,
+    *,
+    step: int | None = None,
+    overrides: Sequence[str] = (),
+    trust_modules: bool = False,
 ) -> tuple[Run, TrainState]:
     """A run and a state of it: that of `step`, or the one that its `select` chooses.
 
-    `overrides` such as '--config.dataset.root=elsewhere' change its config.
+    `overrides` such as '--config.dataset.root=elsewhere' change its config. A config in the folder
+    that names modules outside of dmljax is refused unless `trust_modules`, because importing them
+    runs their code.
     """
     workdir = pathlib.Path(workdir)
-    run = build(config_files.override(reading.config_of_run(workdir), overrides))
+    with reading.trusting_modules(trust_modules):
+        run = build(config_files.override(reading.config_of_run(workdir), overrides))
     with Checkpoints(workdir / "checkpoints", reading=True) as checkpoints:
         steps = checkpoints.steps()
         if step is None and steps and not run.selection.is_last:
@@ -177,24 +185,30 @@ def reopen(
 
 
 def load(
-    workdir: str | os.PathLike, *, step: int | None = None
+    workdir: str | os.PathLike, *, step: int | None = None, trust_modules: bool = False
 ) -> tuple[Callable, dict[str, Any], dict[str, Any]]:
     """`(embed_fn, variables, config)` of a run: `embed_fn(variables, images uint8) -> [b d]`.
 
-    Of the checkpoint that the run's `select` chose, or of that of `step`.
+    The checkpoint is the one that the run's `select` chose, or that of `step`. `trust_modules` is
+    that of `reopen`.
     """
-    run, state = reopen(workdir, step=step)
-    variables = {
-        "params": optimizers.averaged(state.params, state.opt_state),
-        "model_state": state.model_state,
-    }
+    run, state = reopen(workdir, step=step, trust_modules=trust_modules)
+    return *embedding(run, state), run.config
+
+
+def embedding(run: Run, state: TrainState) -> tuple[Callable, dict[str, Any]]:
+    """`(embed_fn, variables)` of a state: `embed_fn(variables, images uint8) -> [b d]`, compiled.
+
+    The parameters are the averaged ones, where the optimizer of the run keeps an average.
+    """
+    params = optimizers.averaged(state.params, state.opt_state)
 
     @jax.jit
     def embed_fn(variables, images):
         images = run.normalize_fn(images)
         return run.method.embed(variables["params"], variables["model_state"], images)
 
-    return embed_fn, variables, run.config
+    return embed_fn, {"params": params, "model_state": state.model_state}
 
 
 def score(
@@ -228,12 +242,12 @@ def split_of(run: Run, name: str) -> Split:
 def describe_clustering(run: Run) -> str:
     """Which clustering the scores are of; nothing if there are none."""
     options = run.evaluation
-    if not options.clustering_fns:
+    if not run.metrics.clustering_fns:
         return ""
     start = "single starts" if options.starts == 1 else f"the best of {options.starts} by inertia"
     seeds = ", ".join(str(seed) for seed in options.seeds)
     mean = f"mean over the seeds {seeds}" if len(options.seeds) > 1 else f"seed {seeds}"
-    return f"{', '.join(options.clustering_fns)}: k-means, {start}, {mean}"
+    return f"{', '.join(run.metrics.clustering_fns)}: k-means, {start}, {mean}"
 
 
 def describe_score(run: Run, state: TrainState, *, requested: bool = False) -> str:

@@ -50,7 +50,8 @@ def header(run: Run, state: TrainState) -> list[str]:
     splits.append(f"{len(run.test):,} test images of {len(run.test.names):,} classes")
     line = (
         f"{run.dataset}: {', '.join(splits)}; {parameters:,} parameters, "
-        f"pretraining: {run.pretraining}; "
+        f"pretraining: {run.pretraining}; images: {run.transform_fn.title} for training, "
+        f"{run.eval_transform_fn.title} for evaluation; "
         f"batches of {run.batch_size} on {devices}; {convolutions}"
     )
     if run.runtime.deterministic:

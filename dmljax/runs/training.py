@@ -18,7 +18,7 @@ from dmljax.train import start as start_lib
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.devices import check_determinism
 from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
-from dmljax.train.interrupts import Interrupts
+from dmljax.train.interrupts import Interrupts, Stopped
 from dmljax.train.journal import Journal, read
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
@@ -63,33 +63,48 @@ def _train_and_report(
     origin: list[str] = []
     restored = loop.restore(run, checkpoints, report, say=origin.append)
     start_step = int(restored.state.step)
-    evaluator = Evaluator(run)
     with contextlib.ExitStack() as stack:
-        is_main = jax.process_index() == 0
-        journal = Journal(workdir, step=start_step, total=run.steps, write=is_main)
+        journal = Journal(
+            workdir,
+            step=start_step,
+            total=run.steps,
+            write=jax.process_index() == 0,
+            repeats_evaluation=restored.repeats_evaluation,
+        )
         stack.callback(journal.close)
         interrupts = stack.enter_context(Interrupts(run.shards))
+        evaluator = Evaluator(run, interrupts=interrupts)
         for line in [*summary.header(run, restored.state), *origin]:
             journal.say(line)
         if start_step == 0:
-            _evaluate_untrained(run, restored.state, evaluator, journal, workdir)
+            try:
+                with interrupts.stoppable():
+                    _evaluate_untrained(run, restored.state, evaluator, journal, workdir)
+            except Stopped:
+                journal.say("stopped before step 1; the same command starts again")
+                interrupts.leave()
         host_batches = stack.enter_context(loop.batches(run, start_step))
-        state, evaluation = loop.train(
-            run,
-            restored,
-            host_batches=host_batches,
-            evaluator=evaluator,
-            checkpoints=checkpoints,
-            journal=journal,
-            interrupts=interrupts,
-            report=report,
-            workdir=workdir,
-            evaluated_fn=_Observer(run, journal, workdir),
-        )
-        if is_main:
-            _report(run, state, evaluation, workdir, evaluator, journal, report)
-            if skipped := len(host_batches.skipped):
-                journal.say(f"{skipped} training images could not be read: see above")
+        try:
+            state, evaluation = loop.train(
+                run,
+                restored,
+                host_batches=host_batches,
+                evaluator=evaluator,
+                checkpoints=checkpoints,
+                journal=journal,
+                interrupts=interrupts,
+                report=report,
+                workdir=workdir,
+                evaluated_fn=_Observer(run, journal, workdir),
+            )
+            interrupts.report(
+                lambda: _report(run, state, evaluation, workdir, evaluator, journal, report)
+            )
+        except Stopped:
+            journal.say("stopped after training, saved; the same command repeats what follows it")
+            interrupts.leave()
+        if skipped := len(host_batches.skipped):
+            journal.say(f"{skipped} training images could not be read: see above")
     return evaluation.test_scores
 
 

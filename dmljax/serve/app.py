@@ -332,7 +332,7 @@ class _Routes:
         name = request.query_params.get("id", "")
         data = None
         with self._service.use() as generation:
-            # Other files of the folder, such as those of deleted items, are not shown.
+            # Files of the folder that belong to no item, such as a deleted one, are not shown.
             if name in generation.pictures and await self._service.on_index(
                 _index(generation).contains, [name]
             ) == [True]:
@@ -402,7 +402,7 @@ def _some(index: Index, limit: int, seed: int) -> list[Any]:
     vectors = rng.normal(size=(limit, index.dimension))
     if index.similarity == "cosine":
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    else:  # of the place and the spread of the first items
+    else:  # random vectors with the mean and the deviation of the first items
         first = np.stack([item.vector for item in next(iter(index.scan(_SCANNED)))])
         vectors = first.mean(axis=0) + first.std(axis=0) * vectors
     hits = index.search(vectors, 1, allow_fewer=True)
@@ -445,7 +445,7 @@ def _list(value: Any, name: str, *, most: int, kind: Any = str) -> list[Any]:
 
 
 def _threshold(value: Any, thresholds: Mapping[str, float]) -> Any:
-    """A similarity, or that of a threshold's name; the index checks numbers."""
+    """A similarity: `value`, or the similarity of the threshold `value`. The index checks it."""
     if isinstance(value, str):
         if value not in thresholds:
             raise InvalidInput(

@@ -71,7 +71,7 @@ def _no_constant(name: str) -> NoReturn:
 def _msgpack(body: bytes) -> Any:
     try:
         return msgpack.unpackb(body, raw=False, strict_map_key=True, ext_hook=_no_extension)
-    except Exception:  # many kinds, of which some have no text
+    except Exception:  # many kinds of errors, and some have no text
         raise Refused(400, "the body is not msgpack") from None
 
 

@@ -1,7 +1,7 @@
 """The bundle and the index that requests use, and their replacement while requests run.
 
-A request holds the generation with which it began until it ends. A new generation is opened and
-compiled beside the present one, then new requests use it, and the old one is closed when its last
+A request keeps the generation with which it began. The service opens and compiles a new generation
+beside the present one. Then new requests use the new one, and the old one is closed when its last
 request ends. If the new one cannot be used, the present one stays.
 """
 
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 # another thread it would wait several times for Python's lock, which many requests keep busy.
 _SMALL_BYTES, _SMALL_SIDE, _SMALL_SECONDS = 1 << 14, 128, 1e-3
 _NO_INDEX = "no index"
-# What a stranger's bundle or index may raise while it is opened.
+# Errors that a damaged bundle or index raises while it is opened.
 _OPENING_ERRORS = (ValueError, OSError, ImportError, RuntimeError)
 
 
@@ -102,14 +102,14 @@ class Service:
         self._decoders = ThreadPoolExecutor(max(2, cores), "decode")
         self._searchers = ThreadPoolExecutor(2, "index")
         self._tasks: list[asyncio.Task] = []
-        self._reload_wish = asyncio.Event()
+        self._reload_requested = asyncio.Event()
         self._reloading = asyncio.Lock()
         self.failure: BaseException | None = None
         self.waiting_images = 0
         self._failed_signature: Any = None
 
     def _open(self, present: Generation | None) -> Generation:
-        """A generation of what is on the disk now; parts that did not change are shared."""
+        """A generation of the bundle and the index on the disk; shares what did not change."""
         settings = self.settings
         signature = _signature(settings.bundle, "manifest.json")
         if present is not None and present.model.signature == signature:
@@ -121,9 +121,9 @@ class Service:
             model = _Model(bundle, signature)
         if settings.index is None:
             return Generation(model, None, Pictures(None), _NO_INDEX)
-        place = _signature(settings.index, "index.json")
+        place = indexes.signature(settings.index)
         write = settings.allow_add or settings.allow_delete
-        # A writer keeps other writers out, so nobody else can have changed what it holds.
+        # The service is the only writer, so nobody else has changed its index.
         if write and present is not None and present.index is not None:
             same = present.index_signature == place and present.model.bundle.digest
             if same == model.bundle.digest:
@@ -152,8 +152,8 @@ class Service:
             return
         self._switch(self._first)
         self._first = None
-        # Later collections leave out what the start has made, which stays: they take milliseconds
-        # instead of a tenth of a second in which no request is answered.
+        # The objects of the start stay for ever. A collection of garbage that looks at them takes a
+        # tenth of a second, in which no request is answered; otherwise it takes milliseconds.
         gc.collect()
         gc.freeze()
         self._tasks.append(asyncio.create_task(self._watch()))
@@ -169,7 +169,7 @@ class Service:
             await asyncio.to_thread(pool.shutdown)
 
     async def _prepare(self, generation: Generation) -> None:
-        """Compiles what is not compiled, and makes the first search quick."""
+        """Compiles a new model, and searches once, so that the first request need not wait."""
         model = generation.model
         if model.batcher is None:
             await asyncio.to_thread(model.compile)
@@ -204,13 +204,13 @@ class Service:
             self._searchers.submit(index.close)
 
     def _discard(self, generation: Generation) -> None:
-        """Closes what a generation that was never used does not share with the present one."""
+        """Closes a generation that was never used, except for parts that the present one uses."""
         generation.model.generations += 1
         self._retire(generation)
 
     @contextlib.contextmanager
     def use(self) -> Iterator[Generation]:
-        """The present generation, which stays open meanwhile."""
+        """The present generation, which stays open within the block."""
         generation = self.current
         if generation is None:
             raise Refused(503, "the service is starting: the net is being compiled", retry_after=2)
@@ -222,19 +222,19 @@ class Service:
             if generation.retired and not generation.requests:
                 self._retire(generation)
 
-    def wish_reload(self) -> None:
+    def request_reload(self) -> None:
         """Looks at the bundle, the index, the pictures and the tokens now (SIGHUP)."""
-        self._reload_wish.set()
+        self._reload_requested.set()
 
     async def _watch(self) -> None:
         while True:
             asked = True
             try:
                 async with asyncio.timeout(self.settings.watch_seconds):
-                    await self._reload_wish.wait()
+                    await self._reload_requested.wait()
             except TimeoutError:
                 asked = False
-            self._reload_wish.clear()
+            self._reload_requested.clear()
             try:
                 await self.reload(asked=asked)
             except Exception as error:
@@ -274,7 +274,7 @@ class Service:
         settings = self.settings
         index = _NO_INDEX
         if settings.index is not None:
-            index = _signature(settings.index, "index.json")
+            index = indexes.signature(settings.index)
         return _signature(settings.bundle, "manifest.json"), index
 
     async def on_index(self, function: Callable[..., _T], *arguments: Any) -> _T:
@@ -328,7 +328,7 @@ class Service:
 
 
 async def _all(coroutines: list[Any]) -> list[np.ndarray]:
-    """The results of all; the first error ends the others."""
+    """The results of all coroutines; the first error cancels the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]
@@ -338,9 +338,9 @@ async def _all(coroutines: list[Any]) -> list[np.ndarray]:
 
 
 def _shortest(function: Callable[[Any], Any], argument: Any) -> float:
-    """The shortest time of three calls, and of as many more as fit into half a second, up to 30.
+    """The shortest time of 3 to 30 calls, within half a second if three calls take less.
 
-    What else the machine does while a service starts makes single calls longer.
+    Other work of the machine makes single calls longer while a service starts.
     """
     times: list[float] = []
     end = time.perf_counter() + 0.5
@@ -352,9 +352,7 @@ def _shortest(function: Callable[[Any], Any], argument: Any) -> float:
 
 
 def _signature(place: str, name: str) -> Any:
-    """What changes when the folder or the file in it is replaced; None if it is not there."""
-    if place.startswith(("postgresql://", "postgres://")):
-        return place
+    """Changes when the file `name` in the folder `place` is replaced; None if it does not exist."""
     try:
         status = (pathlib.Path(place) / name).stat()
     except OSError:
@@ -370,7 +368,7 @@ def _superseded(generation: Generation) -> bool:
 
 
 def _warm(index: indexes.Index) -> None:
-    """Reads what searches use, with a search."""
+    """Searches once, which reads the files that searches need."""
     if index.count():
         vector = np.zeros((1, index.dimension), np.float32)
         vector[0, 0] = 1

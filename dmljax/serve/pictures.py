@@ -12,13 +12,11 @@ import io
 import os
 import pathlib
 import threading
-import unicodedata
 
 from PIL import Image, ImageOps
 
-from dmljax.bundle import images
+from dmljax.bundle import collection, images
 from dmljax.bundle.preprocessing import MAX_PIXELS
-from dmljax.data import locate
 
 __all__ = ["Pictures"]
 
@@ -36,9 +34,8 @@ class Pictures:
             self._root = pathlib.Path(folder).resolve()
             if not self._root.is_dir():
                 raise FileNotFoundError(f"--images={folder} is not a folder")
-            for path in locate.image_paths(self._root):
-                relative = pathlib.Path(path).relative_to(self._root).as_posix()
-                self._paths.setdefault(unicodedata.normalize("NFC", relative), path)
+            for name, path in collection.images_below(self._root):
+                self._paths.setdefault(name, str(path))
         self._cache: collections.OrderedDict[str, bytes] = collections.OrderedDict()
         self._cached_bytes = 0
         self._lock = threading.Lock()

@@ -21,7 +21,7 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(_Transport(transport, self.loop))
         self._in_message = False  # from the end of a head to the end of the body
-        # Bytes since the parser last gave a head, a part of a body or the end of a body: those of a
+        # Bytes since the parser last gave a head, a part of a body or the end of a body: bytes of a
         # head that is not complete, empty lines before it, or trailers, which are not read.
         self._unused = 0
         self._timer: asyncio.TimerHandle | None = None

@@ -22,7 +22,7 @@ _BACKLOG = 1024
 
 
 class _Server(uvicorn.Server):
-    """Ends also when the service cannot start, and looks for changes on SIGHUP."""
+    """Also ends if the service cannot start. On SIGHUP, it looks for a new bundle and index."""
 
     def __init__(self, config: uvicorn.Config, service: Service):
         super().__init__(config)
@@ -31,7 +31,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, self._service.wish_reload)
+        loop.add_signal_handler(signal.SIGHUP, self._service.request_reload)
 
     async def on_tick(self, counter: int) -> bool:
         if self._service.failure is not None:
@@ -40,7 +40,7 @@ class _Server(uvicorn.Server):
 
 
 def run(settings: Settings) -> int:
-    """Serves until SIGTERM or SIGINT, then answers what was begun; the exit status."""
+    """Serves until SIGTERM or SIGINT, then answers the requests in progress; the exit status."""
     settings.check()
     logging.basicConfig(
         stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING
@@ -85,7 +85,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-        listening.listen(_BACKLOG)  # who reads the printed address can connect
+        listening.listen(_BACKLOG)  # before the address is printed, so that clients can connect
     except OSError as error:
         raise OSError(
             f"--host={host} --port={port} cannot be used: {error.strerror or error}"

@@ -1,10 +1,10 @@
 """A search whose points depend on the values of earlier ones: Optuna by ask and tell.
 
 The database holds points, states and held-out scores, and no test score. Every trial has a lock
-file in the folder of the study, which the kernel releases with its worker: a trial that is running
-in the database while its lock is free is adopted, and its run continues from its checkpoint. The
-sampler of a trial is seeded by the number of the trial, so that an interrupted search asks for the
-points of an uninterrupted one, and parallel workers never for the same.
+file in the folder of the study, which the kernel releases when the worker ends. A worker adopts a
+trial that the database calls running and whose lock is free, and continues its run from the
+checkpoint. The number of the trial seeds its sampler. So an interrupted search asks for the same
+points as an uninterrupted one, and parallel workers ask for different points.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from dmljax.files import locks
-from dmljax.studies import outcomes, plan, search
-from dmljax.studies.folder import StudyFolder
+from dmljax.files.result import Result
+from dmljax.studies import outcomes, plan
+from dmljax.studies.folder import Session, StudyFolder
 from dmljax.studies.plan import PlannedRun
 from dmljax.studies.study_file import Search, Study
 from dmljax.studies.worker import Worker
@@ -44,11 +45,11 @@ _AWAY = (
     sqlalchemy.exc.InterfaceError,
     optuna.exceptions.StorageInternalError,
 )
-Result = TypeVar("Result")
+Value = TypeVar("Value")
 
 
 class SeededByTrial(optuna.samplers.BaseSampler):
-    """A sampler made anew for every trial, seeded by the seed of the search and its number."""
+    """A new sampler for every trial, seeded by the seed of the search and the trial's number."""
 
     def __init__(self, make_fn: Callable[[int], optuna.samplers.BaseSampler], seed: int):
         self._make = functools.lru_cache(maxsize=4)(
@@ -77,27 +78,35 @@ def create(study: Study, folder: StudyFolder, storage: str | None) -> None:
     with folder.claimed():
         opened = _open(study, folder, storage, create=True)
         if not _patient(opened.get_trials):
-            for point in study.search.first:
-                _patient(lambda point=point: opened.enqueue_trial(dict(point)))
+            for point in _search(study).first:
+                _patient(functools.partial(opened.enqueue_trial, dict(point)))
 
 
-def _open(study: Study, folder: StudyFolder, storage: str | None, *, create: bool = False) -> Any:
-    options = study.search
+def _open(
+    study: Study, folder: StudyFolder, storage: str | None, *, create: bool = False
+) -> optuna.Study:
+    options = _search(study)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    pruner = optuna.pruners.NopPruner()
+    pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
     if options.pruner == "asha":
         pruner = optuna.pruners.SuccessiveHalvingPruner()
     sampler = SeededByTrial(lambda seed: optuna.samplers.TPESampler(seed=seed), options.seed)
     url = storage or f"sqlite:///{folder.path / _DATABASE}"
     url = url.replace("postgresql://", "postgresql+psycopg://", 1)
-    arguments = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
-    arguments |= {} if url.startswith("sqlite") else {"pool_pre_ping": True}
+    arguments: dict[str, Any] = {"pool_pre_ping": True}
+    if url.startswith("sqlite"):
+        arguments = {"connect_args": {"timeout": 60}}
 
-    def open_study() -> Any:
-        # A name in a shared database must not be that of another study.
-        name = f"{study.name}-{study.search.score}-{_digest(study)}"
+    def open_study() -> optuna.Study:
+        # Two studies in a shared database must have different names.
+        name = f"{study.name}-{options.score}-{_digest(options)}"
         backend = optuna.storages.RDBStorage(url, engine_kwargs=arguments)
-        keywords = {"study_name": name, "storage": backend, "sampler": sampler, "pruner": pruner}
+        keywords: dict[str, Any] = {
+            "study_name": name,
+            "storage": backend,
+            "sampler": sampler,
+            "pruner": pruner,
+        }
         if create:
             return optuna.create_study(direction="maximize", load_if_exists=True, **keywords)
         return optuna.load_study(**keywords)
@@ -112,8 +121,13 @@ def _open(study: Study, folder: StudyFolder, storage: str | None, *, create: boo
         ) from error
 
 
-def _digest(study: Study) -> str:
-    content = {k: v for k, v in study.search._asdict().items() if k != "trials"}
+def _search(study: Study) -> Search:
+    assert study.search is not None
+    return study.search
+
+
+def _digest(search: Search) -> str:
+    content = {k: v for k, v in search._asdict().items() if k != "trials"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -121,7 +135,7 @@ def _first_line(error: BaseException) -> str:
     return str(error.__cause__ or error).partition("\n")[0]
 
 
-def _patient(fn: Callable[[], Result], *, patience: float = _PATIENCE) -> Result:
+def _patient(fn: Callable[[], Value], *, patience: float = _PATIENCE) -> Value:
     """`fn()`, repeated while the database is away."""
     end, warned = time.monotonic() + patience, False
     while True:
@@ -139,21 +153,21 @@ def _patient(fn: Callable[[], Result], *, patience: float = _PATIENCE) -> Result
             time.sleep(_PAUSE)
 
 
-def points(session: Any) -> list[Mapping[str, Any]]:
+def points(session: Session) -> list[Mapping[str, Any]]:
     """The points of all trials, in their order."""
     opened = _open(session.study, session.folder, session.storage)
     return [trial.params for trial in _patient(opened.get_trials)]
 
 
-def is_over(session: Any) -> bool:
+def is_over(session: Session) -> bool:
     """Whether all trials are over."""
     opened = _open(session.study, session.folder, session.storage)
     trials = _patient(opened.get_trials)
     done = [trial for trial in trials if trial.state.is_finished()]
-    return len(done) >= session.study.search.trials
+    return len(done) >= _search(session.study).trials
 
 
-def best_point(session: Any) -> dict[str, Any] | None:
+def best_point(session: Session) -> dict[str, Any] | None:
     """The point of the best complete trial, the first of equals."""
     opened = _open(session.study, session.folder, session.storage)
     complete = [t for t in _patient(opened.get_trials) if t.state.name == "COMPLETE"]
@@ -161,7 +175,7 @@ def best_point(session: Any) -> dict[str, Any] | None:
     return None if best is None else dict(best.params)
 
 
-def work(session: Any, worker: Worker, *, wait: bool = True) -> None:
+def work(session: Session, worker: Worker, *, wait: bool = True) -> None:
     """One worker of a search: adopts trials of killed workers, asks for new ones, tells values."""
     study, folder = session.study, session.folder
     opened = _open(study, folder, session.storage)
@@ -169,7 +183,7 @@ def work(session: Any, worker: Worker, *, wait: bool = True) -> None:
     (folder.path / _LOCKS).mkdir(parents=True, exist_ok=True)
     while True:
         worker.check_signal()
-        with _next_trial(opened, study.search, folder) as trial:
+        with _next_trial(opened, _search(study), folder) as trial:
             if trial is not None:
                 _make(trial, opened, session, planner, worker)
                 continue
@@ -180,7 +194,9 @@ def work(session: Any, worker: Worker, *, wait: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def _next_trial(opened: Any, options: Search, folder: StudyFolder) -> Iterator[Any]:
+def _next_trial(
+    opened: optuna.Study, options: Search, folder: StudyFolder
+) -> Iterator[optuna.Trial | None]:
     """A trial whose lock this worker holds: an abandoned or a new one; None if there is none."""
     with contextlib.ExitStack() as stack:
         with locks.locked(folder.path / _ASK, wait=True):
@@ -188,13 +204,13 @@ def _next_trial(opened: Any, options: Search, folder: StudyFolder) -> Iterator[A
             trial = None
             for old in trials:
                 if old.state.name == "RUNNING" and _locked(stack, folder, old.number):
-                    trial = _patient(lambda old=old: optuna.trial.Trial(opened, old._trial_id))
+                    trial = _patient(functools.partial(optuna.Trial, opened, old._trial_id))
                     break
             asked = [t for t in trials if t.state.name != "WAITING"]
             if trial is None and len(asked) < options.trials:
                 trial = _patient(opened.ask)
                 _locked(stack, folder, trial.number)
-            if trial is not None:  # with the lock, so that no two workers sample at a time
+            if trial is not None:  # under the lock, so that two workers never sample at once
                 _patient(lambda: _sample(trial, options.space))
         yield trial
 
@@ -208,7 +224,7 @@ def _locked(stack: contextlib.ExitStack, folder: StudyFolder, number: int) -> bo
     return True
 
 
-def _sample(trial: Any, space: Mapping[str, tuple]) -> None:
+def _sample(trial: optuna.Trial, space: Mapping[str, tuple]) -> None:
     """Draws the parameters that the trial does not have yet."""
     for field, (kind, *values) in space.items():
         if kind == "choice":
@@ -219,14 +235,20 @@ def _sample(trial: Any, space: Mapping[str, tuple]) -> None:
             trial.suggest_float(field, *values, log=kind == "log")
 
 
-def _make(trial: Any, opened: Any, session: Any, planner: plan.Planner, worker: Worker) -> None:
-    """Makes the runs of a trial and tells its value: of held-out classes, and nothing else."""
+def _make(
+    trial: optuna.Trial,
+    opened: optuna.Study,
+    session: Session,
+    planner: plan.Planner,
+    worker: Worker,
+) -> None:
+    """Makes the runs of a trial, and tells the engine its held-out score and nothing else."""
     study, folder = session.study, session.folder
-    options, number = study.search, trial.number
-    row = search.row_of_trial(options, number, trial.params)
+    options, number = _search(study), trial.number
+    row = plan.row_of_trial(options, number, trial.params)
     runs = planner.runs_of([row])
     folder.extend(runs)
-    results: list[Mapping[str, Any]] = []
+    results: list[Result] = []
     for run in runs:
         watch_fn = None
         if options.pruner is not None and len(runs) == 1:
@@ -238,17 +260,17 @@ def _make(trial: Any, opened: Any, session: Any, planner: plan.Planner, worker: 
             _tell(opened, number, None, optuna.trial.TrialState.PRUNED)
             worker.say(f"{run.title}: pruned")
             return
-        if outcome.state != "finished":
+        if outcome.result is None:
             _tell(opened, number, None, optuna.trial.TrialState.FAIL)
             return
         results.append(outcome.result)
         if options.pruner is not None and len(runs) > 1:
-            value = search.trial_value(results, options.score)
+            value = outcomes.mean_score(results, options.score)
             if _report(trial, value, len(results)) and len(results) < len(runs):
                 _tell(opened, number, None, optuna.trial.TrialState.PRUNED)
                 worker.say(f"{run.title}: pruned after {len(results)} of {len(runs)} runs")
                 return
-    _tell(opened, number, search.trial_value(results, options.score), None)
+    _tell(opened, number, outcomes.mean_score(results, options.score), None)
 
 
 def _outcome(
@@ -266,8 +288,8 @@ def _outcome(
             return None
 
 
-def _should_stop(trial: Any, folder: pathlib.Path, options: Search) -> bool:
-    """Reports new evaluations of a run; whether the run is not worth its time any more."""
+def _should_stop(trial: optuna.Trial, folder: pathlib.Path, options: Search) -> bool:
+    """Reports new evaluations of a run; whether the pruner ends the run."""
     with contextlib.suppress(OSError):
         for line in (folder / "metrics.jsonl").read_text().splitlines():
             with contextlib.suppress(ValueError):
@@ -278,7 +300,7 @@ def _should_stop(trial: Any, folder: pathlib.Path, options: Search) -> bool:
     return False
 
 
-def _report(trial: Any, value: float, step: int) -> bool:
+def _report(trial: optuna.Trial, value: float, step: int) -> bool:
     """Tells the engine an intermediate value of a step once; whether to stop."""
     reported = _patient(lambda: trial.study._storage.get_trial(trial._trial_id))
     if step in reported.intermediate_values:
@@ -287,5 +309,7 @@ def _report(trial: Any, value: float, step: int) -> bool:
     return _patient(trial.should_prune)
 
 
-def _tell(opened: Any, number: int, value: float | None, state: Any) -> None:
+def _tell(
+    opened: optuna.Study, number: int, value: float | None, state: optuna.trial.TrialState | None
+) -> None:
     _patient(lambda: opened.tell(number, value, state=state, skip_if_finished=True))

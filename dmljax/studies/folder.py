@@ -6,7 +6,7 @@ import contextlib
 import json
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from dmljax.config import digests
 from dmljax.config import files as config_files
@@ -15,18 +15,14 @@ from dmljax.files.writing import write_json
 from dmljax.studies.plan import PlannedRun
 from dmljax.studies.study_file import Study
 
-__all__ = ["StudyFolder", "default_folder", "default_runs"]
+__all__ = ["Session", "StudyFolder", "default_folder"]
 
 INDEX, FORMAT = "index.json", 1
+_RUNS = pathlib.Path("runs/by_digest")  # of all studies, unless a command line names another folder
 
 
 def default_folder(study: Study) -> pathlib.Path:
     return pathlib.Path("runs/studies") / study.name
-
-
-def default_runs() -> pathlib.Path:
-    """Where the runs of all studies lie, unless a command line names another folder."""
-    return pathlib.Path("runs/by_digest")
 
 
 class StudyFolder:
@@ -41,10 +37,10 @@ class StudyFolder:
 
     @property
     def runs(self) -> pathlib.Path:
-        """The folder of the runs: that of the index, or the requested one of a new study."""
+        """The folder of the runs: the one in the index, or for a new study the requested one."""
         recorded = (self._read() or {}).get("runs")
         if recorded is None:
-            return self._requested_runs or default_runs()
+            return self._requested_runs or _RUNS
         if self._requested_runs not in (None, pathlib.Path(recorded)):
             raise ValueError(
                 f"{self.path} has its runs in {recorded}, not in {self._requested_runs}: leave out "
@@ -95,13 +91,13 @@ class StudyFolder:
                 write_json(self.path / INDEX, index, indent=1)
 
     def extend(self, runs: Iterable[PlannedRun]) -> None:
-        """Adds runs that were not known before others were finished.
+        """Adds runs that could be planned only after others were finished.
 
-        A run takes the place of one of the same row, seed and fold: more trials may have found
-        another best one.
+        A new run replaces the run of the same row, seed and fold: the best of more trials may be
+        another one.
         """
         with self.claimed():
-            index = self._read()
+            index = self._index()
             new = {_key(run._asdict()): json.loads(json.dumps(run._asdict())) for run in runs}
             planned = [new.pop(_key(run), run) for run in index["planned"]]
             index["planned"] = [*planned, *new.values()]
@@ -109,10 +105,14 @@ class StudyFolder:
 
     def planned(self) -> list[PlannedRun]:
         """The runs of the index."""
+        index = self._index()
+        return [PlannedRun(**{**run, "flags": tuple(run["flags"])}) for run in index["planned"]]
+
+    def _index(self) -> dict[str, Any]:
         index = self._read()
         if index is None:
             raise FileNotFoundError(f"{self.path} holds no study: start it by `dmljax study run`")
-        return [PlannedRun(**{**run, "flags": tuple(run["flags"])}) for run in index["planned"]]
+        return index
 
     def _read(self) -> dict[str, Any] | None:
         path = self.path / INDEX
@@ -144,7 +144,6 @@ class StudyFolder:
             for field in old["comparison"]
             if old["comparison"][field] != new["comparison"][field]
         ]
-        # An index of an earlier version has no baselines of rows.
         changes += [
             f"row {name!r}: baseline was {baseline!r} and is {new['baselines'][name]!r}"
             for name, baseline in old.get("baselines", {}).items()
@@ -161,7 +160,7 @@ class StudyFolder:
             if _key(run) not in digest_of:
                 changes.append(f"{row}: seed {run['seed']} is gone")
             elif digest_of[_key(run)] != run["digest"]:
-                changes.append(f"{row}: its data, weights or seeds are others")
+                changes.append(f"{row}: its data, weights or seeds have changed")
                 changed.add(row)
         if changes:
             raise ValueError(
@@ -171,8 +170,17 @@ class StudyFolder:
             )
 
 
+class Session(NamedTuple):
+    """A study, its folder, and the flags of the command line that all of its runs get."""
+
+    study: Study
+    folder: StudyFolder
+    words: tuple[str, ...]
+    storage: str | None = None  # of a search, such as 'postgresql+psycopg://...'
+
+
 def _comparison(study: Study) -> dict[str, Any]:
-    """What is fixed before the runs."""
+    """The fields of a study that may not change once a run exists."""
     search = None
     if study.search is not None:
         search = {k: v for k, v in study.search._asdict().items() if k != "trials"}
@@ -192,7 +200,7 @@ def _changed_rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[st
 
 
 def _additions(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Runs that were added after others were finished, and are not in a new plan."""
+    """Runs that `extend` has added, and that a plan made in advance does not have."""
     names = {*new["rows"], *(run["row"] for run in new["planned"])}
     return [run for run in old["planned"] if run["row"] not in names]
 

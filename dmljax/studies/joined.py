@@ -1,6 +1,7 @@
-"""Embeddings of all folds side by side: one embedding of k nets, scored once on the test split.
+"""Ensembles of trained nets: their embeddings side by side, scored once on the test split.
 
-A process of its own embeds, since a worker holds no device: `dmljax study join OUT.json RUN RUN`.
+The nets are all folds of one seed, or independent nets of several seeds. A worker holds no device,
+so another process embeds: `dmljax study join OUT.json RUN RUN`.
 """
 
 from __future__ import annotations
@@ -10,20 +11,41 @@ import pathlib
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
+from dmljax.files import reading
 from dmljax.files.writing import write_json
 from dmljax.studies import outcomes
+from dmljax.studies.folder import Session
+from dmljax.studies.worker import Worker
 
 __all__ = ["make_all", "read", "write"]
 
 
+class _Ensemble(NamedTuple):
+    """The nets of a row and a seed, by the digests of their runs."""
+
+    row: str
+    seed: int
+    digests: tuple[str, ...]
+
+    def file(self, session: Session) -> pathlib.Path:
+        """Where its scores are. Another set of nets has another file."""
+        name = f"{'-'.join(digest[:6] for digest in self.digests)}-seed{self.seed}.json"
+        return session.folder.path / "joined" / name
+
+
 def write(out: str, folders: Sequence[pathlib.Path], words: Sequence[str] = ()) -> None:
-    """Writes the scores of the joined unit vectors of finished runs on their common test split."""
+    """Writes the scores of an ensemble of finished runs on their common test split.
+
+    The concatenated unit vectors rank by the mean of the nets' squared distances. Scores named
+    "mean_distance/R@1" and so on rank by the mean of the distances.
+    """
     import numpy as np
 
     from dmljax.runs import folder as run_folder
     from dmljax.train import evaluation
+    from dmljax.train.ensemble_scores import mean_distance_scores
 
     blocks = []
     for folder in folders:
@@ -36,52 +58,63 @@ def write(out: str, folders: Sequence[pathlib.Path], words: Sequence[str] = ()) 
     scores = evaluation.score(
         joined,
         run.test,
-        ks=options.ks,
-        ranking_fns=options.ranking_fns,
-        clustering_fns=options.clustering_fns,
-        embedding_fns=options.embedding_fns,
+        ks=run.metrics.ks,
+        ranking_fns=run.metrics.ranking_fns,
+        clustering_fns=run.metrics.clustering_fns,
+        embedding_fns=run.metrics.embedding_fns,
         seeds=options.seeds,
         starts=options.starts,
         depth=options.depth,
     )
+    if run.test.groups is None:  # the ranking by mean distances cannot leave out groups
+        by_distance = mean_distance_scores(
+            {str(i): block for i, block in enumerate(blocks)},
+            run.test,
+            ks=run.metrics.ks,
+            ranking_fns=run.metrics.ranking_fns,
+        )
+        scores |= {f"mean_distance/{name}": value for name, value in by_distance.items()}
     write_json(out, {"runs": [folder.name for folder in folders], "scores": scores}, indent=1)
 
 
-def _file(session: Any, row: str, seed: int, digests: Sequence[str]) -> pathlib.Path:
-    """Where the scores of a row and a seed are; another set of runs has another file."""
-    name = f"{'-'.join(digest[:6] for digest in digests)}-seed{seed}.json"
-    return session.folder.path / "joined" / name
-
-
-def _groups(session: Any) -> list[tuple[str, int, list[str]]]:
-    """Rows and seeds whose folds are to be joined, with the digests of their runs."""
-    rows = {row.runs_of for row in session.study.rows if row.join_folds}
-    groups: dict[tuple[str, int], list[str]] = {}
+def _ensembles(session: Session) -> list[_Ensemble]:
+    """The ensembles of all rows whose runs are planned."""
+    study, ensembles = session.study, []
+    planned: dict[tuple[str, int], list[str]] = {}
     for run in session.folder.planned():
-        if run.row in rows:
-            groups.setdefault((run.row, run.seed), []).append(run.digest)
-    folds = session.study.folds
-    # Runs that start from others are planned late: fewer folds are another embedding.
-    return [(*key, digests) for key, digests in groups.items() if len(digests) == folds]
+        planned.setdefault((run.row, run.seed), []).append(run.digest)
+    for row in study.rows:
+        if row.runs_of is None or not row.is_joined:
+            continue
+        seeds = study.seeds_of(study.row(row.runs_of))
+        size = row.join_seeds or 1
+        for i, seed in enumerate(study.seeds if row.join_seeds else seeds):
+            members = seeds[i * size : (i + 1) * size]
+            digests = [d for member in members for d in planned.get((row.runs_of, member), ())]
+            # Runs that start from others are planned late: fewer nets are another ensemble.
+            if len(digests) == size * (study.folds or 1):
+                ensembles.append(_Ensemble(row.name, seed, tuple(digests)))
+    return ensembles
 
 
-def read(session: Any) -> dict[tuple[str, int], Mapping[str, float]]:
-    """The scores of joined embeddings by row and seed, where they exist."""
-    existing = {}
-    for row, seed, digests in _groups(session):
-        path = _file(session, row, seed, digests)
+def read(session: Session) -> dict[tuple[str, int], Mapping[str, float]]:
+    """The test scores of ensembles by row and seed, where they exist."""
+    existing: dict[tuple[str, int], Mapping[str, float]] = {}
+    for ensemble in _ensembles(session):
+        path = ensemble.file(session)
         if path.exists():
-            existing[row, seed] = json.loads(path.read_text())["scores"]
+            scores = json.loads(path.read_text())["scores"]
+            existing[ensemble.row, ensemble.seed] = {f"test/{k}": v for k, v in scores.items()}
     return existing
 
 
-def make_all(session: Any, worker: Any) -> int:
-    """Scores all joined embeddings whose runs are finished; how many could not be made."""
+def make_all(session: Session, worker: Worker) -> int:
+    """Scores all ensembles whose runs are finished; how many could not be scored."""
     failed = 0
-    for row, seed, digests in _groups(session):
+    for ensemble in _ensembles(session):
         worker.check_signal()
-        path = _file(session, row, seed, digests)
-        folders = [session.folder.run_folder(digest) for digest in digests]
+        path = ensemble.file(session)
+        folders = [session.folder.run_folder(digest) for digest in ensemble.digests]
         if any(outcomes.outcome(folder).state != "finished" for folder in folders):
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,14 +122,15 @@ def make_all(session: Any, worker: Any) -> int:
             if lock is None or path.exists():
                 continue
             words = [sys.executable, "-m", "dmljax.main", "study", "join", path, *folders]
-            words += session.words
+            words += [*session.words, *reading.trust_words()]
             done = subprocess.run(
                 list(map(str, words)), env=worker.environment, capture_output=True, text=True
             )
+        title = f"{ensemble.row}, seed {ensemble.seed}"
         if done.returncode:
             message = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            worker.say(f"{row}, seed {seed}: its folds cannot be joined: {message}")
+            worker.say(f"{title}: its nets cannot be joined: {message}")
             failed += 1
         else:
-            worker.say(f"{row}, seed {seed}: {len(folders)} folds joined")
+            worker.say(f"{title}: {len(folders)} nets joined")
     return failed

@@ -1,19 +1,20 @@
-"""What became of a run: finished, failed, running, or waiting to be made."""
+"""The state of a run: finished, failed, running, or waiting for a worker."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, NamedTuple
 
 from dmljax.files import locks
+from dmljax.files import result as results
+from dmljax.files.result import Result
 from dmljax.files.writing import write_json
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "forget_failure",
     "locked",
     "mark_failed",
+    "mean_score",
     "outcome",
 ]
 
@@ -33,12 +35,12 @@ FAILURE, KILLS, LOCK = "failure.json", "kills.json", "study.lock"
 class Outcome(NamedTuple):
     """`state` is 'finished', 'failed', 'diverged', 'running' or 'waiting'.
 
-    `result` is the content of `result.json` of a finished run; `message` says why a run failed.
+    `result` is set if the run is finished; `message` says why a run failed.
     """
 
     state: str
     message: str = ""
-    result: dict[str, Any] | None = None
+    result: Result | None = None
 
     @property
     def is_over(self) -> bool:
@@ -47,9 +49,9 @@ class Outcome(NamedTuple):
 
 def outcome(folder: pathlib.Path) -> Outcome:
     """The outcome of the run in a folder, which need not exist."""
-    result = _content(folder / "result.json")
-    if result is not None and result.get("status") == "finished":
-        digest = result["digests"]["run"]
+    result = _result(folder)
+    if result is not None and result.status == "finished":
+        digest = result.digests["run"] or ""
         if digest.startswith(folder.name):
             return Outcome("finished", result=result)
         return Outcome(
@@ -66,6 +68,22 @@ def outcome(folder: pathlib.Path) -> Outcome:
         return Outcome("waiting" if file is not None else "running")
 
 
+def mean_score(finished: Sequence[Result], score: str) -> float:
+    """The mean of a score of finished runs, such as those of one trial."""
+    values = [result.scores.get(score) for result in finished]
+    numbers = [value for value in values if value is not None]
+    if len(numbers) < len(values):
+        names = ", ".join(sorted(finished[0].scores))
+        raise ValueError(f"search.score: a trial has no {score!r}; its scores are {names}")
+    return sum(numbers) / len(numbers)
+
+
+def _result(folder: pathlib.Path) -> Result | None:
+    with contextlib.suppress(FileNotFoundError):
+        return results.read(folder)
+    return None
+
+
 def _content(path: pathlib.Path) -> dict[str, Any] | None:
     try:
         return json.loads(path.read_text())
@@ -78,7 +96,9 @@ def _content(path: pathlib.Path) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def locked(folder: pathlib.Path, *, shared: bool = False, name: str = LOCK) -> Iterator[Any]:
+def locked(
+    folder: pathlib.Path, *, shared: bool = False, name: str = LOCK
+) -> Iterator[IO[str] | None]:
     """The open lock file of a run's folder, or None while another process works on the run.
 
     A process that inherits the file holds the lock as well: the run of a worker that was killed
@@ -94,23 +114,23 @@ def locked(folder: pathlib.Path, *, shared: bool = False, name: str = LOCK) -> I
 
 
 _SECOND_LOCK = """
-import fcntl, sys
-with open(sys.argv[1], "a+") as file:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        sys.exit(7)
+import pathlib, sys
+from dmljax.files import locks
+try:
+    locks.lock(pathlib.Path(sys.argv[1]))
+except locks.Taken:
+    sys.exit(7)
 """
 
 
 def check_locks(folder: pathlib.Path) -> None:
     """Raises unless the file system of a folder keeps a second process from a locked file."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("a+", dir=folder, prefix=".lock-") as file:
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".lock-") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            words = [sys.executable, "-I", "-c", _SECOND_LOCK, file.name]
-            is_locked = subprocess.run(words, capture_output=True).returncode == 7
+            with locks.locked(pathlib.Path(file.name)):
+                words = [sys.executable, "-c", _SECOND_LOCK, file.name]
+                is_locked = subprocess.run(words, capture_output=True).returncode == 7
         except OSError:  # such as "No locks available"
             is_locked = False
     if not is_locked:
@@ -123,20 +143,20 @@ def check_locks(folder: pathlib.Path) -> None:
 
 def mark_failed(folder: pathlib.Path, message: str, *, exit_status: int) -> None:
     """Marks a run as failed, so that workers go on with others. `forget_failure` removes it."""
-    result = _content(folder / "result.json") or {}
-    status = "diverged" if result.get("status") == "diverged" else "failed"
+    result = _result(folder)
+    status = "diverged" if result is not None and result.status == "diverged" else "failed"
     content = {"status": status, "message": message, "exit_status": exit_status}
     write_json(folder / FAILURE, content | {"host": os.uname().nodename}, indent=1)
 
 
 def count_kill(folder: pathlib.Path) -> int:
-    """Counts that the process of a run was killed; how often it was."""
+    """Records that the process of a run was killed, and returns how often that happened."""
     kills = (_content(folder / KILLS) or {"kills": 0})["kills"] + 1
     write_json(folder / KILLS, {"kills": kills})
     return kills
 
 
 def forget_failure(folder: pathlib.Path) -> None:
-    """Removes the mark of a failed run, so that it is made again."""
+    """Removes the mark of a failed run, so that a worker makes it again."""
     for name in (FAILURE, KILLS):
         (folder / name).unlink(missing_ok=True)

@@ -6,11 +6,12 @@ import inspect
 import itertools
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dmljax.config import digests, fields, registry
 from dmljax.config import files as config_files
+from dmljax.files import reading
 from dmljax.hints import hint
 from dmljax.studies import space as spaces
 from dmljax.studies.outcomes import outcome
@@ -21,9 +22,11 @@ __all__ = [
     "PlannedRun",
     "Planner",
     "check_flags",
+    "check_names",
     "completed",
     "merged",
     "plain_rows",
+    "row_of_trial",
     "rows_of_search",
     "trial_name",
     "words_of",
@@ -39,10 +42,18 @@ MOVABLE = (
 )
 # Fields of a config that name a function with keywords, by the kind of the function.
 _KIND_OF = {"eval_transform": "transform", "normalize": "normalization"}
-_NAMED = ("dataset", "sampler", "transform", "eval_transform", "normalize", "net", "method")
+_NAMED: tuple[str, ...] = (
+    "dataset",
+    "sampler",
+    "transform",
+    "eval_transform",
+    "normalize",
+    "net",
+    "method",
+)
 _NAMED += ("loss", "miner", "optimizer", "schedule")
 # Their fields that are not keywords of the function.
-_OTHER_FIELDS = {"net": ("weights",), "dataset": ("image_share", "class_share")}
+OTHER_FIELDS = {"net": ("weights",), "dataset": ("image_share", "class_share", "full_epochs")}
 
 
 class PlannedRun(NamedTuple):
@@ -77,6 +88,38 @@ def check_flags(words: Sequence[str]) -> None:
             )
 
 
+def check_names(run: PlannedRun, study: Study) -> None:
+    """Refuses a run whose config file or modules the study file does not name.
+
+    The index and the database in the folder of a study may be of somebody else.
+    """
+    if reading.trust_words():
+        return
+    rows = [*study.rows, *([] if study.search is None else [study.search])]
+    typed = {text for row in rows for text in _texts([row.config, row.overrides])}
+    if study.search is not None:
+        typed.update(_texts([study.search.space, study.search.first]))
+    words = [word for word in run.flags if not word.startswith("--config.start=")]
+    overrides = config_files.override({}, words)
+    names = [run.config, *(text for text in _texts(overrides) if ":" in text)]
+    if foreign := [name for name in names if name not in typed]:
+        raise ValueError(
+            f"{run.title}: the folder of the study names {foreign[0]!r}, which the study file does "
+            "not, and it could run code: if you trust that folder, add --trust-modules"
+        )
+
+
+def _texts(content: Any) -> Iterator[str]:
+    """All text in nested dicts and lists."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, Mapping):
+        yield from _texts(list(content.values()))
+    elif isinstance(content, list | tuple):
+        for item in content:
+            yield from _texts(item)
+
+
 def merged(config: str, overrides: Mapping[str, Any], words: Sequence[str] = ()) -> dict[str, Any]:
     """The completed config of overrides and of words of the command line."""
     return fields.complete(config_files.read(config, [*flags(overrides), *words]))
@@ -93,6 +136,43 @@ def completed(title: str, row: Row | Search) -> dict[str, Any]:
     return config
 
 
+def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A completed config with the defaults of every function that it names, to compare rows.
+
+    `{"name": "triplet"}` and `{"name": "triplet", "margin": 0.05}` are equal here if the default
+    margin is 0.05.
+    """
+    content = digests.essential(dict(config))
+    for section in _NAMED:
+        if content.get(section) is not None:
+            content[section] = _with_defaults(_KIND_OF.get(section, section), content[section])
+    return content
+
+
+def _with_defaults(kind: str, spec: Any) -> Any:
+    options = dict(fields.named(spec))
+    parameters = inspect.signature(_function(kind, options["name"])).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    for name, default in defaults.items():
+        if default is not inspect.Parameter.empty:
+            options.setdefault(name, getattr(default, "__name__", default))
+    for name, value in options.items():
+        argument_kind = {**registry.ARGUMENTS, "attention": "attention"}.get(name)
+        if argument_kind is None or not isinstance(value, str | Mapping):
+            continue
+        # A method may have names of its own, such as attention='none'.
+        if fields.named(value).get("name") in registry.table(argument_kind):
+            options[name] = _with_defaults(argument_kind, value)
+    return options
+
+
+def _function(kind: str, name: str) -> Any:
+    """The function that a config names; raises, and lists the names, if there is none."""
+    if ":" in name or name not in registry.table(kind):
+        return registry.resolve(kind, name)
+    return registry.table(kind)[name]
+
+
 def check_field(field: str, config: Mapping[str, Any]) -> None:
     """Raises unless a config has the field, or the function that it names has the keyword."""
     section, _, leaf = field.partition(".")
@@ -102,13 +182,9 @@ def check_field(field: str, config: Mapping[str, Any]) -> None:
     spec = fields.named(config[section])
     if spec is None:
         raise ValueError(f"{field}: {section} is None and has no fields")
-    kind = _KIND_OF.get(section, section)
-    names = {"name", *_OTHER_FIELDS.get(section, ())}
+    names = {"name", *OTHER_FIELDS.get(section, ())}
     name = spec["name"]
-    function = registry.resolve(kind, name) if ":" in name else registry.table(kind).get(name)
-    if function is None:
-        registry.resolve(kind, name)  # raises, and lists the names
-    parameters = inspect.signature(function).parameters
+    parameters = inspect.signature(_function(_KIND_OF.get(section, section), name)).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     names |= {n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
@@ -130,16 +206,30 @@ def check_rows(study: Study) -> dict[str, dict[str, Any]]:
         config = configs[row.name] = completed(f"row {row.name!r}", row)
         _check_scores(study, row.name, config)
         start = row.start_from and (row.start_from, config["carried"])
-        content = json.dumps([digests.essential(config), start, row.seeds], sort_keys=True)
+        content = _comparable([resolved(config), start, row.seeds])
         if (other := rows_by_content.setdefault(content, row.name)) != row.name:
             raise ValueError(
-                f"the rows {other!r} and {row.name!r} have one config: remove one, or change it"
+                f"the rows {other!r} and {row.name!r} have the same config: remove one of them, "
+                "or change it"
             )
     if study.search is not None:
         base = completed("search.row", study.search)
         for field, range_ in study.search.space.items():
             _check_range(field, range_, study.search, base)
     return configs
+
+
+def _comparable(value: Any) -> str:
+    """Text that is the same for equal values: 1 and 1.0, a list and a tuple."""
+
+    def plain(x: Any) -> Any:
+        if isinstance(x, Mapping):
+            return {key: plain(item) for key, item in x.items()}
+        if isinstance(x, list | tuple):
+            return [plain(item) for item in x]
+        return float(x) if isinstance(x, int) and not isinstance(x, bool) else x
+
+    return json.dumps(plain(value), sort_keys=True, default=repr)
 
 
 def _check_range(field: str, range_: tuple, search: Search, base: Mapping[str, Any]) -> None:
@@ -200,9 +290,10 @@ class Planner:
             after = start.digest
             overrides["start"] = str(self._runs / after)
         words = flags(overrides)
+        run = PlannedRun(row.name, seed, fold, row.config, tuple(words), "", after)
+        check_names(run, self._study)  # a point of a search is from its database
         config = config_files.read(row.config, [*words, *words_of(self._words, after)])
-        digest = self._digest(config)[:DIGITS]
-        return PlannedRun(row.name, seed, fold, row.config, tuple(words), digest, after)
+        return run._replace(digest=self._digest(config)[:DIGITS])
 
     def _digest(self, config: dict[str, Any]) -> str:
         from dmljax.config import build  # here: it imports jax
@@ -227,12 +318,15 @@ def trial_name(number: int) -> str:
     return f"trial {number:04}"
 
 
+def row_of_trial(search: Search, number: int, point: Mapping[str, Any]) -> Row:
+    """A trial as a row: the overrides of the search, and its point."""
+    overrides = {**search.overrides, **point}
+    return Row(trial_name(number), search.config, overrides, seeds=search.seeds)
+
+
 def rows_of_search(search: Search, points: Sequence[Mapping[str, Any]]) -> list[Row]:
     """The trials at points as rows."""
-    return [
-        Row(trial_name(i), search.config, {**search.overrides, **values}, seeds=search.seeds)
-        for i, values in enumerate(points)
-    ]
+    return [row_of_trial(search, i, point) for i, point in enumerate(points)]
 
 
 def enumerated_points(search: Search) -> list[dict[str, Any]]:

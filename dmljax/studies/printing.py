@@ -96,22 +96,33 @@ def _published(value: float | str | None) -> str:
     return "" if value is None else str(value)
 
 
+def _size(value: float | str | None) -> str:
+    """A number of parameters or of operations: '12.0 M', '7.46 G'."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    power, unit = next((p, u) for p, u in ((1e9, " G"), (1e6, " M"), (1, "")) if abs(value) >= p)
+    return f"{value / power:.3g}{unit}" if unit else f"{value:,.0f}"
+
+
 def grids(table: Table, *, spread: str = "interval") -> list[tuple[str, list[list[str]]]]:
     """The scores, and the differences if there is a baseline: a title and cells, header first.
 
     Text between ** is bold: a difference that is resolved after Holm's adjustment.
     """
     study = table.study
-    published = [s for s in study.scores if any(s in row.published for row in table.rows)]
-    header = ["row", *study.scores, *(f"published {s}" for s in published), "runs"]
+    names = (*study.columns, *study.scores)
+    published = [name for name in names if any(name in row.published for row in table.rows)]
+    header = ["row", *names, *(f"published {name}" for name in published), "runs"]
     body = []
     for row in table.rows:
-        cells = []
+        cells = [_size(row.sizes.get(name, "-")) for name in study.columns]
         for score in study.scores:
             text = cell_text(row, row.cells[score], spread=spread)
             comparison = row.comparisons.get(score)
             cells.append(f"**{text}**" if comparison and comparison.is_better else text)
-        cells += [_published(row.published.get(s)) for s in published]
+        for name in published:
+            text_fn = _size if name in study.columns else _published
+            cells.append(text_fn(row.published.get(name)))
         body.append([row.name, *cells, _runs(row)])
     result = [(caption(table, spread), [header, *body])]
     if any(row.comparisons for row in table.rows):
@@ -122,10 +133,10 @@ def grids(table: Table, *, spread: str = "interval") -> list[tuple[str, list[lis
         }
         baselines = {row.name: study.row(row.name).baseline for row in table.rows}
         compared = {name: baseline for name, baseline in baselines.items() if baseline is not None}
-        names = set(compared.values())
-        is_common = len(names) == 1
+        others = sorted(set(compared.values()))
+        is_common = len(others) == 1
         title = (
-            f"Differences{f' to {names.pop()}' if is_common else ''} ({tests[study.test]}; "
+            f"Differences{f' to {others[0]}' if is_common else ''} ({tests[study.test or '']}; "
             f"{100 * LEVEL:.0f} % interval, p-value adjusted by Holm)"
         )
         body = []
@@ -145,8 +156,13 @@ def grids(table: Table, *, spread: str = "interval") -> list[tuple[str, list[lis
 
 
 def footer(table: Table) -> list[str]:
-    """What may be concluded, which runs failed, and where the numbers come from."""
+    """What the numbers allow to conclude, which runs failed, and where the numbers come from."""
     lines = list(table.notes)
+    if table.study.columns:
+        lines.append(
+            "parameters: of the net that embeds, without the loss; flops: its multiply-adds for "
+            "one test image."
+        )
     if any(row.failures for row in table.rows):
         lines.append("‡: the mean of the runs that finished; others failed.")
         lines += [f"Failed: {failure}" for row in table.rows for failure in row.failures]

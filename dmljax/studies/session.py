@@ -1,25 +1,24 @@
-"""What `dmljax study` does: plan a study, make its runs, show its table."""
+"""The verbs of `dmljax study`: plan a study, make its runs, show its table."""
 
 from __future__ import annotations
 
+import json
 import pathlib
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from dmljax.files import reading
 from dmljax.files.writing import write_text
 from dmljax.hints import hint
-from dmljax.studies import outcomes, page, plan, printing, search, study_file, table
-from dmljax.studies.folder import StudyFolder, default_folder
+from dmljax.studies import joined, outcomes, page, plan, printing, search, sizes, study_file, table
+from dmljax.studies.folder import Session, StudyFolder, default_folder
 from dmljax.studies.plan import PlannedRun
 from dmljax.studies.study_file import Study
 from dmljax.studies.table import Table
 from dmljax.studies.worker import Worker, command
 
 __all__ = [
-    "Session",
     "array_line",
     "check_only",
     "describe",
@@ -32,15 +31,6 @@ __all__ = [
     "work",
     "write_tables",
 ]
-
-
-class Session(NamedTuple):
-    """A study, its folder, and the flags of the command line that all of its runs get."""
-
-    study: Study
-    folder: StudyFolder
-    words: tuple[str, ...]
-    storage: str | None = None  # of a search, such as 'postgresql+psycopg://...'
 
 
 def open_session(
@@ -62,7 +52,7 @@ def open_session(
 
 
 def prepare(session: Session, *, only: Sequence[str] = (), write: bool = True) -> list[PlannedRun]:
-    """Checks every row and plans all runs that are known now; with `write`, into the index.
+    """Checks every row and plans all runs that are known now; `write` records them in the index.
 
     Returns the runs of the rows `only`, or all runs. A wrong name of a row writes nothing.
     """
@@ -82,6 +72,8 @@ def prepare(session: Session, *, only: Sequence[str] = (), write: bool = True) -
             from dmljax.studies import engine
 
             engine.create(study, folder, session.storage)
+        if study.columns:
+            sizes.ensure(session)
     return chosen
 
 
@@ -99,7 +91,7 @@ def selected(runs: Sequence[PlannedRun], only: Sequence[str], study: Study) -> l
 
 
 def _needed(only: Sequence[str], study: Study) -> set[str]:
-    """The rows `only`, those that they start from, and those whose runs they read."""
+    """The rows `only`, with the rows that they start from or whose runs they read."""
     needed = set(only)
     for _ in study.rows:
         needed |= {r.start_from for r in study.rows if r.name in needed and r.start_from}
@@ -132,9 +124,9 @@ def work(
     study, folder = session.study, session.folder
     worker = Worker(
         folder,
+        study,
         words=session.words,
         environment=environment,
-        scores=study.scores,
         wait=wait,
         say=say or _say,
     )
@@ -145,23 +137,23 @@ def work(
         if only:
             best = [row for row in best if row.name in _needed(only, study)]
         if study.search is None or (only and not best):
-            return failed + _join(session, worker)
+            return failed + joined.make_all(session, worker)
         if not study.search.enumerated and not only:
             from dmljax.studies import engine
 
             engine.work(session, worker, wait=wait)
         if not best or not (wait or search.is_over(session)):
-            return failed + _join(session, worker)
-        overrides = search.winner(session)
+            return failed + joined.make_all(session, worker)
+        overrides = search.best_overrides(session)
         rows = [row._replace(overrides={**row.overrides, **overrides}) for row in best]
         planner = plan.Planner(study, folder.runs, session.words)
         runs = planner.runs_of(rows)
         folder.extend(runs)
-        return failed + worker.make_all(runs) + _join(session, worker)
+        return failed + worker.make_all(runs) + joined.make_all(session, worker)
 
 
 def _make_started(session: Session, worker: Worker, only: Sequence[str]) -> int:
-    """Makes the runs that start from finished ones, which may start others in turn."""
+    """Makes the runs that start from finished ones; others may start from these in turn."""
     study, folder, failed = session.study, session.folder, 0
     if not any(row.start_from for row in study.rows):
         return 0
@@ -177,21 +169,12 @@ def _make_started(session: Session, worker: Worker, only: Sequence[str]) -> int:
         digests |= {run.digest for run in runs}
 
 
-def _join(session: Session, worker: Worker) -> int:
-    """Scores the joined embeddings of the folds of rows that ask for it."""
-    if not any(row.join_folds for row in session.study.rows):
-        return 0
-    from dmljax.studies import joined
-
-    return joined.make_all(session, worker)
-
-
 def _say(text: str) -> None:
     print(text, flush=True)
 
 
 def describe(session: Session, runs: Sequence[PlannedRun]) -> str:
-    """All runs with their folders, states and commands, of which none is made."""
+    """All runs with their folders, states and commands, without making any."""
     lines = []
     for run in runs:
         folder = session.folder.run_folder(run.digest)
@@ -207,16 +190,20 @@ def describe(session: Session, runs: Sequence[PlannedRun]) -> str:
 
 
 def make_table(session: Session) -> Table:
-    """The table of what is finished now."""
-    from dmljax.studies import joined
-
+    """The table of the runs that are finished now."""
     folder = session.folder
-    runs = []
+    runs, lines = [], {}
     for run in folder.planned():
         path = folder.run_folder(run.digest)
+        if session.study.curves and (path / "metrics.jsonl").exists():
+            lines[run.digest] = [
+                json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()
+            ]
         config = reading.config_of_run(path) if (path / "config.json").exists() else None
         runs.append((run, outcomes.outcome(path), config))
-    return table.make(session.study, runs, joined=joined.read(session))
+    return table.make(
+        session.study, runs, joined=joined.read(session), sizes=sizes.read(session), lines=lines
+    )
 
 
 def text_of(made: Table, format_: str, *, spread: str = "interval") -> str:

@@ -1,4 +1,4 @@
-"""A study file as typed data: which runs, and how they will be compared. Imports no jax."""
+"""A study file as typed data: the runs, and how they are compared. Imports no jax."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dmljax.config.files import function_of_file
@@ -15,31 +16,12 @@ from dmljax.hints import hint
 from dmljax.recipes.arguments import parse
 from dmljax.studies import space as spaces
 
-__all__ = ["TESTS", "Row", "Search", "Study", "flags", "read", "score_key"]
+__all__ = ["COLUMNS", "TESTS", "Row", "Search", "Study", "flags", "read", "score_key"]
 
 TESTS = ("welch", "paired", "folds")
+COLUMNS = ("parameters", "flops")
 METHODS = ("random", "sobol", "grid", "tpe")
 FROM_SEARCH = "from search"
-_FIELDS = {
-    "title": "",
-    "base": None,
-    "argument": "",
-    "all": {},
-    "rows": None,
-    "seeds": 1,
-    "folds": None,
-    "select": None,
-    "baseline": None,
-    "test": None,
-    "scores": None,
-    "less_is_better": (),
-    "collapsed": {},
-    "published": {},
-    "published_from": "",
-    "search": None,
-}
-_ROW_FIELDS = ("base", "argument", "start_from", "runs_of", "choose", "join_folds", "seeds")
-_ROW_FIELDS += ("baseline",)
 _SEARCH_FIELDS: dict[str, Any] = {
     "space": None,
     "method": "random",
@@ -59,10 +41,10 @@ class Row(NamedTuple):
 
     * `config` is what `--config=` takes; `overrides` are fields of the config by their paths.
     * `start_from` names the row whose run of the same seed is the start of the training.
-    * `runs_of` names another row whose runs this row reads instead of having its own: with another
-      rule that chooses the step (`choose`), or with the embeddings of all folds side by side
-      (`join_folds`).
-    * `from_search`: the overrides are those of the best trial of the search.
+    * `runs_of` names another row whose runs this row reads, instead of having runs of its own: by
+      another rule that chooses the step (`choose`), or as ensembles whose embeddings are placed
+      side by side: of all folds of a seed (`join_folds`), or of `join_seeds` seeds each.
+    * `from_search`: the best trial of the search gives further overrides.
     * `baseline` names the row that this one is compared with; None compares it with none.
     """
 
@@ -73,9 +55,14 @@ class Row(NamedTuple):
     runs_of: str | None = None
     choose: str | None = None
     join_folds: bool = False
+    join_seeds: int | None = None
     from_search: bool = False
     seeds: tuple[int, ...] | None = None
     baseline: str | None = None
+
+    @property
+    def is_joined(self) -> bool:
+        return self.join_folds or self.join_seeds is not None
 
 
 class Search(NamedTuple):
@@ -99,30 +86,44 @@ class Search(NamedTuple):
 
 
 class Study(NamedTuple):
-    """A study: `rows` x `seeds` x `folds` runs, `test` fixed before any of them."""
+    """A study of `rows` x `seeds` x `folds` runs. Fields with a default are those of the file.
+
+    * `select` is the score that chooses the step, and `test` compares rows with their baselines.
+    * `scores` and `columns` are columns of the table; `columns` are sizes of the nets. `curves` are
+      metrics of the training, such as terms of the loss, that the page plots.
+    * `less_is_better` lists scores, and `collapsed` has the limits below which a run is counted.
+    """
 
     name: str
     source: str
-    title: str
-    rows: tuple[Row, ...]
-    seeds: tuple[int, ...]
-    folds: int | None
-    select: str | None
-    baseline: str | None
-    test: str | None
-    scores: tuple[str, ...]
-    less_is_better: tuple[str, ...]
-    collapsed: Mapping[str, float]
-    published: Mapping[str, Mapping[str, float | str]]
-    published_from: str
-    search: Search | None
     digest: str
+    rows: tuple[Row, ...]
+    title: str = ""
+    seeds: tuple[int, ...] = (0,)
+    folds: int | None = None
+    select: str | None = None
+    baseline: str | None = None
+    test: str | None = None
+    scores: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    curves: tuple[str, ...] = ()
+    less_is_better: tuple[str, ...] = ()
+    collapsed: Mapping[str, float] = types.MappingProxyType({})
+    published: Mapping[str, Mapping[str, float | str]] = types.MappingProxyType({})
+    published_from: str = ""
+    search: Search | None = None
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)
 
     def seeds_of(self, row: Row) -> tuple[int, ...]:
         return self.seeds if row.seeds is None else row.seeds
+
+
+# What a file may set; the first four make the rows.
+_FIELDS: dict[str, Any] = {"base": None, "argument": "", "all": {}, "rows": None}
+_FIELDS |= Study._field_defaults | {"seeds": 1}
+_ROW_FIELDS = ("start_from", "runs_of", "choose", "join_folds", "join_seeds", "baseline")
 
 
 def read(name: str) -> Study:
@@ -174,46 +175,46 @@ def _study(content: Any, name: str, source: str, folder: pathlib.Path) -> Study:
         return _row(row_name, options, base, argument, common, folder, fields["baseline"])
 
     rows = [row_of(row_name, options) for row_name, options in fields["rows"].items()]
-    names = [row.name for row in rows]
     for row in rows:
         _check_references(row, rows)
-    seeds = _seeds("seeds", fields["seeds"])
-    folds = fields["folds"]
-    if folds is not None and (not isinstance(folds, int) or folds < 2):
-        raise ValueError(f"folds must be 2 or more, or None, not {folds!r}")
-    for row in rows:
-        if row.join_folds and folds is None:
-            raise ValueError(f"row {row.name!r}: join_folds needs folds of the study, such as 4")
-    select = fields["select"]
-    if select is not None:
-        rows = [row._replace(overrides={"select": select, **row.overrides}) for row in rows]
-    _check_comparison(fields, rows, folds)
-    search = None
-    if fields["search"] is not None:
-        search = _search(fields["search"], row_of, select, seeds, folds)
-    if any(row.from_search for row in rows) and search is None:
-        raise ValueError("a row is 'from search', and the study has no search")
-    scores = fields["scores"]
-    if not isinstance(scores, list | tuple) or not scores:
+    fields["seeds"] = _seeds("seeds", fields["seeds"])
+    for name_list in ("scores", "columns", "curves", "less_is_better"):
+        fields[name_list] = _names(name_list, fields[name_list])
+    if not fields["scores"]:
         raise ValueError("scores lists the columns of the table, such as ('R@1', 'MAP@R')")
-    return Study(
+    if (folds := fields["folds"]) is not None and (not isinstance(folds, int) or folds < 2):
+        raise ValueError(f"folds must be 2 or more, or None, not {folds!r}")
+    if (select := fields["select"]) is not None:
+        rows = [row._replace(overrides={"select": select, **row.overrides}) for row in rows]
+    if fields["search"] is not None:
+        fields["search"] = _search(fields["search"], row_of, select, fields["seeds"])
+    elif any(row.from_search for row in rows):
+        raise ValueError("a row is 'from search', and the study has no search")
+    study = Study(
+        **{k: v for k, v in fields.items() if k in Study._fields and k not in ("rows", "title")},
         name=name,
         source=source,
         title=fields["title"] or name,
         rows=tuple(rows),
-        seeds=seeds,
-        folds=folds,
-        select=select,
-        baseline=fields["baseline"],
-        test=fields["test"],
-        scores=tuple(scores),
-        less_is_better=_less_is_better(fields["less_is_better"], scores),
-        collapsed=fields["collapsed"],
-        published=_published(fields, names),
-        published_from=fields["published_from"],
-        search=search,
         digest=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
     )
+    names = [row.name for row in rows]
+    _check_known("columns: there is no", study.columns, COLUMNS)
+    _check_known("less_is_better: there is no column", study.less_is_better, study.scores)
+    _check_known("published: there is no row", study.published, names)
+    if study.published and not study.published_from:
+        raise ValueError("published needs published_from: the source, its runs and its rule")
+    _check_known("baseline: there is no row", [study.baseline] if study.baseline else [], names)
+    for row in rows:
+        _check_joined(row, study)
+    _check_comparison(study)
+    return study
+
+
+def _check_known(message: str, names: Iterable[str], existing: Iterable[str]) -> None:
+    for name in names:
+        if name not in existing:
+            raise ValueError(f"{message} {name!r}{hint(str(name), existing)}")
 
 
 def _checked(title: str, content: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,36 +229,36 @@ def _checked(title: str, content: Any, defaults: Mapping[str, Any]) -> dict[str,
 def _row(
     name: str,
     options: Any,
-    base: str,
+    study_base: str,
     argument: str,
     common: Mapping,
     folder: pathlib.Path,
     baseline: str | None,
 ) -> Row:
-    baseline = None if name == baseline else baseline
+    base, baseline = study_base, None if name == baseline else baseline
     if options == FROM_SEARCH:
         config = _config(base, argument, folder)
         return Row(name, config, dict(common), from_search=True, baseline=baseline)
     if not isinstance(options, Mapping):
         raise TypeError(f"row {name!r} is a dict of fields, not {options!r}")
     options = dict(options)
+    base, own_words = options.pop("base", base), options.pop("argument", "")
+    has_config = bool(own_words) or base != study_base
     reserved = {field: options.pop(field) for field in _ROW_FIELDS if field in options}
-    words = ",".join(filter(None, [argument, reserved.get("argument", "")]))
+    if "seeds" in options:
+        reserved["seeds"] = _seeds("seeds", options.pop("seeds"))
     row = Row(
         name=name,
-        config=_config(reserved.get("base", base), words, folder),
+        config=_config(base, ",".join(filter(None, [argument, own_words])), folder),
         overrides={**common, **_overrides(f"row {name!r}", options)},
-        start_from=reserved.get("start_from"),
-        runs_of=reserved.get("runs_of"),
-        choose=reserved.get("choose"),
-        join_folds=reserved.get("join_folds", False),
-        seeds=None if "seeds" not in reserved else _seeds("seeds", reserved["seeds"]),
-        baseline=reserved.get("baseline", baseline),
+        **{"baseline": baseline, **reserved},
     )
-    if row.runs_of is not None and (options or {"argument", "base", "start_from"} & set(reserved)):
+    if row.runs_of is not None and (options or has_config or row.start_from is not None):
         raise ValueError(f"row {name!r} has the runs of {row.runs_of!r}, so no fields of its own")
-    if (row.choose or row.join_folds) and row.runs_of is None:
-        raise ValueError(f"row {name!r}: choose and join_folds need runs_of, the name of a row")
+    if (row.choose or row.is_joined) and row.runs_of is None:
+        raise ValueError(
+            f"row {name!r}: choose, join_folds and join_seeds need runs_of, the name of a row"
+        )
     return row
 
 
@@ -303,21 +304,33 @@ def _check_references(row: Row, rows: Sequence[Row]) -> None:
         visited.add(origin.name)
 
 
-def _check_comparison(fields: Mapping[str, Any], rows: Sequence[Row], folds: int | None) -> None:
-    names, test = [row.name for row in rows], fields["test"]
-    if fields["baseline"] is not None and fields["baseline"] not in names:
+def _check_joined(row: Row, study: Study) -> None:
+    if row.join_folds and study.folds is None:
+        raise ValueError(f"row {row.name!r}: join_folds needs folds of the study, such as 4")
+    count = row.join_seeds
+    if count is None:
+        return
+    if study.folds is not None or row.join_folds or row.choose:
+        raise ValueError(f"row {row.name!r}: join_seeds excludes folds, join_folds and choose")
+    if not isinstance(count, int) or count < 2:
+        raise ValueError(f"row {row.name!r}: join_seeds is 2 nets or more, not {count!r}")
+    available = len(study.seeds_of(study.row(row.runs_of or "")))
+    needed = count * len(study.seeds)
+    if available < needed:
         raise ValueError(
-            f"baseline: there is no row {fields['baseline']!r}"
-            f"{hint(str(fields['baseline']), names)}"
+            f"row {row.name!r}: {len(study.seeds)} ensembles of {count} nets need {needed} seeds "
+            f"of {row.runs_of!r}, which has {available}"
         )
-    for row in rows:
-        others = [name for name in names if name != row.name]
-        if row.baseline is not None and row.baseline not in others:
-            raise ValueError(
-                f"row {row.name!r}: baseline names no other row {row.baseline!r}"
-                f"{hint(str(row.baseline), others)}"
-            )
-    if fields["baseline"] is None and all(row.baseline is None for row in rows):
+
+
+def _check_comparison(study: Study) -> None:
+    names, test = [row.name for row in study.rows], study.test
+    for row in study.rows:
+        if row.baseline is not None:
+            others = [name for name in names if name != row.name]
+            message = f"row {row.name!r}: baseline names no other row"
+            _check_known(message, [row.baseline], others)
+    if study.baseline is None and all(row.baseline is None for row in study.rows):
         if test is not None:
             raise ValueError(f"test={test!r} needs a baseline, one of {', '.join(names)}")
         return
@@ -327,43 +340,27 @@ def _check_comparison(fields: Mapping[str, Any], rows: Sequence[Row], folds: int
             "from 5 seeds on, 'folds' for scores of held-out folds"
         )
     if test == "folds":
-        if folds is None:
+        if study.folds is None:
             raise ValueError("test='folds' needs folds, such as 4")
-        other = [s for s in fields["scores"] or () if not s.startswith("val/")]
+        other = [score for score in study.scores if not score.startswith("val/")]
         if other:
             raise ValueError(
                 f"test='folds' compares scores of held-out folds, such as 'val/{other[0]}', and "
-                f"{other[0]!r} is of the test classes: choose 'paired' or 'welch'"
+                f"{other[0]!r} is a score of the test classes: choose 'paired' or 'welch'"
             )
 
 
-def _less_is_better(names: Any, scores: Sequence[str]) -> tuple[str, ...]:
-    if not isinstance(names, list | tuple):
-        raise TypeError(f"less_is_better lists scores, such as ('class_deviation',), not {names!r}")
-    for name in names:
-        if name not in scores:
-            raise ValueError(f"less_is_better: {name!r} is no column{hint(str(name), scores)}")
-    return tuple(names)
+def _names(field: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise TypeError(f"{field} is a list of names, not {value!r}")
+    return tuple(value)
 
 
-def _published(fields: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    published = fields["published"]
-    for row in published:
-        if row not in names:
-            raise ValueError(f"published: there is no row {row!r}{hint(row, names)}")
-    if published and not fields["published_from"]:
-        raise ValueError("published needs published_from: the source, its runs and its rule")
-    return {row: dict(values) for row, values in published.items()}
-
-
-def _search(
-    content: Any, row_of: Callable, select: str | None, seeds: Sequence[int], folds: int | None
-) -> Search:
+def _search(content: Any, row_of: Callable, select: str | None, seeds: Sequence[int]) -> Search:
     fields = _checked("search", content, _SEARCH_FIELDS)
     space = spaces.checked(fields["space"])
     method, trials = fields["method"], fields["trials"]
-    if method not in METHODS:
-        raise ValueError(f"search.method: there is no {method!r}{hint(str(method), METHODS)}")
+    _check_known("search.method: there is no", [method], METHODS)
     if method == "grid":
         trials = spaces.grid_size(space) if trials is None else trials
     if not isinstance(trials, int) or trials < 1:

@@ -1,4 +1,4 @@
-"""Outcomes as a table: means, intervals, differences to the baseline, and what they allow to say.
+"""Outcomes as a table: means, intervals, differences to the baseline, and conclusions.
 
 Everything here is plain numbers; `printing` and `page` print them. Values are in percent.
 """
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dmljax import metrics
+from dmljax.files.result import Result
 from dmljax.metrics import Difference, Estimate
 from dmljax.studies.outcomes import Outcome
 from dmljax.studies.plan import PlannedRun
@@ -64,11 +65,12 @@ class Comparison(NamedTuple):
 
 
 class TableRow(NamedTuple):
-    """`planned` runs, of which `finished` count, `failures` failed, and others are not made yet.
+    """One row of the table.
 
-    Of those, `without_start` cannot be made, because the run that they start from failed.
-
+    `finished` counts finished runs among the `planned` ones, and `failures` says why runs failed.
+    `without_start` counts runs that cannot start, because the run that they start from failed.
     `test_chosen`: test scores had a part in choosing the step, out of `candidates` evaluations.
+    `sizes` are the values of the study's `columns`.
     """
 
     name: str
@@ -84,18 +86,23 @@ class TableRow(NamedTuple):
     collapsed: int | None
     published: Mapping[str, float | str]
     comparisons: Mapping[str, Comparison]
+    sizes: Mapping[str, int]
 
     @property
     def is_complete(self) -> bool:
         return self.finished == self.planned
 
 
+Curve = list[tuple[int, float]]  # steps and values
+
+
 class Table(NamedTuple):
     study: Study
     rows: tuple[TableRow, ...]
-    notes: tuple[str, ...]  # what may be concluded
+    notes: tuple[str, ...]  # what the numbers allow to conclude
     provenance: tuple[str, ...]
     raw: tuple[dict[str, Any], ...]  # one for every run
+    curves: Mapping[str, Mapping[str, Curve]]  # by metric and row
 
     @property
     def per_fold(self) -> bool:
@@ -108,17 +115,30 @@ class _Run(NamedTuple):
     config: Mapping[str, Any] | None  # of the run folder
 
 
+_Unit = tuple[int, int | None]  # seed and fold
+_Scores = Mapping[str, float | None]
+
+
 def make(
     study: Study,
     runs: Iterable[tuple[PlannedRun, Outcome, Mapping[str, Any] | None]],
     *,
     joined: Mapping[tuple[str, int], Mapping[str, float]] | None = None,
+    sizes: Mapping[str, Mapping[str, int]] | None = None,
+    lines: Mapping[str, Sequence[Mapping[str, float]]] | None = None,
 ) -> Table:
-    """The table of a study. `joined`: scores of the joined embeddings of all folds of a row."""
+    """The table of a study.
+
+    `joined` are the scores of ensembles by row and seed, `sizes` the values of `columns` by row,
+    and `lines` those of `metrics.jsonl` by the digest of the run.
+    """
     by_row: dict[str, list[_Run]] = {}
     for run in runs:
         by_row.setdefault(run[0].row, []).append(_Run(*run))
-    rows = [_row(study, row, by_row, joined or {}) for row in study.rows]
+    rows = [
+        _row(study, row, by_row, joined or {}, (sizes or {}).get(row.name, {}))
+        for row in study.rows
+    ]
     rows = _compared(study, rows)
     return Table(
         study=study,
@@ -126,72 +146,90 @@ def make(
         notes=tuple(_notes(study, rows)),
         provenance=tuple(_provenance(study, by_row)),
         raw=tuple(_raw(study, by_row)),
+        curves={name: _curves(name, study, by_row, lines or {}) for name in study.curves},
     )
 
 
+def _curves(
+    metric: str,
+    study: Study,
+    by_row: Mapping[str, Sequence[_Run]],
+    lines: Mapping[str, Sequence[Mapping[str, float]]],
+) -> dict[str, Curve]:
+    """The mean of a metric over the finished runs of every row, at the steps that all have."""
+    curves = {}
+    for row in study.rows:
+        runs = [r for r in by_row.get(row.name, ()) if r.outcome.result is not None]
+        values = [
+            {
+                line["step"]: line[metric]
+                for line in lines.get(r.planned.digest, ())
+                if metric in line
+            }
+            for r in runs
+        ]
+        steps = sorted(set.intersection(*map(set, values))) if values else []
+        if steps:
+            curves[row.name] = [
+                (int(step), float(np.mean([run[step] for run in values]))) for step in steps
+            ]
+    return curves
+
+
 def chosen_scores(
-    result: Mapping[str, Any], rule: str | None, *, reloads: bool = False
-) -> tuple[dict[str, float], bool, int]:
+    result: Result, rule: str | None, *, reloads: bool = False
+) -> tuple[_Scores, bool, int]:
     """The scores of a run by a rule; whether it reads test scores; the number of candidates.
 
     `rule` is None for the choice of the run itself, 'last', or a score such as 'val/MAP@R', whose
     first best evaluation is taken. A run that `reloads` its best step by test scores has read them,
     whatever the rule.
     """
-    chosen = result["chosen"]
+    chosen = result.chosen
+    assert chosen is not None, "only finished runs have scores"
     if rule is None:
-        return result["scores"], chosen["uses_test"], chosen["candidates"]
-    has_read_test = reloads and chosen["uses_test"]
-    evaluations = [e for e in result["evaluations"] if e["step"]]
+        return result.scores, chosen.uses_test, chosen.candidates
+    has_read_test = reloads and chosen.uses_test
+    evaluations = [e for e in result.evaluations if e.step]
     if rule == "last":
-        return evaluations[-1]["scores"], has_read_test, 1
+        return evaluations[-1].scores, has_read_test, 1
     key = score_key(rule)
-    scored = [e for e in evaluations if e["scores"].get(key) is not None]
+    values = [(e.scores.get(key), e) for e in evaluations]
+    scored = [(value, e) for value, e in values if value is not None]
     if not scored:
-        names = sorted({name for e in evaluations for name in e["scores"]})
+        names = sorted({name for e in evaluations for name in e.scores})
         raise ValueError(f"choose={rule!r}: no evaluation has this score; they have {names}")
     sign = -1 if key.rpartition("/")[2] in metrics.LESS_IS_BETTER else 1
-    best = max(scored, key=lambda e: (sign * e["scores"][key], -e["step"]))
-    return best["scores"], has_read_test or key.startswith("test/"), len(scored)
+    _, best = max(scored, key=lambda pair: (sign * pair[0], -pair[1].step))
+    return best.scores, has_read_test or key.startswith("test/"), len(scored)
 
 
 def _row(
     study: Study,
     row: Row,
     by_row: Mapping[str, list[_Run]],
-    joined: Mapping[tuple[str, int], Mapping[str, float]],
+    joined: Mapping[tuple[str, int], _Scores],
+    sizes: Mapping[str, int],
 ) -> TableRow:
     runs = by_row.get(row.runs_of or row.name, [])
     origin = study.row(row.runs_of) if row.runs_of else row
     folds = study.folds or 1
-    units = folds if study.test == "folds" and not row.join_folds else 1
     planned = len(study.seeds_of(origin)) * folds
-    finished = [run for run in runs if run.outcome.state == "finished"]
+    finished = [(run, run.outcome.result) for run in runs if run.outcome.result is not None]
     picked = {
         (run.planned.seed, run.planned.fold): chosen_scores(
-            run.outcome.result,
-            row.choose,
-            reloads=bool((run.config or {}).get("reload_best_at")),
+            result, row.choose, reloads=bool((run.config or {}).get("reload_best_at"))
         )
-        for run in finished
+        for run, result in finished
     }
+    scores_of: dict[_Unit, _Scores] = {unit: scores for unit, (scores, _, _) in picked.items()}
+    if row.is_joined:
+        scores_of = {(seed, None): x for (name, seed), x in joined.items() if name == row.name}
     cells = {}
     for score in study.scores:
-        if row.join_folds:
-            of_seed = {
-                (s, None): joined[row.runs_of, s]
-                for s in study.seeds_of(origin)
-                if (row.runs_of, s) in joined
-            }
-        else:
-            of_seed = {key: scores for key, (scores, _, _) in picked.items()}
-        key = score_key(score)
-        values = {
-            unit: 100 * scores[key]
-            for unit, scores in of_seed.items()
-            if scores.get(key) is not None
-        }
-        if study.folds and units == 1 and not row.join_folds:
+        numbers = {unit: scores.get(score_key(score)) for unit, scores in scores_of.items()}
+        values = {unit: 100 * value for unit, value in numbers.items() if value is not None}
+        if study.folds and study.test != "folds" and not row.is_joined:
             values = _means_over_folds(values, study.folds)
         values = dict(sorted(values.items()))
         estimate = metrics.student_interval(list(values.values())) if values else None
@@ -200,7 +238,6 @@ def _row(
     for score, limit in study.collapsed.items():
         lower = [x for x in picked.values() if (x[0].get(score_key(score)) or 0) < limit]
         collapsed = (collapsed or 0) + len(lower)
-    sentences = (run.outcome.result["chosen"] for run in finished)
     return TableRow(
         name=row.name,
         cells=cells,
@@ -215,16 +252,13 @@ def _row(
         without_start=_without_start(study, origin, by_row),
         test_chosen=any(uses_test for _, uses_test, _ in picked.values()),
         candidates=max((count for _, _, count in picked.values()), default=0),
-        rules=tuple(
-            sorted(
-                {row.choose}
-                if row.choose
-                else {f"{c['split']}/{c['score']}".replace("None/None", "last") for c in sentences}
-            )
-        ),
+        rules=(row.choose,)
+        if row.choose
+        else tuple(sorted({result.chosen.rule for _, result in finished if result.chosen})),
         collapsed=collapsed,
         published=study.published.get(row.name, {}),
         comparisons={},
+        sizes=sizes,
     )
 
 
@@ -234,7 +268,7 @@ def _without_start(study: Study, row: Row, by_row: Mapping[str, Sequence[_Run]])
     The digest of such a run would contain the step that its start has chosen.
     """
     planned = {(run.planned.seed, run.planned.fold) for run in by_row.get(row.name, [])}
-    failed: set[tuple[int, int | None]] = set()
+    failed: set[_Unit] = set()
     source = row
     while source.start_from is not None:
         source = study.row(source.start_from)
@@ -246,10 +280,8 @@ def _without_start(study: Study, row: Row, by_row: Mapping[str, Sequence[_Run]])
     return sum(seed in study.seeds_of(row) for seed, _ in failed - planned)
 
 
-def _means_over_folds(
-    values: Mapping[tuple[int, int | None], float], folds: int
-) -> dict[tuple[int, int | None], float]:
-    """The mean over folds of every seed of which all folds are finished."""
+def _means_over_folds(values: Mapping[_Unit, float], folds: int) -> dict[_Unit, float]:
+    """For each seed whose folds are all finished, the mean over its folds."""
     seeds: dict[int, list[float]] = {}
     for (seed, _), value in values.items():
         seeds.setdefault(seed, []).append(value)
@@ -295,7 +327,7 @@ def _difference(study: Study, score: str, cell: Cell, other: Cell) -> Comparison
     elif len(shared) < 2:
         return None
     elif study.test == "folds":
-        difference = metrics.fold_difference(a, b, test_per_train=1 / (study.folds - 1))
+        difference = metrics.fold_difference(a, b, test_per_train=1 / ((study.folds or 2) - 1))
     else:
         difference = metrics.paired_difference(a, b)
     return Comparison(difference, difference.p, wins, len(shared), less)
@@ -377,14 +409,14 @@ def _notes(study: Study, rows: Sequence[TableRow]) -> Iterable[str]:
 
 
 def _provenance(study: Study, by_row: Mapping[str, Sequence[_Run]]) -> Iterable[str]:
-    runs = [r for some in by_row.values() for r in some if r.outcome.state == "finished"]
-    results = [run.outcome.result for run in runs]
+    runs = [run for some in by_row.values() for run in some if run.outcome.result is not None]
+    results = [run.outcome.result for run in runs if run.outcome.result is not None]
     configs = [run.config for run in runs if run.config]
     yield f"Study {study.source}, digest {study.digest[:12]}; {len(runs)} finished runs."
     if not runs:
         return
     parts = [
-        ("steps", {f"{r['steps']:,}" for r in results}),
+        ("steps", {f"{r.steps:,}" for r in results}),
         ("sampler", {_spec(c["sampler"]) for c in configs}),
         ("evaluated images", {_spec(c["eval_transform"]) for c in configs}),
         (
@@ -394,13 +426,17 @@ def _provenance(study: Study, by_row: Mapping[str, Sequence[_Run]]) -> Iterable[
         ("k-means", {_clustering(c["evaluate"]) for c in configs}),
     ]
     yield "; ".join(f"{name}: {_some(values)}" for name, values in parts if values) + "."
-    data = {f"{r['digests']['data'][:12]} ({_counts(r['data'])})" for r in results}
-    weights = {f"{r['pretraining'] or 'none'}" + _digest_of(r) for r in results}
+    data = {f"{_short(r.digests['data'])} ({_counts(r.data)})" for r in results}
+    weights = {
+        (r.pretraining or "none")
+        + (f" ({_short(digest)})" if (digest := r.digests.get("weights")) else "")
+        for r in results
+    }
     yield f"Data: {_some(data)}. Pretraining: {_some(weights)}."
-    code = {_code(r["code"]) for r in results}
-    devices = {f"{r['devices']['count']} x {r['devices']['kind']}" for r in results}
-    versions = {f"jax {r['versions'].get('jax')}" for r in results}
-    hours = sum(r["wall_seconds"] for r in results) / 3600
+    code = {_code(r.code) for r in results}
+    devices = {f"{r.devices['count']} x {r.devices['kind']}" for r in results}
+    versions = {f"jax {r.versions.get('jax')}" for r in results}
+    hours = sum(r.wall_seconds for r in results) / 3600
     yield (
         f"Code: {_some(code)}, {_some(versions)}; devices: {_some(devices)}; "
         f"{hours:.1f} hours of runs."
@@ -433,9 +469,8 @@ def _counts(data: Mapping[str, Mapping[str, int]]) -> str:
     )
 
 
-def _digest_of(result: Mapping[str, Any]) -> str:
-    weights = result["digests"].get("weights")
-    return f" ({weights[:12]})" if weights else ""
+def _short(digest: str | None) -> str:
+    return (digest or "")[:12]
 
 
 def _code(code: Mapping[str, Any] | None) -> str:
@@ -445,7 +480,7 @@ def _code(code: Mapping[str, Any] | None) -> str:
 
 
 def _raw(study: Study, by_row: Mapping[str, Sequence[_Run]]) -> Iterable[dict[str, Any]]:
-    """One line for every run: what it was, what became of it, and all of its scores."""
+    """One line for every run: what it is, its state, and all of its scores."""
     rows = {row.name for row in study.rows}
     for name, runs in by_row.items():
         for run in sorted(runs, key=lambda r: (r.planned.seed, r.planned.fold or 0)):
@@ -458,18 +493,16 @@ def _raw(study: Study, by_row: Mapping[str, Sequence[_Run]]) -> Iterable[dict[st
                 "state": outcome.state,
                 "message": outcome.message,
             }
-            if outcome.result is not None:
-                chosen, scores = outcome.result["chosen"], outcome.result["scores"]
-                if name not in rows:  # a trial: the best of many, so its test scores say nothing
+            if outcome.result is not None and (chosen := outcome.result.chosen) is not None:
+                scores = outcome.result.scores
+                if name not in rows:  # a trial is the best of many, so its test scores are biased
                     scores = {k: v for k, v in scores.items() if not k.startswith("test/")}
                 line |= {
-                    "step": chosen["step"],
-                    "rule": "last"
-                    if chosen["score"] is None
-                    else f"{chosen['split']}/{chosen['score']}",
-                    "test_chosen": chosen["uses_test"],
-                    "candidates": chosen["candidates"],
-                    "wall_seconds": round(outcome.result["wall_seconds"], 1),
+                    "step": chosen.step,
+                    "rule": chosen.rule,
+                    "test_chosen": chosen.uses_test,
+                    "candidates": chosen.candidates,
+                    "wall_seconds": round(outcome.result.wall_seconds, 1),
                     **scores,
                 }
             yield line

@@ -1,9 +1,9 @@
 """The loop that makes the runs of a study. Any number of processes may run it, on any host.
 
 A worker takes the next run that is not over, locks its folder, and starts the ordinary command
-line in a process of its own. Other workers skip a locked run. The process of the run inherits the
-lock: if the worker is killed, the run goes on; if both are killed, the next worker continues the
-run from its checkpoint.
+line in another process. Other workers skip a locked run. The process of the run inherits the lock:
+if the worker is killed, the run goes on; if both are killed, the next worker continues the run from
+its checkpoint.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
+from dmljax.files import reading
+from dmljax.files.result import Result
 from dmljax.studies import outcomes
 from dmljax.studies.folder import StudyFolder
-from dmljax.studies.plan import PlannedRun, words_of
-from dmljax.studies.study_file import score_key
+from dmljax.studies.plan import PlannedRun, check_names, words_of
+from dmljax.studies.study_file import Study, score_key
 
 __all__ = ["Stopped", "Worker", "command", "duration"]
 
@@ -51,7 +53,8 @@ class _Ended(NamedTuple):
 def command(run: PlannedRun, folder: pathlib.Path, words: Sequence[str] = ()) -> list[str]:
     """The command line of a run; `words` are flags that cannot change its result."""
     head = [sys.executable, "-m", "dmljax.main", "train", f"--config={run.config}"]
-    return [*head, *run.flags, *words_of(words, run.after), f"--workdir={folder}"]
+    words = [*words_of(words, run.after), *reading.trust_words()]
+    return [*head, *run.flags, *words, f"--workdir={folder}"]
 
 
 class Worker:
@@ -59,25 +62,25 @@ class Worker:
 
     * `words`: flags of every run, such as where the data lies.
     * `environment`: variables of every run, such as the devices of this worker.
-    * `scores`: the scores that are reported when a run is finished.
+    * `study`: what its runs may import, and the scores that are reported when one is finished.
     """
 
     def __init__(
         self,
         folder: StudyFolder,
+        study: Study,
         *,
         words: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
-        scores: Sequence[str] = (),
         wait: bool = True,
         say: Callable[[str], None] = print,
     ):
-        self._folder, self._runs = folder, folder.runs
-        self._words, self._scores, self._wait, self.say = tuple(words), scores, wait, say
+        self._folder, self._runs, self._study = folder, folder.runs, study
+        self._words, self._wait, self.say = tuple(words), wait, say
         self.environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen | None = None
         self._signal = 0
-        self.was_stopped = False  # the last run, by its `watch_fn`
+        self.was_stopped = False  # whether `watch_fn` ended the last run
 
     @contextlib.contextmanager
     def handling_signals(self) -> Iterator[None]:
@@ -92,19 +95,19 @@ class Worker:
 
     def _handle(self, number: int, frame: Any) -> None:
         self._signal = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-        if self._process is not None:
-            self.stop_run()
+        self.stop_run()
 
     def stop_run(self) -> None:
         """Asks the current run to save and end."""
-        with contextlib.suppress(ProcessLookupError):
-            # Also for Ctrl-C: before its handlers are set, Python can lose a KeyboardInterrupt.
-            self._process.send_signal(signal.SIGTERM)
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                # For Ctrl-C too: before its handlers are set, Python can lose a KeyboardInterrupt.
+                self._process.send_signal(signal.SIGTERM)
 
     def make_all(self, runs: Iterable[PlannedRun]) -> int:
-        """Makes all runs that nobody else makes, and waits for those of others; how many failed.
+        """Makes all runs that no other worker makes; how many failed.
 
-        With `wait=False`, runs of other workers are left to them.
+        Waits for the runs of other workers, unless `wait=False`.
         """
         runs, pause, waiting_for = list(runs), _FIRST_PAUSE, -1
         while True:
@@ -140,10 +143,11 @@ class Worker:
     def attempt(
         self, run: PlannedRun, *, place: str = "", watch_fn: Callable[[], bool] | None = None
     ) -> bool:
-        """Makes a run unless another worker does or it must wait; whether anything happened.
+        """Makes a run unless another worker makes it or it must wait; whether the state changed.
 
         `watch_fn()` is called while the run lasts; once it returns True, the run is stopped.
         """
+        check_names(run, self._study)
         folder = self._runs / run.digest
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -152,7 +156,7 @@ class Worker:
                     return False
                 if outcomes.outcome(folder).is_over:
                     return True
-                if run.after is not None and not self._has_start(run, folder):
+                if not self._has_start(run, folder):
                     return False
                 self._make(run, folder, lock, place, watch_fn)
                 return True
@@ -162,7 +166,9 @@ class Worker:
             raise OSError(_full_disk(folder, error.strerror)) from error
 
     def _has_start(self, run: PlannedRun, folder: pathlib.Path) -> bool:
-        """Whether the run that this one starts from is finished; marks this one if it failed."""
+        """Whether a run may start; marks it as failed if the run that it starts from failed."""
+        if run.after is None:
+            return True
         start = outcomes.outcome(self._runs / run.after)
         if start.is_over and start.state != "finished":
             outcomes.mark_failed(
@@ -174,7 +180,7 @@ class Worker:
         self,
         run: PlannedRun,
         folder: pathlib.Path,
-        lock: Any,
+        lock: IO[str],
         place: str,
         watch_fn: Callable[[], bool] | None,
     ) -> None:
@@ -185,7 +191,7 @@ class Worker:
             if reason in ended.message:
                 raise OSError(_full_disk(folder, reason))
         state = outcomes.outcome(folder)
-        if ended.status == 0 and state.state == "finished":
+        if ended.status == 0 and state.result is not None:
             self.say(f"{head}: {self._shown(state.result)}, {duration(ended.seconds)}")
         elif ended.status == 0 and state.is_over:
             self.say(f"{head}: failed: {state.message}")
@@ -211,7 +217,7 @@ class Worker:
         self,
         run: PlannedRun,
         folder: pathlib.Path,
-        lock: Any,
+        lock: IO[str],
         watch_fn: Callable[[], bool] | None,
     ) -> _Ended:
         """Runs the command; stdout goes to `output.txt`, stderr follows when the run has ended."""
@@ -220,7 +226,7 @@ class Worker:
         with _in_memory() as errors, (folder / "output.txt").open("a") as output:
             output.write(f"$ {shlex.join(words)}\n")
             output.flush()
-            self._process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -231,7 +237,7 @@ class Worker:
             )
             if self._signal:
                 self.stop_run()
-            status = self._wait_for(watch_fn)
+            status = self._wait_for(process, watch_fn)
             self._process = None
             errors.seek(0)
             text = errors.read().decode(errors="replace")
@@ -241,28 +247,28 @@ class Worker:
         message = lines[-1].removeprefix("error: ") if lines else ""
         return _Ended(status, message, time.perf_counter() - start)
 
-    def _wait_for(self, watch_fn: Callable[[], bool] | None) -> int:
-        if watch_fn is None:
-            return self._process.wait()
+    def _wait_for(
+        self, process: subprocess.Popen[bytes], watch_fn: Callable[[], bool] | None
+    ) -> int:
         while True:
             try:
-                return self._process.wait(timeout=0.5)
+                return process.wait(timeout=None if watch_fn is None else 0.5)
             except subprocess.TimeoutExpired:
-                if watch_fn():
+                if watch_fn is not None and watch_fn():
                     self.stop_run()
-                    return self._process.wait()
+                    return process.wait()
 
     def check_signal(self) -> None:
         """Raises `Stopped` if this process was told to stop."""
         if self._signal:
             raise Stopped(128 + self._signal)
 
-    def _shown(self, result: Mapping[str, Any]) -> str:
-        values = [(score, result["scores"].get(score_key(score))) for score in self._scores[:3]]
+    def _shown(self, result: Result) -> str:
+        values = [(score, result.scores.get(score_key(score))) for score in self._study.scores[:3]]
         return ", ".join(f"{s} {100 * v:.1f}" for s, v in values if v is not None) or "finished"
 
 
-def _in_memory() -> Any:
+def _in_memory() -> IO[bytes]:
     """A file in memory, where the system has such files."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("stderr"), "w+b")

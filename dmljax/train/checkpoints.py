@@ -71,13 +71,25 @@ class Checkpoints:
         """Finished checkpoints, oldest first."""
         return sorted(int(p.name) for p in self.folder.iterdir() if p.name.isdecimal())
 
-    def save(self, state: TrainState, run: dict[str, Any], *, score: float | None = None) -> None:
-        """Starts to save in the background. Does nothing if the step is saved already."""
+    def save(
+        self,
+        state: TrainState,
+        run: dict[str, Any],
+        *,
+        score: float | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        """Starts to save in the background.
+
+        A step that is saved already is saved again only with `overwrite`.
+        """
         step = int(state.step)
-        if step == self._last:
+        if step == self._last and not overwrite:
             return
         self._last = step
         self.wait()
+        if overwrite and jax.process_index() == 0:
+            (self._sums / f"{step}.json").unlink(missing_ok=True)
         items = {
             "params": state.params,
             "train": _train_item(state),
@@ -88,7 +100,7 @@ class Checkpoints:
         notes = {"run": json.dumps(run), "score": metrics and metrics["score"]}
         with self._writing(step):
             self._checkpointer.save_checkpointables_async(
-                step, items, metrics=metrics, custom_metadata=notes
+                step, items, metrics=metrics, custom_metadata=notes, overwrite=overwrite
             )
         self._pending.append(step)
 

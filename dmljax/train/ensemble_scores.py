@@ -25,18 +25,11 @@ def mean_distance_scores(
     Queries and gallery are those of the split. Images that could not be read are left out.
     """
     learners = np.stack(list(parts.values()), axis=1)  # [n m d]
-    readable = np.isfinite(learners).all(axis=(1, 2))
-    query = readable if split.query is None else readable & split.query
-    search = {}
-    items = int(query.sum()) - 1
-    if split.gallery is not None:
-        gallery = readable & split.gallery
-        search = {"gallery": learners[gallery], "gallery_labels": split.labels[gallery]}
-        items = int(gallery.sum())
-    score_fns = {f"R@{k}": partial(metrics.recall_at_k, k=k) for k in ks if k <= items}
+    search = split.search(learners)
+    score_fns = {f"R@{k}": partial(metrics.recall_at_k, k=k) for k in ks if k <= search.candidates}
     score_fns |= ranking_fns
     values: dict[str, list[np.ndarray]] = {name: [] for name in score_fns}
-    for block in retrieval.mean_distance_ranks(learners[query], split.labels[query], **search):
+    for block in retrieval.mean_distance_ranks(search.embeddings, search.labels, **search.options):
         for name, score_fn in score_fns.items():
             values[name].append(np.asarray(score_fn(block.ranks)))
     return {

@@ -14,11 +14,12 @@ import numpy as np
 
 from dmljax import metrics, retrieval
 from dmljax.data import pipeline
-from dmljax.data.splits import Split
+from dmljax.data.splits import Search, Split
 from dmljax.methods.base import Inspect
 from dmljax.train import hosts, optimizers
 from dmljax.train.devices import Shardings, prefetch, with_rows
 from dmljax.train.ensemble_scores import mean_distance_scores
+from dmljax.train.interrupts import Interrupts
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
@@ -41,13 +42,17 @@ def embed(
     workers: int = 0,
     unreadable: str = "raise",
     skipped: collections.Counter[str] | None = None,
+    interrupts: Interrupts | None = None,
 ) -> Any:
     """`embed_fn(images)` of every image of a split, in order, as float32 numpy arrays.
 
     `embed_fn` receives batches of one size, uint8 on the devices, and returns an array `[b ...]` or
     a tree of them. With `unreadable='skip'`, rows of images that cannot be read are NaN. Such
-    images are counted in `skipped`; a name that it already contains is not logged again.
+    images are counted in `skipped`; a name that it already contains is not logged again. After a
+    signal, `interrupts` end the embedding between two batches.
     """
+    if interrupts is not None:
+        interrupts.agree()
     with pipeline.evaluation(
         split,
         transform_fn=transform_fn,
@@ -63,7 +68,12 @@ def embed(
         results = None
         for batch in prefetch(batches, shards.rows):
             outputs = embed_fn(batch["images"])
-            outputs, where, rows = _fetch((outputs, batch["where"], batch["indices"]), shards)
+            signal = None if interrupts is None else interrupts.row()
+            outputs, where, rows, signal = _fetch(
+                (outputs, batch["where"], batch["indices"], signal), shards
+            )
+            if interrupts is not None:
+                interrupts.agree_by_row(signal)
             if not all(np.isfinite(x[where]).all() for x in jax.tree.leaves(outputs)):
                 raise FloatingPointError(
                     "embeddings are not finite: the parameters of the net are not, or the images "
@@ -101,46 +111,49 @@ def score(
     embedding_fns: Mapping[str, Callable] = types.MappingProxyType({}),
     seeds: Sequence[int] = (0, 1, 2),
     starts: int = 1,
+    kmeans_options: Mapping[str, Any] = types.MappingProxyType({}),
     depth: int | str | None = None,
     devices: Sequence[Any] | None = None,
-    shared: bool = False,
+    sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> dict[str, float]:
     """Retrieval scores by the split's protocol of queries and gallery, clustering of all images.
 
-    With `shared`, every process must call this, and ranks a part of the queries; the scores of
-    single queries are gathered.
+    With `sum_fn`, such as `hosts.summed`, every process must call this, and ranks a part of the
+    queries; the scores of single queries are gathered.
 
     Images that could not be read (rows of NaN) are left out, and counted in 'unreadable'. `ks` for
     which there are too few images are left out. `embedding_fns` are functions of (embeddings,
     labels). With `depth`, a number or 'max_bin_count' (the most positives that a query has), mAP
     and MRR are also computed of rankings that are cut there.
     """
-    readable = np.isfinite(embeddings).all(axis=1)
-    query = readable if split.query is None else readable & split.query
-    gallery = None if split.gallery is None else readable & split.gallery
+    search = split.search(embeddings)
     if depth is not None:
-        ranking_fns = {**ranking_fns, **_cut(depth, split.labels, query, gallery)}
-    search: dict[str, Any] = {"devices": devices, "metric_fns": ranking_fns}
-    items = int(query.sum()) - 1 if gallery is None else int(gallery.sum())
-    search["ks"] = ([k for k in ks if k <= items] or [1]) if ks else []
-    if gallery is not None:
-        search |= {"gallery": embeddings[gallery], "gallery_labels": split.labels[gallery]}
-    if shared and jax.process_count() > 1:
-        share = jax.process_index(), jax.process_count()
-        search |= {"share": share, "sum_fn": hosts.summed}
-    if split.groups is not None:
-        search["groups"] = split.groups[query]
-        if gallery is not None:
-            search["gallery_groups"] = split.groups[gallery]
-    scores = metrics.retrieval(embeddings[query], split.labels[query], **search)
-    points, labels = embeddings[readable], split.labels[readable]
+        ranking_fns = {**ranking_fns, **_cut(depth, search)}
+    options = dict(search.options)
+    if sum_fn is not None and jax.process_count() > 1:
+        options |= {"share": (jax.process_index(), jax.process_count()), "sum_fn": sum_fn}
+    scores = metrics.retrieval(
+        search.embeddings,
+        search.labels,
+        ks=([k for k in ks if k <= search.candidates] or [1]) if ks else [],
+        metric_fns=ranking_fns,
+        devices=devices,
+        **options,
+    )
+    points, labels = embeddings[search.readable], split.labels[search.readable]
     if clustering_fns:
         scores |= metrics.clustering(
-            points, labels, metric_fns=clustering_fns, seeds=seeds, starts=starts, devices=devices
+            points,
+            labels,
+            metric_fns=clustering_fns,
+            seeds=seeds,
+            starts=starts,
+            devices=devices,
+            **kmeans_options,
         )
     for name, embedding_fn in embedding_fns.items():
         scores[name] = _number(name, embedding_fn(points, labels))
-    if missing := int((~readable).sum()):
+    if missing := int((~search.readable).sum()):
         scores["unreadable"] = missing
     return scores
 
@@ -157,15 +170,12 @@ def cut_names(depth: int | str | None) -> tuple[str, ...]:
     return () if depth is None else (f"mAP@{depth}", f"MRR@{depth}")
 
 
-def _cut(
-    depth: int | str, labels: np.ndarray, query: np.ndarray, gallery: np.ndarray | None
-) -> dict[str, Callable]:
+def _cut(depth: int | str, search: Search) -> dict[str, Callable]:
     """The functions of ranks that cut at `depth`, by their names."""
     k = depth
     if isinstance(depth, str):
-        counts = np.bincount(labels[query if gallery is None else gallery], minlength=1)
-        counts = counts[labels[query][labels[query] < len(counts)]]
-        k = max(1, int(counts.max(initial=0)) - (gallery is None))
+        counts = np.bincount(search.item_labels, minlength=search.labels.max(initial=0) + 1)
+        k = max(1, int(counts[search.labels].max(initial=0)) - search.within)
     functions = (metrics.map_at_k, metrics.reciprocal_rank_at_k)
     return {
         name: functools.partial(function, k=k)
@@ -207,10 +217,14 @@ class Evaluation(NamedTuple):
 
 
 class Evaluator:
-    """Embeds and scores splits with the options of a run; compiles the embedding function once."""
+    """Embeds and scores splits with the options of a run; compiles the embedding function once.
 
-    def __init__(self, run: Run):
-        self._run = run
+    With `interrupts`, a signal ends embedding and scoring early, inside of `interrupts.stoppable`.
+    """
+
+    def __init__(self, run: Run, *, interrupts: Interrupts | None = None):
+        self._run, self._interrupts = run, interrupts
+        self._sum_fn = hosts.summed if interrupts is None else interrupts.summed
         self._inspect = run.method.inspect or Inspect()
         self._skipped: collections.Counter[str] = collections.Counter()
         # Decoded images by the `id` of their split: splits do not compare by content.
@@ -270,7 +284,7 @@ class Evaluator:
         if size > _MAX_PIXELS or len(split) > _MAX_PIXEL_IMAGES:
             return None
         pixels = self._embed(lambda images: images.reshape(len(images), -1), split)
-        return score(pixels, split, ks=(1,), clustering_fns={}, shared=True)
+        return score(pixels, split, ks=(1,), clustering_fns={}, sum_fn=self._sum_fn)
 
     def scores(
         self,
@@ -281,20 +295,23 @@ class Evaluator:
         clustering: bool = True,
     ) -> dict[str, float]:
         """All scores of these embeddings that the config asks for."""
-        options = self._run.evaluation
+        options, run_metrics = self._run.evaluation, self._run.metrics
         main = embeddings[MAIN]
         scores = score(
             main,
             split,
-            ks=options.ks,
-            ranking_fns=options.ranking_fns,
-            clustering_fns=options.clustering_fns if clustering else {},
-            embedding_fns=options.embedding_fns,
+            ks=run_metrics.ks,
+            ranking_fns=run_metrics.ranking_fns,
+            clustering_fns=run_metrics.clustering_fns if clustering else {},
+            embedding_fns=run_metrics.embedding_fns,
             seeds=options.seeds,
             starts=options.starts,
+            kmeans_options=(
+                metrics.SCIKIT_LEARN_KMEANS if options.kmeans == "scikit_learn" else {}
+            ),
             depth=options.depth,
             devices=self._run.shards.mesh.local_devices,
-            shared=True,
+            sum_fn=self._sum_fn,
         )
         scores |= self._part_scores(embeddings, split)
         if options.refine:
@@ -302,18 +319,18 @@ class Evaluator:
             values = score(
                 refined,
                 split,
-                ks=options.ks,
-                ranking_fns=options.ranking_fns,
+                ks=run_metrics.ks,
+                ranking_fns=run_metrics.ranking_fns,
                 clustering_fns={},
-                shared=True,
+                sum_fn=self._sum_fn,
             )
             scores |= {f"refined/{name}": value for name, value in values.items()}
         if options.mean_distance:
             values = mean_distance_scores(
                 {name: x for name, x in embeddings.items() if name != MAIN},
                 split,
-                ks=options.ks,
-                ranking_fns=options.ranking_fns,
+                ks=run_metrics.ks,
+                ranking_fns=run_metrics.ranking_fns,
             )
             scores |= {f"mean_distance/{name}": value for name, value in values.items()}
         if options.knn and set(split.names) & set(self._run.train.names):
@@ -322,12 +339,12 @@ class Evaluator:
 
     def _part_scores(self, embeddings: dict[str, np.ndarray], split: Split) -> dict[str, float]:
         """R@K of every part, such as a learner of an ensemble; of several parts also the mean."""
-        ks = self._run.evaluation.ks or (1,)
+        ks = self._run.metrics.ks or (1,)
         recalls = {}
         for name, embedding in embeddings.items():
             if name != MAIN:
                 values = score(
-                    embedding, split, ks=ks, ranking_fns={}, clustering_fns={}, shared=True
+                    embedding, split, ks=ks, ranking_fns={}, clustering_fns={}, sum_fn=self._sum_fn
                 )
                 recalls[name] = {k: v for k, v in values.items() if k.startswith("R@")}
         scores = {f"{part}/{k}": v for part, values in recalls.items() for k, v in values.items()}
@@ -347,6 +364,7 @@ class Evaluator:
             workers=self._run.runtime.workers,
             unreadable=self._run.unreadable,
             skipped=self._skipped,
+            interrupts=self._interrupts,
         )
 
     def _refined(self, state: TrainState, embeddings: np.ndarray, split: Split) -> np.ndarray:

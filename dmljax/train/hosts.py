@@ -6,6 +6,7 @@ Every process runs the same steps on its own rows of each batch. Process 0 alone
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pathlib
@@ -17,10 +18,21 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["Process0Failed", "check_shared", "leave", "on_process_0", "start", "summed"]
+__all__ = [
+    "Process0Failed",
+    "check_shared",
+    "highest",
+    "leave",
+    "on_process_0",
+    "post",
+    "posted",
+    "start",
+    "summed",
+]
 
 _HEARTBEAT_SECONDS = 30  # after which other processes notice that a process has died
-_MESSAGE_BYTES = 4096
+_SHUTDOWN_SECONDS = 300  # for which a process that is done waits for the others
+_WAIT_MILLISECONDS = 500
 
 
 class Process0Failed(Exception):
@@ -49,7 +61,11 @@ def start(
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
-            coordinator, processes, process, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS
+            coordinator,
+            processes,
+            process,
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
         )
     except ValueError as error:
         raise ValueError(
@@ -59,38 +75,77 @@ def start(
     return True
 
 
-def on_process_0(fn: Callable[[], Any]) -> Any:
+def on_process_0(fn: Callable[[], Any], *, waiting_fn: Callable[[], None] = lambda: None) -> Any:
     """Calls `fn` on process 0, and returns its result (plain JSON) on every process.
 
-    All processes must call this. If `fn` raises an error, process 0 raises it, and the
-    others raise `Process0Failed`.
+    All processes must call this. The others wait without a limit, and call `waiting_fn` twice a
+    second. If `fn` raises an error, process 0 raises it, and the others raise `Process0Failed`.
     """
     if jax.process_count() == 1:
         return fn()
-    answer, error = {}, None
+    key = f"dmljax/answer/{next(_calls)}"
     if jax.process_index() == 0:
+        answer: dict[str, Any] = {"failed": True}
         try:
             answer = {"value": fn()}
-        except Exception as caught:
-            answer, error = {"failed": True}, caught
-    answer = _broadcast(answer)
-    if error is not None:
-        raise error
+        finally:
+            _client().key_value_set(key, json.dumps(answer))
+    else:
+        answer = json.loads(_wait(key, waiting_fn))
     if "failed" in answer:
         raise Process0Failed
     return answer["value"]
 
 
-def _broadcast(value: Any) -> Any:
-    from jax.experimental import multihost_utils
+def highest(number: int, *, waiting_fn: Callable[[], None] = lambda: None) -> int:
+    """The highest number of all processes, which all must call this; waits as `on_process_0`."""
+    if jax.process_count() == 1:
+        return number
+    client, folder = _client(), f"dmljax/highest/{next(_calls)}/"
+    if jax.process_index():
+        client.key_value_set(f"{folder}{jax.process_index()}", str(number))
+        return int(_wait(f"{folder}answer", waiting_fn))
+    others = [_wait(f"{folder}{i}", waiting_fn) for i in range(1, jax.process_count())]
+    answer = max([number, *map(int, others)])
+    client.key_value_delete("dmljax/highest/")  # all processes have read the answers before
+    client.key_value_set(f"{folder}answer", str(answer))
+    return answer
 
-    text = json.dumps(value).encode()
-    if len(text) > _MESSAGE_BYTES:
-        raise ValueError(f"{len(text)} bytes are too many to tell the other processes")
-    row = np.zeros(_MESSAGE_BYTES, np.uint8)
-    row[: len(text)] = np.frombuffer(text, np.uint8)
-    received = multihost_utils.broadcast_one_to_all(row)
-    return json.loads(bytes(np.asarray(received)).rstrip(b"\0"))
+
+def post(name: str, number: int) -> None:
+    """Leaves a number for the other processes, which read it by `posted`."""
+    _client().key_value_set(f"dmljax/{name}", str(number), allow_overwrite=True)
+
+
+def posted(name: str) -> int:
+    """The number that a process has left under a name, or 0."""
+    try:
+        return int(_client().key_value_try_get(f"dmljax/{name}"))
+    except jax.errors.JaxRuntimeError as error:
+        if "NOT_FOUND" not in str(error):
+            raise
+        return 0
+
+
+_calls = itertools.count()  # the same on every process, as all of them make the same calls
+
+
+def _client() -> Any:
+    """The store of keys and values on process 0. jax has no public name for it."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+def _wait(key: str, waiting_fn: Callable[[], None]) -> str:
+    """Unlike a collective, this wait has no limit of time, and signals are handled meanwhile."""
+    while True:
+        try:
+            return _client().blocking_key_value_get(key, _WAIT_MILLISECONDS)
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+        waiting_fn()
 
 
 def summed(array: np.ndarray) -> np.ndarray:

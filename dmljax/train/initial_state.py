@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from absl import logging
 
-from dmljax.kernels.initial_draws import batch_draws
+from dmljax.nets.initializers import initial_values
 from dmljax.train import start
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
@@ -17,26 +18,19 @@ from dmljax.weights import PUBLISHED, load
 
 __all__ = ["check_file", "check_weights", "first_state", "key_of", "missing_weights_note"]
 
-# The program runs once, so full optimization takes longer than it saves. At level 0 the random
-# draws would take seconds.
-_COMPILER_OPTIONS = {"xla_backend_optimization_level": 1}
-
 
 def first_state(run: Run, *, say: Callable[[str], None] = logging.info) -> TrainState:
     """The state before step 1, on the devices. `say` is called with a line about its origin."""
-
-    @batch_draws  # Parameters that the backbone replaces are not drawn.
-    def state(key, backbone, others):
-        return run.init_fn(key, backbone, others)
-
-    compiled = jax.jit(state, compiler_options=_COMPILER_OPTIONS, out_shardings=run.placements)
-    arrays = jax.device_put(_pretrained(run, say=say), run.shards.everywhere)
-    return compiled(key_of(run.seed), *arrays)
+    backbone, others = _pretrained(run, say=say)
+    # Parameters that the backbone replaces are not drawn.
+    state = initial_values(run.init_fn, key_of(run.seed), backbone, others)
+    # Arrays of the host are the same in every process, so that `jit` may place them anywhere.
+    state = jax.tree.map(np.asarray, state)
+    return jax.jit(lambda state: state, out_shardings=run.placements)(state)
 
 
 def key_of(seed: int) -> jax.Array:
     """The key from which parameters are drawn."""
-    # `batch_draws` relies on how threefry treats many keys at a time.
     return jax.random.key(seed, impl="threefry2x32")
 
 

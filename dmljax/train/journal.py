@@ -29,9 +29,20 @@ __all__ = ["Journal", "read", "table"]
 
 
 class Journal:
-    """Reports a run from step `step` on. Writes nothing unless `write`: process 0 logs for all."""
+    """Reports a run from step `step` on. Writes nothing unless `write`: process 0 logs for all.
 
-    def __init__(self, workdir: pathlib.Path, *, step: int, total: int, write: bool = True):
+    `repeats_evaluation`: the evaluation after `step` follows, so lines of it are discarded.
+    """
+
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        *,
+        step: int,
+        total: int,
+        write: bool = True,
+        repeats_evaluation: bool = False,
+    ):
         self._write, self._total = write, total
         self._metrics = workdir / "metrics.jsonl"
         self._speed = workdir / "speed.jsonl"
@@ -41,7 +52,7 @@ class Journal:
             return
         for path in (self._metrics, self._speed):
             # At step 0, discard lines left by a run that died before its first checkpoint.
-            _cut(path, step if step else -1)
+            _cut(path, step if step else -1, repeats_evaluation=repeats_evaluation)
         _compilations()
         self._board = SummaryWriter(
             str(workdir / "tensorboard"), purge_step=step + 1 if step else None
@@ -165,17 +176,21 @@ def _compilations() -> list[int]:
     return count
 
 
-def _cut(path: pathlib.Path, step: int) -> None:
+def _cut(path: pathlib.Path, step: int, *, repeats_evaluation: bool) -> None:
     """Drops lines after the step from which the run continues, and torn lines."""
+    dropped = ("test/", "val/") if repeats_evaluation else ()
     if not path.exists():
         return
     lines = path.read_text().splitlines(keepends=True)
-    write_text(path, "".join(line for line in lines if _is_until(line, step)))
+    write_text(path, "".join(line for line in lines if _is_kept(line, step, dropped)))
 
 
-def _is_until(line: str, step: int) -> bool:
+def _is_kept(line: str, step: int, dropped: tuple[str, ...]) -> bool:
+    """Whether a whole line is of a step before `step`, or of `step` without a `dropped` score."""
     try:
-        return line.endswith("\n") and json.loads(line)["step"] <= step
+        row = json.loads(line)
+        is_dropped = row["step"] == step and any(name.startswith(dropped) for name in row)
+        return line.endswith("\n") and row["step"] <= step and not is_dropped
     except (ValueError, KeyError, TypeError):
         return False
 

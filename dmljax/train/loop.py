@@ -7,7 +7,7 @@ import functools
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 
@@ -16,7 +16,7 @@ from dmljax.train import initial_state
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.devices import prefetch, return_free_memory
 from dmljax.train.evaluation import Evaluation, Evaluator
-from dmljax.train.interrupts import Interrupts
+from dmljax.train.interrupts import Interrupts, Stopped
 from dmljax.train.journal import Journal
 from dmljax.train.results import Report
 from dmljax.train.run import Run
@@ -30,12 +30,14 @@ class Restored(NamedTuple):
     """Where a run starts or goes on.
 
     `window` are the metrics of the steps since the last line of the log, `history` is the score
-    that chooses the checkpoint, of every evaluation so far.
+    that chooses the checkpoint, of every evaluation so far. `repeats_evaluation`: a signal has
+    ended the evaluation after this step.
     """
 
     state: TrainState
     window: list[dict[str, float]]
     history: list[float]
+    repeats_evaluation: bool = False
 
 
 def restore(
@@ -47,7 +49,9 @@ def restore(
         return Restored(initial_state.first_state(run, say=say), [], [])
     state, notes = restored
     report.earlier_seconds = notes["seconds"]
-    return Restored(state, notes["window"], notes["history"])
+    return Restored(
+        state, notes["window"], notes["history"], notes.get("repeats_evaluation", False)
+    )
 
 
 def train(
@@ -67,16 +71,14 @@ def train(
 
     `evaluated_fn(step, evaluation)` is called after each evaluation, before its checkpoint.
     """
-    state, window, history = restored
+    state, window, history, repeats_evaluation = restored
     start_step = int(state.step)
-    if start_step in run.reload_best_at:  # A checkpoint holds the state before the reload.
-        state = _reload_best(state, run, checkpoints)
     step_fn = compiled_step(run)
     pending = PendingMetrics(start_step)
 
     def log(*, all_steps: bool = False) -> None:
         for step, metrics, signal in pending.fetch(all_steps=all_steps):
-            interrupts.hear(signal)
+            interrupts.set_agreed(signal)
             window.append(metrics)
             if step == start_step + 1:
                 journal.first_step(step, metrics)
@@ -85,13 +87,36 @@ def train(
                 journal.train(step, mean(window), batch=run.batch_size, unreadable=skipped)
                 window.clear()
 
-    def save(score: float | None = None) -> None:
+    def save(score: float | None = None, *, overwrite: bool = False, **notes: bool) -> None:
         log(all_steps=True)
         journal.flush()
-        notes = {"window": window, "history": history, "seconds": report.seconds()}
-        checkpoints.save(state, notes, score=score)
+        notes |= {"window": window, "history": history, "seconds": report.seconds()}
+        checkpoints.save(state, notes, score=score, overwrite=overwrite)
 
-    evaluation = None
+    def leave(step: int) -> NoReturn:
+        checkpoints.wait()
+        journal.say(f"stopped after step {step}, saved; the same command continues from there")
+        interrupts.leave()
+
+    def evaluate(step: int, *, is_repeated: bool = False) -> Evaluation:
+        try:
+            evaluation = _evaluate(run, state, evaluator, journal, step, interrupts)
+        except Stopped:
+            save(repeats_evaluation=True)
+            leave(step)
+        evaluated_fn(step, evaluation)
+        score = evaluation.scores.get(run.selection.key)
+        history.extend([] if score is None else [score])
+        save(score, overwrite=is_repeated)
+        if jax.process_index() == 0 and run.call_fn is not None:
+            run.call_fn(evaluation, step=step, workdir=workdir)
+        return_free_memory()
+        journal.restart_clock(step)
+        return evaluation
+
+    evaluation = evaluate(start_step, is_repeated=True) if repeats_evaluation else None
+    if start_step in run.reload_best_at:  # A checkpoint holds the state before the reload.
+        state = _reload_best(state, run, checkpoints)
     device_batches = prefetch(host_batches, run.shards.rows)
     is_over = is_out_of_patience(history, run.patience)  # The run was finished already.
     remaining_steps = range(start_step + 1, start_step + 1 if is_over else run.steps + 1)
@@ -105,39 +130,30 @@ def train(
             state, on_devices = step_fn(state, batch, signal)
         pending.add(step, on_devices)
         log(all_steps=step == start_step + 1)
-        if step in run.evaluation.every or step == run.steps:
+        if step in run.evaluation_steps or step == run.steps:
             log(all_steps=True)
-            evaluation = _evaluate(run, state, evaluator, journal, step)
-            evaluated_fn(step, evaluation)
-            score = evaluation.scores.get(run.selection.key)
-            history += [] if score is None else [score]
-            save(score)
-            if jax.process_index() == 0 and run.evaluation.call_fn is not None:
-                run.evaluation.call_fn(evaluation, step=step, workdir=workdir)
-            return_free_memory()
-            journal.restart_clock(step)
+            evaluation = evaluate(step)
             if is_out_of_patience(history, run.patience):
                 journal.say(
                     f"training ends after step {step}: {run.selection.key} has not risen for "
                     f"more than {run.patience} evaluations (patience={run.patience})"
                 )
                 break
-        elif step in run.checkpoint.every:
+        elif step in run.checkpoint_steps:
             save()
         if step in run.reload_best_at:
             state = _reload_best(state, run, checkpoints)
         if interrupts.requested:
             save()
-            checkpoints.wait()
-            journal.say(f"stopped after step {step}, saved; the same command continues from there")
-            interrupts.leave()
+            leave(step)
     checkpoints.wait()
 
     if not run.selection.is_last and (chosen := checkpoints.best()) != int(state.step):
         state, _ = checkpoints.load(chosen, run.shapes, run.placements)
         evaluation = None
     if evaluation is None:  # An earlier step is chosen, or the run was finished already.
-        evaluation = evaluator.evaluate(state)
+        with interrupts.stoppable():
+            evaluation = evaluator.evaluate(state)
     return state, evaluation
 
 
@@ -214,10 +230,16 @@ def batches(run: Run, start_step: int = 0) -> Iterator[pipeline.Batches]:
 
 
 def _evaluate(
-    run: Run, state: TrainState, evaluator: Evaluator, journal: Journal, step: int
+    run: Run,
+    state: TrainState,
+    evaluator: Evaluator,
+    journal: Journal,
+    step: int,
+    interrupts: Interrupts,
 ) -> Evaluation:
-    is_end = step == run.steps
-    evaluation = evaluator.evaluate(state, clustering=is_end or not run.evaluation.clusters_at_end)
+    clustering = step == run.steps or run.evaluation.clustering != "end"
+    with interrupts.stoppable():
+        evaluation = evaluator.evaluate(state, clustering=clustering)
     for split in ("test", "val"):
         if scores := evaluation.of_split(split):
             journal.evaluation(step, scores, split=split, shown=run.selection.score)

@@ -1,6 +1,6 @@
-"""`result.json`: what a run has come to, for programs that compare runs.
+"""A run writes `result.json` when its last evaluation is done, or when it fails.
 
-A run writes it when its last evaluation is done, or when it fails.
+`dmljax.files.result` describes the file.
 """
 
 from __future__ import annotations
@@ -8,20 +8,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
-import json
-import math
-import os
 import pathlib
 import platform
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 import dmljax
-from dmljax.files.writing import write_json
+from dmljax.files.result import FILE, Chosen, Evaluated, Result, read, write
 from dmljax.train import journal
 
 __all__ = [
@@ -37,66 +34,6 @@ __all__ = [
     "versions",
     "write",
 ]
-
-FILE, FORMAT = "result.json", 1
-
-
-class Chosen(NamedTuple):
-    """The step whose scores count, and by which rule.
-
-    `score` and `split` are None where the last step counts; otherwise it is the best of
-    `candidates` evaluations by that score, the earliest of equals. `uses_test` tells whether test
-    scores had a part in the choice: by `select`, or by `reload_best_at`.
-    """
-
-    step: int
-    score: str | None
-    split: str | None
-    candidates: int
-    sentence: str
-    uses_test: bool
-
-
-class Evaluated(NamedTuple):
-    """The scores of one evaluation, named 'test/R@1'."""
-
-    step: int
-    scores: dict[str, float]
-
-
-class Result(NamedTuple):
-    """The content of `result.json`.
-
-    * `config`, `argument`: the file or recipe that was named on the command line, and what followed
-      its colon.
-    * `status`: 'finished', 'diverged' (the loss, the gradient or an embedding was not finite) or
-      'failed'; `message` is the error. Unless finished, `chosen` is None and `scores` is empty.
-    * `steps`: the planned length. `step`: the last step of training; for a run that diverged the
-      step at which it did.
-    * `scores`: all scores of the chosen step, named 'test/R@1'. NaN is None.
-    * `data`: images and classes of every split. `digests`: see `digests.Digests`.
-    * `wall_seconds`: of all processes that trained this run one after another.
-    * `code`: the git revision of dmljax and whether files differ from it; None for an installed
-      package.
-    """
-
-    config: str
-    argument: str
-    status: str
-    message: str
-    step: int | None
-    chosen: Chosen | None
-    scores: dict[str, float]
-    evaluations: Sequence[Evaluated]
-    digests: dict[str, str | None]
-    data: dict[str, dict[str, int]]
-    pretraining: str | None
-    seed: int
-    steps: int
-    wall_seconds: float
-    devices: dict[str, Any]
-    versions: dict[str, str]
-    code: dict[str, Any] | None
 
 
 class Report:
@@ -162,38 +99,6 @@ class Report:
         write(self._workdir, result)
 
 
-def write(workdir: str | os.PathLike, result: Result) -> None:
-    """Writes `result.json` into the folder of a run, completely or not at all."""
-    content = {"format": FORMAT, **result._asdict()}
-    content["chosen"] = None if result.chosen is None else result.chosen._asdict()
-    content["scores"] = _finite(result.scores)
-    content["evaluations"] = [
-        {"step": step, "scores": _finite(scores)} for step, scores in result.evaluations
-    ]
-    write_json(pathlib.Path(workdir) / FILE, content, indent=1)
-
-
-def read(workdir: str | os.PathLike) -> Result:
-    """The result of the run in a folder."""
-    path = pathlib.Path(workdir) / FILE
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{workdir} has no result.json: it is not a run folder, or its run has not ended"
-        )
-    try:
-        content = json.loads(path.read_text())
-        if content.pop("format") != FORMAT:
-            raise ValueError("its format is of another version of dmljax")
-        if content["chosen"] is not None:
-            content["chosen"] = Chosen(**content["chosen"])
-        content["evaluations"] = [Evaluated(**row) for row in content["evaluations"]]
-        return Result(**content)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path} is damaged ({error}): the command of the run writes it again"
-        ) from error
-
-
 def _is_finished(workdir: pathlib.Path) -> bool:
     try:
         return read(workdir).status == "finished"
@@ -248,8 +153,3 @@ def _git(folder: pathlib.Path, *words: str) -> str | None:
     except OSError:
         return None
     return process.stdout.strip() if process.returncode == 0 else None
-
-
-def _finite(scores: Mapping[str, float]) -> dict[str, float | None]:
-    """Scores for JSON, which has no NaN."""
-    return {name: value if math.isfinite(value) else None for name, value in scores.items()}

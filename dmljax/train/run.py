@@ -9,25 +9,21 @@ import flax.linen as nn
 import optax
 
 from dmljax.data.splits import Split
+from dmljax.data.transforms.transform import Transform
 from dmljax.methods.base import Method
 from dmljax.train.devices import Shardings
+from dmljax.train.options import CheckpointOptions, EvaluationOptions, RuntimeOptions
 from dmljax.train.start import Carried
 from dmljax.train.step import TrainState
 
-__all__ = [
-    "CheckpointOptions",
-    "EvaluationOptions",
-    "Run",
-    "RuntimeOptions",
-    "Selection",
-]
+__all__ = ["Metrics", "Run", "Selection"]
 
 
 class Selection(NamedTuple):
     """Which checkpoint is the result of a run.
 
     `rule` is what the config says: 'last', or a score of a split such as 'val/R@1'. `split` and
-    `score` are those of the rule; for 'last' they are the score that `reload_best_at` compares.
+    `score` are its parts; for 'last' they name the score that `reload_best_at` compares.
     """
 
     rule: str
@@ -43,45 +39,17 @@ class Selection(NamedTuple):
         return f"{self.split}/{self.score}"
 
 
-class EvaluationOptions(NamedTuple):
-    """When splits are embedded, and which scores are computed."""
+class Metrics(NamedTuple):
+    """The K of R@K, and the functions of all other scores by their shown names."""
 
-    every: Collection[int]  # steps
-    batch_size: int
     ks: tuple[int, ...]
     ranking_fns: Mapping[str, Callable]
     clustering_fns: Mapping[str, Callable]
     embedding_fns: Mapping[str, Callable]
-    clusters_at_end: bool  # not at the evaluations before
-    seeds: tuple[int, ...]
-    starts: int
-    depth: int | str | None
-    call_fn: Callable | None
-    knn: int
-    refine: bool
-    mean_distance: bool
-    frames: bool
-    projector: int
-    frame_ms: int
-    last_frame_ms: int
-
-
-class CheckpointOptions(NamedTuple):
-    every: Collection[int]  # steps
-    keep: int
-
-
-class RuntimeOptions(NamedTuple):
-    """Options that cannot change a result."""
-
-    workers: int
-    cache: bool
-    deterministic: bool
-    sharded: tuple[str, ...]
 
 
 class Run(NamedTuple):
-    """Everything that the train loop and the evaluation need. Only `build` reads `config`."""
+    """Everything that the train loop and the evaluation need. Nobody reads a field of `config`."""
 
     config: dict[str, Any]  # with all defaults, for the run folder
     seed: int
@@ -93,7 +61,11 @@ class Run(NamedTuple):
     selection: Selection
     patience: int | None  # evaluations that the best one may be old before the run ends
     evaluation: EvaluationOptions
+    evaluation_steps: Collection[int]
+    metrics: Metrics
+    call_fn: Callable | None  # called after each evaluation
     checkpoint: CheckpointOptions
+    checkpoint_steps: Collection[int]
     runtime: RuntimeOptions
     pictures: bool
 
@@ -105,8 +77,8 @@ class Run(NamedTuple):
     unreadable: str
     sample_fn: Callable  # (groups, *, seed, step) -> indices of the global batch
     sampler_note: str  # for the header, such as how soon every image is used
-    transform_fn: Callable
-    eval_transform_fn: Callable
+    transform_fn: Transform
+    eval_transform_fn: Transform
     normalize_fn: Callable
     image_shape: tuple[int, ...]
     eval_image_shape: tuple[int, ...]

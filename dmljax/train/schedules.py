@@ -1,4 +1,4 @@
-"""Learning-rate schedules: functions from a step to a factor of the learning rate.
+"""Functions of the step: factors of the learning rate, and values such as a margin.
 
 These are not optax's schedules, which compute the same formulas with other rounding errors, so that
 a run would not repeat bit for bit.
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["Schedule", "constant", "cosine", "steps"]
+__all__ = ["Schedule", "constant", "cosine", "ramp", "steps"]
 
 Schedule = Callable[[jax.Array], jax.Array]
 
@@ -38,6 +38,19 @@ def steps(*, total: int, at: Sequence[int], divide: float = 10.0, warmup: int = 
     del total
     at = np.asarray(at, np.int32)
     return _with_warmup(lambda step: divide ** -jnp.sum(step >= at).astype(jnp.float32), warmup)
+
+
+def ramp(step: jax.Array | int, *, first: float, last: float, at: Sequence[int]) -> jax.Array:
+    """A value that goes in a line from `first` to `last` between two steps `at`.
+
+    >>> [float(ramp(step, first=0.1, last=0.5, at=(100, 200))) for step in (0, 150, 900)]
+    [0.10000000149011612, 0.30000001192092896, 0.5]
+    """
+    start, end = at
+    if not start < end:
+        raise ValueError(f"at={list(at)}: the second step must come after the first")
+    share = jnp.clip((step - start) / (end - start), 0, 1).astype(jnp.float32)
+    return first + (last - first) * share
 
 
 def _with_warmup(factor: Schedule, warmup: int) -> Schedule:

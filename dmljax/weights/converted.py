@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
+from dmljax.files.reading import marked
 from dmljax.files.writing import atomic_writer, sha256
 from dmljax.weights import published
 from dmljax.weights.readers import Weights, read, safetensors_files
@@ -96,4 +97,4 @@ def _parse(path: str | os.PathLike, text: str) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged (its metadata): convert it again") from error
     if version != FORMAT:
         raise ValueError(f"{path} is of a later format, {version}: update dmljax")
-    return metadata
+    return marked(metadata, path)

@@ -1,6 +1,6 @@
 """How files lay out the parameters of a net: their names and the order of their axes.
 
-Level by level the names of published files are those of the net: 'layer1.0.bn1.weight' is
+Level by level, published files and nets use the same names: 'layer1.0.bn1.weight' is
 `params['layer1']['0']['bn1']['scale']`. Only the last level and the axes of kernels differ.
 """
 

@@ -40,7 +40,7 @@ def load(
     Every tensor is checked. A classifier that the net lacks is left out, and so are the stages
     before `start` and after `stop`. `report_fn` is called with a line about what is left out, and
     about types other than float32. Any other tensor that is missing, unknown or of another shape
-    raises; one error lists all of them. `image_shape` is that of the net's images, by default
+    raises; one error lists all of them. `image_shape` is the shape of the net's images, by default
     224 x 224 x 3.
     """
     weights = read_published(path)
@@ -143,7 +143,7 @@ def fit(
 def _shapes(
     net: nn.Module, image_shape: Sequence[int] | None
 ) -> tuple[dict[tuple, Any], dict[tuple, Any]]:
-    """Shapes of variables by path: those of all stages, and those from `start` to `stop`."""
+    """Shapes of variables by path: of all stages, and of the stages from `start` to `stop`."""
     defaults: dict[str, Any] = {
         f.name: f.default for f in dataclasses.fields(net) if f.name in ("start", "stop")
     }

@@ -7,12 +7,14 @@ import shutil
 import struct
 import zipfile
 
+import forged
 import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
-from dmljax.bundle import BadBundle, files, load, loading
+from dmljax import main
+from dmljax.bundle import BadBundle, files, load
 
 
 @pytest.fixture
@@ -90,7 +92,7 @@ def test_names_outside_of_the_list_are_refused(copy, name):
         ({"files": []}, "lists no files"),
         ({"files": {"README.md": {"bytes": 1, "sha256": "0"}}}, "README.md needs bytes and sha256"),
         ({"files": {}}, "lists no README.md, config.json"),
-        ({"model": "f" * 64}, "the model digest of .* is not that of its files"),
+        ({"model": "f" * 64}, "the model digest of .* does not belong to its files"),
         ({"model": "f"}, "model is 'f'"),
         ({"batch_sizes": []}, r"batch_sizes is \[\]"),
         ({"batch_sizes": [10**9]}, "batch_sizes is"),
@@ -152,40 +154,38 @@ def test_a_program_that_is_no_program(copy):
         _refused(copy, "the program of .* cannot be read .*made by jax")
 
 
-def test_a_program_may_not_call_functions_by_name(copy, bundle_folder):
-    """XLA would look for them in this process; a callback to Python is one of them."""
-    from dmljax.bundle import programs, rebuilding
-
-    model = rebuilding.open_model(bundle_folder, files.read_manifest(bundle_folder))
-
-    def embed(tensors, images):
-        x = model.embed_fn(tensors, images)
-        return jax.ffi.ffi_call("a_function_of_a_stranger", jax.ShapeDtypeStruct(x.shape, x.dtype))(
-            x
-        )
-
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model.tensors)
-    images = jax.ShapeDtypeStruct((4, *model.image_shape), np.uint8)
-    allowed = [jax.export.DisabledSafetyCheck.custom_call("a_function_of_a_stranger")]
-    exported = jax.export.export(jax.jit(embed), disabled_checks=allowed)(shapes, images)
-    _replace(copy, "embed.jaxexport", bytes(programs.serialized(exported)))
-    _refused(
-        copy, "calls '@a_function_of_a_stranger'.* it could run any code.*dmljax bundle rebuild"
-    )
+def _own_shape(target):
+    return lambda x: jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("%1 = stablehlo.custom_call @shape_assertion(%0) {}", []),
-        ("%1 = stablehlo.custom_call @lapack_spotrf_ffi(%0) {}", []),
-        ('%1 = stablehlo.custom_call @"a b"(%0)', ['@"a']),
-        ('%1 = "stablehlo.custom_call"(%0) <{call_target_name = "f"}>', ['"']),
-        ("%1 = stablehlo.custom_call @shape_assertion_2(%0)", ["@shape_assertion_2"]),
-    ],
-)
-def test_calls_of_a_program(text, names):
-    assert loading.foreign_calls(text) == names
+FORGED = {
+    "lapack_sgetrf_ffi": forged.lapack_program,
+    # The second one has the name of the call that an export makes, with a result.
+    "a_function_of_a_stranger": lambda bundle: forged.changed_program(
+        bundle, _own_shape("a_function_of_a_stranger"), "a_function_of_a_stranger"
+    ),
+    "shape_assertion": lambda bundle: forged.changed_program(
+        bundle, _own_shape("shape_assertion"), "shape_assertion"
+    ),
+}
+
+
+@pytest.mark.parametrize("target", FORGED)
+def test_a_program_may_not_call_functions_by_name(copy, bundle_folder, target):
+    """XLA would look for them in this process. `load` and `bundle check` never run the program."""
+    forged.replace(copy, "embed.jaxexport", FORGED[target](bundle_folder))
+    message = f"calls '{target}'.* it could run any code.*dmljax bundle rebuild"
+    _refused(copy, message)
+    with pytest.raises(BadBundle, match=message):
+        main.main(["bundle", "check", str(copy)])
+
+
+def test_an_honest_program_has_one_custom_call(bundle_folder):
+    """Otherwise the test above would also pass if no program were accepted."""
+    data = files.read(bundle_folder, files.read_manifest(bundle_folder), files.PROGRAM)
+    text = jax.export.deserialize(bytearray(data)).mlir_module()
+    assert text.count("custom_call") == text.count("custom_call @shape_assertion(") == 1
+    assert load(bundle_folder).dimension == 4
 
 
 def test_stored_examples_of_another_form(copy):

@@ -19,7 +19,12 @@ def test_images_find_themselves(bundle_folder, tmp_path, capsys):
     for i in range(7):
         pixels = rng.integers(0, 256, (2 * height, 2 * width, channels), np.uint8)
         Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels).save(folder / f"{i}.png")
-    assert main.main(["index", str(bundle_folder), f"--images={folder}", f"--out={place}"]) == 0
+    assert (
+        main.main(
+            ["index", "create", str(place), f"--bundle={bundle_folder}", f"--images={folder}"]
+        )
+        == 0
+    )
     capsys.readouterr()
     query = str(folder / "3.png")
     words = ["search", str(bundle_folder), f"--index={place}", query, "--k=2", "--json"]
@@ -38,7 +43,7 @@ def test_an_index_is_not_replaced_by_an_empty_one(bundle_folder, tmp_path):
     (folder / "a.png").write_bytes(b"no image")
     with index.create(place, model="ab" * 32, dimension=4) as store:
         store.add(["a"], np.eye(4)[:1])
-    words = ["index", str(bundle_folder), f"--images={folder}", f"--out={place}", "--reindex"]
+    words = ["index", "reindex", str(place), f"--bundle={bundle_folder}", f"--images={folder}"]
     with pytest.raises(ValueError, match=f"nothing could be added: {place} keeps its 1 item"):
         main.main(words)
     with index.open(place, model="ab" * 32) as store:
@@ -55,10 +60,15 @@ def test_a_bundle_without_unit_vectors_has_an_index_of_distances(tmp_path, capsy
     rng = np.random.default_rng(0)
     for i in range(9):
         Image.fromarray(rng.integers(0, 256, (20, 20, 3), np.uint8)).save(folder / f"{i}.png")
-    assert main.main(["index", str(bundle_folder), f"--images={folder}", f"--out={place}"]) == 0
+    assert (
+        main.main(
+            ["index", "create", str(place), f"--bundle={bundle_folder}", f"--images={folder}"]
+        )
+        == 0
+    )
     table = tmp_path / "items.parquet"
-    assert main.main(["index", str(place), f"--export={table}"]) == 0
-    assert main.main(["index", str(copy), f"--import={table}"]) == 0
+    assert main.main(["index", "export", str(place), str(table)]) == 0
+    assert main.main(["index", "create", str(copy), f"--import={table}"]) == 0
     capsys.readouterr()
     query, distances = str(folder / "3.png"), []
     for index_folder in (place, copy):
@@ -82,7 +92,8 @@ def test_the_data_set_of_a_bundle_is_indexed_without_files_of_its_own(
 ):
     loaded = bundle.load(bundle_folder)
     folder, place = tmp_path / "collection", tmp_path / "photos.index"
-    words = ["index", str(bundle_folder), "--split=test", f"--images={folder}", f"--out={place}"]
+    words = ["index", "create", str(place), f"--bundle={bundle_folder}", "--split=test"]
+    words.append(f"--images={folder}")
     with pytest.raises(ValueError, match=r"blobs.npz does not exist.*--root=PATH"):
         main.main(words)
     words.append(f"--root={run_folder.parent / 'blobs.npz'}")
@@ -100,10 +111,10 @@ def test_the_data_set_of_a_bundle_is_indexed_without_files_of_its_own(
     assert "were there already" in capsys.readouterr().out
     for wrong, text in (
         (["--split=val", f"--images={folder}"], "choose train or test"),
-        (["--split=test"], "--images=FOLDER"),
+        (["--split=test", "--import=x"], "--images=FOLDER"),
         (["--split=train", words[-1], f"--images={folder}"], "another split"),
         ([words[-1], f"--images={folder}"], "--root needs --split"),
         (["--split=test", words[-1], f"--images={bundle_folder}/README.md"], "cannot be written"),
     ):
         with pytest.raises((ValueError, OSError), match=text):
-            main.main(["index", str(bundle_folder), *wrong, f"--out={place}"])
+            main.main(["index", "create", str(place), f"--bundle={bundle_folder}", *wrong])

@@ -14,14 +14,14 @@ DETERMINISTIC = {"center_crop", "pad", "resize", "squash", "unchanged"}
 DETERMINISTIC |= {name for name in transforms.__all__ if name.endswith("_eval")}
 OPTIONS = {
     "standard_eval": [{}, {"size": 40, "shorter": 50}, {"size": 40, "antialias": False}],
-    "graph_eval": [{"size": 30, "shorter": 41}],
+    "graph_eval": [{"size": 30, "shorter": 41}, {"size": 64}],
     "small_eval": [{}, {"size": 33}],
     "pad": [{"size": 50}, {"size": 50, "fill": 128}],
     "resize": [{"size": 50}],
     "squash": [{"size": 60}],
     "center_crop": [{"size": 48}],
-    "abe_eval": [{}],
-    "dvml_eval": [{}],
+    "abe_eval": [{}, {"size": 64}],
+    "dvml_eval": [{}, {"size": 64}],
     "unchanged": [{}],
 }
 
@@ -48,10 +48,8 @@ def test_pixels_are_those_of_the_transform(name, channels):
 
 def test_defaults_are_those_of_the_transform():
     spec = preprocessing.from_transform("standard_eval", (224, 224, 3))
-    defaults = inspect.signature(transforms.standard_eval).parameters
-    first, second = spec.operations
-    assert first["size"] == defaults["shorter"].default
-    assert second["size"] == defaults["size"].default
+    size = inspect.signature(transforms.standard_eval).parameters["size"].default
+    assert [operation["size"] for operation in spec.operations] == [256, size]
 
 
 def test_code_and_random_transforms_are_refused():

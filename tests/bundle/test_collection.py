@@ -131,7 +131,7 @@ def test_the_commands_make_an_index_of_parts(bundle_folder, images, tmp_path, ca
         main.main([*words, "--split=train"])
     assert main.main([*words, "--shard=0/2"]) == 0
     assert "left out: 1, see" in capsys.readouterr().err
-    add = ["index", str(bundle_folder), f"--import={out}", f"--out={place}"]
+    add = ["index", "create", str(place), f"--bundle={bundle_folder}", f"--import={out}"]
     with pytest.raises(ValueError, match="part-1-of-2 missing"):
         main.main(add)
     assert not place.exists()

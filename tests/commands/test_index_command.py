@@ -16,10 +16,11 @@ from dmljax import bundle as bundles
 from dmljax import index, main
 
 
-class Average:
+class Average(bundles.Bundle):
     """A bundle whose embedding is the mean color, as a direction."""
 
-    dimension, similarity, batch_sizes = 3, "cosine", (1, 4)
+    digest, batch_sizes = "", (1, 4)
+    dimension, similarity, input_shape = 3, "cosine", (2, 2, 3)
     thresholds = types.MappingProxyType({"fmr=1e-2": 0.9, "fmr=1e-3": 0.999})
 
     def __init__(self, digest="ab" * 32, shift=0.0):
@@ -72,7 +73,7 @@ def run(*words):
 
 
 def test_indexes_a_folder_and_finds_what_is_similar(images, place, capsys):
-    assert run("index", "ab", f"--images={images}", f"--out={place}") == 0
+    assert run("index", "create", place, "--bundle=ab", f"--images={images}") == 0
     assert f"added 9 images; {place} has 9" in capsys.readouterr().out
     query = images / "green" / "1.png"
     assert run("search", "ab", f"--index={place}", query, "--k=3") == 0
@@ -82,16 +83,16 @@ def test_indexes_a_folder_and_finds_what_is_similar(images, place, capsys):
     assert all("green/" in line for line in lines[1:])
     # Again: only new images are embedded.
     Image.new("RGB", (4, 4), (250, 250, 0)).save(images / "yellow.png")
-    assert run("index", "ab", f"--images={images}", f"--out={place}") == 0
+    assert run("index", "create", place, "--bundle=ab", f"--images={images}") == 0
     assert "added 1 image, 9 were there already" in capsys.readouterr().out
-    assert run("index", "ab", f"--images={images}", f"--out={place}", "--replace") == 0
+    assert run("index", "create", place, "--bundle=ab", f"--images={images}", "--replace") == 0
     assert "added 10 images;" in capsys.readouterr().out
     with index.open(place) as store:
         assert store.count() == 10 and store.check() == []
 
 
 def test_search_by_id_filters_thresholds_and_json(images, place, capsys):
-    run("index", "ab", f"--images={images}", f"--out={place}")
+    run("index", "create", place, "--bundle=ab", f"--images={images}")
     capsys.readouterr()
     run("search", f"--index={place}", "--id=red/0.png", "--id=blue/0.png", "--k=1", "--json")
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
@@ -113,7 +114,7 @@ def test_unreadable_images_are_named_and_left_out(images, place, capsys):
     (images / "text.png").write_text("no image")
     (images / "empty.jpg").write_bytes(b"")
     (images / "bad\nname.png").write_bytes((images / "red" / "0.png").read_bytes())
-    assert run("index", "ab", f"--images={images}", f"--out={place}") == 1
+    assert run("index", "create", place, "--bundle=ab", f"--images={images}") == 1
     printed = capsys.readouterr()
     assert "added 9 images" in printed.out and "3 images left out" in printed.err
     for text in ("text.png is not an image", "empty.jpg is not", "contains a control character"):
@@ -121,32 +122,43 @@ def test_unreadable_images_are_named_and_left_out(images, place, capsys):
 
 
 def test_looks_after_an_index(images, place, tmp_path, capsys):
-    run("index", "ab", f"--images={images}", f"--out={place}")
+    run("index", "create", place, "--bundle=ab", f"--images={images}")
     capsys.readouterr()
-    assert run("index", place) == 0
+    assert run("index", "list", place) == 0
     printed = capsys.readouterr().out
     assert "items        9" in printed and "search       exact" in printed
-    assert run("index", place, "--delete=red/0.png", "--delete=red/1.png", "--compact") == 0
+    assert run("index", "remove", place, "red/0.png", "red/1.png") == 0
     assert "deleted 2 items" in capsys.readouterr().out
-    assert run("index", place, "--check") == 0
+    assert run("index", "tune", place, "--compact") == 0
+    assert "compacted: " in capsys.readouterr().out
+    assert run("index", "tune", place, "--graph=yes") == 0
+    assert (
+        "search       approximate, recall@10 1.000 measured on 7 items" in capsys.readouterr().out
+    )
+    assert run("index", "tune", place, "--graph=no") == 0
+    assert "search       exact" in capsys.readouterr().out
+    assert run("index", "list", place, "--items") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == 'blue/0.png  {"folder": "blue"}' and len(lines) == 7
+    assert run("index", "check", place) == 0
     assert "ok: 7 items" in capsys.readouterr().out
     with pytest.raises(index.UnknownId, match=r"'red/0\.png'"):
-        run("index", place, "--delete=red/2.png", "--delete=red/0.png")
+        run("index", "remove", place, "red/2.png", "red/0.png")
     file = tmp_path / "photos.parquet"
-    assert run("index", place, f"--export={file}") == 0
+    assert run("index", "export", place, file) == 0
     assert f"wrote {file}: 7 items" in capsys.readouterr().out
     table = parquet.read_table(file)
     assert table.column_names == ["id", "metadata", "vector"] and len(table) == 7
     assert table.schema.field("vector").type == pa.list_(pa.float32(), 3)
     other = tmp_path / "other.index"
-    assert run("index", other, f"--import={file}") == 0
+    assert run("index", "create", other, f"--import={file}") == 0
     with index.open(place) as a, index.open(other) as b:
         for x, y in zip(next(a.scan()), next(b.scan()), strict=True):
             assert x.id == y.id and x.metadata == y.metadata
             np.testing.assert_array_equal(x.vector, y.vector)
     (path,) = (place / "generation-1").glob("matrix-*")
     path.write_bytes(b"x" * path.stat().st_size)
-    assert run("index", place, "--check") == 1
+    assert run("index", "check", place) == 1
     assert "digest differs" in capsys.readouterr().out
 
 
@@ -156,13 +168,13 @@ def test_imports_vectors_of_other_programs(place, tmp_path, capsys):
     columns = {"id": ["a", "b", "c"], "embedding": list(x), "year": [1, 2, None]}
     parquet.write_table(pa.table(columns), file)
     with pytest.raises(ValueError, match=f"does not say which model.*BUNDLE --import={file}"):
-        run("index", place, f"--import={file}")
-    assert run("index", "ab", f"--import={file}", f"--out={place}") == 0
+        run("index", "create", place, f"--import={file}")
+    assert run("index", "create", place, "--bundle=ab", f"--import={file}") == 0
     with index.open(place) as store:
         assert store.search(x[1:2], 1)[0][0] == ("b", 1.0, {"year": 2})
     with pytest.raises(index.DuplicateId, match="'a'"):
-        run("index", place, f"--import={file}")
-    assert run("index", place, f"--import={file}", "--replace") == 0
+        run("index", "add", place, f"--import={file}")
+    assert run("index", "add", place, f"--import={file}", "--replace") == 0
     for columns, message in (
         ({"id": ["a"]}, "needs the columns id and vector"),
         ({"id": ["a"], "vector": [1.0]}, "not a list of numbers"),
@@ -173,46 +185,47 @@ def test_imports_vectors_of_other_programs(place, tmp_path, capsys):
     ):
         parquet.write_table(pa.table(columns), file)
         with pytest.raises(ValueError, match=message):
-            run("index", "ab", f"--import={file}", f"--out={place}")
+            run("index", "create", place, "--bundle=ab", f"--import={file}")
     file.write_text("x")
     with pytest.raises(ValueError, match="is not Parquet"):
-        run("index", place, f"--import={file}")
+        run("index", "add", place, f"--import={file}")
     with index.open(place) as store:
         assert store.count() == 3
 
 
 def test_a_query_that_is_no_image_is_named(images, place):
-    run("index", "ab", f"--images={images}", f"--out={place}")
+    run("index", "create", place, "--bundle=ab", f"--images={images}")
     for name in ("missing.png", "."):
         with pytest.raises(ValueError, match=f"{name} is not an image"):
             run("search", "ab", f"--index={place}", images / "red" / "0.png", name)
 
 
 def test_an_index_of_another_bundle_is_refused_and_replaced(images, place, capsys):
-    run("index", "ab", f"--images={images}", f"--out={place}")
+    run("index", "create", place, "--bundle=ab", f"--images={images}")
     with index.open(place, write=True) as store:
         vector = store.get(["red/0.png"])[0].vector[None]
         store.add(["red/0.png"], vector, [{"folder": "red", "note": "kept"}], replace=True)
-    words = ["index", "cd", f"--images={images}", f"--out={place}"]
-    refusal = f"{'ab' * 32}, not of {'cd' * 32}.*--reindex"
-    with pytest.raises(index.OtherModel, match=refusal):
-        run(*words)
+    words = [place, "--bundle=cd", f"--images={images}"]
+    refusal = f"{'ab' * 32}, not of {'cd' * 32}.*index reindex"
+    for verb in ("create", "add"):
+        with pytest.raises(index.OtherModel, match=refusal):
+            run("index", verb, *words)
     with pytest.raises(index.OtherModel, match=refusal):
         run("search", "cd", f"--index={place}", images / "red" / "0.png")
     capsys.readouterr()
-    assert run(*words, "--reindex") == 0
+    assert run("index", "reindex", *words) == 0
     assert "now has 9 items; it had 9" in capsys.readouterr().out
     with index.open(place, model="cd" * 32) as store:
         assert store.get(["red/0.png"])[0].metadata == {"folder": "red", "note": "kept"}
-    with pytest.raises(ValueError, match="leave out --reindex"):
-        run(*words, "--reindex")
+    with pytest.raises(ValueError, match="of this bundle already: dmljax index add"):
+        run("index", "reindex", *words)
 
 
 def test_a_new_index_that_lacks_items_replaces_the_old_one_only_if_asked(images, place, capsys):
-    run("index", "ab", f"--images={images}", f"--out={place}")
+    run("index", "create", place, "--bundle=ab", f"--images={images}")
     for name in ("0.png", "1.png"):
         (images / "blue" / name).unlink()
-    words = ["index", "cd", f"--images={images}", f"--out={place}", "--reindex"]
+    words = ["index", "reindex", place, "--bundle=cd", f"--images={images}"]
     with pytest.raises(ValueError, match=r"2 items of .* would be lost, such as 'blue/0\.png'"):
         run(*words)
     with index.open(place, model="ab" * 32) as store:
@@ -224,19 +237,65 @@ def test_a_new_index_that_lacks_items_replaces_the_old_one_only_if_asked(images,
         assert store.count() == 7 and store.check() == []
 
 
+def test_the_form_without_verbs_warns_and_still_works(images, place, tmp_path, capsys, caplog):
+    old = ["index", "ab", f"--images={images}", f"--out={place}"]
+    assert run(*old) == 0 and "added 9 images;" in capsys.readouterr().out
+    assert f"verbs now, and the next version needs them: dmljax index create {place}" in caplog.text
+    with pytest.raises(index.OtherModel):
+        run("index", "cd", *old[2:])
+    assert run("index", "cd", *old[2:], "--reindex") == 0
+    assert "now has 9 items; it had 9" in capsys.readouterr().out
+    file, copy = tmp_path / "photos.parquet", tmp_path / "copy.index"
+    words = ["--delete=red/0.png", "--delete=red/1.png", "--compact", f"--export={file}", "--check"]
+    assert run("index", place, *words) == 0
+    printed = capsys.readouterr().out
+    for text in ("deleted 2 items", "compacted", f"wrote {file}: 7 items", "ok: 7 items"):
+        assert text in printed
+    assert run("index", copy, f"--import={file}") == 0
+    assert run("index", copy) == 0 and "items        7" in capsys.readouterr().out
+    for words, message in (
+        (old[:3], "--out=INDEX is needed"),
+        ([*old, "--check"], "commands of their own"),
+        (["index", tmp_path / "no.index"], "no verb"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(*words)
+
+
+def test_a_list_of_images_is_indexed(images, place, tmp_path, capsys):
+    paths = sorted(path.relative_to(tmp_path).as_posix() for path in images.rglob("*.png"))
+    columns = {"id": [f"n{i}" for i in range(8)] + ["n0"], "path": paths}
+    parquet.write_table(pa.table(columns), tmp_path / "list.parquet")
+    words = ["index", "create", place, "--bundle=ab", f"--images={tmp_path / 'list.parquet'}"]
+    assert run(*words) == 1
+    printed = capsys.readouterr()
+    assert "added 8 images;" in printed.out and "another image has the same id, n0" in printed.err
+    with index.open(place) as store:
+        vectors = bundles.load("ab").embed([tmp_path / path for path in paths[:8]])
+        for item, vector in zip(store.get(columns["id"][:8]), vectors, strict=True):
+            np.testing.assert_allclose(item.vector, vector, atol=1e-6)
+
+
 def test_errors_are_one_line_and_leave_nothing(images, place, tmp_path):
     (tmp_path / "empty").mkdir()
+    make = ["index", "create", place, "--bundle=ab"]
     for words, message in (
-        (["index"], "needs a bundle"),
-        (["index", "ab", f"--images={images}"], "--out=FOLDER"),
-        (["index", "ab", f"--images={tmp_path}/no", f"--out={place}"], "is not a folder"),
-        (["index", "ab", f"--images={tmp_path}/empty", f"--out={place}"], "has no images"),
-        (["index", "ab", f"--images={images}", f"--out={images}"], "has no index.json"),
-        (["index", "ab", f"--out={place}"], "need --images"),
-        (["index", "ab", f"--images={images}", f"--out={place}", "--check"], "of their own"),
-        (["index", "ab", f"--images={images}", f"--out={place}", "--drop-missing"], "--reindex"),
-        (["index", place], "does not exist"),
-        (["index", place, "--chekc"], "'--chekc' is not known"),
+        (["index"], "needs a verb: create, add"),
+        (["index", "crate", place], "no verb 'crate': did you mean 'create'"),
+        (["index", "create"], "needs an index"),
+        (["index", "create", place, f"--images={images}"], "--bundle=BUNDLE is needed"),
+        ([*make, f"--images={tmp_path}/no"], "neither a folder nor a Parquet file"),
+        ([*make, f"--images={tmp_path}/empty"], "has no images"),
+        (["index", "create", images, "--bundle=ab", f"--images={images}"], "has no index.json"),
+        (["index", "add", *make[2:], f"--images={images}"], "does not exist"),
+        (["index", "add", "s3://x", "--bundle=ab", f"--images={images}"], "choose a folder, or"),
+        (make, "either --images=FOLDER, or"),
+        ([*make, f"--images={images}", "--compact"], "--compact does not belong to .*index create"),
+        ([*make, f"--images={images}", "--drop-missing"], "--drop-missing does not belong"),
+        ([*make, f"--images={images}", "more"], "'more' is not known"),
+        (["index", "list", place], "does not exist"),
+        (["index", "remove", place], "needs ids"),
+        (["index", "check", place, "--chekc"], "'--chekc' is not known"),
         (["search", "ab", "x.png"], "needs --index"),
         (["search", "ab", f"--index={place}"], "a bundle and an image"),
         (["search", f"--index={place}", "--id=x"], "does not exist"),

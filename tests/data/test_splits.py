@@ -100,3 +100,39 @@ def test_every_second_image_of_a_class_is_a_query():
     divided = splits.queries_and_gallery(split)
     assert divided.query.tolist() == [False, False, True, False, True, False, True]
     assert (divided.gallery == ~divided.query).all()
+
+
+@pytest.mark.parametrize("query", [None, [1, 1, 0, 1, 0]])
+@pytest.mark.parametrize("gallery", [None, [0, 1, 1, 1, 1]])
+@pytest.mark.parametrize("groups", [None, [3, -1, 3, 4, 4]])
+def test_a_search_follows_the_protocol(query, gallery, groups):
+    marks = {"query": query, "gallery": gallery}
+    marks = {k: None if v is None else np.array(v, bool) for k, v in marks.items()}
+    split = splits.Split(
+        list("abcde"),
+        [0, 1, 0, 1, 1],
+        ("x", "y"),
+        groups=None if groups is None else np.array(groups),
+        **marks,
+    )
+    embeddings = np.arange(10.0).reshape(5, 2)
+    embeddings[3, 1] = np.nan
+    search = split.search(embeddings)
+    queries = [i for i in range(5) if i != 3 and (query is None or query[i])]
+    items = queries if gallery is None else [i for i in range(5) if i != 3 and gallery[i]]
+    assert search.queries.tolist() == queries and search.items.tolist() == items
+    assert search.readable.tolist() == [True, True, True, False, True]
+    assert search.labels.tolist() == split.labels[queries].tolist()
+    assert search.item_labels.tolist() == split.labels[items].tolist()
+    np.testing.assert_array_equal(search.embeddings, embeddings[queries])
+    expected = {}
+    if groups is not None:
+        expected["groups"] = split.groups[queries]
+    if gallery is not None:
+        expected |= {"gallery": embeddings[items], "gallery_labels": split.labels[items]}
+        if groups is not None:
+            expected["gallery_groups"] = split.groups[items]
+    assert search.options.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(search.options[name], array)
+    assert search.candidates == len(items) - (gallery is None)

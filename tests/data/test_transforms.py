@@ -12,6 +12,7 @@ from PIL import Image
 from dmljax.config import registry
 from dmljax.data import transforms
 from dmljax.data.transforms import distortion, resampling, transform
+from dmljax.data.transforms.recipes import shorter_of
 from dmljax.weights import preprocessing
 
 
@@ -63,6 +64,30 @@ def test_every_transform_is_pure_and_named(name):
 def test_recipes_return_the_published_size_for_any_input(name, size, shape):
     image = getattr(transforms, name)(_image(*shape), _rng())
     assert image.shape == (size, size, 3)
+
+
+@pytest.mark.parametrize("name", ["standard", "graph", "dvml", "abe", "small"])
+def test_transforms_of_a_small_size_see_the_whole_image(name):
+    """A frame of a tenth of the sides is in every evaluated image, and in most training crops."""
+    photograph = np.zeros((480, 480, 3), np.uint8)
+    photograph[:48] = photograph[-48:] = photograph[:, :48] = photograph[:, -48:] = 255
+    image = getattr(transforms, f"{name}_eval")(photograph, _rng(), size=64)
+    border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
+    assert image.shape == (64, 64, 3) and (border > 200).all() and (image[16:48, 16:48] == 0).all()
+    crops = [getattr(transforms, f"{name}_train")(photograph, _rng(i), size=64) for i in range(20)]
+    assert sum((crop == 255).all(axis=2).any() for crop in crops) > 10
+
+
+def test_the_sides_of_the_published_sizes_are_unchanged():
+    """256 for 224 and 227; a side that a config gives is used."""
+    image = _image(300, 400)
+    for size in (224, 227):
+        resized = transforms.resize(image, _rng(), size=256)
+        crop = transforms.center_crop(resized, _rng(), size=size)
+        assert (transforms.standard_eval(image, _rng(), size=size) == crop).all()
+    crop = transforms.center_crop(transforms.resize(image, _rng(), size=99), _rng(), size=64)
+    assert (transforms.standard_eval(image, _rng(), size=64, shorter=99) == crop).all()
+    assert all(shorter_of(size) >= size for size in range(1, 300))
 
 
 def test_the_standard_crop_can_resize_first_and_keep_a_share():

@@ -25,7 +25,7 @@ def test_a_kill_leaves_the_file_as_it_was(tmp_path):
     path = tmp_path / "a.bin"
     path.write_bytes(b"before")
     code = (
-        "import os, signal, sys; from dmljax.data import files\n"
+        "import os, signal, sys; from dmljax.files import writing as files\n"
         "with files.atomic_writer(sys.argv[1], 'wb') as file:\n"
         "    file.write(b'after'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )

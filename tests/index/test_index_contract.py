@@ -1,4 +1,7 @@
-"""Every index behaves as the naive one: a random history of calls, compared after each of them."""
+"""Every store behaves as the naive index: a random history of calls, compared after each of them.
+
+A new store is one row in `PLACES`. The third one here is in a file of the tests.
+"""
 
 import numpy as np
 import postgres
@@ -6,8 +9,9 @@ import pytest
 from index_loops import NaiveIndex, random_vectors, same, unit_vectors
 
 from dmljax import index
+from dmljax.index import stores
 
-MODEL = "ab" * 32
+MODEL, OTHER = "ab" * 32, "cd" * 32
 DIMENSION = 8
 FILTERS = (
     None,
@@ -30,13 +34,19 @@ def server():
         yield server
 
 
-@pytest.fixture(params=["folder", "postgres"])
-def place(request, tmp_path):
-    """Where an index can be made: a folder, or a table of a real server."""
-    if request.param == "folder":
-        return tmp_path / "photos.index"
-    server = request.getfixturevalue("server")
-    return f"{server.address}&table=t{abs(hash(request.node.name)) % 10**9}"
+# Where the tests make an index, for every store: (pytest's request, a name) -> the place.
+PLACES = {
+    "folder": lambda request, name: request.getfixturevalue("tmp_path") / f"{name}.index",
+    "postgres": lambda request, name: f"{request.getfixturevalue('server').address}&table={name}",
+    "memory": lambda request, name: f"memory://{name}",
+}
+
+
+@pytest.fixture(params=PLACES)
+def place(request, monkeypatch):
+    """A place for an index: a folder, a table of a real server, the memory of this process."""
+    monkeypatch.setitem(stores.STORES, "memory", "memory_store:MemoryIndex")
+    return PLACES[request.param](request, f"t{abs(hash(request.node.name)) % 10**9}")
 
 
 def _metadata(rng):
@@ -155,3 +165,72 @@ def test_the_version_counts_changes_and_readers_see_them_at_once(place):
         assert reader.version == 2 and reader.count() == 1
         with pytest.raises(index.InvalidInput, match="write=True"):
             reader.delete(["b"])
+
+
+def _refuses(store, error, call):
+    """The call raises an error of one line and changes nothing."""
+    before = store.version, store.count(), store.fields()
+    with pytest.raises(error) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    assert (store.version, store.count(), store.fields()) == before
+
+
+def test_a_call_happens_completely_or_not_at_all(place):
+    unit = np.eye(DIMENSION, dtype=np.float32)
+    with index.create(place, model=MODEL, dimension=DIMENSION) as store:
+        store.add(["a", "b"], unit[:2], [{"x": 1}, None])
+        for error, call in (
+            (index.DuplicateId, lambda: store.add(["c", "b"], unit[:2], [{"y": 1}, None])),
+            (index.UnknownId, lambda: store.delete(["a", "c"])),
+            (index.UnknownId, lambda: store.get(["a", "c"])),
+            (index.InvalidInput, lambda: store.add(["c"], 2 * unit[:1])),
+            (index.InvalidInput, lambda: store.search(unit[:1], 3)),
+            (index.InvalidInput, lambda: store.search(unit[:1], 1, where={"y": 1})),
+            (index.InvalidInput, lambda: store.count({"y": 1})),
+        ):
+            _refuses(store, error, call)
+        scan = store.scan(1)
+        first = next(scan)
+        store.add(["c"], unit[2:3])
+        assert [item.id for batch in (first, *scan) for item in batch] == ["a", "b"]
+        assert store.search(unit[1:2], 1) == [[("b", 1.0, {})]]
+        facts = store.facts()
+        assert (facts["items"], facts["version"], facts["approximate"]) == (3, 2, None)
+    with pytest.raises(index.InvalidInput, match="is closed"):
+        store.count()
+
+
+def test_places_models_and_writers(place):
+    unit = np.eye(DIMENSION, dtype=np.float32)
+    assert index.signature(place) == index.signature(place)
+    with pytest.raises(FileNotFoundError, match="no index of dmljax"):
+        index.open(place)
+    store = index.create(place, model=MODEL, dimension=DIMENSION)
+    signature = index.signature(place)
+    store.add(["a"], unit[:1])
+    assert signature is not None and index.signature(place) == signature
+    with pytest.raises(index.InvalidInput, match="exists already"):
+        index.create(place, model=MODEL, dimension=DIMENSION)
+    with pytest.raises(index.OtherModel, match=f"{MODEL}, not of {OTHER}"):
+        index.open(place, model=OTHER)
+    with pytest.raises(index.Locked, match="being written"):
+        index.reindex(place, model=OTHER, dimension=4)
+    store.close()
+    with index.reindex(place, model=OTHER, dimension=4) as new:
+        new.add(["b", "c"], unit[:2, :4])
+    with index.reindex(place, model=OTHER, dimension=4) as new:
+        assert new.count() == 2  # as far as it was filled
+        with index.open(place, model=MODEL) as reader:
+            assert reader.count() == 1 and not reader.superseded  # until the switch
+            new.switch()
+            assert reader.superseded and not new.superseded
+        with pytest.raises(index.InvalidInput, match="present index already"):
+            new.switch()
+    with index.open(place, model=OTHER, write=True) as store:
+        assert (store.count(), store.dimension) == (2, 4)
+
+
+def test_a_scheme_without_a_store_is_refused():
+    with pytest.raises(ValueError, match="choose a folder, or postgresql://"):
+        index.open("s3://bucket/photos.index")

@@ -403,6 +403,7 @@ def test_a_folder_that_may_not_be_written_can_be_read(tmp_path):
     filled(place)
     code = """
 import mmap, os, sys
+import dmljax.index.embedded  # before this process may no longer read the library
 from dmljax import index
 if os.getuid() == 0:
     os.setgroups([])

@@ -7,7 +7,7 @@ import pytest
 from index_loops import unit_vectors
 
 from dmljax import index
-from dmljax.index import graph
+from dmljax.index import graph, tuning
 
 MODEL = "ab" * 32
 DIMENSION = 16
@@ -111,7 +111,7 @@ def test_later_changes_count_at_once(store, vectors, tmp_path):
 
 
 def test_a_graph_of_low_recall_is_not_used(store, vectors, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(graph, "measure", lambda *a: (16, 0.5))
+    monkeypatch.setattr(tuning, "tune", lambda *a: (16, 0.5))
     store.build(approximate=True)
     monkeypatch.setattr(graph.Graph, "search", None)
     assert recall(store, vectors[COUNT : COUNT + 10]) == 1
@@ -140,3 +140,24 @@ def test_a_few_items_have_a_graph_too(tmp_path):
             hits = store.search(vectors, 20, allow_fewer=True)
             assert [len(h) for h in hits] == [count] * 11
             assert [h[0].id for h in hits[:count]] == [str(i) for i in range(count)]
+
+
+def test_the_smallest_width_that_is_good_enough_is_chosen():
+    truth = [list(range(11)), list(range(20, 31))]
+    found = {16: 9, 32: 10, 64: 11}  # neighbors by width; each query finds itself, too
+    widths = []
+
+    def search(width):
+        widths.append(width)
+        return [rows[: found.get(width, 11)] for rows in truth]
+
+    assert tuning.tune(search, truth, [0, 20]) == (64, 1.0)
+    assert widths == [16, 32, 64]
+    found[64] = 10
+    found |= {128: 10, 256: 10, 512: 10}
+    width, recall = tuning.tune(search, truth, [0, 20])
+    assert width == 512 and recall == pytest.approx(0.9)
+    width, recall = tuning.tune(search, truth, [0, 5])  # 5 has a full list of equal vectors
+    assert width == 512 and recall == pytest.approx((9 / 10 + 10 / 11) / 2)
+    assert tuning.tune(lambda width: [], [], []) == (16, 1.0)
+    assert tuning.tune(lambda width: [[0]], [[0]], [0]) == (16, 1.0)  # one item has no neighbors

@@ -244,7 +244,7 @@ def test_a_filter_is_never_part_of_the_statement():
 def test_another_model_dimension_or_similarity(tmp_path, store):
     other = "cd" * 32
     store.close()
-    with pytest.raises(index.OtherModel, match=f"{MODEL}, not of {other}.*--reindex"):
+    with pytest.raises(index.OtherModel, match=f"{MODEL}, not of {other}.*index reindex"):
         index.open(tmp_path / "photos.index", model=other)
     with pytest.raises(index.InvalidInput, match="not a digest"):
         index.open(tmp_path / "photos.index", model="a/b")

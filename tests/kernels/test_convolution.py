@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmljax import kernels
-from dmljax.kernels import filtering
+from dmljax.kernels import winograd
 from dmljax.kernels.convolution import conv, xla_conv
 
 
@@ -72,14 +72,14 @@ def test_values_and_gradients_are_those_of_xla(impl, size, strides, padding, ext
     st.integers(0, 3),
     st.sampled_from([(32, 32), (33, 40), (64, 32)]),
 )
-def test_filtering_is_the_same_convolution(impl, size, width, padding, features):
+def test_winograd_is_the_same_convolution(impl, size, width, padding, features):
     rng = np.random.default_rng(size[0] * 100 + size[1] * 10 + padding)
     rows = max(1, 3 - 2 * padding) + size[0]
     columns = max(1, width - 2 * padding) + size[1]
     x = rng.normal(size=(2, rows, columns, features[0]))
     kernel = rng.normal(size=(3, width, *features)) / np.sqrt(3 * width * features[0])
     shape = (2, rows + 2 * padding - 2, columns + 2 * padding - width + 1, features[1])
-    assert filtering.pays(x.shape, kernel.shape, 1, padding) == (shape[1] >= 4)
+    assert winograd.is_faster(x.shape, kernel.shape, 1, padding) == (shape[1] >= 4)
     assert_forms_agree(impl, x, kernel, rng.normal(size=shape), 1e-5, padding=padding)
 
 

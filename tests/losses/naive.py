@@ -119,7 +119,8 @@ def supcon(s, d, P, N, *, temperature=0.1, **_):
     )
 
 
-def circle(s, d, P, N, *, m=0.4, gamma=80.0, **_):
+def circle(s, d, P, N, *, margin=0.4, gamma=80.0, **_):
+    m = margin
     return active(
         [
             softplus(
@@ -168,8 +169,8 @@ def n_pairs(s, d, P, N, *, labels, **_):
     return mean([-s[i, p] + lse([s[i, q] for _, q in rows]) for i, p in rows])
 
 
-def nca(s, d, P, N, *, softmax_scale=1.0, **_):
-    z = -softmax_scale * d**2
+def nca(s, d, P, N, *, scale=1.0, **_):
+    z = -scale * d**2
     return mean(
         [
             lse([z[i, j] for j in P[i] + N[i]]) - lse([z[i, p] for p in P[i]])

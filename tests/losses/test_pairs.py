@@ -20,7 +20,7 @@ CASES += [
     ("contrastive", {"pos_weight": 0.3, "neg_weight": 1.7}),
     ("margin", {"beta": 1.0, "margin": 0.4}),
     ("ntxent", {"temperature": 0.5}),
-    ("circle", {"m": 0.25, "gamma": 8.0}),
+    ("circle", {"margin": 0.25, "gamma": 8.0}),
     ("semihard_triplet", {"margin": 5.0}),
 ]
 
@@ -131,9 +131,9 @@ def test_ntxent_keeps_its_gradient_when_far_off():
 def test_nca_keeps_far_anchors():
     """The peer drops anchors whose softmax underflows: the very ones that need a gradient."""
     x = np.array([[1.0, 0.0], [-0.8, 0.6], [1.0, 0.01]], np.float32)
-    value, gradient = jax.value_and_grad(
-        lambda x: losses.nca(x, np.array([0, 0, 1]), softmax_scale=60.0)
-    )(x)
+    value, gradient = jax.value_and_grad(lambda x: losses.nca(x, np.array([0, 0, 1]), scale=60.0))(
+        x
+    )
     assert value > 100 and np.abs(gradient).max() > 10
 
 

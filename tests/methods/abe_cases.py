@@ -6,13 +6,14 @@ import jax
 import numpy as np
 from one_step import Patches, fill
 
-from dmljax.config import named_methods
+from dmljax.config import registry
 from dmljax.methods.abe import contrastive
 
 CLASSES, B = 6, 24
 
 
 CUT = {"split": ("one", "two"), "attention": "two"}
+HEADS = {"attention": None}  # the control: separate heads without attention
 
 
 NET = Patches()
@@ -46,13 +47,11 @@ def batch_of_patterns(seed=0):
 
 
 def abe_method(loss_fn=contrastive, **options):
-    return named_methods.abe(
-        NET, loss_fn, classes=CLASSES, **{"learners": 3, "dim": 12, **CUT, **options}
-    )
+    spec = {"name": "abe", "learners": 3, "dim": 12, **CUT, **options}
+    return registry.resolve("method", spec)(NET, loss_fn, classes=CLASSES)
 
 
 @functools.cache
 def initial_state(heads=False):
-    return fill(
-        jax.eval_shape(abe_method(heads=heads).init, jax.random.key(0), batch_of_patterns())
-    )
+    method = abe_method(**HEADS if heads else {})
+    return fill(jax.eval_shape(method.init, jax.random.key(0), batch_of_patterns()))

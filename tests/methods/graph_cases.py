@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from dmljax import losses, nets
-from dmljax.config import named_methods
+from dmljax.config import registry
 
 N, D, C, HEADS = 8, 8, 3, 2
 
@@ -17,27 +17,29 @@ LOSS = functools.partial(losses.label_smoothed_cross_entropy, epsilon=0.1, tempe
 NET = nets.convnet(widths=(8,), strides=(2,), frozen=True)
 
 
-SHARED = {"share_vector": True, "share_projection": True}
+SHARED = {"sublayers": 2, "share_vector": True, "share_projection": True}
 
 
 # The rows of the published ablations, then other options.
 ROWS = {
     "baseline": {},
     "backbone only": {"graph_weight": 0.0},
-    "no MLP, no attention": {"attention": "none", "mlp": "none", "layers": 2},
-    "no attention": {"attention": "none"},
-    "no MLP": {"mlp": "none"},
-    "GAT": {"attention": {"name": "gat", **SHARED}},
-    "GATv2": {"attention": {"name": "gatv2", **SHARED}},
-    "GATv2, no MLP": {"attention": "gatv2", "mlp": "none"},
-    "plus one, LN(2h)": {"attention": "dot_plus_one", "mlp": "identity"},
+    "no MLP, no attention": {"attention_fn": None, "mlp_fn": None, "layers": 2},
+    "no attention": {"attention_fn": None},
+    "no MLP": {"mlp_fn": None},
+    "GAT": {"attention_fn": {"name": "gat", **SHARED}},
+    "GATv2": {"attention_fn": {"name": "gatv2", **SHARED}},
+    "GATv2, no MLP": {"attention_fn": "gatv2", "mlp_fn": None},
+    "plus one, LN(2h)": {"attention_fn": "dot_plus_one", "mlp_fn": "identity"},
     "two layers, necks": {"layers": 2, "concat_layers": True, "neck": True},
     "graph only": {"encoder_weight": 0.0},
-    "edges": {"threshold": 0.9},
+    "edges": {"edges_fn": {"name": "similarity_edges", "threshold": 0.9}},
     "shifted edges, other weights": {
-        "weighted": True,
-        "positive": "shifted",
-        "similarity": "dot",
+        "edges_fn": {
+            "name": "similarity_graph",
+            "positive_fn": "shifted",
+            "similarity_fn": "dot_products",
+        },
         "encoder_weight": 0.5,
         "graph_weight": 3.0,
     },
@@ -58,7 +60,8 @@ jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_lev
 
 def graph_method(name="baseline", **options):
     defaults = {"dim": D, "heads": HEADS, "dropout": 0.0}
-    return named_methods.graph(NET, LOSS, classes=C, **{**defaults, **ROWS[name], **options})
+    spec = {"name": "graph", **defaults, **ROWS[name], **options}
+    return registry.resolve("method", spec)(NET, LOSS, classes=C)
 
 
 def fill_at_random(shapes):

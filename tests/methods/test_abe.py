@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from abe_cases import CUT, B, abe_method, batch_of_patterns, initial_state, naive_contrastive
+from abe_cases import CUT, HEADS, B, abe_method, batch_of_patterns, initial_state, naive_contrastive
 from one_step import Patches, jit
 
 from dmljax import losses, methods, miners, nets
-from dmljax.config import named_methods
+from dmljax.config import registry
 from dmljax.methods import base
 from dmljax.methods.abe import contrastive, divergence
 from dmljax.methods.abe import nets as ensembles
@@ -43,7 +43,9 @@ def _losses(method, *, heads=False, seeds=(0,)):
 @pytest.mark.parametrize("heads", [False, True])
 def test_loss_is_the_learners_and_lambda_times_the_divergence(heads):
     x, labels = _vectors(heads), batch_of_patterns()["labels"]
-    method = abe_method(heads=heads, lambda_div=0.7, margin_div=0.9)
+    divergence_fn = {"name": "divergence", "margin": 0.9}
+    control = HEADS if heads else {}
+    method = abe_method(lambda_div=0.7, divergence_fn=divergence_fn, **control)
     (actual,) = _losses(method, heads=heads)
     metric = sum(naive_contrastive(x[:, m], labels) for m in range(3))
     expected_divergence = float(divergence(x.astype(np.float64), margin=0.9))
@@ -58,7 +60,7 @@ def test_drawn_pairs_are_rows_a_half_apart():
     x, labels = _vectors(), batch_of_patterns()["labels"]
     partner = (np.arange(B) + B // 2) % B
     expected = sum(naive_contrastive(x[:, m], labels, partner=partner) for m in range(3))
-    (actual,) = _losses(abe_method(pairs="drawn"))
+    (actual,) = _losses(abe_method(pairs_fn="drawn_pairs"))
     np.testing.assert_allclose(actual["metric"], expected, rtol=1e-4)
 
 
@@ -92,12 +94,12 @@ def test_embeddings_are_the_parts_side_by_side_and_masks_lie_in_0_to_1():
         )
     masks = maps["masks"]
     assert masks.shape == (B, 3, 4, 4, 10) and masks.min() > 0 and masks.max() < 1
-    assert abe_method(heads=True).inspect.spatial_masks is None
+    assert abe_method(**HEADS).inspect.spatial_masks is None
     assert abe_method(learners=1).inspect.parts is None
 
 
 def test_min_max_masks_span_zero_to_one():
-    masks = jit(abe_method(mask="min_max").inspect.spatial_masks)(
+    masks = jit(abe_method(mask_fn="min_max").inspect.spatial_masks)(
         *initial_state(), batch_of_patterns()["images"]
     )["masks"]
     masks = jax.device_get(masks)
@@ -110,9 +112,8 @@ COUNTS = [(8, 512, False, 12_047_040), (2, 128, False, 9_648_000), (1, 512, True
 
 @pytest.mark.parametrize(("learners", "dim", "heads", "count"), COUNTS)
 def test_published_sizes(learners, dim, heads, count):
-    method = named_methods.abe(
-        nets.googlenet(), contrastive, classes=98, learners=learners, dim=dim, heads=heads
-    )
+    options = {"learners": learners, "dim": dim, **(HEADS if heads else {})}
+    method = methods.abe(nets.googlenet(), contrastive, classes=98, **options)
     batch = {"images": jax.ShapeDtypeStruct((2, 224, 224, 3), jnp.float32)}
     params, _ = jax.eval_shape(method.init, jax.random.key(0), batch)
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
@@ -164,12 +165,12 @@ def test_trained_learners_separate_the_classes(lambda_div):
 
 
 BAD = {
-    "pairs": ({"pairs": "some"}, "there is no pairs 'some'. It has: all, drawn"),
-    "mask": ({"mask": "relu"}, "there is no mask 'relu'. It has: min_max, sigmoid"),
+    "pairs": ({"pairs_fn": "drawn"}, "no pairs of a batch 'drawn': did you mean 'drawn_pairs'"),
+    "mask": ({"mask_fn": "relu"}, "there is no mask 'relu'. It has: min_max, sigmoid"),
     "share": ({"learners": 5}, "5 learners cannot share 12 features"),
     "divergence": (
-        {"divergence_pairs": "max"},
-        "there is no divergence_pairs 'max'. It has: mean, sum",
+        {"divergence_fn": "maximum"},
+        "no divergence of learners 'maximum'. It has: divergence, mean_divergence",
     ),
 }
 
@@ -191,7 +192,7 @@ def test_a_net_without_stages_and_an_odd_batch_are_refused():
     with pytest.raises(ValueError, match=r"Lecun does not .* take googlenet"):
         methods.abe(nets.lecun(), contrastive, classes=3)
     odd = {k: v[:-1] for k, v in batch_of_patterns().items()}
-    method = abe_method(pairs="drawn")
+    method = abe_method(pairs_fn="drawn_pairs")
     with pytest.raises(ValueError, match=r"an even number of rows, not 23"):
         method.loss(*initial_state(), odd, key=jax.random.key(0), step=0)
 
@@ -199,15 +200,14 @@ def test_a_net_without_stages_and_an_odd_batch_are_refused():
 @pytest.mark.parametrize("heads", [False, True])
 def test_the_pool_sets_the_width_of_the_features(heads):
     images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
-    cut, actual = {"split": ("conv3", "conv4"), "attention": "conv4"}, {}
-    for pool in ("mean", "flatten", "gem"):
-        method = named_methods.abe(
-            nets.convnet(), contrastive, classes=5, dim=8, learners=2, heads=heads, pool=pool, **cut
-        )
+    cut, actual = {"split": ("conv3", "conv4"), "attention": None if heads else "conv4"}, {}
+    for pool in (None, "flatten", "learned_gem"):
+        spec = {"name": "abe", "dim": 8, "learners": 2, "pool_fn": pool, **cut}
+        method = registry.resolve("method", spec)(nets.convnet(), contrastive, classes=5)
         params, state = jax.eval_shape(method.init, jax.random.key(0), {"images": images})
         assert jax.eval_shape(method.embed, params, state, images).shape == (2, 8)
         linear = params["net"]["embedding_0" if heads else "embedding"]["kernel"]
         powers = [leaf for name, leaf in params["net"].items() if name.startswith("pool")]
         actual[pool] = linear.shape, len(jax.tree.leaves(powers))
     several = 2 if heads else 1
-    assert actual == {"mean": ((128, 4), 0), "flatten": ((2048, 4), 0), "gem": ((128, 4), several)}
+    assert list(actual.values()) == [((128, 4), 0), ((2048, 4), 0), ((128, 4), several)]

@@ -29,7 +29,7 @@ ROWS = [
 def test_a_config_has_the_numbers_of_its_row(name, arg, learners, heads, weight):
     config = read(name, arg)
     method = config["method"]
-    row = (method["learners"], method["heads"], method["lambda_div"])
+    row = (method["learners"], method["attention"] is None, method["lambda_div"])
     assert row == (learners, heads, weight)
     assert config["sampler"] == {"name": "abe_pairs", "batch_size": 64}
     assert config["net"] == {"name": "googlenet"} and "normalize" not in config
@@ -113,8 +113,11 @@ def test_a_step_of_a_config_has_its_terms_learners_and_rates(name, arg, tmp_path
         small["net"] = {"name": "convnet", "widths": [4, 6], "strides": [2, 1]}
     config = shrink(read(name, arg), tmp_path, **small)
     config["normalize"] = "caffe"  # what GoogLeNet, which the small net replaces, asks for
+    heads = "heads=True" in (arg or "")
+    if heads:
+        config["method"]["attention"] = None
     run, before, after, metrics = step(config, stats=with_diagnostics)
-    heads, weight = config["method"]["heads"], config["method"]["lambda_div"]
+    weight = config["method"]["lambda_div"]
     assert ("positive_distance" in metrics) == with_diagnostics
     assert metrics["metric"] > 0 and (heads or metrics["divergence"] > 0)
     np.testing.assert_allclose(

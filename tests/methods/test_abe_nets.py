@@ -182,7 +182,7 @@ def test_remat_reaches_every_copy_and_keeps_the_names():
 
 def test_wrong_arguments_are_refused_in_one_line(unchecked):
     for options, message in (
-        ({"learners": 5}, r"5 learners cannot share 12 features: take features=5 times"),
+        ({"learners": 5}, r"5 learners cannot share 12 features: take a multiple of 5"),
         ({"learners": 0}, r"0 learners cannot share 12 features"),
         (
             {"learners": 2, "attention": "conv4"},

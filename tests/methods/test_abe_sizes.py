@@ -5,11 +5,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from operations import multiply_adds
 
 from dmljax import recipes
 from dmljax.methods.abe import nets as abe
 from dmljax.nets import googlenet
+from dmljax.studies.sizes import multiply_adds
 
 IMAGE = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from one_step import Patches, fill, jit
 
-from dmljax import losses, miners, nets
-from dmljax.config import named_methods
+from dmljax import losses, miners, nets, recipes
+from dmljax.config import registry
 from dmljax.methods import base
 
 RNG = np.random.default_rng(0)
@@ -42,11 +42,12 @@ BATCH = {
 }
 
 
-def _method(loss_fn=_spread, **options):
-    small = {"dim": DIM, "hidden": 7, "phase_at": AT}
-    if options.get("mode", "paper") == "paper":
-        small["samples"] = T
-    return named_methods.dvml(Patches(), loss_fn, classes=CLASSES, **{**small, **options})
+def _method(loss_fn=_spread, mode="paper", mine_fn=None, **options):
+    spec = recipes.dvml(mode=mode)["method"] | {"dim": DIM, "hidden": 7, "phase_at": AT}
+    if mode == "paper":
+        spec["samples"] = T
+    method = registry.resolve("method", spec | options)
+    return method(Patches(), loss_fn, classes=CLASSES, mine_fn=mine_fn)
 
 
 @functools.cache
@@ -86,6 +87,7 @@ def _compiled(*, slopes=True, **options):
 _compiled = functools.cache(_compiled)
 
 
+CODE = ("code_1600", "code_1200")
 NOISE = np.random.default_rng(3).normal(size=(T, B, DIM)).astype(np.float32)
 
 
@@ -105,7 +107,7 @@ def _by_hand(mode, *, second, form):
     f = np.asarray(run(params["net"], BATCH["images"]), np.float64)
     heads, decoder = params["heads"], params["decoder"]
     x = {name: f for name in ("invariant", "mean", "log_variance")}
-    if mode == "seed":
+    if mode in CODE:
         shared = _normed(heads["norm"], f)
         x = {
             "invariant": shared,
@@ -114,7 +116,7 @@ def _by_hand(mode, *, second, form):
         }
     z_i, mean, log_variance = (_linear(heads[name], x[name]) for name in x)
     noise = NOISE if mode == "paper" else NOISE[:1]
-    z = z_i + mean + np.exp(log_variance / 2) * noise
+    z = z_i + mean + (log_variance if mode == "code_1600" else np.exp(log_variance / 2)) * noise
     hidden = _linear(decoder["fc1"], z)
     if mode == "paper":
         hidden = np.tanh(hidden)
@@ -135,15 +137,15 @@ def _by_hand(mode, *, second, form):
     }, f
 
 
-@pytest.mark.parametrize("mode", ["paper", "seed"])
+@pytest.mark.parametrize("mode", ["paper", "code_1600", "code_1200"])
 def test_the_loss_is_the_weighted_sum_of_terms_computed_by_hand(mode):
-    """The metrics are the unweighted terms, and the loss has the lambdas of its phase."""
+    """The metrics are the terms, also times the lambdas of their phase; the loss is their sum."""
     form = "norm" if mode == "paper" else "half_sum"
     lambdas = ((1.0, 0.5, 0.3, 2.0), (0.7, 0.2, 0.4, 0.8))
     params, _ = _start(mode)
 
-    def noisy(mean, log_variance, *, samples, key):
-        return mean[None] + jnp.exp(log_variance / 2)[None] * NOISE[:samples]
+    def noisy(mean, log_variance, *, samples, deviation_fn, key):
+        return mean[None] + deviation_fn(log_variance)[None] * NOISE[:samples]
 
     with mock.patch.object(METHOD_MODULE, "sample_variations", noisy):
         call, _ = _compiled.__wrapped__(slopes=False, mode=mode, lambdas=lambdas)
@@ -153,8 +155,9 @@ def test_the_loss_is_the_weighted_sum_of_terms_computed_by_hand(mode):
         terms, f = _by_hand(mode, second=at >= AT, form=form)
         for name, term in terms.items():
             np.testing.assert_allclose(metrics[name], term, rtol=1e-4, err_msg=name)
-        expected = sum(w * term for w, term in zip(weights, terms.values(), strict=True))
-        if mode == "seed":
+        weighted = [w * term for w, term in zip(weights, terms.values(), strict=True)]
+        others = 0
+        if mode in CODE:
             norms = ("norm", "norm_mean", "norm_log_variance")
             decayed = [params["net"], {k: v for k, v in params["heads"].items() if k not in norms}]
             squares = sum(np.sum(np.square(x, dtype=float)) for x in jax.tree.leaves(decayed))
@@ -163,8 +166,11 @@ def test_the_loss_is_the_weighted_sum_of_terms_computed_by_hand(mode):
             label_logits = logits[np.arange(B), BATCH["labels"]]
             probe = np.mean(np.log(np.sum(np.exp(logits), axis=1)) - label_logits)
             np.testing.assert_allclose(metrics["cross_entropy"], probe, rtol=1e-4)
-            expected += weights[3] * metrics["decay"] + probe
-        np.testing.assert_allclose(value, expected, rtol=1e-4)
+            weighted[3] += weights[3] * metrics["decay"]
+            others = probe
+        for i in range(4):
+            np.testing.assert_allclose(metrics[f"weighted/L{i + 1}"], weighted[i], rtol=1e-4)
+        np.testing.assert_allclose(value, sum(weighted) + others, rtol=1e-4)
 
 
 def _reached(slopes):
@@ -181,9 +187,9 @@ EVERYTHING = {*ENCODER, "decoder"}
 
 REACH = {
     "paper": ({}, {"decoder"}, EVERYTHING),
-    "always": ({"release": "always"}, EVERYTHING, EVERYTHING),
-    "frozen decoder": ({"frozen_decoder": True}, set(), EVERYTHING),
-    "seed": ({"mode": "seed", "decay": 0.0}, {"decoder", "probe"}, {"decoder", "probe"}),
+    "always": ({"release": (True, True)}, EVERYTHING, EVERYTHING),
+    "frozen decoder": ({"train_decoder": (False, True)}, set(), EVERYTHING),
+    "code": ({"mode": "code_1200", "decay": 0.0}, {"decoder", "probe"}, {"decoder", "probe"}),
     "report": ({"mode": "report"}, {"probe"}, {*EVERYTHING, "probe"}),
 }
 
@@ -207,9 +213,9 @@ def test_the_form_of_the_report_has_plain_layers_and_a_norm_for_each_image():
         _linear(params["heads"][name], f) for name in ("invariant", "mean", "log_variance")
     )
 
-    def noisy(mean, log_variance, *, samples, key):
+    def noisy(mean, log_variance, *, samples, deviation_fn, key):
         assert samples == 1
-        return mean[None] + jnp.exp(log_variance / 2)[None] * NOISE[:1]
+        return mean[None] + deviation_fn(log_variance)[None] * NOISE[:1]
 
     with mock.patch.object(METHOD_MODULE, "sample_variations", noisy):
         value, metrics, _, _ = call(0)
@@ -221,13 +227,13 @@ def test_the_form_of_the_report_has_plain_layers_and_a_norm_for_each_image():
     assert "decay" not in metrics
 
 
-@pytest.mark.parametrize("mode", ["paper", "seed", "report"])
+@pytest.mark.parametrize("mode", ["paper", "code_1200", "report"])
 def test_the_baseline_lacks_only_the_variational_part(mode):
     """With the other three weights at 0, DVML and its baseline are one and the same."""
     lambdas = ((0, 0, 0, 1.0), (0, 0, 0, 0.8))
     full, _ = _compiled(mode=mode, lambdas=lambdas)
     params, model_state = _start(mode)
-    method = _method(mode=mode, lambdas=lambdas, baseline=True)
+    method = _method(mode=mode, lambdas=lambdas, variational=False)
     shapes, state_shapes = jax.eval_shape(method.init, jax.random.key(0), BATCH)
     baseline_params = {name: {k: params[name][k] for k in tree} for name, tree in shapes.items()}
     statistics = {
@@ -235,14 +241,14 @@ def test_the_baseline_lacks_only_the_variational_part(mode):
         for name, tree in state_shapes.get("batch_stats", {}).items()
     }
     assert set(baseline_params) == {"net", "heads", *(["probe"] if mode != "paper" else [])}
-    assert set(baseline_params["heads"]) == {"invariant", *(["norm"] if mode == "seed" else [])}
+    assert set(baseline_params["heads"]) == {"invariant", *(["norm"] if mode in CODE else [])}
     # Decay of the layers that the baseline has not, which is in the other loss.
     extra = sum(
         np.sum(np.square(leaf, dtype=float))
         for name in ("mean", "log_variance")
         for leaf in params["heads"][name].values()
     )
-    decay = {"seed": 5e-3}.get(mode, 0.0)
+    decay = 5e-3 if mode in CODE else 0.0
 
     @jit
     def baseline_step(params, step):
@@ -259,7 +265,9 @@ def test_the_baseline_lacks_only_the_variational_part(mode):
                 baseline_params, jnp.asarray(at)
             )
         np.testing.assert_allclose(actual, value - weight * decay / 2 * extra, rtol=1e-5)
-        assert set(metrics) - set(new_metrics) == {"kl", "reconstruction", "metric_variant"}
+        left_out = {"kl", "reconstruction", "metric_variant"}
+        left_out |= {f"weighted/L{i}" for i in (1, 2, 3)}
+        assert set(metrics) - set(new_metrics) == left_out
         for name, tree in actual_slopes.items():
             for k, leaf in tree.items():
                 jax.tree.map(
@@ -267,7 +275,7 @@ def test_the_baseline_lacks_only_the_variational_part(mode):
                     leaf,
                     slopes[name][k],
                 )
-        if mode == "seed":
+        if mode in CODE:
             moved = new_state["batch_stats"]["heads"]["norm"]["mean"]
             np.testing.assert_allclose(moved, after["batch_stats"]["heads"]["norm"]["mean"], 1e-5)
 
@@ -295,8 +303,8 @@ def test_the_metric_loss_trains_mean_and_variance_through_the_samples():
 
 
 def test_the_norm_of_the_decoder_learns_in_phase_2():
-    call, _ = _compiled(lambdas=ONLY_L2, mode="seed", decay=0.0)
-    before = _start("seed")[1]["batch_stats"]
+    call, _ = _compiled(lambdas=ONLY_L2, mode="code_1200", decay=0.0)
+    before = _start("code_1200")[1]["batch_stats"]
     for at, moves in ((AT - 1, False), (AT, True)):
         after = call(at)[2]["batch_stats"]
         assert (
@@ -334,7 +342,7 @@ def test_the_metric_loss_is_the_mean_over_its_samples():
     assert a == b != c  # z_I has no noise, so only the miner draws
 
 
-@pytest.mark.parametrize("mode", ["paper", "seed"])
+@pytest.mark.parametrize("mode", ["paper", "code_1200"])
 def test_embeddings_are_the_invariant_part(mode):
     method = _method(mode=mode)
     embed = jit(lambda params, state, x: method.embed(params, state, x))
@@ -353,40 +361,41 @@ def test_embeddings_are_the_invariant_part(mode):
 def test_the_pool_sets_the_width_of_the_features():
     images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
     actual = {}
-    for pool in ("mean", "flatten", "gem"):
-        method = named_methods.dvml(nets.convnet(), _spread, classes=5, dim=8, pool=pool)
+    for pool in (None, "flatten", "learned_gem"):
+        spec = {"name": "dvml", "dim": 8, "pool_fn": pool}
+        method = registry.resolve("method", spec)(nets.convnet(), _spread, classes=5)
         params, state = jax.eval_shape(method.init, jax.random.key(0), {"images": images})
         assert jax.eval_shape(method.embed, params, state, images).shape == (2, 8)
         width = params["heads"]["invariant"]["kernel"].shape[0]
         actual[pool] = width, len(jax.tree.leaves(params.get("pool")))
-    assert actual == {"mean": (128, 0), "flatten": (4 * 4 * 128, 0), "gem": (128, 1)}
+    assert list(actual.values()) == [(128, 0), (4 * 4 * 128, 0), (128, 1)]
 
 
-HEADS = {"paper": 3 * (1024 * 512 + 512), "seed": 3 * (1024 * 128 + 128) + 3 * 2 * 1024}
+HEADS = {"paper": 3 * (1024 * 512 + 512), "code_1200": 3 * (1024 * 128 + 128) + 3 * 2 * 1024}
 
 
 DECODER = {
     "paper": 512 * 512 + 512 + 512 * 1024 + 1024,
-    "seed": 128 * 512 + 512 + 2 * 512 + 512 * 1024 + 1024,
+    "code_1200": 128 * 512 + 512 + 2 * 512 + 512 * 1024 + 1024,
 }
 
 
-@pytest.mark.parametrize("mode", ["paper", "seed"])
+@pytest.mark.parametrize("mode", ["paper", "code_1200"])
 def test_published_sizes(mode):
-    method = named_methods.dvml(nets.googlenet(), _spread, classes=98, mode=mode)
+    method = registry.resolve("method", recipes.dvml(mode=mode)["method"])
+    method = method(nets.googlenet(), _spread, classes=98)
     batch = {"images": jax.ShapeDtypeStruct((2, 227, 227, 3), jnp.float32)}
     params, _ = jax.eval_shape(method.init, jax.random.key(0), batch)
     count = {k: sum(x.size for x in jax.tree.leaves(v)) for k, v in params.items()}
     expected = {"net": 5_973_552, "heads": HEADS[mode], "decoder": DECODER[mode]}
-    assert count == expected | ({"probe": 1024 * 98 + 98} if mode == "seed" else {})
+    assert count == expected | ({"probe": 1024 * 98 + 98} if mode in CODE else {})
 
 
 BAD = {
-    "mode": ({"mode": "both"}, "there is no mode 'both'. It has: paper, report, seed"),
-    "release": ({"release": "first"}, "there is no release 'first'. It has: always, never, second"),
-    "activation": ({"activation": "elu"}, "there is no activation 'elu'.*relu, tanh"),
-    "form": ({"form": "sum"}, "there is no form 'sum'.* It has: half_sum, mean_square, norm"),
-    "norms": ({"norms": "both"}, "there is no norms 'both'.*nested, none, shared"),
+    "mode": ({"mode": "both"}, "mode is paper, code_1600, code_1200 or report, not 'both'"),
+    "release": ({"release": (True,)}, "release has one value for each of two phases"),
+    "activation": ({"activation_fn": "erf"}, "there is no activation 'erf'.*relu"),
+    "form": ({"reconstruction_fn": "sum"}, "no reconstruction 'sum'.*reconstruction_half_sum"),
     "lambdas": ({"lambdas": ((1, 1, 1),)}, "four weights for phase 1 and four for phase 2"),
     "samples": ({"metric_samples": 4}, "metric_samples=4 must be from 1 to samples=3"),
 }

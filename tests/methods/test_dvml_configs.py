@@ -13,15 +13,15 @@ ROWS = [
     ("cars_dvml", "loss=dws", 512, PAPER, 1500, 1e-4, "triplet"),
     (
         "cars_dvml",
-        "mode=seed,experiment=1",
+        "mode=code_1200,experiment=1",
         128,
         [[1.0, 0.5, 0.5, 1.0], [0.8, 1.0, 0.4, 0.8]],
-        1600,
+        1200,
         7e-5,
         "semihard_triplet",
     ),
-    ("cars_dvml", "mode=seed,experiment=2", 128, PAPER, 1600, 7e-5, "semihard_triplet"),
-    ("cars_dvml", "mode=seed,experiment=3", 128, [[1.0] * 4] * 2, 0, 7e-5, "semihard_triplet"),
+    ("cars_dvml", "mode=code_1600,experiment=2", 128, PAPER, 1600, 7e-5, "semihard_triplet"),
+    ("cars_dvml", "mode=code_1200,experiment=3", 128, [[1.0] * 4] * 2, 0, 7e-5, "semihard_triplet"),
     (
         "cars_dvml",
         "mode=report,experiment=1",
@@ -32,7 +32,7 @@ ROWS = [
         "semihard_triplet",
     ),
     ("cars_dvml", "mode=report,experiment=3", 128, [[1.0] * 4] * 2, 0, 7e-5, "semihard_triplet"),
-    ("cub_dvml", "mode=seed,experiment=2", 256, PAPER, 1600, 6e-5, "semihard_triplet"),
+    ("cub_dvml", "mode=code_1600,experiment=2", 256, PAPER, 1600, 6e-5, "semihard_triplet"),
     ("sop_dvml", "loss=npair", 512, PAPER, 1500, 1e-4, "dmljax.methods.dvml:n_pairs"),
 ]
 
@@ -46,25 +46,28 @@ def test_a_config_has_the_numbers_of_its_row(name, arg, dim, lambdas, at, rate, 
     assert config["loss"]["name"] == loss and "normalize" not in config
     mined = {"name": "distance_weighted", "dim": dim} if loss == "triplet" else None
     assert config["miner"] == mined
-    seed = method["mode"] != "paper"
-    assert len(optimizer["groups"]) == (2 if seed else 0)
-    assert config["sampler"]["name"] == ("n_pairs" if seed or "n_pairs" in loss else "plan")
+    code = "mode=" in (arg or "")
+    assert len(optimizer["groups"]) == (2 if code else 0)
+    assert config["sampler"]["name"] == ("n_pairs" if code or "n_pairs" in loss else "plan")
+    assert config["steps"] == (2 * at if at not in (0, 1500) else {0: 3000, 1500: 6000}[at])
+    deviation = "log_variance_as_deviation" if "code_1600" in (arg or "") else "standard_deviation"
+    assert method["deviation_fn"] == deviation
 
 
 def test_arguments_change_only_their_fields():
-    for arg in ("loss=triplet", "mode=seed", "mode=report,experiment=2"):
+    for arg in ("loss=triplet", "mode=code_1200", "mode=report,experiment=2"):
         plain, control = read("cars_dvml", arg), read("cars_dvml", f"{arg},baseline=True")
-        assert control["method"] == plain["method"] | {"baseline": True}
+        assert control["method"] == plain["method"] | {"variational": False}
         groups = [g for g in plain["optimizer"]["groups"] if g["path"] != "^decoder/"]
         assert control["optimizer"] == plain["optimizer"] | {"groups": groups}
         unchanged = set(plain) - {"method", "optimizer"}
         assert all(control[name] == plain[name] for name in unchanged)
-    assert "decay" not in read("cars_dvml", "mode=report")["method"]
-    net = read("cars_dvml", "mode=seed,code_lrn=True")["net"]
+    assert read("cars_dvml", "mode=report")["method"]["decay"] == 0
+    net = read("cars_dvml", "mode=code_1200,code_lrn=True")["net"]
     assert net == {"name": "googlenet", "lrn_size": 11, "lrn_alpha": 1.1e-3}
     assert read("cub_dvml", "loss=npair")["loss"]["l2_weight"] == 1.5e-2
     for arg, message in (
-        ("mode=code", "mode is paper, seed or report, not 'code'"),
+        ("mode=code", "mode is paper, code_1600, code_1200 or report, not 'code'"),
         ("loss=margin", "loss is triplet, npair or dws, not 'margin'"),
         ("experiment=4", "experiment is 1, 2 or 3, not 4"),
     ):
@@ -75,8 +78,8 @@ def test_arguments_change_only_their_fields():
 @pytest.mark.parametrize(
     ("name", "arg"),
     [
-        ("cars_dvml", "mode=seed"),
-        ("cars_dvml", "mode=seed,baseline=True"),
+        ("cars_dvml", "mode=code_1600"),
+        ("cars_dvml", "mode=code_1200,baseline=True"),
         ("sop_dvml", "loss=npair"),
     ],
 )
@@ -90,7 +93,7 @@ def test_a_step_of_a_config_has_its_terms_weights_and_rates(name, arg, tmp_path)
     terms = ["kl", "reconstruction", "metric_variant", "metric_invariant"]
     weights = dict(zip(terms, config["method"]["lambdas"][0], strict=True))
     assert ("kl" in metrics) == ("baseline" not in arg)
-    assert ("decay" in metrics) == ("cross_entropy" in metrics) == ("mode=seed" in arg)
+    assert ("decay" in metrics) == ("cross_entropy" in metrics) == ("mode=code" in arg)
     expected = sum(weights[term] * metrics[term] for term in terms if term in metrics)
     expected += weights["metric_invariant"] * metrics.get("decay", 0)
     expected += metrics.get("cross_entropy", 0)
@@ -99,7 +102,7 @@ def test_a_step_of_a_config_has_its_terms_weights_and_rates(name, arg, tmp_path)
     rates = {"net": 1e-4, "heads": 1e-4, "decoder": 1e-4}
     if "baseline" in arg:
         rates = {"net": 7e-5, "heads": 7e-5, "probe": 1e-3}
-    elif arg == "mode=seed":  # three optimizers in one
+    elif arg == "mode=code_1600":  # three optimizers in one
         rates = {"net": 7e-5, "heads": 7e-5, "decoder": 1e-2, "probe": 1e-3}
     assert set(before.params) == set(rates)
     for part, rate in rates.items():  # the first step of Adam is its rate

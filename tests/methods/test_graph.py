@@ -47,19 +47,19 @@ def _neck(p, x):
 
 
 def _edges(x, options):
-    n = len(x)
+    n, edges = len(x), options.get("edges_fn", {})
     weights = np.zeros((n, n))
     for i in range(n):
         for j in range(n):
-            same = options.get("similarity") == "dot"
+            same = edges.get("similarity_fn") == "dot_products"
             weights[i, j] = x[i] @ x[j] if same else np.corrcoef(x[i], x[j])[0, 1]
-    if options.get("positive") == "shifted":
+    if edges.get("positive_fn") == "shifted":
         weights = weights - weights.min()
         np.fill_diagonal(weights, 0)
     else:
         weights = np.maximum(weights, 0)
-    adjacency = weights > options.get("threshold", -np.inf)
-    return adjacency, weights if options.get("weighted") else np.ones((n, n))
+    adjacency = weights > edges.get("threshold", -np.inf)
+    return adjacency, weights if edges.get("name") == "similarity_graph" else np.ones((n, n))
 
 
 def _attend(p, x, h, options):
@@ -72,7 +72,7 @@ def _attend(p, x, h, options):
         for i in range(n):
             scores = [np.exp(q[i, part] @ k[j, part] / np.sqrt(width)) for j in range(n)]
             total = sum(s for s, edge in zip(scores, adjacency[i], strict=True) if edge)
-            total += options.get("attention") == "dot_plus_one"
+            total += options.get("attention_fn") == "dot_plus_one"
             for j in np.flatnonzero(adjacency[i]):
                 out[i, part] += scores[j] / total * weights[i, j] * v[j, part]
     return _linear(p["out"], out)
@@ -110,12 +110,12 @@ def _naive(name, images, labels):
     h = _linear(p["dim_red"], x)
     for layer in range(options.get("layers", 1)):
         q = p.get("layers", {}).get(str(layer), {})
-        if options.get("attention") != "none":
+        if options.get("attention_fn", "dot") is not None:
             h = _layer_norm(q["norm1"], h + _attend(q["att"], x, h, options))
-        if options.get("mlp", "relu") == "relu":
+        if (mlp := options.get("mlp_fn", "mlp")) == "mlp":
             inner = np.maximum(_linear(q["linear1"], h), 0)
             h = _layer_norm(q["norm2"], h + _linear(q["linear2"], inner))
-        elif options["mlp"] == "identity":
+        elif mlp == "identity":
             h = _layer_norm(q["norm2"], 2 * h)
         hidden.append(h)
     h = _neck(p["bottleneck"], np.concatenate(hidden, axis=1) if "concat_layers" in options else h)
@@ -295,8 +295,14 @@ def test_attention_of_each_layer_is_returned(name, shapes):
     ("options", "message"),
     [
         ({"encoder_weight": 0.0, "graph_weight": 0.0}, "both 0: nothing would be learned"),
-        ({"similarity": "corelation"}, "no similarity 'corelation': did you mean 'correlation'"),
-        ({"positive": "abs"}, r"no positive 'abs'\. It has: rectified, shifted"),
+        (
+            {"edges_fn": {"name": "similarity_graph", "similarity_fn": "corelation"}},
+            "no similarity 'corelation': did you mean 'correlation'",
+        ),
+        (
+            {"edges_fn": {"name": "similarity_graph", "positive_fn": "abs"}},
+            r"no edge weight 'abs'\. It has: rectified, shifted",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(options, message, unchecked):

@@ -157,6 +157,8 @@ def _check_blocks(blocks, arg, *, layers):
             assert sorted(block["att"]) == ["k_linear", "out", "q_linear", "v_linear"]
         elif attention != "none":
             assert sorted(block["att"]["layer1"]) == ["attn", *linear[attention]]
+            # The equation has one layer; the published code has two.
+            assert ("output" in block["att"]) == ("published=True" in arg)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -164,7 +166,7 @@ def _check_blocks(blocks, arg, *, layers):
     "arg",
     [
         "",
-        "attention=gat",
+        "attention=gat,published=True",
         "attention=gatv2,mlp=False",
         "attention=none,mlp=False,published=True",
         "backbone_only=True,validation=0.34",
@@ -239,6 +241,7 @@ def test_refinement_at_test_time_is_an_argument(name, layers, heads, concat, fol
     for arg, message in (
         ("test_time=True,backbone_only=True", "test_time=True needs the graph"),
         ("heads=averaged,attention=none", "heads=averaged needs an attention"),
+        ("sublayers=2", "sublayers=2 is of gat and gatv2, not attention=dot"),
     ):
         with pytest.raises(ValueError, match=message):
             _module(name).get_config(arg)
@@ -250,15 +253,22 @@ def test_heads_can_be_averaged(folder):
         heads: _sizes("cars", f"heads={heads}", 98)["graph"]
         for heads in ("concatenated", "averaged")
     }
+    gat = {
+        heads: _sizes("cars", f"heads={heads},attention=gat", 98)["graph"]
+        for heads in ("concatenated", "averaged")
+    }
     d, layers = 512, 2
     # q, k and v have seven more heads of the full width; the other layers stay.
     assert sizes["averaged"] - sizes["concatenated"] == layers * 3 * 7 * (d * d + d)
+    # W is seven heads wider; each of eight vectors a, of two parts, grows from d / 8 to d numbers.
+    assert gat["averaged"] - gat["concatenated"] == layers * (7 * d * d + 8 * 2 * (d - d // 8))
     run = build(_small("cub", "heads=averaged", folder))
     _, _, actual = _first_step(run)
     assert np.isfinite(actual["loss"])
     with_name = _module("cub").get_config("heads=averaged,attention=gat,published=True")
-    assert with_name.method.attention.to_dict() == {
+    assert with_name.method.attention_fn.to_dict() == {
         "name": "gat",
+        "sublayers": 2,
         "share_vector": True,
         "share_projection": True,
         "combine_fn": "average_heads",

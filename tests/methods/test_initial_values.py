@@ -9,7 +9,7 @@ import pytest
 from one_step import Patches
 
 from dmljax import losses, methods
-from dmljax.config import named_methods
+from dmljax.config import registry
 
 C, D, K = 48, 32, 4
 
@@ -55,22 +55,22 @@ def test_the_values_of_other_losses_stay():
 
 
 def test_a_config_sets_the_deviation_and_the_embedding_layer():
-    factory, width = named_methods.proxies, {"dim": 512}
-    plain = _params(
-        losses.proxy_anchor, factory, proxy_std=0.5, embedding_init="kaiming_fan_out", **width
-    )
+    spec = {"name": "proxies", "dim": 512}
+    factory = registry.resolve("method", spec | {"proxy_init": 0.5, "dense_fn": "kaiming_dense"})
+    plain = _params(losses.proxy_anchor, factory, dim=512)
     np.testing.assert_allclose(plain["proxies"].std(), 0.5, rtol=0.05)
     layer = plain["head"]["red"]
     np.testing.assert_allclose(layer["kernel"].std(), (2 / 512) ** 0.5, rtol=0.05)  # 0.0625
     assert not layer["bias"].any()
     # PyTorch's own values have a tenth of that deviation and a bias.
-    usual = _params(losses.proxy_anchor, factory, **width)["head"]["red"]
+    usual = _params(losses.proxy_anchor, dim=512)["head"]["red"]
     assert usual["bias"].any() and np.abs(usual["kernel"]).max() <= 1 / 10**0.5
-    with pytest.raises(ValueError, match="no embedding_init 'kaiming'"):
-        _params(losses.proxy_anchor, factory, embedding_init="kaiming")
+    with pytest.raises(ValueError, match="no linear layer 'kaiming'"):
+        registry.resolve("method", spec | {"dense_fn": "kaiming"})
 
 
 def test_pairs_take_the_embedding_layer_too():
-    layer = _params(losses.triplet, named_methods.pairs, embedding_init="glorot")["head"]["red"]
+    factory = registry.resolve("method", {"name": "pairs", "dense_fn": "glorot_dense"})
+    layer = _params(losses.triplet, factory)["head"]["red"]
     bound = (6 / (10 + D)) ** 0.5
     assert not layer["bias"].any() and 0.9 * bound < np.abs(layer["kernel"]).max() <= bound

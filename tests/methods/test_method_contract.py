@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import traverse_util
 from one_step import Patches, jit
 
 from dmljax import losses, methods, miners
@@ -129,3 +130,24 @@ def test_only_a_random_miner_gets_a_key():
     plain_loss = base.with_miner(losses.triplet, miners.batch_hard)
     expected = losses.triplet(x, BATCH["labels"], mine_fn=miners.batch_hard)
     assert plain_loss(x, BATCH["labels"], key=KEY) == expected
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_declares_its_backbone_and_its_rows_for_classes(name):
+    """Against the parameters that change with the backbone, and with the number of classes."""
+    loss_fn, options, _ = METHODS[name]
+    few, many = (
+        getattr(methods, name)(Patches(), loss_fn, classes=n, **options) for n in (CLASSES, 9)
+    )
+    shapes = jax.eval_shape(lambda: Patches().init(KEY, BATCH["images"], train=False))
+    backbone = jax.tree.map(lambda x: np.full(x.shape, 7, x.dtype), dict(shapes))
+    init = jit(lambda key, backbone: few.init(key, BATCH, backbone=backbone)[0])
+    trees = init(KEY, None), init(KEY, backbone), jax.eval_shape(many.init, KEY, BATCH)[0]
+    drawn, given, of_more = (traverse_util.flatten_dict(tree, sep="/") for tree in trees)
+
+    def declared(folders):
+        return {path for path in drawn for f in folders if path == f or path.startswith(f"{f}/")}
+
+    assert declared(few.per_class) == {p for p in drawn if drawn[p].shape != of_more[p].shape}
+    changed = {path for path in drawn if not np.array_equal(drawn[path], given[path])}
+    assert declared(few.backbone) == changed and changed

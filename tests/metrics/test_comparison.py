@@ -34,9 +34,9 @@ def test_verdicts():
     assert metrics.compare(a, b, groups=labels).low == comparison.low  # the same draws
 
 
-def test_equal_runs_are_not_told_apart():
+def test_the_difference_of_equal_runs_is_not_resolved():
     a, _, labels = _runs(0)
-    assert metrics.compare(a, a, groups=labels) == (0, 0, 0, 1, "not told apart")
+    assert metrics.compare(a, a, groups=labels) == (0, 0, 0, 1, "not resolved")
 
 
 def test_level_of_the_verdict():
@@ -48,7 +48,7 @@ def test_level_of_the_verdict():
         a = a + 0.5 * rng.standard_normal(60)[labels]  # the effect differs between classes
         for i, options in enumerate(({"groups": labels}, {})):
             comparison = metrics.compare(a, b, samples=300, seed=seed, **options)
-            wrong[i] += comparison.verdict != "not told apart"
+            wrong[i] += comparison.verdict != "not resolved"
     assert wrong[0] / 100 < 0.12 < 0.3 < wrong[1] / 100
 
 
@@ -63,13 +63,13 @@ def test_p_value_against_a_loop():
 
 def test_few_classes():
     comparison = metrics.compare(np.ones(14), np.zeros(14), groups=np.arange(14) // 2)
-    assert comparison.difference == 1 and comparison.verdict == "not told apart"
+    assert comparison.difference == 1 and comparison.verdict == "not resolved"
     assert math.isnan(comparison.low) and math.isnan(comparison.p)
 
 
 def test_nothing_to_compare():
     comparison = metrics.compare(np.full(9, np.nan), np.ones(9), groups=np.arange(9))
-    assert math.isnan(comparison.difference) and comparison.verdict == "not told apart"
+    assert math.isnan(comparison.difference) and comparison.verdict == "not resolved"
 
 
 @pytest.mark.parametrize(("b", "c"), [(0, 0), (3, 0), (5, 9), (889, 112), (6, 6)])

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from operations import multiply_adds
 
 from dmljax import nets
 from dmljax.nets import layers
+from dmljax.studies.sizes import multiply_adds
 
 
 def count(net, size=64, channels=3):

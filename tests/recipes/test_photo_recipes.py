@@ -14,7 +14,7 @@ def test_losses_against_proxies_see_one_image_of_a_class_and_quicker_proxies(rec
     images = pairs["sampler"]["classes"] * pairs["sampler"]["per_class"]
     assert pairs["sampler"]["per_class"] == 4
     assert proxies["sampler"] == {"name": "plan", "classes": images, "per_class": 1}
-    assert proxies["method"] == {**pairs["method"], "name": "proxies", "proxy_std": 1.0}
+    assert proxies["method"] == {**pairs["method"], "name": "proxies", "proxy_init": 1.0}
     rates = {group["path"]: group["factor"] for group in proxies["optimizer"]["groups"]}
     assert rates["^proxies"] == 30.0
     assert recipe() == recipe(loss="multi_similarity") and "miner" not in recipes.glyphs()

@@ -39,7 +39,7 @@ def test_arguments_have_the_types_of_the_signature():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("knd=gat", r"no argument 'knd': did you mean 'kind'\? It has: deep, depth, kind, share"),
+        ("knd=gat", r"no argument 'knd': did you mean 'kind'\?$"),
         ("deep=no", "the argument 'deep=no' needs True or False: write deep=True"),
         ("deep", "the argument 'deep' needs True or False"),
         ("depth=x", "the argument 'depth=x' needs a whole number: write depth=1"),

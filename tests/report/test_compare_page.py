@@ -13,7 +13,7 @@ import pytest
 from page_cases import clustered, colored
 from PIL import Image
 
-from dmljax import report
+from dmljax import main, metrics, report
 from dmljax.data.splits import Split
 from dmljax.report import compare_page, facts, page, scores_file
 
@@ -74,10 +74,36 @@ def test_the_maps_of_both_runs_are_side_by_side(runs, tmp_path):
         assert np.isclose((np.asarray(one["hits"]) == 1).mean(), recall)
 
 
+def test_page_text_and_study_print_one_comparison(runs, capsys):
+    """The p-value is that of a loop over the same draws, and never 0."""
+    first, second = (scores_file.read(folder) for folder in runs.values())
+    differences = second.values["R@1"] - first.values["R@1"]
+    means = metrics.bootstrap_means(differences, groups=first.labels, samples=1000)
+    p = 2 * (1 + min(sum(means <= 0), sum(means >= 0))) / 1001
+    assert p == 2 / 1001, "the second run is worse in every draw"
+    section = compare_page.facts_of(runs).comparison
+    assert section["rows"][0]["cells"][1]["p"] == f"{p:.3f}" == "0.002"
+    folders = [str(folder) for folder in runs.values()]
+    assert main.main(["report", *folders, "--text"]) == 0
+    text = capsys.readouterr().out
+    row = next(line.split() for line in text.splitlines() if line.split()[:1] == ["second"])
+    assert row[-2:] == ["0.002", "worse"]
+    plain = " ".join(text.split())
+    for sentence in [*section["note"].split(". "), *section["lines"]]:
+        assert sentence in plain
+    assert main.main(["study", "compare", *folders]) == 0
+    assert capsys.readouterr().out == text
+    assert main.main(["study", "compare", *folders, "--score=RP"]) == 0
+    scores = {line.split()[0] for line in capsys.readouterr().out.splitlines() if "first" in line}
+    assert "RP" in scores and "R@1" not in scores
+    with pytest.raises(ValueError, match="--score: there is no 'MAP': did you mean 'MAP@R'"):
+        main.main(["study", "compare", *folders, "--score=MAP"])
+
+
 def test_a_run_equals_itself(runs):
     same = {"a": runs["first"], "b": runs["first"]}
     made = compare_page.facts_of(same)
-    assert made.headline == "R@1 +0.0, not told apart"
+    assert made.headline == "R@1 +0.0, not resolved"
     assert made.comparison["changes"][0]["won_count"] == 0
 
 

@@ -114,7 +114,7 @@ def test_refused_test_sets_say_in_what_they_differ():
 def test_two_runs():
     a, b = _scores(1.6, seed=1), _scores(0.8, seed=2)
     result = comparison.compare_runs({"a": a, "b": b})
-    assert result.queries == 192 and result.classes == 24 and result.note == ""
+    assert result.queries == 192 and result.classes == 24 and result.range_note == ""
     for name in ("R@1", "MAP@R", "RP", "MRR"):
         rows = result.scores[name]
         assert rows["a"].comparison is None and rows["b"].comparison.verdict == "better"
@@ -132,7 +132,7 @@ def test_two_runs():
 def test_equal_runs():
     a = _scores(1.2)
     row = comparison.compare_runs({"a": a, "again": a}).scores["R@1"]["again"]
-    assert row.comparison == (0, 0, 0, 1, "not told apart")
+    assert row.comparison == (0, 0, 0, 1, "not resolved")
     assert comparison.class_changes(a, a) == []
 
 
@@ -147,7 +147,7 @@ def test_several_runs_are_adjusted():
     for name, p in zip(list(runs)[1:], expected, strict=True):
         assert several[name].comparison.p == pytest.approx(p)
         if p > 0.05:
-            assert several[name].comparison.verdict == "not told apart"
+            assert several[name].comparison.verdict == "not resolved"
     assert any(row.comparison.p < p for row, p in zip(alone, expected, strict=True))
 
 
@@ -159,8 +159,8 @@ def test_few_classes_are_not_told_apart():
         for name, x in (("a", embeddings), ("b", _embeddings(0.2)[0]))
     }
     result = comparison.compare_runs(runs)
-    assert result.note == "no range: 5 classes, and it needs 8"
-    assert result.scores["R@1"]["b"].comparison.verdict == "not told apart"
+    assert result.range_note == "no range: 5 classes, and it needs 8"
+    assert result.scores["R@1"]["b"].comparison.verdict == "not resolved"
 
 
 def test_changes_by_class():

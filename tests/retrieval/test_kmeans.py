@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from search_loops import all_similarities, lattice
 from sklearn.cluster import KMeans
+from sklearn.cluster._kmeans import _kmeans_plusplus
 from sklearn.metrics import normalized_mutual_info_score
 
 from dmljax import metrics, retrieval
@@ -146,3 +147,60 @@ def test_of_several_starts_the_least_inertia_counts():
     np.testing.assert_array_equal(first.assignment, retrieval.kmeans(x, k=30, seed=5, starts=1)[1])
     with pytest.raises(ValueError, match="starts=0 must be at least 1"):
         retrieval.kmeans(x, k=30, starts=0)
+
+
+def test_greedy_starts_are_those_of_scikit_learn():
+    """From the same random numbers."""
+    x = np.random.default_rng(4).standard_normal((300, 5)).astype(np.float32)
+    squares = np.vecdot(x, x).astype(np.float64)
+
+    class Draws:
+        """Our generator behind the two functions that scikit-learn calls."""
+
+        rng = np.random.default_rng(9)
+
+        def choice(self, n, p):
+            return self.rng.integers(n)
+
+        def uniform(self, size):
+            return self.rng.random(size)
+
+    _, expected = _kmeans_plusplus(
+        x.astype(np.float64), 20, np.vecdot(x, x).astype(np.float64), np.ones(300), Draws()
+    )
+    actual = clusters._draw_greedily(x, squares, 20, np.random.default_rng(9), trials=4)
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_the_options_of_scikit_learn_give_its_inertia():
+    """Greedy starts are better than plain ones where many clusters overlap."""
+    rng = np.random.default_rng(1)
+    x = np.repeat(3 * rng.standard_normal((40, 4)), 10, axis=0) + rng.standard_normal((400, 4))
+    x = x.astype(np.float32)
+    options = metrics.SCIKIT_LEARN_KMEANS
+    greedy, plain, reference = (
+        np.array([fit(seed) for seed in range(12)])
+        for fit in (
+            lambda seed: retrieval.kmeans(x, k=40, seed=seed, **options).inertia,
+            lambda seed: retrieval.kmeans(x, k=40, seed=seed).inertia,
+            lambda seed: KMeans(40, n_init=1, random_state=seed).fit(x).inertia_,
+        )
+    )
+    error = np.sqrt((greedy.var() + reference.var()) / 12)
+    assert abs(greedy.mean() - reference.mean()) < 3 * error
+    assert plain.mean() > greedy.mean() + 3 * error
+    with pytest.raises(ValueError, match="trials=0 must be at least 1, or None for 2 \\+ log k"):
+        retrieval.kmeans(x, k=4, trials=0)
+
+
+def test_a_tolerance_ends_the_iterations_where_scikit_learn_ends():
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((500, 3)).astype(np.float32)
+    origin = x.mean(axis=0, dtype=np.float64)
+    points = (x - origin).astype(np.float32)
+    rows, squares = tiles.plain_tiles(points, 512), np.vecdot(points, points).astype(np.float64)
+    start = points[clusters._draw_starts(points, rows, squares, 10, np.random.default_rng(0), 512)]
+    for tolerance in (0.3, 1e-2, 0.0):
+        reference = KMeans(10, init=start, n_init=1, tol=tolerance, algorithm="lloyd").fit(points)
+        ours = retrieval.kmeans(x, k=10, tolerance=tolerance)
+        np.testing.assert_array_equal(ours.assignment, reference.labels_)

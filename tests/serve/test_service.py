@@ -4,11 +4,13 @@ import base64
 import concurrent.futures
 import io
 import json
+import shutil
 import signal
 import socket
 import time
 import zlib
 
+import forged
 import msgpack
 import numpy as np
 import pytest
@@ -443,6 +445,7 @@ def test_a_new_index_and_a_new_bundle_are_taken_over(bundle_folder, tmp_path, mo
     place = indexed(bundle_folder, tmp_path / "one", 6)
     other = indexed(bundle_folder, tmp_path / "two", 9)
     bundle = tmp_path / "used.bundle"
+    evil = shutil.copytree(bundle_folder, tmp_path / "evil.bundle")
     bundle.symlink_to(bundle_folder)
     with served(tmp_path, bundle, f"--index={place}", "--watch=0.2") as server:
         ends, problems = [], []
@@ -468,6 +471,10 @@ def test_a_new_index_and_a_new_bundle_are_taken_over(bundle_folder, tmp_path, mo
                 (damaged / "manifest.json").write_text("{}")
                 _point(bundle, damaged)
                 _until(lambda: _figure(server, "failed") >= 1)
+                # A bundle whose program would overwrite the memory of the service.
+                forged.replace(evil, "embed.jaxexport", forged.lapack_program(bundle_folder))
+                _point(bundle, evil)
+                _until(lambda: "calls 'lapack_sgetrf_ffi'" in server.log())
                 assert _items(server) == 9
                 _point(bundle, bundle_folder)
                 server.process.send_signal(signal.SIGHUP)

@@ -8,6 +8,8 @@ import sys
 
 from system import tiny, write_config
 
+from dmljax.files.result import Chosen, Result
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -18,6 +20,29 @@ def write_study(folder, *, name="small", **fields):
     path = folder / f"{name}.py"
     path.write_text(f"def get_study():\n    return {content!r}\n")
     return path
+
+
+def finished(scores, digest, *, chosen=None, evaluations=()):
+    """The result of a finished run."""
+    return Result(
+        config="tiny",
+        argument="",
+        status="finished",
+        message="",
+        step=6,
+        chosen=chosen or Chosen(6, None, None, 1, "", False),
+        scores=scores,
+        evaluations=evaluations,
+        digests={"run": digest, "data": "ab" * 32, "weights": None},
+        data={"test": {"images": 30, "classes": 3}},
+        pretraining=None,
+        seed=0,
+        steps=6,
+        wall_seconds=60.0,
+        devices={"count": 1, "kind": "cpu", "processes": 1},
+        versions={"jax": "0.10"},
+        code={"revision": "c" * 40, "dirty": True},
+    )
 
 
 def environment(**variables):

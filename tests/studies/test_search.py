@@ -8,8 +8,9 @@ import time
 
 import pytest
 from postgres import server
-from study_files import environment, index, study, write_study
+from study_files import environment, finished, index, study, write_study
 
+from dmljax.files import result
 from dmljax.studies import engine, plan, search, session
 
 SPACE = {"optimizer.rate": ("log", 1e-4, 1e-1), "loss.margin": ("uniform", 0.0, 1.0)}
@@ -131,10 +132,9 @@ def test_the_winner_is_the_best_by_held_out_scores(tmp_path):
         folder = tmp_path / run.digest
         folder.mkdir()
         scores = {"val/MAP@R": value, "test/MAP@R": 1 - value}
-        content = {"status": "finished", "scores": scores, "digests": {"run": run.digest}}
-        (folder / "result.json").write_text(json.dumps(content))
+        result.write(folder, finished(scores, run.digest))
     assert search.values(opened) == {0: 0.3, 1: 0.5, 2: 0.5, 3: None}
-    assert search.winner(opened) == points[1] and not search.is_over(opened)
+    assert search.best_overrides(opened) == points[1] and not search.is_over(opened)
 
 
 def test_a_new_best_trial_takes_the_place_of_the_old_one(tmp_path):
@@ -195,13 +195,11 @@ def test_two_workers_search_in_postgresql_which_goes_away(tmp_path):
     runs = index(tmp_path)["planned"]
     trials = {}
     for run in runs:
-        result = json.loads(
-            (tmp_path / "runs/by_digest" / run["digest"] / "result.json").read_text()
-        )
+        scores = result.read(tmp_path / "runs/by_digest" / run["digest"]).scores
         if run["row"].startswith("trial"):
             assert run["seed"] == 1000
-            trials.setdefault(run["row"], []).append(result["scores"]["val/MAP@R"])
-            assert not {str(v) for k, v in result["scores"].items() if k.startswith("test/")} & (
+            trials.setdefault(run["row"], []).append(scores["val/MAP@R"])
+            assert not {str(v) for k, v in scores.items() if k.startswith("test/")} & (
                 set(content) - {"0.0", "1.0", "0", "1"}
             )
     assert len(trials) == 3 and all(len(values) == 2 for values in trials.values())
@@ -211,7 +209,9 @@ def test_two_workers_search_in_postgresql_which_goes_away(tmp_path):
     )
     assert len([run for run in runs if run["row"] == "best"]) == 4
     printed = (tmp_path / "out.txt").read_text()
-    assert "seed 1: 2 folds joined" in printed and "| joined |" in printed
+    assert "seed 1: 2 nets joined" in printed and "| joined " in printed
+    (joined,) = (line for line in printed.splitlines() if line.startswith("| joined "))
+    assert joined.split("|")[2].strip() not in ("", "-")
     assert "score of the best trial itself is not reported" in printed
     raw = study(
         "table", "small.py", "--format=csv", f"--storage={postgres.address}", folder=tmp_path

@@ -6,9 +6,10 @@ import io
 
 import numpy as np
 import pytest
-from study_files import write_study
+from study_files import finished, write_study
 
 from dmljax import metrics
+from dmljax.files.result import Chosen, Evaluated
 from dmljax.studies import page, printing, study_file, table
 from dmljax.studies.outcomes import Outcome
 from dmljax.studies.plan import PlannedRun
@@ -23,29 +24,18 @@ CONFIG = {
 
 def _result(values, *, uses_test=False, candidates=1, rule=None, evaluations=()):
     split, _, score = (rule or "").partition("/")
-    return {
-        "scores": {name: value / 100 for name, value in values.items()},
-        "chosen": {
-            "step": 6,
-            "score": score or None,
-            "split": split or None,
-            "candidates": candidates,
-            "uses_test": uses_test,
-        },
-        "evaluations": list(evaluations),
-        "steps": 6,
-        "wall_seconds": 60.0,
-        "digests": {"run": "0" * 64, "data": "ab" * 32, "weights": None},
-        "data": {"test": {"images": 30, "classes": 3}},
-        "pretraining": None,
-        "devices": {"count": 1, "kind": "cpu"},
-        "versions": {"jax": "0.10"},
-        "code": {"revision": "c" * 40, "dirty": True},
-    }
+    scores = {name: value / 100 for name, value in values.items()}
+    chosen = Chosen(6, score or None, split or None, candidates, "", uses_test)
+    return finished(scores, "0" * 64, chosen=chosen, evaluations=evaluations)
 
 
-def _table(folder, values_by_row, *, outcomes=(), results=None, name_of_score="R@1", **fields):
-    """The table of a study whose runs have these values of a score, by row and seed."""
+def _table(
+    folder, values_by_row, *, outcomes=(), results=None, name_of_score="R@1", parts=None, **fields
+):
+    """The table of a study whose runs have these values of a score, by row and seed.
+
+    `parts` are further arguments of `table.make`.
+    """
     rows = {name: {"method.dim": 4 + i} for i, name in enumerate(values_by_row)}
     fields = {"rows": rows, "scores": [name_of_score], "seeds": 5} | fields
     study = study_file.read(str(write_study(folder, **fields)))
@@ -63,7 +53,7 @@ def _table(folder, values_by_row, *, outcomes=(), results=None, name_of_score="R
                     made = _result(scores, **(results or {}))
                     outcome = Outcome("finished", result=made)
                 runs.append((planned, outcome, CONFIG))
-    return table.make(study, runs)
+    return table.make(study, runs, **parts or {})
 
 
 A, B = [70.0, 71.0, 69.5, 70.5, 70.2], [71.4, 72.1, 71.0, 71.6, 71.9]
@@ -154,7 +144,7 @@ def test_less_is_better_where_it_is_declared(tmp_path, score):
 
 
 def test_a_rule_takes_the_least_of_a_score_of_which_less_is_better():
-    steps = [{"step": s, "scores": {"test/class_deviation": v}} for s, v in ((2, 0.9), (4, 0.4))]
+    steps = [Evaluated(s, {"test/class_deviation": v}) for s, v in ((2, 0.9), (4, 0.4))]
     result = _result({"test/R@1": 60.0}, evaluations=steps)
     scores, _, _ = table.chosen_scores(result, "test/class_deviation")
     assert scores["test/class_deviation"] == 0.4
@@ -217,8 +207,8 @@ def test_marks_of_choice_failure_and_collapse(tmp_path):
 def test_a_rule_reads_the_evaluations_of_other_runs(tmp_path):
     """The first of equals, as in the train loop."""
     numbers = [(2, 0.5, 0.3), (4, 0.6, 0.4), (6, 0.6, 0.2)]
-    steps = [{"step": s, "scores": {"test/R@1": t, "val/R@1": v}} for s, t, v in numbers]
-    result = _result({"test/R@1": 60.0}, evaluations=[{"step": 0, "scores": {}}, *steps])
+    steps = [Evaluated(s, {"test/R@1": t, "val/R@1": v}) for s, t, v in numbers]
+    result = _result({"test/R@1": 60.0}, evaluations=[Evaluated(0, {}), *steps])
     for rule, score, uses_test, candidates in (
         ("test/R@1", 0.4, True, 3),
         ("val/R@1", 0.4, False, 3),
@@ -227,7 +217,7 @@ def test_a_rule_reads_the_evaluations_of_other_runs(tmp_path):
         scores, uses, count = table.chosen_scores(result, rule)
         assert (scores["val/R@1"], uses, count) == (score, uses_test, candidates)
     # A run that reloaded by test scores has read them, whatever the rule.
-    result["chosen"]["uses_test"] = True
+    result = result._replace(chosen=result.chosen._replace(uses_test=True))
     assert not table.chosen_scores(result, "last")[1]
     for rule in ("last", "val/R@1"):
         assert table.chosen_scores(result, rule, reloads=True)[1]
@@ -248,6 +238,47 @@ def test_provenance(tmp_path):
     ):
         assert words in text
     assert "test 30 images of 3 classes" in text and "Pretraining: none" in text
+
+
+def test_ensembles_and_sizes_are_columns_of_their_rows(tmp_path):
+    """Ensemble i of a row is paired with seed i of the others; sizes are printed as in papers."""
+    rows = {
+        "net": {},
+        "nets": {"runs_of": "net2", "join_seeds": 2},
+        "net2": {"method.dim": 2, "seeds": 10},
+    }
+    joined = {("nets", seed): {"test/R@1": value / 100} for seed, value in enumerate(B)}
+    sizes = {"net": {"parameters": 12_047_040, "flops": 7_459_838_976}}
+    made = _table(
+        tmp_path,
+        {"net": A},
+        rows=rows,
+        columns=["parameters", "flops"],
+        published={"net": {"parameters": 1.20e7}},
+        published_from="table 1",
+        parts={"joined": joined, "sizes": sizes},
+        baseline="net",
+        test="paired",
+    )
+    text = printing.as_markdown(made)
+    assert _cells(text, "net")[1:3] == ["12 M", "7.46 G"] and _cells(text, "net")[4] == "12 M"
+    assert _cells(text, "nets")[1:3] == ["-", "-"]
+    assert made.rows[1].cells["R@1"].values == {(i, None): value for i, value in enumerate(B)}
+    assert made.rows[1].comparisons["R@1"].p == metrics.paired_difference(B, A).p
+    assert "multiply-adds for one test image" in text
+    assert page.as_html(made).count("<circle") == 10
+
+
+def test_curves_are_the_means_of_finished_runs(tmp_path):
+    lines = {
+        f"a{seed}None": [{"step": s, "loss": float(s + seed)} for s in (2, 4, 6)[: 3 - seed]]
+        for seed in range(2)
+    }
+    lines["b0None"] = [{"step": 2, "grad": 1.0}]
+    made = _table(tmp_path, {"a": A[:2], "b": B[:1]}, curves=["loss"], parts={"lines": lines})
+    assert made.curves == {"loss": {"a": [(2, 2.5), (4, 4.5)]}}
+    text = page.as_html(made)
+    assert text.count("<polyline") == 1 and "<title>a: 4.5 at step 4</title>" in text
 
 
 def test_csv_has_one_line_for_every_run(tmp_path):

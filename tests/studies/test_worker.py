@@ -11,10 +11,11 @@ import sys
 import time
 
 import pytest
-from study_files import environment, index, run_folder, study, write_study
+from study_files import environment, finished, index, run_folder, study, write_study
 
 from dmljax import main
-from dmljax.studies import launch, outcomes
+from dmljax.files import locks
+from dmljax.studies import joined, launch, outcomes
 from dmljax.train import results
 
 # The second cannot run: 90 % of four classes cannot be held out.
@@ -59,6 +60,32 @@ def test_a_failing_row_is_a_cell_and_others_finish(tmp_path):
     assert [row["state"] for row in rows] == ["finished", "failed", "finished"]
     scores = results.read(folder).scores
     assert float(rows[2]["test/R@1"]) == scores["test/R@1"]
+
+
+def test_an_ensemble_of_independent_nets_with_sizes_and_curves(tmp_path):
+    """Its score differs from the scores of its nets, and is that of their joined embeddings."""
+    rows = {"net": {"seeds": 2}, "two nets": {"runs_of": "net", "join_seeds": 2}}
+    fields = {"columns": ["parameters", "flops"], "curves": ["loss"]}
+    scores = ["R@1", "MAP@R", "mean_distance/MAP@R"]
+    write_study(tmp_path, rows=rows, scores=scores, **fields)
+    done = _ended(study("run", "small.py", folder=tmp_path), 0)
+    assert "two nets, seed 0: 2 nets joined" in done.stdout
+    header, _, net, two = (
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in done.stdout.splitlines()
+        if line.startswith("|")
+    )
+    folders = [run_folder(tmp_path, "net", seed) for seed in (0, 1)]
+    joined.write(str(tmp_path / "expected.json"), folders)
+    expected = json.loads((tmp_path / "expected.json").read_text())["scores"]
+    for column, score in enumerate(header):
+        if score in scores:
+            assert two[column] == f"{100 * expected[score]:.1f} (1 run)"
+    singles = [results.read(folder).scores["test/MAP@R"] for folder in folders]
+    assert expected["MAP@R"] not in singles and net[header.index("mean_distance/MAP@R")] == "-"
+    sizes = json.loads((tmp_path / "runs/studies/small/sizes.json").read_text())["sizes"]
+    assert sizes["two nets"] == {key: 2 * value for key, value in sizes["net"].items()}
+    assert (tmp_path / "runs/studies/small/table.html").read_text().count("<polyline") == 1
 
 
 @pytest.mark.parametrize(
@@ -144,8 +171,7 @@ def test_a_folder_that_holds_another_run_is_a_failed_cell(tmp_path):
     folder = tmp_path / ("ab" * 6)
     folder.mkdir()
     for digest, state in (("ab" * 32, "finished"), ("ab" * 5 + "cd" * 27, "failed")):
-        content = {"status": "finished", "digests": {"run": digest}}
-        (folder / "result.json").write_text(json.dumps(content))
+        results.write(folder, finished({}, digest))
         assert outcomes.outcome(folder).state == state
     assert "delete" in outcomes.outcome(folder).message
 
@@ -296,7 +322,7 @@ def test_a_file_system_without_locks_is_one_line(tmp_path, monkeypatch):
     outcomes.check_locks(tmp_path / "new")
     assert not list((tmp_path / "new").iterdir())
     # As a mount without locks between processes: the second process takes the lock, too.
-    monkeypatch.setattr(outcomes.fcntl, "flock", lambda *_: None)
+    monkeypatch.setattr(locks.fcntl, "flock", lambda *_: None)
     with pytest.raises(OSError, match=r"has no working locks \(flock\).*--workdir and --runs"):
         outcomes.check_locks(tmp_path)
 

@@ -18,7 +18,7 @@ def test_a_length_in_epochs_of_number_ends_where_its_epochs_end(tmp_path):
     ends = graph.number_epoch_ends(groups, batch_size=8, seed=3, epochs=10)
     assert len(set(np.diff(ends).tolist())) > 1  # epochs differ in length
     assert run.steps == ends[-1]
-    assert [step for step in range(1, run.steps + 1) if step in run.evaluation.every] == (
+    assert [step for step in range(1, run.steps + 1) if step in run.evaluation_steps] == (
         ends[1::2].tolist()
     )
     assert run.reload_best_at == (ends[3],)

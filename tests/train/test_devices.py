@@ -15,7 +15,6 @@ from system import tiny
 from train.pixels import EXACT, RNG, C, Pixels, as_float64, distance, drawn, run_on
 
 from dmljax import losses, methods
-from dmljax.config import named_methods
 from dmljax.runs import folder as run_folder
 from dmljax.runs import training
 from dmljax.train import journal
@@ -71,9 +70,9 @@ LEARNERS = {"learners": 2, "dim": 6, "split": ("one", "two"), "attention": "two"
 EVERY = {
     "pairs": lambda: methods.pairs(NORMED, losses.multi_similarity, classes=C, dim=5, memory=32),
     "proxies": lambda: methods.proxies(NORMED, losses.proxy_anchor, classes=C, dim=5),
-    "graph": lambda: named_methods.graph(NORMED, CROSS, classes=C, dim=8, heads=2, pool="mean"),
-    "dvml": lambda: named_methods.dvml(NORMED, losses.triplet, classes=C, dim=5, samples=2),
-    "abe": lambda: named_methods.abe(Patches(), losses.contrastive, classes=C, **LEARNERS),
+    "graph": lambda: methods.graph(NORMED, CROSS, classes=C, dim=8, heads=2, pool_fn=None),
+    "dvml": lambda: methods.dvml(NORMED, losses.triplet, classes=C, dim=5, samples=2),
+    "abe": lambda: methods.abe(Patches(), losses.contrastive, classes=C, **LEARNERS),
 }
 
 

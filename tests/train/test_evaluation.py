@@ -143,8 +143,8 @@ def test_clusters_of_the_end_are_not_computed_before(tmp_path, capsys):
     ("options", "message"),
     [
         ({"clustering": "last"}, r"clustering must be True, False or 'end', not 'last'"),
-        ({"depth": 0}, r"depth must be a number from 1 on, or 'max_bin_count', not 0"),
-        ({"depth": "max"}, r"depth must be a number .* not 'max'"),
+        ({"depth": 0}, r"depth must be 1 or more, 'max_bin_count', or None, not 0"),
+        ({"depth": "max"}, r"depth must be .*'max_bin_count', or None, not 'max'"),
         ({"starts": 0}, r"evaluate.starts must be 1 or more"),
     ],
 )

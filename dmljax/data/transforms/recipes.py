@@ -29,6 +29,7 @@ __all__ = [
     "glyphs_train_batch",
     "graph_eval",
     "graph_train",
+    "shorter_of",
     "small_eval",
     "small_train",
     "standard_eval",
@@ -66,10 +67,32 @@ def standard_train(
     return random_flip(image, rng)
 
 
+def shorter_of(size: int) -> int:
+    """The shorter side from which a square of side `size` is cut, unless a config sets `shorter`.
+
+    It is 256 / 224 times `size`, rounded to the nearest multiple of 8: 256 for crops of 224 and of
+    227, 128 for 112, 72 for 64.
+
+    >>> [shorter_of(size) for size in (64, 112, 224, 227, 288)]
+    [72, 128, 256, 256, 328]
+    """
+    return max(size, 8 * round(size / 7))
+
+
 def standard_eval(
-    image: np.ndarray, rng: _Rng, *, size: int = 224, shorter: int = 256, antialias: bool = True
+    image: np.ndarray,
+    rng: _Rng,
+    *,
+    size: int = 224,
+    shorter: int | None = None,
+    antialias: bool = True,
 ) -> np.ndarray:
-    """Resizes the shorter side to `shorter`, then cuts the central square of side `size`."""
+    """Resizes the shorter side to `shorter`, then cuts the central square of side `size`.
+
+    By default, `shorter` is `shorter_of(size)`, so that the crop shows seven eighths of a side.
+    """
+    if shorter is None:
+        shorter = shorter_of(size)
     return center_crop(resize(image, rng, size=shorter, antialias=antialias), rng, size=size)
 
 
@@ -87,29 +110,33 @@ def graph_train(
     return random_erasing(standard_train(image, rng, size=size), rng, fill=fill)
 
 
-def graph_eval(image: np.ndarray, rng: _Rng, *, size: int = 227, shorter: int = 256) -> np.ndarray:
+def graph_eval(
+    image: np.ndarray, rng: _Rng, *, size: int = 227, shorter: int | None = None
+) -> np.ndarray:
     """Graph attention over the batch: shorter side 256, central crop of 227."""
     return standard_eval(image, rng, size=size, shorter=shorter)
 
 
-def dvml_train(image: np.ndarray, rng: _Rng) -> np.ndarray:
+def dvml_train(image: np.ndarray, rng: _Rng, *, size: int = 227) -> np.ndarray:
     """DVML (Lin et al., 2018): squashed to 256, random crop of 227, flip."""
-    return random_flip(random_crop(squash(image, rng, size=256), rng, size=227), rng)
+    return random_flip(random_crop(squash(image, rng, size=shorter_of(size)), rng, size=size), rng)
 
 
-def dvml_eval(image: np.ndarray, rng: _Rng) -> np.ndarray:
+def dvml_eval(image: np.ndarray, rng: _Rng, *, size: int = 227) -> np.ndarray:
     """DVML: squashed to 256, central crop of 227 at offset 15 (torchvision would use 14)."""
-    return crop(squash(image, rng, size=256), 15, 15, 227)
+    side = shorter_of(size)
+    offset = (side - size + 1) // 2
+    return crop(squash(image, rng, size=side), offset, offset, size)
 
 
-def abe_train(image: np.ndarray, rng: _Rng) -> np.ndarray:
+def abe_train(image: np.ndarray, rng: _Rng, *, size: int = 224) -> np.ndarray:
     """ABE (Kim et al., 2018): longer side 256, padded to a square, random crop of 224, flip."""
-    return random_flip(random_crop(pad(image, rng, size=256), rng, size=224), rng)
+    return random_flip(random_crop(pad(image, rng, size=shorter_of(size)), rng, size=size), rng)
 
 
-def abe_eval(image: np.ndarray, rng: _Rng) -> np.ndarray:
+def abe_eval(image: np.ndarray, rng: _Rng, *, size: int = 224) -> np.ndarray:
     """ABE: longer side 256, padded to a square, central crop of 224."""
-    return center_crop(pad(image, rng, size=256), rng, size=224)
+    return center_crop(pad(image, rng, size=shorter_of(size)), rng, size=size)
 
 
 def small_train(image: np.ndarray, rng: _Rng, *, size: int = 64) -> np.ndarray:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dmljax.data.transforms.distortion import distort, distort_batch
-from dmljax.data.transforms.recipes import glyphs_train, glyphs_train_batch
+from dmljax.data.transforms.recipes import (
+    glyphs_train,
+    glyphs_train_batch,
+    graph_eval,
+    shorter_of,
+    standard_eval,
+)
 
 __all__ = ["Transform", "bind"]
 
@@ -22,11 +29,13 @@ class Transform(NamedTuple):
     """Pure functions that transform images. A transform can be called like its `image`.
 
     `image(image, rng)` transforms one image. `batch(images, rngs)`, if the transform has it,
-    transforms images of one size, `[b h w c]`, each with its own generator.
+    transforms images of one size, `[b h w c]`, each with its own generator. `title` is for the
+    reader.
     """
 
     image: Callable[[np.ndarray, np.random.Generator], np.ndarray]
     batch: Callable[[np.ndarray, Iterable[np.random.Generator]], np.ndarray] | None = None
+    title: str = ""
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return self.image(image, rng)
@@ -45,4 +54,16 @@ def bind(transform_fn: Callable[..., np.ndarray], **options) -> Transform:
     return Transform(
         functools.partial(transform_fn, **options) if options else transform_fn,
         functools.partial(batch, **options) if batch else None,
+        _title(transform_fn, options),
     )
+
+
+def _title(transform_fn: Callable[..., np.ndarray], options: dict[str, Any]) -> str:
+    """The transform with its sizes and options, such as `standard_eval(size=64, shorter=72)`."""
+    parameters = inspect.signature(transform_fn).parameters
+    sizes = {name: parameters[name].default for name in ("size", "shorter") if name in parameters}
+    values = sizes | options
+    if transform_fn in (standard_eval, graph_eval) and values["shorter"] is None:
+        values["shorter"] = shorter_of(values["size"])
+    shown = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+    return f"{transform_fn.__name__}({shown})" if shown else transform_fn.__name__

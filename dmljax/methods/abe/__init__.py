@@ -6,7 +6,7 @@
 """
 
 from dmljax.methods.abe.losses import contrastive, divergence, drawn_pairs, mean_divergence
-from dmljax.methods.abe.method import abe, multi_head
+from dmljax.methods.abe.method import abe
 from dmljax.methods.abe.nets import min_max
 
 __all__ = [
@@ -16,5 +16,4 @@ __all__ = [
     "drawn_pairs",
     "mean_divergence",
     "min_max",
-    "multi_head",
 ]

@@ -16,7 +16,7 @@ from dmljax.methods.abe import nets
 from dmljax.methods.abe.losses import divergence
 from dmljax.ops import Array
 
-__all__ = ["abe", "multi_head"]
+__all__ = ["abe"]
 
 
 def abe(
@@ -28,8 +28,8 @@ def abe(
     learners: int = 8,
     dim: int = 512,
     split: Sequence[str] = ("pool3", "4a"),
-    attention: str = "4e",
-    attention_net: nn.Module | None = None,
+    attention: str | None = "4e",
+    attention_pools: bool = True,
     mask_fn: Callable = jax.nn.sigmoid,
     pool_fn: Callable | None = None,
     pairs_fn: Callable | None = None,
@@ -48,8 +48,11 @@ def abe(
       the last stage of the attention's copy. The defaults are stages of Caffe's GoogLeNet. Any
       backbone with `start` and `stop` will do: for `convnet` `split=("conv3", "conv4")` and
       `attention="conv4"`.
-    * `attention_net`: the net that the attention copies; None is `net`. `googlenet(pools=False)`
-      lets the attention go on behind a pool, as in figure 7 of the paper.
+    * `attention=None`: the control in the paper, M separate heads on the shared stages. One learner
+      is then a plain net. The paper's rows have `lambda_div=0`, and it reports that the divergence
+      changes nothing here.
+    * `attention_pools=False`: the attention's copy of the net has no pools, so it can go on behind
+      a pool, as in figure 7 of the paper. Only `googlenet` can leave them out.
     * `mask_fn`: logits -> masks `[b h w c]`. The paper does not name it; one port reports a
       sigmoid, another uses `nets.min_max` instead.
     * `pool_fn`: how the last map of a learner becomes a vector; the paper takes the mean.
@@ -59,19 +62,27 @@ def abe(
     """
     del classes
     last_shared, first_separate = split
-    ensemble = nets.ABE(
-        learners=learners,
-        features=dim,
-        net=_like(net),
-        split=(last_shared, first_separate),
-        attention=attention,
-        attention_net=None if attention_net is None else _like(attention_net),
-        mask_fn=mask_fn,
-        pool_fn=pool_fn,
-        remat=net.remat,
-        dtype=net.dtype,
-    )
+    options = {
+        "learners": learners,
+        "features": dim,
+        "net": _like(net),
+        "split": (last_shared, first_separate),
+        "pool_fn": pool_fn,
+        "remat": net.remat,
+        "dtype": net.dtype,
+    }
     loss_fn = base.with_miner(loss_fn, mine_fn)
+    if attention is None:
+        ensemble = nets.MultiHead(**options)
+        return _ensemble_method(ensemble, loss_fn, pairs_fn, lambda_div, divergence_fn)[0]
+    if not attention_pools and not hasattr(net, "pools"):
+        raise ValueError(
+            f"attention_pools=False: {type(net).__name__} has no pools to leave out; take googlenet"
+        )
+    attention_net = options["net"] if attention_pools else _like(net.clone(pools=False))
+    ensemble = nets.ABE(
+        attention=attention, attention_net=attention_net, mask_fn=mask_fn, **options
+    )
     method, outputs_fn = _ensemble_method(ensemble, loss_fn, pairs_fn, lambda_div, divergence_fn)
 
     def spatial_masks(params, model_state, images):
@@ -79,40 +90,6 @@ def abe(
 
     assert method.inspect is not None
     return method._replace(inspect=method.inspect._replace(spatial_masks=spatial_masks))
-
-
-def multi_head(
-    net: nn.Module,
-    loss_fn: Callable,
-    *,
-    classes: int,
-    mine_fn: Callable | base.RandomMiner | None = None,
-    learners: int = 8,
-    dim: int = 512,
-    split: Sequence[str] = ("pool3", "4a"),
-    pool_fn: Callable | None = None,
-    pairs_fn: Callable | None = None,
-    lambda_div: float = 0.0,
-    divergence_fn: Callable = divergence,
-) -> base.Method:
-    """The control in the paper of ABE: M heads on shared first stages, without attention.
-
-    Arguments are as in `abe`. One learner is a plain net. In the paper's rows the divergence has
-    weight 0; the paper reports that it changes nothing here.
-    """
-    del classes
-    last_shared, first_separate = split
-    ensemble = nets.MultiHead(
-        learners=learners,
-        features=dim,
-        net=_like(net),
-        split=(last_shared, first_separate),
-        pool_fn=pool_fn,
-        remat=net.remat,
-        dtype=net.dtype,
-    )
-    loss_fn = base.with_miner(loss_fn, mine_fn)
-    return _ensemble_method(ensemble, loss_fn, pairs_fn, lambda_div, divergence_fn)[0]
 
 
 def _ensemble_method(
@@ -137,16 +114,17 @@ def _ensemble_method(
         return assemble.with_backbone(params, model_state, variables)
 
     def loss(params, model_state, batch, *, key, step):
-        del step
         outputs, model_state = module.apply(
             params, model_state, batch["images"], train=True, key=jax.random.fold_in(key, 0)
         )
         x = outputs["learners"]  # [b m d]
         labels = batch["labels"] if pairs_fn is None else pairs_fn(batch["labels"])
         keys = jax.random.split(jax.random.fold_in(key, 1), learners)
-        metric_losses = jax.vmap(lambda x, key: loss_fn(x, labels, key=key), in_axes=(1, 0))(
-            x, keys
-        )
+
+        def metric(x, key):
+            return loss_fn(x, labels, key=key, step=step)
+
+        metric_losses = jax.vmap(metric, in_axes=(1, 0))(x, keys)
         metrics = base.diagnostics(outputs["embeddings"], batch["labels"])
         metrics["metric"] = jnp.sum(metric_losses)
         metrics["divergence"] = divergence_fn(x)
@@ -165,7 +143,10 @@ def _ensemble_method(
         return {f"learner_{m}": vectors[:, m] for m in range(learners)}
 
     inspect = base.Inspect(parts=parts if learners > 1 else None)
-    return base.Method(init, loss, embed, inspect=inspect), outputs_fn
+    copies = ["shared", "attention", "head", *(f"head_{m}" for m in range(learners))]
+    backbone = tuple(f"net/{copy}" for copy in copies)
+    method = base.Method(init, loss, embed, None, inspect, backbone=backbone, per_class=())
+    return method, outputs_fn
 
 
 def _like(net: nn.Module) -> Callable[..., nn.Module]:

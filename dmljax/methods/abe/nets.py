@@ -143,7 +143,7 @@ class MultiHead(nn.Module, kw_only=True):
 
 
 def with_backbone(variables: Mapping[str, Any], backbone: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables of an ensemble, with those of one backbone in every copy of its stages.
+    """Variables of an ensemble, with the values of one backbone in every copy of its stages.
 
     S, every G and the attention's copy get pretrained values; masks and linear layers keep theirs.
     Both arguments are as `init` returns them, or both are one of its collections.
@@ -192,7 +192,6 @@ def _glorot_of_each_learner(learners):
 def _learner_width(features, learners):
     if learners < 1 or features % learners:
         raise ValueError(
-            f"{learners} learners cannot share {features} features: take features={learners} times "
-            "those of one learner"
+            f"{learners} learners cannot share {features} features: take a multiple of {learners}"
         )
     return features // learners

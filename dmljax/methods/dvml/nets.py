@@ -24,7 +24,9 @@ __all__ = [
     "SHARED_NORM",
     "VariationalDecoder",
     "VariationalHeads",
+    "log_variance_as_deviation",
     "sample_variations",
+    "standard_deviation",
 ]
 
 SHARED_NORM = ("norm",)
@@ -68,18 +70,28 @@ class VariationalHeads(nn.Module, kw_only=True):
         return outputs
 
 
+def standard_deviation(log_variance: Float[Array, "b d"]) -> Float[Array, "b d"]:
+    """exp(log_variance / 2), between exp(-10) and exp(10)."""
+    # The divergence sees the log variance itself and pulls it back from beyond this range.
+    return jnp.exp(jnp.clip(log_variance, -20, 20) / 2)
+
+
+def log_variance_as_deviation(log_variance: Float[Array, "b d"]) -> Float[Array, "b d"]:
+    """The log variance itself, as one version of the public code scales its noise."""
+    return log_variance
+
+
 def sample_variations(
     mean: Float[Array, "b d"],
     log_variance: Float[Array, "b d"],
     *,
     samples: int = 20,
+    deviation_fn: Callable = standard_deviation,
     key: jax.Array,
 ) -> Float[Array, "t b d"]:
-    """t samples z_V = mean + exp(log_variance / 2) N(0, 1), with gradients to both arguments."""
-    # The divergence sees the log variance itself and pulls it back from beyond this range.
-    deviation = jnp.exp(jnp.clip(log_variance, -20, 20) / 2)
+    """t samples z_V = mean + deviation N(0, 1), with gradients to both arguments."""
     noise = jax.random.normal(key, (samples, *mean.shape), mean.dtype)
-    return mean[None, :, :] + deviation[None, :, :] * noise
+    return mean[None, :, :] + deviation_fn(log_variance)[None, :, :] * noise
 
 
 class VariationalDecoder(nn.Module, kw_only=True):

@@ -14,9 +14,11 @@ import flax.linen as nn
 import jax
 
 from dmljax.methods import assemble, base
-from dmljax.methods.graph.nets import Graph, GraphNetwork
+from dmljax.methods.graph.nets import Graph, GraphNetwork, MessagePassing, mlp
 from dmljax.methods.graph.refine import refine
-from dmljax.nets import heads, pools
+from dmljax.nets import pools
+from dmljax.nets.attention import dot
+from dmljax.nets.heads import Head
 
 __all__ = ["graph"]
 
@@ -29,7 +31,16 @@ def graph(
     dim: int | None = 512,
     pool_fn: Callable | None = pools.global_max,
     neck: bool = False,
-    network_fn: Callable[..., nn.Module] = GraphNetwork,
+    layers: int = 1,
+    heads: int = 8,
+    attention_fn: Callable[..., nn.Module] | None = dot,
+    mlp_fn: Callable | None = mlp,
+    residual: bool = True,
+    norm: bool = True,
+    dropout: float = 0.1,
+    width: int | None = None,
+    concat_layers: bool = False,
+    graph_neck: bool = True,
     edges_fn: Callable[..., Graph] | None = None,
     encoder_weight: float = 1.0,
     graph_weight: float = 1.0,
@@ -41,8 +52,12 @@ def graph(
 
     * `dim`: width of the features; None takes the pooled ones. `pool_fn`: see `assemble.encoder`.
     * `neck`: C reads the features after a batch norm. These are then scored as the part "neck".
-    * `network_fn(classes=...)` makes the graph network, D included, such as
-      `functools.partial(GraphNetwork, layers=2)`.
+    * `layers`, `width`, `concat_layers`, `graph_neck`: of the `GraphNetwork`, which calls the last
+      one `neck`. `mlp_fn`, `residual`, `norm`, `dropout`: of its `MessagePassing` blocks.
+    * `attention_fn`: a function of `dmljax.nets.attention`; `heads` and `dropout` apply to it
+      unless it has its own. None leaves it out; then images meet in batch norms only. The default
+      options of `gat` and `gatv2` are the equations of their papers. The published results have
+      dict(name="gatv2", sublayers=2, share_vector=True, share_projection=True).
     * `edges_fn(nodes, *, where) -> Graph`: who receives from whom, and how strongly. None: everyone
       from everyone. The paper draws edges by `similarity_graph`; its code never uses them.
     * `graph_weight=0` leaves the graph out ("backbone only"), `encoder_weight=0` leaves out C.
@@ -56,12 +71,29 @@ def graph(
     output, pool_fn = assemble.pooling(pool_fn)
     linen = {
         "net": net,
-        "head": heads.Head(
+        "head": Head(
             features=dim, pool_fn=pool_fn, classes=classes if encoder_weight else None, neck=neck
         ),
     }
     if graph_weight:
-        linen["graph"] = network_fn(classes=classes)
+        if attention_fn is not None:
+            options = {"heads": heads, "dropout": dropout} | getattr(attention_fn, "keywords", {})
+            attention_fn = functools.partial(attention_fn, **options)
+        linen["graph"] = GraphNetwork(
+            classes=classes,
+            layers=layers,
+            block_fn=functools.partial(
+                MessagePassing,
+                attention_fn=attention_fn,
+                mlp_fn=mlp_fn,
+                residual=residual,
+                norm=norm,
+                dropout=dropout,
+            ),
+            width=width,
+            concat_layers=concat_layers,
+            neck=graph_neck,
+        )
 
     def run_encoder(run, batch):
         return run["head"](run["net"](batch["images"])[output], where=batch.get("where"))
@@ -82,6 +114,7 @@ def graph(
             outputs["graph"] = run_graph(run, nodes, batch.get("where"))
         return outputs
 
+    stepped_loss = base.with_miner(loss_fn, None)
     all_modules = assemble.modules(run_all, **linen)
     encoder = assemble.modules(run_encoder, net=linen["net"], head=linen["head"])
 
@@ -90,7 +123,6 @@ def graph(
         return assemble.with_backbone(params, model_state, backbone)
 
     def loss(params, model_state, batch, *, key, step):
-        del step
         outputs, model_state = all_modules.apply(params, model_state, batch, train=True, key=key)
         labels, where = batch["labels"], batch.get("where")
         mask = {} if where is None else {"where": where}
@@ -98,7 +130,9 @@ def graph(
         value = 0.0
         for name, weight in (("encoder", encoder_weight), ("graph", graph_weight)):
             if weight:
-                metrics[f"{name}_loss"] = loss_fn(outputs[name]["logits"], labels, **mask)
+                metrics[f"{name}_loss"] = stepped_loss(
+                    outputs[name]["logits"], labels, key=key, step=step, **mask
+                )
                 value = value + weight * metrics[f"{name}_loss"]
         return value, (model_state, metrics)
 
@@ -112,8 +146,9 @@ def graph(
         return {"neck": base.unit_vectors(encode(params, model_state, images)["neck"])}
 
     inspect = base.Inspect(parts=parts if neck else None)
+    method = base.Method(init, loss, embed, inspect=inspect, per_class=("head/fc", "graph/fc"))
     if not graph_weight:
-        return base.Method(init, loss, embed, inspect=inspect)
+        return method
 
     network = assemble.modules(run_graph, graph=linen["graph"])
 
@@ -135,4 +170,4 @@ def graph(
         return {name: maps[name] for name in ("attention", "attention_2") if name in maps}
 
     inspect = inspect._replace(refine=refine_split, batch_attention=batch_attention)
-    return base.Method(init, loss, embed, inspect=inspect)
+    return method._replace(inspect=inspect)

@@ -27,6 +27,7 @@ __all__ = [
     "GraphNetwork",
     "MessagePassing",
     "correlation",
+    "dot_products",
     "identity",
     "mlp",
     "rectified",
@@ -94,6 +95,11 @@ def correlation(x: Float[Array, "n d"]) -> Float[Array, "n n"]:
     x = ops.widen(x)
     x = ops.normalize(x - jnp.mean(x, axis=1, keepdims=True))
     return ops.matmul(x, x.T)
+
+
+def dot_products(x: Float[Array, "n d"]) -> Float[Array, "n n"]:
+    """Dot products between rows."""
+    return -ops.dot(x, x)  # a distance: it is smaller for rows that are more alike
 
 
 def rectified(weights: Float[Array, "n n"], where: Bool[Array, "n n"]) -> Float[Array, "n n"]:

@@ -30,8 +30,8 @@ def refine(
       every neighborhood. It gets `rows` neighborhoods at a time.
     * `query`, `gallery` (bool `[n]`): queries are refined by embeddings of the gallery, which stay
       as they are. Without them all embeddings refine each other.
-    * `k`: neighbors of which reciprocal ones are chosen. `batch_size`: nodes of a neighborhood; by
-      default 7, or 4 with a gallery, as published.
+    * `k`: the reciprocal ones are chosen among this many neighbors. `batch_size`: nodes of a
+      neighborhood; by default 7, or 4 with a gallery, as published.
     """
     x = np.asarray(embeddings, np.float32)
     readable = np.isfinite(x).all(axis=1)

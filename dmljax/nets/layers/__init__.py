@@ -1,4 +1,4 @@
-"""Layers that compute the same as those of PyTorch and Caffe, so that published weights fit.
+"""Layers that compute the same as PyTorch's and Caffe's, so that published weights fit.
 
 Feature maps are `[b h w c]`, kernels `[h w in out]`. Padding is explicit, symmetric, and part of
 the layer: "SAME" would pad in another way at stride 2. `dtype` is the type of the computation

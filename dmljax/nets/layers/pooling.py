@@ -67,7 +67,7 @@ def global_max(x: Float[Array, "b h w c"]) -> Float[jax.Array, "b c"]:
 
 
 def _sides(length: int, size: int, strides: int, padding: int, ceil: bool) -> tuple[int, int]:
-    """Padding before and after, such that the windows are those of PyTorch and Caffe."""
+    """Padding before and after, so that the windows equal PyTorch's and Caffe's."""
     span = length + 2 * padding - size  # between the first position of a window and the last one
     if span < 0:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""Minimal filtering: a 3-row convolution with half the products.
+"""Winograd's minimal filtering: a 3-row convolution with half the products.
 
 F(4, 3) of Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR 2016, section
-4.3 (https://arxiv.org/abs/1509.09308), after Winograd. Four outputs of three taps take six products
+4.3 (https://arxiv.org/abs/1509.09308). Four outputs of three taps take six products
 instead of twelve:
 
     outputs = OUTPUTS @ ((TAPS @ taps) * (INPUTS @ inputs))
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from dmljax.kernels.gradients import batch_last, input_gradient, kernel_gradient_of_batch_last
 
-__all__ = ["conv", "conv_gradients", "pays"]
+__all__ = ["conv", "conv_gradients", "is_faster"]
 
 _INPUTS = (
     (4, 0, -5, 0, 1, 0),
@@ -48,8 +48,10 @@ _OUTPUTS = (
 )
 
 
-def pays(shape: Sequence[Any], kernel_shape: Sequence[int], strides: int, padding: int) -> bool:
-    """Whether filtering is possible and faster: sums of rows must be cheap beside the products.
+def is_faster(
+    shape: Sequence[Any], kernel_shape: Sequence[int], strides: int, padding: int
+) -> bool:
+    """Whether this form is possible and faster: sums of rows must be cheap beside the products.
 
     The batch in `shape` may be symbolic.
     """

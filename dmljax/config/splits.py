@@ -1,0 +1,113 @@
+"""The data set of a config, and the classes that are held out of training."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dmljax.config import registry
+from dmljax.data import digest as digests
+from dmljax.data.splits import (
+    Split,
+    Splits,
+    divide,
+    fold_of_classes,
+    queries_and_gallery,
+    share,
+)
+from dmljax.train.options import Options
+
+__all__ = ["Data", "data_of", "epoch_labels", "splits_of"]
+
+# Fields of `dataset` that are not arguments of the data set: shares of the training split, and
+# whether an epoch is nevertheless as long as an epoch of all training images.
+_SHARES = {"image_share": "float", "class_share": "float", "full_epochs": "bool"}
+
+
+class Data(NamedTuple):
+    """The splits of a run, the name of its data set, and the digest of the whole data set."""
+
+    dataset: str
+    data_digest: str
+    train: Split
+    held_out: Split | None
+    test: Split
+
+
+def splits_of(options: Options) -> Splits:
+    """The whole data set."""
+    spec = {k: v for k, v in options.dataset.items() if k not in _SHARES}
+    return registry.resolve("dataset", spec, caller_keywords=_SHARES)()
+
+
+def data_of(options: Options) -> Data:
+    """The data set with the classes held out that `fold` or `validation` asks for."""
+    splits = splits_of(options)
+    train, held_out = _divided(options, splits.train)
+    if held_out is not None and _has_two_sides(splits.test) and held_out.query is None:
+        held_out = queries_and_gallery(held_out)
+    train = _share(options, train)
+    return Data(options.dataset["name"], digests.digest(splits), train, held_out, splits.test)
+
+
+def epoch_labels(options: Options, train: Split) -> np.ndarray:
+    """The labels by which the sampler counts its epochs: of `train`, or with `full_epochs` of all.
+
+    So runs on shares of the images can have equally many steps, whatever the sampler is.
+    """
+    if not options.dataset.get("full_epochs"):
+        return train.labels
+    whole, _ = _divided(options, splits_of(options).train)
+    return whole.labels
+
+
+def _divided(options: Options, train: Split) -> tuple[Split, Split | None]:
+    """The classes that are trained on, and the classes that are held out."""
+    if options.fold is not None:
+        if options.validation:
+            raise ValueError(
+                f"fold={options.fold} and validation={options.validation} both hold classes out: "
+                "leave out one of them"
+            )
+        is_held_out = fold_of_classes(
+            len(train.names), fold=options.fold, folds=options.folds, seed=options.fold_seed
+        )
+        names = [n for n, held in zip(train.names, is_held_out, strict=True) if not held]
+        return divide(train, train=names)
+    if options.validation:
+        classes = _train_classes(options.validation, len(train.names))
+        return divide(train, train=train.names[:classes])
+    return train, None
+
+
+def _train_classes(validation: float, count: int) -> int:
+    """The number of classes, of `count`, that `validation` leaves for training."""
+    # One held-out class alone would score 1 whatever the net does.
+    train_classes = min(round((1 - validation) * count), count - 2)
+    if train_classes < 2:
+        raise ValueError(
+            f"validation={validation} needs two classes to hold out and two to train on, "
+            f"and there are {count} training classes: add classes, or train without it by "
+            "--config.validation=0 --config.select=last"
+        )
+    return train_classes
+
+
+def _has_two_sides(split: Split) -> bool:
+    """Whether no image of a split is both a query and in the gallery."""
+    return split.query is not None and not (split.query & split.gallery).any()
+
+
+def _share(options: Options, train: Split) -> Split:
+    """The share of the training split that `dataset.image_share` and `class_share` ask for."""
+    shares = {k: v for k, v in options.dataset.items() if k in _SHARES}
+    if not shares:
+        return train
+    registry.check("dataset", shares, _SHARES)
+    return share(
+        train,
+        images=shares.get("image_share", 1.0),
+        classes=shares.get("class_share", 1.0),
+        seed=options.seed,
+    )

@@ -1,0 +1,128 @@
+"""The columns `parameters` and `flops` of a study: the size of the net of every row.
+
+Both are counted in the traced program of the embedding, without training and without a device. A
+process of its own does it, since a worker holds no device: `dmljax study sizes FILE`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from dmljax.studies import plan
+from dmljax.studies.folder import Session
+from dmljax.studies.study_file import Study
+
+__all__ = ["ensure", "multiply_adds", "of_config", "of_study", "read"]
+
+_FILE = "sizes.json"
+Sizes = dict[str, dict[str, int]]  # row -> column -> number
+
+
+def multiply_adds(jaxpr: Any) -> int:
+    """The multiply-adds of all convolutions and products; of a condition, its largest branch.
+
+    Convolutions choose by platform: the default branch is the convolution as it is written.
+    """
+    import jax.extend.core
+
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "conv_general_dilated":
+            kernel = equation.invars[1].aval.shape
+            out = equation.params["dimension_numbers"].rhs_spec[0]
+            total += equation.outvars[0].aval.size * math.prod(kernel) // kernel[out]
+        elif equation.primitive.name == "dot_general":
+            (axes, _), _ = equation.params["dimension_numbers"]
+            shape = equation.invars[0].aval.shape
+            total += equation.outvars[0].aval.size * math.prod(shape[axis] for axis in axes)
+        inner = [multiply_adds(j) for j in jax.extend.core.jaxprs_in_params(equation.params)]
+        total += max(inner, default=0) if equation.primitive.name == "cond" else sum(inner)
+    return total
+
+
+def of_config(config: Mapping[str, Any]) -> dict[str, int]:
+    """The parameters that the embedding of a config reads, and its multiply-adds for one image."""
+    import jax
+    import numpy as np
+
+    from dmljax.config import build
+
+    # Neither the files of a run nor its first values change a size.
+    net = {k: v for k, v in plan.fields.named(config["net"]).items() if k != "weights"}
+    plain = {"normalize": "imagenet", "start": None, "trained": "all", "net": net}
+    method, _ = build.embedding({**config, **plain}, classes=2)
+    shape = _image_shape(config)
+    images = jax.ShapeDtypeStruct((2, *shape), np.float32)
+    batch = {"images": images, "labels": jax.ShapeDtypeStruct((2,), np.int32)}
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    params, model_state = jax.eval_shape(method.init, key, batch)
+    one = jax.ShapeDtypeStruct((1, *shape), np.float32)
+    leaves = jax.tree.leaves(params)
+    jaxpr = jax.make_jaxpr(method.embed)(params, model_state, one).jaxpr
+    read_variables = {id(v) for equation in jaxpr.eqns for v in equation.invars}
+    inputs = zip(leaves, jaxpr.invars, strict=False)
+    count = sum(leaf.size for leaf, variable in inputs if id(variable) in read_variables)
+    return {"parameters": count, "flops": multiply_adds(jaxpr)}
+
+
+def _image_shape(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape of a test image: of the transform, or if it keeps sizes, of the data set."""
+    import numpy as np
+
+    from dmljax.config import registry
+    from dmljax.data import batches
+    from dmljax.data.reader import Reader
+    from dmljax.data.transforms import transform
+
+    bind: Any = transform.bind
+    transform_fn = registry.resolve("transform", config["eval_transform"], bind=bind)
+    shapes = {
+        transform_fn(np.zeros((*size, 3), np.uint8), np.random.default_rng(0)).shape
+        for size in ((256, 256), (320, 280))
+    }
+    if len(shapes) == 1:
+        return shapes.pop()
+    dataset = plan.fields.named(config["dataset"])
+    dataset = {k: v for k, v in dataset.items() if k not in plan.OTHER_FIELDS["dataset"]}
+    train = registry.resolve("dataset", dataset)().train
+    return batches.image_shape(Reader(train, cache=False), transform_fn, skip=True)
+
+
+def of_study(study: Study) -> Sizes:
+    """The sizes of all rows, except of rows whose config a search decides."""
+    configs = plan.check_rows(study)
+    sizes = {name: of_config(config) for name, config in configs.items()}
+    for row in study.rows:
+        if row.runs_of in sizes:
+            nets = row.join_seeds or (study.folds or 1 if row.join_folds else 1)
+            sizes[row.name] = {key: nets * value for key, value in sizes[row.runs_of].items()}
+    return {row.name: sizes[row.name] for row in study.rows if row.name in sizes}
+
+
+def ensure(session: Session) -> None:
+    """Writes `sizes.json` into the folder of a study, unless it exists for these rows."""
+    path = session.folder.path / _FILE
+    if read(session):
+        return
+    words = [sys.executable, "-m", "dmljax.main", "study", "sizes", session.study.source]
+    words += [f"--out={path}", *session.words]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ValueError(f"columns: the sizes cannot be counted: {message}")
+
+
+def read(session: Session) -> Sizes:
+    """The sizes of all rows; nothing if they were not counted, or counted for other rows."""
+    try:
+        content = json.loads((session.folder.path / _FILE).read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return content["sizes"] if content["digest"] == session.study.digest else {}

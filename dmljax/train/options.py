@@ -1,0 +1,219 @@
+"""The fields of a config: default, type, smallest value and meaning of each. Imports no jax.
+
+Help, error messages and the table of docs/config.md are made from these dataclasses.
+"""
+
+# ruff: noqa: RUF009  `_option` returns a `dataclasses.field`.
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+__all__ = [
+    "SECTIONS",
+    "CheckpointOptions",
+    "EvaluationOptions",
+    "Length",
+    "Options",
+    "RuntimeOptions",
+    "Spec",
+    "allowed_values",
+    "defaults_of",
+    "fields_of",
+    "rows",
+]
+
+# A name and keywords of a function, such as {"name": "triplet", "margin": 0.1}. A config may also
+# hold the name alone.
+Spec = Mapping[str, Any]
+# Steps, or '5 epochs' of the sampler.
+Length = int | str
+
+
+def _option(
+    default: Any,
+    meaning: str,
+    *,
+    least: float | None = None,
+    below: float | None = None,
+    choices: Sequence[str] = (),
+    is_new: bool = False,
+) -> Any:
+    """A field with its smallest value, a bound that it does not reach, and the names it may hold.
+
+    The config of an older run lacks a field that `is_new`. Such a field counts in digests only
+    where it differs from its default, so that older runs keep their digests and can be continued.
+    """
+    metadata = {"meaning": meaning, "least": least, "below": below, "choices": choices}
+    metadata |= {"is_new": is_new}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def _required(meaning: str) -> Any:
+    return _option(dataclasses.MISSING, meaning)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """When splits are embedded, and which scores are computed."""
+
+    every: Length | None = _option(None, "steps, or '5 epochs'; None: once, after the last step")
+    metrics: tuple | None = _option(None, "names of the scores; None: all")
+    extra: tuple = _option((), "names of more scores, added to `metrics`")
+    ks: Sequence[int] = _option((1, 2, 4, 8), "the K of R@K")
+    depth: int | str | None = _option(
+        None,
+        "mAP and MRR also of rankings that are cut here; 'max_bin_count': the most positives",
+        least=1,
+        choices=("max_bin_count",),
+    )
+    average: str = _option(
+        "queries",
+        "what counts the same in a mean score",
+        choices=("queries", "classes"),
+        is_new=True,
+    )
+    clustering: bool | str = _option(
+        True, "compute NMI, AMI, ARI and F1; 'end': only after the last step", choices=("end",)
+    )
+    kmeans: str = _option(
+        "plain",
+        "'scikit_learn': the best of several candidates for each start, 300 iterations at most, "
+        "an end by tolerance, as published tables have it; slow with thousands of classes",
+        choices=("plain", "scikit_learn"),
+        is_new=True,
+    )
+    starts: int = _option(1, "starts of k-means; the one with the least inertia counts", least=1)
+    batch_size: int = _option(256, "images that are embedded at a time", least=1)
+    knn: int = _option(0, "training images that vote on the label of a test image", least=0)
+    seeds: Sequence[int] = _option((0, 1, 2), "seeds of k-means, over which scores are averaged")
+    refine: bool = _option(False, "also score embeddings that the method `graph` refines")
+    mean_distance: bool = _option(False, "also rank by the mean distance of the learners of `abe`")
+    frames: bool = _option(False, "draw the test embeddings at each evaluation, for a movie")
+    projector: int = _option(0, "test images in TensorBoard's projector", least=0)
+    frame_ms: int = _option(200, "milliseconds of a frame of the movie", least=20)
+    last_frame_ms: int = _option(3000, "milliseconds of the last frame of the movie", least=20)
+    call: str | None = _option(None, "your function, 'my_package.my_module:f', called afterwards")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """When the state of a run is saved."""
+
+    every: Length | None = _option(None, "steps, or '1 epoch'; None: as `evaluate.every`")
+    keep: int = _option(2, "checkpoints that are kept, beside the best one", least=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RuntimeOptions:
+    """What cannot change a result, and so may differ when a run is continued."""
+
+    workers: int = _option(0, "processes that read images; 0: threads of this process", least=0)
+    cache: bool = _option(False, "keep decoded images in memory")
+    devices: int | None = _option(None, "devices that are used; None: all", least=1)
+    deterministic: bool = _option(False, "runs repeat bit for bit on GPUs, too; on CPUs they do")
+    sharded: Sequence[str] = _option((), "paths of parameters that are split over the devices")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """A whole config."""
+
+    dataset: Spec = _required(
+        "a data set and where it lies; `image_share`, `class_share`: a part of the training split; "
+        "`full_epochs`: epochs last as long as on all of it"
+    )
+    net: Spec = _required("a backbone; `weights`: the file of its pretrained weights")
+    loss: Spec = _required("a function of `losses`")
+    method: Spec = _required("what is trained: pairs, proxies, graph, dvml or abe")
+    steps: Length = _required("the length of training: a number, or '60 epochs'")
+    seed: int = _option(0, "the seed of initial values, batches and augmentation", least=0)
+    size: int | None = _option(None, "`size` of both transforms, unless they set it", least=1)
+    transform: Spec = _option("standard_train", "how a training image is cropped and distorted")
+    eval_transform: Spec = _option("standard_eval", "how an image is prepared for evaluation")
+    normalize: Spec | None = _option(None, "mean and deviation of pixels; None: as the weights say")
+    unreadable: str = _option(
+        "raise", "what to do with an image that cannot be read", choices=("raise", "skip")
+    )
+    sampler: Spec = _option(
+        {"name": "plan", "classes": 32, "per_class": 4}, "which images form a batch"
+    )
+    miner: Spec | None = _option(None, "a function of `miners`: which pairs count in the loss")
+    chunk: int | None = _option(None, "images that the net sees at a time; None: all", least=1)
+    optimizer: Spec = _option({"name": "adam", "rate": 1e-4}, "its `rate`, `decay`, `groups`, ...")
+    schedule: Spec = _option("cosine", "the learning rate over time, with `warmup`")
+    reload_best_at: tuple = _option((), "steps after which the best parameters are loaded again")
+    start: str | None = _option(None, "the folder of a run: this one begins with its parameters")
+    carried: str = _option("all", "what is taken from `start`", choices=("all", "backbone"))
+    trained: str = _option("all", "'last': the backbone does not learn", choices=("all", "last"))
+    validation: float = _option(0.0, "share of training classes held out", least=0, below=1)
+    fold: int | None = _option(None, "the block of training classes that is held out, from 0")
+    folds: int = _option(4, "blocks into which `fold` divides the training classes")
+    fold_seed: int | None = _option(None, "shuffles the classes before they are divided", least=0)
+    select: str = _option("last", "the step that counts: the 'last', or the best by 'val/MAP@R'")
+    patience: int | None = _option(
+        None, "more evaluations than this without a new best one end the run", least=0
+    )
+    evaluate: EvaluationOptions = EvaluationOptions()
+    checkpoint: CheckpointOptions = CheckpointOptions()
+    log_every: int = _option(20, "steps between two lines of the log", least=1)
+    pictures: bool = _option(True, "write the page of the run, and the movie of its frames")
+    notes: str = _option("", "anything that you want to remember")
+    runtime: RuntimeOptions = RuntimeOptions()
+
+
+SECTIONS = {
+    "evaluate": EvaluationOptions,
+    "checkpoint": CheckpointOptions,
+    "runtime": RuntimeOptions,
+}
+
+
+def fields_of(section: Any) -> dict[str, dataclasses.Field]:
+    """The fields of a dataclass of options by their names."""
+    return {field.name: field for field in dataclasses.fields(section)}
+
+
+def defaults_of(section: Any) -> dict[str, Any]:
+    """The defaults of the fields of a dataclass of options; a section has an empty dict."""
+    defaults = {}
+    for name, field in fields_of(section).items():
+        if name in SECTIONS:
+            defaults[name] = {}
+        elif field.default_factory is not dataclasses.MISSING:
+            defaults[name] = field.default_factory()
+        elif field.default is not dataclasses.MISSING:
+            defaults[name] = field.default
+    return defaults
+
+
+def allowed_values(field: dataclasses.Field) -> str:
+    """The values of a field that has bounds or choices, in words: "1 or more, or None"."""
+    types, rule = str(field.type).split(" | "), field.metadata
+    words = ["True", "False"] if "bool" in types else []
+    if rule["below"] is not None:
+        words.append(f"a share of {rule['least']} to {rule['below']}")
+    elif rule["least"] is not None:
+        words.append(f"{rule['least']} or more")
+    words += map(repr, rule["choices"])
+    words += ["None"] if "None" in types else []
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])}{',' * (' or ' in words[0])} or {words[-1]}"
+
+
+def rows() -> Iterator[tuple[str, str, str]]:
+    """`(field, default, meaning)` of every field, for help and for docs/config.md."""
+    for section, options in {"": Options, **SECTIONS}.items():
+        prefix = f"{section}." if section else ""
+        defaults = defaults_of(options)
+        for name, field in fields_of(options).items():
+            if not section and name in SECTIONS:
+                continue
+            default = f"default {defaults[name]!r}" if name in defaults else "required"
+            allowed = allowed_values(field) if field.metadata["choices"] else ""
+            meaning = field.metadata["meaning"]
+            yield f"{prefix}{name}", default, f"{meaning} ({allowed})" if allowed else meaning

@@ -1,0 +1,127 @@
+"""The dataclasses of options complete and check a config, and make the table of docs/config.md."""
+
+import importlib.util
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from system import photos, tiny
+
+from dmljax import recipes
+from dmljax.config import digests, fields, files
+from dmljax.config.build import build
+from dmljax.runs import summary, training
+from dmljax.train import initial_state, options
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "make_fields.py"
+_spec = importlib.util.spec_from_file_location("make_fields", PAGE)
+make_fields = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(make_fields)
+SIZED = ["folder", "abe", "dvml", "graph", "multi_similarity", "proxy_anchor", "tinyimagenet"]
+
+
+def test_the_page_has_the_present_fields():
+    page = make_fields.PAGE.read_text()
+    assert make_fields.page(page) == page, "run python docs/make_fields.py"
+    assert all(f"| `{name}` |" in page for name in ("seed", "evaluate.average", "runtime.cache"))
+
+
+def test_a_config_has_the_defaults_of_the_dataclasses(tmp_path):
+    config = fields.complete(tiny(tmp_path, evaluate={"knn": 3}))
+    typed = fields.typed(config)
+    assert typed.evaluate == options.EvaluationOptions(knn=3)
+    assert typed.checkpoint == options.CheckpointOptions(every=2, keep=3)
+    assert typed.sampler == {"name": "plan", "classes": 4, "per_class": 2}
+    assert typed.transform == {"name": "unchanged"} and typed.miner is None
+    assert fields.complete(config) == config == json.loads(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"evaluate": {"average": "images"}},
+            "average must be 'queries' or 'classes', not 'images'",
+        ),
+        ({"evaluate": {"kn": 3}}, "evaluate has no 'kn': did you mean 'knn'"),
+        ({"evaluate": 3}, "evaluate has the fields every, metrics.* cannot be 3"),
+        ({"runtime": {"devices": 0}}, "runtime.devices must be 1 or more, or None, not 0"),
+        ({"validation": 1}, "validation must be a share of 0 to 1, not 1"),
+        ({"size": 0}, "size must be 1 or more, or None, not 0"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_what_is_allowed(tmp_path, values, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        fields.complete(tiny(tmp_path, **values))
+    missing = {k: v for k, v in tiny(tmp_path).items() if k != "steps"}
+    with pytest.raises(ValueError, match=r"sets no steps \(steps: the length of training"):
+        fields.complete(missing)
+
+
+@pytest.mark.parametrize("recipe", SIZED)
+def test_one_size_is_the_size_of_training_and_evaluation(recipe):
+    config = fields.complete(files.read(recipe, ["--config.size=64"]))
+    sizes = config["size"], config["transform"]["size"], config["eval_transform"]["size"]
+    assert sizes == (64, 64, 64)
+    flags = ["--config.eval_transform.size=96", "--config.size=64"]
+    config = fields.complete(files.read(recipe, flags))
+    assert (config["transform"]["size"], config["eval_transform"]["size"]) == (64, 96)
+    config = fields.complete(files.read(recipe, ["--config.size=None"]))
+    assert "size" not in fields.named(config["transform"])  # the default of the transform
+
+
+def test_a_config_with_a_size_is_the_config_with_two():
+    config = recipes.folder()
+    sized = {
+        "transform": {"name": "standard_train", "size": 224},
+        "eval_transform": {"name": "standard_eval", "size": 224},
+    }
+    both = {**config, **sized}
+    del both["size"]
+    assert digests.config_digest(fields.complete(both)) == digests.config_digest(
+        fields.complete(config)
+    )
+    config["transform"] = "unchanged"
+    with pytest.raises(TypeError, match="unchanged has no argument 'size'"):
+        build(config | {"dataset": "glyphs", "net": {"name": "convnet"}})
+
+
+def test_the_evaluation_at_a_small_size_sees_the_border_of_a_photograph(tmp_path):
+    config = files.read("folder", ["--config.size=64", "--config.net={'name': 'convnet'}"])
+    config["dataset"] |= {"root": str(photos(tmp_path))}
+    run = build(config | {"runtime": {"devices": 1}})
+    assert run.image_shape == run.eval_image_shape == (64, 64, 3)
+    photograph = np.zeros((480, 640, 3), np.uint8)
+    photograph[:48] = photograph[-48:] = 255  # a tenth of the height
+    image = run.eval_transform_fn(photograph, np.random.default_rng(0))
+    assert (image[[0, 1, -2, -1]] > 200).all() and (image[16:48] == 0).all()
+    state = initial_state.first_state(run)
+    line = summary.header(run, state)[0]
+    assert "standard_train(size=64) for training" in line
+    assert "standard_eval(size=64, shorter=72) for evaluation" in line
+
+
+def test_a_run_of_an_older_version_goes_on(tmp_path):
+    """Its `config.json` and digests lack the fields that came later."""
+    config = tiny(tmp_path)
+    training.run(config, tmp_path / "run")
+    folder = tmp_path / "old"
+    shutil.copytree(tmp_path / "run", folder)
+    old = json.loads((folder / "config.json").read_text())
+    del old["size"], old["evaluate"]["average"]
+    (folder / "config.json").write_text(json.dumps(old))
+    assert digests.config_digest(old) == digests.config_digest(fields.complete(config))
+    for name in ("checkpoints/6", "checkpoints_sums/6"):
+        for path in folder.glob(f"{name}*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (folder / "result.json").unlink()
+    training.run(config, folder)
+    rows = [
+        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        for path in (tmp_path / "run", folder)
+    ]
+    assert rows[0] == rows[1]
+    with pytest.raises(ValueError, match=r"evaluate.average \(None there, 'classes' here\)"):
+        training.run(config | {"evaluate": config["evaluate"] | {"average": "classes"}}, folder)

@@ -1,0 +1,131 @@
+"""Losses and miners that take the step, and values of a config that change from step to step."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dmljax import losses, miners
+from dmljax.config import registry
+from dmljax.methods import base
+from dmljax.methods.proxies import published_init
+from dmljax.train.schedules import ramp
+
+X = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
+LABELS = np.arange(12) % 4
+RAMP = {"name": "ramp", "first": 0.1, "last": 0.5, "at": [100, 200]}
+PAIR_LOSSES = sorted(set(losses.pairs.__all__) | set(losses.triplets.__all__))
+
+
+def at(step, *, slope=1.0):
+    """A margin of one's own."""
+    return slope * step
+
+
+def step_in_loss(embeddings, labels, *, step, mine_fn=None):
+    return losses.triplet(embeddings, labels, margin=step, mine_fn=mine_fn)
+
+
+def step_in_miner(distances, pairs, *, step):
+    return pairs._replace(negatives=pairs.negatives & (distances < step))
+
+
+def _value(loss_fn, mine_fn=None, *, step):
+    stepped = base.with_miner(loss_fn, mine_fn)
+    return jax.jit(lambda step: stepped(X, LABELS, key=jax.random.key(0), step=step))(step)
+
+
+@pytest.mark.parametrize(("step", "margin"), [(0, 0.1), (150, 0.3), (900, 0.5)])
+def test_a_margin_of_a_config_follows_the_step(step, margin):
+    loss_fn = registry.resolve("loss", {"name": "triplet", "margin": RAMP})
+    expected = losses.triplet(X, LABELS, margin=np.asarray(margin, np.float32))
+    np.testing.assert_allclose(_value(loss_fn, step=step), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_schedule_of_ones_own_and_a_fixed_value_beside_it(step):
+    spec = {"name": f"{__name__}:at", "slope": 0.1}
+    loss_fn = registry.resolve("loss", {"name": "contrastive", "neg_margin": spec, "power": 2.0})
+    expected = losses.contrastive(
+        X, LABELS, neg_margin=np.asarray(0.1 * step, np.float32), power=2.0
+    )
+    np.testing.assert_allclose(_value(loss_fn, step=step), expected, rtol=1e-6)
+
+
+def test_losses_and_miners_that_take_the_step_get_it():
+    expected = losses.triplet(X, LABELS, margin=2.0)
+    np.testing.assert_allclose(_value(step_in_loss, step=2.0), expected, rtol=1e-6)
+    mined = functools.partial(step_in_miner, step=1.2)
+    expected = losses.triplet(X, LABELS, mine_fn=mined)
+    np.testing.assert_allclose(_value(losses.triplet, step_in_miner, step=1.2), expected, rtol=1e-6)
+    assert expected != losses.triplet(X, LABELS)
+
+
+def test_a_miner_of_a_config_has_a_schedule_too():
+    mine_fn = registry.resolve("miner", {"name": "triplet_margin", "margin": RAMP})
+    expected = losses.triplet(
+        X,
+        LABELS,
+        mine_fn=functools.partial(miners.triplet_margin, margin=np.asarray(0.5, np.float32)),
+    )
+    np.testing.assert_allclose(_value(losses.triplet, mine_fn, step=900), expected)
+
+
+def test_a_proxy_loss_with_a_schedule_keeps_its_published_initial_values():
+    loss_fn = registry.resolve("loss", {"name": "proxy_anchor", "margin": RAMP})
+    assert published_init(loss_fn) is published_init(losses.proxy_anchor)
+    proxies = np.random.default_rng(1).normal(size=(4, 5)).astype(np.float32)
+    value = base.with_miner(loss_fn, None)(X, LABELS, proxies, key=None, step=150)
+    expected = losses.proxy_anchor(X, LABELS, proxies, margin=np.asarray(0.3, np.float32))
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", PAIR_LOSSES)
+def test_every_margin_may_be_an_array(name, unchecked):
+    function = getattr(losses, name)
+    margins = {"margin": 0.3, "pos_margin": 0.2, "neg_margin": 0.7, "temperature": 0.2}
+    margins |= {"alpha": 30.0, "scale": 8.0, "gamma": 8.0, "negative_temperature": 2.0}
+    parameters = registry.inspect.signature(function).parameters
+    margins = {key: value for key, value in margins.items() if key in parameters}
+    if not margins:
+        return
+    expected = function(X, LABELS, **margins)
+    arrays = {key: jnp.float32(value) for key, value in margins.items()}
+    value = jax.jit(lambda arrays: function(X, LABELS, **arrays))(arrays)
+    np.testing.assert_allclose(value, expected, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"name": "triplet", "margin": {"name": "rampe"}}, "no schedule of a value 'rampe'"),
+        ({"name": "triplet", "margin": {"name": "ramp", "start": 1}}, "has no argument 'start'"),
+    ],
+)
+def test_a_wrong_schedule_is_one_line(spec, message):
+    with pytest.raises((TypeError, ValueError), match=message) as raised:
+        registry.resolve("loss", spec)
+    assert "\n" not in str(raised.value)
+
+
+def test_steps_of_a_ramp_in_the_wrong_order():
+    with pytest.raises(ValueError, match="the second step must come after the first"):
+        ramp(0, first=0.0, last=1.0, at=(5, 5))
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "value"),
+    [("circle", "m", "margin", 0.3), ("nca", "softmax_scale", "scale", 3.0)],
+)
+def test_an_old_name_of_a_keyword_works_and_warns(name, old, new, value):
+    function = getattr(losses, name)
+    with pytest.warns(FutureWarning, match=f"{old}=.*write {new}="):
+        old_value = function(X, LABELS, **{old: value})
+    assert old_value == function(X, LABELS, **{new: value})
+    from_config = registry.resolve("loss", {"name": name, old: value})
+    assert from_config(X, LABELS) == old_value
+    both = {old: value, new: value}
+    with pytest.warns(FutureWarning), pytest.raises(TypeError, match=f"old name of {new}"):
+        function(X, LABELS, **both)
