@@ -28,6 +28,7 @@ from dmljax.data.batches import EvaluationBatch, TrainBatch
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, record_name
 from dmljax.data.transforms import transform as transform_lib
+from dmljax.files import cores
 
 __all__ = ["Batches", "evaluation", "train"]
 
@@ -203,7 +204,7 @@ def _in_background(
     # grain imports jax, which worker processes and light tools must not load.
     import grain
 
-    threads = threads or max(os.cpu_count() or 1, 4)
+    threads = threads or max(cores.count(), 4)
     if threads < 1:
         raise ValueError(f"threads must be 1 or more, not {threads}")
     batches = grain.MapDataset.range(start, stop).map(batch_fn)

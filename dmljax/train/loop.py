@@ -21,7 +21,7 @@ from dmljax.train.journal import Journal
 from dmljax.train.results import Report
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState, train_step
-from dmljax.train.step_metrics import PendingMetrics, mean
+from dmljax.train.step_metrics import PendingMetrics, first_best, mean
 
 __all__ = ["Restored", "batches", "compiled_step", "is_out_of_patience", "restore", "train"]
 
@@ -167,7 +167,7 @@ def is_out_of_patience(scores: Sequence[float], patience: int | None) -> bool:
     """
     if patience is None or not scores:
         return False
-    best = max(range(len(scores)), key=lambda i: (scores[i], -i))
+    best = first_best(dict(enumerate(scores)))
     return len(scores) - 1 - best > patience
 
 

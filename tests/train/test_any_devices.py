@@ -1,4 +1,4 @@
-"""Every recipe computes on 3, 8 and 16 devices what it computes on one, with its own batch."""
+"""Any number of devices and hosts computes on a batch what one device does."""
 
 import json
 import os
@@ -6,8 +6,14 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
-from processes import ROOT
+from processes import ROOT, ends, started, state
+from system import tiny
+from train.pixels import distance
+
+from dmljax.runs import training
+from dmljax.train import journal
 
 CONFIGS = {path.stem for path in (ROOT / "configs").glob("*.py")}
 
@@ -46,3 +52,18 @@ def test_a_device_computes_its_share_of_a_batch_alone(programs):
                 # Optimizers and losses compute a little that is not per image.
                 assert on_devices["share"] < 1.25 * rows / batch + 0.02, program
     assert uneven > 20
+
+
+def test_hosts_with_unequal_shares_compute_what_one_device_does(tmp_path):
+    """Of 8 images, two hosts hold 4 each on two devices, and the third host holds padding alone."""
+    evaluate = {"every": 6, "ks": [1], "clustering": False, "batch_size": 10}
+    config = tiny(tmp_path, evaluate=evaluate, checkpoint={"every": 6, "keep": 1})
+    with started(tmp_path, tmp_path / "hosts", config, processes=3) as process:
+        assert "on 6 cpu devices" in ends(process, 0, tmp_path)
+    training.run(config | {"runtime": {"devices": 1}}, tmp_path / "one")
+    of_hosts, of_one = (journal.read(tmp_path / d / "metrics.jsonl") for d in ("hosts", "one"))
+    assert [sorted(x) for x in of_hosts] == [sorted(x) for x in of_one]
+    for a, b in zip(of_hosts, of_one, strict=True):
+        np.testing.assert_allclose([a[k] for k in a], [b[k] for k in a], rtol=1e-3, atol=1e-5)
+    expected, actual = state(tmp_path / "one").params, state(tmp_path / "hosts").params
+    assert distance(actual, expected) < 1e-4
