@@ -10,6 +10,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from dmljax.files import cores
+
 __all__ = ["environments", "handling_signals", "start"]
 
 
@@ -25,14 +27,9 @@ def environments(workers: int) -> list[dict[str, str]]:
             {"CUDA_VISIBLE_DEVICES": ",".join(gpus[i::workers][: len(gpus) // workers])}
             for i in range(workers)
         ]
-    threads = str(max(1, _cores() // workers))
+    threads = str(max(1, cores.count() // workers))
     # XLA's and OpenMP's names for the number of threads.
     return [{"NPROC": threads, "OMP_NUM_THREADS": threads} if workers > 1 else {}] * workers
-
-
-def _cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _gpus() -> list[str]:

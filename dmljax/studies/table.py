@@ -17,6 +17,7 @@ from dmljax.metrics import Difference, Estimate
 from dmljax.studies.outcomes import Outcome
 from dmljax.studies.plan import PlannedRun
 from dmljax.studies.study_file import Row, Study, score_key
+from dmljax.train.step_metrics import first_best
 
 __all__ = [
     "Cell",
@@ -200,8 +201,9 @@ def chosen_scores(
         names = sorted({name for e in evaluations for name in e.scores})
         raise ValueError(f"choose={rule!r}: no evaluation has this score; they have {names}")
     sign = -1 if key.rpartition("/")[2] in metrics.LESS_IS_BETTER else 1
-    _, best = max(scored, key=lambda pair: (sign * pair[0], -pair[1].step))
-    return best.scores, has_read_test or key.startswith("test/"), len(scored)
+    best = first_best({e.step: sign * value for value, e in scored})
+    scores = next(e.scores for e in evaluations if e.step == best)
+    return scores, has_read_test or key.startswith("test/"), len(scored)
 
 
 def _row(
