@@ -166,8 +166,6 @@ def check_chunks(
             )
     if chunk is None:
         return
-    if chunk < 1:
-        raise ValueError(f"chunk={chunk} must be 1 or more")
 
     def statistics(params, model_state, images):
         key = jax.random.key(0)

@@ -55,13 +55,14 @@ def more(images):
     pairs |= {"eval_transform": "unchanged", "normalize": "unit", "steps": 100, "select": "last"}
     pairs |= {"net": {"name": "convnet", "widths": [4, 8], "strides": [3, 1], "frozen": True}}
     pairs |= {"optimizer": {"name": "adam", "rate": 1e-2}, "evaluate": {"every": 100}}
-    pairs |= {"method": {"name": "pairs", "dim": 4, "memory": 40}, "loss": "multi_similarity"}
+    pairs |= {"method": {"name": "pairs", "dim": 4, "memory": 120}, "loss": "multi_similarity"}
     pairs |= {"sampler": {"name": "uniform", "batch_size": 50}}
     proxies = {"method": {"name": "proxies", "dim": 4, "multiple": 48}, "loss": "proxy_anchor"}
     return {
         "memory in chunks of 7": pairs | {"chunk": 7},
         "sharded proxies": pairs | proxies | {"runtime": {"sharded": ["^proxies"]}},
-        "drawn negatives": pairs | {"loss": "margin", "miner": "distance_weighted"},
+        "drawn negatives": pairs
+        | {"loss": "margin", "miner": {"name": "distance_weighted", "dim": 4}},
         "5 images": pairs | {"sampler": {"name": "uniform", "batch_size": 5}},
     }
 
