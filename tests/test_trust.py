@@ -84,8 +84,8 @@ PLACES = {
 
 
 def test_every_kind_of_function_is_tried():
-    arguments = set(registry.ARGUMENTS.values())
-    assert set(PLACES) - {"call", "eval_transform", "extra"} == set(registry.KINDS) - arguments
+    places = set(PLACES) - {"call", "eval_transform", "extra"}
+    assert places | set(registry.ARGUMENTS.values()) == set(registry.KINDS)
 
 
 @pytest.mark.parametrize("keyword", registry.ARGUMENTS)
