@@ -66,9 +66,12 @@ def _checked(values: Any, section: type, title: str) -> dict[str, Any]:
     values = {name: values[name] for name in fields}
     registry.check(title, values, {n: f.type for n, f in fields.items() if _is_plain(f)})
     for name, field in fields.items():
-        if not _fits(value := values[name], field):
+        value = values[name]
+        if not _fits(value, field):
             path = name if section is Options else f"{title}.{name}"
             raise ValueError(f"{path} must be {allowed_values(field)}, not {value!r}")
+        if field.type.startswith("Spec") and not _is_spec(value, field):
+            raise TypeError(f"{name} must be a name or dict(name='...', ...), not {value!r}")
     return values
 
 
@@ -86,6 +89,12 @@ def _fits(value: Any, field: Any) -> bool:
         return not rule["choices"] or value in rule["choices"]
     below, least = rule["below"], rule["least"]
     return (least is None or value >= least) and (below is None or value < below)
+
+
+def _is_spec(value: Any, field: Any) -> bool:
+    if value is None:
+        return "None" in field.type
+    return isinstance(named(value), dict) and isinstance(named(value).get("name"), str)
 
 
 def _tuples(value: Any) -> Any:
