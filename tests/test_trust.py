@@ -6,7 +6,6 @@ import json
 import pathlib
 import pickle
 import shutil
-import subprocess
 import sys
 
 import forged
@@ -328,22 +327,3 @@ def test_the_import_test_sees_imports():
         assert [not _is_fixed(x) for _, x in _imports_by_name(ast.parse(code))] == [True]
     for code in ("import_module('jax')", "import_module(f'dmljax.{x}')", "re.compile(x)"):
         assert all(_is_fixed(x) for _, x in _imports_by_name(ast.parse(code)))
-
-
-def test_the_configs_of_folders_are_read_by_two_functions():
-    """Both mark what they read. Nothing else reads config.json as JSON to build from it."""
-    readers = subprocess.run(
-        ["grep", "-rlE", r"config\.json|files\.CONFIG|\bCONFIG\b", "--include=*.py", "dmljax"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    ).stdout.split()
-    for path in readers:
-        text = (ROOT / path).read_text()
-        if "json.loads" in text:
-            assert path in {
-                "dmljax/files/reading.py",  # `config_of_run`, which marks
-                "dmljax/bundle/files.py",  # `read_json`, which marks
-                "dmljax/bundle/exporting.py",  # digests of the files that it has just written
-                "dmljax/report/run.py",  # shows it
-            }, path
