@@ -55,7 +55,7 @@ def test_metrics_are_chosen_by_name(tmp_path):
     scores = build(tiny(tmp_path, evaluate=evaluate)).metrics
     assert scores.ks == (1, 4, 9)
     assert list(scores.clustering_fns) == ["NMI"] and not scores.ranking_fns
-    with pytest.raises(ValueError, match=r"no metric 'map'.* such as map_at_r, .*dmljax list metrics"):
+    with pytest.raises(ValueError, match=r"no metric 'map'.* such as .*dmljax list metrics"):
         build(tiny(tmp_path, evaluate={"metrics": ["map"]}))
 
 

@@ -167,7 +167,7 @@ def test_load_embeds_images(finished):
         ({"optimizer": {"name": "adam", "rat": 1}}, "no argument 'rat': did you mean 'rate'"),
         ({"optimizer": {"name": "adam", "rate": 1, "schedule": 1}}, "no argument 'schedule'"),
         ({"optimizer": {"name": "adam", "rate": -1}}, "rate must be 0 or more, not -1"),
-        ({"optimizer": {"name": "adam", "rate": 1, "groups": 3}}, "groups must be a list .*, not 3"),
+        ({"optimizer": {"name": "adam", "rate": 1, "groups": 3}}, "groups must be a list .* not 3"),
         ({"loss": {"name": "triplet", "margin": "a"}}, "margin must be a number, not 'a'"),
         ({"loss": {"name": "triplet", "margin": None}}, "margin must be a number, not None"),
         ({"method": {"name": "pairs", "dim": 2.5}}, "dim must be a whole number or None, not 2.5"),
