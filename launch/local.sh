@@ -6,8 +6,9 @@
 # Lines of process i begin with [i]. If a process fails, the script ends the others, and returns the
 # exit code of the process that failed first. The script passes SIGTERM and Ctrl-C on to every
 # process: the run saves and ends with 143 or 130.
-# The processes share the GPUs of the machine evenly. On CPUs, JAX_NUM_CPU_DEVICES is the number of
-# devices of a process. PYTHON chooses the interpreter, PORT the port of process 0.
+# The processes share the GPUs of the machine, or of CUDA_VISIBLE_DEVICES, evenly. On CPUs,
+# JAX_NUM_CPU_DEVICES is the number of devices of a process. PYTHON chooses the interpreter, PORT the
+# port of process 0, GRACE the seconds between a signal and SIGKILL.
 set -uo pipefail
 
 if [[ $# -lt 2 || ! $1 =~ ^[1-9][0-9]*$ ]]; then
@@ -20,7 +21,13 @@ python=${PYTHON:-python3}
 grace=${GRACE:-60} # seconds that processes have for saving before they are killed
 port=${PORT:-$("$python" -c 'import socket as s; c = s.socket(); c.bind(("", 0)); print(c.getsockname()[1])')}
 gpus=0
-if command -v nvidia-smi > /dev/null; then gpus=$(nvidia-smi -L 2> /dev/null | grep -c '^GPU'); fi
+if [[ ,${JAX_PLATFORMS:-}, == *,cpu,* ]]; then
+  :
+elif [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then # jax numbers the visible devices from 0
+  gpus=$(tr , '\n' <<< "$CUDA_VISIBLE_DEVICES" | grep -c .)
+elif command -v nvidia-smi > /dev/null; then
+  gpus=$(nvidia-smi -L 2> /dev/null | grep -c '^GPU')
+fi
 if (( gpus > 0 && gpus % count )); then
   echo "$gpus GPUs cannot be divided by $count processes evenly" >&2
   exit 2

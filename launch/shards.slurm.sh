@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Embeds a collection in N parts by a Slurm job array, from a clone that all nodes see:
 #
-#     sbatch --array=0-63 [--gpus=1] launch/shards.slurm.sh photos.bundle --images=list.parquet --out=vectors/
-#     sbatch --array=0-63 [--gpus=1] launch/shards.slurm.sh runs/photos --split=train --out=embeddings/
+#     sbatch --array=0-63 --cpus-per-task=8 [--gpus=1] launch/shards.slurm.sh photos.bundle --images=list.parquet --out=vectors/
+#     sbatch --array=0-63 --cpus-per-task=8 [--gpus=1] launch/shards.slurm.sh runs/photos --split=train --out=embeddings/
 #
+# Images are decoded on CPUs, and Slurm gives a task one core by default.
 # The array must start at 0 and have a step of 1: task I of N gets --shard=I/N. Tasks do not talk to
 # each other, start at any time, and may be preempted: Slurm starts them again, and they continue.
 # After a failure, only the missing parts are needed. Name them, and N, which must stay the same:

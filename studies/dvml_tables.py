@@ -4,8 +4,8 @@
         --config.net.weights=googlenet.safetensors --workers=8
 
 512 dimensions. The paper has one run of each row and does not say how it chose the step.
-`table=deviation` reads the same runs of the triplet loss for the paper's table 4: the deviation
-within test classes relative to that between them, of which less is better.
+`table=deviation` reads the runs of the triplet loss for the paper's table 4: the deviation within
+test classes, divided by the deviation between them. A lower value is better.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     dmljax study run studies/graph_search.py:attention=gatv2 --config.dataset.root=cub200 \\
         --config.net.weights=resnet50.safetensors --workers=8
 
-The space, the 30 trials and their 40 epochs are those of Intra-Batch's code, which scores trials
-on the test classes. Here the held-out classes choose, and the best trial is trained again with new
+The space, the 30 trials and their 40 epochs come from Intra-Batch's code, which scores trials on
+the test classes. Here the held-out classes choose, and the best trial is trained again with new
 seeds for 70 epochs, beside the published setting.
 """
 
@@ -35,7 +35,7 @@ def get_study(dataset: str = "cub200", attention: str = "dot", seeds: int = 5, t
             "row": {"steps": "40 epochs", "reload_best_at": []},
             "space": {
                 "optimizer.rate": ("log", 1e-5, 1e-3),
-                # The recipe's decay is that of its only group.
+                # The recipe's only group sets the decay.
                 "optimizer.groups.0.decay": ("log", 1e-15, 1e-6),
                 "sampler.classes": ("int", 6, 15),
                 "sampler.per_class": ("int", 3, 9),

@@ -77,7 +77,7 @@ LOSSES = {
     "soft_triple": (
         {"loss": {"name": "soft_triple"}, **_PROXIES, "method.centers": 10},
         {
-            "loss.la": ("uniform", 0.01, 100.0),
+            "loss.scale": ("uniform", 0.01, 100.0),
             "loss.gamma": ("uniform", 1e-4, 100.0),
             "loss.margin": _UNIT,
             "method.sparsity": _UNIT,
@@ -93,7 +93,7 @@ ON_SET = {
     ("multi_similarity_miner", "sop"): {"loss.beta": ("uniform", 0.01, 200.0)},
     ("arcface", "sop"): {"loss.scale": ("uniform", 0.01, 300.0)},
     ("soft_triple", "sop"): {
-        "loss.la": ("uniform", 0.01, 200.0),
+        "loss.scale": ("uniform", 0.01, 200.0),
         "loss.gamma": ("uniform", 0.01, 100.0),
     },
 }

@@ -7,7 +7,7 @@ The review (pento.ai, 2022) has plots without numbers. Its orders: triplets lead
 ArcFace in P@1, RP, MAP, MAP@R and MRR. It cut the rankings of MAP and MRR at the largest class, and
 so do the columns here. Last epoch, three seeds.
 
-The pictures of the review, both embeddings side by side, are those of one seed: run both rows with
+The pictures of the review show both embeddings of one seed side by side: run both rows with
 `--config.pictures=True` (`--dry-run` prints their folders), then `dmljax report TRIPLET ARCFACE`,
 or `dmljax.report.map([TRIPLET, ARCFACE])` in a notebook.
 """

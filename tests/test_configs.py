@@ -69,7 +69,9 @@ def _small(file, argument, root_of):
         if config.get("miner") and "dim" in config["miner"]:
             changes["miner.dim"] = 32
     if config["method"]["name"] == "abe":
-        changes |= {"method.split": ["conv1", "conv2"], "method.attention": "conv2"}
+        changes["method.split"] = ["conv1", "conv2"]
+        if config["method"]["attention"] is not None:
+            changes["method.attention"] = "conv2"
         changes["method.attention_pools"] = True  # the little net has none to leave out
     sizes = {"batch_size": 8, "classes": 2, "per_class": 4}
     changes |= {f"sampler.{k}": sizes[k] for k in config["sampler"] if k != "name"}

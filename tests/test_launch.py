@@ -1,5 +1,7 @@
 """Two processes are one run: the same numbers, one set of files, one end."""
 
+import configparser
+import json
 import os
 import pathlib
 import re
@@ -148,20 +150,12 @@ def _printed(*words, status=0):
     return completed.stdout + completed.stderr
 
 
-def test_dry_runs_print_what_every_host_executes():
+def test_a_dry_run_prints_what_every_task_of_slurm_executes():
     config, notes = "configs/glyphs.py", "--config.notes=two words; and more"
     arguments = [f"--config={config}", "--workdir=/mnt/x", notes, "--distributed"]
     printed = _printed("launch/slurm.sh", "--dry-run", config, "--workdir=/mnt/x", notes)
     assert _arguments(shlex.split(printed)) == arguments
-    run = ("run", "pod", "zone-b", config, "--workdir=/mnt/x", notes)
-    lines = _printed("launch/tpu_pod.sh", "--dry-run", *run).splitlines()
-    assert lines[0].startswith("on every host of pod: cd dmljax && exec .venv/bin/python ")
-    assert _arguments(shlex.split(lines[0])) == arguments
-    # gcloud gets the command as one word, which the shell of the host splits again.
-    sent = shlex.split(lines[1])
-    assert " ".join(sent[:5]) == "gcloud compute tpus tpu-vm ssh"
-    assert sent[5:8] == ["pod", "--zone=zone-b", "--worker=all"]
-    assert _arguments(shlex.split(sent[8])) == arguments
+    assert "--cpus-per-task=1" in printed and "--gpus-per-node=0" in printed
 
 
 @pytest.mark.parametrize(
@@ -178,87 +172,106 @@ def test_a_launcher_without_an_argument_explains_its_usage(words):
     assert f"launch/{words[0]}" in _printed(f"launch/{words[0]}", *words[1:], status=2)
 
 
-# What the API of JobSet asks for: required fields of each kind of object, and the types of fields.
-JOBSET = {
-    "apiVersion": "jobset.x-k8s.io/v1alpha2",
-    "kind": "JobSet",
-    "metadata": {"name": str},
-    "spec": {
-        "failurePolicy": {"maxRestarts": int},
-        "replicatedJobs": [
-            {
-                "name": str,
-                "replicas": int,
-                "template": {
-                    "spec": {
-                        "parallelism": int,
-                        "completions": int,
-                        "backoffLimit": 0,
-                        "template": {
-                            "spec": {
-                                "restartPolicy": "Never",
-                                "terminationGracePeriodSeconds": int,
-                                "nodeSelector": {
-                                    "cloud.google.com/gke-tpu-accelerator": str,
-                                    "cloud.google.com/gke-tpu-topology": str,
-                                },
-                                "containers": [
-                                    {
-                                        "name": str,
-                                        "image": str,
-                                        "command": [str],
-                                        "resources": {"limits": {"google.com/tpu": int}},
-                                        "volumeMounts": [{"name": str, "mountPath": str}],
-                                    }
-                                ],
-                                "volumes": [
-                                    {"name": str, "persistentVolumeClaim": {"claimName": str}}
-                                ],
-                            }
-                        },
-                    }
-                },
-            }
-        ],
-    },
-}
+def _yaml(name):
+    return yaml.safe_load((ROOT / "launch" / name).read_text())
 
 
-def _fits(actual, expected, path="jobset"):
-    if isinstance(expected, dict):
-        assert isinstance(actual, dict), path
-        for name, inner in expected.items():
-            assert name in actual, f"{path} has no {name}"
-            _fits(actual[name], inner, f"{path}.{name}")
-    elif isinstance(expected, list):
-        assert isinstance(actual, list) and actual, path
-        for inner in actual:
-            _fits(inner, expected[0], path)
-    elif isinstance(expected, type):
-        assert type(actual) is expected, f"{path} is {actual!r}"
-    else:
-        assert actual == expected, path
-
-
-def test_the_job_set_is_valid_and_runs_the_command_on_every_chip():
-    job_set = yaml.safe_load((ROOT / "launch" / "gke.yaml").read_text())
-    _fits(job_set, JOBSET)
-    [job] = job_set["spec"]["replicatedJobs"]
+def test_the_job_set_runs_the_command_on_every_chip_and_not_again_after_a_wrong_config():
+    job_set = _yaml("gke.yaml")
+    assert (job_set["apiVersion"], job_set["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", job_set["metadata"]["name"])
+    assert job_set["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]
+    failure = job_set["spec"]["failurePolicy"]
+    assert set(failure) == {"maxRestarts", "rules"} and failure["maxRestarts"] > 1
+    [rule] = failure["rules"]
+    assert rule == {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    [job] = job_set["spec"]["replicatedJobs"]
+    assert set(job) == {"name", "replicas", "template"} and job["replicas"] == 1
     spec = job["template"]["spec"]
     pod = spec["template"]["spec"]
     [container] = pod["containers"]
+    [rule] = spec["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob" and rule["onExitCodes"]["values"] == [2]
+    assert rule["onExitCodes"]["containerName"] == container["name"]
+    assert pod["restartPolicy"] == "Never" and spec["backoffLimit"] == 0
     chips = container["resources"]["limits"]["google.com/tpu"]
     side, other = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x")
     # A pod for each host, and every chip of the slice asked for.
     assert spec["parallelism"] == spec["completions"] == int(side) * int(other) // chips
     assert container["resources"]["requests"] == container["resources"]["limits"]
     assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
-    arguments = _arguments(container["command"])
-    workdir = next(w for w in arguments if w.startswith("--workdir=")).partition("=")[2]
-    assert any(workdir.startswith(m["mountPath"] + "/") for m in container["volumeMounts"])
-    config = next(w for w in arguments if w.startswith("--config=")).partition("=")[2]
-    assert (ROOT / config).exists() and "--distributed" in arguments
+    values = dict(word.split("=", 1) for word in _arguments(container["command"]) if "=" in word)
+    mounts = tuple(m["mountPath"] + "/" for m in container["volumeMounts"])
+    for flag in ("--workdir", "--config.dataset.root", "--config.net.weights"):
+        assert values[flag].startswith(mounts)
+    assert (ROOT / values["--config"]).exists() and "--distributed" in container["command"]
+
+
+def test_the_job_in_the_job_set_follows_the_schema_of_kubernetes():
+    schemas = pytest.importorskip("kubernetes_validate")
+    [replicated] = _yaml("gke.yaml")["spec"]["replicatedJobs"]
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "dmljax"}}
+    job |= {"spec": replicated["template"]["spec"]}
+    version = schemas.latest_version()
+    assert schemas.validate(job, version, strict=True)
+    job["spec"]["podFailurePolicy"]["rules"][0]["onExitCode"] = {}
+    with pytest.raises(schemas.ValidationError, match="onExitCode"):
+        schemas.validate(job, version, strict=True)
+
+
+def test_the_image_for_training_has_what_the_job_set_names():
+    text = (ROOT / "launch" / "train.Dockerfile").read_text().replace("\\\n", " ")
+    lines = [line.split(None, 1) for line in text.splitlines() if line and line[0] != "#"]
+    names, last = [name for name, _ in lines], {name: rest for name, rest in lines}
+    assert names[0] == "FROM" and "3.12" in lines[0][1]
+    copied = [word for name, rest in lines if name == "COPY" for word in rest.split()[:-1]]
+    assert all((ROOT / word).exists() for word in copied)
+    # The command of gke.yaml is relative to this folder, and needs its config.
+    assert last["WORKDIR"] == "/dmljax" and "configs" in copied and "dmljax" in copied
+    [job] = _yaml("gke.yaml")["spec"]["replicatedJobs"]
+    pod = job["template"]["spec"]["template"]["spec"]
+    words = pod["containers"][0]["command"]
+    assert words[: words.index("dmljax.main") + 1] == json.loads(last["ENTRYPOINT"])
+    assert int(last["USER"]) == pod["securityContext"]["runAsUser"]
+    assert names.index("USER") > names.index("RUN")
+    options = configparser.ConfigParser()
+    options.read(ROOT / "setup.cfg")
+    extras = re.search(r"EXTRAS=(\S+)", last["ARG"])[1].split(",")
+    assert "tpu" in extras and set(extras) <= set(options["options.extras_require"])
+
+
+# Keys of the schema of SkyPilot 0.14, whose package needs too much to be imported here.
+SKY = {"name", "num_nodes", "workdir", "resources", "volumes", "envs", "setup", "run"}
+SKY_RESOURCES = {"accelerators", "cpus", "job_recovery"}
+SKY_RECOVERY = {"strategy", "recover_on_exit_codes", "max_restarts_on_errors"}
+
+
+def test_skypilot_starts_a_process_on_every_node(tmp_path):
+    task = _yaml("sky.yaml")
+    assert set(task) <= SKY and set(task["resources"]) <= SKY_RESOURCES
+    recovery = task["resources"]["job_recovery"]
+    assert set(recovery) <= SKY_RECOVERY and recovery["recover_on_exit_codes"] == [143]
+    assert all(isinstance(value, str) for value in task["envs"].values())
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    for rank in range(task["num_nodes"]):
+        environment = os.environ | task["envs"]
+        environment |= {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_NODES": "2"}
+        environment |= {"SKYPILOT_NODE_RANK": str(rank)}
+        command = ["bash", "-c", task["run"]]
+        printed = subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
+        arguments = _arguments(printed.splitlines())
+        assert f"--config={task['envs']['CONFIG']}" in arguments
+        assert (ROOT / task["envs"]["CONFIG"]).exists()
+        assert arguments[-3:] == [
+            "--coordinator=10.0.0.1:8476",
+            "--processes=2",
+            f"--process={rank}",
+        ]
 
 
 @pytest.mark.parametrize("statuses", [(1, 2), (2, 1), (1, 137), (137, 1), (2, 137)])
@@ -295,3 +308,19 @@ def _until(condition, seconds=30):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "visible, platforms, expected",
+    [("4,5,6,7", "", ["0,1", "2,3"]), ("4,5,6,7", "cpu", ["none", "none"]), ("", "", None)],
+)
+def test_processes_share_the_visible_gpus(tmp_path, visible, platforms, expected):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho is ${JAX_LOCAL_DEVICE_IDS:-none}\n")
+    python.chmod(0o755)
+    environment = os.environ | {"PYTHON": str(python), "PORT": "1"}
+    environment |= {"CUDA_VISIBLE_DEVICES": visible, "JAX_PLATFORMS": platforms}
+    command = [str(ROOT / "launch" / "local.sh"), "2", "configs/glyphs.py"]
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True)
+    lines = sorted(completed.stdout.splitlines())
+    assert lines == [f"[{i}] is {ids}" for i, ids in enumerate(expected or ["none", "none"])]

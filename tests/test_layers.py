@@ -80,6 +80,37 @@ def test_imports_form_no_cycle():
     assert not remaining, f"these import each other in a circle: {remaining}"
 
 
+def _modules_of(path: pathlib.Path) -> set[str]:
+    """The files of the package that a file imports, at module level and inside functions."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            # `from dmljax.data import splits` imports a file, `from ... import divide` a function.
+            files = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if name in MODULES else node.module for name in files}
+    return {name for name in names if name in MODULES}
+
+
+def _module(path: pathlib.Path) -> str:
+    name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+MODULES = {_module(path): path for path in FILES}
+
+
+def test_no_files_import_each_other_in_a_circle():
+    remaining = {name: _modules_of(path) - {name} for name, path in MODULES.items()}
+    while leaves := {name for name, others in remaining.items() if not others & set(remaining)}:
+        remaining = {name: others for name, others in remaining.items() if name not in leaves}
+    # What only imports a circle is in none.
+    while outside := set(remaining) - set().union(*remaining.values()):
+        remaining = {name: others for name, others in remaining.items() if name not in outside}
+    assert not remaining, f"these files import each other in a circle: {sorted(remaining)}"
+
+
 def test_data_does_not_import_jax():
     paths = (path.relative_to(PACKAGE.parent) for path in (PACKAGE / "data").rglob("*.py"))
     names = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in paths]

@@ -1,6 +1,7 @@
 """No file that is read may name code to import, unless --trust-modules is given."""
 
 import ast
+import inspect
 import json
 import pathlib
 import pickle
@@ -22,6 +23,7 @@ from dmljax.config import files as config_files
 from dmljax.files import reading
 from dmljax.runs import folder as run_folder
 from dmljax.runs import training, watch
+from dmljax.studies import plan, session
 from studies import study_files
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -69,17 +71,10 @@ PLACES = {
     "eval_transform": lambda name: {"eval_transform": name},
     "normalization": lambda name: {"normalize": name},
     "net": lambda name: {"net": name},
-    "attention": lambda name: {"method": {"name": "graph", "attention": name}},
     "method": lambda name: {"method": name},
     "loss": lambda name: {"loss": name},
     "miner": lambda name: {"miner": name},
-    "selection": lambda name: {"miner": {"name": "batch_easy_hard", "pos_fn": name}},
-    "penalty": lambda name: {"loss": {"name": "pnp", "penalty_fn": {"name": name}}},
-    "combination": lambda name: {
-        "method": {"name": "graph", "attention": {"name": "gat", "combine_fn": name}}
-    },
-    "reduction": lambda name: {"loss": {"name": "triplet", "reduce_fn": name}},
-    "distance": lambda name: {"loss": {"name": "triplet", "distance_fn": name}},
+    "value": lambda name: {"loss": {"name": "arcface", "margin": name}},
     "optimizer": lambda name: {"optimizer": {"name": name, "rate": 0.1}},
     "schedule": lambda name: {"schedule": {"name": name}},
     "metric": lambda name: {"evaluate": {"metrics": [name]}},
@@ -89,7 +84,25 @@ PLACES = {
 
 
 def test_every_kind_of_function_is_tried():
-    assert set(PLACES) - {"call", "eval_transform", "extra"} == set(registry.KINDS)
+    arguments = set(registry.ARGUMENTS.values())
+    assert set(PLACES) - {"call", "eval_transform", "extra"} == set(registry.KINDS) - arguments
+
+
+@pytest.mark.parametrize("keyword", registry.ARGUMENTS)
+def test_a_keyword_names_no_module(keyword, evil):
+    """In every function that has it."""
+    owners = [
+        (kind, name)
+        for kind in registry.KINDS
+        for name, function in registry.table(kind).items()
+        if keyword in inspect.signature(function).parameters
+    ]
+    assert owners
+    for kind, name in owners:
+        for value in (evil, {"name": evil}):
+            spec = reading.marked({"name": name, keyword: value}, "config.json")
+            with pytest.raises(ValueError, match=REFUSAL):
+                registry.resolve(kind, spec)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -240,26 +253,38 @@ def test_a_run_that_starts_from_another_one(own, tmp_path, evil):
     assert training.run(config | {"normalize": OWN["normalize"]}, tmp_path / "typed")
 
 
-def test_the_folder_of_a_study_starts_no_other_code(tmp_path, evil):
-    """A run in the index that the study file does not explain, and a point of a database."""
-    path = study_files.write_study(tmp_path, config={"steps": 1})
-    (tmp_path / "evil.py").write_text("open('PWNED', 'w')\n")
+FORGED_RUNS = {
+    "config": {"config": "evil.py", "flags": []},
+    "module": {"config": "tiny.py", "flags": ["--config.loss='evil_module:run'"]},
+    "flag": {"config": "tiny.py", "flags": ["--config=evil.py"]},
+}
+
+
+@pytest.mark.parametrize("case", FORGED_RUNS)
+def test_the_index_of_a_study_starts_no_other_code(case, tmp_path, evil):
+    """A run of the index that the study file does not explain. Honest ones: `tests/studies`."""
+    path = study_files.write_study(tmp_path)
+    (tmp_path / "study").mkdir()
     run = {"row": "more", "seed": 0, "fold": None, "digest": "0" * 12, "after": None}
-    for forged_run, name in (
-        ({"config": "evil.py", "flags": []}, "evil.py"),
-        ({"config": str(tmp_path / "tiny.py"), "flags": [f"--config.loss={evil!r}"]}, evil),
-        ({"config": str(tmp_path / "tiny.py"), "flags": ["--config=evil.py"]}, "--config=evil.py"),
-    ):
-        folder = tmp_path / "runs" / "studies" / "small"
-        folder.mkdir(parents=True, exist_ok=True)
-        assert study_files.study("run", path, "--dry-run", folder=tmp_path).returncode == 0
-        content = {"format": 1, "name": "small", "source": str(path), "runs": "runs/by_digest"}
-        content |= {"planned": [run | forged_run], "baselines": {}, "rows": {}, "digest": ""}
-        (folder / "index.json").write_text(json.dumps(content | {"comparison": {}}))
-        done = study_files.study("work", path, folder=tmp_path)
-        assert done.returncode == 2 and name in done.stderr, done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1
-        assert not (tmp_path / "runs" / "by_digest").exists()
+    run |= FORGED_RUNS[case]
+    run["config"] = run["config"].replace("tiny.py", str(tmp_path / "tiny.py"))
+    index = {"format": 1, "name": "small", "runs": str(tmp_path / "runs"), "planned": [run]}
+    (tmp_path / "study" / "index.json").write_text(json.dumps(index))
+    opened = session.open_session(str(path), workdir=str(tmp_path / "study"))
+    with pytest.raises(ValueError, match=r"evil.py|evil_module:run.*add --trust-modules"):
+        session.work(opened)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_point_of_the_database_of_a_search_names_no_module(tmp_path, evil):
+    """It would be resolved as soon as the run is planned, for its digest."""
+    path = study_files.write_study(tmp_path)
+    opened = session.open_session(str(path), workdir=str(tmp_path / "study"))
+    row = opened.study.rows[0]
+    row = row._replace(overrides=row.overrides | {"dataset": {"name": evil}})
+    planner = plan.Planner(opened.study, tmp_path / "runs")
+    with pytest.raises(ValueError, match=r"evil_module:run.*add --trust-modules"):
+        planner.runs_of([row])
 
 
 def _imports_by_name(tree):

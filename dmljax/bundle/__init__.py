@@ -9,7 +9,7 @@ import importlib
 
 from dmljax.bundle.errors import BadBundle, BadImage
 
-# What is imported at first use: loading needs jax, exporting also the net.
+# Modules that are imported at first use: loading needs jax, exporting also the net.
 _LAZY = {
     "Bundle": "loading",
     "Codec": "compression",

@@ -21,7 +21,7 @@ __all__ = ["Evidence", "pretraining", "text"]
 
 
 class Evidence(NamedTuple):
-    """What is measured for a card: see `figures` for the tables."""
+    """The measurements of a card; `figures` makes its tables."""
 
     scores: Mapping[str, Mapping[str, Any]]
     selection: str  # which checkpoint this is, and why

@@ -27,7 +27,7 @@ import numpy as np
 
 from dmljax.bundle.loading import Bundle, load
 from dmljax.data import locate
-from dmljax.files import parts
+from dmljax.files import cores, parts
 from dmljax.files import writing as files
 from dmljax.index import parquet as vector_files
 
@@ -135,7 +135,7 @@ def open_collection(path: str | os.PathLike) -> Collection:
 
 
 def _task(bundle: Bundle, collection: Collection, *, chunk: int) -> dict[str, Any]:
-    """What all parts of the embeddings of a collection have in common."""
+    """The facts that all parts of the embeddings of a collection share."""
     return {
         "model": bundle.digest,
         "dimension": bundle.dimension,
@@ -169,7 +169,7 @@ def embed(
     with parts.claimed(out, shard, _task(bundle, collection, chunk=chunk)) as folder:
         rows = shard.rows(collection.count)
         if not parts.is_complete(folder):
-            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            with ThreadPoolExecutor(cores.count()) as pool:
                 for start in range(rows.start, rows.stop, chunk):
                     path = folder / f"{start:012d}.parquet"
                     if not path.exists():

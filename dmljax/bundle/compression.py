@@ -39,7 +39,7 @@ class Codec(NamedTuple):
 
 
 def fit(vectors: np.ndarray) -> dict[str, np.ndarray]:
-    """What the codecs need to know: ranges, medians and main directions of training vectors.
+    """The numbers that the codecs need: ranges, medians and main directions of training vectors.
 
     The directions are eigenvectors of the uncentered second moment: rotating by them keeps cosines.
     """

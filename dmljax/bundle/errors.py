@@ -1,4 +1,4 @@
-"""What is refused: folders that are no bundles, and images that no net can take."""
+"""The errors about folders that are no bundles, and about images that no net can take."""
 
 from __future__ import annotations
 

@@ -72,10 +72,9 @@ def export(
     """Writes the bundle `out` of a finished run, and returns its path.
 
     The checkpoint is the one that the run's `select` chose, or that of `step`. `onnx` adds a second
-    program; `license` is what the card states. `overrides` and `trust_modules` are those of
-    `runs.folder.reopen`. The bundle appears whole, after every program has
-    passed the comparison with the checkpoint on test images. Otherwise `MismatchedProgram` is
-    raised and nothing is left.
+    program; `license` is what the card states; `runs.folder.reopen` explains `overrides` and
+    `trust_modules`. The bundle appears whole, after every program has passed the comparison with
+    the checkpoint on test images. Otherwise `MismatchedProgram` is raised and nothing is left.
     """
     workdir, out = pathlib.Path(workdir), pathlib.Path(out)
     sizes = _checked_sizes(batch_sizes)
@@ -88,8 +87,9 @@ def export(
     if not callable(getattr(run.method, "embed", None)):
         method = named(run.config["method"])["name"]
         raise ValueError(f"the method {method!r} has no function embed: a bundle needs one")
-    checkpoint_fn, on_device = embedding(run, state)
-    variables = jax.device_get(on_device)
+    checkpoint_fn, arrays = embedding(run, state)
+    variables = jax.device_get(arrays)
+    on_device = jax.device_put(variables)
 
     def embed_fn(images):
         return np.asarray(checkpoint_fn(on_device, images), np.float32)
@@ -209,7 +209,7 @@ def _result(workdir: pathlib.Path, step: int) -> Result | None:
 def _evidence(
     run: Run, state: TrainState, result: Result | None, folder: pathlib.Path, *, unit: bool
 ) -> card.Evidence:
-    """What the card says, measured here; also writes `compression.safetensors`."""
+    """Measures the figures of the card; also writes `compression.safetensors`."""
     evaluator = Evaluator(run)
     test = evaluator.embeddings(state, run.test)[MAIN]
     selection = f"Checkpoint of step {int(state.step)} of {run.steps}"

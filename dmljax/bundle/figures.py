@@ -1,4 +1,4 @@
-"""What the card and the manifest say about a model: scores, thresholds, costs of compression."""
+"""Figures of a model for its card and manifest: scores, thresholds, costs of compression."""
 
 from __future__ import annotations
 

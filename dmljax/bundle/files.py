@@ -292,7 +292,7 @@ def tensors_digest(tensors: Mapping[str, np.ndarray]) -> str:
 def model_digest(
     tensors: Mapping[str, np.ndarray], preprocess: Any, config: Mapping[str, Any]
 ) -> str:
-    """What identifies the embedding function: parameters, preprocessing, net and method.
+    """SHA-256 of the embedding function: of parameters, preprocessing, net and method.
 
     The program is not part of it. A rebuilt program must give the stored embeddings, so that stored
     vectors stay valid.

@@ -288,7 +288,7 @@ def _deserialize(folder: pathlib.Path, manifest: Mapping[str, Any]) -> export.Ex
 
 
 def refusal(exported: export.Exported) -> str | None:
-    """What a program does that no program of an export does, or None.
+    """Why a program is refused, or None: an operation that no export writes.
 
     XLA looks up the function of a custom call in the process. A callback to Python is such a
     function, and LAPACK trusts the shapes that the call states. The only custom call that

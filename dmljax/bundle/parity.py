@@ -1,4 +1,4 @@
-"""Whether a program of a bundle computes what the checkpoint computes.
+"""Compares the embeddings of a program in a bundle with the embeddings of the checkpoint.
 
 Each program runs in a process of its own, from the files of the bundle, as a user will run it:
 

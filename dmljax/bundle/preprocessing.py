@@ -78,7 +78,7 @@ _FILTERS = {
 
 
 class Preprocessing(NamedTuple):
-    """What turns the pixels of a decoded image into `uint8 [height width channels]`."""
+    """A function from the pixels of a decoded image to `uint8 [height width channels]`."""
 
     height: int
     width: int
@@ -136,7 +136,7 @@ class Preprocessing(NamedTuple):
         return np.ascontiguousarray(image)
 
     def to_json(self) -> dict[str, Any]:
-        """What `preprocess.json` holds; `parse` reads it."""
+        """The content of `preprocess.json`; `parse` reads it."""
         return {
             "format": 1,
             "input": {

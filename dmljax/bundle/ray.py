@@ -17,7 +17,7 @@ import numpy as np
 
 from dmljax.bundle import collection as collections
 from dmljax.bundle.loading import load
-from dmljax.files import parts
+from dmljax.files import cores, parts
 
 __all__ = ["embed"]
 
@@ -125,11 +125,11 @@ def _listed(source: collections.Collection) -> Callable[[parts.Shard], Any]:
 
 
 class _Embedder:
-    """What every actor holds: the bundle, loaded and compiled once."""
+    """An actor of Ray: it loads and compiles the bundle once."""
 
     def __init__(self, bundle_path: str):
         self._bundle = load(bundle_path)
-        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+        self._pool = ThreadPoolExecutor(cores.count())
 
     def __call__(self, table: Any) -> Any:
         """A table of id, vector (a list of one size, which all readers know) and problem."""

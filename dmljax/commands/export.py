@@ -14,6 +14,7 @@ import argparse
 from collections.abc import Sequence
 
 from dmljax.commands import evaluate
+from dmljax.commands.parser import batch_sizes
 
 __all__ = ["add_arguments", "run"]
 
@@ -33,14 +34,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     overrides = evaluate.overrides_of("export", extras)
     if not arguments.out:
         raise ValueError("export needs --out, the folder to write, such as photos.bundle")
-    options = {}
-    if arguments.batch_sizes is not None:
-        try:
-            options["batch_sizes"] = [int(size) for size in arguments.batch_sizes.split(",")]
-        except ValueError:
-            raise ValueError(
-                f"--batch-sizes must be numbers such as 1,8,32, not {arguments.batch_sizes!r}"
-            ) from None
+    sizes = batch_sizes(arguments.batch_sizes)
     from dmljax.bundle import exporting
 
     bundle = exporting.export(
@@ -50,7 +44,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         onnx=arguments.onnx,
         license=arguments.license,
         overrides=overrides,
-        **options,
+        batch_sizes=sizes or exporting.BATCH_SIZES,
     )
     size = sum(path.stat().st_size for path in bundle.iterdir())
     print(

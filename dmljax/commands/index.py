@@ -44,6 +44,7 @@ from absl import logging
 
 from dmljax import index as indexes
 from dmljax.commands.parser import add_trust, refuse
+from dmljax.files import cores
 from dmljax.hints import hint
 from dmljax.index import Index, InvalidInput, inputs, source
 
@@ -290,7 +291,7 @@ def _add_images(
     ids_so_far: set[str] = set()
     added = skipped = 0
     start = reported = time.monotonic()
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(cores.count()) as pool:
         for first in range(0, images.count, _CHUNK):
             rows = range(first, min(first + _CHUNK, images.count))
             chunk = [x for x in images.read_fn(rows) if _is_new(x, ids_so_far, left_out)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-__all__ = ["Parser", "add_trust", "refuse"]
+__all__ = ["Parser", "add_trust", "batch_sizes", "refuse"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,6 +33,19 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="import modules that a run or a bundle names, which runs their code",
     )
+
+
+def batch_sizes(text: str | None) -> tuple[int, ...] | None:
+    """The sizes that `--batch-sizes=1,4,16` names; None without the flag."""
+    if text is None:
+        return None
+    try:
+        sizes = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"--batch-sizes={text} is no list of positive numbers, such as 1,4,16,64")
+    return sizes
 
 
 def refuse(verb: str, extras: Sequence[str]) -> None:

@@ -129,16 +129,15 @@ def _print_run(folder: str, *, step: int | None, overrides: Sequence[str]) -> No
     from dmljax.report import run as run_files
     from dmljax.runs import folder as run_folder
     from dmljax.runs import page as run_page
-    from dmljax.runs import query_scores
     from dmljax.train.evaluation import MAIN, Evaluator
 
     trained, state = run_folder.reopen(folder, step=step, overrides=overrides)
     if not len(trained.test):
         raise ValueError(f"{folder} has no test images to report on")
     embeddings = Evaluator(trained).embeddings(state, trained.test)[MAIN]
-    scores = query_scores.of_run(trained, embeddings, folder, step=int(state.step))
+    scores = run_folder.query_scores(trained, embeddings, folder, step=int(state.step))
     if step is None:
-        query_scores.write(scores, folder)
+        run_folder.write_query_scores(scores, folder)
     reader = Reader(trained.test, cache=False)
     content = findings.findings(
         embeddings,

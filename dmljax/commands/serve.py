@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from dmljax.commands.parser import refuse
+from dmljax.commands.parser import batch_sizes, refuse
 
 __all__ = ["add_arguments", "run"]
 
@@ -79,21 +79,9 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
             allow_add=arguments.allow_add,
             allow_delete=arguments.allow_delete,
             program=arguments.program,
-            batch_sizes=_sizes(arguments.batch_sizes),
+            batch_sizes=batch_sizes(arguments.batch_sizes),
             watch_seconds=arguments.watch,
             log_requests=not arguments.quiet,
             limits=limits,
         )
     )
-
-
-def _sizes(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        sizes = tuple(int(word) for word in text.split(","))
-    except ValueError:
-        sizes = ()
-    if not sizes or min(sizes) < 1:
-        raise ValueError(f"--batch-sizes={text} is no list of positive numbers, such as 1,4,16,64")
-    return sizes

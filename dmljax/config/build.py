@@ -39,7 +39,7 @@ def build(config: Any) -> Run:
     data = data_of(options)
     sampler = _sampler(options, data.train)
     total = sampler.steps(options.steps, "steps")
-    shards = _shards(options.runtime, sampler.batch_size)
+    shards = _shards(options.runtime)
     backbone = _backbone(options)
     normalization = _normalization(options, backbone)
     images = _images(options, data, normalization)
@@ -64,8 +64,6 @@ def build(config: Any) -> Run:
         jax.eval_shape(images.example),
         chunk=options.chunk,
         sharded=options.runtime.sharded,
-        batch=sampler.batch_size,
-        devices=shards.size,
     )
     check_evaluation(options.evaluate, data, method)
     metrics = metrics_of(options.evaluate)
@@ -159,13 +157,13 @@ def _sampler(options: Options, train: Split) -> _Sampler:
     return _Sampler(sampler, batch_size, sampler.describe(groups), epoch_end)
 
 
-def _shards(options: RuntimeOptions, batch_size: int) -> devices.Shardings:
+def _shards(options: RuntimeOptions) -> devices.Shardings:
     count = options.devices
     if count and jax.process_count() > 1:
         raise ValueError(
             "runtime.devices needs a run of one process: several processes use all of their devices"
         )
-    return devices.shardings(jax.devices()[:count] if count else None, batch=batch_size)
+    return devices.Shardings(jax.devices()[:count] if count else None)
 
 
 class _Backbone(NamedTuple):

@@ -58,7 +58,8 @@ def current_method(spec: Any) -> Any:
     """`config.method` with the fields of today. Warns in one line if it has old ones."""
     if not isinstance(spec, Mapping):
         return spec
-    method = {"abe": _abe, "dvml": _dvml, "graph": _graph}.get(spec.get("name"), dict)(dict(spec))
+    change = {"abe": _abe, "dvml": _dvml, "graph": _graph}.get(str(spec.get("name")))
+    method = dict(spec) if change is None else change(dict(spec))
     method = {_NAMES.get(field, field): value for field, value in method.items()}
     for field, values in _VALUES.items():
         value = method.get(field)

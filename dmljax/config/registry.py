@@ -37,7 +37,7 @@ _PLAIN = {
 
 
 class Kind(NamedTuple):
-    """What a config can name in one place, and what such a function must take.
+    """A kind of function that a config can name, and the arguments that it must take.
 
     The caller passes at least `positional` arguments by position, and the `keywords` by name. Where
     the arguments do not identify the kind, `only` lists the names of its functions, or `excludes`
@@ -107,7 +107,7 @@ KINDS = {
     "value": Kind("schedule of a value", ("dmljax.train.schedules",), 1, only=("ramp",)),
     "schedule": Kind("schedule", ("dmljax.train.schedules",), 0, ("total",)),
 }
-# What a keyword of a loss, a miner or a method names in a config, such as `reduce_fn='sum'`.
+# Keywords whose values in a config name functions, such as `reduce_fn='sum'`, and their kinds.
 ARGUMENTS = {
     "activation_fn": "activation",
     "attention_fn": "attention",
@@ -168,8 +168,11 @@ def names(kind: str) -> list[str]:
 
 
 def plural(kind: str) -> str:
-    """What `dmljax list` calls a kind of function."""
-    return {"loss": "losses", "penalty": "penalties"}.get(kind, f"{kind}s")
+    """The name of a kind of function in `dmljax list`."""
+    name = kind.replace(" ", "-")
+    if name.endswith("y"):
+        return f"{name[:-1]}ies"
+    return f"{name}es" if name.endswith("ss") else f"{name.removesuffix('s')}s"
 
 
 def resolve(

@@ -1,12 +1,14 @@
 """One host's share of the batch of a step, as a pure function of the step.
 
-The share is a contiguous block of rows of the global batch. All randomness is keyed by the seed and
-the position of a row in the sequence of all global batches, so it depends neither on the number of
-hosts, workers and threads nor on the first step of a run.
+The share is a contiguous block of rows of the global batch. Rows of the share beyond the end of the
+global batch are padding, and all zeros. All randomness is keyed by the seed and the position of a
+row in the sequence of all global batches, so it depends neither on the number of hosts, workers and
+threads nor on the first step of a run.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 
@@ -68,27 +70,36 @@ class TrainBatch:
     def __call__(self, step: int) -> dict[str, np.ndarray]:
         step = int(step)
         plan = self._sample_fn(self._groups, seed=self._seed, step=step)
-        indices = np.array(plan[self._offset : self._offset + self._size], np.int64)
-        if len(indices) < self._size:
+        if len(plan) < self._global_size:
             raise IndexError(
                 f"the sampler returned {len(plan)} images at step {step}, not {self._global_size}"
             )
-        skipped = np.full(len(indices), _READABLE)
+        end = min(self._offset + self._size, self._global_size)
+        indices = np.array(plan[self._offset : end], np.int64)
+        skipped = np.full(self._size, _READABLE)
+        images = self._images(step, indices, skipped)
+        labels = self._reader.split.labels[indices]
+        images, labels = (_padded(rows, self._size) for rows in (images, labels))
+        return {"images": images, "labels": labels, "skipped": skipped}
+
+    def _images(self, step: int, indices: np.ndarray, skipped: np.ndarray) -> np.ndarray:
+        rows = range(len(indices))
+        if not rows:
+            return np.zeros((0, *self._image_shape), np.uint8)
+        rngs = (self._rng(step, row) for row in rows)
         if self._transform.batch is None:
-            images = _stack(
-                [
-                    self._transform.image(self._read(indices, row, skipped), self._rng(step, row))
-                    for row in range(len(indices))
-                ]
+            originals = (self._read(indices, row, skipped) for row in rows)
+            return _stack(
+                [self._transform.image(*pair) for pair in zip(originals, rngs, strict=True)]
             )
-        else:
-            originals = self._reader.stack(indices)
-            if originals is None:
-                rows = range(len(indices))
-                originals = _stack([self._read(indices, row, skipped) for row in rows])
-            rngs = (self._rng(step, row) for row in range(len(indices)))
-            images = self._transform.batch(originals, rngs)
-        return {"images": images, "labels": self._reader.split.labels[indices], "skipped": skipped}
+        originals = self._reader.stack(indices)
+        if originals is None:
+            originals = _stack([self._read(indices, row, skipped) for row in rows])
+        return self._transform.batch(originals, rngs)
+
+    @functools.cached_property
+    def _image_shape(self) -> tuple[int, ...]:
+        return image_shape(self._reader, self._transform.image, skip=self._skip)
 
     def _rng(self, step: int, row: int) -> np.random.Generator:
         return _generator(self._seed, step * self._global_size + self._offset + row)
@@ -121,8 +132,8 @@ class TrainBatch:
 class EvaluationBatch:
     """`evaluation_batch(step)` returns `dict(images, indices, where, skipped)` of one host.
 
-    Batches go through the split in order. The last one is padded with black images, whose `indices`
-    are -1. With `skip`, an image that cannot be read is black as well. `where` is False for both.
+    Batches go through the split in order. Padding is black images, whose `indices` are -1. With
+    `skip`, an image that cannot be read is black as well. `where` is False for both.
     """
 
     def __init__(
@@ -140,9 +151,10 @@ class EvaluationBatch:
         self._shape = image_shape(reader, transform.image, skip=skip)
 
     def __call__(self, step: int) -> dict[str, np.ndarray]:
-        start = int(step) * self._global_size + self._offset
-        indices = np.arange(start, start + self._size)
-        indices[indices >= len(self._reader.split)] = -1
+        rows = self._offset + np.arange(self._size)
+        indices = int(step) * self._global_size + rows
+        is_padding = (rows >= self._global_size) | (indices >= len(self._reader.split))
+        indices[is_padding] = -1
         where, skipped = indices >= 0, np.full(self._size, _READABLE)
         images = []
         for row, i in enumerate(indices.tolist()):
@@ -156,6 +168,12 @@ class EvaluationBatch:
                     where[row], skipped[row] = False, i
             images.append(image)
         return {"images": _stack(images), "indices": indices, "where": where, "skipped": skipped}
+
+
+def _padded(rows: np.ndarray, size: int) -> np.ndarray:
+    """With zeros after the last row, up to `size` rows."""
+    missing = size - len(rows)
+    return np.pad(rows, [(0, missing), *[(0, 0)] * (rows.ndim - 1)]) if missing else rows
 
 
 def _stack(images: list[np.ndarray]) -> np.ndarray:

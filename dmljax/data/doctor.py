@@ -19,6 +19,7 @@ from dmljax.data import decode, prepared
 from dmljax.data.published import PUBLISHED
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, Splits, record_name
+from dmljax.files import cores
 from dmljax.files.progress import Progress
 from dmljax.files.writing import sha256
 
@@ -135,7 +136,7 @@ def _read(name: str, split: Split, threads: int | None) -> list[_Image]:
     """Reads every image of a split."""
     images = []
     with (
-        concurrent.futures.ThreadPoolExecutor(threads or os.cpu_count()) as pool,
+        concurrent.futures.ThreadPoolExecutor(threads or cores.count()) as pool,
         Progress(name, len(split), stream=sys.stderr) as progress,
     ):
         for image in pool.map(lambda i: _read_image(split, i), range(len(split))):

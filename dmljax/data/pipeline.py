@@ -3,7 +3,8 @@
 A training batch is `dict(images, labels)`: `uint8 [b h w c]` and `int32 [b]`. An evaluation batch
 is `dict(images, indices, where)`: `indices [b]` are the rows of the split (-1 for padding), and
 `where [b]` is False for padding and for unreadable images. `b` is one host's share of the global
-batch, a contiguous block of its rows.
+batch, a contiguous block of its rows. All hosts have shares of one size: where the hosts (or their
+devices: `padded`) do not divide the batch, rows of zeros follow its last row.
 
 Batches are made ahead in the background. This module knows no devices: the train loop sends the
 next batch to the devices while they compute the current one.
@@ -27,6 +28,7 @@ from dmljax.data.batches import EvaluationBatch, TrainBatch
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, record_name
 from dmljax.data.transforms import transform as transform_lib
+from dmljax.files import cores
 
 __all__ = ["Batches", "evaluation", "train"]
 
@@ -85,6 +87,7 @@ def train(
     start: int = 0,
     host: int = 0,
     hosts: int = 1,
+    padded: int | None = None,
     threads: int | None = None,
     workers: int = 0,
     cache: bool = False,
@@ -95,17 +98,18 @@ def train(
 
     `sample_fn(groups, *, seed, step) -> indices` plans the global batch, for instance
     `functools.partial(sampling.plan, classes=32, per_class=4)`; `groups` is
-    `sampling.group(split.labels)`. `threads` (by default one per core, at least four) decode ahead,
-    in this process or in each of `workers` processes. Worker processes are faster only on hosts
-    with many cores. `cache=True` keeps decoded images in memory. With `unreadable='skip'`, the next
-    readable image of the class replaces an image that cannot be read. Such images are counted in
-    `skipped`; a name that it already contains is not logged again.
+    `sampling.group(split.labels)`. `padded` is the number of rows, with rows of zeros at the end,
+    that all hosts have together (by default as few as they can share). `threads` (by default one
+    per core, at least four) decode ahead, in this process or in each of `workers` processes. Worker
+    processes are faster only on hosts with many cores. `cache=True` keeps decoded images in memory.
+    With `unreadable='skip'`, the next readable image of the class replaces an image that cannot be
+    read. Such images are counted in `skipped`; a name that it already contains is not logged again.
     """
     _check(split, host, hosts, unreadable, workers)
     groups = sampling.group(split.labels)
     _warn_about_single_images(split, groups)
     global_size = len(sample_fn(groups, seed=seed, step=start))
-    size = _share(global_size, hosts)
+    size = _share(global_size, hosts, padded)
     batch_fn = TrainBatch(
         Reader(split, cache),
         sample_fn,
@@ -127,6 +131,7 @@ def evaluation(
     batch_size: int,
     host: int = 0,
     hosts: int = 1,
+    padded: int | None = None,
     threads: int | None = None,
     workers: int = 0,
     cache: bool | dict[int, np.ndarray] = False,
@@ -135,12 +140,15 @@ def evaluation(
 ) -> Batches:
     """Every image once, in order, in batches of one size.
 
-    `batch_size` is that of all hosts together. A dict as `cache` is filled, and can be used again.
-    With `unreadable='skip'`, an image that cannot be read is black, and False in `where`. Such
-    images are counted in `skipped`; a name that it already contains is not logged again.
+    `batch_size` is that of all hosts together, and `padded` is that with rows of padding. A dict as
+    `cache` is filled, and can be used again. With `unreadable='skip'`, an image that cannot be read
+    is black, and False in `where`. Such images are counted in `skipped`; a name that it already
+    contains is not logged again.
     """
     _check(split, host, hosts, unreadable, workers)
-    size = _share(batch_size, hosts)
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
+    size = _share(batch_size, hosts, padded)
     batch_fn = EvaluationBatch(
         Reader(split, cache),
         transform_lib.bind(transform_fn),
@@ -170,12 +178,15 @@ def _warn_about_single_images(split: Split, groups: sampling.Groups) -> None:
         logging.warning("%d classes have one image, so no positive, such as %r", single, name)
 
 
-def _share(global_size: int, hosts: int) -> int:
-    if global_size < 1 or global_size % hosts:
+def _share(batch_size: int, hosts: int, padded: int | None = None) -> int:
+    """The number of rows of each host, of which the last ones may be padding."""
+    padded = -(-batch_size // hosts) * hosts if padded is None else padded
+    if padded < batch_size or padded % hosts:
         raise ValueError(
-            f"a global batch of {global_size} cannot be divided evenly by {hosts} hosts"
+            f"{padded} rows of a batch of {batch_size} cannot be divided evenly by {hosts} hosts, "
+            "all of which need the same number of devices"
         )
-    return global_size // hosts
+    return padded // hosts
 
 
 def _in_background(
@@ -193,7 +204,7 @@ def _in_background(
     # grain imports jax, which worker processes and light tools must not load.
     import grain
 
-    threads = threads or max(os.cpu_count() or 1, 4)
+    threads = threads or max(cores.count(), 4)
     if threads < 1:
         raise ValueError(f"threads must be 1 or more, not {threads}")
     batches = grain.MapDataset.range(start, stop).map(batch_fn)

@@ -19,6 +19,7 @@ from dmljax.data import decode, transforms
 from dmljax.data.prepared import FORMAT, MANIFEST, MARKS
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, Splits, record_name
+from dmljax.files import cores
 from dmljax.files import writing as files
 from dmljax.files.progress import Progress
 
@@ -73,7 +74,7 @@ def prepare(
     out = pathlib.Path(out).expanduser()
     finished = _open(out, settings)
     manifest: dict[str, Any] = {"format": FORMAT, "settings": settings, "splits": {}}
-    with concurrent.futures.ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(threads or cores.count()) as pool:
         for name, split in splits._asdict().items():
             shard_count = -(-len(split) // shard_size)
             shards = []

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from dmljax.ops.devices import over_devices
+
 __all__ = ["batch_last", "input_gradient", "kernel_gradient", "kernel_gradient_of_batch_last"]
 
 _Paddings = tuple[int, int]  # of rows and of columns, the same before and after
@@ -29,8 +31,8 @@ def _product_over_pixels(x, shape, g, strides, paddings):
     *_, i, o = shape
     x = jnp.pad(x, ((0, 0), *((p, p) for p in paddings), (0, 0)))
     rows, columns = (strides * (n - 1) + 1 for n in g.shape[1:3])
-    pixels = x[:, :rows:strides, :columns:strides].reshape(-1, i)
-    g = g.reshape(-1, o)
+    pixels = over_devices(x[:, :rows:strides, :columns:strides].reshape(-1, i))
+    g = over_devices(g.reshape(-1, o))
     # XLA transposes the first factor in memory, so the narrower one comes first.
     total = (g.T @ pixels).T if o < i else pixels.T @ g
     return total.reshape(tuple(shape))

@@ -34,12 +34,12 @@ def compare(
 ) -> Comparison:
     """Compares two runs by the differences v_i - v'_i of their values on the same queries.
 
-    The interval is that of `interval` over `groups`, the labels of the queries, of the differences;
-    the verdict is whether it holds 0. The p-value is twice the smaller share of the bootstrap means
-    on one side of 0 (Efron & Tibshirani, 1993), for `holm` where several runs are compared. Queries
-    with a NaN in either run are left out. With fewer than 8 groups interval and p-value are NaN,
-    and no difference is resolved. It compares two trained nets, not two methods: the interval does
-    not contain the spread over training seeds.
+    The interval is the `interval` of the differences over `groups`, the labels of the queries. The
+    verdict says whether it contains 0. The p-value is twice the smaller share of the bootstrap
+    means on one side of 0 (Efron & Tibshirani, 1993), for `holm` if several runs are compared.
+    Queries with a NaN in either run are left out. With fewer than 8 groups, interval and p-value
+    are NaN, and the difference is not resolved. It compares two trained nets, not two methods: the
+    interval does not contain the spread over training seeds.
 
     >>> values, labels = np.tile([1.0, 1.0, 0.0, 1.0], 10), np.arange(40) // 4
     >>> metrics.compare(values, values, groups=labels)
@@ -74,7 +74,7 @@ def mcnemar(right: Bool[np.ndarray, "q"], others: Bool[np.ndarray, "q"]) -> McNe
     """The exact two-sided test of McNemar (1947): binomial of min(b, c) of b + c at 1/2.
 
     b queries are right only in the first run and c only in the second. It takes the queries as
-    independent, which those of one class are not: `compare` gives the verdict.
+    independent, although queries of one class are not: `compare` gives the verdict.
 
     >>> right = np.array([True, True, True, False])
     >>> metrics.mcnemar(right, np.array([True, False, False, False]))

@@ -1,11 +1,11 @@
-"""What several runs allow to conclude: intervals, tests and the differences that they can detect.
+"""Intervals, tests and detectable differences of the scores of several runs.
 
 `values` are one score of several runs, such as R@1 of five seeds. Two rows of a table are compared
 by one test that is chosen before the runs: `paired_difference` (the same seeds in both rows),
 `welch_difference` (independent runs), or `fold_difference` (the folds of a cross-validation). Where
 several rows are compared with one baseline, `holm` adjusts their p-values.
 
-Functions import scipy themselves: that takes half a second, which other programs need not wait.
+Functions import scipy themselves, so that other programs do not wait half a second for it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Estimate(NamedTuple):
 class Difference(NamedTuple):
     """A mean difference, its interval, its two-sided p-value and its degrees of freedom.
 
-    `deviation` is that of the differences where runs are paired, else that of one run (pooled).
+    `deviation` is the deviation of the differences if runs are paired. Otherwise it is the pooled
+    deviation of one run.
     """
 
     mean: float
@@ -77,17 +78,17 @@ def student_interval(values: Values, *, level: float = 0.95) -> Estimate:
 
 
 def paired_difference(a: Values, b: Values, *, level: float = 0.95) -> Difference:
-    """Mean of a_i - b_i with Student's interval and p-value: run i of both has the same seed.
+    """Mean of a_i - b_i with Student's interval and p-value; runs a_i and b_i have the same seed.
 
-    Pairing helps where runs of one seed are correlated between the rows: from a correlation of 0.56
-    for 3 runs, 0.28 for 5, and 0.12 for 10. Below that, `welch_difference` detects more.
+    Pairing helps if runs with the same seed are correlated between the rows. It detects more than
+    `welch_difference` from a correlation of 0.56 on for 3 runs, 0.28 for 5, and 0.12 for 10.
 
     >>> round(metrics.paired_difference([3.0, 5.0, 4.0], [2.0, 3.0, 3.5]).p, 3)
     0.118
     """
     x, y = _finite("a", a), _finite("b", b)
     if len(x) != len(y):
-        raise ValueError(f"a has {len(x)} values and b has {len(y)}: pairs need equally many")
+        raise ValueError(f"a has {len(x)} values and b has {len(y)}: pairs need a value of each")
     d = x - y
     deviation, n = float(d.std(ddof=1)), len(d)
     error = deviation / math.sqrt(n)
@@ -120,9 +121,9 @@ def fold_difference(
 
     The training sets of folds overlap, so their scores are correlated, and the plain paired test
     rejects a true null too often. The corrected error is s_d sqrt(1 / k + test_per_train) with
-    k - 1 degrees of freedom, where `test_per_train` is the size of the held-out fold per size of
-    the training folds: 1/3 for four equal folds. For r repetitions of k folds, give all r k values
-    (Bouckaert and Frank, 2004): repetitions do not shrink the second term.
+    k - 1 degrees of freedom. `test_per_train` is the size of the held-out fold divided by the size
+    of the training folds: 1/3 for four equal folds. For r repetitions of k folds, give all r k
+    values (Bouckaert and Frank, 2004): repetitions do not shrink the second term.
 
     >>> a, b = [71.0, 69.5, 70.4, 72.2], [70.1, 69.0, 69.2, 70.9]
     >>> round(metrics.fold_difference(a, b, test_per_train=1 / 3).p, 3)
@@ -132,7 +133,7 @@ def fold_difference(
         raise ValueError(f"test_per_train={test_per_train} must be positive: 1/3 for four folds")
     x, y = _finite("a", a), _finite("b", b)
     if len(x) != len(y):
-        raise ValueError(f"a has {len(x)} values and b has {len(y)}: folds need equally many")
+        raise ValueError(f"a has {len(x)} values and b has {len(y)}: folds need a value of each")
     d = x - y
     deviation, n = float(d.std(ddof=1)), len(d)
     error = deviation * math.sqrt(1 / n + test_per_train)
@@ -140,9 +141,10 @@ def fold_difference(
 
 
 def holm(p_values: Values) -> list[float]:
-    """P-values adjusted for their number (Holm, 1979): compare them with the level itself.
+    """P-values adjusted for the number of comparisons (Holm, 1979).
 
-    The i-th smallest of m is multiplied by m - i + 1; no adjusted value is below a smaller one's.
+    The i-th smallest of m values is multiplied by m - i + 1. Adjusted values are in the same order
+    as the given ones. A difference is significant if its adjusted value is below the level.
 
     >>> metrics.holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
@@ -161,8 +163,8 @@ def visible_difference(
 ) -> float:
     """The difference that a test of n against n independent runs detects with this power.
 
-    `deviation` is that of one run; `level` is two-sided; with `comparisons` it is divided by their
-    number (Bonferroni), as for the first row of so many. From the non-central t distribution.
+    `deviation` is the deviation of one run. `level` is two-sided, and divided by the number of
+    `comparisons` (Bonferroni). The value comes from the non-central t distribution.
 
     >>> round(metrics.visible_difference(1.0, n=5), 2)
     2.02
@@ -175,9 +177,10 @@ def visible_difference(
 def visible_paired_difference(
     deviation: float, *, n: int, level: float = 0.05, power: float = 0.8, comparisons: int = 1
 ) -> float:
-    """The difference that a test of n pairs detects; `deviation` is that of the differences.
+    """The difference that a test of n pairs of runs detects with this power.
 
-    For runs of deviation s and correlation r between rows it is s sqrt(2 (1 - r)).
+    `deviation` is the deviation of the differences. If one run has the deviation s, and runs of a
+    pair have the correlation r, it is s sqrt(2 (1 - r)).
 
     >>> round(metrics.visible_paired_difference(1.0, n=5), 2)
     1.68
@@ -188,10 +191,10 @@ def visible_paired_difference(
 
 
 def expected_best(k: int) -> float:
-    """Expected maximum of k independent values, in deviations above their mean.
+    """Expected maximum of k independent normal values, in deviations above their mean.
 
-    So much the best of k equal evaluations gains by being chosen. Neighboring evaluations of one
-    run are correlated, and gain less.
+    The best of k equally good evaluations looks better by this amount, because it was chosen.
+    Evaluations of one run are correlated, so they gain less.
 
     >>> round(metrics.expected_best(10), 2)
     1.54
@@ -226,7 +229,8 @@ def _detected(degrees: int, *, level: float, power: float) -> float:
     """The non-centrality at which a two-sided t test of this level has this power."""
     from scipy import optimize, stats
 
-    # Over the spread of the measured deviation: scipy's non-central t gives NaN at some values.
+    # Averages over the distribution of the measured deviation: scipy's own non-central t gives NaN
+    # for some arguments.
     shares = (np.arange(4096) + 0.5) / 4096
     spread = np.sqrt(stats.chi2.ppf(shares, degrees) / degrees)
     critical = _t(1 - level, degrees) * spread
@@ -242,7 +246,7 @@ def _detected(degrees: int, *, level: float, power: float) -> float:
 
 
 def _t(level: float, degrees: float) -> float:
-    """Student's quantile: the share `level` lies between minus and plus this value."""
+    """Student's quantile t: the share `level` of the distribution lies between -t and t."""
     from scipy import stats
 
     return float(stats.t.ppf((1 + level) / 2, degrees))

@@ -16,9 +16,10 @@ def tinyimagenet(*, loss: str = "triplet") -> dict[str, Any]:
     called faithful: the review (pento.ai, 2022) gives a ResNet-50, 512 dimensions, the
     multi-similarity miner, Adam, batches of 64 by class, and 150 epochs of 100,000 images. It does
     not give rates, margins, images per class or crops. This recipe takes them from the example of
-    pytorch-metric-learning: 1e-5 for the net, 1e-4 for the head, decay 1e-4, 4 images of a class,
-    crops of 64, and its default margins and scale. ArcFace's class vectors learn at 100 times the
-    rate of the head. Only triplets have a miner.
+    pytorch-metric-learning: 1e-5 for the net, 1e-4 for the head, a coupled decay of 1e-4 on all
+    parameters as in PyTorch's Adam, 4 images of a class, crops of 64, and its default margins and
+    scale. ArcFace's class vectors learn at 100 times the rate of the head, without decay. Only
+    triplets have a miner.
 
     Frames of the embedding (`frames/`, `movie.gif`) are drawn at every evaluation, and 2,000 images
     go to TensorBoard's projector. The weights are torchvision's ResNet-50 V1: docs/weights.md.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import shutil
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 import jax
+import numpy as np
+from absl import logging
 
 from dmljax.config import files as config_files
 from dmljax.config.build import build
@@ -17,6 +20,8 @@ from dmljax.config.digests import Digests, essential
 from dmljax.data.splits import Split
 from dmljax.files import locks, reading
 from dmljax.files.writing import write_json
+from dmljax.report import scores_file
+from dmljax.report.scores_file import QueryScores
 from dmljax.train import hosts, optimizers
 from dmljax.train.checkpoints import Checkpoints, delete
 from dmljax.train.evaluation import Evaluator
@@ -30,9 +35,11 @@ __all__ = [
     "describe_score",
     "embedding",
     "load",
+    "query_scores",
     "reopen",
     "score",
     "split_of",
+    "write_query_scores",
 ]
 
 _CONFIG, _DIGESTS = "config.json", "digests.json"
@@ -150,7 +157,7 @@ def reopen(
     overrides: Sequence[str] = (),
     trust_modules: bool = False,
 ) -> tuple[Run, TrainState]:
-    """A run and a state of it: that of `step`, or the one that its `select` chooses.
+    """A run and its state after `step`, or after the step that its `select` chooses.
 
     `overrides` such as '--config.dataset.root=elsewhere' change its config. A config in the folder
     that names modules outside of dmljax is refused unless `trust_modules`, because importing them
@@ -189,8 +196,8 @@ def load(
 ) -> tuple[Callable, dict[str, Any], dict[str, Any]]:
     """`(embed_fn, variables, config)` of a run: `embed_fn(variables, images uint8) -> [b d]`.
 
-    The checkpoint is the one that the run's `select` chose, or that of `step`. `trust_modules` is
-    that of `reopen`.
+    The parameters are from the checkpoint of `step`, or from the one that `select` chooses.
+    `reopen` explains `trust_modules`.
     """
     run, state = reopen(workdir, step=step, trust_modules=trust_modules)
     return *embedding(run, state), run.config
@@ -239,8 +246,27 @@ def split_of(run: Run, name: str) -> Split:
     return run.splits[name]
 
 
+def query_scores(
+    run: Run, embeddings: np.ndarray, workdir: str | os.PathLike, *, step: int
+) -> QueryScores:
+    """The scores of every test query by the embeddings of a step."""
+    digests = pathlib.Path(workdir) / _DIGESTS
+    data = json.loads(digests.read_text())["data"] if digests.exists() else ""
+    return scores_file.score(
+        embeddings, run.test, data=data, step=step, devices=run.shards.mesh.local_devices
+    )
+
+
+def write_query_scores(scores: QueryScores, workdir: str | os.PathLike) -> None:
+    """Writes the scores into the folder of the run. If that fails, the run continues."""
+    try:
+        scores_file.write(workdir, scores)
+    except OSError as error:
+        logging.warning("%s was not written: %s", scores_file.FILE, error)
+
+
 def describe_clustering(run: Run) -> str:
-    """Which clustering the scores are of; nothing if there are none."""
+    """How the scores of clustering were computed; "" if there are none."""
     options = run.evaluation
     if not run.metrics.clustering_fns:
         return ""

@@ -18,7 +18,6 @@ from dmljax.report import facts, inside, page
 from dmljax.report import run as run_facts
 from dmljax.report.scores_file import QueryScores
 from dmljax.runs import folder as run_folder
-from dmljax.runs import query_scores
 from dmljax.train import optimizers
 from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.run import Run
@@ -27,9 +26,10 @@ from dmljax.train.step import TrainState
 __all__ = ["FILE", "facts_of", "write", "write_again"]
 
 FILE = "report.html"
-# Training images in which test images are looked for. At the end of a run at most so many as it has
-# trained on in a twentieth of its steps: a forward pass alone, so about 2 % of its time.
-_MOST_TRAINING, _SHARE = 20_000, 20
+# The page looks for copies of test images among this many training images. At the end of a run it
+# embeds no more images than the run has trained on in a twentieth of its steps. A forward pass
+# takes a third of a step, so this adds about 2 % to the time of the run.
+_MOST_TRAINING, _TRAINED_DIVISOR = 20_000, 20
 
 
 def write(
@@ -41,16 +41,16 @@ def write(
     *,
     evaluator: Evaluator,
 ) -> bool:
-    """Writes the page of an evaluation. A fault costs the page, never the run: it is a warning.
+    """Writes the page of an evaluation, and returns whether it was written.
 
-    Returns whether the page was written.
+    An error is logged as a warning, and the run continues.
     """
     try:
-        most = min(_MOST_TRAINING, run.steps * run.batch_size // _SHARE)
+        most = min(_MOST_TRAINING, run.steps * run.batch_size // _TRAINED_DIVISOR)
         training_fn = functools.partial(_training, run, state, evaluator, most=most)
         content = facts_of(run, state, evaluation, workdir, scores, training_fn=training_fn)
         for fault in content.faults:
-            logging.warning("a section of %s is missing (%s): %s", FILE, *_words(fault))
+            _warn(fault)
         page.write(content, workdir / FILE)
     except Exception as error:
         logging.warning("%s was not written: %s: %s", FILE, type(error).__name__, error)
@@ -58,8 +58,8 @@ def write(
     return True
 
 
-def _words(fault: facts.Fault) -> tuple[str, str]:
-    return fault.section, fault.message
+def _warn(fault: facts.Fault) -> None:
+    logging.warning("a section of %s is missing (%s): %s", FILE, fault.section, fault.message)
 
 
 def write_again(
@@ -72,12 +72,12 @@ def write_again(
     evaluation = Evaluation({}, evaluator.embeddings(state, run.test))
     if step is None and evaluation.test_embeddings is not None:
         embeddings = evaluation.test_embeddings[MAIN]
-        scores = query_scores.of_run(run, embeddings, workdir, step=int(state.step))
-        query_scores.write(scores, workdir)
+        scores = run_folder.query_scores(run, embeddings, workdir, step=int(state.step))
+        run_folder.write_query_scores(scores, workdir)
     training_fn = functools.partial(_training, run, state, evaluator, most=_MOST_TRAINING)
     content = facts_of(run, state, evaluation, workdir, training_fn=training_fn)
     for fault in content.faults:
-        logging.warning("a section of %s is missing (%s): %s", FILE, *_words(fault))
+        _warn(fault)
     return page.write(content, workdir / FILE)
 
 
@@ -90,10 +90,9 @@ def facts_of(
     *,
     training_fn: Callable[[], Mapping[str, Any] | None] | None = None,
 ) -> facts.Facts:
-    """The facts of a run at one of its states, whose test embeddings `evaluation` holds.
+    """The facts of a run at the state `state`. `evaluation` holds the test embeddings.
 
-    `query_values`, where they are known, are not computed again. `training_fn` is that of
-    `facts.make`.
+    `query_values` are computed if they are not given. `facts.make` explains `training_fn`.
     """
     test, embeddings = run.test, evaluation.test_embeddings
     step = int(state.step)

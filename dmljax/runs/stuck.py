@@ -11,10 +11,12 @@ import numpy as np
 __all__ = ["below_pixels", "has_moved", "has_risen", "warning"]
 
 _FEWEST_REPORTS = 9
-_EARLIEST = 0.2  # the share of the steps before which nothing is said: rates may still warm up
-_HALF = 0.5  # of the steps, before which no score is compared with that of raw pixels
-_FEWEST_DIMENSIONS = 8  # fewer can have lower scores than pixels, however well they were learned
-_NEARLY_ALL = 0.9  # where raw pixels find so many, a net counts as poor below half of that
+# There is no warning in the first 20 % of the steps, because the learning rate may still rise, and
+# no comparison with raw pixels in the first half.
+_EARLIEST, _EARLIEST_FOR_PIXELS = 0.2, 0.5
+_FEWEST_DIMENSIONS = 8  # A well-trained net of fewer dimensions can still score below raw pixels.
+# If raw pixels reach R@1 of 90 %, there is a warning only if the net reaches less than half of it.
+_EASY = 0.9
 
 
 def has_moved(losses: Sequence[float]) -> bool:
@@ -35,7 +37,8 @@ def has_moved(losses: Sequence[float]) -> bool:
 def has_risen(scores: Sequence[float], *, images: int) -> bool:
     """Whether a later score is above the first by more than twice its standard error.
 
-    The error is that of a share of `images` images. Fewer than 2 scores are too few to tell: True.
+    A score is a share of `images` images, so the error is binomial. Fewer than 2 scores are too few
+    to tell: True.
     """
     if len(scores) < 2:
         return True
@@ -51,23 +54,28 @@ def _noise(first: float, second: float, images: int) -> float:
 def below_pixels(
     rows: Sequence[Mapping[str, Any]], *, dim: int, images: int, steps: int
 ) -> str | None:
-    """What to say about a run that is no better than raw pixels after half of its steps, or None.
+    """A warning if a run is no better than raw pixels after half of its steps, or None.
 
-    This happens while the loss falls, above all with proxies of very many classes. `rows` are the
-    lines of `metrics.jsonl`, `images` are those of the test split, `dim` is the width of the
-    embeddings, and `steps` is the length of the run.
+    The loss of such a run may fall all the same, above all with proxies of very many classes.
+    `rows` are the lines of `metrics.jsonl`, `images` is the size of the test split, `dim` is the
+    width of the embeddings, and `steps` is the length of the run.
     """
     pixels = next((row["raw/R@1"] for row in rows if "raw/R@1" in row), None)
     scores = {row["step"]: row["test/R@1"] for row in rows if "test/R@1" in row and row["step"]}
-    if pixels is None or not scores or max(scores) < _HALF * steps or dim < _FEWEST_DIMENSIONS:
+    if (
+        pixels is None
+        or not scores
+        or max(scores) < _EARLIEST_FOR_PIXELS * steps
+        or dim < _FEWEST_DIMENSIONS
+    ):
         return None
     best = max(scores.values())
-    is_easy = pixels >= _NEARLY_ALL
+    is_easy = pixels >= _EASY
     if best > (pixels / 2 if is_easy else pixels + _noise(pixels, best, images)):
         return None
     return (
         f"warning: after {max(scores):,} of {steps:,} steps the best test/R@1 is {100 * best:.1f}, "
-        f"and that of raw pixels is {100 * pixels:.1f}: the net has learned little that helps on "
+        f"and R@1 of raw pixels is {100 * pixels:.1f}: the net has learned little that helps on "
         "these classes. With very many classes, a loss against proxies needs one image of each "
         "class in a batch, 30 times the net's rate for '^proxies', and more steps; a loss of pairs "
         'such as multi_similarity needs less. See docs/choosing.md, "Which loss for how many '
@@ -76,10 +84,10 @@ def below_pixels(
 
 
 def warning(rows: Sequence[Mapping[str, Any]], *, key: str, images: int, steps: int) -> str | None:
-    """What to say about a run whose loss has not moved and whose score has not risen, or None.
+    """A warning if neither the loss nor the score of a run has changed, or None.
 
-    `rows` are the lines of `metrics.jsonl`, `key` names the score, such as 'val/R@1', of a split of
-    `images` images, and `steps` is the length of the run.
+    `rows` are the lines of `metrics.jsonl`, `key` names the score, such as 'val/R@1', `images` is
+    the size of its split, and `steps` is the length of the run.
     """
     losses = [row["loss"] for row in rows if "loss" in row]
     scores = {row["step"]: row[key] for row in rows if key in row and row["step"]}

@@ -23,6 +23,7 @@ from dmljax.train.journal import read, table
 from dmljax.train.results import Chosen
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
+from dmljax.train.step_metrics import first_best
 
 __all__ = [
     "choice",
@@ -145,7 +146,7 @@ def choice(run: Run, step: int, rows: list[dict]) -> Chosen:
     selection = run.selection
     key = selection.key
     scores = {row["step"]: row[key] for row in rows if key in row and row["step"]}
-    best = max(scores, key=lambda step: (scores[step], -step), default=step)
+    best = first_best(scores) if scores else step
     last = max(scores, default=step)
     uses_test = selection.split == "test" and bool(run.reload_best_at or not selection.is_last)
     if selection.is_last:
@@ -167,7 +168,7 @@ def choice(run: Run, step: int, rows: list[dict]) -> Chosen:
 
 
 def facts(run: Run) -> dict[str, Any]:
-    """What `result.json` says about a run, whatever became of it."""
+    """What `result.json` says about every run, finished or not."""
     return {
         "data": {
             name: {"images": len(split), "classes": len(split.names)}

@@ -12,7 +12,7 @@ import jax
 
 from dmljax.config import digests
 from dmljax.config.build import build
-from dmljax.runs import folder, query_scores, summary
+from dmljax.runs import folder, summary
 from dmljax.train import initial_state, loop, results
 from dmljax.train import start as start_lib
 from dmljax.train.checkpoints import Checkpoints
@@ -160,8 +160,8 @@ def _report(
     scores = None
     if evaluation.test_embeddings is not None:
         embeddings = evaluation.test_embeddings[MAIN]
-        scores = query_scores.of_run(run, embeddings, workdir, step=int(state.step))
-        query_scores.write(scores, workdir)
+        scores = folder.query_scores(run, embeddings, workdir, step=int(state.step))
+        folder.write_query_scores(scores, workdir)
         journal.say(summary.intervals(scores))
     report.finished(choice, evaluation.scores, **summary.facts(run))
     for line in summary.pictures_of(run, state, evaluation, workdir, scores, evaluator=evaluator):

@@ -26,7 +26,7 @@ class _Waiting(NamedTuple):
 
 
 def batch_length(waiting: int, seconds: Mapping[int, float]) -> int:
-    """How many of the `waiting` images to take, so that the most are embedded a second.
+    """The number of `waiting` images that gives the most embeddings a second as one batch.
 
     `seconds` says how long the net takes for each size; a batch is filled up to the next size. Of
     17 images, 16 may be quicker than 17 filled up to 64.

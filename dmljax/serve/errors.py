@@ -1,4 +1,4 @@
-"""What a request is refused with: a status and one line."""
+"""The refusal of a request: a status and one line."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ import contextlib
 import gc
 import io
 import logging
-import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from PIL import Image
 
 from dmljax import bundle as bundles
 from dmljax import index as indexes
+from dmljax.files import cores
 from dmljax.index import source
 from dmljax.serve.batching import Batcher
 from dmljax.serve.errors import Refused
@@ -88,7 +88,7 @@ class Generation:
 
 
 class Service:
-    """What all requests share."""
+    """The state that all requests share: the present generation, threads, tokens, metrics."""
 
     def __init__(self, settings: Settings):
         settings.check()
@@ -97,9 +97,8 @@ class Service:
         # On startup, errors end the process before it listens.
         self._first: Generation | None = self._open(None)
         self.current: Generation | None = None
-        cores = len(os.sched_getaffinity(0))
         self._net = ThreadPoolExecutor(1, "net")
-        self._decoders = ThreadPoolExecutor(max(2, cores), "decode")
+        self._decoders = ThreadPoolExecutor(max(2, cores.count()), "decode")
         self._searchers = ThreadPoolExecutor(2, "index")
         self._tasks: list[asyncio.Task] = []
         self._reload_requested = asyncio.Event()

@@ -1,4 +1,4 @@
-"""What every request passes: limits, tokens, request ids, errors of one line, figures."""
+"""Checks of every request: limits, tokens, request ids, errors of one line, figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be set about a service, and what it refuses to start with."""
+"""The settings of a service, and the checks without which it does not start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHORTEST_TOKEN = 16
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What one request may take, and how many there may be."""
+    """Limits on the size, the time and the number of requests."""
 
     image_bytes: int = 32 << 20
     body_bytes: int = 64 << 20

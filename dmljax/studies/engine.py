@@ -25,6 +25,7 @@ from dmljax.studies.folder import Session, StudyFolder
 from dmljax.studies.plan import PlannedRun
 from dmljax.studies.study_file import Search, Study
 from dmljax.studies.worker import Worker
+from dmljax.train.step_metrics import first_best
 
 try:
     import optuna
@@ -170,9 +171,9 @@ def is_over(session: Session) -> bool:
 def best_point(session: Session) -> dict[str, Any] | None:
     """The point of the best complete trial, the first of equals."""
     opened = _open(session.study, session.folder, session.storage)
-    complete = [t for t in _patient(opened.get_trials) if t.state.name == "COMPLETE"]
-    best = max(complete, key=lambda t: (t.value, -t.number), default=None)
-    return None if best is None else dict(best.params)
+    complete = {t.number: t for t in _patient(opened.get_trials) if t.state.name == "COMPLETE"}
+    best = first_best({number: trial.value for number, trial in complete.items()})
+    return None if best is None else dict(complete[best].params)
 
 
 def work(session: Session, worker: Worker, *, wait: bool = True) -> None:

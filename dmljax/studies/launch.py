@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["environments", "start"]
+from dmljax.files import cores
+
+__all__ = ["environments", "handling_signals", "start"]
 
 
 def environments(workers: int) -> list[dict[str, str]]:
-    """The variables of every worker: GPUs are divided among workers, or else threads of the CPU."""
+    """The variables of every worker: its share of the GPUs, or of the CPU's threads."""
     if gpus := _gpus():
         if workers > len(gpus):
             raise ValueError(
@@ -24,14 +27,9 @@ def environments(workers: int) -> list[dict[str, str]]:
             {"CUDA_VISIBLE_DEVICES": ",".join(gpus[i::workers][: len(gpus) // workers])}
             for i in range(workers)
         ]
-    threads = str(max(1, _cores() // workers))
+    threads = str(max(1, cores.count() // workers))
     # XLA's and OpenMP's names for the number of threads.
     return [{"NPROC": threads, "OMP_NUM_THREADS": threads} if workers > 1 else {}] * workers
-
-
-def _cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _gpus() -> list[str]:
@@ -48,8 +46,20 @@ def _gpus() -> list[str]:
     return [str(i) for i, line in enumerate(line for line in lines if line.startswith("GPU "))]
 
 
+@contextlib.contextmanager
+def handling_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Inside the block, `handler` gets SIGINT, SIGTERM and SIGHUP."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    old = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old_handler in old.items():
+            signal.signal(number, old_handler)
+
+
 def start(words: Sequence[str], variables: Sequence[Mapping[str, str]]) -> int:
-    """Runs `python -m dmljax.main WORDS` once for each of `variables`; the exit status of all.
+    """Runs `python -m dmljax.main WORDS` once for each of `variables`; the common exit status.
 
     Signals go to every worker. A worker that is killed is reported; others take over its run.
     """
@@ -64,13 +74,8 @@ def start(words: Sequence[str], variables: Sequence[Mapping[str, str]]) -> int:
             if worker.poll() is None:
                 worker.send_signal(number)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    old = {number: signal.signal(number, forward) for number in numbers}
-    try:
+    with handling_signals(forward):
         statuses = [worker.wait() for worker in workers]
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
     for worker, status in zip(workers, statuses, strict=True):
         if status < 0:
             name = signal.Signals(-status).name

@@ -69,7 +69,7 @@ def outcome(folder: pathlib.Path) -> Outcome:
 
 
 def mean_score(finished: Sequence[Result], score: str) -> float:
-    """The mean of a score of finished runs, such as those of one trial."""
+    """The mean of a score over finished runs, such as all runs of one trial."""
     values = [result.scores.get(score) for result in finished]
     numbers = [value for value in values if value is not None]
     if len(numbers) < len(values):

@@ -6,10 +6,12 @@ import inspect
 import itertools
 import json
 import pathlib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dmljax.config import digests, fields, registry
+from dmljax import renames
+from dmljax.config import digests, fields, old_names, registry
 from dmljax.config import files as config_files
 from dmljax.files import reading
 from dmljax.hints import hint
@@ -95,7 +97,7 @@ def check_names(run: PlannedRun, study: Study) -> None:
     """
     if reading.trust_words():
         return
-    rows = [*study.rows, *([] if study.search is None else [study.search])]
+    rows: list[Row | Search] = [*study.rows, *filter(None, [study.search])]
     typed = {text for row in rows for text in _texts([row.config, row.overrides])}
     if study.search is not None:
         typed.update(_texts([study.search.space, study.search.first]))
@@ -145,24 +147,31 @@ def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
     content = digests.essential(dict(config))
     for section in _NAMED:
         if content.get(section) is not None:
+            if section == "method":
+                content[section] = _current_method(content[section])
             content[section] = _with_defaults(_KIND_OF.get(section, section), content[section])
     return content
 
 
+def _current_method(spec: Any) -> Any:
+    """A method's fields under their names of today, without the warning about old ones."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return old_names.current_method(spec)
+
+
 def _with_defaults(kind: str, spec: Any) -> Any:
     options = dict(fields.named(spec))
-    parameters = inspect.signature(_function(kind, options["name"])).parameters.values()
+    function = _function(kind, options["name"])
+    options = renames.of(function, options)
+    parameters = inspect.signature(function).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     for name, default in defaults.items():
         if default is not inspect.Parameter.empty:
             options.setdefault(name, getattr(default, "__name__", default))
     for name, value in options.items():
-        argument_kind = {**registry.ARGUMENTS, "attention": "attention"}.get(name)
-        if argument_kind is None or not isinstance(value, str | Mapping):
-            continue
-        # A method may have names of its own, such as attention='none'.
-        if fields.named(value).get("name") in registry.table(argument_kind):
-            options[name] = _with_defaults(argument_kind, value)
+        if name in registry.ARGUMENTS and isinstance(value, str | Mapping):
+            options[name] = _with_defaults(registry.ARGUMENTS[name], value)
     return options
 
 
@@ -184,7 +193,11 @@ def check_field(field: str, config: Mapping[str, Any]) -> None:
         raise ValueError(f"{field}: {section} is None and has no fields")
     names = {"name", *OTHER_FIELDS.get(section, ())}
     name = spec["name"]
-    parameters = inspect.signature(_function(_KIND_OF.get(section, section), name)).parameters
+    function = _function(_KIND_OF.get(section, section), name)
+    names |= set(getattr(function, "__renamed_keywords__", ()))
+    if section == "method" and leaf not in _current_method(spec):
+        return  # an old name of a field, which this version still reads
+    parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     names |= {n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
@@ -330,7 +343,7 @@ def rows_of_search(search: Search, points: Sequence[Mapping[str, Any]]) -> list[
 
 
 def enumerated_points(search: Search) -> list[dict[str, Any]]:
-    """All points of a search that are drawn in advance, those of `first` before them."""
+    """The points `first` of a search, and then the points that are drawn in advance."""
     count = search.trials - len(search.first)
     drawn = spaces.points(
         search.space, method=search.method, trials=max(count, 0), seed=search.seed

@@ -8,6 +8,7 @@ from typing import Any
 from dmljax.studies import outcomes, plan
 from dmljax.studies.folder import Session
 from dmljax.studies.study_file import Search
+from dmljax.train.step_metrics import first_best
 
 __all__ = ["best_overrides", "is_over", "search_of", "values"]
 
@@ -53,7 +54,7 @@ def best_overrides(session: Session) -> dict[str, Any]:
     search = search_of(session)
     if search.enumerated:
         numbers = {i: v for i, v in values(session).items() if v is not None and not math.isnan(v)}
-        best = max(numbers, key=lambda i: (numbers[i], -i), default=None)
+        best = first_best(numbers)
         point = None if best is None else plan.enumerated_points(search)[best]
     else:
         from dmljax.studies import engine

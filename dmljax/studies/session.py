@@ -11,7 +11,18 @@ from collections.abc import Callable, Sequence
 from dmljax.files import reading
 from dmljax.files.writing import write_text
 from dmljax.hints import hint
-from dmljax.studies import joined, outcomes, page, plan, printing, search, sizes, study_file, table
+from dmljax.studies import (
+    joined,
+    launch,
+    outcomes,
+    page,
+    plan,
+    printing,
+    search,
+    sizes,
+    study_file,
+    table,
+)
 from dmljax.studies.folder import Session, StudyFolder, default_folder
 from dmljax.studies.plan import PlannedRun
 from dmljax.studies.study_file import Study
@@ -130,7 +141,7 @@ def work(
         wait=wait,
         say=say or _say,
     )
-    with worker.handling_signals():
+    with launch.handling_signals(worker.handle):
         failed = worker.make_all(selected(folder.planned(), only, study))
         failed += _make_started(session, worker, only)
         best = [row for row in study.rows if row.from_search]
@@ -206,20 +217,20 @@ def make_table(session: Session) -> Table:
     )
 
 
-def text_of(made: Table, format_: str, *, spread: str = "interval") -> str:
+def text_of(study_table: Table, format_: str, *, spread: str = "interval") -> str:
     """A table in one of the formats."""
     if format_ == "csv":
-        return printing.as_csv(made)
+        return printing.as_csv(study_table)
     functions = {"md": printing.as_markdown, "tex": printing.as_latex, "html": page.as_html}
-    return functions[format_](made, spread=spread)
+    return functions[format_](study_table, spread=spread)
 
 
 def write_tables(session: Session) -> Table:
     """Writes the table into the folder of the study in all formats."""
-    made = make_table(session)
+    study_table = make_table(session)
     for format_ in printing.FORMATS:
-        write_text(session.folder.path / f"table.{format_}", text_of(made, format_))
-    return made
+        write_text(session.folder.path / f"table.{format_}", text_of(study_table, format_))
+    return study_table
 
 
 def forget_failures(session: Session) -> int:

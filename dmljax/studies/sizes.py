@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from dmljax.files import reading
 from dmljax.studies import plan
 from dmljax.studies.folder import Session
 from dmljax.studies.study_file import Study
@@ -111,7 +112,7 @@ def ensure(session: Session) -> None:
     if read(session):
         return
     words = [sys.executable, "-m", "dmljax.main", "study", "sizes", session.study.source]
-    words += [f"--out={path}", *session.words]
+    words += [f"--out={path}", *session.words, *reading.trust_words()]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     if done.returncode:

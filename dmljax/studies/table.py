@@ -17,6 +17,7 @@ from dmljax.metrics import Difference, Estimate
 from dmljax.studies.outcomes import Outcome
 from dmljax.studies.plan import PlannedRun
 from dmljax.studies.study_file import Row, Study, score_key
+from dmljax.train.step_metrics import first_best
 
 __all__ = [
     "Cell",
@@ -130,7 +131,7 @@ def make(
     """The table of a study.
 
     `joined` are the scores of ensembles by row and seed, `sizes` the values of `columns` by row,
-    and `lines` those of `metrics.jsonl` by the digest of the run.
+    and `lines` the lines of `metrics.jsonl` by the digest of the run.
     """
     by_row: dict[str, list[_Run]] = {}
     for run in runs:
@@ -200,8 +201,9 @@ def chosen_scores(
         names = sorted({name for e in evaluations for name in e.scores})
         raise ValueError(f"choose={rule!r}: no evaluation has this score; they have {names}")
     sign = -1 if key.rpartition("/")[2] in metrics.LESS_IS_BETTER else 1
-    _, best = max(scored, key=lambda pair: (sign * pair[0], -pair[1].step))
-    return best.scores, has_read_test or key.startswith("test/"), len(scored)
+    best = first_best({e.step: sign * value for value, e in scored})
+    scores = next(e.scores for e in evaluations if e.step == best)
+    return scores, has_read_test or key.startswith("test/"), len(scored)
 
 
 def _row(
@@ -425,20 +427,20 @@ def _provenance(study: Study, by_row: Mapping[str, Sequence[_Run]]) -> Iterable[
         ),
         ("k-means", {_clustering(c["evaluate"]) for c in configs}),
     ]
-    yield "; ".join(f"{name}: {_some(values)}" for name, values in parts if values) + "."
+    yield "; ".join(f"{name}: {_listed(values)}" for name, values in parts if values) + "."
     data = {f"{_short(r.digests['data'])} ({_counts(r.data)})" for r in results}
     weights = {
         (r.pretraining or "none")
         + (f" ({_short(digest)})" if (digest := r.digests.get("weights")) else "")
         for r in results
     }
-    yield f"Data: {_some(data)}. Pretraining: {_some(weights)}."
+    yield f"Data: {_listed(data)}. Pretraining: {_listed(weights)}."
     code = {_code(r.code) for r in results}
     devices = {f"{r.devices['count']} x {r.devices['kind']}" for r in results}
     versions = {f"jax {r.versions.get('jax')}" for r in results}
     hours = sum(r.wall_seconds for r in results) / 3600
     yield (
-        f"Code: {_some(code)}, {_some(versions)}; devices: {_some(devices)}; "
+        f"Code: {_listed(code)}, {_listed(versions)}; devices: {_listed(devices)}; "
         f"{hours:.1f} hours of runs."
     )
 
@@ -456,7 +458,7 @@ def _clustering(options: Mapping[str, Any]) -> str:
     return f"seeds {', '.join(map(str, options.get('seeds', ())))}{best}"
 
 
-def _some(values: set[str], most: int = 3) -> str:
+def _listed(values: set[str], most: int = 3) -> str:
     ordered = sorted(values)
     more = f" and {len(ordered) - most} others" if len(ordered) > most else ""
     return " | ".join(ordered[:most]) + more
@@ -480,7 +482,7 @@ def _code(code: Mapping[str, Any] | None) -> str:
 
 
 def _raw(study: Study, by_row: Mapping[str, Sequence[_Run]]) -> Iterable[dict[str, Any]]:
-    """One line for every run: what it is, its state, and all of its scores."""
+    """One line for every run: its name, its state, and all of its scores."""
     rows = {row.name for row in study.rows}
     for name, runs in by_row.items():
         for run in sorted(runs, key=lambda r: (r.planned.seed, r.planned.fold or 0)):

@@ -17,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import IO, NamedTuple
 
 from dmljax.files import reading
 from dmljax.files.result import Result
@@ -82,18 +82,8 @@ class Worker:
         self._signal = 0
         self.was_stopped = False  # whether `watch_fn` ended the last run
 
-    @contextlib.contextmanager
-    def handling_signals(self) -> Iterator[None]:
-        """On SIGINT, SIGTERM and SIGHUP, tells the run to save and end."""
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        old = {number: signal.signal(number, self._handle) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in old.items():
-                signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: Any) -> None:
+    def handle(self, number: int, frame: object) -> None:
+        """Handles a signal: tells the run to save and end."""
         self._signal = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         self.stop_run()
 

@@ -26,6 +26,7 @@ from dmljax.files.writing import sha256, write_json
 from dmljax.train import hosts
 from dmljax.train.devices import path_of
 from dmljax.train.step import TrainState
+from dmljax.train.step_metrics import first_best
 
 __all__ = ["Checkpoints", "Mismatch", "delete"]
 
@@ -223,10 +224,8 @@ class Checkpoints:
         """The step with the highest score, the earliest of equals; None if none has a score."""
 
         def find():
-            steps = self.steps()
-            scores = {step: self._notes(step)["score"] for step in steps}
-            scored = [step for step in steps if scores[step] is not None]
-            return max(scored, key=lambda step: (scores[step], -step), default=None)
+            scores = {step: self._notes(step)["score"] for step in self.steps()}
+            return first_best({k: score for k, score in scores.items() if score is not None})
 
         return hosts.on_process_0(find)
 

@@ -1,5 +1,14 @@
 """Where arrays are: batches are split over all devices, everything else is copied to each device,
-except parameters that are to be sharded."""
+except parameters that are to be sharded.
+
+Any number of devices can share any batch. `jax.jit` only takes arrays whose rows the devices divide
+evenly, so the hosts send rows of zeros after the last image (`Shardings.padded`), and the compiled
+step first cuts them off (`step.train_step`). Inside a compiled program, XLA's partitioner splits
+arrays unevenly: each device holds ceil(rows / devices) rows, which are the rows that it received,
+and XLA masks what lies beyond the last one. So losses, miners, attention, batch statistics,
+memories and random draws are those of one device on the same images, without a mask in any of them.
+Where the batch divides, nothing is added or cut.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -23,17 +33,22 @@ __all__ = [
     "prefetch",
     "put",
     "return_free_memory",
-    "shardings",
+    "with_rows",
 ]
 
 _DETERMINISTIC = "xla_gpu_deterministic_ops=true"
 
 
 class Shardings:
-    """Two ways to place an array: `rows` splits its first axis, `everywhere` copies it."""
+    """Two ways to place an array: `rows` splits its first axis, `everywhere` copies it.
 
-    def __init__(self, devices: Any = None):
-        self.mesh = Mesh(np.array(jax.devices() if devices is None else devices), ("data",))
+    Without `devices`, all devices of all processes; the devices of a process are neighbors.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device] | None = None):
+        if devices is None:
+            devices = sorted(jax.devices(), key=lambda device: device.process_index)
+        self.mesh = Mesh(np.array(devices), ("data",))
         self.rows = NamedSharding(self.mesh, PartitionSpec("data"))
         self.everywhere = NamedSharding(self.mesh, PartitionSpec())
 
@@ -41,16 +56,25 @@ class Shardings:
     def size(self) -> int:
         return self.mesh.size
 
+    def padded(self, batch: int, *, chunk: int | None = None) -> int:
+        """The number of rows, with padding, that all devices together hold of a global batch.
 
-def shardings(devices: Any = None, *, batch: int) -> Shardings:
-    """Over all devices (or `devices`), which must share a global batch of `batch` evenly."""
-    shards = Shardings(devices)
-    if batch % shards.size:
-        raise ValueError(
-            f"a global batch of {batch} cannot be shared by {shards.size} devices evenly: choose a "
-            f"multiple of {shards.size}"
-        )
-    return shards
+        The rows of a device are neighbors in the batch. Every `batch / chunk`-th of them is in the
+        same chunk (`step.train_step`), so a device holds its rows of all chunks.
+        """
+        chunk = min(chunk or batch, batch)
+        return -(-chunk // self.size) * self.size * -(-batch // chunk)
+
+
+def with_rows(rows: jax.Array, count: int | None) -> jax.Array:
+    """The first `count` rows, after which zeros follow if there are fewer; None: all rows.
+
+    To be called in a compiled program, whose arrays the devices need not divide evenly.
+    """
+    missing = 0 if count is None else count - len(rows)
+    if missing > 0:
+        return jnp.pad(rows, [(0, missing), *[(0, 0)] * (rows.ndim - 1)])
+    return rows[:count] if missing else rows
 
 
 def of_state(shapes: Any, shards: Shardings, *, patterns: Sequence[str] = ()) -> Any:

@@ -17,7 +17,7 @@ from dmljax.data import pipeline
 from dmljax.data.splits import Search, Split
 from dmljax.methods.base import Inspect
 from dmljax.train import hosts, optimizers
-from dmljax.train.devices import Shardings, prefetch
+from dmljax.train.devices import Shardings, prefetch, with_rows
 from dmljax.train.ensemble_scores import mean_distance_scores
 from dmljax.train.interrupts import Interrupts
 from dmljax.train.run import Run
@@ -53,13 +53,13 @@ def embed(
     """
     if interrupts is not None:
         interrupts.agree()
-    batch_size = -(-batch_size // shards.size) * shards.size
     with pipeline.evaluation(
         split,
         transform_fn=transform_fn,
         batch_size=batch_size,
         host=jax.process_index(),
         hosts=jax.process_count(),
+        padded=shards.padded(batch_size),
         cache=cache,
         workers=workers,
         unreadable=unreadable,
@@ -267,8 +267,9 @@ class Evaluator:
 
         @jax.jit
         def features_fn(params, model_state, images, key):
-            images = self._run.normalize_fn(images)
-            return self._inspect.synthetic_features(params, model_state, images, key=key)
+            real = self._run.normalize_fn(with_rows(images, self._run.evaluation.batch_size))
+            features = self._inspect.synthetic_features(params, model_state, real, key=key)
+            return jax.tree.map(lambda rows: with_rows(rows, len(images)), features)
 
         def of_batch(images):
             batch_key = jax.random.fold_in(key, next(numbers))

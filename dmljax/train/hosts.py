@@ -1,7 +1,7 @@
-"""Several processes, one run: how they start, agree, and end together.
+"""How several processes of one run start, agree, and end together.
 
-Every process runs the same steps on its own rows of each batch. Process 0 alone handles files:
-`on_process_0` calls a function there and hands its result to the others.
+Every process runs the same steps on its own rows of each batch. Only process 0 writes files:
+`on_process_0` calls a function there, and gives its result to the other processes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
     "summed",
 ]
 
-_HEARTBEAT_SECONDS = 30  # after which other processes notice that a process has died
+_HEARTBEAT_SECONDS = 30  # until the other processes notice that a process has died
 _SHUTDOWN_SECONDS = 300  # for which a process that is done waits for the others
 _WAIT_MILLISECONDS = 500
 
@@ -46,7 +46,7 @@ def start(
     process: int | None = None,
     detect: bool = False,
 ) -> bool:
-    """Joins the other processes of the run. Returns False if no argument names them.
+    """Joins the other processes of the run. Returns False if the arguments name no other process.
 
     With `detect`, jax asks Slurm, a TPU pod or Kubernetes for the arguments that are None.
     """

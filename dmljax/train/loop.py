@@ -21,7 +21,7 @@ from dmljax.train.journal import Journal
 from dmljax.train.results import Report
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState, train_step
-from dmljax.train.step_metrics import PendingMetrics, mean
+from dmljax.train.step_metrics import PendingMetrics, first_best, mean
 
 __all__ = ["Restored", "batches", "compiled_step", "is_out_of_patience", "restore", "train"]
 
@@ -167,7 +167,7 @@ def is_out_of_patience(scores: Sequence[float], patience: int | None) -> bool:
     """
     if patience is None or not scores:
         return False
-    best = max(range(len(scores)), key=lambda i: (scores[i], -i))
+    best = first_best(dict(enumerate(scores)))
     return len(scores) - 1 - best > patience
 
 
@@ -184,6 +184,7 @@ def compiled_step(run: Run) -> Callable:
     Results are `(metrics, signal)`: the largest signal that any process has received.
     """
     everywhere = run.shards.everywhere
+    is_uneven = (run.chunk or run.batch_size) % run.shards.size > 0
     # Sharded proxies stay where they are: the embeddings of all devices are copied to them.
     gather_fn = functools.partial(_copy, everywhere=everywhere) if run.runtime.sharded else None
     step_fn = train_step(
@@ -191,12 +192,15 @@ def compiled_step(run: Run) -> Callable:
         run.optimizer,
         normalize_fn=run.normalize_fn,
         seed=run.seed,
+        batch_size=run.batch_size,
         chunk=run.chunk,
         gather_fn=gather_fn,
     )
 
     def step_and_signal(state, batch, signal):
-        state, metrics = step_fn(state, batch)
+        mesh = run.shards.mesh.abstract_mesh  # for `ops.devices.over_devices`
+        with jax.sharding.use_abstract_mesh(mesh) if is_uneven else contextlib.nullcontext():
+            state, metrics = step_fn(state, batch)
         return state, (metrics, signal.max())
 
     return jax.jit(step_and_signal, donate_argnums=0, out_shardings=(run.placements, everywhere))
@@ -217,6 +221,7 @@ def batches(run: Run, start_step: int = 0) -> Iterator[pipeline.Batches]:
         start=start_step,
         host=jax.process_index(),
         hosts=jax.process_count(),
+        padded=run.shards.padded(run.batch_size, chunk=run.chunk),
         workers=run.runtime.workers,
         cache=run.runtime.cache,
         unreadable=run.unreadable,

@@ -79,21 +79,8 @@ def rmsprop(
     and applies the momentum to steps that the learning rate has already scaled.
     """
 
-    def init(params):
-        return _Squares(optax.tree.zeros_like(params))
-
-    def update(gradients, state, params=None):
-        del params
-        nu = jax.tree.map(lambda v, g: alpha * v + (1 - alpha) * g * g, state.nu, gradients)
-        directions = jax.tree.map(lambda g, v: g / (jnp.sqrt(v) + eps), gradients, nu)
-        return directions, _Squares(nu)
-
-    scaled = optax.GradientTransformation(init, update)
+    scaled = optax.scale_by_rms(alpha, eps, eps_in_sqrt=False)
     return optax.chain(scaled, optax.trace(momentum)) if momentum else scaled
-
-
-class _Squares(NamedTuple):
-    nu: Any
 
 
 def build(

@@ -11,6 +11,7 @@ import optax
 from jax.interpreters import partial_eval
 
 from dmljax.methods.base import Method
+from dmljax.train.devices import with_rows
 
 __all__ = ["TrainState", "check_chunks", "init_state", "train_step"]
 
@@ -37,22 +38,26 @@ def train_step(
     *,
     normalize_fn: Callable,
     seed: int,
+    batch_size: int | None = None,
     chunk: int | None = None,
     gather_fn: Callable | None = None,
 ) -> Callable[[TrainState, dict], tuple[TrainState, dict]]:
     """`step(state, batch) -> (state, metrics)`, to be compiled by `jax.jit` with the state donated.
 
     * `normalize_fn(images uint8) -> images` runs on the device.
+    * `batch_size`: rows of the batch after these are padding (`devices`), and are cut off.
     * `chunk`: the net sees this many images of the batch at a time; the loss sees all of them.
     * `gather_fn(tree)` is applied to what the criterion of a split loss receives, outputs and
       labels. It can set their sharding.
     """
-    value_and_gradient = _in_chunks if chunk else _at_once
 
     def step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-        (value, (model_state, metrics)), gradients = value_and_gradient(
-            method, state, batch, normalize_fn, gather_fn, key, chunk
+        images = batch["images"]
+        batch = {name: with_rows(rows, batch_size) for name, rows in batch.items()}
+        common = (method, state, batch, normalize_fn, gather_fn, key)
+        (value, (model_state, metrics)), gradients = (
+            _in_chunks(*common, images, chunk) if chunk else _at_once(*common)
         )
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -62,8 +67,7 @@ def train_step(
     return step
 
 
-def _at_once(method, state, batch, normalize_fn, gather_fn, key, chunk):
-    del chunk
+def _at_once(method, state, batch, normalize_fn, gather_fn, key):
     batch = {**batch, "images": normalize_fn(batch["images"])}
 
     def loss(params):
@@ -77,24 +81,29 @@ def _at_once(method, state, batch, normalize_fn, gather_fn, key, chunk):
     return jax.value_and_grad(loss, has_aux=True)(state.params)
 
 
-def _in_chunks(method, state, batch, normalize_fn, gather_fn, key, chunk):
+def _in_chunks(method, state, batch, normalize_fn, gather_fn, key, padded_images, chunk):
     """The gradient of the whole batch in the memory of a chunk (Gao et al., 2021, `GradCache`).
 
     First the net runs over the chunks, and only its outputs are kept. The criterion sees all
     outputs and gives the gradient with respect to them. Then each chunk runs again and
     back-propagates its rows of that gradient. So there is a second forward pass. Each chunk draws
     its own dropout, the same in both passes.
+
+    If `chunk` does not divide the batch, the last chunks are filled up with black images. Their
+    outputs are cut off, so that they have no gradient.
     """
     b = len(batch["labels"])
-    if b % chunk:
-        raise ValueError(f"chunk={chunk} does not divide the batch of {b}: choose a divisor")
-    count = b // chunk
+    chunk = min(chunk, b)
+    count = -(-b // chunk)
     # A chunk takes every count-th row. A device holds neighboring rows, so every chunk has rows on
     # every device, and no row moves to another device.
-    images = batch["images"].reshape(chunk, count, *batch["images"].shape[1:])
+    width = max(chunk, -(-len(padded_images) // count))
+    images = with_rows(padded_images, width * count)
+    images = images.reshape(width, count, *images.shape[1:])
 
     def forward(params, i):
         chunk_images = jax.lax.dynamic_index_in_dim(images, i, axis=1, keepdims=False)
+        chunk_images = with_rows(chunk_images, chunk)
         chunk_key = jax.random.fold_in(key, i)
         return method.split_loss.forward(
             params, state.model_state, normalize_fn(chunk_images), key=chunk_key
@@ -108,17 +117,29 @@ def _in_chunks(method, state, batch, normalize_fn, gather_fn, key, chunk):
         )
 
     outputs = jax.lax.map(lambda i: forward(state.params, i), jnp.arange(count))
-    outputs = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(b, *x.shape[2:]), outputs)
+    outputs = jax.tree.map(lambda x: with_rows(_joined(x), b), outputs)
     criterion_gradient = jax.value_and_grad(criterion, argnums=(0, 1), has_aux=True)
-    value, (gradients, slopes) = criterion_gradient(state.params, outputs)
-    slopes = jax.tree.map(lambda x: x.reshape(chunk, count, *x.shape[1:]).swapaxes(0, 1), slopes)
+    value, (gradients, output_gradients) = criterion_gradient(state.params, outputs)
+    output_gradients = jax.tree.map(lambda x: _split(x, chunk, count), output_gradients)
 
-    def add_chunk(total, chunk_and_slope):
-        i, slope = chunk_and_slope
+    def add_chunk(total, chunk_and_gradient):
+        i, output_gradient = chunk_and_gradient
         _, pull_back = jax.vjp(lambda params: forward(params, i), state.params)
-        return jax.tree.map(jnp.add, total, *pull_back(slope)), None
+        return jax.tree.map(jnp.add, total, *pull_back(output_gradient)), None
 
-    return value, jax.lax.scan(add_chunk, gradients, (jnp.arange(count), slopes))[0]
+    return value, jax.lax.scan(add_chunk, gradients, (jnp.arange(count), output_gradients))[0]
+
+
+def _split(rows, chunk, count):
+    """`[chunks rows ...]` of which chunk i has every count-th row from row i on."""
+    rows = with_rows(rows, chunk * count)
+    return rows.reshape(chunk, count, *rows.shape[1:]).swapaxes(0, 1)
+
+
+def _joined(chunks):
+    """The rows of `_split` in their order."""
+    rows = chunks.swapaxes(0, 1)
+    return rows.reshape(-1, *rows.shape[2:])
 
 
 def _without_images(batch):
@@ -132,12 +153,10 @@ def check_chunks(
     *,
     chunk: int | None,
     sharded: Sequence[str] = (),
-    batch: int,
-    devices: int = 1,
 ) -> None:
     """Raises a one-line error if `chunk` or `sharded` would change the gradient.
 
-    `images` has the shape of a few normalized images, `batch` is the size of the global batch.
+    `images` has the shape of a few normalized images.
     """
     for name, value in (("chunk", chunk), ("runtime.sharded", sharded)):
         if value and method.split_loss is None:
@@ -147,11 +166,8 @@ def check_chunks(
             )
     if chunk is None:
         return
-    if chunk < 1 or batch % chunk or chunk % devices:
-        raise ValueError(
-            f"chunk={chunk} must divide the batch of {batch} and be a multiple of the "
-            f"{devices} devices"
-        )
+    if chunk < 1:
+        raise ValueError(f"chunk={chunk} must be 1 or more")
 
     def statistics(params, model_state, images):
         key = jax.random.key(0)

@@ -44,7 +44,7 @@ def write(path: str | os.PathLike, tensors: Mapping[str, np.ndarray], metadata: 
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, Any]:
-    """What `convert` wrote about a file: net, source, SHA-256, license, inputs, notes."""
+    """The metadata that `convert` wrote: net, source, SHA-256, license, inputs, notes."""
     return metadata_of(path, read(path))
 
 

@@ -1,4 +1,4 @@
-"""How files lay out the parameters of a net: their names and the order of their axes.
+"""Names and order of axes of the parameters in files, compared with a net.
 
 Level by level, published files and nets use the same names: 'layer1.0.bn1.weight' is
 `params['layer1']['0']['bn1']['scale']`. Only the last level and the axes of kernels differ.
@@ -41,7 +41,7 @@ _ARCHITECTURES = {
 
 
 class Layout(NamedTuple):
-    """How a file stores a parameter of a Flax net."""
+    """The name and the axes under which a file stores a parameter of a Flax net."""
 
     name_fn: Callable  # path such as ('params', 'bn1', 'scale') -> name in the file
     top_fn: Callable  # name in the file -> first level of the parameter's path

@@ -63,17 +63,21 @@ def test_workers_and_threads_do_not_change_batches(photos):
     assert _digests(photos, 1, start=2, seed=4) != expected[:1]
 
 
-@pytest.mark.parametrize("hosts", [2, 4])
-def test_hosts_together_have_the_batch_of_one_host(photos, hosts):
+@pytest.mark.parametrize("hosts, padded", [(2, None), (4, None), (3, None), (3, 15)])
+def test_hosts_together_have_the_batch_of_one_host(photos, hosts, padded):
+    """Of 8 rows in 15, the third host has none."""
     with _train(photos, start=7) as batches:
         expected = [next(batches) for _ in range(3)]
     shares = []
     for host in range(hosts):
-        with _train(photos, start=7, host=host, hosts=hosts) as batches:
+        with _train(photos, start=7, host=host, hosts=hosts, padded=padded) as batches:
             shares.append([next(batches) for _ in range(3)])
     for step, global_batch in enumerate(expected):
         for key, rows in global_batch.items():
-            assert (np.concatenate([share[step][key] for share in shares]) == rows).all()
+            together = np.concatenate([share[step][key] for share in shares])
+            assert len(together) == (padded or -(-len(rows) // hosts) * hosts)
+            assert (together[: len(rows)] == rows).all()
+            assert (together[len(rows) :] == (-1 if key == "skipped" else 0)).all()
 
 
 def test_the_form_of_a_transform_for_batches_gives_the_same_images(monkeypatch):
@@ -122,28 +126,23 @@ def test_a_run_can_start_at_any_step_at_once(photos):
 
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_evaluation_is_in_order_and_padded(photos, hosts):
-    for batch_size in (4, 10, 23, 64):
+    for batch_size in (4, 5, 10, 23, 64):
         shares = []
         for host in range(hosts):
-            if batch_size % hosts:
-                with pytest.raises(ValueError, match="23 cannot be divided evenly by 2 hosts"):
-                    pipeline.evaluation(
-                        photos, transform_fn=_SMALL_EVAL, batch_size=batch_size, hosts=hosts
-                    )
-                break
             with pipeline.evaluation(
                 photos, transform_fn=_SMALL_EVAL, batch_size=batch_size, host=host, hosts=hosts
             ) as batches:
                 shares.append(list(batches))
-        if len(shares) < hosts:
-            continue
         steps = -(-len(photos) // batch_size)
         assert all(len(share) == steps for share in shares)
         joined = [
             {key: np.concatenate([s[b][key] for s in shares]) for key in shares[0][0]}
             for b in range(steps)
         ]
-        assert all(len(batch["where"]) == batch_size for batch in joined)
+        # The last host has rows of padding where the hosts do not divide the batch.
+        assert all(len(batch["where"]) == -(-batch_size // hosts) * hosts for batch in joined)
+        assert not any(batch["where"][batch_size:].any() for batch in joined)
+        joined = [{key: rows[:batch_size] for key, rows in batch.items()} for batch in joined]
         where = np.concatenate([batch["where"] for batch in joined])
         assert where.tolist() == [i < len(photos) for i in range(steps * batch_size)]
         indices = np.concatenate([batch["indices"] for batch in joined])[where]
@@ -268,7 +267,8 @@ def test_classes_with_single_images_are_reported_at_the_start(tmp_path, caplog):
         (dict(sample_fn=functools.partial(sampling.combine, classes=7, per_class=2)), "only 6"),
         (dict(sample_fn=functools.partial(sampling.plan, classes=6, per_class=9)), "larger than"),
         (dict(sample_fn=functools.partial(sampling.uniform, batch_size=99)), "has 23 images"),
-        (dict(hosts=3), "8 cannot be divided evenly by 3 hosts"),
+        (dict(hosts=3, padded=8), "8 rows .* cannot be divided evenly by 3 hosts"),
+        (dict(padded=7), "7 rows of a batch of 8"),
         (dict(host=2, hosts=2), "host 2 of 2"),
         (dict(unreadable="ignore"), "'raise' or 'skip', not 'ignore'"),
         (dict(workers=-1), "workers must be 0 or more"),

@@ -389,6 +389,7 @@ def test_many_clients_share_batches(server, model):
         (("--token-file=/nowhere/token.txt",), "--token-file=/nowhere/token.txt cannot be read"),
         (("--drain-seconds=-1",), "--drain-seconds=-1 must be 0 or larger"),
         (("--watch=nan",), "--watch=nan must be larger than 0"),
+        (("--max-body-bytes=0",), "--max-body-bytes=0 must be larger than 0"),
     ],
 )
 def test_an_unsafe_service_does_not_start(bundle_folder, index_folder, words, text):
@@ -399,13 +400,16 @@ def test_tokens_adding_deleting_and_the_end(bundle_folder, token_file, tmp_path,
     place = indexed(bundle_folder, tmp_path, 5)
     words = (bundle_folder, f"--index={place}", f"--token-file={token_file}", "--allow-add")
     bearer = {"Authorization": f"Bearer {TOKEN}"}
-    with served(tmp_path, *words, "--allow-delete", "--host=0.0.0.0") as server:
+    words += ("--allow-delete", "--host=0.0.0.0", "--max-body-bytes=100000")
+    with served(tmp_path, *words) as server:
         for path in ("/info", "/items", "/metrics", "/search?id=cats/01.png", "/items/image?id=x"):
             assert server.request("GET", path).status == 401
             wrong = {"Authorization": f"Bearer {TOKEN}x"}
             assert server.request("GET", path, headers=wrong).status == 401
         for path in ("/", "/healthz", "/readyz", "/openapi.json"):
             assert server.request("GET", path).status == 200
+        large = {"images": ["A" * 100_000]}
+        assert server.request("POST", "/embed", large, headers=bearer).status == 413
         add = {"items": [{"id": "new", "image": _text(png(50)), "metadata": {"number": 50}}]}
         assert server.request("POST", "/items", add).status == 401
         assert server.request("POST", "/items", add, headers=bearer).status == 201

@@ -88,6 +88,31 @@ def test_a_wrong_study_is_one_line(checked, fields, message):
         checked(**fields)
 
 
+def test_rows_are_compared_with_the_values_of_their_recipe_and_their_functions(tmp_path):
+    """One sample is what the report's mode of DVML draws anyway; 20 samples are another row."""
+    path = tmp_path / "samples.py"
+    row = {"argument": "experiment=1"}
+    for samples in (20, 1):
+        rows = {"experiment 1": row, "samples": row | {"method.samples": samples}}
+        content = {"base": "dvml", "argument": "mode=report", "rows": rows, "scores": ["R@1"]}
+        path.write_text(f"def get_study():\n    return {content!r}\n")
+        if samples == 20:
+            assert len(plan.check_rows(study_file.read(str(path)))) == 2
+    with pytest.raises(ValueError, match="'experiment 1' and 'samples' have the same config"):
+        plan.check_rows(study_file.read(str(path)))
+
+
+def test_old_names_of_fields_are_read(checked):
+    """A row with the old name of a field, and a row with its name of today, are the same row."""
+    old = {"method.pool": "max"}
+    checked(rows={"a": old})
+    with pytest.raises(ValueError, match="the rows 'a' and 'b' have the same config"):
+        checked(rows={"a": old, "b": {"method.pool_fn": "global_max"}})
+    loss = {"name": "soft_triple"}
+    with pytest.raises(ValueError, match="the rows 'a' and 'b' have the same config"):
+        checked(rows={"a": {"loss": loss | {"la": 3.0}}, "b": {"loss": loss | {"scale": 3.0}}})
+
+
 def test_a_row_is_what_the_command_line_does(tmp_path):
     rows = {"wide": {"method.dim": 8, "loss": {"name": "contrastive"}}}
     path = write_study(tmp_path, rows=rows, all={"steps": 4}, seeds=[3, 5])

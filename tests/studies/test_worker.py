@@ -14,8 +14,8 @@ import pytest
 from study_files import environment, finished, index, run_folder, study, write_study
 
 from dmljax import main
-from dmljax.files import locks
-from dmljax.studies import joined, launch, outcomes
+from dmljax.files import cores, locks
+from dmljax.studies import joined, outcomes
 from dmljax.train import results
 
 # The second cannot run: 90 % of four classes cannot be held out.
@@ -62,6 +62,7 @@ def test_a_failing_row_is_a_cell_and_others_finish(tmp_path):
     assert float(rows[2]["test/R@1"]) == scores["test/R@1"]
 
 
+@pytest.mark.slow
 def test_an_ensemble_of_independent_nets_with_sizes_and_curves(tmp_path):
     """Its score differs from the scores of its nets, and is that of their joined embeddings."""
     rows = {"net": {"seeds": 2}, "two nets": {"runs_of": "net", "join_seeds": 2}}
@@ -142,7 +143,7 @@ def test_threads_and_devices_are_divided():
     gpus = {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0,1,4,5"}
     assert ask(2, **gpus) == of_gpus("0,4", "1,5") and ask(3, **gpus) == of_gpus("0", "1", "4")
     assert "choose at most 4" in ask(5, **gpus)
-    threads = max(1, launch._cores() // 2)
+    threads = max(1, cores.count() // 2)
     on_cpu = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "0"}
     assert ask(2, **on_cpu) == [{"NPROC": str(threads), "OMP_NUM_THREADS": str(threads)}] * 2
     assert ask(1, **on_cpu) == [{}]

@@ -11,7 +11,7 @@ from system import tiny
 
 from dmljax.nets import layers
 from dmljax.runs import training
-from dmljax.train.devices import Shardings, put
+from dmljax.train.devices import Shardings, put, with_rows
 from dmljax.train.step import init_state
 
 # Compiling takes most of the time of these tests; without optimizations it is much faster.
@@ -77,11 +77,28 @@ def drawn(shapes):
     return jax.tree.map(draw, shapes)
 
 
-def run_on(devices, function, shared, rows):
-    """`function(shared, rows)` on a number of devices, over which `rows` are split."""
+def run_on(devices, function, shared, rows, *, chunk=None):
+    """`function(shared, rows)` on a number of devices, over which `rows` are split.
+
+    If they cannot be split evenly, the devices get rows of NaN after the last one.
+    """
     shards = Shardings(jax.devices()[:devices])
-    on_devices = jax.device_put(shared, shards.everywhere), put(rows, shards.rows)
-    return jax.device_get(jit(function)(*on_devices))
+    count = len(jax.tree.leaves(rows)[0])
+
+    def cut(shared, rows):
+        with jax.sharding.use_abstract_mesh(shards.mesh.abstract_mesh):
+            return function(shared, jax.tree.map(lambda x: with_rows(x, count), rows))
+
+    missing = shards.padded(count, chunk=chunk) - count
+    padded = {
+        k: np.concatenate([x, np.full_like(x[:1], _JUNK[x.dtype.kind]).repeat(missing, 0)])
+        for k, x in rows.items()
+    }
+    on_devices = jax.device_put(shared, shards.everywhere), put(padded, shards.rows)
+    return jax.device_get(jit(cut)(*on_devices))
+
+
+_JUNK = {"f": np.nan, "i": -7, "u": 255, "b": True}
 
 
 def refusal(tmp_path, **fields):

@@ -71,7 +71,6 @@ CASES = {
         lambda: registry.resolve("loss", {"name": "triplet", "margn": 1}),
         "margn",
         "'margin'",
-        "distance_fn",
     ),
     "no name": (lambda: registry.resolve("loss", {"margin": 1}), "name"),
     "no module": (lambda: registry.resolve("loss", "nowhere:f"), "nowhere"),

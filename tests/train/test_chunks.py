@@ -38,7 +38,7 @@ def test_gradient_in_chunks_is_that_of_the_batch(name, without_diagnostics):
     optimizer = optax.trace(0.0)  # whose state is the gradient
     state, batch = as_float64(first_state(method, optimizer)), batch_of(16)
     results = []
-    for chunk, devices in ((None, 1), (4, 1), (8, 4)):
+    for chunk, devices in ((None, 1), (4, 1), (7, 1), (7, 3)):
         step = train_step(method, optimizer, normalize_fn=scaled, seed=0, chunk=chunk)
         with jax.enable_x64(True):
             results.append(run_on(devices, step, state, batch))
@@ -81,8 +81,7 @@ def test_chunks_are_refused_where_they_would_change_the_gradient(tmp_path):
     assert "batch norm" in refusal(tmp_path, **fields)
     dvml = {"name": "dvml", "dim": 4, "samples": 2}
     assert "split loss" in refusal(tmp_path, method=dvml, **fields)
-    assert "chunk=3 must divide" in refusal(tmp_path, chunk=3, runtime={"devices": 1})
-    assert "the 4 devices" in refusal(tmp_path, chunk=2, runtime={"devices": 4})
+    assert "chunk=0 must be 1 or more" in refusal(tmp_path, chunk=0, runtime={"devices": 1})
 
 
 @pytest.mark.parametrize("frozen, remat", [(True, False), (True, True), (False, True)])
@@ -93,7 +92,7 @@ def test_chunks_are_allowed_with_a_frozen_norm_only(frozen, remat):
     batch = {"images": images, "labels": jax.ShapeDtypeStruct((2,), jnp.int32)}
     shapes = init_state(*jax.eval_shape(method.init, jax.random.key(0), batch), optax.identity())
     if frozen:
-        check_chunks(method, shapes, images, chunk=4, batch=8)
+        check_chunks(method, shapes, images, chunk=4)
     else:
         with pytest.raises(ValueError, match="frozen=True"):
-            check_chunks(method, shapes, images, chunk=4, batch=8)
+            check_chunks(method, shapes, images, chunk=4)

@@ -155,7 +155,6 @@ def test_load_embeds_images(finished):
         ({"evaluate": {"evry": 1}}, "did you mean 'every'"),
         ({"select": "best"}, "select must be"),
         ({"select": "val"}, "--config.validation=0.2"),
-        ({"sampler": {"name": "plan", "classes": 3, "per_class": 3}}, "cannot be shared by 8"),
         (
             {"sampler": {"name": "combine", "classes": 30, "per_class": 2}},
             "--config.sampler.classes=4",

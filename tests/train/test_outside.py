@@ -42,8 +42,7 @@ OUTSIDE = {
     },
 }
 # Functions that arguments of other functions name, or that a method chooses.
-INDIRECT = {"attention", "combination", "distance", "optimizer", "penalty", "reduction"}
-INDIRECT |= {"selection"}
+INDIRECT = {"optimizer", *registry.ARGUMENTS.values()} - {"miner"}
 
 
 def test_every_kind_of_function_is_tested():

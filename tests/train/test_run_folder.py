@@ -12,6 +12,7 @@ from processes import ROOT
 from safetensors import safe_open
 from system import METHODS, photos, tiny
 
+from dmljax import recipes
 from dmljax.report import run as run_facts
 from dmljax.runs import export, training
 from dmljax.runs import folder as run_folder
@@ -116,7 +117,7 @@ def test_embed_writes_the_embeddings_of_the_net(finished, tmp_path, dtype):
 
 def test_embed_writes_the_synthetic_features_of_dvml(tmp_path):
     """Their sum and the embedding are what they say, and an interrupted call ends the same."""
-    method = {"name": "dvml", "mode": "seed", "dim": 4, "hidden": 5, "phase_at": 1}
+    method = recipes.dvml(mode="code_1600")["method"] | {"dim": 4, "hidden": 5, "phase_at": 1}
     config = tiny(tmp_path, steps=2, method=method, loss="semihard_triplet")
     training.run(config | {"runtime": {"devices": 1}}, tmp_path / "run")
     out = export.export(tmp_path / "run", tmp_path / "out", synthetic=True, chunk=12)

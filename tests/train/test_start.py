@@ -75,6 +75,16 @@ def test_all_that_fits_is_carried_but_rows_for_classes(source, tmp_path, capsys)
     assert lines[1].endswith("; all else is drawn (carried=backbone)")
 
 
+def test_a_method_that_does_not_declare_its_parameters_is_told_so(source, tmp_path):
+    config = tiny(tmp_path, method="train.outside:my_method", start=str(source))
+    with pytest.raises(
+        ValueError, match=r"my_method does not say .* a row for each class"
+    ) as error:
+        build.build(config)
+    assert "\n" not in str(error.value) and "--config.carried=backbone" in str(error.value)
+    build.build(config | {"carried": "backbone"})
+
+
 @pytest.mark.parametrize("name", ["graph", "abe"])
 def test_modules_of_a_method_are_carried_to_the_same_method(tmp_path, name):
     """The attention over the batch; the masks, and the attention's copy of the backbone."""

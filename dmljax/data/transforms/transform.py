@@ -66,4 +66,5 @@ def _title(transform_fn: Callable[..., np.ndarray], options: dict[str, Any]) -> 
     if transform_fn in (standard_eval, graph_eval) and values["shorter"] is None:
         values["shorter"] = shorter_of(values["size"])
     shown = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
-    return f"{transform_fn.__name__}({shown})" if shown else transform_fn.__name__
+    name = getattr(transform_fn, "func", transform_fn).__name__  # of a functools.partial, its own
+    return f"{name}({shown})" if shown else name

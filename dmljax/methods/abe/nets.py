@@ -34,6 +34,7 @@ from dmljax.nets.heads import Head
 from dmljax.nets.initializers import uniform
 from dmljax.nets.layers import Conv, glorot_dense
 from dmljax.ops import Array
+from dmljax.ops.devices import over_devices
 
 __all__ = ["ABE", "MultiHead", "min_max", "with_backbone"]
 
@@ -103,6 +104,7 @@ class ABE(nn.Module, kw_only=True):
         # Learners are neighbors in the batch of G, image by image, so that a sharded batch stays
         # in place.
         masked = (maps[:, None] * masks.astype(maps.dtype)).reshape(b * self.learners, h, w, c)
+        masked = over_devices(masked)
         head = self.net(start=start, name="head", **options)
         pooled = _pooled(self.pool_fn, head(masked, train=train), "pool", train)
         vectors = glorot_dense(width, dtype=self.dtype, name="embedding")(pooled)

@@ -1,0 +1,104 @@
+"""Every command of launch/ and docs/launch.md trains with as many devices as it asks for."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import yaml
+from processes import ROOT
+
+from dmljax.train import journal
+
+# Batches that 16 devices share evenly, in place of the batches of the configs, which they do not.
+# DELETE this constant when a batch of any size runs on any number of devices.
+EVEN_BATCHES = {
+    "configs/sop_graph.py": ["--config.sampler={'name': 'plan', 'classes': 16, 'per_class': 5}"],
+    "configs/cub_graph.py": ["--config.sampler={'name': 'plan', 'classes': 16, 'per_class': 3}"],
+}
+CHIPS = {"4x4": 16}  # of the slices that the files and the page name
+
+
+def _commands():
+    """`(place, config, devices)` of every command that trains."""
+    [job] = yaml.safe_load((ROOT / "launch" / "gke.yaml").read_text())["spec"]["replicatedJobs"]
+    spec = job["template"]["spec"]
+    [container] = spec["template"]["spec"]["containers"]
+    chips = container["resources"]["limits"]["google.com/tpu"]
+    yield "gke.yaml", _config(container["command"]), spec["completions"] * chips
+    sky = yaml.safe_load((ROOT / "launch" / "sky.yaml").read_text())
+    gpus = int(sky["resources"]["accelerators"].partition(":")[2])
+    assert '--config="$CONFIG"' in sky["run"]
+    yield "sky.yaml", sky["envs"]["CONFIG"], sky["num_nodes"] * gpus
+    page = (ROOT / "docs" / "launch.md").read_text()
+    for line in re.findall(r"`([^`]*configs/[^`]*)`", page):
+        yield line, _config(shlex.split(line)), _devices(line)
+
+
+def _config(words):
+    [config] = [w.removeprefix("--config=") for w in words if re.search(r"configs/\w+\.py$", w)]
+    return config
+
+
+def _devices(line):
+    """How many devices a command of the page asks for."""
+    if match := re.search(r"JAX_NUM_CPU_DEVICES=(\d+) launch/local.sh (\d+)", line):
+        return int(match[1]) * int(match[2])
+    if match := re.search(r"launch/local.sh (\d+)", line):
+        return int(match[1])
+    if match := re.search(r"--nodes=(\d+) --gpus-per-node=(\d+)", line):
+        return int(match[1]) * int(match[2])
+    if "tpu_pod.sh" in line:
+        return CHIPS["4x4"]
+    if match := re.search(r"--processes=(\d+)", line):
+        return 2 * int(match[1])
+    raise AssertionError(f"how many devices does this command ask for? {line}")
+
+
+COMMANDS = list(_commands())
+RUNS = sorted({(config, devices) for _, config, devices in COMMANDS})
+
+
+def test_every_way_to_start_has_a_command():
+    places = " ".join(place for place, *_ in COMMANDS)
+    for name in ("gke.yaml", "sky.yaml", "local.sh", "slurm.sh", "tpu_pod.sh", "dmljax.main"):
+        assert name in places
+    assert max(devices for _, devices in RUNS) == 16
+
+
+@pytest.mark.parametrize("config, devices", RUNS)
+def test_every_command_trains_with_the_devices_it_asks_for(tmp_path, config, devices):
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(40), 10)
+    images = rng.integers(0, 256, (len(labels), 12, 12, 3)).astype(np.uint8)
+    np.savez(tmp_path / "noise.npz", images=images, labels=labels)
+    flags = [
+        f"--config.dataset={{'name': 'npz', 'path': '{tmp_path / 'noise.npz'}', 'split': 0.9}}",
+        "--config.net={'name': 'convnet', 'widths': [4, 8], 'strides': [2, 2]}",
+        *(f"--config.{field}=unchanged" for field in ("transform", "eval_transform")),
+        "--config.normalize=unit",
+        *("--config.steps=2", "--config.log_every=1", "--config.reload_best_at=[]"),
+        *("--config.schedule={'name': 'constant'}", "--config.pictures=False"),
+        "--config.evaluate={'every': 2, 'ks': [1], 'clustering': False}",
+        *EVEN_BATCHES.get(config, []),
+    ]
+    if config != "configs/glyphs.py":
+        flags.append("--config.method.dim=16")
+    command = [sys.executable, "-m", "dmljax.main", f"--config={config}", *flags]
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
+    completed = subprocess.run(
+        [*command, f"--workdir={tmp_path / 'run'}"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+    )
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert f"on {devices} cpu devices" in completed.stdout
+    losses = [
+        row["loss"] for row in journal.read(tmp_path / "run" / "metrics.jsonl") if "loss" in row
+    ]
+    assert len(losses) == 2 and np.isfinite(losses).all()

@@ -1,0 +1,141 @@
+"""Two steps of every recipe on 1, 3, 8 and 16 devices, in a process of its own with 16 devices.
+
+Prints what each number of devices computes, compared with one device, as JSON for each program.
+"""
+
+import functools
+import json
+import pathlib
+import sys
+from unittest import mock
+
+import jax
+import numpy as np
+from train.pixels import as_float64, drawn
+
+from dmljax.config import files as config_files
+from dmljax.config.build import build
+from dmljax.methods import base
+from dmljax.train import devices, loop
+from dmljax.train.devices import Shardings, put
+from dmljax.train.step import init_state
+
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+SIDE, CLASSES, EACH = 12, 130, 5
+KEPT = ("seed", "normalize", "sampler", "loss", "miner", "optimizer", "trained")
+
+
+def images_file(folder):
+    """An npz of which one half has enough classes for the batch of every recipe."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(CLASSES), EACH)
+    colors = rng.integers(0, 128, (CLASSES, SIDE, SIDE, 3))[labels]
+    images = colors + rng.integers(0, 128, (len(labels), SIDE, SIDE, 3))
+    np.savez(pathlib.Path(folder) / "images.npz", images=images.astype(np.uint8), labels=labels)
+    return str(pathlib.Path(folder) / "images.npz")
+
+
+def shrunken(file, images):
+    """The config with its own batch, sampler, loss and optimizer; a small net and small images."""
+    config = config_files.read(str(file))
+    method = config["method"] | {"dim": 8}
+    if method["name"] == "abe":
+        method |= {"split": ["conv1", "conv2"], "attention": "conv2", "learners": 4, "dim": 32}
+    net = {"name": "convnet", "widths": [4, 8], "strides": [3, 1]}
+    net |= {name: config["net"][name] for name in ("frozen",) if name in config["net"]}
+    changes = {"method": method, "net": net, "dataset": {"name": "npz", "path": images}}
+    changes |= {"transform": "unchanged", "eval_transform": "unchanged", "select": "last"}
+    changes |= {"steps": 100, "schedule": "constant", "evaluate": {"every": 100}}
+    return {name: config[name] for name in KEPT if name in config} | changes
+
+
+def more(images):
+    """Mechanisms that no recipe has: chunks, a memory, sharded proxies, drawn triplets."""
+    pairs = {"dataset": {"name": "npz", "path": images}, "transform": "unchanged"}
+    pairs |= {"eval_transform": "unchanged", "normalize": "unit", "steps": 100, "select": "last"}
+    pairs |= {"net": {"name": "convnet", "widths": [4, 8], "strides": [3, 1], "frozen": True}}
+    pairs |= {"optimizer": {"name": "adam", "rate": 1e-2}, "evaluate": {"every": 100}}
+    pairs |= {"method": {"name": "pairs", "dim": 4, "memory": 40}, "loss": "multi_similarity"}
+    pairs |= {"sampler": {"name": "uniform", "batch_size": 50}}
+    proxies = {"method": {"name": "proxies", "dim": 4, "multiple": 48}, "loss": "proxy_anchor"}
+    return {
+        "memory in chunks of 7": pairs | {"chunk": 7},
+        "sharded proxies": pairs | proxies | {"runtime": {"sharded": ["^proxies"]}},
+        "drawn negatives": pairs | {"loss": "margin", "miner": "distance_weighted"},
+        "5 images": pairs | {"sampler": {"name": "uniform", "batch_size": 5}},
+    }
+
+
+def after_two_steps(run, first, count, *, padding=0):
+    """The state, the metrics, and the compiled step; rows of padding hold the number `padding`."""
+    shards = Shardings(jax.devices()[:count])
+    places = devices.of_state(run.shapes, shards, patterns=run.runtime.sharded)
+    signal = put({"signal": np.zeros(count, np.int32)}, shards.rows)["signal"]
+    state, step_fn = jax.device_put(first, places), None
+    rows = shards.padded(run.batch_size, chunk=run.chunk)
+    for step in range(2):
+        indices = run.sample_fn(run.train.labels, seed=0, step=step)
+        batch = {"images": run.train.records[indices], "labels": run.train.labels[indices]}
+        batch = {
+            name: np.concatenate([x, np.full((rows - len(x), *x.shape[1:]), padding, x.dtype)])
+            for name, x in batch.items()
+        }
+        arguments = state, put(batch, shards.rows), signal
+        if step_fn is None:
+            step_fn = loop.compiled_step(run._replace(shards=shards, placements=places))
+            step_fn = step_fn.lower(*arguments).compile()
+        state, (metrics, _) = step_fn(*arguments)
+    return jax.device_get((state, metrics)), step_fn
+
+
+def change(first, after):
+    """What two steps have changed, as one vector: of parameters, statistics, optimizer state."""
+    vectors = []
+    for name in ("params", "model_state", "opt_state"):
+        pairs = zip(
+            jax.tree.leaves(getattr(after, name)),
+            jax.tree.leaves(getattr(first, name)),
+            strict=True,
+        )
+        moved = [np.ravel(np.float64(new) - np.float64(old)) for new, old in pairs]
+        vectors.append(np.concatenate([np.zeros(1), *moved]))
+    return vectors
+
+
+def compared(run):
+    """By the number of devices: how far the change is from that of one device, and its costs."""
+    shapes = (run.shapes.params, run.shapes.model_state)
+    first = jax.device_get(init_state(*as_float64(drawn(shapes)), run.optimizer))
+    (one, metrics), step_fn = after_two_steps(run, first, 1)
+    expected, cost = change(first, one), step_fn.cost_analysis()["flops"]
+    result = {"batch": run.batch_size, "chunk": run.chunk, "devices": {}}
+    result["moved"] = float(np.linalg.norm(expected[0]))
+    for count in (3, 8, 16):
+        (state, values), step_fn = after_two_steps(run, first, count)
+        gaps = [
+            float(np.linalg.norm(a - b) / (np.linalg.norm(b) or 1))
+            for a, b in zip(change(first, state), expected, strict=True)
+        ]
+        gaps += [abs(float(values[k] - metrics[k])) / (1e-3 + abs(metrics[k])) for k in metrics]
+        share = step_fn.cost_analysis()["flops"] / cost
+        result["devices"][count] = {"distance": float(max(gaps)), "share": share}
+    return result
+
+
+def main(folder):
+    images = images_file(folder)
+    programs = {}
+    for file in sorted(CONFIGS.glob("*.py")):
+        text = json.dumps(shrunken(file, images), sort_keys=True)
+        programs.setdefault(text, []).append(file.stem)
+    programs = {",".join(names): json.loads(text) for text, names in programs.items()}
+    for name, config in (programs | more(images)).items():
+        print(json.dumps({"name": name, **compared(build(config))}), flush=True)
+
+
+if __name__ == "__main__":
+    without_diagnostics = mock.patch.object(base, "diagnostics", lambda *_, **__: {})
+    # Compiling takes most of the time.
+    quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    with without_diagnostics, mock.patch.object(jax, "jit", quick), jax.enable_x64(True):
+        main(sys.argv[1])

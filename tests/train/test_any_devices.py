@@ -1,0 +1,69 @@
+"""Any number of devices and hosts computes on a batch what one device does."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from processes import ROOT, ends, started, state
+from system import tiny
+from train.pixels import distance
+
+from dmljax.runs import training
+from dmljax.train import journal
+
+CONFIGS = {path.stem for path in (ROOT / "configs").glob("*.py")}
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "16"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    script = pathlib.Path(__file__).with_name("on_devices.py")
+    completed = subprocess.run(
+        [sys.executable, script, tmp_path_factory.mktemp("on_devices")],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert completed.returncode == 0, completed.stderr[-2000:]
+    return [json.loads(line) for line in completed.stdout.splitlines()]
+
+
+def test_every_config_is_the_same_on_any_number_of_devices(programs):
+    assert {name for program in programs for name in program["name"].split(",")} >= CONFIGS
+    for program in programs:
+        assert program["moved"] > 1e-5 and set(program["devices"]) == {"3", "8", "16"}, program
+        for on_devices in program["devices"].values():
+            assert on_devices["distance"] < 1e-6, program
+
+
+def test_a_device_computes_its_share_of_a_batch_alone(programs):
+    uneven = 0
+    for program in programs:
+        batch = program["batch"]
+        for count, on_devices in program["devices"].items():
+            uneven += batch % int(count) > 0
+            rows = -(-batch // int(count))
+            if batch > 40 and program["chunk"] is None:
+                # Optimizers and losses compute a little that is not per image.
+                assert on_devices["share"] < 1.25 * rows / batch + 0.02, program
+    assert uneven > 20
+
+
+def test_hosts_with_unequal_shares_compute_what_one_device_does(tmp_path):
+    """Of 8 images, two hosts hold 4 each on two devices, and the third host holds padding alone."""
+    evaluate = {"every": 6, "ks": [1], "clustering": False, "batch_size": 10}
+    config = tiny(tmp_path, evaluate=evaluate, checkpoint={"every": 6, "keep": 1})
+    with started(tmp_path, tmp_path / "hosts", config, processes=3) as process:
+        assert "on 6 cpu devices" in ends(process, 0, tmp_path)
+    training.run(config | {"runtime": {"devices": 1}}, tmp_path / "one")
+    of_hosts, of_one = (journal.read(tmp_path / d / "metrics.jsonl") for d in ("hosts", "one"))
+    assert [sorted(x) for x in of_hosts] == [sorted(x) for x in of_one]
+    for a, b in zip(of_hosts, of_one, strict=True):
+        np.testing.assert_allclose([a[k] for k in a], [b[k] for k in a], rtol=1e-3, atol=1e-5)
+    expected, actual = state(tmp_path / "one").params, state(tmp_path / "hosts").params
+    assert distance(actual, expected) < 1e-4
