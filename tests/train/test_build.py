@@ -38,7 +38,7 @@ def test_select_names_any_score_of_any_split(tmp_path):
     assert _selection(tmp_path, select="val/MAP@R", **held_out).key == "val/MAP@R"
     assert _selection(tmp_path, select="test/NMI").key == "test/NMI"
     assert _selection(tmp_path).is_last
-    with pytest.raises(ValueError, match=r"no score 'MAP': did you mean 'MAP@R'.*AMI.*R@2"):
+    with pytest.raises(ValueError, match=r"no score 'MAP': did you mean 'MAP@R' or 'mAP'"):
         _selection(tmp_path, select="test/MAP")
     with pytest.raises(ValueError, match="no score 'NMI'"):
         _selection(tmp_path, select="test/NMI", evaluate={"clustering": False})
@@ -55,7 +55,7 @@ def test_metrics_are_chosen_by_name(tmp_path):
     scores = build(tiny(tmp_path, evaluate=evaluate)).metrics
     assert scores.ks == (1, 4, 9)
     assert list(scores.clustering_fns) == ["NMI"] and not scores.ranking_fns
-    with pytest.raises(ValueError, match=r"no metric 'map'.* map_at_k.*: dmljax list metrics"):
+    with pytest.raises(ValueError, match=r"no metric 'map'.* such as .*dmljax list metrics"):
         build(tiny(tmp_path, evaluate={"metrics": ["map"]}))
 
 
