@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+import pathlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 __all__ = ["ArrayRecords", "TfdsRecords", "tfds_set"]
@@ -83,6 +85,7 @@ def tfds_set(
             f"tfds {name}: source='tfds' needs TFDS: pip install 'dmljax[tfds]'"
         ) from error
     folder = data_dir or tfds.core.constants.DATA_DIR
+    _check_features(pathlib.Path(folder).expanduser() / name)
     try:
         builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
         decoders = {key: tfds.decode.SkipDecoding() for key in ("image", *encoded)}
@@ -101,3 +104,23 @@ def tfds_set(
     rows = [[item[column] for column in columns] for item in items]
     values = dict(zip(columns, zip(*rows, strict=True), strict=True))
     return TfdsRecords(source, name), values, builder.info.features
+
+
+def _check_features(folder: pathlib.Path) -> None:
+    """Raises if a `features.json` names a class outside of TFDS: TFDS would import its module."""
+    for path in (*folder.glob("*/features.json"), *folder.glob("*/*/features.json")):
+        for name in _class_names(json.loads(path.read_text(encoding="utf-8"))):
+            if "." in name and not name.startswith("tensorflow_datasets."):
+                raise ValueError(
+                    f"{path} names the class {name!r}. TFDS would import it, which runs its code: "
+                    "prepare the data set by `tfds build`, or read the original files with root="
+                )
+
+
+def _class_names(content: Any) -> Iterator[str]:
+    """The names of classes in the JSON of a `features.json`, in its present and its old form."""
+    for key, value in content.items() if isinstance(content, dict) else enumerate(content):
+        if key in ("pythonClassName", "python_class_name", "type") and isinstance(value, str):
+            yield value
+        elif isinstance(value, dict | list):
+            yield from _class_names(value)

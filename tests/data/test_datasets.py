@@ -1,6 +1,7 @@
 """Each data set is read from its original layout, and wrong input gets one clear line."""
 
 import io
+import json
 import pickle
 import sys
 
@@ -300,3 +301,17 @@ def test_a_warning_reports_unexpected_counts(tmp_path, caplog):
 def test_every_public_data_set_is_found_by_its_name():
     for name in datasets.__all__:
         assert callable(registry.resolve("dataset", name))
+
+
+@pytest.mark.parametrize("key", ["pythonClassName", "type"])
+def test_features_of_tfds_cannot_name_a_foreign_module(key, tmp_path, monkeypatch):
+    folder = tmp_path / "cars196" / "2.1.0"
+    folder.mkdir(parents=True)
+    (tmp_path / "hostile.py").write_text("open('imported', 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    features = {"featuresDict": {"features": {"image": {key: "hostile.Image"}}}}
+    (folder / "features.json").write_text(json.dumps(features).replace("hostile", "\\u0068ostile"))
+    with pytest.raises(ValueError, match=r"features.json names the class 'hostile.Image'"):
+        datasets.cars196(source="tfds", data_dir=str(tmp_path))
+    assert not (tmp_path / "imported").exists()
