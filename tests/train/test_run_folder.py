@@ -139,7 +139,8 @@ def test_embed_writes_the_synthetic_features_of_dvml(tmp_path):
     assert all(terms <= set(line) for line in lines if "loss" in line)
     assert any("test/F1" in line for line in lines)
     curves = run_facts.read(tmp_path / "run").curves(2)
-    assert {term["name"].replace(" ", "_") for term in curves["terms"]} == terms | {"decay"}
+    terms |= {"decay", *(f"weighted/L{i}" for i in (1, 2, 3, 4))}
+    assert {term["name"].replace(" ", "_") for term in curves["terms"]} == terms
 
 
 def test_synthetic_features_are_refused_by_other_methods(finished, tmp_path):
