@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -466,6 +467,11 @@ def _evaluation(
         raise ValueError(
             "evaluate.mean_distance: the data set has groups, which it cannot leave out"
         )
+    if options["average"] not in metrics.AVERAGES:
+        raise ValueError(
+            f"evaluate.average={options['average']!r} is not known: "
+            f"{' or '.join(map(repr, metrics.AVERAGES))}"
+        )
     ks, functions = _metrics(options)
     return EvaluationOptions(
         every=sampler.every(options["every"] or total, total, "evaluate.every"),
@@ -482,6 +488,7 @@ def _evaluation(
         knn=options["knn"],
         refine=options["refine"],
         mean_distance=options["mean_distance"],
+        average=options["average"],
         frames=options["frames"],
         projector=options["projector"],
         frame_ms=options["frame_ms"],
@@ -499,6 +506,13 @@ def _metrics(options: Config) -> tuple[tuple[int, ...], dict[str, dict[str, Call
         functions["clusterings"] |= metrics.CLUSTERING_FNS
     for spec in [*(options["metrics"] or ()), *options["extra"]]:
         spec = dict(named(spec))
+        if (new_name := metrics.RENAMED.get(spec.get("name"))) is not None:
+            warnings.warn(
+                f"the metric {spec['name']!r} is now called {new_name!r}",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            spec["name"] = new_name
         if spec.get("name") == "recall_at_k":
             registry.resolve("metric", spec)
             ks += [spec["k"]] if "k" in spec else options["ks"]

@@ -57,6 +57,7 @@ _SECTIONS: dict[str, dict[str, Any]] = {
         "seeds": (0, 1, 2),
         "refine": False,
         "mean_distance": False,  # rank also by the mean of the parts' distances
+        "average": "queries",  # or 'classes': the mean over classes of each class's mean
         "frames": False,
         "projector": 0,  # test images in TensorBoard's projector
         "frame_ms": 200,  # of the movie

@@ -110,6 +110,7 @@ def make(
     read_fn: Callable[[int], np.ndarray] | None = None,
     scores: Mapping[str, Mapping[str, float]] | None = None,
     query_scores: QueryScores | None = None,
+    average: str = "queries",
     are_classes_new: bool | None = None,
     inside_fn: Callable[[np.ndarray], Sequence[Mapping[str, Any]]] | None = None,
     training_fn: Callable[[], Mapping[str, Any] | None] | None = None,
@@ -126,7 +127,8 @@ def make(
       text.
     * `scores`: {split: {score: value}}, such as those of the evaluation. Without them, the
       retrieval scores of these embeddings are shown.
-    * `query_scores`: the scores of the queries, where they are known already.
+    * `query_scores`: the scores of the queries, where they are known already. `average` is that of
+      `metrics.retrieval`.
     * `inside_fn(readable items) -> views` gives what goes on inside the method.
     * `training_fn()` describes training images, to find test images that are among them: the
       argument `training` of `diagnosis.leaks`.
@@ -185,11 +187,12 @@ def make(
         items = dataclasses.replace(items, cells=images.cells)
     else:
         images = None
-    shown = attempt("scores", _scores, data, per_query, evaluated=scores)
+    shown = attempt("scores", _scores, data, per_query, evaluated=scores, average=average)
+    averaged = ", mean over classes" if average == "classes" else ""
     kind = {True: " on unseen classes", False: " on known classes", None: ""}[are_classes_new]
     facts = Facts(
         title=title,
-        headline=f"R@1 {100 * shown['tiles'][0]['value']:.1f}{kind}" if shown else "",
+        headline=f"R@1 {100 * shown['tiles'][0]['value']:.1f}{averaged}{kind}" if shown else "",
         summary=_summary(shown),
         names=list(data.names),
         files=None if files is None else list(files),
@@ -311,7 +314,7 @@ def _pictures_needed(
     return [int(i) for i in needed if 0 <= i < len(data.labels)]
 
 
-def _scores(data: diagnosis.Data, per_query, *, evaluated) -> dict[str, Any] | None:
+def _scores(data: diagnosis.Data, per_query, *, evaluated, average) -> dict[str, Any] | None:
     """The tiles with their intervals over classes, and the table of all scores."""
     if per_query is None:
         return None
@@ -321,8 +324,8 @@ def _scores(data: diagnosis.Data, per_query, *, evaluated) -> dict[str, Any] | N
         return None
     tiles = []
     for name in ("R@1", "MAP@R", "RP", "MRR"):
-        low, high = metrics.interval(per_query[name], groups=labels)
-        value = float(per_query[name][is_scored].mean(dtype=np.float64))
+        low, high = metrics.interval(per_query[name], groups=labels, over=average)
+        value = metrics.average(per_query[name], labels, over=average)
         tiles.append({"name": name, "value": value, "low": low, "high": high})
     classes = len(np.unique(labels[is_scored]))
     note = metrics.interval_note(labels[is_scored])
@@ -330,6 +333,8 @@ def _scores(data: diagnosis.Data, per_query, *, evaluated) -> dict[str, Any] | N
         note = f"Range: 95 % bootstrap over the {classes:,} classes{'; ' if note else ''}{note}."
     elif note:
         note = f"{note[0].upper()}{note[1:]}."
+    if average == "classes":
+        note += " Every score is the mean over classes of the mean of a class's queries."
     counts = f"{int(is_scored.sum()):,} queries"
     lone = int((~is_scored).sum())
     if not data.search.within:

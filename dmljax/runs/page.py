@@ -126,6 +126,7 @@ def facts_of(
         read_fn=lambda item: reader(int(item)),
         scores=scores or None,
         query_scores=query_scores,
+        average=run.evaluation.average,
         are_classes_new=not set(test.names) & set(run.train.names),
         inside_fn=inside_fn,
         training_fn=training_fn,

@@ -147,7 +147,7 @@ def _report(
         embeddings = evaluation.test_embeddings[MAIN]
         scores = query_scores.of_run(run, embeddings, workdir, step=int(state.step))
         query_scores.write(scores, workdir)
-        journal.say(summary.intervals(scores))
+        journal.say(summary.intervals(scores, run.evaluation.average))
     report.finished(choice, evaluation.scores, **summary.facts(run))
     for line in summary.pictures_of(run, state, evaluation, workdir, scores, evaluator=evaluator):
         journal.say(line)

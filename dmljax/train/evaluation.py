@@ -102,6 +102,7 @@ def score(
     seeds: Sequence[int] = (0, 1, 2),
     starts: int = 1,
     depth: int | str | None = None,
+    average: str = "queries",
     devices: Sequence[Any] | None = None,
     shared: bool = False,
 ) -> dict[str, float]:
@@ -127,6 +128,7 @@ def score(
         search.labels,
         ks=([k for k in ks if k <= search.candidates] or [1]) if ks else [],
         metric_fns=ranking_fns,
+        average=average,
         devices=devices,
         **options,
     )
@@ -263,7 +265,8 @@ class Evaluator:
         if size > _MAX_PIXELS or len(split) > _MAX_PIXEL_IMAGES:
             return None
         pixels = self._embed(lambda images: images.reshape(len(images), -1), split)
-        return score(pixels, split, ks=(1,), clustering_fns={}, shared=True)
+        average = self._run.evaluation.average
+        return score(pixels, split, ks=(1,), clustering_fns={}, average=average, shared=True)
 
     def scores(
         self,
@@ -286,6 +289,7 @@ class Evaluator:
             seeds=options.seeds,
             starts=options.starts,
             depth=options.depth,
+            average=options.average,
             devices=self._run.shards.mesh.local_devices,
             shared=True,
         )
@@ -298,6 +302,7 @@ class Evaluator:
                 ks=options.ks,
                 ranking_fns=options.ranking_fns,
                 clustering_fns={},
+                average=options.average,
                 shared=True,
             )
             scores |= {f"refined/{name}": value for name, value in values.items()}
@@ -307,6 +312,7 @@ class Evaluator:
                 split,
                 ks=options.ks,
                 ranking_fns=options.ranking_fns,
+                average=options.average,
             )
             scores |= {f"mean_distance/{name}": value for name, value in values.items()}
         if options.knn and set(split.names) & set(self._run.train.names):
@@ -320,7 +326,13 @@ class Evaluator:
         for name, embedding in embeddings.items():
             if name != MAIN:
                 values = score(
-                    embedding, split, ks=ks, ranking_fns={}, clustering_fns={}, shared=True
+                    embedding,
+                    split,
+                    ks=ks,
+                    ranking_fns={},
+                    clustering_fns={},
+                    average=self._run.evaluation.average,
+                    shared=True,
                 )
                 recalls[name] = {k: v for k, v in values.items() if k.startswith("R@")}
         scores = {f"{part}/{k}": v for part, values in recalls.items() for k, v in values.items()}

@@ -60,6 +60,7 @@ class EvaluationOptions(NamedTuple):
     knn: int
     refine: bool
     mean_distance: bool
+    average: str  # 'queries' or 'classes'
     frames: bool
     projector: int
     frame_ms: int
