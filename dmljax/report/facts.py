@@ -16,7 +16,8 @@ import numpy as np
 from dmljax import metrics, retrieval
 from dmljax.data import splits
 from dmljax.data.splits import Split
-from dmljax.report import diagnosis, projection, scores_file, sprites
+from dmljax.metrics import projection
+from dmljax.report import diagnosis, scores_file, sprites
 from dmljax.report.diagnosis import NEIGHBORS
 from dmljax.report.scores_file import QueryScores
 
@@ -228,7 +229,9 @@ def _positions(data: diagnosis.Data, seed: int) -> np.ndarray | None:
     if data.readable.sum() < 2:
         return None
     positions = np.zeros((len(data.x), 2))
-    plane = projection.plane(data.x[data.readable], data.labels[data.readable], seed=seed)
+    plane = metrics.map_positions(
+        data.x[data.readable], data.labels[data.readable], seed=seed, devices=data.devices
+    ).positions
     low, high = plane.min(axis=0), plane.max(axis=0)
     positions[data.readable] = 65535 * (plane - low) / np.maximum(high - low, 1e-12)
     return positions
