@@ -12,10 +12,9 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
-from dmljax.report import facts, figures, page
-from dmljax.report import text as report_text
+from dmljax.report import facts, figures, page, text
 
-__all__ = ["InlinePage", "embedding_map", "neighbors", "show", "text", "worst"]
+__all__ = ["InlinePage", "embedding_map", "findings", "neighbors", "show", "worst"]
 
 _RIGHT, _WRONG, _INK = "#0069a8", "#c04a00", "#1b1f24"
 
@@ -44,10 +43,10 @@ def show(run: str | os.PathLike, *, height: int = 900) -> InlinePage:
     )
 
 
-def text(run: str | os.PathLike) -> None:
+def findings(run: str | os.PathLike) -> None:
     """Prints the findings of the page of a run, as `dmljax report --text` does."""
     content = facts.from_tree(page.read(_path(run)))
-    Console(highlight=False, emoji=False, markup=False).print(report_text.of_facts(content))
+    Console(highlight=False, emoji=False, markup=False).print(text.of_facts(content))
 
 
 def worst(run: str | os.PathLike, *, queries: int = 8, k: int = 8) -> Any:
