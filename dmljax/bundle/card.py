@@ -166,6 +166,7 @@ def _scores(run: Run, evidence: Evidence) -> str:
     lines += ["| test split | value | 95 % interval over classes | queries |", "|---|---|---|---|"]
     for name, score in evidence.scores.items():
         value, interval = _percent(score["value"]), _range(score["interval"])
+        name += ", mean over classes" if score.get("average") == "classes" else ""
         lines.append(f"| {name} | {value} | {interval} | {score['queries']:,} |")
     lines += [
         "",

@@ -217,7 +217,15 @@ def _evidence(
     if result is not None and result.chosen is not None:
         selection, uses_test = result.chosen.sentence, result.chosen.uses_test
         selection = selection[0].upper() + selection[1:]
-    evidence = card.Evidence(figures.scores(test, run.test), selection, uses_test, {}, {}, 0, "")
+    evidence = card.Evidence(
+        figures.scores(test, run.test, average=run.evaluation.average),
+        selection,
+        uses_test,
+        {},
+        {},
+        0,
+        "",
+    )
     if not unit:
         return evidence
 

@@ -28,8 +28,13 @@ class Labeled(NamedTuple):
     labels: np.ndarray
 
 
-def scores(embeddings: np.ndarray, split: Split) -> dict[str, dict[str, Any]]:
-    """R@1, R-precision and MAP@R by the split's protocol, each with its interval over classes."""
+def scores(
+    embeddings: np.ndarray, split: Split, *, average: str = "queries"
+) -> dict[str, dict[str, Any]]:
+    """R@1, R-precision and MAP@R by the split's protocol, each with its interval over classes.
+
+    `average` is that of `metrics.retrieval`.
+    """
     search = split.search(embeddings)
     values = metrics.per_query(search.embeddings, search.labels, ks=(1,), **search.options)
     result = {}
@@ -37,9 +42,10 @@ def scores(embeddings: np.ndarray, split: Split) -> dict[str, dict[str, Any]]:
         counted = values[name][~np.isnan(values[name])]
         if not len(counted):
             continue
-        interval = metrics.interval(values[name], groups=search.labels)
+        interval = metrics.interval(values[name], groups=search.labels, over=average)
         result[name] = {
-            "value": float(counted.mean()),
+            "value": metrics.average(values[name], search.labels, over=average),
+            "average": average,
             "interval": _finite(interval),
             "queries": len(counted),
         }

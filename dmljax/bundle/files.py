@@ -32,6 +32,7 @@ import safetensors
 
 from dmljax.bundle.errors import BadBundle
 from dmljax.files import reading
+from dmljax.files.writing import sha256
 
 __all__ = [
     "CARD",
@@ -270,13 +271,8 @@ def check_tensors(
 
 def digests(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
     """Bytes and SHA-256 of every file of a folder but the manifest."""
-    entries = {}
-    for path in sorted(folder.iterdir()):
-        if path.name != MANIFEST:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            entries[path.name] = {"bytes": path.stat().st_size, "sha256": digest}
-    return entries
+    files = (path for path in sorted(folder.iterdir()) if path.name != MANIFEST)
+    return {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
 
 
 def tensors_digest(tensors: Mapping[str, np.ndarray]) -> str:

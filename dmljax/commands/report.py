@@ -30,8 +30,6 @@ from dmljax.hints import hint
 
 __all__ = ["add_arguments", "print_comparison", "run"]
 
-_OMITTED = ("lone", "unreadable", "P@1")  # in words, or the same as R@1
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", help="folders of runs, such as runs/glyphs")
@@ -50,10 +48,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     folders = [*arguments.runs, *arguments.workdir]
     if arguments.embeddings or arguments.labels:
         _check_arrays(arguments, folders, overrides)
-        if arguments.text:
-            _print_arrays(arguments.embeddings, arguments.labels)
-        else:
-            _write_arrays(arguments)
+        _of_arrays(arguments)
         return 0
     if arguments.images or arguments.out:
         raise ValueError("--images and --out belong to --embeddings: leave them out for a run")
@@ -70,12 +65,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         else:
             _write_comparison(folders)
         return 0
-    if arguments.text:
-        _print_run(folders[0], step=arguments.step, overrides=overrides)
-        return 0
-    from dmljax.runs import page as run_page
-
-    _say(run_page.write_again(folders[0], step=arguments.step, overrides=overrides))
+    _of_run(folders[0], arguments, overrides)
     return 0
 
 
@@ -90,8 +80,8 @@ def _check_arrays(
         raise ValueError("--embeddings and --labels go together: give both files")
     if folders or overrides or arguments.step is not None:
         raise ValueError("--embeddings are not those of a run: leave out the run and its flags")
-    if arguments.text and (arguments.images or arguments.out):
-        raise ValueError("--images and --out belong to the page: leave them out for --text")
+    if arguments.text and arguments.out:
+        raise ValueError("--out belongs to the page: leave it out for --text")
 
 
 def _print(content: Any) -> None:
@@ -102,85 +92,37 @@ def _print(content: Any) -> None:
     Console(highlight=False, emoji=False, markup=False, width=width).print(content)
 
 
-def _print_arrays(embeddings: str, labels: str) -> None:
-    from dmljax.report import arrays, findings, scores_file, text
-
-    vectors, split = arrays.read(embeddings, labels)
-    scores = scores_file.score(vectors, split)
-    content = findings.findings(vectors, split, scores)
-    notes = []
-    if len(split.names) == 1:
-        notes.append("one class: every item is right, and the scores say nothing")
-    _print(
-        text.run(
-            content,
-            title=f"{pathlib.Path(embeddings).name}: {len(vectors):,} items, "
-            f"{vectors.shape[1]} dimensions",
-            names=split.names,
-            name_fn=lambda row: f"item {row}",
-            notes=notes,
-        )
-    )
-
-
-def _print_run(folder: str, *, step: int | None, overrides: Sequence[str]) -> None:
-    from dmljax.data.reader import Reader
-    from dmljax.report import findings, text
-    from dmljax.report import run as run_files
-    from dmljax.runs import folder as run_folder
-    from dmljax.runs import page as run_page
-    from dmljax.train.evaluation import MAIN, Evaluator
-
-    trained, state = run_folder.reopen(folder, step=step, overrides=overrides)
-    if not len(trained.test):
-        raise ValueError(f"{folder} has no test images to report on")
-    embeddings = Evaluator(trained).embeddings(state, trained.test)[MAIN]
-    scores = run_folder.query_scores(trained, embeddings, folder, step=int(state.step))
-    if step is None:
-        run_folder.write_query_scores(scores, folder)
-    reader = Reader(trained.test, cache=False)
-    content = findings.findings(
-        embeddings,
-        trained.test,
-        scores,
-        read_fn=lambda row: reader(int(row)),
-        devices=trained.shards.mesh.local_devices,
-    )
-    names = run_page.short_names(trained.test)
-    evaluated = run_files.read(pathlib.Path(folder)).scores_at(int(state.step)).get("test", {})
-    _print(
-        text.run(
-            content,
-            title=pathlib.Path(folder).resolve().name,
-            names=trained.test.names,
-            name_fn=lambda row: f"image {row}" if names is None else names[row],
-            notes=[f"test split {run_folder.describe_score(trained, state)}"],
-            other_scores={
-                k: v for k, v in evaluated.items() if k not in _OMITTED and not k.endswith("_std")
-            },
-        )
-    )
-
-
-def _write_arrays(arguments: argparse.Namespace) -> None:
+def _of_arrays(arguments: argparse.Namespace) -> None:
     from dmljax.data import decode
-    from dmljax.report import arrays, facts, page
+    from dmljax.report import arrays, facts, page, text
 
     vectors, split = arrays.read(arguments.embeddings, arguments.labels)
     paths = None if not arguments.images else arrays.image_paths(arguments.images, len(vectors))
     content = facts.make(
         vectors,
-        split.labels,
+        split,
         title=pathlib.Path(arguments.embeddings).stem,
-        names=split.names,
-        query=split.query,
-        gallery=split.gallery,
         files=None if paths is None else ["/".join(path.parts[-2:]) for path in paths],
         read_fn=None if paths is None else lambda item: decode.read(paths[item]),
+        pictures=not arguments.text,
     )
     for fault in content.faults:
         logging.warning("a section is missing (%s): %s", fault.section, fault.message)
-    _say(page.write(content, arguments.out or "report.html"))
+    if arguments.text:
+        _print(text.of_facts(content))
+    else:
+        _say(page.write(content, arguments.out or "report.html"))
+
+
+def _of_run(folder: str, arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
+    from dmljax.report import text
+    from dmljax.runs import page as run_page
+
+    options = {"step": arguments.step, "overrides": overrides}
+    if arguments.text:
+        _print(text.of_facts(run_page.facts_again(folder, pictures=False, **options)))
+    else:
+        _say(run_page.write_again(folder, **options))
 
 
 def _write_comparison(folders: Sequence[str]) -> None:

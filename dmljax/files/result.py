@@ -58,6 +58,7 @@ class Result(NamedTuple):
     * `wall_seconds`: of all processes that trained this run one after another.
     * `code`: the git revision of dmljax and whether files differ from it; None for an installed
       package.
+    * `average`: over what a score is a mean, 'queries' or 'classes'.
     """
 
     config: str
@@ -77,6 +78,7 @@ class Result(NamedTuple):
     devices: dict[str, Any]
     versions: dict[str, str]
     code: dict[str, Any] | None
+    average: str = "queries"
 
 
 def write(workdir: str | os.PathLike, result: Result) -> None:

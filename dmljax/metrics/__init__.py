@@ -14,7 +14,10 @@ A new score is one function: pass it in `metric_fns`, beside those of `RANKING_F
 `CLUSTERING_FNS`, under the name that the report shows.
 """
 
-from dmljax.metrics.bootstrap import bootstrap_means, interval, interval_note
+import warnings
+from typing import Any
+
+from dmljax.metrics.bootstrap import AVERAGES, average, bootstrap_means, interval, interval_note
 from dmljax.metrics.classes import (
     ClassTable,
     Confusions,
@@ -41,13 +44,13 @@ from dmljax.metrics.pair_similarity import (
 )
 from dmljax.metrics.projection import MapPositions, map_positions
 from dmljax.metrics.ranking import (
+    average_precision,
     map_at_k,
     map_at_r,
-    mean_average_precision,
-    mean_reciprocal_rank,
     precision_at_1,
     r_precision,
     recall_at_k,
+    reciprocal_rank,
     reciprocal_rank_at_k,
 )
 from dmljax.metrics.reports import (
@@ -84,6 +87,7 @@ from dmljax.metrics.suspects import (
 )
 
 __all__ = [
+    "AVERAGES",
     "CLUSTERING_FNS",
     "LESS_IS_BETTER",
     "RANKING_FNS",
@@ -105,6 +109,8 @@ __all__ = [
     "alignment",
     "ami",
     "ari",
+    "average",
+    "average_precision",
     "bootstrap_means",
     "class_deviation",
     "class_table",
@@ -126,8 +132,6 @@ __all__ = [
     "map_at_r",
     "map_positions",
     "mcnemar",
-    "mean_average_precision",
-    "mean_reciprocal_rank",
     "near_duplicates",
     "neighborhoods",
     "nmi",
@@ -139,6 +143,7 @@ __all__ = [
     "precision_at_1",
     "r_precision",
     "recall_at_k",
+    "reciprocal_rank",
     "reciprocal_rank_at_k",
     "retrieval",
     "rho_spectrum",
@@ -156,3 +161,20 @@ __all__ = [
     "wilson_upper",
     "worst_queries",
 ]
+
+# Old names of functions, which work for one version.
+RENAMED = {
+    "mean_average_precision": "average_precision",
+    "mean_reciprocal_rank": "reciprocal_rank",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        f"metrics.{name} is now called metrics.{RENAMED[name]}, as it gives one value per query",
+        FutureWarning,
+        stacklevel=2,
+    )
+    return globals()[RENAMED[name]]

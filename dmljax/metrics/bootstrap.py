@@ -5,16 +5,44 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int, Integer
 
-__all__ = ["bootstrap_means", "interval", "interval_note"]
+__all__ = ["AVERAGES", "average", "bootstrap_means", "interval", "interval_note"]
+
+AVERAGES = ("queries", "classes")
 
 FEWEST_CLASSES, ROUGH_BELOW = 8, 20  # below the first no interval is given, below the second a note
 _CHUNK = 1 << 20  # classes drawn at once: 11,316 classes x 1,000 draws would take 90 MB
+
+
+def average(
+    values: Float[np.ndarray, "q"], labels: Integer[np.ndarray, "q"], *, over: str = "queries"
+) -> float:
+    """The mean of `values` over the queries, or over classes the mean of each class's mean.
+
+    NaN (a query without a positive) is dropped. With `over="classes"`, a large class weighs as much
+    as a small one.
+
+    >>> values, labels = np.array([1.0, 1.0, 1.0, 0.0]), np.array([0, 0, 0, 1])
+    >>> metrics.average(values, labels), metrics.average(values, labels, over="classes")
+    (0.75, 0.5)
+    """
+    if over not in AVERAGES:
+        raise ValueError(f"over={over!r} is not known: {' or '.join(map(repr, AVERAGES))}")
+    values, labels = np.asarray(values, np.float64), np.asarray(labels)
+    is_value = ~np.isnan(values)
+    values = values[is_value]
+    if not len(values):
+        return float("nan")
+    if over == "classes":
+        _, codes = np.unique(labels[is_value], return_inverse=True)
+        values = np.bincount(codes, values) / np.bincount(codes)
+    return float(values.mean())
 
 
 def interval(
     values: Float[np.ndarray, "q"],
     *,
     groups: Integer[np.ndarray, "n"] | None = None,
+    over: str = "queries",
     level: float = 0.95,
     samples: int = 1000,
     seed: int = 0,
@@ -27,8 +55,9 @@ def interval(
     With `groups`, such as the labels of the queries, whole groups are drawn (Field & Welsh, 2007):
     theta = sum_c w_c S_c / sum_c w_c n_c, w ~ Multinomial(C; 1/C, ..., 1/C), where S_c is the sum
     and n_c the number of the values of group c. A score on new classes needs this: queries of one
-    class share their positives, and drawing them alone gives too narrow an interval. Fewer than 8
-    groups give (NaN, NaN); from fewer than 20 the interval is rough (`interval_note` says so). The
+    class share their positives, and drawing them alone gives too narrow an interval. With
+    `over="classes"`, it is the interval of `average(..., over="classes")`. Fewer than 8 groups give
+    (NaN, NaN); from fewer than 20 the interval is rough (`interval_note` says so). The
     spread over training seeds is in no such interval.
 
     >>> low, high = metrics.interval(np.array([0.0, 1.0, 1.0, 1.0]))
@@ -37,7 +66,7 @@ def interval(
     """
     if not 0 < level < 1:
         raise ValueError(f"level={level} must lie between 0 and 1, such as 0.95")
-    means = bootstrap_means(values, groups=groups, samples=samples, seed=seed)
+    means = bootstrap_means(values, groups=groups, over=over, samples=samples, seed=seed)
     if not len(means):
         return float("nan"), float("nan")
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
@@ -48,6 +77,7 @@ def bootstrap_means(
     values: Float[np.ndarray, "q"],
     *,
     groups: Integer[np.ndarray, "n"] | None = None,
+    over: str = "queries",
     samples: int = 1000,
     seed: int = 0,
 ) -> Float[np.ndarray, "samples"]:
@@ -61,6 +91,8 @@ def bootstrap_means(
     """
     if samples < 1:
         raise ValueError(f"samples={samples} must be at least 1, such as 1000")
+    if over not in AVERAGES or (over == "classes" and groups is None):
+        raise ValueError(f"over={over!r}: give 'queries', or 'classes' and their labels as groups")
     values = np.asarray(values, np.float64)
     is_value = ~np.isnan(values)
     rng = np.random.default_rng(seed)
@@ -77,6 +109,8 @@ def bootstrap_means(
     if len(sizes) < FEWEST_CLASSES:
         return np.zeros(0)
     sums = np.bincount(codes, values[is_value])
+    if over == "classes":
+        sums, sizes = sums / sizes, np.ones_like(sizes)
     chunk = max(1, _CHUNK // len(sizes))
     means = []
     for first in range(0, samples, chunk):

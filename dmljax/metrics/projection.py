@@ -1,17 +1,20 @@
 """A map of the embeddings: a position in the plane for every item."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from dmljax import retrieval
-from dmljax.metrics.sides import unit_vectors
 from dmljax.retrieval import Embeddings, Labels
 
-__all__ = ["MapPositions", "map_positions"]
+__all__ = ["ANCHORS", "MapPositions", "map_positions"]
 
+ANCHORS = 2000
 _NEIGHBORS, _TEMPERATURE = 3, 0.03  # anchors that place an item, and exp(s / temperature) weighs
 
 
@@ -30,7 +33,7 @@ def map_positions(
     embeddings: Embeddings,
     labels: Labels,
     *,
-    anchors: int = 5000,
+    anchors: int = ANCHORS,
     seed: int = 0,
     tile: int = 1024,
     devices: Sequence[Any] | None = None,
@@ -40,7 +43,7 @@ def map_positions(
     Up to `anchors` items are placed by t-SNE of their unit vectors, with perplexity min(30, (n -
     1) / 4) and a start by principal components. Of more items, t-SNE places `anchors`, drawn by
     class in turn, and every other item lies at the mean of its 3 nearest anchors with weights
-    exp(cosine / 0.03). One thread computes, so that the same embeddings give the same map.
+    exp(cosine / 0.03). The same embeddings give the same map.
     Neighborhoods in a map mean something; far distances, sizes and gaps do not.
 
     >>> embeddings = np.array([[0.0, 2.0], [3.0, 4.0]])
@@ -48,7 +51,7 @@ def map_positions(
     [[0.0, 2.0], [3.0, 4.0]]
     """
     if anchors < _NEIGHBORS + 1:
-        raise ValueError(f"anchors={anchors} must be at least {_NEIGHBORS + 1}, such as 5000")
+        raise ValueError(f"anchors={anchors} must be at least {_NEIGHBORS + 1}, such as {ANCHORS}")
     vectors, labels = np.asarray(embeddings), np.asarray(labels)
     if vectors.ndim != 2 or len(vectors) != len(labels):
         raise ValueError(
@@ -62,52 +65,126 @@ def map_positions(
         positions[rows] = np.pad(vectors[rows], ((0, 0), (0, 2 - dimension)))
         is_anchor[rows] = True
         return MapPositions(positions, is_anchor, f"the {dimension}-dimensional embedding itself")
-    points = unit_vectors(vectors[rows])
-    chosen = np.arange(len(rows))
-    if len(rows) > anchors:
-        chosen = np.sort(_by_class_in_turn(labels[rows], anchors, seed))
-    is_anchor[rows[chosen]] = True
-    anchor_positions = _tsne(points[chosen], seed)
-    positions[rows[chosen]] = anchor_positions
-    remaining = np.setdiff1d(np.arange(len(rows)), chosen)
-    if not len(remaining):
+    points = np.asarray(vectors[rows], np.float32)
+    points = points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-12)
+    if len(rows) <= anchors:
+        positions[rows] = _tsne(points)
+        is_anchor[rows] = True
         return MapPositions(positions, is_anchor, "all placed by t-SNE")
-    indices, similarities = retrieval.nearest(
-        points[remaining],
+    chosen = _by_class_in_turn(labels[rows], anchors, seed=seed)
+    is_anchor[rows[chosen]] = True
+    anchor_positions = _tsne(points[chosen])
+    positions[rows[chosen]] = anchor_positions
+    others = np.setdiff1d(np.arange(len(rows)), chosen)
+    near, cosines = retrieval.nearest(
+        points[others],
         points[chosen],
         k=_NEIGHBORS,
         similarity_fn=retrieval.cosine,
         tile=tile,
         devices=devices,
     )
-    weights = np.exp((similarities - similarities[:, :1]) / _TEMPERATURE).astype(np.float64)
+    weights = np.exp((cosines - cosines[:, :1]) / _TEMPERATURE)
     weights /= weights.sum(axis=1, keepdims=True)
-    positions[rows[remaining]] = (weights[:, :, None] * anchor_positions[indices]).sum(axis=1)
-    note = f"{len(chosen):,} placed by t-SNE, the others near their neighbors"
+    positions[rows[others]] = np.einsum("nk,nkd->nd", weights, anchor_positions[near])
+    note = f"{anchors:,} placed by t-SNE, the others near their neighbors"
     return MapPositions(positions, is_anchor, note)
 
 
-def _by_class_in_turn(labels: np.ndarray, count: int, seed: int) -> Int[np.ndarray, "m"]:
-    """`count` items: one of each class, then a second one of each, and so on."""
-    rng = np.random.default_rng(seed)
-    order = rng.permutation(len(labels))
+def _by_class_in_turn(labels: np.ndarray, count: int, *, seed: int = 0) -> np.ndarray:
+    """`count` rows in ascending order, drawn from the classes in turn."""
+    labels = np.asarray(labels)
+    order = np.random.default_rng(seed).permutation(len(labels))
     by_class = order[np.argsort(labels[order], kind="stable")]
-    _, starts, sizes = np.unique(labels[by_class], return_index=True, return_counts=True)
-    turns = np.arange(len(labels)) - np.repeat(starts, sizes)
-    turn_of = np.empty(len(labels), np.int64)
-    turn_of[by_class] = turns
-    return order[np.argsort(turn_of[order], kind="stable")][:count]
+    starts = np.flatnonzero(np.diff(labels[by_class], prepend=labels[by_class[0]] - 1))
+    sizes = np.diff(np.append(starts, len(labels)))
+    turns = np.arange(len(labels)) - np.repeat(starts, sizes)  # place of a row in its class
+    chosen = by_class[np.lexsort((np.arange(len(labels)), turns))[:count]]
+    return np.sort(chosen)
 
 
-def _tsne(points: Float[np.ndarray, "n d"], seed: int) -> Float[np.ndarray, "n 2"]:
-    """The positions of t-SNE; too few points, or equal ones, have the simplest positions."""
-    if len(points) < 4 or not np.ptp(points, axis=0).any():
-        return (points - points[:1])[:, :2].astype(np.float64)
-    # Imported here: scikit-learn takes a second to import.
-    from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits
+def _tsne(
+    x: np.ndarray, *, perplexity: float = 30.0, steps: int = 300, exaggerated: int = 80
+) -> np.ndarray:
+    """t-SNE `[n 2]` of unit vectors `[n d]`, without sampling: all pairs, every step.
 
-    # The order of its sums, and so its map, depends on the number of threads.
-    with threadpool_limits(1):
-        tsne = TSNE(perplexity=min(30, (len(points) - 1) / 4), init="pca", random_state=seed)
-        return np.asarray(tsne.fit_transform(points), np.float64)
+    It starts at the first two principal components and draws nothing, so that the same vectors give
+    the same positions. For `exaggerated` steps, attraction is 12 times as strong.
+    """
+    n = len(x)
+    if n == 0 or not np.ptp(x, axis=0).any():  # all embeddings are equal
+        return np.zeros((n, 2), np.float32)
+    if n < 5:  # too few for a perplexity
+        return np.stack([np.arange(n), np.zeros(n)], axis=1).astype(np.float32)
+    centered = x - x.mean(axis=0)
+    _, _, components = np.linalg.svd(centered.T @ centered, hermitian=True)
+    start = centered @ components[:2].T
+    start = 1e-4 * start / max(float(start[:, 0].std()), 1e-12)
+    attraction = _attraction(x, min(perplexity, (n - 1) / 4))
+    positions = _descend(
+        attraction,
+        jnp.asarray(start, jnp.float32),
+        rate=jnp.float32(max(n / 48, 50.0)),
+        steps=steps,
+        exaggerated=exaggerated,
+    )
+    return np.asarray(positions)
+
+
+def _attraction(x: np.ndarray, perplexity: float) -> jax.Array:
+    """The symmetric probabilities P `[n n]` of t-SNE, each row's entropy log(perplexity)."""
+    return _symmetric_probabilities(jnp.asarray(x), jnp.float32(np.log(perplexity)))
+
+
+@jax.jit
+def _symmetric_probabilities(x: jax.Array, entropy: jax.Array) -> jax.Array:
+    n = len(x)
+    distances = 2 - 2 * jnp.matmul(x, x.T, precision=jax.lax.Precision.HIGHEST)
+    itself = jnp.eye(n, dtype=bool)
+    distances = jnp.where(itself, jnp.inf, jnp.maximum(distances, 0))
+    distances = distances - distances.min(axis=1, keepdims=True)
+
+    def weights_of(precision):
+        return jnp.exp(-jnp.where(itself, jnp.inf, distances) * precision[:, None])
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = jnp.sqrt(low * high)
+        weights = weights_of(middle)
+        total = weights.sum(axis=1)
+        mean = jnp.where(itself, 0, weights * jnp.where(itself, 0, distances)).sum(axis=1) / total
+        is_wide = jnp.log(total) + middle * mean > entropy
+        return jnp.where(is_wide, middle, low), jnp.where(is_wide, high, middle)
+
+    bounds = jnp.full(n, 1e-3, x.dtype), jnp.full(n, 1e6, x.dtype)
+    low, high = jax.lax.fori_loop(0, 40, halve, bounds)
+    weights = weights_of(jnp.sqrt(low * high))
+    conditional = weights / weights.sum(axis=1, keepdims=True)
+    return (conditional + conditional.T) / (2 * n)
+
+
+@partial(jax.jit, static_argnames=("steps", "exaggerated"))
+def _descend(
+    attraction: jax.Array, start: jax.Array, *, rate: jax.Array, steps: int, exaggerated: int
+) -> jax.Array:
+    """Gradient descent with momentum and gains, as published."""
+
+    def step(i, carry):
+        y, velocity, gains = carry
+        early = i < exaggerated
+        strength = jnp.where(early, 12.0, 1.0)
+        a, b = y[:, 0], y[:, 1]
+        kernel = 1 / (1 + (a[:, None] - a[None]) ** 2 + (b[:, None] - b[None]) ** 2)
+        total = kernel.sum() - len(y)  # without every item with itself
+        force = (strength * attraction - kernel / total) * kernel
+        sums = force.sum(axis=1)
+        pull = jnp.matmul(force, y, precision=jax.lax.Precision.HIGHEST)
+        gradient = 4 * (sums[:, None] * y - pull)
+        gains = jnp.where(velocity * gradient < 0, gains + 0.2, gains * 0.8)
+        gains = jnp.maximum(gains, 0.01)
+        velocity = jnp.where(early, 0.5, 0.8) * velocity - rate * gains * gradient
+        y = y + velocity
+        return y - y.mean(axis=0, keepdims=True), velocity, gains
+
+    carry = start, jnp.zeros_like(start), jnp.ones_like(start)
+    return jax.lax.fori_loop(0, steps, step, carry)[0]

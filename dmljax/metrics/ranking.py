@@ -8,13 +8,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 __all__ = [
+    "average_precision",
     "map_at_k",
     "map_at_r",
-    "mean_average_precision",
-    "mean_reciprocal_rank",
     "precision_at_1",
     "r_precision",
     "recall_at_k",
+    "reciprocal_rank",
     "reciprocal_rank_at_k",
 ]
 
@@ -67,24 +67,24 @@ def map_at_r(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
     return _divide(np.where(within_r, _precisions(ranks), 0).sum(axis=1), counts)
 
 
-def mean_average_precision(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
+def average_precision(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
     """AP = (1 / R) sum_j j / rank_j (Manning et al., 2008, section 8.4).
 
     The mean of the precision at each positive. Its mean over the queries is mAP.
 
     >>> ranks = np.array([[1, 4], [4, 0]])  # two positives at ranks 1 and 4; one at rank 4
-    >>> metrics.mean_average_precision(ranks)
+    >>> metrics.average_precision(ranks)
     array([0.75, 0.25])
     """
     _, counts = _within_r(ranks)
     return _divide(_precisions(ranks).sum(axis=1), counts)
 
 
-def mean_reciprocal_rank(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
+def reciprocal_rank(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
     """RR = 1 / rank_1 (Voorhees, 1999). The mean over the queries is MRR.
 
     >>> ranks = np.array([[1, 3], [4, 0]])  # two positives at ranks 1 and 3; one at rank 4
-    >>> metrics.mean_reciprocal_rank(ranks)
+    >>> metrics.reciprocal_rank(ranks)
     array([1.  , 0.25])
     """
     return 1 / _first_ranks(ranks)

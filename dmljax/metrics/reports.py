@@ -4,6 +4,7 @@ The arguments of a search (`gallery`, `gallery_labels`, `similarity_fn`, `tile`,
 those of `dmljax.retrieval`. A query without a positive counts in no score.
 """
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from dmljax import retrieval as _retrieval
-from dmljax.metrics import clusters, ranking
+from dmljax.metrics import bootstrap, clusters, ranking
 from dmljax.retrieval import Embeddings, Labels, SimilarityFn
 
 __all__ = [
@@ -30,7 +31,8 @@ __all__ = [
     "shown_name",
 ]
 
-RankingFn = Callable[..., np.ndarray]  # ranks [q r] -> one value per query [q]
+# ranks [q r] (and, if it takes them, `labels=[q]`) -> one value per query [q]
+RankingFn = Callable[..., np.ndarray]
 ClusteringFn = Callable[..., float]  # (labels [b], assignment [b]) -> one number
 
 _SHOWN_NAMES = {
@@ -38,8 +40,8 @@ _SHOWN_NAMES = {
     "precision_at_1": "P@1",
     "r_precision": "RP",
     "map_at_r": "MAP@R",
-    "mean_average_precision": "mAP",
-    "mean_reciprocal_rank": "MRR",
+    "average_precision": "mAP",
+    "reciprocal_rank": "MRR",
     "map_at_k": "mAP@{k}",
     "reciprocal_rank_at_k": "MRR@{k}",
     "nmi": "NMI",
@@ -73,8 +75,8 @@ RANKING_FNS: Mapping[str, RankingFn] = MappingProxyType(
             ranking.precision_at_1,
             ranking.r_precision,
             ranking.map_at_r,
-            ranking.mean_average_precision,
-            ranking.mean_reciprocal_rank,
+            ranking.average_precision,
+            ranking.reciprocal_rank,
         )
     }
 )
@@ -106,12 +108,15 @@ def retrieval(
     similarity_fn: SimilarityFn = _retrieval.euclidean,
     tile: int = 1024,
     devices: Sequence[Any] | None = None,
+    average: str = "queries",
     per_class: bool = False,
     share: tuple[int, int] | None = None,
     sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> dict[str, Any]:
     """The means of `per_query` over the queries that have a positive; 'lone' counts the others.
 
+    With `average="classes"`, the mean over classes of the mean of each class's queries: a large
+    class weighs as much as a small one.
     `per_class` adds 'per_class': {score: {label: mean over the queries of that label}}. With
     `share=(i, n)` only the i-th of n parts of the queries is ranked here. It needs `sum_fn`, which
     returns the sum of an array over the n processes that rank the parts; all of them get the same
@@ -146,10 +151,14 @@ def retrieval(
             "retrieval score is NaN: check the labels of the queries and of the gallery",
             stacklevel=2,
         )
-    scores: dict[str, Any] = {
-        name: float(value[is_scored].mean()) if is_scored.any() else float("nan")
-        for name, value in values.items()
-    }
+    if average not in bootstrap.AVERAGES:
+        raise ValueError(f"average={average!r} is not known: 'queries' or 'classes'")
+    scores: dict[str, Any] = {}
+    for name, value in values.items():
+        if average == "classes":
+            scores[name] = bootstrap.average(value, np.asarray(labels), over=average)
+        else:
+            scores[name] = float(value[is_scored].mean()) if is_scored.any() else float("nan")
     scores["lone"] = int((~is_scored).sum())
     if per_class:
         classes, codes = np.unique(np.asarray(labels)[is_scored], return_inverse=True)
@@ -184,7 +193,8 @@ def per_query(
     """The retrieval scores of every query, NaN for a query without a positive.
 
     `ks` are the K of R@K. `metric_fns` are the other scores: shown name -> function of `ranks
-    [q r]`, called once for every block of queries. With `groups` (and `gallery_groups`), items of
+    [q r]`, called once for every block of queries. A function with a keyword argument `labels` also
+    gets the labels `[q]` of these queries. With `groups` (and `gallery_groups`), items of
     the query's own group are left out of its ranking; -1 is no group.
 
     >>> embeddings = np.array([[0.0], [1.0], [2.5], [9.0]])
@@ -311,12 +321,17 @@ def _score_queries(
     else:
         search["gallery_groups"] = gallery_groups
         blocks = _retrieval.ranks_outside_groups(embeddings, labels, groups, **search)
+    sees_labels = {
+        name for name, fn in score_fns.items() if "labels" in inspect.signature(fn).parameters
+    }
+    query_labels = np.asarray(labels)
     values = {name: np.full(len(embeddings), np.nan) for name in score_fns}
     is_scored = np.zeros(len(embeddings), bool)
     for block in blocks:
         is_scored[block.queries] = True
         for name, score_fn in score_fns.items():
-            scores = np.asarray(score_fn(block.ranks))
+            options = {"labels": query_labels[block.queries]} if name in sees_labels else {}
+            scores = np.asarray(score_fn(block.ranks, **options))
             if scores.shape != block.queries.shape:
                 raise ValueError(
                     f"metric {name!r} gave an array of shape {scores.shape} for ranks of shape "

@@ -8,108 +8,91 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from dmljax import metrics
+from dmljax import metrics, retrieval
 from dmljax.data.decode import UnreadableImage
+from dmljax.data.splits import Search, Split
 from dmljax.report import sprites
-from dmljax.report.sprites import Sprites
 
 __all__ = [
+    "NEIGHBORS",
     "Data",
     "class_table",
     "confusions",
     "duplicates",
     "embedding",
+    "gray_copies",
+    "histograms",
     "hubs",
     "leaks",
+    "neighborhoods",
     "suspects",
 ]
 
+NEIGHBORS = 10
 _FMRS = tuple(sorted({1 / (m * 10**e) for e in range(1, 7) for m in (1, 2, 5)}, reverse=True)[:16])
 _MOST_LISTED = 200
 _MOST_CONFUSIONS = 60
 _MOST_HUBS = 12
 _LEAST_WRONG = 10  # queries of other classes that find an item, from which on it is a hub
+_NEAR = 0.99  # duplicates are nearer than this share of the best partners within a class
+_GRAY_SIDE = 16  # pixels of the gray copies
 _FLAT = 3  # dimensions up to which closeness says little about images
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """The arrays of a split, checked. `queries` and `items` are rows of the split."""
+    """The embeddings `x [n d]` of a split, and the search that its protocol describes."""
 
-    x: np.ndarray  # float32 [n d]
-    labels: np.ndarray  # [n], indices of names
-    names: Sequence[str]
-    readable: np.ndarray  # bool [n]
-    queries: np.ndarray
-    items: np.ndarray  # the gallery
-    within: bool  # every image is both a query and a gallery item
-    groups: np.ndarray | None
+    x: np.ndarray
+    split: Split
+    search: Search
     devices: Sequence[Any] | None = None
 
     @classmethod
     def of(
-        cls,
-        embeddings: np.ndarray,
-        labels: np.ndarray,
-        *,
-        names: Sequence[str] | None = None,
-        query: np.ndarray | None = None,
-        gallery: np.ndarray | None = None,
-        groups: np.ndarray | None = None,
-        devices: Sequence[Any] | None = None,
+        cls, embeddings: np.ndarray, split: Split, *, devices: Sequence[Any] | None = None
     ) -> Data:
-        """As the evaluation does it: without a gallery, queries search among the queries."""
-        x, labels = np.asarray(embeddings), np.asarray(labels)
-        if x.ndim != 2 or labels.ndim != 1 or len(x) != len(labels):
+        x = np.asarray(embeddings)
+        if x.ndim != 2 or len(x) != len(split):
             raise ValueError(
-                f"embeddings of shape {x.shape} and labels of shape {labels.shape}: give one row "
-                "and one label for each image"
+                f"embeddings of shape {x.shape} and {len(split)} labels: give one row and one "
+                "label for each image"
             )
         if not np.issubdtype(x.dtype, np.floating):
             raise ValueError(f"embeddings are {x.dtype}: give floating-point numbers")
-        if names is None:
-            values, labels = np.unique(labels, return_inverse=True)
-            names = [str(value) for value in values]
         x = x.astype(np.float32, copy=False)
-        readable = np.isfinite(x).all(axis=1)
-        is_query = readable if query is None else readable & query
-        is_item = is_query if gallery is None else readable & gallery
-        return cls(
-            x=x,
-            labels=labels.astype(np.int64),
-            names=list(names),
-            readable=readable,
-            queries=np.flatnonzero(is_query),
-            items=np.flatnonzero(is_item),
-            within=gallery is None,
-            groups=None if groups is None else np.asarray(groups),
-            devices=devices,
-        )
+        return cls(x, split, split.search(x), devices)
 
     @property
-    def search(self) -> dict[str, Any]:
-        """The arguments `gallery`, `gallery_labels` and `groups` of a search."""
-        options: dict[str, Any] = {}
-        if not self.within:
-            options |= {"gallery": self.x[self.items], "gallery_labels": self.labels[self.items]}
-        if self.groups is not None:
-            options["groups"] = self.groups[self.queries]
-            if not self.within:
-                options["gallery_groups"] = self.groups[self.items]
-        return options
+    def labels(self) -> np.ndarray:
+        return self.split.labels
 
     @property
-    def query_vectors(self) -> np.ndarray:
-        return self.x[self.queries]
+    def names(self) -> Sequence[str]:
+        return self.split.names
 
     @property
-    def query_labels(self) -> np.ndarray:
-        return self.labels[self.queries]
+    def readable(self) -> np.ndarray:
+        return self.search.readable
+
+    @property
+    def queries(self) -> np.ndarray:
+        return self.search.queries
+
+    @property
+    def pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """The embeddings and the labels of the queries, which every search starts with."""
+        return self.search.embeddings, self.search.labels
+
+    @property
+    def gallery_labels(self) -> np.ndarray | None:
+        return self.search.options.get("gallery_labels")
 
     @property
     def is_flat(self) -> bool:
@@ -125,12 +108,29 @@ class Data:
     def items_at(self, places: np.ndarray) -> np.ndarray:
         """Rows of the split from places in the gallery; -1 stays -1."""
         places = np.asarray(places)
-        return np.where(places >= 0, self.items[np.maximum(places, 0)], -1)
+        return np.where(places >= 0, self.search.items[np.maximum(places, 0)], -1)
 
     def compact(self, rows: np.ndarray) -> np.ndarray:
         """Rows of the split as small unsigned integers, with n for -1."""
         n = len(self.labels)
         return np.where(rows < 0, n, rows).astype(np.uint16 if n < 65535 else np.uint32)
+
+
+def neighborhoods(
+    data: Data, *, similarity_fn: retrieval.SimilarityFn = retrieval.euclidean
+) -> metrics.Neighborhoods:
+    """The nearest items, by the distance that the scores use."""
+    return metrics.neighborhoods(
+        *data.pairs,
+        k=NEIGHBORS,
+        similarity_fn=retrieval.cosine if data.has_unit_norms else similarity_fn,
+        devices=data.devices,
+        **data.search.options,
+    )
+
+
+def histograms(data: Data) -> metrics.SimilarityHistograms:
+    return metrics.similarity_histograms(*data.pairs, **data.search.options)
 
 
 def class_table(data: Data, per_query: Mapping[str, np.ndarray], map_at_r: np.ndarray):
@@ -139,12 +139,11 @@ def class_table(data: Data, per_query: Mapping[str, np.ndarray], map_at_r: np.nd
     `map_at_r [n]` chooses the example of a class: its worst query.
     """
     table = metrics.class_table(
-        data.query_vectors,
-        data.query_labels,
+        *data.pairs,
         per_query["R@1"],
         per_query["MAP@R"],
         devices=data.devices,
-        **data.search,
+        **data.search.options,
     )
     count = len(data.names)
     rows: dict[str, Any] = {"count": np.bincount(data.labels, minlength=count).astype(np.uint32)}
@@ -174,7 +173,7 @@ def class_table(data: Data, per_query: Mapping[str, np.ndarray], map_at_r: np.nd
         del rows["next_similarity"]
     example = np.full(count, len(data.labels), np.uint32)
     by_score = np.argsort(-map_at_r[data.queries], kind="stable")  # the worst is written last
-    example[data.query_labels[by_score]] = data.queries[by_score]
+    example[data.search.labels[by_score]] = data.queries[by_score]
     rows["example"] = example
     return rows
 
@@ -183,9 +182,8 @@ def confusions(
     data: Data, per_query: Mapping[str, np.ndarray], near: metrics.Neighborhoods
 ) -> dict[str, Any]:
     """Which class is taken for which, with pairs of a query and what was nearest."""
-    gallery_labels = None if data.within else data.labels[data.items]
     mixed = metrics.confusions(
-        data.query_labels, per_query["R@1"], near.other, gallery_labels=gallery_labels
+        data.search.labels, per_query["R@1"], near.other, gallery_labels=data.gallery_labels
     )
     pairs = []
     for k in range(min(len(mixed.labels), _MOST_CONFUSIONS)):
@@ -238,19 +236,19 @@ def suspects(
 
 def hubs(data: Data, near: metrics.Neighborhoods) -> dict[str, Any]:
     """Images that very many queries find wrongly. Also `counts` and `wrong` of all images."""
-    gallery_labels = None if data.within else data.labels[data.items]
-    found = metrics.hubs(near.nearest, data.query_labels, gallery_labels=gallery_labels)
+    items = data.search.items
+    found = metrics.hubs(near.nearest, data.search.labels, gallery_labels=data.gallery_labels)
     counts, wrong = np.zeros((2, len(data.labels)), np.int64)
-    counts[data.items], wrong[data.items] = found.counts, found.wrong
+    counts[items], wrong[items] = found.counts, found.wrong
     listed = []
     for place in found.order[:_MOST_HUBS]:
         if found.wrong[place] < _LEAST_WRONG:
             break
         finds = (near.nearest == place).any(axis=1)
-        finds &= data.query_labels != data.labels[data.items[place]]
+        finds &= data.search.labels != data.labels[items[place]]
         listed.append(
             {
-                "item": int(data.items[place]),
+                "item": int(items[place]),
                 "found": int(found.counts[place]),
                 "wrong": int(found.wrong[place]),
                 "queries": data.queries[finds][:8].tolist(),
@@ -271,44 +269,62 @@ def hubs(data: Data, near: metrics.Neighborhoods) -> dict[str, Any]:
     }
 
 
-def duplicates(data: Data, near: metrics.Neighborhoods, images: Sprites | None) -> dict[str, Any]:
-    """Pairs of almost the same picture with two labels: near in the embedding, and equal pixels."""
+GrayFn = Callable[[np.ndarray], np.ndarray]  # rows [m] -> small gray copies [m 16 16]
+
+
+def gray_copies(read_fn: Callable[[int], np.ndarray] | None) -> GrayFn | None:
+    """Gray copies of the middle square of images, to compare pixels.
+
+    An image that cannot be read gives a constant copy, which correlates with nothing.
+    """
+    if read_fn is None:
+        return None
+
+    def gray_fn(rows: np.ndarray) -> np.ndarray:
+        copies = np.zeros((len(rows), _GRAY_SIDE, _GRAY_SIDE), np.float32)
+        for copy, row in zip(copies, rows, strict=True):
+            with contextlib.suppress(UnreadableImage, OSError):
+                picture = Image.fromarray(sprites.cover(read_fn(int(row)), 4 * _GRAY_SIDE))
+                copy[:] = picture.convert("L").resize((_GRAY_SIDE, _GRAY_SIDE))
+        return copies
+
+    return gray_fn
+
+
+def duplicates(data: Data, near: metrics.Neighborhoods, gray_fn: GrayFn | None) -> dict[str, Any]:
+    """Pairs of almost the same picture with two labels: near in the embedding, and equal pixels.
+
+    Without pictures, such as of embeddings alone, only the embedding is compared.
+    """
     own = near.own_similarity[np.isfinite(near.own_similarity)]
-    if images is None or not len(own):
+    if not len(own):
         return {}
-    threshold = float(np.quantile(own, 0.99))
+    threshold = float(np.quantile(own, _NEAR))
+    queries, items = data.queries, data.search.items
     pairs = metrics.near_duplicates(
-        data.query_vectors,
-        data.query_labels,
+        *data.pairs,
         threshold=threshold,
-        gray_fn=lambda rows: _comparable(images, data.queries[rows]),
-        gallery_gray_fn=None
-        if data.within
-        else (lambda rows: _comparable(images, data.items[rows])),
+        gray_fn=None if gray_fn is None else lambda places: gray_fn(queries[places]),
+        gallery_gray_fn=None if gray_fn is None else lambda places: gray_fn(items[places]),
         devices=data.devices,
-        **data.search,
+        **data.search.options,
     )
-    items = data.queries if data.within else data.items
     listed = [
-        {"a": int(data.queries[a]), "b": int(items[b]), "similarity": float(s)}
+        {"a": int(queries[a]), "b": int(items[b]), "similarity": float(s)}
         for a, b, s in zip(pairs.queries, pairs.items, pairs.similarities, strict=True)
     ]
     note = (
         f"Mutual nearest neighbors of two classes, with a cosine of at least {threshold:.3f} (99 % "
-        "of the best partners within a class are farther) and almost the same pixels."
+        "of the best partners within a class are farther)"
     )
+    note += ". No pixels were compared." if gray_fn is None else " and almost the same pixels."
     return {"duplicates": listed[:_MOST_LISTED], "duplicates_note": note} if listed else {}
-
-
-def _comparable(images: Sprites, rows: np.ndarray) -> np.ndarray:
-    """Small gray copies; an image without one is constant, so that it correlates with nothing."""
-    return np.nan_to_num(images.gray[rows])
 
 
 def leaks(
     data: Data,
     near: metrics.Neighborhoods,
-    images: Sprites | None,
+    gray_fn: GrayFn | None,
     training: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Test images that are also among the training images, by the same rule as duplicates.
@@ -317,25 +333,15 @@ def leaks(
     images, and `total`, how many there are in all.
     """
     own = near.own_similarity[np.isfinite(near.own_similarity)]
-    if images is None or training is None or not len(own) or not len(training["labels"]):
+    if gray_fn is None or training is None or not len(own) or not len(training["labels"]):
         return {}
-
-    def gray_fn(rows: np.ndarray) -> np.ndarray:
-        """As `_comparable`, of training images."""
-        copies = np.zeros((len(rows), *images.gray.shape[1:]), np.float32)
-        for copy, row in zip(copies, rows, strict=True):
-            with contextlib.suppress(UnreadableImage, OSError):
-                copy[:] = sprites.gray(sprites.cover(training["read_fn"](int(row)), images.side))
-        return copies
-
     pairs = metrics.near_duplicates(
-        data.query_vectors,
-        data.query_labels,
+        *data.pairs,
         gallery=training["embeddings"],
         gallery_labels=np.asarray(training["labels"]) + len(data.names),
-        threshold=float(np.quantile(own, 0.99)),
-        gray_fn=lambda rows: _comparable(images, data.queries[rows]),
-        gallery_gray_fn=gray_fn,
+        threshold=float(np.quantile(own, _NEAR)),
+        gray_fn=lambda places: gray_fn(data.queries[places]),
+        gallery_gray_fn=gray_copies(training["read_fn"]),
         devices=data.devices,
     )
     listed = [

@@ -1,8 +1,8 @@
-"""What a page shows, as typed facts: made from arrays, without a run.
+"""The diagnosis of embeddings as typed facts, which are shown as a page, as text or in a notebook.
 
-`make` works on embeddings from anywhere. It calls the public functions of `dmljax.metrics` and
-`dmljax.retrieval`; this module only chooses what a page shows of their results. A fault in one
-section leaves that section out and is listed in `Facts.faults`.
+`make` works on embeddings from anywhere, without a run. `diagnosis.py` computes the sections; this
+module puts them together. A fault in one section leaves that section out and is listed in
+`Facts.faults`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from typing import Any
 import numpy as np
 
 from dmljax import metrics, retrieval
-from dmljax.report import diagnosis, projection, sprites
+from dmljax.data import splits
+from dmljax.data.splits import Split
+from dmljax.metrics import projection
+from dmljax.report import diagnosis, scores_file, sprites
+from dmljax.report.diagnosis import NEIGHBORS
+from dmljax.report.scores_file import QueryScores
 
 __all__ = ["Facts", "Fault", "Items", "from_tree", "make"]
 
-NEIGHBORS = 10
 _SHOWN_NEIGHBORS = 8
 _WORST_WITH_PICTURES = 400
 _FEWEST_CLASSES_FOR_CONFUSIONS = 3
@@ -49,8 +53,8 @@ class Items:
     neighbors: np.ndarray  # [n 10]
     similarities: np.ndarray  # uint8 [n 10]
     best_own: np.ndarray  # [n]
-    found: np.ndarray  # uint16 [n]: among the ten nearest of so many queries
-    found_wrong: np.ndarray  # uint16 [n]: of another class
+    found: np.ndarray  # uint16 [n]: how many queries have the image among their ten nearest
+    found_wrong: np.ndarray  # uint16 [n]: how many of these queries are of another class
     roles: np.ndarray | None = None  # uint8 [n]
     x: np.ndarray | None = None  # uint16 [n]
     y: np.ndarray | None = None
@@ -100,45 +104,38 @@ def from_tree(tree: Mapping[str, Any]) -> Facts:
 
 def make(
     embeddings: np.ndarray,
-    labels: np.ndarray,
+    labels: np.ndarray | Split,
     *,
     title: str,
-    names: Sequence[str] | None = None,
-    query: np.ndarray | None = None,
-    gallery: np.ndarray | None = None,
-    groups: np.ndarray | None = None,
     files: Sequence[str] | None = None,
     read_fn: Callable[[int], np.ndarray] | None = None,
     scores: Mapping[str, Mapping[str, float]] | None = None,
-    per_query: Mapping[str, np.ndarray] | None = None,
+    query_scores: QueryScores | None = None,
+    average: str = "queries",
     are_classes_new: bool | None = None,
     inside_fn: Callable[[np.ndarray], Sequence[Mapping[str, Any]]] | None = None,
     training_fn: Callable[[], Mapping[str, Any] | None] | None = None,
     fields: Mapping[str, Any] | None = None,
     seed: int = 0,
+    pictures: bool = True,
     devices: Sequence[Any] | None = None,
 ) -> Facts:
     """The facts of embeddings `[n d]` and labels `[n]`; rows of NaN are unreadable images.
 
-    * `names[label]` are the names of the classes. `query`, `gallery` and `groups` are those of a
-      `Split`. `files` are short names of the images. `read_fn(item)` is an image, uint8 `[h w c]`.
+    * A `Split` instead of the labels also gives the names of the classes, queries, gallery and
+      groups. `files` are short names of the images. `read_fn(item)` is an image, uint8 `[h w c]`.
+    * Without `pictures` there are no thumbnails, no map and no views of the method: enough for a
+      text.
     * `scores`: {split: {score: value}}, such as those of the evaluation. Without them, the
       retrieval scores of these embeddings are shown.
-    * `per_query`: R@1, RP, MAP@R and MRR of every readable query, where they are known already.
+    * `query_scores`: the scores of the queries, where they are known already. `average` is that of
+      `metrics.retrieval`.
     * `inside_fn(readable items) -> views` gives what goes on inside the method.
     * `training_fn()` describes training images, to find test images that are among them: the
       argument `training` of `diagnosis.leaks`.
     * `fields` are further fields of `Facts`, such as `curves` and `run`.
     """
-    data = diagnosis.Data.of(
-        embeddings,
-        labels,
-        names=names,
-        query=query,
-        gallery=gallery,
-        groups=groups,
-        devices=devices,
-    )
+    data = diagnosis.Data.of(embeddings, _split(labels), devices=devices)
     faults: list[Fault] = []
 
     def attempt(section: str, function: Callable | None, *args: Any, **kwargs: Any) -> Any:
@@ -152,47 +149,51 @@ def make(
             faults.append(Fault(section, f"{type(error).__name__}: {first_line}"))
             return None
 
-    if per_query is None:
-        per_query = attempt("scores", _per_query, data)
-    near = attempt("worst", _neighborhoods, data)
+    if query_scores is None:
+        query_scores = attempt("scores", scores_file.score, data.x, data.split, devices=devices)
+    per_query = None if query_scores is None else query_scores.values
+    near = attempt("worst", diagnosis.neighborhoods, data)
     near_by_cosine = near
     if near is not None and not data.has_unit_norms:
-        near_by_cosine = attempt("check", _neighborhoods, data, similarity_fn=retrieval.cosine)
-    histograms = attempt("embedding", _histograms, data)
+        near_by_cosine = attempt(
+            "check", diagnosis.neighborhoods, data, similarity_fn=retrieval.cosine
+        )
+    histograms = attempt("embedding", diagnosis.histograms, data)
     hubness = attempt("check", diagnosis.hubs, data, near)
-    items = _items(data, per_query, near, hubness, attempt("map", _positions, data, seed))
+    positions = attempt("map", _positions, data, seed) if pictures else None
+    items = _items(data, per_query, near, hubness, positions)
     order = _worst_order(data, items)
     mixed = None
     if len(data.names) >= _FEWEST_CLASSES_FOR_CONFUSIONS:
         mixed = attempt("classes", diagnosis.confusions, data, per_query, near)
-    suspected = attempt("check", diagnosis.suspects, data, per_query, near_by_cosine, histograms)
-    views = attempt("inside", inside_fn, np.flatnonzero(data.readable)) or []
-    lists = {**(mixed or {}), **(suspected or {}), "hubs": (hubness or {}).get("hubs", ())}
-    images = attempt(
-        "map",
-        sprites.make,
-        read_fn,
-        data.labels,
-        needed=_pictures_needed(data, items, order, lists, views),
-        where=data.readable,
-    )
+    gray_fn = diagnosis.gray_copies(read_fn)
+    training = attempt("check", training_fn)
+    check: dict[str, Any] = {}
+    for section in (
+        attempt("check", diagnosis.leaks, data, near_by_cosine, gray_fn, training),
+        attempt("check", diagnosis.suspects, data, per_query, near_by_cosine, histograms),
+        attempt("check", diagnosis.duplicates, data, near_by_cosine, gray_fn=gray_fn),
+    ):
+        check |= section or {}
+    if hubness and hubness["hubs"]:
+        check |= {"hubs": hubness["hubs"], "hubs_note": hubness["hubs_note"]}
+    views = attempt("inside", inside_fn, np.flatnonzero(data.readable)) if pictures else None
+    images = None
+    if pictures:
+        needed = _pictures_needed(data, items, order, {**(mixed or {}), **check}, views or ())
+        images = attempt(
+            "map", sprites.make, read_fn, data.labels, needed=needed, where=data.readable
+        )
     if images is not None and images.sheets:
         items = dataclasses.replace(items, cells=images.cells)
     else:
         images = None
-    shown = attempt("scores", _scores, data, per_query, evaluated=scores)
-    training = attempt("check", training_fn)
-    check = {
-        **(attempt("check", diagnosis.leaks, data, near_by_cosine, images, training) or {}),
-        **(suspected or {}),
-        **(attempt("check", diagnosis.duplicates, data, near_by_cosine, images) or {}),
-    }
-    if hubness and hubness["hubs"]:
-        check |= {"hubs": hubness["hubs"], "hubs_note": hubness["hubs_note"]}
+    shown = attempt("scores", _scores, data, per_query, evaluated=scores, average=average)
+    averaged = ", mean over classes" if average == "classes" else ""
     kind = {True: " on unseen classes", False: " on known classes", None: ""}[are_classes_new]
     facts = Facts(
         title=title,
-        headline=f"R@1 {100 * shown['tiles'][0]['value']:.1f}{kind}" if shown else "",
+        headline=f"R@1 {100 * shown['tiles'][0]['value']:.1f}{averaged}{kind}" if shown else "",
         summary=_summary(shown),
         names=list(data.names),
         files=None if files is None else list(files),
@@ -203,7 +204,7 @@ def make(
         confusions=mixed,
         check=check or None,
         embedding=attempt("embedding", diagnosis.embedding, data, histograms, hubness or {}),
-        inside=views,
+        inside=views or [],
         map_note=_map_note(data, images),
         sheet_rows=[] if images is None else images.rows,
         sheets=[] if images is None else images.sheets,
@@ -213,35 +214,14 @@ def make(
     return dataclasses.replace(facts, looks=_looks(facts, data))
 
 
-def _per_query(data: diagnosis.Data) -> dict[str, np.ndarray]:
-    """The scores of every query, NaN for those without a positive."""
-    names = ("RP", "MAP@R", "MRR")
-    return metrics.per_query(
-        data.query_vectors,
-        data.query_labels,
-        ks=(1,),
-        metric_fns={name: metrics.RANKING_FNS[name] for name in names},
-        devices=data.devices,
-        **data.search,
-    )
-
-
-def _neighborhoods(
-    data: diagnosis.Data, *, similarity_fn: retrieval.SimilarityFn = retrieval.euclidean
-) -> metrics.Neighborhoods:
-    """The nearest items, by the distance that the scores use."""
-    return metrics.neighborhoods(
-        data.query_vectors,
-        data.query_labels,
-        k=NEIGHBORS,
-        similarity_fn=retrieval.cosine if data.has_unit_norms else similarity_fn,
-        devices=data.devices,
-        **data.search,
-    )
-
-
-def _histograms(data: diagnosis.Data) -> metrics.SimilarityHistograms:
-    return metrics.similarity_histograms(data.query_vectors, data.query_labels, **data.search)
+def _split(labels: np.ndarray | Split) -> Split:
+    """Labels as a split; the records are the numbers of the items."""
+    if isinstance(labels, Split):
+        return labels
+    labels = np.asarray(labels)
+    if labels.ndim != 1:
+        raise ValueError(f"labels of shape {labels.shape}: give one label for each image")
+    return Split(np.arange(len(labels)), *splits.encode(labels.tolist()))
 
 
 def _positions(data: diagnosis.Data, seed: int) -> np.ndarray | None:
@@ -249,7 +229,9 @@ def _positions(data: diagnosis.Data, seed: int) -> np.ndarray | None:
     if data.readable.sum() < 2:
         return None
     positions = np.zeros((len(data.x), 2))
-    plane = projection.plane(data.x[data.readable], data.labels[data.readable], seed=seed)
+    plane = metrics.map_positions(
+        data.x[data.readable], data.labels[data.readable], seed=seed, devices=data.devices
+    ).positions
     low, high = plane.min(axis=0), plane.max(axis=0)
     positions[data.readable] = 65535 * (plane - low) / np.maximum(high - low, 1e-12)
     return positions
@@ -271,9 +253,9 @@ def _items(data: diagnosis.Data, per_query, near, hubness, positions) -> Items:
     found, wrong = np.zeros((2, n)) if not hubness else (hubness["counts"], hubness["wrong"])
     x, y = (None, None) if positions is None else np.rint(positions).astype(np.uint16).T
     roles = None
-    if not data.within:
+    if not data.search.within:
         is_query, is_item = np.zeros((2, n), bool)
-        is_query[q], is_item[data.items] = True, True
+        is_query[q], is_item[data.search.items] = True, True
         roles = np.where(is_query & ~is_item, 1, np.where(is_item & ~is_query, 2, 0))
     return Items(
         labels=data.labels.astype(np.uint16 if len(data.names) < 65536 else np.uint32),
@@ -324,6 +306,10 @@ def _pictures_needed(
         needed += [suspect["item"], suspect["own"], suspect["other"]]
     for pair in lists.get("pairs", ()):
         needed += [item for example in pair["examples"] for item in example]
+    for leak in lists.get("leaks", ()):
+        needed += [leak["item"]]
+    for pair in lists.get("duplicates", ()):
+        needed += [pair["a"], pair["b"]]
     for hub in lists.get("hubs", ()):
         needed += [hub["item"], *hub["queries"]]
     for i in order[:_WORST_WITH_PICTURES]:
@@ -331,18 +317,18 @@ def _pictures_needed(
     return [int(i) for i in needed if 0 <= i < len(data.labels)]
 
 
-def _scores(data: diagnosis.Data, per_query, *, evaluated) -> dict[str, Any] | None:
+def _scores(data: diagnosis.Data, per_query, *, evaluated, average) -> dict[str, Any] | None:
     """The tiles with their intervals over classes, and the table of all scores."""
     if per_query is None:
         return None
-    labels = data.query_labels
+    labels = data.search.labels
     is_scored = np.isfinite(per_query["R@1"])
     if not is_scored.any():
         return None
     tiles = []
     for name in ("R@1", "MAP@R", "RP", "MRR"):
-        low, high = metrics.interval(per_query[name], groups=labels)
-        value = float(per_query[name][is_scored].mean())
+        low, high = metrics.interval(per_query[name], groups=labels, over=average)
+        value = metrics.average(per_query[name], labels, over=average)
         tiles.append({"name": name, "value": value, "low": low, "high": high})
     classes = len(np.unique(labels[is_scored]))
     note = metrics.interval_note(labels[is_scored])
@@ -350,14 +336,18 @@ def _scores(data: diagnosis.Data, per_query, *, evaluated) -> dict[str, Any] | N
         note = f"Range: 95 % bootstrap over the {classes:,} classes{'; ' if note else ''}{note}."
     elif note:
         note = f"{note[0].upper()}{note[1:]}."
+    if average == "classes":
+        note += " Every score is the mean over classes of the mean of a class's queries."
     counts = f"{int(is_scored.sum()):,} queries"
     lone = int((~is_scored).sum())
-    if not data.within:
-        counts += f", {len(data.items):,} gallery images"
+    if not data.search.within:
+        counts += f", {len(data.search.items):,} gallery images"
     if lone:
         counts += f"; {lone:,} without another image of their class are in no score"
     if unreadable := int((~data.readable).sum()):
-        counts += f"; {unreadable:,} images could not be read"
+        counts += f"; {unreadable:,} image{'s' * (unreadable > 1)} could not be read"
+    if len(data.names) == 1:
+        counts += ". One class: every image is right, and the scores say nothing"
     table = evaluated or {"test": {tile["name"]: tile["value"] for tile in tiles}}
     return {"tiles": tiles, "note": f"{note} {counts}.".strip(), "table": _table(table)}
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from rich.console import Console
 
-from dmljax.report import figures, page
+from dmljax.report import facts, figures, page, text
 
-__all__ = ["InlinePage", "embedding_map", "neighbors", "show", "worst"]
+__all__ = ["InlinePage", "embedding_map", "findings", "neighbors", "show", "worst"]
 
 _RIGHT, _WRONG, _INK = "#0069a8", "#c04a00", "#1b1f24"
 
@@ -40,6 +41,12 @@ def show(run: str | os.PathLike, *, height: int = 900) -> InlinePage:
         f'<iframe srcdoc="{document}" title="{path.parent.name}" sandbox="allow-scripts '
         f'allow-downloads" style="width:100%;height:{height}px;border:0"></iframe>'
     )
+
+
+def findings(run: str | os.PathLike) -> None:
+    """Prints the findings of the page of a run, as `dmljax report --text` does."""
+    content = facts.from_tree(page.read(_path(run)))
+    Console(highlight=False, emoji=False, markup=False).print(text.of_facts(content))
 
 
 def worst(run: str | os.PathLike, *, queries: int = 8, k: int = 8) -> Any:

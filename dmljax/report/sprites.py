@@ -12,36 +12,35 @@ from PIL import Image
 
 from dmljax.data.decode import UnreadableImage
 
-__all__ = ["MISSING", "SIDE", "Sprites", "choose", "cover", "gray", "make", "thumbnail_size"]
+__all__ = ["MISSING", "SIDE", "Sprites", "choose", "cover", "make", "thumbnail_size"]
 
 SIDE = 16  # cells along each edge of a sheet
 MISSING = 65535  # the cell of an item without a thumbnail
-# (at most so many images, pixels of a cell, WebP quality): 5,000 images stay below 8 MB.
-_SIZES = ((5000, 64, 50), (8000, 48, 60))
-_MOST_CELLS, _SMALL_SIDE, _SMALL_QUALITY = 5500, 48, 60
-_GRAY_SIDE = 16
+# The size of thumbnails by the number of images: (at most, pixels of an edge, WebP quality).
+# 5,000 images stay below 8 MB.
+THUMBNAIL_SIZES = ((5000, 64, 50), (8000, 48, 60))
+# Of more images, some get a thumbnail: (how many, pixels of an edge, WebP quality).
+THUMBNAILS_OF_MANY = (5500, 48, 60)
 
 
 class Sprites(NamedTuple):
-    """Sheets of thumbnails, where each item's is, and small gray copies of all that were read.
+    """Sheets of thumbnails, and where each item's is.
 
     `cells [n]`: sheet * 256 + row * 16 + column, or `MISSING`. `rows` are the rows of cells of each
-    sheet. `gray [n 16 16]`: NaN for an item without a thumbnail.
+    sheet.
     """
 
     sheets: list[bytes]
     rows: list[int]
     cells: np.ndarray
-    side: int
-    gray: np.ndarray
 
 
 def thumbnail_size(count: int) -> tuple[int, int, int]:
     """`(images, side, quality)`: how many of `count` images get a thumbnail, and how."""
-    for most, side, quality in _SIZES:
+    for most, side, quality in THUMBNAIL_SIZES:
         if count <= most:
             return count, side, quality
-    return _MOST_CELLS, _SMALL_SIDE, _SMALL_QUALITY
+    return THUMBNAILS_OF_MANY
 
 
 def choose(labels: np.ndarray, needed: Sequence[int], count: int, *, seed: int = 0) -> np.ndarray:
@@ -71,11 +70,6 @@ def cover(image: np.ndarray, side: int) -> np.ndarray:
     return np.asarray(picture.resize((side, side), resample, box=box, reducing_gap=2.0))
 
 
-def gray(picture: np.ndarray) -> np.ndarray:
-    """A small gray copy `[16 16]` of a uint8 image `[h w 3]`, to compare pixels."""
-    return np.asarray(Image.fromarray(picture).convert("L").resize((_GRAY_SIDE, _GRAY_SIDE)))
-
-
 def make(
     read_fn: Callable[[int], np.ndarray],
     labels: np.ndarray,
@@ -95,7 +89,6 @@ def make(
     wanted = [int(place[i]) for i in needed if place[i] >= 0]
     chosen = available[choose(np.asarray(labels)[available], wanted, count)]
     cells = np.full(n, MISSING, np.uint16)
-    copies = np.full((n, _GRAY_SIDE, _GRAY_SIDE), np.nan, np.float32)
     pending: list[Future[bytes]] = []
     rows: list[int] = []
     filled, sheet = 0, np.zeros((SIDE * side, SIDE * side, 3), np.uint8)
@@ -108,7 +101,6 @@ def make(
             place_in_sheet = filled % SIDE**2
             top, left = divmod(place_in_sheet, SIDE)
             sheet[top * side : (top + 1) * side, left * side : (left + 1) * side] = picture
-            copies[item] = gray(picture)
             cells[item] = filled
             filled += 1
             if filled % SIDE**2 == 0:
@@ -119,7 +111,7 @@ def make(
             rows.append(-(-(filled % SIDE**2) // SIDE))
             pending.append(encoders.submit(_encoded, sheet[: rows[-1] * side], quality))
         sheets = [future.result() for future in pending]
-    return Sprites(sheets, rows, cells, side, copies)
+    return Sprites(sheets, rows, cells)
 
 
 def _encoded(sheet: np.ndarray, quality: int) -> bytes:

@@ -1,61 +1,51 @@
-"""The report as text, for a terminal: one run, or a comparison of several."""
+"""The report as text, for a terminal: of one model, or a comparison of several."""
 
 from __future__ import annotations
 
 import math
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, SupportsFloat, SupportsIndex
 
-import numpy as np
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dmljax import metrics
 from dmljax.report.comparison import ClassChange, RunComparison, p_text
-from dmljax.report.findings import Findings
+from dmljax.report.facts import Facts
 
-__all__ = ["comparison", "run"]
+__all__ = ["comparison", "of_facts"]
 
 _CLASSES, _PAIRS, _ITEMS = 10, 8, 12  # rows of a list at most
 _WIDEST = 48  # characters of a name
 
 
-def run(
-    findings: Findings,
-    *,
-    title: str,
-    names: Sequence[str],
-    name_fn: Callable[[int], str],
-    other_scores: Mapping[str, float] = types.MappingProxyType({}),
-    notes: Sequence[str] = (),
-) -> RenderableType:
-    """The report of one run: scores with ranges, worst classes, confusions and suspects.
+def of_facts(facts: Facts) -> RenderableType:
+    """The diagnosis of one model: what its page says, with the same numbers, in words.
 
-    `names` are those of the classes, `name_fn(row)` is the name of an image, and `other_scores` are
-    scores without a range, such as NMI. `notes` are lines under the title.
+    A long list shows its first rows, and how many there are. Pictures, the map and curves are on
+    the page only.
     """
-    scores = findings.scores
-    scored = scores.labels[scores.first > 0]
-    counts = f"{len(scored):,} queries of {len(np.unique(scored)):,} classes"
-    lone = len(scores.first) - len(scored)
-    if lone:
-        counts += f"; {lone:,} queries without a positive are left out"
-    if findings.unreadable:
-        plural = "s" if findings.unreadable > 1 else ""
-        counts += f"; {findings.unreadable:,} image{plural} could not be read"
-    head = [Text(title, style="bold"), Text(counts), *(Text(note) for note in notes if note)]
-    parts: list[RenderableType] = [*head, Text(), _scores(findings, other_scores)]
-    note = metrics.interval_note(scored)
-    parts.append(Text(note or "range: 95 % bootstrap over classes", style="dim"))
-    parts += _section("Worst classes", _classes(findings, names))
-    parts += _section("Taken for one another", _confusions(findings, names))
-    parts += _section(
-        "Labels to check (candidates, not verdicts)", _suspects(findings, names, name_fn)
-    )
-    parts += _section("Near-duplicates of different classes", _duplicates(findings, names, name_fn))
+    parts: list[RenderableType] = [Text(f"{facts.title}: {facts.headline or 'no score'}", "bold")]
+    if facts.scores is None:
+        parts.append(Text(facts.summary))
+    for section in (_head, _scores, _looks, _worst, _classes, _confusions):
+        parts += section(facts)
+    check = facts.check or {}
+    for title, key, line in (
+        ("Also among the training images", "leaks", _leak),
+        ("Perhaps another label (candidates, not verdicts)", "suspects", _suspect),
+        ("Almost the same picture, two labels", "duplicates", _duplicate),
+        ("Found wrongly by many (hubs)", "hubs", _hub),
+    ):
+        listed = check.get(key, ())
+        lines = [line(facts, row) for row in listed[:_ITEMS]]
+        parts += _section(title, _listed(lines, len(listed), check.get(f"{key}_note")))
+    if refusal := check.get("refusal"):
+        parts += [Text(), Text(refusal)]
+    parts += _embedding(facts)
+    for fault in facts.faults:
+        parts.append(Text(f"The section {fault.section!r} could not be made: {fault.message}"))
     return Group(*parts)
 
 
@@ -116,100 +106,149 @@ def comparison(
     return Group(*parts)
 
 
-def _scores(findings: Findings, other_scores: Mapping[str, float]) -> Table:
-    table = _table(("score", "left"), ("value", "right"), ("95 % range", "right"))
-    values = findings.scores.values
-    for name, own in values.items():
-        mean = float(np.nanmean(own)) if not np.isnan(own).all() else math.nan
-        table.add_row(
-            name, _percent(mean), _range(*metrics.interval(own, groups=findings.scores.labels))
-        )
-    for name, score in other_scores.items():
-        if name not in values:
-            table.add_row(Text(name), _percent(score), "")
-    return table
+def _head(facts: Facts) -> list[RenderableType]:
+    lines = [Text(line) for line in (facts.rule, facts.warning) if line]
+    rows = (facts.run or {}).get("rows", ())
+    return [*lines, *(Text(f"{name}: {value}", style="dim") for name, value in rows)]
 
 
-def _classes(findings: Findings, names: Sequence[str]) -> Iterator[RenderableType]:
-    table, classes = (
-        _table(
-            ("class", "left"),
-            ("queries", "right"),
-            ("R@1", "right"),
-            ("MAP@R", "right"),
-            ("next class", "left"),
-            ("gap", "right"),
-        ),
-        findings.classes,
+def _scores(facts: Facts) -> list[RenderableType]:
+    """The main scores with their ranges, then the other scores of every split."""
+    if facts.scores is None:
+        return []
+    splits, *others = facts.scores["table"]["splits"]
+    table = _table(
+        ("score", "left"),
+        (splits, "right"),
+        ("95 % range", "right"),
+        *((split, "right") for split in others),
     )
-    rows = [i for i in classes.order if classes.recall_at_1[i] < 1][:_CLASSES]
+    cells = {name: values for name, *values in facts.scores["table"]["rows"]}
+    for tile in facts.scores["tiles"]:
+        _, *remaining = cells.pop(tile["name"], ("", *others))
+        range_ = _range(tile["low"], tile["high"])
+        table.add_row(tile["name"], _percent(tile["value"]), range_, *remaining)
+    for name, (value, *remaining) in cells.items():
+        table.add_row(Text(name), value, "", *remaining)
+    return [table, Text(facts.scores["note"], style="dim")]
+
+
+def _looks(facts: Facts) -> list[RenderableType]:
+    def words(parts: Sequence[Any]) -> str:
+        return "".join(x if isinstance(x, str) else _class(facts, x["class"]) for x in parts)
+
+    lines = [words(look["parts"]) for look in facts.looks]
+    return _section("Look at these first", _listed(lines, len(lines)))
+
+
+def _worst(facts: Facts) -> list[RenderableType]:
+    items, order = facts.items, (facts.worst or {}).get("order", ())
+    lines = [
+        f"{_image(facts, i)}: nearest is {_image(facts, items.neighbors[i, 0])}, first right at "
+        f"{items.first[i]:,}"
+        for i in order[:_ITEMS]
+    ]
+    return _section("Worst queries", _listed(lines, len(order)))
+
+
+def _classes(facts: Facts) -> list[RenderableType]:
+    classes = facts.classes
+    if classes is None:
+        return []
+    columns = [("class", "left"), ("images", "right"), ("R@1", "right"), ("MAP@R", "right")]
+    columns += [("inside", "right")]
+    has_next = "next" in classes
+    if has_next:
+        columns += [("next", "right"), ("next class", "left"), ("gap", "right")]
+    table = _table(*columns)
+    rows = [i for i in classes["order"] if classes["recall"][i] < 1][:_CLASSES]
     for i in rows:
-        has_next = classes.next_class[i] >= 0
-        table.add_row(
-            Text(_short(names[classes.labels[i]])),
-            f"{classes.queries[i]:,}",
-            _percent(classes.recall_at_1[i]),
-            _percent(classes.map_at_r[i]),
-            Text(_short(names[classes.labels[classes.next_class[i]]]) if has_next else "-"),
-            f"{classes.gap[i]:+.2f}" if math.isfinite(classes.gap[i]) else "-",
-        )
-    if rows:
-        yield table
-        yield Text(
-            "gap: mean cosine inside the class less that of its mean with the next class's",
-            style="dim",
-        )
+        cells = [Text(_class(facts, i)), f"{classes['count'][i]:,}"]
+        cells += [_percent(classes["recall"][i]), _percent(classes["map_at_r"][i])]
+        cells.append(_decimal(classes["inside"][i]))
+        if has_next:
+            following, cosine = classes["next"][i], classes["next_similarity"][i]
+            cells.append(_decimal(cosine))
+            cells.append(Text(_class(facts, following) if following < len(facts.names) else "-"))
+            cells.append(_decimal(classes["inside"][i] - cosine))
+        table.add_row(*cells)
+    note = (
+        "inside: mean cosine of two images of the class; next: cosine with the mean of the nearest "
+        "other class; gap: inside - next"
+    )
+    return _section("Worst classes", [table, Text(note, style="dim")] if rows else [])
 
 
-def _confusions(findings: Findings, names: Sequence[str]) -> Iterator[RenderableType]:
-    pairs = findings.confusions
-    for i in range(min(_PAIRS, len(pairs.counts))):
-        a, b = (_short(names[x[i]]) for x in (pairs.labels, pairs.taken_for))
-        yield Text(
-            f"  {a} -> {b}: {pairs.counts[i]:,} of {pairs.queries[i]:,} queries"
-            f" ({pairs.reverse[i]:,} the other way)"
-        )
+def _confusions(facts: Facts) -> list[RenderableType]:
+    pairs = (facts.confusions or {}).get("pairs", ())
+    lines = [
+        f"{_class(facts, pair['a'])} taken for {_class(facts, pair['b'])}: {pair['count']:,} of "
+        f"{pair['of']:,}" + (f", the other way {pair['back']:,}" if pair["back"] else "")
+        for pair in pairs[:_PAIRS]
+    ]
+    total = (facts.confusions or {}).get("total", 0)
+    return _section("Taken for one another", _listed(lines, total))
 
 
-def _suspects(
-    findings: Findings, names: Sequence[str], name_fn: Callable[[int], str]
-) -> Iterator[RenderableType]:
-    suspects, near = findings.suspects, findings.near
-    if suspects.refusal:
-        yield Text(f"  no list: {suspects.refusal}")
-    for item in suspects.items[:_ITEMS]:
-        place = int(np.searchsorted(findings.queries, item))
-        label = names[findings.labels[item]]
-        other = int(near.other[place])
-        yield Text(
-            f"  {_short(name_fn(int(item)))}: labeled {_short(label)}, perhaps "
-            f"{_short(names[findings.labels[other]])}"
-        )
-    if len(suspects.items) > _ITEMS:
-        yield Text(f"  and {len(suspects.items) - _ITEMS:,} more")
+def _leak(facts: Facts, leak: Mapping[str, Any]) -> str:
+    return (
+        f"{_image(facts, leak['item'])} is like a training image of {_short(leak['train_class'])}: "
+        f"cosine {leak['similarity']:.3f}"
+    )
 
 
-def _duplicates(
-    findings: Findings, names: Sequence[str], name_fn: Callable[[int], str]
-) -> Iterator[RenderableType]:
-    pairs = findings.duplicates
-    if pairs.refusal:
-        yield Text(f"  no list: {pairs.refusal}")
-    for query, item in list(zip(pairs.queries.tolist(), pairs.items.tolist(), strict=True))[
-        :_ITEMS
-    ]:
-        a, b = (
-            f"{_short(name_fn(int(row)))} ({_short(names[findings.labels[row]])})"
-            for row in (query, item)
-        )
-        yield Text(f"  {a} and {b}")
-    if len(pairs.queries) > _ITEMS:
-        yield Text(f"  and {len(pairs.queries) - _ITEMS:,} more")
+def _suspect(facts: Facts, suspect: Mapping[str, Any]) -> str:
+    other = _class(facts, facts.items.labels[suspect["other"]])
+    return (
+        f"{_image(facts, suspect['item'])} perhaps {other}: {suspect['to_own']:.2f} to its own "
+        f"class, {suspect['to_other']:.2f} to that one"
+    )
 
 
-def _section(title: str, parts: Iterator[RenderableType]) -> list[RenderableType]:
+def _duplicate(facts: Facts, pair: Mapping[str, Any]) -> str:
+    a, b = (_image(facts, pair[side]) for side in "ab")
+    return f"{a} and {b}: cosine {pair['similarity']:.3f}"
+
+
+def _hub(facts: Facts, hub: Mapping[str, Any]) -> str:
+    return (
+        f"{_image(facts, hub['item'])}: among the ten nearest of {hub['found']:,} queries, "
+        f"{hub['wrong']:,} of them of another class"
+    )
+
+
+def _embedding(facts: Facts) -> list[RenderableType]:
+    if facts.embedding is None:
+        return []
+    numbers = _table(("number", "left"), ("value", "right"), ("meaning", "left"))
+    for row in facts.embedding["numbers"]:
+        numbers.add_row(*row)
+    lines = [
+        f"At threshold {offer['threshold']:.3f}, 1 in {1 / offer['fmr']:,.0f} pairs of different "
+        f"classes pass, and {_percent(offer['fnmr'])} % of the pairs of one class are refused."
+        for offer in facts.embedding["thresholds"]
+    ]
+    return _section("The embedding", [numbers, *_listed(lines, len(lines))])
+
+
+def _class(facts: Facts, label: SupportsIndex) -> str:
+    return _short(facts.names[label])
+
+
+def _image(facts: Facts, item: SupportsIndex) -> str:
+    name = f"image {item}" if facts.files is None else _short(facts.files[item])
+    return f"{name} ({_class(facts, facts.items.labels[item])})"
+
+
+def _listed(lines: Sequence[str], total: int, note: str | None = None) -> list[RenderableType]:
+    """Lines of a list that has `total` rows, under a note; nothing without lines."""
+    more = [f"and {total - len(lines):,} more"] if total > len(lines) else []
+    head = [Text(note, style="dim")] if note else []
+    return [*head, *(Text(f"  {line}") for line in [*lines, *more])] if lines else []
+
+
+def _section(title: str, content: Sequence[RenderableType]) -> list[RenderableType]:
     """A heading and its content; a section that has nothing to say says nothing."""
-    content = list(parts)
     return [Text(), Text(title, style="bold"), *content] if content else []
 
 
@@ -226,8 +265,12 @@ def _short(name: str) -> str:
     return name if len(name) <= _WIDEST else f"...{name[3 - _WIDEST :]}"
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}" if math.isfinite(value) else "-"
+def _percent(value: SupportsFloat) -> str:
+    return f"{100 * float(value):.1f}" if math.isfinite(value) else "-"
+
+
+def _decimal(value: SupportsFloat) -> str:
+    return f"{float(value):.2f}" if math.isfinite(value) else "-"
 
 
 def _signed(value: float) -> str:

@@ -23,7 +23,7 @@ from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
-__all__ = ["FILE", "facts_of", "write", "write_again"]
+__all__ = ["FILE", "facts_again", "facts_of", "write", "write_again"]
 
 FILE = "report.html"
 # The page looks for copies of test images among this many training images. At the end of a run it
@@ -49,8 +49,6 @@ def write(
         most = min(_MOST_TRAINING, run.steps * run.batch_size // _TRAINED_DIVISOR)
         training_fn = functools.partial(_training, run, state, evaluator, most=most)
         content = facts_of(run, state, evaluation, workdir, scores, training_fn=training_fn)
-        for fault in content.faults:
-            _warn(fault)
         page.write(content, workdir / FILE)
     except Exception as error:
         logging.warning("%s was not written: %s: %s", FILE, type(error).__name__, error)
@@ -58,27 +56,44 @@ def write(
     return True
 
 
-def _warn(fault: facts.Fault) -> None:
-    logging.warning("a section of %s is missing (%s): %s", FILE, fault.section, fault.message)
-
-
 def write_again(
     workdir: str | os.PathLike, *, step: int | None = None, overrides: Sequence[str] = ()
 ) -> pathlib.Path:
     """Embeds the test split of a run again, and writes its page."""
+    content = facts_again(workdir, step=step, overrides=overrides)
+    return page.write(content, pathlib.Path(workdir) / FILE)
+
+
+def facts_again(
+    workdir: str | os.PathLike,
+    *,
+    step: int | None = None,
+    overrides: Sequence[str] = (),
+    pictures: bool = True,
+) -> facts.Facts:
+    """Embeds the test split of a run again: the facts of its page.
+
+    Those of the selected step are also written to `scores.safetensors`.
+    """
     workdir = pathlib.Path(workdir)
     run, state = run_folder.reopen(workdir, step=step, overrides=overrides)
+    if not len(run.test):
+        raise ValueError(f"{workdir} has no test images to report on")
     evaluator = Evaluator(run)
-    evaluation = Evaluation({}, evaluator.embeddings(state, run.test))
-    if step is None and evaluation.test_embeddings is not None:
-        embeddings = evaluation.test_embeddings[MAIN]
-        scores = run_folder.query_scores(run, embeddings, workdir, step=int(state.step))
+    embeddings = evaluator.embeddings(state, run.test)
+    scores = run_folder.query_scores(run, embeddings[MAIN], workdir, step=int(state.step))
+    if step is None:
         run_folder.write_query_scores(scores, workdir)
     training_fn = functools.partial(_training, run, state, evaluator, most=_MOST_TRAINING)
-    content = facts_of(run, state, evaluation, workdir, training_fn=training_fn)
-    for fault in content.faults:
-        _warn(fault)
-    return page.write(content, workdir / FILE)
+    return facts_of(
+        run,
+        state,
+        Evaluation({}, embeddings),
+        workdir,
+        scores,
+        training_fn=training_fn,
+        pictures=pictures,
+    )
 
 
 def facts_of(
@@ -86,13 +101,14 @@ def facts_of(
     state: TrainState,
     evaluation: Evaluation,
     workdir: pathlib.Path,
-    query_values: QueryScores | None = None,
+    query_scores: QueryScores | None = None,
     *,
     training_fn: Callable[[], Mapping[str, Any] | None] | None = None,
+    pictures: bool = True,
 ) -> facts.Facts:
     """The facts of a run at the state `state`. `evaluation` holds the test embeddings.
 
-    `query_values` are computed if they are not given. `facts.make` explains `training_fn`.
+    `facts.make` explains the last three arguments. Missing sections are warnings.
     """
     test, embeddings = run.test, evaluation.test_embeddings
     step = int(state.step)
@@ -102,18 +118,15 @@ def facts_of(
     if run.method.inspect is not None:
         inside_fn = functools.partial(_views, run, state, embeddings, reader)
     scores: Mapping[str, Mapping[str, float]] = files.scores_at(step)
-    return facts.make(
+    content = facts.make(
         embeddings[MAIN],
-        test.labels,
+        test,
         title=files.name,
-        names=test.names,
-        query=test.query,
-        gallery=test.gallery,
-        groups=test.groups,
         files=short_names(test),
         read_fn=lambda item: reader(int(item)),
         scores=scores or None,
-        per_query=None if query_values is None else query_values.values,
+        query_scores=query_scores,
+        average=run.evaluation.average,
         are_classes_new=not set(test.names) & set(run.train.names),
         inside_fn=inside_fn,
         training_fn=training_fn,
@@ -124,8 +137,12 @@ def facts_of(
             "warning": files.warning(),
         },
         seed=run.seed,
+        pictures=pictures,
         devices=run.shards.mesh.local_devices,
     )
+    for fault in content.faults:
+        logging.warning("a section of the page is missing (%s): %s", fault.section, fault.message)
+    return content
 
 
 def _training(

@@ -129,16 +129,17 @@ def stuck(run: Run, evaluation: Evaluation, workdir: pathlib.Path) -> str | None
     return stuck_lib.below_pixels(rows, dim=dim, images=len(run.test), steps=run.steps)
 
 
-def intervals(scores: QueryScores) -> str:
+def intervals(scores: QueryScores, average: str = "queries") -> str:
     """How much the main test scores would vary with other test classes."""
     ranges = []
     for name in ("R@1", "MAP@R"):
-        low, high = metrics.interval(scores.values[name], groups=scores.labels)
+        low, high = metrics.interval(scores.values[name], groups=scores.labels, over=average)
         if not np.isnan(low):
             ranges.append(f"{name} {100 * low:.1f} to {100 * high:.1f}")
     note = metrics.interval_note(scores.labels)
     texts = [", ".join(ranges), note and f"({note})" if ranges else note]
-    return f"95 % ranges over test classes: {' '.join(filter(None, texts))}"
+    averaged = ", of means over classes" if average == "classes" else ""
+    return f"95 % ranges over test classes{averaged}: {' '.join(filter(None, texts))}"
 
 
 def choice(run: Run, step: int, rows: list[dict]) -> Chosen:
@@ -175,6 +176,7 @@ def facts(run: Run) -> dict[str, Any]:
             for name, split in run.splits.items()
         },
         "pretraining": run.start or run.weights,
+        "average": run.evaluation.average,
         "seed": run.seed,
         "steps": run.steps,
     }

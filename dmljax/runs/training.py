@@ -162,7 +162,7 @@ def _report(
         embeddings = evaluation.test_embeddings[MAIN]
         scores = folder.query_scores(run, embeddings, workdir, step=int(state.step))
         folder.write_query_scores(scores, workdir)
-        journal.say(summary.intervals(scores))
+        journal.say(summary.intervals(scores, run.evaluation.average))
     report.finished(choice, evaluation.scores, **summary.facts(run))
     for line in summary.pictures_of(run, state, evaluation, workdir, scores, evaluator=evaluator):
         journal.say(line)

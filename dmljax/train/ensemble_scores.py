@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -19,6 +20,7 @@ def mean_distance_scores(
     *,
     ks: Sequence[int],
     ranking_fns: Mapping[str, Callable],
+    average: str = "queries",
 ) -> dict[str, float]:
     """Retrieval scores of the parts {name: [n d]} of a method, by `retrieval.mean_distance_ranks`.
 
@@ -28,11 +30,12 @@ def mean_distance_scores(
     search = split.search(learners)
     score_fns = {f"R@{k}": partial(metrics.recall_at_k, k=k) for k in ks if k <= search.candidates}
     score_fns |= ranking_fns
-    values: dict[str, list[np.ndarray]] = {name: [] for name in score_fns}
+    values = {name: np.full(len(search.labels), np.nan) for name in score_fns}
     for block in retrieval.mean_distance_ranks(search.embeddings, search.labels, **search.options):
         for name, score_fn in score_fns.items():
-            values[name].append(np.asarray(score_fn(block.ranks)))
+            takes_labels = "labels" in inspect.signature(score_fn).parameters
+            options = {"labels": search.labels[block.queries]} if takes_labels else {}
+            values[name][block.queries] = score_fn(block.ranks, **options)
     return {
-        name: float(np.mean(np.concatenate(blocks))) if blocks else float("nan")
-        for name, blocks in values.items()
+        name: metrics.average(array, search.labels, over=average) for name, array in values.items()
     }

@@ -113,6 +113,7 @@ def score(
     starts: int = 1,
     kmeans_options: Mapping[str, Any] = types.MappingProxyType({}),
     depth: int | str | None = None,
+    average: str = "queries",
     devices: Sequence[Any] | None = None,
     sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> dict[str, float]:
@@ -137,6 +138,7 @@ def score(
         search.labels,
         ks=([k for k in ks if k <= search.candidates] or [1]) if ks else [],
         metric_fns=ranking_fns,
+        average=average,
         devices=devices,
         **options,
     )
@@ -284,7 +286,9 @@ class Evaluator:
         if size > _MAX_PIXELS or len(split) > _MAX_PIXEL_IMAGES:
             return None
         pixels = self._embed(lambda images: images.reshape(len(images), -1), split)
-        return score(pixels, split, ks=(1,), clustering_fns={}, sum_fn=self._sum_fn)
+        average = self._run.evaluation.average
+        options: dict[str, Any] = {"average": average, "sum_fn": self._sum_fn}
+        return score(pixels, split, ks=(1,), clustering_fns={}, **options)
 
     def scores(
         self,
@@ -310,6 +314,7 @@ class Evaluator:
                 metrics.SCIKIT_LEARN_KMEANS if options.kmeans == "scikit_learn" else {}
             ),
             depth=options.depth,
+            average=options.average,
             devices=self._run.shards.mesh.local_devices,
             sum_fn=self._sum_fn,
         )
@@ -322,6 +327,7 @@ class Evaluator:
                 ks=run_metrics.ks,
                 ranking_fns=run_metrics.ranking_fns,
                 clustering_fns={},
+                average=options.average,
                 sum_fn=self._sum_fn,
             )
             scores |= {f"refined/{name}": value for name, value in values.items()}
@@ -331,6 +337,7 @@ class Evaluator:
                 split,
                 ks=run_metrics.ks,
                 ranking_fns=run_metrics.ranking_fns,
+                average=options.average,
             )
             scores |= {f"mean_distance/{name}": value for name, value in values.items()}
         if options.knn and set(split.names) & set(self._run.train.names):
@@ -344,7 +351,13 @@ class Evaluator:
         for name, embedding in embeddings.items():
             if name != MAIN:
                 values = score(
-                    embedding, split, ks=ks, ranking_fns={}, clustering_fns={}, sum_fn=self._sum_fn
+                    embedding,
+                    split,
+                    ks=ks,
+                    ranking_fns={},
+                    clustering_fns={},
+                    average=self._run.evaluation.average,
+                    sum_fn=self._sum_fn,
                 )
                 recalls[name] = {k: v for k, v in values.items() if k.startswith("R@")}
         scores = {f"{part}/{k}": v for part, values in recalls.items() for k, v in values.items()}

@@ -94,16 +94,16 @@ def test_embeddings_from_elsewhere(tmp_path, capsys):
     vectors[7] = np.nan
     names = np.array([f"[bold]</script> {i}" for i in range(12)])
     text = _printed(capsys, *_files(tmp_path, vectors, names[labels]))
-    assert "119 queries of 12 classes; 1 image could not be read" in text
-    assert "item 3: labeled [bold]</script> 9, perhaps [bold]</script> 0" in text
+    assert "119 queries; 1 image could not be read" in text
+    assert "image 3 ([bold]</script> 9) perhaps [bold]</script> 0: " in text
     assert "only 12 classes: the range is rough" in text and "Worst classes" in text
 
 
 @pytest.mark.parametrize(
     ("vectors", "labels", "words"),
     [
-        (np.eye(6, 4), np.zeros(6, int), "one class: every item is right"),
-        (np.eye(6, 4), np.arange(6), "6 queries without a positive are left out"),
+        (np.eye(6, 4), np.zeros(6, int), "One class: every image is right"),
+        (np.eye(6, 4), np.arange(6), "so that there are no scores"),
         (np.arange(24.0).reshape(12, 2), np.arange(12) // 4, "embeddings of 2 dimensions are too"),
     ],
 )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dmljax import metrics
+from dmljax.metrics import projection
 
 
 def _clusters(n, *, classes=12, d=16, seed=0):
@@ -71,3 +72,24 @@ def test_wrong_arguments():
         metrics.map_positions(np.eye(5), np.arange(5), anchors=3)
     with pytest.raises(ValueError, match=r"shape \(5, 5\) and labels \(4,\)"):
         metrics.map_positions(np.eye(5), np.arange(4))
+
+
+def test_the_probabilities_have_the_perplexity_and_are_symmetric():
+    x, _ = _clusters(50, classes=5)
+    x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+    p = np.asarray(projection._attraction(x, 8.0), np.float64)
+    np.testing.assert_allclose(p, p.T, rtol=1e-6)
+    assert p.sum() == pytest.approx(1, rel=1e-4) and (np.diag(p) == 0).all()
+    squares = ((x[:, None].astype(np.float64) - x[None]) ** 2).sum(axis=2)
+    conditional = np.zeros((50, 50))
+    for i in range(50):
+        low, high = 1e-3, 1e6
+        others = np.delete(np.arange(50), i)
+        for _ in range(200):
+            precision = np.sqrt(low * high)
+            weights = np.exp(-precision * (squares[i, others] - squares[i, others].min()))
+            weights /= weights.sum()
+            entropy = -np.sum(weights[weights > 0] * np.log(weights[weights > 0]))
+            low, high = (precision, high) if entropy > np.log(8) else (low, precision)
+        conditional[i, others] = weights
+    np.testing.assert_allclose(p, (conditional + conditional.T) / 100, atol=2e-5)

@@ -245,8 +245,8 @@ def test_scores_come_in_one_order():
         ("precision_at_1", {}, "P@1"),
         ("r_precision", {}, "RP"),
         ("map_at_r", {}, "MAP@R"),
-        ("mean_average_precision", {}, "mAP"),
-        ("mean_reciprocal_rank", {}, "MRR"),
+        ("average_precision", {}, "mAP"),
+        ("reciprocal_rank", {}, "MRR"),
         ("nmi", {}, "NMI"),
         ("ami", {}, "AMI"),
         ("ari", {}, "ARI"),
@@ -281,3 +281,43 @@ def test_shares_of_several_processes_have_the_scores_of_one(shares):
     for i in range(shares):
         scores = metrics.retrieval(x, y, **options, share=(i, shares), sum_fn=lambda a: total)
         assert scores == expected  # bit for bit
+
+
+def test_a_class_average_weighs_small_classes_as_large_ones():
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(10), rng.integers(2, 9, 10))
+    x = rng.standard_normal((10, 4))[labels] + rng.standard_normal((len(labels), 4))
+    values = metrics.per_query(x, labels, ks=(1,))
+    scores = metrics.retrieval(x, labels, ks=(1,), average="classes")
+    plain = metrics.retrieval(x, labels, ks=(1,))
+    for name, value in values.items():
+        of_class = [value[labels == c] for c in np.unique(labels)]
+        means = [float(np.mean(v)) for v in of_class if not np.isnan(v).all()]
+        assert scores[name] == pytest.approx(np.mean(means), rel=1e-12)
+        low, high = metrics.interval(value, groups=labels, over="classes")
+        assert low < scores[name] < high
+        # Each draw is a mean of ten class means.
+        draws = metrics.bootstrap_means(value, groups=labels, over="classes", samples=50)
+        drawn = np.random.default_rng(0).integers(len(means), size=(50, len(means)))
+        np.testing.assert_allclose(draws, np.array(means)[drawn].mean(axis=1), rtol=1e-12)
+    assert scores["R@1"] != plain["R@1"] and scores["lone"] == plain["lone"]
+    with pytest.raises(ValueError, match="average='images' is not known"):
+        metrics.retrieval(x, labels, average="images")
+
+
+def test_a_metric_may_see_the_labels_of_its_queries():
+    def first_of_even_classes(ranks, *, labels):
+        assert len(ranks) == len(labels)
+        return np.where(labels % 2 == 0, ranks[:, 0] == 1, 0.0)
+
+    labels = np.array([4, 4, 7, 7, 9])  # the last one has no positive
+    x = np.array([[0.0], [0.1], [5.0], [5.1], [9.0]])
+    values = metrics.per_query(x, labels, ks=(), metric_fns={"even": first_of_even_classes})
+    np.testing.assert_array_equal(values["even"], [1, 1, 0, 0, np.nan])
+
+
+@pytest.mark.parametrize("name", ["mean_average_precision", "mean_reciprocal_rank"])
+def test_old_names_work_with_a_warning(name):
+    with pytest.warns(FutureWarning, match=f"{name} is now called"):
+        function = getattr(metrics, name)
+    assert function is getattr(metrics, name.removeprefix("mean_"))

@@ -16,8 +16,8 @@ RANKING_FNS = {
     "P@1": metrics.precision_at_1,
     "RP": metrics.r_precision,
     "MAP@R": metrics.map_at_r,
-    "mAP": metrics.mean_average_precision,
-    "MRR": metrics.mean_reciprocal_rank,
+    "mAP": metrics.average_precision,
+    "MRR": metrics.reciprocal_rank,
     "mAP@3": functools.partial(metrics.map_at_k, k=3),
     "MRR@3": functools.partial(metrics.reciprocal_rank_at_k, k=3),
 }

@@ -3,6 +3,7 @@ apart."""
 
 import numpy as np
 
+from dmljax.data.splits import Split
 from dmljax.report import facts
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -37,8 +38,13 @@ def names_of(classes=12):
     return names
 
 
-def made(*, items=96, classes=12, dimension=8, title="arrays", **options) -> facts.Facts:
-    """Facts of `clustered` with pictures; `options` are those of `facts.make`."""
+def made(
+    *, items=96, classes=12, dimension=8, title="arrays", names=None, marks=None, **options
+) -> facts.Facts:
+    """Facts of `clustered` with pictures; `options` are those of `facts.make`.
+
+    `marks` are queries, gallery and groups.
+    """
     embeddings, labels = clustered(items, classes, dimension)
-    options = {"names": names_of(classes), "read_fn": colored} | options
-    return facts.make(embeddings, labels, title=title, **options)
+    split = Split(np.arange(items), labels, tuple(names or names_of(classes)), **(marks or {}))
+    return facts.make(embeddings, split, title=title, **{"read_fn": colored} | options)

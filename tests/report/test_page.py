@@ -1,15 +1,18 @@
 """The file of a page: the same bytes, safe against foreign text, read back as it was written."""
 
 import dataclasses
+import io
 import json
 import re
 
 import numpy as np
 import pytest
 from page_cases import HOSTILE, clustered, made, names_of
+from rich.console import Console
 
 from dmljax import metrics
-from dmljax.report import facts, page
+from dmljax.data.splits import Split
+from dmljax.report import facts, page, text
 
 
 def test_same_facts_give_the_same_bytes_and_are_read_back(tmp_path):
@@ -97,7 +100,8 @@ def test_queries_and_gallery_keep_their_roles_and_item_numbers():
     embeddings, labels = clustered(40, 5)
     query = np.arange(40) % 3 == 0
     gallery = np.arange(40) % 3 > 0
-    made_facts = facts.make(embeddings, labels, title="protocol", query=query, gallery=gallery)
+    split = Split(np.arange(40), labels, tuple("abcde"), query=query, gallery=gallery)
+    made_facts = facts.make(embeddings, split, title="protocol")
     items = made_facts.items
     assert items.roles.tolist() == np.where(query, 1, 2).tolist()
     x = embeddings.astype(np.float64)
@@ -114,7 +118,8 @@ def test_scores_have_the_intervals_of_metrics():
     values = metrics.per_query(embeddings, labels, ks=(1,))
     for name, tile in tiles.items():
         assert tile["value"] == pytest.approx(values[name].mean())
-        assert (tile["low"], tile["high"]) == metrics.interval(values[name], groups=labels)
+        interval = metrics.interval(values[name], groups=labels)
+        assert (tile["low"], tile["high"]) == pytest.approx(interval, abs=1e-6)
 
 
 def test_a_fault_in_one_section_costs_that_section_only():
@@ -150,7 +155,7 @@ def test_looks_say_nothing_where_there_is_nothing_to_say():
 
 
 @pytest.mark.parametrize(
-    "labels, message", [(np.zeros(3, int), "one row"), (np.zeros((8, 2), int), "one row")]
+    "labels, message", [(np.zeros(3, int), "one row"), (np.zeros((8, 2), int), "one label")]
 )
 def test_bad_arrays_are_refused(labels, message):
     with pytest.raises(ValueError, match=message):
@@ -160,3 +165,86 @@ def test_bad_arrays_are_refused(labels, message):
 def test_names_of_hostile_classes_survive_the_round_trip(tmp_path):
     path = page.write(made(), tmp_path / "a page with spaces.html")
     assert page.read(path)["names"] == names_of()
+
+
+def _leaking_case():
+    """Planted faults: equal pictures with two labels, a training image, hubs, wrong labels."""
+    embeddings, labels = clustered(items=240, classes=12, dimension=16, spread=0.15)
+    rng = np.random.default_rng(5)
+    images = rng.integers(0, 256, (240, 24, 24, 3)).astype(np.uint8)
+    labels = labels.copy()
+    labels[[13, 29]] = [4, 9]  # suspected labels: the embedding follows the picture
+    embeddings[40] = embeddings[41]  # classes 4 and 5, one picture, not byte for byte the same
+    images[41] = images[40] // 2 + 20
+    hub = embeddings[[0, 1, 2, 3]].sum(axis=0)
+    crowd = np.arange(48, 72)  # of all classes, around one image of class 0
+    embeddings[crowd] = hub + 0.3 * rng.standard_normal((24, 16))
+    embeddings[60] = hub
+    embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
+    training = {
+        "embeddings": embeddings[[100, 101]],
+        "labels": np.array([0, 1]),
+        "names": ("walrus", "heron"),
+        "read_fn": lambda row: images[[100, 200]][row],  # image 100 alone has the same pixels
+        "total": 5,
+    }
+    split = Split(np.arange(240), labels, tuple(f"kind-{c}" for c in range(12)))
+    return facts.make(
+        embeddings.astype(np.float32),
+        split,
+        title="planted",
+        files=[f"f{i:03}.png" for i in range(240)],
+        read_fn=lambda i: images[i],
+        training_fn=lambda: training,
+    )
+
+
+def test_the_text_has_every_finding_of_the_page_with_its_numbers(tmp_path):
+    case = _leaking_case()
+    tree = page.read(page.write(case, tmp_path / "report.html"))
+    console = Console(width=200, highlight=False, file=io.StringIO())
+    console.print(text.of_facts(case))
+    printed = " ".join(console.file.getvalue().split())
+    check, labels = tree["check"], tree["items"]["labels"]
+    assert {s["item"] for s in check["suspects"]} >= {13, 29}
+    assert any({d["a"], d["b"]} == {40, 41} for d in check["duplicates"])
+    assert [leak["item"] for leak in check["leaks"]] == [100]
+    assert check["hubs"]
+
+    def image(item):
+        return f"f{item:03}.png (kind-{labels[item]})"
+
+    expected = [tree["title"], tree["headline"], tree["scores"]["note"]]
+    expected += [check[f"{key}_note"] for key in ("suspects", "duplicates", "leaks", "hubs")]
+    for tile in tree["scores"]["tiles"]:
+        value, low, high = (f"{100 * tile[key]:.1f}" for key in ("value", "low", "high"))
+        expected.append(f"{tile['name']} {value} {low} to {high}")
+    for suspect in check["suspects"][:12]:
+        own, other = f"{suspect['to_own']:.2f}", f"{suspect['to_other']:.2f}"
+        expected.append(f"perhaps kind-{labels[suspect['other']]}: {own} to its own class, {other}")
+    for pair in check["duplicates"][:12]:
+        cosine = f"cosine {pair['similarity']:.3f}"
+        expected.append(f"{image(pair['a'])} and {image(pair['b'])}: {cosine}")
+    expected.append(f"{image(100)} is like a training image of walrus: cosine 1.000")
+    for hub in check["hubs"][:12]:
+        found = f"{hub['found']} queries, {hub['wrong']} of them of another class"
+        expected.append(f"{image(hub['item'])}: among the ten nearest of {found}")
+    for i in tree["worst"]["order"][:12]:
+        rank = f"first right at {tree['items']['first'][i]}"
+        expected.append(f"nearest is {image(tree['items']['neighbors'][i, 0])}, {rank}")
+    for pair in tree["confusions"]["pairs"][:8]:
+        count = f"{pair['count']} of {pair['of']}"
+        expected.append(f"kind-{pair['a']} taken for kind-{pair['b']}: {count}")
+    expected += [
+        f"{name} {value} {meaning}" for name, value, meaning in tree["embedding"]["numbers"]
+    ]
+    for offer in tree["embedding"]["thresholds"]:
+        expected.append(f"At threshold {offer['threshold']:.3f}, 1 in {1 / offer['fmr']:,.0f}")
+    for look in tree["looks"]:
+        parts = [x if isinstance(x, str) else f"kind-{x['class']}" for x in look["parts"]]
+        expected.append("".join(parts))
+    missing = [words for words in expected if " ".join(words.split()) not in printed]
+    assert not missing
+    again = Console(width=200, highlight=False, file=io.StringIO())
+    again.print(text.of_facts(facts.from_tree(tree)))  # a notebook prints what the page holds
+    assert again.file.getvalue() == console.file.getvalue()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from page_cases import HOSTILE, clustered, colored, made, names_of, number_of
 
+from dmljax.data.splits import Split
 from dmljax.report import facts, page
 
 browser.require()
@@ -468,9 +469,9 @@ def _unreadable():
 def _query_gallery():
     embeddings, labels = clustered()
     query = np.arange(96) // 12 % 3 == 0
-    return facts.make(
-        embeddings, labels, title="protocol", query=query, gallery=~query, read_fn=colored
-    )
+    names = tuple(map(str, range(12)))
+    split = Split(np.arange(96), labels, names, query=query, gallery=~query)
+    return facts.make(embeddings, split, title="protocol", read_fn=colored)
 
 
 def _many_classes():

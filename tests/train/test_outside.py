@@ -10,8 +10,9 @@ from system import tiny
 from dmljax.config import files as config_files
 from dmljax.config import registry
 from dmljax.config.build import build
+from dmljax.report import page, scores_file
 from dmljax.runs import training
-from dmljax.train import journal
+from dmljax.train import journal, results
 
 OUTSIDE = {
     "dataset": {"dataset": {"name": "train.outside:my_dataset", "classes": 8}},
@@ -147,3 +148,31 @@ def test_the_examples_of_contributing_run_as_typed(tmp_path, monkeypatch):
     build(config | {"loss": "triplet"})
     scores = training.run(config | {"miner": None}, tmp_path / "run")
     assert set(scores) == {"R@1", "first_page", "lone"}
+
+
+def test_a_config_averages_over_classes_and_its_metric_sees_labels(tmp_path):
+    metric = "train.test_outside:number_of_the_class"
+    options = {"extra": [metric], "average": "classes"}
+    run_folder = tmp_path / "run"
+    training.run(tiny(tmp_path, evaluate=options, pictures=True), run_folder)
+    result = results.read(run_folder)
+    labels = scores_file.read(run_folder).labels
+    # Every class weighs the same, however many queries it has.
+    assert result.scores["test/number_of_the_class"] == np.unique(labels).mean()
+    assert result.average == "classes"
+    tree = page.read(run_folder / "report.html")
+    assert "mean over classes" in tree["headline"]
+    assert tree["scores"]["tiles"][0]["value"] == pytest.approx(result.scores["test/R@1"])
+    assert "mean over classes" in tree["scores"]["note"]
+    with pytest.raises(ValueError, match=r"evaluate\.average='images' is not known"):
+        build(tiny(tmp_path, evaluate={"average": "images"}))
+
+
+def number_of_the_class(ranks, *, labels):
+    return labels.astype(np.float64)
+
+
+def test_old_names_of_metrics_work_in_a_config(tmp_path):
+    with pytest.warns(FutureWarning, match="is now called 'reciprocal_rank'"):
+        run = build(tiny(tmp_path, evaluate={"metrics": ["mean_reciprocal_rank"]}))
+    assert list(run.evaluation.ranking_fns) == ["MRR"]
