@@ -19,11 +19,13 @@ import argparse
 from collections.abc import Sequence
 
 from dmljax.commands.parser import batch_sizes, refuse
+from dmljax.serve.settings import Limits, Settings
 
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    limits = Limits()
     parser.add_argument("bundle", nargs="?", help="folder of the bundle")
     parser.add_argument("--index", help="index to search: a folder or postgresql://...")
     parser.add_argument("--images", help="folder of the pictures of stored items")
@@ -35,12 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--program", default="stablehlo", help="stablehlo (default) or onnx")
     parser.add_argument("--batch-sizes", help="sizes that are compiled, such as 1,4,16,64")
     parser.add_argument("--watch", type=float, default=2.0, help="seconds between looks")
-    parser.add_argument("--max-waiting", type=int, default=512, help="images at a time, then 503")
-    parser.add_argument("--max-connections", type=int, default=1000, help="then 503")
-    parser.add_argument("--max-image-bytes", type=int, default=32 << 20, help="then 413")
-    parser.add_argument("--max-body-bytes", type=int, default=64 << 20, help="then 413")
-    parser.add_argument("--body-seconds", type=float, default=20.0, help="to send a request")
-    parser.add_argument("--drain-seconds", type=int, default=25, help="after SIGTERM")
+    parser.add_argument("--max-waiting", type=int, default=limits.waiting_images, help="then 503")
+    parser.add_argument("--max-connections", type=int, default=limits.connections, help="then 503")
+    parser.add_argument("--max-image-bytes", type=int, default=limits.image_bytes, help="then 413")
+    parser.add_argument("--max-body-bytes", type=int, default=limits.body_bytes, help="then 413")
+    parser.add_argument("--body-seconds", type=float, default=limits.body_seconds)
+    parser.add_argument(
+        "--drain-seconds", type=int, default=limits.drain_seconds, help="after SIGTERM"
+    )
     parser.add_argument("--quiet", action="store_true", help="no line per request on stderr")
 
 
@@ -49,7 +53,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if arguments.bundle is None:
         raise ValueError("serve needs a bundle (dmljax serve --help)")
     try:
-        from dmljax.serve import server, settings
+        from dmljax.serve import server
     except ImportError as error:
         raise ImportError(
             f"the service needs more packages ({error}): pip install 'dmljax[serve]'"
@@ -60,7 +64,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
             raise ValueError(f"--{flag.replace('_', '-')}={value} must be larger than 0")
     if arguments.drain_seconds < 0:
         raise ValueError(f"--drain-seconds={arguments.drain_seconds} must be 0 or larger")
-    limits = settings.Limits(
+    limits = Limits(
         image_bytes=arguments.max_image_bytes,
         body_bytes=arguments.max_body_bytes,
         waiting_images=arguments.max_waiting,
@@ -69,7 +73,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         drain_seconds=arguments.drain_seconds,
     )
     return server.run(
-        settings.Settings(
+        Settings(
             bundle=arguments.bundle,
             index=arguments.index,
             images=arguments.images,

@@ -217,7 +217,9 @@ def resolve(
     schedules = {
         key: resolve("value", keywords.pop(key))
         for key, value in list(keywords.items())
-        if kind in _STEPPED and _is_scheduled(value, annotations.get(key))
+        if kind in _STEPPED
+        and key not in ARGUMENTS
+        and _is_scheduled(value, annotations.get(key), _namespace(function))
     }
     for key, value in keywords.items():
         if key in ARGUMENTS and isinstance(value, str | Mapping):
@@ -230,10 +232,19 @@ def resolve(
     return functools.partial(function, **keywords) if keywords else function
 
 
-def _is_scheduled(value: Any, annotation: Any) -> bool:
+def _is_scheduled(value: Any, annotation: Any, namespace: Mapping[str, Any]) -> bool:
     """Whether the value of a keyword names a function of the step, where a number could stand."""
-    names_function = isinstance(value, Mapping) or (isinstance(value, str) and ":" in value)
-    return names_function and "Scalar" in str(annotation)
+    if not (isinstance(value, Mapping) and "name" in value) and ":" not in str(value):
+        return False
+
+    def fits(other: Any) -> bool:
+        try:
+            check("", {"": other}, {"": annotation}, namespace=namespace)
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    return annotation is None or (fits(0.5) and not fits(value))
 
 
 class Scheduled:

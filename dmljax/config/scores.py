@@ -82,7 +82,13 @@ def _argument_kind(function: Callable) -> str:
     names = [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
     if len(names) == 1:
         return "ranks"
-    return "embeddings" if names[:1] == ["embeddings"] else "clusterings"
+    kind = {"embeddings": "embeddings", "labels": "clusterings"}.get(names[0] if names else "")
+    if kind is None or len(names) != 2:
+        raise ValueError(
+            f"a metric has the arguments (ranks), (ranks, *, labels), (embeddings, labels) or "
+            f"(labels, assignment), by these names, and not ({', '.join(names)})"
+        )
+    return kind
 
 
 def selection_of(

@@ -64,7 +64,9 @@ def write(out: str, folders: Sequence[pathlib.Path], words: Sequence[str] = ()) 
         embedding_fns=run.metrics.embedding_fns,
         seeds=options.seeds,
         starts=options.starts,
+        kmeans_options=evaluation.kmeans_options(options),
         depth=options.depth,
+        average=options.average,
     )
     if run.test.groups is None:  # the ranking by mean distances cannot leave out groups
         by_distance = mean_distance_scores(
@@ -72,6 +74,7 @@ def write(out: str, folders: Sequence[pathlib.Path], words: Sequence[str] = ()) 
             run.test,
             ks=run.metrics.ks,
             ranking_fns=run.metrics.ranking_fns,
+            average=options.average,
         )
         scores |= {f"mean_distance/{name}": value for name, value in by_distance.items()}
     write_json(out, {"runs": [folder.name for folder in folders], "scores": scores}, indent=1)

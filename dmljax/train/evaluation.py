@@ -20,6 +20,7 @@ from dmljax.train import hosts, optimizers
 from dmljax.train.devices import Shardings, prefetch, with_rows
 from dmljax.train.ensemble_scores import mean_distance_scores
 from dmljax.train.interrupts import Interrupts
+from dmljax.train.options import EvaluationOptions
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
@@ -158,6 +159,11 @@ def score(
     if missing := int((~search.readable).sum()):
         scores["unreadable"] = missing
     return scores
+
+
+def kmeans_options(options: EvaluationOptions) -> Mapping[str, Any]:
+    """The keywords of `retrieval.kmeans` that `evaluate.kmeans` stands for."""
+    return metrics.SCIKIT_LEARN_KMEANS if options.kmeans == "scikit_learn" else {}
 
 
 def _number(name: str, value: Any) -> float:
@@ -310,9 +316,7 @@ class Evaluator:
             embedding_fns=run_metrics.embedding_fns,
             seeds=options.seeds,
             starts=options.starts,
-            kmeans_options=(
-                metrics.SCIKIT_LEARN_KMEANS if options.kmeans == "scikit_learn" else {}
-            ),
+            kmeans_options=kmeans_options(options),
             depth=options.depth,
             average=options.average,
             devices=self._run.shards.mesh.local_devices,

@@ -12,7 +12,7 @@ import flax.linen as nn
 from flax import traverse_util
 
 from dmljax.weights import converted
-from dmljax.weights.layouts import FLAX, TORCH, torch_tensors
+from dmljax.weights.layouts import FLAX, layout_of, torch_tensors
 from dmljax.weights.loading import IMAGE_SIZE, fit, read_published
 from dmljax.weights.preprocessing import INPUTS
 from dmljax.weights.published import PUBLISHED, identify
@@ -41,7 +41,7 @@ def convert(
     if "dmljax" in weights.metadata:
         raise ValueError(f"{path} is converted already")
     notes: list[str] = []
-    variables = fit(str(path), torch_tensors(weights), net, TORCH, notes.append)
+    variables = fit(str(path), torch_tensors(weights), net, layout_of(net), notes.append)
     tensors = {FLAX.name_fn(k): v for k, v in traverse_util.flatten_dict(variables).items()}
     name = identify(path)
     published = PUBLISHED[name] if name else None

@@ -1,7 +1,8 @@
 """Names and order of axes of the parameters in files, compared with a net.
 
-Level by level, published files and nets use the same names: 'layer1.0.bn1.weight' is
-`params['layer1']['0']['bn1']['scale']`. Only the last level and the axes of kernels differ.
+Level by level, published files and most nets use the same names: 'layer1.0.bn1.weight' is
+`params['layer1']['0']['bn1']['scale']`. Only the last level and the axes of kernels differ. A net
+whose published files have other names has an attribute `layout`, a `Layout` of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = [
     "Layout",
     "architecture",
     "classifier_size",
+    "layout_of",
     "torch_tensors",
 ]
 
@@ -70,6 +72,13 @@ def _unchanged(value: Any) -> Any:
 
 
 TORCH = Layout(_torch_name, lambda name: name.split(".")[0], _torch_shape, _from_torch)
+
+
+def layout_of(net: Any) -> Layout:
+    """How published files store the parameters of a net: its attribute `layout`, or `TORCH`."""
+    return getattr(net, "layout", TORCH)
+
+
 FLAX = Layout("/".join, lambda name: name.split("/")[1], _unchanged, _unchanged)
 
 

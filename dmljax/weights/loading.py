@@ -18,7 +18,14 @@ from flax import traverse_util
 
 from dmljax.weights import readers
 from dmljax.weights.converted import digest, metadata_of
-from dmljax.weights.layouts import CLASSIFIERS, FLAX, TORCH, Layout, architecture, torch_tensors
+from dmljax.weights.layouts import (
+    CLASSIFIERS,
+    FLAX,
+    Layout,
+    architecture,
+    layout_of,
+    torch_tensors,
+)
 from dmljax.weights.published import PUBLISHED
 
 __all__ = ["IMAGE_SIZE", "Variables", "fit", "from_tensors", "load", "read_published"]
@@ -45,7 +52,7 @@ def load(
     """
     weights = read_published(path)
     if "dmljax" not in weights.metadata:
-        return fit(str(path), torch_tensors(weights), net, TORCH, report_fn, image_shape)
+        return fit(str(path), torch_tensors(weights), net, layout_of(net), report_fn, image_shape)
     metadata = metadata_of(path, weights)
     if metadata["tensors_sha256"] != digest(weights.tensors):
         raise ValueError(f"{path} is damaged (its digest is another): convert it again")

@@ -54,6 +54,28 @@ def test_a_schedule_of_ones_own_and_a_fixed_value_beside_it(step):
     np.testing.assert_allclose(_value(loss_fn, step=step), expected, rtol=1e-6)
 
 
+def own_loss(embeddings, labels, *, margin=0.2):
+    return losses.triplet(embeddings, labels, margin=margin)
+
+
+def own_loss_of_a_float(embeddings, labels, *, margin: float = 0.2, note: str = ""):
+    return losses.triplet(embeddings, labels, margin=margin)
+
+
+@pytest.mark.parametrize("name", ["own_loss", "own_loss_of_a_float"])
+@pytest.mark.parametrize("margin", [RAMP, f"{__name__}:at"])
+def test_a_loss_of_ones_own_has_schedules_too(name, margin):
+    loss_fn = registry.resolve("loss", {"name": f"{__name__}:{name}", "margin": margin})
+    value = 0.3 if margin is RAMP else 150.0
+    expected = losses.triplet(X, LABELS, margin=np.asarray(value, np.float32))
+    np.testing.assert_allclose(_value(loss_fn, step=150), expected, rtol=1e-6)
+    text = {"name": f"{__name__}:own_loss_of_a_float", "note": "a:b"}
+    expected = losses.triplet(X, LABELS, margin=0.2)
+    np.testing.assert_allclose(
+        _value(registry.resolve("loss", text), step=150), expected, rtol=1e-6
+    )
+
+
 def test_losses_and_miners_that_take_the_step_get_it():
     expected = losses.triplet(X, LABELS, margin=2.0)
     np.testing.assert_allclose(_value(step_in_loss, step=2.0), expected, rtol=1e-6)
