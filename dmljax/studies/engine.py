@@ -172,7 +172,8 @@ def best_point(session: Session) -> dict[str, Any] | None:
     """The point of the best complete trial, the first of equals."""
     opened = _open(session.study, session.folder, session.storage)
     complete = {t.number: t for t in _patient(opened.get_trials) if t.state.name == "COMPLETE"}
-    best = first_best({number: trial.value for number, trial in complete.items()})
+    values = {n: trial.value for n, trial in complete.items() if trial.value is not None}
+    best = first_best(values)
     return None if best is None else dict(complete[best].params)
 
 
