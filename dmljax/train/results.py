@@ -21,19 +21,7 @@ import dmljax
 from dmljax.files.result import FILE, Chosen, Evaluated, Result, read, write
 from dmljax.train import journal
 
-__all__ = [
-    "FILE",
-    "Chosen",
-    "Evaluated",
-    "Report",
-    "Result",
-    "code",
-    "devices",
-    "evaluations",
-    "read",
-    "versions",
-    "write",
-]
+__all__ = ["Report", "code", "devices", "evaluations", "versions"]
 
 
 class Report:
