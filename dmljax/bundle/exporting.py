@@ -32,10 +32,10 @@ from dmljax.config.fields import named
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, subset
 from dmljax.files import locks
+from dmljax.files import result as results
 from dmljax.files.result import Result
 from dmljax.files.writing import write_json
 from dmljax.runs.folder import embedding, reopen
-from dmljax.train import results
 from dmljax.train.evaluation import MAIN, Evaluator
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState

@@ -13,7 +13,7 @@ import numpy as np
 from flax import traverse_util
 
 from dmljax.files import reading
-from dmljax.train import results
+from dmljax.files import result as results
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.weights import from_tensors
 
