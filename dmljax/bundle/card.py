@@ -12,7 +12,7 @@ import numpy as np
 from dmljax.config.digests import PATHS
 from dmljax.config.fields import named
 from dmljax.data.splits import Split
-from dmljax.train.results import Result
+from dmljax.files.result import Result
 from dmljax.train.run import Run
 from dmljax.weights import PUBLISHED, read_metadata
 from dmljax.weights.published import identify

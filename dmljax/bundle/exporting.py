@@ -32,11 +32,11 @@ from dmljax.config.fields import named
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, subset
 from dmljax.files import locks
+from dmljax.files import result as results
+from dmljax.files.result import Result
 from dmljax.files.writing import write_json
 from dmljax.runs.folder import embedding, reopen
-from dmljax.train import results
 from dmljax.train.evaluation import MAIN, Evaluator
-from dmljax.train.results import Result
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
@@ -143,7 +143,7 @@ def _finished(workdir: pathlib.Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if (workdir / "lock").exists():
             try:
-                stack.enter_context(locks.locked(workdir / "lock", shared=True))
+                stack.enter_context(locks.lock(workdir / "lock", shared=True))
             except locks.Taken as owner:
                 raise ValueError(
                     f"{workdir} is still training ({owner}): wait until it has finished"

@@ -132,6 +132,7 @@ def digests_of(config: Any, *, data: str | None = None) -> digests.Digests:
 def embedding(config: dict[str, Any], *, classes: int) -> tuple[Method, Callable]:
     """The method and the normalization of a run's config (`Run.config`), without its data set."""
     options = fields.typed(config)
+    assert options.normalize is not None
     return _method(options, _backbone(options).net, classes), _normalize_fn(options.normalize)
 
 
@@ -149,12 +150,13 @@ class _Sampler(NamedTuple):
 
 
 def _sampler(options: Options, train: Split) -> _Sampler:
-    sampler = registry.resolve("sampler", options.sampler, bind=samplers.bind)
+    sample_fn, keywords = registry.find("sampler", options.sampler)
+    sampler = samplers.bind(sample_fn, **keywords)
     groups = sampling.group(train.labels)
     batch_size = len(sampler(groups, seed=options.seed, step=0))
     labels = epoch_labels(options, train)
     epoch_end = samplers.epoch_end_fn(sampler, labels, seed=options.seed)
-    return _Sampler(sampler, batch_size, sampler.describe(groups), epoch_end)
+    return _Sampler(sampler.batch, batch_size, sampler.describe(groups), epoch_end)
 
 
 def _shards(options: RuntimeOptions) -> devices.Shardings:
@@ -265,12 +267,13 @@ class _Images(NamedTuple):
 
 def _images(options: Options, data: Data, normalization: str | Spec) -> _Images:
     reader, skip = Reader(data.train, cache=False), options.unreadable == "skip"
-    transform_fns = [
-        registry.resolve("transform", spec, bind=transform_lib.bind)
-        for spec in (options.transform, options.eval_transform)
-    ]
-    shapes = [batches.image_shape(reader, fn, skip=skip) for fn in transform_fns]
-    return _Images(*transform_fns, _normalize_fn(normalization), *shapes)
+    specs = options.transform, options.eval_transform
+    train_fn, eval_fn = (
+        transform_lib.bind(function, **keywords)
+        for function, keywords in [registry.find("transform", spec) for spec in specs]
+    )
+    shape, eval_shape = (batches.image_shape(reader, fn, skip=skip) for fn in (train_fn, eval_fn))
+    return _Images(train_fn, eval_fn, _normalize_fn(normalization), shape, eval_shape)
 
 
 def _method(options: Options, net: Any, classes: int) -> Method:

@@ -35,7 +35,7 @@ class Digests(NamedTuple):
 
 def essential(config: dict[str, Any]) -> dict[str, Any]:
     """The fields of a completed config that can change a result."""
-    left_out = (*_IRRELEVANT, "start")
+    left_out: tuple[str, ...] = (*_IRRELEVANT, "start")
     if config.get("start") is None:
         left_out += ("carried",)
     fields = {name: value for name, value in config.items() if name not in left_out}

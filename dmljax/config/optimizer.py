@@ -37,11 +37,8 @@ def optimizer_of(
     types = {k: parameters[k].annotation for k in parameters if k not in ("direction", "schedule")}
     keywords = {k: spec.pop(k) for k in list(spec) if k in types}
     registry.check("optimizer", keywords, types)
-    if frozen:
-        paths = "|".join(re.escape(path) for path in frozen)
-        first = ({"path": f"^({paths})(/|$)", "frozen": True},)
-    else:
-        first = ()
+    paths = "|".join(map(re.escape, frozen))
+    first = [{"path": f"^({paths})(/|$)", "frozen": True}] if frozen else []
     keywords["groups"] = [*first, *(_group(g, steps_fn) for g in keywords.get("groups", ()))]
     if keywords.get("average") and options.reload_best_at:
         raise ValueError(
@@ -54,7 +51,7 @@ def optimizer_of(
 
 
 def _schedule(spec: Spec, steps_fn: StepsFn) -> Callable[..., Any]:
-    lengths = {}
+    lengths: dict[str, int | list[int]] = {}
     if "warmup" in spec:
         lengths["warmup"] = steps_fn(spec["warmup"], "schedule.warmup")
     if "at" in spec:

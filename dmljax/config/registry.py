@@ -23,7 +23,7 @@ from dmljax import renames
 from dmljax.files.reading import FileText
 from dmljax.hints import hint
 
-__all__ = ["KINDS", "Kind", "check", "names", "own_function", "plural", "resolve", "table"]
+__all__ = ["KINDS", "Kind", "check", "find", "names", "own_function", "plural", "resolve", "table"]
 
 # Types of plain values, and their words in messages.
 _PLAIN = {
@@ -142,7 +142,7 @@ _LIBRARY = ("losses", "methods", "miners", "nets", "ops")
 def table(kind: str) -> Mapping[str, Callable]:
     """The functions of a kind by their names."""
     rule = KINDS[kind]
-    exported = {}
+    exported: dict[str, Any] = {}
     for module in map(importlib.import_module, rule.modules):
         names = [name for name in rule.only if hasattr(module, name)] or module.__all__
         exported |= {name: getattr(module, name) for name in names}
@@ -176,21 +176,24 @@ def plural(kind: str) -> str:
 
 
 def resolve(
-    kind: str,
-    spec: str | Mapping[str, Any],
-    *,
-    caller_keywords: Iterable[str] = (),
-    bind: Callable[..., Callable] | None = None,
+    kind: str, spec: str | Mapping[str, Any], *, caller_keywords: Iterable[str] = ()
 ) -> Callable:
-    """The function of a kind that `spec` names, with the keywords of `spec` bound.
+    """The function of a kind that `spec` names, with the keywords of `spec` bound; see `find`."""
+    function, keywords = find(kind, spec, caller_keywords=caller_keywords)
+    return functools.partial(function, **keywords) if keywords else function
+
+
+def find(
+    kind: str, spec: str | Mapping[str, Any], *, caller_keywords: Iterable[str] = ()
+) -> tuple[Callable, dict[str, Any]]:
+    """The function of a kind that `spec` names, and its keywords.
 
     `spec` is a name or `dict(name=..., **keywords)`. A name 'package.module:function' is imported
     from outside dmljax. Unknown names and keywords raise; the message also lists `caller_keywords`,
-    the keywords that the caller itself takes out of `spec`. `bind(function, **keywords)` binds the
-    keywords; by default it is `functools.partial`.
+    the keywords that the caller itself takes out of `spec`.
     """
     rule = KINDS[kind]
-    keywords = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
+    keywords: dict[str, Any] = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
     if not isinstance(name := keywords.pop("name", None), str):
         raise ValueError(f"{spec!r} names no {rule.title}: write dict(name='...', ...)")
     if ":" in name:
@@ -225,11 +228,7 @@ def resolve(
         if key in ARGUMENTS and isinstance(value, str | Mapping):
             keywords[key] = resolve(ARGUMENTS[key], value)
     check(name, keywords, annotations, namespace=_namespace(function))
-    if schedules:
-        function = Scheduled(function, schedules)
-    if bind is not None:
-        return bind(function, **keywords)
-    return functools.partial(function, **keywords) if keywords else function
+    return Scheduled(function, schedules) if schedules else function, keywords
 
 
 def _is_scheduled(value: Any, annotation: Any, namespace: Mapping[str, Any]) -> bool:
@@ -364,7 +363,7 @@ def _judge_list(value: Any, kind: type, arguments: tuple[Any, ...]) -> tuple[boo
     return fits and len(items) == len(item_types), words
 
 
-def _namespace(function: Callable) -> dict[str, Any]:
+def _namespace(function: Callable | None) -> dict[str, Any]:
     """The names that the annotations of a function, a class or a partial may use."""
     names: dict[str, Any] = {}
     while function is not None:

@@ -31,7 +31,8 @@ def values_of(name: str, overrides: Sequence[str] = ()) -> list[Value]:
     get_config = files.get_config_of(path)
     layers = [("config file", files.read(path))]
     if (recipe := getattr(get_config, "recipe", None)) is not None:
-        chosen = ", ".join(f"{key}={value}" for key, value in get_config.fixed.items())
+        fixed = getattr(get_config, "fixed", {})
+        chosen = ", ".join(f"{key}={value}" for key, value in fixed.items())
         layers = [("recipe", recipe()), (f"config file ({chosen})", get_config())]
     layers.append((f"command line ({argument})", files.read(name)))
     leaves = [(source, dict(_leaves(files.plain(config)))) for source, config in layers]

@@ -92,10 +92,10 @@ class TrainBatch:
             return _stack(
                 [self._transform.image(*pair) for pair in zip(originals, rngs, strict=True)]
             )
-        originals = self._reader.stack(indices)
-        if originals is None:
-            originals = _stack([self._read(indices, row, skipped) for row in rows])
-        return self._transform.batch(originals, rngs)
+        images = self._reader.stack(indices)
+        if images is None:
+            images = _stack([self._read(indices, row, skipped) for row in rows])
+        return self._transform.batch(images, rngs)
 
     @functools.cached_property
     def _image_shape(self) -> tuple[int, ...]:
@@ -188,7 +188,7 @@ def _stack(images: list[np.ndarray]) -> np.ndarray:
 
 def image_shape(
     reader: Reader,
-    transform_fn: Callable[[np.ndarray, np.random.Generator], np.ndarray],
+    transform_fn: Transform | Callable[[np.ndarray, np.random.Generator], np.ndarray],
     *,
     skip: bool,
 ) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ from dmljax.files import cores
 
 __all__ = ["Batches", "evaluation", "train"]
 
-_TransformFn = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+_TransformFn = transform_lib.Transform | Callable[[np.ndarray, np.random.Generator], np.ndarray]
 _ENDLESS = 1 << 40  # steps, because grain needs a length
 
 

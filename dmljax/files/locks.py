@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import pathlib
-from collections.abc import Iterator
 from typing import IO
 
-__all__ = ["Taken", "lock", "locked"]
+__all__ = ["Taken", "lock"]
 
 
 class Taken(Exception):
@@ -17,7 +15,7 @@ class Taken(Exception):
 
 
 def lock(path: pathlib.Path, *, shared: bool = False, wait: bool = False) -> IO[str]:
-    """The open lock file `path`. The lock is held until the file is closed.
+    """The open lock file `path`. The lock is held until the file is closed, as a `with` block does.
 
     An exclusive lock writes the process and the host into the file, and `Taken` names them.
     `shared` locks exclude exclusive ones only. With `wait`, the call returns when the lock is free.
@@ -41,10 +39,3 @@ def lock(path: pathlib.Path, *, shared: bool = False, wait: bool = False) -> IO[
         file.write(f"process {os.getpid()} on {os.uname().nodename}")
         file.flush()
     return file
-
-
-@contextlib.contextmanager
-def locked(path: pathlib.Path, *, shared: bool = False, wait: bool = False) -> Iterator[IO[str]]:
-    """Holds the lock `path` inside the block. See `lock`."""
-    with lock(path, shared=shared, wait=wait) as file:
-        yield file

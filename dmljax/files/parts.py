@@ -78,7 +78,7 @@ def claimed(
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
     common = {"format": _FORMAT, "parts": shard.count, **task}
-    with locks.locked(out / "shards.lock", wait=True):
+    with locks.lock(out / "shards.lock", wait=True):
         _begin(out, common)
     try:
         file = locks.lock(out / f"{shard.folder}.lock")
@@ -148,7 +148,7 @@ def complete(out: str | os.PathLike) -> dict[str, Any]:
     Every process calls it when its part is complete, so the last one writes the full manifest.
     """
     out = pathlib.Path(out)
-    with locks.locked(out / "shards.lock", wait=True):
+    with locks.lock(out / "shards.lock", wait=True):
         common = _common(out)
         parts, missing = [], []
         for index in range(common["parts"]):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from dmljax.files.writing import write_json
 
-__all__ = ["FILE", "Chosen", "Evaluated", "Result", "read", "write"]
+__all__ = ["FILE", "Chosen", "Evaluated", "Result", "first_best", "read", "write"]
 
 FILE, FORMAT = "result.json", 1
 
@@ -79,6 +79,17 @@ class Result(NamedTuple):
     versions: dict[str, str]
     code: dict[str, Any] | None
     average: str = "queries"
+
+
+def first_best(scores: Mapping[int, float]) -> int | None:
+    """The step (or number) of the highest score, and of equal scores the first; None of none.
+
+    Published code saves a checkpoint on strict improvement, which is the same choice.
+
+    >>> first_best({20: 0.5, 10: 0.5, 30: 0.4})
+    10
+    """
+    return max(sorted(scores), key=scores.__getitem__, default=None)
 
 
 def write(workdir: str | os.PathLike, result: Result) -> None:

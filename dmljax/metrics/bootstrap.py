@@ -108,7 +108,7 @@ def bootstrap_means(
     sizes = np.bincount(codes)
     if len(sizes) < FEWEST_CLASSES:
         return np.zeros(0)
-    sums = np.bincount(codes, values[is_value])
+    sums: np.ndarray = np.bincount(codes, values[is_value])
     if over == "classes":
         sums, sizes = sums / sizes, np.ones_like(sizes)
     chunk = max(1, _CHUNK // len(sizes))

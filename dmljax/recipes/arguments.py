@@ -13,7 +13,7 @@ from dmljax.hints import hint
 __all__ = ["check_choice", "config_function", "parse", "with_values"]
 
 _TRUTH = {"True": True, "False": False}
-_KINDS = {
+_KINDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "bool": ("True or False", _TRUTH.__getitem__),
     "int": ("a whole number", int),
     "float": ("a number", float),
@@ -30,7 +30,7 @@ def parse(
     """
     parameters = inspect.signature(recipe).parameters
     names = [name for name in parameters if name not in fixed]
-    keywords = {}
+    keywords: dict[str, Any] = {}
     for assignment in filter(None, (text or "").split(",")):
         name, equals, word = assignment.partition("=")
         if name not in names:
@@ -65,10 +65,9 @@ def config_function(recipe: Callable[..., dict[str, Any]], **fixed: Any) -> Call
 
         return ConfigDict(recipe(**fixed, **parse(recipe, argument, fixed=frozenset(fixed))))
 
-    get_config.recipe, get_config.fixed = recipe, fixed
-    get_config.__signature__ = inspect.Signature(
-        [inspect.Parameter("argument", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)]
-    )
+    argument = inspect.Parameter("argument", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+    signature = inspect.Signature([argument])
+    vars(get_config).update(recipe=recipe, fixed=fixed, __signature__=signature)
     return get_config
 
 

@@ -96,7 +96,7 @@ def graph(
         raise ValueError("test_time=True needs the graph: backbone_only=False")
     if test_time and dataset == "cars196":
         values |= {"method.layers": 1, "method.heads": 4, "method.concat_layers": False}
-    options: dict[str, Any] | None = {"name": attention}
+    options: dict[str, Any] = {"name": attention}
     if attention in ("gat", "gatv2"):
         options["sublayers"] = (2 if published else 1) if sublayers is None else sublayers
         if published:
@@ -107,8 +107,6 @@ def graph(
         if attention == "none":
             raise ValueError("heads=averaged needs an attention, not attention=none")
         options["combine_fn"] = "average_heads"
-    if attention == "none":
-        options = None
     red_std = 0.299 if published else 0.229
     config = {
         "seed": 0,
@@ -125,7 +123,7 @@ def graph(
             "dim": 512,
             "layers": 1,
             "concat_layers": False,
-            "attention_fn": options,
+            "attention_fn": None if attention == "none" else options,
             "mlp_fn": "mlp" if mlp else None,
             "graph_weight": 1.0,
             # `similarity_graph` weights edges by correlation, as the paper draws them. No published

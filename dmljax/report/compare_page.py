@@ -5,6 +5,7 @@ It reads the files `scores.safetensors` and `report.html` of the runs, and needs
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -44,8 +45,11 @@ def facts_of(
     names = list(runs)
     scores = {name: scores_file.read(folder) for name, folder in runs.items()}
     result = comparison.compare_runs(scores)
-    pages = {name: _page(folder, is_needed=name == names[0]) for name, folder in runs.items()}
-    first = from_tree(pages[names[0]])
+    first_page = _page(runs[names[0]])
+    first, pages = from_tree(first_page), {names[0]: first_page}
+    for name in names[1:]:
+        with contextlib.suppress(FileNotFoundError, page.NotAPage):
+            pages[name] = _page(runs[name])
     rows = []
     for score, of_runs in result.scores.items():
         best = max(run.mean for run in of_runs.values())
@@ -60,7 +64,7 @@ def facts_of(
         "note": " ".join(result.notes),
         "lines": [result.mcnemar_note(name) for name in result.mcnemar],
         "changes": [
-            _changes(index, scores[names[0]], scores[name], pages[names[0]], pages[name])
+            _changes(index, scores[names[0]], scores[name], first_page, pages.get(name))
             for index, name in enumerate(names)
             if index
         ],
@@ -69,6 +73,7 @@ def facts_of(
         "config": [list(row) for row in fields],
     }
     difference = result.scores["R@1"][names[1]].comparison
+    assert difference is not None  # only the first run has none
     headline = f"R@1 {100 * difference.difference:+.1f}, {difference.verdict}".replace("-", "−")
     if len(names) > 2:
         headline = "R@1 " + ", ".join(f"{100 * r.mean:.1f}" for r in result.scores["R@1"].values())
@@ -81,29 +86,22 @@ def facts_of(
     )
 
 
-def _page(folder: str | os.PathLike, *, is_needed: bool) -> dict[str, Any] | None:
-    """The page of a run as it was read; None where it is missing and not needed."""
+def _page(folder: str | os.PathLike) -> dict[str, Any]:
+    """The page of a run."""
     path = pathlib.Path(folder) / "report.html"
     if not path.is_file():
-        if not is_needed:
-            return None
         raise FileNotFoundError(f"{path} is missing: make it by `dmljax report {folder}`")
-    try:
-        return page.read(path)
-    except page.NotAPage:
-        if is_needed:
-            raise
-        return None
+    return page.read(path)
 
 
-def _maps(pages: Mapping[str, Mapping[str, Any] | None]) -> list[dict[str, Any]]:
+def _maps(pages: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For every run the places of test images on its map, and whether their nearest is right.
 
     Empty unless two runs have a map.
     """
     maps = []
     for name, tree in pages.items():
-        if tree is not None and "x" in tree["items"]:
+        if "x" in tree["items"]:
             items = tree["items"]
             rows = items["readable"] > 0
             arrays = {field: items[field][rows] for field in ("x", "y", "hits")}
@@ -151,7 +149,7 @@ def _changes(
             for item, size in list(zip(items, sizes, strict=True))[:_MOST_LISTED]
         ]
 
-    lists = {}
+    lists: dict[str, Any] = {}
     for key, side in (("won", "only_second"), ("lost", "only_first")):
         queries = [getattr(change, side) for change in changes]
         counts = [len(rows) for rows in queries]

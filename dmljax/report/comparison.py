@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -94,7 +94,8 @@ def compare_runs(
                 f"{names[0]} and {name} cannot be compared, because their test sets differ in "
                 f"{', and in '.join(reasons)}"
             )
-    options = {"groups": first.labels, "level": level, "samples": samples, "seed": seed}
+    options: dict[str, Any] = {"groups": first.labels, "level": level}
+    options |= {"samples": samples, "seed": seed}
     scores: dict[str, dict[str, RunScore]] = {}
     for score, values in first.values.items():
         rows, comparisons = {}, {}

@@ -285,7 +285,7 @@ def gray_copies(read_fn: Callable[[int], np.ndarray] | None) -> GrayFn | None:
         for copy, row in zip(copies, rows, strict=True):
             with contextlib.suppress(UnreadableImage, OSError):
                 picture = Image.fromarray(sprites.cover(read_fn(int(row)), 4 * _GRAY_SIDE))
-                copy[:] = picture.convert("L").resize((_GRAY_SIDE, _GRAY_SIDE))
+                copy[:] = np.asarray(picture.convert("L").resize((_GRAY_SIDE, _GRAY_SIDE)))
         return copies
 
     return gray_fn

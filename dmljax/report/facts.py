@@ -461,7 +461,7 @@ def _looks(facts: Facts, data: diagnosis.Data) -> list[dict[str, Any]]:
         text = f"{len(duplicates):,} pairs of almost the same picture have two labels."
         items = list(dict.fromkeys(i for d in duplicates[:3] for i in (d["a"], d["b"])))
         looks.append({"parts": [text], "section": "check", "items": items})
-    if hub := _worst_hub(check.get("hubs", ()), facts.items):
+    if facts.items and (hub := _worst_hub(check.get("hubs", ()), facts.items)):
         looks.append(
             {
                 "parts": [

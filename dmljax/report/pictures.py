@@ -41,11 +41,11 @@ def frame(
     low, high = positions.min(axis=0), positions.max(axis=0)
     positions = (positions - low) / np.maximum(high - low, 1e-12)
     figure, axes = figures.figure(6.4, 5.6)
-    colors = colormaps["tab10" if len(chosen) <= 10 else "tab20"].colors
+    colors = colormaps["tab10" if len(chosen) <= 10 else "tab20"]
     for i, label in enumerate(chosen):
         of_class = positions[split.labels[rows] == label]
         axes.scatter(
-            *of_class.T, s=9, lw=0, alpha=0.7, color=colors[i % 20], label=split.names[label]
+            *of_class.T, s=9, lw=0, alpha=0.7, color=colors(i % 20), label=split.names[label]
         )
     axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xticks=[], yticks=[], title=title)
     axes.legend(

@@ -24,8 +24,8 @@ _MOST_POINTS = 2000
 _SHOWN = ("R@1", "MAP@R")
 _OTHERS = ("NMI", "F1", "RP", "MRR")
 # What every run logs beside the terms of its loss.
-_DIAGNOSTICS = ("step", "loss", "gradient_norm", "positive_distance", "negative_distance")
-_DIAGNOSTICS += ("active_positives", "active_negatives", "active_triplets")
+_DIAGNOSTICS: tuple[str, ...] = ("step", "loss", "gradient_norm", "positive_distance")
+_DIAGNOSTICS += ("negative_distance", "active_positives", "active_negatives", "active_triplets")
 # Fields of the config that name files of one machine.
 _PATHS = ("root", "path", "weights", "data_dir")
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, SupportsFloat, SupportsIndex
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from dmljax.report.comparison import ClassChange, RunComparison, p_text
-from dmljax.report.facts import Facts
+from dmljax.report.facts import Facts, Items
 
 __all__ = ["comparison", "of_facts"]
 
@@ -61,7 +61,7 @@ def comparison(
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     several = len(result.runs) > 2
-    for heading, justify in (
+    columns: Sequence[tuple[str, JustifyMethod]] = (
         ("score", "left"),
         ("run", "left"),
         ("value", "right"),
@@ -70,7 +70,8 @@ def comparison(
         ("95 % range", "right"),
         ("p (Holm)" if several else "p", "right"),
         ("verdict", "left"),
-    ):
+    )
+    for heading, justify in columns:
         table.add_column(heading, justify=justify, no_wrap=heading != "run")
     for score, rows in result.scores.items():
         for place, (name, row) in enumerate(rows.items()):
@@ -142,10 +143,10 @@ def _looks(facts: Facts) -> list[RenderableType]:
 
 
 def _worst(facts: Facts) -> list[RenderableType]:
-    items, order = facts.items, (facts.worst or {}).get("order", ())
+    order = (facts.worst or {}).get("order", ())
     lines = [
-        f"{_image(facts, i)}: nearest is {_image(facts, items.neighbors[i, 0])}, first right at "
-        f"{items.first[i]:,}"
+        f"{_image(facts, i)}: nearest is {_image(facts, _items(facts).neighbors[i, 0])}, "
+        f"first right at {_items(facts).first[i]:,}"
         for i in order[:_ITEMS]
     ]
     return _section("Worst queries", _listed(lines, len(order)))
@@ -155,15 +156,15 @@ def _classes(facts: Facts) -> list[RenderableType]:
     classes = facts.classes
     if classes is None:
         return []
-    columns = [("class", "left"), ("images", "right"), ("R@1", "right"), ("MAP@R", "right")]
-    columns += [("inside", "right")]
+    columns: list[tuple[str, JustifyMethod]] = [("class", "left"), ("images", "right")]
+    columns += [("R@1", "right"), ("MAP@R", "right"), ("inside", "right")]
     has_next = "next" in classes
     if has_next:
         columns += [("next", "right"), ("next class", "left"), ("gap", "right")]
     table = _table(*columns)
     rows = [i for i in classes["order"] if classes["recall"][i] < 1][:_CLASSES]
     for i in rows:
-        cells = [Text(_class(facts, i)), f"{classes['count'][i]:,}"]
+        cells: list[RenderableType] = [Text(_class(facts, i)), f"{classes['count'][i]:,}"]
         cells += [_percent(classes["recall"][i]), _percent(classes["map_at_r"][i])]
         cells.append(_decimal(classes["inside"][i]))
         if has_next:
@@ -198,7 +199,7 @@ def _leak(facts: Facts, leak: Mapping[str, Any]) -> str:
 
 
 def _suspect(facts: Facts, suspect: Mapping[str, Any]) -> str:
-    other = _class(facts, facts.items.labels[suspect["other"]])
+    other = _class(facts, _items(facts).labels[suspect["other"]])
     return (
         f"{_image(facts, suspect['item'])} perhaps {other}: {suspect['to_own']:.2f} to its own "
         f"class, {suspect['to_other']:.2f} to that one"
@@ -231,13 +232,18 @@ def _embedding(facts: Facts) -> list[RenderableType]:
     return _section("The embedding", [numbers, *_listed(lines, len(lines))])
 
 
+def _items(facts: Facts) -> Items:
+    assert facts.items is not None  # only a page without images has none
+    return facts.items
+
+
 def _class(facts: Facts, label: SupportsIndex) -> str:
-    return _short(facts.names[label])
+    return _short(facts.names[int(label)])
 
 
 def _image(facts: Facts, item: SupportsIndex) -> str:
-    name = f"image {item}" if facts.files is None else _short(facts.files[item])
-    return f"{name} ({_class(facts, facts.items.labels[item])})"
+    name = f"image {item}" if facts.files is None else _short(facts.files[int(item)])
+    return f"{name} ({_class(facts, _items(facts).labels[item])})"
 
 
 def _listed(lines: Sequence[str], total: int, note: str | None = None) -> list[RenderableType]:
@@ -252,7 +258,7 @@ def _section(title: str, content: Sequence[RenderableType]) -> list[RenderableTy
     return [Text(), Text(title, style="bold"), *content] if content else []
 
 
-def _table(*columns: tuple[str, str]) -> Table:
+def _table(*columns: tuple[str, JustifyMethod]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading, justify in columns:
         table.add_column(heading, justify=justify, overflow="fold")

@@ -169,7 +169,7 @@ def _embed(
         write_json(progress_file, {**task, "done": 0})
     evaluator = Evaluator(run)
     synthetic = task.get("synthetic", False)
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.memmap] = {}
     while done < len(rows):
         stop = min(done + chunk, len(rows))
         part = subset(images, np.arange(rows[done], rows[stop - 1] + 1))
@@ -191,9 +191,9 @@ def _embed(
     # Names of all classes, so that labels of all parts mean the same.
     ids = [record_name(images.records, i) for i in rows]
     metadata = {"ids": json.dumps(ids), "classes": json.dumps(images.names), "run": workdir}
-    items = {"labels": images.labels, "query": images.query, "gallery": images.gallery}
+    columns = {"labels": images.labels, "query": images.query, "gallery": images.gallery}
     selected = slice(rows.start, rows.stop)
-    items = {k: np.ascontiguousarray(v[selected]) for k, v in items.items() if v is not None}
+    items = {k: np.ascontiguousarray(v[selected]) for k, v in columns.items() if v is not None}
     save_file(items, out / "items.safetensors", metadata=metadata)
     return list(arrays)
 

@@ -14,6 +14,7 @@ from absl import logging
 
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, record_name, subset
+from dmljax.methods.base import Inspect
 from dmljax.report import facts, inside, page
 from dmljax.report import run as run_facts
 from dmljax.report.scores_file import QueryScores
@@ -111,6 +112,7 @@ def facts_of(
     `facts.make` explains the last three arguments. Missing sections are warnings.
     """
     test, embeddings = run.test, evaluation.test_embeddings
+    assert embeddings is not None
     step = int(state.step)
     files = run_facts.read(workdir)
     reader = Reader(test, cache=False)
@@ -214,7 +216,8 @@ def _inspect_fns(run: Run, state: TrainState) -> dict[str, Callable]:
 
         return call
 
-    functions = {kind: fn for kind, fn in run.method.inspect._asdict().items() if fn is not None}
+    inspect_fns = (run.method.inspect or Inspect())._asdict()
+    functions = {kind: fn for kind, fn in inspect_fns.items() if fn is not None}
     if "synthetic_features" in functions:
         functions["synthetic_features"] = functools.partial(
             functions["synthetic_features"], key=jax.random.key(run.seed)

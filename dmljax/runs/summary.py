@@ -11,6 +11,7 @@ import numpy as np
 
 from dmljax import kernels, metrics
 from dmljax.data.splits import Split
+from dmljax.files.result import Chosen, first_best
 from dmljax.report import pictures
 from dmljax.report.scores_file import QueryScores
 from dmljax.runs import page as run_page
@@ -20,10 +21,8 @@ from dmljax.train import initial_state
 from dmljax.train.devices import describe_determinism
 from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.journal import read, table
-from dmljax.train.results import Chosen
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
-from dmljax.train.step_metrics import first_best
 
 __all__ = [
     "choice",

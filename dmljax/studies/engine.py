@@ -19,13 +19,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from dmljax.files import locks
-from dmljax.files.result import Result
+from dmljax.files.result import Result, first_best
 from dmljax.studies import outcomes, plan
 from dmljax.studies.folder import Session, StudyFolder
 from dmljax.studies.plan import PlannedRun
 from dmljax.studies.study_file import Search, Study
 from dmljax.studies.worker import Worker
-from dmljax.train.step_metrics import first_best
 
 try:
     import optuna
@@ -172,7 +171,8 @@ def best_point(session: Session) -> dict[str, Any] | None:
     """The point of the best complete trial, the first of equals."""
     opened = _open(session.study, session.folder, session.storage)
     complete = {t.number: t for t in _patient(opened.get_trials) if t.state.name == "COMPLETE"}
-    best = first_best({number: trial.value for number, trial in complete.items()})
+    values = {n: trial.value for n, trial in complete.items() if trial.value is not None}
+    best = first_best(values)
     return None if best is None else dict(complete[best].params)
 
 
@@ -200,7 +200,7 @@ def _next_trial(
 ) -> Iterator[optuna.Trial | None]:
     """A trial whose lock this worker holds: an abandoned or a new one; None if there is none."""
     with contextlib.ExitStack() as stack:
-        with locks.locked(folder.path / _ASK, wait=True):
+        with locks.lock(folder.path / _ASK, wait=True):
             trials = _patient(opened.get_trials)
             trial = None
             for old in trials:
@@ -219,7 +219,7 @@ def _next_trial(
 def _locked(stack: contextlib.ExitStack, folder: StudyFolder, number: int) -> bool:
     """Locks a trial until the stack ends; False if another worker has it."""
     try:
-        stack.enter_context(locks.locked(folder.path / _LOCKS / f"{number:04}.lock"))
+        stack.enter_context(locks.lock(folder.path / _LOCKS / f"{number:04}.lock"))
     except locks.Taken:
         return False
     return True

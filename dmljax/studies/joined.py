@@ -45,7 +45,6 @@ def write(out: str, folders: Sequence[pathlib.Path], words: Sequence[str] = ()) 
 
     from dmljax.runs import folder as run_folder
     from dmljax.train import evaluation
-    from dmljax.train.ensemble_scores import mean_distance_scores
 
     blocks = []
     for folder in folders:
@@ -69,7 +68,7 @@ def write(out: str, folders: Sequence[pathlib.Path], words: Sequence[str] = ()) 
         average=options.average,
     )
     if run.test.groups is None:  # the ranking by mean distances cannot leave out groups
-        by_distance = mean_distance_scores(
+        by_distance = evaluation.mean_distance_scores(
             {str(i): block for i, block in enumerate(blocks)},
             run.test,
             ks=run.metrics.ks,

@@ -128,7 +128,7 @@ def check_locks(folder: pathlib.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".lock-") as file:
         try:
-            with locks.locked(pathlib.Path(file.name)):
+            with locks.lock(pathlib.Path(file.name)):
                 words = [sys.executable, "-c", _SECOND_LOCK, file.name]
                 is_locked = subprocess.run(words, capture_output=True).returncode == 7
         except OSError:  # such as "No locks available"

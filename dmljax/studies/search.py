@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dmljax.files.result import first_best
 from dmljax.studies import outcomes, plan
 from dmljax.studies.folder import Session
 from dmljax.studies.study_file import Search
-from dmljax.train.step_metrics import first_best
 
 __all__ = ["best_overrides", "is_over", "search_of", "values"]
 

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dmljax import metrics
-from dmljax.files.result import Result
+from dmljax.files.result import Result, first_best
 from dmljax.metrics import Difference, Estimate
 from dmljax.studies.outcomes import Outcome
 from dmljax.studies.plan import PlannedRun
 from dmljax.studies.study_file import Row, Study, score_key
-from dmljax.train.step_metrics import first_best
 
 __all__ = [
     "Cell",

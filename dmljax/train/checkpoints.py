@@ -22,11 +22,11 @@ from typing import Any
 import jax
 from absl import logging
 
+from dmljax.files.result import first_best
 from dmljax.files.writing import sha256, write_json
 from dmljax.train import hosts
 from dmljax.train.devices import path_of
 from dmljax.train.step import TrainState
-from dmljax.train.step_metrics import first_best
 
 __all__ = ["Checkpoints", "Mismatch", "delete"]
 

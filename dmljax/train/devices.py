@@ -85,7 +85,7 @@ def of_state(shapes: Any, shards: Shardings, *, patterns: Sequence[str] = ()) ->
     path.
     """
     shape_of = {path_of(p): a.shape for p, a in jax.tree_util.tree_leaves_with_path(shapes.params)}
-    sharded = {}
+    sharded: dict[str, tuple[int, ...]] = {}
     for pattern in patterns:
         matches = {path: shape for path, shape in shape_of.items() if re.search(pattern, path)}
         if not matches:
@@ -140,7 +140,7 @@ def prefetch(
     batches: Iterable[dict[str, np.ndarray]], rows: NamedSharding, *, ahead: int = 1
 ) -> Iterator[dict[str, jax.Array]]:
     """The same batches on the devices. A batch is sent while the one before it is used."""
-    waiting = collections.deque()
+    waiting: collections.deque[dict[str, jax.Array]] = collections.deque()
     for batch in batches:
         waiting.append(put(batch, rows))
         if len(waiting) > ahead:

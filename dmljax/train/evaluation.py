@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
 import itertools
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +16,26 @@ import numpy as np
 from dmljax import metrics, retrieval
 from dmljax.data import pipeline
 from dmljax.data.splits import Search, Split
+from dmljax.data.transforms.transform import Transform
 from dmljax.methods.base import Inspect
 from dmljax.train import hosts, optimizers
 from dmljax.train.devices import Shardings, prefetch, with_rows
-from dmljax.train.ensemble_scores import mean_distance_scores
 from dmljax.train.interrupts import Interrupts
 from dmljax.train.options import EvaluationOptions
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
-__all__ = ["MAIN", "MEAN", "Evaluation", "Evaluator", "cut_names", "embed", "knn_accuracy", "score"]
+__all__ = [
+    "MAIN",
+    "MEAN",
+    "Evaluation",
+    "Evaluator",
+    "cut_names",
+    "embed",
+    "knn_accuracy",
+    "mean_distance_scores",
+    "score",
+]
 
 MAIN = "embedding"  # the name of the main embedding beside those of its parts
 MEAN = "learners"  # the name under which the mean of several parts is reported
@@ -36,7 +47,7 @@ def embed(
     embed_fn: Callable[..., Any],
     split: Split,
     *,
-    transform_fn: Callable,
+    transform_fn: Transform | Callable,
     batch_size: int,
     shards: Shardings,
     cache: bool | dict[int, np.ndarray] = False,
@@ -180,14 +191,44 @@ def cut_names(depth: int | str | None) -> tuple[str, ...]:
 
 def _cut(depth: int | str, search: Search) -> dict[str, Callable]:
     """The functions of ranks that cut at `depth`, by their names."""
-    k = depth
+    names = cut_names(depth)
     if isinstance(depth, str):
         counts = np.bincount(search.item_labels, minlength=search.labels.max(initial=0) + 1)
-        k = max(1, int(counts[search.labels].max(initial=0)) - search.within)
+        depth = max(1, int(counts[search.labels].max(initial=0)) - search.within)
     functions = (metrics.map_at_k, metrics.reciprocal_rank_at_k)
     return {
-        name: functools.partial(function, k=k)
-        for name, function in zip(cut_names(depth), functions, strict=True)
+        name: functools.partial(function, k=depth)
+        for name, function in zip(names, functions, strict=True)
+    }
+
+
+def mean_distance_scores(
+    parts: Mapping[str, np.ndarray],
+    split: Split,
+    *,
+    ks: Sequence[int],
+    ranking_fns: Mapping[str, Callable],
+    average: str = "queries",
+) -> dict[str, float]:
+    """Retrieval scores of the parts {name: [n d]} of a method, by `retrieval.mean_distance_ranks`.
+
+    Queries and gallery are those of the split. Images that could not be read are left out.
+    """
+    learners = np.stack(list(parts.values()), axis=1)  # [n m d]
+    search = split.search(learners)
+    ks = [k for k in ks if k <= search.candidates]
+    score_fns: dict[str, Callable] = {
+        f"R@{k}": functools.partial(metrics.recall_at_k, k=k) for k in ks
+    }
+    score_fns |= ranking_fns
+    values = {name: np.full(len(search.labels), np.nan) for name in score_fns}
+    for block in retrieval.mean_distance_ranks(search.embeddings, search.labels, **search.options):
+        for name, score_fn in score_fns.items():
+            takes_labels = "labels" in inspect.signature(score_fn).parameters
+            options = {"labels": search.labels[block.queries]} if takes_labels else {}
+            values[name][block.queries] = score_fn(block.ranks, **options)
+    return {
+        name: metrics.average(array, search.labels, over=average) for name, array in values.items()
     }
 
 
@@ -236,7 +277,8 @@ class Evaluator:
         self._inspect = run.method.inspect or Inspect()
         self._skipped: collections.Counter[str] = collections.Counter()
         # Decoded images by the `id` of their split: splits do not compare by content.
-        self._caches = {id(s): {} for s in run.splits.values()} if run.runtime.cache else {}
+        cached = run.splits.values() if run.runtime.cache else ()
+        self._caches: dict[int, dict[int, np.ndarray]] = {id(split): {} for split in cached}
 
         def embed_fn(params, model_state, images):
             images = run.normalize_fn(images)
@@ -249,7 +291,8 @@ class Evaluator:
 
     def evaluate(self, state: TrainState, *, clustering: bool = True) -> Evaluation:
         """The scores of the test split and of the held-out classes; `clustering` among them."""
-        scores, test_embeddings = {}, None
+        scores: dict[str, float] = {}
+        test_embeddings = None
         for name in ("test", "val"):
             split = self._run.splits.get(name)
             if split is None or not len(split):
@@ -386,6 +429,7 @@ class Evaluator:
 
     def _refined(self, state: TrainState, embeddings: np.ndarray, split: Split) -> np.ndarray:
         """The embeddings of a split after the method has refined them by each other."""
+        assert self._inspect.refine is not None
         params = optimizers.averaged(state.params, state.opt_state)
         return np.asarray(
             self._inspect.refine(

@@ -46,6 +46,7 @@ def _pretrained(
     images = jax.ShapeDtypeStruct((1, *run.image_shape), jax.numpy.uint8)
     shape = jax.eval_shape(run.normalize_fn, images).shape[1:]
     if run.start is None:
+        assert run.weights is not None
         return load(run.weights, run.net, image_shape=shape, report_fn=report_fn), None
     origin = start.find(run.start)
     arrays = start.read(origin)

@@ -43,7 +43,7 @@ class Journal:
         write: bool = True,
         repeats_evaluation: bool = False,
     ):
-        self._write, self._total = write, total
+        self._total = total
         self._metrics = workdir / "metrics.jsonl"
         self._speed = workdir / "speed.jsonl"
         self._progress = self._board = None
@@ -121,7 +121,7 @@ class Journal:
         rows = np.flatnonzero(np.isfinite(embeddings).all(axis=1))
         rows = np.sort(np.random.default_rng(0).permutation(rows)[:count])
         # A table of one column: tabs and line breaks would end a cell.
-        names = [" ".join(classes[row].split()) or "?" for row in rows]
+        names = [" ".join(classes[int(row)].split()) or "?" for row in rows]
         self._board.add_embedding(embeddings[rows], names, global_step=step, tag="test")
 
     def restart_clock(self, step: int) -> None:
@@ -146,7 +146,7 @@ class Journal:
     def _append(
         self, path: pathlib.Path, step: int, values: Mapping[str, float], kind: str
     ) -> None:
-        if not self._write:
+        if self._board is None:
             return
         numbers = {name: float(value) for name, value in values.items()}
         with path.open("a") as file:
@@ -169,7 +169,7 @@ def _compilations() -> list[int]:
     """The number of compilations by XLA in this process since the first call, as a list of one."""
     count = [0]
 
-    def listen(event: str, seconds: float, **_) -> None:
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
         count[0] += event == "/jax/core/compile/backend_compile_duration"
 
     jax.monitoring.register_event_duration_secs_listener(listen)

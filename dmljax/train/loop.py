@@ -21,7 +21,7 @@ from dmljax.train.journal import Journal
 from dmljax.train.results import Report
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState, train_step
-from dmljax.train.step_metrics import PendingMetrics, first_best, mean
+from dmljax.train.step_metrics import PendingMetrics, mean
 
 __all__ = ["Restored", "batches", "compiled_step", "is_out_of_patience", "restore", "train"]
 
@@ -87,7 +87,7 @@ def train(
                 journal.train(step, mean(window), batch=run.batch_size, unreadable=skipped)
                 window.clear()
 
-    def save(score: float | None = None, *, overwrite: bool = False, **notes: bool) -> None:
+    def save(score: float | None = None, *, overwrite: bool = False, **notes: Any) -> None:
         log(all_steps=True)
         journal.flush()
         notes |= {"window": window, "history": history, "seconds": report.seconds()}
@@ -148,7 +148,8 @@ def train(
             leave(step)
     checkpoints.wait()
 
-    if not run.selection.is_last and (chosen := checkpoints.best()) != int(state.step):
+    chosen = None if run.selection.is_last else checkpoints.best()
+    if chosen is not None and chosen != int(state.step):
         state, _ = checkpoints.load(chosen, run.shapes, run.placements)
         evaluation = None
     if evaluation is None:  # An earlier step is chosen, or the run was finished already.
@@ -167,14 +168,16 @@ def is_out_of_patience(scores: Sequence[float], patience: int | None) -> bool:
     """
     if patience is None or not scores:
         return False
-    best = first_best(dict(enumerate(scores)))
+    best = max(range(len(scores)), key=scores.__getitem__)  # of equal scores, the earliest
     return len(scores) - 1 - best > patience
 
 
 def _reload_best(state: TrainState, run: Run, checkpoints: Checkpoints) -> TrainState:
     """The best parameters and statistics so far; the optimizer's moments stay, as published."""
     checkpoints.wait()
-    best, _ = checkpoints.load(checkpoints.best(), run.shapes, run.placements)
+    step = checkpoints.best()
+    assert step is not None  # an evaluation comes before every reload
+    best, _ = checkpoints.load(step, run.shapes, run.placements)
     return state._replace(params=best.params, model_state=best.model_state)
 
 

@@ -179,7 +179,7 @@ def fields_of(section: Any) -> dict[str, dataclasses.Field]:
 
 def defaults_of(section: Any) -> dict[str, Any]:
     """The defaults of the fields of a dataclass of options; a section has an empty dict."""
-    defaults = {}
+    defaults: dict[str, Any] = {}
     for name, field in fields_of(section).items():
         if name in SECTIONS:
             defaults[name] = {}

@@ -21,19 +21,7 @@ import dmljax
 from dmljax.files.result import FILE, Chosen, Evaluated, Result, read, write
 from dmljax.train import journal
 
-__all__ = [
-    "FILE",
-    "Chosen",
-    "Evaluated",
-    "Report",
-    "Result",
-    "code",
-    "devices",
-    "evaluations",
-    "read",
-    "versions",
-    "write",
-]
+__all__ = ["Report", "code", "devices", "evaluations", "versions"]
 
 
 class Report:
@@ -45,14 +33,15 @@ class Report:
         """`start` is the time of `time.monotonic` at which this process began with the run."""
         config, _, argument = source.partition(":")
         self._workdir, self._start = workdir, start
-        self._constants = {
-            "config": pathlib.Path(config).stem,
-            "argument": argument,
-            "digests": dict(digests),
-            "devices": devices(),
-            "versions": versions(),
-            "code": code(),  # now: files may change while the run lasts
-        }
+        self._result_fn = functools.partial(
+            Result,
+            config=pathlib.Path(config).stem,
+            argument=argument,
+            digests=dict(digests),
+            devices=devices(),
+            versions=versions(),
+            code=code(),  # now: files may change while the run lasts
+        )
         self.earlier_seconds = 0.0  # of the processes before this one
         if jax.process_index() == 0 and not _is_finished(workdir):
             (workdir / FILE).unlink(missing_ok=True)  # what an earlier process failed with
@@ -79,13 +68,13 @@ class Report:
         message: str,
         step: int | None,
         chosen: Chosen | None,
-        scores: dict[str, float],
+        scores: dict[str, float | None],
         facts: dict[str, Any],
     ) -> None:
         if jax.process_index():
             return
         rows = journal.read(self._workdir / "metrics.jsonl")
-        result = Result(
+        result = self._result_fn(
             status=status,
             message=message,
             step=step,
@@ -93,7 +82,6 @@ class Report:
             scores=scores,
             evaluations=evaluations(rows),
             wall_seconds=self.seconds(),
-            **self._constants,
             **facts,
         )
         write(self._workdir, result)
@@ -108,7 +96,7 @@ def _is_finished(workdir: pathlib.Path) -> bool:
 
 def evaluations(rows: Sequence[Mapping[str, Any]]) -> list[Evaluated]:
     """The evaluations among the lines of `metrics.jsonl`, in the order of their steps."""
-    scores: dict[int, dict[str, float]] = {}
+    scores: dict[int, dict[str, float | None]] = {}
     for row in rows:
         values = {k: v for k, v in row.items() if k.startswith(("test/", "val/"))}
         if values:

@@ -36,8 +36,8 @@ def cosine(*, total: int, warmup: int = 0, end: float = 0.0) -> Schedule:
 def steps(*, total: int, at: Sequence[int], divide: float = 10.0, warmup: int = 0) -> Schedule:
     """1, divided by `divide` at each of the steps `at`."""
     del total
-    at = np.asarray(at, np.int32)
-    return _with_warmup(lambda step: divide ** -jnp.sum(step >= at).astype(jnp.float32), warmup)
+    ends = np.asarray(at, np.int32)
+    return _with_warmup(lambda step: divide ** -jnp.sum(step >= ends).astype(jnp.float32), warmup)
 
 
 def ramp(step: jax.Array | int, *, first: float, last: float, at: Sequence[int]) -> jax.Array:

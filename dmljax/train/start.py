@@ -13,7 +13,7 @@ import numpy as np
 from flax import traverse_util
 
 from dmljax.files import reading
-from dmljax.train import results
+from dmljax.files import result as results
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.weights import from_tensors
 
@@ -126,24 +126,25 @@ def others(
     It takes every array that the other run has under the same name and in the same shape. In an
     ensemble this includes the attention's copy of the backbone.
     """
+    origin = f"{start.folder}, step {start.step}"
+    if carried is None:
+        return {}, f"start: the backbone of {origin}; all else is drawn (carried=backbone)"
     taken: dict[str, np.ndarray] = {}
-    kept, drawn = {"the backbone": None}, {}
-    for name, shape in (carried.shapes if carried else {}).items():
+    kept, drawn = {"the backbone": ""}, dict[str, str]()
+    for name, shape in carried.shapes.items():
         collection, _, path = name.partition("/")
         module = "/".join(path.split("/")[:2]) if path.count("/") > 1 else path.split("/")[0]
         fits = name in arrays and arrays[name].shape == shape.shape
-        if fits and name not in carried.per_class:
-            taken[name] = np.asarray(arrays[name])
-            reason = None
-        elif name in carried.per_class:
+        if name in carried.per_class:
             reason = "a row for each class"
+        elif fits:
+            taken[name] = np.asarray(arrays[name])
+            reason = ""
         else:
             reason = "of another shape" if name in arrays else "not in that run"
         if collection == "params" and path not in carried.backbone:
-            (kept if reason is None else drawn).setdefault(module, reason)
-    line = f"start: {', '.join(kept)} of {start.folder}, step {start.step}"
-    if carried is None:
-        return taken, f"{line}; all else is drawn (carried=backbone)"
+            (drawn if reason else kept).setdefault(module, reason)
+    line = f"start: {', '.join(kept)} of {origin}"
     if drawn:
         line += "; drawn: " + ", ".join(f"{name} ({why})" for name, why in drawn.items())
     return taken, line

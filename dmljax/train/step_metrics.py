@@ -1,16 +1,15 @@
-"""Metrics of train steps, left on the devices for a few steps, then fetched and checked; and which
-of several scores is the best."""
+"""Metrics of train steps, left on the devices for a few steps, then fetched and checked."""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-__all__ = ["Diverged", "PendingMetrics", "first_best", "mean"]
+__all__ = ["Diverged", "PendingMetrics", "mean"]
 
 # With more steps in flight, the collectives of several CPU devices deadlock.
 _IN_FLIGHT = 2
@@ -67,14 +66,3 @@ def _check_finite(step: int, metrics: dict[str, float], finite_until: int) -> No
 def mean(window: list[dict[str, float]]) -> dict[str, float]:
     """The mean of every metric over several steps."""
     return {name: float(np.mean([metrics[name] for metrics in window])) for name in window[-1]}
-
-
-def first_best(scores: Mapping[int, float]) -> int | None:
-    """The step (or number) of the highest score, and of equal scores the first; None of none.
-
-    Published code saves a checkpoint on strict improvement, which is the same choice.
-
-    >>> first_best({20: 0.5, 10: 0.5, 30: 0.4})
-    10
-    """
-    return max(sorted(scores), key=scores.__getitem__, default=None)

@@ -41,7 +41,7 @@ class Transform(NamedTuple):
         return self.image(image, rng)
 
 
-def bind(transform_fn: Callable[..., np.ndarray], **options) -> Transform:
+def bind(transform_fn: Transform | Callable[..., np.ndarray], **options) -> Transform:
     """The transform `transform_fn`, of `transforms` or any other module, with `options` bound.
 
     >>> transform = bind(distort, rotation=5.0)

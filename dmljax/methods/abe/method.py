@@ -73,8 +73,8 @@ def abe(
     }
     loss_fn = base.with_miner(loss_fn, mine_fn)
     if attention is None:
-        ensemble = nets.MultiHead(**options)
-        return _ensemble_method(ensemble, loss_fn, pairs_fn, lambda_div, divergence_fn)[0]
+        heads = nets.MultiHead(**options)
+        return _ensemble_method(heads, loss_fn, pairs_fn, lambda_div, divergence_fn)[0]
     if not attention_pools and not hasattr(net, "pools"):
         raise ValueError(
             f"attention_pools=False: {type(net).__name__} has no pools to leave out; take googlenet"
