@@ -164,7 +164,7 @@ def test_a_config_averages_over_classes_and_its_metric_sees_labels(tmp_path):
     assert "mean over classes" in tree["headline"]
     assert tree["scores"]["tiles"][0]["value"] == pytest.approx(result.scores["test/R@1"])
     assert "mean over classes" in tree["scores"]["note"]
-    with pytest.raises(ValueError, match=r"evaluate\.average='images' is not known"):
+    with pytest.raises(ValueError, match=r"evaluate\.average must be 'queries' or 'classes'"):
         build(tiny(tmp_path, evaluate={"average": "images"}))
 
 
@@ -175,4 +175,4 @@ def number_of_the_class(ranks, *, labels):
 def test_old_names_of_metrics_work_in_a_config(tmp_path):
     with pytest.warns(FutureWarning, match="is now called 'reciprocal_rank'"):
         run = build(tiny(tmp_path, evaluate={"metrics": ["mean_reciprocal_rank"]}))
-    assert list(run.evaluation.ranking_fns) == ["MRR"]
+    assert list(run.metrics.ranking_fns) == ["MRR"]

@@ -61,9 +61,7 @@ def test_a_net_may_have_a_layout_of_its_own(tmp_path):
         )
 
     plain = small_resnet(classes=10)
-    fields = [
-        f.name for f in dataclasses.fields(plain) if f.init and f.name not in ("parent", "name")
-    ]
+    fields = {f.name for f in dataclasses.fields(plain) if f.init} - {"parent", "name"}
     net = Renamed(**{name: getattr(plain, name) for name in fields})
     tensors = resnet_tensors()
     renamed = {name.replace("layer", "stage."): array for name, array in tensors.items()}
