@@ -15,7 +15,7 @@ from dmljax.retrieval import Embeddings, Labels
 __all__ = ["ANCHORS", "MapPositions", "map_positions"]
 
 ANCHORS = 2000
-_NEIGHBORS, _TEMPERATURE = 3, 0.03  # anchors that place an item, and exp(s / temperature) weighs
+_NEIGHBORS, _TEMPERATURE = 3, 0.03  # anchors that place an item, weighted by exp(s / temperature)
 
 
 class MapPositions(NamedTuple):
