@@ -72,7 +72,7 @@ def k_reciprocal(embeddings: np.ndarray, *, k: int = 30, batch_size: int = 7) ->
     Memory is bounded: no n x n matrix is kept.
 
     Reference: Zhong et al., Re-ranking Person Re-identification with k-reciprocal Encoding, CVPR
-    2017, arXiv:1701.08398; the batches are those of Seidenschwarz et al., ICML 2021.
+    2017, arXiv:1701.08398; the batches are as in Seidenschwarz et al., ICML 2021.
 
     Args:
         embeddings: `[n d]`, compared by Euclidean distance.
