@@ -73,8 +73,8 @@ def cub200(
     else:
         if root is not None and (pathlib.Path(root) / "annotations-mat").is_dir():
             raise ValueError(
-                f"cub200: {root} is the edition of 2010 (6,033 images); the papers use that of "
-                "2011: set root= to CUB_200_2011"
+                f"cub200: {root} is the edition of 2010 (6,033 images); the papers use "
+                "the edition of 2011: set root= to CUB_200_2011"
             )
         home = locate.find_folder(
             root,

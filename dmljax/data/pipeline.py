@@ -184,7 +184,7 @@ def _share(batch_size: int, hosts: int, padded: int | None = None) -> int:
     if padded < batch_size or padded % hosts:
         raise ValueError(
             f"{padded} rows of a batch of {batch_size} cannot be divided evenly by {hosts} hosts, "
-            "all of which need the same number of devices"
+            "which must all have the same number of devices"
         )
     return padded // hosts
 
