@@ -2,7 +2,7 @@
 
     python docs/api_pages.py
 
-Sphinx's own autodoc reads docstrings as reStructuredText; those of dmljax are Markdown.
+Sphinx's own autodoc reads docstrings as reStructuredText; dmljax writes them in Markdown.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def write(folder: pathlib.Path) -> None:
 
 
 def _replace(path: pathlib.Path, text: str) -> None:
-    """Leaves an unchanged page alone, so that Sphinx does not read it again."""
+    """Does not touch an unchanged page, so that Sphinx does not read it again."""
     if not path.exists() or path.read_text() != text:
         path.write_text(text)
 

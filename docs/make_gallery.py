@@ -3,7 +3,7 @@
     python docs/make_gallery.py
 
 Summary and reference of a loss come from its docstring. Formula, advice and the comparison with
-pytorch-metric-learning come from `ENTRIES`. A loss without an entry has its docstring alone.
+pytorch-metric-learning come from `ENTRIES`. A loss without an entry has only its docstring.
 The build of the site runs this; what is written is not committed.
 """
 
@@ -171,7 +171,7 @@ ENTRIES = {
     # Ranking
     "fast_ap": Entry(
         r"1 - \frac{1}{|P|}\sum_l \frac{h^+_l H^+_l}{H_l}",
-        "Large batches with many positives per query, when average precision is what counts.",
+        "Large batches with many positives per query, when average precision counts.",
         "`FastAPLoss`, the same numbers.",
     ),
     "smooth_ap": Entry(
@@ -184,7 +184,7 @@ ENTRIES = {
     "recall_at_k": Entry(
         r"1 - \frac{1}{|K|}\sum_{k \in K} \frac{\min\big(k, \sum_P \sigma((k - r_p)/\tau_1)\big)}"
         r"{\min(k, |P|)}, \qquad r_p = 1 + \sum_{j \ne p} \sigma((s_j - s_p)/\tau_2)",
-        "Very large batches, embedded in chunks, when recall at k is what counts.",
+        "Very large batches, embedded in chunks, when recall at k counts.",
         "None.",
     ),
     "pnp": Entry(
@@ -317,7 +317,7 @@ def _at(cosines) -> jax.Array:
 
 
 def _anchor_curves(positives, negatives):
-    """Curves of one anchor with these cosines, of which the first positive or negative moves."""
+    """Curves of one anchor with these cosines; the first positive or negative moves."""
 
     def loss(loss_fn, name, positives, negatives):
         references = _at([*positives, *negatives])
@@ -373,7 +373,7 @@ def _view_curves(loss_fn, name):
 
 
 def _vector_curves(loss_fn, name):
-    """Two vectors: the length of one changes, or, of directions, the cosine between them."""
+    """Two vectors: the length of one changes, or the cosine between them."""
     if name in ("regular_face", "sparse_centers"):
         vectors = lambda s: jnp.concatenate([jnp.eye(1, 2), _at([s])])  # noqa: E731
         shape = (1, 2, 2) if name == "sparse_centers" else (2, 2)

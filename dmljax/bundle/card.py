@@ -137,7 +137,7 @@ def _input(preprocess: Mapping[str, Any]) -> str:
         options = ", ".join(f"{k}={v}" for k, v in operation.items() if k != "name")
         lines.append(f"1. `{operation['name']}` ({options})")
     lines += ["", f"Normalization is {preprocess['normalization']}."]
-    lines += ["`golden.safetensors` has encoded images with the pixels and embeddings that follow."]
+    lines += ["`golden.safetensors` has encoded images, their pixels and their embeddings."]
     return "\n".join(lines)
 
 
@@ -217,7 +217,7 @@ def _compression(evidence: Evidence, manifest: Mapping[str, Any]) -> str:
         f"Measured on {evidence.compression_images:,} test images that search each other; stored "
         "vectors are compressed, queries are float32. recall@10 is the share of the 10 nearest by "
         "float32 that are also among the 10 nearest by the smaller form. Ranges, medians and main "
-        f"directions (pca) are of {evidence.fitted_on}.",
+        f"directions (pca) come from {evidence.fitted_on}.",
         "",
         "| form | bytes per item | R@1 | MAP@R | recall@10 |",
         "|---|---|---|---|---|",

@@ -71,8 +71,8 @@ def export(
 ) -> pathlib.Path:
     """Writes the bundle `out` of a finished run, and returns its path.
 
-    The checkpoint is the one that the run's `select` chose, or that of `step`. `onnx` adds a second
-    program; `license` is what the card states; `runs.folder.reopen` explains `overrides` and
+    The checkpoint is the one that the run's `select` chose, or the one of `step`. `onnx` adds a
+    second program; `license` is what the card states; `runs.folder.reopen` explains `overrides` and
     `trust_modules`. The bundle appears whole, after every program has passed the comparison with
     the checkpoint on test images. Otherwise `MismatchedProgram` is raised and nothing is left.
     """

@@ -33,7 +33,7 @@ def scores(
 ) -> dict[str, dict[str, Any]]:
     """R@1, R-precision and MAP@R by the split's protocol, each with its interval over classes.
 
-    `average` is that of `metrics.retrieval`.
+    `average` is as in `metrics.retrieval`.
     """
     search = split.search(embeddings)
     values = metrics.per_query(search.embeddings, search.labels, ks=(1,), **search.options)
@@ -82,7 +82,8 @@ def _pair_rates(data: Labeled, cosines: list[float]) -> dict[float, dict[str, An
     """FMR and FNMR at each cosine, with intervals: whole classes are drawn with replacement.
 
     Of classes a and b, M[a, b] pairs match out of N[a, b]. With weights w of the classes, FMR is
-    sum_{a != b} w_a w_b M / sum_{a != b} w_a w_b N, and FNMR is the same over a = b, of the others.
+    sum_{a != b} w_a w_b M / sum_{a != b} w_a w_b N, and FNMR is the same over a = b with N - M for
+    M.
     """
     classes, codes = np.unique(data.labels, return_inverse=True)
     order = np.argsort(codes, kind="stable")

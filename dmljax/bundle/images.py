@@ -31,7 +31,7 @@ class _NotSmall(Exception):
 
 
 def prepare(image: bytes | str | os.PathLike | np.ndarray, preprocess: Preprocessing) -> np.ndarray:
-    """The input of a net, `uint8 [height width channels]`, of an image as `pixels` takes it."""
+    """The input of a net, `uint8 [height width channels]`, from an image as `pixels` takes it."""
     return preprocess(pixels(image, check_size_fn=preprocess.check_size))
 
 

@@ -77,7 +77,7 @@ class Bundle:
         return self.preprocess.shape
 
     def prepare(self, image: bytes | str | os.PathLike | np.ndarray) -> np.ndarray:
-        """The input of the program, `uint8 [height width channels]`, of one image.
+        """The input of the program, `uint8 [height width channels]`, for one image.
 
         `image` is encoded, a path, or pixels `uint8 [h w]` or `[h w c]`. A refused image raises
         `BadImage`, a ValueError of one line with its `kind`.

@@ -33,7 +33,7 @@ class MismatchedProgram(ValueError):
 def run_program(
     folder: pathlib.Path, inputs: np.ndarray, program: str, *, largest: int
 ) -> dict[str, np.ndarray]:
-    """The embeddings of `inputs` by a new process, in batches of the largest size, of 3, of 1."""
+    """The embeddings of `inputs` by a new process, in batches of the largest size, 3 and 1."""
     with tempfile.TemporaryDirectory() as scratch:
         source, target = (pathlib.Path(scratch) / name for name in ("in", "out"))
         save_file({"inputs": inputs, "largest": np.array([largest])}, source)

@@ -41,8 +41,8 @@ def model(
 ) -> Model:
     """The `Model` of `method_embed_fn(params, model_state, images)`, without unused parameters.
 
-    `variables` is `{"params": ..., "model_state": ...}`, of arrays or of `jax.ShapeDtypeStruct`.
-    Classifiers, proxies and memories of the training are left out of `tensors`.
+    `variables` is `{"params": ..., "model_state": ...}` with arrays or `jax.ShapeDtypeStruct` as
+    leaves. Classifiers, proxies and memories of the training are left out of `tensors`.
     """
     arrays = flat(variables)
     structure = jax.tree.structure(variables)

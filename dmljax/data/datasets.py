@@ -4,9 +4,8 @@ Every function takes keywords only and returns `Splits(train, test)` as the pape
 `root` is the folder of the original files, or its parent. Data sets of TFDS can also be read from
 its ArrayRecord files with `source='tfds'` (and `data_dir`), without TensorFlow.
 
-Nothing is downloaded. No image is decoded here, except those of `mnist`, `npz` and `glyphs`, which
-are a few megabytes and stay in memory. If the counts differ from the published ones, a warning
-says so.
+Nothing is downloaded. No image is decoded here, except in `mnist`, `npz` and `glyphs`, which are a
+few megabytes and stay in memory. If the counts differ from the published ones, a warning says so.
 """
 
 from __future__ import annotations
@@ -74,8 +73,8 @@ def cub200(
     else:
         if root is not None and (pathlib.Path(root) / "annotations-mat").is_dir():
             raise ValueError(
-                f"cub200: {root} is the edition of 2010 (6,033 images); the papers use that of "
-                "2011: set root= to CUB_200_2011"
+                f"cub200: {root} is the edition of 2010 (6,033 images); the papers use "
+                "the edition of 2011: set root= to CUB_200_2011"
             )
         home = locate.find_folder(
             root,
@@ -152,7 +151,7 @@ def _within_images(boxes: np.ndarray, images: Sequence[str]) -> np.ndarray:
     boxes = np.floor(boxes).astype(np.int32)
     for box, path in zip(boxes, images, strict=True):
         try:
-            with Image.open(path) as image:  # reads the header alone
+            with Image.open(path) as image:  # reads only the header
                 width, height = image.size
         except OSError:
             continue  # reported when the image is read
@@ -273,7 +272,7 @@ def inshop(*, root: _Path = None, corpus: str | None = None) -> Splits:
     status = np.array([row[2] for row in rows])
 
     def split_at(where: np.ndarray, **marks: np.ndarray) -> Split:
-        # Item ids are padded with zeros, so their order as strings is that of their numbers.
+        # Item ids are padded with zeros, so sorting the strings sorts the numbers.
         labels, names = encode(rows[i][1] for i in np.flatnonzero(where))
         marks = {name: mark[where] for name, mark in marks.items()}
         return Split([images[i] for i in np.flatnonzero(where)], labels, names, **marks)
@@ -373,7 +372,7 @@ def _by_class_id(
     boxes: np.ndarray | None = None,
     train_classes: int,
 ) -> Splits:
-    """The classes with ids 1 to `train_classes` for training. `names` are those of the classes."""
+    """The classes with ids 1 to `train_classes` for training. `names` are the class names."""
     name_of_id = dict(zip(ids.tolist(), names, strict=True))
     order = sorted(name_of_id)
     labels, class_names = encode(

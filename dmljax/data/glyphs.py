@@ -1,6 +1,6 @@
 """A data set that needs no download: characters are classes, typefaces are instances.
 
-The fonts are those of matplotlib (DejaVu and STIX, under free licenses). The list of characters
+The fonts come with matplotlib (DejaVu and STIX, under free licenses). The list of characters
 contains what all faces have, except look-alikes after centering: for instance one of Latin, Greek
 and Cyrillic A, one of C and c, one of O, o and Θ. The most similar remaining pairs are Φ and Ф, I
 and l (a cosine similarity of 0.89 over all faces). The list is written out, so that the classes do

@@ -109,7 +109,7 @@ def _encoded(split: Split, reader: Reader, i: int) -> tuple[bytes, str]:
 
 
 def _format(data: bytes) -> str:
-    """Pillow's name of the format; empty for what is no image, which the reader names."""
+    """Pillow's name of the format; empty if it is no image, which the reader reports."""
     try:
         with Image.open(io.BytesIO(data)) as picture:
             return picture.format or ""

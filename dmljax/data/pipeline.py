@@ -140,10 +140,10 @@ def evaluation(
 ) -> Batches:
     """Every image once, in order, in batches of one size.
 
-    `batch_size` is that of all hosts together, and `padded` is that with rows of padding. A dict as
-    `cache` is filled, and can be used again. With `unreadable='skip'`, an image that cannot be read
-    is black, and False in `where`. Such images are counted in `skipped`; a name that it already
-    contains is not logged again.
+    `batch_size` counts the rows of all hosts together, and `padded` also counts rows of padding. A
+    dict as `cache` is filled, and can be used again. With `unreadable='skip'`, an image that cannot
+    be read is black, and False in `where`. Such images are counted in `skipped`; a name that it
+    already contains is not logged again.
     """
     _check(split, host, hosts, unreadable, workers)
     if batch_size < 1:
@@ -179,12 +179,12 @@ def _warn_about_single_images(split: Split, groups: sampling.Groups) -> None:
 
 
 def _share(batch_size: int, hosts: int, padded: int | None = None) -> int:
-    """The number of rows of each host, of which the last ones may be padding."""
+    """The number of rows of each host; the last ones may be padding."""
     padded = -(-batch_size // hosts) * hosts if padded is None else padded
     if padded < batch_size or padded % hosts:
         raise ValueError(
             f"{padded} rows of a batch of {batch_size} cannot be divided evenly by {hosts} hosts, "
-            "all of which need the same number of devices"
+            "which must all have the same number of devices"
         )
     return padded // hosts
 

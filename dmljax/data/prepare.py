@@ -215,7 +215,7 @@ def _summary(split: Split, shards: list[dict[str, Any]]) -> dict[str, Any]:
 def _fingerprint(splits: Splits) -> str:
     """A hash of records, names, labels and marks.
 
-    With it, shards of an earlier run are not mixed with those of a source that has changed since.
+    It shows whether the source has changed since an earlier run, whose shards must not be mixed in.
     """
     digest = hashlib.sha256()
     for split in splits:

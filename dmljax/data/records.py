@@ -1,4 +1,4 @@
-"""Sequences of encoded images in ArrayRecord shards: prepared data sets and those of TFDS."""
+"""Sequences of encoded images in ArrayRecord shards: prepared data sets and TFDS data sets."""
 
 from __future__ import annotations
 

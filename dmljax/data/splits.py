@@ -99,10 +99,10 @@ class Split:
 class Search(NamedTuple):
     """One search of a split: `metrics.retrieval(search.embeddings, search.labels, **options)`.
 
-    `embeddings` and `labels` are those of the queries. `options` has `gallery`, `gallery_labels`,
+    `embeddings` and `labels` belong to the queries. `options` has `gallery`, `gallery_labels`,
     `groups` and `gallery_groups`, as far as the protocol has them. `queries` and `items` (the
-    gallery) are rows of the split. `within` a set of queries that search each other, both are the
-    same. `readable [n]` marks the images that have an embedding.
+    gallery) are rows of the split. With `within` the queries search each other, and both are the
+    same rows. `readable [n]` marks the images that have an embedding.
     """
 
     embeddings: np.ndarray

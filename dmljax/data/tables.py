@@ -29,7 +29,7 @@ def table(
     Optional columns: `split` (train or test), `role` (query, gallery or both; used for test rows),
     `box` (left top right bottom, in pixels of the upright image), `superlabel`, and `group` (a
     query and a gallery item of one group are not compared; empty means no group). `columns` maps
-    these names to those of the file. Paths are relative to `root`, by default the folder of the
+    these names to the names in the file. Paths are relative to `root`, by default the folder of the
     table. Without a column `split`, the argument `split` divides the classes as in `folder`.
     """
     file = pathlib.Path(path).expanduser()

@@ -1,8 +1,8 @@
 """`Index`: what all stores share, and the contract that a store fulfills.
 
 The public methods check their input and express a call as one read or one change of the store. The
-abstract methods are the contract. `T` is what the store reads and writes by in a transaction: a
-connection, a cursor.
+abstract methods are the contract. `T` is the handle of a transaction of the store: a connection, a
+cursor.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Item(NamedTuple):
 
 
 class State(NamedTuple):
-    """What every change of an index changes."""
+    """The counters that every change of an index moves."""
 
     version: int  # changes so far
     items: int
@@ -55,10 +55,9 @@ class State(NamedTuple):
 class Index(abc.ABC, Generic[T]):
     """Vectors with ids and metadata, searched by cosine or by Euclidean distance.
 
-    A call either happens completely or changes nothing, and when it returns, what it changed
-    survives a kill of the process. `model` is the digest of the model that makes the vectors.
-    Threads may share an index; their calls run one after another. Use it as a context manager, or
-    call `close`.
+    A call either happens completely or changes nothing, and when it returns, its changes survive a
+    kill of the process. `model` is the digest of the model that makes the vectors. Threads may
+    share an index; their calls run one after another. Use it as a context manager, or call `close`.
     """
 
     model: str

@@ -147,7 +147,7 @@ def transaction(connection: Connection, *, write: bool = False) -> Iterator[Conn
 
 
 def read_settings(connection: Connection, path: pathlib.Path) -> Row:
-    """The row of settings, of a format that this version reads."""
+    """The row of settings; refuses a format that this version does not read."""
     row = connection.execute("select * from settings").fetchone()
     if row is None or len(row) < 2:
         raise Damaged(f"{path} has no settings: restore it from a backup")

@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 _BATCH = 10_000  # rows that are read together
 _FEW = 1000  # rows that a derived file may lack in any case
-_SHARE = 0.05  # rows that a derived file may lack, of all
+_SHARE = 0.05  # share of the rows that a derived file may lack
 _REBUILD_SHARE = 0.3  # of all rows: after more changes the graph is built from an empty one
 _CACHED_FILTERS = 16
 
@@ -309,7 +309,7 @@ class EmbeddedIndex(Index[Connection]):
         return None
 
     def _outdated(self, view: View, settings: database.Row) -> bool:
-        """Whether much was added since the view's matrix, and there is a newer one."""
+        """Whether many rows were added since the view's matrix, and there is a newer one."""
         if view.behind <= max(10 * _FEW, _SHARE * settings.items):
             return False
         return matrix.position_of(self._folder)[0] > view.matrix_version

@@ -1,4 +1,4 @@
-"""Checks of what a caller hands over. A call is refused whole: nothing of it is stored."""
+"""Checks of the caller's arguments. A call that is refused stores nothing."""
 
 from __future__ import annotations
 

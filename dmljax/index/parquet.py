@@ -28,7 +28,7 @@ _BATCH = 10_000
 
 
 class About(NamedTuple):
-    """What a file says about its vectors; `model` and `similarity` are None if it does not."""
+    """Facts about the vectors of a file. `model` and `similarity` are None if not stated."""
 
     model: str | None
     similarity: str | None
@@ -51,7 +51,7 @@ def write(
     texts: Sequence[str] = (),
     notes: Mapping[str, str] = types.MappingProxyType({}),
 ) -> int:
-    """Writes batches of ids, of further columns of text, and of vectors; the number of rows.
+    """Writes batches of ids, further columns of text, and vectors; returns the number of rows.
 
     `texts` are the names of the further columns, and `notes` are metadata of the schema. The file
     is complete or does not exist.

@@ -189,7 +189,7 @@ def _drop_generations(connection: Connection, address: _Address, *, before: int)
 
 
 def _lock(connection: Connection, address: _Address, *, exclusive: bool) -> None:
-    """Writers share a lock until they close; `reindex` has it alone."""
+    """Writers share a lock until they close; `reindex` holds it exclusively."""
     key = (f"dmljax index {address.table}",)
     function = "pg_try_advisory_lock" + ("" if exclusive else "_shared")
     for _ in range(10):
@@ -274,7 +274,7 @@ class PostgresIndex(Index[Cursor]):
 
     @classmethod
     def signature(cls, place: str | os.PathLike) -> Hashable:
-        return str(place)  # its tables are replaced by `reindex` alone
+        return str(place)  # only `reindex` replaces its tables
 
     def __init__(self, address: _Address, generation: int, *, write: bool, exclusive: bool = False):
         super().__init__(address.place, generation, write=write)
@@ -419,7 +419,7 @@ class PostgresIndex(Index[Cursor]):
     ) -> list[list[Hit]]:
         (graph,) = self._one(cursor, "select graph from {settings}")
         near = not exact and graph is not None and self._is_good(graph["recall@10"])
-        if near and conditions:  # filtered searches need iterative scans, of pgvector 0.8
+        if near and conditions:  # filtered searches need the iterative scans of pgvector 0.8
             text = "select extversion from pg_extension where extname = 'vector'"
             near = tuple(map(int, self._one(cursor, text)[0].split(".")[:2])) >= (0, 8)
             if near:

@@ -1,4 +1,4 @@
-"""What a search of an embedded index reads: the matrix, rows added since, and what is deleted."""
+"""The rows that a search of an embedded index reads: the matrix, later rows, deletions."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ VECTOR_ARGUMENTS = {
 
 
 def describe(arguments: Mapping[str, str]) -> Callable[[Callable], Callable]:
-    """A decorator that adds those of `arguments` that a function has to its docstring.
+    """A decorator that describes a function's parameters in its docstring, by `arguments`.
 
     They follow the section "Args:" of the docstring, in front of its example.
     """

@@ -72,7 +72,7 @@ def contrastive(
     Args:
         pos_margin: Positives nearer than this have loss 0.
         neg_margin: Negatives farther than this have loss 0.
-        power: 1 is what most code uses, 2 is the paper's loss.
+        power: Most code uses 1, the paper 2.
         pos_weight, neg_weight: Weights of the two sums.
 
     >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
@@ -313,7 +313,7 @@ def lifted_structure(
 
     per ordered positive pair (a, p), with distance d, lse = log sum exp, [a]+ = max(a, 0), and the
     negatives N_a and N_p of the two rows. With `references`, the negatives of a reference are the
-    anchors of which it is a negative.
+    anchors that have it as a negative.
 
     Reference: Oh Song et al., Deep Metric Learning via Lifted Structured Feature Embedding, CVPR
     2016, arXiv:1511.06452.

@@ -1,6 +1,6 @@
-"""What PNP makes of R, the number of negatives ahead of a positive: arguments of `losses.pnp`.
+"""Penalties f(R) for R negatives ahead of a positive: values of `penalty_fn` of `losses.pnp`.
 
-Names are those of Li et al., AAAI 2022, arXiv:2102.04640: PNP-O, PNP-Ds, PNP-Dq, PNP-Iu, PNP-Ib.
+Names are as in Li et al., AAAI 2022, arXiv:2102.04640: PNP-O, PNP-Ds, PNP-Dq, PNP-Iu, PNP-Ib.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Losses that smooth a ranking metric, in O(b n) memory.
 
-Arguments are those of `dmljax.losses.pairs`. Every anchor is a query that ranks the references by
+Arguments are as in `dmljax.losses.pairs`. Every anchor is a query that ranks the references by
 their cosine. Only pairs that a miner keeps are ranked.
 
 `smooth_ap`, `recall_at_k` and `pnp` loop over a query's positives (`ops.sum_over_true`). `fast_ap`

@@ -1,6 +1,6 @@
 """Losses over triplets (anchor, positive, negative), in O(b n) memory.
 
-Arguments are those of `dmljax.losses.pairs`. The losses loop over each anchor's positives
+Arguments are as in `dmljax.losses.pairs`. The losses loop over each anchor's positives
 (`ops.sum_over_true`): a batch with K images per class takes K - 1 rounds over its distances, and no
 array of size b^3 is stored. Only `reduce_fn=None` returns such an array, [b n n].
 """

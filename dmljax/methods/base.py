@@ -1,4 +1,4 @@
-"""What a method is: pure functions, and what the losses of all methods share.
+"""`Method`, a tuple of pure functions, and what the losses of all methods share.
 
 A factory is called as `factory(net, loss_fn, *, classes, ...)`. `net` is a backbone (a Linen module
 of `dmljax.nets`), `loss_fn` is a loss with its hyper-parameters bound, and `classes` is the number
@@ -42,7 +42,7 @@ LossAndState = tuple[Array, tuple[Variables, dict[str, Array]]]
 class SplitLoss(NamedTuple):
     """The loss of a method as two functions, for batches that are embedded in chunks.
 
-    Only for methods in which a row of the outputs depends on its own image alone (apart from batch
+    Only for methods in which a row of the outputs depends only on its own image (apart from batch
     norm): then `forward` may run chunk by chunk, and `criterion` sees the outputs of all chunks.
 
     * `forward(params, model_state, images, *, key) -> (outputs {name: [b ...]}, model_state)`
@@ -64,9 +64,9 @@ class Inspect(NamedTuple):
     * `spatial_masks -> {name: [b m h w c]}`: masks of m learners over feature maps.
     * `batch_attention -> {name: [layers heads b b]}`: attention among the images of a batch; rows
       receive, columns send.
-    * `synthetic_features(..., *, key) -> {name: [b d]}`: what a generative method makes of images:
-      "features" of the backbone and their "reconstruction"; the embedding "z_invariant", a sample
-      of "z_variant", and "synthetic", the sum of both.
+    * `synthetic_features(..., *, key) -> {name: [b d]}`: vectors of a generative method: "features"
+      of the backbone and their "reconstruction"; the embedding "z_invariant", a sample of
+      "z_variant", and "synthetic", the sum of both.
     * `refine(params, model_state, embeddings [n d], *, query, gallery) -> [n e]`: embeddings of a
       split, refined by each other at test time. `query` and `gallery` are bool `[n]` or None;
       arrays are numpy's.
@@ -80,7 +80,7 @@ class Inspect(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A method: three pure functions, two optional views of them, and what its parameters are.
+    """A method: three pure functions, two optional views of them, and paths of its parameters.
 
     * `init(key, batch, *, backbone=None) -> (params, model_state)`. `backbone` holds the variables
       of a pretrained backbone, `{"params": ..., "batch_stats": ...}`; they replace the drawn ones.

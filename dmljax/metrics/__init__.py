@@ -10,7 +10,7 @@
   scores allow to conclude.
 * Reports, `retrieval` and `clustering`, take embeddings and return a dict of scores.
 
-A new score is one function: pass it in `metric_fns`, beside those of `RANKING_FNS` or
+A new score is one function: pass it in `metric_fns`, beside the entries of `RANKING_FNS` or
 `CLUSTERING_FNS`, under the name that the report shows.
 """
 

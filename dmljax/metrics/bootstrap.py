@@ -55,10 +55,10 @@ def interval(
     With `groups`, such as the labels of the queries, whole groups are drawn (Field & Welsh, 2007):
     theta = sum_c w_c S_c / sum_c w_c n_c, w ~ Multinomial(C; 1/C, ..., 1/C), where S_c is the sum
     and n_c the number of the values of group c. A score on new classes needs this: queries of one
-    class share their positives, and drawing them alone gives too narrow an interval. With
+    class share their positives, and drawing single queries gives too narrow an interval. With
     `over="classes"`, it is the interval of `average(..., over="classes")`. Fewer than 8 groups give
-    (NaN, NaN); from fewer than 20 the interval is rough (`interval_note` says so). The
-    spread over training seeds is in no such interval.
+    (NaN, NaN); from fewer than 20 the interval is rough (`interval_note` says so). No such interval
+    contains the spread over training seeds.
 
     >>> low, high = metrics.interval(np.array([0.0, 1.0, 1.0, 1.0]))
     >>> low, high
@@ -83,8 +83,8 @@ def bootstrap_means(
 ) -> Float[np.ndarray, "samples"]:
     """The means from which `interval` takes its quantiles, empty where it gives NaN.
 
-    The draws depend on `seed`, `samples` and the groups alone: with the same arguments, two scores
-    of one set of queries are drawn alike.
+    The draws depend only on `seed`, `samples` and the groups, so two scores of the same queries get
+    the same draws.
 
     >>> metrics.bootstrap_means(np.array([0.0, 1.0, 1.0, 1.0]), samples=3)
     array([1.  , 0.25, 0.75])
@@ -121,7 +121,7 @@ def bootstrap_means(
 
 
 def interval_note(groups: Integer[np.ndarray, "n"]) -> str:
-    """What to say beside an interval over these groups; nothing where there are enough.
+    """A note to show beside an interval over these groups; empty where there are enough.
 
     >>> metrics.interval_note(np.arange(12))
     'only 12 classes: the range is rough'

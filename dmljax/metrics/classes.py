@@ -51,7 +51,7 @@ def class_table(
     """The scores, the tightness and the nearest other class of every class.
 
     `recall_at_1` and `map_at_r` are the values of `per_query`. With a gallery, `inside` is over
-    pairs of a query and an item, and the means are those of the queries and of the items. Pairs of
+    pairs of a query and an item, and queries and items have separate class means. Pairs of
     one group (not -1) are ignored, and so are rows that hold a NaN.
 
     >>> embeddings, labels = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), np.array([5, 5, 7])
@@ -124,10 +124,10 @@ class Confusions(NamedTuple):
     """One row per pair of classes that are taken for one another, most frequent first.
 
     `counts` are the queries of class `labels` whose nearest item is of class `taken_for`, and
-    `reverse` those the other way round. `threats` also counts queries that are right and whose
+    `reverse` counts the opposite direction. `threats` also counts queries that are right and whose
     nearest item of another class is of `taken_for`. `queries` is the number of scored queries of
-    the class. `examples` are query numbers, -1 behind the last; the item that such a query takes
-    for its own is its nearest of another class.
+    the class. `examples` are query numbers, -1 behind the last; such a query is confused with its
+    nearest item of another class.
     """
 
     labels: Integer[np.ndarray, "m"]
@@ -220,7 +220,7 @@ def density(embeddings: Embeddings, labels: Labels) -> float:
 
 
 def _inside(search: Sides, count: int) -> Float[np.ndarray, "c"]:
-    """The mean cosine of the counted pairs of each class, from sums alone."""
+    """The mean cosine of the counted pairs of each class, computed from sums."""
     queries, items = search.queries, search.gallery
     totals, pairs = _products(queries, items, count)
     # Pairs of one class and one group are ignored: subtract them, cell by cell.

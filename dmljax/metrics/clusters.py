@@ -1,7 +1,7 @@
 """Clustering scores: how well an assignment of items to clusters agrees with their labels.
 
-All are computed from the contingency table, of which only the filled cells are stored. Two equal
-partitions score 1, whatever their clusters are called.
+All are computed from the filled cells of the contingency table. Two equal partitions
+score 1, whatever their clusters are called.
 """
 
 # scikit-learn has NMI, AMI and ARI too. Its AMI takes 26 s for one clustering of Stanford Online
@@ -54,8 +54,8 @@ def ami(labels: Labels, assignment: Int[np.ndarray, "b"]) -> float:
 def ari(labels: Labels, assignment: Int[np.ndarray, "b"]) -> float:
     """Adjusted Rand index, ARI = (S - E) / ((P + P') / 2 - E) (Hubert & Arabie, 1985).
 
-    P pairs of items share a label, P' share a cluster, S share both, and E = P P' / #pairs is what
-    S is by chance.
+    P pairs of items share a label, P' share a cluster, S share both, and E = P P' / #pairs is the S
+    to expect by chance.
 
     >>> labels, assignment = np.array([0, 0, 1, 1]), np.array([0, 0, 1, 2])
     >>> round(metrics.ari(labels, assignment), 3)
@@ -146,7 +146,7 @@ def _expected_information(
 ) -> float:
     """Mean mutual information of two random partitions with these sizes.
 
-    It is a sum over pairs of a class and a cluster, and a term depends on their sizes alone. Among
+    It is a sum over pairs of a class and a cluster, and a term depends only on their sizes. Among
     thousands of classes few sizes are distinct, so each distinct pair of sizes is computed once.
     """
     from scipy.special import gammaln

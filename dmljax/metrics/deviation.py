@@ -11,10 +11,11 @@ __all__ = ["class_deviation"]
 def class_deviation(embeddings: Embeddings, labels: Labels) -> float:
     """Deviation within classes relative to the deviation between them (Lin et al., 2018, table 4).
 
-    sqrt(sum_i |x_i - c(y_i)|^2 / sum_i |c(y_i) - m|^2), where c(y) is the mean of a class and m
-    that of all embeddings. The paper reports it in percent, and does not give its formula: here the
-    squares above and below the line add up to those of all deviations from m. 0 if all items of a
-    class are equal, infinite if all classes have the same mean, NaN if all items are equal.
+    sqrt(sum_i |x_i - c(y_i)|^2 / sum_i |c(y_i) - m|^2), with the mean c(y) of a class and the mean
+    m of all embeddings. The paper reports it in percent, and does not give its formula: here
+    numerator and denominator add up to the squared deviations of all embeddings from m. 0 if all
+    items of a class are equal, infinite if all classes have the same mean, NaN if all items are
+    equal.
 
     >>> embeddings = np.array([[-1.0], [1.0], [3.0], [5.0]])
     >>> metrics.class_deviation(embeddings, np.array([0, 0, 1, 1]))

@@ -13,9 +13,9 @@ __all__ = ["Hubs", "hubs"]
 class Hubs(NamedTuple):
     """How many queries find each item among their nearest.
 
-    `counts` are the queries that find an item, `wrong` those of another class. `skewness` is that
-    of the counts, and `never_found` the share of items that no query finds. `order` lists the items
-    that some query finds, those that are found wrongly most often first.
+    `counts` are the queries that find an item; `wrong` counts only queries of another class.
+    `skewness` describes the counts, and `never_found` the share of items that no query finds.
+    `order` lists the items that some query finds, those that are found wrongly most often first.
     """
 
     counts: Int[np.ndarray, "n"]

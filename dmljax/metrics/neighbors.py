@@ -50,7 +50,7 @@ def neighborhoods(
     """The k nearest items of every query, the nearest of its class and the nearest of another.
 
     Items of the query's own group (not -1) are ignored, and so are rows that hold a NaN. `gallery`,
-    `similarity_fn`, `tile` and `devices` are those of `dmljax.retrieval`; the functions that
+    `similarity_fn`, `tile` and `devices` are as in `dmljax.retrieval`; the functions that
     compare similarities with `similarity_histograms` need the cosine. There are two searches at
     most: the nearest item of another class is searched where the k nearest hold none.
 
@@ -100,7 +100,7 @@ def worst_queries(
     *,
     per_class: int | None = 3,
 ) -> Int[np.ndarray, "m"]:
-    """Queries, worst first: those whose first positive ranks last, then those of least MAP@R.
+    """Queries, worst first: by the rank of the first positive, then by MAP@R.
 
     `first` is the rank of the first positive, from 1; 0 is a query without a positive, which is
     left out. At most `per_class` queries of a label come, or all with None.
@@ -117,7 +117,7 @@ def worst_queries(
     by_class = np.argsort(codes[order], kind="stable")
     starts = np.flatnonzero(np.diff(codes[order][by_class], prepend=-1))
     sizes = np.diff(np.append(starts, len(order)))
-    places = np.empty(len(order), np.int64)  # of each query among those of its class
+    places = np.empty(len(order), np.int64)  # of each query within its class
     places[by_class] = np.arange(len(order)) - np.repeat(starts, sizes)
     return order[places < per_class]
 

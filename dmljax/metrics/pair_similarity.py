@@ -63,8 +63,8 @@ def similarity_histograms(
 
     Without a gallery, the pairs are the unordered pairs of items; with one, each query is paired
     with each gallery item. A pair of one group (not -1) is ignored, and so is a row that holds a
-    NaN. Memory is that of a copy of the embeddings and of one block of `tile` x `tile`
-    similarities. `bins` is a power of two, so that no rounding moves a pair over an edge.
+    NaN. It needs memory for a copy of the embeddings and one block of `tile` x `tile` similarities.
+    `bins` is a power of two, so that no rounding moves a pair over an edge.
 
     >>> embeddings = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
     >>> histograms = metrics.similarity_histograms(embeddings, np.array([0, 1, 1]), bins=4)

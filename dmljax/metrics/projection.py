@@ -1,7 +1,6 @@
 """A map of the embeddings: a position in the plane for every item."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +14,7 @@ from dmljax.retrieval import Embeddings, Labels
 __all__ = ["ANCHORS", "MapPositions", "map_positions"]
 
 ANCHORS = 2000
-_NEIGHBORS, _TEMPERATURE = 3, 0.03  # anchors that place an item, and exp(s / temperature) weighs
+_NEIGHBORS, _TEMPERATURE = 3, 0.03  # anchors that place an item, weighted by exp(s / temperature)
 
 
 class MapPositions(NamedTuple):
@@ -103,13 +102,11 @@ def _by_class_in_turn(labels: np.ndarray, count: int, *, seed: int = 0) -> np.nd
     return np.sort(chosen)
 
 
-def _tsne(
-    x: np.ndarray, *, perplexity: float = 30.0, steps: int = 300, exaggerated: int = 80
-) -> np.ndarray:
+def _tsne(x: np.ndarray) -> np.ndarray:
     """t-SNE `[n 2]` of unit vectors `[n d]`, without sampling: all pairs, every step.
 
     It starts at the first two principal components and draws nothing, so that the same vectors give
-    the same positions. For `exaggerated` steps, attraction is 12 times as strong.
+    the same positions. For the first 80 of 300 steps, attraction is 12 times as strong.
     """
     n = len(x)
     if n == 0 or not np.ptp(x, axis=0).any():  # all embeddings are equal
@@ -120,15 +117,9 @@ def _tsne(
     _, _, components = np.linalg.svd(centered.T @ centered, hermitian=True)
     start = centered @ components[:2].T
     start = 1e-4 * start / max(float(start[:, 0].std()), 1e-12)
-    attraction = _attraction(x, min(perplexity, (n - 1) / 4))
-    positions = _descend(
-        attraction,
-        jnp.asarray(start, jnp.float32),
-        rate=jnp.float32(max(n / 48, 50.0)),
-        steps=steps,
-        exaggerated=exaggerated,
-    )
-    return np.asarray(positions)
+    attraction = _attraction(x, min(30.0, (n - 1) / 4))
+    rate = jnp.float32(max(n / 48, 50.0))
+    return np.asarray(_descend(attraction, jnp.asarray(start, jnp.float32), rate))
 
 
 def _attraction(x: np.ndarray, perplexity: float) -> jax.Array:
@@ -163,15 +154,13 @@ def _symmetric_probabilities(x: jax.Array, entropy: jax.Array) -> jax.Array:
     return (conditional + conditional.T) / (2 * n)
 
 
-@partial(jax.jit, static_argnames=("steps", "exaggerated"))
-def _descend(
-    attraction: jax.Array, start: jax.Array, *, rate: jax.Array, steps: int, exaggerated: int
-) -> jax.Array:
+@jax.jit
+def _descend(attraction: jax.Array, start: jax.Array, rate: jax.Array) -> jax.Array:
     """Gradient descent with momentum and gains, as published."""
 
     def step(i, carry):
         y, velocity, gains = carry
-        early = i < exaggerated
+        early = i < 80
         strength = jnp.where(early, 12.0, 1.0)
         a, b = y[:, 0], y[:, 1]
         kernel = 1 / (1 + (a[:, None] - a[None]) ** 2 + (b[:, None] - b[None]) ** 2)
@@ -187,4 +176,4 @@ def _descend(
         return y - y.mean(axis=0, keepdims=True), velocity, gains
 
     carry = start, jnp.zeros_like(start), jnp.ones_like(start)
-    return jax.lax.fori_loop(0, steps, step, carry)[0]
+    return jax.lax.fori_loop(0, 300, step, carry)[0]

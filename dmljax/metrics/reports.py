@@ -1,7 +1,7 @@
 """Reports: every score of embeddings at once, as a dict from the shown name to the number.
 
-The arguments of a search (`gallery`, `gallery_labels`, `similarity_fn`, `tile`, `devices`) are
-those of `dmljax.retrieval`. A query without a positive counts in no score.
+The arguments of a search (`gallery`, `gallery_labels`, `similarity_fn`, `tile`, `devices`) are as
+in `dmljax.retrieval`. A query without a positive counts in no score.
 """
 
 import inspect
@@ -91,7 +91,7 @@ CLUSTERING_FNS: Mapping[str, ClusteringFn] = MappingProxyType(
     }
 )
 
-# Scores of which a lower value is the better one, by their shown names.
+# Shown names of the scores for which lower is better.
 LESS_IS_BETTER = frozenset({"class_deviation"})
 
 
@@ -120,7 +120,7 @@ def retrieval(
     `per_class` adds 'per_class': {score: {label: mean over the queries of that label}}. With
     `share=(i, n)` only the i-th of n parts of the queries is ranked here. It needs `sum_fn`, which
     returns the sum of an array over the n processes that rank the parts; all of them get the same
-    scores, bit for bit those of one process. All other arguments are explained in `per_query`.
+    scores, bitwise as in one process. All other arguments are explained in `per_query`.
 
     >>> embeddings = np.array([[0.0], [1.0], [2.5], [9.0]])
     >>> scores = metrics.retrieval(embeddings, np.array([0, 0, 1, 1]), ks=(1, 2))
@@ -233,11 +233,11 @@ def clustering(
 ) -> dict[str, float]:
     """Scores of k-means with as many clusters as there are labels: mean and deviation over seeds.
 
-    `metric_fns`: shown name -> function of (labels, assignment). `seeds` are those of k-means;
-    'NMI_std' is the standard deviation of 'NMI' over them. `starts`, `trials`, `iterations` and
-    `tolerance` are those of `retrieval.kmeans`. Published numbers are the score of scikit-learn's
-    KMeans with n_init=10, which is 0.5 to 1.3 points above the mean of single starts:
-    `seeds=(0,), starts=10, **metrics.SCIKIT_LEARN_KMEANS`.
+    `metric_fns`: shown name -> function of (labels, assignment). `seeds` seed k-means; 'NMI_std' is
+    the standard deviation of 'NMI' over them. `starts`, `trials`, `iterations` and `tolerance` are
+    as in `retrieval.kmeans`. Published numbers are the score of scikit-learn's KMeans with
+    n_init=10, which is 0.5 to 1.3 points above the mean of single starts: `seeds=(0,), starts=10,
+    **metrics.SCIKIT_LEARN_KMEANS`.
 
     >>> embeddings = np.array([[0.0], [1.0], [8.0], [9.0]])
     >>> metrics.clustering(embeddings, np.array([0, 0, 1, 1]))["NMI"]
@@ -275,7 +275,7 @@ def clustering(
 def _summed(
     values: dict[str, np.ndarray], is_scored: np.ndarray, sum_fn: Callable[[np.ndarray], np.ndarray]
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The scores of all queries, of which each process has those of its share."""
+    """The scores of all queries, joined from the shares of all processes."""
     rows = np.stack([is_scored, *values.values()]).astype(np.float64)
     total = sum_fn(np.where(is_scored, rows, 0))
     is_scored = total[0] > 0

@@ -25,7 +25,7 @@ class Side(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """Queries and gallery. `within` a set they are the same, and no item pairs with itself."""
+    """Queries and gallery. With `within` both are the same set; no item pairs with itself."""
 
     queries: Side
     gallery: Side

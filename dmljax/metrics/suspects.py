@@ -93,7 +93,7 @@ def suspected_labels(
 class NearDuplicates(NamedTuple):
     """Pairs of a query and an item of different classes, the most similar first.
 
-    `correlations` are those of their pixels, NaN where pixels were not compared. `refusal` says why
+    `correlations` compare their pixels, NaN where pixels were not compared. `refusal` says why
     there is no list; it is empty where there is one.
     """
 

@@ -45,7 +45,7 @@ def with_both_kinds(positives, negatives) -> Pairs:
 
 
 def best(distances, candidates, best_fn):
-    """The one of each row's candidates that `best_fn`, `jnp.argmin` or `jnp.argmax`, selects."""
+    """In each row, the candidate that `best_fn`, `jnp.argmin` or `jnp.argmax`, selects."""
     worst = -jnp.inf if best_fn is jnp.argmax else jnp.inf
     column = best_fn(jnp.where(candidates, distances, worst), axis=1)
     return candidates & (jnp.arange(distances.shape[1])[None, :] == column[:, None])

@@ -100,7 +100,7 @@ def batch_easy_hard(
         distances: Euclidean distances of unit embeddings.
         pairs: The positives and negatives to select from.
         pos_fn: Selects the positives, a function of `miners.selections`. In a config its name.
-        neg_fn: Selects the negatives. If one is `semihardest`, the other is not, nor is it `every`.
+        neg_fn: Selects the negatives. Beside `semihardest`, take `easiest` or `hardest`.
         allowed_pos_range: Lowest and highest distance of a positive; None allows all.
         allowed_neg_range: Lowest and highest distance of a negative; None allows all.
 

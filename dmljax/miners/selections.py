@@ -49,6 +49,6 @@ def hardest(
 def every(
     difficulty: Float[Array, "b n"], candidates: Bool[Array, "b n"], limit: Float[Array, "b 1"]
 ) -> Bool[Array, "b n"]:
-    """All candidates, also those of an anchor that has no pair of the other kind."""
+    """All candidates, even of an anchor that has no pair of the other kind."""
     del difficulty, limit
     return candidates

@@ -1,6 +1,6 @@
 """Miners that select triplets: they return `ops.Triplets`, a rule instead of b n n masks.
 
-The gap of a triplet is g = d_an - d_ap, the distance to its negative minus that to its positive.
+The gap of a triplet is g = d_an - d_ap, how much farther its negative is than its positive.
 Three miners divide all triplets by their gap: `hard_triplets` (g <= 0), `semihard_triplets`
 (0 < g <= margin) and `easy_triplets` (margin < g). `triplet_margin` is the first two together.
 """

@@ -62,9 +62,9 @@ def dot(
 ) -> nn.Module:
     """Dot-product attention (Vaswani et al., 2017).
 
-    sum_j softmax_j(q_i.k_j / sqrt(w)) v_j for every head, of w numbers, then a linear layer of the
+    sum_j softmax_j(q_i.k_j / sqrt(w)) v_j for every head of width w, then a linear layer of the
     combined heads. The text of Seidenschwarz et al. (ICML 2021) divides by the root of the full
-    width d; their code, as here, by the root of the width w of a head.
+    width d; their code, as here, by the root of w.
 
     * `combine_fn`: `concatenate_heads` splits the features among the heads; `average_heads` gives
       every head all of them. In a config its name.
@@ -82,7 +82,7 @@ def dot_plus_one(
 ) -> nn.Module:
     """`dot` with the weights exp(s_j) / (1 + sum_k exp(s_k)), which sum to less than 1.
 
-    This is what the code of Seidenschwarz et al. (ICML 2021) computes; their formula is `dot`.
+    The code of Seidenschwarz et al. (ICML 2021) computes this; their formula is `dot`.
     """
     return _dot(_softmax_plus_one, heads, combine_fn, dropout, dtype, name)
 

@@ -1,7 +1,7 @@
 """BN-Inception (Ioffe & Szegedy, ICML 2015) with the layout and names of the published weights.
 
-Those were converted from Caffe. Their convolutions have biases although a batch norm follows, and
-their parameters have no hierarchy: `inception_3a_3x3_reduce`, `inception_3a_3x3_reduce_bn`.
+The weights were converted from Caffe. Convolutions have biases although a batch norm follows, and
+the parameters have no hierarchy: `inception_3a_3x3_reduce`, `inception_3a_3x3_reduce_bn`.
 `dmljax.nets` documents what all backbones share.
 """
 

@@ -4,7 +4,7 @@ A head is called as `(maps [b h w c] or pooled [b c], *, train, where=None)` and
 float32:
 
 * "pooled" `[b c]`: the map, pooled over space.
-* "features" `[b d]`: the linear layer of that. A classifier without a neck reads these.
+* "features" `[b d]`: the linear layer of "pooled". A classifier without a neck reads these.
 * "embeddings" `[b d]`: the features as unit vectors.
 * "neck" `[b d]` (with a neck): the features after a batch norm, which a classifier reads instead.
 * "logits" `[b classes]` (with a classifier).

@@ -1,4 +1,4 @@
-"""What a computation on several devices needs to know of them: nothing but this one function."""
+"""Sharding of rows inside a computation on several devices."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["over_devices"]
 def over_devices(rows: jax.Array) -> jax.Array:
     """`rows`, split over the devices of the train step (`train.loop.compiled_step`), if any.
 
-    XLA does so by itself unless the first axis was just merged from the images of a batch, which
-    the devices do not divide evenly, and another axis. Devices then hold other shares of the merged
-    rows than of the images, and without this call XLA would compute all rows on every device.
+    XLA needs this call where the first axis merges the images of a batch with another axis, and the
+    devices do not divide the batch evenly. A device's share of the merged rows then differs from
+    its share of the images, and XLA alone would compute all rows on every device.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or len(rows) % mesh.size == 0:

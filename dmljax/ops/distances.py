@@ -33,8 +33,8 @@ def squared_euclidean(x: Float[Array, "b d"], y: Float[Array, "n d"]) -> Float[A
     """|x - y|^2, with value and gradient correct to rounding, for close pairs too.
 
     The usual form |x|^2 + |y|^2 - 2 x.y loses every digit of pairs that are closer than the
-    rounding error of their norms, and rows of a trained class are that close. So close pairs, of
-    which there are few, are subtracted one by one; all other pairs come from the matrix product.
+    rounding error of their norms, and rows of a trained class are that close. Close pairs are few,
+    so they are subtracted one by one; all other pairs come from the matrix product.
     """
     within_batch = y is x
     x = widen(x)
@@ -152,7 +152,7 @@ def _set_close(squares, close, x, y):
 
 
 def _add_close(gradients, weights, close, x, y):
-    """`gradients` of x and y plus those of the close pairs: 2 weight (x - y) and its negative."""
+    """`gradients` of x and y plus 2 weight (x - y) and its negative for the close pairs."""
     rows = jnp.arange(len(x))
 
     def body(carry):

@@ -31,8 +31,8 @@ def pairs(
             a class are positives; or `ops.Pairs`, which the other arguments then narrow.
         reference_labels: Classes of the references, in the form of `labels`. Without them the batch
             is compared with itself, and a row is neither positive nor negative of itself.
-        ids: What the anchors are. A pair with equal ids is neither positive nor negative.
-        reference_ids: What the references are; by default the same as `ids`.
+        ids: An id of each anchor. A pair with equal ids is neither positive nor negative.
+        reference_ids: An id of each reference; by default `ids`.
         where: Anchors that count.
         reference_where: References that count; by default `where`, if a batch is compared with
             itself.

@@ -25,7 +25,7 @@ Array = jax.Array | np.ndarray
 
 
 class Pairs(NamedTuple):
-    """Which of the `n` references are positives, and which negatives, of each of the `b` anchors.
+    """Masks of the positives and the negatives of `b` anchors among `n` references.
 
     A pair that is neither is ignored.
     """

@@ -45,7 +45,7 @@ def read(embeddings: str | os.PathLike, labels: str | os.PathLike) -> tuple[np.n
 
 
 def image_paths(folder: str | os.PathLike, count: int) -> list[pathlib.Path]:
-    """The image files of a folder and of those in it, in the order of their paths; `count` of them.
+    """The image files below a folder, in the order of their paths; there must be `count`.
 
     Image i belongs to embedding i.
     """

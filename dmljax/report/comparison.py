@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,9 +77,7 @@ class RunComparison(NamedTuple):
         )
 
 
-def compare_runs(
-    runs: Mapping[str, QueryScores], *, level: float = 0.95, samples: int = 1000, seed: int = 0
-) -> RunComparison:
+def compare_runs(runs: Mapping[str, QueryScores]) -> RunComparison:
     """Compares every run with the first one; refuses runs on different test sets.
 
     The differences are paired by query and drawn by class; see `metrics.compare`.
@@ -94,19 +92,17 @@ def compare_runs(
                 f"{names[0]} and {name} cannot be compared, because their test sets differ in "
                 f"{', and in '.join(reasons)}"
             )
-    options: dict[str, Any] = {"groups": first.labels, "level": level}
-    options |= {"samples": samples, "seed": seed}
     scores: dict[str, dict[str, RunScore]] = {}
     for score, values in first.values.items():
         rows, comparisons = {}, {}
         for name in names:
             own = runs[name].values[score]
-            low, high = metrics.interval(own, **options)
+            low, high = metrics.interval(own, groups=first.labels)
             mean = float(np.nanmean(own)) if not np.isnan(own).all() else float("nan")
             rows[name] = mean, low, high
             if name != names[0]:
-                comparisons[name] = metrics.compare(own, values, **options)
-        comparisons = _adjusted(comparisons, level)
+                comparisons[name] = metrics.compare(own, values, groups=first.labels)
+        comparisons = _adjusted(comparisons)
         scores[score] = {name: RunScore(*rows[name], comparisons.get(name)) for name in names}
     return RunComparison(
         runs=names,
@@ -121,14 +117,14 @@ def compare_runs(
     )
 
 
-def _adjusted(comparisons: dict[str, Comparison], level: float) -> dict[str, Comparison]:
+def _adjusted(comparisons: dict[str, Comparison]) -> dict[str, Comparison]:
     """P-values adjusted for the number of runs, and verdicts that agree with them."""
     p_values = [comparison.p for comparison in comparisons.values()]
     if len(p_values) < 2 or np.isnan(p_values).any():
         return comparisons
     adjusted = {}
     for p, (name, comparison) in zip(metrics.holm(p_values), comparisons.items(), strict=True):
-        verdict = comparison.verdict if p <= 1 - level else "not resolved"
+        verdict = comparison.verdict if p <= 1 - 0.95 else "not resolved"
         adjusted[name] = comparison._replace(p=float(p), verdict=verdict)
     return adjusted
 

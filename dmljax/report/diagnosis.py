@@ -294,7 +294,7 @@ def gray_copies(read_fn: Callable[[int], np.ndarray] | None) -> GrayFn | None:
 def duplicates(data: Data, near: metrics.Neighborhoods, gray_fn: GrayFn | None) -> dict[str, Any]:
     """Pairs of almost the same picture with two labels: near in the embedding, and equal pixels.
 
-    Without pictures, such as of embeddings alone, only the embedding is compared.
+    Without pictures, only the embedding is compared.
     """
     own = near.own_similarity[np.isfinite(near.own_similarity)]
     if not len(own):

@@ -126,9 +126,9 @@ def make(
       groups. `files` are short names of the images. `read_fn(item)` is an image, uint8 `[h w c]`.
     * Without `pictures` there are no thumbnails, no map and no views of the method: enough for a
       text.
-    * `scores`: {split: {score: value}}, such as those of the evaluation. Without them, the
+    * `scores`: {split: {score: value}}, such as from the evaluation. Without them, the
       retrieval scores of these embeddings are shown.
-    * `query_scores`: the scores of the queries, where they are known already. `average` is that of
+    * `query_scores`: the scores of the queries, where they are known already. `average` is as in
       `metrics.retrieval`.
     * `inside_fn(readable items) -> views` gives what goes on inside the method.
     * `training_fn()` describes training images, to find test images that are among them: the
@@ -139,7 +139,7 @@ def make(
     faults: list[Fault] = []
 
     def attempt(section: str, function: Callable | None, *args: Any, **kwargs: Any) -> Any:
-        """The result of a part of a section, or None and a fault; None too if an argument is."""
+        """`function(*args)`, or None: if an argument is None, or after an error, which is noted."""
         if function is None or any(argument is None for argument in args):
             return None
         try:

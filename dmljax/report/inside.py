@@ -24,7 +24,7 @@ __all__ = ["attention_view", "cosines_of_pairs", "cosines_view", "masks_view", "
 __all__ += ["views"]
 
 _IMAGES_WITH_MASKS = 8
-_CHANNELS = 2  # of masks, that are shown alone
+_CHANNELS = 2  # channels of masks that get a view of their own
 _LAYERS = 4
 
 
@@ -36,9 +36,9 @@ def views(
     read_fn: Callable[[np.ndarray], np.ndarray],
     rows: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
-    """The views of every kind that there is.
+    """The views of all kinds that the method offers.
 
-    * `labels [n]` and `parts {name: [n d]}`: of the split; the parts are those of `Inspect.parts`.
+    * `labels [n]` and `parts {name: [n d]}`: of the split; the parts are from `Inspect.parts`.
     * `inspect_fns {kind: images [k h w c] -> {name: array}}`: the other functions of `Inspect`,
       with parameters bound. A kind that is missing is left out.
     * `read_fn(rows [k]) -> images uint8 [k h w c]` reads images of the split.
@@ -97,8 +97,7 @@ def attention_view(
     return {
         "kind": "matrix",
         "title": f"{name.replace('_', ' ').capitalize()} in a batch of {n} images",
-        "note": "Images are sorted by class. Bright: the image of the row listens to that of the "
-        "column.",
+        "note": "Images are sorted by class. Bright: the row's image listens to the column's.",
         "items": np.asarray(items)[order].astype(np.int32),
         "values": maps[:_LAYERS, order][:, :, order],
         "rows": "receiver",
@@ -206,7 +205,7 @@ def points_view(
 ) -> dict[str, Any]:
     """Real and synthetic vectors of the same images, as 'points'.
 
-    The plane is that of the first two principal components of the real vectors.
+    The first two principal components of the real vectors span the plane.
     """
     project = _principal_plane(np.asarray(real, np.float64))
     places = np.concatenate([project(np.asarray(x, np.float64)) for x in (real, synthetic)])

@@ -1059,7 +1059,7 @@
             : svgEl("circle", { cx, cy, r: 3.6, fill: stroke }));
         }
       });
-      return [node, el("p", { class: "note" }, `Discs: ${view.names[0]}. Crosses: ${view.names[1]}. A color is a class (${view.groups} of them). The plane is that of the first two principal components of ${view.names[0]}.`)];
+      return [node, el("p", { class: "note" }, `Discs: ${view.names[0]}. Crosses: ${view.names[1]}. A color is a class (${view.groups} of them). The first two principal components of ${view.names[0]} span the plane.`)];
     },
     images: (view) => view.rows.map((row) => el("div", { class: "pics", "data-list": "" }, Array.from(row.items, (i, k) => thumb(i, { tag: row.captions ? row.captions[k] : null })))),
     table: (view) => [el("div", { class: "box", tabindex: 0, role: "region", "aria-label": view.title }, el("table", {}, view.head ? el("thead", {}, el("tr", {}, view.head.map((t, k) => el("th", { scope: "col", class: k ? "" : "text" }, t)))) : null,

@@ -15,29 +15,20 @@ from dmljax.report import figures
 __all__ = ["frame", "movie"]
 
 
-def frame(
-    embeddings: np.ndarray,
-    split: Split,
-    path: pathlib.Path,
-    *,
-    title: str,
-    classes: int = 20,
-    points: int = 1000,
-    seed: int = 0,
-) -> None:
-    """Draws up to `classes` classes as points. The axes span all values.
+def frame(embeddings: np.ndarray, split: Split, path: pathlib.Path, *, title: str) -> None:
+    """Draws up to 20 classes as points. The axes span all values.
 
     Two-dimensional embeddings are the positions themselves; of others, t-SNE places at most
-    `points`.
+    1,000.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     readable = np.flatnonzero(np.isfinite(embeddings).all(axis=1))
     labels = np.unique(split.labels[readable])
-    chosen = np.sort(rng.choice(labels, min(classes, len(labels)), replace=False))
+    chosen = np.sort(rng.choice(labels, min(20, len(labels)), replace=False))
     rows = readable[np.isin(split.labels[readable], chosen)]
-    if embeddings.shape[1] > 2 and len(rows) > points:
-        rows = np.sort(rng.choice(rows, points, replace=False))
-    positions = _plane(embeddings[rows], seed)
+    if embeddings.shape[1] > 2 and len(rows) > 1000:
+        rows = np.sort(rng.choice(rows, 1000, replace=False))
+    positions = _plane(embeddings[rows])
     low, high = positions.min(axis=0), positions.max(axis=0)
     positions = (positions - low) / np.maximum(high - low, 1e-12)
     figure, axes = figures.figure(6.4, 5.6)
@@ -71,11 +62,11 @@ def movie(
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0)
 
 
-def _plane(x: np.ndarray, seed: int) -> np.ndarray:
+def _plane(x: np.ndarray) -> np.ndarray:
     """Positions in the plane: two dimensions as they are, more by t-SNE."""
     if x.shape[1] <= 2:
         return np.pad(x, ((0, 0), (0, 2 - x.shape[1])))
     from sklearn.manifold import TSNE
 
     perplexity = min(20, max(1, (len(x) - 1) / 4))
-    return TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(x)
+    return TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(x)

@@ -19,7 +19,7 @@ from dmljax.files.result import read as read_result
 
 __all__ = ["Files", "read"]
 
-_COLUMNS = 560  # pixels of a chart: of more points, each column keeps its least and its largest
+_COLUMNS = 560  # pixels of a chart: of many points, each column keeps the least and the largest
 _MOST_POINTS = 2000
 _SHOWN = ("R@1", "MAP@R")
 _OTHERS = ("NMI", "F1", "RP", "MRR")

@@ -37,7 +37,8 @@ class QueryScores(NamedTuple):
 
     `queries` are the numbers of the images in the split and `first` the ranks of their first
     positives, from 1. A query without a positive has the rank 0 and NaN as its scores. `items` is
-    the digest of the split (its images, labels and names), and `data` that of the whole data set.
+    the digest of the split (its images, labels and names), and `data` the digest of the whole data
+    set.
     """
 
     queries: np.ndarray
@@ -76,8 +77,8 @@ def score(
 ) -> QueryScores:
     """The scores of every query of a split, by its protocol of queries, gallery and groups.
 
-    `data` is the digest of the data set, `name` that of the split, and `step` the step of training
-    that gave the embeddings.
+    `data` is the digest of the data set, `name` the name of the split, and `step` the step of
+    training that gave the embeddings.
     """
     search = split.search(embeddings)
     fns = {name: metrics.RANKING_FNS[name] for name in ("MRR", "RP", "MAP@R")}

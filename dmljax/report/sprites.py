@@ -43,12 +43,12 @@ def thumbnail_size(count: int) -> tuple[int, int, int]:
     return THUMBNAILS_OF_MANY
 
 
-def choose(labels: np.ndarray, needed: Sequence[int], count: int, *, seed: int = 0) -> np.ndarray:
+def choose(labels: np.ndarray, needed: Sequence[int], count: int) -> np.ndarray:
     """`count` items ordered by class: first those `needed`, the others from the classes in turn."""
     labels = np.asarray(labels)
     chosen = np.fromiter(dict.fromkeys(int(i) for i in needed), np.int64)[:count]
     if len(chosen) < count:
-        order = np.random.default_rng(seed).permutation(len(labels))
+        order = np.random.default_rng(0).permutation(len(labels))
         order = order[~np.isin(order, chosen)]
         by_class = order[np.argsort(labels[order], kind="stable")]
         sorted_labels = labels[by_class]

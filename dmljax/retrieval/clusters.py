@@ -40,7 +40,7 @@ def kmeans(
     """Lloyd's iterations from a k-means++ start (Arthur & Vassilvitskii, 2007).
 
     * `starts`: k-means runs this many times, and the run with the least inertia counts, the
-      earliest of equals. The first run is that of `starts=1`.
+      earliest of equals. The first run is the same as with `starts=1`.
     * `trials`: how many candidates are drawn for each center. The one that reduces the inertia most
       becomes the center ("greedy" k-means++). None: 2 + log k, as in scikit-learn.
     * `iterations`: Lloyd's iterations at most. `tolerance`: they also end when the centers move by
@@ -143,7 +143,7 @@ def _draw_starts(
 
     Starts are drawn in batches, from the distances before the batch. Each draw is then accepted
     with probability (distance now / distance before the batch). This is rejection sampling, so the
-    distribution is exactly that of drawing one by one.
+    distribution is exactly as if starts were drawn one by one.
     """
     chosen = [int(rng.integers(len(points)))]
     distances = np.full(len(points), np.inf)  # squared, to the nearest chosen point
@@ -232,7 +232,7 @@ def _fill_empty(
     assignment: Int[np.ndarray, "n"],
     distances: Float[np.ndarray, "n"],
 ) -> Int[np.ndarray, "m"]:
-    """Gives every empty cluster the farthest point of a larger one, in place; which were empty."""
+    """Gives empty clusters the farthest points of larger ones, in place; returns which."""
     sizes = np.bincount(assignment, minlength=len(centers))
     empty = np.flatnonzero(sizes == 0)
     if not len(empty):
@@ -255,7 +255,7 @@ def _move_centers(
     assignment: Int[np.ndarray, "n"],
     changed: Int[np.ndarray, "m"],
 ) -> None:
-    """Moves the centers of the clusters `changed` to their means; that of an empty one stays."""
+    """Moves the centers of the clusters `changed` to their means; empty clusters keep theirs."""
     members = np.flatnonzero(np.isin(assignment, changed))
     members = members[np.argsort(assignment[members], kind="stable")]
     clusters, starts, sizes = np.unique(assignment[members], return_index=True, return_counts=True)

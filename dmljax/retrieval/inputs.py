@@ -28,7 +28,7 @@ def check_vectors(
 def integer_labels(
     labels: Labels, gallery_labels: Labels | None, *, queries: int, items: int, within: bool
 ) -> tuple[Int[np.ndarray, "q"], Int[np.ndarray, "n"]]:
-    """Labels of queries and gallery as 0..c-1; `within` a set both are the same.
+    """Labels of queries and gallery as 0..c-1; with `within` both are the same set.
 
     Labels are compared as integers: in float32, labels above 2^24 would collide.
     """

@@ -103,7 +103,7 @@ def _group_codes(
         return np.zeros((len(vectors), 0), np.int32), np.zeros((len(items), 0), np.int32)
     if groups is None or (gallery_groups is None) != (gallery is None):
         raise ValueError(
-            "groups are for queries and gallery_groups for the gallery: give both, or groups alone "
+            "groups are for queries and gallery_groups for the gallery: give both, or only groups "
             "without a gallery"
         )
     own, others = np.asarray(groups), np.asarray(groups if gallery is None else gallery_groups)

@@ -34,7 +34,7 @@ def ranks(
     The rank of the j-th best positive is j + #{negatives at least as similar}, so a negative that
     is as similar as a positive ranks ahead of it. Blocks come in no particular order; queries
     without a positive are in no block. `share=(i, n)` is the i-th of n parts of the queries, so
-    that n processes can rank together: their ranks are those of one process, bit for bit.
+    that n processes can rank together: their ranks are bitwise the ranks of one process.
 
     >>> embeddings, labels = np.array([[0.0], [1.0], [2.5], [9.0]]), np.array([0, 0, 1, 1])
     >>> block = next(retrieval.ranks(embeddings, labels))

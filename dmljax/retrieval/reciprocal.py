@@ -72,11 +72,11 @@ def k_reciprocal(embeddings: np.ndarray, *, k: int = 30, batch_size: int = 7) ->
     Memory is bounded: no n x n matrix is kept.
 
     Reference: Zhong et al., Re-ranking Person Re-identification with k-reciprocal Encoding, CVPR
-    2017, arXiv:1701.08398; the batches are those of Seidenschwarz et al., ICML 2021.
+    2017, arXiv:1701.08398; the batches are as in Seidenschwarz et al., ICML 2021.
 
     Args:
         embeddings: `[n d]`, compared by Euclidean distance.
-        k: Neighbors of which reciprocal ones are chosen.
+        k: Reciprocal neighbors are chosen among this many.
         batch_size: The image and its neighbors.
 
     >>> x = np.array([[0.0], [0.1], [5.0], [5.1]])
@@ -112,7 +112,7 @@ def k_reciprocal_queries(
     Args:
         queries: `[q d]`, compared by Euclidean distance.
         gallery: `[n d]`.
-        k: Neighbors of which reciprocal ones are chosen.
+        k: Reciprocal neighbors are chosen among this many.
         batch_size: The query and its neighbors.
 
     >>> queries, gallery = np.array([[0.0], [5.2]]), np.array([[5.0], [0.1], [5.1]])

@@ -1,7 +1,7 @@
 """A search on several devices: each has its own rows of a block, and a copy of the gallery's tile.
 
 The kernels run on every device as they would on one, and nothing is exchanged between devices. So
-the numbers are those of one device.
+the numbers are the same as on one device.
 """
 
 import functools

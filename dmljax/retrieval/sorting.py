@@ -1,4 +1,4 @@
-"""Ranks by sorting, on the host: for queries with so many positives that counting is slower."""
+"""Ranks by sorting, on the host: for queries with many positives, where counting is slower."""
 
 import concurrent.futures
 from collections.abc import Callable, Iterator

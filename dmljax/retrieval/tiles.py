@@ -81,7 +81,7 @@ def check_side(tile: int) -> None:
 
 
 def choose_side(n: int, tile: int) -> int:
-    """Rows of a tile for n items. Small data get small tiles, of few sizes: each is compiled."""
+    """Rows of a tile for n items. Small data get small tiles. Sizes are few: each is compiled."""
     return min(tile, max(SMALLEST, 1 << (n - 1).bit_length()))
 
 
@@ -95,7 +95,7 @@ class Tiles:
 
     A tile is put on the devices when it is used. It stays there only if all tiles together take no
     more than `RESIDENT_BYTES`: the vectors may be larger than the memory of the devices and, in a
-    memory-mapped file, than that of the host. On a `mesh`, a tile is sharded by rows or, with
+    memory-mapped file, than the memory of the host. On a `mesh`, a tile is sharded by rows or, with
     `spec=REPLICATED`, copied to every device.
     """
 

@@ -106,19 +106,19 @@ class Guard:
         if tokens and route not in OPEN_ROUTES:
             sent = headers.get(b"authorization", "").encode("latin-1", "replace")
             kind, _, token = sent.partition(b" ")
-            # All are compared, so that the time tells nothing.
+            # Compare with all tokens, so that the time does not reveal a match.
             matches = [hmac.compare_digest(token.strip(), expected) for expected in tokens]
             if kind.lower() != b"bearer" or not any(matches):
                 raise Refused(401, "a token is needed: Authorization: Bearer TOKEN")
 
     def _check_origin(self, headers: Mapping[bytes, str]) -> None:
-        """Refuses what a page of another site sends through the browser of someone here."""
+        """Refuses requests that a page of another site makes a local browser send."""
         host = headers.get(b"host", "")
         origin = headers.get(b"origin")
         if origin is not None and _place(origin) != host:
             raise Refused(403, "requests from pages of other sites are refused")
-        # Without a token only names of this machine are taken: another name that points here is an
-        # attempt to read through a browser (DNS rebinding).
+        # Without a token only names of this machine are accepted: another name that points here is
+        # an attempt to read through a browser (DNS rebinding).
         if not self._service.tokens and not is_loopback(_name(host)):
             raise Refused(403, "the Host header does not name this machine")
 

@@ -122,9 +122,9 @@ def _texts(content: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def merged(config: str, overrides: Mapping[str, Any], words: Sequence[str] = ()) -> dict[str, Any]:
-    """The completed config of overrides and of words of the command line."""
-    return fields.complete(config_files.read(config, [*flags(overrides), *words]))
+def merged(config: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The completed config with overrides."""
+    return fields.complete(config_files.read(config, flags(overrides)))
 
 
 def completed(title: str, row: Row | Search) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import pathlib
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from dmljax.files import reading
 from dmljax.files.writing import write_text
@@ -129,7 +129,6 @@ def work(
     only: Sequence[str] = (),
     wait: bool = True,
     environment: dict[str, str] | None = None,
-    say: Callable[[str], None] | None = None,
 ) -> int:
     """One worker: makes runs until all are over; the number of failed runs."""
     study, folder = session.study, session.folder
@@ -139,7 +138,7 @@ def work(
         words=session.words,
         environment=environment,
         wait=wait,
-        say=say or _say,
+        say=_say,
     )
     with launch.handling_signals(worker.handle):
         failed = worker.make_all(selected(folder.planned(), only, study))

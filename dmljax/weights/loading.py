@@ -194,8 +194,8 @@ def _guess(tensors: Mapping[str, Any]) -> str:
     return f": it looks like {words}" if words else ": it is of another architecture"
 
 
-def _some(items: Iterable[str], limit: int = 12) -> str:
-    items = list(items)
+def _some(items: Iterable[str]) -> str:
+    items, limit = list(items), 12
     more = f" and {len(items) - limit} more" if len(items) > limit else ""
     return ", ".join(items[:limit]) + more
 

@@ -14,8 +14,8 @@ __all__ = ["PUBLISHED", "Published", "file_name", "identify"]
 class Published(NamedTuple):
     """A published file.
 
-    `net` is the backbone in `dmljax.nets` that it fits. `digest` is 'sha256:' or 'sha1:' and those
-    digits of it that are published, or ''. `normalization` is the preprocessing that it expects.
+    `net` is the backbone in `dmljax.nets` that it fits. `digest` is 'sha256:' or 'sha1:' and the
+    published digits, or ''. `normalization` is the preprocessing that it expects.
     """
 
     net: str

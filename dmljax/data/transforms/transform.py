@@ -42,7 +42,7 @@ class Transform(NamedTuple):
 
 
 def bind(transform_fn: Transform | Callable[..., np.ndarray], **options) -> Transform:
-    """The transform `transform_fn`, of `transforms` or any other module, with `options` bound.
+    """`transform_fn`, from `transforms` or any other module, with `options` bound.
 
     >>> transform = bind(distort, rotation=5.0)
     >>> transform(np.zeros((8, 8, 1), np.uint8), np.random.default_rng(0)).shape

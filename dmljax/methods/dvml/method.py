@@ -1,6 +1,6 @@
 """The method DVML: variation within a class is modeled as noise (Lin et al., ECCV 2018).
 
-The features f of the backbone become z_I, which alone is used at test time, and the mean and the
+The features f of the backbone become z_I, the embedding at test time, and the mean and the
 variance of z_V, the variation within a class. A decoder restores f from z = z_I + z_V.
 """
 
@@ -246,7 +246,7 @@ def _probe_params(key: Array, width: int, classes: int) -> dict[str, Array]:
 
 
 def _cross_entropy(params: Mapping[str, Array], features: Array, labels: Array) -> Array:
-    """Of a softmax classifier of the features, which get no gradient from it."""
+    """The loss of a softmax classifier of the features, which get no gradient from it."""
     logits = ops.matmul(jax.lax.stop_gradient(features), params["kernel"])
     logits = logits + params["bias"][None, :]
     of_label = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)

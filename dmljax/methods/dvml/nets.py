@@ -1,8 +1,8 @@
 """The modules that DVML adds to a backbone: heads, a sampler and a decoder.
 
-The features f `[b c]` of the backbone become an invariant embedding z_I, which alone is used at
-test time, and the mean and log variance of z_V, the variation within a class. The decoder maps
-z = z_I + z_V back to f. (Lin et al., ECCV 2018.)
+The features f `[b c]` of the backbone become an invariant embedding z_I, used at test time, and
+the mean and log variance of z_V, the variation within a class. The decoder maps z = z_I + z_V back
+to f. (Lin et al., ECCV 2018.)
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The embeddings of the backbone are the nodes of a graph over the whole global batch, and exchange
 messages by attention. Two classifiers are trained: one on the features of the backbone, one on the
-output of the graph network. Evaluation uses the backbone alone.
+output of the graph network. Evaluation uses only the backbone.
 """
 
 from __future__ import annotations

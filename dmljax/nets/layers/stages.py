@@ -48,18 +48,14 @@ def stage_range(net: str, stages: Sequence[str], start: str, stop: str) -> tuple
     return tuple(stages[first : last + 1])
 
 
-def check_maps(net: str, x: Any, channels: int | Sequence[int], *, smallest: int = 1) -> None:
+def check_maps(net: str, x: Any, channels: int | Sequence[int]) -> None:
     """Raises unless `x` is float `[b h w c]`, with one of these numbers of channels."""
     allowed = (channels,) if isinstance(channels, int) else tuple(channels)
     text = " or ".join(map(str, allowed))
-    if jnp.ndim(x) != 4 or x.shape[3] not in allowed:
+    if jnp.ndim(x) != 4 or x.shape[3] not in allowed or 0 in x.shape[1:3]:
         raise ValueError(f"{net} takes [b h w c] with {text} channels, not {list(jnp.shape(x))}")
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"{net} takes normalized images as floats, not {x.dtype}")
-    if min(x.shape[1:3]) < smallest:
-        raise ValueError(
-            f"{net} needs images of {smallest} pixels or more, not {x.shape[1]} x {x.shape[2]}"
-        )
 
 
 def shapes(net: nn.Module, image_size: int, *, channels: int = 3) -> Any:

@@ -4,4 +4,4 @@ __all__ = ["Refused"]
 
 
 class Refused(ValueError):
-    """A message that explains what a file is. Any other error of a reader means a damaged file."""
+    """A file is refused; the message says what it is. Other errors of readers mean damage."""

@@ -170,7 +170,7 @@ def _global(name: str) -> _Global:
     if name not in _GLOBALS:
         raise Refused(
             f"is not plain weights: its pickle refers to {name[:100]}. Nothing was run. If you "
-            "trust where it comes from, save its state_dict() alone"
+            "trust where it comes from, save only its state_dict()"
         )
     return _Global(name)
 
