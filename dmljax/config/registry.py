@@ -193,6 +193,7 @@ def resolve(
     keywords = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
     if not isinstance(name := keywords.pop("name", None), str):
         raise ValueError(f"{spec!r} names no {rule.title}: write dict(name='...', ...)")
+    name = renames.current(kind, name)
     if ":" in name:
         function = own_function(name, rule)
     elif name in table(kind):

@@ -173,6 +173,6 @@ def number_of_the_class(ranks, *, labels):
 
 
 def test_old_names_of_metrics_work_in_a_config(tmp_path):
-    with pytest.warns(FutureWarning, match="is now called 'reciprocal_rank'"):
+    with pytest.warns(FutureWarning, match="write 'reciprocal_rank'"):
         run = build(tiny(tmp_path, evaluate={"metrics": ["mean_reciprocal_rank"]}))
-    assert list(run.evaluation.ranking_fns) == ["MRR"]
+    assert list(run.metrics.ranking_fns) == ["MRR"]
