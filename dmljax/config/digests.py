@@ -36,7 +36,7 @@ class Digests(NamedTuple):
 
 
 def essential(config: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a completed config that can change a result, with functions' names of today."""
+    """The fields of a completed config that can change a result."""
     left_out = (*_IRRELEVANT, "start")
     if config.get("start") is None:
         left_out += ("carried",)
@@ -54,7 +54,11 @@ def essential(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(fields: dict[str, Any], names: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """The fields with other names of samplers and metrics: `names` is {kind: {name: other}}."""
+    """The fields with other names of samplers and metrics: `names` is {kind: {name: other}}.
+
+    `essential` has the names of today, and a digest the first ones: so configs of older runs are
+    equal to new ones, and their digests stay valid.
+    """
 
     def renamed(kind: str, spec: Any) -> Any:
         if isinstance(spec, dict):
@@ -106,7 +110,7 @@ def of_config(
 
 
 def _in_digest(config: dict[str, Any]) -> dict[str, Any]:
-    """The essential fields with the first names of functions, so that old digests stay valid."""
+    """The essential fields with the first names of functions."""
     first_names = {k: {b: a for a, b in names.items()} for k, names in renames.FUNCTIONS.items()}
     return _renamed(essential(config), first_names)
 

@@ -43,7 +43,7 @@ OUTSIDE = {
     },
 }
 # Functions that arguments of other functions name, or that a method chooses.
-INDIRECT = {"optimizer", *registry.ARGUMENTS.values()} - {"miner"}
+INDIRECT = {"optimizer", "value", *registry.ARGUMENTS.values()} - {"miner"}
 
 
 def test_every_kind_of_function_is_tested():
@@ -164,7 +164,7 @@ def test_a_config_averages_over_classes_and_its_metric_sees_labels(tmp_path):
     assert "mean over classes" in tree["headline"]
     assert tree["scores"]["tiles"][0]["value"] == pytest.approx(result.scores["test/R@1"])
     assert "mean over classes" in tree["scores"]["note"]
-    with pytest.raises(ValueError, match=r"evaluate\.average='images' is not known"):
+    with pytest.raises(ValueError, match=r"evaluate\.average must be .*, not 'images'"):
         build(tiny(tmp_path, evaluate={"average": "images"}))
 
 
