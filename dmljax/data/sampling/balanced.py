@@ -32,9 +32,9 @@ def class_balanced(
     batches, omitted_count, cycle = _round(total, classes)
     turn, batch = divmod(step, batches)
     epoch, turn_in_cycle = divmod(turn, cycle)
-    rotation = draws.permutation(total, seed, draws.BALANCED_OMITTED, epoch)
+    rotation = draws.permutation(total, seed, draws.OMITTED, epoch)
     omitted = rotation[(turn_in_cycle * omitted_count + np.arange(omitted_count)) % total]
-    shuffled = draws.permutation(total - omitted_count, seed, draws.BALANCED_ROUND, turn)
+    shuffled = draws.permutation(total - omitted_count, seed, draws.ROUND, turn)
     dealt = np.delete(np.arange(total), omitted)[shuffled]
     chosen = dealt[batch * classes : (batch + 1) * classes]
     # How often each chosen class was dealt before: all earlier rounds minus those without it.
@@ -47,7 +47,7 @@ def class_balanced(
     for row, c, deals in zip(indices, chosen.tolist(), deals_before.tolist(), strict=True):
         n = int(groups.count[c])
         pass_, deal = divmod(deals, -(-n // per_class))
-        order = draws.permutation(n, seed, draws.BALANCED_CLASS, c, pass_)
+        order = draws.permutation(n, seed, draws.CLASS_ORDER, c, pass_)
         row[:] = groups.images(c)[order[(deal * per_class + np.arange(per_class)) % n]]
     return indices.reshape(-1)
 
