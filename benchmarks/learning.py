@@ -124,7 +124,7 @@ def train(
             "transform": AFFINE,
             "eval_transform": "unchanged",
             "normalize": "unit",
-            "sampler": {"name": "plan", "classes": 32, "per_class": 4},
+            "sampler": {"name": "class_balanced", "classes": 32, "per_class": 4},
             "net": {"name": "convnet"},
             "steps": _TICKS,
             "seed": seed,

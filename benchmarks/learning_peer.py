@@ -55,7 +55,7 @@ def train(data: str, *, seed: int, steps: int, validation: float, seconds: float
             break
         for group in optimizer.param_groups:
             group["lr"] = 3e-3 * 0.5 * (1 + math.cos(math.pi * share))
-        rows = sampling.plan(groups, classes=32, per_class=4, seed=seed, step=step)
+        rows = sampling.class_balanced(groups, classes=32, per_class=4, seed=seed, step=step)
         x = nn.functional.normalize(net(distorted(images[rows])))
         loss = loss_fn(x, labels[rows], mine_fn(x, labels[rows]))
         optimizer.zero_grad()

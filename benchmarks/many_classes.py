@@ -18,7 +18,7 @@ import tempfile
 import learning
 import numpy as np
 
-ONE_EACH = {"sampler": {"name": "plan", "classes": 128, "per_class": 1}}
+ONE_EACH = {"sampler": {"name": "class_balanced", "classes": 128, "per_class": 1}}
 SOFTMAX = {"loss": {"name": "normalized_softmax"}}
 PROXIES = "proxies, proxy-anchor"
 

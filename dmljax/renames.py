@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["of", "renamed_keywords"]
+__all__ = ["FUNCTIONS", "current", "of", "old_functions", "renamed_keywords"]
+
+# Functions of version 0.1.0 by the kinds that `config.registry` gives them: {old name: new name}.
+FUNCTIONS: Mapping[str, Mapping[str, str]] = {
+    "metric": {
+        "mean_average_precision": "average_precision",
+        "mean_reciprocal_rank": "reciprocal_rank",
+    },
+    "sampler": {
+        "combine": "class_chunks",
+        "number": "random_class_count",
+        "plan": "class_balanced",
+    },
+}
+
+
+def old_functions(module: str, kind: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a module whose functions of `kind` also have their old names."""
+
+    def get(name: str) -> Any:
+        if name not in FUNCTIONS[kind]:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        new_name = FUNCTIONS[kind][name]
+        _warn(f"{module}.{name}", new_name)
+        return getattr(sys.modules[module], new_name)
+
+    return get
+
+
+def current(kind: str, name: Any) -> Any:
+    """The name of a function of `kind` for the name in a config. Warns if that one is old."""
+    new_name = FUNCTIONS.get(kind, {}).get(name, name)
+    if new_name != name:
+        _warn(f"the {kind} {name!r} of the config", repr(new_name))
+    return new_name
 
 
 def renamed_keywords(**new_names: str) -> Callable[[Callable], Callable]:

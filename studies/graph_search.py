@@ -19,7 +19,10 @@ def get_study(dataset: str = "cub200", attention: str = "dot", seeds: int = 5, t
         "title": f"Search for {attention} attention, {dataset}",
         "base": "graph",
         "argument": f"dataset={dataset},attention={attention},validation=0.2,backbone_only=False",
-        "all": {"pictures": False, "sampler": {"name": "combine", "classes": 9, "per_class": 6}},
+        "all": {
+            "pictures": False,
+            "sampler": {"name": "class_chunks", "classes": 9, "per_class": 6},
+        },
         "rows": {
             "published setting": {"sampler": published["sampler"]},
             "best trial": "from search",

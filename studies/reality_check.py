@@ -136,7 +136,7 @@ def get_study(
                 "area": [0.16, 1.0],
             },
             "method": {"name": "pairs", "dim": 128},
-            "sampler": {"name": "plan", "classes": 32 // images, "per_class": images},
+            "sampler": {"name": "class_balanced", "classes": 32 // images, "per_class": images},
             "optimizer": {"name": "rmsprop", "rate": 1e-6, "momentum": 0.9, "l2": 1e-4},
             "schedule": "constant",
             "steps": steps,

@@ -37,7 +37,7 @@ def tiny(folder: pathlib.Path, **fields) -> dict:
         "transform": "unchanged",
         "eval_transform": "unchanged",
         "normalize": "unit",
-        "sampler": {"name": "plan", "classes": 4, "per_class": 2},
+        "sampler": {"name": "class_balanced", "classes": 4, "per_class": 2},
         "net": {"name": "convnet", "widths": [4, 8], "strides": [2, 2]},
         "method": {"name": "pairs", "dim": 4},
         "loss": {"name": "triplet", "margin": 0.2},

@@ -13,12 +13,6 @@ from processes import ROOT
 
 from dmljax.train import journal
 
-# Batches that 16 devices share evenly, in place of the batches of the configs, which they do not.
-# DELETE this constant when a batch of any size runs on any number of devices.
-EVEN_BATCHES = {
-    "configs/sop_graph.py": ["--config.sampler={'name': 'plan', 'classes': 16, 'per_class': 5}"],
-    "configs/cub_graph.py": ["--config.sampler={'name': 'plan', 'classes': 16, 'per_class': 3}"],
-}
 CHIPS = {"4x4": 16}  # of the slices that the files and the page name
 
 
@@ -83,7 +77,6 @@ def test_every_command_trains_with_the_devices_it_asks_for(tmp_path, config, dev
         *("--config.steps=2", "--config.log_every=1", "--config.reload_best_at=[]"),
         *("--config.schedule={'name': 'constant'}", "--config.pictures=False"),
         "--config.evaluate={'every': 2, 'ks': [1], 'clustering': False}",
-        *EVEN_BATCHES.get(config, []),
     ]
     if config != "configs/glyphs.py":
         flags.append("--config.method.dim=16")

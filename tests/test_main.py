@@ -97,7 +97,7 @@ def test_descriptions_of_config_files_begin_in_one_column():
         ("datasets", "cub200", "Splits"),
         ("transforms", "standard_train", "compose"),
         ("normalizations", "caffe", "INPUTS"),
-        ("samplers", "plan", "coverage"),
+        ("samplers", "class_balanced", "coverage"),
         ("optimizers", "adam", "build"),
         ("schedules", "cosine", "Schedule"),
     ],

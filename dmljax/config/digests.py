@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from dmljax import renames
 from dmljax.train.options import SECTIONS, Options, fields_of
 
 __all__ = [
@@ -48,6 +50,26 @@ def essential(config: dict[str, Any]) -> dict[str, Any]:
             fields[name] = {k: v for k, v in fields[name].items() if k not in paths}
             if set(fields[name]) == {"name"}:  # {"name": "glyphs"} is what "glyphs" means
                 fields[name] = fields[name]["name"]
+    return _renamed(fields, renames.FUNCTIONS)
+
+
+def _renamed(fields: dict[str, Any], names: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """The fields with other names of samplers and metrics: `names` is {kind: {name: other}}.
+
+    `essential` has the names of today, and a digest the first ones: so configs of older runs are
+    equal to new ones, and their digests stay valid.
+    """
+
+    def renamed(kind: str, spec: Any) -> Any:
+        if isinstance(spec, dict):
+            return {k: renamed(kind, v) if k == "name" else v for k, v in spec.items()}
+        return names[kind].get(spec, spec)
+
+    fields = {k: renamed("sampler", v) if k == "sampler" else v for k, v in fields.items()}
+    if isinstance(evaluate := fields.get("evaluate"), dict):
+        lists = {k: evaluate[k] for k in ("metrics", "extra") if evaluate.get(k)}
+        lists = {k: [renamed("metric", spec) for spec in specs] for k, specs in lists.items()}
+        fields["evaluate"] = {**evaluate, **lists}
     return fields
 
 
@@ -63,7 +85,7 @@ def _without_new(values: dict[str, Any], section: type) -> dict[str, Any]:
 
 def config_digest(config: dict[str, Any]) -> str:
     """The digest of the essential fields of a completed config."""
-    return _digest(essential(config))
+    return _digest(_in_digest(config))
 
 
 def run_digest(
@@ -75,7 +97,7 @@ def run_digest(
     and `start` is the digest of the run that this one starts from (`start.find`). Two runs with one
     digest give the same result on the same devices.
     """
-    content = {"config": essential(config), "data": data, "weights": weights}
+    content = {"config": _in_digest(config), "data": data, "weights": weights}
     return _digest(content if start is None else {**content, "start": start})
 
 
@@ -85,6 +107,12 @@ def of_config(
     """All digests of a completed config, from the digests of its files."""
     run = run_digest(config, data=data, weights=weights, start=start)
     return Digests(run, config_digest(config), data, weights, start)
+
+
+def _in_digest(config: dict[str, Any]) -> dict[str, Any]:
+    """The essential fields with the first names of functions."""
+    first_names = {k: {b: a for a, b in names.items()} for k, names in renames.FUNCTIONS.items()}
+    return _renamed(essential(config), first_names)
 
 
 def _digest(content: Any) -> str:

@@ -196,6 +196,7 @@ def find(
     keywords: dict[str, Any] = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
     if not isinstance(name := keywords.pop("name", None), str):
         raise ValueError(f"{spec!r} names no {rule.title}: write dict(name='...', ...)")
+    name = renames.current(kind, name)
     if ":" in name:
         function = own_function(name, rule)
     elif name in table(kind):

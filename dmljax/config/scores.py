@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from dmljax import metrics
+from dmljax import metrics, renames
 from dmljax.config import registry
 from dmljax.config.fields import named
 from dmljax.config.splits import Data
@@ -54,7 +52,7 @@ def metrics_of(options: EvaluationOptions) -> Metrics:
         functions["ranks"] |= metrics.RANKING_FNS
         functions["clusterings"] |= metrics.CLUSTERING_FNS
     for spec in map(named, (*(options.metrics or ()), *options.extra)):
-        spec = {**spec, "name": _present_name(spec.get("name"))}
+        spec = {**spec, "name": renames.current("metric", spec.get("name"))}
         function = registry.resolve("metric", spec)
         if spec["name"] == "recall_at_k":
             ks += [spec["k"]] if "k" in spec else options.ks
@@ -64,15 +62,6 @@ def metrics_of(options: EvaluationOptions) -> Metrics:
     if not options.clustering:
         functions["clusterings"] = {}
     return Metrics(tuple(dict.fromkeys(ks)), *functions.values())
-
-
-def _present_name(name: Any) -> Any:
-    """The name of a metric, for which a config may have an old one."""
-    if name not in metrics.RENAMED:
-        return name
-    message = f"the metric {name!r} is now called {metrics.RENAMED[name]!r}"
-    warnings.warn(message, FutureWarning, stacklevel=2)
-    return metrics.RENAMED[name]
 
 
 def _argument_kind(function: Callable) -> str:

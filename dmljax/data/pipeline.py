@@ -97,7 +97,7 @@ def train(
     """Endless training batches. A later first step `start` takes no longer than step 0.
 
     `sample_fn(groups, *, seed, step) -> indices` plans the global batch, for instance
-    `functools.partial(sampling.plan, classes=32, per_class=4)`; `groups` is
+    `functools.partial(sampling.class_balanced, classes=32, per_class=4)`; `groups` is
     `sampling.group(split.labels)`. `padded` is the number of rows, with rows of zeros at the end,
     that all hosts have together (by default as few as they can share). `threads` (by default one
     per core, at least four) decode ahead, in this process or in each of `workers` processes. Worker

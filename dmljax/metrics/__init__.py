@@ -14,9 +14,7 @@ A new score is one function: pass it in `metric_fns`, beside the entries of `RAN
 `CLUSTERING_FNS`, under the name that the report shows.
 """
 
-import warnings
-from typing import Any
-
+from dmljax import renames
 from dmljax.metrics.bootstrap import AVERAGES, average, bootstrap_means, interval, interval_note
 from dmljax.metrics.classes import (
     ClassTable,
@@ -162,19 +160,4 @@ __all__ = [
     "worst_queries",
 ]
 
-# Old names of functions, which work for one version.
-RENAMED = {
-    "mean_average_precision": "average_precision",
-    "mean_reciprocal_rank": "reciprocal_rank",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(
-        f"metrics.{name} is now called metrics.{RENAMED[name]}, as it gives one value per query",
-        FutureWarning,
-        stacklevel=2,
-    )
-    return globals()[RENAMED[name]]
+__getattr__ = renames.old_functions(__name__, "metric")

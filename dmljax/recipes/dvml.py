@@ -159,7 +159,7 @@ def dvml(
         net |= {"lrn_size": 11, "lrn_alpha": 1.1e-3}
     sampler: dict[str, Any] = {"name": "n_pairs", "classes": 64}
     if paper and loss != "npair":
-        sampler = {"name": "plan", "classes": 60, "per_class": 2}
+        sampler = {"name": "class_balanced", "classes": 60, "per_class": 2}
     # That code has three optimizers. One Adam takes the same steps, because no gradient of a part
     # reaches the parameters of another part, except in `mode="report"`.
     part_rates = [{"path": "^probe/", "factor": 1e-3 / rate}]

@@ -14,7 +14,7 @@ _VALUES: dict[str, dict[str, Any]] = {
     "cub200": {
         "optimizer.rate": 0.0001563663718906821,
         "optimizer.decay": 6.059722614369727e-06,
-        "sampler": {"name": "number", "batch_size": 54},
+        "sampler": {"name": "random_class_count", "batch_size": 54},
         "loss.temperature": 0.2,
         "method.heads": 2,
         "evaluate.ks": (1, 2, 4, 8),
@@ -22,7 +22,7 @@ _VALUES: dict[str, dict[str, Any]] = {
     "cars196": {
         "optimizer.rate": 0.00036683239911604993,
         "optimizer.decay": 2.551918610962277e-09,
-        "sampler": {"name": "combine", "classes": 10, "per_class": 7},
+        "sampler": {"name": "class_chunks", "classes": 10, "per_class": 7},
         "loss.temperature": 0.1111111111111,
         "method.heads": 8,
         "method.layers": 2,
@@ -32,7 +32,7 @@ _VALUES: dict[str, dict[str, Any]] = {
     "sop": {
         "optimizer.rate": 0.0002472471515853406,
         "optimizer.decay": 2.7650277063275255e-13,
-        "sampler": {"name": "combine", "classes": 15, "per_class": 6},
+        "sampler": {"name": "class_chunks", "classes": 15, "per_class": 6},
         "loss.temperature": 0.6046908988578005,
         "method.heads": 8,
         "method.graph_weight": 0.0,
@@ -42,7 +42,7 @@ _VALUES: dict[str, dict[str, Any]] = {
     "inshop": {
         "optimizer.rate": 0.00011265974954242144,
         "optimizer.decay": 1.0554824926510768e-07,
-        "sampler": {"name": "combine", "classes": 14, "per_class": 4},
+        "sampler": {"name": "class_chunks", "classes": 14, "per_class": 4},
         "loss.temperature": 0.18591347176280537,
         "method.heads": 4,
         "evaluate.ks": (1, 10, 20, 30, 40),

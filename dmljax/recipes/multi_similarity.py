@@ -43,7 +43,7 @@ def multi_similarity(*, dataset: str = "cub200") -> dict[str, Any]:
         "size": 227,
         "transform": {"name": "standard_train", "shorter": 256, "area": (0.16, 1.0)},
         "eval_transform": "standard_eval",
-        "sampler": {"name": "plan", "classes": 16, "per_class": 5},
+        "sampler": {"name": "class_balanced", "classes": 16, "per_class": 5},
         "net": {"name": "bn_inception", "frozen": True, "weights": None},
         "method": {
             "name": "pairs",

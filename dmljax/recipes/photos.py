@@ -82,12 +82,12 @@ def _fields_of(loss: str, *, classes: int, per_class: int, dim: int) -> dict[str
         return {
             "method": {"name": "pairs", "dim": dim},
             "loss": {"name": loss},
-            "sampler": {"name": "plan", "classes": classes, "per_class": per_class},
+            "sampler": {"name": "class_balanced", "classes": classes, "per_class": per_class},
             "optimizer": {},
         }
     return {
         "method": {"name": "proxies", "dim": dim, "proxy_init": _PROXY_STD},
         "loss": {"name": loss},
-        "sampler": {"name": "plan", "classes": classes * per_class, "per_class": 1},
+        "sampler": {"name": "class_balanced", "classes": classes * per_class, "per_class": 1},
         "optimizer": {"groups": [{"path": "^proxies", "factor": _PROXY_RATE, "decay": 0.0}]},
     }

@@ -38,7 +38,7 @@ def tinyimagenet(*, loss: str = "triplet") -> dict[str, Any]:
         "size": 64,
         "transform": "small_train",
         "eval_transform": "small_eval",
-        "sampler": {"name": "plan", "classes": 16, "per_class": 4},
+        "sampler": {"name": "class_balanced", "classes": 16, "per_class": 4},
         "net": {"name": "resnet50", "weights": None},
         "method": {"name": method, "dim": 512},
         "loss": function,

@@ -193,7 +193,9 @@ def _changed_rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[st
         if name not in new:
             yield f"row {name!r}: it is gone"
             continue
-        differences = config_files.differences(row["essential"], new[name]["essential"])
+        differences = config_files.differences(
+            digests.essential(row["essential"]), new[name]["essential"]
+        )
         words = [f"{path} was {a!r} and is {b!r}" for path, a, b in differences]
         if words:
             yield f"row {name!r}: {', '.join(words[:3])}"

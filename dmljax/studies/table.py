@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dmljax import metrics
+from dmljax.config.digests import essential
 from dmljax.files.result import Result, first_best
 from dmljax.metrics import Difference, Estimate
 from dmljax.studies.outcomes import Outcome
@@ -412,7 +413,7 @@ def _notes(study: Study, rows: Sequence[TableRow]) -> Iterable[str]:
 def _provenance(study: Study, by_row: Mapping[str, Sequence[_Run]]) -> Iterable[str]:
     runs = [run for some in by_row.values() for run in some if run.outcome.result is not None]
     results = [run.outcome.result for run in runs if run.outcome.result is not None]
-    configs = [run.config for run in runs if run.config]
+    configs = [essential(run.config) for run in runs if run.config]
     yield f"Study {study.source}, digest {study.digest[:12]}; {len(runs)} finished runs."
     if not runs:
         return

@@ -139,7 +139,7 @@ class Options:
         "raise", "what to do with an image that cannot be read", choices=("raise", "skip")
     )
     sampler: Spec = _option(
-        {"name": "plan", "classes": 32, "per_class": 4}, "which images form a batch"
+        {"name": "class_balanced", "classes": 32, "per_class": 4}, "which images form a batch"
     )
     miner: Spec | None = _option(None, "a function of `miners`: which pairs count in the loss")
     chunk: int | None = _option(None, "images that the net sees at a time; None: all", least=1)

@@ -1,5 +1,6 @@
 """The dataclasses of options complete and check a config, and make the table of docs/config.md."""
 
+import hashlib
 import importlib.util
 import json
 import pathlib
@@ -12,6 +13,7 @@ from system import photos, tiny
 from dmljax import recipes
 from dmljax.config import digests, fields, files
 from dmljax.config.build import build
+from dmljax.runs import folder as folder_lib
 from dmljax.runs import summary, training
 from dmljax.train import initial_state, options
 
@@ -33,7 +35,7 @@ def test_a_config_has_the_defaults_of_the_dataclasses(tmp_path):
     typed = fields.typed(config)
     assert typed.evaluate == options.EvaluationOptions(knn=3)
     assert typed.checkpoint == options.CheckpointOptions(every=2, keep=3)
-    assert typed.sampler == {"name": "plan", "classes": 4, "per_class": 2}
+    assert typed.sampler == {"name": "class_balanced", "classes": 4, "per_class": 2}
     assert typed.transform == {"name": "unchanged"} and typed.miner is None
     assert fields.complete(config) == config == json.loads(json.dumps(config))
 
@@ -106,15 +108,21 @@ def test_the_evaluation_at_a_small_size_sees_the_border_of_a_photograph(tmp_path
 
 
 def test_a_run_of_an_older_version_goes_on(tmp_path):
-    """Its `config.json` and digests lack the fields that came later."""
+    """Its `config.json` lacks the fields that came later, and has old names of functions."""
     config = tiny(tmp_path)
-    training.run(config, tmp_path / "run")
+    config["evaluate"] |= {"extra": [{"name": "reciprocal_rank"}]}
+    scores = training.run(config, tmp_path / "run")
     folder = tmp_path / "old"
     shutil.copytree(tmp_path / "run", folder)
     old = json.loads((folder / "config.json").read_text())
     del old["size"], old["evaluate"]["average"]
+    old["sampler"]["name"] = "plan"
+    old["evaluate"]["extra"] = [{"name": "mean_reciprocal_rank"}]
     (folder / "config.json").write_text(json.dumps(old))
     assert digests.config_digest(old) == digests.config_digest(fields.complete(config))
+    with pytest.warns(FutureWarning, match="is an old name") as caught:
+        assert folder_lib.score(folder) == scores
+    assert [str(w.message).split()[1] for w in caught] == ["sampler", "metric"]
     for name in ("checkpoints/6", "checkpoints_sums/6"):
         for path in folder.glob(f"{name}*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -127,3 +135,25 @@ def test_a_run_of_an_older_version_goes_on(tmp_path):
     assert rows[0] == rows[1]
     with pytest.raises(ValueError, match=r"evaluate.average \(None there, 'classes' here\)"):
         training.run(config | {"evaluate": config["evaluate"] | {"average": "classes"}}, folder)
+
+
+@pytest.mark.parametrize("old", ["plan", {"name": "plan"}])
+def test_an_old_name_of_a_sampler_has_the_digest_of_the_new_one(old):
+    new = json.loads(json.dumps(old).replace("plan", "class_balanced"))
+    assert digests.essential({"sampler": old}) == {"sampler": new}
+    before = hashlib.sha256(json.dumps({"sampler": old}, separators=(",", ":")).encode())
+    for sampler in (old, new):
+        assert digests.config_digest({"sampler": sampler}) == before.hexdigest()
+
+
+def test_an_old_name_of_a_sampler_works_with_one_warning(tmp_path):
+    config = tiny(tmp_path)
+    expected = build(config).sample_fn
+    config["sampler"] |= {"name": "plan"}
+    with pytest.warns(FutureWarning, match="sampler 'plan' .*: write 'class_balanced'") as caught:
+        sample_fn = build(config).sample_fn
+    assert len(caught) == 1 and "\n" not in str(caught[0].message)
+    labels = np.arange(32) % 4
+    for step in range(3):
+        rows = (fn(labels, seed=0, step=step) for fn in (sample_fn, expected))
+        np.testing.assert_array_equal(*rows)

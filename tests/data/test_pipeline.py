@@ -13,7 +13,7 @@ import pytest
 from dmljax.data import datasets, decode, pipeline, reader, sampling, splits, transforms
 from dmljax.data.transforms import transform
 
-_P_BY_K = functools.partial(sampling.plan, classes=4, per_class=2)
+_P_BY_K = functools.partial(sampling.class_balanced, classes=4, per_class=2)
 _SMALL = functools.partial(transforms.standard_train, size=24)
 _SMALL_EVAL = functools.partial(transforms.standard_eval, size=24, shorter=28)
 
@@ -46,7 +46,9 @@ def test_a_batch_is_the_plan_decoded_and_transformed(photos):
             batch = next(batches)
             assert set(batch) == {"images", "labels"}
             assert batch["images"].shape == (8, 24, 24, 3) and batch["images"].dtype == np.uint8
-            plan = sampling.plan(photos.labels, classes=4, per_class=2, seed=11, step=step)
+            plan = sampling.class_balanced(
+                photos.labels, classes=4, per_class=2, seed=11, step=step
+            )
             assert (batch["labels"] == photos.labels[plan]).all()
             assert batch["labels"].dtype == np.int32
             for row, i in enumerate(plan):
@@ -207,7 +209,7 @@ def test_a_skipped_image_is_replaced_by_one_of_its_class_and_counted(damaged, wo
         skipped = dict(batches.skipped)
     planned = np.concatenate(
         [
-            sampling.plan(damaged.labels, classes=4, per_class=2, seed=3, step=s)
+            sampling.class_balanced(damaged.labels, classes=4, per_class=2, seed=3, step=s)
             for s in range(steps)
         ]
     )
@@ -236,7 +238,7 @@ def test_a_class_that_cannot_be_read_at_all_ends_the_run(tmp_path):
     for i in range(2):
         make.put(tmp_path / "b" / f"00{i}.jpg", b"")
     split = datasets.folder(root=tmp_path, split=1.0).train
-    sample_fn = functools.partial(sampling.plan, classes=2, per_class=1)
+    sample_fn = functools.partial(sampling.class_balanced, classes=2, per_class=1)
     with (
         pytest.raises(decode.UnreadableImage, match="no image of class 'b' can be read"),
         _train(split, sample_fn=sample_fn, unreadable="skip") as batches,
@@ -264,8 +266,14 @@ def test_classes_with_single_images_are_reported_at_the_start(tmp_path, caplog):
 @pytest.mark.parametrize(
     "options, match",
     [
-        (dict(sample_fn=functools.partial(sampling.combine, classes=7, per_class=2)), "only 6"),
-        (dict(sample_fn=functools.partial(sampling.plan, classes=6, per_class=9)), "larger than"),
+        (
+            dict(sample_fn=functools.partial(sampling.class_chunks, classes=7, per_class=2)),
+            "only 6",
+        ),
+        (
+            dict(sample_fn=functools.partial(sampling.class_balanced, classes=6, per_class=9)),
+            "larger than",
+        ),
         (dict(sample_fn=functools.partial(sampling.uniform, batch_size=99)), "has 23 images"),
         (dict(hosts=3, padded=8), "8 rows .* cannot be divided evenly by 3 hosts"),
         (dict(padded=7), "7 rows of a batch of 8"),

@@ -19,7 +19,7 @@ def main():
     images = np.zeros((64, 64, 64, 3), np.uint8)
     batches = pipeline.train(
         splits.Split(images, np.arange(64) % 16, tuple("abcdefghijklmnop")),
-        sample_fn=functools.partial(sampling.plan, classes=16, per_class=2),
+        sample_fn=functools.partial(sampling.class_balanced, classes=16, per_class=2),
         transform_fn=transforms.random_flip,
         seed=0,
         workers=2,

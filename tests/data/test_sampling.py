@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dmljax.data import sampling
-from dmljax.data.sampling import class_balanced, draws, graph, sampler
+from dmljax.data.sampling import balanced, draws, graph, sampler
 
 
 @st.composite
@@ -26,10 +26,10 @@ def _cases(draw):
 
 @hypothesis.settings(deadline=None, max_examples=60)
 @hypothesis.given(_cases(), st.integers(0, 2**31), st.integers(0, 2**40))
-def test_plan_batches_have_p_classes_and_k_distinct_images(case, seed, step):
+def test_class_balanced_batches_have_p_classes_and_k_distinct_images(case, seed, step):
     labels, classes, per_class = case
     kwargs = dict(classes=classes, per_class=per_class, seed=seed)
-    indices = sampling.plan(labels, step=step, **kwargs)
+    indices = sampling.class_balanced(labels, step=step, **kwargs)
     assert indices.shape == (classes * per_class,)
     rows = labels[indices].reshape(classes, per_class)
     assert (rows == rows[:, :1]).all() and len(set(rows[:, 0].tolist())) == classes
@@ -37,17 +37,19 @@ def test_plan_batches_have_p_classes_and_k_distinct_images(case, seed, step):
         available = (labels == labels[row[0]]).sum()
         assert len(set(row.tolist())) == min(per_class, available)
     # The function is pure, and takes groups as well as labels.
-    assert (sampling.plan(sampling.group(labels), step=step, **kwargs) == indices).all()
+    assert (sampling.class_balanced(sampling.group(labels), step=step, **kwargs) == indices).all()
 
 
 @hypothesis.settings(deadline=None, max_examples=40)
 @hypothesis.given(_cases(), st.integers(0, 1000))
-def test_plan_uses_every_image_within_coverage(case, seed):
+def test_class_balanced_uses_every_image_within_coverage(case, seed):
     labels, classes, per_class = case
     steps = sampling.coverage(labels, classes=classes, per_class=per_class)
     used = np.zeros(len(labels), int)
     for step in range(steps):
-        plan = sampling.plan(labels, classes=classes, per_class=per_class, seed=seed, step=step)
+        plan = sampling.class_balanced(
+            labels, classes=classes, per_class=per_class, seed=seed, step=step
+        )
         used[plan] += 1
     assert used.all()
 
@@ -56,19 +58,24 @@ def test_coverage_is_exact_if_no_class_is_left_out():
     labels = np.repeat(np.arange(6), 8)
     steps = sampling.coverage(labels, classes=3, per_class=4)
     assert steps == 4  # 48 images, 12 a step
-    used = [sampling.plan(labels, classes=3, per_class=4, seed=5, step=s) for s in range(steps)]
+    used = [
+        sampling.class_balanced(labels, classes=3, per_class=4, seed=5, step=s)
+        for s in range(steps)
+    ]
     assert sorted(np.concatenate(used)) == list(range(48))
 
 
 @hypothesis.settings(deadline=None, max_examples=30)
 @hypothesis.given(_cases())
-def test_plan_deals_classes_evenly_and_images_of_a_class_evenly(case):
+def test_class_balanced_deals_classes_evenly_and_images_of_a_class_evenly(case):
     labels, classes, per_class = case
     groups = sampling.group(labels)
-    batches, left, cycle = class_balanced._round(len(groups.count), classes)
+    batches, left, cycle = balanced._round(len(groups.count), classes)
     dealt, used = collections.Counter(), collections.Counter()
     for step in range(batches * int(cycle)):
-        plan = sampling.plan(groups, classes=classes, per_class=per_class, seed=1, step=step)
+        plan = sampling.class_balanced(
+            groups, classes=classes, per_class=per_class, seed=1, step=step
+        )
         dealt.update(labels[plan[::per_class]].tolist())
         used.update(plan.tolist())
     assert set(dealt.values()) == {int(cycle) - int(cycle) * left // len(groups.count)}
@@ -80,21 +87,32 @@ def test_plan_deals_classes_evenly_and_images_of_a_class_evenly(case):
         assert max(times) <= np.ceil(passes) * (1 + -(-per_class // len(times)))
 
 
-def test_plan_changes_with_seed_and_round():
+def test_class_balanced_changes_with_seed_and_round():
     labels = np.repeat(np.arange(20), 10)
     plans = [
-        tuple(sampling.plan(labels, classes=5, per_class=4, seed=s, step=t))
+        tuple(sampling.class_balanced(labels, classes=5, per_class=4, seed=s, step=t))
         for s in range(3)
         for t in range(12)
     ]
     assert len(set(plans)) == len(plans)
 
 
+@pytest.mark.parametrize(
+    "old, new",
+    [("plan", "class_balanced"), ("combine", "class_chunks"), ("number", "random_class_count")],
+)
+def test_old_names_work_with_a_warning(old, new):
+    with pytest.warns(FutureWarning, match=f"sampling.{old} is an old name .*: write {new}"):
+        assert getattr(sampling, old) is getattr(sampling, new)
+    with pytest.raises(AttributeError, match="no attribute 'plna'"):
+        _ = sampling.plna
+
+
 def test_any_step_of_a_large_set_is_reached_at_once():
     groups = sampling.group(np.repeat(np.arange(11_318), 5))
-    sampling.plan(groups, classes=32, per_class=4, seed=0, step=0)
+    sampling.class_balanced(groups, classes=32, per_class=4, seed=0, step=0)
     start = time.process_time()
-    sampling.plan(groups, classes=32, per_class=4, seed=0, step=10**9)
+    sampling.class_balanced(groups, classes=32, per_class=4, seed=0, step=10**9)
     assert time.process_time() - start < 0.5  # replaying all steps would take days
 
 
@@ -108,31 +126,31 @@ def test_any_step_of_a_large_set_is_reached_at_once():
         (dict(classes=0, per_class=4), "is empty"),
     ],
 )
-def test_wrong_arguments_of_plan_and_combine_are_named(kwargs, match):
-    for function in (sampling.plan, sampling.combine):
+def test_wrong_arguments_of_class_balanced_and_class_chunks_are_named(kwargs, match):
+    for function in (sampling.class_balanced, sampling.class_chunks):
         with pytest.raises(ValueError, match=match):
             function(np.repeat(np.arange(3), 3), seed=0, step=0, **kwargs)
 
 
-def test_combine_names_the_flag_to_set_if_there_are_too_few_classes():
+def test_class_chunks_names_the_flag_to_set_if_there_are_too_few_classes():
     with pytest.raises(
         ValueError, match=r"4 classes, but .* only 3: set --config.sampler.classes=3"
     ):
-        sampling.combine(np.arange(9) % 3, classes=4, per_class=2, seed=0, step=0)
+        sampling.class_chunks(np.arange(9) % 3, classes=4, per_class=2, seed=0, step=0)
 
 
-def test_plan_takes_all_classes_if_there_are_fewer_than_asked_for():
+def test_class_balanced_takes_all_classes_if_there_are_fewer_than_asked_for():
     labels = np.repeat(np.arange(12), 20)
     options = dict(per_class=4, seed=0, step=5)
-    smaller = sampling.plan(labels, classes=16, **options)
-    assert (smaller == sampling.plan(labels, classes=12, **options)).all()
+    smaller = sampling.class_balanced(labels, classes=16, **options)
+    assert (smaller == sampling.class_balanced(labels, classes=12, **options)).all()
     assert len(set(labels[smaller].tolist())) == 12
     groups = sampling.group(labels)
-    description = sampler.bind(sampling.plan, classes=16, per_class=4).describe(groups)
+    description = sampler.bind(sampling.class_balanced, classes=16, per_class=4).describe(groups)
     assert description == (
         "a batch has all 12 classes instead of 16; every image is used within 5 steps"
     )
-    description = sampler.bind(sampling.plan, classes=12, per_class=4).describe(groups)
+    description = sampler.bind(sampling.class_balanced, classes=12, per_class=4).describe(groups)
     assert description == "every image is used within 5 steps"
 
 
@@ -164,11 +182,11 @@ def test_a_batch_larger_than_the_set_is_refused_with_the_flag():
         sampling.uniform(np.zeros(8, int), batch_size=9, seed=0, step=0)
 
 
-def _epoch_of_combine(labels, classes, per_class, epoch, seed=0):
+def _epoch_of_class_chunks(labels, classes, per_class, epoch, seed=0):
     groups = sampling.group(labels)
-    steps = graph.combine_epoch_length(groups, classes=classes, per_class=per_class)
+    steps = graph.chunks_epoch_length(groups, classes=classes, per_class=per_class)
     return [
-        sampling.combine(groups, classes=classes, per_class=per_class, seed=seed, step=step)
+        sampling.class_chunks(groups, classes=classes, per_class=per_class, seed=seed, step=step)
         for step in range(epoch * steps, (epoch + 1) * steps)
     ]
 
@@ -177,14 +195,14 @@ def _epoch_end(sample_fn, labels, seed=0, **options):
     return sampler.epoch_end_fn(sampler.bind(sample_fn, **options), labels, seed=seed)
 
 
-def test_epochs_of_combine_uniform_and_plan_have_one_length():
+def test_epochs_of_class_chunks_uniform_and_class_balanced_have_one_length():
     # In fours, these classes make 2, 2, 3 and 4 chunks.
     labels = np.repeat(np.arange(4), (2, 5, 9, 12))
-    combine = _epoch_end(sampling.combine, labels, classes=2, per_class=4)
+    combine = _epoch_end(sampling.class_chunks, labels, classes=2, per_class=4)
     length = -(-(2 + 2 + 3 + 4) // 2)
     assert [combine(n) for n in (1, 2.5, 10)] == [length, 2.5 * length, 10 * length]
     assert _epoch_end(sampling.uniform, labels, batch_size=5)(3) == 3 * (28 // 5)
-    assert _epoch_end(sampling.plan, labels, classes=4, per_class=6)(7) == 7
+    assert _epoch_end(sampling.class_balanced, labels, classes=4, per_class=6)(7) == 7
 
 
 def test_an_epoch_of_a_foreign_sampler_holds_as_many_batches_as_the_images_fill():
@@ -195,10 +213,10 @@ def test_an_epoch_of_a_foreign_sampler_holds_as_many_batches_as_the_images_fill(
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_an_epoch_of_number_ends_where_it_ends(seed):
+def test_an_epoch_of_random_class_count_ends_where_it_ends(seed):
     labels = np.repeat(np.arange(40), 30)
     groups = sampling.group(labels)
-    epoch_end = _epoch_end(sampling.number, labels, seed=seed, batch_size=54)
+    epoch_end = _epoch_end(sampling.random_class_count, labels, seed=seed, batch_size=54)
     ends = [epoch_end(n) for n in range(12)]
     lengths = np.diff(ends)
     assert ends[0] == 0 and len(set(lengths.tolist())) > 2
@@ -206,7 +224,7 @@ def test_an_epoch_of_number_ends_where_it_ends(seed):
         # The first and the last step between the ends, and no other, belong to this epoch.
         epochs = [graph._epoch(groups, p, 54 // p, seed, epoch) for p in (2, 3, 6, 9, 18, 27)]
         for step, row in ((start, 0), (end - 1, -1)):
-            batch = sampling.number(groups, seed=seed, step=step)
+            batch = sampling.random_class_count(groups, seed=seed, step=step)
             assert any(len(e) == end - start and (e[row] == batch).all() for e in epochs)
     assert epoch_end(2.5) == (ends[2] + ends[3]) / 2
 
@@ -214,14 +232,16 @@ def test_an_epoch_of_number_ends_where_it_ends(seed):
 def test_an_epoch_of_cars196_has_its_published_length():
     # 8,054 images of 98 classes, most with 80 to 84, in batches of ten chunks of seven.
     labels = np.repeat(np.arange(98), np.full(98, 82) + (np.arange(98) < 18))
-    assert _epoch_end(sampling.combine, labels, classes=10, per_class=7)(1) == -(-98 * 12 // 10)
+    assert _epoch_end(sampling.class_chunks, labels, classes=10, per_class=7)(1) == -(
+        -98 * 12 // 10
+    )
 
 
 @hypothesis.settings(deadline=None, max_examples=40)
 @hypothesis.given(_cases(), st.integers(0, 3))
-def test_an_epoch_of_combine_has_the_published_chunks(case, epoch):
+def test_an_epoch_of_class_chunks_has_the_published_chunks(case, epoch):
     labels, classes, per_class = case
-    batches = np.stack(_epoch_of_combine(labels, classes, per_class, epoch))
+    batches = np.stack(_epoch_of_class_chunks(labels, classes, per_class, epoch))
     rows = batches.reshape(-1, per_class)
     assert (labels[rows] == labels[rows[:, :1]]).all()
     groups = sampling.group(labels)
@@ -236,24 +256,24 @@ def test_an_epoch_of_combine_has_the_published_chunks(case, epoch):
     assert set(rows.ravel().tolist()) == set(range(len(labels)))
 
 
-def test_combine_repeats_classes_as_often_as_published():
+def test_class_chunks_repeats_classes_as_often_as_published():
     """100 classes of about 59 images: 117 batches of 6 x 9 per epoch, some with a class twice."""
     counts = np.r_[np.full(64, 59), np.full(36, 58)]
     labels = np.repeat(np.arange(100), counts)
-    batches = _epoch_of_combine(labels, 6, 9, 0)
+    batches = _epoch_of_class_chunks(labels, 6, 9, 0)
     assert len(batches) == 117
     twice = sum(len(set(labels[b.reshape(6, 9)[:, 0]].tolist())) < 6 for b in batches)
     assert 4 <= twice <= 35
-    repeated = _epoch_of_combine(labels, 6, 9, 0)
+    repeated = _epoch_of_class_chunks(labels, 6, 9, 0)
     assert all((a == b).all() for a, b in zip(batches, repeated, strict=True))
 
 
-def test_number_draws_each_divisor_equally_often_and_its_epochs_are_those_of_combine():
+def test_random_class_count_draws_each_divisor_equally_often_and_its_epochs_are_class_chunks():
     labels = np.repeat(np.arange(40), 30)
     groups = sampling.group(labels)
     step, shapes = 0, collections.Counter()
     for epoch in range(200):
-        batch = sampling.number(groups, seed=7, step=step)
+        batch = sampling.random_class_count(groups, seed=7, step=step)
         runs = 1 + int((np.diff(labels[batch]) != 0).sum())
         # Adjacent chunks may have the same class, so try all divisors.
         for p in (2, 3, 6, 9, 18, 27):
@@ -261,21 +281,21 @@ def test_number_draws_each_divisor_equally_often_and_its_epochs_are_those_of_com
             if len(batches[0]) == 54 and (batches[0] == batch).all():
                 shapes[p] += 1
                 assert runs <= p
-                last = sampling.number(groups, seed=7, step=step + len(batches) - 1)
+                last = sampling.random_class_count(groups, seed=7, step=step + len(batches) - 1)
                 assert (last == batches[-1]).all()
                 step += len(batches)
                 break
         else:
-            raise AssertionError("this is no epoch of combine")
+            raise AssertionError("this is no epoch of class_chunks")
     assert set(shapes) == {2, 3, 6, 9, 18, 27} and min(shapes.values()) > 15
 
 
-def test_number_fills_its_batch_from_few_classes_and_refuses_a_single_one():
+def test_random_class_count_fills_its_batch_from_few_classes_and_refuses_a_single_one():
     labels = np.repeat(np.arange(4), 30)
     for step in range(60):
-        assert len(sampling.number(labels, seed=0, step=step)) == 54
+        assert len(sampling.random_class_count(labels, seed=0, step=step)) == 54
     with pytest.raises(ValueError, match="54 images cannot be divided among 2 or more"):
-        sampling.number(np.zeros(99, int), seed=0, step=0)
+        sampling.random_class_count(np.zeros(99, int), seed=0, step=0)
 
 
 @hypothesis.settings(deadline=None, max_examples=40)
@@ -316,10 +336,10 @@ def test_abe_pairs_are_half_positive_and_half_negative():
 @pytest.mark.parametrize(
     "function, kwargs",
     [
-        (sampling.plan, dict(classes=4, per_class=2)),
+        (sampling.class_balanced, dict(classes=4, per_class=2)),
         (sampling.uniform, dict(batch_size=8)),
-        (sampling.combine, dict(classes=4, per_class=2)),
-        (sampling.number, dict(batch_size=12)),
+        (sampling.class_chunks, dict(classes=4, per_class=2)),
+        (sampling.random_class_count, dict(batch_size=12)),
         (sampling.n_pairs, dict(classes=4)),
         (sampling.abe_pairs, dict(batch_size=8)),
     ],

@@ -48,7 +48,9 @@ def test_a_config_has_the_numbers_of_its_row(name, arg, dim, lambdas, at, rate, 
     assert config["miner"] == mined
     code = "mode=" in (arg or "")
     assert len(optimizer["groups"]) == (2 if code else 0)
-    assert config["sampler"]["name"] == ("n_pairs" if code or "n_pairs" in loss else "plan")
+    assert config["sampler"]["name"] == (
+        "n_pairs" if code or "n_pairs" in loss else "class_balanced"
+    )
     assert config["steps"] == (2 * at if at not in (0, 1500) else {0: 3000, 1500: 6000}[at])
     deviation = "log_variance_as_deviation" if "code_1600" in (arg or "") else "standard_deviation"
     assert method["deviation_fn"] == deviation

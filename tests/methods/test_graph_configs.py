@@ -103,7 +103,7 @@ def _small(name, arg, folder):
     actual.dataset = ConfigDict({"name": "npz", "path": _data(folder)})
     actual.net = ConfigDict({"name": "convnet", "widths": (8,), "strides": (2,)})
     actual.transform.size = 16
-    if actual.sampler.name == "number":
+    if actual.sampler.name == "random_class_count":
         actual.sampler.batch_size = 8
     else:
         actual.sampler.update(classes=4, per_class=2)

@@ -318,6 +318,6 @@ def test_a_metric_may_see_the_labels_of_its_queries():
 
 @pytest.mark.parametrize("name", ["mean_average_precision", "mean_reciprocal_rank"])
 def test_old_names_work_with_a_warning(name):
-    with pytest.warns(FutureWarning, match=f"{name} is now called"):
+    with pytest.warns(FutureWarning, match=f"metrics.{name} is an old name"):
         function = getattr(metrics, name)
     assert function is getattr(metrics, name.removeprefix("mean_"))

@@ -13,7 +13,7 @@ def test_losses_against_proxies_see_one_image_of_a_class_and_quicker_proxies(rec
     pairs, proxies = recipe(loss="contrastive"), recipe(loss="normalized_softmax")
     images = pairs["sampler"]["classes"] * pairs["sampler"]["per_class"]
     assert pairs["sampler"]["per_class"] == 4
-    assert proxies["sampler"] == {"name": "plan", "classes": images, "per_class": 1}
+    assert proxies["sampler"] == {"name": "class_balanced", "classes": images, "per_class": 1}
     assert proxies["method"] == {**pairs["method"], "name": "proxies", "proxy_init": 1.0}
     rates = {group["path"]: group["factor"] for group in proxies["optimizer"]["groups"]}
     assert rates["^proxies"] == 30.0

@@ -12,7 +12,7 @@ from test_configs import LAYOUTS
 
 from dmljax.config import files as config_files
 from dmljax.config.build import build
-from dmljax.data.sampling.graph import combine_epoch_length
+from dmljax.data.sampling.graph import chunks_epoch_length
 from dmljax.data.sampling.groups import group
 from dmljax.runs import training
 from dmljax.studies import plan, sizes, space, study_file
@@ -126,7 +126,7 @@ def test_the_samplers_and_not_the_files_say_how_long_70_epochs_are(root_of):
         config["evaluate"]["every"] = None
         runs[row.name] = build(config)
     labels = runs["all"].train.labels
-    length = combine_epoch_length(group(labels), classes=2, per_class=2)
+    length = chunks_epoch_length(group(labels), classes=2, per_class=2)
     assert length != len(labels) // 4, "the sampler needs more batches than images / batch"
     assert {run.steps for run in runs.values()} == {70 * length}
     assert len(runs["1/8 of the classes"].train) < len(labels) / 4
@@ -148,7 +148,7 @@ def test_the_search_moves_the_decay_of_every_parameter():
     config = plan.completed("trial", row)
     decays = {group["decay"] for group in config["optimizer"]["groups"]}
     assert decays == {row.overrides["optimizer.groups.0.decay"]}
-    for dataset, sampler in (("cub200", "number"), ("cars196", "combine")):
+    for dataset, sampler in (("cub200", "random_class_count"), ("cars196", "class_chunks")):
         study = study_file.read(f"{ROOT / 'studies' / 'graph_search.py'}:dataset={dataset}")
         published = plan.check_rows(study)["published setting"]["sampler"]
         assert published["name"] == sampler and published.get("classes", 10) == 10

@@ -189,6 +189,12 @@ def test_rows_may_be_added_and_not_changed(tmp_path):
         with pytest.raises(ValueError, match=message):
             _recorded(tmp_path, runs, **base | fields)
     assert _recorded(tmp_path, runs, **base) == added
+    # An older version recorded the sampler of the rows under its old name.
+    index = tmp_path / "of_study" / "index.json"
+    text = index.read_text()
+    assert '"class_balanced"' in text
+    index.write_text(text.replace('"class_balanced"', '"plan"'))
+    assert _recorded(tmp_path, runs, **base) == added
     with pytest.raises(ValueError, match=r"has its runs in .*leave out --runs"):
         _recorded(tmp_path, tmp_path / "elsewhere", **base)
 

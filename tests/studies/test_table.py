@@ -15,7 +15,7 @@ from dmljax.studies.outcomes import Outcome
 from dmljax.studies.plan import PlannedRun
 
 CONFIG = {
-    "sampler": {"name": "plan", "classes": 4},
+    "sampler": {"name": "class_balanced", "classes": 4},
     "eval_transform": "unchanged",
     "method": {"name": "pairs", "dim": 4},
     "evaluate": {"seeds": [0]},
@@ -230,7 +230,7 @@ def test_provenance(tmp_path):
     for words in (
         "digest ",
         "steps: 6",
-        "plan(classes=4)",
+        "class_balanced(classes=4)",
         "dimension: 4",
         "k-means: seeds 0.",
         "abababababab",

@@ -33,7 +33,10 @@ def _selection(folder, **fields):
 
 
 def test_select_names_any_score_of_any_split(tmp_path):
-    held_out = {"validation": 0.5, "sampler": {"name": "plan", "classes": 2, "per_class": 4}}
+    held_out = {
+        "validation": 0.5,
+        "sampler": {"name": "class_balanced", "classes": 2, "per_class": 4},
+    }
     assert _selection(tmp_path, select="val", **held_out).key == "val/R@1"
     assert _selection(tmp_path, select="val/MAP@R", **held_out).key == "val/MAP@R"
     assert _selection(tmp_path, select="test/NMI").key == "test/NMI"
@@ -60,7 +63,7 @@ def test_metrics_are_chosen_by_name(tmp_path):
 
 
 def test_classes_that_do_not_exist_are_refused_with_the_flag(tmp_path):
-    sampler = {"name": "combine", "classes": 16, "per_class": 4}
+    sampler = {"name": "class_chunks", "classes": 16, "per_class": 4}
     message = r"16 classes.* 4: set --config\.sampler\.classes=4$"
     with pytest.raises(ValueError, match=message):
         build(tiny(tmp_path, sampler=sampler))
@@ -72,13 +75,13 @@ def _ends(sample_fn, labels, **options):
 
 def test_epochs_end_where_those_of_the_sampler_end():
     labels = np.repeat(np.arange(12), 30)
-    epoch_end = _ends(sampling.number, labels, batch_size=12)
+    epoch_end = _ends(sampling.random_class_count, labels, batch_size=12)
     ends = [round(epoch_end(n)) for n in range(9)]
     assert len(set(np.diff(ends).tolist())) > 1  # of different lengths
     assert durations.steps("8 epochs", epoch_end=epoch_end) == ends[8]
     steps = durations.every("2 epochs", epoch_end=epoch_end, total=ends[8])
     assert sorted(steps) == ends[2::2]
-    plan = _ends(sampling.plan, labels, classes=3, per_class=5)
+    plan = _ends(sampling.class_balanced, labels, classes=3, per_class=5)
     every = durations.every("2 epochs", epoch_end=plan, total=200)
     assert sorted(every) == list(range(48, 201, 48))
     assert list(durations.every("0.5 epochs", epoch_end=plan, total=40)) == [12, 24, 36]
@@ -86,10 +89,10 @@ def test_epochs_end_where_those_of_the_sampler_end():
 
 
 def test_a_run_of_number_evaluates_at_the_ends_of_its_epochs(tmp_path):
-    fields = {"sampler": {"name": "number", "batch_size": 8}, "steps": "6 epochs"}
+    fields = {"sampler": {"name": "random_class_count", "batch_size": 8}, "steps": "6 epochs"}
     fields |= {"evaluate": {"every": "1 epochs"}, "schedule": {"name": "steps", "at": ["3 epochs"]}}
     run = build(tiny(tmp_path, **fields))
-    epoch_end = _ends(sampling.number, run.train.labels, batch_size=8)
+    epoch_end = _ends(sampling.random_class_count, run.train.labels, batch_size=8)
     ends = [round(epoch_end(n)) for n in range(1, 7)]
     assert sorted(run.evaluation_steps) == ends and run.steps == ends[-1]
     assert len(set(np.diff([0, *ends]).tolist())) > 1

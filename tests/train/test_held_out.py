@@ -24,7 +24,7 @@ def test_too_few_classes_name_the_flags_to_type(tmp_path):
 
 def test_the_end_of_a_run_says_which_step_was_chosen_and_why(tmp_path, capsys):
     config = tiny(tmp_path, validation=0.5, select="val/MAP@R")
-    config |= {"sampler": {"name": "plan", "classes": 2, "per_class": 4}}
+    config |= {"sampler": {"name": "class_balanced", "classes": 2, "per_class": 4}}
     training.run(config, tmp_path / "run")
     printed = capsys.readouterr().out
     assert "images of 2 held-out classes (their MAP@R chooses the checkpoint), " in printed
@@ -33,7 +33,7 @@ def test_the_end_of_a_run_says_which_step_was_chosen_and_why(tmp_path, capsys):
 
 def test_held_out_classes_that_choose_nothing_are_named_in_the_header(tmp_path, capsys):
     config = tiny(tmp_path, validation=0.5, steps=1)
-    config |= {"sampler": {"name": "plan", "classes": 2, "per_class": 4}}
+    config |= {"sampler": {"name": "class_balanced", "classes": 2, "per_class": 4}}
     training.run(config, tmp_path / "run")
     printed = capsys.readouterr().out
     assert " images of 2 held-out classes, " in printed and "chooses" not in printed

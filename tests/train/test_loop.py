@@ -156,7 +156,7 @@ def test_load_embeds_images(finished):
         ({"select": "best"}, "select must be"),
         ({"select": "val"}, "--config.validation=0.2"),
         (
-            {"sampler": {"name": "combine", "classes": 30, "per_class": 2}},
+            {"sampler": {"name": "class_chunks", "classes": 30, "per_class": 2}},
             "--config.sampler.classes=4",
         ),
         ({"dataset": {"name": "npz", "path": "nowhere.npz"}}, "nowhere.npz"),

@@ -43,7 +43,7 @@ OUTSIDE = {
     },
 }
 # Functions that arguments of other functions name, or that a method chooses.
-INDIRECT = {"optimizer", *registry.ARGUMENTS.values()} - {"miner"}
+INDIRECT = {"optimizer", "value", *registry.ARGUMENTS.values()} - {"miner"}
 
 
 def test_every_kind_of_function_is_tested():
@@ -173,6 +173,6 @@ def number_of_the_class(ranks, *, labels):
 
 
 def test_old_names_of_metrics_work_in_a_config(tmp_path):
-    with pytest.warns(FutureWarning, match="is now called 'reciprocal_rank'"):
+    with pytest.warns(FutureWarning, match="write 'reciprocal_rank'"):
         run = build(tiny(tmp_path, evaluate={"metrics": ["mean_reciprocal_rank"]}))
     assert list(run.metrics.ranking_fns) == ["MRR"]

@@ -38,7 +38,7 @@ def test_a_table_holds_functions_of_its_kind(kind):
         ("schedule", "adam", r"no schedule 'adam'\. It has: constant, cosine, steps"),
         ("sampler", "coverage", "no sampler 'coverage'.* It has.*"),
         ("sampler", "standard_train", "no sampler 'standard_train'"),
-        ("transform", "plan", "no transform 'plan'"),
+        ("transform", "class_balanced", "no transform 'class_balanced'"),
         ("optimizer", "cosine", "no optimizer 'cosine'.* adam, radam, rmsprop, sgd"),
         ("loss", "stats", "no loss 'stats'"),
         ("sampler", "dmljax.data.sampling:coverage", "not a sampler: it does not take seed and st"),

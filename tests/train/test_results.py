@@ -29,7 +29,7 @@ def finished(tmp_path_factory):
 
 
 def _held_out(folder, **fields):
-    sampler = {"name": "plan", "classes": 2, "per_class": 4}
+    sampler = {"name": "class_balanced", "classes": 2, "per_class": 4}
     return tiny(folder, validation=0.5, select="val/MAP@R", sampler=sampler, **fields)
 
 

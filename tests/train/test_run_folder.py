@@ -23,7 +23,9 @@ from dmljax.train.evaluation import Evaluator
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
-    config = tiny(folder, validation=0.5, sampler={"name": "plan", "classes": 2, "per_class": 4})
+    config = tiny(
+        folder, validation=0.5, sampler={"name": "class_balanced", "classes": 2, "per_class": 4}
+    )
     config |= {"runtime": {"devices": 1}}
     return folder, training.run(config, folder / "run")
 
@@ -182,7 +184,7 @@ def test_an_interrupted_embed_continues_and_never_mixes_two_calls(finished, tmp_
 
 def test_select_val_trains_without_the_held_out_classes_and_opens_the_best_step(tmp_path):
     config = tiny(tmp_path, validation=0.5, select="val", runtime={"devices": 1})
-    config |= {"sampler": {"name": "plan", "classes": 2, "per_class": 4}, "steps": 8}
+    config |= {"sampler": {"name": "class_balanced", "classes": 2, "per_class": 4}, "steps": 8}
     config |= {"optimizer": {"name": "sgd", "rate": 100.0}}
     config |= {"schedule": {"name": "constant", "warmup": 8}}  # from harmless to harmful
     config |= {"evaluate": {"every": 1, "ks": [1], "clustering": False, "batch_size": 16}}

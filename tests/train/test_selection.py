@@ -14,7 +14,7 @@ from dmljax.runs import training
 from dmljax.train import journal, results
 from dmljax.train.loop import is_out_of_patience
 
-HELD_OUT = {"validation": 0.5, "sampler": {"name": "plan", "classes": 2, "per_class": 4}}
+HELD_OUT = {"validation": 0.5, "sampler": {"name": "class_balanced", "classes": 2, "per_class": 4}}
 # From harmless to harmful, so that an early step is the best.
 HARMFUL = {
     "optimizer": {"name": "sgd", "rate": 100.0},
@@ -111,7 +111,9 @@ def _names(config):
 
 
 def test_folds_hold_out_classes_of_the_training_split(tmp_path):
-    config = tiny(tmp_path, sampler={"name": "plan", "classes": 2, "per_class": 4}, folds=2)
+    config = tiny(
+        tmp_path, sampler={"name": "class_balanced", "classes": 2, "per_class": 4}, folds=2
+    )
     assert _names(config | {"fold": 0})[:2] == [["0", "1"], ["2", "3"]]
     assert _names(config | {"fold": 1})[:2] == [["2", "3"], ["0", "1"]]
     assert _names(config | {"fold": 1})[2] == ["4", "5", "6", "7"]

@@ -138,7 +138,7 @@ def test_no_method_is_warned_on_glyphs(tmp_path, capsys, name):
     fields = {
         "dataset": "glyphs",
         "transform": "glyphs_train",
-        "sampler": {"name": "plan", "classes": 16, "per_class": 4},
+        "sampler": {"name": "class_balanced", "classes": 16, "per_class": 4},
         "net": {"name": "convnet", "strides": (2, 2, 1, 2, 1)},
         "optimizer": {"name": "adam", "rate": 3e-3},
         "steps": 240,

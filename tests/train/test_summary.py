@@ -10,7 +10,7 @@ from dmljax.runs import summary, training
 from dmljax.train import initial_state
 from dmljax.train.journal import read
 
-HELD_OUT = {"validation": 0.5, "sampler": {"name": "plan", "classes": 2, "per_class": 4}}
+HELD_OUT = {"validation": 0.5, "sampler": {"name": "class_balanced", "classes": 2, "per_class": 4}}
 # From harmless to harmful, so that an early step is the best.
 HARMFUL = {
     "optimizer": {"name": "sgd", "rate": 100.0},

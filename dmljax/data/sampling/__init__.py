@@ -4,12 +4,13 @@ A sampler is a function `(groups, *, ..., seed, step) -> indices [b]`, where `gr
 `group(labels)`, or the labels themselves. Samplers store nothing between steps, so that a run can
 start at any step, and every host computes the same global batch and reads only its own rows.
 
-`plan` and `uniform` are the defaults; the others belong to published systems. The module
+`class_balanced` and `uniform` are the defaults; the others belong to published systems. The module
 `sampling.sampler` converts epochs of a sampler to steps.
 """
 
-from dmljax.data.sampling.class_balanced import coverage, plan
-from dmljax.data.sampling.graph import combine, number
+from dmljax import renames
+from dmljax.data.sampling.balanced import class_balanced, coverage
+from dmljax.data.sampling.graph import class_chunks, random_class_count
 from dmljax.data.sampling.groups import Groups, Labels, group
 from dmljax.data.sampling.pairs import abe_pairs, n_pairs
 from dmljax.data.sampling.shuffled import uniform
@@ -18,11 +19,13 @@ __all__ = [
     "Groups",
     "Labels",
     "abe_pairs",
-    "combine",
+    "class_balanced",
+    "class_chunks",
     "coverage",
     "group",
     "n_pairs",
-    "number",
-    "plan",
+    "random_class_count",
     "uniform",
 ]
+
+__getattr__ = renames.old_functions(__name__, "sampler")

@@ -9,56 +9,58 @@ import numpy as np
 from dmljax.data.sampling import draws
 from dmljax.data.sampling.groups import Groups, Labels, check_batch, group
 
-__all__ = ["combine", "combine_epoch_length", "number", "number_epoch_ends"]
+__all__ = ["chunks_epoch_length", "class_chunks", "class_count_epoch_ends", "random_class_count"]
 
 
-def combine(labels: Labels, *, classes: int, per_class: int, seed: int, step: int) -> np.ndarray:
+def class_chunks(
+    labels: Labels, *, classes: int, per_class: int, seed: int, step: int
+) -> np.ndarray:
     """CombineSampler: `classes` chunks of `per_class` images of one class.
 
     Once per epoch, the images of every class are cut into chunks. The last chunk is filled up (or a
     full chunk is added) with images drawn again. Then all chunks are shuffled. So a batch may
-    contain two chunks of one class, or an image twice; `plan` does neither.
+    contain two chunks of one class, or an image twice; `class_balanced` does neither.
     """
     groups = group(labels)
     check_batch(groups, classes, per_class)
-    epoch, batch = divmod(step, combine_epoch_length(groups, classes=classes, per_class=per_class))
+    epoch, batch = divmod(step, chunks_epoch_length(groups, classes=classes, per_class=per_class))
     return _epoch(groups, classes, per_class, seed, epoch)[batch]
 
 
-def combine_epoch_length(groups: Groups, *, classes: int, per_class: int) -> int:
-    """The number of batches in an epoch of `combine`."""
+def chunks_epoch_length(groups: Groups, *, classes: int, per_class: int) -> int:
+    """The number of batches in an epoch of `class_chunks`."""
     chunks = np.maximum(groups.count, per_class) // per_class + 1
     return -(-int(chunks.sum()) // classes)
 
 
-def number(labels: Labels, *, batch_size: int = 54, seed: int, step: int) -> np.ndarray:
+def random_class_count(labels: Labels, *, batch_size: int = 54, seed: int, step: int) -> np.ndarray:
     """NumberSampler, used for CUB: each epoch draws how many classes share a batch.
 
     The candidates are the divisors of `batch_size` from 2 to `batch_size / 2` that the number of
-    classes allows, all equally likely. The epoch is then one of `combine`.
+    classes allows, all equally likely. The epoch is then one of `class_chunks`.
     """
     groups = group(labels)
     shapes = _shapes(groups, batch_size)
     epochs = step // int(_lengths(groups, shapes).min()) + 1
     # Epochs differ in length, so the epoch of a step follows from the ends of all earlier epochs.
-    ends = number_epoch_ends(groups, batch_size=batch_size, seed=seed, epochs=epochs)
+    ends = class_count_epoch_ends(groups, batch_size=batch_size, seed=seed, epochs=epochs)
     epoch = int(np.searchsorted(ends, step, side="right"))
     start_step = int(ends[epoch - 1]) if epoch else 0
     shape = shapes[_drawn_shapes(len(shapes), seed, epochs)[epoch]]
     return _epoch(groups, *shape, seed, epoch)[step - start_step]
 
 
-def number_epoch_ends(
+def class_count_epoch_ends(
     groups: Groups, *, batch_size: int = 54, seed: int, epochs: int
 ) -> np.ndarray:
-    """The step after which each of the first `epochs` epochs of `number` ends, `[epochs]`."""
+    """The steps after which the first epochs of `random_class_count` end, `[epochs]`."""
     shapes = _shapes(groups, batch_size)
     lengths = _lengths(groups, shapes)
     return np.cumsum(lengths[_drawn_shapes(len(shapes), seed, epochs)])
 
 
 def _shapes(groups: Groups, batch_size: int) -> list[tuple[int, int]]:
-    """Possible (classes, images per class) of a batch of `number`."""
+    """Possible (classes, images per class) of a batch of `random_class_count`."""
     shapes = [
         (classes, batch_size // classes)
         for classes in range(2, batch_size // 2 + 1)
@@ -66,28 +68,29 @@ def _shapes(groups: Groups, batch_size: int) -> list[tuple[int, int]]:
     ]
     if not shapes or batch_size > len(groups.order):
         raise ValueError(
-            f"number: a batch of {batch_size} images cannot be divided among 2 or more of the "
-            f"{len(groups.count)} classes with {len(groups.order)} images of the training split: "
-            "set another --config.sampler.batch_size, or --config.sampler=plan"
+            f"random_class_count: a batch of {batch_size} images cannot be divided among 2 or more "
+            f"of the {len(groups.count)} classes with {len(groups.order)} images of the training "
+            "split: "
+            "set another --config.sampler.batch_size, or --config.sampler=class_balanced"
         )
     return shapes
 
 
 def _lengths(groups: Groups, shapes: list[tuple[int, int]]) -> np.ndarray:
     """The number of batches in an epoch of each shape."""
-    return np.array([combine_epoch_length(groups, classes=p, per_class=k) for p, k in shapes])
+    return np.array([chunks_epoch_length(groups, classes=p, per_class=k) for p, k in shapes])
 
 
 def _drawn_shapes(shapes: int, seed: int, epochs: int) -> np.ndarray:
     """The index of the shape that each of the first `epochs` epochs draws, `[epochs]`."""
-    return (draws.generator(seed, draws.NUMBER).random(epochs) * shapes).astype(np.int64)
+    return (draws.generator(seed, draws.CLASS_COUNT).random(epochs) * shapes).astype(np.int64)
 
 
 @functools.lru_cache(4)
 def _epoch(groups: Groups, classes: int, per_class: int, seed: int, epoch: int) -> np.ndarray:
-    """All batches of an epoch of `combine`, `[steps classes * per_class]`."""
-    rng = draws.generator(seed, draws.COMBINE, epoch)
-    class_chunks = []
+    """All batches of an epoch of `class_chunks`, `[steps classes * per_class]`."""
+    rng = draws.generator(seed, draws.CHUNKS, epoch)
+    chunks_by_class = []
     for c in range(len(groups.count)):
         images = rng.permutation(groups.images(c))
         if len(images) < per_class:
@@ -95,8 +98,8 @@ def _epoch(groups: Groups, classes: int, per_class: int, seed: int, epoch: int) 
             images = np.concatenate([images, more])
         missing = (len(images) // per_class + 1) * per_class - len(images)
         images = np.concatenate([images, rng.choice(images, missing, replace=False)])
-        class_chunks.append(images.reshape(-1, per_class))
-    chunks = rng.permutation(np.concatenate(class_chunks))
+        chunks_by_class.append(images.reshape(-1, per_class))
+    chunks = rng.permutation(np.concatenate(chunks_by_class))
     if missing := -len(chunks) % classes:
         repeated = chunks[rng.choice(len(chunks), missing, replace=False)]
         chunks = np.concatenate([chunks, repeated])

@@ -9,17 +9,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmljax.data.sampling.class_balanced import describe_plan, plan
-from dmljax.data.sampling.graph import combine, combine_epoch_length, number, number_epoch_ends
+from dmljax.data.sampling.balanced import class_balanced, describe_coverage
+from dmljax.data.sampling.graph import (
+    chunks_epoch_length,
+    class_chunks,
+    class_count_epoch_ends,
+    random_class_count,
+)
 from dmljax.data.sampling.groups import Groups, Labels, group
 
 __all__ = ["Sampler", "bind", "epoch_end_fn"]
 
 # Samplers with an epoch that is not as many batches as the images fill.
-_EPOCH_LENGTHS = {combine: combine_epoch_length}
+_EPOCH_LENGTHS = {class_chunks: chunks_epoch_length}
 # Samplers with epochs of different lengths.
-_EPOCH_ENDS = {number: number_epoch_ends}
-_DESCRIPTIONS = {plan: describe_plan}
+_EPOCH_ENDS = {random_class_count: class_count_epoch_ends}
+_DESCRIPTIONS = {class_balanced: describe_coverage}
 
 
 def _no_description(groups: Groups) -> str:
@@ -47,7 +52,7 @@ class Sampler(NamedTuple):
 def bind(sample_fn: Callable[..., np.ndarray], **options) -> Sampler:
     """The sampler `sample_fn`, a function of `sampling` or any other, with `options` bound.
 
-    >>> sampler = bind(plan, classes=2, per_class=3)
+    >>> sampler = bind(class_balanced, classes=2, per_class=3)
     >>> len(sampler(np.arange(20) % 4, seed=0, step=0))
     6
     """
@@ -74,7 +79,8 @@ def epoch_end_fn(sampler: Sampler, labels: Labels, *, seed: int) -> Callable[[fl
 
     A fraction of an epoch ends at that fraction of its steps.
 
-    >>> epoch_end = epoch_end_fn(bind(plan, classes=2, per_class=3), np.arange(20) % 4, seed=0)
+    >>> sampler = bind(class_balanced, classes=2, per_class=3)
+    >>> epoch_end = epoch_end_fn(sampler, np.arange(20) % 4, seed=0)
     >>> epoch_end(10)
     30
     """

@@ -51,8 +51,7 @@ def divergence(learners: Float[Array, "b m d"], *, margin: float = 1.0) -> Float
     (Kim et al., ECCV 2018.) It pushes the learners of one image apart. The paper also sums over
     images, so its weight depends on the size of the batch.
     """
-    m = learners.shape[1]
-    first, second = np.triu_indices(m, 1)
+    first, second = np.triu_indices(learners.shape[1], 1)
     if not len(first):
         return jnp.zeros((), learners.dtype)
     gaps = learners[:, first] - learners[:, second]  # [b pairs d]
@@ -62,8 +61,8 @@ def divergence(learners: Float[Array, "b m d"], *, margin: float = 1.0) -> Float
 
 def mean_divergence(learners: Float[Array, "b m d"], *, margin: float = 1.0) -> Float[Array, ""]:
     """`divergence` divided by the m (m - 1) / 2 pairs of learners, as public code does."""
-    m = learners.shape[1]
-    return divergence(learners, margin=margin) / max(m * (m - 1) // 2, 1)
+    count = learners.shape[1]
+    return divergence(learners, margin=margin) / max(count * (count - 1) // 2, 1)
 
 
 def drawn_pairs(labels: Array) -> ops.Pairs:

@@ -7,10 +7,12 @@ import numpy as np
 from dmljax.data.sampling import draws
 from dmljax.data.sampling.groups import Groups, Labels, check_batch, group
 
-__all__ = ["coverage", "describe_plan", "plan"]
+__all__ = ["class_balanced", "coverage", "describe_coverage"]
 
 
-def plan(labels: Labels, *, classes: int, per_class: int, seed: int, step: int) -> np.ndarray:
+def class_balanced(
+    labels: Labels, *, classes: int, per_class: int, seed: int, step: int
+) -> np.ndarray:
     """P x K: `classes` distinct classes with `per_class` images each, class after class.
 
     If there are fewer than `classes` classes, every batch contains all of them.
@@ -30,9 +32,9 @@ def plan(labels: Labels, *, classes: int, per_class: int, seed: int, step: int) 
     batches, omitted_count, cycle = _round(total, classes)
     turn, batch = divmod(step, batches)
     epoch, turn_in_cycle = divmod(turn, cycle)
-    rotation = draws.permutation(total, seed, draws.PLAN_OMITTED, epoch)
+    rotation = draws.permutation(total, seed, draws.OMITTED, epoch)
     omitted = rotation[(turn_in_cycle * omitted_count + np.arange(omitted_count)) % total]
-    shuffled = draws.permutation(total - omitted_count, seed, draws.PLAN_ROUND, turn)
+    shuffled = draws.permutation(total - omitted_count, seed, draws.ROUND, turn)
     dealt = np.delete(np.arange(total), omitted)[shuffled]
     chosen = dealt[batch * classes : (batch + 1) * classes]
     # How often each chosen class was dealt before: all earlier rounds minus those without it.
@@ -45,13 +47,13 @@ def plan(labels: Labels, *, classes: int, per_class: int, seed: int, step: int) 
     for row, c, deals in zip(indices, chosen.tolist(), deals_before.tolist(), strict=True):
         n = int(groups.count[c])
         pass_, deal = divmod(deals, -(-n // per_class))
-        order = draws.permutation(n, seed, draws.PLAN_CLASS, c, pass_)
+        order = draws.permutation(n, seed, draws.CLASS_ORDER, c, pass_)
         row[:] = groups.images(c)[order[(deal * per_class + np.arange(per_class)) % n]]
     return indices.reshape(-1)
 
 
 def coverage(labels: Labels, *, classes: int, per_class: int) -> int:
-    """Number of steps in which `plan` uses every image at least once, for any seed."""
+    """Number of steps in which `class_balanced` uses every image at least once, for any seed."""
     groups = group(labels)
     classes = min(classes, len(groups.count))
     check_batch(groups, classes, per_class)
@@ -65,8 +67,8 @@ def coverage(labels: Labels, *, classes: int, per_class: int) -> int:
     return rounds * batches
 
 
-def describe_plan(groups: Groups, *, classes: int, per_class: int) -> str:
-    """A note on the coverage of `plan`, and on smaller batches if there are too few classes."""
+def describe_coverage(groups: Groups, *, classes: int, per_class: int) -> str:
+    """When `class_balanced` has used every image, and a note if it has too few classes."""
     steps = coverage(groups, classes=classes, per_class=per_class)
     note = f"every image is used within {steps} steps"
     if classes > (total := len(groups.count)):
