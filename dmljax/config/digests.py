@@ -35,7 +35,7 @@ class Digests(NamedTuple):
     start: str | None = None  # the run, and its step, whose backbone is the first
 
 
-def essential(config: dict[str, Any]) -> dict[str, Any]:
+def essential(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a completed config that can change a result."""
     left_out: tuple[str, ...] = (*_IRRELEVANT, "start")
     if config.get("start") is None:

@@ -124,7 +124,7 @@ class Options:
 
     dataset: Spec = _required(
         "a data set and where it lies; `image_share`, `class_share`: a part of the training split; "
-        "`full_epochs`: epochs last as long as on all of it"
+        "`full_epochs`: an epoch has as many steps as with all training images"
     )
     net: Spec = _required("a backbone; `weights`: the file of its pretrained weights")
     loss: Spec = _required("a function of `losses`")
@@ -155,7 +155,7 @@ class Options:
     fold_seed: int | None = _option(None, "shuffles the classes before they are divided", least=0)
     select: str = _option("last", "the step that counts: the 'last', or the best by 'val/MAP@R'")
     patience: int | None = _option(
-        None, "more evaluations than this without a new best one end the run", least=0
+        None, "the run ends after more evaluations than this without a new best score", least=0
     )
     evaluate: EvaluationOptions = EvaluationOptions()
     checkpoint: CheckpointOptions = CheckpointOptions()
@@ -214,6 +214,7 @@ def rows() -> Iterator[tuple[str, str, str]]:
             if not section and name in SECTIONS:
                 continue
             default = f"default {defaults[name]!r}" if name in defaults else "required"
-            allowed = allowed_values(field) if field.metadata["choices"] else ""
-            meaning = field.metadata["meaning"]
+            rule = field.metadata
+            allowed = allowed_values(field) if rule["choices"] or rule["least"] is not None else ""
+            meaning = rule["meaning"]
             yield f"{prefix}{name}", default, f"{meaning} ({allowed})" if allowed else meaning
