@@ -37,7 +37,7 @@ install_import_hook([f"dmljax.{name}" for name in sorted(CHECKED)], "typechecker
 
 
 # Bytes of a test process: two of them fit into a laptop of 8 GB.
-_CLEAR_CACHES_ABOVE, _MEMORY_LIMIT = 2400 << 20, 3 << 30
+_CLEAR_CACHES_ABOVE, _MEMORY_LIMIT = 2200 << 20, 3 << 30
 _PEAKS = pytest.StashKey()
 
 

@@ -45,7 +45,7 @@ GATV2 = {
 }
 
 
-SHARED = {"share_vector": True, "share_projection": True}
+SHARED = {"sublayers": 2, "share_vector": True, "share_projection": True}
 
 
 def parse_numbers(text):

@@ -80,6 +80,7 @@ def shrink(
     np.savez(folder / "images.npz", images=images.astype(np.uint8), labels=labels)
     return config | {
         "dataset": {"name": "npz", "path": str(folder / "images.npz"), "split": 0.5},
+        "size": None,
         "transform": "unchanged",
         "eval_transform": "unchanged",
         "net": net,

@@ -13,16 +13,16 @@ def test_multi_similarity_as_published(name):
     config = read(f"{name}_multi_similarity")
     assert config["transform"] == {
         "name": "standard_train",
-        "size": 227,
         "shorter": 256,
         "area": [0.16, 1.0],
     }
     assert config["method"] == {
         "name": "pairs",
         "dim": 512,
-        "pool": "max",
-        "embedding_init": "kaiming_fan_out",
+        "pool_fn": "global_max",
+        "dense_fn": "kaiming_dense",
     }
+    assert config["size"] == 227
     assert config["optimizer"] == {"name": "adam", "rate": 3e-5, "l2": 5e-4}
 
 
@@ -46,7 +46,7 @@ def test_proxy_anchor_as_published(name, arg, epochs):
     }
     assert {group["decay"] for group in optimizer["groups"]} == {1e-4}
     assert "warmup" not in config["schedule"]
-    assert config["method"]["embedding_init"] == "kaiming_fan_out"
+    assert config["method"]["dense_fn"] == "kaiming_dense"
 
 
 def test_new_layers_warm_up_alone(tmp_path):

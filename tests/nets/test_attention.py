@@ -22,7 +22,7 @@ BLOCKS = {
         {0: "-1.02260 -1.36854 -1.09378 -0.32360 0.59226 1.23847 1.32251 0.80716"},
     ),
     "gat": (
-        attention.gat(heads=2, sublayers=2, **SHARED),
+        attention.gat(heads=2, **SHARED),
         GAT,
         {
             0: "-2.45104 -1.08111 0.77410 2.28183 2.76533 2.00755 0.34865 -1.46675",
@@ -30,7 +30,7 @@ BLOCKS = {
         },
     ),
     "gatv2": (
-        attention.gatv2(heads=2, sublayers=2, **SHARED),
+        attention.gatv2(heads=2, **SHARED),
         GATV2,
         {
             0: "-1.58899 -0.90549 0.18446 1.19161 1.66388 1.38929 0.49109 -0.62754",
@@ -145,7 +145,7 @@ KINDS = {
         functools.partial(_naive_gat, combine="mean"),
     ),
     "gatv2": (attention.gatv2(heads=2), _naive_gatv2),
-    "gatv2, shared": (attention.gatv2(heads=2, sublayers=2, **SHARED), _naive_gatv2),
+    "gatv2, shared": (attention.gatv2(heads=2, **SHARED), _naive_gatv2),
     "gatv2, mean": (
         attention.gatv2(heads=2, combine_fn=attention.average_heads, sublayers=1),
         functools.partial(_naive_gatv2, combine="mean"),

@@ -119,7 +119,8 @@ def test_a_run_continues_on_another_number_of_devices(tmp_path, without_diagnost
     def train(name, devices):
         runtime = {"devices": devices, "sharded": ["^proxies"]}
         training.run({**config, "runtime": runtime}, tmp_path / name)
-        return _lines(tmp_path / name), jax.device_get(run_folder.reopen(tmp_path / name)[1].params)
+        _, state = run_folder.reopen(tmp_path / name, trust_modules=True)
+        return _lines(tmp_path / name), jax.device_get(state.params)
 
     first_curve, params = train("on2", 2)
     assert len(first_curve) == 6

@@ -82,7 +82,7 @@ def test_who_is_no_better_than_pixels(pixels, scores, options, is_warned):
     assert (line is not None) == is_warned
     if is_warned:
         best = max(scores.values())
-        assert f"test/R@1 is {100 * best:.1f}, and that of raw pixels is {100 * pixels:.1f}" in line
+        assert f"test/R@1 is {100 * best:.1f}, and R@1 of raw pixels is {100 * pixels:.1f}" in line
 
 
 FIELDS = {
@@ -127,7 +127,7 @@ def test_a_falling_loss_does_not_hide_a_poor_score(tmp_path, capsys):
     pixels = next(row["raw/R@1"] for row in rows if "raw/R@1" in row)
     assert 0.5 < pixels < 0.9
     printed = capsys.readouterr().out
-    warned = f"and that of raw pixels is {100 * pixels:.1f}: the net has learned little"
+    warned = f"and R@1 of raw pixels is {100 * pixels:.1f}: the net has learned little"
     assert printed.count(warned) == 1
     assert "docs/choosing.md" in printed and "has not moved" not in printed
 
