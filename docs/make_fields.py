@@ -22,8 +22,8 @@ def table() -> str:
 
 def page(text: str) -> str:
     """The page `text` with the present table."""
-    before, _, rest = text.partition(START)
-    return before + START + table() + END + rest.partition(END)[2]
+    head, _, old_table_and_tail = text.partition(START)
+    return head + START + table() + END + old_table_and_tail.partition(END)[2]
 
 
 if __name__ == "__main__":

@@ -58,8 +58,8 @@ def epoch_labels(options: Options, train: Split) -> np.ndarray:
     """
     if not options.dataset.get("full_epochs"):
         return train.labels
-    whole, _ = _divided(options, splits_of(options).train)
-    return whole.labels
+    full_train, _ = _divided(options, splits_of(options).train)
+    return full_train.labels
 
 
 def _divided(options: Options, train: Split) -> tuple[Split, Split | None]:

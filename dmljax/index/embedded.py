@@ -479,8 +479,8 @@ def _batches(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Row numbers and vectors after a row, ascending."""
     statement = "select row, vector from vectors where row > ? order by row"
-    found = connection.execute(statement, (after,))
-    while batch := found.fetchmany(_BATCH):
+    cursor = connection.execute(statement, (after,))
+    while batch := cursor.fetchmany(_BATCH):
         rows = np.fromiter((row for row, _ in batch), np.int64, len(batch))
         yield rows, database.decode_vectors([blob for _, blob in batch], dimension)
 

@@ -96,12 +96,12 @@ def compare_runs(runs: Mapping[str, QueryScores]) -> RunComparison:
     for score, values in first.values.items():
         rows, comparisons = {}, {}
         for name in names:
-            own = runs[name].values[score]
-            low, high = metrics.interval(own, groups=first.labels)
-            mean = float(np.nanmean(own)) if not np.isnan(own).all() else float("nan")
+            run_values = runs[name].values[score]
+            low, high = metrics.interval(run_values, groups=first.labels)
+            mean = float(np.nanmean(run_values)) if not np.isnan(run_values).all() else np.nan
             rows[name] = mean, low, high
             if name != names[0]:
-                comparisons[name] = metrics.compare(own, values, groups=first.labels)
+                comparisons[name] = metrics.compare(run_values, values, groups=first.labels)
         comparisons = _adjusted(comparisons)
         scores[score] = {name: RunScore(*rows[name], comparisons.get(name)) for name in names}
     return RunComparison(

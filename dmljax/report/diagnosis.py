@@ -237,33 +237,33 @@ def suspects(
 def hubs(data: Data, near: metrics.Neighborhoods) -> dict[str, Any]:
     """Images that very many queries find wrongly. Also `counts` and `wrong` of all images."""
     items = data.search.items
-    found = metrics.hubs(near.nearest, data.search.labels, gallery_labels=data.gallery_labels)
+    near_hubs = metrics.hubs(near.nearest, data.search.labels, gallery_labels=data.gallery_labels)
     counts, wrong = np.zeros((2, len(data.labels)), np.int64)
-    counts[items], wrong[items] = found.counts, found.wrong
+    counts[items], wrong[items] = near_hubs.counts, near_hubs.wrong
     listed = []
-    for place in found.order[:_MOST_HUBS]:
-        if found.wrong[place] < _LEAST_WRONG:
+    for place in near_hubs.order[:_MOST_HUBS]:
+        if near_hubs.wrong[place] < _LEAST_WRONG:
             break
         finds = (near.nearest == place).any(axis=1)
         finds &= data.search.labels != data.labels[items[place]]
         listed.append(
             {
                 "item": int(items[place]),
-                "found": int(found.counts[place]),
-                "wrong": int(found.wrong[place]),
+                "found": int(near_hubs.counts[place]),
+                "wrong": int(near_hubs.wrong[place]),
                 "queries": data.queries[finds][:8].tolist(),
             }
         )
     note = (
         "How often an image is among the ten nearest of a query is "
-        f"{'skewed' if found.skewness > 1 else 'even'} here (skewness {found.skewness:.2f}), and "
-        f"{100 * found.never_found:.1f} % of the images are never found. A diagnosis, not a fault."
+        f"{'skewed' if near_hubs.skewness > 1 else 'even'} here (skewness {near_hubs.skewness:.2f}), and "
+        f"{100 * near_hubs.never_found:.1f} % of the images are never found. A diagnosis, not a fault."
     )
     return {
         "counts": counts,
         "wrong": wrong,
-        "skewness": found.skewness,
-        "never_found": found.never_found,
+        "skewness": near_hubs.skewness,
+        "never_found": near_hubs.never_found,
         "hubs": listed,
         "hubs_note": note,
     }

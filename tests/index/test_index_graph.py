@@ -144,17 +144,17 @@ def test_a_few_items_have_a_graph_too(tmp_path):
 
 def test_the_smallest_width_that_is_good_enough_is_chosen():
     truth = [list(range(11)), list(range(20, 31))]
-    found = {16: 9, 32: 10, 64: 11}  # neighbors by width; each query finds itself, too
+    neighbors_of_width = {16: 9, 32: 10, 64: 11}  # each query finds itself, too
     widths = []
 
     def search(width):
         widths.append(width)
-        return [rows[: found.get(width, 11)] for rows in truth]
+        return [rows[: neighbors_of_width.get(width, 11)] for rows in truth]
 
     assert tuning.tune(search, truth, [0, 20]) == (64, 1.0)
     assert widths == [16, 32, 64]
-    found[64] = 10
-    found |= {128: 10, 256: 10, 512: 10}
+    neighbors_of_width[64] = 10
+    neighbors_of_width |= {128: 10, 256: 10, 512: 10}
     width, recall = tuning.tune(search, truth, [0, 20])
     assert width == 512 and recall == pytest.approx(0.9)
     width, recall = tuning.tune(search, truth, [0, 5])  # 5 has a full list of equal vectors

@@ -143,11 +143,15 @@ def test_a_method_declares_its_backbone_and_its_rows_for_classes(name):
     backbone = jax.tree.map(lambda x: np.full(x.shape, 7, x.dtype), dict(shapes))
     init = jit(lambda key, backbone: few.init(key, BATCH, backbone=backbone)[0])
     trees = init(KEY, None), init(KEY, backbone), jax.eval_shape(many.init, KEY, BATCH)[0]
-    drawn, given, of_more = (traverse_util.flatten_dict(tree, sep="/") for tree in trees)
+    initial, with_backbone, with_more_classes = (
+        traverse_util.flatten_dict(tree, sep="/") for tree in trees
+    )
 
     def declared(folders):
-        return {path for path in drawn for f in folders if path == f or path.startswith(f"{f}/")}
+        return {path for path in initial for f in folders if path == f or path.startswith(f"{f}/")}
 
-    assert declared(few.per_class) == {p for p in drawn if drawn[p].shape != of_more[p].shape}
-    changed = {path for path in drawn if not np.array_equal(drawn[path], given[path])}
+    assert declared(few.per_class) == {
+        p for p in initial if initial[p].shape != with_more_classes[p].shape
+    }
+    changed = {path for path in initial if not np.array_equal(initial[path], with_backbone[path])}
     assert declared(few.backbone) == changed and changed
