@@ -256,8 +256,9 @@ def hubs(data: Data, near: metrics.Neighborhoods) -> dict[str, Any]:
         )
     note = (
         "How often an image is among the ten nearest of a query is "
-        f"{'skewed' if near_hubs.skewness > 1 else 'even'} here (skewness {near_hubs.skewness:.2f}), and "
-        f"{100 * near_hubs.never_found:.1f} % of the images are never found. A diagnosis, not a fault."
+        f"{'skewed' if near_hubs.skewness > 1 else 'even'} here (skewness "
+        f"{near_hubs.skewness:.2f}), and {100 * near_hubs.never_found:.1f} % of the images are "
+        "never found. A diagnosis, not a fault."
     )
     return {
         "counts": counts,
