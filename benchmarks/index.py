@@ -5,11 +5,13 @@
 come from the same clusters and are asked one at a time. Every engine runs in a process of its own.
 HNSW has M = 16 and ef_construction = 128 everywhere, and a search uses the smallest ef of 16, 32,
 64, ... that reaches a recall@10 of 0.95 on 200 further queries. dmljax chooses its ef itself when
-it builds. Memory is that of the process without pages of mapped files. `--exact` leaves the graphs
-and hnswlib out.
+it builds. `dmljax-bits` and `dmljax-64` search in two stages: by bits, or by the first 64 numbers,
+and then by whole vectors. Memory is that of the process without pages of mapped files. `--exact`
+leaves all but exact searches out.
 """
 
 import argparse
+import functools
 import json
 import pathlib
 import subprocess
@@ -21,7 +23,9 @@ import numpy as np
 
 K, RECALL = 10, 0.95
 _TUNING = 200  # queries that choose the ef of the peers
-ENGINES = ("dmljax", "faiss", "hnswlib")
+_TURN = 50  # queries of one search before the next search has its turn
+ENGINES = ("dmljax", "dmljax-bits", "dmljax-64", "faiss", "hnswlib")
+_FIRST = {"dmljax-bits": "bits", "dmljax-64": 64}
 
 
 def clustered(items: int, dimensions: int, queries: int) -> np.ndarray:
@@ -72,7 +76,7 @@ def main() -> None:
         np.save(folder / "truth.npy", truth)
         del x, items, queries
         for engine in args.engines:
-            if args.exact and engine == "hnswlib":
+            if args.exact and engine not in ("dmljax", "faiss"):
                 continue
             command = [sys.executable, __file__, f"--engine={engine}", f"--folder={folder}"]
             command += ["--exact"] if args.exact else []
@@ -87,23 +91,28 @@ def measure(engine: str, folder: pathlib.Path, *, exact: bool) -> list:
     place = folder / engine
     place.mkdir()
     before = _memory()
-    make = {"dmljax": _dmljax, "faiss": _faiss, "hnswlib": _hnswlib}[engine]
+    makers = {"dmljax": _dmljax, "faiss": _faiss, "hnswlib": _hnswlib}
+    makers |= {name: functools.partial(_two_stages, first) for name, first in _FIRST.items()}
+    make = makers[engine]
     tuning = queries[:_TUNING], truth[:_TUNING]
     queries, truth = queries[_TUNING:], truth[_TUNING:]
     searches, mark = make(items, place, None if exact else tuning)
+    seconds, results = ([[] for _ in searches] for _ in range(2))
+    for start in range(0, len(queries), _TURN):  # other jobs of the machine disturb all searches
+        for (_, search, _), times, nearest in zip(searches, seconds, results, strict=True):
+            for query in queries[:5]:
+                search(query)
+            for query in queries[start : start + _TURN]:
+                begin = time.perf_counter()
+                nearest.append(search(query))
+                times.append(time.perf_counter() - begin)
     rows = []
-    for name, search, build in searches:
-        seconds, results = [], []
-        for query in queries[:20]:
-            search(query)
-        for query in queries:
-            begin = time.perf_counter()
-            results.append(search(query))
-            seconds.append(time.perf_counter() - begin)
-        recall = np.mean([len(set(a) & set(b)) / K for a, b in zip(results, truth, strict=True)])
-        p50, p99 = (1e3 * np.quantile(seconds, q) for q in (0.5, 0.99))
-        clock, processor = build
-        memory, disk = _memory() - before, _disk(place)
+    memory, disk = _memory() - before, _disk(place)
+    for (name, _, (clock, processor)), times, nearest in zip(
+        searches, seconds, results, strict=True
+    ):
+        recall = np.mean([len(set(a) & set(b)) / K for a, b in zip(nearest, truth, strict=True)])
+        p50, p99 = (1e3 * np.quantile(times, q) for q in (0.5, 0.99))
         others = f"{processor:.0f} | {clock:.0f} | {memory:.0f} | {disk:.0f}"
         rows.append([engine, name, float(recall), p50, p99, others])
     del mark
@@ -111,23 +120,39 @@ def measure(engine: str, folder: pathlib.Path, *, exact: bool) -> list:
 
 
 def _dmljax(items, place, tuning):
+    names = {"exact": False} if tuning is None else {"exact": False, "approximate": True}
+    reader, times = _filled(items, place, *({"approximate": x} for x in names.values()))
+    pairs = zip(names, times, strict=True)
+    return [(name, _find(reader, exact=name == "exact"), time) for name, time in pairs], reader
+
+
+def _two_stages(first, items, place, tuning):
+    del tuning
+    reader, times = _filled(items, place, {"first": first})
+    candidates = reader.facts()["approximate"]["candidates"]
+    name = f"{candidates} candidates by {first if first == 'bits' else f'{first} numbers'}"
+    rows = [(name, _find(reader, exact=False), times[0])]
+    return [*rows, ("exact, same process", _find(reader, exact=True), times[0])], reader
+
+
+def _filled(items, place, *builds):
+    """A reader of an index of the items, and the seconds (clock, processor) until each build."""
     from dmljax import index
 
     store = index.create(place / "photos.index", model="ab" * 32, dimension=items.shape[1])
-    start, cpu = time.perf_counter(), time.process_time()
+    start, cpu, times = time.perf_counter(), time.process_time(), []
     for i in range(0, len(items), 10_000):
         block = items[i : i + 10_000]
         store.add([str(i + j) for j in range(len(block))], block)
-    store.build(approximate=False)
-    exact = time.perf_counter() - start, time.process_time() - cpu
-    if tuning is not None:
-        store.build(approximate=True)
-    graph = time.perf_counter() - start, time.process_time() - cpu
+    for options in builds:
+        store.build(**options)
+        times.append((time.perf_counter() - start, time.process_time() - cpu))
     store.close()
-    reader = index.open(place / "photos.index")
-    find = lambda exact: lambda q: [int(h.id) for h in reader.search(q[None], K, exact=exact)[0]]  # noqa: E731
-    rows = [("exact", find(True), exact), ("approximate", find(False), graph)]
-    return rows[: 1 if tuning is None else 2], reader
+    return index.open(place / "photos.index"), times
+
+
+def _find(reader, *, exact):
+    return lambda q: [int(hit.id) for hit in reader.search(q[None], K, exact=exact)[0]]
 
 
 def _tuned(search, set_width, queries, truth):

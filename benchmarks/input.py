@@ -10,12 +10,19 @@ are 500x375 JPEGs of about 60 kB, created here; `prepared` are the same images a
 `dmljax.data.prepare`. The contestants take turns in rounds, and the ratios are medians over the
 rounds, so that other work on the machine affects all of them equally. If there is much of it,
 compare images per CPU second.
+
+    python benchmarks/input.py --large
+
+reads JPEGs of 4000 x 3000 pixels instead, each contestant in a new process: in full and with
+`scaled_decode`, without metadata and with an EXIF orientation, which Pillow decodes.
 """
 
 import argparse
 import collections
 import concurrent.futures
 import functools
+import itertools
+import multiprocessing
 import os
 import pathlib
 import statistics
@@ -39,19 +46,20 @@ TRANSFORM = functools.partial(transforms.standard_train, size=SIZE)
 PLAIN = functools.partial(TRANSFORM, antialias=False)
 
 
-def photographs(root: pathlib.Path, count: int) -> None:
+def photographs(root: pathlib.Path, count: int, *, width: int = 500, **options) -> None:
     """Writes JPEGs of noise at several scales, which are about as large as photographs."""
+    size = width, width * 3 // 4
     for i in range(count):
         rng = np.random.default_rng(i)
-        image = np.zeros((375, 500, 3), np.float32)
-        for scale in (4, 16, 64, 250):
+        image = np.zeros((*size[::-1], 3), np.float32)
+        for scale in (4, 16, 64, width // 2):
             small = rng.standard_normal((scale * 3 // 4, scale, 3)) * 127 / np.sqrt(scale) + 128
             small = Image.fromarray(np.clip(small, 0, 255).astype(np.uint8))
-            image += np.asarray(small.resize((500, 375), Image.Resampling.BICUBIC)) - 128.0
+            image += np.asarray(small.resize(size, Image.Resampling.BICUBIC)) - 128.0
         path = root / f"class {i % 10}" / f"{i}.jpg"
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(exist_ok=True, parents=True)
         pixels = np.clip(image + 128, 0, 255).astype(np.uint8)
-        Image.fromarray(pixels).save(path, quality=92)
+        Image.fromarray(pixels).save(path, quality=92, **options)
 
 
 def pillow_resized_crop(picture):
@@ -115,9 +123,9 @@ def ours(split, transform_fn=TRANSFORM):
 def bare(split, threads):
     """The same batches by as many threads without grain, one batch ahead per thread."""
     batch_fn = TrainBatch(
-        Reader(split),
-        functools.partial(sampling.uniform, batch_size=BATCH),
-        Transform(TRANSFORM),
+        reader=Reader(split),
+        sample_fn=functools.partial(sampling.uniform, batch_size=BATCH),
+        transform=Transform(TRANSFORM),
         seed=0,
         size=BATCH,
         offset=0,
@@ -153,6 +161,63 @@ def rates_of(batches, count: int) -> tuple[float, float]:
     return count * BATCH / seconds, count * BATCH / seconds_cpu
 
 
+LARGE = {
+    "evaluation": functools.partial(transforms.standard_eval, size=224),
+    "training, area 0.4 to 1": functools.partial(transforms.standard_train, area=(0.4, 1.0)),
+    "training, area 0.08 to 1": functools.partial(transforms.standard_train),
+}
+
+
+def read_all(root, transform, scaled):
+    """Images per second and per CPU second, and the memory in MB that reading takes."""
+    split = datasets.folder(root=root, split=1.0).train
+    transform_fn = functools.partial(LARGE[transform], scaled_decode=scaled)
+
+    def read(rows):
+        with pipeline.evaluation(
+            split, transform_fn=transform_fn, batch_size=4, rows=rows
+        ) as batches:
+            for _ in batches:
+                pass
+
+    read(range(4))  # imports and starts threads
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+    before, start, start_cpu = (
+        psutil.Process().memory_info().rss,
+        time.perf_counter(),
+        cpu_seconds(),
+    )
+    read(range(len(split)))
+    seconds, seconds_cpu = time.perf_counter() - start, cpu_seconds() - start_cpu
+    status = pathlib.Path("/proc/self/status").read_text()
+    peak = int(status.split("VmHWM:")[1].split()[0]) / 1024
+    return len(split) / seconds, len(split) / seconds_cpu, peak - before / 2**20
+
+
+def large(rounds: int, count: int = 24) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    names = ("images/s", "images/cpu-s", "MB")
+    with tempfile.TemporaryDirectory() as folder:
+        roots = {"no metadata": f"{folder}/plain", "EXIF": f"{folder}/exif"}
+        photographs(pathlib.Path(roots["no metadata"]), count, width=4000)
+        photographs(pathlib.Path(roots["EXIF"]), count, width=4000, exif=exif)
+        sizes = [path.stat().st_size for path in pathlib.Path(folder).rglob("*.jpg")]
+        print(f"{CORES} cores, {np.mean(sizes) / 1e6:.1f} MB an image", flush=True)
+        print("| | " + " | ".join(f"{name}, in full | scaled" for name in names) + " |")
+        print("|---|" + "---|" * 2 * len(names))
+        for (kind, root), transform in itertools.product(roots.items(), LARGE):
+            results = {False: [], True: []}
+            for scaled in [False, True] * rounds:
+                context = multiprocessing.get_context("spawn")
+                with concurrent.futures.ProcessPoolExecutor(1, context) as pool:
+                    task = pool.submit(read_all, root, transform, scaled)
+                    results[scaled].append(task.result())
+            medians = np.median([results[False], results[True]], axis=1).T
+            cells = " | ".join(f"{full:.3g} | {fast:.3g}" for full, fast in medians)
+            print(f"| {kind}, {transform} | {cells} |", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
@@ -160,7 +225,11 @@ def main():
     parser.add_argument(
         "--batches", type=int, default=30, help="timed batches per contestant and round"
     )
+    parser.add_argument("--large", action="store_true", help="12-megapixel photographs")
     args = parser.parse_args()
+    if args.large:
+        large(args.rounds)
+        return
     threads = max(CORES, 4)
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder) / "photographs"

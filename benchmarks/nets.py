@@ -3,9 +3,17 @@
     pip install -e '.[bench]' && python benchmarks/nets.py [--nets convnet resnet50]
 
 Medians over rounds in which all take turns, with the same batch. `convnet` is five 3x3 convolutions
-with batch norm on 128 images of 32x32x1; `resnet50` takes 16 images of 224x224x3. On an accelerator
-the nets compute in bfloat16. The gradient is that of the squared features with respect to all
-parameters, with batch norm in training mode. `xla` is ours with `impl="xla"`.
+with batch norm on 128 images of 32x32x1; the others take 16 or 32 images of 224x224x3. On an
+accelerator the nets compute in bfloat16. The gradient is that of a weighted sum of the features
+with respect to all parameters. Batch norm is in training mode; with `--fixed-norms` it uses the
+running statistics, as fine-tuning does with `frozen=True`. `--xla` adds ours with `impl="xla"`,
+which takes minutes for depthwise convolutions. `--images` replaces the number of images.
+
+On a machine that others use, `--processor` measures processor time summed over all cores instead of
+the clock. Torch then computes in one thread, because its threads spin while they wait.
+
+Where torch has an environment of its own, its interpreter runs this with the folder of jax's
+packages in PYTHONPATH.
 """
 
 import argparse
@@ -27,7 +35,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "nets"))
 
 dmljax_main.tune_cpu()
 GPU = jax.default_backend() == "gpu"
-SHAPES = {"convnet": (128, 32, 32, 1), "resnet50": (16, 224, 224, 3)}
+SHAPES = {
+    "convnet": (128, 32, 32, 1),
+    "resnet50": (16, 224, 224, 3),
+    "mobilenet_v2": (32, 224, 224, 3),
+    "efficientnet_lite0": (32, 224, 224, 3),
+    "dinov2_s14": (16, 224, 224, 3),
+}
 
 
 def torch_net(name: str) -> torch.nn.Module:
@@ -35,14 +49,26 @@ def torch_net(name: str) -> torch.nn.Module:
         from reference_small import ConvNet
 
         return ConvNet(channels=1)
+    if name == "mobilenet_v2":
+        from reference_mobilenet import MobileNetV2
+
+        return MobileNetV2()
+    if name == "efficientnet_lite0":
+        from reference_efficientnet import EfficientNetLite
+
+        return EfficientNetLite()
+    if name == "dinov2_s14":
+        from reference_vit import ViT  # without LayerScale, which costs nothing
+
+        return ViT(384, 6, 12, 14, 224)
     from reference_resnet import ResNet
 
     return ResNet((3, 4, 6, 3), bottleneck=True)
 
 
-def our_functions(name: str, x: np.ndarray, impl: str):
+def our_functions(name: str, x: np.ndarray, impl: str, frozen: bool):
     """Compiled forward pass and gradient step, each without arguments, and seconds of init."""
-    net = getattr(nets, name)(dtype=jnp.bfloat16 if GPU else None, impl=impl)
+    net = getattr(nets, name)(dtype=jnp.bfloat16 if GPU else None, impl=impl, frozen=frozen)
     start = time.perf_counter()
     init_fn = functools.partial(net.init, train=True)
     variables = jax.block_until_ready(initial_values(init_fn, jax.random.key(0), x[:2]))
@@ -50,25 +76,34 @@ def our_functions(name: str, x: np.ndarray, impl: str):
     x = jax.device_put(x)
 
     def forward(params, stats, x):
-        variables = {"params": params, "batch_stats": stats}
+        variables = {"params": params, **stats}
         out, changed = net.apply(variables, x, train=True, mutable=["batch_stats"])
-        return jnp.sum(out["features"].astype(jnp.float32) ** 2), changed
+        features = out["features"].astype(jnp.float32)
+        return jnp.sum(features * jnp.arange(features.shape[-1])), changed
 
-    arguments = variables["params"], variables["batch_stats"], x
+    # The other net has no LayerScale. With its first values, 1e-5, gradients are denormal numbers.
+    params = jax.tree.map_with_path(
+        lambda path, p: jnp.ones_like(p) if path[-1].key == "gamma" else p, variables.pop("params")
+    )
+    arguments = params, variables, x
     forward_fn = jax.jit(forward).lower(*arguments).compile()
     step_fn = jax.jit(jax.value_and_grad(forward, has_aux=True)).lower(*arguments).compile()
     functions = [lambda f=f: jax.block_until_ready(f(*arguments)) for f in (forward_fn, step_fn)]
     return functions, seconds
 
 
-def torch_functions(name: str, x: np.ndarray):
+def torch_functions(name: str, x: np.ndarray, frozen: bool):
     device = "cuda" if GPU else "cpu"
     net = torch_net(name).to(device).train()
+    for module in net.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.train(not frozen)
     x = torch.tensor(x).permute(0, 3, 1, 2).contiguous().to(device)
 
     def loss():
         with torch.autocast(device, dtype=torch.bfloat16, enabled=GPU):
-            return (net(x)["features"].float() ** 2).sum()
+            features = net(x)["features"].float()
+            return (features.movedim(1, -1) * torch.arange(features.shape[1], device=device)).sum()
 
     def forward():
         with torch.no_grad():
@@ -83,7 +118,7 @@ def torch_functions(name: str, x: np.ndarray):
     return [forward, step]
 
 
-def medians(functions, rounds: int) -> list[float]:
+def medians(functions, rounds: int, now=time.perf_counter) -> list[float]:
     """Median seconds of each function. They take turns, and the first round is not counted.
 
     Each turn starts with a call that is not counted, because the other library's threads go on
@@ -94,9 +129,9 @@ def medians(functions, rounds: int) -> list[float]:
         seconds.append([])
         for function in functions:
             function()
-            start = time.perf_counter()
+            start = now()
             function()
-            seconds[-1].append(time.perf_counter() - start)
+            seconds[-1].append(now() - start)
     return np.median(seconds[1:], axis=0).tolist()
 
 
@@ -104,20 +139,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nets", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--fixed-norms", action="store_true")
+    parser.add_argument("--xla", action="store_true")
+    parser.add_argument("--images", type=int)
+    parser.add_argument("--processor", action="store_true")
     args = parser.parse_args()
-    print("| net | pass | dmljax, images/s | torch | dmljax / torch | xla | init, s |")
-    print("|---|---|---|---|---|---|---|")
+    now = time.process_time if args.processor else time.perf_counter
+    if args.processor:
+        torch.set_num_threads(1)
+    columns = ["net", "pass", "dmljax, images/s", "torch", "dmljax / torch", "init, s"]
+    columns += ["xla"] * args.xla
+    print("|" + "|".join(f" {column} " for column in columns) + "|")
+    print("|" + "---|" * len(columns))
     for name in args.nets:
-        x = np.random.default_rng(0).normal(size=SHAPES[name]).astype(np.float32)
-        auto, seconds = our_functions(name, x, "auto")
-        xla, _ = our_functions(name, x, "xla")
-        peer = torch_functions(name, x)
-        for kind, *functions in zip(("forward", "and gradient"), auto, peer, xla, strict=True):
-            a, b, c = (len(x) / t for t in medians(functions, args.rounds))
-            print(
-                f"| {name} | {kind} | {a:.1f} | {b:.1f} | {a / b:.2f} | {c:.1f} | {seconds:.1f} |",
-                flush=True,
-            )
+        shape = (args.images or SHAPES[name][0], *SHAPES[name][1:])
+        x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        ours, seconds = our_functions(name, x, "auto", args.fixed_norms)
+        sets = [ours, torch_functions(name, x, args.fixed_norms)]
+        sets += [our_functions(name, x, "xla", args.fixed_norms)[0]] * args.xla
+        for kind, *functions in zip(("forward", "and gradient"), *sets, strict=True):
+            a, b, *plain = (len(x) / t for t in medians(functions, args.rounds, now))
+            row = [name, kind, f"{a:.1f}", f"{b:.1f}", f"{a / b:.2f}", f"{seconds:.1f}"]
+            row += [f"{c:.1f}" for c in plain]
+            print("|" + "|".join(f" {cell} " for cell in row) + "|", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-__all__ = ["hint"]
+__all__ = ["check_known", "hint"]
 
 _NEAREST = 3  # names that are suggested
 _FEW = 12  # names that are all listed where none of them is near
@@ -31,3 +31,10 @@ def hint(word: str, names: Iterable[str], *, where: str = "") -> str:
         return start + everything
     best = difflib.get_close_matches(word, names, n=_NEAREST, cutoff=0)
     return f". It has {len(names)} names, such as {', '.join(best)}.{everything}".rstrip(".")
+
+
+def check_known(message: str, words: Iterable[str], names: Collection[str]) -> None:
+    """Raises for a word that is not among `names`: `message`, the word and a `hint`."""
+    for word in words:
+        if word not in names:
+            raise ValueError(f"{message} {word!r}{hint(str(word), names)}")

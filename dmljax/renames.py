@@ -9,7 +9,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["FUNCTIONS", "current", "of", "old_functions", "renamed_keywords"]
+__all__ = [
+    "FUNCTIONS",
+    "current",
+    "dropped_keywords",
+    "of",
+    "old_functions",
+    "renamed_keywords",
+]
 
 # Functions of version 0.1.0 by the kinds that `config.registry` gives them: {old name: new name}.
 FUNCTIONS: Mapping[str, Mapping[str, str]] = {
@@ -61,6 +68,25 @@ def renamed_keywords(**new_names: str) -> Callable[[Callable], Callable]:
             return function(*args, **keywords)
 
         call.__renamed_keywords__ = MappingProxyType(new_names)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def dropped_keywords(*names: str) -> Callable[[Callable], Callable]:
+    """A decorator for a function that still accepts old keywords, and ignores them."""
+
+    def decorate(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def call(*args: Any, **keywords: Any) -> Any:
+            for name in names:
+                if name in keywords:
+                    del keywords[name]
+                    message = f"{function.__name__}({name}=...) is ignored, and an error after one "
+                    message += "more version: leave it out"
+                    warnings.warn(message, FutureWarning, stacklevel=2)
+            return function(*args, **keywords)
+
         return call
 
     return decorate

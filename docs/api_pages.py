@@ -36,6 +36,7 @@ PAGES = {
             "dmljax.methods.graph",
         ],
     ),
+    "adapt": ("What learns", ["dmljax.adapt", "dmljax.adapt.trained"]),
     "weights": ("Pretrained weights", ["dmljax.weights"]),
     "data": (
         "Data",

@@ -141,3 +141,15 @@ def unchecked():
 
 def pytest_addoption(parser):
     parser.addoption("--screenshots", help="folder for pictures of the page (tests/report)")
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory):
+    """A finished run, whose backbone others take. Nobody writes into its folder."""
+    from system import tiny
+
+    from dmljax.runs import training
+
+    folder = tmp_path_factory.mktemp("source")
+    training.run(tiny(folder), folder / "run")
+    return folder / "run"

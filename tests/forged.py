@@ -58,9 +58,9 @@ def changed_program(bundle: pathlib.Path, change_fn, target: str) -> bytes:
     import jax
     import numpy as np
 
-    from dmljax.bundle import programs, rebuilding
+    from dmljax.bundle import programs
 
-    model = rebuilding.open_model(bundle, files.read_manifest(bundle))
+    model = programs.open_model(bundle, files.read_manifest(bundle))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model.tensors)
     images = jax.ShapeDtypeStruct((4, *model.image_shape), np.uint8)
     exported = jax.export.export(
@@ -68,3 +68,38 @@ def changed_program(bundle: pathlib.Path, change_fn, target: str) -> bytes:
         disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(target)],
     )(shapes, images)
     return bytes(programs.serialized(exported))
+
+
+def field(number: int, value: int | str | bytes) -> bytes:
+    """A field of a protobuf message: one byte, text, or a message."""
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    data = value.encode() if isinstance(value, str) else value
+    return _varint(number << 3 | 2) + _varint(len(data)) + data
+
+
+def _varint(value: int) -> bytes:
+    out = b""
+    while value > 0x7F:
+        out, value = out + bytes([value & 0x7F | 0x80]), value >> 7
+    return out + bytes([value])
+
+
+def outside_tensor(file: str) -> bytes:
+    """A TensorProto `w`, uint8 [1 6], whose values are the first bytes of a file."""
+    location = field(13, field(1, "location") + field(2, file))
+    location += field(13, field(1, "length") + field(2, "6"))
+    return field(1, 1) + field(1, 6) + field(2, 2) + field(8, "w") + location + field(14, 1)
+
+
+def onnx_program(tensor: bytes) -> bytes:
+    """A model that gives the TensorProto `w`, its only initializer, as the embeddings."""
+
+    def value(name: str, sizes: str) -> bytes:
+        shape = b"".join(field(1, field(2, size)) for size in sizes)
+        return field(1, name) + field(2, field(1, field(1, 2) + field(2, shape)))
+
+    node = field(1, "w") + field(2, "embeddings") + field(4, "Identity")
+    graph = field(1, node) + field(2, "embed") + field(5, tensor)
+    graph += field(11, value("images", "bhwc")) + field(12, value("embeddings", "bd"))
+    return field(1, 8) + field(7, graph) + field(8, field(2, 13))

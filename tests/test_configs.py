@@ -63,6 +63,8 @@ def _small(file, argument, root_of):
     changes |= {"evaluate.every": 2, "evaluate.seeds": [0], "evaluate.batch_size": 64}
     if config["dataset"]["name"] in LAYOUTS:
         changes["dataset.root"] = str(root_of(config["dataset"]["name"]))
+    if config["dataset"]["name"] == "folder":  # whatever pretrained net is on this machine
+        changes |= {"trained": "all", "features": "computed"}
     if config["net"]["name"] != "lecun":
         changes["net"] = {"name": "convnet", "widths": [4, 4], "strides": [8, 1]}
         changes["method.dim"] = 32
@@ -86,11 +88,15 @@ def _open_arguments(file):
 
 
 def _arguments(file):
-    """Every argument that the docstring mentions, such as 'attention=gat,mlp=False'."""
+    """Every argument that the docstring mentions, such as 'attention=gat,mlp=False'.
+
+    Not what needs a file of weights with photographs: tests/recipes/test_photo_recipes.py has one.
+    """
     text = ast.get_docstring(ast.parse(file.read_text()))
     assignment = r"[a-z_]+=[\w.]*\w"
     arguments = re.findall(rf"(?<![-.\w])({assignment}(?:,{assignment})*)", text)
-    return sorted({a for a in arguments if not a.startswith("select=")})
+    others = ("select=", "net=", "train=ladder") if file.stem == "folder" else "select="
+    return sorted({a for a in arguments if not a.startswith(others)})
 
 
 @each_config

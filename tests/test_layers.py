@@ -10,7 +10,7 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parents[1] / "dmljax"
 # What a notebook imports. Every other name in the package belongs to the application.
 LIBRARY = {"ops", "kernels", "losses", "miners", "metrics", "retrieval", "nets", "weights"}
-LIBRARY |= {"methods", "data", "files", "hints", "index", "renames"}
+LIBRARY |= {"adapt", "methods", "data", "files", "hints", "index", "normalizations", "renames"}
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 
 
@@ -126,6 +126,7 @@ def test_importing_the_package_is_quick_and_lazy():
     code = (
         "import sys, time; start = time.process_time(); import dmljax\n"
         "assert time.process_time() - start < 0.3 and 'jax' not in sys.modules\n"
+        "import dmljax.recipes; assert 'PIL' not in sys.modules  # they are data\n"
         "from dmljax import losses; assert 'jax' in sys.modules\n"
         "import dmljax.runs.training; assert 'scipy.stats' not in sys.modules  # half a second"
     )

@@ -74,6 +74,7 @@ PLACES = {
     "loss": lambda name: {"loss": name},
     "miner": lambda name: {"miner": name},
     "value": lambda name: {"loss": {"name": "arcface", "margin": name}},
+    "adaptation": lambda name: {"trained": name},
     "optimizer": lambda name: {"optimizer": {"name": name, "rate": 0.1}},
     "schedule": lambda name: {"schedule": {"name": name}},
     "metric": lambda name: {"evaluate": {"metrics": [name]}},

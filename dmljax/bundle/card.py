@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 import os
-from collections.abc import Iterator, Mapping
+import string
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dmljax.config import origin
 from dmljax.config.digests import PATHS
 from dmljax.config.fields import named
 from dmljax.data.splits import Split
 from dmljax.files.result import Result
+from dmljax.runs.frozen import Against, sentence
 from dmljax.train.run import Run
 from dmljax.weights import PUBLISHED, read_metadata
 from dmljax.weights.published import identify
 
-__all__ = ["Evidence", "pretraining", "text"]
+__all__ = ["Evidence", "of_backbone", "pretraining", "text"]
+
+_ONNX = "\n`embed.onnx` takes `images`, uint8 [n height width channels], and gives `embeddings`."
+_DISJOINT = "No test class is a training class"
+_NOT_STATED = "license: other\nlicense_name: not-stated"
+_TRAIN_NOTE = (
+    " The net has seen the classes on which they were chosen, so that the rates on new classes are "
+    "higher: train with --config.validation=0.2 for better thresholds."
+)
 
 
 class Evidence(NamedTuple):
     """The measurements of a card; `figures` makes its tables."""
 
     scores: Mapping[str, Mapping[str, Any]]
+    against: Sequence[Against]  # the pretrained backbone without training, if there is one
     selection: str  # which checkpoint this is, and why
     uses_test: bool  # whether test scores had a part in the choice
     thresholds: Mapping[str, Mapping[str, Any]]
     compression: Mapping[str, Mapping[str, float]]
     compression_images: int
     fitted_on: str
+    prefixes: Mapping[int, Mapping[str, Mapping[str, Any]]]  # scores by widths
 
 
 def text(
@@ -42,26 +56,126 @@ def text(
     result: Result | None,
     license: str | None,
 ) -> str:
-    """The card of a run's bundle."""
-    source = pretraining(run.weights)
-    sections = [
-        _head(run, evidence, license),
-        _summary(run, manifest),
-        _use(manifest),
-        _input(preprocess),
-        _data(run, result),
-        _scores(run, evidence),
-        _thresholds(evidence, manifest),
-        _compression(evidence, manifest),
-        _parity(reports),
-        f"## Pretraining and licenses\n\nPretraining: {source}.\n\n"
-        f"License of this bundle: {license or 'not stated'}. It also depends on the training "
-        "images, whose terms the exporter has to know.",
-        _limits(run, manifest, evidence, preprocess),
-        _versions(manifest, result),
-        _cite(),
-    ]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    """The card of a run's bundle: `card.md`, without the paragraphs that lack a value."""
+    cosine = manifest["output"]["similarity"] == "cosine"
+    thresholds, digest = evidence.thresholds, result and result.digests.get("data")
+    overlap = len(set(run.train.names) & set(run.test.names))
+    limits = [*_limit_lines(run, manifest, evidence), *_image_limits(run.test, preprocess)]
+    # JSON strings are YAML too, and need no further escapes.
+    license_lines = f"license: {json.dumps(license)}" if license else _NOT_STATED
+    splits = ((x, f"{len(y):,}", f"{len(y.names):,}") for x, y in run.splits.items())
+    first = next(iter(thresholds.values()), {"chosen_on": None})
+    values = _program_values(manifest, reports, preprocess) | {
+        "run": run,
+        "evidence": evidence,
+        "threshold": first,
+        "shape": run.eval_image_shape,
+        "license_lines": license_lines,
+        "dataset": json.dumps(run.dataset),
+        "metric_lines": "\n".join(f"- {json.dumps(x)}" for x in evidence.scores) or "- recall",
+        "data_set": _data_set(run),
+        "kind": "unit vectors, compared by their cosine" if cosine else "compared by distance",
+        "method": named(run.config["method"])["name"],
+        "loss": named(run.config["loss"])["name"],
+        "split_table": _table("split | images | classes", splits),
+        "overlap": f"{overlap:,} test classes are training classes" if overlap else _DISJOINT,
+        "data_digest": f" SHA-256 of its manifest: `{digest}`." if digest else "",
+        "chosen_on": {"val": "held-out", "train": "training"}.get(first["chosen_on"]),
+        "train_note": _TRAIN_NOTE if first["chosen_on"] == "train" else "",
+        "score_table": _score_table(evidence),
+        "against": sentence(evidence.against),
+        "threshold_table": _threshold_table(thresholds),
+        "compression_table": _compression_table(evidence.compression),
+        "prefix_table": _prefix_table(evidence.prefixes),
+        "prefix_words": " or by a prefix" if evidence.prefixes else "",
+        "pretraining": pretraining(origin.weights_of(run.start) if run.start else run.weights),
+        "license": license or "not stated",
+        "limits": "\n".join(f"* {line}" for line in limits),
+        "trained": _trained(result),
+    }
+    conditions = {
+        "if_test": evidence.uses_test,
+        "if_scores": evidence.scores,
+        "if_no_scores": not evidence.scores,
+        "if_thresholds": cosine and thresholds,
+        "if_no_thresholds": cosine and not thresholds,
+        "if_compression": evidence.compression,
+        "if_frozen": evidence.against,
+        "if_untrained": evidence.compression and not evidence.prefixes,
+        "if_prefixes": evidence.prefixes,
+    }
+    values |= {name: "" for name, holds in conditions.items() if holds}
+    return _filled(_template("card.md"), values)
+
+
+def _program_values(
+    manifest: Mapping[str, Any], reports: Mapping[str, Any], preprocess: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The values of paragraphs about the program, its input and its versions."""
+    return {
+        "manifest": manifest,
+        "output": manifest["output"],
+        "program": manifest["program"],
+        "reports": reports,
+        "preprocess": preprocess,
+        "onnx": _ONNX if "embed.onnx" in manifest["files"] else "",
+        "operations": "\n".join(map(_operation, preprocess["operations"])),
+        "program_table": _program_table(reports["programs"]),
+        "platforms": ", ".join(manifest["program"]["platforms"]),
+    }
+
+
+def _template(name: str) -> str:
+    text = importlib.resources.files("dmljax.bundle").joinpath(name).read_text("utf-8")
+    return text.strip()
+
+
+def _filled(template: str, values: Mapping[str, Any]) -> str:
+    """`template` without paragraphs whose `{if_...}` is not among `values`, and their titles."""
+    paragraphs: list[str] = []
+    for paragraph in template.split("\n\n"):
+        if paragraphs and paragraphs[-1].startswith("## ") and paragraph.startswith("## "):
+            paragraphs.pop()
+        fields = [name for _, name, _, _ in string.Formatter().parse(paragraph) if name]
+        if all(name in values for name in fields if name.startswith("if_")):
+            paragraphs.append(paragraph.format_map(values))
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def _table(titles: str, rows: Iterable[Iterable[Any]]) -> str:
+    """A table of Markdown; `titles` are separated by bars."""
+    lines = [f"| {titles} |", "|---" * (titles.count("|") + 1) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
+
+
+def _operation(operation: Mapping[str, Any]) -> str:
+    options = ", ".join(f"{k}={v}" for k, v in operation.items() if k != "name")
+    return f"1. `{operation['name']}` ({options})"
+
+
+def of_backbone(
+    name: str,
+    manifest: Mapping[str, Any],
+    reports: Mapping[str, Any],
+    preprocess: Mapping[str, Any],
+    *,
+    license: str | None,
+) -> str:
+    """The card of a bundle of the net `name` of `weights.PUBLISHED`, which was not trained here."""
+    published = PUBLISHED[name]
+    values = _program_values(manifest, reports, preprocess) | {
+        "name": name,
+        "published": published,
+        "license_lines": f"license: {json.dumps(license or 'other')}",
+        "license": license or "that of the weights",
+        **({"if_words": ""} if "text" in manifest else {}),
+        "trained": "",
+    }
+    sections = _template("card.md").split("\n\n## ")
+    common = {x.partition("\n")[0]: f"## {x}" for x in sections[1:]}
+    head, end = _template("backbone.md").split("\n\n## ")
+    parts = [head, *(common[title] for title in ("Use", "Input", "Programs"))]
+    return _filled("\n\n".join([*parts, f"## {end}", common["Versions"]]), values)
 
 
 def pretraining(weights: str | None) -> str:
@@ -72,189 +186,81 @@ def pretraining(weights: str | None) -> str:
     if not os.path.isfile(weights):
         return f"{name}, of unknown license (the file was not there at the export)"
     if published := identify(weights):
-        return f"{published} ({PUBLISHED[published].license})"
+        return f"{published} (license: {PUBLISHED[published].license})"
     try:
         metadata = read_metadata(weights)
     except ValueError:
         return f"{name}, of unknown source and license"
     source = metadata["source"]
     origin = source.get("known_as") or source.get("file")
-    return f"{name}, converted from {origin} ({metadata['license']})"
-
-
-def _head(run: Run, evidence: Evidence, license: str | None) -> str:
-    """YAML; JSON strings are YAML too, and need no further escapes."""
-    lines = ["---", "library_name: dmljax", "pipeline_tag: image-feature-extraction"]
-    if license:
-        lines.append(f"license: {json.dumps(license)}")
-    else:
-        lines += ["license: other", "license_name: not-stated"]
-    lines += ["tags:", "- metric-learning", "- image-retrieval", "- jax"]
-    lines += ["datasets:", f"- {json.dumps(run.dataset)}", "metrics:"]
-    lines += [f"- {json.dumps(name)}" for name in evidence.scores] or ["- recall"]
-    return "\n".join([*lines, "---"])
-
-
-def _summary(run: Run, manifest: Mapping[str, Any]) -> str:
-    output = manifest["output"]
-    kind = "unit vectors, compared by their cosine" if output["unit"] else "compared by distance"
-    h, w, c = run.eval_image_shape
-    method, loss = (named(run.config[name])["name"] for name in ("method", "loss"))
-    return (
-        f"# Image embeddings: {run.net_name} on {_data_set(run)}\n\n"
-        f"A {run.net_name} that maps an image ({w} x {h} x {c} after preprocessing) to "
-        f"{output['dimension']} numbers ({kind}). Images of one class lie close together, also of "
-        f"classes that were not in the training. Trained by the method {method} with the loss "
-        f"{loss}."
-    )
+    return f"{name}, converted from {origin} (license: {metadata['license']})"
 
 
 def _data_set(run: Run) -> str:
     """The name of the data set, with the last part of its path if it is the user's own."""
     spec = named(run.config["dataset"])
-    own = spec["name"] in ("folder", "npz", "table")
-    path = next((spec[key] for key in PATHS["dataset"] if own and spec.get(key)), None)
+    has_path = spec["name"] in ("folder", "npz", "table")
+    path = next((spec[key] for key in PATHS["dataset"] if has_path and spec.get(key)), None)
     return f"{spec['name']} {os.path.basename(os.path.normpath(path))}" if path else run.dataset
 
 
-def _use(manifest: Mapping[str, Any]) -> str:
-    lines = ["## Use", "", "```python", "import dmljax  # pip install dmljax[serve]", ""]
-    lines += ['model = dmljax.bundle.load("photos.bundle")', 'x = model.embed(["a.jpg", "b.jpg"])']
-    lines += [f"x.shape  # (2, {manifest['output']['dimension']})", "```", ""]
-    lines.append("`dmljax bundle check photos.bundle` compares files, pixels and numbers.")
-    if "embed.onnx" in manifest["files"]:
-        lines.append(
-            "`embed.onnx` takes `images`, uint8 [n height width channels], and gives `embeddings`."
-        )
-    return "\n".join(lines)
-
-
-def _input(preprocess: Mapping[str, Any]) -> str:
-    lines = ["## Input", "", f"Decoding: {preprocess['decode']}. Color: "]
-    lines[-1] += f"{preprocess['input']['color']}. Then:"
-    lines.append("")
-    for operation in preprocess["operations"]:
-        options = ", ".join(f"{k}={v}" for k, v in operation.items() if k != "name")
-        lines.append(f"1. `{operation['name']}` ({options})")
-    lines += ["", f"Normalization is {preprocess['normalization']}."]
-    lines += ["`golden.safetensors` has encoded images, their pixels and their embeddings."]
-    return "\n".join(lines)
-
-
-def _data(run: Run, result: Result | None) -> str:
-    lines = ["## Data", "", "| split | images | classes |", "|---|---|---|"]
-    for name, split in run.splits.items():
-        lines.append(f"| {name} | {len(split):,} | {len(split.names):,} |")
-    overlap = len(set(run.train.names) & set(run.test.names))
-    lines += ["", f"Data set: {_data_set(run)}. "]
-    lines[-1] += (
-        "No test class is a training class."
-        if not overlap
-        else f"{overlap:,} test classes are training classes."
-    )
-    if result is not None and result.digests.get("data"):
-        lines[-1] += f" SHA-256 of its manifest: `{result.digests['data']}`."
-    return "\n".join(lines)
-
-
-def _scores(run: Run, evidence: Evidence) -> str:
-    lines = ["## Scores", "", f"{evidence.selection}.", ""]
-    if evidence.uses_test:
-        lines += ["**Test scores had a part in this choice, so they are too high.**", ""]
-    if not evidence.scores:
-        return "\n".join([*lines, "No test image has another of its class: there are no scores."])
-    lines += ["| test split | value | 95 % interval over classes | queries |", "|---|---|---|---|"]
+def _score_table(evidence: Evidence) -> str:
+    rows = []
     for name, score in evidence.scores.items():
-        value, interval = _percent(score["value"]), _range(score["interval"])
         name += ", mean over classes" if score.get("average") == "classes" else ""
-        lines.append(f"| {name} | {value} | {interval} | {score['queries']:,} |")
-    lines += [
-        "",
-        f"Seed {run.seed}. The interval draws whole classes with replacement; it does not",
-    ]
-    lines[-1] += " contain the spread over training seeds."
-    return "\n".join(lines)
+        interval = _range(score["interval"])
+        rows.append((name, _percent(score["value"]), interval, f"{score['queries']:,}"))
+    queries = next((f"{score['queries']:,}" for score in evidence.scores.values()), "-")
+    for row in evidence.against:
+        if row.split == "test":
+            interval = None if row.frozen_low is None else (row.frozen_low, row.frozen_high)
+            name = f"{row.name} of the backbone without training"
+            rows.append((name, _percent(row.frozen), _range(interval), queries))
+    return _table("test split | value | 95 % interval over classes | queries", rows)
 
 
-def _thresholds(evidence: Evidence, manifest: Mapping[str, Any]) -> str:
-    if manifest["output"]["similarity"] != "cosine":
-        return ""
-    lines = ["## Same or not the same", ""]
-    if not evidence.thresholds:
-        return "\n".join([*lines, "There are too few images to choose a threshold."])
-    first = next(iter(evidence.thresholds.values()))
-    source = "held-out classes" if first["chosen_on"] == "val" else "training classes"
-    lines += [
-        f"Two images count as the same from this cosine on. Chosen on {first['pairs']:,} pairs of "
-        f"different {source}; measured on the test split, with 95 % intervals over classes.",
-        "",
-        "| name | cosine | false match rate on test | false non-match rate on test |",
-        "|---|---|---|---|",
-    ]
-    for name, entry in evidence.thresholds.items():
+def _threshold_table(thresholds: Mapping[str, Any]) -> str:
+    rows = []
+    for name, entry in thresholds.items():
         test = entry["test"]
         rates = (
             f"{_rate(test[rate])} ({_range(test[f'{rate}_interval'], _rate)})"
             for rate in ("fmr", "fnmr")
         )
-        lines.append(f"| {name} | {entry['cosine']:.4f} | {' | '.join(rates)} |")
-    lines += ["", f"Test pairs: {first['test']['different_pairs']:,} of different classes, "]
-    lines[-1] += f"{first['test']['same_pairs']:,} of the same."
-    if first["chosen_on"] == "train":
-        lines[-1] += (
-            " The net has seen the classes on which they were chosen, so that the rates on new "
-            "classes are higher: train with --config.validation=0.2 for better thresholds."
-        )
-    return "\n".join(lines)
-
-
-def _compression(evidence: Evidence, manifest: Mapping[str, Any]) -> str:
-    if not evidence.compression:
-        return ""
-    lines = [
-        "## Smaller embeddings",
-        "",
-        f"Measured on {evidence.compression_images:,} test images that search each other; stored "
-        "vectors are compressed, queries are float32. recall@10 is the share of the 10 nearest by "
-        "float32 that are also among the 10 nearest by the smaller form. Ranges, medians and main "
-        f"directions (pca) come from {evidence.fitted_on}.",
-        "",
-        "| form | bytes per item | R@1 | MAP@R | recall@10 |",
-        "|---|---|---|---|---|",
-    ]
-    for name, row in evidence.compression.items():
-        figures = " | ".join(_percent(row[figure]) for figure in ("R@1", "MAP@R", "recall@10"))
-        lines.append(f"| {name} | {row['bytes']:,} | {figures} |")
-    lines += [
-        "",
-        "`first_K` takes the first K numbers; the training did not order them, so `pca_K`",
-    ]
-    lines[-1] += " is the better way to fewer dimensions. `model.codec(name)` encodes and compares."
-    return "\n".join(lines)
-
-
-def _parity(reports: Mapping[str, Any]) -> str:
-    lines = ["## Programs", "", "Each program ran in a new process and was compared with the"]
-    lines[-1] += f" checkpoint on test images ({reports['platform']})."
-    lines += ["", "| program | images | largest difference | smallest cosine | same nearest |"]
-    lines += ["|---|---|---|---|---|"]
-    for name, report in reports["programs"].items():
-        batch = report["largest_batch"]
-        lines.append(
-            f"| {name} | {report['images']} | {batch['largest_difference']:.1e} | "
-            f"{batch['smallest_cosine']:.7f} | {_percent(report.get('same_nearest'))} |"
-        )
-    lines += ["", "`parity.json` has all figures, also of batches of one and of three."]
-    return "\n".join(lines)
-
-
-def _limits(
-    run: Run, manifest: Mapping[str, Any], evidence: Evidence, preprocess: Mapping[str, Any]
-) -> str:
-    return "\n".join(
-        ["## Limits", "", *(f"* {line}" for line in _limit_lines(run, manifest, evidence))]
-        + [f"* {line}" for line in _image_limits(run.test, preprocess)]
+        refused = (_rate(test[name]) for name in ("known_refused", "strangers_refused"))
+        rows.append((name, f"{entry['cosine']:.4f}", *rates, *refused))
+    titles = (
+        "name | cosine | false match rate on test | false non-match rate on test | known refused | "
+        "strangers refused"
     )
+    return _table(titles, rows)
+
+
+def _compression_table(compression: Mapping[str, Mapping[str, float]]) -> str:
+    rows = (
+        (name, f"{row['bytes']:,}", *(_percent(row[x]) for x in ("R@1", "MAP@R", "recall@10")))
+        for name, row in compression.items()
+    )
+    return _table("form | bytes per item | R@1 | MAP@R | recall@10", rows)
+
+
+def _prefix_table(prefixes: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> str:
+    rows = (
+        (dim, f"{4 * dim:,}", _percent(x["R@1"]["value"]), _percent(x["MAP@R"]["value"]))
+        for dim, x in prefixes.items()
+        if x
+    )
+    return _table("first numbers | bytes per item | R@1 | MAP@R", rows)
+
+
+def _program_table(programs: Mapping[str, Any]) -> str:
+    rows = []
+    for name, report in programs.items():
+        batch = report["largest_batch"]
+        difference, cosine = batch["largest_difference"], batch["smallest_cosine"]
+        same = _percent(report.get("same_nearest"))
+        rows.append((name, report["images"], f"{difference:.1e}", f"{cosine:.7f}", same))
+    return _table("program | images | largest difference | smallest cosine | same nearest", rows)
 
 
 def _limit_lines(run: Run, manifest: Mapping[str, Any], evidence: Evidence) -> Iterator[str]:
@@ -282,32 +288,13 @@ def _image_limits(test: Split, preprocess: Mapping[str, Any]) -> Iterator[str]:
         yield f"All images of the data set had {size} pixels. Others are resized to that size."
 
 
-def _versions(manifest: Mapping[str, Any], result: Result | None) -> str:
-    program = manifest["program"]
-    lines = [
-        "## Versions",
-        "",
-        f"* Model digest: `{manifest['model']}`",
-        f"* Exported on {program['exported']} by dmljax {manifest['dmljax']}, "
-        f"jax {program['jax']}, jaxlib {program['jaxlib']}, for {', '.join(program['platforms'])}",
-        f"* JAX promises that versions released within six months of jaxlib {program['jaxlib']} "
-        f"load the program: until {program['promised_until']} at most. A later version is accepted "
-        "if it computes the stored examples; otherwise `dmljax bundle rebuild` makes a new program "
-        "from config and parameters.",
-    ]
-    if result is not None:
-        code = result.code or {}
-        revision = f", revision {code['revision'][:12]}" if code.get("revision") else ""
-        lines.append(f"* Trained by dmljax {result.versions.get('dmljax')}{revision}")
-        lines.append(f"* Run digest: `{result.digests.get('run')}`")
-    return "\n".join(lines)
-
-
-def _cite() -> str:
-    return (
-        "## Citation\n\nCite the method and the data set by their papers (docs of dmljax name "
-        "them), and this model by its digest."
-    )
+def _trained(result: Result | None) -> str:
+    if result is None:
+        return ""
+    code = result.code or {}
+    revision = f", revision {code['revision'][:12]}" if code.get("revision") else ""
+    version, run = result.versions.get("dmljax"), result.digests.get("run")
+    return f"\n* Trained by dmljax {version}{revision}\n* Run digest: `{run}`"
 
 
 def _percent(value: float | None) -> str:

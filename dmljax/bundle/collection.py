@@ -27,8 +27,9 @@ import numpy as np
 
 from dmljax.bundle.loading import Bundle, load
 from dmljax.data import locate
-from dmljax.files import cores, parts
+from dmljax.files import cores, parts, reading
 from dmljax.files import writing as files
+from dmljax.index import nearest
 from dmljax.index import parquet as vector_files
 
 __all__ = [
@@ -134,11 +135,13 @@ def open_collection(path: str | os.PathLike) -> Collection:
     raise FileNotFoundError(f"--images={path} is neither a folder nor a Parquet file")
 
 
-def _task(bundle: Bundle, collection: Collection, *, chunk: int) -> dict[str, Any]:
+def _task(
+    bundle: Bundle, collection: Collection, *, chunk: int, prefix: int | None
+) -> dict[str, Any]:
     """The facts that all parts of the embeddings of a collection share."""
     return {
         "model": bundle.digest,
-        "dimension": bundle.dimension,
+        "dimension": prefix or bundle.dimension,
         "similarity": bundle.similarity,
         "batch_size": bundle.batch_sizes[-1],
         "collection": collection.digest,
@@ -148,14 +151,17 @@ def _task(bundle: Bundle, collection: Collection, *, chunk: int) -> dict[str, An
 
 
 def embed(
-    bundle_path: str | os.PathLike,
+    bundle: str | os.PathLike | Bundle,
     images: str | os.PathLike,
     out: str | os.PathLike,
     *,
     shard: parts.Shard = parts.Shard(0, 1),  # noqa: B008  (immutable)
     chunk: int = CHUNK,
+    prefix: int | None = None,
 ) -> dict[str, Any]:
     """Embeds one part of the images of a folder or a Parquet list; the facts of this part.
+
+    With `prefix`, one of the bundle's, only so many numbers of each embedding, as unit vectors.
 
     A killed call is simply repeated: it continues with the first chunk that has no file. Batches
     lie at the same rows for every number of parts, and are padded to one size, so the vectors do
@@ -163,10 +169,12 @@ def embed(
 
     >>> embed("photos.bundle", "list.parquet", "vectors", shard=parts.Shard(0, 8))  # doctest: +SKIP
     """
-    bundle, collection = load(bundle_path), open_collection(images)
+    bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
+    collection = open_collection(images)
+    bundle.check_prefix(prefix)
     if shard.count > collection.count:
         raise ValueError(f"--shard={shard}: there are only {collection.count:,} images")
-    with parts.claimed(out, shard, _task(bundle, collection, chunk=chunk)) as folder:
+    with parts.claimed(out, shard, _task(bundle, collection, chunk=chunk, prefix=prefix)) as folder:
         rows = shard.rows(collection.count)
         if not parts.is_complete(folder):
             with ThreadPoolExecutor(cores.count()) as pool:
@@ -176,10 +184,12 @@ def embed(
                         chunk_rows = range(start, min(start + chunk, rows.stop))
                         selected = collection.read_fn(chunk_rows)
                         ids, vectors, left_out = embedded(bundle, selected, chunk_rows.start, pool)
+                        if prefix is not None:
+                            vectors = nearest.prefix(vectors, prefix)
                         write_chunk(path, ids, vectors, left_out, model=bundle)
             count = write_left_out(folder)
             parts.finish(folder, shard, rows=rows, left_out=count)
-        facts = json.loads((folder / "part.json").read_text())
+        facts = reading.json_file(folder / "part.json")
     manifest = parts.complete(out)
     return {**facts, "folder": str(folder), "missing": manifest["missing"]}
 
@@ -240,7 +250,7 @@ def write_chunk(
     model: Bundle,
 ) -> None:
     """Writes ids and vectors to a Parquet file, completely or not at all."""
-    about = vector_files.About(model.digest, model.similarity, model.dimension)
+    about = vector_files.About(model.digest, model.similarity, vectors.shape[1])
     notes = {LEFT_OUT: json.dumps(left_out)}
     vector_files.write(path, [(ids, vectors)], about=about, notes=notes)
 
@@ -251,7 +261,7 @@ def write_left_out(folder: pathlib.Path) -> int:
     lines = []
     for path in sorted(folder.glob("*.parquet")):
         metadata = parquet.read_schema(path).metadata
-        for name, problem in json.loads(metadata[LEFT_OUT.encode()]):
+        for name, problem in reading.json_value(metadata[LEFT_OUT.encode()]):
             lines.append(json.dumps({"id": name, "problem": problem}) + "\n")
     if lines:
         files.write_text(folder / LEFT_OUT, "".join(lines))

@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dmljax.index import nearest
+
 __all__ = ["Codec", "codec", "codecs", "fit", "rescored"]
 
 _LEVELS = 255
@@ -90,14 +92,9 @@ def _products(queries: np.ndarray, codes: np.ndarray) -> np.ndarray:
     return queries @ codes.astype(np.float32).T
 
 
-def _unit(x: np.ndarray) -> np.ndarray:
-    norms = np.linalg.norm(x, axis=1, keepdims=True)
-    return (x / np.where(norms > 0, norms, 1)).astype(np.float32)
-
-
 def _projected(name: str, matrix: np.ndarray) -> Codec:
     def encode(x):
-        return _unit(x @ matrix)
+        return nearest.unit_vectors(x @ matrix)
 
     return Codec(
         name, 4 * matrix.shape[1], encode, lambda queries, codes: encode(queries) @ codes.T

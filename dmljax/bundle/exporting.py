@@ -30,13 +30,14 @@ from dmljax.bundle import (
 )
 from dmljax.config.fields import named
 from dmljax.data.reader import Reader
-from dmljax.data.splits import Split, subset
-from dmljax.files import locks
+from dmljax.data.splits import Split, images_of, subset
+from dmljax.files import locks, reading
 from dmljax.files import result as results
 from dmljax.files.result import Result
-from dmljax.files.writing import write_json
+from dmljax.files.writing import sync, write_json
+from dmljax.runs import frozen
 from dmljax.runs.folder import embedding, reopen
-from dmljax.train.evaluation import MAIN, Evaluator
+from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
@@ -44,6 +45,7 @@ __all__ = [
     "BATCH_SIZES",
     "check_programs",
     "check_target",
+    "checked_sizes",
     "export",
     "in_batches",
     "write_manifest",
@@ -68,16 +70,20 @@ def export(
     license: str | None = None,
     overrides: Sequence[str] = (),
     trust_modules: bool = False,
+    allow_worse: bool = False,
 ) -> pathlib.Path:
     """Writes the bundle `out` of a finished run, and returns its path.
+
+    A run that is worse than the pretrained backbone it started from, by `runs.frozen.check`, is
+    refused unless `allow_worse`.
 
     The checkpoint is the one that the run's `select` chose, or the one of `step`. `onnx` adds a
     second program; `license` is what the card states; `runs.folder.reopen` explains `overrides` and
     `trust_modules`. The bundle appears whole, after every program has passed the comparison with
     the checkpoint on test images. Otherwise `MismatchedProgram` is raised and nothing is left.
     """
-    workdir, out = pathlib.Path(workdir), pathlib.Path(out)
-    sizes = _checked_sizes(batch_sizes)
+    workdir, out = reading.chosen_run(workdir), pathlib.Path(out)
+    sizes = checked_sizes(batch_sizes)
     if onnx:
         onnx_program.check_installed()
     check_target(out)
@@ -87,6 +93,16 @@ def export(
     if not callable(getattr(run.method, "embed", None)):
         method = named(run.config["method"])["name"]
         raise ValueError(f"the method {method!r} has no function embed: a bundle needs one")
+    evaluator = Evaluator(run)
+    test_embeddings = evaluator.embeddings(state, run.test)
+    against = frozen.check(
+        run,
+        state,
+        workdir,
+        Evaluation({}, test_embeddings),
+        evaluator,
+        allow_worse=allow_worse,
+    )
     checkpoint_fn, arrays = embedding(run, state)
     variables = jax.device_get(arrays)
     on_device = jax.device_put(variables)
@@ -94,12 +110,16 @@ def export(
     def embed_fn(images):
         return np.asarray(checkpoint_fn(on_device, images), np.float32)
 
-    model = programs.model(run.method.embed, run.normalize_fn, variables, run.eval_image_shape)
-    images, labels = test_images(run, limit=_CHECKED_IMAGES)
+    shape, classes = run.eval_image_shape, len(run.train.names)
+    config, variables = programs.at_size(without_paths(run.config), variables, shape)
+    model = programs.with_values(programs.model_of(config, shape, classes=classes), variables)
+    images, labels = test_images(run, preprocess, limit=_CHECKED_IMAGES)
     with written_whole(out) as folder:
-        write_json(folder / files.CONFIG, without_paths(run.config), indent=2)
+        write_json(folder / files.CONFIG, config, indent=2)
         write_model(folder, model, preprocess, embed_fn)
-        facts = {"batch_sizes": list(sizes), "classes": len(run.train.names), "thresholds": {}}
+        facts = {"batch_sizes": list(sizes), "classes": classes, "thresholds": {}}
+        if run.method.prefixes:
+            facts["prefixes"] = list(run.method.prefixes)
         manifest = write_manifest(folder, model, facts)
         if onnx:
             onnx_program.write(folder)
@@ -108,7 +128,16 @@ def export(
         reports = check_programs(folder, manifest, reference, images, labels)
         write_json(folder / files.PARITY, reports, indent=2)
         result = _result(workdir, int(state.step))
-        evidence = _evidence(run, state, result, folder, unit=manifest["output"]["unit"])
+        evidence = _evidence(
+            run,
+            state,
+            result,
+            folder,
+            evaluator=evaluator,
+            test=test_embeddings[MAIN],
+            against=against,
+            unit=manifest["output"]["unit"],
+        )
         facts["thresholds"] = evidence.thresholds
         manifest = write_manifest(folder, model, facts)
         markdown = card.text(
@@ -125,7 +154,8 @@ def export(
     return out
 
 
-def _checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+def checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The batch sizes of a bundle in their order; raises if one is no positive number."""
     if not sizes or min(sizes) < 1:
         raise ValueError(f"batch sizes must be positive, not {list(sizes)}")
     return tuple(sorted(set(sizes)))
@@ -160,9 +190,9 @@ def written_whole(out: pathlib.Path) -> Iterator[pathlib.Path]:
         folder.mkdir()
         yield folder
         for path in [*folder.iterdir(), folder]:
-            _sync(path)
+            sync(path)
         os.rename(folder, out)
-        _sync(out.parent)
+        sync(out.parent)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and error.filename is None:
             raise
@@ -171,23 +201,18 @@ def written_whole(out: pathlib.Path) -> Iterator[pathlib.Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sync(path: pathlib.Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def test_images(run: Run, *, limit: int) -> tuple[np.ndarray, np.ndarray]:
+def test_images(
+    run: Run, preprocess: preprocessing.Preprocessing, *, limit: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Inputs `uint8 [n h w c]` and labels of test images: whole classes, in a random order."""
-    split, read = run.test, Reader(run.test, cache=False)
+    split = run.test
+    read = Reader(images_of(split), cache=False, least_side=preprocess.least_side)
     rng, images, labels = np.random.default_rng(0), [], []
     for row in _rows_by_class(split, rng):
         if len(images) == limit:
             break
         try:
-            images.append(run.eval_transform_fn(read(int(row)), rng))
+            images.append(preprocess(read(int(row))))
             labels.append(split.labels[row])
         except ValueError:
             if run.unreadable != "skip":
@@ -207,24 +232,35 @@ def _result(workdir: pathlib.Path, step: int) -> Result | None:
 
 
 def _evidence(
-    run: Run, state: TrainState, result: Result | None, folder: pathlib.Path, *, unit: bool
+    run: Run,
+    state: TrainState,
+    result: Result | None,
+    folder: pathlib.Path,
+    *,
+    evaluator: Evaluator,
+    test: np.ndarray,
+    against: Sequence[frozen.Against],
+    unit: bool,
 ) -> card.Evidence:
     """Measures the figures of the card; also writes `compression.safetensors`."""
-    evaluator = Evaluator(run)
-    test = evaluator.embeddings(state, run.test)[MAIN]
     selection = f"Checkpoint of step {int(state.step)} of {run.steps}"
     uses_test = False
     if result is not None and result.chosen is not None:
         selection, uses_test = result.chosen.sentence, result.chosen.uses_test
         selection = selection[0].upper() + selection[1:]
+    average = run.evaluation.average
+    scores = figures.scores(test, run.test, average=average)
+    prefixes = figures.by_prefix(test, run.test, run.method.prefixes, average=average)
     evidence = card.Evidence(
-        figures.scores(test, run.test, average=run.evaluation.average),
-        selection,
-        uses_test,
-        {},
-        {},
-        0,
-        "",
+        scores=scores,
+        against=against,
+        selection=selection,
+        uses_test=uses_test,
+        thresholds={},
+        compression={},
+        compression_images=0,
+        fitted_on="",
+        prefixes={**prefixes, test.shape[1]: scores} if run.method.prefixes else {},
     )
     if not unit:
         return evidence
@@ -250,7 +286,7 @@ def _evidence(
         thresholds=figures.thresholds(
             chosen_on, sample(run.test, _FITTED_IMAGES, test), split=split_name
         ),
-        compression=figures.compression_table(fitted, compared),
+        compression=figures.compression_table(fitted, compared, run.method.prefixes),
         compression_images=len(compared.labels),
         fitted_on=f"{len(train.labels):,} training images",
     )
@@ -274,7 +310,7 @@ def write_model(
     (folder / files.PARAMS).write_bytes(save_tensors(_contiguous(model.tensors)))
     (folder / files.PROGRAM).write_bytes(programs.serialized(programs.stablehlo(model)))
     write_json(folder / files.PREPROCESS, preprocess.to_json(), indent=2)
-    encoded = golden.encoded(preprocess.shape)
+    encoded = golden.encoded(preprocess)
     inputs = golden.inputs(encoded, preprocess)
     tensors = {f"encoded_{i}": np.frombuffer(x, np.uint8) for i, x in enumerate(encoded)}
     tensors |= {"inputs": inputs, "embeddings": embed_fn(inputs)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +11,10 @@ import numpy as np
 from dmljax import metrics
 from dmljax.bundle import compression
 from dmljax.data.splits import Split
+from dmljax.index import codes as index_codes
+from dmljax.index import nearest
 
-__all__ = ["FMRS", "Labeled", "compression_table", "scores", "thresholds"]
+__all__ = ["FMRS", "Labeled", "by_prefix", "compression_table", "scores", "thresholds"]
 
 FMRS = (1e-2, 1e-3, 1e-4)
 _NEIGHBORS = 10
@@ -52,6 +54,17 @@ def scores(
     return result
 
 
+def by_prefix(
+    embeddings: np.ndarray, split: Split, prefixes: Sequence[int], *, average: str = "queries"
+) -> dict[int, dict[str, dict[str, Any]]]:
+    """`scores` of every prefix that is shorter than the embeddings, by its dimensions."""
+    return {
+        dim: scores(nearest.prefix(embeddings, dim), split, average=average)
+        for dim in prefixes
+        if dim < embeddings.shape[1]
+    }
+
+
 def _finite(interval: tuple[float, float]) -> list[float] | None:
     return None if math.isnan(interval[0]) else [float(x) for x in interval]
 
@@ -60,22 +73,29 @@ def thresholds(chosen_on: Labeled, test: Labeled, *, split: str) -> dict[str, di
     """Cosines at which two images count as one class, by the rate of false matches.
 
     They are chosen on the pairs of `chosen_on`, the images of `split`, and measured on pairs of
-    `test`. A rate needs 10 expected false matches, or it is left out.
+    `test`, and on each image of `test` as a query among all others (`metrics.stranger_rates`). A
+    rate needs 10 expected false matches, or it is left out.
     """
     histograms = metrics.similarity_histograms(chosen_on.embeddings, chosen_on.labels)
     rates = metrics.offered_fmrs(histograms, FMRS)
     cosines = {rate: metrics.threshold_at_fmr(histograms, rate) for rate in rates}
     pairs = int(histograms.negatives.sum())
     measured = _pair_rates(test, list(cosines.values()))
+    near = metrics.neighborhoods(test.embeddings, test.labels, k=1)
     return {
         f"fmr={rate:.0e}".replace("e-0", "e-"): {
             "cosine": cosine,
             "chosen_on": split,
             "pairs": pairs,
-            "test": measured[cosine],
+            "test": measured[cosine] | _refused(near, cosine),
         }
         for rate, cosine in cosines.items()
     }
+
+
+def _refused(near: metrics.Neighborhoods, cosine: float) -> dict[str, float | None]:
+    rates = metrics.stranger_rates(near, cosine)._asdict()
+    return {name: None if math.isnan(rate) else rate for name, rate in rates.items()}
 
 
 def _pair_rates(data: Labeled, cosines: list[float]) -> dict[float, dict[str, Any]]:
@@ -133,11 +153,12 @@ def _rates(matches: np.ndarray, pairs: np.ndarray, weights: np.ndarray) -> dict[
 
 
 def compression_table(
-    fitted: Mapping[str, np.ndarray], test: Labeled
+    fitted: Mapping[str, np.ndarray], test: Labeled, prefixes: Sequence[int] = ()
 ) -> dict[str, dict[str, float]]:
     """R@1, MAP@R and recall@10 against float32 for every codec, on the images of `test`.
 
-    Stored vectors are compressed and queries are float32. Every image searches all others.
+    Stored vectors are compressed and queries are float32. Every image searches all others. Also of
+    the searches in two stages of an index, by bits and by `prefixes`, with 100 candidates.
     """
     codecs = compression.codecs(fitted)
     x = test.embeddings.astype(np.float32)
@@ -146,21 +167,38 @@ def compression_table(
     def similarities(name: str) -> Callable[[slice], np.ndarray]:
         return lambda rows: codecs[name].similarities(x[rows], codes[name])
 
-    def binary_rescored(rows: slice) -> np.ndarray:
-        rough, exact = similarities("binary")(rows), similarities("int8")(rows)
-        rough[np.arange(len(rough)), np.arange(rows.start, rows.start + len(rough))] = -np.inf
-        return compression.rescored(rough, exact, candidates=_CANDIDATES * _NEIGHBORS)
+    def rescored(rough_fn: Callable, exact_fn: Callable) -> Callable[[slice], np.ndarray]:
+        def best_rescored(rows: slice) -> np.ndarray:
+            rough, exact = rough_fn(rows), exact_fn(rows)
+            rough[np.arange(len(rough)), np.arange(rows.start, rows.start + len(rough))] = -np.inf
+            return compression.rescored(rough, exact, candidates=_CANDIDATES * _NEIGHBORS)
+
+        return best_rescored
 
     functions = {name: similarities(name) for name in codecs}
-    functions["binary, rescored by int8"] = binary_rescored
     sizes = {name: codec.bytes_per_item for name, codec in codecs.items()}
-    sizes["binary, rescored by int8"] = sizes["binary"] + sizes["int8"]
+    name = "binary, rescored by int8"
+    functions[name] = rescored(similarities("binary"), similarities("int8"))
+    sizes[name] = sizes["binary"] + sizes["int8"]
+    for first in ("bits", *(dim for dim in prefixes if dim < x.shape[1])):
+        name = f"{first if first == 'bits' else f'first_{first}'}, rescored by float32"
+        functions[name] = rescored(_first_stage(x, first), similarities("float32"))
+        sizes[name] = sizes["float32"] + index_codes.encoded(x[:1], first).nbytes
     exact = _nearest(functions["float32"], test.labels)
     table = {}
     for name, function in functions.items():
         near = exact if name == "float32" else _nearest(function, test.labels)
         table[name] = {"bytes": sizes[name], **_figures(near, exact, test.labels)}
     return table
+
+
+def _first_stage(x: np.ndarray, first: int | str) -> Callable[[slice], np.ndarray]:
+    """Similarities of the first stage of a search in two stages, as an index compares codes."""
+    encoded = index_codes.encoded(x, first)
+    if first != "bits":
+        return lambda rows: encoded[rows] @ encoded.T
+    signs = 2 * np.unpackbits(encoded.view(np.uint8), axis=1).astype(np.float32) - 1
+    return lambda rows: signs[rows] @ signs.T / signs.shape[1]
 
 
 def _nearest(function: Callable[[slice], np.ndarray], labels: np.ndarray) -> np.ndarray:

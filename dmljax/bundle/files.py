@@ -10,6 +10,7 @@
 | `preprocess.json` | named operations from an image to the input of the program |
 | `golden.safetensors` | a few images, their input and their embeddings |
 | `compression.safetensors` | ranges and rotations for smaller embeddings; optional |
+| `text.*`, `tokenizer.json` | tower for text, its examples and vocabulary; optional, together |
 | `parity.json` | what the programs differ by |
 | `README.md` | the model card |
 
@@ -19,6 +20,7 @@ Nothing that is read can run code. Imports no jax.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -46,6 +48,11 @@ __all__ = [
     "PARITY",
     "PREPROCESS",
     "PROGRAM",
+    "TEXT",
+    "TEXT_GOLDEN",
+    "TEXT_PARAMS",
+    "TEXT_PROGRAM",
+    "VOCABULARY",
     "check_tensors",
     "digests",
     "model_digest",
@@ -64,10 +71,16 @@ ONNX = "embed.onnx"
 PREPROCESS = "preprocess.json"
 GOLDEN = "golden.safetensors"
 COMPRESSION = "compression.safetensors"
+TEXT_PARAMS = "text.safetensors"
+TEXT_PROGRAM = "text.jaxexport"
+TEXT_GOLDEN = "text.golden.safetensors"
+VOCABULARY = "tokenizer.json"
 PARITY = "parity.json"
 CARD = "README.md"
 _REQUIRED = (CONFIG, PARAMS, PROGRAM, PREPROCESS, GOLDEN, PARITY, CARD)
-_NAMES = {*_REQUIRED, ONNX, COMPRESSION}
+TEXT = (TEXT_PARAMS, TEXT_PROGRAM, TEXT_GOLDEN, VOCABULARY)
+_NAMES = {*_REQUIRED, ONNX, COMPRESSION, *TEXT}
+_MAX_TOKENS = 4096
 _MAX_MANIFEST = 1 << 20  # bytes
 _MAX_HEADER = 100 << 20
 _MAX_BATCH = 65536
@@ -139,6 +152,27 @@ def _wrong_field(manifest: Mapping[str, Any]) -> str | None:
         cosine = entry.get("cosine") if isinstance(entry, dict) else None
         if not isinstance(cosine, float | int) or not -1 <= cosine <= 1:
             return f"thresholds.{name} is {entry!r}"
+    prefixes = manifest.get("prefixes", [])
+    is_ascending = isinstance(prefixes, list) and all(type(n) is int for n in prefixes)
+    bounds = [0, *prefixes, manifest["output"]["dimension"] + 1] if is_ascending else [0, 0]
+    if any(a >= b for a, b in itertools.pairwise(bounds)):
+        return f"prefixes is {prefixes!r}"
+    return _wrong_text(manifest)
+
+
+def _wrong_text(manifest: Mapping[str, Any]) -> str | None:
+    """What is wrong with the rule for tokens, which belongs to the files for text, or None."""
+    rule, present = manifest.get("text"), set(TEXT) & set(manifest["files"])
+    if rule is None and not present:
+        return None
+    types = {"length": int, "begin": str | None, "end": str, "padding": str, "lowercase": bool}
+    if present != set(TEXT) or not isinstance(rule, dict) or set(rule) != set(types):
+        return f"text is {rule!r}, with the files {', '.join(sorted(present)) or 'none'}"
+    for name, type_ in types.items():
+        if not isinstance(rule[name], type_):
+            return f"text.{name} is {rule[name]!r}"
+    if not 2 < rule["length"] <= _MAX_TOKENS:
+        return f"text.length is {rule['length']!r}"
     return None
 
 
@@ -149,8 +183,8 @@ def _json(data: bytes, path: pathlib.Path) -> dict[str, Any]:
         raise ValueError(f"{constant} is not JSON")
 
     try:
-        content = reading.marked(json.loads(data, parse_constant=refuse), path)
-    except (ValueError, RecursionError) as error:
+        content = reading.marked(reading.json_value(data, parse_constant=refuse), path)
+    except ValueError as error:
         raise BadBundle(f"{path} is damaged: {error}") from error
     if not isinstance(content, dict):
         raise BadBundle(f"{path} is damaged: it holds no object")

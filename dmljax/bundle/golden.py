@@ -18,14 +18,20 @@ __all__ = ["encoded", "inputs"]
 _ORIENTATION = 0x0112
 
 
-def encoded(shape: tuple[int, int, int]) -> list[bytes]:
-    """Four encoded images, larger than `shape`: PNG, JPEG, JPEG with EXIF rotation, gray PNG."""
+def encoded(preprocess: Preprocessing) -> list[bytes]:
+    """Four encoded images, larger than the input: PNG, JPEG, JPEG with EXIF rotation, gray PNG.
+
+    If large JPEGs are decoded at a fraction of their size, the one with EXIF rotation is large.
+    """
+    shape = preprocess.shape
     side = max(shape[:2])
     if side <= 64:  # a small net's own images are encoded without loss, and have its size
         sizes = [(shape[0], shape[1])] * 4
     else:
         sizes = [(side * 5 // 4, side * 3 // 2), (side * 4 // 3, side * 5 // 4)]
         sizes += [(side * 5 // 4, side * 8 // 5), (side * 3 // 2, side * 4 // 3)]
+    if preprocess.least_side is not None:
+        sizes[2] = (preprocess.least_side * 2, preprocess.least_side * 5 // 2)
     pictures = [Image.fromarray(_pattern(h, w, seed)) for seed, (h, w) in enumerate(sizes)]
     exif = Image.Exif()
     exif[_ORIENTATION] = 6

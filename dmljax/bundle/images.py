@@ -32,7 +32,9 @@ class _NotSmall(Exception):
 
 def prepare(image: bytes | str | os.PathLike | np.ndarray, preprocess: Preprocessing) -> np.ndarray:
     """The input of a net, `uint8 [height width channels]`, from an image as `pixels` takes it."""
-    return preprocess(pixels(image, check_size_fn=preprocess.check_size))
+    return preprocess(
+        pixels(image, check_size_fn=preprocess.check_size, least_side=preprocess.least_side)
+    )
 
 
 def prepare_small(
@@ -46,7 +48,8 @@ def prepare_small(
         preprocess.check_size(height, width)
 
     try:
-        return preprocess(pixels(image, check_size_fn=check_size))
+        least_side = preprocess.least_side
+        return preprocess(pixels(image, check_size_fn=check_size, least_side=least_side))
     except _NotSmall:
         return None
 
@@ -56,10 +59,12 @@ def pixels(
     *,
     check_size_fn: Callable[[int, int], None],
     max_bytes: int = MAX_BYTES,
+    least_side: int | None = None,
 ) -> np.ndarray:
     """The pixels `uint8 [h w 3]` of an encoded image or a path; arrays are returned as they are.
 
     `check_size_fn(height, width)` raises for an image that is too large, before it is decoded.
+    `least_side` is as in `data.decode.decode`.
     """
     if isinstance(image, np.ndarray):
         return image
@@ -79,7 +84,7 @@ def pixels(
                     f"the {picture.format} file has several frames: an image must have one",
                     kind="format",
                 )
-            return decode.decode(data, picture=picture)
+            return decode.decode(data, picture=picture, least_side=least_side)
         except BadImage:
             raise
         except Exception as error:  # damaged data raises almost anything

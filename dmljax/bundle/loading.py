@@ -5,6 +5,8 @@ Neither flax nor the code of the net is imported: the program of the bundle is a
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import pathlib
 import time
@@ -18,8 +20,10 @@ from jax.extend import mlir
 from jax.extend.mlir import ir
 from jax.interpreters.mlir import make_ir_context
 
-from dmljax.bundle import compression, files, images, preprocessing
+from dmljax.bundle import compression, files, images, preprocessing, text
 from dmljax.bundle.errors import BadBundle
+from dmljax.files import onnx_files
+from dmljax.index import nearest
 
 __all__ = ["Bundle", "load", "platform"]
 
@@ -29,9 +33,9 @@ LIMITS = {"cpu": (1e-5, 0.99999), "other": (1e-2, 0.9995)}
 PROGRAMS = ("stablehlo", "onnx")
 # Operations that pass data to the process or to other devices.
 _OUTSIDE = {f"stablehlo.{name}" for name in ("infeed", "outfeed", "recv", "send")}
-_REBUILD = "make new programs from its parameters: dmljax bundle rebuild {folder} --out=NEW.bundle"
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Bundle:
     """The embedding function of a bundle; `load` makes one.
 
@@ -39,19 +43,15 @@ class Bundle:
     use, or by `compile`.
     """
 
-    def __init__(
-        self,
-        folder: pathlib.Path,
-        manifest: dict[str, Any],
-        preprocess: preprocessing.Preprocessing,
-        program_fn: Callable[[np.ndarray], np.ndarray],
-        batch_sizes: Sequence[int],
-    ):
-        self.folder = folder
-        self.manifest = manifest
-        self.preprocess = preprocess
-        self.batch_sizes = tuple(sorted(set(batch_sizes)))
-        self._program_fn = program_fn
+    folder: pathlib.Path
+    manifest: dict[str, Any]
+    preprocess: preprocessing.Preprocessing
+    program_fn: Callable[[np.ndarray], np.ndarray]
+    batch_sizes: Sequence[int]
+    device: jax.Device | None = None
+
+    def __post_init__(self):
+        self.batch_sizes = tuple(sorted(set(self.batch_sizes)))
 
     @property
     def digest(self) -> str:
@@ -66,6 +66,15 @@ class Bundle:
     def similarity(self) -> str:
         """'cosine', or 'euclidean' where the embeddings are not unit vectors."""
         return self.manifest["output"]["similarity"]
+
+    @property
+    def prefixes(self) -> tuple[int, ...]:
+        """Widths at which the first numbers of an embedding were trained to be an embedding."""
+        return tuple(self.manifest.get("prefixes", ()))
+
+    def check_prefix(self, prefix: int | None) -> None:
+        """Raises unless `prefix` is None or one of `prefixes`."""
+        nearest.check_prefix(prefix, self.prefixes, str(self.folder))
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -88,19 +97,29 @@ class Bundle:
         """As `prepare`, but None for an image of more pixels, which is not decoded."""
         return images.prepare_small(image, self.preprocess, most_pixels=most_pixels)
 
-    def embed(self, images: Sequence[bytes | str | os.PathLike | np.ndarray]) -> np.ndarray:
-        """Embeddings `float32 [n d]` of images of any size; see `prepare`."""
+    def embed(
+        self,
+        images: Sequence[bytes | str | os.PathLike | np.ndarray],
+        *,
+        prefix: int | None = None,
+    ) -> np.ndarray:
+        """Embeddings `float32 [n d]` of images of any size; see `prepare`.
+
+        With `prefix`, one of `prefixes`, unit vectors `[n prefix]` of their first numbers.
+        """
+        self.check_prefix(prefix)
         if isinstance(images, bytes | str | os.PathLike) or not len(images):
             raise ValueError("embed takes a list of one image or more")
         rows = []
         step = self.batch_sizes[-1]
         for start in range(0, len(images), step):
             batch = np.stack([self.prepare(image) for image in images[start : start + step]])
-            rows.append(self.embed_prepared(batch))
+            rows.append(self.embed_prepared(batch, prefix=prefix))
         return np.concatenate(rows)
 
-    def embed_prepared(self, batch: np.ndarray) -> np.ndarray:
-        """Embeddings `float32 [n d]` of inputs `uint8 [n height width channels]`."""
+    def embed_prepared(self, batch: np.ndarray, *, prefix: int | None = None) -> np.ndarray:
+        """Embeddings `float32 [n d]` of inputs `uint8 [n height width channels]`; see `embed`."""
+        self.check_prefix(prefix)
         if batch.dtype != np.uint8 or batch.ndim != 4 or batch.shape[1:] != self.input_shape:
             raise ValueError(
                 f"the program takes uint8 [n {' '.join(map(str, self.input_shape))}], not "
@@ -110,19 +129,51 @@ class Bundle:
             raise ValueError("the batch has no images")
         largest = self.batch_sizes[-1]
         rows = [self._run(batch[i : i + largest]) for i in range(0, len(batch), largest)]
-        return np.concatenate(rows)
+        vectors = np.concatenate(rows)
+        return vectors if prefix is None else nearest.prefix(vectors, prefix)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether `embed_text` embeds words beside the images."""
+        return "text" in self.manifest
+
+    def embed_text(self, texts: Sequence[str]) -> np.ndarray:
+        """Unit vectors `float32 [n d]` of texts, to be compared with images by their cosines."""
+        if isinstance(texts, str) or not len(texts):
+            raise ValueError("embed_text takes a list of one text or more")
+        return self._embed_tokens(self._text[0](texts))
+
+    def _embed_tokens(self, tokens: np.ndarray) -> np.ndarray:
+        """One after the other, so that one program is compiled."""
+        return np.concatenate([self._text[1](tokens[i : i + 1]) for i in range(len(tokens))])
+
+    @functools.cached_property
+    def _text(self) -> tuple[Callable[..., np.ndarray], Callable[[np.ndarray], np.ndarray]]:
+        """From texts to tokens, and the program."""
+        if not self.has_text:
+            raise ValueError(
+                f"{self.folder} compares images only: text needs the bundle of a CLIP or SigLIP 2 "
+                "net without training (dmljax export --help)"
+            )
+        rule = self.manifest["text"]
+        tokens_fn = text.Tokens(files.read(self.folder, self.manifest, files.VOCABULARY), rule)
+        tensors = files.read_tensors(self.folder, self.manifest, files.TEXT_PARAMS)
+        program_fn = _stablehlo(
+            self.folder, self.manifest, files.TEXT_PROGRAM, (rule["length"],), tensors, self.device
+        )
+        return tokens_fn, program_fn
 
     def _run(self, batch: np.ndarray) -> np.ndarray:
         size = next(size for size in self.batch_sizes if size >= len(batch))
         padding = np.zeros((size - len(batch), *batch.shape[1:]), np.uint8)
-        return self._program_fn(np.concatenate([batch, padding]))[: len(batch)]
+        return self.program_fn(np.concatenate([batch, padding]))[: len(batch)]
 
     def compile(self) -> dict[int, float]:
         """Compiles the program for every batch size; seconds for each."""
         seconds = {}
         for size in self.batch_sizes:
             start = time.perf_counter()
-            self._program_fn(np.zeros((size, *self.input_shape), np.uint8))
+            self.program_fn(np.zeros((size, *self.input_shape), np.uint8))
             seconds[size] = time.perf_counter() - start
         return seconds
 
@@ -153,17 +204,26 @@ class Bundle:
                     f"the preprocessing of {self.folder} gives other pixels here than where it was "
                     "exported: compare the versions of Pillow and dmljax with those in README.md"
                 )
-        outputs = self.embed_prepared(inputs)
-        difference, cosine = differences(embeddings, outputs)
+        pairs = [(embeddings, self.embed_prepared(inputs))]
+        if self.has_text:
+            examples = files.read_tensors(self.folder, self.manifest, files.TEXT_GOLDEN)
+            if set(examples) != {"tokens", "embeddings"}:
+                raise BadBundle(f"{files.TEXT_GOLDEN} of {self.folder} is damaged")
+            pairs.append((examples["embeddings"], self._embed_tokens(examples["tokens"])))
         exported_on = self.manifest["program"]["exported_on"]
         limit, least = limits(self.manifest["output"]["precision"], exported_on, platform())
-        scale = max(1.0, float(np.abs(embeddings).max()))
-        if not (difference <= limit * scale and cosine >= least):
-            raise BadBundle(
-                f"the program of {self.folder} gives other embeddings here than where it was "
-                f"exported: they differ by {difference:.1e} (limit {limit * scale:.0e}), smallest "
-                f"cosine {cosine:.6f}. " + _REBUILD.format(folder=self.folder)
-            )
+        results = []
+        for expected, outputs in pairs:
+            difference, cosine = differences(expected, outputs)
+            scale = max(1.0, float(np.abs(expected).max()))
+            results.append((difference, cosine))
+            if not (difference <= limit * scale and cosine >= least):
+                raise _unusable(
+                    self.folder,
+                    f"gives other embeddings here than where it was exported: they differ by "
+                    f"{difference:.1e} (limit {limit * scale:.0e}), smallest cosine {cosine:.6f}",
+                )
+        difference, cosine = max(r[0] for r in results), min(r[1] for r in results)
         return {"largest_difference": difference, "smallest_cosine": cosine}
 
 
@@ -201,8 +261,8 @@ def load(
     if program == "onnx":
         program_fn = _onnx(folder, manifest)
     else:
-        program_fn = _stablehlo(folder, manifest, preprocess, tensors, device)
-    bundle = Bundle(folder, manifest, preprocess, program_fn, sizes)
+        program_fn = _stablehlo(folder, manifest, files.PROGRAM, preprocess.shape, tensors, device)
+    bundle = Bundle(folder, manifest, preprocess, program_fn, sizes, device)
     if program == "stablehlo" and manifest["program"]["jax"] != jax.__version__:
         bundle.check()  # JAX promises for some months that a program loads; this verifies it
     return bundle
@@ -227,24 +287,23 @@ def platform(device: jax.Device | None = None) -> str:
 def _stablehlo(
     folder: pathlib.Path,
     manifest: Mapping[str, Any],
-    preprocess: preprocessing.Preprocessing,
+    name: str,
+    input_shape: tuple[int, ...],
     tensors: Mapping[str, np.ndarray],
     device: jax.Device | None,
 ) -> Callable[[np.ndarray], np.ndarray]:
-    exported = _deserialize(folder, manifest)
+    exported = _deserialize(folder, manifest, name)
     here = platform(device)
     if here not in exported.platforms:
-        raise BadBundle(
-            f"the program of {folder} is for {', '.join(exported.platforms)}, and JAX runs on "
-            f"{here} here: " + _REBUILD.format(folder=folder)
-        )
+        names = ", ".join(exported.platforms)
+        raise _unusable(folder, f"is for {names}, and JAX runs on {here} here")
     (variables, batch), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
-    if batch.shape[1:] != preprocess.shape:
+    if batch.shape[1:] != input_shape:
         raise BadBundle(
-            f"the program of {folder} takes images of {list(batch.shape[1:])}, and "
-            f"{files.PREPROCESS} makes {list(preprocess.shape)}"
+            f"{name} of {folder} takes inputs of {list(batch.shape[1:])}, and its other files say "
+            f"{list(input_shape)}"
         )
-    files.check_tensors(tensors, variables, name=files.PARAMS)
+    files.check_tensors(tensors, variables, name=f"the tensors for {name}")
     device = jax.devices()[0] if device is None else device
     on_device = jax.device_put(tensors, device)
     call_fn = jax.jit(exported.call)
@@ -255,18 +314,15 @@ def _stablehlo(
     return program_fn
 
 
-def _deserialize(folder: pathlib.Path, manifest: Mapping[str, Any]) -> export.Exported:
-    data = files.read(folder, manifest, files.PROGRAM)
+def _deserialize(folder: pathlib.Path, manifest: Mapping[str, Any], name: str) -> export.Exported:
+    data = files.read(folder, manifest, name)
     made_by = manifest["program"]
     versions = f"it was made by jax {made_by['jax']}, and this is jax {jax.__version__}"
     oldest = export.minimum_supported_calling_convention_version
     newest = export.maximum_supported_calling_convention_version
     if not oldest <= made_by["calling_convention"] <= newest:
-        raise BadBundle(
-            f"the program of {folder} has the calling convention {made_by['calling_convention']}, "
-            f"and this JAX reads {oldest} to {newest} ({versions}): "
-            + _REBUILD.format(folder=folder)
-        )
+        convention = f"has the calling convention {made_by['calling_convention']}"
+        raise _unusable(folder, f"{convention}, and JAX reads {oldest} to {newest} ({versions})")
     try:
         exported = export.deserialize(bytearray(data))
         problem = refusal(exported)
@@ -275,16 +331,17 @@ def _deserialize(folder: pathlib.Path, manifest: Mapping[str, Any]) -> export.Ex
             raise ImportError(
                 "reading a program needs flatbuffers: pip install dmljax[serve]"
             ) from error
-        raise BadBundle(
-            f"the program of {folder} cannot be read ({versions}): {error}. "
-            + _REBUILD.format(folder=folder)
-        ) from error
+        raise _unusable(folder, f"cannot be read ({versions}): {error}") from error
     if problem:
-        raise BadBundle(
-            f"the program of {folder} {problem}: it could run any code. "
-            + _REBUILD.format(folder=folder)
-        )
+        raise _unusable(folder, f"{problem}: it could run any code")
     return exported
+
+
+def _unusable(folder: pathlib.Path, problem: str) -> BadBundle:
+    return BadBundle(
+        f"the program of {folder} {problem}. Make new programs from its parameters: dmljax bundle "
+        f"rebuild {folder} --out=NEW.bundle"
+    )
 
 
 def refusal(exported: export.Exported) -> str | None:
@@ -327,13 +384,24 @@ def limits(precision: str, *platforms: str) -> tuple[float, float]:
 def _onnx(folder: pathlib.Path, manifest: Mapping[str, Any]) -> Callable[[np.ndarray], np.ndarray]:
     if files.ONNX not in manifest["files"]:
         raise BadBundle(f"{folder} has no ONNX program: export the run with --onnx")
+    data = files.read(folder, manifest, files.ONNX)
+    try:
+        is_outside = onnx_files.has_external_data(memoryview(data))
+    except ValueError as error:
+        raise BadBundle(f"{files.ONNX} of {folder} cannot be read: {error}") from error
+    if is_outside:  # onnxruntime would read any file below the working directory
+        raise BadBundle(
+            f"{files.ONNX} of {folder} takes values from other files, which no digest of the "
+            "bundle covers: export the run again with --onnx"
+        )
     try:
         import onnxruntime
     except ImportError as error:
         raise ImportError("ONNX needs onnxruntime: pip install dmljax[onnx]") from error
-    data = files.read(folder, manifest, files.ONNX)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    # Otherwise onnxruntime guesses the format, and its own one was not searched for files.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     return lambda batch: session.run(None, {name: batch})[0]

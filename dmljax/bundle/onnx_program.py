@@ -8,12 +8,11 @@ jax2onnx replaces functions of flax and jax.numpy while it runs, so it runs in a
 from __future__ import annotations
 
 import importlib.util
-import os
 import pathlib
-import subprocess
 import sys
 
 from dmljax.bundle import files
+from dmljax.bundle.parity import run_module
 from dmljax.files import reading
 
 __all__ = ["INSTALL", "check_installed", "write"]
@@ -33,28 +32,19 @@ def check_installed() -> None:
 def write(folder: pathlib.Path) -> None:
     """Writes `embed.onnx` into the bundle in `folder`, in a new process."""
     check_installed()
-    root = str(pathlib.Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-m", "dmljax.bundle.onnx_program", str(folder)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise ValueError(f"jax2onnx cannot convert this net ({lines[-1]}): export without --onnx")
+    if problem := run_module("dmljax.bundle.onnx_program", folder):
+        raise ValueError(f"jax2onnx cannot convert this net ({problem}): export without --onnx")
 
 
 def _main(folder: pathlib.Path) -> None:
     import jax2onnx
 
     from dmljax import kernels
-    from dmljax.bundle import rebuilding
+    from dmljax.bundle import programs
 
     # The process that wrote this folder has imported the modules of its config, or refused them.
     with reading.trusting_modules(True):
-        model = rebuilding.open_model(folder, files.read_manifest(folder))
+        model = programs.open_model(folder, files.read_manifest(folder))
     with kernels.portable():
         converted = jax2onnx.to_onnx(
             lambda images: model.embed_fn(model.tensors, images),

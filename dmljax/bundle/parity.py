@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-__all__ = ["MismatchedProgram", "compare", "run_program"]
+__all__ = ["MismatchedProgram", "compare", "run_module", "run_program"]
 
 _NEIGHBORS = 10
 _FEW = 12  # images that also go through the program one by one and three by three
@@ -37,19 +37,19 @@ def run_program(
     with tempfile.TemporaryDirectory() as scratch:
         source, target = (pathlib.Path(scratch) / name for name in ("in", "out"))
         save_file({"inputs": inputs, "largest": np.array([largest])}, source)
-        command = [sys.executable, "-m", "dmljax.bundle.parity", folder, source, target, program]
-        root = str(pathlib.Path(__file__).parents[2])
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        done = subprocess.run(
-            list(map(str, command)),
-            capture_output=True,
-            text=True,
-            env=os.environ | {"PYTHONPATH": path},
-        )
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-            raise MismatchedProgram(f"the program {program} does not run: {lines[-1]}")
+        if problem := run_module("dmljax.bundle.parity", folder, source, target, program):
+            raise MismatchedProgram(f"the program {program} does not run: {problem}")
         return load_file(target)
+
+
+def run_module(module: str, *words: str | os.PathLike) -> str | None:
+    """Runs a module of dmljax in a new process; the last line of its errors if it fails."""
+    root = str(pathlib.Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    command, environment = [sys.executable, "-m", module, *words], os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    return lines[-1] if done.returncode else None
 
 
 def compare(
@@ -113,8 +113,8 @@ def _main(words: Sequence[str]) -> None:
     folder, source, target, program = words
     from dmljax.bundle import loading
 
-    given = load_file(source)
-    inputs, largest = given["inputs"], int(given["largest"][0])
+    tensors = load_file(source)
+    inputs, largest = tensors["inputs"], int(tensors["largest"][0])
     outputs = {}
     for name, size, rows in (
         ("largest_batch", largest, None),

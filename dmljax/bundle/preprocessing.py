@@ -26,19 +26,19 @@ _MAX_SIDE = 20_000
 
 
 class Operation(NamedTuple):
-    """The fields of an operation with their types, the size it results in, and what it does."""
+    """The fields of an operation with their types, the size it results in, and what it does.
+
+    An operation with the field `antialias` may also have `filter`; without it, it is bilinear. If
+    it is the first one, it may have `scaled_decode`, which is for the decoder (`least_side`).
+    """
 
     fields: Mapping[str, type]
     size_fn: Callable[..., tuple[int, int]]
     run_fn: Callable[..., np.ndarray]
 
 
-def _shorter_size(h, w, *, size, antialias):
+def _shorter_size(h, w, *, size, **_):
     return int(size * h / min(h, w)), int(size * w / min(h, w))
-
-
-def _resize(image, *, height, width, antialias):
-    return resampling.scale(image, height, width, antialias=antialias)
 
 
 OPERATIONS: Mapping[str, Operation] = {
@@ -51,8 +51,8 @@ OPERATIONS: Mapping[str, Operation] = {
     # Both sides, whatever the ratio. Images of this size stay as they are.
     "resize": Operation(
         {"height": int, "width": int, "antialias": bool},
-        lambda h, w, *, height, width, antialias: (height, width),
-        _resize,
+        lambda h, w, *, height, width, **_: (height, width),
+        resampling.scale,
     ),
     # The longer side becomes `size`; both ends of the shorter one are filled up to a square.
     "pad_to_square": Operation(
@@ -72,8 +72,9 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
 }
 _FILTERS = {
-    True: "bilinear, antialiased (Pillow's BILINEAR)",
-    False: "bilinear, not antialiased (OpenCV's INTER_LINEAR_EXACT)",
+    ("bilinear", True): "bilinear, antialiased (Pillow's BILINEAR)",
+    ("bilinear", False): "bilinear, not antialiased (OpenCV's INTER_LINEAR_EXACT)",
+    ("bicubic", True): "bicubic with a = -0.5, antialiased (Pillow's BICUBIC)",
 }
 
 
@@ -89,6 +90,14 @@ class Preprocessing(NamedTuple):
     def shape(self) -> tuple[int, int, int]:
         return self.height, self.width, self.channels
 
+    @property
+    def least_side(self) -> int | None:
+        """The argument of `data.decode.decode`; None decodes all pixels."""
+        first = self.operations[0] if self.operations else {}
+        if not first.get("scaled_decode"):
+            return None
+        return 2 * max(first[name] for name in ("size", "height", "width") if name in first)
+
     def check_size(self, height: int, width: int) -> None:
         """Raises `BadImage` if an image of this size is refused, before it is decoded."""
         if height * width > MAX_PIXELS or max(height, width) > _MAX_SIDE:
@@ -99,8 +108,7 @@ class Preprocessing(NamedTuple):
             )
         h, w = height, width
         for operation in self.operations:
-            fields = {name: value for name, value in operation.items() if name != "name"}
-            h, w = OPERATIONS[operation["name"]].size_fn(h, w, **fields)
+            h, w = OPERATIONS[operation["name"]].size_fn(h, w, **_fields(operation))
             if h * w > MAX_PIXELS:
                 raise BadImage(
                     f"an image of {width:,} x {height:,} pixels is too long for its width: "
@@ -121,9 +129,8 @@ class Preprocessing(NamedTuple):
         self.check_size(*image.shape[:2])
         image = _with_channels(image, self.channels)
         for operation in self.operations:
-            fields = {name: value for name, value in operation.items() if name != "name"}
             try:
-                image = OPERATIONS[operation["name"]].run_fn(image, **fields)
+                image = OPERATIONS[operation["name"]].run_fn(image, **_fields(operation))
             except ValueError as error:
                 raise BadImage(str(error), kind="too_small") from error
         if image.shape != self.shape:
@@ -137,6 +144,18 @@ class Preprocessing(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """The content of `preprocess.json`; `parse` reads it."""
+        filters = {str(flag).lower(): _FILTERS["bilinear", flag] for flag in (True, False)}
+        if any("filter" in operation for operation in self.operations):
+            filters["bicubic"] = _FILTERS["bicubic", True]
+        decode = (
+            "EXIF orientation applied, alpha dropped, palettes and CMYK converted, 16-bit gray "
+            "keeps its high byte, the first frame"
+        )
+        if self.least_side is not None:
+            decode += (
+                ", JPEGs in color or gray at 1/2, 1/4 or 1/8 of their size (DCT scaling): the "
+                f"smallest one whose shorter side has {self.least_side} pixels or more"
+            )
         return {
             "format": 1,
             "input": {
@@ -147,11 +166,8 @@ class Preprocessing(NamedTuple):
                 "layout": "height, width, channels",
                 "color": "RGB" if self.channels == 3 else "gray",
             },
-            "decode": (
-                "EXIF orientation applied, alpha dropped, palettes and CMYK converted, 16-bit gray "
-                "keeps its high byte, the first frame"
-            ),
-            "filters": {str(key).lower(): text for key, text in _FILTERS.items()},
+            "decode": decode,
+            "filters": filters,
             "operations": list(self.operations),
             "normalization": "inside the program, which takes uint8",
         }
@@ -193,10 +209,28 @@ def _named(name: str, **fields: Any) -> dict[str, Any]:
     return {"name": name, **fields}
 
 
-def _standard(*, size, shorter, antialias=True):
+def _resized(
+    name: str,
+    *,
+    antialias: bool = True,
+    filter: str = "bilinear",
+    scaled_decode: bool = False,
+    **fields: Any,
+) -> dict[str, Any]:
+    """Fields at their default are left out, so that digests of older bundles stay."""
+    special: dict[str, Any] = {} if filter == "bilinear" else {"filter": filter}
+    special |= {"scaled_decode": True} if scaled_decode else {}
+    return _named(name, **fields, antialias=antialias, **special)
+
+
+def _standard(*, size, shorter, **options):
     shorter = shorter_of(size) if shorter is None else shorter
-    yield _named("resize_shorter_side", size=shorter, antialias=antialias)
+    yield _resized("resize_shorter_side", size=shorter, **options)
     yield _named("center_crop", size=size)
+
+
+def _squashed(*, size, **options):
+    yield _resized("resize", height=size, width=size, **options)
 
 
 def _small(*, size):
@@ -221,11 +255,10 @@ _COMPOSITIONS: Mapping[str, Callable[..., Any]] = {
     "dvml_eval": _dvml,
     "graph_eval": _standard,
     "pad": lambda *, size, fill: [_named("pad_to_square", size=size, fill=fill)],
-    "resize": lambda *, size, antialias: [
-        _named("resize_shorter_side", size=size, antialias=antialias)
-    ],
+    "resize": lambda **fields: [_resized("resize_shorter_side", **fields)],
     "small_eval": _small,
-    "squash": lambda *, size: [_named("resize", height=size, width=size, antialias=False)],
+    "squash": _squashed,
+    "squash_eval": _squashed,
     "standard_eval": _standard,
     "unchanged": lambda *, height, width: [
         _named("resize", height=height, width=width, antialias=True)
@@ -249,17 +282,19 @@ def parse(data: Any) -> Preprocessing:
     operations = data.get("operations")
     if not isinstance(operations, list) or len(operations) > 16:
         raise BadBundle("preprocess.json: operations must be a list of at most 16")
-    return Preprocessing(height, width, channels, tuple(map(_operation, operations)))
+    parsed = tuple(_operation(data, is_first=i == 0) for i, data in enumerate(operations))
+    return Preprocessing(height, width, channels, parsed)
 
 
-def _operation(data: Any) -> dict[str, Any]:
+def _operation(data: Any, *, is_first: bool) -> dict[str, Any]:
     if not isinstance(data, dict) or data.get("name") not in OPERATIONS:
         name = data.get("name") if isinstance(data, dict) else data
         raise BadBundle(
             f"preprocess.json: there is no operation {name!r}. It has: {', '.join(OPERATIONS)}"
         )
     fields = OPERATIONS[data["name"]].fields
-    if set(data) != {"name", *fields}:
+    optional = {"filter", "scaled_decode"} if "antialias" in fields else set()
+    if set(data) - optional != {"name", *fields}:
         raise BadBundle(f"preprocess.json: {data['name']} takes {', '.join(fields)}")
     for name, type_ in fields.items():
         if type_ is bool and not isinstance(data[name], bool):
@@ -267,7 +302,24 @@ def _operation(data: Any) -> dict[str, Any]:
         if type_ is int:
             low, high = (0, 255) if name == "fill" else (0 if name in ("top", "left") else 1, 16384)
             _integer(f"{data['name']}.{name}", data[name], low, high)
+    if "filter" in data and (data["filter"], data["antialias"]) not in _FILTERS:
+        raise BadBundle(
+            f"preprocess.json: {data['name']}.filter is {data['filter']!r} with antialias "
+            f"{data['antialias']}: there is no such filter"
+        )
+    if "scaled_decode" in data and not (
+        data["scaled_decode"] is True and data["antialias"] and is_first
+    ):
+        raise BadBundle(
+            f"preprocess.json: {data['name']}.scaled_decode must be true, of the first operation, "
+            "with antialias"
+        )
     return dict(data)
+
+
+def _fields(operation: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of its functions."""
+    return {k: v for k, v in operation.items() if k not in ("name", "scaled_decode")}
 
 
 def _integer(name: str, value: Any, low: int, high: int) -> int:

@@ -9,11 +9,15 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import traverse_util
 
 import dmljax
-from dmljax.bundle import exporting, files, loading, onnx_program, programs, rebuilding
+from dmljax.bundle import exporting, files, loading, onnx_program, programs, text
+from dmljax.bundle.errors import BadBundle
+from dmljax.config.fields import named
 from dmljax.files import reading
 from dmljax.files.writing import write_json
+from dmljax.nets import text as towers
 
 __all__ = ["rebundle"]
 
@@ -38,14 +42,18 @@ def rebundle(
         onnx_program.check_installed()
     manifest = files.read_manifest(old)
     with reading.trusting_modules(trust_modules):
-        model = rebuilding.open_model(old, manifest)
+        model = programs.open_model(old, manifest)
     golden = files.read_tensors(old, manifest, files.GOLDEN)
     facts = {name: manifest[name] for name in ("batch_sizes", "classes", "thresholds")}
+    facts |= {"prefixes": manifest["prefixes"]} if "prefixes" in manifest else {}
     exported_on = manifest["program"]["exported_on"]
     with exporting.written_whole(out) as folder:
         for name in manifest["files"]:
             if name not in (files.PROGRAM, files.ONNX):
                 (folder / name).write_bytes(files.read(old, manifest, name))
+        if "text" in manifest:
+            facts["text"] = manifest["text"]
+            _write_text(folder, old, manifest)
         (folder / files.PROGRAM).write_bytes(programs.serialized(programs.stablehlo(model)))
         new_manifest = exporting.write_manifest(folder, model, facts, exported_on=exported_on)
         if new_manifest["model"] != manifest["model"]:
@@ -62,6 +70,23 @@ def rebundle(
             file.write(_note(new_manifest, reports))
         exporting.write_manifest(folder, model, facts, exported_on=exported_on)
     return out
+
+
+def _write_text(folder: pathlib.Path, old: pathlib.Path, manifest: dict[str, Any]) -> None:
+    """A new program of the tower for text, which must give the stored embeddings."""
+    name = named(files.read_json(old, manifest, files.CONFIG)["net"])["name"]
+    if name not in towers.TOWERS:
+        raise BadBundle(f"{old} has text, but there is no tower beside the net {name!r}")
+    tower, vocabulary = towers.TOWERS[name](), files.read(old, manifest, files.VOCABULARY)
+    tensors = files.read_tensors(old, manifest, files.TEXT_PARAMS)
+    variables = traverse_util.unflatten_dict(tensors, sep="/")
+    text.write(folder, tower, variables, manifest["text"], vocabulary)
+    stored, new = (
+        files.parse_tensors((path / files.TEXT_GOLDEN).read_bytes(), files.TEXT_GOLDEN)
+        for path in (old, folder)
+    )
+    if not np.allclose(stored["embeddings"], new["embeddings"], atol=1e-5):
+        raise BadBundle(f"the new program for text of {old} gives other embeddings")
 
 
 def _parity(exported: dict[str, Any], rebuilt: dict[str, Any]) -> dict[str, Any]:

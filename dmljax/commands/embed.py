@@ -5,6 +5,8 @@
     dmljax embed runs/glyphs --out=embeddings/ --format=parquet
     dmljax embed runs/glyphs --out=embeddings/ --shard=3/8
     dmljax embed photos.bundle --images=list.parquet --out=vectors/ --shard=3/8
+    dmljax embed --net=dinov2_s14 --weights=model.safetensors --images=photos/ --out=vectors/
+    dmljax embed photos.bundle --images=photos/ --out=vectors/ --prefix=64
     dmljax embed runs/cars_dvml --out=features/ --synthetic
 
 The folder gets embeddings.npy and items.safetensors: labels, and masks of query and gallery where
@@ -22,7 +24,10 @@ parts are complete. Concatenated, they are bitwise what one process writes (docs
 With a bundle, --images is a folder or a Parquet file with a column `path` (and perhaps `id`), which
 is read by row groups. The parts are Parquet files of ids and vectors, which go into an index by
 `dmljax index create photos.index --bundle=photos.bundle --import=vectors/`. Images that cannot be
-read are left out and listed in left_out.jsonl of their part; manifest.json counts them.
+read are left out and listed in left_out.jsonl of their part; manifest.json counts them. --net is a
+published backbone without any training; its vectors fit the bundle of `dmljax export --net`.
+--prefix=64 writes the first 64 numbers as unit vectors, where the run was trained with
+method.prefixes.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from dmljax.commands import evaluate
+from dmljax.commands import evaluate, export
 from dmljax.commands.parser import refuse
 
 __all__ = ["add_arguments", "run"]
@@ -42,14 +47,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", help="folder to write")
     parser.add_argument("--dtype", default="float32", help="float32 (default) or float16")
     parser.add_argument("--format", default="npy", help="npy (default) or parquet")
+    parser.add_argument(
+        "--prefix", type=int, help="only so many numbers, which were trained for it"
+    )
     parser.add_argument("--synthetic", action="store_true", help="also synthetic features (dvml)")
     parser.add_argument("--images", help="with a bundle: folder of images, or Parquet list of them")
+    export.add_backbone(parser)
     parser.add_argument("--shard", help="I/N: only part I of N parts of the rows, such as 0/8")
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if arguments.images:
         return _embed_collection(arguments, extras)
+    if arguments.net or arguments.weights:
+        raise ValueError("--net and --weights need --images, the folder of images to embed")
     folder = evaluate.run_folder("embed", arguments)
     overrides = evaluate.overrides_of("embed", extras)
     if not arguments.out:
@@ -57,9 +68,9 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     from dmljax.files import parts
 
     shard = parts.parse(arguments.shard) if arguments.shard else None
-    from dmljax.runs import export
+    from dmljax.runs import export as run_export
 
-    export.export(
+    run_export.export(
         folder,
         arguments.out,
         split=arguments.split,
@@ -67,6 +78,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         dtype=arguments.dtype,
         format=arguments.format,
         synthetic=arguments.synthetic,
+        prefix=arguments.prefix,
         shard=shard,
         overrides=overrides,
     )
@@ -75,21 +87,31 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
 
 def _embed_collection(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     refuse("embed", extras)
-    if not (arguments.run and arguments.out):
+    if bool(arguments.run) == bool(arguments.net) or not arguments.out:
         raise ValueError(
-            "--images needs a bundle and --out: dmljax embed photos.bundle --images=collection/ "
-            "--out=vectors/"
+            "--images needs a bundle or --net, and --out: dmljax embed photos.bundle "
+            "--images=collection/ --out=vectors/"
         )
     run_only = {"--split": arguments.split != "test", "--step": arguments.step is not None}
     run_only |= {"--dtype": arguments.dtype != "float32", "--format": arguments.format != "npy"}
     run_only |= {"--synthetic": arguments.synthetic, "--workdir": arguments.workdir is not None}
     if flags := [flag for flag, changed in run_only.items() if changed]:
         raise ValueError(f"{', '.join(flags)}: only for a run; --images is embedded by a bundle")
+    if arguments.weights and not arguments.net:
+        raise ValueError("--weights belongs to --net: leave it out, or name the net")
     from dmljax.bundle import collection
     from dmljax.files import parts
 
     shard = parts.parse(arguments.shard or "0/1")
-    facts = collection.embed(arguments.run, arguments.images, arguments.out, shard=shard)
+    bundle = arguments.run
+    if arguments.net:
+        from dmljax.bundle import backbones
+
+        weights = backbones.weights_of(arguments.net, arguments.weights)
+        bundle = backbones.opened(arguments.net, weights)
+    facts = collection.embed(
+        bundle, arguments.images, arguments.out, shard=shard, prefix=arguments.prefix
+    )
     first, stop = facts["rows"]
     left_out = facts["left_out"]
     complete = shard.count - len(facts["missing"])

@@ -13,8 +13,17 @@ import argparse
 from collections.abc import Sequence
 
 from dmljax.commands.parser import add_trust, refuse
+from dmljax.files import reading
 
-__all__ = ["add_arguments", "add_checkpoint", "add_run", "overrides_of", "run", "run_folder"]
+__all__ = [
+    "add_arguments",
+    "add_checkpoint",
+    "add_folder",
+    "add_run",
+    "overrides_of",
+    "run",
+    "run_folder",
+]
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
@@ -25,9 +34,14 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """The flags that name a checkpoint, for every verb that opens a run."""
+    add_folder(parser)
+    parser.add_argument("--step", type=int, help="the checkpoint; by default the selected one")
+
+
+def add_folder(parser: argparse.ArgumentParser) -> None:
+    """The flags that name the folder of a run."""
     parser.add_argument("run", nargs="?", help="folder of a run, such as runs/glyphs")
     parser.add_argument("--workdir", help="the same folder, as a flag")
-    parser.add_argument("--step", type=int, help="the checkpoint; by default the selected one")
     parser.add_argument("--config", help=argparse.SUPPRESS)
     add_trust(parser)
 
@@ -44,7 +58,7 @@ def run_folder(verb: str, arguments: argparse.Namespace) -> str:
         raise ValueError(
             f"{verb} needs --workdir, the folder of one run, such as: dmljax {verb} runs/glyphs"
         )
-    return folders.pop()
+    return str(reading.chosen_run(folders.pop()))
 
 
 def overrides_of(verb: str, extras: Sequence[str]) -> list[str]:

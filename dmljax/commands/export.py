@@ -2,53 +2,125 @@
 
     dmljax export runs/photos --out=photos.bundle
     dmljax export runs/photos --out=photos.bundle --onnx --batch-sizes=1,8,32
+    dmljax export --net=dinov2_s14 --weights=model.safetensors --out=dino.bundle
+    dmljax export runs/photos --adapter --out=adapter
 
 The programs run in new processes on up to 256 test images. If one of them differs from the
-checkpoint, the exit status is 2 and no bundle is written. In Python:
+checkpoint, the exit status is 2 and no bundle is written. The same holds for a run from pretrained
+weights that is worse than its backbone without training, on held-out classes (without such classes,
+on the test split), unless --allow-worse is given. In Python:
 dmljax.bundle.load("photos.bundle").embed(["a.jpg"]). docs/ship.md describes the files.
+
+--net is a published backbone (`dmljax weights`) as it is, without any training. Without --weights,
+its file is one that was downloaded or installed. A file of CLIP or SigLIP 2 with its tower for text
+makes a bundle that also embeds words, if tokenizer.json lies beside it, or --vocabulary names it:
+dmljax search BUNDLE --index=... --text="red shoe". It needs dmljax[text].
+
+--adapter writes only the adapters of a run with trained=lora, as a folder that the package peft
+reads with the base of that run.
 """
 
 from __future__ import annotations
 
 import argparse
+import pathlib
 from collections.abc import Sequence
 
 from dmljax.commands import evaluate
-from dmljax.commands.parser import batch_sizes
+from dmljax.commands.parser import batch_sizes, refuse
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "add_backbone", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluate.add_run(parser)
+    add_backbone(parser)
+    parser.add_argument(
+        "--allow-worse",
+        action="store_true",
+        help="export a run that is worse than the backbone it started from",
+    )
     parser.add_argument("--out", help="folder to write, such as photos.bundle")
+    parser.add_argument("--vocabulary", help="tokenizer.json of the net, for text")
     parser.add_argument("--onnx", action="store_true", help="add the program as ONNX")
+    parser.add_argument("--adapter", action="store_true", help="write the adapter, for peft")
     parser.add_argument("--license", help="license of the bundle, for its card")
     parser.add_argument(
         "--batch-sizes", help="sizes that are compiled, such as 1,8,32 (docs/serve.md)"
     )
 
 
-def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
+def add_backbone(parser: argparse.ArgumentParser) -> None:
+    """The flags that name a published backbone instead of a run or a bundle."""
+    parser.add_argument("--net", help="a published backbone as it is, such as dinov2_s14")
+    parser.add_argument("--weights", help="the file of its weights")
+
+
+def _export_backbone(arguments: argparse.Namespace, extras: Sequence[str]) -> pathlib.Path:
+    refuse("export", extras)
+    for_runs = (arguments.run, arguments.workdir, arguments.adapter, arguments.allow_worse)
+    if any(for_runs) or arguments.step is not None:
+        raise ValueError(
+            "--net exports a backbone without a run: leave out the run, --step, --adapter and "
+            "--allow-worse"
+        )
+    from dmljax.bundle import backbones
+
+    return backbones.export(
+        arguments.net,
+        arguments.weights,
+        arguments.out,
+        onnx=arguments.onnx,
+        license=arguments.license,
+        vocabulary=arguments.vocabulary,
+        batch_sizes=batch_sizes(arguments.batch_sizes) or backbones.exporting.BATCH_SIZES,
+    )
+
+
+def _export_run(arguments: argparse.Namespace, extras: Sequence[str]) -> pathlib.Path:
+    for flag in ("weights", "vocabulary"):
+        if getattr(arguments, flag):
+            raise ValueError(f"--{flag} belongs to --net: leave it out, or name the net")
     folder = evaluate.run_folder("export", arguments)
     overrides = evaluate.overrides_of("export", extras)
-    if not arguments.out:
-        raise ValueError("export needs --out, the folder to write, such as photos.bundle")
     sizes = batch_sizes(arguments.batch_sizes)
+    if arguments.adapter:
+        if arguments.onnx or arguments.license or sizes:
+            raise ValueError("--adapter writes no program and no card: leave out the other flags")
+        from dmljax.runs import adapters
+
+        return adapters.export(
+            folder,
+            arguments.out,
+            step=arguments.step,
+            overrides=overrides,
+            allow_worse=arguments.allow_worse,
+        )
     from dmljax.bundle import exporting
 
-    bundle = exporting.export(
+    return exporting.export(
         folder,
         arguments.out,
         step=arguments.step,
         onnx=arguments.onnx,
         license=arguments.license,
         overrides=overrides,
+        allow_worse=arguments.allow_worse,
         batch_sizes=sizes or exporting.BATCH_SIZES,
     )
+
+
+def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
+    if not arguments.out:
+        raise ValueError("export needs --out, the folder to write, such as photos.bundle")
+    bundle = (_export_backbone if arguments.net else _export_run)(arguments, extras)
     size = sum(path.stat().st_size for path in bundle.iterdir())
+    if arguments.adapter:
+        print(f"{bundle}: {size / 1e6:.1f} MB; the adapters of the backbone, without the head")
+        return 0
     print(
-        f"{bundle}: {size / 1e6:.1f} MB; every program gives the embeddings of the checkpoint "
+        f"{bundle}: {size / 1e6:.1f} MB; every program gives the embeddings of the "
+        f"{'net' if arguments.net else 'checkpoint'} "
         "(README.md, parity.json)"
     )
     return 0

@@ -9,6 +9,7 @@
     dmljax index remove photos.index cats/1.jpg cats/2.jpg
     dmljax index list photos.index                       items, size, recall; --items lists all ids
     dmljax index tune photos.index --compact             the graph, and the space of removed items
+    dmljax index tune photos.index --first=bits          a search in two stages instead of the graph
     dmljax index check photos.index
     dmljax index export photos.index photos.parquet
 
@@ -22,37 +23,30 @@ its path below the folder, and its metadata {"folder": ...} the folder. Images w
 index already are skipped; --replace embeds them again and keeps their metadata. Images that cannot
 be read are named and left out, and the exit status is 1. --split=test (or train) first writes the
 images of the data set that the bundle was trained on to the folder --images; --root says where that
-data set is. --import takes a Parquet file, or the folder of parts that `dmljax embed BUNDLE
---images=...` fills. If the file names its model, --bundle can be left out. Stored ids are skipped
-where parts are imported, and an error where a file is. docs/index_search.md describes the files.
+data set is. --first=bits, or --first=64, makes a search in two stages: candidates by bits, or by
+the first 64 numbers, are compared by their whole vectors; `list` prints its measured recall. It
+stays until `tune --graph`. --import takes a Parquet file, or the folder of parts that `dmljax embed
+BUNDLE --images=...` fills. If the file names its model, --bundle can be left out. Stored ids are
+skipped where parts are imported, and an error where a file is. docs/index_search.md describes the
+files.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import sys
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import numpy as np
 from absl import logging
 
 from dmljax import index as indexes
+from dmljax.commands import index_fill
 from dmljax.commands.parser import add_trust, refuse
-from dmljax.files import cores
 from dmljax.hints import hint
-from dmljax.index import Index, InvalidInput, inputs, source
+from dmljax.index import Index, inputs
 
 __all__ = ["add_arguments", "run"]
-
-_CHUNK = 1024  # images that are added together
-_REPORT_SECONDS = 10
-_MOST_PRINTED = 10  # images that were left out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drop-missing", action="store_true", help="reindex: items may be lost")
     parser.add_argument("--items", action="store_true", help="list: a line for each item")
     parser.add_argument("--graph", choices=("yes", "no"), help="tune: with or without a graph")
+    parser.add_argument("--first", help="create, add, reindex, tune: bits, or a prefix such as 64")
     parser.add_argument("--compact", action="store_true", help="tune: give space back")
     for flag in ("--out", "--to", "--export"):  # of the form without a verb
         parser.add_argument(flag, help=argparse.SUPPRESS)
@@ -129,223 +124,12 @@ def _run_without_verb(arguments: argparse.Namespace, words: list[str]) -> int:
     return max(_VERBS[verb][0](arguments, *operands) for verb, operands in calls)
 
 
-def _fill(arguments: argparse.Namespace, place: str) -> int:
-    """Adds images or vectors to an index: a new one, the present one, or the one after it."""
-    if bool(arguments.images) == bool(arguments.source):
-        raise ValueError("give either --images=FOLDER, or --import=FILE.parquet")
-    if arguments.root and not arguments.split:
-        raise ValueError("--root needs --split=test or --split=train")
-    if arguments.split and not arguments.images:
-        raise ValueError(
-            "--split writes images of the bundle's data set: say where with --images=FOLDER"
-        )
-    if arguments.split not in (None, "train", "test"):
-        raise ValueError(f"--split={arguments.split} is unknown: choose train or test")
-    if not arguments.bundle and (arguments.images or arguments.verb == "reindex"):
-        raise ValueError("--bundle=BUNDLE is needed: it embeds the images")
-    bundle = images = previous = None
-    if arguments.bundle:
-        from dmljax import bundle as bundles
-
-        bundle = bundles.load(arguments.bundle)
-    if arguments.split:
-        _write_split(bundle, arguments)
-    if arguments.images:
-        from dmljax.bundle import collection
-
-        images = collection.open_collection(arguments.images)
-    settings = _settings(bundle, arguments.source)
-    with contextlib.ExitStack() as stack:
-        if arguments.verb == "reindex":
-            previous = stack.enter_context(indexes.open(place))
-            if previous.model == settings["model"]:
-                raise ValueError(
-                    f"{place} holds vectors of this bundle already: dmljax index add {place}"
-                )
-            store = indexes.reindex(place, **settings)
-        else:
-            store = _open(arguments, place, settings)
-        stack.enter_context(store)
-        if bundle is None or images is None:
-            status = _add_vectors(store, arguments.source, replace=arguments.replace)
-        else:
-            status = _add_images(store, bundle, images, arguments.replace, previous)
-        if previous is not None:
-            _check_complete(store, previous, drop_missing=arguments.drop_missing)
-            store.switch()
-            total = _number(store.count(), "item")
-            print(f"{place} now has {total}; it had {previous.count():,}")
-        if arguments.images and os.path.isdir(arguments.images):
-            source.record(place, arguments.images)
-    return status
-
-
-def _open(arguments: argparse.Namespace, place: str, settings: dict[str, Any]) -> Index:
-    """The index to add to; `create` makes it if it does not exist."""
-    try:
-        return indexes.open(place, model=settings["model"], write=True)
-    except FileNotFoundError:
-        if arguments.verb == "add":
-            raise
-    if None in settings.values():
-        raise ValueError(
-            f"{arguments.source} does not say which model made its vectors: "
-            f"dmljax index create {place} --bundle=BUNDLE --import={arguments.source}"
-        )
-    return indexes.create(place, **settings)
-
-
-def _settings(bundle: Any, source: str | None) -> dict[str, Any]:
-    """What an index is made for, from the bundle or from the file to import."""
-    model = dimension = similarity = None
-    if source is not None:
-        from dmljax.index import parquet
-
-        model, similarity, dimension = parquet.about(source)
-    if bundle is not None:
-        if model not in (None, bundle.digest):
-            raise ValueError(f"{source} holds vectors of the model {model}, not of {bundle.digest}")
-        if dimension not in (None, bundle.dimension):
-            raise ValueError(f"{source} has {dimension} dimensions, the bundle {bundle.dimension}")
-        model, dimension, similarity = bundle.digest, bundle.dimension, bundle.similarity
-    return {"model": model, "dimension": dimension, "similarity": similarity}
-
-
-def _write_split(bundle: Any, arguments: argparse.Namespace) -> None:
-    """Writes the images of a split of the data set in the bundle's config to a folder."""
-    from dmljax.bundle import files
-    from dmljax.commands import dataset_flags
-    from dmljax.data import image_files
-
-    spec = files.read_json(bundle.folder, bundle.manifest, files.CONFIG)["dataset"]
-    if arguments.root:
-        spec["path" if "path" in spec else "root"] = arguments.root
-    try:
-        splits = dataset_flags.load(spec)
-    except (ValueError, OSError) as error:
-        hint = "" if arguments.root else " (a bundle keeps no paths: here it is --root=PATH)"
-        raise ValueError(f"{error}{hint}") from None
-    split = getattr(splits, arguments.split)
-    about = {"dataset": spec, "split": arguments.split}
-    try:
-        count = image_files.write(split, arguments.images, about=about)
-    except OSError as error:
-        reason = error.strerror or error
-        raise OSError(f"--images={arguments.images} cannot be written: {reason}") from None
-    print(f"wrote {_number(count, 'image')} to {arguments.images}")
-
-
-def _check_complete(store: Index, previous: Index, *, drop_missing: bool) -> None:
-    """Refuses to replace an index by one in which some of its items are missing."""
-    place, total = previous.place, previous.count()
-    if total and not store.count():
-        raise ValueError(
-            f"nothing could be added: {place} keeps its {_number(total, 'item')} of the previous "
-            "model; correct --images or --import and repeat the command"
-        )
-    missing: list[str] = []
-    for items in () if drop_missing else previous.scan():
-        ids = [item.id for item in items]
-        stored = store.contains(ids)
-        missing += [name for name, is_stored in zip(ids, stored, strict=True) if not is_stored]
-    if missing:
-        raise ValueError(
-            f"{_number(len(missing), 'item')} of {place} would be lost, such as {missing[0]!r}: "
-            f"{place} stays as it was. Repeat the command with images or vectors of all items, or "
-            "with --drop-missing"
-        )
-
-
-def _add_vectors(store: Index, source: str, *, replace: bool) -> int:
-    from dmljax.index import parquet
-
-    count = skipped = 0
-    for ids, vectors, metadata in parquet.read(source):
-        if os.path.isdir(source) and not replace:  # an interrupted command is simply run again
-            exists = np.array(store.contains(ids), bool)
-            skipped += int(exists.sum())
-            new = np.flatnonzero(~exists)
-            ids, vectors = [ids[i] for i in new], vectors[new]
-            metadata = [metadata[i] for i in new]
-        if ids:
-            store.add(ids, vectors, metadata, replace=replace)
-        count += len(ids)
-    _report(store, count, "vector", skipped)
-    return 0
-
-
-def _report(store: Index, count: int, noun: str, skipped: int) -> None:
-    store.build()
-    more = f", {skipped:,} were there already" if skipped else ""
-    total = _number(store.count(), "item")
-    print(f"added {_number(count, noun)}{more}; {store.place} has {total}")
-
-
-def _add_images(
-    store: Index, bundle: Any, images: Any, replace: bool, previous: Index | None
-) -> int:
-    """Embeds the images of a collection and adds them, some at a time."""
-    from dmljax.bundle import collection
-
-    left_out: list[str] = []
-    ids_so_far: set[str] = set()
-    added = skipped = 0
-    start = reported = time.monotonic()
-    with ThreadPoolExecutor(cores.count()) as pool:
-        for first in range(0, images.count, _CHUNK):
-            rows = range(first, min(first + _CHUNK, images.count))
-            chunk = [x for x in images.read_fn(rows) if _is_new(x, ids_so_far, left_out)]
-            if not replace:
-                exists = store.contains([image.id for image in chunk])
-                skipped += sum(exists)
-                chunk = [image for image, stored in zip(chunk, exists, strict=True) if not stored]
-            ids, vectors, problems = collection.embedded(bundle, chunk, 0, pool)
-            left_out += [x if name in x else f"{name}: {x}" for name, x in problems]
-            if ids:
-                store.add(ids, vectors, _metadata(ids, store, previous), replace=True)
-            added += len(ids)
-            if time.monotonic() - reported > _REPORT_SECONDS:
-                reported = time.monotonic()
-                rate = f"{rows.stop / (reported - start):.0f} a second"
-                print(f"{rows.stop:,} of {images.count:,} images, {rate}", file=sys.stderr)
-    _report(store, added, "image", skipped)
-    for problem in left_out[:_MOST_PRINTED]:
-        print(f"left out: {problem}", file=sys.stderr)
-    if left_out:
-        print(f"{_number(len(left_out), 'image')} left out", file=sys.stderr)
-    return 1 if left_out else 0
-
-
-def _is_new(image: Any, ids_so_far: set[str], left_out: list[str]) -> bool:
-    """Whether an image can be added under its id; if not, `left_out` gets the reason."""
-    try:
-        inputs.check_ids([image.id])
-    except InvalidInput as error:
-        left_out.append(str(error))
-        return False
-    if image.id in ids_so_far:
-        left_out.append(f"{image.path}: another image has the same id, {image.id}")
-        return False
-    ids_so_far.add(image.id)
-    return True
-
-
-def _metadata(ids: list[str], store: Index, previous: Index | None) -> list[dict[str, Any]]:
-    """The metadata of images: the folder, or what the index or the previous one says."""
-    metadata = {name: {"folder": name.rpartition("/")[0]} for name in ids}
-    for index in (previous, store):
-        if index is not None:
-            stored = [name for name, is_in in zip(ids, index.contains(ids), strict=True) if is_in]
-            metadata |= {item.id: item.metadata for item in index.get(stored)}
-    return list(metadata.values())
-
-
 def _remove(_: argparse.Namespace, place: str, *ids: str) -> int:
     if not ids:
         raise ValueError(f"`dmljax index remove {place}` needs ids: dmljax index list --items")
     with indexes.open(place, write=True) as store:
         store.delete(ids)
-    print(f"deleted {_number(len(ids), 'item')}")
+    print(f"deleted {index_fill.counted(len(ids), 'item')}")
     return 0
 
 
@@ -360,13 +144,19 @@ def _list(arguments: argparse.Namespace, place: str) -> int:
 
 
 def _tune(arguments: argparse.Namespace, place: str) -> int:
+    first = index_fill.first_stage(arguments.first)
+    if first is not None and arguments.graph:
+        raise ValueError("--first is a search without a graph: leave out --graph")
     with indexes.open(place, write=True) as store:
+        if first is not None:
+            inputs.check_first(first, store.dimension, store.similarity)
         if arguments.compact:
             before = store.facts()["bytes"]
             store.compact()
             print(f"compacted: {_size(before)} before, {_size(store.facts()['bytes'])} now")
-        if arguments.graph or not arguments.compact:
-            store.build(approximate={"yes": True, "no": False}.get(arguments.graph))
+        if arguments.graph or first is not None or not arguments.compact:
+            graph = {"yes": True, "no": False}.get(arguments.graph)
+            store.build(approximate=graph, first=first)
         _print_facts(store)
     return 0
 
@@ -375,13 +165,14 @@ def _print_facts(store: Index) -> None:
     facts = store.facts()
     graph = facts.pop("approximate")
     facts["size"] = _size(facts.pop("bytes"))
-    facts["search"] = (
-        "exact"
-        if graph is None
-        else (
-            f"approximate, recall@10 {graph['recall@10']:.3f} measured on {graph['items']:,} items"
-        )
-    )
+    facts["search"] = "exact"
+    if graph is not None:
+        recall, items = f"{graph['recall@10']:.3f}", f"{graph['items']:,} items"
+        facts["search"] = f"approximate, recall@10 {recall} measured on {items}"
+        if (first := graph.get("first")) is not None:
+            by = "bits" if first == "bits" else f"the first {first} numbers"
+            stages = f"{graph['candidates']:,} candidates by {by}, then whole vectors"
+            facts["search"] += f"; {stages}"
     for name, value in facts.items():
         print(f"{name:12s} {value:,}" if isinstance(value, int) else f"{name:12s} {value}")
 
@@ -392,7 +183,7 @@ def _check(_: argparse.Namespace, place: str) -> int:
         for problem in problems:
             print(problem)
         if not problems:
-            print(f"ok: {_number(store.count(), 'item')}, every stored byte was read")
+            print(f"ok: {index_fill.counted(store.count(), 'item')}, every stored byte was read")
     return 1 if problems else 0
 
 
@@ -402,27 +193,23 @@ def _export(_: argparse.Namespace, place: str, *paths: str) -> int:
     from dmljax.index import parquet
 
     with indexes.open(place) as store:
-        print(f"wrote {paths[0]}: {_number(parquet.export(store, paths[0]), 'item')}")
+        print(f"wrote {paths[0]}: {index_fill.counted(parquet.export(store, paths[0]), 'item')}")
     return 0
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _size(count: int) -> str:
     return f"{count / 1e6:.1f} MB"
 
 
-_FILL = ("bundle", "images", "split", "root", "source", "replace", "trust_modules")
+_FILL = ("bundle", "images", "split", "root", "source", "replace", "trust_modules", "first")
 # The function of every verb, and the flags that belong to it.
 _VERBS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
-    "create": (_fill, _FILL),
-    "add": (_fill, _FILL),
-    "reindex": (_fill, (*_FILL, "drop_missing")),
+    "create": (index_fill.fill, _FILL),
+    "add": (index_fill.fill, _FILL),
+    "reindex": (index_fill.fill, (*_FILL, "drop_missing")),
     "remove": (_remove, ()),
     "list": (_list, ("items",)),
-    "tune": (_tune, ("graph", "compact")),
+    "tune": (_tune, ("graph", "compact", "first")),
     "check": (_check, ()),
     "export": (_export, ()),
 }

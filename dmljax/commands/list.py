@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from dmljax.commands.parser import refuse
 from dmljax.config import registry
-from dmljax.hints import hint
+from dmljax.hints import check_known
 
 __all__ = ["add_arguments", "configs", "run"]
 
@@ -48,8 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     refuse("list", extras)
-    if arguments.kind not in KINDS:
-        raise ValueError(f"there is no kind {arguments.kind!r}{hint(arguments.kind, KINDS)}")
+    check_known("there is no kind", [arguments.kind], KINDS)
     if arguments.kind in ("configs", "recipes"):
         print(configs())
         return 0

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
-__all__ = ["Parser", "add_trust", "batch_sizes", "refuse"]
+__all__ = ["USER_ERRORS", "Parser", "add_trust", "batch_sizes", "print_error", "refuse"]
+
+# Errors that the user can correct: one line, no traceback.
+USER_ERRORS = (ValueError, TypeError, OSError, FloatingPointError, ImportError)
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,3 +56,8 @@ def refuse(verb: str, extras: Sequence[str]) -> None:
     """Raises an error if `extras` holds a word, which `verb` then does not know."""
     if extras:
         raise ValueError(f"{extras[0]!r} is not known (see dmljax {verb} --help)")
+
+
+def print_error(error: BaseException) -> None:
+    """Prints the error as one line on stderr."""
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -4,13 +4,14 @@
     dmljax search photos.bundle --index=photos.index query.jpg --k=5 --threshold=fmr=1e-3
     dmljax search photos.bundle --index=photos.index *.jpg --where=folder=cats --where="year>=1990"
     dmljax search --index=photos.index --id=cats/1.jpg
+    dmljax search clip.bundle --index=photos.index --text="red shoe"
 
 Each hit is a line: rank, similarity, id, metadata. The similarity is the cosine or, where the
 bundle compares by Euclidean distance, minus the distance. --threshold is a similarity, or the name
 of a threshold of the bundle: less similar images are left out, and "no match" is an answer. --where
 compares a field of the metadata (= < <= > >=); repeat it for further conditions, or with the same
 field and = for alternatives. Values are numbers, true, false, null or text; "1990" in quotes is
-text.
+text. --text needs the bundle of a net that was trained with text (docs/ship.md).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from dmljax.commands.parser import refuse
+from dmljax.files import reading
 from dmljax.hints import hint
 from dmljax.index import Hit
 from dmljax.index import open as open_index
@@ -37,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="BUNDLE IMAGE", help="bundle, then images")
     parser.add_argument("--index", help="index to search: a folder or postgresql://...")
     parser.add_argument("--id", action="append", default=[], help="search by a stored item")
+    parser.add_argument("--text", action="append", default=[], help="search by words")
     parser.add_argument("--k", type=int, help=f"how many items (default {_DEFAULT_K})")
     parser.add_argument("--threshold", help="least similarity, or its name: fmr=1e-3")
     parser.add_argument("--where", action="append", default=[], help="FIELD=VALUE, FIELD>=VALUE")
@@ -49,9 +52,11 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if not arguments.index:
         raise ValueError("search needs --index, a folder or an address postgresql://...")
     # argparse leaves words after a flag among the extras.
-    words, ids = [*arguments.words, *extras], arguments.id
-    if len(words) < 2 and not ids:
-        raise ValueError("search needs a bundle and an image, or --id (dmljax search --help)")
+    words, ids, texts = [*arguments.words, *extras], arguments.id, arguments.text
+    if (len(words) < 2 and not ids and not texts) or (texts and not words):
+        raise ValueError(
+            "search needs a bundle with an image or --text, or --id (dmljax search --help)"
+        )
     bundle = None
     if words:
         from dmljax import bundle as bundles
@@ -65,8 +70,14 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         results = list(zip(ids, store.search_ids(ids, k, **options), strict=True))
         if images := words[1:]:
             assert bundle is not None
-            vectors = bundle.embed_prepared(np.stack([_prepare(bundle, path) for path in images]))
+            # An index of vectors that `dmljax embed --prefix` wrote is searched by such prefixes.
+            prefix = None if store.dimension == bundle.dimension else store.dimension
+            batch = np.stack([_prepare(bundle, path) for path in images])
+            vectors = bundle.embed_prepared(batch, prefix=prefix)
             results += zip(images, store.search(vectors, k, **options), strict=True)
+        if texts:
+            assert bundle is not None
+            results += zip(texts, store.search(bundle.embed_text(texts), k, **options), strict=True)
     for query, hits in results:
         if arguments.json:
             content = {"query": query, "hits": [hit._asdict() for hit in hits]}
@@ -119,7 +130,7 @@ def conditions(words: Sequence[str]) -> dict[str, Any] | None:
             raise ValueError(f"--where={word!r} is not FIELD=VALUE, nor with < <= > >=")
         field, operator, text = match.groups()
         try:
-            value = json.loads(text)
+            value = reading.json_value(text)
         except ValueError:
             value = text
         earlier = where.get(field)

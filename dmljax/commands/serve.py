@@ -24,8 +24,31 @@ from dmljax.serve.settings import Limits, Settings
 __all__ = ["add_arguments", "run"]
 
 
+# The flags that set a limit: the field of `Limits`, and the help.
+_LIMITS = {
+    "max_waiting": ("waiting_images", "then 503"),
+    "max_connections": ("connections", "then 503"),
+    "max_image_bytes": ("image_bytes", "then 413"),
+    "max_body_bytes": ("body_bytes", "then 413"),
+    "body_seconds": ("body_seconds", "to receive the head, and to receive the body"),
+    "write_seconds": ("write_seconds", "for a client to take an answer"),
+    "drain_seconds": ("drain_seconds", "after SIGTERM"),
+}
+# The flags with the names of fields of `Settings`.
+_SETTINGS: tuple[str, ...] = (
+    "bundle",
+    "index",
+    "images",
+    "host",
+    "port",
+    "token_file",
+    "allow_add",
+    "allow_delete",
+)
+_SETTINGS += ("program",)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    limits = Limits()
     parser.add_argument("bundle", nargs="?", help="folder of the bundle")
     parser.add_argument("--index", help="index to search: a folder or postgresql://...")
     parser.add_argument("--images", help="folder of the pictures of stored items")
@@ -37,14 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--program", default="stablehlo", help="stablehlo (default) or onnx")
     parser.add_argument("--batch-sizes", help="sizes that are compiled, such as 1,4,16,64")
     parser.add_argument("--watch", type=float, default=2.0, help="seconds between looks")
-    parser.add_argument("--max-waiting", type=int, default=limits.waiting_images, help="then 503")
-    parser.add_argument("--max-connections", type=int, default=limits.connections, help="then 503")
-    parser.add_argument("--max-image-bytes", type=int, default=limits.image_bytes, help="then 413")
-    parser.add_argument("--max-body-bytes", type=int, default=limits.body_bytes, help="then 413")
-    parser.add_argument("--body-seconds", type=float, default=limits.body_seconds)
-    parser.add_argument(
-        "--drain-seconds", type=int, default=limits.drain_seconds, help="after SIGTERM"
-    )
+    for flag, (field, help_) in _LIMITS.items():
+        default = getattr(Limits(), field)
+        parser.add_argument(
+            f"--{flag.replace('_', '-')}", type=type(default), default=default, help=help_
+        )
     parser.add_argument("--quiet", action="store_true", help="no line per request on stderr")
 
 
@@ -58,34 +78,18 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         raise ImportError(
             f"the service needs more packages ({error}): pip install 'dmljax[serve]'"
         ) from None
-    sizes = ("max_waiting", "max_connections", "max_image_bytes", "max_body_bytes")
-    for flag in (*sizes, "watch", "body_seconds"):
-        if not (value := getattr(arguments, flag)) > 0:
-            raise ValueError(f"--{flag.replace('_', '-')}={value} must be larger than 0")
-    if arguments.drain_seconds < 0:
-        raise ValueError(f"--drain-seconds={arguments.drain_seconds} must be 0 or larger")
-    limits = Limits(
-        image_bytes=arguments.max_image_bytes,
-        body_bytes=arguments.max_body_bytes,
-        waiting_images=arguments.max_waiting,
-        connections=arguments.max_connections,
-        body_seconds=arguments.body_seconds,
-        drain_seconds=arguments.drain_seconds,
+    for flag in ("watch", *_LIMITS):
+        value = getattr(arguments, flag)
+        may_be_zero = flag == "drain_seconds"
+        if not (value >= 0 if may_be_zero else value > 0):
+            least = "0 or larger" if may_be_zero else "larger than 0"
+            raise ValueError(f"--{flag.replace('_', '-')}={value} must be {least}")
+    limits = {field: getattr(arguments, flag) for flag, (field, _) in _LIMITS.items()}
+    settings = Settings(
+        **{name: getattr(arguments, name) for name in _SETTINGS},
+        batch_sizes=batch_sizes(arguments.batch_sizes),
+        watch_seconds=arguments.watch,
+        log_requests=not arguments.quiet,
+        limits=Limits(**limits),
     )
-    return server.run(
-        Settings(
-            bundle=arguments.bundle,
-            index=arguments.index,
-            images=arguments.images,
-            host=arguments.host,
-            port=arguments.port,
-            token_file=arguments.token_file,
-            allow_add=arguments.allow_add,
-            allow_delete=arguments.allow_delete,
-            program=arguments.program,
-            batch_sizes=batch_sizes(arguments.batch_sizes),
-            watch_seconds=arguments.watch,
-            log_requests=not arguments.quiet,
-            limits=limits,
-        )
-    )
+    return server.run(settings)

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dmljax.commands.parser import add_trust, refuse
 from dmljax.files import reading
-from dmljax.hints import hint
+from dmljax.hints import check_known, hint
 
 if TYPE_CHECKING:
     from dmljax.studies.folder import Session
@@ -69,35 +70,30 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         out, *folders = arguments.names
         joined.write(out, [pathlib.Path(folder) for folder in folders], words)
         return 0
-    name = _name(arguments)
-    if arguments.workers is not None and arguments.workers < 1:
-        raise ValueError(f"--workers must be 1 or more, not {arguments.workers}")
-    if action == "array":
-        return _array(name, arguments, words)
+    names = [*arguments.names, *filter(None, [arguments.study])]
+    if len(names) != 1:
+        raise ValueError("study needs one study file, such as: dmljax study run studies/glyphs.py")
+    for flag in ("workers", "tasks"):
+        if (count := getattr(arguments, flag)) is not None and count < 1:
+            raise ValueError(f"--{flag} must be 1 or more, not {count}")
     from dmljax.studies import session as sessions
 
     session = sessions.open_session(
-        name,
+        names[0],
         workdir=arguments.workdir,
         runs=arguments.runs,
         words=words,
         storage=arguments.storage,
     )
-    actions = {"run": _run, "table": _table, "sizes": _sizes, "work": _work}
-    return actions[action](session, name, arguments)
+    if action == "work":  # one of several workers, which `run` has started
+        return sessions.work(session, only=arguments.only, wait=not arguments.no_wait)
+    actions = {"run": _run, "table": _table, "sizes": _sizes, "array": _array}
+    return actions[action](session, arguments)
 
 
-def _name(arguments: argparse.Namespace) -> str:
-    names = [*arguments.names, *filter(None, [arguments.study])]
-    if len(names) != 1:
-        raise ValueError("study needs one study file, such as: dmljax study run studies/glyphs.py")
-    return names[0]
-
-
-def _run(session: Session, name: str, arguments: argparse.Namespace) -> int:
+def _run(session: Session, arguments: argparse.Namespace) -> int:
     from dmljax.studies import launch
     from dmljax.studies import session as sessions
-    from dmljax.studies.worker import Stopped
 
     variables = launch.environments(arguments.workers or 1)
     runs = sessions.prepare(session, only=arguments.only, write=not arguments.dry_run)
@@ -108,18 +104,14 @@ def _run(session: Session, name: str, arguments: argparse.Namespace) -> int:
     if arguments.retry and (count := sessions.forget_failures(session)):
         print(f"{count} failed run{'s'[: count - 1]} will be made again")
     if len(variables) > 1:
-        status = launch.start(_work_words(name, arguments, session.words), variables)
+        status = launch.start(["study", "work", *_words(session, arguments)], variables)
     else:
-        try:
-            failed = sessions.work(
-                session,
-                only=arguments.only,
-                wait=not arguments.no_wait,
-                environment=variables[0],
-            )
-            status = 1 if failed else 0
-        except Stopped as stopped:
-            status = stopped.status
+        status = sessions.work(
+            session,
+            only=arguments.only,
+            wait=not arguments.no_wait,
+            environment=variables[0],
+        )
     if status in (130, 143):
         print("stopped; the same command continues", file=sys.stderr)
         return status
@@ -132,27 +124,16 @@ def _run(session: Session, name: str, arguments: argparse.Namespace) -> int:
     return status
 
 
-def _work(session: Session, name: str, arguments: argparse.Namespace) -> int:
-    """One of several workers, which `run` has started."""
-    from dmljax.studies import session as sessions
-    from dmljax.studies.worker import Stopped
-
-    try:
-        failed = sessions.work(session, only=arguments.only, wait=not arguments.no_wait)
-    except Stopped as stopped:
-        return stopped.status
-    return 1 if failed else 0
-
-
-def _work_words(name: str, arguments: argparse.Namespace, words: Sequence[str]) -> list[str]:
+def _words(session: Session, arguments: argparse.Namespace) -> list[str]:
+    """The words that give another worker this session."""
     options = {"workdir": arguments.workdir, "runs": arguments.runs, "storage": arguments.storage}
     flags = [f"--{key}={value}" for key, value in options.items() if value is not None]
     flags += [f"--only={row}" for row in arguments.only]
     flags += ["--no-wait"] * arguments.no_wait
-    return ["study", "work", name, *flags, *reading.trust_words(), *words]
+    return [session.study.source, *flags, *reading.trust_words(), *session.words]
 
 
-def _table(session: Session, name: str, arguments: argparse.Namespace) -> int:
+def _table(session: Session, arguments: argparse.Namespace) -> int:
     from dmljax.files.writing import write_text
     from dmljax.studies import printing
     from dmljax.studies import session as sessions
@@ -160,11 +141,9 @@ def _table(session: Session, name: str, arguments: argparse.Namespace) -> int:
     format_ = arguments.format or (
         pathlib.Path(arguments.out).suffix.removeprefix(".") if arguments.out else "md"
     )
-    if format_ not in printing.FORMATS:
-        raise ValueError(f"--format: there is no {format_!r}{hint(format_, printing.FORMATS)}")
+    check_known("--format: there is no", [format_], printing.FORMATS)
     spread = arguments.spread or "interval"
-    if spread not in printing.SPREADS:
-        raise ValueError(f"--spread: there is no {spread!r}{hint(spread, printing.SPREADS)}")
+    check_known("--spread: there is no", [spread], printing.SPREADS)
     text = sessions.text_of(sessions.make_table(session), format_, spread=spread)
     if arguments.out:
         write_text(arguments.out, text)
@@ -173,7 +152,7 @@ def _table(session: Session, name: str, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _sizes(session: Session, name: str, arguments: argparse.Namespace) -> int:
+def _sizes(session: Session, arguments: argparse.Namespace) -> int:
     """Prints the sizes of the nets of all rows, or writes them as JSON."""
     from dmljax.files.writing import write_json
     from dmljax.studies import sizes
@@ -188,19 +167,21 @@ def _sizes(session: Session, name: str, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _array(name: str, arguments: argparse.Namespace, words: Sequence[str]) -> int:
-    from dmljax.studies import session as sessions
-
-    session = sessions.open_session(
-        name, workdir=arguments.workdir, runs=arguments.runs, words=words
-    )
-    study = session.study
-    tasks = arguments.tasks
-    if tasks is None:
-        tasks = min(8, sum(len(study.seeds_of(r)) for r in study.rows) * (study.folds or 1))
-    if tasks < 1:
-        raise ValueError(f"--tasks must be 1 or more, not {tasks}")
-    print(sessions.array_line(tasks, _work_words(name, arguments, words)[2:]))
+def _array(session: Session, arguments: argparse.Namespace) -> int:
+    """Prints the line that starts the study as an array of Slurm tasks."""
+    study, words = session.study, _words(session, arguments)
+    runs = sum(len(study.seeds_of(row)) for row in study.rows) * (study.folds or 1)
+    words += ["--no-wait"] * ("--no-wait" not in words)
+    task = shlex.join([sys.executable, "-m", "dmljax.main", "study", "run", *words])
+    options = [
+        f"--array=1-{arguments.tasks or min(8, runs)}",
+        "--job-name=study",
+        "--requeue",
+        "--open-mode=append",
+        "--output=study-%A_%a.out",
+        "--signal=B:TERM@120",
+    ]
+    print(shlex.join(["sbatch", *options, f"--wrap=exec {task}"]))
     return 0
 
 

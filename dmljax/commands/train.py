@@ -8,6 +8,7 @@
 A config is a Python file or the name of a recipe (`dmljax list` shows both), with arguments behind
 a colon. Any field is changed by --config.field.of.field=value: `dmljax list fields` explains the
 fields, and --print shows their values. The same command continues a run that was interrupted.
+--features=I/N computes a part of the features of features='cached' (docs/choosing.md).
 docs/launch.md describes several processes that train together.
 """
 
@@ -20,8 +21,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 
 from dmljax.commands import xla_flags
-from dmljax.commands.errors import USER_ERRORS, print_error
-from dmljax.commands.parser import add_trust, refuse
+from dmljax.commands.parser import USER_ERRORS, add_trust, print_error, refuse
 from dmljax.config import files as config_files
 from dmljax.config import sources
 
@@ -41,6 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print every value of the config and whether it is a default, from the recipe, from "
         "the config file or from the command line, and end",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what the run trains, its operations, memory and largest batch, and end",
+    )
+    parser.add_argument(
+        "--features", help="I/N: only compute part I of N of the cached features, and end"
     )
     add_trust(parser)
     group = parser.add_argument_group("several processes")
@@ -64,9 +72,26 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if arguments.print:
         print(sources.table(arguments.config, overrides))
         return 0
+    if arguments.dry_run:
+        from dmljax.runs import dry_run
+
+        for line in dry_run.lines(config_files.read(arguments.config, overrides)):
+            print(line, flush=True)
+        return 0
+    process_fields = (arguments.coordinator, arguments.processes, arguments.process)
+    if arguments.features:
+        flags = {"--workdir": arguments.workdir, "--overwrite": arguments.overwrite or None}
+        flags |= {"--distributed": arguments.distributed or None}
+        names = ("--coordinator", "--processes", "--process")
+        flags |= dict(zip(names, process_fields, strict=True))
+        if ignored := [flag for flag, value in flags.items() if value is not None]:
+            raise ValueError(
+                f"--features computes features and trains nothing: leave out {', '.join(ignored)}"
+            )
+        _compute_features(arguments, overrides)
+        return 0
     if _is_deterministic(arguments.config, overrides):
         xla_flags.require_determinism()
-    process_fields = (arguments.coordinator, arguments.processes, arguments.process)
     if process_fields == (None, None, None) and not arguments.distributed:
         _train(arguments, overrides)
         return 0
@@ -85,12 +110,23 @@ def _is_deterministic(name: str, overrides: Sequence[str]) -> bool:
     return isinstance(runtime, Mapping) and runtime.get("deterministic") is True
 
 
-def _train(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
-    config = config_files.read(arguments.config, overrides)
+def _compute_features(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
+    from dmljax.files import parts
     from dmljax.runs import training
 
+    shard = parts.parse(arguments.features, flag="--features")
+    config = config_files.read(arguments.config, overrides)
+    images, folder = training.compute_features(config, shard=shard)
+    print(f"{folder}: {images:,} images of part {shard}")
+
+
+def _train(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
+    config = config_files.read(arguments.config, overrides)
+    from dmljax.runs import ladder, training
+
     workdir = arguments.workdir or f"runs/{config_files.folder_name(arguments.config)}"
-    training.run(config, workdir, overwrite=arguments.overwrite, source=arguments.config)
+    run_fn = ladder.run if config.get("ladder") else training.run
+    run_fn(config, workdir, overwrite=arguments.overwrite, source=arguments.config)
 
 
 def _train_with_others(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:

@@ -15,16 +15,12 @@ import os
 from collections.abc import Sequence
 
 from dmljax.commands import evaluate
-from dmljax.commands.parser import add_trust
 
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="?", help="folder of a run, such as runs/photos")
-    parser.add_argument("--workdir", help="the same folder, as a flag")
-    parser.add_argument("--config", help=argparse.SUPPRESS)
-    add_trust(parser)
+    evaluate.add_folder(parser)
     parser.add_argument(
         "--port", type=int, default=8600, help="8600 by default; 0 takes a free one"
     )

@@ -1,11 +1,14 @@
 """Download, check and convert published weights.
 
-    dmljax weights                                     list the published files
+    dmljax weights list                                list the published files
+    dmljax weights explain dinov2_s14                  input, license, training data, size, source
     dmljax weights --fetch=resnet50                    download one, check it, print its path
     dmljax weights resnet50-19c8e357.pth --net=resnet50 --to=resnet50.safetensors
+    dmljax weights model.safetensors --net=dinov2_s14 --adapter=FOLDER --to=merged.safetensors
 
 --net.KEYWORD=VALUE is an argument of the net; --net.classes=None leaves the classifier out. A
-converted file carries its source, its license and the input that the weights expect. Files are
+converted file carries its source, its license and the input that the weights expect. --adapter is
+a folder of the package peft (LoRA), which is added to the weights. Files are
 downloaded to $DMLJAX_CACHE, or ~/.cache/dmljax. docs/weights.md describes them.
 """
 
@@ -13,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,33 +25,56 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", nargs="?", help="published file to convert")
+    parser.add_argument("file", nargs="?", help="file to convert, or: list, explain")
+    parser.add_argument("name", nargs="?", help="what to explain: a published file or a net")
     parser.add_argument("--net", help="the net that it is for, such as resnet50")
     parser.add_argument("--to", help="file to write, *.safetensors")
+    parser.add_argument("--adapter", help="folder of an adapter of peft, added to the weights")
     parser.add_argument("--fetch", help="name of a published file to download")
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     keywords = _keywords(extras)
-    from dmljax import weights
+    _check(arguments, extras)
+    from dmljax import at_hand, weights
 
     if arguments.fetch:
-        folder = os.environ.get("DMLJAX_CACHE") or "~/.cache/dmljax"
-        print(weights.fetch(arguments.fetch, folder=folder))
+        print(weights.fetch(arguments.fetch, folder=at_hand.cache_folder()))
         return 0
-    if arguments.file is None:
-        if arguments.net or arguments.to or extras:
-            raise ValueError("name a file to convert (see dmljax weights --help)")
+    if arguments.file == "explain" and arguments.name:
+        print(weights.explain(arguments.name))
+        return 0
+    if arguments.name:
+        raise ValueError(f"{arguments.name!r} is not known (see dmljax weights --help)")
+    if arguments.file in (None, "list", "explain"):
+        unused = (arguments.net, arguments.to, arguments.adapter, extras)
+        if any(unused) or arguments.file == "explain":
+            raise ValueError("name a file to convert or to explain (see dmljax weights --help)")
         print(_table())
         return 0
     if not arguments.net or not arguments.to:
         raise ValueError("--net=NAME and --to=FILE.safetensors are needed (dmljax weights --help)")
-    metadata = _convert(arguments.file, {"name": arguments.net, **keywords}, arguments.to)
+    spec = {"name": arguments.net, **keywords}
+    metadata = _convert(arguments.file, spec, arguments.to, arguments.adapter)
     for note in metadata["notes"]:
         print(note)
     source = metadata["source"]["known_as"] or "unknown"
     print(f"wrote {arguments.to}: {metadata['net']}, source {source}")
     return 0
+
+
+def _check(arguments: argparse.Namespace, extras: Sequence[str]) -> None:
+    """Refuses words that a download or an explanation would ignore."""
+    if arguments.fetch:
+        task, words = f"--fetch={arguments.fetch}", [arguments.file, arguments.name]
+    elif arguments.file == "explain" and arguments.name:
+        task, words = f"explain {arguments.name}", []
+    else:
+        return
+    flags = {"--net": arguments.net, "--to": arguments.to, "--adapter": arguments.adapter}
+    words += [flag for flag, value in flags.items() if value] + [*extras]
+    if any(words):
+        raise ValueError(f"{task} takes nothing else: leave out {' '.join(filter(None, words))}")
 
 
 def _keywords(extras: Sequence[str]) -> dict[str, Any]:
@@ -65,21 +90,25 @@ def _keywords(extras: Sequence[str]) -> dict[str, Any]:
     return keywords
 
 
-def _convert(path: str, spec: dict[str, Any], to: str) -> dict[str, Any]:
-    """Converts a file for the net of `spec`, which gets the file's classifier by default."""
+def _convert(path: str, spec: dict[str, Any], to: str, adapter: str | None) -> dict[str, Any]:
+    """Converts a file for the net of `spec`, by default with the classifier of the file."""
     from dmljax import weights
     from dmljax.config import registry
 
     registry.resolve("net", spec)  # refuses a wrong name before a large file is read
-    if "classes" not in spec:
-        classes = weights.classifier_size(weights.torch_tensors(weights.read(path)))
+    tensors = weights.torch_tensors(weights.read(path))
+    name_map = weights.name_map_of(tensors)
+    if name_map.resize and "resize" not in spec:
+        spec = {**spec, "resize": name_map.resize}  # as the code behind the file does
+    if "classes" not in spec and not name_map.marks:
+        classes = weights.classifier_size(tensors)
         if classes is not None:
             spec = {**spec, "classes": classes}
-    return weights.convert(path, registry.resolve("net", spec)(), to, spec=spec)
+    return weights.convert(path, registry.resolve("net", spec)(), to, spec=spec, adapter=adapter)
 
 
 def _table() -> str:
-    """The published files: name, net, size, digest, address, license."""
+    """The published files: name, net, size, digest, address, input, license, training data."""
     from dmljax import weights
 
     lines = []
@@ -88,5 +117,6 @@ def _table() -> str:
         more = "" if len(digits) >= 40 else "..."
         digest = f"{algorithm} {digits}{more}" if algorithm else "no digest"
         lines += [f"{name}  --net={published.net}  {published.megabytes} MB  {digest}"]
-        lines += [f"    {published.url}", f"    {published.license}"]
+        lines += [f"    {published.urls[0]}", f"    {published.preprocessing}"]
+        lines += [f"    {published.license}", f"    trained on {published.trained_on}"]
     return "\n".join(lines)

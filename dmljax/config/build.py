@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
 
-from dmljax.config import digests, durations, fields, old_names, registry
+from dmljax import at_hand
+from dmljax.config import digests, durations, fields, origin, registry
 from dmljax.config.fields import named
+from dmljax.config.method import (
+    Backbone,
+    adapted_of,
+    backbone_of,
+    pooled_output_of,
+    whiten_of,
+    with_frozen,
+)
 from dmljax.config.optimizer import check_groups, optimizer_of
 from dmljax.config.scores import call_fn_of, check_evaluation, metrics_of, selection_of
 from dmljax.config.splits import Data, data_of, epoch_labels, splits_of
 from dmljax.data import batches, sampling
 from dmljax.data import digest as data_digests
+from dmljax.data.features import Cache, transforms_of
 from dmljax.data.reader import Reader
 from dmljax.data.sampling import sampler as samplers
-from dmljax.data.splits import Split
+from dmljax.data.splits import Split, images_of
 from dmljax.data.transforms import transform as transform_lib
-from dmljax.methods.base import Inspect, Method, RandomMiner
+from dmljax.methods import assemble
+from dmljax.methods.base import Inspect, Method
 from dmljax.train import devices, initial_state, start
 from dmljax.train.evaluation import MEAN
 from dmljax.train.options import Length, Options, RuntimeOptions, Spec
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState, check_chunks, init_state
-from dmljax.weights import expected_normalization, file_digest
+from dmljax.weights import expected_normalization, file_digest, preprocessing
 
 __all__ = ["build", "digests_of", "embedding"]
 
@@ -35,29 +45,41 @@ __all__ = ["build", "digests_of", "embedding"]
 def build(config: Any) -> Run:
     """Everything that a run needs. Raises a one-line error if the config is wrong."""
     config = fields.complete(config)
-    options = fields.typed(config)
-    data = data_of(options)
+    options = with_frozen(fields.typed(config))
+    backbone = backbone_of(options)
+    normalization = _normalization(options, backbone)
+    cache = _cache(options, backbone, normalization) if options.features == "cached" else None
+    data = data_of(options, None if cache is None else cache.split)
     sampler = _sampler(options, data.train)
     total = sampler.steps(options.steps, "steps")
     shards = _shards(options.runtime)
-    backbone = _backbone(options)
-    normalization = _normalization(options, backbone)
-    images = _images(options, data, normalization)
-    method = _method(options, backbone.net, len(data.train.names))
+    images = _images(options, data, normalization, are_cached=cache is not None)
+    net = backbone.net
+    if cache is not None:
+        net = assemble.FeaturesOrImages(net, cache.output)
+    adapted = adapted_of(options, net, classes=len(data.train.names))
+    method = adapted.method
 
     def init_method(key, backbone=None):
         batch = {"images": images.example(), "labels": jax.numpy.zeros(2, jax.numpy.int32)}
         return method.init(key, batch, backbone=backbone)
 
-    frozen = method.backbone if options.trained == "last" else ()
-    optimizer = optimizer_of(options, steps_fn=sampler.steps, total=total, frozen=frozen)
+    first_shapes = jax.eval_shape(init_method, jax.eval_shape(lambda: initial_state.key_of(0)))
+    frozen = adapted.frozen_fn(first_shapes[0])
+    optimizer = optimizer_of(
+        options,
+        steps_fn=sampler.steps,
+        total=total,
+        frozen=frozen,
+        backbone=method.backbone,
+    )
 
     def init_fn(key, backbone=None, others=None):
         params, model_state = init_method(key, backbone)
         return init_state(*start.replaced(params, model_state, others), optimizer)
 
-    shapes = jax.eval_shape(init_fn, jax.eval_shape(lambda: initial_state.key_of(0)))
-    check_groups(options.optimizer, shapes.params)
+    shapes = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), *first_shapes)
+    check_groups(options.optimizer, shapes.params, backbone=method.backbone)
     check_chunks(
         method,
         shapes,
@@ -82,6 +104,7 @@ def build(config: Any) -> Run:
             options,
             data,
             metrics,
+            prefixes=method.prefixes,
             part_names_fn=functools.partial(_part_names, method, shapes, images),
         ),
         patience=options.patience,
@@ -97,7 +120,15 @@ def build(config: Any) -> Run:
         sample_fn=sampler.sample_fn,
         sampler_note=sampler.note,
         start=options.start,
-        carried=_carried(options, method, shapes),
+        mixed_with=origin.mixed_with_of(options),
+        trained=options.trained["name"],
+        frozen=frozen,
+        adapted=adapted,
+        pooled_output=pooled_output_of(options),
+        whiten=whiten_of(options),
+        cache=cache,
+        carried=origin.carried_of(options, method, shapes),
+        start_arrays_fn=origin.arrays_of,
         method=method,
         optimizer=optimizer,
         init_fn=init_fn,
@@ -117,7 +148,7 @@ def digests_of(config: Any, *, data: str | None = None) -> digests.Digests:
     """
     config = fields.complete(config)
     options = fields.typed(config)
-    backbone = _backbone(options)
+    backbone = backbone_of(options)
     config = fields.with_normalization(config, _normalization(options, backbone))
     weights = backbone.weights
     initial_state.check_file(weights)
@@ -133,7 +164,8 @@ def embedding(config: dict[str, Any], *, classes: int) -> tuple[Method, Callable
     """The method and the normalization of a run's config (`Run.config`), without its data set."""
     options = fields.typed(config)
     assert options.normalize is not None
-    return _method(options, _backbone(options).net, classes), _normalize_fn(options.normalize)
+    method = adapted_of(options, backbone_of(options).net, classes=classes).deployed
+    return method, _normalize_fn(options.normalize)
 
 
 class _Sampler(NamedTuple):
@@ -168,64 +200,7 @@ def _shards(options: RuntimeOptions) -> devices.Shardings:
     return devices.Shardings(jax.devices()[:count] if count else None)
 
 
-class _Backbone(NamedTuple):
-    net_name: str
-    net: Any
-    weights: str | None  # the file of its pretrained weights
-
-
-def _backbone(options: Options) -> _Backbone:
-    spec = dict(options.net)
-    weights = spec.pop("weights", None)
-    if weights and options.start:
-        raise ValueError(
-            f"start={options.start!r} and net.weights={weights!r} both give the first backbone: "
-            "leave out one of them, such as by --config.net.weights=None"
-        )
-    net = registry.resolve("net", spec)()
-    if options.trained == "last":
-        if not weights and not options.start:
-            raise ValueError(
-                "trained='last' leaves the backbone as it is, so it needs a pretrained one: "
-                "--config.start=runs/... or --config.net.weights=..."
-            )
-        if hasattr(net, "frozen"):  # its batch norms keep their statistics
-            net = net.clone(frozen=True)
-    return _Backbone(spec["name"], net, weights)
-
-
-def _carried(options: Options, method: Method, shapes: TrainState) -> start.Carried | None:
-    """What a run that starts from another one may take from it beside the backbone."""
-    names = start.flat(shapes.params, shapes.model_state)
-    backbone = {path for path in map(_param_path, names) if _is_under(path, method.backbone)}
-    if not backbone and (options.start is not None or options.trained == "last"):
-        raise ValueError(
-            f"the method {options.method['name']} has no parameters at "
-            f"{', '.join(method.backbone)}: say where its backbone is by Method(..., backbone=...)"
-        )
-    if options.start is None or options.carried != "all":
-        return None
-    if method.per_class is None:
-        raise ValueError(
-            f"start: the method {options.method['name']} does not say which parameters have a row "
-            "for each class: write Method(..., per_class=()) for none, or take the backbone alone "
-            "by --config.carried=backbone"
-        )
-    per_class = {name for name in names if _is_under(_param_path(name), method.per_class)}
-    return start.Carried(names, frozenset(per_class), frozenset(backbone))
-
-
-def _param_path(name: str) -> str:
-    """'head/fc/kernel' of 'params/head/fc/kernel'; '' of a name that is no parameter."""
-    collection, _, path = name.partition("/")
-    return path if collection == "params" else ""
-
-
-def _is_under(path: str, folders: Collection[str]) -> bool:
-    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
-
-
-def _normalization(options: Options, backbone: _Backbone) -> str | Spec:
+def _normalization(options: Options, backbone: Backbone) -> str | Spec:
     """The normalization of the config, else of the weights or of `start`, else of the net.
 
     A config may not contradict the weights, which need the input that they were trained on, unless
@@ -234,23 +209,33 @@ def _normalization(options: Options, backbone: _Backbone) -> str | Spec:
     source, expected = backbone.weights, None
     if source and os.path.isfile(source):
         expected = expected_normalization(source)
-    if options.start is not None and (spec := start.normalization(options.start)) is not None:
+    if options.start is not None and (spec := origin.normalization_of(options.start)) is not None:
         source, expected = options.start, spec
     if options.normalize is None:
-        return expected or getattr(backbone.net, "expected_normalization", None) or "imagenet"
-    name, force = options.normalize["name"], options.normalize.get("force") is True
-    if expected is not None and name != named(expected)["name"] and not force:
+        of_net = getattr(backbone.net, "expected_normalization", None) or "imagenet"
+        return expected or (of_net if isinstance(of_net, str) else dict(of_net))
+    force = options.normalize.get("force") is True
+    if expected is not None and not force and _input(options.normalize) != _input(expected):
         raise ValueError(
-            f"normalize={name!r} contradicts {source}, which expects {named(expected)['name']!r}: "
-            f"leave it out, or insist by --config.normalize=\"{{'name': {name!r}, 'force': True}}\""
+            f"normalize={fields.short(options.normalize)!r} contradicts {source}, which expects "
+            f"{fields.short(expected)!r}: leave it out, or insist by "
+            f'--config.normalize="{ {**options.normalize, "force": True} }"'
         )
     return options.normalize
 
 
+def _input(spec: str | Spec) -> Any:
+    """A value that is equal for two normalizations exactly if they make the same input."""
+    return preprocessing.inputs(spec) or named(spec)["name"]
+
+
 def _normalize_fn(spec: str | Spec) -> Callable:
+    return registry.resolve("normalization", _normalization_spec(spec))
+
+
+def _normalization_spec(spec: str | Spec) -> Spec:
     """The normalization of a config; `force` is for `_normalization` alone."""
-    spec = {k: v for k, v in named(spec).items() if k != "force"}
-    return registry.resolve("normalization", spec)
+    return {k: v for k, v in named(spec).items() if k != "force"}
 
 
 class _Images(NamedTuple):
@@ -265,28 +250,73 @@ class _Images(NamedTuple):
         return self.normalize_fn(jax.numpy.zeros((2, *self.image_shape), jax.numpy.uint8))
 
 
-def _images(options: Options, data: Data, normalization: str | Spec) -> _Images:
-    reader, skip = Reader(data.train, cache=False), options.unreadable == "skip"
-    specs = options.transform, options.eval_transform
-    train_fn, eval_fn = (
-        transform_lib.bind(function, **keywords)
-        for function, keywords in [registry.find("transform", spec) for spec in specs]
-    )
+def _images(
+    options: Options, data: Data, normalization: str | Spec, *, are_cached: bool
+) -> _Images:
+    reader, skip = Reader(images_of(data.train), cache=False), options.unreadable == "skip"
+    train_fn, eval_fn = _transform(options.transform), _transform(options.eval_transform)
     shape, eval_shape = (batches.image_shape(reader, fn, skip=skip) for fn in (train_fn, eval_fn))
-    return _Images(train_fn, eval_fn, _normalize_fn(normalization), shape, eval_shape)
+    normalize_fn = _normalize_fn(normalization)
+    if not are_cached:
+        return _Images(train_fn, eval_fn, normalize_fn, shape, eval_shape)
+    note = f"cached features of {eval_fn.title}"
+    views = f"cached features of {options.views} times {train_fn.title}" if options.views else note
+    least_side = eval_fn.least_side  # for pictures of the images
+    train_fn, eval_fn = transforms_of(views, note)
+    eval_fn = eval_fn._replace(least_side=least_side)
+
+    def normalize_images_fn(x: jax.Array) -> jax.Array:
+        return x if x.ndim == 2 else normalize_fn(x)
+
+    return _Images(train_fn, eval_fn, normalize_images_fn, shape, eval_shape)
 
 
-def _method(options: Options, net: Any, classes: int) -> Method:
-    loss_fn = registry.resolve("loss", options.loss)
-    factory = registry.resolve("method", old_names.current_method(options.method))
-    arguments: dict[str, Any] = {"classes": classes}
-    if options.miner:
-        mine_fn = registry.resolve("miner", options.miner)
-        if "mine_fn" not in inspect.signature(factory).parameters:
-            raise ValueError(f"the method {options.method['name']} takes no miner")
-        is_random = "key" in inspect.signature(mine_fn).parameters
-        arguments["mine_fn"] = RandomMiner(mine_fn) if is_random else mine_fn
-    return factory(net, loss_fn, **arguments)
+def _transform(spec: Spec) -> transform_lib.Transform:
+    function, keywords = registry.find("transform", spec)
+    return transform_lib.bind(function, **keywords)
+
+
+def _cache(options: Options, backbone: Backbone, normalization: str | Spec) -> Cache:
+    """The cache of the features that `options` need."""
+    if options.trained["name"] != "last":
+        raise ValueError(
+            "features='cached' needs a backbone that does not learn: --config.trained=last, or "
+            "leave it out by --config.features=computed"
+        )
+    if jax.process_count() > 1:
+        raise ValueError(
+            "features='cached' trains in one process, which takes seconds; several processes can "
+            "compute the features before: dmljax train --config=... --features=0/8"
+        )
+    output = pooled_output_of(options)
+    if output is None:
+        raise ValueError(
+            "features='cached' keeps pooled features: leave out method.pool_fn, take global_max or "
+            "class_and_mean, or --config.features=computed"
+        )
+    if backbone.weights is None:
+        assert options.start is not None
+        weights = start.find(options.start).digest
+    else:
+        initial_state.check_file(backbone.weights)
+        weights = file_digest(backbone.weights)
+    net = {name: value for name, value in options.net.items() if name != "weights"}
+    return Cache(
+        options.runtime.features or at_hand.features_folder(),
+        {
+            "net": registry.complete("net", net),
+            "weights": weights,
+            "normalize": registry.complete("normalization", _normalization_spec(normalization)),
+        },
+        output=output,
+        evaluation=_keyed_transform(options.eval_transform),
+        training=_keyed_transform(options.transform),
+        views=options.views,
+    )
+
+
+def _keyed_transform(spec: Spec) -> tuple[transform_lib.Transform, dict[str, Any]]:
+    return _transform(spec), registry.complete("transform", spec)
 
 
 def _part_names(method: Method, shapes: TrainState, images: _Images) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dmljax import renames
+from dmljax.config.files import plain
 from dmljax.train.options import SECTIONS, Options, fields_of
 
 __all__ = [
@@ -79,8 +80,13 @@ def _without_new(values: dict[str, Any], section: type) -> dict[str, Any]:
     So the folders and the digests of older runs stay valid.
     """
     fields = fields_of(section).items()
-    new = {name: field.default for name, field in fields if field.metadata.get("is_new")}
-    return {name: value for name, value in values.items() if name not in new or value != new[name]}
+    # As `fields.complete` writes defaults: a tuple is a list.
+    defaults = plain({name: f.default for name, f in fields if f.metadata.get("is_new")})
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in defaults or plain(value) != defaults[name]
+    }
 
 
 def config_digest(config: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from dmljax.config import registry
 from dmljax.hints import hint
 from dmljax.train.options import SECTIONS, Options, allowed_values, defaults_of, fields_of
 
-__all__ = ["complete", "named", "typed", "with_normalization"]
+__all__ = ["complete", "named", "short", "typed", "with_normalization"]
 
 
 def complete(config: Any) -> dict[str, Any]:
@@ -49,6 +49,11 @@ def with_normalization(config: dict[str, Any], normalization: Any) -> dict[str, 
 def named(spec: Any) -> Any:
     """A name as `{"name": ...}`; a dict, or None, as it is."""
     return {"name": spec} if isinstance(spec, str) else spec
+
+
+def short(spec: Any) -> Any:
+    """`{"name": ...}` as that name; a dict with more fields, a name, or None, as it is."""
+    return spec["name"] if isinstance(spec, dict) and set(spec) == {"name"} else spec
 
 
 def _checked(values: Any, section: type, title: str) -> dict[str, Any]:

@@ -128,7 +128,9 @@ def _item(items: list[Any], number: str, flag: str) -> dict[str, Any]:
         or int(number) >= len(items)
         or not isinstance(items[int(number)], dict)
     ):
-        raise ValueError(f"{flag}: the list has no item {number}, it is {items!r}")
+        raise ValueError(
+            f"{flag}: the list has no fields at {number!r}; it has {len(items)} items, from 0"
+        )
     return items[int(number)]
 
 

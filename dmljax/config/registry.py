@@ -23,7 +23,18 @@ from dmljax import renames
 from dmljax.files.reading import FileText
 from dmljax.hints import hint
 
-__all__ = ["KINDS", "Kind", "check", "find", "names", "own_function", "plural", "resolve", "table"]
+__all__ = [
+    "KINDS",
+    "Kind",
+    "check",
+    "complete",
+    "find",
+    "names",
+    "own_function",
+    "plural",
+    "resolve",
+    "table",
+]
 
 # Types of plain values, and their words in messages.
 _PLAIN = {
@@ -54,7 +65,14 @@ class Kind(NamedTuple):
 
 _DISTANCES = ("cosine", "dot", "euclidean", "snr", "squared_euclidean", "unit_euclidean")
 _COMBINATIONS = ("concatenate_heads", "average_heads")
-_LINEAR_LAYERS = ("Dense", "glorot_dense", "kaiming_dense")
+_LINEAR_LAYERS = (
+    "Dense",
+    "centered_dense",
+    "glorot_dense",
+    "kaiming_dense",
+    "mlp",
+    "orthogonal_dense",
+)
 _ACTIVATIONS = ("elu", "gelu", "relu", "silu", "softplus", "tanh")
 _RECONSTRUCTIONS = ("reconstruction_half_sum", "reconstruction_mean_square", "reconstruction_norm")
 _DEVIATIONS = ("log_variance_as_deviation", "standard_deviation")
@@ -67,7 +85,9 @@ KINDS = {
     "dataset": Kind("data set", ("dmljax.data.datasets",)),
     "sampler": Kind("sampler", ("dmljax.data.sampling",), 1, ("seed", "step")),
     "transform": Kind("transform", ("dmljax.data.transforms",), 2),
-    "normalization": Kind("normalization", ("dmljax.weights.preprocessing",), 1),
+    "normalization": Kind(
+        "normalization", ("dmljax.weights.preprocessing",), 1, excludes=("inputs",)
+    ),
     "net": Kind("net", ("dmljax.nets",)),
     "attention": Kind("attention", ("dmljax.nets.attention",)),
     "method": Kind("method", ("dmljax.methods",), 2, ("classes",)),
@@ -99,6 +119,9 @@ KINDS = {
     "reduction": Kind("reduction", ("dmljax.ops",), 2, only=_REDUCTIONS),
     "distance": Kind("distance", ("dmljax.ops",), 2, only=_DISTANCES),
     "optimizer": Kind("optimizer", ("dmljax.train.optimizers",), only=_OPTIMIZERS),
+    "adaptation": Kind(
+        "choice of what learns", ("dmljax.adapt.trained",), 1, excludes=("Adapted",)
+    ),
     "metric": Kind(
         "metric",
         ("dmljax.metrics.ranking", "dmljax.metrics.clusters", "dmljax.metrics.deviation"),
@@ -230,6 +253,19 @@ def find(
             keywords[key] = resolve(ARGUMENTS[key], value)
     check(name, keywords, annotations, namespace=_namespace(function))
     return Scheduled(function, schedules) if schedules else function, keywords
+
+
+def complete(kind: str, spec: str | Mapping[str, Any]) -> dict[str, Any]:
+    """`spec` as a dict with the plain defaults of its function, for digests.
+
+    Defaults that are functions are left out. Functions in `spec` stay names.
+    """
+    function, _ = find(kind, spec)
+    parameters = inspect.signature(function).parameters.values()
+    plain = (bool, int, float, str, tuple, type(None))
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    values = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
+    return {k: v for k, v in defaults.items() if isinstance(v, plain)} | values
 
 
 def _is_scheduled(value: Any, annotation: Any, namespace: Mapping[str, Any]) -> bool:

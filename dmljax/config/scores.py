@@ -11,7 +11,7 @@ from dmljax.config.fields import named
 from dmljax.config.splits import Data
 from dmljax.hints import hint
 from dmljax.methods.base import Inspect, Method
-from dmljax.train.evaluation import cut_names
+from dmljax.train.evaluation import cut_names, prefix_name
 from dmljax.train.options import EvaluationOptions, Options
 from dmljax.train.run import Metrics, Selection
 
@@ -81,7 +81,12 @@ def _argument_kind(function: Callable) -> str:
 
 
 def selection_of(
-    options: Options, data: Data, scores: Metrics, *, part_names_fn: Callable[[], Sequence[str]]
+    options: Options,
+    data: Data,
+    scores: Metrics,
+    *,
+    prefixes: Sequence[int],
+    part_names_fn: Callable[[], Sequence[str]],
 ) -> Selection:
     """The score that chooses the step. `part_names_fn` names the parts of an embedding."""
     rule = options.select
@@ -111,6 +116,8 @@ def selection_of(
     names = _score_names(options.evaluate, scores)
     if "/" in selection.score:
         names += [f"{part}/R@{k}" for part in part_names_fn() for k in scores.ks or (1,)]
+        ranked = [*(f"R@{k}" for k in scores.ks), *scores.ranking_fns]
+        names += [f"{prefix_name(dim)}/{name}" for dim in prefixes for name in ranked]
     if selection.score not in names:
         raise ValueError(
             f"select={rule!r}: the evaluation has no score {selection.score!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -41,9 +42,14 @@ def splits_of(options: Options) -> Splits:
     return registry.resolve("dataset", spec, caller_keywords=_SHARES)()
 
 
-def data_of(options: Options) -> Data:
-    """The data set with the classes held out that `fold` or `validation` asks for."""
+def data_of(options: Options, split_fn: Callable[..., Split] | None = None) -> Data:
+    """The data set with the classes held out that `fold` or `validation` asks for.
+
+    `split_fn(split, is_training=...)` replaces the records of both splits before that.
+    """
     splits = splits_of(options)
+    if split_fn is not None:
+        splits = Splits(split_fn(splits.train, is_training=True), split_fn(splits.test))
     train, held_out = _divided(options, splits.train)
     if held_out is not None and _has_two_sides(splits.test) and held_out.query is None:
         held_out = queries_and_gallery(held_out)

@@ -8,6 +8,7 @@ threads nor on the first step of a run.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable
@@ -42,44 +43,46 @@ class _Generators(threading.local):
 _generator = _Generators()
 
 
-class TrainBatch:
+@dataclasses.dataclass(kw_only=True)
+class _HostBatch:
+    """What batches of one host are made of: `size` rows from row `offset` of the global batch."""
+
+    reader: Reader
+    transform: Transform
+    size: int
+    offset: int
+    global_size: int
+    skip: bool
+
+
+@dataclasses.dataclass(kw_only=True)
+class TrainBatch(_HostBatch):
     """`train_batch(step)` returns `dict(images, labels, skipped)` of one host.
 
-    With `skip`, the next readable image of the class replaces an image that cannot be read, and
-    `skipped` holds the index of the latter. If the transform has a form for batches, it sees all
-    images of the host at once.
+    `sample_fn` plans the global batch. With `skip`, the next readable image of the class replaces
+    an image that cannot be read, and `skipped` holds the index of the latter. If the transform has
+    a form for batches, it sees all images of the host together.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        sample_fn: Callable[..., np.ndarray],
-        transform: Transform,
-        *,
-        seed: int,
-        size: int,
-        offset: int,
-        global_size: int,
-        skip: bool,
-    ):
-        self._reader, self._sample_fn, self._transform = reader, sample_fn, transform
-        self._seed, self._size, self._offset = seed, size, offset
-        self._global_size, self._skip = global_size, skip
-        self._groups = sampling.group(reader.split.labels)
+    sample_fn: Callable[..., np.ndarray]
+    seed: int
+
+    def __post_init__(self):
+        self._groups = sampling.group(self.reader.split.labels)
 
     def __call__(self, step: int) -> dict[str, np.ndarray]:
         step = int(step)
-        plan = self._sample_fn(self._groups, seed=self._seed, step=step)
-        if len(plan) < self._global_size:
+        plan = self.sample_fn(self._groups, seed=self.seed, step=step)
+        if len(plan) < self.global_size:
             raise IndexError(
-                f"the sampler returned {len(plan)} images at step {step}, not {self._global_size}"
+                f"the sampler returned {len(plan)} images at step {step}, not {self.global_size}"
             )
-        end = min(self._offset + self._size, self._global_size)
-        indices = np.array(plan[self._offset : end], np.int64)
-        skipped = np.full(self._size, _READABLE)
+        end = min(self.offset + self.size, self.global_size)
+        indices = np.array(plan[self.offset : end], np.int64)
+        skipped = np.full(self.size, _READABLE)
         images = self._images(step, indices, skipped)
-        labels = self._reader.split.labels[indices]
-        images, labels = (_padded(rows, self._size) for rows in (images, labels))
+        labels = self.reader.split.labels[indices]
+        images, labels = (_padded(rows, self.size) for rows in (images, labels))
         return {"images": images, "labels": labels, "skipped": skipped}
 
     def _images(self, step: int, indices: np.ndarray, skipped: np.ndarray) -> np.ndarray:
@@ -87,83 +90,75 @@ class TrainBatch:
         if not rows:
             return np.zeros((0, *self._image_shape), np.uint8)
         rngs = (self._rng(step, row) for row in rows)
-        if self._transform.batch is None:
+        if self.transform.batch is None:
             originals = (self._read(indices, row, skipped) for row in rows)
             return _stack(
-                [self._transform.image(*pair) for pair in zip(originals, rngs, strict=True)]
+                [self.transform.image(*pair) for pair in zip(originals, rngs, strict=True)]
             )
-        images = self._reader.stack(indices)
+        images = self.reader.stack(indices)
         if images is None:
             images = _stack([self._read(indices, row, skipped) for row in rows])
-        return self._transform.batch(images, rngs)
+        return self.transform.batch(images, rngs)
 
     @functools.cached_property
     def _image_shape(self) -> tuple[int, ...]:
-        return image_shape(self._reader, self._transform.image, skip=self._skip)
+        return image_shape(self.reader, self.transform.image, skip=self.skip)
 
     def _rng(self, step: int, row: int) -> np.random.Generator:
-        return _generator(self._seed, step * self._global_size + self._offset + row)
+        return _generator(self.seed, step * self.global_size + self.offset + row)
 
     def _read(self, indices: np.ndarray, row: int, skipped: np.ndarray) -> np.ndarray:
         """The image of a row. If it is replaced by another one, marks the row as skipped."""
         i = int(indices[row])
         try:
-            return self._reader(i)
+            return self.reader(i)
         except decode.UnreadableImage:
-            if not self._skip:
+            if not self.skip:
                 raise
         skipped[row] = i
         return self._next_of_class(i)
 
     def _next_of_class(self, i: int) -> np.ndarray:
         """A readable image of the class of `i`, so that the batch keeps its structure."""
-        labels = self._reader.split.labels
+        labels = self.reader.split.labels
         same_class = np.flatnonzero(labels == labels[i])
         after = np.searchsorted(same_class, i, side="right")
         for other in np.roll(same_class, -after).tolist()[:-1]:
             try:
-                return self._reader(other)
+                return self.reader(other)
             except decode.UnreadableImage:
                 continue
-        name = self._reader.split.names[labels[i]]
+        name = self.reader.split.names[labels[i]]
         raise decode.UnreadableImage(f"no image of class {name!r} can be read: remove the class")
 
 
-class EvaluationBatch:
+@dataclasses.dataclass(kw_only=True)
+class EvaluationBatch(_HostBatch):
     """`evaluation_batch(step)` returns `dict(images, indices, where, skipped)` of one host.
 
-    Batches go through the split in order. Padding is black images, whose `indices` are -1. With
-    `skip`, an image that cannot be read is black as well. `where` is False for both.
+    Batches go through the `rows` of the split in order. Padding is black images, whose `indices`
+    are -1. With `skip`, an image that cannot be read is black as well. `where` is False for both.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        transform: Transform,
-        *,
-        size: int,
-        offset: int,
-        global_size: int,
-        skip: bool,
-    ):
-        self._reader, self._transform, self._skip = reader, transform, skip
-        self._size, self._offset, self._global_size = size, offset, global_size
-        self._shape = image_shape(reader, transform.image, skip=skip)
+    rows: range
+
+    def __post_init__(self):
+        self._shape = image_shape(self.reader, self.transform.image, skip=self.skip)
 
     def __call__(self, step: int) -> dict[str, np.ndarray]:
-        rows = self._offset + np.arange(self._size)
-        indices = int(step) * self._global_size + rows
-        is_padding = (rows >= self._global_size) | (indices >= len(self._reader.split))
+        rows = self.offset + np.arange(self.size)
+        indices = self.rows.start + int(step) * self.global_size + rows
+        is_padding = (rows >= self.global_size) | (indices >= self.rows.stop)
         indices[is_padding] = -1
-        where, skipped = indices >= 0, np.full(self._size, _READABLE)
+        where, skipped = indices >= 0, np.full(self.size, _READABLE)
         images = []
         for row, i in enumerate(indices.tolist()):
             image = np.zeros(self._shape, np.uint8)
             if i >= 0:
                 try:
-                    image = self._transform.image(self._reader(i), _generator(0, i))
+                    image = self.transform.image(self.reader(i), _generator(0, i))
                 except decode.UnreadableImage:
-                    if not self._skip:
+                    if not self.skip:
                         raise
                     where[row], skipped[row] = False, i
             images.append(image)

@@ -437,6 +437,6 @@ def _mnist_file(root: _Path, stem: str) -> np.ndarray:
             if (folder_ / name).is_file():
                 return idx.read(folder_ / name)
     # Always raises: the file with this name cannot exist.
-    wanted = [f"{stem}-ubyte[.gz]"]
-    locate.find_folder(root, wanted, dataset="mnist", origin="the four idx files of MNIST")
+    file_names = [f"{stem}-ubyte[.gz]"]
+    locate.find_folder(root, file_names, dataset="mnist", origin="the four idx files of MNIST")
     raise AssertionError

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from dmljax.data.splits import Records, Split, Splits
+from dmljax.data.splits import Records, Split, Splits, images_of
 
-__all__ = ["digest"]
+__all__ = ["digest", "digest_of_images", "image_keys"]
 
 _SAMPLED = 64  # files whose size, or records whose content, is a part of the digest
 
@@ -29,6 +29,7 @@ def digest(splits: Splits) -> str:
     * Other records: the content of 64 of them.
     """
     total = hashlib.sha256()
+    splits = Splits(*map(images_of, splits))
     paths = [path for split in splits for path in _paths(split.records)]
     parent = os.path.commonpath(paths) if paths else ""
     for name, split in zip(Splits._fields, splits, strict=True):
@@ -40,6 +41,43 @@ def digest(splits: Splits) -> str:
         for piece in _identity(split, parent):
             total.update(len(piece).to_bytes(8, "little") + piece)
     return total.hexdigest()
+
+
+def digest_of_images(split: Split) -> str:
+    """SHA-256 of the images of a split without their labels, which notices files that change.
+
+    It counts the paths below the common folder, the size and the time of change of every file.
+    """
+    total = hashlib.sha256(str(len(split)).encode())
+    if split.boxes is not None:
+        total.update(np.ascontiguousarray(split.boxes).astype("<i8").tobytes())
+    if paths := _paths(split.records):
+        parent = os.path.commonpath(paths)
+        for path in paths:
+            total.update(f"{path.removeprefix(parent)} {_size_and_time(path)}\n".encode())
+    else:
+        for piece in _identity(split, ""):
+            total.update(len(piece).to_bytes(8, "little") + piece)
+    return total.hexdigest()
+
+
+def image_keys(split: Split) -> np.ndarray | None:
+    """A 64-bit digest of path, size, time of change and box of every image; None without files."""
+    paths = _paths(split.records)
+    if not paths:
+        return None
+    boxes = [()] * len(paths) if split.boxes is None else split.boxes.tolist()
+    texts = (f"{p} {_size_and_time(p)} {box}" for p, box in zip(paths, boxes, strict=True))
+    digests = (hashlib.sha256(text.encode()).digest() for text in texts)
+    return np.array([int.from_bytes(digest[:8], "little") for digest in digests], np.uint64)
+
+
+def _size_and_time(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 def _paths(records: Records) -> list[str]:

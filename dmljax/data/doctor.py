@@ -68,15 +68,9 @@ def examine_shards(root: str | os.PathLike) -> Iterator[Finding]:
     folder = pathlib.Path(root).expanduser()
     splits = prepared.manifest(folder)["splits"].values()
     shards = [shard for split in splits for shard in split["shards"]]
-    damaged = []
-    for shard in shards:
-        if sha256(folder / shard["file"]) != shard["sha256"]:
-            damaged.append(shard["file"])
-    if damaged:
-        text = f"{len(damaged)} shards differ from the manifest: {_examples(damaged)}"
-        yield Finding("WRONG", text)
-    else:
-        yield Finding("ok", f"{len(shards)} shards agree with the manifest")
+    damaged = [x["file"] for x in shards if sha256(folder / x["file"]) != x["sha256"]]
+    text = f"{len(damaged)} shards differ from the manifest"
+    yield _verdict(damaged, text, f"{len(shards)} shards agree with the manifest")
     if skipped := [name for split in splits for name in split["skipped"]]:
         yield Finding("note", f"prepare skipped {len(skipped)} images: {_examples(skipped)}")
 
@@ -88,13 +82,12 @@ def _counts(splits: Splits, dataset: str) -> Iterator[Finding]:
             level = "WRONG" if name == "test" and not len(split) else "note"
             yield Finding(level, text)
             continue
-        published = PUBLISHED[dataset]
-        classes, images = published[:2] if name == "train" else published[2:]
+        classes, images = PUBLISHED[dataset][0 if name == "train" else 2 :][:2]
         if (len(split.names), len(split)) == (classes, images):
             yield Finding("ok", text)
         else:
-            expected = f"published are {images:,} images of {classes:,} classes"
-            yield Finding("WRONG", f"{text}; {expected}")
+            text += f"; published are {images:,} images of {classes:,} classes"
+            yield Finding("WRONG", text)
     if dataset == "cub200" and sum(map(len, splits)) == _CUB_2010_IMAGES:
         text = "6,033 images are CUB-200 of 2010; the papers use the 11,788 images of 2011"
         yield Finding("WRONG", text)
@@ -111,10 +104,9 @@ def _classes(splits: Splits, dataset: str) -> Iterator[Finding]:
     if dataset in _SHARED_CLASSES:
         text = f"{len(shared)} classes are in train and test, as intended in this data set"
         yield Finding("ok", text)
-    elif shared:
-        yield Finding("WRONG", f"{len(shared)} classes are in train and test: {_examples(shared)}")
     else:
-        yield Finding("ok", "no class is in train and test")
+        text = f"{len(shared)} classes are in train and test"
+        yield _verdict(shared, text, "no class is in train and test")
     for name, split in splits._asdict().items():
         if not len(split):
             continue
@@ -139,39 +131,27 @@ def _read(name: str, split: Split, threads: int | None) -> list[_Image]:
         concurrent.futures.ThreadPoolExecutor(threads or cores.count()) as pool,
         Progress(name, len(split), stream=sys.stderr) as progress,
     ):
-        for image in pool.map(lambda i: _read_image(split, i), range(len(split))):
+        reader = Reader(split)
+        for image in pool.map(lambda i: _read_image(reader, i), range(len(split))):
             images.append(image)
             progress.advance()
     return images
 
 
-def _read_image(split: Split, i: int) -> _Image:
+def _read_image(reader: Reader, i: int) -> _Image:
     try:
-        record = split.records[i]
+        record = reader.split.records[i]
         if isinstance(record, np.ndarray):
             data = np.ascontiguousarray(record).tobytes()
             height, width, channels = record.shape
             return _Image(_digest(data), height, width, "L" if channels == 1 else "RGB")
         # Read the file once: hash its bytes, then decode them as the pipeline does.
         data = record if isinstance(record, bytes) else pathlib.Path(record).read_bytes()
-        image = Reader(dataclasses.replace(split, records=_OneRecord(data, len(split))))(i)
+        image = reader(i, data)
         return _Image(_digest(data), image.shape[0], image.shape[1], decode.mode(data))
     except (ValueError, OSError) as error:
         reason = getattr(error, "strerror", None) or str(error).split(" cannot be read: ")[-1]
         return _Image(error=reason.split(". Replace it")[0])
-
-
-class _OneRecord:
-    """A sequence that returns the same bytes for every index."""
-
-    def __init__(self, data: bytes, length: int):
-        self._data, self._length = data, length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, i: int) -> bytes:
-        return self._data
 
 
 def _digest(data: bytes) -> bytes:
@@ -185,10 +165,7 @@ def _unreadable(splits: Splits, images: dict[str, list[_Image]]) -> Iterator[Fin
         for i, image in enumerate(images[name])
         if image.error
     ]
-    if errors:
-        yield Finding("WRONG", f"{len(errors)} images cannot be read: {_examples(errors)}")
-    else:
-        yield Finding("ok", "every image can be read")
+    yield _verdict(errors, f"{len(errors)} images cannot be read", "every image can be read")
 
 
 def _duplicates(splits: Splits, images: dict[str, list[_Image]]) -> Iterator[Finding]:
@@ -199,14 +176,12 @@ def _duplicates(splits: Splits, images: dict[str, list[_Image]]) -> Iterator[Fin
                 rows_of_split = rows_of_digest.setdefault(image.digest, {})
                 rows_of_split.setdefault(name, []).append(i)
     leaks = [rows for rows in rows_of_digest.values() if len(rows) > 1]
-    if leaks:
-        names = [
-            " = ".join(record_name(getattr(splits, n).records, i[0]) for n, i in rows.items())
-            for rows in leaks
-        ]
-        yield Finding("WRONG", f"{len(leaks)} images are in train and test: {_examples(names)}")
-    else:
-        yield Finding("ok", "no file is in train and test")
+    names = [
+        " = ".join(record_name(getattr(splits, n).records, i[0]) for n, i in rows.items())
+        for rows in leaks
+    ]
+    text = f"{len(leaks)} images are in train and test"
+    yield _verdict(names, text, "no file is in train and test")
     for name in images:
         split = getattr(splits, name)
         repeated = [rows[name] for rows in rows_of_digest.values() if len(rows.get(name, ())) > 1]
@@ -238,6 +213,13 @@ def _formats(images: dict[str, list[_Image]], dataset: str, seconds: float) -> I
             f"the images are Img/img_highres ({width:.0f}x{height:.0f}); published numbers use "
             "Img/img (256x256)",
         )
+
+
+def _verdict(names: Sequence[str], problem: str, otherwise: str) -> Finding:
+    """The problem of `names` with examples; what is right instead if there are no names."""
+    if names:
+        return Finding("WRONG", f"{problem}: {_examples(names)}")
+    return Finding("ok", otherwise)
 
 
 def _examples(names: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from dmljax.data.locate import IMAGE_SUFFIXES
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split
 from dmljax.data.transforms.resampling import to_pil
+from dmljax.files import reading
 from dmljax.files import writing as files
 
 __all__ = ["write"]
@@ -60,7 +61,7 @@ def _claim(folder: pathlib.Path, about: dict[str, Any]) -> None:
     """Marks an empty folder, or one that was marked for the same split."""
     marker = folder / _MARKER
     try:
-        present = json.loads(marker.read_text())
+        present = reading.json_value(marker.read_text())
     except FileNotFoundError:
         if folder.exists() and any(folder.iterdir()):
             raise ValueError(

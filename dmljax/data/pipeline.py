@@ -105,20 +105,17 @@ def train(
     With `unreadable='skip'`, the next readable image of the class replaces an image that cannot be
     read. Such images are counted in `skipped`; a name that it already contains is not logged again.
     """
-    _check(split, host, hosts, unreadable, workers)
+    if not len(split):
+        raise ValueError("the split is empty: there is nothing to read")
     groups = sampling.group(split.labels)
     _warn_about_single_images(split, groups)
-    global_size = len(sample_fn(groups, seed=seed, step=start))
-    size = _share(global_size, hosts, padded)
+    transform = transform_lib.bind(transform_fn)
     batch_fn = TrainBatch(
-        Reader(split, cache),
-        sample_fn,
-        transform_lib.bind(transform_fn),
+        reader=Reader(split, cache, least_side=transform.least_side),
+        transform=transform,
+        sample_fn=sample_fn,
         seed=seed,
-        size=size,
-        offset=host * size,
-        global_size=global_size,
-        skip=unreadable == "skip",
+        **_share(len(sample_fn(groups, seed=seed, step=start)), host, hosts, padded, unreadable),
     )
     iterator = _in_background(batch_fn, start, _ENDLESS, threads, workers)
     return Batches(iterator, lambda i: record_name(split.records, i), skipped)
@@ -137,39 +134,27 @@ def evaluation(
     cache: bool | dict[int, np.ndarray] = False,
     unreadable: str = "raise",
     skipped: collections.Counter[str] | None = None,
+    rows: range | None = None,
 ) -> Batches:
-    """Every image once, in order, in batches of one size.
+    """Every image once, in order, in batches of one size; with `rows`, only these images.
 
     `batch_size` counts the rows of all hosts together, and `padded` also counts rows of padding. A
     dict as `cache` is filled, and can be used again. With `unreadable='skip'`, an image that cannot
     be read is black, and False in `where`. Such images are counted in `skipped`; a name that it
     already contains is not logged again.
     """
-    _check(split, host, hosts, unreadable, workers)
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
-    size = _share(batch_size, hosts, padded)
-    batch_fn = EvaluationBatch(
-        Reader(split, cache),
-        transform_lib.bind(transform_fn),
-        size=size,
-        offset=host * size,
-        global_size=batch_size,
-        skip=unreadable == "skip",
-    )
-    iterator = _in_background(batch_fn, 0, -(-len(split) // batch_size), threads, workers)
-    return Batches(iterator, lambda i: record_name(split.records, i), skipped)
-
-
-def _check(split: Split, host: int, hosts: int, unreadable: str, workers: int) -> None:
     if not len(split):
         raise ValueError("the split is empty: there is nothing to read")
-    if unreadable not in ("raise", "skip"):
-        raise ValueError(f"unreadable must be 'raise' or 'skip', not {unreadable!r}")
-    if not 0 <= host < hosts:
-        raise ValueError(f"host {host} of {hosts} does not exist")
-    if workers < 0:
-        raise ValueError(f"workers must be 0 or more, not {workers}")
+    rows = range(len(split)) if rows is None else rows
+    transform = transform_lib.bind(transform_fn)
+    batch_fn = EvaluationBatch(
+        reader=Reader(split, cache, least_side=transform.least_side),
+        transform=transform,
+        rows=rows,
+        **_share(batch_size, host, hosts, padded, unreadable),
+    )
+    iterator = _in_background(batch_fn, 0, -(-len(rows) // batch_size), threads, workers)
+    return Batches(iterator, lambda i: record_name(split.records, i), skipped)
 
 
 def _warn_about_single_images(split: Split, groups: sampling.Groups) -> None:
@@ -178,15 +163,24 @@ def _warn_about_single_images(split: Split, groups: sampling.Groups) -> None:
         logging.warning("%d classes have one image, so no positive, such as %r", single, name)
 
 
-def _share(batch_size: int, hosts: int, padded: int | None = None) -> int:
-    """The number of rows of each host; the last ones may be padding."""
+def _share(
+    batch_size: int, host: int, hosts: int, padded: int | None, unreadable: str
+) -> dict[str, Any]:
+    """The rows of a host, as `batches` takes them; the last ones may be padding."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
+    if unreadable not in ("raise", "skip"):
+        raise ValueError(f"unreadable must be 'raise' or 'skip', not {unreadable!r}")
+    if not 0 <= host < hosts:
+        raise ValueError(f"host {host} of {hosts} does not exist")
     padded = -(-batch_size // hosts) * hosts if padded is None else padded
     if padded < batch_size or padded % hosts:
         raise ValueError(
             f"{padded} rows of a batch of {batch_size} cannot be divided evenly by {hosts} hosts, "
             "which must all have the same number of devices"
         )
-    return padded // hosts
+    size, skip = padded // hosts, unreadable == "skip"
+    return {"size": size, "offset": host * size, "global_size": batch_size, "skip": skip}
 
 
 def _in_background(
@@ -204,6 +198,8 @@ def _in_background(
     # grain imports jax, which worker processes and light tools must not load.
     import grain
 
+    if workers < 0:
+        raise ValueError(f"workers must be 0 or more, not {workers}")
     threads = threads or max(cores.count(), 4)
     if threads < 1:
         raise ValueError(f"threads must be 1 or more, not {threads}")

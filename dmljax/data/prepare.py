@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import hashlib
-import json
 import os
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,13 @@ from dmljax.data import decode, transforms
 from dmljax.data.prepared import FORMAT, MANIFEST, MARKS
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, Splits, record_name
-from dmljax.files import cores
+from dmljax.files import cores, reading
 from dmljax.files import writing as files
 from dmljax.files.progress import Progress
 
 __all__ = ["GEOMETRIES", "prepare"]
 
-GEOMETRIES = {
+GEOMETRIES: dict[str, Callable[..., np.ndarray]] = {
     "shorter": transforms.resize,
     "squash": transforms.squash,
     "pad": transforms.pad,
@@ -111,7 +111,7 @@ def _open(out: pathlib.Path, settings: dict[str, Any]) -> dict[str, dict]:
             raise FileExistsError(f"{out} is not empty: choose another --out")
         files.write_json(out / _PROGRESS, {"settings": settings, "shards": {}})
         return {}
-    earlier = json.loads((out / _PROGRESS).read_text())
+    earlier = reading.json_file(out / _PROGRESS)
     if earlier["settings"] != settings:
         different = [k for k in settings if earlier["settings"].get(k) != settings[k]]
         raise ValueError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from dmljax.data.records import ArrayRecords
 from dmljax.data.splits import Split, Splits
+from dmljax.files import reading
 
 __all__ = ["FORMAT", "MANIFEST", "manifest", "prepared"]
 
@@ -27,7 +27,7 @@ def manifest(root: str | os.PathLike) -> dict:
         hint = "run the same prepare again to finish it" if unfinished else "run prepare first"
         raise FileNotFoundError(f"prepared: {path} does not exist; {hint} (dmljax prepare --help)")
     try:
-        content = json.loads(path.read_text())
+        content = reading.json_value(path.read_text())
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']}, this version reads {FORMAT}")
     except (ValueError, KeyError, TypeError) as error:

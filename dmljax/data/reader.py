@@ -14,20 +14,31 @@ class Reader:
     """`reader(i)` returns image `i` of a split as `uint8 [h w c]`, cut to its box.
 
     With `cache`, each image is decoded once per process. `cache` may be a dict to be filled, which
-    several readers of one split can share.
+    readers of one split with one `least_side` can share.
+
+    `least_side` is as in `decode.decode`. Images that are cut to boxes are decoded in full.
     """
 
-    def __init__(self, split: Split, cache: bool | dict[int, np.ndarray] = False):
+    def __init__(
+        self,
+        split: Split,
+        cache: bool | dict[int, np.ndarray] = False,
+        *,
+        least_side: int | None = None,
+    ):
         self.split = split
+        self._least_side = None if split.boxes is not None else least_side
         self._cache: dict[int, np.ndarray] | None = None
         if cache is not False:
             self._cache = cache if isinstance(cache, dict) else {}
 
-    def __call__(self, i: int) -> np.ndarray:
+    def __call__(self, i: int, record: bytes | None = None) -> np.ndarray:
+        """Image `i`; `record` is its content if the caller has read it already."""
         if self._cache is not None and (image := self._cache.get(i)) is not None:
             return image
         try:
-            image = decode.read(self.split.records[i])
+            record = self.split.records[i] if record is None else record
+            image = decode.read(record, least_side=self._least_side)
             if self.split.boxes is not None:
                 left, top, right, bottom = self.split.boxes[i].tolist()
                 if right > image.shape[1] or bottom > image.shape[0]:
@@ -55,7 +66,7 @@ class Reader:
 
     def __getstate__(self):
         # A worker process starts with an empty cache.
-        return self.split, None if self._cache is None else {}
+        return self.split, None if self._cache is None else {}, self._least_side
 
     def __setstate__(self, state):
-        self.split, self._cache = state
+        self.split, self._cache, self._least_side = state

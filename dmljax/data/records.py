@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from dmljax.files import reading
 
 __all__ = ["ArrayRecords", "TfdsRecords", "tfds_set"]
 
@@ -109,7 +110,7 @@ def tfds_set(
 def _check_features(folder: pathlib.Path) -> None:
     """Raises if a `features.json` names a class outside of TFDS: TFDS would import its module."""
     for path in (*folder.glob("*/features.json"), *folder.glob("*/*/features.json")):
-        for name in _class_names(json.loads(path.read_text(encoding="utf-8"))):
+        for name in _class_names(reading.json_file(path)):
             if "." in name and not name.startswith("tensorflow_datasets."):
                 raise ValueError(
                     f"{path} names the class {name!r}. TFDS would import it, which runs its code: "

@@ -24,8 +24,10 @@ __all__ = [
     "divide",
     "encode",
     "fold_of_classes",
+    "images_of",
     "queries_and_gallery",
     "record_name",
+    "repeated",
     "select",
     "share",
     "subset",
@@ -212,6 +214,28 @@ def subset(split: Split, indices: np.ndarray) -> Split:
     )
 
 
+def repeated(split: Split, times: int) -> Split:
+    """Every image `times` in a row, without marks of queries and gallery."""
+    rows = np.repeat(np.arange(len(split)), times)
+    boxes = None if split.boxes is None else split.boxes[rows]
+    return Split(_Selection(split.records, rows), split.labels[rows], split.names, boxes=boxes)
+
+
+def images_of(split: Split) -> Split:
+    """The split with its images as records, where its records are features of images."""
+    if isinstance(selection := split.records, _Selection):
+        images = getattr(selection.records, "images", None)
+        if images is None:
+            return split
+        records = select(images.records, selection.indices)
+        boxes = None if images.boxes is None else images.boxes[selection.indices]
+        return dataclasses.replace(split, records=records, boxes=boxes)
+    images = getattr(split.records, "images", None)
+    if images is None:
+        return split
+    return dataclasses.replace(split, records=images.records, boxes=images.boxes)
+
+
 def divide(split: Split, *, train: float | Sequence[str]) -> Splits:
     """Splits without a common class. `train` is a fraction of the classes or their names.
 
@@ -223,10 +247,10 @@ def divide(split: Split, *, train: float | Sequence[str]) -> Splits:
     if isinstance(train, str) or not isinstance(train, float | int | Sequence):
         raise ValueError(f"train must be a fraction or a list of class names, not {train!r}")
     if isinstance(train, Sequence):
-        wanted = {unicodedata.normalize("NFC", str(name)) for name in train}
-        if unknown := sorted(wanted - set(split.names)):
+        train_names = {unicodedata.normalize("NFC", str(name)) for name in train}
+        if unknown := sorted(train_names - set(split.names)):
             raise ValueError(f"no class is called {unknown[0]!r}; there are {len(split.names)}")
-        is_train = np.array([name in wanted for name in split.names], bool)
+        is_train = np.array([name in train_names for name in split.names], bool)
     else:
         if not 0 <= train <= 1:
             raise ValueError(f"the fraction of training classes must be in 0..1, not {train}")

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dmljax.files import locks
+from dmljax.files import locks, reading
 from dmljax.files.writing import sha256, write_json
 
 __all__ = ["Shard", "claimed", "complete", "finish", "is_complete", "parse", "read", "verify"]
@@ -51,7 +50,7 @@ class Shard:
         )
 
 
-def parse(text: str) -> Shard:
+def parse(text: str, *, flag: str = "--shard") -> Shard:
     """The shard that `text`, such as '3/8', names.
 
     >>> parse("3/8").rows(100)
@@ -61,7 +60,7 @@ def parse(text: str) -> Shard:
     shard = Shard(*map(int, match.groups())) if match else Shard(0, 0)
     if not shard.index < shard.count:
         raise ValueError(
-            f"--shard={text} is not I/N with I from 0 to N - 1, such as 0/8 for the first of eight"
+            f"{flag}={text} is not I/N with I from 0 to N - 1, such as 0/8 for the first of eight"
         )
     return shard
 
@@ -116,7 +115,7 @@ def _begin(out: pathlib.Path, common: dict[str, Any]) -> None:
 
 def _common(out: pathlib.Path) -> dict[str, Any]:
     try:
-        return json.loads((out / _SHARDS).read_text())
+        return reading.json_file(out / _SHARDS)
     except FileNotFoundError:
         raise FileNotFoundError(f"{out} has no {_SHARDS}: it is no folder of parts") from None
 
@@ -157,7 +156,7 @@ def complete(out: str | os.PathLike) -> dict[str, Any]:
             if not path.exists():
                 missing.append(shard.folder)
                 continue
-            part = json.loads(path.read_text())
+            part = reading.json_file(path)
             if part.pop("shards") != common or part["part"] != index:
                 raise ValueError(
                     f"{shard.folder} in {out} is a part of something else (another model, list or "
@@ -176,7 +175,7 @@ def read(out: str | os.PathLike) -> dict[str, Any]:
     out = pathlib.Path(out)
     common = _common(out)
     if (out / _MANIFEST).exists():
-        manifest = json.loads((out / _MANIFEST).read_text())
+        manifest = reading.json_file(out / _MANIFEST)
     else:
         shards = (Shard(i, common["parts"]) for i in range(common["parts"]))
         manifest = {"missing": [shard.folder for shard in shards], "folders": []}

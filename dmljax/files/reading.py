@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import itertools
 import json
+import math
 import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["FileText", "config_of_run", "marked", "trust_words", "trusting_modules"]
+__all__ = [
+    "LADDER",
+    "FileText",
+    "chosen_run",
+    "config_of_run",
+    "json_file",
+    "json_lines",
+    "json_value",
+    "marked",
+    "trust_words",
+    "trusting_modules",
+]
 
+LADDER = "ladder.json"
+_LEVELS = 100  # of lists and objects
 _TRUSTED = contextvars.ContextVar("_TRUSTED", default=False)
 
 
@@ -57,17 +72,73 @@ def marked(content: Any, path: str | os.PathLike) -> Any:
     return text
 
 
+def json_value(text: str | bytes, **options: Any) -> Any:
+    """The value of JSON text that somebody else may have written, with options of `json.loads`.
+
+    ValueError if it is no JSON, or nested deeper than 100 levels: deeper values exhaust the stack
+    of functions that walk through them.
+    """
+    try:
+        value = json.loads(text, **options)
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {_LEVELS} levels") from None
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(_LEVELS):
+        nodes = (node.values() if isinstance(node, dict) else node for node in level)
+        level = [x for node in nodes for x in node if isinstance(x, dict | list)]
+        if not level:
+            return value
+    raise ValueError(f"it is nested deeper than {_LEVELS} levels")
+
+
+def json_file(path: str | os.PathLike) -> Any:
+    """The value of a JSON file; ValueError with its path if it is damaged, see `json_value`."""
+    text = pathlib.Path(path).read_bytes()
+    try:
+        return json_value(text)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def json_lines(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """The lines of a `.jsonl` file that have a step. Torn lines are left out, as in a live run."""
+    try:
+        texts = pathlib.Path(path).read_text().splitlines()
+    except (OSError, ValueError):
+        return []
+    lines = []
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            lines.append(json_value(text))
+    steps = [line.get("step") if isinstance(line, dict) else None for line in lines]
+    is_step = [isinstance(step, int | float) and math.isfinite(step) for step in steps]
+    return list(itertools.compress(lines, is_step))
+
+
+def chosen_run(workdir: str | os.PathLike) -> pathlib.Path:
+    """The folder of the run that counts: of a finished ladder the step that it has chosen."""
+    folder = pathlib.Path(workdir)
+    try:
+        return folder / json_value((folder / LADDER).read_text())["chosen"]
+    except FileNotFoundError:
+        return folder
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{folder / LADDER} is damaged ({error}): the command of the run writes it again"
+        ) from error
+
+
 def config_of_run(folder: str | os.PathLike, name: str = "config.json") -> dict[str, Any]:
     """The config of the run in a folder, or another JSON object in its file `name`, as `marked`."""
     path = pathlib.Path(folder) / name
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no run: there is no {path}")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json_value(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("it is no object with named fields")
         return marked(content, path)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(
             f"{path} is damaged ({error}): restore it, or make the run again with --overwrite"
         ) from error

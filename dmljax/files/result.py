@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from dmljax.files import reading
 from dmljax.files.writing import write_json
 
 __all__ = ["FILE", "Chosen", "Evaluated", "Result", "first_best", "read", "write"]
@@ -59,6 +59,8 @@ class Result(NamedTuple):
     * `code`: the git revision of dmljax and whether files differ from it; None for an installed
       package.
     * `average`: over what a score is a mean, 'queries' or 'classes'.
+    * `against_frozen`: scores beside those of the pretrained backbone without training, see
+      `runs.frozen.Against`.
     """
 
     config: str
@@ -79,6 +81,7 @@ class Result(NamedTuple):
     versions: dict[str, str]
     code: dict[str, Any] | None
     average: str = "queries"
+    against_frozen: Sequence[Mapping[str, Any]] = ()
 
 
 def first_best(scores: Mapping[int, float]) -> int | None:
@@ -96,6 +99,7 @@ def write(workdir: str | os.PathLike, result: Result) -> None:
     """Writes `result.json` into the folder of a run, completely or not at all."""
     content = {"format": FORMAT, **result._asdict()}
     content["chosen"] = None if result.chosen is None else result.chosen._asdict()
+    content["against_frozen"] = [_finite(row) for row in result.against_frozen]
     content["scores"] = _finite(result.scores)
     content["evaluations"] = [
         {"step": step, "scores": _finite(scores)} for step, scores in result.evaluations
@@ -111,7 +115,7 @@ def read(workdir: str | os.PathLike) -> Result:
             f"{workdir} has no result.json: it is not a run folder, or its run has not ended"
         )
     try:
-        content = json.loads(path.read_text())
+        content = reading.json_value(path.read_text())
         if content.pop("format") != FORMAT:
             raise ValueError("its format is of another version of dmljax")
         if content["chosen"] is not None:
@@ -124,9 +128,9 @@ def read(workdir: str | os.PathLike) -> Result:
         ) from error
 
 
-def _finite(scores: Mapping[str, float | None]) -> dict[str, float | None]:
+def _finite(scores: Mapping[str, Any]) -> dict[str, Any]:
     """Scores for JSON, which has no NaN."""
     return {
-        name: value if value is not None and math.isfinite(value) else None
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in scores.items()
     }

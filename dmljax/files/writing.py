@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -10,7 +11,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import IO, Any
 
-__all__ = ["atomic_writer", "sha256", "write_json", "write_text"]
+__all__ = ["atomic_writer", "digest_once", "sha256", "sync", "write_json", "write_text"]
 
 
 @contextlib.contextmanager
@@ -44,7 +45,28 @@ def write_json(path: str | os.PathLike, content: Any, *, indent: int | None = No
     write_text(path, json.dumps(content, indent=indent) + "\n")
 
 
+def sync(path: str | os.PathLike) -> None:
+    """Flushes a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def sha256(path: str | os.PathLike) -> str:
     """The SHA-256 of a file, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_once(path: str | os.PathLike, algorithm: str = "sha256") -> str:
+    """The digest of a large file, computed once per process while its size and its time stay."""
+    file = os.stat(path)
+    return _digest(os.path.realpath(path), file.st_size, file.st_mtime_ns, file.st_ino, algorithm)
+
+
+@functools.lru_cache(maxsize=64)
+def _digest(path: str, size: int, time: int, inode: int, algorithm: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()

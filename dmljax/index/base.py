@@ -8,6 +8,7 @@ cursor.
 from __future__ import annotations
 
 import abc
+import contextlib
 import itertools
 import os
 import threading
@@ -23,10 +24,32 @@ from dmljax.index.errors import DuplicateId, InvalidInput, UnknownId
 from dmljax.index.filters import Condition
 from dmljax.index.inputs import Settings
 
-__all__ = ["Hit", "Index", "Item", "State"]
+__all__ = ["Hit", "Index", "Item", "State", "stop_fn", "stopped_when"]
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+_of_thread = threading.local()
+
+
+@contextlib.contextmanager
+def stopped_when(stop_fn: Callable[[], bool]) -> Iterator[None]:
+    """Calls of this thread, in the block, end with `Unavailable` soon after `stop_fn()` is true.
+
+    A call that is stopped changes nothing. An index in a folder stops in the middle of a statement;
+    a server of PostgreSQL has `statement_timeout` for that.
+    """
+    _of_thread.stop_fn = stop_fn
+    try:
+        yield
+    finally:
+        _of_thread.stop_fn = None
+
+
+def stop_fn() -> Callable[[], bool] | None:
+    """The function of the block `stopped_when` of this thread; None outside of one."""
+    return getattr(_of_thread, "stop_fn", None)
 
 
 class Hit(NamedTuple):
@@ -155,7 +178,7 @@ class Index(abc.ABC, Generic[T]):
             vectors: queries, of length 1 where cosines are compared.
             k: at most 1,000. More than there are items is an error, unless `allow_fewer`.
             where: conditions on metadata (`dmljax.index.filters`); fewer items may match than k.
-            exact: compare with all items even where there is an approximate graph.
+            exact: compare with all items even where there is a graph or a search in two stages.
             threshold: leave out items of a lower similarity; an empty list means "no match". With
                 Euclidean distances, -0.5 leaves out items farther away than 0.5.
             allow_fewer: return what there is if there are fewer items than k.
@@ -192,15 +215,15 @@ class Index(abc.ABC, Generic[T]):
     ) -> list[list[Hit]]:
         conditions = filters.parse(where)
         threshold = inputs.check_threshold(threshold, self.similarity)
-        more = exclude is not None
+        excludes = exclude is not None
 
         def read(transaction: T) -> list[list[Hit]]:
-            count = self._state(transaction).items - more
+            count = self._state(transaction).items - excludes
             inputs.check_k(k, count, allow_fewer=allow_fewer or bool(conditions))
             self._check_fields(transaction, conditions)
             if count <= 0:
                 return [[] for _ in queries]
-            return self._search(transaction, queries, k + more, conditions, exact)
+            return self._search(transaction, queries, k + excludes, conditions, exact)
 
         least = -np.inf if threshold is None else threshold
         excluded: Sequence[str | None] = exclude or [None] * len(queries)
@@ -231,13 +254,26 @@ class Index(abc.ABC, Generic[T]):
             while batch := list(itertools.islice(items, batch_size)):
                 yield batch
 
-    def build(self, *, approximate: bool | None = None) -> dict[str, Any]:
+    def build(
+        self, *, approximate: bool | None = None, first: int | str | None = None
+    ) -> dict[str, Any]:
         """Brings what searches use up to date and returns facts about it: see `facts`.
 
         `approximate` asks for a graph (True) or for none (False); by default there is one from
-        50,000 items on. Searches and changes may go on at the same time.
+        50,000 items on. `first` asks for a search in two stages instead: candidates by 'bits' or by
+        a prefix of the vectors, such as 64 numbers, are compared by their whole vectors. It stays
+        until another build asks for something else. Searches and changes may go on meanwhile.
         """
         self._check_writable()
+        if first is not None:
+            first = inputs.check_first(first, self.dimension, self.similarity)
+            if approximate is not None:
+                raise InvalidInput("build: give either approximate or first")
+        elif approximate is None:
+            first = self.first_stage
+        if first is not None:
+            self._build_codes(first)
+            return self.facts()
         if approximate and (refusal := self._graph_refusal()):
             raise refusal
         self._build(self._has_graph_by_default() if approximate is None else approximate)
@@ -246,8 +282,16 @@ class Index(abc.ABC, Generic[T]):
     def compact(self) -> None:
         """Gives the space of deleted items back, and makes what searches use from nothing."""
         self._check_writable()
-        has_graph = self.facts()["approximate"] is not None
-        self._compact(has_graph or self._has_graph_by_default())
+        first = self.first_stage
+        has_graph = self.facts()["approximate"] is not None or self._has_graph_by_default()
+        self._compact(first is None and has_graph)
+        if first is not None:
+            self._build_codes(first)
+
+    @property
+    def first_stage(self) -> int | str | None:
+        """What a search in two stages compares first, see `build`; None without such a search."""
+        return (self.facts()["approximate"] or {}).get("first")
 
     def _has_graph_by_default(self) -> bool:
         return self.count() >= tuning.GRAPH_FROM and self._graph_refusal() is None
@@ -313,12 +357,11 @@ class Index(abc.ABC, Generic[T]):
             logging.warning("%s", text)
 
     def _is_good(self, recall: float) -> bool:
-        """Whether a graph of this recall is used. If not, a warning says so."""
+        """Whether an approximate search of this recall is used. If not, a warning says so."""
         least = tuning.LEAST_RECALL
         if recall < least:
             self._warn(
-                f"{self.place}: the graph's recall@10 is {recall:.3f}, below {least}: every search "
-                "is exact"
+                f"{self.place}: the recall@10 is {recall:.3f}, below {least}: every search is exact"
             )
         return recall >= least
 
@@ -424,6 +467,12 @@ class Index(abc.ABC, Generic[T]):
     def _build(self, approximate: bool) -> None:
         """Makes what searches use, with a graph or without one."""
 
+    def _build_codes(self, first: int | str) -> None:
+        """Makes a search in two stages, in the place of a graph. A store may do without."""
+        raise InvalidInput(
+            f"{self.place} has no search in two stages (first={first!r}): leave it out"
+        )
+
     @abc.abstractmethod
     def _compact(self, approximate: bool) -> None:
         """Gives the space of deleted items back, and makes what searches use from nothing."""
@@ -436,5 +485,6 @@ class Index(abc.ABC, Generic[T]):
     def _facts(self, transaction: T) -> dict[str, Any]:
         """The "bytes" of the index; with a graph also "approximate": its facts.
 
-        The facts of a graph are its "items", its "recall@10" and its "search width".
+        The facts of a graph are its "items", its "recall@10" and its "search width". A search in
+        two stages has "first" and its number of "candidates" instead of the width.
         """

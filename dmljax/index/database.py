@@ -7,9 +7,10 @@ import json
 import pathlib
 import secrets
 import sqlite3
+import time
 import urllib.parse
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from sqlite3 import Connection
 from typing import Any, NamedTuple
 
@@ -22,16 +23,20 @@ from dmljax.index.inputs import Settings
 
 __all__ = [
     "IN",
+    "Inconsistent",
     "Row",
     "checksum",
     "condition_sql",
     "connect",
     "create",
+    "damage_of",
     "decode_metadata",
     "decode_vectors",
     "one_line_errors",
     "parameter",
     "read_settings",
+    "stop_when",
+    "stored",
     "transaction",
 ]
 
@@ -62,6 +67,8 @@ _TESTS = {
     "number": "json_type(metadata, ?) in ('integer', 'real') and json_extract(metadata, ?) {}",
 }
 _BUSY_SECONDS = 10
+_CHECK_SECONDS = 10  # of the check that follows an error
+_OPCODES = 10_000  # instructions of SQLite between two looks at the clock: less than 1 ms
 
 
 class Row(NamedTuple):
@@ -146,6 +153,19 @@ def transaction(connection: Connection, *, write: bool = False) -> Iterator[Conn
         raise
 
 
+@contextlib.contextmanager
+def stop_when(connection: Connection, stop_fn: Callable[[], bool] | None) -> Iterator[None]:
+    """Within the block, a statement is interrupted soon after `stop_fn()` is true."""
+    if stop_fn is None:
+        yield
+        return
+    connection.set_progress_handler(stop_fn, _OPCODES)
+    try:
+        yield
+    finally:
+        connection.set_progress_handler(None, 0)
+
+
 def read_settings(connection: Connection, path: pathlib.Path) -> Row:
     """The row of settings; refuses a format that this version does not read."""
     row = connection.execute("select * from settings").fetchone()
@@ -155,33 +175,77 @@ def read_settings(connection: Connection, path: pathlib.Path) -> Row:
     settings = Row(*row[1:])
     types = int, str, int, str, str, int, int, int
     if not all(isinstance(x, kind) for x, kind in zip(settings, types, strict=True)):
-        raise sqlite3.DatabaseError("its settings are of other types")
+        raise Inconsistent("its settings are of other types")
     return settings
+
+
+class Inconsistent(sqlite3.DatabaseError):
+    """What was read is not what was written: a check of this package says so."""
 
 
 @contextlib.contextmanager
 def one_line_errors(path: pathlib.Path) -> Iterator[None]:
-    """Turns errors of SQLite into `Unavailable` or `Damaged`, with the way out."""
+    """Turns errors of SQLite into `Unavailable` or `Damaged`, with the way out.
+
+    Whoever reads "damaged" puts a backup in the place of the database. So the word is used only
+    after a check, since most errors, also some that SQLite calls corruption, are about something
+    else: a statement that is too large, a file that a switch has deleted.
+    """
     try:
         yield
     except sqlite3.Error as error:
-        # Errors without a code are about values: text that is not UTF-8, or those raised here.
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 255
+        code = getattr(error, "sqlite_errorcode", 0) & 255
         if code == sqlite3.SQLITE_FULL:
             problem = "the disk is full. The call changed nothing; free space and repeat it"
         elif code == sqlite3.SQLITE_BUSY:
             problem = f"another process has locked it for {_BUSY_SECONDS} seconds; try again"
         elif code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN):
             problem = f"it cannot be opened or written ({error}); check the permissions"
-        elif code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
+        elif code == sqlite3.SQLITE_INTERRUPT:
+            problem = "the call was stopped at its time limit. It changed nothing"
+        elif damage := str(error) if isinstance(error, Inconsistent) else damage_of(path):
             raise Damaged(
-                f"{path}: the database is damaged ({error}). Restore the folder from a backup, or "
+                f"{path}: the database is damaged ({damage}). Restore the folder from a backup, or "
                 "make the index again; what can be read is saved by "
                 f"`sqlite3 {path.name} .recover`"
             ) from error
         else:
             problem = f"{error}. The call changed nothing"
         raise Unavailable(f"{path}: {problem}") from error
+
+
+def damage_of(path: pathlib.Path) -> str | None:
+    """What is wrong with a database; None if nothing is, or if it took too long to read it all."""
+    end = time.monotonic() + _CHECK_SECONDS
+    try:
+        with contextlib.closing(connect(path, write=False)) as connection:
+            connection.set_progress_handler(lambda: time.monotonic() > end, _OPCODES)
+            connection.execute("begin")
+            (result,) = connection.execute("pragma quick_check(1)").fetchone()
+            if result != "ok":
+                return " ".join(result.split())
+            read_settings(connection, path)
+            for _, name, metadata, total, blob in stored(connection):
+                if checksum(name, metadata, blob) != total:
+                    return f"item {inputs.shorten(name)} was changed"
+    except Damaged:
+        return "it has no settings"
+    except sqlite3.Error as error:
+        # Text that is not UTF-8 is an error without a code.
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 255
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
+            return str(error)
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def stored(connection: Connection) -> sqlite3.Cursor:
+    """Row, id, metadata, checksum and vector of all items; the vector is None if it is missing."""
+    return connection.execute(
+        "select row, id, metadata, checksum, vector from items "
+        "left join vectors using (row) order by row"
+    )
 
 
 def parameter(values: Sequence[Any]) -> tuple[str]:
@@ -217,7 +281,7 @@ def condition_sql(conditions: Iterable[Condition]) -> tuple[str, list[str | int 
 def decode_vectors(blobs: list[bytes], dimension: int) -> np.ndarray:
     """Vectors [n, d] from stored bytes."""
     if not all(isinstance(blob, bytes) and len(blob) == 4 * dimension for blob in blobs):
-        raise sqlite3.DatabaseError("a vector has another length")
+        raise Inconsistent("a vector has another length")
     return np.frombuffer(b"".join(blobs), "<f4").reshape(len(blobs), dimension)
 
 
@@ -228,5 +292,5 @@ def decode_metadata(text: Any) -> dict[str, Any]:
     except (ValueError, TypeError, RecursionError):
         metadata = None
     if not isinstance(text, str) or not isinstance(metadata, dict):
-        raise sqlite3.DatabaseError("the metadata of an item is no JSON object")
+        raise Inconsistent("the metadata of an item is no JSON object")
     return metadata

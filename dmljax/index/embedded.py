@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import json
 import os
 import pathlib
 import shutil
@@ -22,7 +21,9 @@ from typing import Any, TypeVar
 import numpy as np
 from absl import logging
 
-from dmljax.index import database, filters, folder, graph, matrix, tuning
+from dmljax.files import reading
+from dmljax.files import writing as files
+from dmljax.index import base, codes, database, filters, folder, graph, matrix, tuning
 from dmljax.index.base import Hit, Index, Item, State
 from dmljax.index.database import IN, one_line_errors, parameter, transaction
 from dmljax.index.errors import Damaged, InvalidInput, Unavailable
@@ -39,6 +40,7 @@ _FEW = 1000  # rows that a derived file may lack in any case
 _SHARE = 0.05  # share of the rows that a derived file may lack
 _REBUILD_SHARE = 0.3  # of all rows: after more changes the graph is built from an empty one
 _CACHED_FILTERS = 16
+_APPROXIMATE = ("graph.json", "codes.json")  # the manifests of what approximate searches read
 
 
 class EmbeddedIndex(Index[Connection]):
@@ -54,7 +56,7 @@ class EmbeddedIndex(Index[Connection]):
             if path.exists():  # rename would replace an empty folder
                 raise InvalidInput(f"{path} exists already: choose another name")
             os.rename(temporary, path)
-            folder.sync(path.parent)
+            files.sync(path.parent)
         except BaseException:
             lock.close()
             shutil.rmtree(temporary, ignore_errors=True)
@@ -100,7 +102,7 @@ class EmbeddedIndex(Index[Connection]):
         self._writer_lock, self._build_lock = lock, threading.Lock()
         self._view: View | None = None
         self._rows_of_filters: collections.OrderedDict[str, np.ndarray] = collections.OrderedDict()
-        self._graph_state: tuple[int, ...] | None = None  # of the manifest that was read last
+        self._graph_state: list[Any] = []  # of the manifests that were read last
         acknowledged = self._acknowledged()
         wal, shm = (self._file.with_name(f"items.db{end}") for end in ("-wal", "-shm"))
         unclean = shm.exists() and not wal.exists()
@@ -162,16 +164,22 @@ class EmbeddedIndex(Index[Connection]):
     def _read(self, read_fn: Callable[[Connection], R]) -> R:
         with self._lock, one_line_errors(self._file):
             self._check_open()
-            with transaction(self._connection) as connection:
+            with (
+                database.stop_when(self._connection, base.stop_fn()),
+                transaction(self._connection) as connection,
+            ):
                 return read_fn(connection)
 
     def _change(self, change_fn: Callable[[Connection], int]) -> None:
         with self._lock, one_line_errors(self._file):
             self._check_open()
-            with transaction(self._connection, write=True) as connection:
+            with (
+                database.stop_when(self._connection, base.stop_fn()),
+                transaction(self._connection, write=True) as connection,
+            ):
                 connection.execute("update settings set version = version + 1")
-                more = change_fn(connection)
-                connection.execute("update settings set items = items + ?", (more,))
+                added = change_fn(connection)
+                connection.execute("update settings set items = items + ?", (added,))
                 version = self._state(connection).version
             self._acknowledge(version)
 
@@ -182,6 +190,7 @@ class EmbeddedIndex(Index[Connection]):
         with (
             one_line_errors(self._file),
             contextlib.closing(database.connect(self._file, write=False)) as connection,
+            database.stop_when(connection, base.stop_fn()),
             transaction(connection),
         ):
             yield connection
@@ -256,7 +265,7 @@ class EmbeddedIndex(Index[Connection]):
             for row, name, metadata in connection.execute(statement, parameter(rows))
         }
         if len(texts) < len(rows):
-            raise sqlite3.DatabaseError("items of some vectors are missing")
+            raise database.Inconsistent("items of some vectors are missing")
         return [
             [
                 Hit(texts[row][0], value, database.decode_metadata(texts[row][1]))
@@ -280,7 +289,7 @@ class EmbeddedIndex(Index[Connection]):
     def _refreshed(self, connection: Connection) -> View:
         """The view at the version of the present transaction."""
         view, settings = self._view, self._settings(connection)
-        graph_state = folder.signature(self._folder, "graph.json")
+        graph_state = [folder.signature(self._folder, name) for name in _APPROXIMATE]
         if view is None or view.version != settings.version:
             if view is None or view.version < settings.purged or self._outdated(view, settings):
                 until = "vectors are read from the database until a writer repairs it"
@@ -291,7 +300,8 @@ class EmbeddedIndex(Index[Connection]):
             view.delete(_deleted_since(connection, view.version), version=settings.version)
             self._rows_of_filters.clear()
         if view is not self._view or graph_state != self._graph_state:
-            opened = self._derived(self._read_graph(), settings, "every search is exact")
+            codes_or_graph = self._read_codes() or self._read_graph()
+            opened = self._derived(codes_or_graph, settings, "every search is exact")
             if opened is not None and self._is_good(opened.recall):
                 opened.delete(_deleted_since(connection, opened.version))
             else:
@@ -325,6 +335,9 @@ class EmbeddedIndex(Index[Connection]):
             similarity=self.similarity,
         )
 
+    def _read_codes(self) -> codes.Codes | str | None:
+        return codes.read(self._folder, identity=self._identity, dimension=self.dimension)
+
     def _matrix_is_damaged(self) -> bool:
         opened = self._read_matrix()
         if isinstance(opened, str):
@@ -351,6 +364,17 @@ class EmbeddedIndex(Index[Connection]):
                 self._write_graph(connection, from_nothing)
             else:
                 (self._folder / "graph.json").unlink(missing_ok=True)
+            (self._folder / "codes.json").unlink(missing_ok=True)
+        with self._lock:
+            self._view = None
+
+    def _build_codes(self, first: codes.First) -> None:
+        with self._build_lock, self._snapshot() as connection, _full_disk(self._folder):
+            self._write_matrix(connection)
+            version, vectors = self._settings(connection).version, self._read_matrix()
+            assert isinstance(vectors, matrix.Matrix)
+            codes.write(self._folder, vectors, version, first, identity=self._identity)
+            (self._folder / "graph.json").unlink(missing_ok=True)
         with self._lock:
             self._view = None
 
@@ -396,10 +420,7 @@ class EmbeddedIndex(Index[Connection]):
         texts = (text for (text,) in connection.execute("pragma integrity_check"))
         problems = [f"{self._file}: {' '.join(text.split())}" for text in texts if text != "ok"]
         rows = 0
-        for row, name, metadata, total, blob in connection.execute(
-            "select row, id, metadata, checksum, vector from items "
-            "left join vectors using (row) order by row"
-        ):
+        for row, name, metadata, total, blob in database.stored(connection):
             rows += 1
             if blob is None or len(blob) != 4 * self.dimension:
                 problems.append(f"{self._file}: item {name!r} (row {row}) has no vector")
@@ -409,16 +430,19 @@ class EmbeddedIndex(Index[Connection]):
         counted = self._state(connection).items
         if not rows == vectors == counted:
             problems.append(f"{self._file}: {rows} items, {vectors} vectors, {counted} counted")
-        derived = self._read_matrix(), self._read_graph()
+        derived = self._read_matrix(), self._read_graph(), self._read_codes()
         return problems + [problem for problem in derived if isinstance(problem, str)]
 
     def _facts(self, connection: Connection) -> dict[str, Any]:
         facts: dict[str, Any] = {"bytes": sum(p.stat().st_size for p in self._folder.iterdir())}
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            manifest = json.loads((self._folder / "graph.json").read_bytes())
-            names = {"items": "count", "version": "version", "recall@10": "recall"}
-            names |= {"search width": "expansion"}
-            facts["approximate"] = {name: manifest[field] for name, field in names.items()}
+        names = {"items": "count", "version": "version", "recall@10": "recall"}
+        names |= {"search width": "expansion", "first": "first", "candidates": "candidates"}
+        for file in _APPROXIMATE:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                manifest = reading.json_value((self._folder / file).read_bytes())
+                facts["approximate"] = {
+                    name: manifest[field] for name, field in names.items() if field in manifest
+                }
         return facts
 
     def _current(self) -> int:
@@ -456,9 +480,9 @@ def _create_generation(path: pathlib.Path, settings: Settings) -> None:
     temporary.mkdir()
     database.create(temporary / "items.db", settings)
     (temporary / "acknowledged").write_text(f"{0:020d}\n")
-    folder.sync(temporary)
+    files.sync(temporary)
     os.rename(temporary, path)
-    folder.sync(path.parent)
+    files.sync(path.parent)
 
 
 def _insert_fields(connection: Connection, names: set[str]) -> None:

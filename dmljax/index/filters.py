@@ -4,17 +4,18 @@
     {"color": ["red", "blue"]}           the field equals one of several values
     {"year": {">=": 1990, "<": 2000}}    the field is a number (or text) in a range
 
-All conditions must hold. Values compare as JSON does: 1 equals 1.0, but neither `true` nor "1".
-Text is ordered by its characters' code points. None matches a field that is null or absent.
+All conditions must hold. A value that is repeated counts once. Values compare as JSON does: 1
+equals 1.0, but neither `true` nor "1". Text is ordered by its characters' code points. None matches
+a field that is null or absent.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from dmljax.files import reading
 from dmljax.hints import hint
 from dmljax.index import inputs
 from dmljax.index.errors import InvalidInput
@@ -22,7 +23,9 @@ from dmljax.index.errors import InvalidInput
 __all__ = ["OPERATORS", "Condition", "check_fields", "fields_of", "kind", "parse"]
 
 OPERATORS = ("<", "<=", ">", ">=")
-_MOST_VALUES = 1000
+_MOST_VALUES = 1000  # distinct ones, of one field
+_MOST_TOGETHER = 10_000  # of all fields: SQLite takes 32,766 parameters of a statement
+_MOST_CONDITIONS = 100  # a statement nests as deep as there are conditions: SQLite's limit is 1,000
 
 
 class Condition(NamedTuple):
@@ -70,11 +73,19 @@ def parse(where: Any) -> list[Condition]:
             values = wanted if isinstance(wanted, list | tuple | set | frozenset) else [wanted]
             if not values:
                 raise InvalidInput(f"where: the list of values of {field!r} is empty")
-            if len(values) > _MOST_VALUES:
+            # A dict compares as JSON does: 1 equals 1.0, and the kind keeps `true` apart.
+            distinct = {(kind(_scalar(field, v)), v): v for v in values}
+            if len(distinct) > _MOST_VALUES:
                 raise InvalidInput(
-                    f"where: {field!r} has {len(values)} values; {_MOST_VALUES} are the limit"
+                    f"where: {field!r} has {len(distinct)} values; {_MOST_VALUES} are the limit"
                 )
-            conditions.append(Condition(field, "=", tuple(_scalar(field, v) for v in values)))
+            conditions.append(Condition(field, "=", tuple(distinct.values())))
+    if len(conditions) > _MOST_CONDITIONS:
+        raise InvalidInput(
+            f"where has {len(conditions)} conditions; {_MOST_CONDITIONS} are the limit"
+        )
+    if (total := sum(len(condition.values) for condition in conditions)) > _MOST_TOGETHER:
+        raise InvalidInput(f"where has {total} values in all; {_MOST_TOGETHER} are the limit")
     return conditions
 
 
@@ -93,17 +104,17 @@ def _scalar(field: str, value: Any) -> Any:
     return value
 
 
-def check_fields(conditions: list[Condition], known: set[str]) -> None:
+def check_fields(conditions: list[Condition], field_names: set[str]) -> None:
     """Refuses a field that no item has."""
     for condition in conditions:
-        if (field := condition.field) not in known:
+        if (field := condition.field) not in field_names:
             name = inputs.shorten(field)
-            raise InvalidInput(f"no item has the field {name}{hint(field, known)}")
+            raise InvalidInput(f"no item has the field {name}{hint(field, field_names)}")
 
 
 def fields_of(metadata: Iterable[str]) -> set[str]:
     """The names of the fields of JSON objects."""
     names: set[str] = set()
     for text in metadata:
-        names.update(json.loads(text))
+        names.update(reading.json_value(text))
     return names

@@ -3,6 +3,7 @@
 photos.index/
     index.json           {"format": 1, "generation": "generation-1"}, replaced at once
     writer.lock          locked by the process that writes; says which
+    images.json          the folder of images from which the index was made
     generation-1/        items.db and what is derived from it
     generation-2/        an index of another model, while `reindex` fills it
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import json
 import os
 import pathlib
 import re
@@ -19,14 +19,24 @@ import shutil
 from collections.abc import Iterator
 from typing import IO
 
-from dmljax.files import locks
+from dmljax.files import locks, reading
 from dmljax.files import writing as files
 from dmljax.index import inputs
 from dmljax.index.errors import Damaged, InvalidInput, Locked
 
-__all__ = ["create", "current", "locked", "name_of", "point", "signature", "sync", "tidy"]
+__all__ = [
+    "create",
+    "current",
+    "locked",
+    "name_of",
+    "point",
+    "record_images",
+    "recorded_images",
+    "signature",
+    "tidy",
+]
 
-_POINTER = "index.json"
+_POINTER, _IMAGES = "index.json", "images.json"
 _FORMAT = 1
 
 
@@ -82,7 +92,7 @@ def current(folder: pathlib.Path) -> int:
     """The number of the generation that counts."""
     path = folder / _POINTER
     try:
-        pointer = json.loads(path.read_bytes())
+        pointer = reading.json_value(path.read_bytes())
         version, name = pointer["format"], pointer["generation"]
         match = re.fullmatch(r"generation-(\d{1,9})", name)
     except (FileNotFoundError, NotADirectoryError):
@@ -111,7 +121,7 @@ def signature(folder: pathlib.Path, file: str = _POINTER) -> tuple[int, ...] | N
 def point(folder: pathlib.Path, generation: int) -> None:
     """Makes a generation the one that counts."""
     files.write_json(folder / _POINTER, {"format": _FORMAT, "generation": name_of(generation)})
-    sync(folder)
+    files.sync(folder)
 
 
 def tidy(folder: pathlib.Path) -> int:
@@ -124,10 +134,17 @@ def tidy(folder: pathlib.Path) -> int:
     return generation
 
 
-def sync(folder: pathlib.Path) -> None:
-    """Flushes the names in a folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def record_images(place: str | os.PathLike, images: str | os.PathLike) -> None:
+    """Notes the folder of images, for whoever shows them. An index on a server has no such note."""
+    folder = pathlib.Path(place)
+    if folder.is_dir():
+        files.write_json(folder / _IMAGES, {"images": str(pathlib.Path(images).resolve())})
+
+
+def recorded_images(place: str | os.PathLike) -> str | None:
+    """The folder that `record_images` noted; None if there is none, or if it is gone."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        path = reading.json_value((pathlib.Path(place) / _IMAGES).read_bytes())["images"]
+        return path if os.path.isdir(path) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

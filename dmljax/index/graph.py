@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dmljax.files import writing as files
-from dmljax.index import nearest, tuning
+from dmljax.index import tuning
 from dmljax.index.matrix import Matrix, Position, open_derived, write_manifest
 
 __all__ = ["Graph", "grown", "read", "refusal", "write"]
 
-_QUERIES = 1000  # stored vectors that measure the recall
-_BATCH = 10_000
+_BATCH = 2000
+_SELECTIVE = 0.05  # filters that leave a smaller share of the rows are searched exactly
+_MOST_CANDIDATES = 4096
 
 
 class Graph(NamedTuple):
@@ -33,7 +34,31 @@ class Graph(NamedTuple):
     recall: float
     nodes: Any  # usearch.index.Index
 
-    def search(self, queries: np.ndarray, k: int) -> list[np.ndarray]:
+    @property
+    def size(self) -> int:
+        """The number of rows."""
+        return len(self.nodes)
+
+    def search(
+        self, queries: np.ndarray, k: int, *, allowed: np.ndarray | None = None
+    ) -> list[np.ndarray] | None:
+        """Row numbers of candidates for the k best of each query, among the `allowed` rows.
+
+        None if an exact search is the better way, since the filter leaves few rows.
+        """
+        if allowed is None:
+            return self.nearest(queries, k + tuning.MORE)
+        share = len(allowed) / max(self.size, 1)
+        count = tuning.MORE + int(1.5 * k / max(share, 1e-9))
+        if share < _SELECTIVE or count > _MOST_CANDIDATES:
+            return None
+        candidates = []
+        for rows in self.nearest(queries, count):
+            positions = np.minimum(np.searchsorted(allowed, rows), len(allowed) - 1)
+            candidates.append(rows[allowed[positions] == rows])
+        return candidates
+
+    def nearest(self, queries: np.ndarray, k: int) -> list[np.ndarray]:
         """Row numbers of about the k best of each query."""
         k = min(k, len(self.nodes))
         if k == 0:
@@ -82,26 +107,21 @@ def grown(start: Graph | None, matrix: Matrix, version: int, similarity: str) ->
     rows, vectors = matrix.rows, matrix.vectors
     nodes = _empty(vectors.shape[1], similarity) if start is None else start.nodes
     first = 0 if start is None else int(np.searchsorted(rows, start.last_row, "right"))
+    # Threads that fill an empty graph together can leave parts of it that nothing leads to.
     for i in range(first, len(rows), _BATCH):
-        nodes.add(rows[i : i + _BATCH].astype(np.uint64), vectors[i : i + _BATCH])
+        threads = 1 if len(nodes) < _BATCH else 0  # 0: all of them
+        nodes.add(rows[i : i + _BATCH].astype(np.uint64), vectors[i : i + _BATCH], threads=threads)
     width, recall = _tuned(nodes, rows, vectors, similarity)
     return Graph(version, matrix.last_row, width, recall, nodes)
 
 
 def _tuned(nodes: Any, rows: np.ndarray, vectors: np.ndarray, similarity: str) -> tuple[int, float]:
-    """The search width and the recall, measured on up to 1,000 stored vectors."""
-    chosen = np.linspace(0, len(rows) - 1, min(_QUERIES, len(rows))).astype(np.int64)
-    queries, k = vectors[chosen], min(tuning.K + 1, len(rows))
-    truth = []
-    candidates = nearest.candidates(queries, vectors, k, similarity=similarity)
-    for query, places in zip(queries, candidates, strict=True):
-        values = nearest.similarities(query, vectors[places], similarity=similarity)
-        truth.append(rows[places[nearest.best(values, rows[places], k)]].tolist())
+    """The search width and the recall."""
 
-    def search(width: int) -> list[list[int]]:
-        return [near.tolist() for near in Graph(0, 0, width, 0.0, nodes).search(queries, k)]
+    def search(queries: np.ndarray, k: int, width: int) -> list[list[int]]:
+        return [near.tolist() for near in Graph(0, 0, width, 0.0, nodes).nearest(queries, k)]
 
-    return tuning.tune(search, truth, rows[chosen].tolist())
+    return tuning.measured(search, rows, vectors, similarity=similarity)
 
 
 def write(folder: pathlib.Path, graph: Graph, *, identity: str) -> None:
@@ -112,8 +132,8 @@ def write(folder: pathlib.Path, graph: Graph, *, identity: str) -> None:
     with files.atomic_writer(path, "wb") as file:
         file.write(graph.nodes.save())
     position = Position(identity, graph.version, graph.last_row, len(graph.nodes))
-    more = {"expansion": graph.expansion, "recall": graph.recall, "usearch": usearch.__version__}
-    write_manifest(folder, "graph", path, position, more)
+    facts = {"expansion": graph.expansion, "recall": graph.recall, "usearch": usearch.__version__}
+    write_manifest(folder, "graph", path, position, facts)
 
 
 def read(

@@ -19,6 +19,7 @@ __all__ = [
     "LARGEST_K",
     "Settings",
     "check_digest",
+    "check_first",
     "check_format",
     "check_ids",
     "check_k",
@@ -68,11 +69,11 @@ def check_digest(model: Any) -> str:
     return model
 
 
-def check_format(version: Any, known: int, place: Any) -> None:
+def check_format(version: Any, supported: int, place: Any) -> None:
     """Refuses an index that another version of dmljax wrote."""
-    if version != known:
+    if version != supported:
         raise InvalidInput(
-            f"{place} has format {version}, this version of dmljax reads {known}: update dmljax"
+            f"{place} has format {version}, this version of dmljax reads {supported}: update dmljax"
         )
 
 
@@ -225,6 +226,22 @@ def is_unicode(text: str) -> bool:
 
 def is_integer_of_64_bits(value: int) -> bool:
     return -(2**63) <= value < 2**63
+
+
+def check_first(first: Any, dimension: int, similarity: str) -> int | str:
+    """What a search in two stages compares first: 'bits', or a prefix of so many numbers."""
+    is_number = isinstance(first, int | np.integer) and not isinstance(first, bool)
+    if not is_number and first != "bits":
+        raise InvalidInput(f"first={shorten(first)}: choose 'bits' or a number such as 64")
+    if similarity != "cosine":
+        raise InvalidInput(
+            f"first={first!r} orders by cosines, and this index compares by Euclidean distance"
+        )
+    if is_number and not 1 <= first < dimension:
+        raise InvalidInput(
+            f"first={first}: a prefix has 1 to {dimension - 1} of {dimension} numbers"
+        )
+    return int(first) if is_number else first
 
 
 def check_k(k: Any, count: int, *, allow_fewer: bool) -> int:

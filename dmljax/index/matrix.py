@@ -13,14 +13,24 @@ import io
 import json
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dmljax.files import reading
 from dmljax.files import writing as files
 
-__all__ = ["Matrix", "Position", "open_derived", "position_of", "read", "write", "write_manifest"]
+__all__ = [
+    "Matrix",
+    "Position",
+    "mapped",
+    "open_derived",
+    "position_of",
+    "read",
+    "write",
+    "write_manifest",
+]
 
 _FORMAT = 1
 
@@ -49,21 +59,30 @@ def write(
     batches: Iterable[tuple[np.ndarray, np.ndarray]],
     position: Position,
     dimension: int,
+    *,
+    name: str = "matrix",
+    dtype: type = np.float32,
+    facts: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes rows and vectors, which come in ascending batches, and then the manifest."""
-    path = folder / f"matrix-{position.version}-{os.getpid()}.bin"
+    """Writes rows and vectors, which come in ascending batches, and then the manifest.
+
+    The vectors are `[n dimension]` of `dtype`: those of the index, or codes of them in a file of
+    another `name`. `facts` are further fields of the manifest.
+    """
+    path = folder / f"{name}-{position.version}-{os.getpid()}.bin"
+    bytes_per_row = np.dtype(dtype).itemsize * dimension
     start, written = _start_of_vectors(position.count), 0
     with files.atomic_writer(path, "wb") as file:
         for rows, vectors in batches:
             file.seek(8 * written)
             file.write(rows.astype(np.int64).tobytes())
-            file.seek(start + 4 * dimension * written)
-            file.write(vectors.astype(np.float32, copy=False).tobytes())
+            file.seek(start + bytes_per_row * written)
+            file.write(vectors.astype(dtype, copy=False).tobytes())
             written += len(rows)
         if written != position.count:
             raise AssertionError(f"{written} rows instead of {position.count}")
-        file.truncate(start + 4 * dimension * written)
-    write_manifest(folder, "matrix", path, position, {"dimension": dimension})
+        file.truncate(start + bytes_per_row * written)
+    write_manifest(folder, name, path, position, {"dimension": dimension, **(facts or {})})
 
 
 def _start_of_vectors(count: int) -> int:
@@ -75,34 +94,41 @@ def read(folder: pathlib.Path, *, identity: str, dimension: int) -> Matrix | str
     opened = open_derived(folder, "matrix", identity)
     if opened is None or isinstance(opened, str):
         return opened
-    manifest, file = opened
+    return mapped(*opened, dimension)
+
+
+def mapped(
+    manifest: Mapping[str, Any], file: io.BufferedReader, dimension: int, dtype: type = np.float32
+) -> Matrix | str:
+    """The arrays of an opened file, mapped into memory; what is wrong with its size."""
     count, start = manifest["count"], _start_of_vectors(manifest["count"])
+    size = np.dtype(dtype).itemsize * dimension * count
     with file:
-        if manifest["dimension"] != dimension or manifest["bytes"] != start + 4 * dimension * count:
+        if manifest["dimension"] != dimension or manifest["bytes"] != start + size:
             return f"{file.name} does not have the size that its manifest says"
         content = (
             np.asarray(np.memmap(file, np.uint8, mode="r")) if count else np.zeros(0, np.uint8)
         )
     rows = content[: 8 * count].view(np.int64)
-    vectors = content[start:].view(np.float32).reshape(count, dimension)
+    vectors: np.ndarray = content[start:].view(dtype).reshape(count, dimension)
     return Matrix(manifest["version"], manifest["last_row"], rows, vectors)
 
 
 def position_of(folder: pathlib.Path) -> tuple[int, int]:
     """The version and the last row of the matrix on the disk; -1 and 0 without one."""
     try:
-        manifest = json.loads((folder / "matrix.json").read_bytes())
+        manifest = reading.json_value((folder / "matrix.json").read_bytes())
         return int(manifest["version"]), int(manifest["last_row"])
     except (OSError, ValueError, KeyError, TypeError):
         return -1, 0
 
 
 def write_manifest(
-    folder: pathlib.Path, name: str, path: pathlib.Path, position: Position, more: dict[str, Any]
+    folder: pathlib.Path, name: str, path: pathlib.Path, position: Position, facts: dict[str, Any]
 ) -> None:
     """Makes the new file `path` the current one, and deletes the previous ones."""
     manifest = {"format": _FORMAT, "file": path.name, "bytes": path.stat().st_size}
-    manifest |= {"sha256": files.sha256(path)} | dataclasses.asdict(position) | more
+    manifest |= {"sha256": files.sha256(path)} | dataclasses.asdict(position) | facts
     files.write_json(folder / f"{name}.json", manifest | {"digest": _digest(manifest)}, indent=1)
     for other in folder.glob(f"{name}-*"):
         if other != path:
@@ -116,7 +142,7 @@ def open_derived(
     path = folder / f"{name}.json"
     for _ in range(3):  # a writer may replace both files in between
         try:
-            manifest = json.loads(path.read_bytes())
+            manifest = reading.json_value(path.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

@@ -10,11 +10,20 @@ distance ("euclidean"). A larger similarity is always better.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["SIMILARITIES", "best", "candidates", "similarities"]
+__all__ = [
+    "SIMILARITIES",
+    "best",
+    "candidates",
+    "check_prefix",
+    "prefix",
+    "similarities",
+    "unit_vectors",
+]
 
 SIMILARITIES = ("cosine", "euclidean")
 _ROWS = 1 << 16  # rows that are compared at once
@@ -31,6 +40,26 @@ def similarities(query: np.ndarray, vectors: np.ndarray, *, similarity: str) -> 
         return np.multiply(vectors, query[None], dtype=np.float64).sum(axis=1)
     differences = np.subtract(vectors, query[None], dtype=np.float64)
     return -np.sqrt(np.square(differences, out=differences).sum(axis=1))
+
+
+def unit_vectors(vectors: np.ndarray) -> np.ndarray:
+    """Vectors [n, d] divided by their lengths, float32; 0 stays 0."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.where(norms == 0, 1, norms)).astype(np.float32)
+
+
+def prefix(vectors: np.ndarray, dim: int) -> np.ndarray:
+    """The first `dim` numbers of vectors [n, d] as unit vectors float32 [n, dim]; 0 stays 0."""
+    return unit_vectors(np.asarray(vectors)[:, :dim])
+
+
+def check_prefix(prefix: int | None, prefixes: Sequence[int], model: str) -> None:
+    """Raises unless `prefix` is None or one of those with which the `model` was trained."""
+    if prefix is None or prefix in prefixes:
+        return
+    numbers = ", ".join(map(str, prefixes))
+    trained = f"with the prefixes {numbers}" if numbers else "without prefixes: leave it out"
+    raise ValueError(f"prefix={prefix}: {model} was trained {trained}")
 
 
 def candidates(
@@ -98,8 +127,8 @@ def _candidates(
                 places = np.concatenate([kept[i].places, places])
                 values = np.concatenate([kept[i].scores, values])
                 error = np.concatenate([kept[i].errors, error])
-                again = _largest(values, error, k)
-                places, values, error = places[again], values[again], error[again]
+                kept_rows = _largest(values, error, k)
+                places, values, error = places[kept_rows], values[kept_rows], error[kept_rows]
             kept[i] = _Kept(places, values, error)
     return [best_rows.places for best_rows in kept]
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmljax.files import parts
+from dmljax.files import parts, reading
 from dmljax.files import writing as files
 from dmljax.index.base import Index
 from dmljax.index.errors import InvalidInput
@@ -92,7 +92,7 @@ def about(path: str | os.PathLike) -> About:
         path = next(_part_files(path))
     schema, name = _schema(path)
     try:
-        written = json.loads((schema.metadata or {})[b"dmljax"])
+        written = reading.json_value((schema.metadata or {})[b"dmljax"])
         model, similarity = written["model"], written["similarity"]
     except (KeyError, ValueError, TypeError):
         model = similarity = None
@@ -115,18 +115,18 @@ def read(path: str | os.PathLike, batch_size: int = _BATCH) -> Iterator[Batch]:
         return
     _, parquet = pyarrow()
     schema, name = _schema(path)
-    others = [field for field in schema.names if field not in ("id", name)]
+    other_columns = [field for field in schema.names if field not in ("id", name)]
     with parquet.ParquetFile(path) as file:
         for rows in file.iter_batches(batch_size=batch_size):
             vectors = rows[name].flatten().to_numpy(zero_copy_only=False)
             if rows[name].null_count or len(vectors) % max(len(rows), 1):
                 raise InvalidInput(f"{path}: the column {name!r} has vectors of different lengths")
-            if "metadata" in others:
+            if "metadata" in other_columns:
                 metadata = [_decode(value, path) for value in rows["metadata"].to_pylist()]
             else:
-                lists = [rows[field].to_pylist() for field in others]
-                rows_of_others = zip(*lists, strict=True) if others else [()] * len(rows)
-                metadata = [dict(zip(others, row, strict=True)) for row in rows_of_others]
+                lists = [rows[field].to_pylist() for field in other_columns]
+                rows_of_others = zip(*lists, strict=True) if other_columns else [()] * len(rows)
+                metadata = [dict(zip(other_columns, row, strict=True)) for row in rows_of_others]
             yield Batch(rows["id"].to_pylist(), vectors.reshape(len(rows), -1), metadata)
 
 
@@ -151,8 +151,8 @@ def _decode(value: Any, path: str | os.PathLike) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return reading.json_value(value)
+    except ValueError:
         raise InvalidInput(f"{path}: the column 'metadata' holds text that is no JSON") from None
 
 

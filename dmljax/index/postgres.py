@@ -11,11 +11,10 @@ error the call may be repeated, with `replace=True` if it may have happened.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
-import re
 import time
-import urllib.parse
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,47 +24,27 @@ try:
     import psycopg
     from pgvector import HalfVector, Vector
     from pgvector.psycopg import register_vector
-    from psycopg import Connection, Cursor, errors, sql
+    from psycopg import Connection, Cursor, sql
     from psycopg.types.json import Jsonb
 except ImportError as error:
     raise ImportError(
         f"PostgreSQL needs psycopg and pgvector ({error}): pip install 'dmljax[postgres]'"
     ) from None
 
-from dmljax.index import filters, inputs, nearest, tuning
+from dmljax.index import filters, nearest, tuning
+from dmljax.index import postgres_tables as tables
 from dmljax.index.base import Hit, Index, Item, State
-from dmljax.index.errors import Damaged, InvalidInput, Locked, Superseded, Unavailable
-from dmljax.index.filters import Condition, kind
+from dmljax.index.errors import Damaged, InvalidInput
+from dmljax.index.filters import Condition
 from dmljax.index.inputs import Settings
 
 __all__ = ["PostgresIndex"]
 
 R = TypeVar("R")
 
-_FORMAT = 1
 _FETCHED = 10_000  # rows that a scan reads together
 _QUERIES = 200  # stored vectors that measure the recall
-_CONNECT_SECONDS = 10
 _RESTART_SECONDS = 5
-_TABLES = """
-create table {settings} (
-    only_row boolean primary key default true check (only_row),
-    model text not null, dimension integer not null, similarity text not null,
-    version bigint not null, items bigint not null, graph jsonb
-);
-create table {items} (
-    row bigint generated always as identity primary key, id text collate "C" not null unique,
-    metadata jsonb not null, vector vector({dimension}) not null
-);
-create table {fields} (name text primary key);
-"""
-_POINTER = """
-create table {pointer} (
-    only_row boolean primary key default true check (only_row),
-    format integer not null, generation integer not null
-);
-insert into {pointer} (format, generation) values ({format}, 1);
-"""
 
 
 class _Distance(NamedTuple):
@@ -76,6 +55,7 @@ class _Distance(NamedTuple):
     graph_operators: str
     query_type: type[Vector] | type[HalfVector]  # what the column of the graph is compared with
     largest_dimension: int  # of a graph
+    query: str = "{}"  # what is made of a query before it is compared
 
 
 # A graph holds unit vectors in half precision; others may have values beyond it.
@@ -87,149 +67,22 @@ _DISTANCES = {
 }
 
 
-class _Address:
-    """Where the index is: the server, and the name of its table."""
+class _Near(NamedTuple):
+    """A search by the graph: what it compares, and how many candidates it takes."""
 
-    def __init__(self, url: str):
-        parts = urllib.parse.urlsplit(url)
-        # Other words stay as they are: libpq reads %20, but not +, as a space.
-        words = [word for word in parts.query.split("&") if word]
-        tables = [word.partition("=")[2] for word in words if word.startswith("table=")]
-        self.table = tables[-1] if tables else "dmljax"
-        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", self.table):
-            raise InvalidInput(
-                f"table={inputs.shorten(self.table)}: use up to 40 lower-case letters, digits and _"
-            )
-        query = "&".join(word for word in words if not word.startswith("table="))
-        self.url = urllib.parse.urlunsplit(parts._replace(query=query))
-        host = parts.netloc.rpartition("@")[2]
-        self.place = f"postgresql://{host}{parts.path}?table={self.table}"
-
-    def sql(self, text: str, generation: int = 0, dimension: int = 0) -> sql.Composed:
-        """A statement in which {pointer}, {settings}, {items} and so on become quoted names."""
-        suffixes = "settings", "items", "fields", "graph"
-        names = {x: sql.Identifier(f"{self.table}_{generation}_{x}") for x in suffixes}
-        names["pointer"] = sql.Identifier(self.table)
-        numbers = {"dimension": sql.Literal(dimension), "format": sql.Literal(_FORMAT)}
-        return sql.SQL(text).format(**names, **numbers)
-
-    @contextlib.contextmanager
-    def connected(self) -> Iterator[Connection]:
-        """A connection for the block. Errors of the server are one line."""
-        with _one_line_errors(self.place), contextlib.closing(self.connect()) as connection:
-            yield connection
-
-    def connect(self) -> Connection:
-        connection = psycopg.connect(
-            self.url,
-            autocommit=True,
-            connect_timeout=_CONNECT_SECONDS,
-            application_name="dmljax index",
-        )
-        connection.execute("set client_encoding = 'UTF8'")
-        return connection
+    distance: _Distance
+    most: int
 
 
-def _exists(connection: Connection, table: str) -> bool:
-    row = connection.execute("select to_regclass(%s)", (f'"{table}"',)).fetchone()
-    return row is not None and row[0] is not None
-
-
-def _require_extension(connection: Connection, address: _Address) -> None:
-    if connection.execute("select 1 from pg_extension where extname = 'vector'").fetchone():
-        return
-    try:
-        connection.execute("create extension if not exists vector")
-    except errors.InsufficientPrivilege:
-        raise Unavailable(
-            f"{address.place}: the extension pgvector is missing in this database, and the role "
-            "may not create it: let an administrator run CREATE EXTENSION vector"
-        ) from None
-    except (errors.UndefinedFile, errors.FeatureNotSupported):
-        raise Unavailable(
-            f"{address.place}: this server has no pgvector: install it there "
-            "(github.com/pgvector/pgvector)"
-        ) from None
-
-
-def _current(connection: Connection, address: _Address) -> int:
-    """The number of the generation that counts."""
-    if not _exists(connection, address.table):
-        raise FileNotFoundError(f"{address.place} does not exist: it is no index of dmljax")
-    try:
-        row = connection.execute(address.sql("select format, generation from {pointer}")).fetchone()
-    except errors.UndefinedColumn:
-        row = None
-    if row is None:
-        raise InvalidInput(f"{address.place} is a table, but no index of dmljax: choose ?table=")
-    inputs.check_format(row[0], _FORMAT, address.place)
-    return row[1]
-
-
-def _create_generation(
-    connection: Connection, address: _Address, generation: int, settings: Settings
-) -> None:
-    connection.execute(address.sql(_TABLES, generation, settings.dimension))
-    statement = "insert into {settings} values (true, %s, %s, %s, 0, 0)"
-    connection.execute(address.sql(statement, generation), settings)
-
-
-def _drop_generation(connection: Connection, address: _Address, generation: int) -> bool:
-    """Deletes the tables of a generation, if they exist; readers of them are told."""
-    exists = _exists(connection, f"{address.table}_{generation}_settings")
-    if exists:
-        connection.execute(address.sql("drop table {settings}, {items}, {fields}", generation))
-    return exists
-
-
-def _drop_generations(connection: Connection, address: _Address, *, before: int) -> None:
-    """Deletes the generations before the present one."""
-    while before > 1 and _drop_generation(connection, address, before - 1):
-        before -= 1
-
-
-def _lock(connection: Connection, address: _Address, *, exclusive: bool) -> None:
-    """Writers share a lock until they close; `reindex` holds it exclusively."""
-    key = (f"dmljax index {address.table}",)
-    function = "pg_try_advisory_lock" + ("" if exclusive else "_shared")
-    for _ in range(10):
-        row = connection.execute(f"select {function}(hashtextextended(%s, 0))", key).fetchone()
-        if row is not None and row[0]:
-            return
-        # The session of a writer that was closed or killed a moment ago may not have ended yet.
-        connection.execute("select pg_sleep(0.05)")
-    row = connection.execute(
-        "select a.pid, coalesce(a.client_hostname, host(a.client_addr), 'the server') "
-        "from pg_locks l join pg_stat_activity a using (pid) where l.locktype = 'advisory' "
-        "and ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended(%s, 0) "
-        "and a.pid <> pg_backend_pid()",
-        key,
-    ).fetchone()
-    owner = f"the session {row[0]} from {row[1]}" if row else "another session"
-    raise Locked(f"{address.place} is being written by {owner}: wait for it, or end it")
-
-
-@contextlib.contextmanager
-def _one_line_errors(place: str) -> Iterator[None]:
-    """Turns errors of the server into `Unavailable`, `Superseded` or `Damaged`, in one line."""
-    try:
-        yield
-    except psycopg.Error as error:
-        text = error.diag.message_primary or str(error)
-        text = " ".join(text.split())[:300]
-        if isinstance(error, errors.InsufficientPrivilege):
-            text = f"the role lacks rights ({text}): let the owner of the tables grant them"
-        elif isinstance(error, errors.QueryCanceled):
-            text = f"the call took too long ({text}). It changed nothing"
-        elif isinstance(error, errors.UndefinedTable):
-            raise Superseded(f"{place}: tables are gone ({text}): open the index again") from None
-        elif isinstance(error, errors.DataCorrupted | errors.IndexCorrupted):
-            raise Damaged(f"{place}: {text}. Restore the database from a backup") from error
-        elif isinstance(error, errors.ReadOnlySqlTransaction):
-            text = f"the server only takes reads ({text})"
-        elif isinstance(error, psycopg.OperationalError):
-            text = f"the server cannot be reached ({text})"
-        raise Unavailable(f"{place}: {text}") from error
+def _two_stages(first: int | str, dimension: int) -> _Distance:
+    """pgvector's names for the first stage of a search in two stages, by a graph of the codes."""
+    if first == "bits":
+        code, operators = f"binary_quantize({{}})::bit({dimension})", "bit_hamming_ops"
+        operator, most = "<~>", 64_000
+    else:
+        code, operators = f"subvector({{}}, 1, {first})::vector({first})", "vector_cosine_ops"
+        operator, most = "<=>", 2000
+    return _Distance(operator, f"({code.format('vector')})", operators, Vector, most, code)
 
 
 class PostgresIndex(Index[Cursor]):
@@ -237,46 +90,48 @@ class PostgresIndex(Index[Cursor]):
 
     @classmethod
     def create(cls, place: str | os.PathLike, settings: Settings) -> PostgresIndex:
-        address = _Address(str(place))
+        address = tables.Address(str(place))
         with address.connected() as connection:
-            _require_extension(connection, address)
+            tables.require_extension(connection, address)
             with connection.transaction():
-                if _exists(connection, address.table):
+                if tables.table_exists(connection, address.table):
                     problem = "exists already: open it, or choose another ?table="
                     raise InvalidInput(f"{address.place} {problem}")
-                connection.execute(address.sql(_POINTER))
-                _create_generation(connection, address, 1, settings)
+                connection.execute(address.sql(tables.POINTER))
+                tables.create_generation(connection, address, 1, settings)
         return cls(address, 1, write=True)
 
     @classmethod
     def open(cls, place: str | os.PathLike, *, write: bool) -> PostgresIndex:
-        address = _Address(str(place))
+        address = tables.Address(str(place))
         with address.connected() as connection:
-            generation = _current(connection, address)
+            generation = tables.current_generation(connection, address)
         return cls(address, generation, write=write)
 
     @classmethod
     def reindex(cls, place: str | os.PathLike, settings: Settings) -> PostgresIndex:
-        address = _Address(str(place))
+        address = tables.Address(str(place))
         with address.connected() as connection:
-            generation = _current(connection, address) + 1
-            _lock(connection, address, exclusive=True)
+            generation = tables.current_generation(connection, address) + 1
+            tables.lock(connection, address, exclusive=True)
             with connection.transaction():
-                _drop_generations(connection, address, before=generation - 1)
+                tables.drop_generations(connection, address, before=generation - 1)
                 stored = None
-                if _exists(connection, f"{address.table}_{generation}_settings"):
+                if tables.table_exists(connection, f"{address.table}_{generation}_settings"):
                     statement = "select model, dimension, similarity from {settings}"
                     stored = connection.execute(address.sql(statement, generation)).fetchone()
                 if stored != settings:
-                    _drop_generation(connection, address, generation)
-                    _create_generation(connection, address, generation, settings)
+                    tables.drop_generation(connection, address, generation)
+                    tables.create_generation(connection, address, generation, settings)
         return cls(address, generation, write=True, exclusive=True)
 
     @classmethod
     def signature(cls, place: str | os.PathLike) -> Hashable:
         return str(place)  # only `reindex` replaces its tables
 
-    def __init__(self, address: _Address, generation: int, *, write: bool, exclusive: bool = False):
+    def __init__(
+        self, address: tables.Address, generation: int, *, write: bool, exclusive: bool = False
+    ):
         super().__init__(address.place, generation, write=write)
         self._address, self._exclusive = address, exclusive
         self._connection: Connection | None = None
@@ -316,10 +171,10 @@ class PostgresIndex(Index[Cursor]):
         if self._connection is None or self._connection.closed:
             connection = self._address.connect()
             try:
-                _require_extension(connection, self._address)
+                tables.require_extension(connection, self._address)
                 register_vector(connection)
                 if self.writable:
-                    _lock(connection, self._address, exclusive=self._exclusive)
+                    tables.lock(connection, self._address, exclusive=self._exclusive)
                 else:
                     connection.execute("set default_transaction_read_only = on")
             except BaseException:
@@ -330,7 +185,7 @@ class PostgresIndex(Index[Cursor]):
 
     def _read(self, read_fn: Callable[[Cursor], R]) -> R:
         """The result of `read_fn` in one snapshot; once more if the connection was lost."""
-        with self._lock, _one_line_errors(self.place):
+        with self._lock, tables.one_line_errors(self.place):
             deadline = None  # until when a server may restart
             while True:
                 try:
@@ -348,15 +203,15 @@ class PostgresIndex(Index[Cursor]):
 
     def _change(self, change_fn: Callable[[Cursor], int]) -> None:
         """A write transaction. Writers wait for each other at the row of settings."""
-        with self._lock, _one_line_errors(self.place):
+        with self._lock, tables.one_line_errors(self.place):
             connection = self._connected()
             try:
                 if connection.info.transaction_status:
                     raise AssertionError("a transaction is open")
                 with connection.transaction(), connection.cursor() as cursor:
                     cursor.execute(self._sql("update {settings} set version = version + 1"))
-                    more = change_fn(cursor)
-                    cursor.execute(self._sql("update {settings} set items = items + %s"), (more,))
+                    added = change_fn(cursor)
+                    cursor.execute(self._sql("update {settings} set items = items + %s"), (added,))
             except psycopg.OperationalError:
                 if connection.closed:  # the next call connects again; this one may have happened
                     self._connection = None
@@ -364,7 +219,7 @@ class PostgresIndex(Index[Cursor]):
 
     @contextlib.contextmanager
     def _snapshot(self) -> Iterator[Cursor]:
-        with self._lock, _one_line_errors(self.place):
+        with self._lock, tables.one_line_errors(self.place):
             self._connected()
         with self._address.connected() as connection:
             register_vector(connection)
@@ -410,7 +265,7 @@ class PostgresIndex(Index[Cursor]):
         return {name for (name,) in cursor.execute(self._sql("select name from {fields}"))}
 
     def _count(self, cursor: Cursor, conditions: list[Condition]) -> int:
-        text, parameters = condition_sql(conditions)
+        text, parameters = tables.condition_sql(conditions)
         statement = self._sql("select count(*) from {items} where ") + sql.SQL(text)
         return cursor.execute(statement, parameters).fetchall()[0][0]
 
@@ -418,35 +273,50 @@ class PostgresIndex(Index[Cursor]):
         self, cursor: Cursor, queries: np.ndarray, k: int, conditions: list[Condition], exact: bool
     ) -> list[list[Hit]]:
         (graph,) = self._one(cursor, "select graph from {settings}")
-        near = not exact and graph is not None and self._is_good(graph["recall@10"])
-        if near and conditions:  # filtered searches need the iterative scans of pgvector 0.8
+        is_used = not exact and graph is not None and self._is_good(graph["recall@10"])
+        if is_used and conditions:  # filtered searches need the iterative scans of pgvector 0.8
             text = "select extversion from pg_extension where extname = 'vector'"
-            near = tuple(map(int, self._one(cursor, text)[0].split(".")[:2])) >= (0, 8)
-            if near:
+            is_used = tuple(map(int, self._one(cursor, text)[0].split(".")[:2])) >= (0, 8)
+            if is_used:
                 cursor.execute("set local hnsw.iterative_scan = relaxed_order")
-        if near:
-            width = min(tuning.width_for(graph["search width"], k), 1000)
-            cursor.execute(f"set local hnsw.ef_search = {width:d}")
+        near = None
+        if is_used:
+            first, width = graph.get("first"), graph.get("candidates") or graph["search width"]
+            near = self._near(cursor, first, min(tuning.width_for(width, k), 1000), k)
         results = []
         for query in queries:
-            rows = self._nearest(cursor, query, k, conditions, near=near)
+            rows = self._nearest(cursor, query, k, conditions, near)
             if near and len(rows) < k:
-                rows = self._nearest(cursor, query, k, conditions, near=False)
+                rows = self._nearest(cursor, query, k, conditions)
             results.append([Hit(name, value, _metadata(x)) for _, name, x, value in rows])
         return results
 
+    def _near(self, cursor: Cursor, first: int | str | None, width: int, k: int) -> _Near:
+        """Sets the search width of the graph; how the candidates for k rows are found with it."""
+        cursor.execute(f"set local hnsw.ef_search = {width:d}")
+        if first is None:
+            return _Near(self._distance, k + tuning.MORE)
+        return _Near(_two_stages(first, self.dimension), width)
+
     def _nearest(
-        self, cursor: Cursor, query: np.ndarray, k: int, conditions: list[Condition], *, near: bool
+        self,
+        cursor: Cursor,
+        query: np.ndarray,
+        k: int,
+        conditions: list[Condition],
+        near: _Near | None = None,
     ) -> list[tuple[int, str, Any, float]]:
-        """Row, id, metadata and similarity of the best k, `near` as the graph finds them."""
-        distance, (text, parameters) = self._distance, condition_sql(conditions)
+        """Row, id, metadata and similarity of the best k, `near` among candidates of the graph."""
+        text, parameters = tables.condition_sql(conditions)
+        distance, most = near or _Near(self._distance, k + tuning.MORE)
         column, order = (distance.graph_column, "") if near else ("vector", ", row")
+        compared = distance.query.format("%s") if near else "%s"
         statement = (
             self._sql("select row, id, metadata, vector from {items} where ")
             + sql.SQL(text)
-            + self._sql(f" order by {column} {distance.operator} %s{order} limit %s")
+            + self._sql(f" order by {column} {distance.operator} {compared}{order} limit %s")
         )
-        parameters += [(distance.query_type if near else Vector)(query), k + tuning.MORE]
+        parameters += [(distance.query_type if near else Vector)(query), most]
         rows = cursor.execute(statement, parameters).fetchall()
         if not rows:
             return []
@@ -465,18 +335,32 @@ class PostgresIndex(Index[Cursor]):
         )
 
     def _build(self, approximate: bool) -> None:
-        if not approximate:
+        if not approximate or self.first_stage is not None:
             self._run("update {settings} set graph = null", "drop index if exists {graph}")
-            return
-        distance = self._distance
+        if approximate:
+            self._build_graph(self._distance, None)
+
+    def _build_codes(self, first: int | str) -> None:
+        distance = _two_stages(first, self.dimension)
+        if (self.dimension if isinstance(first, str) else first) > distance.largest_dimension:
+            raise InvalidInput(
+                f"first={first!r}: pgvector has no graph of more than "
+                f"{distance.largest_dimension} such numbers"
+            )
+        if self.first_stage != first:
+            self._run("update {settings} set graph = null", "drop index if exists {graph}")
+        self._build_graph(distance, first)
+
+    def _build_graph(self, distance: _Distance, first: int | str | None) -> None:
         self._run(
             "create index if not exists {graph} on {items} using hnsw "
             f"({distance.graph_column} {distance.graph_operators}) "
             f"with (m = {tuning.CONNECTIVITY}, ef_construction = {tuning.EXPANSION_ADD})"
         )
-        width, recall = self._read(self._tuned)
-        facts = json.dumps({"recall@10": recall, "search width": width})
-        self._run("update {settings} set graph = %s::jsonb", parameters=(facts,))
+        width, recall = self._read(functools.partial(self._tuned, first))
+        facts: dict[str, Any] = {"recall@10": recall}
+        facts |= {"search width": width} if first is None else {"first": first, "candidates": width}
+        self._run("update {settings} set graph = %s::jsonb", parameters=(json.dumps(facts),))
 
     def _run(self, *statements: str, parameters: tuple | None = None) -> None:
         """Statements in one transaction that leaves the number of items as it is."""
@@ -488,16 +372,15 @@ class PostgresIndex(Index[Cursor]):
 
         self._change(change)
 
-    def _tuned(self, cursor: Cursor) -> tuple[int, float]:
+    def _tuned(self, first: int | str | None, cursor: Cursor) -> tuple[int, float]:
         """The search width and the recall, measured on stored vectors."""
         statement = self._sql("select row, vector from {items} order by hashint8(row) limit %s")
         rows = cursor.execute(statement, (_QUERIES,)).fetchall()
         queries, k = [_array(vector) for _, vector in rows], tuning.K + 1
 
         def search(width: int | None) -> list[list[int]]:
-            if width is not None:
-                cursor.execute(f"set local hnsw.ef_search = {width:d}")
-            hits = [self._nearest(cursor, x, k, [], near=width is not None) for x in queries]
+            near = None if width is None else self._near(cursor, first, width, k)
+            hits = [self._nearest(cursor, x, k, [], near) for x in queries]
             return [[row for row, *_ in best] for best in hits]
 
         truth = search(None)
@@ -514,11 +397,11 @@ class PostgresIndex(Index[Cursor]):
             ):
                 cursor.execute(self._sql(statement))
             if self._one(cursor, "select generation from {pointer}")[0] == self.generation:
-                _drop_generations(cursor.connection, self._address, before=self.generation)
+                tables.drop_generations(cursor.connection, self._address, before=self.generation)
             return 0
 
         self._change(change)
-        with self._lock, _one_line_errors(self.place):
+        with self._lock, tables.one_line_errors(self.place):
             self._connected().execute(self._sql("vacuum (full, analyze) {items}"))
         self._build(approximate)
 
@@ -551,29 +434,6 @@ class PostgresIndex(Index[Cursor]):
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-
-
-def condition_sql(conditions: list[Condition]) -> tuple[str, list[Any]]:
-    """The text after `where`, and its parameters: no text of a caller is part of the SQL."""
-    terms, parameters = ["true"], []
-    for field, operator, values in conditions:
-        if operator == "=":
-            texts = [json.dumps(value) for value in values if value is not None]
-            term = "metadata -> %s::text = any(%s::text[]::jsonb[])"
-            parameters += [field, texts]
-            if None in values:
-                term += " or coalesce(jsonb_typeof(metadata -> %s::text), 'null') = 'null'"
-                parameters.append(field)
-        elif kind(values[0]) == "text":
-            term = "jsonb_typeof(metadata -> %s::text) = 'string' and "
-            term += f'(metadata ->> %s::text) collate "C" {operator} %s::text'
-            parameters += [field, field, values[0]]
-        else:
-            term = "jsonb_typeof(metadata -> %s::text) = 'number' and "
-            term += f"metadata -> %s::text {operator} %s::text::jsonb"
-            parameters += [field, field, json.dumps(values[0])]
-        terms.append(f"({term})")
-    return " and ".join(terms), parameters
 
 
 def _array(vector: Any) -> np.ndarray:

@@ -4,73 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from dmljax.index import nearest, tuning
+from dmljax.index import nearest
+from dmljax.index.codes import Codes
 from dmljax.index.graph import Graph
 from dmljax.index.matrix import Matrix
+from dmljax.index.rows import Rows
 
-__all__ = ["Rows", "View"]
-
-_SELECTIVE = 0.05  # filters that leave a smaller share of the rows are searched exactly
-_MOST_CANDIDATES = 4096
-
-
-class Rows:
-    """Vectors with ascending row numbers. Rows can be appended, and marked as deleted."""
-
-    def __init__(self, rows: np.ndarray, vectors: np.ndarray):
-        self._rows, self._vectors = rows, vectors
-        self._alive = np.ones(len(rows), bool)
-        self._count = len(rows)
-        self.deleted = 0
-
-    @property
-    def rows(self) -> np.ndarray:
-        return self._rows[: self._count]
-
-    @property
-    def vectors(self) -> np.ndarray:
-        return self._vectors[: self._count]
-
-    @property
-    def alive(self) -> np.ndarray:
-        return self._alive[: self._count]
-
-    def append(self, rows: np.ndarray, vectors: np.ndarray) -> None:
-        """Adds rows after the last one; the arrays grow by doubling."""
-        needed = self._count + len(rows)
-        if needed > len(self._rows):
-            size = max(needed, 2 * self._count, 64)
-            for name in ("_rows", "_vectors", "_alive"):
-                old = getattr(self, name)
-                new = np.zeros((size, *old.shape[1:]), old.dtype)
-                new[: self._count] = old[: self._count]
-                setattr(self, name, new)
-        self._rows[self._count : needed] = rows
-        self._vectors[self._count : needed] = vectors
-        self._alive[self._count : needed] = True
-        self._count = needed
-
-    def delete(self, rows: np.ndarray) -> None:
-        """Marks the `rows` that are in this block as deleted."""
-        positions, exists = self.find(rows)
-        self._alive[positions[exists]] = False
-        self.deleted = self._count - int(self.alive.sum())
-
-    def find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of row numbers, and whether they are here."""
-        positions = np.searchsorted(self.rows, rows)
-        exists = positions < self._count
-        exists[exists] = self.rows[positions[exists]] == np.asarray(rows)[exists]
-        return positions, exists
-
-    def mask(self, allowed: np.ndarray | None) -> np.ndarray | None:
-        """The rows that count [n]: alive, and among the `allowed` row numbers. None means all."""
-        if allowed is None:
-            return self.alive if self.deleted else None
-        mask = np.zeros(self._count, bool)
-        positions, exists = self.find(allowed)
-        mask[positions[exists]] = True
-        return mask & self.alive if self.deleted else mask
+__all__ = ["View"]
 
 
 class View:
@@ -83,7 +23,7 @@ class View:
         self.last_row = 0 if matrix is None else matrix.last_row
         self.main = Rows(*(empty if matrix is None else (matrix.rows, matrix.vectors)))
         self.tail = Rows(*empty)
-        self.graph: Graph | None = None
+        self.graph: Graph | Codes | None = None
 
     def append(self, rows: np.ndarray, vectors: np.ndarray) -> None:
         """Adds rows after the last one."""
@@ -138,34 +78,24 @@ class View:
     def approximate(
         self, queries: np.ndarray, k: int, *, allowed: np.ndarray | None = None
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """`exact`, with the graph's candidates instead of the rows that it holds.
+        """`exact`, with candidates of the graph, or of the codes, instead of the rows they hold.
 
-        Where the graph leaves fewer than k rows that match, the search is exact.
+        Where they leave fewer than k rows that match, the search is exact.
         """
         graph = self.graph
-        if graph is None:
+        near = None if graph is None else graph.search(queries, k, allowed=allowed)
+        if graph is None or near is None:
             return self.exact(queries, k, allowed=allowed)
-        size, wanted = max(len(graph.nodes), 1), k + tuning.MORE
-        if allowed is not None:
-            share = len(allowed) / size
-            wanted = tuning.MORE + int(1.5 * k / max(share, 1e-9))
-            if share < _SELECTIVE or wanted > _MOST_CANDIDATES:
-                return self.exact(queries, k, allowed=allowed)
         tails = self.exact(queries, k, allowed=allowed, after=graph.last_row)
+        least = min(k, graph.size if allowed is None else len(allowed))
         results = []
-        for query, near, (rows, _) in zip(
-            queries, graph.search(queries, wanted), tails, strict=True
-        ):
-            if allowed is not None:
-                positions = np.searchsorted(allowed, near)
-                positions[positions == len(allowed)] = 0
-                near = near[allowed[positions] == near] if len(allowed) else near[:0]
-            near = np.concatenate([near, rows])
-            vectors, exists = self.vectors_of(near)
-            if exists.sum() < min(k, size if allowed is None else len(allowed)):
+        for query, rows, (tail_rows, _) in zip(queries, near, tails, strict=True):
+            candidates = np.concatenate([rows, tail_rows])
+            vectors, exists = self.vectors_of(candidates)
+            if exists.sum() < least:
                 results += self.exact(query[None], k, allowed=allowed)
             else:
-                results.append(self._rank(query, near[exists], vectors[exists], k))
+                results.append(self._rank(query, candidates[exists], vectors[exists], k))
         return results
 
     def _rank(

@@ -2,7 +2,7 @@
 
 | module | primitive | plain form | faster form |
 |---|---|---|---|
-| `convolution` | convolution, with gradients | XLA's | `winograd` and `gradients` |
+| `convolution` | convolution, with gradients | XLA's | `winograd`, `gradients`, `depthwise` |
 | `pooling` | max pooling, with its gradient | XLA's | the forward pass keeps each window's argmax |
 
 The argument `impl` of convolutions, of pooling, of the layers and of every backbone chooses a form:

@@ -1,8 +1,11 @@
-"""A weighted sum of losses, and statistics to log beside a loss."""
+"""Sums of losses, a loss of nested prefixes, and statistics to log beside a loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +16,7 @@ from dmljax.losses._arguments import PAIR_ARGUMENTS, describe
 from dmljax.losses._common import prepare
 from dmljax.ops import Array, DistanceFn, Labels, ReferenceLabels, Scalar
 
-__all__ = ["stats", "weighted_sum"]
+__all__ = ["prefixes", "stats", "weighted_sum"]
 
 
 def weighted_sum(losses: Mapping[str, tuple[float | Array, Callable]]) -> Callable:
@@ -39,6 +42,77 @@ def weighted_sum(losses: Mapping[str, tuple[float | Array, Callable]]) -> Callab
         return total, values
 
     return loss
+
+
+def prefixes(
+    loss_fn: Callable, *, dims: Sequence[int], weights: Sequence[float] | None = None
+) -> Callable:
+    """Matryoshka: the sum of a loss over the leading `dims` numbers of the embeddings.
+
+        sum_m weight_m loss(x[:m] / |x[:m]|, ...)
+
+    References and proxies are cut and normalized in the same way, so all prefixes share them. The
+    returned function takes the arguments of `loss_fn`; a miner sees the distances of each prefix. A
+    loss that reads the lengths of embeddings (`sphereface`, `large_margin_softmax`) reads 1.
+
+    Reference: Kusupati et al., Matryoshka Representation Learning, NeurIPS 2022, arXiv:2205.13147.
+
+    Args:
+        loss_fn: A loss of pairs, against proxies or of two views.
+        dims: Ascending numbers of dimensions. Include the whole width to train it, too.
+        weights: A weight for each of `dims`; None weighs all by 1, as the paper does.
+
+    >>> loss_fn = losses.prefixes(losses.contrastive, dims=(1, 2))
+    >>> x, labels = np.array([[1, 0], [0.8, 0.6], [-1, 0.5]], np.float32), np.array([0, 0, 1])
+    >>> first, both = (losses.contrastive(x[:, :m], labels) for m in (1, 2))
+    >>> print(f"{loss_fn(x, labels):.3f} = {first:.3f} + {both:.3f}")
+    0.632 = 0.000 + 0.632
+    """
+    check_prefixes(dims)
+    weights = (1.0,) * len(dims) if weights is None else tuple(weights)
+    if len(weights) != len(dims):
+        raise ValueError(f"{len(dims)} prefixes need {len(dims)} weights, not {list(weights)}")
+
+    @functools.wraps(loss_fn)
+    def loss(embeddings, *args, **keywords):
+        check_prefixes(dims, width=jnp.shape(embeddings)[1])
+        arrays = (embeddings, *args)
+        total = 0
+        for dim, weight in zip(dims, weights, strict=True):
+
+            def cut(value: Any, dim: int = dim) -> Any:
+                return _prefix(value, dim) if _has_width(value, embeddings) else value
+
+            values = {name: cut(value) for name, value in keywords.items()}
+            total = total + weight * loss_fn(*map(cut, arrays), **values)
+        return total
+
+    return loss
+
+
+def check_prefixes(dims: Sequence[int], *, width: int | None = None) -> None:
+    """Raises unless `dims` are ascending numbers of dimensions, at most `width`."""
+    if not dims or min(dims) < 1 or any(a >= b for a, b in itertools.pairwise(dims)):
+        raise ValueError(
+            f"prefixes are ascending numbers of dimensions, such as (64, 128), not {list(dims)}"
+        )
+    if width is not None and dims[-1] > width:
+        raise ValueError(
+            f"the prefix {dims[-1]} is above the width {width} of the embeddings: take prefixes "
+            "of at most the width"
+        )
+
+
+def _prefix(vectors: Array, dim: int) -> Array:
+    return ops.normalize(ops.widen(vectors)[..., :dim])
+
+
+def _has_width(value: Any, embeddings: Array) -> bool:
+    """Whether a value is an array of vectors in the space of the embeddings."""
+    if not hasattr(value, "dtype") or jnp.ndim(value) < 2:
+        return False
+    is_float = jnp.issubdtype(value.dtype, jnp.floating)
+    return is_float and value.shape[-1] == jnp.shape(embeddings)[1]
 
 
 @describe(PAIR_ARGUMENTS)

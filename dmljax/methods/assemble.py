@@ -8,13 +8,24 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from dmljax.nets import heads, pools
 from dmljax.nets.layers import Dense
 
-__all__ = ["Modules", "encoder", "modules", "pooling", "with_backbone"]
+__all__ = [
+    "FeaturesOrImages",
+    "Modules",
+    "backbone_features",
+    "encoder",
+    "modules",
+    "output_of",
+    "pooling",
+    "with_backbone",
+]
 
 Variables = Mapping[str, Any]
+_OUTPUTS = {pools.global_max: "max_pooled", pools.class_and_mean: "class_and_mean"}
 
 
 class Modules(NamedTuple):
@@ -93,19 +104,61 @@ def encoder(
     * `dim`: width of the linear layer; None leaves it out.
     * `pool_fn`: a function of `nets.pools`, or any function of the last feature map [b h w c] -> [b
       c]. None takes what the backbone pools itself: the mean, or the class token of a `vit`.
-    * `dense_fn` makes the linear layer, see `heads.Head`.
+    * `dense_fn` makes the linear layer, or an MLP in its place, see `heads.Head`.
     """
     output, pool_fn = pooling(pool_fn)
     head = heads.Head(features=dim, pool_fn=pool_fn, dense_fn=dense_fn)
-    return modules(lambda run, images: run["head"](run["net"](images)[output]), net=net, head=head)
+    return modules(
+        lambda run, images: run["head"](output_of(run["net"](images), output)), net=net, head=head
+    )
 
 
 def pooling(pool_fn: Callable | None) -> tuple[str, Callable | None]:
     """The output of a backbone that a head reads, and the `pool_fn` that is left for the head."""
+    # A backbone returns several pooled vectors. XLA computes only the outputs that are used.
     if pool_fn is None:
         return "pooled", None
-    # A backbone returns its maximum, too. XLA computes only the outputs that are used.
-    return ("max_pooled", None) if pool_fn is pools.global_max else ("features", pool_fn)
+    output = _OUTPUTS.get(pool_fn)
+    return ("features", pool_fn) if output is None else (output, None)
+
+
+def output_of(outputs: Mapping[str, Any], name: str) -> Any:
+    """The output `name` of a backbone; raises where it has none, such as no class token."""
+    if name not in outputs:
+        raise ValueError(
+            f"pool_fn: this net has no output {name!r}; only nets with a class token have "
+            "'class_and_mean', such as vit_s16 and dinov2_s14: leave pool_fn out"
+        )
+    return outputs[name]
+
+
+class FeaturesOrImages(nn.Module):
+    """A backbone that takes images, or the features that it would give for them.
+
+    Features `[b d]` are returned as its `output`. It has the parameters of `net`.
+    """
+
+    net: nn.Module
+    output: str
+
+    def setup(self):
+        nn.share_scope(self, self.net)
+
+    def __call__(self, images: jax.Array, *, train: bool) -> dict[str, jax.Array]:
+        return {self.output: images} if images.ndim == 2 else self.net(images, train=train)
+
+
+def backbone_features(
+    net: nn.Module, params: Any, model_state: Any, images: jax.Array, *, output: str = "pooled"
+) -> jax.Array:
+    """What the backbone under "net" gives for images, as float32 `[b d]`; features stay."""
+    if images.ndim == 2:
+        return images
+    variables = {"params": params["net"]}
+    if "net" in (statistics := model_state.get("batch_stats", {})):
+        variables["batch_stats"] = statistics["net"]
+    outputs: Any = net.apply(variables, images, train=False)
+    return output_of(outputs, output).astype(jnp.float32)
 
 
 def with_backbone(

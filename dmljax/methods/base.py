@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from dmljax import losses, ops
+from dmljax.losses.combinators import check_prefixes
 from dmljax.methods.assemble import Modules
 from dmljax.ops import Array, MineFn
 
@@ -32,6 +33,8 @@ __all__ = [
     "split_loss",
     "unit_vectors",
     "with_miner",
+    "with_params",
+    "with_prefixes",
 ]
 
 _DIAGNOSED_ROWS = 1024
@@ -91,6 +94,8 @@ class Method(NamedTuple):
     * `inspect`: what goes on inside, see `Inspect`.
     * `backbone`: the parameters that `init` takes from `backbone`, as paths such as 'net' or
       'net/shared', with everything below them.
+    * `prefixes`: ascending widths. So many leading numbers of an embedding, normalized, are an
+      embedding that was trained, too.
     * `per_class`: the parameters that have a row or a column for each class, as such paths. A run
       that starts from another one draws them, because it has other classes. () for none; None: the
       method does not say.
@@ -103,6 +108,7 @@ class Method(NamedTuple):
     inspect: Inspect | None = None
     backbone: tuple[str, ...] = ("net",)
     per_class: tuple[str, ...] | None = None
+    prefixes: tuple[int, ...] = ()
 
 
 class RandomMiner(NamedTuple):
@@ -149,6 +155,38 @@ def _accepts(function: Callable, keyword: str) -> bool:
 
 def _has(function: Callable, keyword: str) -> bool:
     return keyword in inspect.signature(function).parameters
+
+
+def with_prefixes(loss_fn: Callable, prefixes: Sequence[int]) -> Callable:
+    """`loss_fn` summed over prefixes and the whole width (`losses.prefixes`); as it is for ()."""
+    if not prefixes:
+        return loss_fn
+    check_prefixes(prefixes)
+
+    @functools.wraps(loss_fn)
+    def loss(embeddings, *args, **kwargs):
+        width = embeddings.shape[1]
+        dims = (*prefixes, width) if prefixes[-1] < width else prefixes
+        return losses.prefixes(loss_fn, dims=dims)(embeddings, *args, **kwargs)
+
+    return loss
+
+
+def with_params(method: Method, params_fn: Callable[[Any], Any]) -> Method:
+    """`method` with other parameters, of which `params_fn` makes those of `method`.
+
+    `init` still returns the parameters of `method`.
+    """
+
+    def of_params(fn):
+        return fn and (lambda params, *args, **kwargs: fn(params_fn(params), *args, **kwargs))
+
+    return method._replace(
+        loss=of_params(method.loss),
+        embed=of_params(method.embed),
+        split_loss=method.split_loss and SplitLoss(*map(of_params, method.split_loss)),
+        inspect=method.inspect and Inspect(*map(of_params, method.inspect)),
+    )
 
 
 def split_loss(net: Modules, criterion: Callable) -> tuple[Callable, SplitLoss]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 from dmljax import losses
+from dmljax.losses.combinators import check_prefixes
 from dmljax.methods import assemble, base
 from dmljax.nets.layers import Dense
 
@@ -27,6 +28,7 @@ def pairs(
     unit: bool = True,
     memory: int = 0,
     memory_start: int = 0,
+    prefixes: Sequence[int] = (),
 ) -> base.Method:
     """The loss `loss_fn(embeddings, labels)` on a backbone, a pool and a linear layer.
 
@@ -38,16 +40,22 @@ def pairs(
       Both only select one of the two outputs of the net, so they are no functions.
     * `memory`: the loss also compares the batch with this many rows of earlier batches (Wang et
       al., CVPR 2020). That term counts from step `memory_start` on, when embeddings change slowly.
+    * `prefixes`: widths, such as (64, 128), that also get the loss, so that the first 64 numbers of
+      an embedding are an embedding (`losses.prefixes`, Kusupati et al., NeurIPS 2022).
     """
     del classes
+    if prefixes and not (normalized and unit):
+        raise ValueError("prefixes are unit vectors: leave out normalized=False and unit=False")
     encoder = assemble.encoder(net, dim=dim, pool_fn=pool_fn, dense_fn=dense_fn)
     loss_input = "embeddings" if normalized else "features"
-    mined_loss = base.with_miner(loss_fn, mine_fn)
+    mined_loss = base.with_miner(base.with_prefixes(loss_fn, prefixes), mine_fn)
     bank = losses.cross_batch_memory(mined_loss, size=memory) if memory else None
 
     def init(key, batch, *, backbone=None):
         params, model_state, outputs = encoder.init(key, batch["images"])
         params, model_state = assemble.with_backbone(params, model_state, backbone)
+        if prefixes:
+            check_prefixes(prefixes, width=outputs[loss_input].shape[1])
         if bank is not None:
             model_state = {**model_state, "memory": bank.init(outputs[loss_input].shape[1])}
         return params, model_state
@@ -71,4 +79,4 @@ def pairs(
         return base.unit_vectors(outputs[loss_input]) if unit else outputs["features"]
 
     loss, split_loss = base.split_loss(encoder, criterion)
-    return base.Method(init, loss, embed, split_loss, per_class=())
+    return base.Method(init, loss, embed, split_loss, per_class=(), prefixes=tuple(prefixes))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from dmljax import losses
+from dmljax.losses.combinators import check_prefixes
 from dmljax.methods import assemble, base
 from dmljax.nets.initializers import Initializer, normal, uniform
 from dmljax.nets.layers import Dense
@@ -49,8 +50,11 @@ def published_init(loss_fn: Callable) -> Initializer:
     The four losses divide proxies by their norms. So the size of the initial values changes no
     first loss, but it sets how far a step of Adam turns a proxy: by about rate / size.
     """
-    while hasattr(loss_fn, "func"):  # of `functools.partial`, and of a loss with scheduled values
-        loss_fn = loss_fn.func
+    while loss_fn not in _PUBLISHED:  # a partial, a loss with scheduled values, `losses.prefixes`
+        inner = getattr(loss_fn, "func", None) or getattr(loss_fn, "__wrapped__", None)
+        if inner is None:
+            break
+        loss_fn = inner
     return _PUBLISHED.get(loss_fn, jax.random.normal)
 
 
@@ -66,6 +70,7 @@ def proxies(
     centers: int = 0,
     sparsity: float = 0.0,
     multiple: int = 1,
+    prefixes: Sequence[int] = (),
 ) -> base.Method:
     """The loss `loss_fn(features, labels, proxies)` on a backbone, a pool and a linear layer.
 
@@ -81,9 +86,11 @@ def proxies(
       (Qian et al., ICCV 2019, use 0.2).
     * `multiple`: the number of rows is rounded up to a multiple of this with zeros that no loss
       sees. Several devices can then share very many classes equally.
+    * `prefixes`: widths, such as (64, 128), that also get the loss, with the same leading numbers
+      of the proxies (`losses.prefixes`, Kusupati et al., NeurIPS 2022).
     """
     encoder = assemble.encoder(net, dim=dim, pool_fn=pool_fn, dense_fn=dense_fn)
-    stepped_loss = base.with_miner(loss_fn, None)
+    stepped_loss = base.with_miner(base.with_prefixes(loss_fn, prefixes), None)
     if proxy_init is None:
         proxy_init = published_init(loss_fn)
     elif not callable(proxy_init):
@@ -93,6 +100,8 @@ def proxies(
         params, model_state, outputs = encoder.init(key, batch["images"])
         params, model_state = assemble.with_backbone(params, model_state, backbone)
         d = outputs["features"].shape[1]
+        if prefixes:
+            check_prefixes(prefixes, width=d)
         shape = (classes, centers, d) if centers else (classes, d)
         rows = proxy_init(jax.random.fold_in(key, 1000), shape, jnp.float32)
         rows = jnp.pad(rows, [(0, -classes % multiple), *((0, 0) for _ in shape[1:])])
@@ -114,4 +123,6 @@ def proxies(
         return outputs["embeddings"]
 
     loss, split_loss = base.split_loss(encoder, criterion)
-    return base.Method(init, loss, embed, split_loss, per_class=("proxies",))
+    return base.Method(
+        init, loss, embed, split_loss, per_class=("proxies",), prefixes=tuple(prefixes)
+    )

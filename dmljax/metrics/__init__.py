@@ -15,149 +15,56 @@ A new score is one function: pass it in `metric_fns`, beside the entries of `RAN
 """
 
 from dmljax import renames
-from dmljax.metrics.bootstrap import AVERAGES, average, bootstrap_means, interval, interval_note
-from dmljax.metrics.classes import (
-    ClassTable,
-    Confusions,
-    class_table,
-    confusions,
-    density,
-    wilson_upper,
+from dmljax.metrics import (
+    bootstrap,
+    classes,
+    clusters,
+    comparison,
+    deviation,
+    hubness,
+    neighbors,
+    open_set,
+    pair_similarity,
+    projection,
+    ranking,
+    reports,
+    spread,
+    statistics,
+    suspects,
 )
-from dmljax.metrics.clusters import ami, ari, nmi, pairwise_f1
-from dmljax.metrics.comparison import Comparison, McNemar, compare, mcnemar
-from dmljax.metrics.deviation import class_deviation
-from dmljax.metrics.hubness import Hubs, hubs
-from dmljax.metrics.neighbors import Neighborhoods, neighborhoods, worst_queries
-from dmljax.metrics.pair_similarity import (
-    SimilarityHistograms,
-    alignment,
-    fmr_at,
-    fnmr_at,
-    offered_fmrs,
-    similarity_at_share,
-    similarity_histograms,
-    threshold_at_fmr,
-    uniformity,
-)
-from dmljax.metrics.projection import MapPositions, map_positions
-from dmljax.metrics.ranking import (
-    average_precision,
-    map_at_k,
-    map_at_r,
-    precision_at_1,
-    r_precision,
-    recall_at_k,
-    reciprocal_rank,
-    reciprocal_rank_at_k,
-)
-from dmljax.metrics.reports import (
-    CLUSTERING_FNS,
-    LESS_IS_BETTER,
-    RANKING_FNS,
-    SCIKIT_LEARN_KMEANS,
-    ClusteringFn,
-    RankingFn,
-    clustering,
-    per_query,
-    retrieval,
-    shown_name,
-)
-from dmljax.metrics.spread import effective_rank, participation, rho_spectrum, spectrum
-from dmljax.metrics.statistics import (
-    Difference,
-    Estimate,
-    expected_best,
-    fold_difference,
-    holm,
-    paired_difference,
-    student_interval,
-    visible_difference,
-    visible_paired_difference,
-    welch_difference,
-)
-from dmljax.metrics.suspects import (
-    NearDuplicates,
-    SuspectedLabels,
-    gray_correlation,
-    near_duplicates,
-    suspected_labels,
-)
+from dmljax.metrics.bootstrap import *  # noqa: F403
+from dmljax.metrics.classes import *  # noqa: F403
+from dmljax.metrics.clusters import *  # noqa: F403
+from dmljax.metrics.comparison import *  # noqa: F403
+from dmljax.metrics.deviation import *  # noqa: F403
+from dmljax.metrics.hubness import *  # noqa: F403
+from dmljax.metrics.neighbors import *  # noqa: F403
+from dmljax.metrics.open_set import *  # noqa: F403
+from dmljax.metrics.pair_similarity import *  # noqa: F403
+from dmljax.metrics.projection import *  # noqa: F403
+from dmljax.metrics.ranking import *  # noqa: F403
+from dmljax.metrics.reports import *  # noqa: F403
+from dmljax.metrics.spread import *  # noqa: F403
+from dmljax.metrics.statistics import *  # noqa: F403
+from dmljax.metrics.suspects import *  # noqa: F403
 
-__all__ = [
-    "AVERAGES",
-    "CLUSTERING_FNS",
-    "LESS_IS_BETTER",
-    "RANKING_FNS",
-    "SCIKIT_LEARN_KMEANS",
-    "ClassTable",
-    "ClusteringFn",
-    "Comparison",
-    "Confusions",
-    "Difference",
-    "Estimate",
-    "Hubs",
-    "MapPositions",
-    "McNemar",
-    "NearDuplicates",
-    "Neighborhoods",
-    "RankingFn",
-    "SimilarityHistograms",
-    "SuspectedLabels",
-    "alignment",
-    "ami",
-    "ari",
-    "average",
-    "average_precision",
-    "bootstrap_means",
-    "class_deviation",
-    "class_table",
-    "clustering",
-    "compare",
-    "confusions",
-    "density",
-    "effective_rank",
-    "expected_best",
-    "fmr_at",
-    "fnmr_at",
-    "fold_difference",
-    "gray_correlation",
-    "holm",
-    "hubs",
-    "interval",
-    "interval_note",
-    "map_at_k",
-    "map_at_r",
-    "map_positions",
-    "mcnemar",
-    "near_duplicates",
-    "neighborhoods",
-    "nmi",
-    "offered_fmrs",
-    "paired_difference",
-    "pairwise_f1",
-    "participation",
-    "per_query",
-    "precision_at_1",
-    "r_precision",
-    "recall_at_k",
-    "reciprocal_rank",
-    "reciprocal_rank_at_k",
-    "retrieval",
-    "rho_spectrum",
-    "shown_name",
-    "similarity_at_share",
-    "similarity_histograms",
-    "spectrum",
-    "student_interval",
-    "suspected_labels",
-    "threshold_at_fmr",
-    "uniformity",
-    "visible_difference",
-    "visible_paired_difference",
-    "welch_difference",
-    "wilson_upper",
-    "worst_queries",
-]
+_MODULES = (
+    bootstrap,
+    classes,
+    clusters,
+    comparison,
+    deviation,
+    hubness,
+    neighbors,
+    open_set,
+    pair_similarity,
+    projection,
+    ranking,
+    reports,
+    spread,
+    statistics,
+    suspects,
+)
+__all__ = sorted(name for module in _MODULES for name in module.__all__)
 
 __getattr__ = renames.old_functions(__name__, "metric")

@@ -1,9 +1,9 @@
 """How much a mean over queries would vary with other queries, or with other classes."""
 
-from collections.abc import Iterator
-
 import numpy as np
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Float, Integer
+
+from dmljax.metrics.statistics import check_level
 
 __all__ = ["AVERAGES", "average", "bootstrap_means", "interval", "interval_note"]
 
@@ -64,9 +64,13 @@ def interval(
     >>> low, high
     (0.25, 1.0)
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level={level} must lie between 0 and 1, such as 0.95")
+    check_level(level)
     means = bootstrap_means(values, groups=groups, over=over, samples=samples, seed=seed)
+    return limits(means, level)
+
+
+def limits(means: Float[np.ndarray, "samples"], level: float) -> tuple[float, float]:
+    """The quantiles between which the share `level` of the means lies; NaN without means."""
     if not len(means):
         return float("nan"), float("nan")
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
@@ -100,7 +104,8 @@ def bootstrap_means(
         values = values[is_value]
         if not len(values):
             return np.zeros(0)
-        return np.array([values[rows].mean() for rows in _draws(rng, len(values), samples)])
+        draws = (rng.integers(len(values), size=len(values)) for _ in range(samples))
+        return np.array([values[rows].mean() for rows in draws])
     groups = np.asarray(groups)
     if groups.shape != values.shape:
         raise ValueError(f"groups have shape {groups.shape}, but values have {values.shape}")
@@ -130,8 +135,3 @@ def interval_note(groups: Integer[np.ndarray, "n"]) -> str:
     if classes < FEWEST_CLASSES:
         return f"no range: {classes} class{'es' if classes != 1 else ''}, and it needs 8"
     return f"only {classes} classes: the range is rough" if classes < ROUGH_BELOW else ""
-
-
-def _draws(rng: np.random.Generator, n: int, samples: int) -> Iterator[Int[np.ndarray, "n"]]:
-    for _ in range(samples):
-        yield rng.integers(n, size=n)

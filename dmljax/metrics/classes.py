@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int, Integer
 
 from dmljax import retrieval
+from dmljax.metrics.ranking import divide
 from dmljax.metrics.sides import Side, Sides, sides, unit_vectors
 from dmljax.retrieval import Embeddings, Labels
 
@@ -59,14 +60,7 @@ def class_table(
     >>> table.recall_at_1.tolist(), table.inside.round(2).tolist(), table.next_class.tolist()
     ([0.5, nan], [0.8, nan], [1, 0])
     """
-    search = sides(
-        embeddings,
-        labels,
-        gallery=gallery,
-        gallery_labels=gallery_labels,
-        groups=groups,
-        gallery_groups=gallery_groups,
-    )
+    search = sides(embeddings, labels, gallery, gallery_labels, groups, gallery_groups)
     queries, items = search.queries, search.gallery
     classes = np.unique(np.concatenate([queries.codes, items.codes]))
     queries, items = (
@@ -77,7 +71,7 @@ def class_table(
     codes, scores = queries.codes[is_scored], np.asarray(map_at_r, np.float64)[queries.rows]
     sizes = np.bincount(codes, minlength=count)
     recall, precision = (
-        _divide(np.bincount(codes, x[is_scored], minlength=count), sizes) for x in (recalls, scores)
+        divide(np.bincount(codes, x[is_scored], minlength=count), sizes) for x in (recalls, scores)
     )
     upper = wilson_upper(np.nan_to_num(recall * sizes), sizes)
     inside = _inside(search._replace(queries=queries, gallery=items), count)
@@ -114,7 +108,7 @@ def wilson_upper(
     """
     z = NormalDist().inv_cdf((1 + level) / 2)
     n = np.asarray(trials, np.float64)
-    share = _divide(np.asarray(successes, np.float64), n)
+    share = divide(np.asarray(successes, np.float64), n)
     n = np.where(n > 0, n, np.nan)
     spread = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return (share + z * z / (2 * n) + spread) / (1 + z * z / n)
@@ -210,7 +204,7 @@ def density(embeddings: Embeddings, labels: Labels) -> float:
     sums, sizes = _sums(items.vectors, codes, count), np.bincount(codes)
     squares = np.bincount(codes, np.vecdot(items.vectors, items.vectors))
     pairs = sizes * (sizes - 1)
-    inside = 1 - _divide(np.vecdot(sums, sums) - squares, pairs)
+    inside = 1 - divide(np.vecdot(sums, sums) - squares, pairs)
     means = unit_vectors(sums)
     total = means.sum(axis=0, dtype=np.float64)
     between = 1 - (total @ total - np.vecdot(means, means).sum()) / (count * (count - 1))
@@ -244,7 +238,7 @@ def _inside(search: Sides, count: int) -> Float[np.ndarray, "c"]:
         squares = np.vecdot(alone.vectors, alone.vectors)
         totals -= np.bincount(alone.codes, squares, minlength=count)
         pairs -= np.bincount(alone.codes, minlength=count)
-    return _divide(totals, pairs)
+    return divide(totals, pairs)
 
 
 def _products(
@@ -296,8 +290,3 @@ def _count_of(keys: np.ndarray, counts: np.ndarray, targets: np.ndarray) -> np.n
         return np.zeros(len(targets), np.int64)
     places = np.minimum(np.searchsorted(keys, targets), len(keys) - 1)
     return np.where(keys[places] == targets, counts[places], 0)
-
-
-def _divide(totals: np.ndarray, sizes: np.ndarray) -> Float[np.ndarray, "..."]:
-    """totals / sizes, NaN where a size is 0."""
-    return np.where(sizes > 0, totals / np.where(sizes > 0, sizes, 1), np.nan)

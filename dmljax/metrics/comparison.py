@@ -5,7 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-from dmljax.metrics.bootstrap import bootstrap_means
+from dmljax.metrics.bootstrap import bootstrap_means, limits
+from dmljax.metrics.statistics import check_level
 
 __all__ = ["Comparison", "McNemar", "compare", "mcnemar"]
 
@@ -45,16 +46,14 @@ def compare(
     >>> metrics.compare(values, values, groups=labels)
     Comparison(difference=0.0, low=0.0, high=0.0, p=1.0, verdict='not resolved')
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level={level} must lie between 0 and 1, such as 0.95")
+    check_level(level)
     differences = np.asarray(values, np.float64) - np.asarray(others, np.float64)
     is_value = ~np.isnan(differences)
-    nan = float("nan")
-    difference = float(differences[is_value].mean()) if is_value.any() else nan
+    difference = float(differences[is_value].mean()) if is_value.any() else float("nan")
     means = bootstrap_means(differences, groups=groups, samples=samples, seed=seed)
+    low, high = limits(means, level)
     if not len(means):
-        return Comparison(difference, nan, nan, nan, "not resolved")
-    low, high = (float(x) for x in np.quantile(means, [(1 - level) / 2, (1 + level) / 2]))
+        return Comparison(difference, low, high, float("nan"), "not resolved")
     # One more mean on either side: 1,000 draws cannot show a p-value below 2 / 1,001.
     below, above = (1 + int((means <= 0).sum())), (1 + int((means >= 0).sum()))
     p = min(1.0, 2 * min(below, above) / (len(means) + 1))

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Integer
 
 from dmljax import retrieval
-from dmljax.metrics.sides import Sides, sides
+from dmljax.metrics.sides import Sides, sides, turns
 from dmljax.retrieval import Embeddings, Labels, SimilarityFn
 
 __all__ = ["Neighborhoods", "neighborhoods", "worst_queries"]
@@ -64,11 +64,11 @@ def neighborhoods(
     search = sides(
         embeddings,
         labels,
-        gallery=gallery,
-        gallery_labels=gallery_labels,
-        groups=groups,
-        gallery_groups=gallery_groups,
-        prepare_fn=_single_precision,
+        gallery,
+        gallery_labels,
+        groups,
+        gallery_groups,
+        prepare_fn=lambda x: x.astype(np.float32),
     )
     n, available = len(np.asarray(labels)), len(search.gallery.rows) - search.within
     near = Neighborhoods(
@@ -83,7 +83,7 @@ def neighborhoods(
     if not len(search.queries.rows) or available < 1:
         return near
     nearest_fn = partial(retrieval.nearest, similarity_fn=similarity_fn, tile=tile, devices=devices)
-    indices, similarities = _nearest(search, nearest_fn, k=min(k, available))
+    indices, similarities = counted_nearest(search, nearest_fn, k=min(k, available))
     _fill(near.nearest, near.similarities, search, indices, similarities)
     others = _nearest_other(search, nearest_fn, indices, similarities)
     _fill(near.other[:, None], near.other_similarity[:, None], search, *others)
@@ -114,15 +114,12 @@ def worst_queries(
     order = order[first[order] > 0]
     if per_class is None:
         return order
-    by_class = np.argsort(codes[order], kind="stable")
-    starts = np.flatnonzero(np.diff(codes[order][by_class], prepend=-1))
-    sizes = np.diff(np.append(starts, len(order)))
-    places = np.empty(len(order), np.int64)  # of each query within its class
-    places[by_class] = np.arange(len(order)) - np.repeat(starts, sizes)
-    return order[places < per_class]
+    return order[turns(codes[order]) < per_class]
 
 
-def _nearest(search: Sides, nearest_fn: Callable, *, k: int) -> tuple[np.ndarray, np.ndarray]:
+def counted_nearest(
+    search: Sides, nearest_fn: Callable, *, k: int
+) -> tuple[np.ndarray, np.ndarray]:
     """The k nearest items of every query among those that the protocol counts."""
     queries, items = search.queries, search.gallery
     options: dict[str, Any] = {"k": k}
@@ -210,10 +207,6 @@ def counted(
     if search.within:
         counts &= rows[:, None] != columns[None]
     return counts
-
-
-def _single_precision(vectors: np.ndarray) -> Float[np.ndarray, "n d"]:
-    return np.asarray(vectors, np.float32)
 
 
 def _fill(

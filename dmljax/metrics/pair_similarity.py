@@ -71,18 +71,8 @@ def similarity_histograms(
     >>> histograms.positives.tolist(), histograms.negatives.tolist()
     ([0, 0, 0, 1], [0, 0, 2, 0])
     """
-    if bins < 2 or bins & (bins - 1):
-        raise ValueError(f"bins={bins} must be a power of two, such as 2048")
-    if tile < 1:
-        raise ValueError(f"tile={tile} must be at least 1")
-    search = sides(
-        embeddings,
-        labels,
-        gallery=gallery,
-        gallery_labels=gallery_labels,
-        groups=groups,
-        gallery_groups=gallery_groups,
-    )
+    check_bins(bins, tile)
+    search = sides(embeddings, labels, gallery, gallery_labels, groups, gallery_groups)
     # Sorted by class, the positives lie in few blocks; all other blocks need no mask.
     queries = search.queries.take(np.argsort(search.queries.codes, kind="stable"))
     items = queries
@@ -92,11 +82,9 @@ def similarity_histograms(
     side = choose_side(max(len(queries.rows), len(items.rows), 1), tile)
     for i in range(0, len(queries.rows), side):
         rows = queries.take(slice(i, i + side))
-        row_vectors = jnp.asarray(_pad_rows(rows.vectors, side))
         for j in range(i if search.within else 0, len(items.rows), side):
             columns = items.take(slice(j, j + side))
-            products = np.asarray(_products(row_vectors, _pad_rows(columns.vectors, side)))
-            similarities = products[: len(rows.rows), : len(columns.rows)]
+            similarities = padded_products(rows.vectors, columns.vectors, side)
             same = _equal(rows.codes, columns.codes)
             where = _counted(rows, columns, is_diagonal=search.within and i == j)
             counts += _count(similarities if where is None else similarities[where], bins)
@@ -105,26 +93,45 @@ def similarity_histograms(
     return SimilarityHistograms(positives, counts - positives)
 
 
+def check_bins(bins: int, tile: int) -> None:
+    """Raises unless both are sizes that a histogram of pairs may have."""
+    if bins < 2 or bins & (bins - 1):
+        raise ValueError(f"bins={bins} must be a power of two, such as 2048")
+    if tile < 1:
+        raise ValueError(f"tile={tile} must be at least 1")
+
+
+def padded_products(
+    rows: Float[np.ndarray, "b d"], columns: Float[np.ndarray, "n d"], side: int
+) -> Float[np.ndarray, "b n"]:
+    """All scalar products. Both sides are padded to `side` rows, so that one shape is compiled."""
+    products = np.asarray(_products(_pad_rows(rows, side), _pad_rows(columns, side)))
+    return products[: len(rows), : len(columns)]
+
+
 @jax.jit
 def _products(rows: Float[Array, "b d"], columns: Float[Array, "n d"]) -> Float[Array, "b n"]:
     return jnp.matmul(rows, columns.T, precision=jax.lax.Precision.HIGHEST)
 
 
 def _pad_rows(vectors: np.ndarray, side: int) -> np.ndarray:
-    """The vectors with zero rows up to `side`: blocks of one shape are compiled once."""
+    """The vectors with zero rows up to `side`."""
     if len(vectors) == side:
         return vectors
     return np.pad(vectors, ((0, side - len(vectors)), (0, 0)))
 
 
-def _count(similarities: np.ndarray, bins: int) -> Int[np.ndarray, "bins"]:
-    """Pairs in each bin. Multiplying by a power of two is exact, and so is the floor."""
-    places = np.multiply(similarities, np.float32(bins // 2))
-    np.floor(places, out=places)
-    places = places.ravel().astype(np.int64)
+def bins_of(similarities: np.ndarray, bins: int) -> Int[np.ndarray, "..."]:
+    """The bin of each cosine. Multiplying by a power of two is exact, and so is the floor."""
+    scaled = np.multiply(similarities, np.float32(bins // 2))
+    np.floor(scaled, out=scaled)
+    places = scaled.astype(np.int64)
     places += bins // 2
-    np.clip(places, 0, bins - 1, out=places)
-    return np.bincount(places, minlength=bins)
+    return np.clip(places, 0, bins - 1, out=places)
+
+
+def _count(similarities: np.ndarray, bins: int) -> Int[np.ndarray, "bins"]:
+    return np.bincount(bins_of(similarities, bins).ravel(), minlength=bins)
 
 
 def _equal(rows: np.ndarray, columns: np.ndarray) -> np.ndarray | None:

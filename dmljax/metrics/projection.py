@@ -9,9 +9,10 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from dmljax import retrieval
+from dmljax.metrics.sides import in_turn
 from dmljax.retrieval import Embeddings, Labels
 
-__all__ = ["ANCHORS", "MapPositions", "map_positions"]
+__all__ = ["MapPositions", "map_positions"]
 
 ANCHORS = 2000
 _NEIGHBORS, _TEMPERATURE = 3, 0.03  # anchors that place an item, weighted by exp(s / temperature)
@@ -66,14 +67,15 @@ def map_positions(
         return MapPositions(positions, is_anchor, f"the {dimension}-dimensional embedding itself")
     points = np.asarray(vectors[rows], np.float32)
     points = points / np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-12)
-    if len(rows) <= anchors:
-        positions[rows] = _tsne(points)
-        is_anchor[rows] = True
-        return MapPositions(positions, is_anchor, "all placed by t-SNE")
-    chosen = _by_class_in_turn(labels[rows], anchors, seed=seed)
+    chosen = np.arange(len(rows))
+    if len(rows) > anchors:
+        order = np.random.default_rng(seed).permutation(len(rows))
+        chosen = np.sort(in_turn(order, labels[rows])[:anchors])
     is_anchor[rows[chosen]] = True
     anchor_positions = _tsne(points[chosen])
     positions[rows[chosen]] = anchor_positions
+    if len(rows) <= anchors:
+        return MapPositions(positions, is_anchor, "all placed by t-SNE")
     others = np.setdiff1d(np.arange(len(rows)), chosen)
     near, cosines = retrieval.nearest(
         points[others],
@@ -88,18 +90,6 @@ def map_positions(
     positions[rows[others]] = np.einsum("nk,nkd->nd", weights, anchor_positions[near])
     note = f"{anchors:,} placed by t-SNE, the others near their neighbors"
     return MapPositions(positions, is_anchor, note)
-
-
-def _by_class_in_turn(labels: np.ndarray, count: int, *, seed: int = 0) -> np.ndarray:
-    """`count` rows in ascending order, drawn from the classes in turn."""
-    labels = np.asarray(labels)
-    order = np.random.default_rng(seed).permutation(len(labels))
-    by_class = order[np.argsort(labels[order], kind="stable")]
-    starts = np.flatnonzero(np.diff(labels[by_class], prepend=labels[by_class[0]] - 1))
-    sizes = np.diff(np.append(starts, len(labels)))
-    turns = np.arange(len(labels)) - np.repeat(starts, sizes)  # place of a row in its class
-    chosen = by_class[np.lexsort((np.arange(len(labels)), turns))[:count]]
-    return np.sort(chosen)
 
 
 def _tsne(x: np.ndarray) -> np.ndarray:
@@ -117,18 +107,14 @@ def _tsne(x: np.ndarray) -> np.ndarray:
     _, _, components = np.linalg.svd(centered.T @ centered, hermitian=True)
     start = centered @ components[:2].T
     start = 1e-4 * start / max(float(start[:, 0].std()), 1e-12)
-    attraction = _attraction(x, min(30.0, (n - 1) / 4))
+    attraction = _attraction(jnp.asarray(x), jnp.float32(np.log(min(30.0, (n - 1) / 4))))
     rate = jnp.float32(max(n / 48, 50.0))
     return np.asarray(_descend(attraction, jnp.asarray(start, jnp.float32), rate))
 
 
-def _attraction(x: np.ndarray, perplexity: float) -> jax.Array:
-    """The symmetric probabilities P `[n n]` of t-SNE, each row's entropy log(perplexity)."""
-    return _symmetric_probabilities(jnp.asarray(x), jnp.float32(np.log(perplexity)))
-
-
 @jax.jit
-def _symmetric_probabilities(x: jax.Array, entropy: jax.Array) -> jax.Array:
+def _attraction(x: jax.Array, entropy: jax.Array) -> jax.Array:
+    """The symmetric probabilities P `[n n]` of t-SNE; `entropy` is the log of the perplexity."""
     n = len(x)
     distances = 2 - 2 * jnp.matmul(x, x.T, precision=jax.lax.Precision.HIGHEST)
     itself = jnp.eye(n, dtype=bool)

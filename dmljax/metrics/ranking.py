@@ -51,7 +51,7 @@ def r_precision(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
     array([0.5, 0. ])
     """
     within_r, counts = _within_r(ranks)
-    return _divide(within_r.sum(axis=1), counts)
+    return divide(within_r.sum(axis=1), counts)
 
 
 def map_at_r(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
@@ -64,7 +64,7 @@ def map_at_r(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
     array([0.5, 0. ])
     """
     within_r, counts = _within_r(ranks)
-    return _divide(np.where(within_r, _precisions(ranks), 0).sum(axis=1), counts)
+    return divide(np.where(within_r, _precisions(ranks), 0).sum(axis=1), counts)
 
 
 def average_precision(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
@@ -77,7 +77,7 @@ def average_precision(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
     array([0.75, 0.25])
     """
     _, counts = _within_r(ranks)
-    return _divide(_precisions(ranks).sum(axis=1), counts)
+    return divide(_precisions(ranks).sum(axis=1), counts)
 
 
 def reciprocal_rank(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
@@ -103,7 +103,7 @@ def map_at_k(ranks: Int[np.ndarray, "q r"], *, k: int) -> Float[np.ndarray, "q"]
     """
     _check_depth(k)
     _, counts = _within_r(ranks)
-    return _divide(np.where(ranks <= k, _precisions(ranks), 0).sum(axis=1), counts)
+    return divide(np.where(ranks <= k, _precisions(ranks), 0).sum(axis=1), counts)
 
 
 def reciprocal_rank_at_k(ranks: Int[np.ndarray, "q r"], *, k: int) -> Float[np.ndarray, "q"]:
@@ -144,6 +144,6 @@ def _precisions(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q r"]:
     return np.arange(1, ranks.shape[1] + 1) / np.where(ranks > 0, ranks, np.inf)
 
 
-def _divide(totals: np.ndarray, counts: Int[np.ndarray, "q"]) -> Float[np.ndarray, "q"]:
+def divide(totals: np.ndarray, counts: np.ndarray) -> Float[np.ndarray, "..."]:
     """totals / counts, NaN where the count is 0."""
-    return np.divide(totals, counts, out=np.full(len(counts), np.nan), where=counts > 0)
+    return np.divide(totals, counts, out=np.full(np.shape(counts), np.nan), where=counts > 0)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from dmljax import retrieval as _retrieval
 from dmljax.metrics import bootstrap, clusters, ranking
@@ -91,6 +91,8 @@ CLUSTERING_FNS: Mapping[str, ClusteringFn] = MappingProxyType(
     }
 )
 
+_SCORED = "is scored"  # a name beside the shown ones: NaN for a query without a positive
+
 # Shown names of the scores for which lower is better.
 LESS_IS_BETTER = frozenset({"class_deviation"})
 
@@ -129,7 +131,7 @@ def retrieval(
     """
     if (share is None) != (sum_fn is None):
         raise ValueError("share and sum_fn go together: give both, or neither")
-    values, is_scored = _score_queries(
+    values = per_query(
         embeddings,
         labels,
         gallery=gallery,
@@ -137,12 +139,13 @@ def retrieval(
         groups=groups,
         gallery_groups=gallery_groups,
         ks=ks,
-        metric_fns=metric_fns,
+        metric_fns={**metric_fns, _SCORED: ranking.reciprocal_rank},
         similarity_fn=similarity_fn,
         tile=tile,
         devices=devices,
         share=share,
     )
+    is_scored = ~np.isnan(values.pop(_SCORED))
     if sum_fn is not None:
         values, is_scored = _summed(values, is_scored, sum_fn)
     if not is_scored.any():
@@ -189,32 +192,55 @@ def per_query(
     similarity_fn: SimilarityFn = _retrieval.euclidean,
     tile: int = 1024,
     devices: Sequence[Any] | None = None,
+    share: tuple[int, int] | None = None,
 ) -> dict[str, Float[np.ndarray, "q"]]:
     """The retrieval scores of every query, NaN for a query without a positive.
 
     `ks` are the K of R@K. `metric_fns` are the other scores: shown name -> function of `ranks
     [q r]`, called once for every block of queries. A function with a keyword argument `labels` also
     gets the labels `[q]` of these queries. With `groups` (and `gallery_groups`), items of
-    the query's own group are left out of its ranking; -1 is no group.
+    the query's own group are left out of its ranking; -1 is no group. With `share=(i, n)` only the
+    i-th of n parts of the queries is ranked, and the others are NaN.
 
     >>> embeddings = np.array([[0.0], [1.0], [2.5], [9.0]])
     >>> metrics.per_query(embeddings, np.array([0, 0, 1, 1]), ks=(1,))["MRR"]
     array([1.        , 1.        , 0.33333333, 1.        ])
     """
-    values, _ = _score_queries(
-        embeddings,
-        labels,
-        gallery=gallery,
-        gallery_labels=gallery_labels,
-        groups=groups,
-        gallery_groups=gallery_groups,
-        ks=ks,
-        metric_fns=metric_fns,
-        similarity_fn=similarity_fn,
-        tile=tile,
-        devices=devices,
-        share=None,
-    )
+    items = len(embeddings) - 1 if gallery is None else len(gallery)
+    for k in ks:
+        if not 1 <= k <= items:
+            raise ValueError(
+                f"R@{k} of ks={tuple(ks)}, but a query has {items} items to find: drop it, or "
+                f"choose K from 1 to {items}"
+            )
+    score_fns: dict[str, RankingFn] = {
+        shown_name("recall_at_k", {"k": k}): partial(ranking.recall_at_k, k=k) for k in ks
+    }
+    score_fns |= metric_fns
+    search: dict[str, Any] = {
+        "gallery": gallery,
+        "gallery_labels": gallery_labels,
+        "similarity_fn": similarity_fn,
+        "share": share,
+        "groups": groups,
+        "gallery_groups": gallery_groups,
+    }
+    blocks = _retrieval.ranks(embeddings, labels, tile=tile, devices=devices, **search)
+    sees_labels = {
+        name for name, fn in score_fns.items() if "labels" in inspect.signature(fn).parameters
+    }
+    query_labels = np.asarray(labels)
+    values = {name: np.full(len(embeddings), np.nan) for name in score_fns}
+    for block in blocks:
+        for name, score_fn in score_fns.items():
+            options = {"labels": query_labels[block.queries]} if name in sees_labels else {}
+            scores = np.asarray(score_fn(block.ranks, **options))
+            if scores.shape != block.queries.shape:
+                raise ValueError(
+                    f"metric {name!r} gave an array of shape {scores.shape} for ranks of shape "
+                    f"{block.ranks.shape}: return one value per query, {block.queries.shape}"
+                )
+            values[name][block.queries] = scores
     return values
 
 
@@ -281,61 +307,3 @@ def _summed(
     is_scored = total[0] > 0
     scores = np.where(is_scored, total[1:], np.nan)
     return dict(zip(values, scores, strict=True)), is_scored
-
-
-def _score_queries(
-    embeddings: Embeddings,
-    labels: Labels,
-    *,
-    gallery: Embeddings | None,
-    gallery_labels: Labels | None,
-    groups: Int[np.ndarray, "q"] | None,
-    gallery_groups: Int[np.ndarray, "n"] | None,
-    ks: Sequence[int],
-    metric_fns: Mapping[str, RankingFn],
-    similarity_fn: SimilarityFn,
-    tile: int,
-    devices: Sequence[Any] | None,
-    share: tuple[int, int] | None,
-) -> tuple[dict[str, Float[np.ndarray, "q"]], Bool[np.ndarray, "q"]]:
-    """The scores of every query, and which queries have a positive and so are scored."""
-    items = len(embeddings) - 1 if gallery is None else len(gallery)
-    for k in ks:
-        if not 1 <= k <= items:
-            raise ValueError(
-                f"R@{k} of ks={tuple(ks)}, but a query has {items} items to find: drop it, or "
-                f"choose K from 1 to {items}"
-            )
-    score_fns: dict[str, RankingFn] = {
-        shown_name("recall_at_k", {"k": k}): partial(ranking.recall_at_k, k=k) for k in ks
-    }
-    score_fns |= metric_fns
-    search: dict[str, Any] = {
-        "gallery": gallery,
-        "gallery_labels": gallery_labels,
-        "similarity_fn": similarity_fn,
-        "share": share,
-    }
-    if groups is None:
-        blocks = _retrieval.ranks(embeddings, labels, tile=tile, devices=devices, **search)
-    else:
-        search["gallery_groups"] = gallery_groups
-        blocks = _retrieval.ranks_outside_groups(embeddings, labels, groups, **search)
-    sees_labels = {
-        name for name, fn in score_fns.items() if "labels" in inspect.signature(fn).parameters
-    }
-    query_labels = np.asarray(labels)
-    values = {name: np.full(len(embeddings), np.nan) for name in score_fns}
-    is_scored = np.zeros(len(embeddings), bool)
-    for block in blocks:
-        is_scored[block.queries] = True
-        for name, score_fn in score_fns.items():
-            options = {"labels": query_labels[block.queries]} if name in sees_labels else {}
-            scores = np.asarray(score_fn(block.ranks, **options))
-            if scores.shape != block.queries.shape:
-                raise ValueError(
-                    f"metric {name!r} gave an array of shape {scores.shape} for ranks of shape "
-                    f"{block.ranks.shape}: return one value per query, {block.queries.shape}"
-                )
-            values[name][block.queries] = scores
-    return values, is_scored

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int, Integer
 from dmljax.retrieval import Embeddings, Labels
 from dmljax.retrieval.inputs import integer_labels
 
-__all__ = ["Side", "Sides", "sides", "unit_vectors"]
+__all__ = ["Side", "Sides", "in_turn", "sides", "turns", "unit_vectors"]
 
 
 class Side(NamedTuple):
@@ -44,11 +44,11 @@ def unit_vectors(vectors: np.ndarray) -> Float[np.ndarray, "n d"]:
 def sides(
     embeddings: Embeddings,
     labels: Labels,
-    *,
     gallery: Embeddings | None = None,
     gallery_labels: Labels | None = None,
     groups: Integer[np.ndarray, "q"] | None = None,
     gallery_groups: Integer[np.ndarray, "n"] | None = None,
+    *,
     prepare_fn: Callable[[np.ndarray], np.ndarray] = unit_vectors,
 ) -> Sides:
     """The sides of a search, their vectors prepared by `prepare_fn`.
@@ -84,6 +84,19 @@ def sides(
         return Sides(queries, queries, True, np.unique(all_labels))
     items = _side(prepare_fn, item_vectors, item_codes, gallery_groups, "gallery_groups")
     return Sides(queries, items, False, np.unique(all_labels))
+
+
+def turns(labels: Integer[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
+    """How many items before each item have its label."""
+    order = np.argsort(labels, kind="stable")
+    places = np.empty(len(labels), np.int64)
+    places[order] = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
+    return places
+
+
+def in_turn(order: Int[np.ndarray, "m"], labels: np.ndarray) -> Int[np.ndarray, "m"]:
+    """The items of `order` with one item of every class first, then the second of every class."""
+    return order[np.lexsort((labels[order], turns(labels[order])))]
 
 
 def _array(vectors: Embeddings, name: str) -> np.ndarray:

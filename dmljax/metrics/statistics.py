@@ -68,7 +68,7 @@ def student_interval(values: Values, *, level: float = 0.95) -> Estimate:
     [69.5, 0.66, 67.87]
     """
     x = _finite("values", values, at_least=1)
-    _check_level(level)
+    check_level(level)
     mean, n = float(x.mean()), len(x)
     if n == 1:
         return Estimate(mean, math.nan, math.nan, math.nan, 1)
@@ -86,13 +86,8 @@ def paired_difference(a: Values, b: Values, *, level: float = 0.95) -> Differenc
     >>> round(metrics.paired_difference([3.0, 5.0, 4.0], [2.0, 3.0, 3.5]).p, 3)
     0.118
     """
-    x, y = _finite("a", a), _finite("b", b)
-    if len(x) != len(y):
-        raise ValueError(f"a has {len(x)} values and b has {len(y)}: pairs need a value of each")
-    d = x - y
-    deviation, n = float(d.std(ddof=1)), len(d)
-    error = deviation / math.sqrt(n)
-    return _difference(float(d.mean()), error, n - 1, deviation, n, level)
+    mean, deviation, n = _paired("pairs", a, b)
+    return _difference(mean, deviation / math.sqrt(n), n - 1, deviation, n, level)
 
 
 def welch_difference(a: Values, b: Values, *, level: float = 0.95) -> Difference:
@@ -131,13 +126,9 @@ def fold_difference(
     """
     if not test_per_train > 0:
         raise ValueError(f"test_per_train={test_per_train} must be positive: 1/3 for four folds")
-    x, y = _finite("a", a), _finite("b", b)
-    if len(x) != len(y):
-        raise ValueError(f"a has {len(x)} values and b has {len(y)}: folds need a value of each")
-    d = x - y
-    deviation, n = float(d.std(ddof=1)), len(d)
+    mean, deviation, n = _paired("folds", a, b)
     error = deviation * math.sqrt(1 / n + test_per_train)
-    return _difference(float(d.mean()), error, n - 1, deviation, n, level)
+    return _difference(mean, error, n - 1, deviation, n, level)
 
 
 def holm(p_values: Values) -> list[float]:
@@ -211,12 +202,20 @@ def expected_best(k: int) -> float:
     return float(integrate.quad(density, -10, 10, points=[0, 2, 4])[0])
 
 
+def _paired(noun: str, a: Values, b: Values) -> tuple[float, float, int]:
+    """The mean of a_i - b_i, the deviation of these differences, and their number."""
+    x, y = _finite("a", a), _finite("b", b)
+    if len(x) != len(y):
+        raise ValueError(f"a has {len(x)} values and b has {len(y)}: {noun} need a value of each")
+    return float((x - y).mean()), float((x - y).std(ddof=1)), len(x)
+
+
 def _difference(
     mean: float, error: float, degrees: float, deviation: float, n: int, level: float
 ) -> Difference:
     from scipy import stats
 
-    _check_level(level)
+    check_level(level)
     half = _t(level, degrees) * error
     if error > 0:
         p = 2 * float(stats.t.sf(abs(mean) / error, degrees))
@@ -261,7 +260,7 @@ def _finite(name: str, values: Values, *, at_least: int = 2) -> np.ndarray:
     return x
 
 
-def _check_level(level: float) -> None:
+def check_level(level: float) -> None:
     if not 0 < level < 1:
         raise ValueError(f"level={level} must lie between 0 and 1, such as 0.95")
 

@@ -1,13 +1,14 @@
 """Items to look at: labels that are perhaps wrong, and images that are perhaps the same."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Integer
 
 from dmljax import retrieval
-from dmljax.metrics.neighbors import Neighborhoods
+from dmljax.metrics.neighbors import Neighborhoods, counted_nearest
 from dmljax.metrics.pair_similarity import SimilarityHistograms, similarity_at_share
 from dmljax.metrics.sides import sides
 from dmljax.retrieval import Embeddings, Labels
@@ -63,28 +64,25 @@ def suspected_labels(
     >>> metrics.suspected_labels(near, pairs, np.ones(99), dimension=9).items
     array([7])
     """
-    nothing = np.zeros(0, np.int64), np.zeros(0)
+
+    def refused(reason: str) -> SuspectedLabels:
+        return SuspectedLabels(np.zeros(0, np.int64), np.zeros(0), reason)
+
     if dimension <= _FLAT:
-        return SuspectedLabels(
-            *nothing, f"embeddings of {dimension} dimensions are too crowded to judge labels"
-        )
+        return refused(f"embeddings of {dimension} dimensions are too crowded to judge labels")
     has_own = near.own >= 0
     if not has_own.any():
-        return SuspectedLabels(*nothing, "no item has another one of its class")
+        return refused("no item has another one of its class")
     recall = float(np.nanmean(recall_at_1)) if not np.isnan(recall_at_1).all() else 0.0
     if recall < _LOWEST_RECALL:
-        return SuspectedLabels(
-            *nothing, f"R@1 is {100 * recall:.1f}, too low to judge labels: 50 is needed"
-        )
+        return refused(f"R@1 is {100 * recall:.1f}, too low to judge labels: 50 is needed")
     own, other = near.own_similarity, near.other_similarity
     chance = similarity_at_share(histograms, _CHANCE / np.maximum(near.positives, 1))
     ordinary = np.quantile(own[has_own], _ORDINARY)
     items = np.flatnonzero(has_own & (near.other >= 0) & (own < chance) & (other > ordinary))
     share = len(items) / has_own.sum()
     if share > _LARGEST_SHARE:
-        return SuspectedLabels(
-            *nothing, f"{100 * share:.0f} % of the items are flagged: too early to judge labels"
-        )
+        return refused(f"{100 * share:.0f} % of the items are flagged: too early to judge labels")
     margins = (other - own)[items].astype(np.float64)
     order = np.lexsort((items, -margins))
     return SuspectedLabels(items[order], margins[order], "")
@@ -131,14 +129,7 @@ def near_duplicates(
     >>> pairs.queries.tolist(), pairs.items.tolist()
     ([0, 4], [1, 5])
     """
-    search = sides(
-        embeddings,
-        labels,
-        gallery=gallery,
-        gallery_labels=gallery_labels,
-        groups=groups,
-        gallery_groups=gallery_groups,
-    )
+    search = sides(embeddings, labels, gallery, gallery_labels, groups, gallery_groups)
     if (gray_fn is None) != (gallery_gray_fn is None) and not search.within:
         raise ValueError("gray_fn and gallery_gray_fn go together: give both, or neither")
     queries, items = search.queries, search.gallery
@@ -151,24 +142,14 @@ def near_duplicates(
         )
     if not len(queries.rows) or len(items.rows) - search.within < 1:
         return NearDuplicates(*nothing, "")
-    options: dict[str, Any] = {
-        "k": 1,
-        "similarity_fn": retrieval.cosine,
-        "tile": tile,
-        "devices": devices,
-    }
-    if (queries.groups >= 0).any() and (items.groups >= 0).any():
-        options |= {"groups": queries.groups}
-    if search.within:
-        indices, similarities = retrieval.nearest(queries.vectors, **options)
-        back = indices
-    else:
-        back_options = dict(options)
-        if "groups" in options:
-            options |= {"gallery_groups": items.groups}
-            back_options |= {"groups": items.groups, "gallery_groups": queries.groups}
-        indices, similarities = retrieval.nearest(queries.vectors, items.vectors, **options)
-        back, _ = retrieval.nearest(items.vectors, queries.vectors, **back_options)
+    nearest_fn = partial(
+        retrieval.nearest, similarity_fn=retrieval.cosine, tile=tile, devices=devices
+    )
+    indices, similarities = counted_nearest(search, nearest_fn, k=1)
+    back = indices
+    if not search.within:
+        swapped = search._replace(queries=items, gallery=queries)
+        back, _ = counted_nearest(swapped, nearest_fn, k=1)
     rows, nearest = np.arange(len(indices)), indices[:, 0]
     is_pair = (nearest >= 0) & (back[nearest, 0] == rows) & (similarities[:, 0] >= threshold)
     is_pair &= queries.codes != items.codes[nearest]

@@ -64,7 +64,7 @@ class BNInception(nn.Module, kw_only=True):
     stop: str = "5b"
     momentum: float = 0.1
     frozen: bool = False
-    remat: bool = False
+    remat: bool | str = False
     dtype: Dtype | None = None
     impl: str = "auto"
 
@@ -112,7 +112,7 @@ class BNInception(nn.Module, kw_only=True):
                         f"bn_inception halves a map of {x.shape[1]} x {x.shape[2]} pixels at "
                         f"{stage!r}, which must be even: use images of 224, 227 or 256 pixels"
                     )
-                x = (nn.remat(inception) if self.remat else inception)(self, x)
+                x = layers.checkpointed(inception, self.remat)(self, x)
             outputs[stage] = x
         outputs = layers.add_pooled(outputs, x)
         if self.classes is not None:

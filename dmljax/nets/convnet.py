@@ -26,7 +26,7 @@ class ConvNet(nn.Module, kw_only=True):
     stop: str | None = None
     momentum: float = 0.1
     frozen: bool = False
-    remat: bool = False
+    remat: bool | str = False
     dtype: Dtype | None = None
     impl: str = "auto"
 
@@ -62,7 +62,7 @@ class ConvNet(nn.Module, kw_only=True):
         x, outputs = images, {}
         for stage in stages:
             features, strides = (v[names.index(stage)] for v in (self.widths, self.strides))
-            x = outputs[stage] = (nn.remat(run) if self.remat else run)(self, x)
+            x = outputs[stage] = layers.checkpointed(run, self.remat)(self, x)
         outputs = layers.add_pooled(outputs, x)
         if self.classes is not None:
             outputs["logits"] = Dense(self.classes, name="fc")(outputs["pooled"])

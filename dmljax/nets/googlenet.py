@@ -70,7 +70,7 @@ class GoogLeNet(nn.Module, kw_only=True):
     classes: int | None = None
     start: str = "conv1"
     stop: str = "5b"
-    remat: bool = False
+    remat: bool | str = False
     dtype: Dtype | None = None
     impl: str = "auto"
 
@@ -153,7 +153,7 @@ class GoogLeNetBN(nn.Module, kw_only=True):
     stop: str = "5b"
     momentum: float = 0.1
     frozen: bool = False
-    remat: bool = False
+    remat: bool | str = False
     dtype: Dtype | None = None
     impl: str = "auto"
 

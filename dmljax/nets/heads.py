@@ -12,6 +12,7 @@ float32:
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -86,7 +87,9 @@ class Head(nn.Module, kw_only=True):
 
     * `features`: width of the linear layer; None leaves it out.
     * `dense_fn(features, dtype=..., name=...)` makes the linear layer: one of `layers.Dense` (drawn
-      as in PyTorch), `layers.kaiming_dense` and `layers.glorot_dense`.
+      as in PyTorch), `layers.orthogonal_dense`, `layers.kaiming_dense`, `layers.glorot_dense`,
+      `layers.centered_dense` (principal directions, whitened) and `layers.mlp` (two layers with a
+      batch norm). A layer that takes `train` gets it.
     * `pool_fn`: a function of `nets.pools`, or any function `[b h w c] -> [b c]`; None if the input
       is pooled already.
     * `classes`: number of classes of the classifier; None leaves it out.
@@ -118,7 +121,9 @@ class Head(nn.Module, kw_only=True):
         pooled = ops.widen(maps if self.pool_fn is None else self.pool_fn(maps))
         features = pooled
         if self.features is not None:
-            features = ops.widen(self.dense_fn(self.features, dtype=self.dtype, name="red")(pooled))
+            layer = self.dense_fn(self.features, dtype=self.dtype, name="red")
+            takes_train = "train" in inspect.signature(layer).parameters
+            features = ops.widen(layer(pooled, **({"train": train} if takes_train else {})))
         outputs = classify(
             features,
             classes=self.classes,

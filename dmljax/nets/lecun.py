@@ -22,7 +22,7 @@ class Lecun(nn.Module, kw_only=True):
     """
 
     dim: int | None = 2
-    remat: bool = False
+    remat: bool | str = False
     dtype: Dtype | None = None
     impl: str = "auto"
 
@@ -45,7 +45,7 @@ class Lecun(nn.Module, kw_only=True):
         def conv1(_, x):
             return layers.avg_pool(conv(15, 6, "conv1", x), 3, strides=3)
 
-        outputs = {"conv1": (nn.remat(conv1) if self.remat else conv1)(self, images)}
+        outputs = {"conv1": layers.checkpointed(conv1, self.remat)(self, images)}
         outputs["conv2"] = conv(30, 9, "conv2", outputs["conv1"])
         outputs = layers.add_pooled(outputs, outputs["conv2"])
         if self.dim is not None:

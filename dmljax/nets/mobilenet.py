@@ -48,7 +48,7 @@ class MobileNetV2(nn.Module, kw_only=True):
     stop: str = "18"
     momentum: float = 0.1
     frozen: bool = False
-    remat: bool = False
+    remat: bool | str = False
     dtype: Dtype | None = None
     impl: str = "auto"
 
@@ -56,16 +56,15 @@ class MobileNetV2(nn.Module, kw_only=True):
     def __call__(
         self, images: Float[Array, "b h w c"], *, train: bool
     ) -> dict[str, Float[jax.Array, "..."]]:
-        def conv(x, features, size, name, strides=1, groups=1):
-            options = {"dtype": self.dtype, "impl": self.impl, "name": name}
-            return Conv(features, size, strides, size // 2, groups, **options)(x)
-
-        def norm(x, name):
-            norm = BatchNorm(self.momentum, frozen=self.frozen, dtype=self.dtype, name=name)
-            return norm(x, train=train)
+        def conv_norm(x, features, size, names, strides=1, groups=1, limits=None):
+            options = {"dtype": self.dtype, "impl": self.impl, "name": names[0]}
+            conv = Conv(features, size, strides, size // 2, groups, **options)
+            options = {"frozen": self.frozen, "dtype": self.dtype, "name": names[1]}
+            norm = BatchNorm(self.momentum, **options)
+            return layers.conv_norm(conv, norm, x, train=train, limits=limits)
 
         def unit(features, size, strides, groups, x):
-            return nn.relu6(norm(conv(x, features, size, "0", strides, groups), "1"))
+            return conv_norm(x, features, size, ("0", "1"), strides, groups, (0, 6))
 
         def residual(expansion, width, strides, x):
             hidden, y, index = x.shape[-1] * expansion, x, 0
@@ -73,7 +72,7 @@ class MobileNetV2(nn.Module, kw_only=True):
                 y = layers.named("0", functools.partial(unit, hidden, 1, 1, 1), y)
                 index = 1
             y = layers.named(str(index), functools.partial(unit, hidden, 3, strides, hidden), y)
-            y = norm(conv(y, width, 1, str(index + 1)), str(index + 2))
+            y = conv_norm(y, width, 1, (str(index + 1), str(index + 2)))
             return x + y if strides == 1 and x.shape[-1] == width else y
 
         def features(x):
@@ -89,9 +88,9 @@ class MobileNetV2(nn.Module, kw_only=True):
                 x = outputs[stage] = layers.named(stage, fn, x, remat=self.remat)
             return x
 
-        widths = [_round(32 * self.multiplier)]
-        widths += [_round(width * self.multiplier) for _, width, _ in _BLOCKS]
-        widths += [_round(1280 * max(1.0, self.multiplier))]
+        widths = [layers.multiple_of_8(32 * self.multiplier)]
+        widths += [layers.multiple_of_8(width * self.multiplier) for _, width, _ in _BLOCKS]
+        widths += [layers.multiple_of_8(1280 * max(1.0, self.multiplier))]
         stages = layers.stage_range("mobilenet_v2", _STAGES, self.start, self.stop)
         channels = widths[int(self.start) - 1] if self.start != "0" else 3
         layers.check_maps(f"mobilenet_v2 from {self.start!r} on", images, channels)
@@ -104,12 +103,6 @@ class MobileNetV2(nn.Module, kw_only=True):
 
             outputs["logits"] = layers.named("classifier", classify, outputs["pooled"])
         return outputs
-
-
-def _round(width: float) -> int:
-    """The nearest multiple of 8 that is not more than a tenth below `width`."""
-    rounded = max(8, int(width + 4) // 8 * 8)
-    return rounded + 8 if rounded < 0.9 * width else rounded
 
 
 mobilenet_v2 = MobileNetV2

@@ -40,7 +40,7 @@ class ResNet(nn.Module, kw_only=True):
     stop: str = "layer4"
     momentum: float = 0.1
     frozen: bool = False
-    remat: bool = False
+    remat: bool | str = False
     dtype: Dtype | None = None
     impl: str = "auto"
 

@@ -1,13 +1,25 @@
-"""Vision transformers (Dosovitskiy et al., ICLR 2021) with the layout and names of DINO and timm.
+"""Vision transformers (Dosovitskiy et al., ICLR 2021), composed of parts.
 
-The stages are the blocks, `0` to `11`; their feature maps are the patch tokens `[b h w d]`. After
-the last norm, `features` are the patch tokens and `pooled` is the class token.
+One module with options is DINO, DINOv2, DINOv3, CLIP, SigLIP, UNICOM and the ViTs of ImageNet-21k.
+The parameters have timm's names as far as it has one. The stages are the blocks, `0` to
+`depth - 1`; their feature maps are the patch tokens `[b h w d]`. `features` are the patch tokens
+after the last norm, and `prefix [b p d]` are the class token and the registers there. `pooled` is
+what the authors use for retrieval: the class token, its projection, or the output of a pooling
+head. With a class token, `class_and_mean` is the token, without the projection, beside the mean of
+`features`.
+
+A net that stops before the last block has no last norm, and `pooled` is the mean of its map. A net
+that starts later takes the map of the block before, and its `prefix` as a keyword.
+
+CLIP was trained with its last norm on the class token only; `features` has it on all tokens.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import ClassVar
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -17,87 +29,198 @@ from jaxtyping import Float
 
 from dmljax.nets import layers
 from dmljax.nets.initializers import normal
-from dmljax.nets.layers import Conv, Dense, Dtype
+from dmljax.nets.layers import BatchNorm, Conv, Dense, Dtype
+from dmljax.nets.positions import RESIZES, resized, rotary_table
+from dmljax.nets.transformer import Parts, gelu, quick_gelu, tanh_gelu
+from dmljax.normalizations import CLIP, HALF
 from dmljax.ops import Array
-
-__all__ = ["vit_b16", "vit_s16"]
 
 
 class ViT(nn.Module, kw_only=True):
-    """Vision transformer. `image_size` fixes the grid of position embeddings.
+    """Vision transformer.
 
-    For images of another size they are interpolated (bicubic, as by PyTorch's `interpolate`).
+    * `image_size`, one side or (height, width), fixes the grid of learned positions. For images of
+      another size they are resized at every call, by the rule `resize` of
+      `nets.positions.RESIZES`; `nets.positions.at_size` resizes them once.
+    * `positions`: 'class' (learned, of the class token and the patches), 'patches' (learned, of
+      the patches only) or 'rotary' (DINOv3: no parameters, queries and keys are rotated).
+    * `registers` are tokens between the class token and the patches, without positions.
+    * `pre_norm` adds a norm before the blocks. `epsilon` is for all norms.
+    * `hidden` is the width within the MLP, by default 4 times `width`. It computes
+      fc2(activation(fc1(x))), or `gated` fc2(activation(gate(x)) * fc1(x)), which is SwiGLU.
+    * `biased` has the letters of the projections q, k and v that have a bias.
+    * `layer_scale` multiplies the output of each branch by a vector.
+    * `pool` makes `pooled` from the tokens: 'class', 'attention' (SigLIP's head) or 'flatten'
+      (UNICOM's two linear layers on all tokens, which fix the size of images). `projection` is the
+      width of a linear layer without bias behind it, or of the second layer of 'flatten'.
+    * `drop_path` is the rate of stochastic depth of the last block; it grows with depth from 0.
+    * `frozen` and `momentum` are for the batch norms of 'flatten'.
+    * `start` and `stop`: the first and the last block to run; None is the last of the net.
     """
-
-    expected_normalization: ClassVar[str] = "imagenet"
 
     width: int
     heads: int
     depth: int = 12
     patch: int = 16
-    image_size: int = 224
+    image_size: int | tuple[int, int] = 224
+    positions: str = "class"
+    resize: str = "torch"
+    class_token: bool = True
+    registers: int = 0
+    patch_bias: bool = True
+    pre_norm: bool = False
+    epsilon: float = 1e-6
+    hidden: int | None = None
+    activation: Callable = gelu
+    gated: bool = False
+    biased: str = "qkv"
+    layer_scale: bool = False
+    pool: str = "class"
+    projection: int | None = None
+    expected_normalization: str | Mapping[str, Any] = "imagenet"
     classes: int | None = None
-    remat: bool = False
+    start: str = "0"
+    stop: str | None = None
+    frozen: bool = False
+    momentum: float = 0.1
+    drop_path: float = 0.0
+    remat: bool | str = False
     dtype: Dtype | None = None
     impl: str = "auto"
 
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the learned positions."""
+        h, w = np.broadcast_to(self.image_size, 2).tolist()
+        return h // self.patch, w // self.patch
+
     @nn.compact
     def __call__(
-        self, images: Float[Array, "b h w c"], *, train: bool
+        self,
+        images: Float[Array, "b h w c"],
+        *,
+        train: bool,
+        prefix: Float[Array, "b p d"] | None = None,
     ) -> dict[str, Float[jax.Array, "..."]]:
-        def dense(x, features, name):
-            init = normal(0.02)
-            zeros = nn.initializers.zeros
-            return Dense(features, True, self.dtype, init, zeros, name=name)(x)
-
-        def norm(x, name):
-            return nn.LayerNorm(1e-6, dtype=self.dtype, use_fast_variance=False, name=name)(x)
-
-        def attention(x):
-            qkv = dense(x, 3 * self.width, "qkv")
-            qkv = qkv.reshape(*x.shape[:2], 3, self.heads, self.width // self.heads)
-            y = jax.nn.dot_product_attention(*(qkv[:, :, i] for i in range(3)))
-            return dense(y.reshape(x.shape), self.width, "proj")
-
-        def mlp(x):
-            x = nn.gelu(dense(x, 4 * self.width, "fc1"), approximate=False)
-            return dense(x, self.width, "fc2")
-
-        def block(x):
-            x = x + layers.named("attn", attention, norm(x, "norm1"))
-            return x + layers.named("mlp", mlp, norm(x, "norm2"))
+        init = normal(0.02)
+        width, b = self.width, images.shape[0]
 
         def blocks(x):
-            for i in range(self.depth):
+            for i in map(int, stages):
+                if prompts is not None and i < len(prompts):
+                    x = between(x, repeated(prompts[i : i + 1], x))
+                rate = layers.drop_rate(i, self.depth, self.drop_path, train=train)
+                block = functools.partial(parts.block, drop_path=rate)
                 x = layers.named(str(i), block, x, remat=self.remat)
                 outputs[str(i)] = as_map(x)
             return x
 
         def embed(x):
-            options = {"kernel_init": None, "bias_init": None, "use_bias": True}
+            options = {"kernel_init": None, "bias_init": None, "use_bias": self.patch_bias}
             options |= {"dtype": self.dtype, "impl": self.impl, "name": "proj"}
-            return Conv(self.width, self.patch, self.patch, **options)(x)
+            return Conv(width, self.patch, self.patch, **options)(x)
 
         def as_map(tokens):
-            return tokens[:, 1:].reshape(images.shape[0], h, w, self.width)
+            return tokens[:, -h * w :].reshape(b, h, w, width)
 
-        layers.check_maps("vit", images, 3)
-        self._check(images.shape[1:3])
-        h, w = (n // self.patch for n in images.shape[1:3])
-        side = self.image_size // self.patch
-        init = normal(0.02)
-        cls_token = self.param("cls_token", init, (1, 1, self.width))
-        pos_embed = self.param("pos_embed", init, (1, side * side + 1, self.width))
+        def between(x, *tokens):
+            """`tokens`, instead of the prompts in `x`, before the patches."""
+            return jnp.concatenate((x[:, :count], *tokens, x[:, -h * w :]), axis=1)
 
-        x = layers.named("patch_embed", embed, images)
-        x = x.reshape(images.shape[0], h * w, self.width)
-        cls_tokens = jnp.broadcast_to(cls_token, (images.shape[0], 1, self.width))
-        x = jnp.concatenate((cls_tokens.astype(x.dtype), x), axis=1)
-        x = x + interpolate_positions(pos_embed, h, w).astype(x.dtype)
+        def repeated(token, x):
+            return jnp.broadcast_to(token, (b, *token.shape[1:])).astype(x.dtype)
+
+        def attention_pool(x):
+            y = parts.dense(repeated(latent, x), width, "q"), parts.dense(x, 2 * width, "kv")
+            q, kv = (part.reshape(*part.shape[:2], -1, width // self.heads) for part in y)
+            k, v = jnp.split(kv, 2, axis=2)
+            y = jax.nn.dot_product_attention(q, k, v).reshape(b, 1, width)
+            y = parts.dense(y, width, "proj")
+            return (y + layers.named("mlp", parts.mlp, parts.norm(y, "norm")))[:, 0]
+
+        def flatten(x):
+            options = (self.momentum, 2e-5, self.frozen)
+            x = x.reshape(b, -1)
+            for i, features in enumerate((width, self.projection or width)):
+                x = Dense(features, False, self.dtype, name=str(2 * i))(x)
+                x = BatchNorm(*options, dtype=self.dtype, name=str(2 * i + 1))(x, train=train)
+            return x
+
+        last = str(self.depth - 1)
+        names = tuple(map(str, range(self.depth)))
+        stages = layers.stage_range("vit", names, self.start, self.stop or last)
+        has_images, has_end = stages[0] == "0", stages[-1] == last
+        count = self.class_token + self.registers  # of the tokens before the patches
+        if has_images:
+            layers.check_maps("vit", images, 3)
+            self._check(images.shape[1:3])
+            h, w = (n // self.patch for n in images.shape[1:3])
+        else:
+            layers.check_maps(f"vit from {self.start!r} on", images, width)
+            h, w = images.shape[1:3]
+            if count and (prefix is None or prefix.shape != (b, count, width)):
+                raise ValueError(
+                    f"vit from {self.start!r} on takes the tokens before the patches as `prefix` "
+                    f"[b {count} {width}]: give the output 'prefix' of the block before"
+                )
+        # `adapt.trained.prompts` adds tokens to the parameters of a trained net.
+        prompts: Any = None
+        if self.has_variable("params", "prompts"):
+            prompts = self.get_variable("params", "prompts")  # [1 or depth, prompts, width]
+        if has_images and self.class_token:
+            cls_token = self.param("cls_token", init, (1, 1, width))
+        if has_images and self.registers:
+            reg_token = self.param("reg_token", init, (1, self.registers, width))
+        if has_end and self.pool == "attention":
+            latent = self.param("latent", init, (1, 1, width))
+        table = rotary_table(h, w, width // self.heads) if self.positions == "rotary" else None
+        if has_images and table is None:
+            places = math.prod(self.grid) + (self.positions == "class")
+            pos_embed = self.param("pos_embed", init, (1, places, width))
+            pos_embed = resized(pos_embed, self.grid, (h, w), self.resize)
+
+        options = {name: getattr(self, name) for name in _SHARED}
+        parts = Parts(**options, hidden=self.hidden or 4 * width, table=table)
+
+        if has_images:
+            x = layers.named("patch_embed", embed, images).reshape(b, h * w, width)
+            if self.positions == "patches":
+                x = x + pos_embed.astype(x.dtype)
+            if self.class_token:
+                x = jnp.concatenate((repeated(cls_token, x), x), axis=1)
+            if self.positions == "class":
+                x = x + pos_embed.astype(x.dtype)
+            if self.registers:
+                x = jnp.concatenate((x[:, :1], repeated(reg_token, x), x[:, 1:]), axis=1)
+            if self.pre_norm:
+                x = parts.norm(x, "norm_pre")
+        else:
+            x = images.reshape(b, h * w, width)
+            if count:
+                x = jnp.concatenate((jnp.asarray(prefix, x.dtype), x), axis=1)
         outputs: dict[str, jax.Array] = {}
-        x = norm(layers.named("blocks", blocks, x), "norm")
+        x = layers.named("blocks", blocks, x)
+        if prompts is not None:
+            x = between(x)
+        if has_end:
+            x = parts.norm(x, "norm")
         outputs = layers.add_pooled(outputs, as_map(x))
-        outputs["pooled"] = jnp.asarray(x[:, 0], jnp.promote_types(x.dtype, jnp.float32))
+        if count:
+            outputs["prefix"] = x[:, :count]
+        if not has_end:
+            return outputs
+        if self.pool == "attention":
+            pooled = layers.named("attn_pool", attention_pool, x)
+        elif self.pool == "flatten":
+            pooled = layers.named("feature", flatten, x)
+        else:
+            pooled = x[:, 0]
+        if self.projection and self.pool != "flatten":
+            pooled = parts.dense(pooled, self.projection, "proj", use_bias=False)
+        if self.class_token:
+            pair = x[:, 0], outputs["pooled"]
+            outputs["class_and_mean"] = jnp.concatenate(pair, axis=1)
+        outputs["pooled"] = jnp.asarray(pooled, jnp.promote_types(pooled.dtype, jnp.float32))
         if self.classes is not None:
             outputs["logits"] = Dense(self.classes, name="head")(outputs["pooled"])
         return outputs
@@ -108,46 +231,126 @@ class ViT(nn.Module, kw_only=True):
                 f"images of {shape[0]} x {shape[1]} pixels cannot be cut into patches of "
                 f"{self.patch}: both sides must be multiples of {self.patch}"
             )
-        if self.image_size % self.patch or self.width % self.heads:
+        size = tuple(np.broadcast_to(self.image_size, 2).tolist())
+        if any(side % self.patch for side in size) or self.width % self.heads:
             raise ValueError(
                 f"image_size {self.image_size} must be a multiple of patch {self.patch}, and width "
                 f"{self.width} of heads {self.heads}"
             )
+        if self.pool == "flatten" and tuple(shape) != size:
+            raise ValueError(
+                f"images of {shape[0]} x {shape[1]} pixels do not fit a head that flattens the "
+                f"tokens of {size[0]} x {size[1]} pixels: set image_size before training"
+            )
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                text = ", ".join(allowed)
+                raise ValueError(f"{name} is one of {text}, not {getattr(self, name)!r}")
+        if not self.class_token and (self.positions == "class" or self.pool == "class"):
+            raise ValueError("without a class token, set positions='patches' and another pool")
 
 
-def interpolate_positions(
-    positions: Float[Array, "1 n d"], h: int, w: int
-) -> Float[jax.Array, "1 m d"]:
-    """Position embeddings of a class token and a square grid, resized to h x w patches."""
-    side = round((positions.shape[1] - 1) ** 0.5)
-    if (h, w) == (side, side):
-        return jnp.asarray(positions)
-    grid = positions[:, 1:].reshape(side, side, -1)
-    rows, columns = (bicubic(side, n).astype(np.float32) for n in (h, w))
-    grid = jnp.einsum("yh,xw,hwd->yxd", rows, columns, grid, precision="highest")
-    return jnp.concatenate((positions[:, :1], grid.reshape(1, h * w, -1)), axis=1)
+_SHARED = sorted(set(Parts._fields) - {"hidden", "table", "is_causal"})
+_CHOICES = {
+    "positions": ("class", "patches", "rotary"),
+    "pool": ("class", "attention", "flatten"),
+    "resize": RESIZES,
+}
 
+# Rows of the families: width, depth, heads.
+_S: dict[str, Any] = {"width": 384, "heads": 6}
+_B: dict[str, Any] = {"width": 768, "heads": 12}
+_L: dict[str, Any] = {"width": 1024, "heads": 16, "depth": 24}
+_G: dict[str, Any] = {"width": 1536, "heads": 24, "depth": 40}
+_H: dict[str, Any] = {"width": 1280, "heads": 16, "depth": 32}
+_SO: dict[str, Any] = {"width": 1152, "heads": 16, "depth": 27, "hidden": 4304}
 
-def bicubic(before: int, after: int) -> Float[np.ndarray, "after before"]:
-    """Matrix that resizes a line as PyTorch does: Keys' kernel with a = -0.75, edges repeated.
+# DINO (Caron et al., ICCV 2021) and the ViTs of ImageNet-21k (Steiner et al., TMLR 2022).
+vit_s16 = functools.partial(ViT, **_S)
+vit_b16 = functools.partial(ViT, **_B)
+_augreg = functools.partial(ViT, resize="antialiased", expected_normalization=HALF)
+augreg_s16 = functools.partial(_augreg, **_S)
+augreg_b16 = functools.partial(_augreg, **_B)
+augreg_l16 = functools.partial(_augreg, **_L)
 
-    `jax.image.resize` has a = -0.5.
-    """
-    a = -0.75
-    center = (np.arange(after) + 0.5) * before / after - 0.5
-    weights = np.zeros((after, before))
-    for tap in range(-1, 3):
-        index = np.floor(center).astype(int) + tap
-        t = np.abs(center - index)
-        near = (a + 2) * t**3 - (a + 3) * t**2 + 1
-        far = a * (t**3 - 5 * t**2 + 8 * t - 4)
-        np.add.at(
-            weights,
-            (np.arange(after), np.clip(index, 0, before - 1)),
-            np.where(t <= 1, near, far),
-        )
-    return weights
+# DINOv2 (Oquab et al., TMLR 2024), with registers (Darcet et al., ICLR 2024).
+_dinov2 = functools.partial(ViT, patch=14, image_size=518, layer_scale=True)
+_dinov2_reg = functools.partial(_dinov2, registers=4, resize="antialiased")
+_SWIGLU: dict[str, Any] = {"hidden": 4096, "gated": True, "activation": nn.silu}
+dinov2_s14 = functools.partial(_dinov2, **_S)
+dinov2_b14 = functools.partial(_dinov2, **_B)
+dinov2_l14 = functools.partial(_dinov2, **_L)
+dinov2_g14 = functools.partial(_dinov2, **_G, **_SWIGLU)
+dinov2_s14_reg = functools.partial(_dinov2_reg, **_S)
+dinov2_b14_reg = functools.partial(_dinov2_reg, **_B)
+dinov2_l14_reg = functools.partial(_dinov2_reg, **_L)
+dinov2_g14_reg = functools.partial(_dinov2_reg, **_G, **_SWIGLU)
 
+# DINOv3 (Siméoni et al., 2025).
+_dinov3 = functools.partial(
+    ViT, positions="rotary", registers=4, biased="qv", layer_scale=True, epsilon=1e-5
+)
+dinov3_s16 = functools.partial(_dinov3, **_S)
+dinov3_splus16 = functools.partial(_dinov3, **_S, hidden=1536, gated=True, activation=nn.silu)
+dinov3_b16 = functools.partial(_dinov3, **_B)
+dinov3_l16 = functools.partial(_dinov3, **_L)
+dinov3_hplus16 = functools.partial(
+    _dinov3, width=1280, heads=20, depth=32, hidden=5120, gated=True, activation=nn.silu
+)
 
-vit_s16 = functools.partial(ViT, width=384, heads=6)
-vit_b16 = functools.partial(ViT, width=768, heads=12)
+# CLIP (Radford et al., ICML 2021). Checkpoints of OpenAI need quick-GELU, most of OpenCLIP's
+# (Cherti et al., CVPR 2023) the exact GELU. The tensors do not tell.
+_openclip = functools.partial(
+    ViT, pre_norm=True, patch_bias=False, epsilon=1e-5, expected_normalization=CLIP
+)
+_clip = functools.partial(_openclip, activation=quick_gelu)
+clip_b32 = functools.partial(_clip, **_B, patch=32, projection=512)
+clip_b16 = functools.partial(_clip, **_B, projection=512)
+clip_l14 = functools.partial(_clip, **_L, patch=14, projection=768)
+clip_l14_336 = functools.partial(_clip, **_L, patch=14, projection=768, image_size=336)
+openclip_b32 = functools.partial(_openclip, **_B, patch=32, projection=512)
+openclip_b16 = functools.partial(_openclip, **_B, projection=512)
+openclip_l14 = functools.partial(_openclip, **_L, patch=14, projection=768)
+openclip_h14 = functools.partial(_openclip, **_H, patch=14, projection=1024)
+
+# SigLIP (Zhai et al., ICCV 2023) and SigLIP 2 (Tschannen et al., 2025): the same nets.
+_siglip = functools.partial(
+    ViT,
+    class_token=False,
+    positions="patches",
+    pool="attention",
+    activation=tanh_gelu,
+    expected_normalization=HALF,
+)
+siglip_b16_224 = siglip2_b16_224 = functools.partial(_siglip, **_B)
+siglip_b16_256 = siglip2_b16_256 = functools.partial(_siglip, **_B, image_size=256)
+siglip_b16_384 = siglip2_b16_384 = functools.partial(_siglip, **_B, image_size=384)
+siglip_b16_512 = siglip2_b16_512 = functools.partial(_siglip, **_B, image_size=512)
+siglip_l16_256 = siglip2_l16_256 = functools.partial(_siglip, **_L, image_size=256)
+# 27 patches of 14 pixels. The authors resize to 384 and leave the last 6 pixels out.
+siglip_so400m14_384 = functools.partial(_siglip, **_SO, patch=14, image_size=378)
+siglip2_so400m14_384 = siglip_so400m14_384
+siglip2_so400m16_256 = functools.partial(_siglip, **_SO, image_size=256)
+
+# UNICOM (An et al., ICLR 2023).
+_unicom = functools.partial(
+    ViT,
+    class_token=False,
+    positions="patches",
+    pool="flatten",
+    biased="",
+    epsilon=1e-5,
+    activation=nn.relu6,
+    projection=768,
+    expected_normalization=CLIP,
+)
+unicom_b32 = functools.partial(_unicom, **_B | {"projection": 512}, patch=32)
+unicom_b16 = functools.partial(_unicom, **_B)
+unicom_l14 = functools.partial(_unicom, **_L, patch=14)
+unicom_l14_336 = functools.partial(_unicom, **_L, patch=14, image_size=336)
+
+__all__ = [
+    name
+    for name, value in list(globals().items())
+    if isinstance(value, functools.partial) and not name.startswith("_")
+]

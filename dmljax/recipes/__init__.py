@@ -10,32 +10,40 @@ from dmljax.recipes.dvml import dvml
 from dmljax.recipes.graph import graph
 from dmljax.recipes.mnist import mnist
 from dmljax.recipes.multi_similarity import multi_similarity
-from dmljax.recipes.photos import folder, glyphs
+from dmljax.recipes.photos import cars, cub, folder, glyphs, inshop, sop
 from dmljax.recipes.proxy_anchor import proxy_anchor
 from dmljax.recipes.tinyimagenet import tinyimagenet
 
 # What `--config=NAME` accepts.
 NAMES = (
     "abe",
+    "cars",
+    "cub",
     "dvml",
     "folder",
     "glyphs",
     "graph",
+    "inshop",
     "mnist",
     "multi_similarity",
     "proxy_anchor",
+    "sop",
     "tinyimagenet",
 )
 __all__ = [
     "NAMES",
     "abe",
+    "cars",
     "config_function",
+    "cub",
     "dvml",
     "folder",
     "glyphs",
     "graph",
+    "inshop",
     "mnist",
     "multi_similarity",
     "proxy_anchor",
+    "sop",
     "tinyimagenet",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dmljax.recipes.arguments import check_choice
+from dmljax.recipes.backbones import split_of, with_net
 
 __all__ = ["abe"]
 
@@ -33,6 +34,7 @@ def abe(
     blocks: int = 5,
     crop: bool = False,
     ranking: str = "squared",
+    net: str | None = None,
 ) -> dict[str, Any]:
     """Attention-based ensemble (Kim et al., 2018): `learners` learners share `dim` dimensions.
 
@@ -47,6 +49,10 @@ def abe(
     * `ranking="squared"` ranks by the mean of the learners' squared distances, as the concatenated
       embedding does. `ranking="distance"` also scores the ranking by the mean of the distances
       themselves, which the text of the paper defines, as "mean_distance/R@1" and so on.
+
+    * `net`: published weights of a transformer or a ConvNeXt (`dmljax weights`) in place of
+      GoogLeNet, which the paper has. The learners share the first half of a transformer's blocks,
+      and the attention has a quarter of them; all learn at 1e-5 by Adam. These are guesses.
 
     The paper gives: batches of 64 with as many positive as negative pairs, SGD with momentum 0.9,
     margins of 1, divergence weight 1, 512 dimensions in total, crops of 224. It gives no learning
@@ -71,6 +77,8 @@ def abe(
         raise ValueError(
             f"crop=True needs published boxes, which cub200 and cars196 have, not {dataset}"
         )
+    if net is not None and (branch, blocks) != ("pool3", 5):
+        raise ValueError("branch and blocks are stages of GoogLeNet: leave them out with net=...")
     behind = _STAGES[_STAGES.index(branch) + 1 :]
     inceptions = [stage for stage in behind if not stage.startswith("pool")]
     check_choice("blocks", blocks, range(1, min(7, len(inceptions)) + 1))
@@ -78,7 +86,7 @@ def abe(
     passes_pools = any(stage.startswith("pool") for stage in behind[: behind.index(last)])
     if divergence is None:
         divergence = 0.0 if heads else 1.0
-    return {
+    config: dict[str, Any] = {
         "dataset": {"name": dataset} | ({"crop": True} if crop else {}),
         "transform": "abe_train",
         "eval_transform": "abe_eval",
@@ -111,3 +119,12 @@ def abe(
             "mean_distance": ranking == "distance" and learners > 1,
         },
     }
+    if net is not None:
+        config = with_net(config, net)
+        split, last = split_of(config["net"])
+        config["method"] |= {
+            "split": split,
+            "attention": None if heads else last,
+            "attention_pools": True,
+        }
+    return config

@@ -6,6 +6,7 @@ import warnings
 from typing import Any, NamedTuple
 
 from dmljax.recipes.arguments import check_choice
+from dmljax.recipes.backbones import with_net
 
 __all__ = ["dvml"]
 
@@ -86,6 +87,7 @@ def dvml(
     experiment: int = 1,
     baseline: bool = False,
     code_lrn: bool = False,
+    net: str | None = None,
 ) -> dict[str, Any]:
     """Deep variational metric learning (Lin et al., 2018); `loss`: triplet, npair or dws.
 
@@ -121,6 +123,9 @@ def dvml(
     * `code_lrn=True` uses that code's response normalization over 11 channels. The pretrained
       weights were trained without it.
 
+    * `net`: published weights (`dmljax weights`) in place of GoogLeNet, such as dinov2_s14 or
+      convnext_t. It learns at 1e-5, all other parts at the rates of the recipe. This is a guess.
+
     The weights are Caffe's GoogLeNet, which is another net than torchvision's: docs/weights.md.
     """
     check_choice("dataset", dataset, _SETS)
@@ -154,9 +159,11 @@ def dvml(
         "npair": {"name": "dmljax.methods.dvml:n_pairs", "l2_weight": numbers.l2_weight},
         "dws": {"name": "triplet", "margin": 0.2},
     }
-    net: dict[str, Any] = {"name": "googlenet"}
+    googlenet: dict[str, Any] = {"name": "googlenet"}
+    if code_lrn and net is not None:
+        raise ValueError("code_lrn=True is of GoogLeNet: leave it out with net=...")
     if code_lrn:
-        net |= {"lrn_size": 11, "lrn_alpha": 1.1e-3}
+        googlenet |= {"lrn_size": 11, "lrn_alpha": 1.1e-3}
     sampler: dict[str, Any] = {"name": "n_pairs", "classes": 64}
     if paper and loss != "npair":
         sampler = {"name": "class_balanced", "classes": 60, "per_class": 2}
@@ -165,12 +172,12 @@ def dvml(
     part_rates = [{"path": "^probe/", "factor": 1e-3 / rate}]
     if not baseline:
         part_rates.insert(0, {"path": "^decoder/", "factor": 1e-2 / rate})
-    return {
+    config: dict[str, Any] = {
         "dataset": {"name": dataset},
         "transform": "dvml_train",
         "eval_transform": "dvml_eval",
         "sampler": sampler,
-        "net": net,
+        "net": googlenet,
         "method": method,
         "loss": losses[loss],
         "miner": {"name": "distance_weighted", "dim": dim} if loss == "dws" else None,
@@ -180,3 +187,11 @@ def dvml(
         # NMI as published: k-means of scikit-learn, the least inertia of ten starts.
         "evaluate": {"starts": 10, "seeds": (0,), **numbers.evaluate},
     }
+    if net is None:
+        return config
+    config = with_net(config, net)
+    optimizer = config["optimizer"]
+    scale = rate / optimizer["rate"]
+    groups = [{**group, "factor": scale * group["factor"]} for group in optimizer["groups"]]
+    optimizer["groups"] = [*groups, {"path": "^(heads|decoder)/", "factor": scale}]
+    return config

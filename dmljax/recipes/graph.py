@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dmljax.recipes.arguments import check_choice, with_values
+from dmljax.recipes.backbones import with_net
 
 __all__ = ["graph"]
 
@@ -62,6 +63,7 @@ def graph(
     backbone_only: bool | None = None,
     published: bool = False,
     validation: float = 0.0,
+    net: str | None = None,
 ) -> dict[str, Any]:
     """Attention over the batch while training (Seidenschwarz et al., 2021), on a ResNet-50.
 
@@ -78,6 +80,10 @@ def graph(
       another network for this, of one layer with four heads.
     * `validation=0.2` chooses the epoch on a fifth of the training classes, which then are not
       trained on. By default the epoch is chosen on the test classes, as all published rows did.
+
+    * `net`: published weights (`dmljax weights`) in place of ResNet-50, such as dinov2_s14 or
+      convnext_t. Their own pooled vector takes the place of the maximum over space, and everything
+      learns at 1e-5 by Adam; head and graph network at the rate of the recipe. These are guesses.
 
     The default is the corrected form. `published=True` does what the published code does, with
     which all published numbers were produced: 0.299 as the standard deviation of red; GAT and GATv2
@@ -108,7 +114,7 @@ def graph(
             raise ValueError("heads=averaged needs an attention, not attention=none")
         options["combine_fn"] = "average_heads"
     red_std = 0.299 if published else 0.229
-    config = {
+    config: dict[str, Any] = {
         "seed": 0,
         "dataset": {"name": dataset, "root": None},
         "transform": {"name": "graph_train", "red_std": red_std},
@@ -155,4 +161,16 @@ def graph(
             "clustering": True,
         },
     }
-    return with_values(config, values)
+    config = with_values(config, values)
+    if net is None:
+        return config
+    if published:
+        raise ValueError("published=True is of ResNet-50: leave it out with net=...")
+    rate = config["optimizer"].pop("rate")
+    config = with_net(config, net)
+    optimizer = config["optimizer"]
+    faster = {"path": "^(head|graph)/", "factor": rate / optimizer["rate"]}
+    faster["decay"] = optimizer["decay"]
+    optimizer["groups"] = [faster, *optimizer["groups"]]
+    config["method"]["pool_fn"] = None
+    return config

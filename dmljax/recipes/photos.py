@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+from dmljax import at_hand
+from dmljax.hints import check_known
 from dmljax.recipes.arguments import check_choice
 
-__all__ = ["folder", "glyphs"]
+__all__ = ["cars", "cub", "folder", "glyphs", "inshop", "sop"]
 
-_OF_PAIRS = ("multi_similarity", "contrastive", "triplet", "ntxent", "circle")
+_OF_PAIRS = ("multi_similarity", "contrastive", "triplet", "ntxent", "circle", "supcon")
 _OF_PROXIES = ("normalized_softmax", "proxy_anchor", "proxy_nca_pp", "cosface", "arcface")
 # With a thousand classes, proxies learn only if a batch has many classes, and if they turn neither
 # too slowly nor too quickly: docs/choosing.md has the measurements. A step of Adam turns a proxy by
 # about rate / size, so both are set, and do not depend on the number of classes.
 _PROXY_RATE, _PROXY_STD = 30.0, 1.0
+_TRAINED: dict[str, Any] = {
+    "all": "all",
+    "last4": {"name": "blocks", "count": 4},
+    "lora": "lora",
+    "bitfit": "biases",
+    "prompts": "prompts",
+}
+# From so many training images on, all layers train for so long.
+_LENGTHS = {"1": 60, "1000": "3 epochs", "10000": "2 epochs", "100000": "1 epoch"}
 
 
 def glyphs(*, loss: str = "multi_similarity") -> dict[str, Any]:
@@ -21,9 +33,9 @@ def glyphs(*, loss: str = "multi_similarity") -> dict[str, Any]:
 
     Half of the characters are for training; the scores are of the other half. More
     than 650 steps improve the scores further. `loss` is one of pairs (multi_similarity,
-    contrastive, triplet, ntxent, circle; 32 classes with 4 images in a batch) or one against
-    proxies (normalized_softmax, proxy_anchor, proxy_nca_pp, cosface, arcface; 128 classes with one
-    image, and proxies that learn at 30 times the rate).
+    contrastive, triplet, ntxent, circle, supcon; 32 classes with 4 images in a batch) or one
+    against proxies (normalized_softmax, proxy_anchor, proxy_nca_pp, cosface, arcface; 128 classes
+    with one image, and proxies that learn at 30 times the rate).
     """
     by_loss = _fields_of(loss, classes=32, per_class=4, dim=64)
     return {
@@ -43,34 +55,189 @@ def glyphs(*, loss: str = "multi_similarity") -> dict[str, Any]:
     }
 
 
-def folder(*, loss: str = "multi_similarity") -> dict[str, Any]:
-    """Your own images, a folder for each class: a ResNet-50 and a multi-similarity loss.
+def folder(
+    *, loss: str | None = None, train: str | None = None, net: str | None = None
+) -> dict[str, Any]:
+    """Your own images, a folder for each class: a linear head on a frozen pretrained backbone.
 
     The first half of the classes, in the order of their names, is for training; the scores are of
-    the others. A fifth of the training classes is held out and chooses the step whose scores are
-    reported: on few images, the scores of new classes fall again if training takes too long.
-    Batches have 16 classes, or as many as there are, with 4 images. Images that cannot be read are
-    left out. `loss` as in `glyphs`; against proxies, batches have 64 classes with one image.
+    the others. Images that cannot be read are left out.
+
+    * `net`: the name of published weights (`dmljax weights`). By default the last ones that were
+      downloaded, else installed ones; else a small net is trained from scratch.
+    * `train`: "head" computes the features of all images once, and trains a linear layer of 512 on
+      them in seconds; this is the default where weights are there. "ladder" goes on from the best
+      head: all layers at a low rate, then averages of their weights with those before, and keeps
+      what is best for training classes that it holds out. "all", "last4" (blocks), "lora",
+      "bitfit" and "prompts" train that much in one run. docs/finetune.md has measurements.
+    * `loss`: supcon, and multi_similarity for a net from scratch, unless another one of `glyphs` is
+      named.
     """
+    backbone = _backbone(net)
+    if train is not None:
+        check_choice("train", train, ("head", "ladder", *_TRAINED))
+    if backbone is None:
+        if train not in (None, "all"):
+            raise ValueError(f"train={train} needs a pretrained backbone: {at_hand.GET_BACKBONE}")
+        return _from_scratch(loss or "multi_similarity")
+    if train == "ladder":
+        return _ladder(loss or "supcon", backbone)
+    if train in _TRAINED:
+        return _tuned(loss or "supcon", backbone) | {"trained": _TRAINED[train]}
+    return _head(loss or "supcon", backbone)
+
+
+def _on(dataset: str, train: str | None, net: str | None, loss: str | None) -> dict[str, Any]:
+    """The fields of `folder` for a published data set."""
+    return {**folder(loss=loss, train=train, net=net), "dataset": dataset, "unreadable": "raise"}
+
+
+def cub(*, train: str | None = None, net: str | None = None, loss: str | None = None) -> dict:
+    """A pretrained backbone on CUB-200-2011, with the arguments of `folder`."""
+    return _on("cub200", train, net, loss)
+
+
+def cars(*, train: str | None = None, net: str | None = None, loss: str | None = None) -> dict:
+    """A pretrained backbone on Cars196, with the arguments of `folder`."""
+    return _on("cars196", train, net, loss)
+
+
+def sop(*, train: str | None = None, net: str | None = None, loss: str | None = None) -> dict:
+    """A pretrained backbone on Stanford Online Products, with the arguments of `folder`."""
+    return _on("sop", train, net, loss)
+
+
+def inshop(*, train: str | None = None, net: str | None = None, loss: str | None = None) -> dict:
+    """A pretrained backbone on In-Shop Clothes, with the arguments of `folder`."""
+    return _on("inshop", train, net, loss)
+
+
+def _backbone(name: str | None) -> dict[str, Any] | None:
+    """The net, its weights and its preprocessing, as fields of a config; None if none is there."""
+    from dmljax import nets, weights  # they import jax, which other recipes do not need
+    from dmljax.data.transforms.recipes import shorter_of
+
+    paths = at_hand.weights_at_hand()
+    if name is None and not paths:
+        return None
+    name = next(iter(paths)) if name is None else name
+    check_known("net: there is no", [name], weights.PUBLISHED)
+    if name not in paths:
+        raise ValueError(f"the weights of {name} are not here: {weights.get_command(name)}")
+    published = weights.PUBLISHED[name]
+    eval_transform = published.preprocessing.transform
+    # `--config.size` keeps the share that the default cuts, which an explicit `shorter` would not.
+    if eval_transform.get("shorter") == shorter_of(eval_transform["size"]):
+        del eval_transform["shorter"]
+    has_batch_norm = "frozen" in inspect.signature(getattr(nets, published.net)).parameters
+    return {
+        "net": {"name": published.net, "weights": str(paths[name])}
+        | ({"frozen": True} if has_batch_norm else {}),
+        "eval_transform": eval_transform,
+    }
+
+
+def _head(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
+    """A linear layer on cached features. docs/choosing.md has the measurements behind it.
+
+    150 steps at this rate turn the layer a little; more of them make it worse for new classes.
+    """
+    by_loss = _fields_of(loss, classes=32, per_class=4, dim=512)
+    method = {**by_loss["method"], "dense_fn": "centered_dense"}
+    return {
+        **_of_photos(backbone),
+        "sampler": {"name": "class_balanced", "classes": 32, "per_class": 4},
+        "trained": "last",
+        "features": "cached",
+        "method": method,
+        "loss": by_loss["loss"],
+        "optimizer": {"name": "adam", "rate": 1e-4, **by_loss["optimizer"]},
+        "schedule": "constant",
+        "steps": 150,
+        "log_every": 50,
+        "evaluate": {"batch_size": 32},
+    }
+
+
+def _tuned(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
+    """All layers at a low rate for a short time, from a head that is fitted to the features.
+
+    Batch norms keep their statistics. Nets of convolutions see smaller images than in the
+    evaluation: a random crop shows objects larger than they are then (Touvron et al., NeurIPS 2019,
+    FixRes), and a step takes half the time. docs/finetune.md has the measurements behind it.
+    """
+    from dmljax import nets  # imports jax, which other recipes do not need
+
     by_loss = _fields_of(loss, classes=16, per_class=4, dim=512)
-    groups = [{"path": "^net/", "factor": 0.1}, *by_loss["optimizer"].get("groups", ())]
+    fields = _of_photos(backbone)
+    if "patch" not in inspect.signature(getattr(nets, backbone["net"]["name"])).parameters:
+        size = fields["transform"]["size"]
+        fields["transform"]["size"] = min(size, max(32, round(size * 5 / 7 / 32) * 32))
+    return {
+        **fields,
+        "sampler": by_loss["sampler"],
+        "method": {**by_loss["method"], "dense_fn": "centered_dense"},
+        "loss": by_loss["loss"],
+        "optimizer": {"name": "adam", "rate": 1e-4, "clip": 1.0, **by_loss["optimizer"]},
+        "schedule": {"name": "cosine", "warmup": 10},
+        "steps": "3 epochs",
+        "log_every": 10,
+        "evaluate": {"batch_size": 32},
+    }
+
+
+def _ladder(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
+    """The steps of `runs.ladder`: a head, from it all layers, and averages of both."""
+    head = _head(loss, backbone)
+    of_head = ("sampler", "trained", "features", "schedule", "log_every", "optimizer")
+    return {
+        **_tuned(loss, backbone),
+        "validation": 0.2,
+        "evaluate": {"batch_size": 32, "clustering": False},
+        "ladder": [
+            {
+                "name": "head",
+                **{name: head[name] for name in of_head},
+                "rates": [3e-5, 1e-4, 3e-4],
+                "steps": 300,
+                "evaluate": {"every": 50},
+                "select": "val/MAP@R",
+            },
+            {"name": "all", "steps": _LENGTHS},
+            {"name": "mix", "shares": [0.25, 0.5, 0.75]},
+        ],
+    }
+
+
+def _from_scratch(loss: str) -> dict[str, Any]:
+    """A small net from random values, where no pretrained one is on the machine."""
+    eval_transform = {"name": "standard_eval", "size": 64, "scaled_decode": True}
+    backbone = {"net": {"name": "convnet"}, "eval_transform": eval_transform}
+    by_loss = _fields_of(loss, classes=16, per_class=4, dim=512)
     miner = {"name": "multi_similarity", "epsilon": 0.1}
     return {
-        "dataset": {"name": "folder", "root": "photos", "split": 0.5},
-        "size": 224,
-        "transform": "standard_train",
-        "eval_transform": "standard_eval",
+        **_of_photos(backbone),
         "sampler": by_loss["sampler"],
-        "net": {"name": "resnet50", "weights": None},
         "method": by_loss["method"],
         "loss": by_loss["loss"],
         "miner": miner if loss == "multi_similarity" else None,
-        "optimizer": {"name": "adam", "rate": 1e-4, "decay": 1e-4, "groups": groups},
+        "optimizer": {"name": "adam", "rate": 1e-4, "decay": 1e-4, **by_loss["optimizer"]},
         "schedule": {"name": "cosine", "warmup": 50},
         "steps": "30 epochs",
         "validation": 0.2,
         "select": "val/MAP@R",
         "evaluate": {"every": "5 epochs", "batch_size": 64},
+    }
+
+
+def _of_photos(backbone: dict[str, Any]) -> dict[str, Any]:
+    """The fields of folders of photographs; a crop for training takes 40 % of the area or more."""
+    names = ("size", "filter", "scaled_decode")
+    options = {k: v for k, v in backbone["eval_transform"].items() if k in names}
+    return {
+        "dataset": {"name": "folder", "root": "photos", "split": None},
+        **backbone,
+        "transform": {"name": "standard_train", "area": [0.4, 1.0], **options},
         "unreadable": "skip",
     }
 

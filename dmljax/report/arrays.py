@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 
@@ -11,8 +10,9 @@ from safetensors import SafetensorError, safe_open
 
 from dmljax.data import locate, splits
 from dmljax.data.splits import Split
+from dmljax.files import reading
 
-__all__ = ["image_paths", "read"]
+__all__ = ["image_paths", "read", "read_baseline"]
 
 
 def read(embeddings: str | os.PathLike, labels: str | os.PathLike) -> tuple[np.ndarray, Split]:
@@ -23,25 +23,62 @@ def read(embeddings: str | os.PathLike, labels: str | os.PathLike) -> tuple[np.n
     the split are the numbers of the items: there are no images.
     """
     for flag, path in (("--embeddings", embeddings), ("--labels", labels)):
-        if not pathlib.Path(path).is_file():
-            raise FileNotFoundError(f"{flag}={path}: there is no such file")
-    vectors = _array(embeddings)
-    if vectors.ndim != 2 or 0 in vectors.shape:
-        raise ValueError(
-            f"{embeddings} has shape {vectors.shape}: an array [items, dimensions] is needed"
-        )
-    if vectors.dtype.kind != "f":
-        raise ValueError(f"{embeddings} holds {vectors.dtype}: floating-point numbers are needed")
-    if vectors.dtype != np.float32:
-        vectors = vectors.astype(np.float32)
+        _check_file(flag, path)
+    vectors = _vectors(embeddings)
     codes, names, marks = _labels(pathlib.Path(labels))
     if len(codes) != len(vectors):
         raise ValueError(
             f"{embeddings} has {len(vectors):,} rows, but {labels} has {len(codes):,} labels"
         )
-    if not np.isfinite(vectors).all(axis=1).any():
-        raise ValueError(f"every row of {embeddings} holds a NaN or an infinity")
+    _check_readable(vectors, embeddings)
     return vectors, Split(np.arange(len(vectors)), codes, names, **marks)
+
+
+def read_baseline(
+    baseline: str | os.PathLike, embeddings: np.ndarray, *, name: str | os.PathLike
+) -> np.ndarray:
+    """The embeddings `[n c]` of another model for the same images, in the same order.
+
+    `embeddings` are those that the baseline is compared with, of the file `name`. A row that cannot
+    be read must be unreadable in both.
+    """
+    _check_file("--baseline", baseline)
+    vectors = _vectors(baseline)
+    if len(vectors) != len(embeddings):
+        raise ValueError(
+            f"{baseline} has {len(vectors):,} rows, but {name} has {len(embeddings):,}: row i of "
+            "both must be of image i"
+        )
+    _check_readable(vectors, baseline)
+    is_finite, is_baseline_finite = (np.isfinite(x).all(axis=1) for x in (embeddings, vectors))
+    if len(rows := np.flatnonzero(is_finite != is_baseline_finite)):
+        raise ValueError(
+            f"row {rows[0]} (of {len(rows):,} such rows) holds a NaN or an infinity in only one of "
+            f"{name} and {baseline}: write NaN into both, and the image is left out"
+        )
+    return vectors
+
+
+def _check_file(flag: str, path: str | os.PathLike) -> None:
+    if not pathlib.Path(path).is_file():
+        raise FileNotFoundError(f"{flag}={path}: there is no such file")
+
+
+def _check_readable(vectors: np.ndarray, path: str | os.PathLike) -> None:
+    if not np.isfinite(vectors).all(axis=1).any():
+        raise ValueError(f"every row of {path} holds a NaN or an infinity")
+
+
+def _vectors(path: str | os.PathLike) -> np.ndarray:
+    """The embeddings of a file in float32."""
+    vectors = _array(path)
+    if vectors.ndim != 2 or 0 in vectors.shape:
+        raise ValueError(
+            f"{path} has shape {vectors.shape}: an array [items, dimensions] is needed"
+        )
+    if vectors.dtype.kind != "f":
+        raise ValueError(f"{path} holds {vectors.dtype}: floating-point numbers are needed")
+    return vectors if vectors.dtype == np.float32 else vectors.astype(np.float32)
 
 
 def image_paths(folder: str | os.PathLike, count: int) -> list[pathlib.Path]:
@@ -76,7 +113,7 @@ def _labels(path: pathlib.Path) -> tuple[np.ndarray, tuple[str, ...], dict[str, 
         try:
             with safe_open(path, "np") as file:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                names = json.loads((file.metadata() or {})["classes"])
+                names = reading.json_value((file.metadata() or {})["classes"])
             marks = {
                 name: arrays[name].astype(bool) for name in ("query", "gallery") if name in arrays
             }

@@ -17,22 +17,11 @@ from PIL import Image
 from dmljax import metrics, retrieval
 from dmljax.data.splits import Split
 from dmljax.files.writing import atomic_writer
+from dmljax.index import parquet as vector_files
 
-__all__ = ["check_pyarrow", "write"]
+__all__ = ["write"]
 
 _NEIGHBORS, _CHUNK = 10, 1024  # rows whose images are in memory at once
-
-
-def check_pyarrow() -> Any:
-    """The package `pyarrow`, or one line about how to install it."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError(
-            "--format=parquet needs pyarrow: pip install 'dmljax[parquet]'"
-        ) from error
-    return pyarrow
 
 
 def write(
@@ -53,7 +42,7 @@ def write(
     without an embedding are left out. `read_fn(row)` gives the pixels of an image whose record is
     no encoded file.
     """
-    arrow = check_pyarrow()
+    arrow, parquet = vector_files.pyarrow()
     rows = np.flatnonzero(np.isfinite(embeddings).all(axis=1))
     vectors = np.asarray(embeddings[rows], np.float32)
     labels = split.labels[rows]
@@ -78,7 +67,7 @@ def write(
     schema = arrow.schema([*fields.items(), *((name, arrow.bool_()) for name in marks)])
     with (
         atomic_writer(path, "wb") as file,
-        arrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer,
+        parquet.ParquetWriter(file, schema, compression="zstd") as writer,
     ):
         for start in range(0, len(rows), _CHUNK):
             chunk = slice(start, start + _CHUNK)

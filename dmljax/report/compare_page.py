@@ -1,6 +1,6 @@
-"""The page that compares runs: the page of the first run, with a section of all differences.
+"""The page that compares runs: the page of one of them, with a section of all differences.
 
-It reads the files `scores.safetensors` and `report.html` of the runs, and needs no images and nets.
+Of runs it reads `scores.safetensors` and `report.html`, and needs no images and no nets.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from dmljax.report import comparison, page, scores_file
+from dmljax.report import comparison, page
 from dmljax.report import run as run_files
 from dmljax.report.facts import Facts, from_tree
 
-__all__ = ["FILE", "facts_of", "write"]
+__all__ = ["FILE", "facts_of", "of_pages", "write"]
 
 FILE = "comparison.html"
 _MOST_LISTED = 120
@@ -27,84 +27,101 @@ _MOST_CURVES = 4  # the page has as many dashes and colors
 
 
 def write(
-    runs: Mapping[str, str | os.PathLike], *, fields: Sequence[Sequence[str]] = ()
+    runs: Mapping[str, str | os.PathLike], *, fields: Sequence[Sequence[str]] | None = None
 ) -> pathlib.Path:
     """Writes `comparison.html` into the folder of the first run, and returns its path.
 
-    `runs`: {shown name: folder}. `fields`: one row for each field of the config that differs, with
-    its value in every run.
+    `runs` are `{shown name: folder}`; `fields` are those of `facts_of`.
     """
     folder = pathlib.Path(next(iter(runs.values())))
     return page.write(facts_of(runs, fields=fields), folder / FILE)
 
 
 def facts_of(
-    runs: Mapping[str, str | os.PathLike], *, fields: Sequence[Sequence[str]] = ()
+    runs: Mapping[str, str | os.PathLike],
+    *,
+    result: comparison.RunComparison | None = None,
+    fields: Sequence[Sequence[str]] | None = None,
 ) -> Facts:
-    """The facts of the first run's page, with the section that compares."""
-    names = list(runs)
-    scores = {name: scores_file.read(folder) for name, folder in runs.items()}
-    result = comparison.compare_runs(scores)
-    first_page = _page(runs[names[0]])
-    first, pages = from_tree(first_page), {names[0]: first_page}
-    for name in names[1:]:
+    """The facts of the first run's page, with the section that compares.
+
+    `result` is the comparison, by default of what the runs have written; `fields` are those of
+    `of_pages`. A run without a page, other than the first, has no pictures of its own.
+    """
+    (first, folder), *others = runs.items()
+    pages = {first: from_tree(page.read(folder))}
+    for name, folder in others:
         with contextlib.suppress(FileNotFoundError, page.NotAPage):
-            pages[name] = _page(runs[name])
-    rows = []
-    for score, of_runs in result.scores.items():
-        best = max(run.mean for run in of_runs.values())
-        rows.append({"score": score, "cells": [_cell(run, best) for run in of_runs.values()]})
+            pages[name] = from_tree(page.read(folder))
     curves = []
     for name, folder in list(runs.items())[:_MOST_CURVES]:
         scores_of_run = (run_files.read(folder).curves(None) or {"scores": ()})["scores"]
         curves += [{**c, "name": name} for c in scores_of_run if c["name"] == "test R@1"]
+    result = comparison.read(runs) if result is None else result
+    return of_pages(pages, result, fields=fields, curves=curves)
+
+
+def of_pages(
+    pages: Mapping[str, Facts],
+    result: comparison.RunComparison,
+    *,
+    shown: str | None = None,
+    fields: Sequence[Sequence[str]] | None = None,
+    fields_title: str = "About the runs",
+    curves: Sequence[Mapping[str, Any]] = (),
+) -> Facts:
+    """The page of the run `shown`, by default the first, with the section that compares.
+
+    `pages` are the pages of the runs by their names in `result`; the first run must have one.
+    `fields` are the rows of the table of differences and `fields_title` is its title; by default
+    the table has the differences of the configs.
+    """
+    names = list(result.runs)
+    shown = names[0] if shown is None else shown
+    rows = []
+    for score, of_runs in result.scores.items():
+        best = max(run.mean for run in of_runs.values())
+        rows.append({"score": score, "cells": [_cell(run, best) for run in of_runs.values()]})
     section = {
         "runs": [{"name": name} for name in names],
         "rows": rows,
         "note": " ".join(result.notes),
         "lines": [result.mcnemar_note(name) for name in result.mcnemar],
         "changes": [
-            _changes(index, scores[names[0]], scores[name], first_page, pages.get(name))
-            for index, name in enumerate(names)
-            if index
+            _changes(index, result.changed_classes(name), pages[names[0]], pages.get(name))
+            for index, name in enumerate(names[1:], start=1)
         ],
         "curves": curves,
         "maps": _maps(pages),
-        "config": [list(row) for row in fields],
+        "config": result.field_rows if fields is None else fields,
+        "config_title": None if fields is None else fields_title,
     }
     difference = result.scores["R@1"][names[1]].comparison
     assert difference is not None  # only the first run has none
     headline = f"R@1 {100 * difference.difference:+.1f}, {difference.verdict}".replace("-", "−")
     if len(names) > 2:
         headline = "R@1 " + ", ".join(f"{100 * r.mean:.1f}" for r in result.scores["R@1"].values())
+    facts = pages[shown]
     return dataclasses.replace(
-        first,
+        facts,
         title=" and ".join(names) if len(names) == 2 else ", ".join(names),
         headline=headline,
-        rule=f"All other sections show {names[0]}: {first.rule}",
+        rule=f"All other sections show {shown}" + (f": {facts.rule}" if facts.rule else "."),
         comparison=section,
     )
 
 
-def _page(folder: str | os.PathLike) -> dict[str, Any]:
-    """The page of a run."""
-    path = pathlib.Path(folder) / "report.html"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: make it by `dmljax report {folder}`")
-    return page.read(path)
-
-
-def _maps(pages: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _maps(pages: Mapping[str, Facts]) -> list[dict[str, Any]]:
     """For every run the places of test images on its map, and whether their nearest is right.
 
     Empty unless two runs have a map.
     """
     maps = []
-    for name, tree in pages.items():
-        if "x" in tree["items"]:
-            items = tree["items"]
-            rows = items["readable"] > 0
-            arrays = {field: items[field][rows] for field in ("x", "y", "hits")}
+    for name, facts in pages.items():
+        items = facts.items
+        if items is not None and items.x is not None and items.y is not None:
+            rows = items.readable > 0
+            arrays = {"x": items.x[rows], "y": items.y[rows], "hits": items.hits[rows]}
             maps.append({"name": name, **arrays})
     return maps if len(maps) > 1 else []
 
@@ -112,32 +129,24 @@ def _maps(pages: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _cell(run: comparison.RunScore, best: float) -> dict[str, Any]:
     cell: dict[str, Any] = {"value": run.mean, "is_best": run.mean == best}
     if run.comparison is not None:
-        compared = run.comparison
-        cell |= {
-            "difference": compared.difference,
-            "low": compared.low,
-            "high": compared.high,
-            "p": comparison.p_text(compared.p),
-            "verdict": compared.verdict,
-        }
+        cell |= run.comparison._asdict() | {"p": comparison.p_text(run.comparison.p)}
     return cell
 
 
 def _changes(
     index: int,
-    first: scores_file.QueryScores,
-    other: scores_file.QueryScores,
-    first_page: Mapping[str, Any],
-    other_page: Mapping[str, Any] | None,
+    changes: list[comparison.ClassChange],
+    first_page: Facts,
+    other_page: Facts | None,
 ) -> dict[str, Any]:
     """Queries that are right in one of two runs only, by class, the largest change first."""
-    changes = comparison.class_changes(first, other)
-    n = len(first_page["items"]["labels"])
+    assert first_page.items is not None
+    n = len(first_page.items.labels)
 
-    def nearest(tree: Mapping[str, Any] | None, item: int) -> int:
-        if tree is None or len(tree["items"]["labels"]) != n:
+    def nearest(facts: Facts | None, item: int) -> int:
+        if facts is None or facts.items is None or len(facts.items.labels) != n:
             return n
-        return int(tree["items"]["neighbors"][item, 0])
+        return int(facts.items.neighbors[item, 0])
 
     def listed(items: np.ndarray, sizes: np.ndarray) -> list[dict[str, Any]]:
         return [

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dmljax import metrics
+from dmljax.config import digests
+from dmljax.config import files as config_files
+from dmljax.files import reading
 from dmljax.metrics import Comparison, McNemar
 from dmljax.report import scores_file
 from dmljax.report.scores_file import QueryScores
@@ -20,6 +25,8 @@ __all__ = [
     "class_changes",
     "compare_runs",
     "p_text",
+    "read",
+    "worse_text",
 ]
 
 
@@ -36,18 +43,64 @@ class RunScore(NamedTuple):
     comparison: Comparison | None
 
 
+def worse_text(
+    score: str,
+    value: float,
+    reference: float,
+    difference: float,
+    low: float | None,
+    high: float | None,
+    *,
+    baseline: str,
+    where: str = "",
+) -> str:
+    """How much the `value` of a score is worse than the `reference`, that of a baseline.
+
+    `low` and `high` bound the range of the difference; None or NaN if there is none.
+    """
+    interval = ""
+    if low is not None and high is not None and not math.isnan(low):
+        interval = f" [{-100 * high:.1f}, {-100 * low:.1f}]"
+    values = f"{score} {100 * value:.1f} against {100 * reference:.1f}"
+    return f"worse than {baseline} by {-100 * difference:.1f}{interval}{where} ({values})"
+
+
 class RunComparison(NamedTuple):
     """`scores[score][run]`, and of each run but the first, McNemar's test of R@1.
 
-    `range_note` says why a range is rough or missing; it is empty otherwise.
+    `runs` are the scores of the queries by the name of the run, and `configs` the configs of the
+    runs. `range_note` says why a range is rough or missing; it is empty otherwise.
     """
 
-    runs: tuple[str, ...]
+    runs: Mapping[str, QueryScores]
+    configs: Mapping[str, Mapping[str, Any]]
     scores: dict[str, dict[str, RunScore]]
     mcnemar: dict[str, McNemar]
     queries: int
     classes: int
     range_note: str
+
+    @property
+    def first(self) -> str:
+        """The name of the run with which the others are compared."""
+        return next(iter(self.runs))
+
+    def changed_classes(self, name: str) -> list[ClassChange]:
+        """The classes whose R@1 is another one in the run `name` than in the first run."""
+        return class_changes(self.runs[self.first], self.runs[name])
+
+    def changed_fields(self, name: str) -> list[tuple[str, Any, Any]]:
+        """`(field, first, other)` of the fields that differ and that can change a result."""
+        first, other = (self.configs[run] for run in (self.first, name))
+        first, other = (digests.essential(config) if config else {} for config in (first, other))
+        return list(config_files.differences(first, other))
+
+    @property
+    def field_rows(self) -> list[list[str]]:
+        """A row for every field in which some run differs: its name, and its value in every run."""
+        names = (field for name in self.mcnemar for field, *_ in self.changed_fields(name))
+        configs = self.configs.values()
+        return [[name, *(_field(one, name) for one in configs)] for name in dict.fromkeys(names)]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -61,23 +114,43 @@ class RunComparison(NamedTuple):
             sentences.append("Each run is compared with the first; Holm adjusts the p-values.")
         if self.range_note:
             sentences.append(f"{self.range_note[0].upper()}{self.range_note[1:]}.")
-        sentences.append(
-            "Two trained nets are compared, not two methods: no range contains the spread over "
-            "training seeds. To compare methods, train several seeds of each (dmljax study run)."
-        )
+        if any(self.configs.values()):
+            sentences.append(
+                "Two trained nets are compared, not two methods: no range contains the spread over "
+                "training seeds. To compare methods, train several seeds of each (dmljax study "
+                "run)."
+            )
         return tuple(sentences)
+
+    def worse_note(self, name: str, *, score: str = "MAP@R") -> str:
+        """How much the run `name` is worse than the first, a baseline; "" if its mean is not."""
+        baseline, row = self.scores[score][self.first], self.scores[score][name]
+        compared = row.comparison
+        if compared is None or not compared.difference < 0:
+            return ""
+        difference = compared.difference, compared.low, compared.high
+        return worse_text(score, row.mean, baseline.mean, *difference, baseline="the baseline")
 
     def mcnemar_note(self, name: str, *, shown_fn: Callable[[str], str] = str) -> str:
         """The queries that are right in one of two runs only, with McNemar's test."""
         test = self.mcnemar[name]
         return (
             f"R@1: {test.only_first:,} queries are right only in {shown_fn(name)}, "
-            f"{test.only_second:,} only in {shown_fn(self.runs[0])} (McNemar's test, which takes "
+            f"{test.only_second:,} only in {shown_fn(self.first)} (McNemar's test, which takes "
             f"queries as independent: p {p_text(test.p)})."
         )
 
 
-def compare_runs(runs: Mapping[str, QueryScores]) -> RunComparison:
+def read(folders: Mapping[str, str | os.PathLike]) -> RunComparison:
+    """`compare_runs` by the files in the folders of runs, `{shown name: folder}`."""
+    configs = {name: reading.config_of_run(folder) for name, folder in folders.items()}
+    scores = {name: scores_file.read(folder) for name, folder in folders.items()}
+    return compare_runs(scores, configs=configs)
+
+
+def compare_runs(
+    runs: Mapping[str, QueryScores], *, configs: Mapping[str, Mapping[str, Any]] | None = None
+) -> RunComparison:
     """Compares every run with the first one; refuses runs on different test sets.
 
     The differences are paired by query and drawn by class; see `metrics.compare`.
@@ -94,18 +167,19 @@ def compare_runs(runs: Mapping[str, QueryScores]) -> RunComparison:
             )
     scores: dict[str, dict[str, RunScore]] = {}
     for score, values in first.values.items():
-        rows, comparisons = {}, {}
-        for name in names:
-            run_values = runs[name].values[score]
+        of_runs = {name: runs[name].values[score] for name in names}
+        comparisons = {
+            name: metrics.compare(of_runs[name], values, groups=first.labels) for name in names[1:]
+        }
+        comparisons = _adjusted(comparisons)
+        scores[score] = {}
+        for name, run_values in of_runs.items():
             low, high = metrics.interval(run_values, groups=first.labels)
             mean = float(np.nanmean(run_values)) if not np.isnan(run_values).all() else np.nan
-            rows[name] = mean, low, high
-            if name != names[0]:
-                comparisons[name] = metrics.compare(run_values, values, groups=first.labels)
-        comparisons = _adjusted(comparisons)
-        scores[score] = {name: RunScore(*rows[name], comparisons.get(name)) for name in names}
+            scores[score][name] = RunScore(mean, low, high, comparisons.get(name))
     return RunComparison(
-        runs=names,
+        runs=runs,
+        configs=configs or {name: {} for name in names},
         scores=scores,
         mcnemar={
             name: metrics.mcnemar(runs[name].recall_at_1 == 1, first.recall_at_1 == 1)
@@ -154,6 +228,13 @@ def class_changes(a: QueryScores, b: QueryScores) -> list[ClassChange]:
         change = (len(only_second) - len(only_first)) / size
         changes.append(ClassChange(a.classes[label], change, only_first, only_second, size))
     return sorted(changes, key=lambda c: (-abs(c.change), c.name))
+
+
+def _field(config: Any, path: str) -> str:
+    """A field of a config by its path, as JSON; empty where there is none."""
+    for name in path.split("."):
+        config = config.get(name) if isinstance(config, dict) else None
+    return "" if config is None else json.dumps(config)
 
 
 def p_text(p: float) -> str:

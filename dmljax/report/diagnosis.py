@@ -42,6 +42,9 @@ _MOST_HUBS = 12
 _LEAST_WRONG = 10  # queries of other classes that find an item, from which on it is a hub
 _NEAR = 0.99  # duplicates are nearer than this share of the best partners within a class
 _GRAY_SIDE = 16  # pixels of the gray copies
+_CLASSES_FMR = 1e-2  # at which the thresholds of the classes are compared
+_KNOWN_REFUSED = 0.05  # the share of known queries for which the refusal of strangers is told
+_MOST_CLASS_PAIRS = 400_000_000  # pairs that are counted class by class in a few seconds
 _FLAT = 3  # dimensions up to which closeness says little about images
 
 
@@ -70,39 +73,14 @@ class Data:
         return cls(x, split, split.search(x), devices)
 
     @property
-    def labels(self) -> np.ndarray:
-        return self.split.labels
-
-    @property
-    def names(self) -> Sequence[str]:
-        return self.split.names
-
-    @property
-    def readable(self) -> np.ndarray:
-        return self.search.readable
-
-    @property
-    def queries(self) -> np.ndarray:
-        return self.search.queries
-
-    @property
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """The embeddings and the labels of the queries, which every search starts with."""
         return self.search.embeddings, self.search.labels
 
     @property
-    def gallery_labels(self) -> np.ndarray | None:
-        return self.search.options.get("gallery_labels")
-
-    @property
-    def is_flat(self) -> bool:
-        """Whether there are so few dimensions that closeness says little about the images."""
-        return self.x.shape[1] <= _FLAT
-
-    @property
     def has_unit_norms(self) -> bool:
         """Whether Euclidean and cosine neighbors are the same."""
-        norms = np.linalg.norm(self.x[self.readable], axis=1)
+        norms = np.linalg.norm(self.x[self.search.readable], axis=1)
         return bool(len(norms)) and bool(np.abs(norms - 1).max() < 1e-3)
 
     def items_at(self, places: np.ndarray) -> np.ndarray:
@@ -112,7 +90,7 @@ class Data:
 
     def compact(self, rows: np.ndarray) -> np.ndarray:
         """Rows of the split as small unsigned integers, with n for -1."""
-        n = len(self.labels)
+        n = len(self.split)
         return np.where(rows < 0, n, rows).astype(np.uint16 if n < 65535 else np.uint32)
 
 
@@ -145,8 +123,10 @@ def class_table(data: Data, per_query: Mapping[str, np.ndarray], map_at_r: np.nd
         devices=data.devices,
         **data.search.options,
     )
-    count = len(data.names)
-    rows: dict[str, Any] = {"count": np.bincount(data.labels, minlength=count).astype(np.uint32)}
+    count = len(data.split.names)
+    rows: dict[str, Any] = {
+        "count": np.bincount(data.split.labels, minlength=count).astype(np.uint32)
+    }
     queries = np.zeros(count, np.uint32)
     queries[table.labels] = table.queries
     rows["queries"] = queries
@@ -171,9 +151,10 @@ def class_table(data: Data, per_query: Mapping[str, np.ndarray], map_at_r: np.nd
         rows["next"] = following
     else:
         del rows["next_similarity"]
-    example = np.full(count, len(data.labels), np.uint32)
-    by_score = np.argsort(-map_at_r[data.queries], kind="stable")  # the worst is written last
-    example[data.search.labels[by_score]] = data.queries[by_score]
+    example = np.full(count, len(data.split), np.uint32)
+    # The query with the worst score is written last, so it is the example.
+    by_score = np.argsort(-map_at_r[data.search.queries], kind="stable")
+    example[data.search.labels[by_score]] = data.search.queries[by_score]
     rows["example"] = example
     return rows
 
@@ -182,25 +163,25 @@ def confusions(
     data: Data, per_query: Mapping[str, np.ndarray], near: metrics.Neighborhoods
 ) -> dict[str, Any]:
     """Which class is taken for which, with pairs of a query and what was nearest."""
-    mixed = metrics.confusions(
-        data.search.labels, per_query["R@1"], near.other, gallery_labels=data.gallery_labels
+    confused = metrics.confusions(
+        data.search.labels, per_query["R@1"], near.other, gallery_labels=data.search.item_labels
     )
     pairs = []
-    for k in range(min(len(mixed.labels), _MOST_CONFUSIONS)):
-        queries = mixed.examples[k][mixed.examples[k] >= 0]
+    for k in range(min(len(confused.labels), _MOST_CONFUSIONS)):
+        queries = confused.examples[k][confused.examples[k] >= 0]
         nearest = data.items_at(near.other[queries])
         pairs.append(
             {
-                "a": int(mixed.labels[k]),
-                "b": int(mixed.taken_for[k]),
-                "count": int(mixed.counts[k]),
-                "of": int(mixed.queries[k]),
-                "back": int(mixed.reverse[k]),
-                "close": int(mixed.threats[k]),
-                "examples": np.stack([data.queries[queries], nearest], axis=1).tolist(),
+                "a": int(confused.labels[k]),
+                "b": int(confused.taken_for[k]),
+                "count": int(confused.counts[k]),
+                "of": int(confused.queries[k]),
+                "back": int(confused.reverse[k]),
+                "close": int(confused.threats[k]),
+                "examples": np.stack([data.search.queries[queries], nearest], axis=1).tolist(),
             }
         )
-    return {"pairs": pairs, "total": len(mixed.labels)}
+    return {"pairs": pairs, "total": len(confused.labels)}
 
 
 def suspects(
@@ -210,61 +191,61 @@ def suspects(
     histograms: metrics.SimilarityHistograms,
 ) -> dict[str, Any]:
     """Images whose label is perhaps wrong, with the best partners of both classes."""
-    found = metrics.suspected_labels(near, histograms, per_query["R@1"], dimension=data.x.shape[1])
+    suspected = metrics.suspected_labels(
+        near, histograms, per_query["R@1"], dimension=data.x.shape[1]
+    )
     own, other = data.items_at(near.own), data.items_at(near.other)
     listed = [
         {
-            "item": int(data.queries[row]),
+            "item": int(data.search.queries[row]),
             "own": int(own[row]),
             "other": int(other[row]),
             "to_own": float(near.own_similarity[row]),
             "to_other": float(near.other_similarity[row]),
         }
-        for row in found.items[:_MOST_LISTED]
+        for row in suspected.items[:_MOST_LISTED]
     ]
     note = (
         "Its best partner of its own class is no nearer than a stranger would be by luck, and an "
         "image of another class is as near as real partners are. Swaps between classes that look "
         "alike are mostly not found."
     )
-    if listed:
-        return {"suspects": listed, "suspects_note": note}
-    return (
-        {"refusal": f"Suspected labels are not listed: {found.refusal}."} if found.refusal else {}
-    )
+    if suspected.refusal:
+        return {"refusal": f"Suspected labels are not listed: {suspected.refusal}."}
+    return {"suspects": listed, "suspects_note": note} if listed else {}
 
 
 def hubs(data: Data, near: metrics.Neighborhoods) -> dict[str, Any]:
     """Images that very many queries find wrongly. Also `counts` and `wrong` of all images."""
     items = data.search.items
-    near_hubs = metrics.hubs(near.nearest, data.search.labels, gallery_labels=data.gallery_labels)
-    counts, wrong = np.zeros((2, len(data.labels)), np.int64)
-    counts[items], wrong[items] = near_hubs.counts, near_hubs.wrong
+    result = metrics.hubs(near.nearest, data.search.labels, gallery_labels=data.search.item_labels)
+    counts, wrong = np.zeros((2, len(data.split)), np.int64)
+    counts[items], wrong[items] = result.counts, result.wrong
     listed = []
-    for place in near_hubs.order[:_MOST_HUBS]:
-        if near_hubs.wrong[place] < _LEAST_WRONG:
+    for place in result.order[:_MOST_HUBS]:
+        if result.wrong[place] < _LEAST_WRONG:
             break
         finds = (near.nearest == place).any(axis=1)
-        finds &= data.search.labels != data.labels[items[place]]
+        finds &= data.search.labels != data.split.labels[items[place]]
         listed.append(
             {
                 "item": int(items[place]),
-                "found": int(near_hubs.counts[place]),
-                "wrong": int(near_hubs.wrong[place]),
-                "queries": data.queries[finds][:8].tolist(),
+                "found": int(result.counts[place]),
+                "wrong": int(result.wrong[place]),
+                "queries": data.search.queries[finds][:8].tolist(),
             }
         )
     note = (
         "How often an image is among the ten nearest of a query is "
-        f"{'skewed' if near_hubs.skewness > 1 else 'even'} here (skewness "
-        f"{near_hubs.skewness:.2f}), and {100 * near_hubs.never_found:.1f} % of the images are "
+        f"{'skewed' if result.skewness > 1 else 'even'} here (skewness "
+        f"{result.skewness:.2f}), and {100 * result.never_found:.1f} % of the images are "
         "never found. A diagnosis, not a fault."
     )
     return {
         "counts": counts,
         "wrong": wrong,
-        "skewness": near_hubs.skewness,
-        "never_found": near_hubs.never_found,
+        "skewness": result.skewness,
+        "never_found": result.never_found,
         "hubs": listed,
         "hubs_note": note,
     }
@@ -292,28 +273,39 @@ def gray_copies(read_fn: Callable[[int], np.ndarray] | None) -> GrayFn | None:
     return gray_fn
 
 
+def _copies(
+    data: Data,
+    near: metrics.Neighborhoods,
+    gray_fn: GrayFn | None,
+    gallery_gray_fn: GrayFn | None,
+    **search: Any,
+) -> tuple[float, list[tuple[int, int, float]]]:
+    """A threshold, and pairs above it: a row of the split, a place in the gallery, the cosine."""
+    own = near.own_similarity[np.isfinite(near.own_similarity)]
+    if not len(own):
+        return float("nan"), []
+    threshold, queries = float(np.quantile(own, _NEAR)), data.search.queries
+    pairs = metrics.near_duplicates(
+        *data.pairs,
+        threshold=threshold,
+        gray_fn=None if gray_fn is None else lambda places: gray_fn(queries[places]),
+        gallery_gray_fn=gallery_gray_fn,
+        devices=data.devices,
+        **search,
+    )
+    rows = zip(pairs.queries, pairs.items, pairs.similarities, strict=True)
+    return threshold, [(int(queries[a]), int(b), float(cosine)) for a, b, cosine in rows]
+
+
 def duplicates(data: Data, near: metrics.Neighborhoods, gray_fn: GrayFn | None) -> dict[str, Any]:
     """Pairs of almost the same picture with two labels: near in the embedding, and equal pixels.
 
     Without pictures, only the embedding is compared.
     """
-    own = near.own_similarity[np.isfinite(near.own_similarity)]
-    if not len(own):
-        return {}
-    threshold = float(np.quantile(own, _NEAR))
-    queries, items = data.queries, data.search.items
-    pairs = metrics.near_duplicates(
-        *data.pairs,
-        threshold=threshold,
-        gray_fn=None if gray_fn is None else lambda places: gray_fn(queries[places]),
-        gallery_gray_fn=None if gray_fn is None else lambda places: gray_fn(items[places]),
-        devices=data.devices,
-        **data.search.options,
-    )
-    listed = [
-        {"a": int(queries[a]), "b": int(items[b]), "similarity": float(s)}
-        for a, b, s in zip(pairs.queries, pairs.items, pairs.similarities, strict=True)
-    ]
+    items = data.search.items
+    item_gray_fn = None if gray_fn is None else lambda places: gray_fn(items[places])
+    threshold, pairs = _copies(data, near, gray_fn, item_gray_fn, **data.search.options)
+    listed = [{"a": a, "b": int(items[b]), "similarity": cosine} for a, b, cosine in pairs]
     note = (
         f"Mutual nearest neighbors of two classes, with a cosine of at least {threshold:.3f} (99 % "
         "of the best partners within a class are farther)"
@@ -333,36 +325,26 @@ def leaks(
     `training` has `embeddings`, `labels`, `names` and `read_fn(row) -> uint8 [h w c]` of training
     images, and `total`, how many there are in all.
     """
-    own = near.own_similarity[np.isfinite(near.own_similarity)]
-    if gray_fn is None or training is None or not len(own) or not len(training["labels"]):
+    if gray_fn is None or training is None or not len(training["labels"]):
         return {}
-    pairs = metrics.near_duplicates(
-        *data.pairs,
-        gallery=training["embeddings"],
-        gallery_labels=np.asarray(training["labels"]) + len(data.names),
-        threshold=float(np.quantile(own, _NEAR)),
-        gray_fn=lambda places: gray_fn(data.queries[places]),
-        gallery_gray_fn=gray_copies(training["read_fn"]),
-        devices=data.devices,
-    )
+    labels = np.asarray(training["labels"])
+    gallery = {"gallery": training["embeddings"], "gallery_labels": labels + len(data.split.names)}
+    _, pairs = _copies(data, near, gray_fn, gray_copies(training["read_fn"]), **gallery)
     listed = [
-        {
-            "item": int(data.queries[a]),
-            "train_class": str(training["names"][training["labels"][b]]),
-            "similarity": float(s),
-        }
-        for a, b, s in zip(pairs.queries, pairs.items, pairs.similarities, strict=True)
+        {"item": a, "train_class": str(training["names"][labels[b]]), "similarity": cosine}
+        for a, b, cosine in pairs
     ]
     note = "Near a training image in the embedding, and almost the same pixels."
-    if len(training["labels"]) < training["total"]:
-        note += (
-            f" Compared with {len(training['labels']):,} of {training['total']:,} training images."
-        )
+    if len(labels) < training["total"]:
+        note += f" Compared with {len(labels):,} of {training['total']:,} training images."
     return {"leaks": listed[:_MOST_LISTED], "leaks_note": note} if listed else {}
 
 
 def embedding(
-    data: Data, histograms: metrics.SimilarityHistograms, hubness: Mapping[str, Any] | None
+    data: Data,
+    histograms: metrics.SimilarityHistograms,
+    near: metrics.Neighborhoods,
+    hubness: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Histograms of pairs with thresholds, the spectrum, and numbers with their meaning."""
     result: dict[str, Any] = {
@@ -374,7 +356,7 @@ def embedding(
         threshold = metrics.threshold_at_fmr(histograms, fmr)
         fnmr = metrics.fnmr_at(histograms, threshold)
         result["thresholds"].append({"fmr": fmr, "threshold": threshold, "fnmr": fnmr})
-    x = data.x[data.readable]
+    x = data.x[data.search.readable]
     numbers = [
         (
             "Alignment",
@@ -388,11 +370,11 @@ def embedding(
         ),
         (
             "Density",
-            f"{metrics.density(x, data.labels[data.readable]):.2f}",
+            f"{metrics.density(x, data.split.labels[data.search.readable]):.2f}",
             "distance within a class / between classes; classes of one image are left out",
         ),
     ]
-    if not data.is_flat:
+    if x.shape[1] > _FLAT:
         shares = metrics.spectrum(x)
         result["spectrum"] = shares.astype(np.float32)
         numbers += [
@@ -415,9 +397,48 @@ def embedding(
     if hubness:
         skewness = f"{hubness['skewness']:.2f}"
         numbers.append(("Hubness", skewness, "skewness of how often images are found"))
+    numbers += _one_threshold(data, histograms, near)
     result["numbers"] = [
         [name, value.replace("-", "−"), meaning]
         for name, value, meaning in numbers
         if "nan" not in value
     ]
     return result
+
+
+def _one_threshold(
+    data: Data, histograms: metrics.SimilarityHistograms, near: metrics.Neighborhoods
+) -> list[tuple[str, str, str]]:
+    """How well one threshold suits all classes, and strangers to the collection."""
+    rows = []
+    pairs = len(data.pairs[1]) * len(data.search.items)
+    if len(metrics.offered_fmrs(histograms, (0.1, _CLASSES_FMR))) == 2 and (
+        pairs <= _MOST_CLASS_PAIRS
+    ):
+        of_classes = metrics.class_histograms(*data.pairs, **data.search.options)
+        thresholds = metrics.class_thresholds(of_classes, _CLASSES_FMR)
+        low, high = np.nanquantile(thresholds, [0.1, 0.9])
+        rows = [
+            (
+                "Threshold inconsistency",
+                f"{metrics.opis(of_classes):.4f}",
+                "OPIS: how differently one threshold suits the classes; 0 if it suits all equally",
+            ),
+            (
+                "Thresholds of classes",
+                f"{low:.2f} to {high:.2f}",
+                "the cosine that 1 in 100 pairs of a class with others reaches, of the middle 80 % "
+                "of the classes",
+            ),
+        ]
+    threshold = metrics.threshold_at_refusal(near, _KNOWN_REFUSED)
+    rates = metrics.stranger_rates(near, threshold)
+    rows.append(
+        (
+            "Strangers refused",
+            f"{100 * rates.strangers_refused:.1f} % at cosine {threshold:.2f}",
+            "queries whose class is taken out of the collection, by a threshold that refuses "
+            f"{100 * _KNOWN_REFUSED:.0f} % of the others",
+        )
+    )
+    return rows

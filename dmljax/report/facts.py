@@ -8,7 +8,7 @@ module puts them together. A fault in one section leaves that section out and is
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,7 @@ class Facts:
     files: Sequence[str] | None = None
     items: Items | None = None
     scores: Mapping[str, Any] | None = None
+    prefixes: Mapping[str, Any] | None = None
     curves: Mapping[str, Any] | None = None
     looks: Sequence[Mapping[str, Any]] = ()
     worst: Mapping[str, Any] | None = None
@@ -162,10 +163,13 @@ def make(
     hubness = attempt("check", diagnosis.hubs, data, near)
     positions = attempt("map", _positions, data, seed) if pictures else None
     items = _items(data, per_query, near, hubness, positions)
-    order = _worst_order(data, items)
-    mixed = None
-    if len(data.names) >= _FEWEST_CLASSES_FOR_CONFUSIONS:
-        mixed = attempt("classes", diagnosis.confusions, data, per_query, near)
+    # Queries whose nearest item is wrong, worst first.
+    precisions = items.map_at_r.astype(np.float64)
+    order = metrics.worst_queries(items.first, precisions, data.split.labels, per_class=None)
+    order = order[items.hits[order] == 0]
+    confused = None
+    if len(data.split.names) >= _FEWEST_CLASSES_FOR_CONFUSIONS:
+        confused = attempt("classes", diagnosis.confusions, data, per_query, near)
     gray_fn = diagnosis.gray_copies(read_fn)
     training = attempt("check", training_fn)
     check: dict[str, Any] = {}
@@ -177,12 +181,17 @@ def make(
         check |= section or {}
     if hubness and hubness["hubs"]:
         check |= {"hubs": hubness["hubs"], "hubs_note": hubness["hubs_note"]}
-    views = attempt("inside", inside_fn, np.flatnonzero(data.readable)) if pictures else None
+    views = attempt("inside", inside_fn, np.flatnonzero(data.search.readable)) if pictures else None
     images = None
     if pictures:
-        needed = _pictures_needed(data, items, order, {**(mixed or {}), **check}, views or ())
+        needed = _pictures_needed(data, items, order, {**(confused or {}), **check}, views or ())
         images = attempt(
-            "map", sprites.make, read_fn, data.labels, needed=needed, where=data.readable
+            "map",
+            sprites.make,
+            read_fn,
+            data.split.labels,
+            needed=needed,
+            where=data.search.readable,
         )
     if images is not None and images.sheets:
         items = dataclasses.replace(items, cells=images.cells)
@@ -195,15 +204,17 @@ def make(
         title=title,
         headline=f"R@1 {100 * shown['tiles'][0]['value']:.1f}{averaged}{kind}" if shown else "",
         summary=_summary(shown),
-        names=list(data.names),
+        names=list(data.split.names),
         files=None if files is None else list(files),
         items=items,
         scores=shown,
         worst={"order": order.astype(np.uint32)},
         classes=attempt("classes", diagnosis.class_table, data, per_query, items.map_at_r),
-        confusions=mixed,
+        confusions=confused,
         check=check or None,
-        embedding=attempt("embedding", diagnosis.embedding, data, histograms, hubness or {}),
+        embedding=attempt(
+            "embedding", diagnosis.embedding, data, histograms, near_by_cosine, hubness or {}
+        ),
         inside=views or [],
         map_note=_map_note(data, images),
         sheet_rows=[] if images is None else images.rows,
@@ -226,20 +237,23 @@ def _split(labels: np.ndarray | Split) -> Split:
 
 def _positions(data: diagnosis.Data, seed: int) -> np.ndarray | None:
     """Positions `[n 2]` from 0 to 65535, both axes filled; NaN rows stay at 0."""
-    if data.readable.sum() < 2:
+    if data.search.readable.sum() < 2:
         return None
     positions = np.zeros((len(data.x), 2))
     plane = metrics.map_positions(
-        data.x[data.readable], data.labels[data.readable], seed=seed, devices=data.devices
+        data.x[data.search.readable],
+        data.split.labels[data.search.readable],
+        seed=seed,
+        devices=data.devices,
     ).positions
     low, high = plane.min(axis=0), plane.max(axis=0)
-    positions[data.readable] = 65535 * (plane - low) / np.maximum(high - low, 1e-12)
+    positions[data.search.readable] = 65535 * (plane - low) / np.maximum(high - low, 1e-12)
     return positions
 
 
 def _items(data: diagnosis.Data, per_query, near, hubness, positions) -> Items:
     """The rows of all images; what could not be computed is empty."""
-    n, q = len(data.labels), data.queries
+    n, q = len(data.split), data.search.queries
     hits, first = np.full(n, 2, np.uint8), np.zeros(n, np.uint32)
     map_at_r = np.zeros(n, np.uint8)
     if per_query is not None:
@@ -258,8 +272,8 @@ def _items(data: diagnosis.Data, per_query, near, hubness, positions) -> Items:
         is_query[q], is_item[data.search.items] = True, True
         roles = np.where(is_query & ~is_item, 1, np.where(is_item & ~is_query, 2, 0))
     return Items(
-        labels=data.labels.astype(np.uint16 if len(data.names) < 65536 else np.uint32),
-        readable=data.readable.astype(np.uint8),
+        labels=data.split.labels.astype(np.uint16 if len(data.split.names) < 65536 else np.uint32),
+        readable=data.search.readable.astype(np.uint8),
         hits=hits,
         first=first,
         map_at_r=map_at_r,
@@ -282,13 +296,6 @@ def _similarities(data: diagnosis.Data, neighbors: np.ndarray) -> np.ndarray:
     for rank in range(neighbors.shape[1]):
         cosines[:, rank] = np.einsum("nd,nd->n", unit, unit[np.maximum(neighbors[:, rank], 0)])
     return np.rint(np.clip((cosines + 1) * COSINE_STEPS, 0, 255)).astype(np.uint8)
-
-
-def _worst_order(data: diagnosis.Data, items: Items) -> np.ndarray:
-    """Queries whose nearest item is wrong, worst first."""
-    map_at_r = items.map_at_r.astype(np.float64)
-    order = metrics.worst_queries(items.first, map_at_r, data.labels, per_class=None)
-    return order[items.hits[order] == 0]
 
 
 def _pictures_needed(
@@ -314,7 +321,7 @@ def _pictures_needed(
         needed += [hub["item"], *hub["queries"]]
     for i in order[:_WORST_WITH_PICTURES]:
         needed += [i, items.best_own[i], *items.neighbors[i, :_SHOWN_NEIGHBORS]]
-    return [int(i) for i in needed if 0 <= i < len(data.labels)]
+    return [int(i) for i in needed if 0 <= i < len(data.split)]
 
 
 def _scores(data: diagnosis.Data, per_query, *, evaluated, average) -> dict[str, Any] | None:
@@ -344,9 +351,9 @@ def _scores(data: diagnosis.Data, per_query, *, evaluated, average) -> dict[str,
         counts += f", {len(data.search.items):,} gallery images"
     if lone:
         counts += f"; {lone:,} without another image of their class are in no score"
-    if unreadable := int((~data.readable).sum()):
+    if unreadable := int((~data.search.readable).sum()):
         counts += f"; {unreadable:,} image{'s' * (unreadable > 1)} could not be read"
-    if len(data.names) == 1:
+    if len(data.split.names) == 1:
         counts += ". One class: every image is right, and the scores say nothing"
     table = evaluated or {"test": {tile["name"]: tile["value"] for tile in tiles}}
     return {"tiles": tiles, "note": f"{note} {counts}.".strip(), "table": _table(table)}
@@ -385,7 +392,7 @@ def _summary(shown) -> str:
 
 
 def _map_note(data: diagnosis.Data, images: sprites.Sprites | None) -> str:
-    n = int(data.readable.sum())
+    n = int(data.search.readable.sum())
     if data.x.shape[1] <= 2:
         text = f"The embedding has {data.x.shape[1]} dimensions: the map is the embedding itself."
     else:
@@ -395,7 +402,7 @@ def _map_note(data: diagnosis.Data, images: sprites.Sprites | None) -> str:
                 f" {projection.ANCHORS:,} images, drawn from the classes in turn, are placed by "
                 "t-SNE, the others near their neighbors."
             )
-    if images is not None and (missing := int((images.cells[data.readable] == 65535).sum())):
+    if images is not None and (missing := int((images.cells[data.search.readable] == 65535).sum())):
         text += (
             f" {n - missing:,} of {n:,} images have a picture here: those in the lists, and others "
             "drawn from the classes in turn."
@@ -406,20 +413,20 @@ def _map_note(data: diagnosis.Data, images: sprites.Sprites | None) -> str:
 def _looks(facts: Facts, data: diagnosis.Data) -> list[dict[str, Any]]:
     """At most five sentences; a rule that finds nothing says nothing."""
     looks: list[dict[str, Any]] = []
+
+    def look(
+        section: str, *parts: Any, items: Iterable[Any] | None = None, warning: bool | None = None
+    ) -> None:
+        items = None if items is None else list(dict.fromkeys(map(int, items)))
+        looks.append({"parts": [*parts], "section": section, "items": items, "warning": warning})
+
     if facts.warning:
-        looks.append({"parts": [facts.warning], "section": "run", "warning": True})
+        look("run", facts.warning, warning=True)
     check = facts.check or {}
     if leaks := check.get("leaks"):
         are = "test image is" if len(leaks) == 1 else "test images are"
         text = f"{len(leaks):,} {are} also among the training images."
-        looks.append(
-            {
-                "parts": [text],
-                "section": "check",
-                "items": [leak["item"] for leak in leaks[:6]],
-                "warning": True,
-            }
-        )
+        look("check", text, items=[leak["item"] for leak in leaks[:6]], warning=True)
     table = facts.classes
     if table is not None:
         bad = np.flatnonzero((table["recall"] < 0.5) & (table["queries"] > 0))
@@ -431,51 +438,28 @@ def _looks(facts: Facts, data: diagnosis.Data) -> list[dict[str, Any]]:
             ]
             for k, c in enumerate(worst):
                 parts += [", " if k else "", {"class": int(c)}]
-            examples = [int(table["example"][c]) for c in worst]
-            looks.append({"parts": [*parts, "."], "section": "classes", "items": examples})
-    pairs = (facts.confusions or {}).get("pairs", ())
-    if pairs:
+            look("classes", *parts, ".", items=table["example"][worst])
+    if pairs := (facts.confusions or {}).get("pairs", ()):
         pair = pairs[0]
-        looks.append(
-            {
-                "parts": [
-                    "Most often taken for another: ",
-                    {"class": pair["a"]},
-                    " for ",
-                    {"class": pair["b"]},
-                    f", {pair['count']} of {pair['of']}.",
-                ],
-                "section": "classes",
-                "items": list(dict.fromkeys(i for e in pair["examples"][:3] for i in e)),
-            }
-        )
+        a, b = {"class": pair["a"]}, {"class": pair["b"]}
+        parts = ["Most often taken for another: ", a, " for ", b]
+        examples = [item for example in pair["examples"][:3] for item in example]
+        look("classes", *parts, f", {pair['count']} of {pair['of']}.", items=examples)
     if len(suspects := check.get("suspects", ())) >= 3:
-        looks.append(
-            {
-                "parts": [f"{len(suspects):,} images may have a wrong label."],
-                "section": "check",
-                "items": [suspect["item"] for suspect in suspects[:6]],
-            }
-        )
+        text = f"{len(suspects):,} images may have a wrong label."
+        look("check", text, items=[suspect["item"] for suspect in suspects[:6]])
     if duplicates := check.get("duplicates"):
         text = f"{len(duplicates):,} pairs of almost the same picture have two labels."
-        items = list(dict.fromkeys(i for d in duplicates[:3] for i in (d["a"], d["b"])))
-        looks.append({"parts": [text], "section": "check", "items": items})
+        look("check", text, items=[i for d in duplicates[:3] for i in (d["a"], d["b"])])
     if facts.items and (hub := _worst_hub(check.get("hubs", ()), facts.items)):
-        looks.append(
-            {
-                "parts": [
-                    f"One image is among the ten nearest of {hub['found']} queries, "
-                    f"{hub['wrong']} of them of another class: a ",
-                    {"class": int(data.labels[hub["item"]])},
-                    ".",
-                ],
-                "section": "check",
-                "items": [hub["item"], *hub["queries"][:5]],
-            }
+        text = (
+            f"One image is among the ten nearest of {hub['found']} queries, {hub['wrong']} of them "
+            "of another class: a "
         )
-    if unreadable := int((~data.readable).sum()):
-        looks.append({"parts": [f"{unreadable:,} images could not be read."], "section": "run"})
+        label = {"class": int(data.split.labels[hub["item"]])}
+        look("check", text, label, ".", items=[hub["item"], *hub["queries"][:5]])
+    if unreadable := int((~data.search.readable).sum()):
+        look("run", f"{unreadable:,} images could not be read.")
     return looks[:5]
 
 

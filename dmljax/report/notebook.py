@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import io
 import os
-import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from PIL import Image
-from rich.console import Console
 
 from dmljax.report import facts, figures, page, text
 
@@ -34,7 +32,7 @@ def show(run: str | os.PathLike, *, height: int = 900) -> InlinePage:
 
     `run` is the folder of a run, or a page.
     """
-    path = _path(run)
+    path = page.path_of(run)
     page.read(path)  # refuses any other file
     document = path.read_text(encoding="utf-8").replace("&", "&amp;").replace('"', "&quot;")
     return InlinePage(
@@ -45,13 +43,12 @@ def show(run: str | os.PathLike, *, height: int = 900) -> InlinePage:
 
 def findings(run: str | os.PathLike) -> None:
     """Prints the findings of the page of a run, as `dmljax report --text` does."""
-    content = facts.from_tree(page.read(_path(run)))
-    Console(highlight=False, emoji=False, markup=False).print(text.of_facts(content))
+    text.show(text.of_facts(facts.from_tree(page.read(run))))
 
 
 def worst(run: str | os.PathLike, *, queries: int = 8, k: int = 8) -> Any:
     """A figure of the queries whose first right image ranks last, as `neighbors` draws them."""
-    tree = page.read(_path(run))
+    tree = page.read(run)
     order = tree["worst"]["order"]
     if not len(order):
         raise ValueError(f"{run}: the nearest image of every query is right; there is no worst one")
@@ -63,7 +60,7 @@ def neighbors(run: str | os.PathLike, items: Sequence[int] | None = None, *, k: 
 
     `items` are numbers of test images, as the page shows them; without them, eight are drawn.
     """
-    tree = page.read(_path(run))
+    tree = page.read(run)
     queries = np.flatnonzero(tree["items"]["hits"] < 2)
     if items is None:
         items = np.random.default_rng(0).permutation(queries)[:8].tolist()
@@ -84,7 +81,7 @@ def embedding_map(runs: str | os.PathLike | Sequence[str | os.PathLike], *, size
     folders = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     if not folders:
         raise ValueError("map: name at least one run")
-    trees = [page.read(_path(folder))["items"] for folder in folders]
+    trees = [page.read(folder)["items"] for folder in folders]
     for folder, items in zip(folders, trees, strict=True):
         if "x" not in items:
             raise ValueError(
@@ -97,7 +94,7 @@ def embedding_map(runs: str | os.PathLike | Sequence[str | os.PathLike], *, size
         _draw_map(axis, items)
         if len(folders) > 1:
             queries = items["hits"][items["hits"] < 2]
-            name = _path(folder).parent.name
+            name = page.path_of(folder).parent.name
             axis.set_title(f"{name}: R@1 {100 * float(np.mean(queries)):.1f}")
     return figure
 
@@ -122,15 +119,6 @@ def _draw_map(axis: Any, items: dict[str, Any]) -> None:
             )
     axis.set(xticks=[], yticks=[])
     axis.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-
-
-def _path(run: str | os.PathLike) -> pathlib.Path:
-    path = pathlib.Path(run)
-    if path.is_dir():
-        path = path / "report.html"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: make it by `dmljax report {path.parent}`")
-    return path
 
 
 class _Pictures:

@@ -329,11 +329,22 @@
           el("p", { class: look.warning ? "warning" : "" }, sentence(look.parts), " ", look.section && el("a", { href: `#${look.section}`, "aria-label": `Show: ${SECTION_NAMES[look.section]}` }, "Show")),
           look.items && look.items.length ? el("div", { class: "pics", "data-list": "" }, look.items.map((i) => thumb(i, { size: "s44", kind: look.kind || "plain" }))) : null)))));
     }
-    const right = el("div", {}, curveCards());
+    const right = el("div", {}, prefixCard(), curveCards());
     if (!right.children.length) return [left, scoreTable()];
     return [el("div", { class: "two" }, left, right), scoreTable()];
   });
 
+  function prefixCard() {
+    if (!data.prefixes) return null;
+    const { widths, scores } = data.prefixes;
+    const series = scores.map((s, i) => ({ steps: widths, values: s.values, style: i }));
+    const node = el("div");
+    lineChart(node, { series, height: 180, low: 0, high: 100, label: "Test scores against the length of the prefix", xName: "numbers" });
+    const table = el("table", { class: "prefixes" }, el("thead", {}, el("tr", {}, el("th", { class: "text", scope: "col" }, "First numbers"), widths.map((w) => el("th", { scope: "col" }, String(w))))),
+      el("tbody", {}, scores.map((s) => el("tr", {}, el("th", { class: "text", scope: "row" }, s.name), s.values.map((v) => el("td", {}, v.toFixed(1)))))));
+    return el("div", { class: "card" }, el("h3", {}, "Scores by prefix"), node, keyOf(scores.map((s, i) => [s.name, styleOf(i)])),
+      el("div", { class: "box", tabindex: 0, role: "region", "aria-label": "Table of scores by prefix" }, table));
+  }
   function curveCards() {
     const cards = [];
     const curves = data.curves;
@@ -345,7 +356,7 @@
       const draw = () => {
         const series = curves.scores.filter((s) => shown.has(s.name)).map((s, i) => ({ ...s, style: i }));
         lineChart(node, { series, height: 220, low: 0, high: 100, marks: curves.marks, level: curves.baseline, label: `Scores while training: ${series.map((s) => s.name).join(", ")}` });
-        keys.replaceChildren(keyOf([...series.map((s, i) => [s.name, styleOf(i)]), ...(isNumber(curves.baseline) ? [[`raw pixels, R@1 ${curves.baseline.toFixed(1)}`, { stroke: "var(--gray)", "stroke-dasharray": "2 4", "stroke-width": 1.5 }]] : [])]));
+        keys.replaceChildren(keyOf([...series.map((s, i) => [s.name, styleOf(i)]), ...(isNumber(curves.baseline) ? [[`${curves.baseline_name}, R@1 ${curves.baseline.toFixed(1)}`, { stroke: "var(--gray)", "stroke-dasharray": "2 4", "stroke-width": 1.5 }]] : [])]));
         const drawing = drawings.get(node);
         const width = Math.floor(node.clientWidth);
         if (width) { drawing.width = width; drawing.draw(width); }
@@ -1136,8 +1147,8 @@
     }
     if (changes.children.length) parts.push(changes);
     if (comparison.config && comparison.config.length) {
-      parts.push(el("details", { open: comparison.config.length <= 12 }, el("summary", {}, `${plural(comparison.config.length, "field")} of the configs differ`),
-        el("div", { class: "box", tabindex: 0, role: "region", "aria-label": "Fields of the configs that differ" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", { class: "text", scope: "col" }, "Field"), runs.map((run) => el("th", { class: "text", scope: "col" }, bdi(run.name))))),
+      parts.push(el("details", { open: comparison.config.length <= 12 }, el("summary", {}, comparison.config_title || `${plural(comparison.config.length, "field")} of the configs differ`),
+        el("div", { class: "box", tabindex: 0, role: "region", "aria-label": comparison.config_title || "Fields of the configs that differ" }, el("table", {}, el("thead", {}, el("tr", {}, el("th", { class: "text", scope: "col" }, "Field"), runs.map((run) => el("th", { class: "text", scope: "col" }, bdi(run.name))))),
           el("tbody", {}, comparison.config.map(([field, ...values]) => el("tr", {}, el("th", { class: "text", scope: "row" }, el("code", {}, field)), values.map((v) => el("td", { class: "text" }, el("code", {}, v))))))))));
     }
     return parts;

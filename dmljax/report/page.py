@@ -21,10 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from dmljax.files import reading
 from dmljax.files.writing import write_text
 from dmljax.report.facts import Facts
 
-__all__ = ["NotAPage", "html_of", "read", "write"]
+__all__ = ["FILE", "NotAPage", "html_of", "path_of", "read", "write"]
+
+FILE = "report.html"  # in the folder of a run
 
 # Lists of strings and of numbers that are longer than this travel in the gzip.
 _LONG_LIST = 200
@@ -76,12 +79,23 @@ def html_of(facts: Facts, *, live: bool = False) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _source("page.html"))
 
 
-def read(path: str | os.PathLike) -> dict[str, Any]:
+def path_of(run: str | os.PathLike) -> pathlib.Path:
+    """The page of a run, by its folder or its own path."""
+    path = pathlib.Path(run)
+    if path.is_dir():
+        path = path / FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: make it by `dmljax report {path.parent}`")
+    return path
+
+
+def read(run: str | os.PathLike) -> dict[str, Any]:
     """What `write` wrote: the fields of `Facts` as plain dicts, lists and arrays.
 
-    `sheets` is a list of the bytes of WebP files. Raises `NotAPage` for any other file.
+    `run` is a page, or the folder of a run. `sheets` is a list of the bytes of WebP files. Raises
+    `NotAPage` for any other file.
     """
-    path = pathlib.Path(path)
+    path = path_of(run)
     text = path.read_text(encoding="utf-8", errors="replace")
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
     blob = re.search(r'<script type="text/plain" id="blob">(.*?)</script>', text, re.S)
@@ -89,7 +103,7 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
         raise NotAPage(f"{path} is no page of dmljax: make it by `dmljax report RUN`")
     try:
         content = gzip.decompress(base64.b64decode(blob[1]))
-        tree = _unpacked(json.loads(data[1]), content)
+        tree = _unpacked(reading.json_value(data[1]), content)
     except (ValueError, EOFError, OSError, KeyError) as error:
         raise NotAPage(f"{path} is damaged ({error}): make it again by `dmljax report RUN`") from (
             error
@@ -158,5 +172,5 @@ def _unpacked(value: Any, content: bytes) -> Any:
     kind, shape, offset, size = value["$"]
     chunk = content[offset : offset + size]
     if kind == "json":
-        return json.loads(chunk)
+        return reading.json_value(chunk)
     return np.frombuffer(chunk, np.dtype(kind).newbyteorder("<")).reshape(shape)

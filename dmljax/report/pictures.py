@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib import colormaps  # not later: matplotlib may change the environment at its import
 from PIL import Image
 
+from dmljax import metrics
 from dmljax.data.splits import Split
 from dmljax.files.writing import atomic_writer
 from dmljax.report import figures
@@ -18,8 +19,8 @@ __all__ = ["frame", "movie"]
 def frame(embeddings: np.ndarray, split: Split, path: pathlib.Path, *, title: str) -> None:
     """Draws up to 20 classes as points. The axes span all values.
 
-    Two-dimensional embeddings are the positions themselves; of others, t-SNE places at most
-    1,000.
+    `metrics.map_positions` places them: two dimensions as they are, others by t-SNE of 1,000 at
+    most.
     """
     rng = np.random.default_rng(0)
     readable = np.flatnonzero(np.isfinite(embeddings).all(axis=1))
@@ -28,7 +29,7 @@ def frame(embeddings: np.ndarray, split: Split, path: pathlib.Path, *, title: st
     rows = readable[np.isin(split.labels[readable], chosen)]
     if embeddings.shape[1] > 2 and len(rows) > 1000:
         rows = np.sort(rng.choice(rows, 1000, replace=False))
-    positions = _plane(embeddings[rows])
+    positions = metrics.map_positions(embeddings[rows], split.labels[rows]).positions
     low, high = positions.min(axis=0), positions.max(axis=0)
     positions = (positions - low) / np.maximum(high - low, 1e-12)
     figure, axes = figures.figure(6.4, 5.6)
@@ -60,13 +61,3 @@ def movie(
             frames.append(picture.convert("RGB").quantize(128, dither=Image.Dither.NONE))
     durations = [frame_ms] * (len(frames) - 1) + [last_frame_ms]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0)
-
-
-def _plane(x: np.ndarray) -> np.ndarray:
-    """Positions in the plane: two dimensions as they are, more by t-SNE."""
-    if x.shape[1] <= 2:
-        return np.pad(x, ((0, 0), (0, 2 - x.shape[1])))
-    from sklearn.manifold import TSNE
-
-    perplexity = min(20, max(1, (len(x) - 1) / 4))
-    return TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(x)

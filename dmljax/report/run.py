@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dmljax.files import reading
 from dmljax.files.result import Result
 from dmljax.files.result import read as read_result
 
@@ -23,6 +24,8 @@ _COLUMNS = 560  # pixels of a chart: of many points, each column keeps the least
 _MOST_POINTS = 2000
 _SHOWN = ("R@1", "MAP@R")
 _OTHERS = ("NMI", "F1", "RP", "MRR")
+_TITLES = {"val": "held-out", "frozen": "frozen: test", "frozen_val": "frozen: held-out"}
+_FROZEN = {"frozen": "frozen", "frozen_val": "val, frozen"}
 # What every run logs beside the terms of its loss.
 _DIAGNOSTICS: tuple[str, ...] = ("step", "loss", "gradient_norm", "positive_distance")
 _DIAGNOSTICS += ("negative_distance", "active_positives", "active_negatives", "active_triplets")
@@ -46,16 +49,32 @@ class Files:
         return len({line["step"] for line in self.lines if any("test/" in name for name in line)})
 
     def scores_at(self, step: int) -> dict[str, dict[str, float]]:
-        """The scores of one evaluation, {split: {score: value}}, test first."""
+        """The scores of one evaluation, {split: {score: value}}, test first.
+
+        Those of the frozen backbone, which has no steps, stand beside them.
+        """
         scores: dict[str, dict[str, float]] = {}
         for line in self.lines:
-            if line["step"] != step:
-                continue
             for name, value in line.items():
                 split, _, score = name.partition("/")
-                if score and split in ("test", "val"):
-                    scores.setdefault(split, {})[score] = value
-        return {split: scores[split] for split in ("test", "val") if split in scores}
+                if score and (split in _FROZEN or line["step"] == step):
+                    scores.setdefault(_FROZEN.get(split, split), {})[score] = value
+        order = ("test", "frozen", "val", "val, frozen")
+        return {split: scores[split] for split in order if split in scores}
+
+    def prefixes(self, step: int, width: int) -> dict[str, Any] | None:
+        """The main test scores, in percent, of every prefix and of the whole `width`."""
+        test = self.scores_at(step).get("test", {})
+        ends = (name.partition("/")[0] for name in test if name.startswith("prefix_"))
+        widths = sorted({int(end.removeprefix("prefix_")) for end in ends} - {width})
+        if not widths:
+            return None
+        scores = []
+        for name in _SHOWN:
+            keys = [*(f"prefix_{w}/{name}" for w in widths), name]
+            if all(_is_number(test.get(key)) for key in keys):
+                scores.append({"name": name, "values": [100 * test[key] for key in keys]})
+        return {"widths": [*widths, width], "scores": scores} if scores else None
 
     def curves(
         self, chosen: int | None, reloads: Sequence[int] = (), *, shown: str = "R@1"
@@ -67,16 +86,19 @@ class Files:
         keys = dict.fromkeys(
             key for x in self.lines for key in x if key.endswith(ends) and not key.startswith("raw")
         )
+        last = max((x["step"] for x in self.lines), default=0)
         scores = []
         for key in sorted(keys, key=lambda key: _rank(key, [*names])):
             points = [(x["step"], 100 * x[key]) for x in self.lines if _is_number(x.get(key))]
             split, _, score = key.partition("/")
-            name = {"test": "test", "val": "held-out"}.get(split, split)
+            name = _TITLES.get(split, split)
             is_shown = score in (*_SHOWN, shown)
+            if split in _FROZEN:  # a level line
+                points = [(step, points[0][1]) for step in (0, last)] if points else []
             scores.append({"name": f"{name} {score}", "shown": is_shown, **_columns(points)})
         if not loss and not scores:
             return None
-        raw = [x["raw/R@1"] for x in self.lines if _is_number(x.get("raw/R@1"))]
+        levels = [100 * x["raw/R@1"] for x in self.lines if _is_number(x.get("raw/R@1"))]
         marks = [{"step": step, "text": "best reloaded"} for step in reloads]
         if chosen is not None and len({x["step"] for x in self.lines if "test/R@1" in x}) > 1:
             marks.append({"step": chosen, "text": f"step {chosen:,}"})
@@ -94,7 +116,8 @@ class Files:
                 if name not in _DIAGNOSTICS
             ],
             "scores": scores,
-            "baseline": 100 * raw[-1] if raw else None,
+            "baseline": levels[-1] if levels else None,
+            "baseline_name": "raw pixels" if levels else None,
             "marks": marks,
         }
 
@@ -175,8 +198,8 @@ def read(folder: str | os.PathLike) -> Files:
     return Files(
         name=folder.absolute().name or "run",
         config=_json(folder / "config.json"),
-        lines=_lines(folder / "metrics.jsonl"),
-        speed=_lines(folder / "speed.jsonl"),
+        lines=reading.json_lines(folder / "metrics.jsonl"),
+        speed=reading.json_lines(folder / "speed.jsonl"),
         result=_result(folder),
     )
 
@@ -190,27 +213,10 @@ def _result(folder: pathlib.Path) -> Result | None:
 
 def _json(path: pathlib.Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = reading.json_value(path.read_text())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a `.jsonl` file; torn lines are left out."""
-    try:
-        texts = path.read_text().splitlines()
-    except (OSError, ValueError):
-        return []
-    lines = []
-    for text in texts:
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict) and _is_number(line.get("step")):
-            lines.append(line)
-    return lines
 
 
 def _is_number(value: Any) -> bool:
@@ -221,7 +227,8 @@ def _rank(key: str, names: Sequence[str]) -> tuple[int, int, str]:
     """The order of curves: main scores first, the test split before others."""
     split, _, score = key.partition("/")
     place = names.index(score) if score in names else len(names)
-    return place, ["test", "val"].index(split) if split in ("test", "val") else 2, key
+    order = ["test", "frozen", "val", "frozen_val"]
+    return place, order.index(split) if split in order else len(order), key
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> dict[str, np.ndarray]:

@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from dmljax import metrics
 from dmljax.data.digest import digest
 from dmljax.data.splits import Split, Splits
+from dmljax.files import reading
+from dmljax.files.writing import atomic_writer
 
-__all__ = ["FILE", "QueryScores", "differences", "read", "score", "write"]
+__all__ = ["FILE", "QueryScores", "differences", "read", "score", "unscored", "write"]
 
 FILE, FORMAT = "scores.safetensors", "1"
 _ARRAYS = {
@@ -103,6 +105,25 @@ def score(
     )
 
 
+def unscored(embeddings: np.ndarray, split: Split) -> QueryScores:
+    """The rows of `score` without any score, for images whose labels are no truth."""
+    search = split.search(embeddings)
+    missing = np.full(len(search.queries), np.nan, np.float32)
+    return QueryScores(
+        queries=search.queries.astype(np.uint32),
+        labels=search.labels.astype(np.int32),
+        first=np.zeros(len(missing), np.uint32),
+        recall_at_1=missing,
+        r_precision=missing,
+        map_at_r=missing,
+        classes=tuple(split.names),
+        items="",
+        data="",
+        split="",
+        step=None,
+    )
+
+
 def write(folder: str | os.PathLike, scores: QueryScores) -> pathlib.Path:
     """Writes the file into the folder of a run, completely or not at all, and returns its path."""
     path = pathlib.Path(folder) / FILE
@@ -115,12 +136,8 @@ def write(folder: str | os.PathLike, scores: QueryScores) -> pathlib.Path:
         "step": json.dumps(scores.step),
     }
     arrays = {name: np.ascontiguousarray(getattr(scores, name), t) for name, t in _ARRAYS.items()}
-    unfinished = path.with_name(f"{FILE}.{os.getpid()}.tmp")
-    try:
-        save_file(arrays, unfinished, metadata=metadata)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with atomic_writer(path, "wb") as file:
+        file.write(save(arrays, metadata=metadata))
     return path
 
 
@@ -143,11 +160,11 @@ def read(folder: str | os.PathLike) -> QueryScores:
             raise ValueError("its arrays differ in length")
         return QueryScores(
             **arrays,
-            classes=tuple(json.loads(metadata["classes"])),
+            classes=tuple(reading.json_value(metadata["classes"])),
             items=metadata["items"],
             data=metadata["data"],
             split=metadata["split"],
-            step=json.loads(metadata["step"]),
+            step=reading.json_value(metadata["step"]),
         )
     except (SafetensorError, ValueError, KeyError) as error:
         raise ValueError(

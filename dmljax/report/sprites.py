@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from dmljax.data.decode import UnreadableImage
+from dmljax.metrics.sides import in_turn
 
 __all__ = ["MISSING", "SIDE", "Sprites", "choose", "cover", "make", "thumbnail_size"]
 
@@ -50,11 +51,7 @@ def choose(labels: np.ndarray, needed: Sequence[int], count: int) -> np.ndarray:
     if len(chosen) < count:
         order = np.random.default_rng(0).permutation(len(labels))
         order = order[~np.isin(order, chosen)]
-        by_class = order[np.argsort(labels[order], kind="stable")]
-        sorted_labels = labels[by_class]
-        starts = np.searchsorted(sorted_labels, sorted_labels)
-        turns = np.arange(len(by_class)) - starts
-        others = by_class[np.lexsort((np.arange(len(by_class)), turns))]
+        others = in_turn(order, labels)
         chosen = np.concatenate([chosen, others[: count - len(chosen)]])
     return chosen[np.lexsort((chosen, labels[chosen]))]
 

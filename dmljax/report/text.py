@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, SupportsFloat, SupportsIndex
 
 from rich import box
-from rich.console import Group, JustifyMethod, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dmljax.report.comparison import ClassChange, RunComparison, p_text
+from dmljax.renames import dropped_keywords
+from dmljax.report.comparison import RunComparison, p_text
 from dmljax.report.facts import Facts, Items
 
-__all__ = ["comparison", "of_facts"]
+__all__ = ["comparison", "of_facts", "ranking", "show"]
 
 _CLASSES, _PAIRS, _ITEMS = 10, 8, 12  # rows of a list at most
 _WIDEST = 48  # characters of a name
@@ -49,16 +51,15 @@ def of_facts(facts: Facts) -> RenderableType:
     return Group(*parts)
 
 
-def comparison(
-    result: RunComparison,
-    *,
-    changes: Mapping[str, Sequence[ClassChange]],
-    fields: Mapping[str, Sequence[tuple[str, Any, Any]]],
-) -> RenderableType:
-    """The table of a comparison: every score of every run, against the first one.
+def show(content: RenderableType) -> None:
+    """Prints with the colors of a terminal, or plainly into a pipe or a file."""
+    width = None if sys.stdout.isatty() else 120
+    Console(highlight=False, emoji=False, markup=False, width=width).print(content)
 
-    `changes` are the changed classes of each run but the first, `fields` the config's differences.
-    """
+
+@dropped_keywords("changes", "fields")  # `result` has both
+def comparison(result: RunComparison) -> RenderableType:
+    """The table of a comparison: every score of every run, against the first one."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     several = len(result.runs) > 2
     columns: Sequence[tuple[str, JustifyMethod]] = (
@@ -66,7 +67,7 @@ def comparison(
         ("run", "left"),
         ("value", "right"),
         ("95 % range", "right"),
-        (f"against {_short(result.runs[0])}", "right"),
+        (f"against {_short(result.first)}", "right"),
         ("95 % range", "right"),
         ("p (Holm)" if several else "p", "right"),
         ("verdict", "left"),
@@ -89,7 +90,7 @@ def comparison(
     parts += [Text(note, style="dim") for note in notes]
     for name in result.mcnemar:
         parts += [Text(), Text(result.mcnemar_note(name, shown_fn=_short))]
-        for change in list(changes.get(name, ()))[:_CLASSES]:
+        for change in result.changed_classes(name)[:_CLASSES]:
             gained, lost = len(change.only_second), len(change.only_first)
             parts.append(
                 Text(
@@ -97,14 +98,45 @@ def comparison(
                     f"(+{gained} -{lost} of {change.queries:,})"
                 )
             )
-        differing = list(fields.get(name, ()))
-        if differing:
+        if differing := result.changed_fields(name):
             parts.append(
                 Text(f"configs differ in {len(differing)} field" + "s" * (len(differing) > 1))
             )
             for path, old, new in differing:
                 parts.append(Text(f"  {path}: {_value(old)} -> {_value(new)}"))
     return Group(*parts)
+
+
+def ranking(
+    result: RunComparison, *, facts: Mapping[str, Sequence[str]], headings: Sequence[str]
+) -> RenderableType:
+    """One row for each run: R@1, MAP@R, and the difference of MAP@R to the first run.
+
+    `facts` are further cells of each run, under `headings`.
+    """
+    columns = ["R@1", "MAP@R", "MAP@R - first", "p (Holm)" if len(result.runs) > 2 else "p"]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ["", *columns, "verdict", *headings]:
+        is_text = heading in ("", "verdict")
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
+    for name in result.runs:
+        row, other = (result.scores[score][name] for score in ("R@1", "MAP@R"))
+        cells = [f"{_percent(x.mean)} {_brackets(x.low, x.high)}" for x in (row, other)]
+        compared = other.comparison
+        if compared is None:
+            cells += ["", "", ""]
+        else:
+            range_ = _brackets(compared.low, compared.high, signed=True)
+            cells += [f"{_signed(compared.difference)} {range_}", p_text(compared.p)]
+            cells.append(compared.verdict)
+        table.add_row(*map(Text, [_short(name), *cells, *facts[name]]))
+    notes = [Text(note, style="dim") for note in result.notes[1:]]
+    return Group(Text(result.notes[0], style="bold"), table, *notes)
+
+
+def _brackets(low: float, high: float, *, signed: bool = False) -> str:
+    form = _signed if signed else _percent
+    return f"[{form(low)}, {form(high)}]" if math.isfinite(low) else ""
 
 
 def _head(facts: Facts) -> list[RenderableType]:

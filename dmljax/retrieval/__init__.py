@@ -17,10 +17,9 @@ label.
 
 from dmljax.retrieval.clusters import KMeans, kmeans
 from dmljax.retrieval.ensembles import mean_distance_ranks
-from dmljax.retrieval.groups import ranks_outside_groups
 from dmljax.retrieval.inputs import Embeddings, Labels
 from dmljax.retrieval.neighbors import nearest
-from dmljax.retrieval.ranking import Ranks, ranks
+from dmljax.retrieval.ranking import Ranks, ranks, ranks_outside_groups
 from dmljax.retrieval.reciprocal import k_reciprocal, k_reciprocal_queries
 from dmljax.retrieval.similarity import SimilarityFn, cosine, euclidean
 from dmljax.retrieval.tiles import stoppable

@@ -22,9 +22,14 @@ _QUEUED = 4  # tiles of similarities that may wait for the devices, each with it
 
 
 def count_ranks(
-    blocks: list[QueryBlock], row_tiles: Tiles, column_tiles: Tiles, *, mirrored: bool
+    blocks: list[QueryBlock],
+    row_tiles: Tiles,
+    column_tiles: Tiles,
+    slot_groups: Int[np.ndarray, "m"],
+    *,
+    mirrored: bool,
 ) -> Iterator[Ranks]:
-    """Ranks of the queries of `blocks` with `is_counted`.
+    """Ranks of the queries of `blocks` with `is_counted`. `slot_groups` are of the gallery's slots.
 
     With `mirrored`, queries and gallery are the same items. Then a product above the diagonal is
     computed once, and counted both along its rows and along its columns.
@@ -36,7 +41,8 @@ def count_ranks(
     count_columns = sharding.on_mesh(mesh, _count_columns, SHARDED, SHARDED, REPLICATED)
     counted = {b: block for b, block in enumerate(blocks) if block.is_counted.any()}
     thresholds = {
-        b: _thresholds(block, row_tiles[b], mesh, column_tiles) for b, block in counted.items()
+        b: _thresholds(block, row_tiles[b], mesh, column_tiles, slot_groups)
+        for b, block in counted.items()
     }
 
     def chunks(b: int, rows: slice = slice(None), spec: PartitionSpec = SHARDED) -> list[Array]:
@@ -92,7 +98,8 @@ def count_ranks(
                 # Each device has counted along the columns of its own rows.
                 counts = counts.reshape(-1, side, counts.shape[1]).sum(axis=0)
                 negatives_ahead[t * side : (t + 1) * side] += counts
-        yield from ranks_of(block, np.where(block.is_counted, block.positives, 0), negatives_ahead)
+        counts = np.where(block.is_counted, block.positives, 0)
+        yield from ranks_of(block.items, counts, negatives_ahead)
 
 
 def is_symmetric(tile: Tile, side: int) -> bool:
@@ -107,7 +114,11 @@ def is_symmetric(tile: Tile, side: int) -> bool:
 
 
 def _thresholds(
-    block: QueryBlock, rows: Tile, mesh: Mesh | None, column_tiles: Tiles
+    block: QueryBlock,
+    rows: Tile,
+    mesh: Mesh | None,
+    column_tiles: Tiles,
+    slot_groups: Int[np.ndarray, "m"],
 ) -> Float[np.ndarray, "n r"]:
     """Similarities of each query's positives, best first, padded with inf to whole chunks.
 
@@ -119,7 +130,7 @@ def _thresholds(
     places = np.arange(block.sizes[is_counted].max())
     slots = block.starts[:, None] + places
     is_positive = is_counted[:, None] & (places < block.sizes[:, None])
-    is_positive &= slots != block.own_slots[:, None]
+    is_positive &= slot_groups[slots % len(slot_groups)] != block.groups[:, None]
     queries, places = np.nonzero(is_positive)
     slots = slots[queries, places]
     similarities = np.full(is_positive.shape, -np.inf, rows.vectors.dtype)

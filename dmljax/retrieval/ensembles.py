@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 
 from dmljax import ops
 from dmljax.retrieval import tiles
-from dmljax.retrieval.layout import Ranks
+from dmljax.retrieval.layout import Ranks, ranks_of
 
 __all__ = ["mean_distance_ranks"]
 
@@ -51,18 +51,18 @@ def mean_distance_ranks(
         filled = learners[np.resize(block, min(rows, len(learners)))]
         distances = np.array(_distances(jnp.asarray(filled, jnp.float32), on_device))[: len(block)]
         if gallery is None:
-            distances[np.arange(len(block)), block] = np.nan  # sorted behind all others
-        rank_lists = [
-            _ranks(row, item_labels == label)
-            for row, label in zip(distances, np.asarray(labels)[block], strict=True)
+            distances[np.arange(len(block)), block] = np.nan
+        is_same = np.asarray(labels)[block, None] == item_labels[None]
+        is_left_out = np.isnan(distances)
+        counts = (is_same & ~is_left_out).sum(axis=1)
+        positives = np.sort(np.where(is_same & ~is_left_out, distances, np.inf), axis=1)
+        negatives = np.sort(np.where(is_same | is_left_out, np.inf, distances), axis=1)
+        positives = positives[:, : max(1, counts.max())]
+        negatives_ahead = [
+            np.searchsorted(*row, side="right") for row in zip(negatives, positives, strict=True)
         ]
-        longest = max(map(len, rank_lists))
-        padded = np.zeros((len(block), longest), np.int64)
-        for row, ranks in zip(padded, rank_lists, strict=True):
-            row[: len(ranks)] = ranks
-        scored = np.flatnonzero([len(ranks) > 0 for ranks in rank_lists])
-        if len(scored):
-            yield Ranks(block[scored], padded[scored])
+        if counts.any():
+            yield from ranks_of(block, counts, np.stack(negatives_ahead))
 
 
 @jax.jit
@@ -72,11 +72,3 @@ def _distances(x: jax.Array, y: jax.Array) -> jax.Array:
 
     zeros = jnp.zeros((len(x), len(y)), jnp.float32)
     return jax.lax.scan(one_learner, zeros, (x.swapaxes(0, 1), y.swapaxes(0, 1)))[0]
-
-
-def _ranks(distances: np.ndarray, is_positive: np.ndarray) -> np.ndarray:
-    """Rank of the j-th nearest positive: j + the number of negatives at least as near."""
-    valid = ~np.isnan(distances)
-    positives = np.sort(distances[valid & is_positive])
-    negatives = np.sort(distances[valid & ~is_positive])
-    return 1 + np.arange(len(positives)) + np.searchsorted(negatives, positives, side="right")

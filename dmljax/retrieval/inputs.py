@@ -35,17 +35,65 @@ def integer_labels(
     if within != (gallery_labels is None):
         raise ValueError("gallery and gallery_labels go together: give both, or neither")
     labels = np.asarray(labels)
-    others = labels if within else np.asarray(gallery_labels)
-    for name, array, size in (("labels", labels, queries), ("gallery_labels", others, items)):
+    item_labels = labels if within else np.asarray(gallery_labels)
+    for name, array, size in (("labels", labels, queries), ("gallery_labels", item_labels, items)):
         if array.shape != (size,):
             raise ValueError(f"{name} have shape {array.shape}, but there are {size} embeddings")
-    if np.result_type(labels, others).kind not in "iub":
+    if np.result_type(labels, item_labels).kind not in "iub":
         raise ValueError(
-            f"labels are {labels.dtype} and {others.dtype}: give integers of one signedness "
+            f"labels are {labels.dtype} and {item_labels.dtype}: give integers of one signedness "
             "(np.unique(names, return_inverse=True)[1] makes them of names)"
         )
-    _, codes = np.unique(np.concatenate([labels, others]), return_inverse=True)
+    _, codes = np.unique(np.concatenate([labels, item_labels]), return_inverse=True)
     return codes[:queries], codes[:queries] if within else codes[queries:]
+
+
+def exclusion_codes(
+    groups: np.ndarray | None,
+    gallery_groups: np.ndarray | None,
+    *,
+    queries: int,
+    items: int,
+    within: bool,
+) -> tuple[Int[np.ndarray, "q g"], Int[np.ndarray, "n g"]]:
+    """Codes of queries and items that are equal where a query leaves an item out.
+
+    A query leaves out itself and, in any column, the items of its group; -1 is no group.
+    """
+    query_numbers = np.arange(queries)[:, None]
+    item_numbers = query_numbers if within else queries + np.arange(items)[:, None]
+    if groups is None and gallery_groups is None:
+        return query_numbers, item_numbers
+    if groups is None or (gallery_groups is None) != within:
+        raise ValueError(
+            "groups are for queries and gallery_groups for the gallery: give both, or only groups "
+            "without a gallery"
+        )
+    row_groups, column_groups = np.asarray(groups), np.asarray(groups if within else gallery_groups)
+    for name, array, size in (
+        ("groups", row_groups, queries),
+        ("gallery_groups", column_groups, items),
+    ):
+        if array.ndim not in (1, 2) or len(array) != size or array.dtype.kind not in "iu":
+            raise ValueError(
+                f"{name} are {array.dtype} of shape {array.shape}: give integers, one or one row "
+                f"for each of the {size} embeddings"
+            )
+    row_groups, column_groups = row_groups.reshape(queries, -1), column_groups.reshape(items, -1)
+    if row_groups.shape[1] != column_groups.shape[1]:
+        raise ValueError(
+            f"groups have {row_groups.shape[1]} columns and gallery_groups "
+            f"{column_groups.shape[1]}: give as many"
+        )
+    codes = [
+        np.unique(column, return_inverse=True)[1]
+        for column in np.concatenate([row_groups, column_groups]).T
+    ]
+    table = queries + items + np.stack(codes, axis=1)
+    return (
+        np.where(row_groups == -1, query_numbers, table[:queries]),
+        np.where(column_groups == -1, item_numbers, table[queries:]),
+    )
 
 
 def compute_dtype(vectors: np.ndarray) -> np.dtype:

@@ -23,13 +23,9 @@ class QueryBlock(NamedTuple):
     items: Int[np.ndarray, "n"]  # -1 is padding
     starts: Int[np.ndarray, "n"]  # the first slot of the query's class
     sizes: Int[np.ndarray, "n"]  # items of the query's class in the gallery, 0 for padding
-    own_slots: Int[np.ndarray, "n"]  # the query's own slot, -1 where the gallery is another set
+    positives: Int[np.ndarray, "n"]  # items of its class that the query does not leave out
+    groups: Int[np.ndarray, "n"]  # the group that the query leaves out: itself at least
     is_counted: Bool[np.ndarray, "n"]  # whether the ranks are found by counting, not by sorting
-
-    @property
-    def positives(self) -> Int[np.ndarray, "n"]:
-        """The number of positives of each query: without the query itself."""
-        return self.sizes - ((self.own_slots >= 0) & (self.sizes > 0))
 
     def rows(self, index: slice | np.ndarray) -> "QueryBlock":
         return QueryBlock(*(array[index] for array in self))
@@ -64,8 +60,23 @@ def class_slots(
     return slots, starts, sizes
 
 
+def count_positives(
+    sizes: Int[np.ndarray, "c"],
+    labels: tuple[Int[np.ndarray, "q"], Int[np.ndarray, "n"]],
+    groups: tuple[Int[np.ndarray, "q"], Int[np.ndarray, "n"]],
+) -> Int[np.ndarray, "q"]:
+    """The number of positives of each query: items of its class, of `sizes`, in other groups."""
+    base = 1 + max(array.max() for array in groups)
+    query_keys, item_keys = (x * base + y for x, y in zip(labels, groups, strict=True))
+    sorted_keys = np.sort(item_keys)
+    ends = (np.searchsorted(sorted_keys, query_keys, side) for side in ("right", "left"))
+    return sizes[labels[0]] - np.subtract(*ends)
+
+
 def ranks_of(
-    block: QueryBlock, positives: Int[np.ndarray, "n"], negatives_ahead: Int[np.ndarray, "n r"]
+    queries: Int[np.ndarray, "n"],
+    positives: Int[np.ndarray, "n"],
+    negatives_ahead: Int[np.ndarray, "n r"],
 ) -> Iterator[Ranks]:
     """Rank of the j-th positive = j + number of negatives ahead of it, for queries with positives.
 
@@ -74,4 +85,4 @@ def ranks_of(
     places = np.arange(1, negatives_ahead.shape[1] + 1)
     is_rank = places <= positives[:, None]
     rows = np.flatnonzero(is_rank[:, 0])
-    yield Ranks(block.items[rows], np.where(is_rank, negatives_ahead + places, 0)[rows])
+    yield Ranks(queries[rows], np.where(is_rank, negatives_ahead + places, 0)[rows])

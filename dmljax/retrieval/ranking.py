@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Int
 
 from dmljax.retrieval import counting, inputs, layout, sharding, sorting, tiles
 from dmljax.retrieval.inputs import Embeddings, Labels
@@ -13,7 +15,7 @@ from dmljax.retrieval.sharding import REPLICATED
 from dmljax.retrieval.similarity import SimilarityFn, euclidean
 from dmljax.retrieval.tiles import Tiles
 
-__all__ = ["Ranks", "ranks"]
+__all__ = ["Ranks", "ranks", "ranks_outside_groups"]
 
 _SORTED_FROM = 64  # from this many positives on, sorting a row is faster than counting for each
 
@@ -24,6 +26,8 @@ def ranks(
     *,
     gallery: Embeddings | None = None,
     gallery_labels: Labels | None = None,
+    groups: Int[np.ndarray, "q"] | None = None,
+    gallery_groups: Int[np.ndarray, "n"] | None = None,
     similarity_fn: SimilarityFn = euclidean,
     tile: int = 1024,
     devices: Sequence[jax.Device] | None = None,
@@ -36,6 +40,9 @@ def ranks(
     without a positive are in no block. `share=(i, n)` is the i-th of n parts of the queries, so
     that n processes can rank together: their ranks are bitwise the ranks of one process.
 
+    With `groups` (and `gallery_groups`), a query ranks the items outside of its own group; -1 is no
+    group. In re-identification, a query ignores the images of the same person from the same camera.
+
     >>> embeddings, labels = np.array([[0.0], [1.0], [2.5], [9.0]]), np.array([0, 0, 1, 1])
     >>> block = next(retrieval.ranks(embeddings, labels))
     >>> dict(sorted(zip(block.queries.tolist(), block.ranks[:, 0].tolist())))
@@ -46,6 +53,13 @@ def ranks(
     query_codes, gallery_codes = inputs.integer_labels(
         labels, gallery_labels, queries=len(queries), items=len(items), within=gallery is None
     )
+    for name, array in (("groups", groups), ("gallery_groups", gallery_groups)):
+        if array is not None and np.ndim(array) != 1:
+            raise ValueError(f"{name} have shape {np.shape(array)}: give one for each embedding")
+    codes = inputs.exclusion_codes(
+        groups, gallery_groups, queries=len(queries), items=len(items), within=gallery is None
+    )
+    query_groups, item_groups = (array[:, 0] for array in codes)
     side = tiles.choose_side(max(len(queries), len(items)), tile)
     slots, starts, sizes = layout.class_slots(query_codes, gallery_codes, side)
     make_tiles = partial(Tiles, center=center, similarity_fn=similarity_fn)
@@ -54,42 +68,61 @@ def ranks(
     else:
         order = np.flatnonzero(sizes[query_codes] > 0)
         order = order[np.argsort(starts[query_codes[order]], kind="stable")]
-    places = np.arange(len(order))
     if share is not None:
-        places = np.flatnonzero(order >= 0)
-        places = places[slice(*sharding.bounds(share, len(places)))]
-        order = order[places]
+        order = order[order >= 0]
+        order = order[slice(*sharding.bounds(share, len(order)))]
     if not len(order):
         return
     mesh = sharding.choose_mesh(devices, tiles=-(-len(order) // side))
     block_size = side if mesh is None else side * mesh.size
     order = tiles.pad_items(order, block_size)
     is_padding = order < 0
-    slot_groups = np.where(slots < 0, -1, gallery_codes[slots])
-    column_tiles = make_tiles(items, slots, slot_groups, side=side, mesh=mesh, spec=REPLICATED)
+    slot_groups = np.where(slots < 0, -1, item_groups[slots])
+    # A query and its own item have the same label, so without `groups` the labels are enough.
+    columns = [np.where(slots < 0, -1, gallery_codes[slots])] + [slot_groups] * (groups is not None)
+    slot_columns = np.stack(columns, axis=1)
+    column_tiles = make_tiles(items, slots, slot_columns, side=side, mesh=mesh, spec=REPLICATED)
     if gallery is None and mesh is None and share is None:
         row_tiles = column_tiles
     else:
-        # No class is -2: padding of the queries is in no group with padding of the gallery.
-        groups = np.where(is_padding, -2, query_codes[order])
-        row_tiles = make_tiles(queries, order, groups, side=block_size, mesh=mesh)
-    class_sizes = np.where(is_padding, 0, sizes[query_codes[order]])
-    own_slots = np.full(len(order), -1)
-    if gallery is None:
-        own_slots = np.where(is_padding, -1, tiles.pad_items(places, block_size))
-    block = QueryBlock(
-        order, starts[query_codes[order]], class_sizes, own_slots, np.zeros(len(order), bool)
+        # No group is -2: padding of the queries is in no group with padding of the gallery.
+        rows = [query_codes[order]] + [query_groups[order]] * (groups is not None)
+        row_columns = np.where(is_padding, -2, rows).T
+        row_tiles = make_tiles(queries, order, row_columns, side=block_size, mesh=mesh)
+    positives = layout.count_positives(
+        sizes, (query_codes, gallery_codes), (query_groups, item_groups)
     )
-    positives = block.positives
-    block = block._replace(is_counted=(positives > 0) & (positives < _SORTED_FROM))
-    if block.is_counted.any():
+    positives, class_sizes, own_groups = (
+        np.where(is_padding, filler, array[order])
+        for array, filler in ((positives, 0), (sizes[query_codes], 0), (query_groups, -2))
+    )
+    is_counted = (positives > 0) & (positives < _SORTED_FROM)
+    block = QueryBlock(
+        order, starts[query_codes[order]], class_sizes, positives, own_groups, is_counted
+    )
+    if is_counted.any():
         blocks = [block.rows(slice(i, i + block_size)) for i in range(0, len(order), block_size)]
         mirrored = gallery is None and share is None and counting.is_symmetric(row_tiles[0], side)
-        yield from counting.count_ranks(blocks, row_tiles, column_tiles, mirrored=mirrored)
+        yield from counting.count_ranks(
+            blocks, row_tiles, column_tiles, slot_groups, mirrored=mirrored
+        )
     is_sorted = positives >= _SORTED_FROM
     if is_sorted.any():
         if mesh is not None:
-            column_tiles = make_tiles(items, slots, slot_groups, side=side)
+            column_tiles = make_tiles(items, slots, slot_columns, side=side)
         yield from sorting.sort_ranks(
-            block.rows(is_sorted), partial(make_tiles, queries), column_tiles
+            block.rows(is_sorted), partial(make_tiles, queries), column_tiles, slot_groups
         )
+
+
+def ranks_outside_groups(
+    embeddings: Embeddings, labels: Labels, groups: Int[np.ndarray, "q"], **options: Any
+) -> Iterator[Ranks]:
+    """`ranks` with `groups`. A query whose positives are all in its group is in no block.
+
+    >>> embeddings, labels = np.array([[0.0], [1.0], [2.0], [4.0]]), np.array([0, 1, 0, 0])
+    >>> blocks = retrieval.ranks_outside_groups(embeddings, labels, np.array([7, -1, 7, -1]))
+    >>> [row[row > 0].tolist() for row in next(blocks).ranks]  # of queries 0, 2 and 3
+    [[2], [2], [1, 3]]
+    """
+    return ranks(embeddings, labels, groups=groups, **options)

@@ -4,6 +4,7 @@ import concurrent.futures
 from collections.abc import Callable, Iterator
 
 import numpy as np
+from jaxtyping import Int
 
 from dmljax.retrieval import tiles
 from dmljax.retrieval.layout import QueryBlock, Ranks, ranks_of
@@ -11,7 +12,10 @@ from dmljax.retrieval.tiles import Tiles
 
 
 def sort_ranks(
-    block: QueryBlock, make_tiles: Callable[..., Tiles], column_tiles: Tiles
+    block: QueryBlock,
+    make_tiles: Callable[..., Tiles],
+    column_tiles: Tiles,
+    slot_groups: Int[np.ndarray, "m"],
 ) -> Iterator[Ranks]:
     """Ranks of all queries of `block`. `make_tiles(items, groups, side=...)` are their vectors.
 
@@ -23,7 +27,7 @@ def sort_ranks(
     while height > 8 and height * width > tiles.STRIP_SIZE:
         height //= 2
     items = tiles.pad_items(block.items, height)
-    row_tiles = make_tiles(items, np.where(items < 0, -2, 0), side=height)
+    row_tiles = make_tiles(items, np.where(items < 0, -2, 0)[:, None], side=height)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for i in range(len(row_tiles)):
             queries = block.rows(slice(i * height, (i + 1) * height))
@@ -34,10 +38,9 @@ def sort_ranks(
             negatives_ahead = np.zeros((len(queries.items), queries.positives.max()), np.int64)
 
             def sort_row(row: int, queries=queries, strip=strip, ahead=negatives_ahead) -> None:
-                similarities, own_slot = strip[row], queries.own_slots[row]
+                similarities = strip[row]
                 start, end = queries.starts[row], queries.starts[row] + queries.sizes[row]
-                if own_slot >= 0:
-                    similarities[own_slot] = -np.inf
+                similarities[slot_groups == queries.groups[row]] = -np.inf
                 count = queries.positives[row]
                 positives = np.sort(similarities[start:end])[::-1][:count]
                 similarities[start:end] = -np.inf
@@ -45,4 +48,4 @@ def sort_ranks(
                 ahead[row, :count] = width - np.searchsorted(similarities, positives)
 
             list(pool.map(sort_row, range(len(queries.items))))
-            yield from ranks_of(queries, queries.positives, negatives_ahead)
+            yield from ranks_of(queries.items, queries.positives, negatives_ahead)

@@ -53,12 +53,12 @@ def check_stop() -> None:
 class Tile(NamedTuple):
     """Items as the kernels use them. Padding has zero vectors and offset -inf, and never ranks.
 
-    A similarity between items of the same group counts as -inf among negatives.
+    A similarity between items that share a group, in any column, counts as -inf among negatives.
     """
 
     vectors: Float[Array, "n d"]
     offsets: Float[Array, "n"]
-    groups: Int[Array, "n"]
+    groups: Int[Array, "n g"]
 
 
 @jax.jit
@@ -70,9 +70,11 @@ def similarities(rows: Tile, columns: Tile) -> Float[Array, "b n"]:
 
 @jax.jit
 def negatives(rows: Tile, columns: Tile) -> Float[Array, "b n"]:
-    """The same, and -inf between items of the same group."""
-    same = rows.groups[:, None] == columns.groups[None]
-    return jnp.where(same, -jnp.inf, similarities(rows, columns))
+    """The same, and -inf between items that share a group."""
+    values = similarities(rows, columns)
+    for row_groups, column_groups in zip(rows.groups.T, columns.groups.T, strict=True):
+        values = jnp.where(row_groups[:, None] == column_groups[None], -jnp.inf, values)
+    return values
 
 
 def check_side(tile: int) -> None:
@@ -103,7 +105,7 @@ class Tiles:
         self,
         vectors: np.ndarray,
         items: Int[np.ndarray, "m"],
-        groups: Int[np.ndarray, "m"],
+        groups: Int[np.ndarray, "m g"],
         *,
         center: Float[np.ndarray, "d"],
         similarity_fn: SimilarityFn,
@@ -148,7 +150,7 @@ def _make_tile(
     similarity_fn: SimilarityFn,
     vectors: Float[Array, "n d"],
     is_item: Bool[Array, "n"],
-    groups: Int[Array, "n"],
+    groups: Int[Array, "n g"],
     center: Float[Array, "d"],
 ) -> Tile:
     vectors, offsets = similarity_fn(vectors, center)
@@ -171,7 +173,7 @@ def plain_tiles(
     return Tiles(
         vectors,
         items,
-        items,
+        items[:, None],
         center=center,
         similarity_fn=euclidean,
         side=block,

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from dmljax.adapt import path_of
 from dmljax.data.reader import Reader
-from dmljax.data.splits import Split, record_name, subset
-from dmljax.files import parts
+from dmljax.data.splits import Split, images_of, record_name, subset
+from dmljax.files import parts, reading
 from dmljax.files.writing import write_json
+from dmljax.index import nearest
+from dmljax.index import parquet as vector_files
 from dmljax.methods.base import Inspect
 from dmljax.report import atlas
 from dmljax.runs.folder import reopen, split_of
 from dmljax.train import optimizers
-from dmljax.train.devices import path_of
 from dmljax.train.evaluation import MAIN, Evaluator
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
@@ -40,6 +43,7 @@ def export(
     chunk: int = 4096,
     format: str = "npy",
     synthetic: bool = False,
+    prefix: int | None = None,
     shard: parts.Shard | None = None,
     overrides: Sequence[str] = (),
 ) -> pathlib.Path:
@@ -48,7 +52,8 @@ def export(
     `items.safetensors` holds the labels, and the masks of query and gallery where the split has
     them; ids and class names are JSON in its metadata. `synthetic` adds an array for each of the
     `synthetic_features` of the method, such as `z_invariant.npy` and `reconstruction.npy`, with one
-    random sample for each image. Works through `chunk` images at a time. An interrupted export
+    random sample for each image. `prefix` cuts the embeddings to so many numbers, see
+    `Method.prefixes`. Works through `chunk` images at a time. An interrupted export
     continues with the same call. With `format='parquet'`, there is also `embeddings.parquet`, which
     Embedding Atlas shows: see `report.atlas`.
 
@@ -60,7 +65,7 @@ def export(
     if format not in ("npy", "parquet"):
         raise ValueError(f"--format={format!r} is not known: npy (default) or parquet")
     if format == "parquet":
-        atlas.check_pyarrow()
+        vector_files.pyarrow()  # before the images are embedded
 
     if dtype not in ("float32", "float16"):
         raise ValueError(f"embeddings are written as float32 or float16, not {dtype}")
@@ -75,21 +80,22 @@ def export(
             "--synthetic: the method of this run makes no synthetic features; dvml does, without "
             "baseline=True"
         )
+    nearest.check_prefix(prefix, run.method.prefixes, "the run")
     images, out = split_of(run, split), pathlib.Path(out)
     task = {"run": str(pathlib.Path(workdir).absolute()), "split": split, "step": int(state.step)}
     task |= {"dtype": dtype, "count": len(images), "overrides": list(overrides)}
     task |= {"synthetic": True} if synthetic else {}
+    task |= {"prefix": prefix} if prefix is not None else {}
+    embed_fn = functools.partial(_embed, run, state, images, chunk=chunk, workdir=str(workdir))
     if shard is not None:
         del task["run"]  # hosts may see it under other paths
         task["model"] = _digest(state)
-        return _export_part(
-            run, state, images, out, shard=shard, task=task, chunk=chunk, workdir=str(workdir)
-        )
+        return _export_part(embed_fn, out, shard, task)
     out.mkdir(parents=True, exist_ok=True)
     rows = range(len(images))
-    names = _embed(run, state, images, out, rows=rows, task=task, chunk=chunk, workdir=str(workdir))
+    names = embed_fn(out, rows=rows, task=task)
     if format == "parquet":
-        reader = Reader(images, cache=False)
+        reader = Reader(images_of(images), cache=False)
         count = atlas.write(
             out / "embeddings.parquet",
             np.load(out / "embeddings.npy", mmap_mode="r"),
@@ -110,24 +116,14 @@ def export(
 
 
 def _export_part(
-    run: Run,
-    state: TrainState,
-    images: Split,
-    out: pathlib.Path,
-    *,
-    shard: parts.Shard,
-    task: dict[str, Any],
-    chunk: int,
-    workdir: str,
+    embed_fn: Callable, out: pathlib.Path, shard: parts.Shard, task: dict[str, Any]
 ) -> pathlib.Path:
-    rows = shard.rows(len(images))
-    if shard.count > len(images):
-        raise ValueError(f"--shard={shard}: there are only {len(images):,} images")
+    rows = shard.rows(task["count"])
+    if shard.count > task["count"]:
+        raise ValueError(f"--shard={shard}: there are only {task['count']:,} images")
     with parts.claimed(out, shard, task) as folder:
         if not parts.is_complete(folder):
-            _embed(
-                run, state, images, folder, rows=rows, task=task, chunk=chunk, workdir=str(workdir)
-            )
+            embed_fn(folder, rows=rows, task=task)
             parts.finish(folder, shard, rows=rows)
         (folder / _PROGRESS).unlink(missing_ok=True)
     manifest = parts.complete(out)
@@ -156,7 +152,7 @@ def _embed(
     progress_file = out / _PROGRESS
     done = 0
     if progress_file.exists():
-        progress = json.loads(progress_file.read_text())
+        progress = reading.json_file(progress_file)
         if {k: progress.get(k) for k in task} != task:
             raise ValueError(
                 f"{out} holds an unfinished export of {progress}: finish that, or choose another "
@@ -174,6 +170,8 @@ def _embed(
         stop = min(done + chunk, len(rows))
         part = subset(images, np.arange(rows[done], rows[stop - 1] + 1))
         values = {"embeddings": evaluator.embeddings(state, part)[MAIN]}
+        if "prefix" in task:
+            values["embeddings"] = nearest.prefix(values["embeddings"], task["prefix"])
         if synthetic:
             key = jax.random.fold_in(jax.random.key(run.seed), done)
             values |= evaluator.synthetic_features(state, part, key=key)

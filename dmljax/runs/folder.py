@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pathlib
 import shutil
@@ -22,7 +21,7 @@ from dmljax.files import locks, reading
 from dmljax.files.writing import write_json
 from dmljax.report import scores_file
 from dmljax.report.scores_file import QueryScores
-from dmljax.train import hosts, optimizers
+from dmljax.train import hosts, initial_state, optimizers
 from dmljax.train.checkpoints import Checkpoints, delete
 from dmljax.train.evaluation import Evaluator
 from dmljax.train.journal import table
@@ -39,7 +38,7 @@ __all__ = [
     "reopen",
     "score",
     "split_of",
-    "write_query_scores",
+    "write_scores",
 ]
 
 _CONFIG, _DIGESTS = "config.json", "digests.json"
@@ -135,7 +134,7 @@ def _short(digest: str | None) -> str:
 def _delete_results(workdir: pathlib.Path) -> None:
     delete(workdir / "checkpoints")
     delete(workdir / "checkpoints_damaged")
-    for name in ("frames", "tensorboard"):
+    for name in ("frames", "frozen", "tensorboard"):
         shutil.rmtree(workdir / name, ignore_errors=True)
     for pattern in (
         "metrics.jsonl",
@@ -163,10 +162,12 @@ def reopen(
     that names modules outside of dmljax is refused unless `trust_modules`, because importing them
     runs their code.
     """
-    workdir = pathlib.Path(workdir)
+    workdir = reading.chosen_run(workdir)
     with reading.trusting_modules(trust_modules):
         run = build(config_files.override(reading.config_of_run(workdir), overrides))
-    with Checkpoints(workdir / "checkpoints", reading=True) as checkpoints:
+    digests = reading.config_of_run(workdir, _DIGESTS) if (workdir / _DIGESTS).exists() else {}
+    base = initial_state.base_of(run, digest=digests.get("weights"))
+    with Checkpoints(workdir / "checkpoints", reading=True, base=base) as checkpoints:
         steps = checkpoints.steps()
         if step is None and steps and not run.selection.is_last:
             step = checkpoints.best()
@@ -206,14 +207,15 @@ def load(
 def embedding(run: Run, state: TrainState) -> tuple[Callable, dict[str, Any]]:
     """`(embed_fn, variables)` of a state: `embed_fn(variables, images uint8) -> [b d]`, compiled.
 
-    The parameters are the averaged ones, where the optimizer of the run keeps an average.
+    The parameters are the averaged ones, where the optimizer of the run keeps an average. Adapters
+    are added to the kernels.
     """
-    params = optimizers.averaged(state.params, state.opt_state)
+    params = run.adapted.merge_fn(optimizers.averaged(state.params, state.opt_state))
 
     @jax.jit
     def embed_fn(variables, images):
         images = run.normalize_fn(images)
-        return run.method.embed(variables["params"], variables["model_state"], images)
+        return run.adapted.deployed.embed(variables["params"], variables["model_state"], images)
 
     return embed_fn, {"params": params, "model_state": state.model_state}
 
@@ -247,20 +249,31 @@ def split_of(run: Run, name: str) -> Split:
 
 
 def query_scores(
-    run: Run, embeddings: np.ndarray, workdir: str | os.PathLike, *, step: int
+    run: Run,
+    embeddings: np.ndarray,
+    workdir: str | os.PathLike,
+    *,
+    step: int,
+    split: str = "test",
 ) -> QueryScores:
-    """The scores of every test query by the embeddings of a step."""
+    """The scores of every query of a split by the embeddings of a step."""
     digests = pathlib.Path(workdir) / _DIGESTS
-    data = json.loads(digests.read_text())["data"] if digests.exists() else ""
+    data = reading.json_file(digests)["data"] if digests.exists() else ""
     return scores_file.score(
-        embeddings, run.test, data=data, step=step, devices=run.shards.mesh.local_devices
+        embeddings,
+        run.splits[split],
+        data=data,
+        name=split,
+        step=step,
+        devices=run.shards.mesh.local_devices,
     )
 
 
-def write_query_scores(scores: QueryScores, workdir: str | os.PathLike) -> None:
-    """Writes the scores into the folder of the run. If that fails, the run continues."""
+def write_scores(scores: QueryScores, folder: str | os.PathLike) -> None:
+    """Writes the scores of queries into a folder. If that fails, the run continues."""
     try:
-        scores_file.write(workdir, scores)
+        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+        scores_file.write(folder, scores)
     except OSError as error:
         logging.warning("%s was not written: %s", scores_file.FILE, error)
 
@@ -292,5 +305,5 @@ def describe_score(run: Run, state: TrainState, *, requested: bool = False) -> s
         selection += f"; the best by {run.selection.key} reloaded at {steps}"
     return (
         f"after step {int(state.step)} ({selection}), seed {run.seed}, {embedding.shape[1]}-d "
-        f"embeddings of {w} x {h} x {channels} images, pretraining: {run.pretraining}"
+        f"embeddings of {w} x {h} x {channels} images, pretraining: {run.pretraining(paths=False)}"
     )

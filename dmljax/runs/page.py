@@ -13,12 +13,13 @@ import numpy as np
 from absl import logging
 
 from dmljax.data.reader import Reader
-from dmljax.data.splits import Split, record_name, subset
+from dmljax.data.splits import Split, images_of, record_name, subset
 from dmljax.methods.base import Inspect
 from dmljax.report import facts, inside, page
 from dmljax.report import run as run_facts
 from dmljax.report.scores_file import QueryScores
 from dmljax.runs import folder as run_folder
+from dmljax.runs import frozen
 from dmljax.train import optimizers
 from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.run import Run
@@ -26,7 +27,7 @@ from dmljax.train.step import TrainState
 
 __all__ = ["FILE", "facts_again", "facts_of", "write", "write_again"]
 
-FILE = "report.html"
+FILE = page.FILE
 # The page looks for copies of test images among this many training images. At the end of a run it
 # embeds no more images than the run has trained on in a twentieth of its steps. A forward pass
 # takes a third of a step, so this adds about 2 % to the time of the run.
@@ -38,7 +39,7 @@ def write(
     state: TrainState,
     evaluation: Evaluation,
     workdir: pathlib.Path,
-    scores: QueryScores | None = None,
+    scores: QueryScores,
     *,
     evaluator: Evaluator,
 ) -> bool:
@@ -74,7 +75,7 @@ def facts_again(
 ) -> facts.Facts:
     """Embeds the test split of a run again: the facts of its page.
 
-    Those of the selected step are also written to `scores.safetensors`.
+    Without `step`, the scores of the queries are also written to `scores.safetensors`.
     """
     workdir = pathlib.Path(workdir)
     run, state = run_folder.reopen(workdir, step=step, overrides=overrides)
@@ -84,7 +85,7 @@ def facts_again(
     embeddings = evaluator.embeddings(state, run.test)
     scores = run_folder.query_scores(run, embeddings[MAIN], workdir, step=int(state.step))
     if step is None:
-        run_folder.write_query_scores(scores, workdir)
+        run_folder.write_scores(scores, workdir)
     training_fn = functools.partial(_training, run, state, evaluator, most=_MOST_TRAINING)
     return facts_of(
         run,
@@ -115,11 +116,16 @@ def facts_of(
     assert embeddings is not None
     step = int(state.step)
     files = run_facts.read(workdir)
-    reader = Reader(test, cache=False)
+    least_side = run.eval_transform_fn.least_side
+    reader = Reader(images_of(test), cache=False, least_side=least_side)
     inside_fn = None
     if run.method.inspect is not None:
-        inside_fn = functools.partial(_views, run, state, embeddings, reader)
+        as_evaluated = Reader(test, least_side=least_side)
+        inside_fn = functools.partial(_views, run, state, embeddings, as_evaluated)
     scores: Mapping[str, Mapping[str, float]] = files.scores_at(step)
+    result = files.result
+    rows = result.against_frozen if result and result.chosen and result.chosen.step == step else ()
+    against = frozen.sentence([frozen.Against(**row) for row in rows])
     content = facts.make(
         embeddings[MAIN],
         test,
@@ -133,8 +139,9 @@ def facts_of(
         inside_fn=inside_fn,
         training_fn=training_fn,
         fields={
-            "rule": run_folder.describe_score(run, state),
+            "rule": ". ".join(filter(None, (run_folder.describe_score(run, state), against))),
             "curves": files.curves(step, run.reload_best_at, shown=run.selection.score),
+            "prefixes": files.prefixes(step, embeddings[MAIN].shape[1]),
             "run": files.provenance(),
             "warning": files.warning(),
         },
@@ -150,13 +157,13 @@ def facts_of(
 def _training(
     run: Run, state: TrainState, evaluator: Evaluator, *, most: int
 ) -> dict[str, Any] | None:
-    """At most `most` training images and their embeddings; None if several processes train."""
-    if jax.process_count() > 1:  # this process alone makes the page
+    """At most `most` training images and their embeddings; None for 0 or several processes."""
+    if not most or jax.process_count() > 1:  # this process alone makes the page
         return None
     rows = np.arange(len(run.train))
     if len(rows) > most:
         rows = np.sort(np.random.default_rng(0).choice(len(rows), most, replace=False))
-    split = subset(run.train, rows)
+    split, least_side = subset(run.train, rows), run.eval_transform_fn.least_side
     embeddings = evaluator.embeddings(state, split)[MAIN]
     is_readable = np.isfinite(embeddings).all(axis=1)
     if not is_readable.all():
@@ -165,7 +172,7 @@ def _training(
         "embeddings": embeddings,
         "labels": split.labels,
         "names": split.names,
-        "read_fn": Reader(split, cache=False),
+        "read_fn": Reader(images_of(split), cache=False, least_side=least_side),
         "total": len(run.train),
     }
 

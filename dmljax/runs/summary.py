@@ -1,25 +1,24 @@
-"""What a run reports: its header, its footer and its pictures."""
+"""What a run reports: its header, its footer, its warnings and the frames of its movie."""
 
 from __future__ import annotations
 
 import pathlib
-import time
 from typing import Any
 
 import jax
 import numpy as np
 
 from dmljax import kernels, metrics
+from dmljax.adapt import path_of
 from dmljax.data.splits import Split
 from dmljax.files.result import Chosen, first_best
 from dmljax.report import pictures
 from dmljax.report.scores_file import QueryScores
-from dmljax.runs import page as run_page
 from dmljax.runs import stuck as stuck_lib
 from dmljax.runs.folder import describe_clustering, describe_score
 from dmljax.train import initial_state
 from dmljax.train.devices import describe_determinism
-from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
+from dmljax.train.evaluation import MAIN, Evaluation
 from dmljax.train.journal import read, table
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
@@ -31,7 +30,6 @@ __all__ = [
     "frame",
     "header",
     "intervals",
-    "pictures_of",
     "stuck",
 ]
 
@@ -40,7 +38,11 @@ _LAST = "the last step was chosen (select=last)"
 
 def header(run: Run, state: TrainState) -> list[str]:
     """The data, the net, the batches and the devices of a run, in a line or two."""
-    parameters = sum(x.size for x in jax.tree.leaves(state.params))
+    leaves = jax.tree_util.tree_leaves_with_path(state.params)
+    parameters = f"{sum(x.size for _, x in leaves):,} parameters"
+    if run.frozen:
+        learned = sum(x.size for keys, x in leaves if path_of(keys) not in run.frozen)
+        parameters += f", of which {learned:,} learn (trained={run.trained})"
     platform = jax.devices()[0].platform
     devices = f"{run.shards.size} {platform} device{'s' if run.shards.size > 1 else ''}"
     convolutions = kernels.describe(getattr(run.net, "impl", "auto"), platform)
@@ -49,8 +51,8 @@ def header(run: Run, state: TrainState) -> list[str]:
         splits.append(_held_out(run, run.held_out))
     splits.append(f"{len(run.test):,} test images of {len(run.test.names):,} classes")
     line = (
-        f"{run.dataset}: {', '.join(splits)}; {parameters:,} parameters, "
-        f"pretraining: {run.pretraining}; images: {run.transform_fn.title} for training, "
+        f"{run.dataset}: {', '.join(splits)}; {parameters}, "
+        f"pretraining: {run.pretraining()}; images: {run.transform_fn.title} for training, "
         f"{run.eval_transform_fn.title} for evaluation; "
         f"batches of {run.batch_size} on {devices}; {convolutions}"
     )
@@ -60,8 +62,12 @@ def header(run: Run, state: TrainState) -> list[str]:
         line += f"; {run.sampler_note}"
     if start_step := int(state.step):
         return [f"{line}; continuing from step {start_step}"]
-    hint = None if run.weights or run.start else initial_state.missing_weights_note(run.net_name)
-    return [line, hint] if hint else [line]
+    hint = (
+        None
+        if run.weights or run.start
+        else initial_state.missing_weights_note(run.net_name, run.dataset)
+    )
+    return [hint, line] if hint else [line]
 
 
 def _held_out(run: Run, split: Split) -> str:
@@ -82,34 +88,6 @@ def footer(run: Run, state: TrainState, evaluation: Evaluation, choice: Chosen) 
         lines.append(line)
     if choice.sentence != _LAST:  # otherwise there is nothing to explain
         lines.append(choice.sentence)
-    return lines
-
-
-def pictures_of(
-    run: Run,
-    state: TrainState,
-    evaluation: Evaluation,
-    workdir: pathlib.Path,
-    scores: QueryScores | None = None,
-    *,
-    evaluator: Evaluator,
-) -> list[str]:
-    """Writes the page and the movie of a run that has ended; a line that names them."""
-    if not run.pictures or evaluation.test_embeddings is None:
-        return []
-    lines = []
-    start = time.perf_counter()
-    if run_page.write(run, state, evaluation, workdir, scores, evaluator=evaluator):
-        seconds = time.perf_counter() - start
-        lines.append(f"report: {workdir / run_page.FILE} ({seconds:.0f} s)")
-    if run.evaluation.frames:
-        pictures.movie(
-            workdir / "frames",
-            workdir / "movie.gif",
-            frame_ms=run.evaluation.frame_ms,
-            last_frame_ms=run.evaluation.last_frame_ms,
-        )
-        lines.append(f"movie: {workdir / 'movie.gif'}")
     return lines
 
 

@@ -6,14 +6,17 @@ import contextlib
 import os
 import pathlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from dmljax.config import digests
 from dmljax.config.build import build
-from dmljax.runs import folder, summary
-from dmljax.train import initial_state, loop, results
+from dmljax.files import parts
+from dmljax.report import pictures
+from dmljax.runs import folder, frozen, page, summary
+from dmljax.train import features, initial_state, loop, results
 from dmljax.train import start as start_lib
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.devices import check_determinism
@@ -24,7 +27,7 @@ from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 from dmljax.weights import file_digest
 
-__all__ = ["run"]
+__all__ = ["compute_features", "run"]
 
 
 def run(
@@ -47,7 +50,9 @@ def run(
     )
     with (
         folder.claimed(workdir, run.config, run_digests, overwrite=overwrite),
-        Checkpoints(workdir / "checkpoints", keep=run.checkpoint.keep) as checkpoints,
+        Checkpoints(
+            workdir / "checkpoints", keep=run.checkpoint.keep, base=initial_state.base_of(run)
+        ) as checkpoints,
     ):
         report = results.Report(workdir, source=source, digests=run_digests._asdict(), start=start)
         try:
@@ -57,12 +62,25 @@ def run(
             raise
 
 
+def compute_features(config: Any, *, shard: parts.Shard) -> tuple[int, pathlib.Path]:
+    """Computes a part of the cached features of a run; the number of images, and their folder."""
+    run = build(config)
+    if run.cache is None:
+        raise ValueError("--features needs a config with features='cached', such as folder.py")
+    initial_state.check_weights(run)
+    count = features.compute_of_run(run, initial_state.first_state(run), shard=shard)
+    return count, run.cache.entries[0].folder.parent
+
+
 def _train_and_report(
     run: Run, workdir: pathlib.Path, checkpoints: Checkpoints, report: results.Report
 ) -> dict[str, float]:
     origin: list[str] = []
     restored = loop.restore(run, checkpoints, report, say=origin.append)
     start_step = int(restored.state.step)
+    features.compute_of_run(run, restored.state)
+    if start_step == 0:
+        restored = restored._replace(state=features.centered(run, restored.state))
     with contextlib.ExitStack() as stack:
         journal = Journal(
             workdir,
@@ -111,10 +129,12 @@ def _train_and_report(
 def _evaluate_untrained(
     run: Run, state: TrainState, evaluator: Evaluator, journal: Journal, workdir: pathlib.Path
 ) -> None:
-    """Reports the scores of the raw pixels, and draws the first frame of the movie."""
+    """Reports the scores of raw pixels and of the backbone; draws the first frame of the movie."""
     if baseline := evaluator.pixel_scores():
         journal.say(f"raw pixels, before training: R@1 {100 * baseline['R@1']:.1f}")
         journal.evaluation(0, baseline, split="raw")
+    if run.evaluation.frozen:
+        frozen.evaluate(run, evaluator, journal, workdir)
     if run.evaluation.frames:
         summary.frame(run, evaluator.embeddings(state, run.test), workdir, 0)
 
@@ -153,16 +173,34 @@ def _report(
     journal: Journal,
     report: results.Report,
 ) -> None:
-    """The last lines of a run, `result.json`, the scores of single queries, and the page."""
+    """The last lines of a run, `result.json`, the scores of single queries, page and movie."""
     choice = summary.choice(run, int(state.step), read(workdir / "metrics.jsonl"))
     for line in summary.footer(run, state, evaluation, choice):
         journal.say(line)
-    scores = None
+    scores, values = None, dict(evaluation.scores)
+    rows: Sequence[frozen.Against] = ()
     if evaluation.test_embeddings is not None:
         embeddings = evaluation.test_embeddings[MAIN]
         scores = folder.query_scores(run, embeddings, workdir, step=int(state.step))
-        folder.write_query_scores(scores, workdir)
+        folder.write_scores(scores, workdir)
         journal.say(summary.intervals(scores, run.evaluation.average))
-    report.finished(choice, evaluation.scores, **summary.facts(run))
-    for line in summary.pictures_of(run, state, evaluation, workdir, scores, evaluator=evaluator):
-        journal.say(line)
+        known = {"test": scores}
+        rows = frozen.compare(run, workdir, evaluation, step=int(state.step), known=known)
+        for line in frozen.lines(run, rows):
+            journal.say(line)
+        values |= {f"{frozen.PREFIXES[row.split]}/{row.name}": row.frozen for row in rows}
+    against = [row._asdict() for row in rows]
+    report.finished(choice, values, against_frozen=against, **summary.facts(run))
+    if not run.pictures or scores is None:
+        return
+    start = time.perf_counter()
+    if page.write(run, state, evaluation, workdir, scores, evaluator=evaluator):
+        journal.say(f"report: {workdir / page.FILE} ({time.perf_counter() - start:.0f} s)")
+    if run.evaluation.frames:
+        pictures.movie(
+            workdir / "frames",
+            workdir / "movie.gif",
+            frame_ms=run.evaluation.frame_ms,
+            last_frame_ms=run.evaluation.last_frame_ms,
+        )
+        journal.say(f"movie: {workdir / 'movie.gif'}")

@@ -4,7 +4,8 @@
     server      one process: the socket, signals, the end
     protocol    HTTP/1.1 of one connection, with limits on heads
     guard       request ids, limits, tokens and errors of every request
-    app         the routes
+    api         the routes: what each takes and answers, checked and described (OpenAPI)
+    app         what answers them
     formats     bodies in JSON, msgpack, raw float32, multipart
     batching    images of many requests in one batch of the net
     generation  the bundle and the index in use, and their replacement while requests run

@@ -1,4 +1,4 @@
-"""The routes."""
+"""What answers the routes of `api`."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ import importlib.resources
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Router
 
 from dmljax.hints import hint
 from dmljax.index import Index, InvalidInput
-from dmljax.serve import formats
+from dmljax.serve import api, formats
+from dmljax.serve.api import Route
 from dmljax.serve.errors import Refused
 from dmljax.serve.generation import Generation, Service
 from dmljax.serve.guard import Guard, read_body
 from dmljax.serve.metrics import CONTENT_TYPE
-from dmljax.serve.openapi import description
+from dmljax.serve.settings import Limits
 
 __all__ = ["create"]
 
+_T = TypeVar("_T")
 _DEFAULT_K = 10
 _MOST_LISTED = 100
 _SCANNED = 5000  # items from which a random choice is exact
-_SEARCH_FIELDS = ("images", "vectors", "ids", "k", "threshold", "where", "exact", "allow_fewer")
-_SEARCH_OPTIONS = ("k", "threshold", "where", "exact", "allow_fewer")
 
 
 def create(service: Service) -> Guard:
     """The ASGI application of a service, to be run by uvicorn or another server."""
-    routes = _Routes(service)
+    handlers = _Handlers(service)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Router) -> AsyncIterator[None]:
@@ -45,292 +46,244 @@ def create(service: Service) -> Guard:
         yield
         await service.stop()
 
-    handlers = {
-        "/": {"GET": routes.page},
-        "/embed": {"POST": routes.embed},
-        "/search": {"GET": routes.search_stored, "POST": routes.search},
-        "/items": {"GET": routes.items, "POST": routes.add, "DELETE": routes.delete},
-        "/items/image": {"GET": routes.picture},
-        "/info": {"GET": routes.info},
-        "/healthz": {"GET": routes.alive},
-        "/readyz": {"GET": routes.ready},
-        "/metrics": {"GET": routes.metrics},
-        "/openapi.json": {"GET": routes.openapi},
-    }
     lifespan_app = Router(lifespan=lifespan)
 
     async def dispatch(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await lifespan_app(scope, receive, send)
             return
-        methods = handlers.get(scope["path"])
+        methods = api.ROUTES.get(scope["path"])
         if methods is None:
             raise Refused(404, "there is no such route; /openapi.json lists them")
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        if method not in methods:
+        route = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        if route is None:
             raise Refused(405, f"this route has {', '.join(methods)}")
-        response = await methods[method](Request(scope, receive))
+        call = _Call(route, Request(scope, receive), service.settings.limits)
+        response = call.respond(await getattr(handlers, route.handler)(call))
         await response(scope, receive, send)
 
-    return Guard(dispatch, service, frozenset(handlers))
+    return Guard(dispatch, service, frozenset(api.ROUTES))
 
 
-class _Routes:
-    """The handlers. They raise `Refused` and errors of the index and of images."""
+class _Call:
+    """A request of a route: its options, and its body when it is needed."""
+
+    def __init__(self, route: Route, request: Request, limits: Limits):
+        self._route, self._limits, self._headers = route, limits, request.headers
+        self._request = request
+        self.options: Any = formats.query(request.query_params.multi_items(), route.query)
+
+    async def body(self) -> Any:
+        """The body as the type of the route, with the options of the address that it leaves out."""
+        limits, kind = self._limits, formats.content_type(self._headers)
+        most = limits.image_bytes if formats.is_image(kind) else limits.body_bytes
+        data = await read_body(self._request, most=most, seconds=limits.body_seconds)
+        assert self._route.body is not None
+        if self._route.images and (formats.is_image(kind) or kind == "multipart/form-data"):
+            images = await formats.images_of(kind, self._headers, data, limits)
+            body: Any = self._route.body(images=images)
+        else:
+            body = formats.decode(kind, data, self._route.body)
+        for name in self.options.__struct_fields__:
+            if getattr(body, name) is UNSET:
+                setattr(body, name, getattr(self.options, name))
+        return body
+
+    def respond(self, answer: Any) -> Response:
+        """An answer in the format that the client asks for."""
+        accept = self._headers.get("accept", "")
+        if isinstance(answer, Response):
+            return answer
+        if isinstance(answer, api.Embeddings) and accept.startswith(formats.FLOATS):
+            shape = ",".join(map(str, answer.embeddings.shape))
+            headers = {"X-Shape": shape, "X-Model": answer.model}
+            data = answer.embeddings.astype("<f4", copy=False).tobytes()
+            return Response(data, media_type=formats.FLOATS, headers=headers)
+        data, kind = formats.encode(answer, accept)
+        return Response(data, status_code=self._route.status, media_type=kind)
+
+
+class _Handlers:
+    """What answers the routes. Handlers raise `Refused` and errors of the index and of images."""
 
     def __init__(self, service: Service):
         self._service, self._limits = service, service.settings.limits
         page = importlib.resources.files("dmljax.serve").joinpath("page.html").read_text("utf-8")
         self._page = page.encode()
         self._policy = _policy(page)
-        self._description = json.dumps(description(service.settings)).encode()
+        self._description = json.dumps(api.description(service.settings)).encode()
 
-    async def page(self, request: Request) -> Response:
+    async def page(self, call: _Call) -> Response:
         headers = {"Content-Security-Policy": self._policy, "Cache-Control": "no-cache"}
         return Response(self._page, media_type="text/html; charset=utf-8", headers=headers)
 
-    async def alive(self, request: Request) -> Response:
-        return _json({"status": "alive"})
+    async def alive(self, call: _Call) -> api.Status:
+        return api.Status("alive")
 
-    async def ready(self, request: Request) -> Response:
+    async def ready(self, call: _Call) -> api.Status:
         with self._service.use():
-            return _json({"status": "ready"})
+            return api.Status("ready")
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, call: _Call) -> Response:
         metrics = self._service.metrics
         generation = self._service.current
         if generation is not None and generation.index is not None:
             with self._service.use() as generation:
-                index = generation.index
-                assert index is not None
-                count, version = await self._service.on_index(_state, index)
+                count, version = await self._service.on_index(_state, _index(generation))
             metrics.items.set(count)
             metrics.version.set(version)
         return Response(metrics.text(), media_type=CONTENT_TYPE)
 
-    async def openapi(self, request: Request) -> Response:
+    async def openapi(self, call: _Call) -> Response:
         return Response(self._description, media_type="application/json")
 
-    async def info(self, request: Request) -> Response:
+    async def info(self, call: _Call) -> api.Info:
         settings = self._service.settings
         with self._service.use() as generation:
             bundle, index = generation.bundle, generation.index
-            content = {
-                "model": bundle.digest,
-                "dimension": bundle.dimension,
-                "similarity": bundle.similarity,
-                "thresholds": bundle.thresholds,
-                "batch_sizes": bundle.batch_sizes,
-                "input_shape": bundle.input_shape,
-                "index": None,
-                "add": settings.allow_add,
-                "delete": settings.allow_delete,
-            }
+            state = None
             if index is not None:
-                count, version = await self._service.on_index(_state, index)
-                content["index"] = {"items": count, "version": version}
-            return self._answer(request, content)
+                state = api.IndexState(*await self._service.on_index(_state, index))
+            return api.Info(
+                model=bundle.digest,
+                dimension=bundle.dimension,
+                similarity=bundle.similarity,
+                thresholds=bundle.thresholds,
+                batch_sizes=bundle.batch_sizes,
+                input_shape=bundle.input_shape,
+                index=state,
+                text=bundle.has_text,
+                add=settings.allow_add,
+                delete=settings.allow_delete,
+            )
 
-    async def embed(self, request: Request) -> Response:
+    async def embed(self, call: _Call) -> api.Embeddings:
         with self._service.use() as generation:
-            kind, body = await self._body(request)
-            _query(request, ())
-            if formats.is_image(kind) or kind == "multipart/form-data":
-                images = await formats.images_of(kind, request.headers, body, self._limits)
-            else:
-                images = self._images(formats.fields(kind, body, names=("images",)).get("images"))
-            embeddings = await self._service.embed(generation, images)
-            model = generation.bundle.digest
-        if request.headers.get("accept", "").startswith(formats.FLOATS):
-            headers = {"X-Shape": ",".join(map(str, embeddings.shape)), "X-Model": model}
-            data = embeddings.astype("<f4", copy=False).tobytes()
-            return Response(data, media_type=formats.FLOATS, headers=headers)
-        return self._answer(request, {"embeddings": embeddings, "model": model})
+            embeddings = await self._embed(generation, (await call.body()).images)
+            return api.Embeddings(embeddings, generation.bundle.digest)
 
-    async def search(self, request: Request) -> Response:
+    async def _embed(self, generation: Generation, images: list[bytes]) -> np.ndarray:
+        _limited(images, "images", self._limits.images)
+        return await self._service.embed(generation, images)
+
+    async def search(self, call: _Call) -> api.Results:
         with self._service.use() as generation:
             index = _index(generation)
-            kind, body = await self._body(request)
-            options = _query(request, _SEARCH_OPTIONS)
-            images: list[bytes] = []
-            vectors, ids = None, None
-            if formats.is_image(kind) or kind == "multipart/form-data":
-                images = await formats.images_of(kind, request.headers, body, self._limits)
+            body = await call.body()
+            if body.ids is not UNSET:
+                return await self._hits(generation, body, ids=body.ids)
+            if body.images is not UNSET:
+                vectors = await self._embed(generation, body.images)
+            elif body.texts is not UNSET:
+                _limited(body.texts, "texts", self._limits.queries)
+                vectors = await self._service.embed_text(generation, body.texts)
             else:
-                content = formats.fields(kind, body, names=_SEARCH_FIELDS)
-                if len(content.keys() & {"images", "vectors", "ids"}) != 1:
-                    raise Refused(400, "give one of images, vectors and ids")
-                if "images" in content:
-                    images = self._images(content["images"])
-                elif "vectors" in content:
-                    most = self._limits.queries
-                    vectors = formats.vectors_of(content["vectors"], index.dimension, most=most)
-                else:
-                    ids = _list(content["ids"], "ids", most=self._limits.queries)
-                options |= {name: content[name] for name in _SEARCH_OPTIONS if name in content}
-            if images:
-                vectors = await self._service.embed(generation, images)
-            return await self._hits(request, generation, options, vectors=vectors, ids=ids)
+                most = self._limits.queries
+                vectors = formats.vectors_of(body.vectors, index.dimension, most=most)
+            return await self._hits(generation, body, vectors=vectors)
 
-    async def search_stored(self, request: Request) -> Response:
-        options = _query(request, ("id", *_SEARCH_OPTIONS))
-        ids = request.query_params.getlist("id")
-        options.pop("id", None)
-        if not ids:
-            raise Refused(400, "id is missing: /search?id=ID, or POST an image")
+    async def search_stored(self, call: _Call) -> api.Results:
         with self._service.use() as generation:
-            _index(generation)
-            ids = _list(ids, "ids", most=self._limits.queries)
-            return await self._hits(request, generation, options, vectors=None, ids=ids)
+            return await self._hits(generation, call.options, ids=call.options.id)
 
     async def _hits(
         self,
-        request: Request,
         generation: Generation,
-        options: dict[str, Any],
+        options: api.Options,
         *,
-        vectors: np.ndarray | None,
-        ids: list[str] | None,
-    ) -> Response:
+        vectors: np.ndarray | None = None,
+        ids: Sequence[str] = (),
+    ) -> api.Results:
         index = _index(generation)
-        exact, fewer = options.get("exact", False), options.get("allow_fewer", "k" not in options)
-        if not isinstance(exact, bool) or not isinstance(fewer, bool):
-            raise Refused(400, "exact and allow_fewer are true or false")
-        threshold = _threshold(options.get("threshold"), generation.bundle.thresholds)
-        arguments = {
-            "where": options.get("where"),
-            "exact": exact,
-            "threshold": threshold,
-            "allow_fewer": fewer,
-        }
-        k = options.get("k", _DEFAULT_K)
+        _limited(ids, "ids", self._limits.queries)
+        names = api.Options.__struct_fields__
+        arguments = {x: getattr(options, x) for x in names if getattr(options, x) is not UNSET}
+        arguments = {"k": _DEFAULT_K, "allow_fewer": "k" not in arguments} | arguments
+        threshold = _threshold(arguments.get("threshold"), generation.bundle.thresholds)
+        arguments["threshold"] = threshold
         start = time.perf_counter()
 
         def search() -> tuple[Any, int]:
-            if ids is not None:
-                return index.search_ids(ids, k, **arguments), index.version
-            return index.search(vectors, k, **arguments), index.version
+            if vectors is None:
+                return index.search_ids(ids, **arguments), index.version
+            return index.search(vectors, **arguments), index.version
 
         results, version = await self._service.on_index(search)
         self._service.metrics.search_seconds.observe(time.perf_counter() - start)
         pictures = generation.pictures
-        content = {
-            "results": [
-                {
-                    "match": bool(hits),
-                    "hits": [
-                        {
-                            "id": hit.id,
-                            "similarity": float(hit.similarity),
-                            "metadata": hit.metadata,
-                            "picture": hit.id in pictures,
-                        }
-                        for hit in hits
-                    ],
-                }
-                for hits in results
-            ],
-            "threshold": threshold,
-            "model": generation.bundle.digest,
-            "version": version,
-        }
-        return self._answer(request, content)
+        answers = [
+            [api.Hit(x.id, float(x.similarity), x.metadata, x.id in pictures) for x in hits]
+            for hits in results
+        ]
+        results = [api.Result(bool(hits), hits) for hits in answers]
+        return api.Results(results, threshold, generation.bundle.digest, version)
 
-    async def items(self, request: Request) -> Response:
-        options = _query(request, ("id", "limit", "seed", "vectors"))
-        ids = request.query_params.getlist("id")
+    async def items(self, call: _Call) -> api.Items:
+        options = call.options
         with self._service.use() as generation:
             index = _index(generation)
-            if ids:
-                ids = _list(ids, "ids", most=self._limits.items)
-                items = await self._service.on_index(index.get, ids)
+            if options.id is not UNSET:
+                _limited(options.id, "ids", self._limits.items)
+                items = await self._service.on_index(index.get, options.id)
             else:
-                limit, seed = _number(options, "limit", 24), _number(options, "seed", 0)
-                if not 1 <= limit <= _MOST_LISTED:
-                    raise Refused(422, f"limit={limit}: choose 1 to {_MOST_LISTED}")
-                items = await self._service.on_index(_some, index, limit, seed)
-            with_vectors = options.get("vectors", False) is True
-            content = [
-                {
-                    "id": item.id,
-                    "metadata": item.metadata,
-                    "picture": item.id in generation.pictures,
-                    **({"vector": item.vector} if with_vectors else {}),
-                }
-                for item in items
-            ]
-            return self._answer(request, {"items": content})
+                if not 1 <= options.limit <= _MOST_LISTED:
+                    raise Refused(422, f"limit={options.limit}: choose 1 to {_MOST_LISTED}")
+                items = await self._service.on_index(_some, index, options.limit, options.seed)
+            return api.Items(
+                [
+                    api.Item(
+                        item.id,
+                        item.metadata,
+                        item.id in generation.pictures,
+                        item.vector if options.vectors else UNSET,
+                    )
+                    for item in items
+                ]
+            )
 
-    async def add(self, request: Request) -> Response:
+    async def add(self, call: _Call) -> api.Added:
         if not self._service.settings.allow_add:
             raise Refused(403, "adding is off: the service is started without --allow-add")
         with self._service.use() as generation:
             index = _index(generation)
-            kind, body = await self._body(request)
-            _query(request, ())
-            content = formats.fields(kind, body, names=("items", "replace"))
-            items = _list(content.get("items"), "items", most=self._limits.items, kind=dict)
-            replace = content.get("replace", False)
-            if not isinstance(replace, bool):
-                raise Refused(400, "replace is true or false")
-            vectors = await self._vectors_of_items(generation, items)
-            ids = [item.get("id") for item in items]
-            metadata = [item.get("metadata") for item in items]
+            body = await call.body()
+            items = _limited(body.items, "items", self._limits.items)
+            images = [item.image for item in items if item.image is not UNSET]
+            embedded = iter(await self._embed(generation, images) if images else ())
+            vectors = [
+                next(embedded)
+                if item.vector is UNSET
+                else formats.vectors_of(
+                    item.vector if isinstance(item.vector, bytes) else [item.vector],
+                    index.dimension,
+                    most=1,
+                )[0]
+                for item in items
+            ]
+            arrays = np.stack([np.asarray(vector, np.float64) for vector in vectors])
+            ids, metadata = [item.id for item in items], [item.metadata for item in items]
 
             def add() -> int:
-                index.add(ids, vectors, metadata, replace=replace)
+                index.add(ids, arrays, metadata, replace=body.replace)
                 return index.version
 
-            version = await self._service.on_index(add)
-            return self._answer(request, {"added": len(ids), "version": version}, status=201)
+            return api.Added(len(ids), await self._service.on_index(add))
 
-    async def _vectors_of_items(self, generation: Generation, items: list[Any]) -> np.ndarray:
-        images = []
-        for item in items:
-            for name in item:
-                if name not in ("id", "image", "vector", "metadata"):
-                    raise Refused(400, f"an item has the unknown field {ascii(name)[:60]}")
-            if ("image" in item) == ("vector" in item):
-                raise Refused(400, "an item has an image or a vector")
-            if "image" in item:
-                images.append(formats.binary(item["image"], "image"))
-        if len(images) > self._limits.images:
-            limit = self._limits.images
-            raise Refused(413, f"there are {len(images)} images: the limit is {limit}")
-        embedded = iter(await self._service.embed(generation, images) if images else ())
-        dimension = generation.bundle.dimension
-        rows = []
-        for item in items:
-            if "image" in item:
-                rows.append(next(embedded))
-            else:
-                vector = item["vector"]
-                vector = vector if isinstance(vector, bytes) else [vector]
-                rows.append(formats.vectors_of(vector, dimension, most=1)[0])
-        return np.stack([np.asarray(row, np.float64) for row in rows])
-
-    async def delete(self, request: Request) -> Response:
+    async def delete(self, call: _Call) -> api.Deleted:
         if not self._service.settings.allow_delete:
             raise Refused(403, "deleting is off: the service is started without --allow-delete")
-        _query(request, ("id",))
-        ids = request.query_params.getlist("id")
-        if not ids:
-            raise Refused(400, "id is missing: DELETE /items?id=ID")
         with self._service.use() as generation:
             index = _index(generation)
-            ids = _list(ids, "ids", most=self._limits.items)
+            ids = _limited(call.options.id, "ids", self._limits.items)
 
             def delete() -> int:
                 index.delete(ids)
                 return index.version
 
-            version = await self._service.on_index(delete)
-            return self._answer(request, {"deleted": len(ids), "version": version})
+            return api.Deleted(len(ids), await self._service.on_index(delete))
 
-    async def picture(self, request: Request) -> Response:
-        _query(request, ("id",))
-        name = request.query_params.get("id", "")
-        data = None
+    async def picture(self, call: _Call) -> Response:
+        name, data = call.options.id[0], None
         with self._service.use() as generation:
             # Files of the folder that belong to no item, such as a deleted one, are not shown.
             if name in generation.pictures and await self._service.on_index(
@@ -345,24 +298,6 @@ class _Routes:
             "Content-Security-Policy": "default-src 'none'; sandbox",
         }
         return Response(data, media_type="image/jpeg", headers=headers)
-
-    async def _body(self, request: Request) -> tuple[str, bytes]:
-        limits = self._limits
-        kind = formats.content_type(request.headers)
-        most = limits.image_bytes if formats.is_image(kind) else limits.body_bytes
-        return kind, await read_body(request, most=most, seconds=limits.body_seconds)
-
-    def _images(self, value: Any) -> list[bytes]:
-        values = _list(value, "images", most=self._limits.images, kind=(str, bytes))
-        return [formats.binary(image, "an image") for image in values]
-
-    def _answer(self, request: Request, content: Any, *, status: int = 200) -> Response:
-        data, kind = formats.encode(content, request.headers.get("accept", ""))
-        return Response(data, status_code=status, media_type=kind)
-
-
-def _json(content: Any) -> Response:
-    return Response(json.dumps(content), media_type="application/json")
 
 
 def _policy(page: str) -> str:
@@ -409,39 +344,10 @@ def _some(index: Index, limit: int, seed: int) -> list[Any]:
     return index.get(list(dict.fromkeys(hit.id for row in hits for hit in row)))
 
 
-def _query(request: Request, names: tuple[str, ...]) -> dict[str, Any]:
-    """The options in the query of the address. Values are JSON, or text where they are not."""
-    options: dict[str, Any] = {}
-    for name, text in request.query_params.multi_items():
-        if name not in names:
-            possible = f"; possible: {', '.join(names)}" if names else ""
-            raise Refused(400, f"the option {ascii(name)[:60]} is unknown{possible}")
-        if name == "id":
-            continue
-        if name in options:
-            raise Refused(400, f"the option {name} is given twice")
-        try:
-            options[name] = json.loads(text)
-        except (ValueError, RecursionError):
-            options[name] = text
-    return options
-
-
-def _number(options: Mapping[str, Any], name: str, default: int) -> int:
-    value = options.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise Refused(400, f"{name} is not a whole number from 0 on")
-    return value
-
-
-def _list(value: Any, name: str, *, most: int, kind: Any = str) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        raise Refused(400, f"{name} is not a list with one entry at least")
-    if len(value) > most:
-        raise Refused(413, f"there are {len(value)} {name}: the limit is {most}")
-    if not all(isinstance(entry, kind) for entry in value):
-        raise Refused(400, f"an entry of {name} is of another type")
-    return value
+def _limited(values: Sequence[_T], name: str, most: int) -> Sequence[_T]:
+    if len(values) > most:
+        raise Refused(413, f"there are {len(values)} {name}: the limit is {most}")
+    return values
 
 
 def _threshold(value: Any, thresholds: Mapping[str, float]) -> Any:

@@ -1,8 +1,8 @@
 """Images of many requests in one batch of the net.
 
-Requests put decoded images into a queue. A task takes what is there, up to the largest batch, and
-one thread runs the net. While it runs, the next batch gathers by itself, so batches grow with the
-load and a single client does not wait.
+Requests put decoded images into a queue. A task takes the waiting images, up to the largest batch,
+and one thread runs the net. While it runs, the next batch gathers by itself, so batches grow with
+the load and a single client does not wait.
 """
 
 from __future__ import annotations

@@ -40,11 +40,7 @@ def refusal(error: Exception, *, place: str, request_id: str) -> Refused:
     if isinstance(error, BadImage):
         return Refused(error.status, str(error))
     if isinstance(error, InvalidInput):
-        status = 422
-        if isinstance(error, UnknownId):
-            status = 404
-        elif isinstance(error, DuplicateId):
-            status = 409
+        status = {UnknownId: 404, DuplicateId: 409}.get(type(error), 422)
         return Refused(status, str(error).replace(place, "the index"))
     if isinstance(error, TimeoutError):
         return Refused(504, "the request took too long", retry_after=1)

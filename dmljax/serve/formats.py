@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
-from collections.abc import Mapping
-from typing import Any, NoReturn
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar
 
-import msgpack
+import msgspec
 import numpy as np
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
@@ -18,8 +17,9 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from dmljax.serve.errors import Refused
 from dmljax.serve.settings import Limits
 
-__all__ = ["FLOATS", "JSON", "MSGPACK", "binary", "encode", "fields", "images_of", "vectors_of"]
+__all__ = ["FLOATS", "decode", "encode", "images_of", "query", "vectors_of"]
 
+_T = TypeVar("_T")
 JSON, MSGPACK, FLOATS = "application/json", "application/msgpack", "application/octet-stream"
 _MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
 _RAW_NAMES = ("application/octet-stream", "application/x-www-form-urlencoded", "")
@@ -35,22 +35,38 @@ def is_image(kind: str) -> bool:
     return kind.startswith("image/") or kind in _RAW_NAMES
 
 
-def fields(kind: str, body: bytes, *, names: tuple[str, ...]) -> dict[str, Any]:
-    """The object in a body of JSON or msgpack; only `names` may occur in it."""
+def decode(kind: str, body: bytes, type_: type[_T]) -> _T:
+    """The object in a body of JSON or msgpack."""
     if kind == JSON:
-        content = _json(body)
-    elif kind in _MSGPACK_NAMES:
-        content = _msgpack(body)
-    else:
+        return _convert(_json(body), type_)
+    if kind not in _MSGPACK_NAMES:
         raise Refused(
             415, f"the body has an unknown Content-Type: send an image, {JSON} or {MSGPACK}"
         )
-    if not isinstance(content, dict):
-        raise Refused(400, "the body is not an object with named fields")
-    for name in content:
-        if name not in names:
-            raise Refused(400, f"the field {_short(name)} is unknown; possible: {', '.join(names)}")
-    return content
+    try:
+        content = msgspec.msgpack.decode(body)
+    except Exception:  # many kinds of errors, and some have no text
+        raise Refused(400, "the body is not msgpack") from None
+    return _convert(content, type_)
+
+
+def query(options: Iterable[tuple[str, str]], type_: type[_T]) -> _T:
+    """The options in the query of an address. Values are JSON, or text where they are not.
+
+    The option `id` may be repeated.
+    """
+    values: dict[str, Any] = {}
+    for name, text in options:
+        if name == "id":
+            values.setdefault(name, []).append(text)
+            continue
+        if name in values:
+            raise Refused(400, f"the option {_short(name)} is given twice")
+        try:
+            values[name] = json.loads(text)
+        except (ValueError, RecursionError):
+            values[name] = text
+    return _convert(values, type_)
 
 
 def _json(body: bytes) -> Any:
@@ -68,57 +84,44 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number of JSON")
 
 
-def _msgpack(body: bytes) -> Any:
+def _convert(content: Any, type_: type[_T]) -> _T:
+    """`content` as a type of `api`. Values that an index would refuse have the status 422."""
     try:
-        return msgpack.unpackb(body, raw=False, strict_map_key=True, ext_hook=_no_extension)
-    except Exception:  # many kinds of errors, and some have no text
-        raise Refused(400, "the body is not msgpack") from None
+        return msgspec.convert(content, type_)
+    except msgspec.ValidationError as error:
+        text = re.sub(r"`([a-z |]+)`", _in_words, str(error))
+        text = re.sub("Object missing required field `(.*?)`", r"\1 is missing", text)
+        if "unknown field" in text:
+            text += f"; possible: {', '.join(getattr(type_, '__struct_fields__', ())) or 'none'}"
+        raise Refused(422 if _OF_ITEMS.search(text) else 400, ascii(text)[1:-1][:500]) from None
 
 
-def _no_extension(code: int, data: bytes) -> NoReturn:
-    raise ValueError("extension types are not taken")
+def _in_words(match: re.Match[str]) -> str:
+    """The types in a message of msgspec, such as `int | null`; other names stay as they are."""
+    names = match[1].split(" | ")
+    return " or ".join(map(_WORDS.get, names)) if _WORDS.keys() >= set(names) else match[0]
 
 
-def binary(value: Any, name: str) -> bytes:
-    """Bytes of msgpack, or base64 text of JSON."""
-    if isinstance(value, bytes):
-        return value
-    if not isinstance(value, str):
-        raise Refused(400, f"{name} is not base64 text (nor bytes of msgpack)")
-    try:
-        return base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError):
-        raise Refused(400, f"{name} is not base64") from None
+_WORDS = {"object": "an object", "array": "a list", "str": "text", "bytes": "base64 or bytes"}
+_WORDS |= {"int": "a whole number", "float": "a number", "bool": "true or false", "null": "null"}
+_OF_ITEMS = re.compile(
+    r"^id is missing - at `\$\.items|`\$\.(vectors\[|items\[\d+\]\.(vector|id|metadata))"
+)
 
 
-def vectors_of(value: Any, dimension: int, *, most: int) -> np.ndarray:
+def vectors_of(value: Sequence[Any] | bytes, dimension: int, *, most: int) -> np.ndarray:
     """Vectors [n, dimension]: lists of numbers, or the bytes of float32, little-endian."""
     if isinstance(value, bytes):
         if not value or len(value) % (4 * dimension):
             raise Refused(
                 400, f"{len(value)} bytes are no float32 vectors of {dimension} dimensions"
             )
-        vectors = np.frombuffer(value, "<f4").reshape(-1, dimension)
-    else:
-        if not isinstance(value, list) or not value:
-            raise Refused(400, "vectors is not a list of lists of numbers")
-        if len(value) > most:
-            raise Refused(413, f"there are {len(value)} vectors: the limit is {most}")
-        for row in value:
-            if not isinstance(row, list) or len(row) != dimension:
-                size = f" of {len(row)}" if isinstance(row, list) else ""
-                raise Refused(
-                    422, f"a vector is not a list of {dimension} numbers: {_kind(row)}{size}"
-                )
-            if not all(type(x) in (float, int) for x in row):
-                raise Refused(422, "a vector has a value that is no number")
-        try:
-            vectors = np.array(value, np.float64)
-        except (OverflowError, ValueError):
-            raise Refused(422, "a vector has a number beyond float64") from None
-    if len(vectors) > most:
-        raise Refused(413, f"there are {len(vectors)} vectors: the limit is {most}")
-    return vectors
+        value = np.frombuffer(value, "<f4").reshape(-1, dimension)
+    elif wrong := [len(row) for row in value if len(row) != dimension]:
+        raise Refused(422, f"a vector is not a list of {dimension} numbers: it has {wrong[0]}")
+    if len(value) > most:
+        raise Refused(413, f"there are {len(value)} vectors: the limit is {most}")
+    return np.asarray(value)
 
 
 async def images_of(kind: str, headers: Headers, body: bytes, limits: Limits) -> list[bytes]:
@@ -175,13 +178,9 @@ def encode(content: Any, accept: str) -> tuple[bytes, str]:
     Arrays become bytes of float32 in msgpack, and lists in JSON.
     """
     if any(name in accept for name in _MSGPACK_NAMES):
-        return msgpack.packb(content, default=lambda x: x.astype("<f4").tobytes()), MSGPACK
-    text = json.dumps(content, default=lambda x: x.tolist(), separators=(",", ":"))
-    return text.encode(), JSON
-
-
-def _kind(value: Any) -> str:
-    return type(value).__name__
+        pack = msgspec.msgpack.encode
+        return pack(content, enc_hook=lambda x: x.astype("<f4").tobytes()), MSGPACK
+    return msgspec.json.encode(content, enc_hook=lambda x: x.tolist()), JSON
 
 
 def _short(value: Any) -> str:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import io
 import logging
 import pathlib
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -24,7 +26,8 @@ from PIL import Image
 from dmljax import bundle as bundles
 from dmljax import index as indexes
 from dmljax.files import cores
-from dmljax.index import source
+from dmljax.index import folder
+from dmljax.index.base import stopped_when
 from dmljax.serve.batching import Batcher
 from dmljax.serve.errors import Refused
 from dmljax.serve.metrics import Metrics
@@ -43,16 +46,17 @@ _NO_INDEX = "no index"
 _OPENING_ERRORS = (ValueError, OSError, ImportError, RuntimeError)
 
 
+@dataclasses.dataclass(eq=False)
 class _Model:
     """A bundle with its batcher, shared by generations that differ in their index."""
 
-    def __init__(self, bundle: bundles.Bundle, signature: Any):
-        self.bundle, self.signature = bundle, signature
-        self.seconds: dict[int, float] = {}
-        self.small_pixels = 0  # of images that are decoded in the thread of the requests
-        self.batcher: Batcher | None = None
-        self.task: asyncio.Task | None = None
-        self.generations = 0
+    bundle: bundles.Bundle
+    signature: Any
+    seconds: dict[int, float] = dataclasses.field(default_factory=dict)
+    small_pixels: int = 0  # of images that are decoded in the thread of the requests
+    batcher: Batcher | None = None
+    task: asyncio.Task | None = None
+    generations: int = 0
 
     def compile(self) -> None:
         """Compiles all sizes, compares with the stored examples, and times each size."""
@@ -68,14 +72,16 @@ class _Model:
             self.small_pixels = _SMALL_SIDE**2
 
 
+@dataclasses.dataclass(eq=False)
 class Generation:
     """A bundle and an index that belong together."""
 
-    def __init__(self, model: _Model, index: indexes.Index | None, pictures: Pictures, place: Any):
-        self.model, self.index, self.pictures = model, index, pictures
-        self.index_signature = place
-        self.requests = 0
-        self.retired = False
+    model: _Model
+    index: indexes.Index | None
+    pictures: Pictures
+    index_signature: Any
+    requests: int = 0
+    retired: bool = False
 
     @property
     def bundle(self) -> bundles.Bundle:
@@ -110,7 +116,7 @@ class Service:
     def _open(self, present: Generation | None) -> Generation:
         """A generation of the bundle and the index on the disk; shares what did not change."""
         settings = self.settings
-        signature = _signature(settings.bundle, "manifest.json")
+        signature = _signature(settings.bundle)
         if present is not None and present.model.signature == signature:
             model = present.model
         else:
@@ -136,7 +142,7 @@ class Service:
 
     def _pictures(self) -> Pictures:
         assert self.settings.index is not None
-        return Pictures(self.settings.images or source.recorded(self.settings.index))
+        return Pictures(self.settings.images or folder.recorded_images(self.settings.index))
 
     async def start(self) -> None:
         """Begins to compile; requests are answered when that is done."""
@@ -146,13 +152,13 @@ class Service:
         try:
             assert self._first is not None
             await self._prepare(self._first)
-        except Exception as error:  # without an answer the process would wait for ever
+        except Exception as error:  # otherwise the process would wait forever
             self.failure = error
             return
         self._switch(self._first)
         self._first = None
-        # The objects of the start stay for ever. A collection of garbage that looks at them takes a
-        # tenth of a second, in which no request is answered; otherwise it takes milliseconds.
+        # The objects of the start stay until the end. Garbage collection that visits them stops all
+        # requests for a tenth of a second; without them it takes milliseconds.
         gc.collect()
         gc.freeze()
         self._tasks.append(asyncio.create_task(self._watch()))
@@ -240,7 +246,7 @@ class Service:
                 _log.error("reload: %s", error, exc_info=error)
 
     async def reload(self, *, asked: bool) -> None:
-        """Takes a new bundle or index over, if there is one."""
+        """Switches to a new bundle or index, if there is one."""
         async with self._reloading:
             present = self.current
             assert present is not None
@@ -274,23 +280,29 @@ class Service:
         index = _NO_INDEX
         if settings.index is not None:
             index = indexes.signature(settings.index)
-        return _signature(settings.bundle, "manifest.json"), index
+        return _signature(settings.bundle), index
 
     async def on_index(self, function: Callable[..., _T], *arguments: Any) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(
-            self._searchers, function, *arguments
-        )
+        """What the function returns; if the request ends before that, its statement is stopped."""
+        ended = threading.Event()
 
-    async def on_decoder(self, function: Callable[..., _T], *arguments: Any) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(
-            self._decoders, function, *arguments
-        )
+        def call() -> _T:
+            with stopped_when(ended.is_set):
+                return function(*arguments)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._searchers, call)
+        finally:
+            ended.set()
+
+    def on_decoder(self, function: Callable[..., _T], *arguments: Any) -> Awaitable[_T]:
+        return asyncio.get_running_loop().run_in_executor(self._decoders, function, *arguments)
 
     @contextlib.contextmanager
     def _admitted(self, count: int) -> Iterator[None]:
         limit = self.settings.limits.waiting_images
         if self.waiting_images and self.waiting_images + count > limit:
-            raise Refused(503, "too many images are waiting: try again", retry_after=1)
+            raise Refused(503, "too many images or texts are waiting: try again", retry_after=1)
         self.waiting_images += count
         self.metrics.waiting_images.set(self.waiting_images)
         try:
@@ -312,6 +324,18 @@ class Service:
             finally:
                 batcher.announced -= len(images)
             return await batcher.embed(prepared)
+
+    async def embed_text(self, generation: Generation, texts: list[str]) -> np.ndarray:
+        """Vectors [n d] of texts, computed in the thread of the net."""
+        bundle = generation.bundle
+        if not bundle.has_text:
+            raise Refused(422, "this service compares images only: its bundle has no text")
+        loop = asyncio.get_running_loop()
+        with self._admitted(len(texts)):
+            try:
+                return await loop.run_in_executor(self._net, bundle.embed_text, texts)
+            except ValueError as error:
+                raise Refused(422, str(error)) from error
 
     async def _prepared(self, generation: Generation, image: bytes) -> np.ndarray:
         start = time.perf_counter()
@@ -350,13 +374,8 @@ def _shortest(function: Callable[[Any], Any], argument: Any) -> float:
     return min(times)
 
 
-def _signature(place: str, name: str) -> Any:
-    """Changes when the file `name` in the folder `place` is replaced; None if it does not exist."""
-    try:
-        status = (pathlib.Path(place) / name).stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+def _signature(bundle: str) -> Any:
+    return folder.signature(pathlib.Path(bundle), "manifest.json")
 
 
 def _superseded(generation: Generation) -> bool:

@@ -11,23 +11,22 @@ import re
 import secrets
 import time
 import urllib.parse
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from dmljax.serve.api import OPEN_ROUTES
 from dmljax.serve.errors import Refused, refusal
 from dmljax.serve.generation import Service
 from dmljax.serve.metrics import METHODS
 from dmljax.serve.settings import is_loopback
 
-__all__ = ["OPEN_ROUTES", "Guard", "read_body"]
+__all__ = ["Guard", "read_body"]
 
 _log = logging.getLogger("dmljax.serve.requests")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-# The page asks for the token itself; probes have none.
-OPEN_ROUTES = ("/", "/healthz", "/readyz", "/openapi.json")
 _QUIET_ROUTES = ("/healthz", "/readyz", "/metrics")
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
@@ -101,7 +100,7 @@ class Guard:
         settings = self._service.settings
         if self._running > settings.limits.requests and route not in _QUIET_ROUTES:
             raise Refused(503, "too many requests at a time: try again", retry_after=1)
-        self._check_origin(headers)
+        self._check_origin(scope, headers)
         tokens = self._service.tokens
         if tokens and route not in OPEN_ROUTES:
             sent = headers.get(b"authorization", "").encode("latin-1", "replace")
@@ -111,16 +110,28 @@ class Guard:
             if kind.lower() != b"bearer" or not any(matches):
                 raise Refused(401, "a token is needed: Authorization: Bearer TOKEN")
 
-    def _check_origin(self, headers: Mapping[bytes, str]) -> None:
+    def _check_origin(self, scope: Any, headers: Mapping[bytes, str]) -> None:
         """Refuses requests that a page of another site makes a local browser send."""
         host = headers.get(b"host", "")
         origin = headers.get(b"origin")
-        if origin is not None and _place(origin) != host:
+        foreign = origin is not None and _place(origin) != host
+        # Browsers send no Origin with the GET of an image, a script or a link, but they say who
+        # asks (Fetch Metadata Request Headers, W3C): "none" is the user, and "same-site" may be
+        # another program at another port of this machine.
+        if headers.get(b"sec-fetch-site", "none") not in ("same-origin", "none"):
+            foreign |= not _opens_page(scope, headers)
+        if foreign:
             raise Refused(403, "requests from pages of other sites are refused")
         # Without a token only names of this machine are accepted: another name that points here is
         # an attempt to read through a browser (DNS rebinding).
         if not self._service.tokens and not is_loopback(_name(host)):
             raise Refused(403, "the Host header does not name this machine")
+
+
+def _opens_page(scope: Any, headers: Mapping[bytes, str]) -> bool:
+    """Whether a tab of a browser opens the page of the service, for instance by a link."""
+    kind = headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")
+    return (scope["method"], scope["path"], kind) == ("GET", "/", ("navigate", "document"))
 
 
 def _place(origin: str) -> str | None:
@@ -153,23 +164,18 @@ def _response(refused: Refused, request_id: str) -> Response:
 
 async def read_body(request: Request, *, most: int, seconds: float) -> bytes:
     """The body, refused as soon as it is larger than `most` bytes or too slow."""
-    length = request.headers.get("content-length")
+    length, body = request.headers.get("content-length"), bytearray()
+    too_large = Refused(413, f"the body is larger than the limit of {most:,} bytes")
     if length is not None and (not length.isdecimal() or int(length[:20]) > most):
-        raise Refused(413, f"the body is larger than the limit of {most:,} bytes")
-    chunks, size = [], 0
-    receive: Callable[[], Awaitable[Any]] = request.receive
+        raise too_large
     try:
         async with asyncio.timeout(seconds):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Refused(400, "the client went away")
-                chunk = message.get("body", b"")
-                size += len(chunk)
-                if size > most:
-                    raise Refused(413, f"the body is larger than the limit of {most:,} bytes")
-                chunks.append(chunk)
-                if not message.get("more_body"):
-                    return b"".join(chunks)
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most:
+                    raise too_large
+    except ClientDisconnect:
+        raise Refused(400, "the client went away") from None
     except TimeoutError:
         raise Refused(408, f"the body did not arrive within {seconds:g} seconds") from None
+    return bytes(body)

@@ -38,7 +38,7 @@ class Metrics:
         self.search_seconds = histogram("search_seconds", "Time of a search of the index")
         self.batch_images = histogram("batch_images", "Images in a batch", (), _SIZES)
         self.running = gauge("running_requests", "Requests that are being answered")
-        self.waiting_images = gauge("waiting_images", "Images that are decoded or wait for the net")
+        self.waiting_images = gauge("waiting_images", "Images and texts that wait for the net")
         self.ready = gauge("ready", "1 when requests are answered")
         self.items = gauge("index_items", "Items in the index")
         self.version = gauge("index_version", "Changes of the index since its creation")

@@ -7,7 +7,6 @@ a file reaches a browser.
 
 from __future__ import annotations
 
-import collections
 import io
 import os
 import pathlib
@@ -21,7 +20,7 @@ from dmljax.bundle.preprocessing import MAX_PIXELS
 __all__ = ["Pictures"]
 
 _SIDE = 384
-_CACHE_BYTES = 64 << 20
+_CACHED_BYTES = 64 << 20  # of the pictures in memory
 
 
 class Pictures:
@@ -36,7 +35,7 @@ class Pictures:
                 raise FileNotFoundError(f"--images={folder} is not a folder")
             for name, path in collection.images_below(self._root):
                 self._paths.setdefault(name, str(path))
-        self._cache: collections.OrderedDict[str, bytes] = collections.OrderedDict()
+        self._cache: dict[str, bytes] = {}  # the least recently used picture comes first
         self._cached_bytes = 0
         self._lock = threading.Lock()
 
@@ -45,26 +44,26 @@ class Pictures:
 
     def read(self, name: str) -> bytes | None:
         """A JPEG of at most 384 pixels on a side; None if the item has no picture."""
-        path = self._paths.get(name)
-        if path is None:
-            return None
         with self._lock:
-            if name in self._cache:
-                self._cache.move_to_end(name)
-                return self._cache[name]
+            if data := self._cache.pop(name, None):
+                self._cache[name] = data
+                return data
         try:
-            if not pathlib.Path(path).resolve().is_relative_to(self._root):
-                return None  # a link that leads out of the folder
-            data = _small(path)
+            data = self._load(name)
         except Exception:  # the file was deleted or damaged since it was listed
             return None
         with self._lock:
-            if name not in self._cache:
-                self._cache[name] = data
-                self._cached_bytes += len(data)
-            while self._cached_bytes > _CACHE_BYTES:
-                self._cached_bytes -= len(self._cache.popitem(last=False)[1])
+            self._cached_bytes += len(data) - len(self._cache.pop(name, b""))
+            self._cache[name] = data
+            while self._cached_bytes > _CACHED_BYTES:
+                self._cached_bytes -= len(self._cache.pop(next(iter(self._cache))))
         return data
+
+    def _load(self, name: str) -> bytes:
+        path = self._paths[name]
+        if not pathlib.Path(path).resolve().is_relative_to(self._root):
+            raise ValueError("a link leads out of the folder")
+        return _small(path)
 
 
 def _small(path: str) -> bytes:

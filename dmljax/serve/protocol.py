@@ -1,4 +1,4 @@
-"""HTTP/1.1 of one connection: uvicorn's, with limits on the head of a request."""
+"""HTTP/1.1 of one connection: uvicorn's, with limits on heads, waiting requests and answers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 __all__ = ["Protocol"]
 
 _HEAD_BYTES = 32 << 10
+_QUEUED = 32  # requests of one connection that wait for the answer to an earlier one
+_END_OF_HEAD = b"\r\n\r\n"
 
 
 class Protocol(HttpToolsProtocol):
-    """Closes a connection whose next head does not arrive in time, or is too large."""
+    """Closes a connection whose next head does not arrive in time, or is too large.
+
+    At most 32 requests wait for the answer to an earlier one; then nothing more is read.
+    """
 
     head_seconds = 20.0
+    write_seconds = 20.0
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(_Transport(transport, self.loop))
+        super().connection_made(_Transport(transport, self.loop, self.write_seconds))
+        self._unparsed = b""  # what was read and waits until fewer requests are queued
         self._in_message = False  # from the end of a head to the end of the body
         # Bytes since the parser last gave a head, a part of a body or the end of a body: bytes of a
         # head that is not complete, empty lines before it, or trailers, which are not read.
@@ -28,6 +35,31 @@ class Protocol(HttpToolsProtocol):
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
+        """Parses what was read, up to the request with which too many are queued.
+
+        Nothing more is read until the rest is parsed, so a client that sends without reading waits.
+        """
+        self._unparsed += data
+        self._parse()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if len(self.pipeline) <= _QUEUED // 2:
+            self._parse()
+
+    def _parse(self) -> None:
+        data, start = self._unparsed, 0
+        while start < len(data) and len(self.pipeline) < _QUEUED:
+            if self.transport.is_closing():
+                return
+            end = _end_of_heads(data, start, _QUEUED - len(self.pipeline))
+            self._parse_piece(data[start:end])
+            start = end
+        self._unparsed = data[start:]
+        if not self.transport.is_closing():
+            self.transport.hold(bool(self._unparsed), resume=not self.flow.read_paused)
+
+    def _parse_piece(self, data: bytes) -> None:
         self._unused += len(data)
         super().data_received(data)
         if self._unused > _HEAD_BYTES and not self.transport.is_closing():
@@ -70,6 +102,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self.transport.stop_timer()
         super().connection_lost(exc)
 
     def _start_timer(self) -> None:
@@ -89,16 +122,30 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
 
+def _end_of_heads(data: bytes, start: int, most: int) -> int:
+    """Where a piece of `data` ends that has at most so many heads: each ends with an empty line."""
+    for _ in range(most):
+        position = data.find(_END_OF_HEAD, start)
+        if position < 0:
+            return len(data)
+        start = position + len(_END_OF_HEAD)
+    return start
+
+
 class _Transport:
-    """Sends what is written within one turn of the event loop together.
+    """Sends what is written within one turn of the event loop together, and not for ever.
 
     uvicorn writes the head and the body of an answer one after the other, and each write is a call
-    of the operating system.
+    of the operating system. A client that has not taken an answer after `write_seconds` is cut off,
+    also where the connection is closing and only waits for that.
     """
 
-    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop):
-        self._transport, self._loop = transport, loop
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop, write_seconds: float):
+        self._transport, self._loop, self._write_seconds = transport, loop, write_seconds
         self._written: list[bytes] = []
+        self._held = False
+        self._total = self._mark = 0  # bytes that were written, and those that have to go in time
+        self._timer: asyncio.TimerHandle | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -108,11 +155,43 @@ class _Transport:
             self._loop.call_soon(self._flush)
         self._written.append(data)
 
+    def hold(self, held: bool, *, resume: bool) -> None:
+        """Reads nothing while `held`, whatever uvicorn wants; reads again after it, if `resume`."""
+        if held and not self._held:
+            self._transport.pause_reading()
+        elif self._held and not held and resume:
+            self._transport.resume_reading()
+        self._held = held
+
+    def resume_reading(self) -> None:
+        if not self._held:
+            self._transport.resume_reading()
+
     def close(self) -> None:
         self._flush()
         self._transport.close()
 
     def _flush(self) -> None:
         if self._written:
-            self._transport.write(b"".join(self._written))
+            data = b"".join(self._written)
             self._written.clear()
+            self._total += len(data)
+            self._transport.write(data)
+            self._start_timer()
+
+    def _start_timer(self) -> None:
+        if self._timer is None and self._transport.get_write_buffer_size():
+            self._mark = self._total
+            self._timer = self._loop.call_later(self._write_seconds, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        if self._total - self._transport.get_write_buffer_size() < self._mark:
+            self._transport.abort()
+        else:
+            self._start_timer()
+
+    def stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

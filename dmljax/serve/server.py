@@ -49,7 +49,7 @@ def run(settings: Settings) -> int:
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     service = Service(settings)
     limits = settings.limits
-    Protocol.head_seconds = limits.body_seconds
+    Protocol.head_seconds, Protocol.write_seconds = limits.body_seconds, limits.write_seconds
     listening = _listen(settings.host, settings.port)
     config = uvicorn.Config(
         app.create(service),

@@ -20,12 +20,13 @@ class Limits:
     body_bytes: int = 64 << 20
     images: int = 64  # of one request
     items: int = 1000  # of one request that adds or deletes
-    queries: int = 256  # vectors or ids of one search
+    queries: int = 256  # vectors, ids or texts of one search
     multipart_fields: int = 16
-    waiting_images: int = 512  # images that are decoded or embedded at a time
+    waiting_images: int = 512  # images and texts that are decoded or embedded at a time
     connections: int = 1000
     requests: int = 800  # at a time
     body_seconds: float = 20.0  # to receive the head, and to receive the body
+    write_seconds: float = 20.0  # for a client to take an answer
     request_seconds: float = 60.0
     idle_seconds: int = 10  # of a connection that is kept alive
     drain_seconds: int = 25  # after SIGTERM

@@ -13,18 +13,19 @@ import contextlib
 import functools
 import hashlib
 import json
+import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from dmljax.files import locks
+from dmljax.files import locks, reading
 from dmljax.files.result import Result, first_best
 from dmljax.studies import outcomes, plan
 from dmljax.studies.folder import Session, StudyFolder
 from dmljax.studies.plan import PlannedRun
-from dmljax.studies.study_file import Search, Study
-from dmljax.studies.worker import Worker
+from dmljax.studies.study_file import Search
+from dmljax.studies.worker import WatchFn, Worker
 
 try:
     import optuna
@@ -35,7 +36,7 @@ except ImportError as error:
         "grid need nothing"
     ) from error
 
-__all__ = ["best_point", "create", "points", "work"]
+__all__ = ["best_point", "create", "work"]
 
 _PATIENCE = 600.0  # seconds that a database may be away
 _PAUSE = 1.0
@@ -73,25 +74,24 @@ class SeededByTrial(optuna.samplers.BaseSampler):
         self._make(trial.number).after_trial(study, trial, state, values)
 
 
-def create(study: Study, folder: StudyFolder, storage: str | None) -> None:
+def create(session: Session) -> None:
     """Creates the database and the search in it, before any worker opens it."""
-    with folder.claimed():
-        opened = _open(study, folder, storage, create=True)
+    with session.folder.claimed():
+        opened = _open(session, create=True)
         if not _patient(opened.get_trials):
-            for point in _search(study).first:
+            for point in session.search.first:
                 _patient(functools.partial(opened.enqueue_trial, dict(point)))
 
 
-def _open(
-    study: Study, folder: StudyFolder, storage: str | None, *, create: bool = False
-) -> optuna.Study:
-    options = _search(study)
+def _open(session: Session, *, create: bool = False) -> optuna.Study:
+    """The search in its database. Unless `create`, a search that is not there raises ValueError."""
+    options, storage = session.search, session.storage
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
     if options.pruner == "asha":
         pruner = optuna.pruners.SuccessiveHalvingPruner()
     sampler = SeededByTrial(lambda seed: optuna.samplers.TPESampler(seed=seed), options.seed)
-    url = storage or f"sqlite:///{folder.path / _DATABASE}"
+    url = storage or f"sqlite:///{session.folder.path / _DATABASE}"
     url = url.replace("postgresql://", "postgresql+psycopg://", 1)
     arguments: dict[str, Any] = {"pool_pre_ping": True}
     if url.startswith("sqlite"):
@@ -99,20 +99,23 @@ def _open(
 
     def open_study() -> optuna.Study:
         # Two studies in a shared database must have different names.
-        name = f"{study.name}-{options.score}-{_digest(options)}"
-        backend = optuna.storages.RDBStorage(url, engine_kwargs=arguments)
-        keywords: dict[str, Any] = {
-            "study_name": name,
-            "storage": backend,
-            "sampler": sampler,
-            "pruner": pruner,
-        }
-        if create:
-            return optuna.create_study(direction="maximize", load_if_exists=True, **keywords)
-        return optuna.load_study(**keywords)
+        name = f"{session.study.name}-{options.score}-{_digest(options)}"
+        if not create and not _has_tables(url, arguments):
+            raise KeyError(name)  # before Optuna creates the tables
+        common: dict[str, Any] = {"study_name": name, "sampler": sampler, "pruner": pruner}
+        common["storage"] = optuna.storages.RDBStorage(url, engine_kwargs=arguments)
+        if not create:
+            return optuna.load_study(**common)
+        return optuna.create_study(**common, direction="maximize", load_if_exists=True)
 
     try:
         return _patient(open_study)
+    except KeyError as error:
+        shown = sqlalchemy.make_url(url).render_as_string(hide_password=True)
+        raise ValueError(
+            f"there is no search {error.args[0]} in {shown}: give the --storage with which the "
+            "study was started, or start it by dmljax study run"
+        ) from None
     except sqlalchemy.exc.ArgumentError as error:
         raise ValueError(f"--storage={storage} is not a URL of a database: {error}") from error
     except sqlalchemy.exc.SQLAlchemyError as error:
@@ -121,9 +124,16 @@ def _open(
         ) from error
 
 
-def _search(study: Study) -> Search:
-    assert study.search is not None
-    return study.search
+def _has_tables(url: str, arguments: dict[str, Any]) -> bool:
+    """Whether the database may hold searches. Opening a missing SQLite file would create it."""
+    parsed = sqlalchemy.make_url(url)
+    if parsed.get_backend_name() == "sqlite" and not os.path.isfile(parsed.database or ""):
+        return False
+    database = sqlalchemy.create_engine(url, **arguments)
+    try:
+        return sqlalchemy.inspect(database).has_table("studies")
+    finally:
+        database.dispose()
 
 
 def _digest(search: Search) -> str:
@@ -153,24 +163,22 @@ def _patient(fn: Callable[[], Value], *, patience: float = _PATIENCE) -> Value:
             time.sleep(_PAUSE)
 
 
-def points(session: Session) -> list[Mapping[str, Any]]:
-    """The points of all trials, in their order."""
-    opened = _open(session.study, session.folder, session.storage)
-    return [trial.params for trial in _patient(opened.get_trials)]
+def _trials(session: Session) -> list[optuna.trial.FrozenTrial]:
+    """All trials; none if the study was not started yet."""
+    if session.storage is None and not (session.folder.path / _DATABASE).exists():
+        return []
+    return _patient(_open(session).get_trials)
 
 
 def is_over(session: Session) -> bool:
     """Whether all trials are over."""
-    opened = _open(session.study, session.folder, session.storage)
-    trials = _patient(opened.get_trials)
-    done = [trial for trial in trials if trial.state.is_finished()]
-    return len(done) >= _search(session.study).trials
+    trials = _trials(session)
+    return sum(trial.state.is_finished() for trial in trials) >= session.search.trials
 
 
 def best_point(session: Session) -> dict[str, Any] | None:
     """The point of the best complete trial, the first of equals."""
-    opened = _open(session.study, session.folder, session.storage)
-    complete = {t.number: t for t in _patient(opened.get_trials) if t.state.name == "COMPLETE"}
+    complete = {t.number: t for t in _trials(session) if t.state.name == "COMPLETE"}
     values = {n: trial.value for n, trial in complete.items() if trial.value is not None}
     best = first_best(values)
     return None if best is None else dict(complete[best].params)
@@ -178,15 +186,13 @@ def best_point(session: Session) -> dict[str, Any] | None:
 
 def work(session: Session, worker: Worker, *, wait: bool = True) -> None:
     """One worker of a search: adopts trials of killed workers, asks for new ones, tells values."""
-    study, folder = session.study, session.folder
-    opened = _open(study, folder, session.storage)
-    planner = plan.Planner(study, folder.runs, session.words)
-    (folder.path / _LOCKS).mkdir(parents=True, exist_ok=True)
+    opened = _open(session)
+    (session.folder.path / _LOCKS).mkdir(parents=True, exist_ok=True)
     while True:
         worker.check_signal()
-        with _next_trial(opened, _search(study), folder) as trial:
+        with _next_trial(opened, session) as trial:
             if trial is not None:
-                _make(trial, opened, session, planner, worker)
+                _make(trial, opened, session, worker)
                 continue
         running = [t for t in _patient(opened.get_trials) if t.state.name == "RUNNING"]
         if not running or not wait:
@@ -195,10 +201,9 @@ def work(session: Session, worker: Worker, *, wait: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def _next_trial(
-    opened: optuna.Study, options: Search, folder: StudyFolder
-) -> Iterator[optuna.Trial | None]:
+def _next_trial(opened: optuna.Study, session: Session) -> Iterator[optuna.Trial | None]:
     """A trial whose lock this worker holds: an abandoned or a new one; None if there is none."""
+    folder, search = session.folder, session.search
     with contextlib.ExitStack() as stack:
         with locks.lock(folder.path / _ASK, wait=True):
             trials = _patient(opened.get_trials)
@@ -208,11 +213,11 @@ def _next_trial(
                     trial = _patient(functools.partial(optuna.Trial, opened, old._trial_id))
                     break
             asked = [t for t in trials if t.state.name != "WAITING"]
-            if trial is None and len(asked) < options.trials:
+            if trial is None and len(asked) < search.trials:
                 trial = _patient(opened.ask)
                 _locked(stack, folder, trial.number)
             if trial is not None:  # under the lock, so that two workers never sample at once
-                _patient(lambda: _sample(trial, options.space))
+                _patient(lambda: _sample(trial, search.space))
         yield trial
 
 
@@ -236,27 +241,17 @@ def _sample(trial: optuna.Trial, space: Mapping[str, tuple]) -> None:
             trial.suggest_float(field, *values, log=kind == "log")
 
 
-def _make(
-    trial: optuna.Trial,
-    opened: optuna.Study,
-    session: Session,
-    planner: plan.Planner,
-    worker: Worker,
-) -> None:
+def _make(trial: optuna.Trial, opened: optuna.Study, session: Session, worker: Worker) -> None:
     """Makes the runs of a trial, and tells the engine its held-out score and nothing else."""
-    study, folder = session.study, session.folder
-    options, number = _search(study), trial.number
-    row = plan.row_of_trial(options, number, trial.params)
-    runs = planner.runs_of([row])
-    folder.extend(runs)
+    options, number = session.search, trial.number
+    runs = session.extend([plan.row_of_trial(options, number, trial.params)])
     results: list[Result] = []
     for run in runs:
         watch_fn = None
         if options.pruner is not None and len(runs) == 1:
-            watch_fn = functools.partial(
-                _should_stop, trial, folder.run_folder(run.digest), options
-            )
-        outcome = _outcome(run, folder, worker, watch_fn)
+            folder = session.folder.run_folder(run.digest)
+            watch_fn = functools.partial(_should_stop, trial, folder, options)
+        outcome = _outcome(run, session, worker, watch_fn)
         if outcome is None:
             _tell(opened, number, None, optuna.trial.TrialState.PRUNED)
             worker.say(f"{run.title}: pruned")
@@ -275,12 +270,12 @@ def _make(
 
 
 def _outcome(
-    run: PlannedRun, folder: StudyFolder, worker: Worker, watch_fn: Callable[[], bool] | None
+    run: PlannedRun, session: Session, worker: Worker, watch_fn: WatchFn
 ) -> outcomes.Outcome | None:
     """The outcome of a run that this worker makes, or waits for; None if `watch_fn` stopped it."""
     while True:
         worker.check_signal()
-        outcome = outcomes.outcome(folder.run_folder(run.digest))
+        outcome = session.outcome(run)
         if outcome.is_over:
             return outcome
         if not worker.attempt(run, watch_fn=watch_fn):
@@ -291,13 +286,10 @@ def _outcome(
 
 def _should_stop(trial: optuna.Trial, folder: pathlib.Path, options: Search) -> bool:
     """Reports new evaluations of a run; whether the pruner ends the run."""
-    with contextlib.suppress(OSError):
-        for line in (folder / "metrics.jsonl").read_text().splitlines():
-            with contextlib.suppress(ValueError):
-                row = json.loads(line)
-                value = row.get(options.score)
-                if value is not None and row["step"] and _report(trial, value, row["step"]):
-                    return True
+    for row in reading.json_lines(folder / "metrics.jsonl"):
+        value = row.get(options.score)
+        if value is not None and row["step"] and _report(trial, value, row["step"]):
+            return True
     return False
 
 

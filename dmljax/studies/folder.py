@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from dmljax.config import digests
 from dmljax.config import files as config_files
 from dmljax.files import locks
 from dmljax.files.writing import write_json
-from dmljax.studies.plan import PlannedRun
-from dmljax.studies.study_file import Study
+from dmljax.studies.outcomes import Outcome, outcome, read_json
+from dmljax.studies.plan import PlannedRun, Planner
+from dmljax.studies.study_file import Row, Search, Study
 
 __all__ = ["Session", "StudyFolder", "default_folder"]
 
@@ -115,17 +118,9 @@ class StudyFolder:
         return index
 
     def _read(self) -> dict[str, Any] | None:
-        path = self.path / INDEX
-        try:
-            index = json.loads(path.read_text())
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise ValueError(
-                f"{path} is damaged ({error}): delete it, and the same command writes it again"
-            ) from error
-        if index.get("format") != FORMAT:
-            raise ValueError(f"{path} was written by another version of dmljax")
+        index = read_json(self.path / INDEX, "the same command writes it again")
+        if index is not None and index.get("format") != FORMAT:
+            raise ValueError(f"{self.path / INDEX} was written by another version of dmljax")
         return index
 
     def _has_begun(self, index: Mapping[str, Any]) -> bool:
@@ -139,11 +134,8 @@ class StudyFolder:
             )
         if not self._has_begun(old):
             return
-        changes = [
-            f"{field} was {old['comparison'][field]!r} and is {new['comparison'][field]!r}"
-            for field in old["comparison"]
-            if old["comparison"][field] != new["comparison"][field]
-        ]
+        comparison = {field: new["comparison"][field] for field in old["comparison"]}
+        changes = _changes(old["comparison"], comparison)
         changes += [
             f"row {name!r}: baseline was {baseline!r} and is {new['baselines'][name]!r}"
             for name, baseline in old.get("baselines", {}).items()
@@ -170,13 +162,35 @@ class StudyFolder:
             )
 
 
-class Session(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Session:
     """A study, its folder, and the flags of the command line that all of its runs get."""
 
     study: Study
     folder: StudyFolder
     words: tuple[str, ...]
     storage: str | None = None  # of a search, such as 'postgresql+psycopg://...'
+
+    @functools.cached_property
+    def planner(self) -> Planner:
+        """Plans runs of the study with the flags of the command line."""
+        return Planner(self.study, self.folder.runs, self.words)
+
+    @property
+    def search(self) -> Search:
+        """The search of a study that has one."""
+        assert self.study.search is not None
+        return self.study.search
+
+    def outcome(self, run: PlannedRun) -> Outcome:
+        """The outcome of a run, which may be made at this moment."""
+        return outcome(self.folder.run_folder(run.digest))
+
+    def extend(self, rows: Iterable[Row]) -> list[PlannedRun]:
+        """Plans the runs of rows that were not known in advance, and adds them to the index."""
+        runs = self.planner.runs_of(rows)
+        self.folder.extend(runs)
+        return runs
 
 
 def _comparison(study: Study) -> dict[str, Any]:
@@ -188,17 +202,18 @@ def _comparison(study: Study) -> dict[str, Any]:
     return {name: getattr(study, name) for name in names} | {"search": search}
 
 
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    differences = config_files.differences(old, new)
+    return [f"{path} was {a!r} and is {b!r}" for path, a, b in differences]
+
+
 def _changed_rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     for name, row in old.items():
         if name not in new:
             yield f"row {name!r}: it is gone"
             continue
-        differences = config_files.differences(
-            digests.essential(row["essential"]), new[name]["essential"]
-        )
-        words = [f"{path} was {a!r} and is {b!r}" for path, a, b in differences]
-        if words:
-            yield f"row {name!r}: {', '.join(words[:3])}"
+        if changes := _changes(digests.essential(row["essential"]), new[name]["essential"]):
+            yield f"row {name!r}: {', '.join(changes[:3])}"
 
 
 def _additions(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -6,10 +6,7 @@ so another process embeds: `dmljax study join OUT.json RUN RUN`.
 
 from __future__ import annotations
 
-import json
 import pathlib
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,7 +14,7 @@ from dmljax.files import reading
 from dmljax.files.writing import write_json
 from dmljax.studies import outcomes
 from dmljax.studies.folder import Session
-from dmljax.studies.worker import Worker
+from dmljax.studies.worker import Worker, run_verb
 
 __all__ = ["make_all", "read", "write"]
 
@@ -49,33 +46,15 @@ def write(out: str, folders: Sequence[pathlib.Path], words: Sequence[str] = ()) 
     blocks = []
     for folder in folders:
         run, state = run_folder.reopen(folder, overrides=words)
-        block = evaluation.Evaluator(run).embeddings(state, run.test)[evaluation.MAIN]
+        evaluator = evaluation.Evaluator(run)
+        block = evaluator.embeddings(state, run.test)[evaluation.MAIN]
         lengths = np.linalg.norm(block, axis=1, keepdims=True)
         blocks.append(block / np.maximum(lengths, 1e-12))
     joined = np.concatenate(blocks, axis=1) / np.float32(len(blocks)) ** 0.5
-    options = run.evaluation
-    scores = evaluation.score(
-        joined,
-        run.test,
-        ks=run.metrics.ks,
-        ranking_fns=run.metrics.ranking_fns,
-        clustering_fns=run.metrics.clustering_fns,
-        embedding_fns=run.metrics.embedding_fns,
-        seeds=options.seeds,
-        starts=options.starts,
-        kmeans_options=evaluation.kmeans_options(options),
-        depth=options.depth,
-        average=options.average,
-    )
+    scores = evaluator.main_scores(joined, run.test)
     if run.test.groups is None:  # the ranking by mean distances cannot leave out groups
-        by_distance = evaluation.mean_distance_scores(
-            {str(i): block for i, block in enumerate(blocks)},
-            run.test,
-            ks=run.metrics.ks,
-            ranking_fns=run.metrics.ranking_fns,
-            average=options.average,
-        )
-        scores |= {f"mean_distance/{name}": value for name, value in by_distance.items()}
+        parts = {str(i): block for i, block in enumerate(blocks)}
+        scores |= evaluator.mean_distance_scores(parts, run.test)
     write_json(out, {"runs": [folder.name for folder in folders], "scores": scores}, indent=1)
 
 
@@ -105,7 +84,7 @@ def read(session: Session) -> dict[tuple[str, int], Mapping[str, float]]:
     for ensemble in _ensembles(session):
         path = ensemble.file(session)
         if path.exists():
-            scores = json.loads(path.read_text())["scores"]
+            scores = reading.json_file(path)["scores"]
             existing[ensemble.row, ensemble.seed] = {f"test/{k}": v for k, v in scores.items()}
     return existing
 
@@ -123,14 +102,10 @@ def make_all(session: Session, worker: Worker) -> int:
         with outcomes.locked(path.parent, name=f"{path.stem}.lock") as lock:
             if lock is None or path.exists():
                 continue
-            words = [sys.executable, "-m", "dmljax.main", "study", "join", path, *folders]
-            words += [*session.words, *reading.trust_words()]
-            done = subprocess.run(
-                list(map(str, words)), env=worker.environment, capture_output=True, text=True
-            )
+            words = map(str, ("join", path, *folders))
+            message = run_verb(session, *words, environment=worker.environment)
         title = f"{ensemble.row}, seed {ensemble.seed}"
-        if done.returncode:
-            message = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        if message:
             worker.say(f"{title}: its nets cannot be joined: {message}")
             failed += 1
         else:

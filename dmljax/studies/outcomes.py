@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pathlib
 import subprocess
@@ -12,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
-from dmljax.files import locks
+from dmljax.files import locks, reading
 from dmljax.files import result as results
 from dmljax.files.result import Result
 from dmljax.files.writing import write_json
@@ -27,6 +26,7 @@ __all__ = [
     "mark_failed",
     "mean_score",
     "outcome",
+    "read_json",
 ]
 
 FAILURE, KILLS, LOCK = "failure.json", "kills.json", "study.lock"
@@ -44,7 +44,11 @@ class Outcome(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        return self.state in ("finished", "failed", "diverged")
+        return self.state == "finished" or self.has_failed
+
+    @property
+    def has_failed(self) -> bool:
+        return self.state in ("failed", "diverged")
 
 
 def outcome(folder: pathlib.Path) -> Outcome:
@@ -59,7 +63,7 @@ def outcome(folder: pathlib.Path) -> Outcome:
             f"its config, data or weights changed while the study ran (digest {digest[:12]}): "
             f"delete {folder} to make it again",
         )
-    failure = _content(folder / FAILURE)
+    failure = read_json(folder / FAILURE, "the run continues")
     if failure is not None:
         return Outcome(failure["status"], failure["message"])
     if not folder.is_dir():
@@ -84,15 +88,14 @@ def _result(folder: pathlib.Path) -> Result | None:
     return None
 
 
-def _content(path: pathlib.Path) -> dict[str, Any] | None:
+def read_json(path: pathlib.Path, effect: str) -> dict[str, Any] | None:
+    """The JSON of a file, or None. If it is damaged, the user may delete it with this `effect`."""
     try:
-        return json.loads(path.read_text())
+        return reading.json_value(path.read_text())
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ValueError(
-            f"{path} is damaged ({error}): delete it, and the run continues"
-        ) from error
+        raise ValueError(f"{path} is damaged ({error}): delete it, and {effect}") from error
 
 
 @contextlib.contextmanager
@@ -151,7 +154,7 @@ def mark_failed(folder: pathlib.Path, message: str, *, exit_status: int) -> None
 
 def count_kill(folder: pathlib.Path) -> int:
     """Records that the process of a run was killed, and returns how often that happened."""
-    kills = (_content(folder / KILLS) or {"kills": 0})["kills"] + 1
+    kills = (read_json(folder / KILLS, "the run continues") or {"kills": 0})["kills"] + 1
     write_json(folder / KILLS, {"kills": kills})
     return kills
 

@@ -14,7 +14,7 @@ from dmljax import renames
 from dmljax.config import digests, fields, old_names, registry
 from dmljax.config import files as config_files
 from dmljax.files import reading
-from dmljax.hints import hint
+from dmljax.hints import check_known
 from dmljax.studies import space as spaces
 from dmljax.studies.outcomes import outcome
 from dmljax.studies.study_file import Row, Search, Study, flags
@@ -205,8 +205,7 @@ def check_field(field: str, config: Mapping[str, Any]) -> None:
         from dmljax.train import optimizers
 
         names |= set(inspect.signature(optimizers.build).parameters) - {"direction", "schedule"}
-    if leaf not in names:
-        raise ValueError(f"{section} ({name}) has no field {leaf!r}{hint(leaf, names)}")
+    check_known(f"{section} ({name}) has no field", [leaf], names)
 
 
 def check_rows(study: Study) -> dict[str, dict[str, Any]]:
@@ -337,9 +336,9 @@ def row_of_trial(search: Search, number: int, point: Mapping[str, Any]) -> Row:
     return Row(trial_name(number), search.config, overrides, seeds=search.seeds)
 
 
-def rows_of_search(search: Search, points: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """The trials at points as rows."""
-    return [row_of_trial(search, i, point) for i, point in enumerate(points)]
+def rows_of_search(search: Search) -> list[Row]:
+    """The trials of a search as rows, if their points are drawn in advance."""
+    return [row_of_trial(search, i, point) for i, point in enumerate(enumerated_points(search))]
 
 
 def enumerated_points(search: Search) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import csv
 import io
 import math
 
+from dmljax.studies.study_file import varies
 from dmljax.studies.table import LEVEL, Cell, Comparison, Table, TableRow
 
 __all__ = [
@@ -144,14 +145,14 @@ def grids(table: Table, *, spread: str = "interval") -> list[tuple[str, list[lis
             if row.name not in compared:
                 continue
             cells = []
-            for score in study.scores:
+            for score in filter(varies, study.scores):
                 comparison = row.comparisons.get(score)
                 text = comparison_text(comparison) if comparison else "needs two runs of each"
                 is_bold = comparison is not None and comparison.is_resolved
                 cells.append(f"**{text}**" if is_bold else text)
             name = row.name if is_common else f"{row.name} minus {compared[row.name]}"
             body.append([name, *cells])
-        result.append((title, [["row", *study.scores], *body]))
+        result.append((title, [["row", *filter(varies, study.scores)], *body]))
     return result
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import shlex
-import sys
 from collections.abc import Sequence
 
 from dmljax.files import reading
 from dmljax.files.writing import write_text
-from dmljax.hints import hint
+from dmljax.hints import check_known
 from dmljax.studies import (
     joined,
     launch,
@@ -27,10 +25,9 @@ from dmljax.studies.folder import Session, StudyFolder, default_folder
 from dmljax.studies.plan import PlannedRun
 from dmljax.studies.study_file import Study
 from dmljax.studies.table import Table
-from dmljax.studies.worker import Worker, command
+from dmljax.studies.worker import Stopped, Worker, command
 
 __all__ = [
-    "array_line",
     "check_only",
     "describe",
     "forget_failures",
@@ -69,11 +66,9 @@ def prepare(session: Session, *, only: Sequence[str] = (), write: bool = True) -
     """
     study, folder = session.study, session.folder
     configs = plan.check_rows(study)
-    planner = plan.Planner(study, folder.runs, session.words)
-    runs = planner.runs_of(plan.plain_rows(study))
+    runs = session.planner.runs_of(plan.plain_rows(study))
     if study.search is not None and study.search.enumerated:
-        points = plan.enumerated_points(study.search)
-        runs += planner.runs_of(plan.rows_of_search(study.search, points))
+        runs += session.planner.runs_of(plan.rows_of_search(study.search))
     chosen = selected(runs, only, study)
     if write:
         for path in (folder.path, folder.runs):
@@ -82,7 +77,7 @@ def prepare(session: Session, *, only: Sequence[str] = (), write: bool = True) -
         if study.search is not None and not study.search.enumerated:
             from dmljax.studies import engine
 
-            engine.create(study, folder, session.storage)
+            engine.create(session)
         if study.columns:
             sizes.ensure(session)
     return chosen
@@ -90,11 +85,8 @@ def prepare(session: Session, *, only: Sequence[str] = (), write: bool = True) -
 
 def selected(runs: Sequence[PlannedRun], only: Sequence[str], study: Study) -> list[PlannedRun]:
     """The runs of the rows `only`, and those that they start from."""
-    extra = [row.name for row in study.rows]
-    names = dict.fromkeys([*(run.row for run in runs), *extra])
-    for name in only:
-        if name not in names:
-            raise ValueError(f"--only: there is no row {name!r}{hint(name, names)}")
+    names = {run.row for run in runs} | {row.name for row in study.rows}
+    check_known("--only: there is no row", only, names)
     if not only:
         return list(runs)
     needed = _needed(only, study)
@@ -116,9 +108,8 @@ def check_only(session: Session, only: Sequence[str]) -> None:
     needed = _needed(only, study)
     names = [row.name for row in study.rows if row.from_search and row.name in needed]
     if names and not search.is_over(session):
-        assert study.search is not None
         raise ValueError(
-            f"--only: the row {names[0]!r} is the best of {study.search.trials} trials, and not "
+            f"--only: the row {names[0]!r} is the best of {session.search.trials} trials, and not "
             "all of them are over: run the study without --only, which makes them first"
         )
 
@@ -130,66 +121,53 @@ def work(
     wait: bool = True,
     environment: dict[str, str] | None = None,
 ) -> int:
-    """One worker: makes runs until all are over; the number of failed runs."""
-    study, folder = session.study, session.folder
-    worker = Worker(
-        folder,
-        study,
-        words=session.words,
-        environment=environment,
-        wait=wait,
-        say=_say,
-    )
-    with launch.handling_signals(worker.handle):
-        failed = worker.make_all(selected(folder.planned(), only, study))
-        failed += _make_started(session, worker, only)
-        best = [row for row in study.rows if row.from_search]
-        if only:
-            best = [row for row in best if row.name in _needed(only, study)]
-        if study.search is None or (only and not best):
-            return failed + joined.make_all(session, worker)
-        if not study.search.enumerated and not only:
-            from dmljax.studies import engine
+    """One worker: makes runs until all are over; the exit status."""
+    worker = Worker(session, environment=environment, wait=wait)
+    try:
+        with launch.handling_signals(worker.handle):
+            failed = worker.make_all(selected(session.folder.planned(), only, session.study))
+            failed += _make_started(session, worker, only)
+            failed += _make_best(session, worker, only, wait=wait)
+            failed += joined.make_all(session, worker)
+    except Stopped as stopped:
+        return stopped.status
+    return 1 if failed else 0
 
-            engine.work(session, worker, wait=wait)
-        if not best or not (wait or search.is_over(session)):
-            return failed + joined.make_all(session, worker)
-        overrides = search.best_overrides(session)
-        rows = [row._replace(overrides={**row.overrides, **overrides}) for row in best]
-        planner = plan.Planner(study, folder.runs, session.words)
-        runs = planner.runs_of(rows)
-        folder.extend(runs)
-        return failed + worker.make_all(runs) + joined.make_all(session, worker)
+
+def _make_best(session: Session, worker: Worker, only: Sequence[str], *, wait: bool) -> int:
+    """Searches, and makes the runs of the rows that take the best trial; how many failed."""
+    study = session.study
+    best = [row for row in study.rows if row.from_search]
+    if only:
+        best = [row for row in best if row.name in _needed(only, study)]
+    if study.search is not None and not study.search.enumerated and not only:
+        from dmljax.studies import engine
+
+        engine.work(session, worker, wait=wait)
+    if not best or not (wait or search.is_over(session)):
+        return 0
+    overrides = search.best_overrides(session)
+    rows = [row._replace(overrides={**row.overrides, **overrides}) for row in best]
+    return worker.make_all(session.extend(rows))
 
 
 def _make_started(session: Session, worker: Worker, only: Sequence[str]) -> int:
     """Makes the runs that start from finished ones; others may start from these in turn."""
-    study, folder, failed = session.study, session.folder, 0
-    if not any(row.start_from for row in study.rows):
-        return 0
-    planner = plan.Planner(study, folder.runs, session.words)
-    rows = [row for row in study.rows if row.start_from and (not only or row.name in only)]
-    digests: set[str] = set()
-    while True:
-        runs = [run for run in planner.runs_of(rows) if run.digest not in digests]
-        if not runs:
-            return failed
-        folder.extend(runs)
+    failed, digests = 0, set[str]()
+    rows = [row for row in session.study.rows if row.start_from and (not only or row.name in only)]
+    while runs := [run for run in session.planner.runs_of(rows) if run.digest not in digests]:
+        session.folder.extend(runs)
         failed += worker.make_all(runs)
         digests |= {run.digest for run in runs}
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
+    return failed
 
 
 def describe(session: Session, runs: Sequence[PlannedRun]) -> str:
     """All runs with their folders, states and commands, without making any."""
     lines = []
     for run in runs:
-        folder = session.folder.run_folder(run.digest)
-        state = outcomes.outcome(folder).state
-        words = command(run, folder, session.words)
+        words = command(run, session.folder.run_folder(run.digest), session.words)
+        state = session.outcome(run).state
         lines.append(f"{run.digest}  {state:9s} {run.title}\n    {shlex.join(words)}")
     study = session.study
     count = len({run.digest for run in runs})
@@ -205,12 +183,10 @@ def make_table(session: Session) -> Table:
     runs, lines = [], {}
     for run in folder.planned():
         path = folder.run_folder(run.digest)
-        if session.study.curves and (path / "metrics.jsonl").exists():
-            lines[run.digest] = [
-                json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()
-            ]
+        if session.study.curves:
+            lines[run.digest] = reading.json_lines(path / "metrics.jsonl")
         config = reading.config_of_run(path) if (path / "config.json").exists() else None
-        runs.append((run, outcomes.outcome(path), config))
+        runs.append((run, session.outcome(run), config))
     return table.make(
         session.study, runs, joined=joined.read(session), sizes=sizes.read(session), lines=lines
     )
@@ -236,23 +212,7 @@ def forget_failures(session: Session) -> int:
     """Removes the marks of failed runs; how many there were."""
     count = 0
     for run in session.folder.planned():
-        path = session.folder.run_folder(run.digest)
-        if outcomes.outcome(path).state in ("failed", "diverged"):
-            outcomes.forget_failure(path)
+        if session.outcome(run).has_failed:
+            outcomes.forget_failure(session.folder.run_folder(run.digest))
             count += 1
     return count
-
-
-def array_line(tasks: int, words: Sequence[str]) -> str:
-    """The line that starts `dmljax study run WORDS` as an array of Slurm tasks."""
-    inner = [sys.executable, "-m", "dmljax.main", "study", "run", *words]
-    inner += ["--no-wait"] * ("--no-wait" not in inner)
-    options = [
-        f"--array=1-{tasks}",
-        "--job-name=study",
-        "--requeue",
-        "--open-mode=append",
-        "--output=study-%A_%a.out",
-        "--signal=B:TERM@120",
-    ]
-    return shlex.join(["sbatch", *options, f"--wrap=exec {shlex.join(inner)}"])

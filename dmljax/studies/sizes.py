@@ -6,11 +6,7 @@ process of its own does it, since a worker holds no device: `dmljax study sizes 
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,33 +14,12 @@ from dmljax.files import reading
 from dmljax.studies import plan
 from dmljax.studies.folder import Session
 from dmljax.studies.study_file import Study
+from dmljax.studies.worker import run_verb
 
-__all__ = ["ensure", "multiply_adds", "of_config", "of_study", "read"]
+__all__ = ["ensure", "of_config", "of_study", "read"]
 
 _FILE = "sizes.json"
 Sizes = dict[str, dict[str, int]]  # row -> column -> number
-
-
-def multiply_adds(jaxpr: Any) -> int:
-    """The multiply-adds of all convolutions and products; of a condition, its largest branch.
-
-    Convolutions choose by platform: the default branch is the convolution as it is written.
-    """
-    import jax.extend.core
-
-    total = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "conv_general_dilated":
-            kernel = equation.invars[1].aval.shape
-            out = equation.params["dimension_numbers"].rhs_spec[0]
-            total += equation.outvars[0].aval.size * math.prod(kernel) // kernel[out]
-        elif equation.primitive.name == "dot_general":
-            (axes, _), _ = equation.params["dimension_numbers"]
-            shape = equation.invars[0].aval.shape
-            total += equation.outvars[0].aval.size * math.prod(shape[axis] for axis in axes)
-        inner = [multiply_adds(j) for j in jax.extend.core.jaxprs_in_params(equation.params)]
-        total += max(inner, default=0) if equation.primitive.name == "cond" else sum(inner)
-    return total
 
 
 def of_config(config: Mapping[str, Any]) -> dict[str, int]:
@@ -53,10 +28,11 @@ def of_config(config: Mapping[str, Any]) -> dict[str, int]:
     import numpy as np
 
     from dmljax.config import build
+    from dmljax.train.operations import multiply_adds
 
     # Neither the files of a run nor its first values change a size.
     net = {k: v for k, v in plan.fields.named(config["net"]).items() if k != "weights"}
-    plain = {"normalize": "imagenet", "start": None, "trained": "all", "net": net}
+    plain = {"normalize": "imagenet", "start": None, "trained": "all", "distill": 0.0, "net": net}
     method, _ = build.embedding({**config, **plain}, classes=2)
     shape = _image_shape(config)
     images = jax.ShapeDtypeStruct((2, *shape), np.float32)
@@ -111,19 +87,16 @@ def ensure(session: Session) -> None:
     path = session.folder.path / _FILE
     if read(session):
         return
-    words = [sys.executable, "-m", "dmljax.main", "study", "sizes", session.study.source]
-    words += [f"--out={path}", *session.words, *reading.trust_words()]
+    words = ("sizes", session.study.source, f"--out={path}")
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    if message := run_verb(session, *words, environment=environment):
         raise ValueError(f"columns: the sizes cannot be counted: {message}")
 
 
 def read(session: Session) -> Sizes:
     """The sizes of all rows; nothing if they were not counted, or counted for other rows."""
     try:
-        content = json.loads((session.folder.path / _FILE).read_text())
+        content = reading.json_value((session.folder.path / _FILE).read_text())
     except (FileNotFoundError, ValueError):
         return {}
     return content["sizes"] if content["digest"] == session.study.digest else {}

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dmljax.hints import hint
+from dmljax.hints import check_known
 
 __all__ = ["KINDS", "checked", "grid", "grid_size", "point", "points"]
 
@@ -33,8 +33,7 @@ def checked(space: Any) -> dict[str, tuple]:
 
 def _checked_range(field: str, range_: tuple) -> tuple:
     kind, *values = range_ or ("",)
-    if kind not in KINDS:
-        raise ValueError(f"search.space: {field} has no range {kind!r}{hint(str(kind), KINDS)}")
+    check_known(f"search.space: {field} has no range", [kind], KINDS)
     if kind == "choice":
         if not values:
             raise ValueError(f"search.space: {field} offers no choice")

@@ -8,32 +8,22 @@ import os
 import pathlib
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dmljax.config.files import function_of_file
-from dmljax.hints import hint
+from dmljax.hints import check_known, hint
 from dmljax.recipes.arguments import parse
 from dmljax.studies import space as spaces
 
-__all__ = ["COLUMNS", "TESTS", "Row", "Search", "Study", "flags", "read", "score_key"]
+__all__ = ["COLUMNS", "TESTS", "Row", "Search", "Study", "flags", "read", "score_key", "varies"]
 
 TESTS = ("welch", "paired", "folds")
 COLUMNS = ("parameters", "flops")
 METHODS = ("random", "sobol", "grid", "tpe")
 FROM_SEARCH = "from search"
-_SEARCH_FIELDS: dict[str, Any] = {
-    "space": None,
-    "method": "random",
-    "trials": None,
-    "score": None,
-    "seed": 0,
-    "seeds": (1000,),
-    "row": {},
-    "first": (),
-    "pruner": None,
-}
-_SPLITS = ("test/", "val/", "train/", "raw/")
+_UNTRAINED = ("raw/", "frozen/")
+_SPLITS = ("test/", "val/", "train/", *_UNTRAINED)
 
 
 class Row(NamedTuple):
@@ -69,15 +59,15 @@ class Search(NamedTuple):
     """A search for overrides by a score of held-out classes, as the mean over folds and `seeds`."""
 
     space: Mapping[str, tuple]
-    method: str
-    trials: int
-    score: str
-    seed: int
-    seeds: tuple[int, ...]
-    config: str
-    overrides: Mapping[str, Any]
-    first: tuple[Mapping[str, Any], ...]  # points to begin with, such as the published one
-    pruner: str | None
+    method: str = "random"
+    trials: int = 0
+    score: str = ""
+    seed: int = 0
+    seeds: tuple[int, ...] = (1000,)
+    config: str = ""
+    overrides: Mapping[str, Any] = types.MappingProxyType({})
+    first: tuple[Mapping[str, Any], ...] = ()  # points to begin with, such as the published one
+    pruner: str | None = None
 
     @property
     def enumerated(self) -> bool:
@@ -86,7 +76,7 @@ class Search(NamedTuple):
 
 
 class Study(NamedTuple):
-    """A study of `rows` x `seeds` x `folds` runs. Fields with a default are those of the file.
+    """A study of `rows` x `seeds` x `folds` runs. A study file sets the fields with a default.
 
     * `select` is the score that chooses the step, and `test` compares rows with their baselines.
     * `scores` and `columns` are columns of the table; `columns` are sizes of the nets. `curves` are
@@ -123,6 +113,8 @@ class Study(NamedTuple):
 # What a file may set; the first four make the rows.
 _FIELDS: dict[str, Any] = {"base": None, "argument": "", "all": {}, "rows": None}
 _FIELDS |= Study._field_defaults | {"seeds": 1}
+_SEARCH_FIELDS = {**Search._field_defaults, "space": None, "trials": None, "score": None, "row": {}}
+del _SEARCH_FIELDS["config"], _SEARCH_FIELDS["overrides"]  # `row` makes them
 _ROW_FIELDS = ("start_from", "runs_of", "choose", "join_folds", "join_seeds", "baseline")
 
 
@@ -155,6 +147,11 @@ def score_key(score: str) -> str:
     return score if score.startswith(_SPLITS) else f"test/{score}"
 
 
+def varies(score: str) -> bool:
+    """Whether a score depends on the seed: not that of raw pixels or of a frozen backbone."""
+    return not score.startswith(_UNTRAINED)
+
+
 def _get_study(path: pathlib.Path) -> Callable[..., Any]:
     if not path.is_file():
         near = hint(path.name, (other.name for other in path.parent.glob("*.py")))
@@ -166,15 +163,12 @@ def _study(content: Any, name: str, source: str, folder: pathlib.Path) -> Study:
     fields = _checked("the study", content, _FIELDS)
     if not isinstance(fields["base"], str):
         raise ValueError("base names a recipe or a config file, such as 'glyphs'")
-    base, argument = fields["base"], fields["argument"]
-    common = _overrides("all", fields["all"])
+    fields["all"] = _overrides("all", fields["all"])
+    if fields["select"] is not None:
+        fields["all"] = {"select": fields["select"], **fields["all"]}
     if not isinstance(fields["rows"], Mapping) or not fields["rows"]:
         raise ValueError("rows is a dict of at least one row, such as {'triplet': {}}")
-
-    def row_of(row_name: str, options: Any) -> Row:
-        return _row(row_name, options, base, argument, common, folder, fields["baseline"])
-
-    rows = [row_of(row_name, options) for row_name, options in fields["rows"].items()]
+    rows = [_row(*item, fields, folder) for item in fields["rows"].items()]
     for row in rows:
         _check_references(row, rows)
     fields["seeds"] = _seeds("seeds", fields["seeds"])
@@ -184,10 +178,8 @@ def _study(content: Any, name: str, source: str, folder: pathlib.Path) -> Study:
         raise ValueError("scores lists the columns of the table, such as ('R@1', 'MAP@R')")
     if (folds := fields["folds"]) is not None and (not isinstance(folds, int) or folds < 2):
         raise ValueError(f"folds must be 2 or more, or None, not {folds!r}")
-    if (select := fields["select"]) is not None:
-        rows = [row._replace(overrides={"select": select, **row.overrides}) for row in rows]
     if fields["search"] is not None:
-        fields["search"] = _search(fields["search"], row_of, select, fields["seeds"])
+        fields["search"] = _search(fields, folder)
     elif any(row.from_search for row in rows):
         raise ValueError("a row is 'from search', and the study has no search")
     study = Study(
@@ -199,59 +191,45 @@ def _study(content: Any, name: str, source: str, folder: pathlib.Path) -> Study:
         digest=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
     )
     names = [row.name for row in rows]
-    _check_known("columns: there is no", study.columns, COLUMNS)
-    _check_known("less_is_better: there is no column", study.less_is_better, study.scores)
-    _check_known("published: there is no row", study.published, names)
+    check_known("columns: there is no", study.columns, COLUMNS)
+    check_known("less_is_better: there is no column", study.less_is_better, study.scores)
+    check_known("published: there is no row", study.published, names)
     if study.published and not study.published_from:
         raise ValueError("published needs published_from: the source, its runs and its rule")
-    _check_known("baseline: there is no row", [study.baseline] if study.baseline else [], names)
+    if study.baseline is not None:
+        check_known("baseline: there is no row", [study.baseline], names)
     for row in rows:
         _check_joined(row, study)
     _check_comparison(study)
     return study
 
 
-def _check_known(message: str, names: Iterable[str], existing: Iterable[str]) -> None:
-    for name in names:
-        if name not in existing:
-            raise ValueError(f"{message} {name!r}{hint(str(name), existing)}")
-
-
 def _checked(title: str, content: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(content, Mapping):
         raise TypeError(f"{title} is a dict, not {content!r}")
-    for field in content:
-        if field not in defaults:
-            raise ValueError(f"{title} has no field {field!r}{hint(field, defaults)}")
+    check_known(f"{title} has no field", content, defaults)
     return {**defaults, **content}
 
 
-def _row(
-    name: str,
-    options: Any,
-    study_base: str,
-    argument: str,
-    common: Mapping,
-    folder: pathlib.Path,
-    baseline: str | None,
-) -> Row:
-    base, baseline = study_base, None if name == baseline else baseline
+def _row(name: str, options: Any, study: Mapping[str, Any], folder: pathlib.Path) -> Row:
+    """A row of the study whose fields are `study`."""
+    reserved: dict[str, Any] = {"from_search": options == FROM_SEARCH}
+    reserved["baseline"] = None if name == study["baseline"] else study["baseline"]
     if options == FROM_SEARCH:
-        config = _config(base, argument, folder)
-        return Row(name, config, dict(common), from_search=True, baseline=baseline)
+        options = {}
     if not isinstance(options, Mapping):
         raise TypeError(f"row {name!r} is a dict of fields, not {options!r}")
     options = dict(options)
-    base, own_words = options.pop("base", base), options.pop("argument", "")
-    has_config = bool(own_words) or base != study_base
-    reserved = {field: options.pop(field) for field in _ROW_FIELDS if field in options}
+    base, own_words = options.pop("base", study["base"]), options.pop("argument", "")
+    has_config = bool(own_words) or base != study["base"]
+    reserved |= {field: options.pop(field) for field in _ROW_FIELDS if field in options}
     if "seeds" in options:
         reserved["seeds"] = _seeds("seeds", options.pop("seeds"))
     row = Row(
         name=name,
-        config=_config(base, ",".join(filter(None, [argument, own_words])), folder),
-        overrides={**common, **_overrides(f"row {name!r}", options)},
-        **{"baseline": baseline, **reserved},
+        config=_config(base, ",".join(filter(None, [study["argument"], own_words])), folder),
+        overrides={**study["all"], **_overrides(f"row {name!r}", options)},
+        **reserved,
     )
     if row.runs_of is not None and (options or has_config or row.start_from is not None):
         raise ValueError(f"row {name!r} has the runs of {row.runs_of!r}, so no fields of its own")
@@ -291,16 +269,14 @@ def _seeds(title: str, value: Any) -> tuple[int, ...]:
 
 def _check_references(row: Row, rows: Sequence[Row]) -> None:
     own_runs = [other.name for other in rows if other.runs_of is None and other.name != row.name]
-    for field, other in (("start_from", row.start_from), ("runs_of", row.runs_of)):
-        if other is not None and other not in own_runs:
-            raise ValueError(
-                f"row {row.name!r}: {field} names no row {other!r}{hint(other, own_runs)}"
-            )
+    for field in ("start_from", "runs_of"):
+        if (name := getattr(row, field)) is not None:
+            check_known(f"row {row.name!r}: {field} names no row", [name], own_runs)
     origin, visited = row, {row.name}
     while origin.start_from is not None:
         origin = next(other for other in rows if other.name == origin.start_from)
         if origin.name in visited:
-            raise ValueError(f"row {row.name!r} starts from itself, by way of {origin.name!r}")
+            raise ValueError(f"row {row.name!r}: its start_from leads back to {origin.name!r}")
         visited.add(origin.name)
 
 
@@ -328,8 +304,7 @@ def _check_comparison(study: Study) -> None:
     for row in study.rows:
         if row.baseline is not None:
             others = [name for name in names if name != row.name]
-            message = f"row {row.name!r}: baseline names no other row"
-            _check_known(message, [row.baseline], others)
+            check_known(f"row {row.name!r}: baseline names no other row", [row.baseline], others)
     if study.baseline is None and all(row.baseline is None for row in study.rows):
         if test is not None:
             raise ValueError(f"test={test!r} needs a baseline, one of {', '.join(names)}")
@@ -356,11 +331,11 @@ def _names(field: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _search(content: Any, row_of: Callable, select: str | None, seeds: Sequence[int]) -> Search:
-    fields = _checked("search", content, _SEARCH_FIELDS)
+def _search(study: Mapping[str, Any], folder: pathlib.Path) -> Search:
+    fields = _checked("search", study["search"], _SEARCH_FIELDS)
     space = spaces.checked(fields["space"])
     method, trials = fields["method"], fields["trials"]
-    _check_known("search.method: there is no", [method], METHODS)
+    check_known("search.method: there is no", [method], METHODS)
     if method == "grid":
         trials = spaces.grid_size(space) if trials is None else trials
     if not isinstance(trials, int) or trials < 1:
@@ -372,7 +347,7 @@ def _search(content: Any, row_of: Callable, select: str | None, seeds: Sequence[
             "search that reads test scores has no test classes left"
         )
     search_seeds = _seeds("search.seeds", fields["seeds"])
-    if both := sorted(set(search_seeds) & set(seeds)):
+    if both := sorted(set(search_seeds) & set(study["seeds"])):
         raise ValueError(
             f"search.seeds and seeds share {both}: the best trial is trained again with new seeds"
         )
@@ -380,24 +355,11 @@ def _search(content: Any, row_of: Callable, select: str | None, seeds: Sequence[
         raise ValueError(f"search.pruner is None or 'asha', not {fields['pruner']!r}")
     if fields["pruner"] and method != "tpe":
         raise ValueError("search.pruner needs method='tpe': the other points are drawn in advance")
-    row = row_of("search", fields["row"])
-    overrides = dict(row.overrides)
-    if select is not None:
-        overrides = {"select": select, **overrides}
+    row = _row("search", fields.pop("row"), study, folder)
     first = fields["first"]
     first = (first,) if isinstance(first, Mapping) else tuple(first)
     for point in first:
         if set(point) != set(space):
             raise ValueError(f"search.first: a point has the fields {sorted(space)}, not {point}")
-    return Search(
-        space=space,
-        method=method,
-        trials=trials,
-        score=score,
-        seed=fields["seed"],
-        seeds=search_seeds,
-        config=row.config,
-        overrides=overrides,
-        first=first,
-        pruner=fields["pruner"],
-    )
+    fields |= {"space": space, "trials": trials, "seeds": search_seeds, "first": first}
+    return Search(**fields, config=row.config, overrides=row.overrides)

@@ -17,7 +17,7 @@ from dmljax.files.result import Result, first_best
 from dmljax.metrics import Difference, Estimate
 from dmljax.studies.outcomes import Outcome
 from dmljax.studies.plan import PlannedRun
-from dmljax.studies.study_file import Row, Study, score_key
+from dmljax.studies.study_file import Row, Study, score_key, varies
 
 __all__ = [
     "Cell",
@@ -246,9 +246,7 @@ def _row(
         planned=planned,
         finished=len(finished),
         failures=tuple(
-            f"{run.planned.title}: {run.outcome.message}"
-            for run in runs
-            if run.outcome.state in ("failed", "diverged")
+            f"{run.planned.title}: {run.outcome.message}" for run in runs if run.outcome.has_failed
         ),
         running=sum(run.outcome.state == "running" for run in runs),
         without_start=_without_start(study, origin, by_row),
@@ -277,7 +275,7 @@ def _without_start(study: Study, row: Row, by_row: Mapping[str, Sequence[_Run]])
         failed |= {
             (run.planned.seed, run.planned.fold)
             for run in by_row.get(source.name, [])
-            if run.outcome.state in ("failed", "diverged")
+            if run.outcome.has_failed
         }
     return sum(seed in study.seeds_of(row) for seed, _ in failed - planned)
 
@@ -293,7 +291,7 @@ def _means_over_folds(values: Mapping[_Unit, float], folds: int) -> dict[_Unit, 
 def _compared(study: Study, rows: list[TableRow]) -> list[TableRow]:
     """The rows with their comparisons, each to its baseline."""
     cells_of = {row.name: row.cells for row in rows}
-    for score in study.scores:
+    for score in filter(varies, study.scores):
         differences = {}
         for i, row in enumerate(rows):
             baseline = study.row(row.name).baseline
@@ -411,8 +409,8 @@ def _notes(study: Study, rows: Sequence[TableRow]) -> Iterable[str]:
 
 
 def _provenance(study: Study, by_row: Mapping[str, Sequence[_Run]]) -> Iterable[str]:
-    runs = [run for some in by_row.values() for run in some if run.outcome.result is not None]
-    results = [run.outcome.result for run in runs if run.outcome.result is not None]
+    runs = [run for row_runs in by_row.values() for run in row_runs if run.outcome.result]
+    results = [run.outcome.result for run in runs if run.outcome.result]
     configs = [essential(run.config) for run in runs if run.config]
     yield f"Study {study.source}, digest {study.digest[:12]}; {len(runs)} finished runs."
     if not runs:

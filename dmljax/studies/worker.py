@@ -23,17 +23,18 @@ from typing import IO, NamedTuple
 from dmljax.files import reading
 from dmljax.files.result import Result
 from dmljax.studies import outcomes
-from dmljax.studies.folder import StudyFolder
+from dmljax.studies.folder import Session
 from dmljax.studies.plan import PlannedRun, check_names, words_of
-from dmljax.studies.study_file import Study, score_key
+from dmljax.studies.study_file import score_key
 
-__all__ = ["Stopped", "Worker", "command", "duration"]
+__all__ = ["Stopped", "WatchFn", "Worker", "command", "duration", "run_verb"]
 
 _MOST_KILLS = 2  # times that a killed run is started again
 _KILLED = (137, -signal.SIGKILL)
 _STOPPED = {130: signal.SIGINT, 143: signal.SIGTERM}
 _DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+WatchFn = Callable[[], bool] | None  # called while a run lasts: whether to end it
 
 
 class Stopped(Exception):
@@ -57,26 +58,29 @@ def command(run: PlannedRun, folder: pathlib.Path, words: Sequence[str] = ()) ->
     return [*head, *run.flags, *words, f"--workdir={folder}"]
 
 
+def run_verb(session: Session, *words: str, environment: Mapping[str, str]) -> str:
+    """Runs `dmljax study WORDS` in another process; the last line of its errors, "" without any."""
+    command = [sys.executable, "-m", "dmljax.main", "study", *words]
+    command += [*session.words, *reading.trust_words()]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    lines = done.stderr.strip().splitlines() or ["no message"]
+    return lines[-1] if done.returncode else ""
+
+
 class Worker:
     """Makes runs one after another.
 
-    * `words`: flags of every run, such as where the data lies.
-    * `environment`: variables of every run, such as the devices of this worker.
-    * `study`: what its runs may import, and the scores that are reported when one is finished.
+    `environment` are variables of every run, such as the devices of this worker.
     """
 
     def __init__(
         self,
-        folder: StudyFolder,
-        study: Study,
+        session: Session,
         *,
-        words: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         wait: bool = True,
-        say: Callable[[str], None] = print,
     ):
-        self._folder, self._runs, self._study = folder, folder.runs, study
-        self._words, self._wait, self.say = tuple(words), wait, say
+        self._session, self._runs, self._wait = session, session.folder.runs, wait
         self.environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen | None = None
         self._signal = 0
@@ -104,8 +108,7 @@ class Worker:
             unfinished, progress = {}, False
             for run in runs:
                 self.check_signal()
-                state = self._state(run)
-                if not state.is_over:
+                if not self._session.outcome(run).is_over:
                     if self.attempt(run, place=self._place(runs)):
                         progress = True
                     else:
@@ -114,30 +117,26 @@ class Worker:
                 pause = _FIRST_PAUSE
                 continue
             if not unfinished or not self._wait:
-                states = {run.digest: self._state(run).state for run in runs}
-                return sum(state in ("failed", "diverged") for state in states.values())
+                states = {run.digest: self._session.outcome(run) for run in runs}
+                return sum(state.has_failed for state in states.values())
             if waiting_for != len(unfinished):
                 waiting_for = len(unfinished)
-                self.say(f"waiting for {_plural(waiting_for, 'run')} of other workers")
+                runs_word = "run" if waiting_for == 1 else "runs"
+                self.say(f"waiting for {waiting_for} {runs_word} of other workers")
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE)
 
     def _place(self, runs: Sequence[PlannedRun]) -> str:
         """How many runs are over, and how many there are, such as '3/30'."""
-        states = {run.digest: self._state(run).is_over for run in runs}
+        states = {run.digest: self._session.outcome(run).is_over for run in runs}
         return f"{sum(states.values()) + 1}/{len(states)}"
 
-    def _state(self, run: PlannedRun) -> outcomes.Outcome:
-        return outcomes.outcome(self._runs / run.digest)
-
-    def attempt(
-        self, run: PlannedRun, *, place: str = "", watch_fn: Callable[[], bool] | None = None
-    ) -> bool:
+    def attempt(self, run: PlannedRun, *, place: str = "", watch_fn: WatchFn = None) -> bool:
         """Makes a run unless another worker makes it or it must wait; whether the state changed.
 
         `watch_fn()` is called while the run lasts; once it returns True, the run is stopped.
         """
-        check_names(run, self._study)
+        check_names(run, self._session.study)
         folder = self._runs / run.digest
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -160,19 +159,14 @@ class Worker:
         if run.after is None:
             return True
         start = outcomes.outcome(self._runs / run.after)
-        if start.is_over and start.state != "finished":
+        if start.has_failed:
             outcomes.mark_failed(
                 folder, f"the run {run.after}, from which it starts, failed", exit_status=1
             )
         return start.state == "finished"
 
     def _make(
-        self,
-        run: PlannedRun,
-        folder: pathlib.Path,
-        lock: IO[str],
-        place: str,
-        watch_fn: Callable[[], bool] | None,
+        self, run: PlannedRun, folder: pathlib.Path, lock: IO[str], place: str, watch_fn: WatchFn
     ) -> None:
         self.was_stopped = False
         head = f"[{place}] {run.title}" if place else run.title
@@ -204,14 +198,10 @@ class Worker:
             self.say(f"{head}: failed: {message}")
 
     def _run(
-        self,
-        run: PlannedRun,
-        folder: pathlib.Path,
-        lock: IO[str],
-        watch_fn: Callable[[], bool] | None,
+        self, run: PlannedRun, folder: pathlib.Path, lock: IO[str], watch_fn: WatchFn
     ) -> _Ended:
         """Runs the command; stdout goes to `output.txt`, stderr follows when the run has ended."""
-        words, start = command(run, folder, self._words), time.perf_counter()
+        words, start = command(run, folder, self._session.words), time.perf_counter()
         # Not on the disk, which may be full; and not a pipe, which would end with this worker.
         with _in_memory() as errors, (folder / "output.txt").open("a") as output:
             output.write(f"$ {shlex.join(words)}\n")
@@ -237,9 +227,7 @@ class Worker:
         message = lines[-1].removeprefix("error: ") if lines else ""
         return _Ended(status, message, time.perf_counter() - start)
 
-    def _wait_for(
-        self, process: subprocess.Popen[bytes], watch_fn: Callable[[], bool] | None
-    ) -> int:
+    def _wait_for(self, process: subprocess.Popen[bytes], watch_fn: WatchFn) -> int:
         while True:
             try:
                 return process.wait(timeout=None if watch_fn is None else 0.5)
@@ -248,13 +236,17 @@ class Worker:
                     self.stop_run()
                     return process.wait()
 
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
     def check_signal(self) -> None:
         """Raises `Stopped` if this process was told to stop."""
         if self._signal:
             raise Stopped(128 + self._signal)
 
     def _shown(self, result: Result) -> str:
-        values = [(score, result.scores.get(score_key(score))) for score in self._study.scores[:3]]
+        scores = self._session.study.scores[:3]
+        values = [(score, result.scores.get(score_key(score))) for score in scores]
         return ", ".join(f"{s} {100 * v:.1f}" for s, v in values if v is not None) or "finished"
 
 
@@ -269,10 +261,6 @@ def _full_disk(folder: pathlib.Path, reason: str) -> str:
     return (
         f"{folder} cannot be written ({reason}): make space there, and the same command continues"
     )
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

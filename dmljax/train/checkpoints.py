@@ -16,19 +16,21 @@ import os
 import pathlib
 import shutil
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Set
+from typing import Any, NamedTuple
 
 import jax
 from absl import logging
+from flax import traverse_util
 
+from dmljax.adapt import path_of
+from dmljax.files import reading
 from dmljax.files.result import first_best
 from dmljax.files.writing import sha256, write_json
 from dmljax.train import hosts
-from dmljax.train.devices import path_of
 from dmljax.train.step import TrainState
 
-__all__ = ["Checkpoints", "Mismatch", "delete"]
+__all__ = ["Base", "Checkpoints", "Mismatch", "delete"]
 
 _CLOSING_SECONDS = 5
 
@@ -37,17 +39,36 @@ class Mismatch(ValueError):
     """A checkpoint does not fit the run."""
 
 
+class Base(NamedTuple):
+    """Parameters that a run reads but does not change, so that no checkpoint needs to hold them.
+
+    `paths` are theirs, and `params_fn()` gives all parameters of the run before its first step.
+    """
+
+    paths: Set[str]
+    params_fn: Callable[[], Any]
+
+
 class Checkpoints:
     """The checkpoints of one run in `folder`: the latest `keep`, and the one with the best score.
 
     The best score is the highest; of equal scores it is the earliest, as published code saves on
     strict improvement. With `reading`, nothing is deleted that another process may be writing.
+    Parameters of `base` are left out, and taken from there again.
     """
 
-    def __init__(self, folder: str | os.PathLike, *, keep: int = 2, reading: bool = False):
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        *,
+        keep: int = 2,
+        reading: bool = False,
+        base: Base | None = None,
+    ):
         from orbax.checkpoint import v1 as ocp
 
         python_logging.getLogger("absl").addFilter(_is_not_raised)
+        self._base = base or Base(frozenset(), dict)
         self.folder = pathlib.Path(folder).absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         policies = ocp.training.preservation_policies
@@ -92,7 +113,7 @@ class Checkpoints:
         if overwrite and jax.process_index() == 0:
             (self._sums / f"{step}.json").unlink(missing_ok=True)
         items = {
-            "params": state.params,
+            "params": _without(state.params, self._base.paths),
             "train": _train_item(state),
         }
         metrics = None
@@ -180,7 +201,7 @@ class Checkpoints:
         file = self._sums / f"{step}.json"
         if not file.exists():  # The process ended between the save and its sums.
             return None
-        saved, present = json.loads(file.read_text()), _sums(self.folder / str(step))
+        saved, present = reading.json_value(file.read_text()), _sums(self.folder / str(step))
         for name in sorted(set(saved) | set(present)):
             if saved.get(name) != present.get(name):
                 return f"{name} is {'missing' if name not in present else 'changed'}"
@@ -191,19 +212,41 @@ class Checkpoints:
 
         The checkpoint is compared with `shapes` before anything is read.
         """
-        expected = {"params": shapes.params, "train": _train_item(shapes)}
+        saved = {path for path, _ in _flat(self._shapes(step)["params"])}
+        # Older versions saved what does not learn, too.
+        left_out = frozenset() if self._base.paths <= saved else self._base.paths
+        expected = {"params": _without(shapes.params, left_out), "train": _train_item(shapes)}
         self._compare(step, expected)
         if isinstance(sharding, jax.sharding.Sharding):
             sharding = jax.tree.map(lambda _: sharding, shapes)
         abstract = jax.tree.map(
             lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
             expected,
-            {"params": sharding.params, "train": _train_item(sharding)},
+            {"params": _without(sharding.params, left_out), "train": _train_item(sharding)},
         )
-        items = self._checkpointer.load_checkpointables(step, abstract)
-        train = items["train"]
-        state = TrainState(train["step"], items["params"], train["model_state"], train["opt_state"])
+        items = self._read(step, abstract)
+        params, train = items["params"], items["train"]
+        if left_out:
+            base = dict(traverse_util.flatten_dict(self._base.params_fn(), keep_empty_nodes=True))
+            params = traverse_util.unflatten_dict(base | traverse_util.flatten_dict(params))
+        state = TrainState(train["step"], params, train["model_state"], train["opt_state"])
         return state, self.run(step)
+
+    def _read(self, step: int, abstract: dict) -> dict:
+        """The arrays of a checkpoint that has them, and maybe others of `_saved_before`."""
+        expected, saved = dict(_flat(abstract)), self._shapes(step)
+        saved = {item: saved[item] for item in abstract}
+        if set(expected) == {path for path, _ in _flat(saved)}:
+            return self._checkpointer.load_checkpointables(step, abstract)
+        sharding = next(iter(expected.values())).sharding
+
+        def placed(keys, a):
+            other = jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
+            return expected.get(path_of(keys), other)
+
+        saved = jax.tree_util.tree_map_with_path(placed, saved)
+        arrays = dict(_flat(self._checkpointer.load_checkpointables(step, saved)))
+        return jax.tree_util.tree_map_with_path(lambda keys, _: arrays[path_of(keys)], abstract)
 
     def arrays(self, step: int) -> tuple[dict, dict]:
         """The items `params` and `train` of a checkpoint as nested dicts, whatever their shapes."""
@@ -218,7 +261,7 @@ class Checkpoints:
 
     def run(self, step: int) -> dict:
         """What the train loop saved with the state."""
-        return json.loads(self._notes(step)["run"])
+        return reading.json_value(self._notes(step)["run"])
 
     def best(self) -> int | None:
         """The step with the highest score, the earliest of equals; None if none has a score."""
@@ -241,7 +284,9 @@ class Checkpoints:
             old = {p: tuple(a.shape) for p, a in _flat(saved[item])}
             new = {p: tuple(a.shape) for p, a in _flat(expected[item])}
             for path in sorted(set(old) | set(new)):
-                if old.get(path) != new.get(path):
+                if old.get(path) != new.get(path) and not (
+                    path in old and _saved_before(path, new)
+                ):
                     raise Mismatch(
                         f"checkpoint {step} of {self.folder} does not fit: {item}/{path} is "
                         f"{old.get(path, 'missing')} there and {new.get(path, 'unknown')} here"
@@ -272,6 +317,20 @@ def _is_not_raised(record: python_logging.LogRecord) -> bool:
 
 def _train_item(state: TrainState) -> dict:
     return {"step": state.step, "model_state": state.model_state, "opt_state": state.opt_state}
+
+
+def _without(params: Any, paths: Set[str]) -> Any:
+    """The parameters, as nested dicts, that do not lie at `paths`."""
+    if not paths:
+        return params
+    flat = traverse_util.flatten_dict(params)
+    return traverse_util.unflatten_dict({k: x for k, x in flat.items() if "/".join(k) not in paths})
+
+
+def _saved_before(path: str, expected: Collection[str]) -> bool:
+    """Whether older versions saved this mean or gradient sum of a parameter that is frozen."""
+    is_kept = path.startswith("opt_state/") and {"average", "acc_grads"} & set(path.split("/"))
+    return bool(is_kept) and path not in expected
 
 
 def _flat(tree: Any) -> list[tuple[str, Any]]:

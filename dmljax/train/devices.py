@@ -24,12 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from dmljax import adapt
+
 __all__ = [
     "Shardings",
     "check_determinism",
     "describe_determinism",
     "of_state",
-    "path_of",
     "prefetch",
     "put",
     "return_free_memory",
@@ -84,7 +85,9 @@ def of_state(shapes: Any, shards: Shardings, *, patterns: Sequence[str] = ()) ->
     So are the arrays that the optimizer keeps for it: those of its shape whose paths end in its
     path.
     """
-    shape_of = {path_of(p): a.shape for p, a in jax.tree_util.tree_leaves_with_path(shapes.params)}
+    shape_of = {
+        adapt.path_of(p): a.shape for p, a in jax.tree_util.tree_leaves_with_path(shapes.params)
+    }
     sharded: dict[str, tuple[int, ...]] = {}
     for pattern in patterns:
         matches = {path: shape for path, shape in shape_of.items() if re.search(pattern, path)}
@@ -104,17 +107,12 @@ def of_state(shapes: Any, shards: Shardings, *, patterns: Sequence[str] = ()) ->
             )
 
     def choose(path, leaf):
-        names = path_of(path).split("/")
+        names = adapt.path_of(path).split("/")
         ends = ("/".join(names[i:]) for i in range(len(names)))
         is_sharded = any(sharded.get(end) == leaf.shape for end in ends)
         return shards.rows if is_sharded else shards.everywhere
 
     return jax.tree_util.tree_map_with_path(choose, shapes)
-
-
-def path_of(keys: Any) -> str:
-    """The path of a leaf of a tree as text, such as 'net/layer4/0/conv1/kernel'."""
-    return jax.tree_util.keystr(keys, simple=True, separator="/")
 
 
 def check_determinism(platform: str, flags: str) -> None:

@@ -14,12 +14,13 @@ import jax
 import numpy as np
 
 from dmljax import metrics, retrieval
-from dmljax.data import pipeline
 from dmljax.data.splits import Search, Split
-from dmljax.data.transforms.transform import Transform
-from dmljax.methods.base import Inspect
-from dmljax.train import hosts, optimizers
-from dmljax.train.devices import Shardings, prefetch, with_rows
+from dmljax.index import nearest
+from dmljax.methods.assemble import backbone_features, with_backbone
+from dmljax.methods.base import Inspect, unit_vectors
+from dmljax.train import features, hosts, optimizers
+from dmljax.train.devices import with_rows
+from dmljax.train.embedding import embed
 from dmljax.train.interrupts import Interrupts
 from dmljax.train.options import EvaluationOptions
 from dmljax.train.run import Run
@@ -34,6 +35,7 @@ __all__ = [
     "embed",
     "knn_accuracy",
     "mean_distance_scores",
+    "prefix_name",
     "score",
 ]
 
@@ -41,76 +43,6 @@ MAIN = "embedding"  # the name of the main embedding beside those of its parts
 MEAN = "learners"  # the name under which the mean of several parts is reported
 _MAX_PIXELS = 64 * 64 * 3
 _MAX_PIXEL_IMAGES = 20_000
-
-
-def embed(
-    embed_fn: Callable[..., Any],
-    split: Split,
-    *,
-    transform_fn: Transform | Callable,
-    batch_size: int,
-    shards: Shardings,
-    cache: bool | dict[int, np.ndarray] = False,
-    workers: int = 0,
-    unreadable: str = "raise",
-    skipped: collections.Counter[str] | None = None,
-    interrupts: Interrupts | None = None,
-) -> Any:
-    """`embed_fn(images)` of every image of a split, in order, as float32 numpy arrays.
-
-    `embed_fn` receives batches of one size, uint8 on the devices, and returns an array `[b ...]` or
-    a tree of them. With `unreadable='skip'`, rows of images that cannot be read are NaN. Such
-    images are counted in `skipped`; a name that it already contains is not logged again. After a
-    signal, `interrupts` end the embedding between two batches.
-    """
-    if interrupts is not None:
-        interrupts.agree()
-    with pipeline.evaluation(
-        split,
-        transform_fn=transform_fn,
-        batch_size=batch_size,
-        host=jax.process_index(),
-        hosts=jax.process_count(),
-        padded=shards.padded(batch_size),
-        cache=cache,
-        workers=workers,
-        unreadable=unreadable,
-        skipped=skipped,
-    ) as batches:
-        results = None
-        for batch in prefetch(batches, shards.rows):
-            outputs = embed_fn(batch["images"])
-            signal = None if interrupts is None else interrupts.row()
-            outputs, where, rows, signal = _fetch(
-                (outputs, batch["where"], batch["indices"], signal), shards
-            )
-            if interrupts is not None:
-                interrupts.agree_by_row(signal)
-            if not all(np.isfinite(x[where]).all() for x in jax.tree.leaves(outputs)):
-                raise FloatingPointError(
-                    "embeddings are not finite: the parameters of the net are not, or the images "
-                    "are not normalized as in training"
-                )
-            if results is None:
-                results = jax.tree.map(
-                    lambda x: np.full((len(split), *x.shape[1:]), np.nan, np.float32), outputs
-                )
-            pairs = zip(jax.tree.leaves(results), jax.tree.leaves(outputs), strict=True)
-            for result, output in pairs:
-                result[rows[where]] = output[where]
-    return results
-
-
-def _fetch(tree: Any, shards: Shardings) -> Any:
-    """Global arrays as numpy arrays, on every host."""
-    if jax.process_count() > 1:
-        tree = _gather(shards.everywhere)(tree)
-    return jax.device_get(tree)
-
-
-@functools.cache
-def _gather(everywhere: jax.sharding.Sharding) -> Callable:
-    return jax.jit(lambda tree: tree, out_shardings=everywhere)
 
 
 def score(
@@ -172,7 +104,7 @@ def score(
     return scores
 
 
-def kmeans_options(options: EvaluationOptions) -> Mapping[str, Any]:
+def _kmeans_options(options: EvaluationOptions) -> Mapping[str, Any]:
     """The keywords of `retrieval.kmeans` that `evaluate.kmeans` stands for."""
     return metrics.SCIKIT_LEARN_KMEANS if options.kmeans == "scikit_learn" else {}
 
@@ -248,11 +180,20 @@ def knn_accuracy(
     return float(np.mean(winner == labels))
 
 
+def prefix_name(dim: int) -> str:
+    """Under this name the scores of a prefix are reported, such as 'prefix_64/R@1'."""
+    return f"prefix_{dim}"
+
+
 class Evaluation(NamedTuple):
-    """Scores of all splits, named 'test/R@1', and the embeddings of the test split by name."""
+    """Scores of all splits, named 'test/R@1', and the embeddings of test and held-out images.
+
+    Those of the test split are by name: the main ones and those of the parts.
+    """
 
     scores: dict[str, float]
     test_embeddings: dict[str, np.ndarray] | None
+    val_embeddings: np.ndarray | None = None
 
     def of_split(self, split: str) -> dict[str, float]:
         """The scores of a split, named 'R@1'."""
@@ -292,22 +233,41 @@ class Evaluator:
     def evaluate(self, state: TrainState, *, clustering: bool = True) -> Evaluation:
         """The scores of the test split and of the held-out classes; `clustering` among them."""
         scores: dict[str, float] = {}
-        test_embeddings = None
+        by_split: dict[str, dict[str, np.ndarray]] = {}
         for name in ("test", "val"):
             split = self._run.splits.get(name)
             if split is None or not len(split):
                 continue
-            embeddings = self.embeddings(state, split)
-            if name == "test":
-                test_embeddings = embeddings
+            by_split[name] = embeddings = self.embeddings(state, split)
             values = self.scores(state, embeddings, split, clustering=clustering)
             scores |= {f"{name}/{k}": v for k, v in values.items()}
-        return Evaluation(scores, test_embeddings)
+        held_out = by_split.get("val")
+        return Evaluation(
+            scores, by_split.get("test"), None if held_out is None else held_out[MAIN]
+        )
 
     def embeddings(self, state: TrainState, split: Split) -> dict[str, np.ndarray]:
         """The embeddings of every image: the main one under `MAIN`, parts under their names."""
+        features.compute_of_run(self._run, state)
         params = optimizers.averaged(state.params, state.opt_state)
         return self._embed(lambda x: self._embed_fn(params, state.model_state, x), split)
+
+    def frozen_fn(self, backbone: Mapping[str, Any]) -> Callable[[Split], np.ndarray]:
+        """A function that returns the pooled features of a split as unit vectors.
+
+        The net has the variables `backbone`. Its features are those that the head takes, where it
+        takes pooled ones.
+        """
+        run = self._run
+        output = run.pooled_output or "pooled"
+
+        @jax.jit
+        def features_fn(params, model_state, images):
+            x = run.normalize_fn(images)
+            return unit_vectors(backbone_features(run.net, params, model_state, x, output=output))
+
+        variables = jax.device_put(with_backbone({}, {}, backbone), run.shards.everywhere)
+        return functools.partial(self._embed, lambda images: features_fn(*variables, images))
 
     def synthetic_features(
         self, state: TrainState, split: Split, *, key: jax.Array
@@ -331,6 +291,8 @@ class Evaluator:
     def pixel_scores(self) -> dict[str, float] | None:
         """Scores of the raw pixels of the test split, as a baseline. None if it is too large."""
         split = self._run.test
+        if self._run.cache is not None:
+            return None
         size = int(np.prod(self._run.eval_image_shape))
         if size > _MAX_PIXELS or len(split) > _MAX_PIXEL_IMAGES:
             return None
@@ -348,10 +310,41 @@ class Evaluator:
         clustering: bool = True,
     ) -> dict[str, float]:
         """All scores of these embeddings that the config asks for."""
-        options, run_metrics = self._run.evaluation, self._run.metrics
+        options = self._run.evaluation
         main = embeddings[MAIN]
-        scores = score(
-            main,
+        scores = self.main_scores(main, split, clustering=clustering)
+        scores |= self._part_scores(embeddings, split)
+        for dim in self._run.method.prefixes:
+            values = self._ranking_scores(nearest.prefix(main, dim), split)
+            scores |= {f"{prefix_name(dim)}/{name}": value for name, value in values.items()}
+        if options.refine:
+            values = self._ranking_scores(self._refined(state, main, split), split)
+            scores |= {f"refined/{name}": value for name, value in values.items()}
+        if options.mean_distance:
+            parts = {name: x for name, x in embeddings.items() if name != MAIN}
+            scores |= self.mean_distance_scores(parts, split)
+        if options.knn and set(split.names) & set(self._run.train.names):
+            scores["knn"] = self._knn(state, main, split)
+        return scores
+
+    def _ranking_scores(self, embeddings: np.ndarray, split: Split) -> dict[str, float]:
+        return score(
+            embeddings,
+            split,
+            ks=self._run.metrics.ks,
+            ranking_fns=self._run.metrics.ranking_fns,
+            clustering_fns={},
+            average=self._run.evaluation.average,
+            sum_fn=self._sum_fn,
+        )
+
+    def main_scores(
+        self, embeddings: np.ndarray, split: Split, *, clustering: bool = True
+    ) -> dict[str, float]:
+        """The scores of the vectors alone: nothing that needs the net or its parts."""
+        options, run_metrics = self._run.evaluation, self._run.metrics
+        return score(
+            embeddings,
             split,
             ks=run_metrics.ks,
             ranking_fns=run_metrics.ranking_fns,
@@ -359,37 +352,23 @@ class Evaluator:
             embedding_fns=run_metrics.embedding_fns,
             seeds=options.seeds,
             starts=options.starts,
-            kmeans_options=kmeans_options(options),
+            kmeans_options=_kmeans_options(options),
             depth=options.depth,
             average=options.average,
             devices=self._run.shards.mesh.local_devices,
             sum_fn=self._sum_fn,
         )
-        scores |= self._part_scores(embeddings, split)
-        if options.refine:
-            refined = self._refined(state, main, split)
-            values = score(
-                refined,
-                split,
-                ks=run_metrics.ks,
-                ranking_fns=run_metrics.ranking_fns,
-                clustering_fns={},
-                average=options.average,
-                sum_fn=self._sum_fn,
-            )
-            scores |= {f"refined/{name}": value for name, value in values.items()}
-        if options.mean_distance:
-            values = mean_distance_scores(
-                {name: x for name, x in embeddings.items() if name != MAIN},
-                split,
-                ks=run_metrics.ks,
-                ranking_fns=run_metrics.ranking_fns,
-                average=options.average,
-            )
-            scores |= {f"mean_distance/{name}": value for name, value in values.items()}
-        if options.knn and set(split.names) & set(self._run.train.names):
-            scores["knn"] = self._knn(state, main, split)
-        return scores
+
+    def mean_distance_scores(self, parts: Mapping[str, np.ndarray], split: Split) -> dict:
+        """The scores of parts by the mean of their distances, named 'mean_distance/R@1'."""
+        values = mean_distance_scores(
+            parts,
+            split,
+            ks=self._run.metrics.ks,
+            ranking_fns=self._run.metrics.ranking_fns,
+            average=self._run.evaluation.average,
+        )
+        return {f"mean_distance/{name}": value for name, value in values.items()}
 
     def _part_scores(self, embeddings: dict[str, np.ndarray], split: Split) -> dict[str, float]:
         """R@K of every part, such as a learner of an ensemble; of several parts also the mean."""

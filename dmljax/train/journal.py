@@ -22,6 +22,7 @@ import jax
 import numpy as np
 from tensorboardX import SummaryWriter  # here, before JAX computes: it changes the environment
 
+from dmljax.files import reading
 from dmljax.files.progress import Progress
 from dmljax.files.writing import write_text
 
@@ -104,7 +105,7 @@ class Journal:
         """Scores of a split. On the terminal, the main ones and the score `shown`."""
         named = {f"{split}/{name}": value for name, value in scores.items()}
         self._append(self._metrics, step, named, "evaluation")
-        if split != "raw" and step < self._total:  # the last evaluation has a table of its own
+        if step and step < self._total:  # the last evaluation has a table of its own
             names = dict.fromkeys(["R@1", "MAP@R", "NMI", shown])
             values = [f"{name} {100 * scores[name]:.1f}" for name in names if name in scores]
             self.say(f"step {step}, {split}: {', '.join(values)}")
@@ -188,7 +189,7 @@ def _cut(path: pathlib.Path, step: int, *, repeats_evaluation: bool) -> None:
 def _is_kept(line: str, step: int, dropped: tuple[str, ...]) -> bool:
     """Whether a whole line is of a step before `step`, or of `step` without a `dropped` score."""
     try:
-        row = json.loads(line)
+        row = reading.json_value(line)
         is_dropped = row["step"] == step and any(name.startswith(dropped) for name in row)
         return line.endswith("\n") and row["step"] <= step and not is_dropped
     except (ValueError, KeyError, TypeError):
@@ -198,7 +199,11 @@ def _is_kept(line: str, step: int, dropped: tuple[str, ...]) -> bool:
 def read(path: str | os.PathLike) -> list[dict[str, Any]]:
     """The lines of a `.jsonl` file."""
     path = pathlib.Path(path)
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return (
+        [reading.json_value(line) for line in path.read_text().splitlines()]
+        if path.exists()
+        else []
+    )
 
 
 def table(scores: Mapping[str, float]) -> str:

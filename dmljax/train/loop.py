@@ -114,7 +114,11 @@ def train(
         journal.restart_clock(step)
         return evaluation
 
-    evaluation = evaluate(start_step, is_repeated=True) if repeats_evaluation else None
+    # A run of no steps, whose head was fitted, has its one evaluation and checkpoint here.
+    if repeats_evaluation or run.steps == 0:
+        evaluation = evaluate(start_step, is_repeated=True)
+    else:
+        evaluation = None
     if start_step in run.reload_best_at:  # A checkpoint holds the state before the reload.
         state = _reload_best(state, run, checkpoints)
     device_batches = prefetch(host_batches, run.shards.rows)
@@ -181,7 +185,7 @@ def _reload_best(state: TrainState, run: Run, checkpoints: Checkpoints) -> Train
     return state._replace(params=best.params, model_state=best.model_state)
 
 
-def compiled_step(run: Run) -> Callable:
+def compiled_step(run: Run) -> jax.stages.Wrapped:
     """The train step, compiled for the devices: `(state, batch, signal) -> (state, results)`.
 
     Results are `(metrics, signal)`: the largest signal that any process has received.
@@ -198,6 +202,7 @@ def compiled_step(run: Run) -> Callable:
         batch_size=run.batch_size,
         chunk=run.chunk,
         gather_fn=gather_fn,
+        frozen=run.frozen,
     )
 
     def step_and_signal(state, batch, signal):

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dmljax.train.devices import path_of
+from dmljax import adapt
 from dmljax.train.schedules import Schedule
 
 __all__ = ["adam", "averaged", "build", "radam", "rmsprop", "sgd"]
@@ -95,12 +95,14 @@ def build(
     groups: Sequence[Mapping[str, Any]] = (),
     accumulate: int = 1,
     average: float = 0.0,
+    layer_decay: float = 1.0,
+    backbone: Sequence[str] = ("net",),
 ) -> optax.GradientTransformation:
     """The optimizer: clipping, direction, weight decay, learning rate by step and group.
 
     * `decay` is decoupled from the direction, as in AdamW: a step also takes rate x decay of a
-      parameter away. It applies to matrices and kernels. Vectors (biases, norms) decay only if a
-      group asks.
+      parameter away. It applies to matrices and kernels. Vectors (biases, norms, LayerScale),
+      tokens and learned positions decay only if a group asks.
     * `l2` is coupled: it adds l2 x parameter to the gradient, after clipping and before the
       direction, as `weight_decay` of PyTorch's SGD, Adam and RMSprop and Caffe's weight decay do.
       It applies to every parameter, vectors too, unless a group says otherwise.
@@ -111,6 +113,9 @@ def build(
       still counts steps.
     * `average` keeps an exponential moving average of the parameters, updated once per update;
       `averaged` returns it.
+    * `layer_decay` multiplies the rate of a parameter of the backbone, beside the factor of its
+      group, by layer_decay ** (number of layers above it): see `adapt.layer_factors`. The head has
+      the factor 1. `backbone` are the paths of the backbone.
     """
     for name, value, fits, range_ in (
         ("rate", rate, rate >= 0, "0 or more"),
@@ -120,6 +125,7 @@ def build(
         ("clip_value", clip_value, clip_value is None or clip_value > 0, "above 0, or None"),
         ("accumulate", accumulate, accumulate >= 1, "1 or more"),
         ("average", average, 0 <= average < 1, "at least 0 and below 1"),
+        ("layer_decay", layer_decay, 0 < layer_decay <= 1, "above 0 and at most 1"),
     ):
         if not fits:
             raise ValueError(f"optimizer: {name} must be {range_}, not {value}")
@@ -127,7 +133,10 @@ def build(
 
     def per_leaf(fn):
         def map_tree(tree):
-            return jax.tree_util.tree_map_with_path(lambda p, x: fn(_match(rules, p), x), tree)
+            def of_leaf(keys, x):
+                return fn(_match(rules, path := adapt.path_of(keys)), path, x)
+
+            return jax.tree_util.tree_map_with_path(of_leaf, tree)
 
         return map_tree
 
@@ -136,30 +145,42 @@ def build(
     first_steps = sorted({rule["from"] for rule in rules if not rule["frozen"]} | {0})
     # Update u happens at step (u + 1) accumulate - 1, counted from 0.
     updates_before = {first: -(-(first + 1) // accumulate) - 1 for first in first_steps}
-    part_of = per_leaf(lambda rule, x: "frozen" if rule["frozen"] else f"from {rule['from']}")
+    part_of = per_leaf(lambda rule, *_: f"from {rule['from']}")
     part = optax.chain(
-        _added(per_leaf, lambda rule, x: l2 if rule["l2"] is None else rule["l2"]),
+        _added(per_leaf, lambda rule, *_: l2 if rule["l2"] is None else rule["l2"]),
         direction,
         _added(per_leaf, functools.partial(_decay_of, decay=decay)),
     )
+    has_frozen = any(rule["frozen"] for rule in rules)
     chain = []
-    if any(rule["frozen"] or rule["from"] for rule in rules):
-        wait = per_leaf(lambda rule, x: None if rule["frozen"] else updates_before[rule["from"]])
-        chain.append(_only_learning(wait))
+    if has_frozen or any(rule["from"] for rule in rules):
+        chain.append(_only_learning(per_leaf(lambda rule, *_: updates_before[rule["from"]])))
     chain += [] if clip is None else [optax.clip_by_global_norm(clip)]
     chain += [] if clip_value is None else [optax.clip(clip_value)]
-    if len(first_steps) == 1 and not any(rule["frozen"] for rule in rules):
+    if len(first_steps) == 1 and not has_frozen:
         chain.append(part)
     else:
         parts = {f"from {n}": _after(part, updates_before[n]) for n in first_steps}
-        chain.append(optax.multi_transform(parts | {"frozen": optax.set_to_zero()}, part_of))
-    chain.append(_scale(per_leaf, rate, schedule, accumulate))
+        chain.append(optax.multi_transform(parts, part_of))
+
+    def factors(tree):
+        # Adapters lie at the paths of their parameters, under 'adapters/'.
+        folders = [*backbone, *(f"adapters/{folder}" for folder in backbone)]
+        of_layer = {}
+        if layer_decay != 1:
+            paths = adapt.paths_under(folders, adapt.paths_of(tree))
+            of_layer = adapt.layer_factors(paths, layer_decay)
+        return per_leaf(lambda rule, path, x: rule["factor"] * of_layer.get(path, 1.0))(tree)
+
+    chain.append(_scale(factors, rate, schedule, accumulate))
     transform = optax.chain(*chain)
     if average:
         transform = optax.chain(transform, _keep_average(average))
     if accumulate > 1:
         transform = optax.MultiSteps(transform, accumulate).gradient_transformation()
-    return transform
+    if not has_frozen:
+        return transform
+    return _of_learning(transform, lambda path: bool(_match(rules, path)["frozen"]))
 
 
 def _rule(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,15 +203,14 @@ def _rule(group: Mapping[str, Any]) -> dict[str, Any]:
 _NO_GROUP = {"factor": 1.0, "decay": None, "l2": None, "frozen": False, "from": 0}
 
 
-def _match(rules, keys) -> Mapping[str, Any]:
-    path = path_of(keys)
+def _match(rules, path: str) -> Mapping[str, Any]:
     return next((rule for rule in rules if rule["path"].search(path)), _NO_GROUP)
 
 
-def _decay_of(rule, x, *, decay: float) -> float:
+def _decay_of(rule, path: str, x, *, decay: float) -> float:
     if rule["decay"] is not None:
         return rule["decay"]
-    return decay if x.ndim > 1 else 0.0
+    return 0.0 if adapt.is_spared_from_decay(path, x.ndim) else decay
 
 
 def _added(per_leaf, amount_fn: Callable) -> optax.GradientTransformation:
@@ -206,21 +226,34 @@ def _added(per_leaf, amount_fn: Callable) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def _only_learning(wait: Callable) -> optax.GradientTransformation:
-    """Zeros in place of gradients of parameters that do not learn, so that no norm counts them.
+def _of_learning(
+    transform: optax.GradientTransformation, is_frozen: Callable[[str], bool]
+) -> optax.GradientTransformation:
+    """`transform` of the other parameters: what is frozen has no moments, mean or gradient sum."""
 
-    `wait(tree)` has the number of updates for which a parameter waits; None: for ever.
+    def hide(tree):
+        return adapt.split(tree, list(filter(is_frozen, adapt.paths_of(tree))))[0]
+
+    def update(gradients, state, params=None):
+        params = None if params is None else hide(params)
+        updates, state = transform.update(hide(gradients), state, params)
+        return adapt.joined(updates, jax.tree.map(jnp.zeros_like, gradients)), state
+
+    return optax.GradientTransformation(lambda params: transform.init(hide(params)), update)
+
+
+def _only_learning(wait: Callable) -> optax.GradientTransformation:
+    """Zeros in place of gradients of parameters that still wait, so that no norm counts them.
+
+    `wait(tree)` has the number of updates for which a parameter waits.
     """
 
     def update(gradients, state, params=None):
         del params
-        waits = jax.tree.leaves(wait(gradients), is_leaf=lambda x: x is None)
-        leaves, tree = jax.tree.flatten(gradients)
-        kept = [
-            jnp.zeros_like(g) if n is None else jnp.where(state.count >= n, g, 0) if n else g
-            for g, n in zip(leaves, waits, strict=True)
-        ]
-        return jax.tree.unflatten(tree, kept), optax.ScaleByScheduleState(state.count + 1)
+        kept = jax.tree.map(
+            lambda g, n: jnp.where(state.count >= n, g, 0) if n else g, gradients, wait(gradients)
+        )
+        return kept, optax.ScaleByScheduleState(state.count + 1)
 
     return optax.GradientTransformation(_zero_count, update)
 
@@ -254,10 +287,9 @@ def _zero_count(params: Any) -> optax.ScaleByScheduleState:
 
 
 def _scale(
-    per_leaf, rate: float, schedule: Schedule, accumulate: int
+    factors: Callable, rate: float, schedule: Schedule, accumulate: int
 ) -> optax.GradientTransformation:
     """As `optax.scale_by_learning_rate`, with a factor for each parameter; counts steps."""
-    factors = per_leaf(lambda rule, x: rule["factor"])
 
     def update(updates, state, params=None):
         size = rate * schedule((state.count + 1) * accumulate - 1)
@@ -287,4 +319,5 @@ def _keep_average(share: float) -> optax.GradientTransformation:
 def averaged(params: Any, opt_state: Any) -> Any:
     """The averaged parameters if the optimizer keeps them, else `params`."""
     states = jax.tree.leaves(opt_state, is_leaf=lambda state: isinstance(state, _Average))
-    return next((state.average for state in states if isinstance(state, _Average)), params)
+    averages = [state.average for state in states if isinstance(state, _Average)]
+    return adapt.joined(averages[0], params) if averages else params

@@ -92,6 +92,12 @@ class EvaluationOptions:
     seeds: Sequence[int] = _option((0, 1, 2), "seeds of k-means, over which scores are averaged")
     refine: bool = _option(False, "also score embeddings that the method `graph` refines")
     mean_distance: bool = _option(False, "also rank by the mean distance of the learners of `abe`")
+    frozen: bool | None = _option(
+        None,
+        "score the pretrained backbone as it is, before training, and compare at the end; None: "
+        "where a run starts from one",
+        is_new=True,
+    )
     frames: bool = _option(False, "draw the test embeddings at each evaluation, for a movie")
     projector: int = _option(0, "test images in TensorBoard's projector", least=0)
     frame_ms: int = _option(200, "milliseconds of a frame of the movie", least=20)
@@ -116,6 +122,10 @@ class RuntimeOptions:
     devices: int | None = _option(None, "devices that are used; None: all", least=1)
     deterministic: bool = _option(False, "runs repeat bit for bit on GPUs, too; on CPUs they do")
     sharded: Sequence[str] = _option((), "paths of parameters that are split over the devices")
+    features: str | None = _option(
+        None,
+        "the folder of cached features; None: features in $DMLJAX_CACHE or ~/.cache/dmljax",
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,8 +157,46 @@ class Options:
     schedule: Spec = _option("cosine", "the learning rate over time, with `warmup`")
     reload_best_at: tuple = _option((), "steps after which the best parameters are loaded again")
     start: str | None = _option(None, "the folder of a run: this one begins with its parameters")
+    distill: float = _option(
+        0.0,
+        "weight of the distance between similarities in a batch by the embeddings and by the "
+        "backbone before training",
+        least=0,
+        is_new=True,
+    )
+    mixed_with: str | None = _option(
+        None,
+        "with `start`, the folder of a second run: the first parameters are averages of both",
+        is_new=True,
+    )
+    mixed_share: float = _option(
+        0.5, "with `mixed_with`, the share of the second run", least=0, is_new=True
+    )
+    ladder: Sequence[dict] = _option(
+        (),
+        "steps of fine-tuning, each with a name and the fields that it changes: docs/finetune.md",
+        is_new=True,
+    )
     carried: str = _option("all", "what is taken from `start`", choices=("all", "backbone"))
-    trained: str = _option("all", "'last': the backbone does not learn", choices=("all", "last"))
+    trained: Spec = _option(
+        "all",
+        "what learns: 'all'; 'last': not the backbone; of the backbone the last `count` 'blocks', "
+        "the 'biases', low-rank adapters ('lora'), or 'prompts' of a vision transformer",
+    )
+    features: str = _option(
+        "computed",
+        "with trained='last': 'cached' computes the features of the backbone once for every image, "
+        "keeps them on disk, and trains on them",
+        choices=("computed", "cached"),
+        is_new=True,
+    )
+    views: int = _option(
+        0,
+        "with features='cached': features of each training image after `transform`, of which a "
+        "step draws one; 0: one feature of each image, without augmentation",
+        least=0,
+        is_new=True,
+    )
     validation: float = _option(0.0, "share of training classes held out", least=0, below=1)
     fold: int | None = _option(None, "the block of training classes that is held out, from 0")
     folds: int = _option(4, "blocks into which `fold` divides the training classes")

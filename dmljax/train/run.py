@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import optax
 
+from dmljax.adapt.trained import Adapted
+from dmljax.data.features import Cache
 from dmljax.data.splits import Split
 from dmljax.data.transforms.transform import Transform
 from dmljax.methods.base import Method
@@ -87,7 +90,15 @@ class Run(NamedTuple):
     net: nn.Module
     weights: str | None
     start: str | None  # the folder of a run whose parameters are the first
+    mixed_with: tuple[str, float] | None  # a second run, and its share of the first parameters
+    trained: str  # what learns: 'all', 'last', 'blocks', ...
+    frozen: frozenset[str]  # the paths of the parameters that do not learn
+    adapted: Adapted  # `method`, and the method that is deployed after training
+    pooled_output: str | None  # of the net, that the head takes; None: it takes maps
+    whiten: float  # by which power of deviations `centered_dense` divides directions
+    cache: Cache | None  # where the splits have features as records
     carried: Carried | None  # what that run may set beside the backbone
+    start_arrays_fn: Callable  # (Start, image_shape) -> the arrays of the run to start from
     method: Method
     optimizer: optax.GradientTransformation
     init_fn: Callable  # (key, backbone=None, others=None) -> the first TrainState
@@ -96,12 +107,16 @@ class Run(NamedTuple):
     shapes: TrainState  # jax.ShapeDtypeStruct for every array
     placements: TrainState  # a sharding for every array
 
-    @property
-    def pretraining(self) -> str:
-        """Where the first backbone comes from."""
-        if self.start is not None:
-            return f"the backbone of {self.start}"
-        return self.weights or "none"
+    def pretraining(self, *, paths: bool = True) -> str:
+        """Where the first backbone comes from; without `paths`, only the last part of a path.
+
+        People send pages to others, so that no page has a path.
+        """
+        source = self.start or self.weights
+        if source is None:
+            return "none"
+        name = str(source) if paths else pathlib.PurePath(source).name
+        return name if self.start is None else f"the backbone of {name}"
 
     @property
     def splits(self) -> dict[str, Split]:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from flax import traverse_util
 
+from dmljax.adapt import interpolated
 from dmljax.files import reading
 from dmljax.files import result as results
 from dmljax.train.checkpoints import Checkpoints
@@ -23,7 +24,7 @@ __all__ = [
     "backbone",
     "find",
     "flat",
-    "normalization",
+    "mixed",
     "others",
     "read",
     "replaced",
@@ -52,7 +53,7 @@ class Carried(NamedTuple):
 
 def find(folder: str | os.PathLike) -> Start:
     """The run in `folder`, or a one-line error if it cannot be started from."""
-    folder = pathlib.Path(folder).expanduser()
+    folder = reading.chosen_run(pathlib.Path(folder).expanduser())
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"start: {folder} holds no run: name the folder of a finished run")
     try:
@@ -72,14 +73,6 @@ def find(folder: str | os.PathLike) -> Start:
     return Start(folder, step, f"{result.digests['run']} step {step}")
 
 
-def normalization(folder: str | os.PathLike) -> Any:
-    """How the images of the run in `folder` are normalized; None if there is no run any more."""
-    folder = pathlib.Path(folder).expanduser()
-    return (
-        reading.config_of_run(folder)["normalize"] if (folder / "config.json").is_file() else None
-    )
-
-
 def read(start: Start) -> dict[str, Any]:
     """The parameters and the statistics of batch norms of the chosen step, as `flat` names them."""
     with Checkpoints(start.folder / "checkpoints", reading=True) as checkpoints:
@@ -89,6 +82,25 @@ def read(start: Start) -> dict[str, Any]:
             )
         params, train = checkpoints.arrays(start.step)
     return flat(_average(train["opt_state"]) or params, train["model_state"])
+
+
+def mixed(
+    arrays: Mapping[str, Any],
+    others: Mapping[str, Any],
+    *,
+    share: float,
+    folders: tuple[str, str],
+) -> dict[str, Any]:
+    """The arrays of two runs of the same net and head, averaged. Rows for classes stay apart."""
+    shapes = [{name: np.shape(x) for name, x in tree.items()} for tree in (arrays, others)]
+    common = {name for name in shapes[0] if shapes[0][name] == shapes[1].get(name)}
+    if missing := sorted(name for name in shapes[0] if "/net/" in name and name not in common):
+        raise ValueError(
+            f"mixed_with: the runs {' and '.join(folders)} have different nets ({missing[0]} is "
+            "not the same in both)"
+        )
+    parts = ({name: tree[name] for name in common} for tree in (arrays, others))
+    return {**arrays, **interpolated(*parts, share=share)}
 
 
 def flat(params: Any, model_state: Any) -> dict[str, Any]:

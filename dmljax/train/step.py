@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import optax
 from jax.interpreters import partial_eval
 
-from dmljax.methods.base import Method
+from dmljax import adapt
+from dmljax.methods.base import Method, with_params
 from dmljax.train.devices import with_rows
 
 __all__ = ["TrainState", "check_chunks", "init_state", "train_step"]
@@ -41,6 +42,7 @@ def train_step(
     batch_size: int | None = None,
     chunk: int | None = None,
     gather_fn: Callable | None = None,
+    frozen: Collection[str] = (),
 ) -> Callable[[TrainState, dict], tuple[TrainState, dict]]:
     """`step(state, batch) -> (state, metrics)`, to be compiled by `jax.jit` with the state donated.
 
@@ -49,18 +51,22 @@ def train_step(
     * `chunk`: the net sees this many images of the batch at a time; the loss sees all of them.
     * `gather_fn(tree)` is applied to what the criterion of a split loss receives, outputs and
       labels. It can set their sharding.
+    * `frozen`: the paths of parameters that do not learn. Nothing is differentiated with respect to
+      them, so that there is no backward pass below the first layer that learns.
     """
 
     def step(state: TrainState, batch: dict) -> tuple[TrainState, dict]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         images = batch["images"]
         batch = {name: with_rows(rows, batch_size) for name, rows in batch.items()}
-        common = (method, state, batch, normalize_fn, gather_fn, key)
+        learned, fixed = adapt.split(state.params, frozen)
+        of_learned = with_params(method, lambda learned: adapt.joined(learned, fixed))
+        common = (of_learned, state._replace(params=learned), batch, normalize_fn, gather_fn, key)
         (value, (model_state, metrics)), gradients = (
             _in_chunks(*common, images, chunk) if chunk else _at_once(*common)
         )
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, learned)
+        params = adapt.joined(optax.apply_updates(learned, updates), fixed)
         metrics = {"loss": value, "gradient_norm": optax.tree.norm(gradients), **metrics}
         return TrainState(state.step + 1, params, model_state, opt_state), metrics
 

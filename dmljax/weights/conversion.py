@@ -9,15 +9,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
+import numpy as np
 from flax import traverse_util
 
-from dmljax.weights import converted
+from dmljax.adapt import lowrank
+from dmljax.weights import converted, peft
+from dmljax.weights.entries import Preprocessing, Published
 from dmljax.weights.layouts import FLAX, layout_of, torch_tensors
-from dmljax.weights.loading import IMAGE_SIZE, fit, read_published
-from dmljax.weights.preprocessing import INPUTS
+from dmljax.weights.loading import IMAGE_SIZE, fit, load, name_map_of, read_published
 from dmljax.weights.published import PUBLISHED, identify
 
 __all__ = ["convert"]
+
+_UNKNOWN = "unknown, as the file is not in the list"
 
 
 def convert(
@@ -26,30 +30,44 @@ def convert(
     to: str | os.PathLike,
     *,
     spec: Mapping[str, Any],
+    adapter: str | os.PathLike | None = None,
 ) -> dict[str, Any]:
     """Writes a published file as a converted one, completely or not at all; returns its metadata.
 
     The file is checked against `net`, as by `load`. A file that is not in `PUBLISHED` is
     assumed to expect the input that `net` expects. `spec` describes the net in the metadata
-    as a config does: `dict(name="resnet50", classes=1000)`.
+    as a config does: `dict(name="resnet50", classes=1000)`. `adapter` is a folder of the package
+    peft (`peft.load_adapter`), which is added to the kernels; then the file may be a converted one.
     """
     if pathlib.Path(to).suffix != ".safetensors":
         raise ValueError(f"{to} must end in .safetensors")
     if not pathlib.Path(to).parent.is_dir():
         raise FileNotFoundError(f"the folder {pathlib.Path(to).parent} does not exist")
     weights = read_published(path)
-    if "dmljax" in weights.metadata:
-        raise ValueError(f"{path} is converted already")
     notes: list[str] = []
-    variables = fit(str(path), torch_tensors(weights), net, layout_of(net), notes.append)
-    tensors = {FLAX.name_fn(k): v for k, v in traverse_util.flatten_dict(variables).items()}
-    name = identify(path)
+    if adapter is not None:
+        adapters = peft.load_adapter(adapter, net, base=path, report_fn=notes.append)
+    if "dmljax" in weights.metadata:
+        if adapter is None:
+            raise ValueError(f"{path} is converted already")
+        metadata = converted.metadata_of(path, weights)
+        variables = load(path, net)
+        metadata = metadata | {"notes": metadata["notes"] + notes}
+        return _written(to, _with_adapter(variables, adapters), metadata, adapter)
+    file_tensors = torch_tensors(weights)
+    variables = fit(str(path), file_tensors, net, layout_of(net), notes.append)
+    if adapter is not None:
+        variables = _with_adapter(variables, adapters)
+    name, assumed = identify(path), ""
     published = PUBLISHED[name] if name else None
-    net_normalization = getattr(net, "expected_normalization", None)
-    normalization = published.normalization if published else net_normalization
-    inputs = {"size": IMAGE_SIZE, "normalization": normalization}
-    if normalization is not None:
-        inputs |= INPUTS[normalization]
+    if published is None and name_map_of(file_tensors).marks:
+        # The names of the tensors are those of a family's own files.
+        published, assumed = _of_net(spec["name"]), " (assumed from the names of the tensors)"
+    expected = published.preprocessing if published else _expected_input(net)
+    inputs = {}
+    if expected is not None:
+        inputs = expected._asdict() | expected.inputs
+        inputs["normalization"] = inputs.pop("normalize")
     metadata = {
         "format": converted.FORMAT,
         "net": dict(spec),
@@ -57,12 +75,48 @@ def convert(
             "file": pathlib.Path(path).name,
             "sha256": weights.sha256,
             "known_as": name,
-            "url": published.url if published else None,
+            "url": published.urls[0] if name and published else None,
         },
-        "license": published.license if published else "unknown, as the file is not in the list",
-        "inputs": inputs,
+        "license": f"{published.license}{assumed}" if published else _UNKNOWN,
+        "trained_on": published.trained_on if published else None,
+        "inputs": inputs or {"size": IMAGE_SIZE, "normalization": None},
         "notes": [note.removeprefix(f"{path}: ") for note in notes],
-        "tensors_sha256": converted.digest(tensors),
     }
+    return _written(to, variables, metadata, adapter)
+
+
+def _with_adapter(variables: Mapping[str, Any], adapters: Any) -> dict[str, Any]:
+    params = lowrank.merged(variables["params"], adapters, scale=1.0)
+    return {**variables, "params": params}
+
+
+def _written(
+    to: str | os.PathLike,
+    variables: Mapping[str, Any],
+    metadata: dict[str, Any],
+    adapter: str | os.PathLike | None,
+) -> dict[str, Any]:
+    """Writes the file; returns the metadata with the digest of its tensors."""
+    flat = traverse_util.flatten_dict(variables)
+    tensors = {FLAX.name_fn(path): np.asarray(x) for path, x in flat.items()}
+    if adapter is not None:
+        note = f"the adapter {pathlib.Path(adapter).name} is added to the kernels"
+        metadata = metadata | {"notes": [*metadata["notes"], note]}
+    metadata = metadata | {"tensors_sha256": converted.digest(tensors)}
     converted.write(to, tensors, json.dumps(metadata, sort_keys=True))
     return metadata
+
+
+def _of_net(net: str) -> Published | None:
+    """An entry of the table for `net`, if all of its entries have one license and one input."""
+    entries = [entry for entry in PUBLISHED.values() if entry.net == net]
+    kinds = {(entry.license, str(entry.preprocessing)) for entry in entries}
+    return entries[0] if len(kinds) == 1 else None
+
+
+def _expected_input(net: nn.Module) -> Preprocessing | None:
+    """What a net expects whose file is not known."""
+    expected = getattr(net, "expected_normalization", None)
+    if expected is None:
+        return None
+    return Preprocessing(normalize=expected if isinstance(expected, str) else dict(expected))

@@ -7,7 +7,6 @@ input that the weights expect, notes of the conversion, and a digest of the tens
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from dmljax.files.reading import marked
-from dmljax.files.writing import atomic_writer, sha256
+from dmljax.files import reading
+from dmljax.files.writing import atomic_writer, digest_once
 from dmljax.weights import published
 from dmljax.weights.readers import Weights, read, safetensors_files
 
@@ -59,8 +58,8 @@ def metadata_of(path: str | os.PathLike, weights: Weights) -> dict[str, Any]:
     return _parse(path, text)
 
 
-def expected_normalization(path: str | os.PathLike) -> str | None:
-    """The function of `weights.preprocessing` that a file of weights expects, or None.
+def expected_normalization(path: str | os.PathLike) -> str | dict[str, Any] | None:
+    """The value of a config's `normalize` that a file of weights expects, or None.
 
     It is known for converted files and for published ones (`weights.PUBLISHED`).
     """
@@ -68,7 +67,7 @@ def expected_normalization(path: str | os.PathLike) -> str | None:
     if text is not None:
         return _parse(path, text)["inputs"]["normalization"]
     name = published.identify(path)
-    return published.PUBLISHED[name].normalization if name else None
+    return published.PUBLISHED[name].preprocessing.normalize if name else None
 
 
 def digest(tensors: Mapping[str, np.ndarray]) -> str:
@@ -83,18 +82,20 @@ def digest(tensors: Mapping[str, np.ndarray]) -> str:
 def file_digest(path: str | os.PathLike) -> str:
     """The digest of the tensors that a converted file records, without reading them.
 
-    For any other file it is the SHA-256 of the file.
+    For any other file it is the SHA-256 of the file; for an index, that of index and shards.
     """
     text = safetensors_files.read_metadata(path).get("dmljax")
-    return sha256(path) if text is None else _parse(path, text)["tensors_sha256"]
+    if text is not None:
+        return _parse(path, text)["tensors_sha256"]
+    return read(path).sha256 if str(path).endswith(".index.json") else digest_once(path)
 
 
 def _parse(path: str | os.PathLike, text: str) -> dict[str, Any]:
     try:
-        metadata = json.loads(text)
+        metadata = reading.json_value(text)
         version = metadata["format"]
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is damaged (its metadata): convert it again") from error
     if version != FORMAT:
         raise ValueError(f"{path} is of a later format, {version}: update dmljax")
-    return marked(metadata, path)
+    return reading.marked(metadata, path)

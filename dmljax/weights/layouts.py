@@ -1,8 +1,9 @@
 """Names and order of axes of the parameters in files, compared with a net.
 
-Level by level, published files and most nets use the same names: 'layer1.0.bn1.weight' is
-`params['layer1']['0']['bn1']['scale']`. Only the last level and the axes of kernels differ. A net
-whose published files have other names has an attribute `layout`, a `Layout` of its own.
+Level by level, many published files use the names of our nets: 'layer1.0.bn1.weight' is
+`params['layer1']['0']['bn1']['scale']`. Only the last level and the axes of kernels differ.
+Published files with other names have a `NameMap` in `weights/families`. A net of one's own may have
+an attribute `layout`, a `Layout`; then no name map is tried.
 """
 
 from __future__ import annotations
@@ -27,9 +28,13 @@ __all__ = [
     "torch_tensors",
 ]
 
-# First levels of the names of classifiers, including auxiliary ones.
+# Names of classifiers, including auxiliary ones, or the first levels of these names.
 CLASSIFIERS = {"aux1", "aux2", "classifier", "fc", "head", "last_linear", "loss1", "loss2", "loss3"}
-_MAIN_CLASSIFIERS = ("fc", "classifier.1", "last_linear", "loss3.classifier", "head")
+CLASSIFIERS |= {"_fc", "head.fc"}
+_MAIN_CLASSIFIERS = (
+    *("fc", "classifier.1", "last_linear", "loss3.classifier", "head"),
+    *("classifier", "head.fc", "_fc"),
+)
 _LEAVES = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
 # One name per architecture that no other architecture has.
 _ARCHITECTURES = {
@@ -38,6 +43,9 @@ _ARCHITECTURES = {
     "inception_3a.1x1.weight": "googlenet, Caffe's",
     "inception_3a_1x1.weight": "bn_inception",
     "features.1.conv.0.0.weight": "mobilenet_v2",
+    "blocks.0.0.conv_dw.weight": "an efficientnet_lite",
+    "_blocks.0._depthwise_conv.weight": "an efficientnet_lite",
+    "stages.0.blocks.0.conv_dw.weight": "a convnext",
     "blocks.0.attn.qkv.weight": "a vit",
 }
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -16,23 +17,31 @@ import numpy as np
 from absl import logging
 from flax import traverse_util
 
-from dmljax.weights import readers
+from dmljax.weights import readers, recognition
 from dmljax.weights.converted import digest, metadata_of
 from dmljax.weights.layouts import (
     CLASSIFIERS,
     FLAX,
+    TORCH,
     Layout,
     architecture,
     layout_of,
     torch_tensors,
 )
-from dmljax.weights.published import PUBLISHED
+from dmljax.weights.name_maps import NameMap, Source
+from dmljax.weights.published import NAME_MAPS, PUBLISHED
 
 __all__ = ["IMAGE_SIZE", "Variables", "fit", "from_tensors", "load", "read_published"]
 
 ReportFn = Callable[[str], None]
 Variables = dict[str, Any]
-IMAGE_SIZE = 224  # of all published files
+IMAGE_SIZE = 224  # of nets without an attribute `image_size`
+
+
+def image_shape_of(net: nn.Module) -> tuple[int, int, int]:
+    """RGB images of the net's `image_size`, or of 224 x 224 pixels if it has none."""
+    height, width = np.broadcast_to(getattr(net, "image_size", IMAGE_SIZE), 2).tolist()
+    return height, width, 3
 
 
 def load(
@@ -48,15 +57,18 @@ def load(
     before `start` and after `stop`. `report_fn` is called with a line about what is left out, and
     about types other than float32. Any other tensor that is missing, unknown or of another shape
     raises; one error lists all of them. `image_shape` is the shape of the net's images, by default
-    224 x 224 x 3.
+    `image_shape_of(net)`.
     """
     weights = read_published(path)
     if "dmljax" not in weights.metadata:
-        return fit(str(path), torch_tensors(weights), net, layout_of(net), report_fn, image_shape)
+        tensors = torch_tensors(weights)
+        return fit(str(path), tensors, net, layout_of(net), report_fn, image_shape)
     metadata = metadata_of(path, weights)
     if metadata["tensors_sha256"] != digest(weights.tensors):
         raise ValueError(f"{path} is damaged (its digest is another): convert it again")
     label = f"{path}, converted for {metadata['net']['name']},"
+    if rule := metadata["net"].get("resize"):
+        _note_rule(label, net, rule, report_fn)
     return fit(label, weights.tensors, net, FLAX, report_fn, image_shape)
 
 
@@ -102,49 +114,120 @@ def fit(
 ) -> Variables:
     """The variables of `net` from the tensors of a file, which messages call `label`."""
     shapes_of_all_stages, shapes = _shapes(net, image_shape)
-    paths = {layout.name_fn(path): path for path in shapes}
-    tops = {layout.top_fn(name) for name in paths}
-    classifiers = [n for n in tensors if n not in paths and layout.top_fn(n) in CLASSIFIERS - tops]
-    other_stage_names = {layout.name_fn(path) for path in shapes_of_all_stages} - set(paths)
-    other_stages = [n for n in tensors if n in other_stage_names]
-    unknown = [n for n in tensors if n not in {*paths, *classifiers, *other_stages}]
-    missing = [n for n in paths if n not in tensors]
-    wrong_shapes, wrong_types, arrays, hint = [], [], {}, ""
-    for name, path in paths.items():
-        if name not in tensors:
-            continue
-        shape = layout.shape_fn(shapes[path].shape)
-        array = _without_leading_ones(tensors[name], len(shape))
-        if array.shape != shape:
-            wrong_shapes.append(f"{name} {_text(array.shape)}, in the net {_text(shape)}")
-            if layout.top_fn(name) in CLASSIFIERS:
-                hint = ". A net with classes=None has no classifier"
-        elif not jnp.issubdtype(array.dtype, jnp.floating):
-            wrong_types.append(f"{name} of {array.dtype}")
-        else:
-            arrays[path] = array
-    problems = {
-        "missing": missing,
-        "not in the net": unknown,
-        "shape": wrong_shapes,
-        "no floats": wrong_types,
+    name_map = name_map_of(tensors) if layout is TORCH else NameMap("", ())
+    _refuse_other_sizes(label, tensors, net, name_map)
+    gated = any(".gate." in layout.name_fn(path) for path in shapes)
+    sources_of_all_stages = {
+        path: name_map.source(layout.name_fn(path), gated=gated)
+        for path in shapes_of_all_stages | shapes
     }
-    if wrong := "; ".join(f"{title}: {_some(names)}" for title, names in problems.items() if names):
-        guess = _guess(tensors) if len(missing) >= len(paths) / 2 else ""
-        raise ValueError(f"{label} does not fit the net{guess}. {wrong}{hint}")
+    sources = {path: sources_of_all_stages[path] for path in shapes}
+    used = {name for source in sources.values() for name in source.names}
+    tops = {layout.top_fn(name) for name in used}
+    names_of_all_stages = {n for source in sources_of_all_stages.values() for n in source.names}
+    other_stage_names = names_of_all_stages - used
+    classifiers, other_stages, unknown, not_zero = [], [], [], []
+    for name in [name for name in tensors if name not in used]:
+        if name_map.is_zero(name):
+            if np.any(tensors[name]):
+                not_zero.append(name)
+        elif name in other_stage_names:
+            other_stages.append(name)
+        elif {layout.top_fn(name), name.rpartition(".")[0]} & (CLASSIFIERS - tops):
+            classifiers.append(name)
+        elif not name_map.is_unused(name):
+            unknown.append(name)
+    variables, dtypes, problems = matched_variables(tensors, sources, shapes, layout)
+    is_classifier = any(layout.top_fn(text) in CLASSIFIERS for text in problems["shape"])
+    guess = _guess(tensors, name_map) if len(problems["missing"]) >= len(shapes) / 2 else ""
+    check(
+        f"{label} does not fit the net{guess}",
+        problems | {"not in the net": unknown, "not zero": not_zero},
+        hint=". A net with classes=None has no classifier" if is_classifier else "",
+    )
     for title, names in (("classifiers", classifiers), ("other stages", other_stages)):
         if names:
             report_fn(f"{label}: {title} left out, as the net has none: {_some(names)}")
-    for dtype in sorted({array.dtype.name for array in arrays.values()} - {"float32"}):
-        count = sum(array.dtype.name == dtype for array in arrays.values())
+    for dtype in sorted(set(dtypes) - {"float32"}):
         verb = "rounded" if dtype == "float64" else "widened"
-        report_fn(f"{label}: {count} of {len(arrays)} tensors are {dtype}, {verb} to float32")
-    variables = {
-        path: _converted(layout.value_fn(arrays[path]), shapes[path].dtype) for path in shapes
-    }
-    if broken := [name for name, path in paths.items() if not np.isfinite(variables[path]).all()]:
-        raise ValueError(f"{label} is damaged: NaN or infinity in {_some(broken)}")
+        report_fn(
+            f"{label}: {dtypes[dtype]} of {len(shapes)} tensors are {dtype}, {verb} to float32"
+        )
+    if name_map.resize is not None:
+        _note_rule(label, net, name_map.resize, report_fn)
+    return finite_variables(label, variables, sources)
+
+
+def matched_variables(
+    tensors: Mapping[str, np.ndarray],
+    sources: Mapping[tuple, Source],
+    shapes: Mapping[tuple, Any],
+    layout: Layout,
+) -> tuple[dict[tuple, np.ndarray], collections.Counter[str], dict[str, list[str]]]:
+    """The variables of a net by their paths, the types in the file, and what does not fit."""
+    variables, dtypes = {}, collections.Counter[str]()
+    problems: dict[str, list[str]] = {"missing": [], "shape": [], "no floats": []}
+    for path, source in sources.items():
+        absent = [name for name in source.names if name not in tensors]
+        if absent and not source.zero_if_missing:
+            problems["missing"] += absent
+            continue
+        name, shape = " + ".join(source.names), layout.shape_fn(shapes[path].shape)
+        array = source.value(tensors, shape)
+        if _without_leading_ones(array.shape) != _without_leading_ones(shape):
+            text = f"{name} {_text(array.shape)}, in the net {_text(shape)}"
+            problems["shape"].append(text)
+        elif not jnp.issubdtype(array.dtype, jnp.floating):
+            problems["no floats"].append(f"{name} of {array.dtype}")
+        else:
+            dtypes[array.dtype.name] += 1
+            value = layout.value_fn(array.reshape(shape))
+            variables[path] = _converted(value, shapes[path].dtype)
+    return variables, dtypes, problems
+
+
+def check(label: str, problems: Mapping[str, Sequence[str]], *, hint: str = "") -> None:
+    """Raises one line with all problems, if there are any."""
+    if wrong := "; ".join(f"{title}: {_some(names)}" for title, names in problems.items() if names):
+        raise ValueError(f"{label}. {wrong}{hint}")
+
+
+def finite_variables(
+    label: str, variables: Mapping[tuple, np.ndarray], sources: Mapping[tuple, Source]
+) -> Variables:
+    """The variables as a tree; raises if one holds NaN or infinity."""
+    if broken := [p for p, value in variables.items() if not np.isfinite(value).all()]:
+        names = [" + ".join(sources[path].names) for path in broken]
+        raise ValueError(f"{label} is damaged: NaN or infinity in {_some(names)}")
     return traverse_util.unflatten_dict(variables)
+
+
+def name_map_of(names: Container[str]) -> NameMap:
+    """The map for a file with these names; the names of the net itself, if no other map fits."""
+    for name_map in NAME_MAPS:
+        if all(mark in names for mark in name_map.marks):
+            return name_map
+    return NameMap("the names of the net", ())
+
+
+def _note_rule(label: str, net: nn.Module, rule: str, report_fn: ReportFn) -> None:
+    """Reports a net that resizes positions in another way than the code behind its file."""
+    if getattr(net, "resize", rule) != rule:
+        report_fn(
+            f"{label}: the code behind this file resizes positions by {rule!r}, the net by "
+            f"{net.resize!r}. They differ for images of other sizes than {net.image_size}: "
+            f"set resize={rule!r} of the net"
+        )
+
+
+def _refuse_other_sizes(
+    label: str, tensors: Mapping[str, np.ndarray], net: nn.Module, name_map: NameMap
+) -> None:
+    """Raises one line if a file is for another published transformer than `net`."""
+    expected = recognition.names_of(net)
+    names = recognition.transformers(tensors, name_map) if expected else []
+    if names and not set(names) & set(expected):
+        raise ValueError(f"{label} is a {' or '.join(names)}, not a {' or '.join(expected)}")
 
 
 def _shapes(
@@ -154,34 +237,39 @@ def _shapes(
     defaults: dict[str, Any] = {
         f.name: f.default for f in dataclasses.fields(net) if f.name in ("start", "stop")
     }
-    stages: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
 
-    def variables_of(net, image):
-        def init(key, x):
-            outputs, variables = net.init_with_output(key, x, train=False)
-            stages.update(outputs)
+    def variables_of(net, image, **inputs):
+        def init(key, x, inputs):
+            outputs_of_net, variables = net.init_with_output(key, x, train=False, **inputs)
+            outputs.update(outputs_of_net)
             return variables
 
-        return traverse_util.flatten_dict(jax.eval_shape(init, jax.random.key(0), image))
+        shapes = jax.eval_shape(init, jax.random.key(0), image, inputs)
+        return traverse_util.flatten_dict(shapes)
 
-    size = getattr(net, "image_size", IMAGE_SIZE)
-    image = jax.ShapeDtypeStruct((1, *(image_shape or (size, size, 3))), jnp.float32)
+    def struct(shape):
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    image = struct((1, *(image_shape or image_shape_of(net))))
     of_all_stages = variables_of(net.clone(**defaults), image)
     if all(getattr(net, name) == default for name, default in defaults.items()):
         return of_all_stages, of_all_stages
-    order, start = list(stages), getattr(net, "start", None)
-    if start != defaults["start"] and start in order:
-        stage_before = stages[order[order.index(start) - 1]]
-        image = jax.ShapeDtypeStruct(stage_before.shape, jnp.float32)
-    return of_all_stages, variables_of(net, image)
+    order, start = list(outputs), getattr(net, "start", None)
+    # Between two blocks of a stage, such as before '2.4', a map has the size that the stage gives.
+    stage, _, block = str(start).partition(".")
+    if start == defaults["start"] or stage not in order:
+        return of_all_stages, variables_of(net, image)
+    before = order[order.index(stage) - (block in ("", "0"))]
+    tokens = {"prefix": struct(outputs["prefix"].shape)} if "prefix" in outputs else {}
+    return of_all_stages, variables_of(net, struct(outputs[before].shape), **tokens)
 
 
-def _without_leading_ones(array: np.ndarray, ndim: int) -> np.ndarray:
-    """Caffe's blobs, and old conversions of them, have leading axes of size 1."""
-    extra = array.ndim - ndim
-    if extra > 0 and array.size and set(array.shape[:extra]) == {1}:
-        return array.reshape(array.shape[extra:])
-    return array
+def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape without leading axes of size 1, which some files have and others lack."""
+    while len(shape) > 1 and shape[0] == 1:
+        shape = shape[1:]
+    return shape
 
 
 def _converted(array: np.ndarray, dtype: Any) -> np.ndarray:
@@ -189,8 +277,9 @@ def _converted(array: np.ndarray, dtype: Any) -> np.ndarray:
         return np.array(array, dtype, order="C")
 
 
-def _guess(tensors: Mapping[str, Any]) -> str:
-    words = architecture(tensors)
+def _guess(tensors: Mapping[str, Any], name_map: NameMap) -> str:
+    nets = recognition.transformers(tensors, name_map)
+    words = f"a {' or '.join(nets)}" if nets else architecture(tensors)
     return f": it looks like {words}" if words else ": it is of another architecture"
 
 

@@ -1,17 +1,18 @@
 """The input that published weights were trained on: `uint8 [b h w c]` to float32.
 
 The functions are plain arithmetic on NumPy or JAX arrays. The train step calls them on the device,
-so that images cross to it in one byte per value. `INPUTS` has the same numbers as data, which
+so that images cross to it in one byte per value. `inputs` has the same numbers as data, which
 `convert` writes into its files.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["INPUTS", "caffe", "caffe_bn", "imagenet", "unit"]
+__all__ = ["INPUTS", "caffe", "caffe_bn", "imagenet", "inputs", "rgb", "unit"]
 
 _RGB = {"channels": "RGB", "range": [0, 1]}
 _BGR = {"channels": "BGR", "range": [0, 255], "std": [1, 1, 1]}
@@ -23,13 +24,34 @@ INPUTS: dict[str, dict[str, Any]] = {
 }
 
 
+def inputs(spec: str | Mapping[str, Any]) -> dict[str, Any] | None:
+    """The input that the value of `config.normalize` makes, as data; None if it is not known.
+
+    >>> inputs({"name": "rgb", "mean": (0, 0, 0), "std": (1, 1, 1)}) == inputs("unit")
+    True
+    """
+    options = {"name": spec} if isinstance(spec, str) else spec
+    if options["name"] != "rgb":
+        return INPUTS.get(options["name"])
+    return _RGB | {name: list(options.get(name, ())) for name in ("mean", "std")}
+
+
+def rgb(images: Any, *, mean: Sequence[float], std: Sequence[float]) -> Any:
+    """RGB from 0 to 1, minus `mean`, over `std`."""
+    if not (len(mean) == len(std) == 3 and min(mean) >= 0 and max(mean) <= 1 and min(std) > 0):
+        raise ValueError(
+            f"mean and std are three numbers each, of RGB from 0 to 1, not {mean} and {std}: "
+            "divide numbers of pixels from 0 to 255 by 255"
+        )
+    return (images.astype(np.float32) / np.float32(255) - _constant(*mean)) / _constant(*std)
+
+
 def imagenet(images: Any, *, red_std: float = 0.229) -> Any:
     """RGB from 0 to 1, minus ImageNet's mean, over its deviation: torchvision, timm, DINO.
 
     `red_std=0.299` is a typing error in the published code of the graph system.
     """
-    mean, std = _constant(0.485, 0.456, 0.406), _constant(red_std, 0.224, 0.225)
-    return (images.astype(np.float32) / np.float32(255) - mean) / std
+    return rgb(images, mean=(0.485, 0.456, 0.406), std=(red_std, 0.224, 0.225))
 
 
 def caffe(images: Any) -> Any:

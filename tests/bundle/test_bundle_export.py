@@ -1,8 +1,9 @@
-"""Export: whole or absent, refused where a program is wrong, and made anew from an old bundle."""
+"""Export: whole or absent, refused where a program is wrong, and made again from an old bundle."""
 
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from bundle_cases import exported, trained
 
 from dmljax import main
-from dmljax.bundle import BadBundle, exporting, load, programs, rebundling
+from dmljax.bundle import BadBundle, exporting, files, load, programs, rebundling
 from dmljax.bundle.parity import MismatchedProgram, compare
 from dmljax.files import locks
 from dmljax.train import checkpoints
@@ -48,6 +49,18 @@ def test_a_wrong_program_is_refused_and_nothing_is_left(run_folder, tmp_path, mo
     assert not list(tmp_path.iterdir())
 
 
+def test_a_transformer_is_exported_at_the_size_of_its_images(tmp_path):
+    """Its positions are of 24 pixels in the run, and of 12 in the bundle."""
+    options = {"width": 8, "heads": 2, "depth": 1, "patch": 4, "image_size": 24}
+    run = trained(tmp_path, net={"name": "vit_s16", **options})
+    out = exporting.export(run, tmp_path / "a.bundle", batch_sizes=(16,))  # compares with the run
+    manifest = files.read_manifest(out)
+    assert files.read_json(out, manifest, files.CONFIG)["net"]["image_size"] == 12
+    model = programs.open_model(out, manifest)  # from which `bundle rebuild` makes programs
+    assert model.tensors["params/net/pos_embed"].shape == (1, 1 + 3 * 3, 8)
+    assert json.loads((run / "config.json").read_text())["net"]["image_size"] == 24
+
+
 @pytest.mark.slow
 def test_the_exit_status_of_a_wrong_program(run_folder, tmp_path):
     code = (
@@ -69,7 +82,12 @@ def test_the_command_writes_a_bundle_and_checks_it(run_folder, tmp_path, capsys)
     assert main.main(["bundle", "check", str(out)]) == 0
     assert "8 files as in the manifest" in capsys.readouterr().out
     assert load(out).batch_sizes == (1, 2)
-    assert 'license: "mit"' in (out / "README.md").read_text()
+    card = (out / "README.md").read_text()
+    assert 'license: "mit"' in card and "{" not in card
+    titles = re.findall("^## (.*)$", card, re.MULTILINE)
+    sections = ["Use", "Input", "Data", "Scores", "Same or not the same", "Smaller embeddings"]
+    sections += ["Programs", "Pretraining and licenses", "Limits", "Versions", "Citation"]
+    assert titles == sections and "| R@1 | " in card and "| stablehlo | " in card
     with pytest.raises(FileExistsError, match="is not an empty folder"):
         main.main(words)
 
@@ -220,5 +238,8 @@ def test_embeddings_without_unit_length(tmp_path):
     run = trained(tmp_path, method={"name": "pairs", "dim": 2, "unit": False})
     bundle = load(exported(run, tmp_path / "a.bundle"))
     assert bundle.similarity == "euclidean" and bundle.dimension == 2 and not bundle.thresholds
+    card = (bundle.folder / "README.md").read_text()
+    assert "compared by distance" in card and "## Scores\n" in card
+    assert "## Same" not in card and "## Smaller" not in card
     with pytest.raises(BadBundle, match="it has no unit vectors"):
         bundle.codec("int8")

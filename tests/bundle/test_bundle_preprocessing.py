@@ -1,24 +1,34 @@
 """The named operations of a bundle give the pixels of the evaluation, bit for bit."""
 
+import functools
 import inspect
+import io
 import json
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from dmljax.bundle import BadBundle, BadImage, preprocessing
-from dmljax.data import transforms
+from dmljax.bundle import BadBundle, BadImage, golden, images, preprocessing
+from dmljax.data import pipeline, transforms
+from dmljax.data.splits import Split
 
 RNG = np.random.default_rng(0)
 DETERMINISTIC = {"center_crop", "pad", "resize", "squash", "unchanged"}
 DETERMINISTIC |= {name for name in transforms.__all__ if name.endswith("_eval")}
 OPTIONS = {
-    "standard_eval": [{}, {"size": 40, "shorter": 50}, {"size": 40, "antialias": False}],
+    "standard_eval": [
+        {},
+        {"size": 40, "shorter": 50},
+        {"size": 40, "antialias": False},
+        {"filter": "bicubic"},
+    ],
     "graph_eval": [{"size": 30, "shorter": 41}, {"size": 64}],
     "small_eval": [{}, {"size": 33}],
     "pad": [{"size": 50}, {"size": 50, "fill": 128}],
-    "resize": [{"size": 50}],
-    "squash": [{"size": 60}],
+    "resize": [{"size": 50}, {"size": 50, "filter": "bicubic"}],
+    "squash": [{"size": 60}, {"size": 50, "antialias": True, "filter": "bicubic"}],
+    "squash_eval": [{"size": 50}, {"size": 50, "filter": "bicubic"}],
     "center_crop": [{"size": 48}],
     "abe_eval": [{}, {"size": 64}],
     "dvml_eval": [{}, {"size": 64}],
@@ -46,6 +56,60 @@ def test_pixels_are_those_of_the_transform(name, channels):
             assert parsed == made
 
 
+def test_only_another_filter_than_the_bilinear_one_is_written():
+    """Model digests of bilinear bundles stay, and bundles without the field stay readable."""
+    shape, spec = (40, 40, 3), {"name": "standard_eval", "size": 40}
+    bilinear = preprocessing.from_transform(spec, shape).to_json()
+    assert all("filter" not in operation for operation in bilinear["operations"])
+    assert set(bilinear["filters"]) == {"true", "false"}
+    bicubic = preprocessing.from_transform({**spec, "filter": "bicubic"}, shape).to_json()
+    assert bicubic["operations"][0]["filter"] == "bicubic"
+    assert "Pillow's BICUBIC" in bicubic["filters"]["bicubic"]
+
+
+SCALED = [
+    {"name": "standard_eval", "size": 40, "shorter": 50},
+    {"name": "standard_eval", "size": 64, "filter": "bicubic"},
+    {"name": "squash_eval", "size": 48},
+]
+
+
+@pytest.mark.parametrize("spec", SCALED)
+def test_large_jpegs_are_decoded_as_in_the_evaluation(spec, tmp_path):
+    """By the bundle of a transform with `scaled_decode`; older bundles are as before."""
+    picture = Image.fromarray(RNG.integers(0, 256, (450, 600, 3), np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture.save(tmp_path / "a.jpg", exif=exif)
+    split = Split([tmp_path / "a.jpg"], np.zeros(1, np.int32), ("a",))
+    size, pixels = spec["size"], {}
+    for scaled in (False, True):
+        transform_fn = functools.partial(
+            getattr(transforms, spec["name"]), **_without_name(spec), scaled_decode=scaled
+        )
+        with pipeline.evaluation(split, transform_fn=transform_fn, batch_size=1) as batches:
+            (expected,) = next(batches)["images"]
+        made = preprocessing.from_transform(spec | {"scaled_decode": scaled}, (size, size, 3))
+        parsed = preprocessing.parse(json.loads(json.dumps(made.to_json())))
+        assert parsed == made
+        pixels[scaled] = images.prepare(tmp_path / "a.jpg", parsed)
+        np.testing.assert_array_equal(pixels[scaled], expected)
+        data = (tmp_path / "a.jpg").read_bytes()
+        small = images.prepare_small(data, parsed, most_pixels=10**6)
+        np.testing.assert_array_equal(small, expected)
+        decoded = [Image.open(io.BytesIO(x)) for x in golden.encoded(made)]
+        assert any(min(x.size) >= 4 * size for x in decoded) == scaled
+    assert (pixels[True] != pixels[False]).any()
+    before = preprocessing.from_transform(spec, (size, size, 3)).to_json()
+    assert "scaled_decode" not in json.dumps(before) and "DCT" not in before["decode"]
+    # A program that does not know the field would decode other pixels, so it has to refuse it.
+    assert made.to_json()["operations"][0]["scaled_decode"] is True
+
+
+def _without_name(spec):
+    return {k: v for k, v in spec.items() if k != "name"}
+
+
 def test_defaults_are_those_of_the_transform():
     spec = preprocessing.from_transform("standard_eval", (224, 224, 3))
     size = inspect.signature(transforms.standard_eval).parameters["size"].default
@@ -66,6 +130,10 @@ def test_channels_are_converted_as_training_data_has_them():
     to_gray = preprocessing.from_transform("unchanged", (8, 8, 1))
     np.testing.assert_array_equal(to_rgb(gray), np.repeat(gray[:, :, None], 3, axis=2))
     np.testing.assert_array_equal(to_gray(to_rgb(gray)), gray[:, :, None])
+
+
+_RESIZE = {"name": "resize_shorter_side", "size": 9, "antialias": False}
+_SCALED = {"name": "resize_shorter_side", "size": 9, "antialias": True, "scaled_decode": True}
 
 
 def _changed(**fields):
@@ -89,6 +157,15 @@ def _changed(**fields):
             {"operations": [{"name": "resize_shorter_side", "size": 9, "antialias": 1}]},
             "must be true or false",
         ),
+        (
+            {"operations": [_RESIZE | {"filter": "box"}]},
+            "resize_shorter_side.filter is 'box' with antialias False: there is no such filter",
+        ),
+        ({"operations": [_RESIZE | {"filter": "bicubic"}]}, "'bicubic' with antialias False"),
+        ({"operations": [{"name": "center_crop", "size": 1, "filter": "bicubic"}]}, "takes size"),
+        ({"operations": [_RESIZE | {"scaled_decode": True}]}, "of the first operation, with anti"),
+        ({"operations": [_SCALED | {"scaled_decode": 1}]}, "scaled_decode must be true"),
+        ({"operations": [_RESIZE, _SCALED]}, "scaled_decode must be true, of the first operation"),
         ({"operations": [{"name": "center_crop", "size": 9}] * 17}, "a list of at most 16"),
         ({"operations": "center_crop"}, "a list of at most 16"),
     ],

@@ -2,18 +2,25 @@
 
 import importlib.util
 import json
+import pathlib
+import shutil
+import subprocess
+import sys
+from typing import NamedTuple
 
+import forged
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import traverse_util
 from system import METHODS, tiny
 
 from dmljax import kernels, nets
-from dmljax.bundle import exporting, files, loading, onnx_program, preprocessing, rebuilding
+from dmljax.bundle import exporting, files, loading, onnx_program, preprocessing, programs
 from dmljax.config.fields import complete
 from dmljax.files.writing import write_json
-from dmljax.nets import layers
+from dmljax.nets import layers, vit
 
 SIZES = {"lecun": (32, 1), "convnet": (32, 3)}
 
@@ -27,41 +34,151 @@ def _values(path, shape, rng):
     return (rng.normal(size=shape) * np.sqrt(2 / fan_in)).astype(np.float32)
 
 
+class Packaged(NamedTuple):
+    """A bundle of random parameters, images, and what the net computes for them."""
+
+    folder: pathlib.Path
+    model: programs.Model
+    images: np.ndarray
+    embeddings: np.ndarray
+
+    def manifest(self):
+        facts = {"batch_sizes": [1, 6], "classes": 4, "thresholds": {}}
+        return exporting.write_manifest(self.folder, self.model, facts)
+
+
 def _packaged(folder, config, shape):
-    """A bundle of random parameters with its ONNX program, and the reports of both programs."""
     folder.mkdir()
     rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (8, *shape), np.uint8)
-    shapes = rebuilding.model_of(config, shape, classes=4)
-    tensors = {path: _values(path, x.shape, rng) for path, x in shapes.tensors.items()}
-    model = shapes._replace(tensors=tensors)
-    jitted = jax.jit(model.embed_fn)
+    images = rng.integers(0, 256, (6, *shape), np.uint8)
+    net = programs.model_of(config, shape, classes=4)
+    tensors = {path: _values(path, x.shape, rng) for path, x in net.tensors.items()}
+    jitted = jax.jit(net.embed_fn)
 
     def embed_fn(images):
         return np.asarray(jitted(tensors, images))
 
+    config, variables = programs.at_size(
+        config, traverse_util.unflatten_dict(tensors, sep="/"), shape
+    )
+    model = programs.with_values(programs.model_of(config, shape, classes=4), variables)
     write_json(folder / files.CONFIG, config)
     preprocess = preprocessing.from_transform("unchanged", shape)
     exporting.write_model(folder, model, preprocess, embed_fn)
-    facts = {"batch_sizes": [1, 8], "classes": 4, "thresholds": {}}
-    exporting.write_manifest(folder, model, facts)
+    packaged = Packaged(folder, model, images, embed_fn(images))
+    packaged.manifest()
+    return packaged
+
+
+def _reports(packaged):
+    """Of both programs, which run in new processes."""
+    folder, _, images, embeddings = packaged
     onnx_program.write(folder)
-    manifest = exporting.write_manifest(folder, model, facts)
-    labels = np.arange(8) % 4
-    return exporting.check_programs(folder, manifest, embed_fn(images), images, labels)["programs"]
+    labels = np.arange(6) % 4
+    return exporting.check_programs(folder, packaged.manifest(), embeddings, images, labels)[
+        "programs"
+    ]
 
 
 def _config(tmp_path, **fields):
     return complete(tiny(tmp_path, **fields)) | {"normalize": fields.get("normalize", "unit")}
 
 
+# One of each family, with two blocks or few, for images of another size than its own.
+TINY = {"width": 16, "heads": 2, "depth": 1, "patch": 8, "image_size": 24}
+FAMILIES = {
+    "vit_s16": TINY,  # DINO, and with another resizing of positions augreg
+    "dinov2_s14": TINY,
+    "dinov2_s14_reg": TINY,
+    "dinov3_splus16": TINY | {"hidden": 24},  # a gated MLP
+    "clip_b16": TINY | {"projection": 12},
+    "siglip2_b16_224": TINY,
+    "unicom_b32": TINY | {"projection": 12, "image_size": [32, 40]},
+    "convnext_t": {"width": 8, "blocks": [1, 1, 1, 1]},
+    "mobilenet_v2": {"multiplier": 0.1},
+    "efficientnet_lite0": {"multiplier": 0.1, "depth": 0.3},
+}
+TINY_SHAPE = (32, 40, 3)
+WITH_POSITIONS = ("vit_s16", "dinov2_s14", "dinov2_s14_reg", "clip_b16", "siglip2_b16_224")
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory):
+    """Bundles of all families by their names."""
+    folder = tmp_path_factory.mktemp("families")
+
+    def packaged(name, options):
+        method = {"name": "pairs", "dim": None}  # the pooled features as unit vectors
+        config = _config(folder, net={"name": name, **options}, method=method)
+        return _packaged(folder / name, config, TINY_SHAPE)
+
+    return {name: packaged(name, options) for name, options in FAMILIES.items()}
+
+
+def _agree(packaged, program):
+    """Runs a program in this process: it must give the embeddings of the net."""
+    bundle = loading.load(packaged.folder, program=program, batch_sizes=[6])
+    outputs = bundle.embed_prepared(packaged.images)
+    difference, cosine = loading.differences(packaged.embeddings, outputs)
+    limit, least = loading.LIMITS["cpu"]
+    assert difference <= limit and cosine >= least, packaged.folder.name
+    assert np.ptp(packaged.embeddings, axis=0).max() > 0.02  # the images differ
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_program_of_every_family_is_its_net(families, name):
+    _agree(families[name], "stablehlo")
+
+
+@pytest.mark.parametrize("name", WITH_POSITIONS)
+def test_no_program_resizes_positions(families, name):
+    """They are stored at the size of the bundle, 4 x 5 patches. The net's own grid is 3 x 3."""
+    folder = families[name].folder
+    manifest = files.read_manifest(folder)
+    config = files.read_json(folder, manifest, files.CONFIG)
+    positions = files.read_tensors(folder, manifest, files.PARAMS)["params/net/pos_embed"]
+    count = 20 + (name != "siglip2_b16_224")
+    assert positions.shape == (1, count, 16) and config["net"]["image_size"] == [32, 40]
+    program = files.read(folder, manifest, files.PROGRAM)
+    text = jax.export.deserialize(bytearray(program)).mlir_module()
+    assert f"tensor<1x{count}x16xf32>" in text and f"tensor<1x{count - 11}x16xf32>" not in text
+    matrices = ("tensor<4x3xf32>", "tensor<5x3xf32>")  # which resize 3 rows and 3 columns
+    assert not any(matrix in text for matrix in matrices)
+    if name != "clip_b16":
+        return
+    # The program of a bundle from before has the net's own grid, and resizes it.
+    config["net"] = {"name": name, **FAMILIES[name]}
+    before = programs.model_of(config, TINY_SHAPE, classes=4)
+    assert before.tensors["params/net/pos_embed"].shape == (1, count - 11, 16)
+    assert all(matrix in programs.stablehlo(before).mlir_module() for matrix in matrices)
+
+
+def test_onnx_of_every_family_is_its_net(families):
+    """jax2onnx needs a process of its own; here one converts all of them."""
+    pytest.importorskip("jax2onnx")
+    pytest.importorskip("onnxruntime")
+    code = (
+        "import pathlib, sys; from dmljax.bundle import onnx_program\n"
+        "for name in sys.argv[1:]: onnx_program._main(pathlib.Path(name))"
+    )
+    names = [str(packaged.folder) for packaged in families.values()]
+    subprocess.run([sys.executable, "-c", code, *names], check=True, capture_output=True)
+    for packaged in families.values():
+        packaged.manifest()
+        _agree(packaged, "onnx")
+
+
+# At the real width. Nets of one family differ by their widths and depths alone.
+REAL = ["efficientnet_lite0", "convnext_t", "vit_b16"]
+OTHERS = sorted({*nets.__all__} - {*vit.__all__, *FAMILIES, *REAL} | {"vit_b16"})
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", nets.__all__)
+@pytest.mark.parametrize("name", sorted({*REAL, "mobilenet_v2", *OTHERS}))
 def test_every_net(name, tmp_path):
     size, channels = SIZES.get(name, (96, 3))
-    options = {"image_size": 96} if name.startswith("vit") else {}
-    config = _config(tmp_path, net={"name": name, **options})
-    reports = _packaged(tmp_path / "net.bundle", config, (size, size, channels))
+    config = _config(tmp_path, net={"name": name})
+    reports = _reports(_packaged(tmp_path / "net.bundle", config, (size, size, channels)))
     # `check_programs` has compared both programs with the limits of an export.
     assert reports["onnx"]["same_nearest"] == 1
     print(name, json.dumps(reports["onnx"]), flush=True)
@@ -71,7 +188,7 @@ def test_every_net(name, tmp_path):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method(name, tmp_path):
     config = _config(tmp_path, **METHODS[name])
-    reports = _packaged(tmp_path / "method.bundle", config, (12, 12, 3))
+    reports = _reports(_packaged(tmp_path / "method.bundle", config, (12, 12, 3)))
     for size in ("one", "three", "largest_batch"):
         assert reports["onnx"][size]["largest_difference"] < 1e-6
 
@@ -115,3 +232,23 @@ def test_a_missing_package_is_named_with_its_command(run_folder, tmp_path, monke
 def test_a_bundle_without_onnx_says_so(bundle_folder):
     with pytest.raises(loading.BadBundle, match="has no ONNX program: export the run with --onnx"):
         loading.load(bundle_folder, program="onnx")
+
+
+def test_a_program_that_reads_other_files_is_refused(bundle_folder, tmp_path, monkeypatch):
+    """onnxruntime would give the text of a file of this machine as the embedding."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret.txt").write_bytes(b"secret and more")
+    program = forged.onnx_program(forged.outside_tensor("secret.txt"))
+    session = onnxruntime.InferenceSession(program, providers=["CPUExecutionProvider"])
+    (secret,) = session.run(None, {"images": np.zeros((1, 12, 12, 3), np.uint8)})
+    assert secret.tobytes() == b"secret"  # what a bundle must not do
+    copy = shutil.copytree(bundle_folder, tmp_path / "a.bundle")
+    for data, message in (
+        (program, "embed.onnx of .* takes values from other files, which no digest"),
+        (program[:-1], "embed.onnx of .* cannot be read"),
+    ):
+        forged.replace(copy, files.ONNX, data)
+        with pytest.raises(loading.BadBundle, match=message) as refused:
+            loading.load(copy, program="onnx")
+        assert "\n" not in str(refused.value)

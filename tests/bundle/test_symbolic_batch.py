@@ -12,12 +12,18 @@ from system import METHODS, tiny
 from dmljax import nets
 from dmljax.bundle import loading, programs
 from dmljax.config.build import build
-from dmljax.nets import pools
+from dmljax.methods import assemble
+from dmljax.nets import pools, vit
 
 CHANNELS, SIZES = {"lecun": 1}, {"googlenet": 64, "googlenet_bn": 64, "bn_inception": 64}
 SLOW = ("bn_inception", "googlenet", "googlenet_bn", "mobilenet_v2", "vit_b16")
+SLOW += ("efficientnet_lite1", "efficientnet_lite2", "convnext_s", "convnext_b", "convnext_l")
 SLOW += tuple(f"resnet{depth}" for depth in (34, 50, 101, 152))
-NETS = [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in nets.__all__]
+NETS = [n for n in nets.__all__ if n not in vit.__all__ or n in ("vit_s16", "vit_b16")]
+NETS = [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in NETS]
+# The parts of transformers, in two blocks.
+SMALL = {"width": 32, "heads": 2, "depth": 2}
+PARTS = ("dinov2_g14_reg", "dinov3_splus16", "clip_b16", "siglip_b16_224", "unicom_b32")
 
 
 def _exported(embed_fn, variables, shape):
@@ -33,10 +39,10 @@ def _check(exported, dimension):
     assert loading.refusal(exported) is None
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", [*NETS, *PARTS])
 def test_every_net(name):
-    net = getattr(nets, name)()
-    shape = (SIZES.get(name, 32),) * 2 + (CHANNELS.get(name, 3),)
+    net = getattr(nets, name)(**SMALL | {"image_size": 56, "patch": 14} if name in PARTS else {})
+    shape = (56 if name in PARTS else SIZES.get(name, 32),) * 2 + (CHANNELS.get(name, 3),)
     shapes = jax.eval_shape(
         lambda key: net.init_with_output(key, jnp.zeros((1, *shape)), train=False),
         jax.random.key(0),
@@ -52,16 +58,25 @@ def test_every_net(name):
 
 @pytest.mark.parametrize("name", pools.__all__)
 def test_every_pool(name):
+    """As the head of a method has it: a function, a module, or an output of the net."""
+    net = vit.ViT(width=8, heads=2, depth=1, patch=4, image_size=8, dtype="bfloat16")
     pool_fn = getattr(pools, name)
-    if name == "learned_gem":
-        pool_fn = functools.partial(pools.gem, p=jnp.float32(2.5))
+    if name == "learned_attention":
+        pool_fn = functools.partial(pool_fn, heads=2)
+    encoder = assemble.encoder(net, dim=None, pool_fn=pool_fn)
+    images = jnp.zeros((1, 8, 8, 3))
+    params, model_state, _ = jax.eval_shape(lambda: encoder.init(jax.random.key(0), images))
 
     def embed(params, model_state, images):
-        return pool_fn(images * params["scale"])
+        return encoder.apply(params, model_state, images, train=False)[0]["features"]
 
-    variables = {"params": {"scale": jnp.float32(2)}, "model_state": {}}
-    _, exported = _exported(embed, variables, (4, 5, 3))
-    _check(exported, 60 if name == "flatten" else 3)
+    variables = {"params": params, "model_state": model_state}
+    model, exported = _exported(embed, variables, (8, 8, 3))
+    _check(exported, {"flatten": 4 * 8, "class_and_mean": 2 * 8}.get(name, 8))
+    assert exported.out_avals[0].dtype == np.float32
+    learned = {"learned_attention": "attention", "learned_gem": "gem"}.get(name)
+    in_head = {path.split("/")[2] for path in model.tensors if path.startswith("params/head/")}
+    assert in_head == ({learned} if learned else set())
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -36,7 +36,8 @@ class Average(bundles.Bundle):
     def embed(self, images):
         return self.embed_prepared(np.stack([self.prepare(image) for image in images]))
 
-    def embed_prepared(self, batch):
+    def embed_prepared(self, batch, *, prefix=None):
+        assert prefix is None
         assert len(batch)
         x = batch.mean(axis=(1, 2), dtype=np.float64) + 1 + self.shift
         return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
@@ -221,6 +222,25 @@ def test_an_index_of_another_bundle_is_refused_and_replaced(images, place, capsy
         run("index", "reindex", *words)
 
 
+def test_what_comes_first_stays_and_is_checked_before_images_are_embedded(images, place):
+    def first():
+        with index.open(place) as store:
+            return store.facts()["approximate"]["first"]
+
+    words = ["index", "create", place, "--bundle=ab", f"--images={images}"]
+    with pytest.raises(ValueError, match="first=3: a prefix has 1 to 2 of 3 numbers"):
+        run(*words, "--first=3")
+    assert not place.exists()
+    run(*words, "--first=2")
+    assert first() == 2
+    run("index", "add", place, "--bundle=ab", f"--images={images}", "--replace")
+    assert first() == 2
+    run("index", "reindex", place, "--bundle=cd", f"--images={images}")
+    assert first() == 2
+    run("index", "reindex", place, "--bundle=ef", f"--images={images}", "--first=bits")
+    assert first() == "bits"
+
+
 def test_a_new_index_that_lacks_items_replaces_the_old_one_only_if_asked(images, place, capsys):
     run("index", "create", place, "--bundle=ab", f"--images={images}")
     for name in ("0.png", "1.png"):
@@ -297,7 +317,7 @@ def test_errors_are_one_line_and_leave_nothing(images, place, tmp_path):
         (["index", "remove", place], "needs ids"),
         (["index", "check", place, "--chekc"], "'--chekc' is not known"),
         (["search", "ab", "x.png"], "needs --index"),
-        (["search", "ab", f"--index={place}"], "a bundle and an image"),
+        (["search", "ab", f"--index={place}"], "needs a bundle with an image"),
         (["search", f"--index={place}", "--id=x"], "does not exist"),
         (["search", "ab", f"--index={place}", "x", "--threshold=fmr=1e-5"], "did you mean 'fmr="),
         (["search", "ab", f"--index={place}", "x", "--where=year"], "not FIELD=VALUE"),

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from system import tiny
 
-from dmljax import main
-from dmljax.report import scores_file
+from dmljax import main, metrics
+from dmljax.report import page, scores_file
 from dmljax.runs import training
 from dmljax.train import journal, results
 
@@ -99,6 +99,98 @@ def test_embeddings_from_elsewhere(tmp_path, capsys):
     assert "only 12 classes: the range is rough" in text and "Worst classes" in text
 
 
+def _against_baseline(folder, spread):
+    """Words for embeddings of `spread` against a baseline of other dimensions; both arrays."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(12), 10)
+    new = np.eye(12, 16)[labels] + spread * rng.standard_normal((120, 16))
+    old = np.eye(12, 24)[labels] + 0.3 * rng.standard_normal((120, 24))
+    new[7] = old[7] = np.nan
+    np.save(folder / "old.npy", old)
+    *words, _ = _files(folder, new, labels)
+    return [*words, f"--baseline={folder / 'old.npy'}"], new, old, labels
+
+
+def _mean_average_precision_at_r(x, labels):
+    """By loops over queries and their sorted neighbors: values, and labels of the queries."""
+    rows = [i for i in range(len(x)) if np.isfinite(x[i]).all()]
+    values = []
+    for i in rows:
+        others = sorted((j for j in rows if j != i), key=lambda j: np.sum((x[i] - x[j]) ** 2))
+        r = sum(labels[j] == labels[i] for j in others)
+        hits = [labels[j] == labels[i] for j in others[:r]]
+        values.append(sum(sum(hits[: k + 1]) / (k + 1) for k in range(r) if hits[k]) / r)
+    return np.array(values), labels[rows]
+
+
+@pytest.mark.parametrize("spread", [0.5, 0.1])
+def test_embeddings_against_a_baseline(tmp_path, capsys, spread):
+    words, new, old, labels = _against_baseline(tmp_path, spread)
+    text = _printed(capsys, *words, "--text")
+    (a, queries), (b, _) = (_mean_average_precision_at_r(x, labels) for x in (new, old))
+    low, high = 100 * np.array(metrics.interval(a - b, groups=queries))
+    difference = 100 * (a - b).mean()
+    first = text.splitlines()[0]
+    if spread == 0.5:
+        by = f"by {-difference:.1f} [{-high:.1f}, {-low:.1f}]"
+        values = f"(MAP@R {100 * a.mean():.1f} against {100 * b.mean():.1f})"
+        assert first == f"x.npy: worse than the baseline {by} {values}"
+    else:
+        assert "worse" not in text
+    rows = text.splitlines()
+    row = next(i for i, line in enumerate(rows) if line.split()[:2] == ["MAP@R", "old.npy"])
+    assert rows[row].split()[2] == f"{100 * b.mean():.1f}"
+    name, value, *_, verdict = rows[row + 1].split()
+    assert (name, value) == ("x.npy", f"{100 * a.mean():.1f}")
+    assert verdict == ("worse" if spread == 0.5 else "better")
+    assert f"{difference:+.1f}" in rows[row + 1] and f"{low:+.1f} to {high:+.1f}" in rows[row + 1]
+    assert "119 queries of 12 classes" in text
+
+    out = tmp_path / "out.html"
+    assert main.main(["report", *words, f"--out={out}"]) == 0
+    printed = capsys.readouterr().out
+    assert str(out) in printed and (first in printed) == (spread == 0.5)
+    tree = page.read(out)
+    assert tree["title"] == "old.npy and x.npy"
+    assert tree["headline"].startswith("worse than the baseline by") == (spread == 0.5)
+    assert tree["scores"]["tiles"][0]["value"] == pytest.approx(
+        np.nanmean(tree["items"]["hits"][tree["items"]["hits"] < 2])
+    )
+    cells = next(r for r in tree["comparison"]["rows"] if r["score"] == "MAP@R")["cells"]
+    assert [c["value"] for c in cells] == pytest.approx([b.mean(), a.mean()], abs=1e-5)
+    assert len(tree["comparison"]["maps"]) == 2
+    assert tree["comparison"]["config"] == [["dimensions", "24", "16"]]
+    assert tree["comparison"]["config_title"] == "About the embeddings"
+    assert tree["rule"] == "All other sections show x.npy."
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x[:-1], "old.npy has 119 rows, but .*x.npy has 120: row i of both"),
+        (lambda x: x[:, 0], r"old.npy has shape \(120,\): an array \[items, dimensions\]"),
+        (
+            lambda x: np.nan_to_num(x),
+            "row 7 .of 1 such rows. holds a NaN or an infinity in only one of .*x.npy",
+        ),
+        (lambda x: x.astype(int), "old.npy holds int64: floating-point"),
+        (lambda x: np.full_like(x, np.nan), "every row of .*old.npy holds a NaN"),
+        (None, "--baseline=.*old.npy: there is no such file"),
+    ],
+)
+def test_baselines_that_do_not_fit(tmp_path, change, message):
+    words, _, old, _ = _against_baseline(tmp_path, 0.1)
+    path = tmp_path / "old.npy"
+    path.unlink() if change is None else np.save(
+        path, change(np.nan_to_num(old) if message.startswith("old.npy holds") else old)
+    )
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        main.main(["report", *words, "--text"])
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        main.main(["report", *words, f"--out={tmp_path / 'out.html'}"])
+    assert not (tmp_path / "out.html").exists()
+
+
 @pytest.mark.parametrize(
     ("vectors", "labels", "words"),
     [
@@ -116,9 +208,10 @@ def test_odd_embeddings_are_stated(tmp_path, capsys, vectors, labels, words):
     [
         ([], "report needs the folder of a run"),
         (["--embeddings=x.npy", "--text"], "--embeddings and --labels go together"),
-        (["a", "--embeddings=x.npy", "--labels=y.npy", "--text"], "are not those of a run"),
+        (["a", "--embeddings=x.npy", "--labels=y.npy", "--text"], "leave out the run"),
         (["a", "b", "--text", "--step=3"], "leave out --step"),
         (["a", "./a", "--text"], "a run is named twice"),
+        (["a", "--baseline=old.npy"], "--images, --out and --baseline belong to --embeddings"),
     ],
 )
 def test_wrong_words(words, message):

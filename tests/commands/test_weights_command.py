@@ -12,6 +12,8 @@ from published_layouts import resnet_tensors, write_torch
 from dmljax import main, weights
 from dmljax.weights import PUBLISHED, download
 
+CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "glyphs.py"
+
 
 def run(*words):
     return main.main(["weights", *map(str, words)])
@@ -21,7 +23,7 @@ def test_without_arguments_the_published_files_are_listed(capsys):
     assert run() == 0
     printed = capsys.readouterr().out
     for name, published in PUBLISHED.items():
-        assert f"{name}  --net={published.net}" in printed and published.url in printed
+        assert f"{name}  --net={published.net}" in printed and published.urls[0] in printed
     assert "sha256 19c8e357..." in printed
 
 
@@ -45,7 +47,7 @@ def test_a_file_is_fetched_into_the_folder_of_the_environment(monkeypatch, capsy
     monkeypatch.setattr(weights, "fetch", lambda name, *, folder: folders.append(folder) or "path")
     assert run("--fetch=resnet50") == 0
     assert capsys.readouterr().out == "path\n"
-    assert folders == [variable or "~/.cache/dmljax"]
+    assert folders == [pathlib.Path(variable or "~/.cache/dmljax").expanduser()]
     assert download.fetch is not weights.fetch
 
 
@@ -59,9 +61,49 @@ def test_errors_leave_no_file(tmp_path):
         ([path, "--net=resnet18"], "--to=FILE.safetensors are needed"),
         ([path, "--net=resnet18", "--width=4", f"--to={to}"], "'--width=4' is not known"),
         (["--net=resnet18"], "name a file to convert"),
+        (["explain", "resnet50", "--net=resnet50", f"--to={to}"], "leave out --net --to$"),
+        (["explain", "resnet50", "--net.classes=None"], "leave out --net.classes=None$"),
+        (
+            ["--fetch=resnet50", "--adapter=a"],
+            "--fetch=resnet50 takes nothing else: leave out --ad",
+        ),
+        ([path, "--fetch=resnet50"], f"--fetch=resnet50 takes nothing else: leave out {path}$"),
         (["--fetch=resnet51"], "no published file is called 'resnet51': did you mean 'resnet50'"),
         ([tmp_path / "none.pth", "--net=resnet18", f"--to={to}"], "does not exist"),
     ):
         with pytest.raises((ValueError, OSError), match=message):
             run(*words)
     assert [p.name for p in tmp_path.iterdir()] == ["file.pth"]
+
+
+def test_nested_headers_of_safetensors_are_one_line(tmp_path):
+    """Also through training, which looks for the metadata of a converted file first."""
+    deep = "[" * 100_000 + "]" * 100_000
+    tensor = '"x": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}'
+    headers = {
+        "header": f'{{{tensor}, "y": {deep}}}',
+        "metadata": f'{{"__metadata__": {{"dmljax": "{deep}"}}, {tensor}}}',
+        "no text": f'{{"__metadata__": {{"dmljax": {deep}}}, {tensor}}}',
+        "no object": f'{{"__metadata__": {deep}, {tensor}}}',
+    }
+    for name, header in headers.items():
+        path = tmp_path / f"{name.replace(' ', '_')}.safetensors"
+        data = header.encode()
+        path.write_bytes(len(data).to_bytes(8, "little") + data + bytes(4))
+        for function in (
+            lambda path=path: run(path, "--net=resnet18", f"--to={tmp_path}/a.safetensors"),
+            lambda path=path: main.main(
+                [
+                    "train",
+                    f"--config={CONFIG}",
+                    f"--config.net.weights={path}",
+                    f"--workdir={path}.run",
+                ]
+            ),
+        ):
+            with pytest.raises(
+                ValueError, match=r"damaged|nested deeper|converted already"
+            ) as refused:
+                function()
+            assert "\n" not in str(refused.value) and path.name in str(refused.value)
+    assert not list(tmp_path.glob("*.run")) and not (tmp_path / "a.safetensors").exists()

@@ -77,13 +77,13 @@ def test_one_size_is_the_size_of_training_and_evaluation(recipe):
 
 
 def test_a_config_with_a_size_is_the_config_with_two():
-    config = recipes.folder()
-    sized = {
-        "transform": {"name": "standard_train", "size": 224},
-        "eval_transform": {"name": "standard_eval", "size": 224},
-    }
-    both = {**config, **sized}
-    del both["size"]
+    config = recipes.multi_similarity(dataset="cub200") | {"size": 224}
+    sized = {}
+    for name in ("transform", "eval_transform"):
+        spec = fields.named(config[name])
+        config[name] = {k: v for k, v in spec.items() if k != "size"}
+        sized[name] = {**config[name], "size": 224}
+    both = {k: v for k, v in {**config, **sized}.items() if k != "size"}
     assert digests.config_digest(fields.complete(both)) == digests.config_digest(
         fields.complete(config)
     )
@@ -93,7 +93,8 @@ def test_a_config_with_a_size_is_the_config_with_two():
 
 
 def test_the_evaluation_at_a_small_size_sees_the_border_of_a_photograph(tmp_path):
-    config = files.read("folder", ["--config.size=64", "--config.net={'name': 'convnet'}"])
+    flags = ["--config.size=64", "--config.net={'name': 'convnet'}"]
+    config = files.read("folder:train=all", flags)
     config["dataset"] |= {"root": str(photos(tmp_path))}
     run = build(config | {"runtime": {"devices": 1}})
     assert run.image_shape == run.eval_image_shape == (64, 64, 3)
@@ -102,9 +103,9 @@ def test_the_evaluation_at_a_small_size_sees_the_border_of_a_photograph(tmp_path
     image = run.eval_transform_fn(photograph, np.random.default_rng(0))
     assert (image[[0, 1, -2, -1]] > 200).all() and (image[16:48] == 0).all()
     state = initial_state.first_state(run)
-    line = summary.header(run, state)[0]
-    assert "standard_train(size=64) for training" in line
-    assert "standard_eval(size=64, shorter=72) for evaluation" in line
+    line = summary.header(run, state)[1]  # after the advice to start from pretrained weights
+    assert "standard_train(size=64" in line and " for training" in line
+    assert "standard_eval(size=64, shorter=72" in line
 
 
 def test_a_run_of_an_older_version_goes_on(tmp_path):
@@ -157,3 +158,16 @@ def test_an_old_name_of_a_sampler_works_with_one_warning(tmp_path):
     for step in range(3):
         rows = (fn(labels, seed=0, step=step) for fn in (sample_fn, expected))
         np.testing.assert_array_equal(*rows)
+
+
+def test_new_fields_at_their_defaults_are_not_in_digests(tmp_path):
+    """So runs of older versions go on, and studies keep their rows."""
+    complete = fields.complete(tiny(tmp_path))
+    essential = digests.essential(complete)
+    sections = [(options.Options, complete, essential)]
+    sections += [
+        (s, complete[name], essential.get(name, {})) for name, s in options.SECTIONS.items()
+    ]
+    for section, values, in_digest in sections:
+        new = {name for name, f in options.fields_of(section).items() if f.metadata.get("is_new")}
+        assert new <= set(values) and not new & set(in_digest)

@@ -102,9 +102,10 @@ def test_pillow_decodes_images_with_an_orientation_in_xmp():
     st.integers(5, 100),
     st.booleans(),
     st.sampled_from(["RGB", "L"]),
+    st.sampled_from([None, 1, 3, 8, 30]),
 )
 def test_both_decoders_give_identical_pixels(
-    width, height, subsampling, quality, progressive, mode
+    width, height, subsampling, quality, progressive, mode, least_side
 ):
     if decode.simplejpeg is None:
         pytest.skip("simplejpeg (the extra 'fast') is not installed")
@@ -112,7 +113,51 @@ def test_both_decoders_give_identical_pixels(
     options |= dict(subsampling=subsampling) if mode == "RGB" else {}
     noise = np.random.default_rng(width * height).integers(0, 256, (height, width, 3), np.uint8)
     data = _saved(Image.fromarray(noise).convert(mode), "JPEG", **options)
-    assert (decode.decode(data) == decode._pillow(data)).all()
+    pixels = decode.decode(data, least_side=least_side)
+    np.testing.assert_array_equal(pixels, decode._pillow(data, least_side=least_side))
+    n = 1
+    while least_side and n < 8 and min(width, height) >= 2 * n * least_side:
+        n *= 2
+    assert pixels.shape == (-(-height // n), -(-width // n), 3)
+
+
+@pytest.mark.usefixtures("decoder")
+@pytest.mark.parametrize("kind", ["JPEG", "MPO", "progressive", "gray", "rotated"])
+def test_a_jpeg_at_a_fraction_of_its_size_is_nearly_the_resized_image(kind):
+    h, w, least_side = 600, 900, 140
+    waves = np.mgrid[0:h, 0:w] / 37.0
+    image = np.stack([np.sin(waves[0]), np.sin(waves[1]), np.sin(waves.sum(axis=0))], axis=-1)
+    picture = Image.fromarray((127.5 + 100 * image).astype(np.uint8))
+    options = {"quality": 95}
+    if kind == "MPO":  # as phones write, with a preview
+        options |= {"save_all": True, "append_images": [picture.resize((90, 60))]}
+    elif kind == "progressive":
+        options |= {"progressive": True}
+    elif kind == "gray":
+        picture = picture.convert("L")
+    elif kind == "rotated":
+        options["exif"] = Image.Exif()
+        options["exif"][0x0112] = 6
+    data = _saved(picture, "MPO" if kind == "MPO" else "JPEG", **options)
+    full, pixels = decode.decode(data), decode.decode(data, least_side=least_side)
+    sides = (225, 150) if kind == "rotated" else (150, 225)
+    assert full.shape[:2] == tuple(4 * side for side in sides) and pixels.shape[:2] == sides
+    resized = Image.fromarray(full).resize(sides[::-1], Image.Resampling.BOX)
+    assert np.abs(pixels.astype(int) - np.asarray(resized)).mean() < 1.5
+    opened = Image.open(io.BytesIO(data))
+    np.testing.assert_array_equal(
+        decode.decode(data, picture=opened, least_side=least_side), pixels
+    )
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF", "CMYK"])
+def test_other_images_are_decoded_in_full(kind):
+    picture = make.picture(3).resize((64, 48))
+    jpeg_in_tiff = {"compression": "jpeg"} if kind == "TIFF" else {}
+    picture = picture.convert("CMYK") if kind == "CMYK" else picture
+    data = _saved(picture, "JPEG" if kind == "CMYK" else kind, **jpeg_in_tiff)
+    pixels = decode.decode(data, least_side=4)
+    assert pixels.shape == (48, 64, 3) and (pixels == decode.decode(data)).all()
 
 
 @pytest.mark.usefixtures("decoder")

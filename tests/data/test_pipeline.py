@@ -57,6 +57,34 @@ def test_a_batch_is_the_plan_decoded_and_transformed(photos):
                 assert (batch["images"][row] == image).all()
 
 
+def test_large_jpegs_are_decoded_at_a_fraction_by_both_pipelines(tmp_path):
+    """Images that are cut to boxes are decoded in full."""
+    small = make.class_folders(tmp_path, {"a": 2, "b": 2}, width=320, height=200)
+    split = datasets.folder(root=small, split=1.0).train
+    boxes = np.tile([10, 10, 300, 190], (len(split), 1))
+    options = {"size": 24, "scaled_decode": True}
+    crop_fn = functools.partial(transforms.standard_train, area=(0.9, 1.0), **options)
+    eval_fn = functools.partial(transforms.standard_eval, shorter=28, **options)
+    rng = np.random.default_rng(0)
+    for boxed in (False, True):
+        images = dataclasses.replace(split, boxes=boxes) if boxed else split
+
+        def read(i, least_side, boxed=boxed):
+            pixels = decode.read(split.records[i], least_side=None if boxed else least_side)
+            assert len(pixels) == (200 if boxed else 100)
+            return pixels[10:190, 10:300] if boxed else pixels
+
+        with pipeline.evaluation(images, transform_fn=eval_fn, batch_size=4) as batches:
+            for i, image in enumerate(next(batches)["images"]):
+                np.testing.assert_array_equal(image, eval_fn(read(i, 56), rng))
+        sample_fn = functools.partial(sampling.class_balanced, classes=2, per_class=2)
+        plan = sample_fn(split.labels, seed=3, step=0)
+        with _train(images, sample_fn=sample_fn, transform_fn=crop_fn) as batches:
+            for row, image in enumerate(next(batches)["images"]):
+                row_rng = np.random.Generator(np.random.Philox(key=[3, row]))
+                np.testing.assert_array_equal(image, crop_fn(read(plan[row], 60), row_rng))
+
+
 def test_workers_and_threads_do_not_change_batches(photos):
     expected = _digests(photos, 5, start=2)
     assert len(set(expected)) == 5
@@ -159,7 +187,9 @@ def test_evaluation_is_in_order_and_padded(photos, hosts):
 
 def test_cache_decodes_each_image_once(photos, monkeypatch):
     reads, read = [], decode.read
-    monkeypatch.setattr(decode, "read", lambda record: reads.append(record) or read(record))
+    monkeypatch.setattr(
+        decode, "read", lambda record, **side: reads.append(record) or read(record, **side)
+    )
     digests = _digests(photos, 20, threads=1, cache=True)
     assert len(reads) == len(set(reads)) == len(photos)
     assert _digests(photos, 20, threads=1) == digests

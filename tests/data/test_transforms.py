@@ -58,6 +58,7 @@ def test_every_transform_is_pure_and_named(name):
         ("small_eval", 64),
         ("standard_train", 224),
         ("standard_eval", 224),
+        ("squash_eval", 224),
     ],
 )
 @pytest.mark.parametrize("shape", [(375, 500), (20, 700), (64, 64), (1, 1)])
@@ -106,6 +107,55 @@ def test_resize_equals_torchvision():
         assert out.shape[:2] == shape
         pil = Image.fromarray(_image(h, w)).resize(shape[::-1], Image.Resampling.BILINEAR)
         assert (out == np.asarray(pil)).all()
+
+
+@pytest.mark.parametrize("filter", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_filters_are_those_of_pillow(filter, channels):
+    """Every transform with a filter, when it enlarges and when it shrinks."""
+    image = _image(75, 100, channels)
+    method = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}[filter]
+
+    def pillow(pixels, width, height):
+        resized = Image.fromarray(pixels.squeeze()).resize((width, height), method)
+        return np.asarray(resized).reshape(height, width, channels)
+
+    for size in (30, 120):
+        options, shorter = {"size": size, "filter": filter}, pillow(image, size * 4 // 3, size)
+        squashed = pillow(image, size, size)
+        left = round((size * 4 // 3 - size) / 2)
+        for output, expected in (
+            (transforms.resize(image, _rng(), **options), shorter),
+            (transforms.squash(image, _rng(), **options, antialias=True), squashed),
+            (transforms.squash_eval(image, _rng(), **options), squashed),
+            (
+                transforms.standard_eval(image, _rng(), **options, shorter=size),
+                shorter[:, left : left + size],
+            ),
+            (
+                transforms.random_resized_crop(image[:, :75], _rng(), **options, area=(1, 1)),
+                pillow(image[:, :75], size, size),
+            ),
+        ):
+            np.testing.assert_array_equal(output, expected)
+
+
+def test_the_standard_crop_resizes_twice_by_its_filter():
+    image, options = _image(90, 70), {"size": 32, "shorter": 40}
+    for seed in range(5):
+        small, rng = transforms.resize(image, _rng(), size=40, filter="bicubic"), _rng(seed)
+        box = transforms.random_resized_crop(small, rng, size=32, filter="bicubic")
+        expected = transforms.random_flip(box, rng)
+        output = transforms.standard_train(image, _rng(seed), **options, filter="bicubic")
+        np.testing.assert_array_equal(output, expected)
+        assert (output != transforms.standard_train(image, _rng(seed), **options)).any()
+
+
+def test_filters_that_do_not_exist_are_refused():
+    with pytest.raises(ValueError, match="filter must be 'bilinear' or 'bicubic', not 'lanczos'"):
+        transforms.resize(_image(), _rng(), filter="lanczos")
+    with pytest.raises(ValueError, match="the filter 'bicubic' is always antialiased"):
+        transforms.standard_eval(_image(), _rng(), antialias=False, filter="bicubic")
 
 
 def test_crops_have_the_offsets_of_their_systems():
@@ -369,3 +419,35 @@ def test_distort_can_fill_with_the_nearest_pixels():
         assert (out[0, :, 0] == border).all()
     with pytest.raises(ValueError, match="'median' or 'nearest', not 'edge'"):
         transforms.distort(image, _rng(), outside="edge")
+
+
+@pytest.mark.parametrize("area", [(0.4, 1.0), (0.08, 1.0), (0.01, 0.02)])
+def test_images_that_are_decoded_at_a_fraction_leave_every_crop_twice_its_size(area, monkeypatch):
+    """However small the crop is, of an image of any shape."""
+    scaled = transform.bind(transforms.standard_train, size=30, area=area, scaled_decode=True)
+    crops, scale = [], resampling.scale
+    monkeypatch.setattr(
+        resampling, "scale", lambda x, *a, **k: crops.append(x.shape[:2]) or scale(x, *a, **k)
+    )
+    for h, w in ((1, 1), (3, 2), (1, 4)):
+        side = scaled.least_side
+        image = np.zeros((side * h // min(h, w), side * w // min(h, w), 1), np.uint8)
+        for i in range(100):
+            scaled.image(image, _rng(i))
+    shortest = min(map(min, crops))  # a side of a crop is rounded
+    assert 2 * 30 - 1 <= shortest <= 2 * 30 * 1.3
+
+
+def test_an_evaluation_is_decoded_at_twice_its_shorter_side_or_more():
+    def side(function, **options):
+        return transform.bind(function, **options, scaled_decode=True).least_side
+
+    assert side(transforms.standard_eval) == 512
+    assert side(transforms.standard_eval, size=224, shorter=224) == 448
+    assert side(functools.partial(transforms.standard_eval, size=112)) == 256
+    assert side(transforms.squash_eval, size=384) == 768
+    assert side(transforms.standard_train, shorter=256) == 512
+    assert transform.bind(transforms.standard_train).least_side is None
+    assert transform.bind(transforms.graph_eval).least_side is None
+    with pytest.raises(ValueError, match="leave out one of scaled_decode=True and antialias"):
+        side(transforms.standard_eval, antialias=False)

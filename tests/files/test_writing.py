@@ -1,5 +1,6 @@
 """A file is written completely or not at all."""
 
+import hashlib
 import json
 import os
 import signal
@@ -38,3 +39,21 @@ def test_a_text_is_written_and_a_missing_folder_is_refused(tmp_path):
     assert (tmp_path / "text").read_text() == "a\nb"
     with pytest.raises(FileNotFoundError):
         files.write_text(tmp_path / "missing" / "text", "a")
+
+
+def test_a_digest_is_computed_once_until_the_file_changes(tmp_path):
+    path, other = tmp_path / "a.pth", tmp_path / "b.pth"
+    path.write_bytes(b"first")
+    os.utime(path, ns=(1, 1))
+    first = files.digest_once(path)
+    assert first == files.sha256(path) == hashlib.sha256(b"first").hexdigest()
+    assert files.digest_once(path, "sha1") == hashlib.sha1(b"first").hexdigest()
+    path.write_bytes(b"other")  # of the same size
+    os.utime(path, ns=(1, 1))
+    assert files.digest_once(path) == first  # which shows that it is not read again
+    os.utime(path, ns=(1, 2))
+    assert files.digest_once(path) == hashlib.sha256(b"other").hexdigest()
+    other.write_bytes(b"third")
+    os.utime(other, ns=(1, 2))
+    other.replace(path)  # as programs replace files that are complete
+    assert files.digest_once(path) == hashlib.sha256(b"third").hexdigest()

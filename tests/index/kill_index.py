@@ -28,6 +28,7 @@ MODELS = ("aa" * 32, "bb" * 32)
 DIMENSION = 16
 KINDS = ("add", "add", "add", "replace", "delete", "delete", "build", "graph", "compact", "reopen")
 KINDS += ("reindex",)
+BUILDS = ({"approximate": True}, {"first": "bits"}, {"first": 4})  # of the steps "graph" in turn
 
 
 def vectors_of(numbers):
@@ -41,7 +42,7 @@ class Step:
 
     def __init__(self, seed, i, state):
         draw = random.Random(f"{seed}/{i}")
-        self.kind = draw.choice(KINDS) if i else "create"
+        self.i, self.kind = i, draw.choice(KINDS) if i else "create"
         model, items = state or (0, {})
         items = dict(items)
         self.ids, self.numbers = [], []
@@ -73,7 +74,7 @@ class Step:
         elif self.kind == "build":
             store.build()
         elif self.kind == "graph":
-            store.build(approximate=True)
+            store.build(**BUILDS[self.i % len(BUILDS)])
         elif self.kind == "compact":
             store.compact()
         else:

@@ -8,12 +8,14 @@ import re
 import sqlite3
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 from index_loops import NaiveIndex, same, unit_vectors
 
 from dmljax import index
+from dmljax.index.base import stopped_when
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -440,7 +442,7 @@ def test_reindex_switches_at_once_and_goes_on_after_a_kill(tmp_path):
         new.add([str(i) for i in range(30)], vectors[:30])
     equal(place, naive)  # the present one counts until the switch
     with index.reindex(place, model="ef" * 32, dimension=4) as new:
-        assert new.count() == 0  # of yet another model: it starts anew
+        assert new.count() == 0  # another model: it starts from an empty index
     with index.reindex(place, model=OTHER, dimension=4) as new:
         new.add([str(i) for i in range(30)], vectors[:30])
     with index.reindex(place, model=OTHER, dimension=4) as new:
@@ -452,7 +454,8 @@ def test_reindex_switches_at_once_and_goes_on_after_a_kill(tmp_path):
         with pytest.raises(index.InvalidInput, match="present index already"):
             new.switch()
     queries = unit_vectors(rng, 3, DIMENSION)
-    same(reader.search(queries, 5), naive.search(queries, 5))  # still that of its model
+    # The reader still searches the index of its model.
+    same(reader.search(queries, 5), naive.search(queries, 5))
     reader.close()
     assert [path.name for path in place.glob("generation-*")] == ["generation-2"]
     with index.open(place, model=OTHER) as store:
@@ -462,3 +465,42 @@ def test_reindex_switches_at_once_and_goes_on_after_a_kill(tmp_path):
     with index.open(place, write=True) as store:
         assert store.check() == []
     assert json.loads((place / "index.json").read_text())["generation"] == "generation-2"
+
+
+def test_an_error_that_is_no_damage_sends_nobody_to_a_backup(tmp_path):
+    place = tmp_path / "photos.index"
+    naive = filled(place)
+    query = unit_vectors(np.random.default_rng(1), 1, DIMENSION)
+    with index.open(place) as store:
+        for limit, where, text in (
+            (sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, {"n": list(range(9))}, "too many SQL variables"),
+            (sqlite3.SQLITE_LIMIT_EXPR_DEPTH, {"n": {"<": 9, ">": 1, "<=": 8}}, "Expression tree"),
+            (sqlite3.SQLITE_LIMIT_LENGTH, {"n": "x" * 5000}, "too big"),
+        ):
+            old = store._connection.setlimit(
+                limit, 3 if limit != sqlite3.SQLITE_LIMIT_LENGTH else 999
+            )
+            with pytest.raises((index.Unavailable, index.InvalidInput)) as caught:
+                store.search(query, 3, where=where)
+            assert text in str(caught.value)
+            assert not re.search("damage|backup|recover", str(caught.value))
+            store._connection.setlimit(limit, old)
+        same(store.search(query, 3), naive.search(query, 3))
+
+
+def test_an_endless_statement_is_stopped_and_others_go_on(tmp_path):
+    place = tmp_path / "photos.index"
+    naive = filled(place)
+    numbers = "with recursive x(n) as (select 1 union all select n + 1 from x) "
+    query = unit_vectors(np.random.default_rng(1), 1, DIMENSION)
+    with index.open(place) as store:
+        start = time.monotonic()
+        with (
+            pytest.raises(index.Unavailable, match="stopped at its time limit"),
+            stopped_when(lambda: time.monotonic() > start + 0.2),
+        ):
+            store._read(
+                lambda connection: connection.execute(numbers + "select max(n) from x").fetchone()
+            )
+        assert time.monotonic() - start < 5
+        same(store.search(query, 3), naive.search(query, 3))

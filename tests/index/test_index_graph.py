@@ -70,9 +70,9 @@ def test_distances_have_a_graph_as_good(tmp_path, vectors):
 
 def test_the_graph_is_used(store, vectors, monkeypatch):
     calls = []
-    search = graph.Graph.search
+    nearest = graph.Graph.nearest
     monkeypatch.setattr(
-        graph.Graph, "search", lambda self, *a: calls.append(len(a[0])) or search(self, *a)
+        graph.Graph, "nearest", lambda self, *a: calls.append(len(a[0])) or nearest(self, *a)
     )
     store.search(vectors[:3], 5)
     assert calls == [3]

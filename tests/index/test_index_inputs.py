@@ -192,6 +192,11 @@ SEARCHES = {
     "range of a bool": ({"where": {"year": {"<": True}}}, "has no order"),
     "no values": ({"where": {"year": []}}, "list of values of 'year' is empty"),
     "many values": ({"where": {"year": list(range(1001))}}, "1001 values"),
+    "many conditions": ({"where": {f"f{i}": i for i in range(101)}}, "101 conditions"),
+    "values in all": (
+        {"where": {f"f{i}": list(range(1000)) for i in range(11)}},
+        "11000 values in all",
+    ),
     "object": ({"where": {"year": [{"<": 1}]}}, "compared with a dict"),
     "NaN": ({"where": {"year": float("nan")}}, "compared with nan"),
     "large": ({"where": {"year": 2**63}}, "beyond 64 bits"),
@@ -276,3 +281,16 @@ def test_a_closed_index_says_so(store):
     for call in (store.count, store.check, lambda: store.search(UNIT[:1], 1)):
         with pytest.raises(index.InvalidInput, match="is closed"):
             call()
+
+
+def test_a_repeated_value_of_a_filter_counts_once():
+    values = [None, 1, True, 1.0, "1", False, 0] * 1000
+    (condition,) = filters.parse({"n": values})
+    assert [(filters.kind(v), v) for v in condition.values] == [
+        ("null", None),
+        ("number", 1),
+        ("bool", True),
+        ("text", "1"),
+        ("bool", False),
+        ("number", 0),
+    ]

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dmljax import kernels
-from dmljax.kernels import winograd
+from dmljax.kernels import depthwise, winograd
 from dmljax.kernels.convolution import conv, xla_conv
 
 
@@ -62,6 +63,37 @@ def test_values_and_gradients_are_those_of_xla(impl, size, strides, padding, ext
     rows, columns = ((n + 2 * padding - size) // strides + 1 for n in (h, w))
     weights = rng.normal(size=(2, rows, columns, 4))
     assert_forms_agree(impl, x, kernel, weights, 1e-4, strides=strides, padding=padding)
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.tuples(st.integers(0, 6), st.integers(0, 6)),
+    st.integers(1, 6),
+)
+def test_a_kernel_per_channel_is_the_same_convolution(size, strides, padding, extra, images):
+    """Also in chunks of a few images: here a chunk has 2^5 numbers."""
+    rng = np.random.default_rng(images)
+    h, w = (max(1, n - 2 * padding) + more for n, more in zip(size, extra, strict=True))
+    x, kernel = rng.normal(size=(images, h, w, 3)), rng.normal(size=(*size, 1, 3))
+    rows, columns = (
+        (n + 2 * padding - k) // strides + 1 for n, k in zip((h, w), size, strict=True)
+    )
+    weights = rng.normal(size=(images, rows, columns, 3))
+    with mock.patch.object(depthwise, "_CHUNK_NUMBERS", 1 << 5):
+        assert_forms_agree(
+            "cpu", x, kernel, weights, 1e-5, strides=strides, padding=padding, groups=3
+        )
+
+
+def test_a_kernel_per_channel_takes_no_convolution_of_xla_on_cpus():
+    x, kernel = jnp.ones((4, 8, 8, 6)), jnp.ones((3, 3, 1, 6))
+    step = jax.jit(jax.grad(lambda k: jnp.sum(conv(x, k, padding=1, groups=6) ** 2)))
+    for platform, count in (("cpu", 0), ("cuda", 2)):
+        text = step.trace(kernel).lower(lowering_platforms=(platform,)).as_text()
+        assert text.count("stablehlo.convolution") == count
 
 
 @pytest.mark.parametrize("impl", ["auto", "cpu"])
@@ -180,3 +212,28 @@ def test_the_command_line_keeps_flags_that_are_set():
     assert run_python(code, XLA_FLAGS=flags) == flags
     knows_emitters = importlib.metadata.version("jaxlib").startswith("0.10.")
     assert ("--xla_cpu_use_fusion_emitters=false" in run_python(code)) == knows_emitters
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sets options of glibc")
+def test_the_command_line_keeps_the_memory_of_large_steps():
+    """Every page of a block of 2.5 GB comes from the system once."""
+    code = """
+import ctypes, json, resource
+from dmljax import main
+main.tune_cpu()
+libc = ctypes.CDLL("libc.so.6")
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+
+def count_new_pages():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = libc.malloc(2500 << 20)
+    for i in range(2500):
+        ctypes.memset(block + (i << 20), 1, 1)
+    libc.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+print(json.dumps([count_new_pages(), count_new_pages()]))
+"""
+    first, second = run_python(code)
+    assert first > 500 and second < 100, (first, second)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from dmljax import losses, ops
+from dmljax import losses, miners, ops
 
 
 def _data(b=9):
@@ -98,3 +98,74 @@ def test_statistics_of_a_batch_without_triplets_are_finite(y):
 def test_statistics_have_no_gradient():
     x, y = _data()
     assert not np.any(jax.jit(jax.grad(lambda x: losses.stats(x, y)["positive_distance"]))(x))
+
+
+def _cut(x, dim):
+    x = np.asarray(x, np.float64)[..., :dim]
+    return (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def test_prefixes_of_pairs_are_a_loop_over_cut_vectors_with_their_miner_and_references():
+    x, y = _data()
+    references, reference_labels = _data(b=6)[0] + 1, np.arange(6) % 3
+    where = np.arange(9) < 7
+    for loss_fn, options in (
+        (losses.contrastive, {"mine_fn": miners.batch_hard}),
+        (losses.ntxent, {}),
+        (losses.supcon, {"references": references, "reference_labels": reference_labels}),
+    ):
+        nested = losses.prefixes(loss_fn, dims=(1, 3, 4), weights=(0.5, 2.0, 1.0))
+        total = 0
+        for dim, weight in ((1, 0.5), (3, 2.0), (4, 1.0)):
+            cut = dict(options)
+            if "references" in cut:
+                cut["references"] = _cut(references, dim)
+            total += weight * loss_fn(_cut(x, dim), y, where=where, **cut)
+        np.testing.assert_allclose(nested(x, y, where=where, **options), total, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["proxy_anchor", "arcface", "soft_triple"])
+def test_prefixes_of_proxies_share_their_leading_numbers(name):
+    x, y = _data()
+    rng = np.random.default_rng(1)
+    shape = (3, 2, 4) if name == "soft_triple" else (3, 4)
+    proxies = rng.normal(size=shape).astype(np.float32)
+    loss_fn = getattr(losses, name)
+    nested = losses.prefixes(loss_fn, dims=(2, 4))
+    value, slope = jax.value_and_grad(nested, argnums=2)(x, y, proxies)
+    expected = sum(loss_fn(_cut(x, dim), y, _cut(proxies, dim)) for dim in (2, 4))
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    rest = jax.grad(losses.prefixes(loss_fn, dims=(2,)), argnums=2)(x, y, proxies)
+    assert np.any(slope[..., 2:]) and not np.any(rest[..., 2:])
+
+
+def test_prefixes_of_two_views_and_of_a_memory():
+    x, y = _data()
+    other = x + np.random.default_rng(2).normal(size=x.shape).astype(np.float32)
+    expected = sum(losses.clip(_cut(x, dim), _cut(other, dim)) for dim in (2, 4))
+    nested = losses.prefixes(losses.clip, dims=(2, 4))
+    np.testing.assert_allclose(nested(x, other), expected, rtol=1e-5)
+    xbm = losses.cross_batch_memory(losses.prefixes(losses.contrastive, dims=(2, 4)), size=16)
+    value, memory = xbm.loss(xbm.init(4), x, y)
+    assert memory.embeddings.shape == (16, 4)
+    parts = [losses.cross_batch_memory(losses.contrastive, size=16) for _ in range(2)]
+    expected = sum(
+        part.loss(part.init(dim), _cut(x, dim), y)[0]
+        for part, dim in zip(parts, (2, 4), strict=True)
+    )
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dims": ()}, "ascending numbers of dimensions, such as .64, 128., not .."),
+        ({"dims": (2, 2)}, "ascending numbers"),
+        ({"dims": (0, 2)}, "ascending numbers"),
+        ({"dims": (2, 4), "weights": (1,)}, "2 prefixes need 2 weights"),
+        ({"dims": (2, 5)}, "the prefix 5 is above the width 4 of the embeddings"),
+    ],
+)
+def test_prefixes_that_cannot_be_are_one_line(options, message):
+    with pytest.raises(ValueError, match=message):
+        losses.prefixes(losses.contrastive, **options)(*_data())

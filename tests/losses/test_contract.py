@@ -66,6 +66,7 @@ NOT_OF_A_BATCH = {
     "center_invariant",
     "cross_batch_memory",
     "lp",
+    "prefixes",
     "regular_face",
     "sparse_centers",
     "stats",

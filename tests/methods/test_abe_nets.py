@@ -145,7 +145,7 @@ def test_weights_of_a_backbone_fill_every_copy():
     assert jax.tree.structure(filled) == jax.tree.structure(shapes)
     for part in ("shared", "attention", "head"):
         for child, leaves in filled["params"][part].items():
-            assert leaves is backbone["params"][child]
+            assert leaves == backbone["params"][child]
     assert filled["params"]["masks"] is shapes["params"]["masks"]
     # A single collection is filled in the same way.
     assert abe.with_backbone(shapes["params"], backbone["params"]) == filled["params"]

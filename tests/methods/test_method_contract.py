@@ -10,7 +10,9 @@ from flax import traverse_util
 from one_step import Patches, jit
 
 from dmljax import losses, methods, miners
+from dmljax.config import registry
 from dmljax.methods import base
+from dmljax.nets.vit import ViT
 
 B, CLASSES = 8, 4
 # A new method is one row here: its loss, its options, and the kinds that it lets one inspect.
@@ -155,3 +157,77 @@ def test_a_method_declares_its_backbone_and_its_rows_for_classes(name):
     }
     changed = {path for path in initial if not np.array_equal(initial[path], with_backbone[path])}
     assert declared(few.backbone) == changed and changed
+
+
+@pytest.mark.parametrize(
+    "head",
+    [{"dense_fn": name} for name in registry.names("linear layer")]
+    + [{"pool_fn": name} for name in registry.names("pool")],
+    ids=lambda head: "-".join(head.values()),
+)
+def test_every_head_of_the_registry_learns(head):
+    """A step along the gradient lowers the loss, and every parameter of the head has a gradient."""
+    spec = {"name": "pairs", "dim": 5, **head}
+    if head.get("pool_fn") == "learned_attention":
+        spec["pool_fn"] = {"name": "learned_attention", "heads": 2}
+    net = ViT(width=8, heads=2, depth=1, patch=3, image_size=6)
+    method = registry.resolve("method", spec)(net, losses.contrastive, classes=CLASSES)
+    params, model_state = method.init(KEY, BATCH)
+
+    def loss_fn(head):
+        value, _ = method.loss({**params, "head": head}, model_state, BATCH, key=KEY, step=0)
+        return value
+
+    value_and_grad = jit(jax.value_and_grad(loss_fn))
+    value, gradients = value_and_grad(params["head"])
+    flat = traverse_util.flatten_dict(gradients, sep="/")
+    # Keys of attention have no bias that matters: softmax takes the same from all positions.
+    assert all(jnp.any(g != 0) for name, g in flat.items() if name != "attention/k/bias")
+    moved = jax.tree.map(lambda p, g: p - 1e-3 * g, params["head"], gradients)
+    assert value_and_grad(moved)[0] < value
+
+
+@pytest.mark.parametrize("name", ["pairs", "proxies"])
+def test_a_method_with_prefixes_adds_their_losses_to_that_of_the_whole_width(name):
+    """Against a loop over the cut features of the method without prefixes; also with a memory."""
+    loss_fn = {"pairs": losses.contrastive, "proxies": losses.proxy_anchor}[name]
+    make = functools.partial(getattr(methods, name), Patches(), classes=CLASSES, dim=6)
+    plain, nested = make(loss_fn), make(loss_fn, prefixes=(2, 4))
+    assert nested.prefixes == (2, 4) and plain.prefixes == ()
+    params, model_state = jit(nested.init)(KEY, BATCH)
+    outputs, _ = plain.split_loss.forward(params, model_state, BATCH["images"], key=KEY)
+    expected = 0
+    for dim in (2, 4, 6):
+        vectors = [outputs["features"], *([params["proxies"]] if name == "proxies" else [])]
+        x, *rest = (v[:, :dim] / jnp.linalg.norm(v[:, :dim], axis=1)[:, None] for v in vectors)
+        expected += loss_fn(x, BATCH["labels"], *rest)
+    value, _ = jit(functools.partial(nested.loss, key=KEY, step=0))(params, model_state, BATCH)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    # The initial proxies are those of the loss itself.
+    for a, b in zip(
+        *(jax.tree.leaves(jit(m.init)(KEY, BATCH)) for m in (plain, nested)), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error", "message"),
+    [
+        ("pairs", {"dim": 6, "prefixes": [4, 8]}, ValueError, "the prefix 8 is above the width 6"),
+        ("proxies", {"dim": None, "prefixes": [16]}, ValueError, "above the width 10"),
+        ("pairs", {"prefixes": [4, 2]}, ValueError, "ascending numbers of dimensions"),
+        ("pairs", {"prefixes": [2], "unit": False}, ValueError, "prefixes are unit vectors"),
+        ("graph", {"prefixes": [2]}, TypeError, "graph has no argument 'prefixes'"),
+        ("dvml", {"prefixes": [2]}, TypeError, "dvml has no argument 'prefixes'"),
+        ("abe", {"prefixes": [2]}, TypeError, "abe has no argument 'prefixes'"),
+        ("pairs", {"prefixes": [2.5]}, TypeError, "prefixes must be a list"),
+    ],
+)
+def test_prefixes_that_a_method_cannot_have_are_refused_before_training(
+    name, options, error, message
+):
+    with pytest.raises(error, match=message) as raised:
+        factory = registry.resolve("method", {"name": name, **options})
+        method = factory(Patches(), METHODS[name][0], classes=CLASSES)
+        jax.eval_shape(lambda: method.init(KEY, BATCH))
+    assert "\n" not in str(raised.value)

@@ -33,6 +33,9 @@ def test_the_interval_of_no_value_is_nan():
 def test_level_is_checked():
     with pytest.raises(ValueError, match="level=95 must lie between 0 and 1"):
         metrics.interval(np.ones(3), level=95)
+    for function in (metrics.interval, lambda x, **k: metrics.compare(x, x, **k)):
+        with pytest.raises(ValueError, match="level=95 must lie"):  # before values are drawn
+            function(np.ones(3), level=95, samples=10**12)
 
 
 def test_interval_over_groups_against_weights_of_the_groups():

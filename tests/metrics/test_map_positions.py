@@ -77,7 +77,7 @@ def test_wrong_arguments():
 def test_the_probabilities_have_the_perplexity_and_are_symmetric():
     x, _ = _clusters(50, classes=5)
     x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
-    p = np.asarray(projection._attraction(x, 8.0), np.float64)
+    p = np.asarray(projection._attraction(x, np.float32(np.log(8))), np.float64)
     np.testing.assert_allclose(p, p.T, rtol=1e-6)
     assert p.sum() == pytest.approx(1, rel=1e-4) and (np.diag(p) == 0).all()
     squares = ((x[:, None].astype(np.float64) - x[None]) ** 2).sum(axis=2)

@@ -10,6 +10,8 @@ import numpy as np
 
 from dmljax import nets
 from dmljax.nets import layers
+from dmljax.nets.convnext import ConvNeXt
+from dmljax.nets.efficientnet import EfficientNetLite
 from dmljax.nets.resnet import ResNet
 from dmljax.nets.vit import ViT
 
@@ -35,6 +37,8 @@ class Case(NamedTuple):
 BOTTLENECK = {"blocks": (2, 1, 1, 1), "bottleneck": True, "width": 8}
 BASIC = {"blocks": (1, 1, 1, 1), "bottleneck": False, "width": 8, "last_stride": 1}
 VIT = {"width": 32, "heads": 2, "depth": 2, "patch": 8, "image_size": 32}
+LITE = {"multiplier": 0.5, "depth": 0.4}
+CONVNEXT = {"width": 8, "blocks": (1, 2, 1, 1)}
 CASES = {
     "bottleneck": Case(
         functools.partial(ResNet, **BOTTLENECK),
@@ -77,11 +81,26 @@ CASES = {
         steps={"start": "1", "stop": "3"},
         map_shape=(16, 16, 32),
     ),
+    "efficientnet_lite": Case(
+        functools.partial(EfficientNetLite, **LITE),
+        "efficientnet:EfficientNetLite",
+        LITE,
+        size=66,  # "same" padding differs between even and odd sides
+        steps={"start": "0", "stop": "1"},
+        map_shape=(17, 16, 32),
+    ),
+    "convnext": Case(
+        functools.partial(ConvNeXt, **CONVNEXT),
+        "convnext:ConvNeXt",
+        CONVNEXT,
+        steps={"start": "1", "stop": "1"},
+        map_shape=(8, 8, 8),
+    ),
     "vit": Case(functools.partial(ViT, **VIT), "vit:ViT", VIT, size=32),
     "lecun": Case(nets.lecun, "small:Lecun", {}, size=32, channels=1),
     "convnet": Case(nets.convnet, "small:ConvNet", {}, size=32),
 }
-NORMED = [name for name in CASES if name not in ("googlenet", "vit", "lecun")]
+NORMED = [name for name in CASES if name not in ("googlenet", "convnext", "vit", "lecun")]
 RANGED = [name for name in CASES if name not in ("vit", "lecun")]
 
 

@@ -34,6 +34,8 @@ RANGES = {
     "googlenet_bn": ("conv2", "pool2", "3a"),
     "bn_inception": ("3b", "3c", "4a"),
     "mobilenet_v2": ("3", "4", "5"),
+    "efficientnet_lite": ("stem", "0", "1"),
+    "convnext": ("0", "1", "2"),
     "convnet": ("conv2", "conv3", "conv5"),
 }
 
@@ -59,6 +61,33 @@ def test_consecutive_ranges_of_stages_equal_the_net(name):
     assert of_range and of_range.items() <= of_net.items()
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "first", "second"),
+    [
+        ("vit", {"registers": 2, "classes": None}, "0", "1"),
+        ("vit", {"positions": "rotary", "classes": None}, "0", "1"),
+        ("convnext", {"blocks": (1, 3, 2, 1), "classes": None}, "1.0", "1.1"),
+        ("convnext", {"classes": None}, "2.0", "3.0"),
+    ],
+)
+def test_nets_in_two_parts_that_are_split_at_a_block(name, options, first, second):
+    net = build(name, **options)
+    values, x = fill(layers.shapes(net, CASES[name].size)), images(name)
+    head, tail = build(name, stop=first, **options), build(name, start=second, **options)
+    expected, middle = run(net, values, x), run(head, values, x)
+    inputs = {k: middle[k] for k in ("prefix",) if k in middle}
+    assert inputs.keys() == ({"prefix"} if name == "vit" else set())
+    end = jax.jit(lambda v, x, inputs: tail.apply(v, x, train=False, **inputs))(
+        values, middle["features"], inputs
+    )
+    assert end.keys() <= expected.keys()
+    for output in ("features", "pooled"):
+        assert_close(end[output], expected[output], 1e-5)
+    in_head = layers.shapes(head, CASES[name].size)["params"]
+    assert ("pos_embed" in in_head) == ("pos_embed" in values["params"])
+    assert "norm" not in in_head and "head" not in in_head
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_bfloat16_is_the_type_of_activations_only(name):
     net, x = build(name, dtype="bfloat16"), images(name)
@@ -71,7 +100,7 @@ def test_bfloat16_is_the_type_of_activations_only(name):
     outputs, v, new = jax.eval_shape(run, jax.random.key(0), x)
     assert {leaf.dtype for leaf in jax.tree.leaves((v, new))} == {np.dtype("float32")}
     dtypes = {key: value.dtype.name for key, value in outputs.items()}
-    wide = {"pooled", "max_pooled", "logits", "embeddings"} & set(dtypes)
+    wide = {"pooled", "max_pooled", "class_and_mean", "logits", "embeddings"} & set(dtypes)
     assert {dtypes.pop(key) for key in wide} == {"float32"}
     assert set(dtypes.values()) == {"bfloat16"}
 
@@ -108,7 +137,12 @@ def test_frozen_batch_norm_trains_as_it_evaluates():
 @pytest.mark.parametrize("name", NORMED)
 def test_momentum_is_the_share_of_the_batch(name):
     values, x = fill(shapes(name)), images(name)
-    first = {"bottleneck": "stem", "basic": "stem", "mobilenet_v2": "0"}.get(name, "conv1")
+    first = {
+        "bottleneck": "stem",
+        "basic": "stem",
+        "mobilenet_v2": "0",
+        "efficientnet_lite": "stem",
+    }.get(name, "conv1")
     net = build(name, stop=first, momentum=0.0)  # the training step of `compiled_train` has another
     step = jit(functools.partial(net.apply, train=True, mutable=["batch_stats"]))
     jax.tree.map(
@@ -181,7 +215,7 @@ def test_a_config_names_a_net_and_its_options():
     net = registry.resolve("net", {"name": "resnet50", "last_stride": 1, "classes": 5})()
     assert (net.blocks, net.last_stride, net.classes) == ((3, 4, 6, 3), 1, 5)
     assert registry.resolve("net", "googlenet")().lrn_size == 5
-    for name in ("resnet50", "googlenet", "bn_inception", "mobilenet_v2", "vit_s16", "convnet"):
+    for name in ("resnet50", "googlenet", "bn_inception", "convnext_t", "vit_s16", "convnet"):
         with pytest.raises(TypeError, match=r"no argument 'clases': did you mean 'classes'\?"):
             registry.resolve("net", {"name": name, "clases": 5})
     with pytest.raises(ValueError, match="did you mean 'resnet50'"):
@@ -208,6 +242,21 @@ def zeros(*shape, dtype=np.float32):
         (nets.googlenet(), zeros(64, 64, 3), "not [64, 64, 3]"),
         (nets.googlenet_bn(), zeros(2, 3, 64, 64), "3 channels, not [2, 3, 64, 64]"),
         (nets.mobilenet_v2(start="5"), zeros(2, 8, 8, 24), "32 channels, not"),
+        (nets.efficientnet_lite0(start="3"), zeros(2, 8, 8, 24), "'3' on takes [b h w c] with 40"),
+        (nets.convnext_t(start="2.9"), zeros(2, 8, 8, 384), "the blocks of stage 2 are 2.0 to 2.8"),
+        (
+            nets.convnext_t(start="2.4", stop="2.3"),
+            zeros(2, 8, 8, 384),
+            "reaches block '2.3' before",
+        ),
+        (nets.vit_s16(stop="12"), zeros(2, 32, 32, 3), "vit has no stage '12'"),
+        (nets.vit_s16(start="3"), zeros(2, 4, 4, 3), "'3' on takes [b h w c] with 384"),
+        (
+            nets.vit_s16(start="3"),
+            zeros(2, 4, 4, 384),
+            "the tokens before the patches as `prefix` [b 1 384]",
+        ),
+        (nets.convnext_t(start="1"), zeros(2, 8, 8, 3), "'1' on takes [b h w c] with 96 channels"),
         (nets.bn_inception(), zeros(2, 240, 240, 3), "15 x 15 pixels at '4e', which must be even"),
         (nets.bn_inception(), zeros(2, 64, 64, 3, dtype="uint8"), "as floats, not uint8"),
         (

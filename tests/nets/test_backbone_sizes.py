@@ -7,7 +7,7 @@ import pytest
 
 from dmljax import nets
 from dmljax.nets import layers
-from dmljax.studies.sizes import multiply_adds
+from dmljax.train.operations import multiply_adds
 
 
 def count(net, size=64, channels=3):
@@ -27,6 +27,13 @@ def count(net, size=64, channels=3):
         ("googlenet_bn", 64, 6_624_904),
         ("bn_inception", 64, 11_295_240),
         ("mobilenet_v2", 64, 3_504_872),
+        ("efficientnet_lite0", 64, 4_652_008),
+        ("efficientnet_lite1", 64, 5_416_680),
+        ("efficientnet_lite2", 64, 6_092_072),
+        ("convnext_t", 64, 28_589_128),
+        ("convnext_s", 64, 50_223_688),
+        ("convnext_b", 64, 88_591_464),
+        ("convnext_l", 64, 197_767_336),
         ("vit_s16", 224, 22_050_664),
         ("vit_b16", 224, 86_567_656),
     ],

@@ -1,11 +1,13 @@
 """Convolution and linear layers against PyTorch, and their initial values."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from layer_arrays import from_torch, normal, to_torch
 
+from dmljax.kernels.convolution import clipped_conv
 from dmljax.nets import layers
 
 
@@ -48,3 +50,52 @@ def test_a_dense_layer_maps_the_last_axis():
         np.testing.assert_allclose(y, x @ params["kernel"] + params["bias"], atol=1e-6)
     narrow = layers.Dense(4, dtype=jnp.bfloat16).apply({"params": params}, x)
     assert narrow.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("limits", [None, (0, 1)])
+@pytest.mark.parametrize("options", [(3, 1, 1, 1), (3, 2, 1, 12), (1, 1, 0, 1)])
+def test_a_norm_folded_into_the_kernel_changes_nothing_but_rounding(options, limits):
+    """Values and all gradients against the plain form, where the norm has fixed statistics."""
+    size, strides, padding, groups = options
+
+    class Unit(nn.Module):
+        impl: str
+
+        @nn.compact
+        def __call__(self, x):
+            options = {"use_bias": True, "impl": self.impl, "name": "conv"}
+            conv = layers.Conv(12, size, strides, padding, groups, **options)
+            norm = layers.BatchNorm(frozen=True, name="norm")
+            return layers.conv_norm(conv, norm, x, train=True, limits=limits)
+
+    x, weights = normal(4, 6, 6, 12), normal(4, 6 // strides, 6 // strides, 12)
+    stats = {"norm": {"mean": normal(12), "var": normal(12) ** 2 + 0.5}}
+    params = {
+        "conv": {"kernel": normal(size, size, 12 // groups, 12), "bias": normal(12)},
+        "norm": {"scale": normal(12), "bias": normal(12)},
+    }
+    assert jax.tree.map(jnp.shape, Unit("auto").init(jax.random.key(0), x)["params"]) == (
+        jax.tree.map(jnp.shape, params)
+    )
+
+    def run(impl):
+        def total(params, x):
+            variables = {"params": params, "batch_stats": stats}
+            return jnp.sum(Unit(impl).apply(variables, x) * weights)
+
+        return jax.jit(jax.value_and_grad(total, argnums=(0, 1)))
+
+    fast, plain = run("cpu")(params, x), run("xla")(params, x)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3), fast, plain)
+
+
+def test_the_gradient_at_a_limit_is_zero():
+    """As in PyTorch's ReLU6, where a map of zeros meets a shift of zero."""
+    x, kernel = jnp.zeros((1, 2, 2, 3)), jnp.ones((1, 1, 3, 4))
+
+    def total(bias, impl):
+        return clipped_conv(x, kernel, bias, limits=(0, 6), impl=impl).sum()
+
+    for impl in ("auto", "cpu", "xla"):
+        gradient = jax.grad(total)(jnp.array([0.0, 6, 3, -1]), impl)
+        np.testing.assert_array_equal(gradient, [0, 0, 4, 0])

@@ -1,11 +1,13 @@
 """Heads: their outputs, initial weights, precision and messages."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dmljax.nets import heads, pools
+from dmljax.nets import heads, layers, pools
 
 RNG = np.random.default_rng(0)
 
@@ -112,3 +114,32 @@ def test_a_mask_that_does_not_fit_is_refused(unchecked):
     for where, what in ((np.ones(6, bool), r"bool \[6\]"), (np.ones(7), r"float64 \[7\]")):
         with pytest.raises(ValueError, match=rf"where must be \[7\] bool, one per row, not {what}"):
             head.init(jax.random.key(0), ROWS, train=False, where=where)
+
+
+def test_an_mlp_is_two_layers_around_a_batch_norm():
+    head = heads.Head(features=4, pool_fn=None, dense_fn=functools.partial(layers.mlp, hidden=5))
+    _, variables = _init(head, ROWS)
+    params = variables["params"]["red"]
+    out, state = head.apply(variables, ROWS, train=True, mutable="batch_stats")
+    hidden = np.zeros((len(ROWS), 5))
+    for i in range(len(ROWS)):
+        for k in range(5):
+            hidden[i, k] = sum(ROWS[i, j] * params["0"]["kernel"][j, k] for j in range(6))
+    normed = (hidden - hidden.mean(axis=0)) / np.sqrt(hidden.var(axis=0) + 1e-5)
+    expected = np.maximum(normed, 0) @ params["3"]["kernel"] + params["3"]["bias"]
+    np.testing.assert_allclose(out["features"], expected, atol=1e-4)
+    running = state["batch_stats"]["red"]["1"]["mean"]
+    np.testing.assert_allclose(running, 0.1 * hidden.mean(axis=0), atol=1e-5)
+    evaluated = head.apply(variables, ROWS, train=False)["features"]
+    expected = np.maximum(hidden / np.sqrt(1 + 1e-5), 0) @ params["3"]["kernel"]
+    np.testing.assert_allclose(evaluated, expected + params["3"]["bias"], atol=1e-4)
+
+
+@pytest.mark.parametrize("features", [4, 6, 9])
+def test_an_orthogonal_layer_has_orthonormal_columns_or_rows(features):
+    head = heads.Head(features=features, pool_fn=None, dense_fn=layers.orthogonal_dense)
+    red = _init(head, ROWS)[1]["params"]["red"]
+    kernel = red["kernel"]  # [6 features]
+    product = kernel.T @ kernel if features <= 6 else kernel @ kernel.T
+    np.testing.assert_allclose(product, np.eye(min(features, 6)), atol=1e-5)
+    assert not red["bias"].any()

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dmljax.nets import heads, pools
+from dmljax.methods import assemble
+from dmljax.nets import convnet, heads, pools
+from dmljax.nets.vit import ViT
 
 RNG = np.random.default_rng(0)
 
@@ -109,3 +111,45 @@ def test_a_head_takes_a_pool_with_options_or_any_function():
     np.testing.assert_allclose(out["pooled"], _naive_gem(MAPS, 2.0, 0.5), rtol=1e-5)
     head = heads.Head(features=None, pool_fn=lambda maps: maps[:, 0, 0, :])
     np.testing.assert_array_equal(head.apply({}, MAPS, train=False)["pooled"], MAPS[:, 0, 0, :])
+
+
+def test_learned_attention_is_the_loop():
+    head = heads.Head(features=None, pool_fn=functools.partial(pools.learned_attention, heads=2))
+    out, variables = head.init_with_output(jax.random.key(0), MAPS, train=False)
+    params = jax.tree.map(np.asarray, variables["params"]["attention"])
+    x = MAPS.reshape(3, 20, 6)
+    k, v = (x @ params[name]["kernel"] + params[name]["bias"] for name in "kv")
+    expected = np.zeros((3, 6))
+    for i in range(3):
+        for h in range(2):
+            channels = slice(3 * h, 3 * h + 3)
+            logits = [params["query"][h] @ k[i, n, channels] / np.sqrt(3) for n in range(20)]
+            weights = np.exp(logits) / np.exp(logits).sum()
+            expected[i, channels] = sum(w * v[i, n, channels] for n, w in enumerate(weights))
+    np.testing.assert_allclose(out["pooled"], expected, atol=1e-5)
+    with pytest.raises(ValueError, match="4 heads do not divide 6 channels"):
+        heads.Head(features=None, pool_fn=functools.partial(pools.learned_attention, heads=4)).init(
+            jax.random.key(0), MAPS, train=False
+        )
+
+
+def test_class_and_mean_is_an_output_of_nets_with_a_class_token():
+    images = RNG.normal(size=(2, 8, 8, 3)).astype(np.float32)
+    options = {"width": 8, "heads": 2, "depth": 1, "patch": 4, "image_size": 8}
+    for projection in (None, 5):
+        net = ViT(**options, registers=2, projection=projection)
+        out, variables = net.init_with_output(jax.random.key(0), images, train=False)
+        token = out["class_and_mean"][:, :8]
+        if projection:  # the token comes before the projection
+            token = token @ variables["params"]["proj"]["kernel"]
+        np.testing.assert_allclose(token, out["pooled"], atol=1e-5)
+        means = [np.mean([x for row in image for x in row], axis=0) for image in out["features"]]
+        np.testing.assert_allclose(out["class_and_mean"][:, 8:], means, atol=1e-5)
+    encoder = assemble.encoder(net, dim=None, pool_fn=pools.class_and_mean)
+    _, _, outputs = encoder.init(jax.random.key(0), images)
+    assert outputs["embeddings"].shape == (2, 16)
+    encoder = assemble.encoder(convnet(), dim=None, pool_fn=pools.class_and_mean)
+    with pytest.raises(ValueError, match="no output 'class_and_mean'; only nets with a class"):
+        encoder.init(jax.random.key(0), images)
+    with pytest.raises(ValueError, match="a map has none"):
+        pools.class_and_mean(MAPS)

@@ -15,7 +15,7 @@ from PIL import Image
 
 from dmljax import main, metrics, report
 from dmljax.data.splits import Split
-from dmljax.report import compare_page, facts, page, scores_file
+from dmljax.report import compare_page, comparison, facts, page, scores_file, text
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -46,7 +46,8 @@ def runs(tmp_path_factory):
 
 
 def test_the_comparison_lists_what_a_loop_over_queries_finds(runs):
-    section = compare_page.facts_of(runs, fields=[["rate", "0.5", "1.3"]]).comparison
+    section = compare_page.facts_of(runs).comparison
+    assert section["config"] == [["rate", "0.5", "1.3"]]
     first, second = (scores_file.read(folder) for folder in runs.values())
     only_first = np.flatnonzero((first.first == 1) & (second.first != 1))
     only_second = np.flatnonzero((first.first != 1) & (second.first == 1))
@@ -60,6 +61,23 @@ def test_the_comparison_lists_what_a_loop_over_queries_finds(runs):
     cell = section["rows"][0]["cells"][1]
     assert cell["verdict"] == "worse" and cell["low"] < cell["difference"] < cell["high"] < 0
     assert [c["is_best"] for c in section["rows"][0]["cells"]] == [True, False]
+
+
+def test_keywords_of_version_0_1_0(runs, capsys):
+    path = compare_page.write(runs, fields=[["rate", "low", "high"]])
+    section = page.read(path)["comparison"]
+    assert section["config"] == [["rate", "low", "high"]]
+    assert section["config_title"] == "About the runs"
+    result = comparison.read(runs)
+    text.show(text.comparison(result))
+    expected = capsys.readouterr().out
+    assert "configs differ in 1 field" in expected
+    for keyword in ("changes", "fields"):
+        with pytest.warns(FutureWarning, match=f"comparison.{keyword}=.* is ignored"):
+            text.show(text.comparison(result, **{keyword: {}}))
+        assert capsys.readouterr().out == expected
+    with pytest.raises(TypeError, match="unknown"):
+        text.comparison(result, unknown={})
 
 
 def test_the_maps_of_both_runs_are_side_by_side(runs, tmp_path):

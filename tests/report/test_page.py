@@ -199,6 +199,19 @@ def _leaking_case():
     )
 
 
+def test_the_page_says_how_one_threshold_suits_the_classes():
+    numbers = {name: value for name, value, _ in made(items=240).embedding["numbers"]}
+    embeddings, labels = clustered(items=240)
+    classes = metrics.class_histograms(embeddings, labels)
+    assert numbers["Threshold inconsistency"] == f"{metrics.opis(classes):.4f}"
+    low, high = np.quantile(metrics.class_thresholds(classes, 1e-2), [0.1, 0.9])
+    assert numbers["Thresholds of classes"] == f"{low:.2f} to {high:.2f}"
+    near = metrics.neighborhoods(embeddings, labels)
+    threshold = metrics.threshold_at_refusal(near, 0.05)
+    share = metrics.stranger_rates(near, threshold).strangers_refused
+    assert numbers["Strangers refused"] == f"{100 * share:.1f} % at cosine {threshold:.2f}"
+
+
 def test_the_text_has_every_finding_of_the_page_with_its_numbers(tmp_path):
     case = _leaking_case()
     tree = page.read(page.write(case, tmp_path / "report.html"))

@@ -120,6 +120,13 @@ VIEWS = [
 ]
 STEPS = np.arange(0, 101, 10).astype(np.float32)
 FIELDS = {
+    "prefixes": {
+        "widths": [16, 64, 128],
+        "scores": [
+            {"name": "R@1", "values": [71.3, 80.0, 81.5]},
+            {"name": "MAP@R", "values": [30.0, 41.0, 42.0]},
+        ],
+    },
     "rule": "after step 100 (select=last)",
     "curves": {
         "loss": {"steps": STEPS, "values": np.exp(-STEPS / 50)},
@@ -198,6 +205,12 @@ def test_the_page_shows_the_numbers_of_the_facts(visit, complete, complete_facts
     for tile in complete_facts.scores["tiles"]:
         shown = opened.page.inner_text(f'[data-score="{tile["name"]}"]')
         assert shown == f"{100 * tile['value']:.1f}"
+    prefixes = complete_facts.prefixes
+    numbers = opened.page.inner_text(".prefixes").split()
+    assert numbers[:5] == ["First", "numbers", *map(str, prefixes["widths"])]
+    for start, score in zip((5, 9), prefixes["scores"], strict=True):
+        shown = [f"{value:.1f}" for value in score["values"]]
+        assert numbers[start : start + 4] == [score["name"], *shown]
     rows = opened.page.locator("#classes tbody tr")
     assert rows.count() == 30
     order = complete_facts.classes["order"]

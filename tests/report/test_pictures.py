@@ -43,3 +43,16 @@ def test_a_frame_does_not_depend_on_scale(tmp_path):
         with Image.open(tmp_path / f"{i}.png") as picture:
             pages.append(np.asarray(picture))
     assert (pages[0] == pages[1]).all() and (pages[0] != pages[2]).any()
+
+
+def test_a_frame_of_more_dimensions_is_the_map_of_the_unit_vectors(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = np.arange(40) % 4
+    x = np.eye(6)[labels] + 0.1 * rng.normal(size=(40, 6))
+    split = Split(np.zeros((40, 4, 4, 1), np.uint8), labels, tuple("abcd"))
+    pages = []
+    for i, points in enumerate((x, 4 * x, x[::-1])):
+        pictures.frame(points, split, tmp_path / f"{i}.png", title="the same")
+        with Image.open(tmp_path / f"{i}.png") as picture:
+            pages.append(np.asarray(picture))
+    assert (pages[0] == pages[1]).all() and (pages[0] != pages[2]).any()

@@ -1,18 +1,21 @@
 """Ranks outside of each query's group against a loop over all pairs."""
 
+import jax
 import numpy as np
 import pytest
 from search_loops import all_similarities, lattice, naive_ranks, ranks_by_query
 
 from dmljax import retrieval
-from dmljax.retrieval import tiles
+from dmljax.retrieval import ranking, tiles
 
 
 @pytest.mark.parametrize("name", ["euclidean", "cosine"])
 @pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("strip", [1 << 24, 500])
-def test_ranks_outside_groups_are_those_of_a_loop(split, name, strip, monkeypatch):
-    monkeypatch.setattr(tiles, "STRIP_SIZE", strip)
+@pytest.mark.parametrize("sorted_from", [64, 3, 1])
+def test_ranks_outside_groups_are_those_of_a_loop(split, name, sorted_from, monkeypatch):
+    """By counting, by sorting, and by both: of some queries each."""
+    monkeypatch.setattr(ranking, "_SORTED_FROM", sorted_from)
+    monkeypatch.setattr(tiles, "STRIP_SIZE", 500)
     rng = np.random.default_rng(int(split))
     x, y, groups = lattice(rng, 90), rng.integers(0, 12, 90), rng.integers(-1, 5, 90)
     x[x.sum(axis=1) == 0] = 1
@@ -31,6 +34,16 @@ def test_ranks_outside_groups_are_those_of_a_loop(split, name, strip, monkeypatc
         x, y, groups, similarity_fn=getattr(retrieval, name), **gallery
     )
     assert ranks_by_query(blocks) == expected and len(expected) > 50
+
+
+def test_several_devices_rank_outside_groups_as_one_does():
+    rng = np.random.default_rng(3)
+    x, y, groups = lattice(rng, 400), rng.integers(0, 30, 400), rng.integers(-1, 9, 400)
+    one, three = (
+        ranks_by_query(retrieval.ranks(x, y, groups=groups, tile=128, devices=jax.devices()[:n]))
+        for n in (1, 3)
+    )
+    assert one == three and len(one) > 300
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -53,9 +66,15 @@ BAD[4, 1] = np.nan
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda f: f(X, Y, Y, gallery=X, gallery_labels=Y), "gallery_groups go together"),
-        (lambda f: f(X, Y, Y, gallery_groups=Y), "gallery_groups go together"),
-        (lambda f: f(X, Y, Y[:3]), r"groups have shape \(3,\), but there are 6 embeddings"),
+        (
+            lambda f: f(X, Y, Y, gallery=X, gallery_labels=Y),
+            "give both, or only groups",
+        ),
+        (lambda f: f(X, Y, Y, gallery_groups=Y), "give both, or only groups"),
+        (
+            lambda f: f(X, Y, Y[:3]),
+            r"^groups are int64 of shape \(3,\): .* for each of the 6 embeddings",
+        ),
         (lambda f: f(X, Y[:3], Y), r"labels have shape \(3,\), but there are 6 embeddings"),
         (lambda f: f(X, Y * 0.5, Y), "labels are float64"),
         (lambda f: f(BAD, Y, Y), r"embeddings\[4\] is not finite"),

@@ -32,7 +32,8 @@ def index_folder(bundle_folder, tmp_path_factory):
 @pytest.fixture(scope="session")
 def server(bundle_folder, index_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("serve")
-    with served(folder, bundle_folder, f"--index={index_folder}", "--body-seconds=2") as running:
+    words = (f"--index={index_folder}", "--body-seconds=2", "--write-seconds=2")
+    with served(folder, bundle_folder, *words) as running:
         yield running
 
 

@@ -18,7 +18,7 @@ from system import tiny
 from dmljax import bundle as bundles
 from dmljax import index as indexes
 from dmljax.bundle import exporting
-from dmljax.index import source
+from dmljax.index import folder as index_folders
 from dmljax.runs import training
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def indexed(bundle: pathlib.Path, folder: pathlib.Path, count: int = 20) -> path
         place, model=model.digest, dimension=model.dimension, similarity=model.similarity
     ) as index:
         index.add(ids, vectors, metadata)
-    source.record(place, images)
+    index_folders.record_images(place, images)
     return place
 
 

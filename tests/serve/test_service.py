@@ -135,6 +135,12 @@ def test_probes_figures_and_description(server):
     assert 'dmljax_requests_total{method="GET",route="other",status="404"}' in figures
     assert "stranger" not in figures
     description = server.request("GET", "/openapi.json").json
+    options = {
+        option["name"]: option for option in description["paths"]["/items"]["get"]["parameters"]
+    }
+    assert set(options) == {"id", "limit", "seed", "vectors"} and not options["id"]["required"]
+    fields = description["components"]["schemas"]["SearchRequest"]["properties"]
+    assert {"images", "vectors", "ids", "k", "threshold", "where"} <= set(fields)
     for path, operations in description["paths"].items():
         for method in operations:
             status = server.request(method.upper(), path).status
@@ -176,7 +182,7 @@ def _refusals():
         ("POST", "/embed", {"images": ["%%"]}, 400, "base64"),
         ("POST", "/embed", {"images": ["AAAA"] * 65}, 413, "limit is 64"),
         ("POST", "/embed", {"image": "AAAA"}, 400, "possible: images"),
-        ("POST", "/embed", [1], 400, "not an object"),
+        ("POST", "/embed", [1], 400, "Expected an object, got a list"),
         ("POST", "/search", {}, 400, "one of"),
         ("POST", "/search", v | {"ids": ["a"]}, 400, "one of"),
         ("POST", "/search", v | {"k": 0}, 422, "choose 1 to"),
@@ -193,7 +199,7 @@ def _refusals():
         ("POST", "/search", {"vectors": [[*unit, 0.0]]}, 422, "numbers"),
         ("POST", "/search", {"vectors": [[2.0] + [0.0] * (D - 1)]}, 422, "length 2"),
         ("POST", "/search", {"vectors": [[0.0] * D]}, 422, "is zero"),
-        ("POST", "/search", {"vectors": [["a"] * D]}, 422, "no number"),
+        ("POST", "/search", {"vectors": [["a"] * D]}, 422, "a number, got text"),
         ("POST", "/search", {"vectors": [unit] * 257}, 413, "limit is 256"),
         ("POST", "/search", b'{"vectors": [[NaN, 0, 0, 0]]}', 400, "NaN"),
         ("POST", "/search", b'{"vectors": [[1e999, 0, 0, 0]]}', 422, "infinity"),
@@ -244,8 +250,23 @@ def test_requests_that_a_foreign_page_sends_are_refused(server):
     for malformed in ("null", "http://[", "evil.example", "//"):
         answer = server.request("GET", "/info", headers={"Origin": malformed})
         assert answer.status == 403 and "other sites" in answer.json["error"]
-    own = {"Origin": server.url}
+    own = {"Origin": server.url, "Sec-Fetch-Site": "same-origin"}
     assert server.request("POST", "/embed", png(0), headers=own).status == 200
+    image = {"Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+    opened = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    framed = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
+    picture, search = "/items/image?id=cats/01.png", "/search?id=cats/01.png"
+    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200)):
+        for path in (picture, search, "/items", "/info", "/metrics"):
+            for kind in (image, opened):
+                headers = kind | {"Sec-Fetch-Site": site}
+                assert server.request("GET", path, headers=headers).status == status, (path, site)
+        headers = {"Sec-Fetch-Site": site}
+        assert server.request("POST", "/embed", png(0), headers=headers).status == status
+        assert server.request("GET", "/", headers=headers | opened).status == 200
+        assert server.request("GET", "/", headers=headers | image).status == status
+        assert server.request("GET", "/", headers=headers | framed).status == status
+    assert server.request("GET", search, headers=opened | {"Sec-Fetch-Site": "none"}).status == 200
     assert "Access-Control-Allow-Origin" not in server.request("GET", "/info").headers
 
 
@@ -414,6 +435,20 @@ def test_tokens_adding_deleting_and_the_end(bundle_folder, token_file, tmp_path,
         assert server.request("POST", "/items", add).status == 401
         assert server.request("POST", "/items", add, headers=bearer).status == 201
         assert server.request("POST", "/items", add, headers=bearer).status == 409
+        unit, image = [1.0] + [0.0] * (D - 1), {"image": _text(png(51))}
+        for item, status, text in (
+            ({"id": "x"}, 400, "an image or a vector"),
+            ({"id": "x", "vector": unit} | image, 400, "an image or a vector"),
+            ({"id": "x", "name": 1} | image, 400, "unknown field"),
+            ({"id": "x", "vector": ["a"] * D}, 422, "a number"),
+            ({"id": "x", "vector": [1.0]}, 422, f"{D} numbers"),
+            ({"id": "x", "metadata": [1]} | image, 422, "metadata"),
+            ({"id": 1} | image, 422, "id"),
+            (image, 422, "id is missing"),
+        ):
+            answer = server.request("POST", "/items", {"items": [item]}, headers=bearer)
+            assert answer.status == status and text in answer.json["error"], answer.body
+        assert server.request("GET", "/info", headers=bearer).json["index"]["items"] == 6
         bad = {"items": [{"id": "x", "image": _text(png(51))}, {"id": "", "image": _text(png(52))}]}
         assert server.request("POST", "/items", bad, headers=bearer).status == 422
         hits = server.request("POST", "/search?k=1", png(50), headers=bearer)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from test_configs import LAYOUTS
 
+from dmljax import at_hand
 from dmljax.config import files as config_files
 from dmljax.config.build import build
 from dmljax.data.sampling.graph import chunks_epoch_length
@@ -30,6 +31,7 @@ ARGUMENTS = {
         "table=ensembles",
         "table=ensembles,dataset=sop,seeds=5",
     ],
+    "backbones": [],  # its rows are the weights that are on the machine
     "dvml_report": ["", "mode=code_1200", "mode=report"],
     "dvml_tables": [*FOUR_SETS[:3], *(f"table=deviation,{name}" for name in FOUR_SETS[:3])],
     "five_methods": ["", "data=omniglot8,size=64"],
@@ -45,6 +47,7 @@ ARGUMENTS = {
     "graph_search": [*PHOTO_SETS, "attention=gatv2"],
     "graph_selection": PHOTO_SETS,
     "graph_transfer": ["source=cars196,target=cub200", "source=cub200,target=cars196"],
+    "ladder": [],  # its rows train the weights that are on the machine
     "mnist_plane": [""],
     "reality_check": [
         *(f"loss={loss},method=sobol" for loss in ("contrastive", "multi_similarity_miner")),
@@ -80,7 +83,7 @@ def test_the_config_of_every_row_is_read(name):
             if score not in study.columns:
                 assert 0 < value <= (100 if score != "class_deviation" else 110)
     if study.search is not None:
-        rows = plan.rows_of_search(study.search, [_first_point(study.search)])
+        rows = [plan.row_of_trial(study.search, 0, _first_point(study.search))]
         plan.completed("trial", rows[0])
 
 
@@ -105,6 +108,47 @@ def test_the_config_of_every_row_is_read(name):
 def test_published_values_of_another_set_are_refused(name, message):
     with pytest.raises(ValueError, match=message):
         study_file.read(str(ROOT / "studies" / name))
+
+
+def test_backbones_are_rows_with_the_scores_of_the_frozen_net(tmp_path, monkeypatch):
+    file = tmp_path / "weights.pth"
+    file.write_bytes(b"weights")
+    here = {name: file for name in ("dinov2_s14", "clip_b16", "mobilenet_v2")}
+    monkeypatch.setattr(at_hand, "weights_at_hand", lambda folder=None: here)
+    for dataset, value in (("cub200", 79.7), ("inshop", 33.4)):
+        study = study_file.read(f"{ROOT}/studies/backbones.py:dataset={dataset}")
+        configs = plan.check_rows(study)
+        assert list(configs) == list(here)
+        assert configs["clip_b16"]["net"]["name"] == "clip_b16"
+        assert {c["dataset"]["name"] for c in configs.values()} == {dataset}
+        assert all(c["select"] == "last" for c in configs.values())
+        assert study.published["dinov2_s14"] == {"frozen/R@1": value}
+        transforms = [c[k] for c in configs.values() for k in ("transform", "eval_transform")]
+        assert not any(transform["scaled_decode"] for transform in transforms)
+    two = study_file.read(f"{ROOT}/studies/backbones.py:dataset=folder,nets=clip_b16+dinov2_s14")
+    assert [row.name for row in two.rows] == ["clip_b16", "dinov2_s14"] and not two.published
+    monkeypatch.setattr(at_hand, "weights_at_hand", lambda folder=None: {})
+    with pytest.raises(ValueError, match="no weights of a backbone are on this machine"):
+        study_file.read(f"{ROOT}/studies/backbones.py")
+    with pytest.raises(ValueError, match=r"dataset is one of cub200, .* not 'cub'"):
+        study_file.read(f"{ROOT}/studies/backbones.py:dataset=cub")
+
+
+def test_what_learns_are_rows_with_one_head_and_loss(tmp_path, monkeypatch):
+    file = tmp_path / "weights.pth"
+    file.write_bytes(b"weights")
+    here = {name: file for name in ("mobilenet_v2", "dinov2_s14")}
+    monkeypatch.setattr(at_hand, "weights_at_hand", lambda folder=None: here)
+    study = study_file.read(f"{ROOT}/studies/ladder.py:dataset=cub200,net=dinov2_s14")
+    configs = plan.check_rows(study)
+    trained = {name: config["trained"] for name, config in configs.items()}
+    assert trained["LoRA, rank 16"] == {"name": "lora", "rank": 16}
+    assert (trained["head"], trained["biases"], trained["prompts"]) == ("last", "biases", "prompts")
+    assert configs["all, distilled"]["distill"] == 1.0 and configs["all"]["distill"] == 0.0
+    assert configs["ladder"]["ladder"] and not configs["all"]["ladder"]
+    assert {config["loss"]["name"] for config in configs.values()} == {"supcon"}
+    names = [row.name for row in study_file.read(f"{ROOT}/studies/ladder.py").rows]
+    assert "prompts" not in names and len(names) == len(configs) - 1
 
 
 @pytest.mark.parametrize("row", ["2-heads", "ABE-4(256)"])
@@ -144,7 +188,7 @@ def _cut_names(config):
 
 def test_the_search_moves_the_decay_of_every_parameter():
     study = study_file.read(str(ROOT / "studies" / "graph_search.py"))
-    row = plan.rows_of_search(study.search, [_first_point(study.search)])[0]
+    row = plan.row_of_trial(study.search, 0, _first_point(study.search))
     config = plan.completed("trial", row)
     decays = {group["decay"] for group in config["optimizer"]["groups"]}
     assert decays == {row.overrides["optimizer.groups.0.decay"]}
@@ -214,7 +258,7 @@ RUN_SCORES += ("mAP@max_bin_count", "MRR@max_bin_count")
 def _rows(study):
     rows = [row for row in study.rows if row.runs_of is None and not row.from_search]
     if study.search is not None:
-        rows += plan.rows_of_search(study.search, [_first_point(study.search)])
+        rows += [plan.row_of_trial(study.search, 0, _first_point(study.search))]
     return rows
 
 

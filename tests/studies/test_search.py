@@ -1,6 +1,7 @@
 """Searches: points, interruption, several workers, databases that go away."""
 
 import contextlib
+import dataclasses
 import json
 import subprocess
 import sys
@@ -24,7 +25,7 @@ def _session(folder, storage=None, **options):
     opened = session.open_session(str(path), workdir=str(folder / "of_study"), storage=storage)
     opened.folder.path.mkdir(exist_ok=True)
     (opened.folder.path / "trials").mkdir(exist_ok=True)
-    engine.create(opened.study, opened.folder, storage)
+    engine.create(opened)
     return opened
 
 
@@ -33,11 +34,11 @@ def _value(point):
 
 
 def _database(opened):
-    return engine._open(opened.study, opened.folder, opened.storage)
+    return engine._open(opened)
 
 
 def _ask(opened, stack, database):
-    return stack.enter_context(engine._next_trial(database, opened.study.search, opened.folder))
+    return stack.enter_context(engine._next_trial(database, opened))
 
 
 def _points(folder, count, *, workers=1, restarts=0):
@@ -53,7 +54,7 @@ def _points(folder, count, *, workers=1, restarts=0):
                 engine._tell(database, trial.number, _value(trial.params), None)
     with contextlib.ExitStack() as stack:
         assert _ask(opened, stack, databases[0]) is None
-    return engine.points(opened)
+    return [trial.params for trial in _database(opened).get_trials()]
 
 
 def test_an_interrupted_search_asks_for_the_same_points(tmp_path):
@@ -118,14 +119,31 @@ def test_wrong_storages_are_one_line(tmp_path):
         _session(tmp_path, storage="nonsense")
 
 
+def test_reading_creates_no_search(tmp_path):
+    """With the `--storage` of another database, or of none; nothing is written there."""
+    opened = _session(tmp_path)
+    assert not engine.is_over(opened) and engine.best_point(opened) is None
+    empty, missing = tmp_path / "empty.db", tmp_path / "missing.db"
+    empty.touch()
+    database = engine.optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'other.db'}")
+    for path in (missing, empty, tmp_path / "other.db"):
+        wrong = dataclasses.replace(opened, storage=f"sqlite:///{path}")
+        for read in (engine.is_over, engine.best_point):
+            with pytest.raises(ValueError, match=f"no search .* in sqlite:///{path}: give"):
+                read(wrong)
+    assert not missing.exists() and not empty.stat().st_size and not database.get_all_studies()
+    database.engine.dispose()
+    fresh = session.open_session(opened.study.source, workdir=str(tmp_path / "fresh"))
+    assert not engine.is_over(fresh) and engine.best_point(fresh) is None
+    assert not (tmp_path / "fresh").exists()  # a study that was not started has no trials
+
+
 def test_the_winner_is_the_best_by_held_out_scores(tmp_path):
     """Of trials that were drawn in advance; a failed one does not count, test scores neither."""
     path = write_study(tmp_path, all=HELD_OUT, search=SEARCH | {"method": "random", "trials": 4})
     opened = session.open_session(str(path), workdir=str(tmp_path / "of_study"), runs=str(tmp_path))
     points = plan.enumerated_points(opened.study.search)
-    runs = plan.Planner(opened.study, tmp_path).runs_of(
-        plan.rows_of_search(opened.study.search, points)
-    )
+    runs = opened.planner.runs_of(plan.rows_of_search(opened.search))
     assert [run.seed for run in runs] == [1000] * 4
     opened.folder.record(opened.study, plan.check_rows(opened.study), runs)
     for run, value in zip(runs[:3], (0.3, 0.5, 0.5), strict=True):

@@ -47,6 +47,8 @@ SEARCH = {"space": SPACE, "trials": 3, "score": "val/MAP@R"}
         ({"rows": {"a": {"optimizer.rat": 3}}}, "has no field 'rat': did you mean 'rate'"),
         ({"rows": {"a": {"seed": 3}}}, "write seed as seeds or folds of the study"),
         ({"rows": {"a": {"start_from": "b"}}}, "start_from names no row 'b'"),
+        ({"rows": {"a": {"start_from": ""}}}, "start_from names no row ''"),
+        ({"rows": {"a": {"runs_of": ""}}}, "runs_of names no row ''"),
         ({"rows": {"a": {"choose": "last"}}}, "choose, join_folds and join_seeds need runs_of"),
         (
             {"rows": {"a": {}, "b": {"runs_of": "a", "join_folds": True}}},
@@ -56,6 +58,8 @@ SEARCH = {"space": SPACE, "trials": 3, "score": "val/MAP@R"}
         ({"baseline": "plain"}, "test must be chosen before the runs"),
         ({"test": "welch"}, "test='welch' needs a baseline"),
         ({"rows": {"a": {"baseline": "b"}}}, "row 'a': baseline names no other row 'b'"),
+        ({"rows": {"a": {"baseline": ""}}}, "row 'a': baseline names no other row ''"),
+        ({"baseline": ""}, "baseline: there is no row ''"),
         ({"rows": {"a": {"baseline": "a"}}}, "row 'a': baseline names no other row 'a'"),
         ({"rows": {"a": {}, "b": {"baseline": "a"}}}, "test must be chosen before the runs"),
         ({"less_is_better": ["R@2"]}, "less_is_better: there is no column 'R@2'"),

@@ -5,6 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dmljax import adapt
+from dmljax.adapt.trained import Adapted
 from dmljax.data.splits import Split, Splits
 from dmljax.methods import base
 
@@ -85,6 +87,16 @@ def my_method(net, loss_fn, *, classes: int, mine_fn=None, scale: float = 1.0) -
         return features(params, images)
 
     return base.Method(init, loss, embed)
+
+
+def my_adaptation(method, *, ending: str = "scale") -> Adapted:
+    """Of the backbone, only parameters whose names end in this way learn."""
+
+    def frozen_fn(params):
+        paths = adapt.paths_under(method.backbone, adapt.paths_of(params))
+        return frozenset(path for path in paths if not path.endswith(ending))
+
+    return Adapted(method, frozen_fn, method)
 
 
 def my_schedule(*, total: int, power: float = 1.0):

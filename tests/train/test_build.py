@@ -15,6 +15,7 @@ from dmljax.data.sampling import sampler as samplers
 CONFIG = pathlib.Path(registry.__file__).parent
 # These modules turn the plain data of a config into options. Others use the options.
 READERS = {CONFIG / name for name in ("digests.py", "fields.py", "files.py", "sources.py")}
+READERS.add(CONFIG.parent / "runs" / "ladder.py")  # makes configs of its steps
 FILES = {p for name in ("config", "train", "runs") for p in (CONFIG.parent / name).glob("*.py")}
 
 

@@ -1,4 +1,4 @@
-"""The normalization of a run is that of its weights, else that of its net, else ImageNet's."""
+"""A run normalizes images as its weights expect, else as its net expects, else as ImageNet."""
 
 import pathlib
 import sys
@@ -60,6 +60,34 @@ def test_a_contradiction_to_the_file_is_refused(tmp_path, file):
     message = "normalize='caffe' contradicts .*resnet18.safetensors, which expects 'imagenet'"
     with pytest.raises(ValueError, match=message):
         normalization(tmp_path, "caffe", name="resnet18", weights=file, **SMALL)
+    half = {"name": "rgb", "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
+    message = r"'mean': \(0.5, 0.5, 0.5\).* contradicts .*expects 'imagenet'.*'force': True"
+    with pytest.raises(ValueError, match=message):
+        normalization(tmp_path, half, name="resnet18", weights=file, **SMALL)
+
+
+def test_equal_numbers_under_another_name_are_no_contradiction(tmp_path, file):
+    same = {"name": "rgb", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+    assert normalization(tmp_path, same, name="resnet18", weights=file, **SMALL) == same
+
+
+def test_numbers_for_each_channel_come_from_the_file(tmp_path):
+    """The metadata of a converted file may hold a dict; the run's config opens again."""
+    spec = {"name": "rgb", "mean": [0.5, 0.4, 0.3], "std": [0.5, 0.6, 0.7]}
+    net = nets.resnet18(blocks=(1, 1, 1, 1), width=4)
+    type(net).expected_normalization, before = spec, type(net).expected_normalization
+    try:
+        to = tmp_path / "half.safetensors"
+        metadata = weights.convert(write_torch(tmp_path, resnet_tensors()), net, to, spec={})
+    finally:
+        type(net).expected_normalization = before
+    assert metadata["inputs"]["mean"] == spec["mean"] and metadata["inputs"]["channels"] == "RGB"
+    assert weights.expected_normalization(to) == spec
+    file = str(to)
+    assert normalization(tmp_path, None, name="resnet18", weights=file, **SMALL) == spec
+    other = {**spec, "std": [0.5, 0.6, 0.8]}
+    with pytest.raises(ValueError, match=r"0\.8.*contradicts .*expects .*0\.7"):
+        normalization(tmp_path, other, name="resnet18", weights=file, **SMALL)
 
 
 def test_a_contradiction_that_is_insisted_on_holds(tmp_path, file):

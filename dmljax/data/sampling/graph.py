@@ -94,8 +94,8 @@ def _epoch(groups: Groups, classes: int, per_class: int, seed: int, epoch: int) 
     for c in range(len(groups.count)):
         images = rng.permutation(groups.images(c))
         if len(images) < per_class:
-            more = rng.choice(groups.images(c), per_class - len(images), replace=True)
-            images = np.concatenate([images, more])
+            repeated_images = rng.choice(groups.images(c), per_class - len(images), replace=True)
+            images = np.concatenate([images, repeated_images])
         missing = (len(images) // per_class + 1) * per_class - len(images)
         images = np.concatenate([images, rng.choice(images, missing, replace=False)])
         chunks_by_class.append(images.reshape(-1, per_class))

@@ -7,8 +7,9 @@ evaluation ignore `rng`. Mean and deviation are not subtracted here but on the d
 
 Configs usually name one of the transforms of the published systems: `graph_train`, `graph_eval`,
 `dvml_train`, ... They are made of the others. Images are resized with Pillow's antialiased
-bilinear filter, as torchvision does for PIL images. `squash`, and every transform with
-`antialias=False`, uses OpenCV's plain bilinear filter instead, which is several times as fast.
+bilinear filter, as torchvision does for PIL images; `filter='bicubic'` chooses Pillow's bicubic
+one. `squash`, and every transform with `antialias=False`, uses OpenCV's plain bilinear filter
+instead, which is several times as fast.
 """
 
 from dmljax.data.transforms.colors import color_jitter, random_erasing
@@ -33,6 +34,7 @@ from dmljax.data.transforms.recipes import (
     graph_train,
     small_eval,
     small_train,
+    squash_eval,
     standard_eval,
     standard_train,
 )
@@ -57,6 +59,7 @@ __all__ = [
     "small_eval",
     "small_train",
     "squash",
+    "squash_eval",
     "standard_eval",
     "standard_train",
     "unchanged",

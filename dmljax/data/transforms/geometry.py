@@ -28,17 +28,31 @@ def unchanged(image: np.ndarray, rng: _Rng) -> np.ndarray:
     return image
 
 
-def resize(image: np.ndarray, rng: _Rng, *, size: int = 256, antialias: bool = True) -> np.ndarray:
+def resize(
+    image: np.ndarray,
+    rng: _Rng,
+    *,
+    size: int = 256,
+    antialias: bool = True,
+    filter: str = "bilinear",
+) -> np.ndarray:
     """Resizes the shorter side to `size`. The longer side is rounded down, as in torchvision."""
     h, w = image.shape[:2]
     shorter = min(h, w)
     height, width = int(size * h / shorter), int(size * w / shorter)
-    return resampling.scale(image, height, width, antialias=antialias)
+    return resampling.scale(image, height, width, antialias=antialias, filter=filter)
 
 
-def squash(image: np.ndarray, rng: _Rng, *, size: int = 256) -> np.ndarray:
-    """Resizes both sides to `size`, whatever the aspect ratio, without antialiasing."""
-    return resampling.scale(image, size, size, antialias=False)
+def squash(
+    image: np.ndarray,
+    rng: _Rng,
+    *,
+    size: int = 256,
+    antialias: bool = False,
+    filter: str = "bilinear",
+) -> np.ndarray:
+    """Resizes both sides to `size`, whatever the aspect ratio."""
+    return resampling.scale(image, size, size, antialias=antialias, filter=filter)
 
 
 def pad(image: np.ndarray, rng: _Rng, *, size: int = 256, fill: int = 0) -> np.ndarray:
@@ -85,6 +99,7 @@ def random_resized_crop(
     area: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
     antialias: bool = True,
+    filter: str = "bilinear",
 ) -> np.ndarray:
     """Cuts a box of random area and aspect ratio and resizes it to a square (Szegedy et al., 2015).
 
@@ -109,7 +124,7 @@ def random_resized_crop(
             width = round(h * ratio[1])
         top, left = (h - height) // 2, (w - width) // 2
     box = image[top : top + height, left : left + width]
-    return resampling.scale(box, size, size, antialias=antialias)
+    return resampling.scale(box, size, size, antialias=antialias, filter=filter)
 
 
 def crop(image: np.ndarray, top: int, left: int, size: int) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from dmljax.data.transforms.geometry import (
 )
 
 __all__ = [
+    "SHORTER_SIDES",
     "abe_eval",
     "abe_train",
     "dvml_eval",
@@ -32,6 +34,7 @@ __all__ = [
     "shorter_of",
     "small_eval",
     "small_train",
+    "squash_eval",
     "standard_eval",
     "standard_train",
 ]
@@ -55,15 +58,20 @@ def standard_train(
     shorter: int | None = None,
     area: tuple[float, float] = (0.08, 1.0),
     antialias: bool = True,
+    filter: str = "bilinear",
+    scaled_decode: bool = False,
 ) -> np.ndarray:
     """Random resized crop and flip, as usual for ImageNet. The default for photographs.
 
     `area`: the least and the largest share of the image that the crop takes. `shorter` first
-    resizes the shorter side, as the code of the multi-similarity loss does.
+    resizes the shorter side, as the code of the multi-similarity loss does. `scaled_decode` is for
+    readers: they may decode large JPEGs at a fraction of their size (`SHORTER_SIDES`).
     """
     if shorter is not None:
-        image = resize(image, rng, size=shorter, antialias=antialias)
-    image = random_resized_crop(image, rng, size=size, area=area, antialias=antialias)
+        image = resize(image, rng, size=shorter, antialias=antialias, filter=filter)
+    image = random_resized_crop(
+        image, rng, size=size, area=area, antialias=antialias, filter=filter
+    )
     return random_flip(image, rng)
 
 
@@ -86,14 +94,33 @@ def standard_eval(
     size: int = 224,
     shorter: int | None = None,
     antialias: bool = True,
+    filter: str = "bilinear",
+    scaled_decode: bool = False,
 ) -> np.ndarray:
     """Resizes the shorter side to `shorter`, then cuts the central square of side `size`.
 
     By default, `shorter` is `shorter_of(size)`, so that the crop shows seven eighths of a side.
+    `scaled_decode` is as in `standard_train`.
     """
     if shorter is None:
         shorter = shorter_of(size)
-    return center_crop(resize(image, rng, size=shorter, antialias=antialias), rng, size=size)
+    image = resize(image, rng, size=shorter, antialias=antialias, filter=filter)
+    return center_crop(image, rng, size=size)
+
+
+def squash_eval(
+    image: np.ndarray,
+    rng: _Rng,
+    *,
+    size: int = 224,
+    filter: str = "bilinear",
+    scaled_decode: bool = False,
+) -> np.ndarray:
+    """Resizes both sides to `size`, whatever the aspect ratio, as SigLIP and DINOv3 do.
+
+    `scaled_decode` is as in `standard_train`.
+    """
+    return squash(image, rng, size=size, antialias=True, filter=filter)
 
 
 def graph_train(
@@ -158,3 +185,24 @@ def glyphs_train(image: np.ndarray, rng: _Rng) -> np.ndarray:
 def glyphs_train_batch(images: np.ndarray, rngs: Iterable[_Rng]) -> np.ndarray:
     """`glyphs_train` of each image with its own generator."""
     return distort_batch(images, rngs, **_GLYPHS_DISTORTION)
+
+
+def _shorter_side_of_train(*, size, shorter, area, **_) -> int:
+    if shorter is not None:
+        return shorter
+    # The smallest crop has sides as 3 to 4: its shorter side is this share of that of the image.
+    share = math.sqrt(max(area[0], 1e-4) * 3 / 4)
+    return math.ceil(size / share)
+
+
+def _shorter_side_of_eval(*, size, shorter, **_) -> int:
+    return shorter_of(size) if shorter is None else shorter
+
+
+# Of transforms with the argument `scaled_decode`: the shorter side to which they resize the whole
+# image. For `standard_train` it is the side of which the smallest crop has `size` pixels.
+SHORTER_SIDES: Mapping[Callable[..., np.ndarray], Callable[..., int]] = {
+    squash_eval: lambda *, size, **_: size,
+    standard_eval: _shorter_side_of_eval,
+    standard_train: _shorter_side_of_train,
+}

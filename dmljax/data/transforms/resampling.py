@@ -1,4 +1,4 @@
-"""Resizing with Pillow's antialiased filter or OpenCV's plain one."""
+"""Resizing with Pillow's antialiased filters or OpenCV's plain one."""
 
 from __future__ import annotations
 
@@ -12,16 +12,25 @@ try:
 except ImportError:
     cv2 = None  # type: ignore[assignment]
 
-__all__ = ["cv2", "scale", "to_pil"]
+__all__ = ["FILTERS", "cv2", "scale", "to_pil"]
+
+# Pillow's filters are antialiased. Its bicubic one has the coefficient a = -0.5.
+FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
-def scale(image: np.ndarray, height: int, width: int, *, antialias: bool = True) -> np.ndarray:
-    """The image in another size, bilinear."""
+def scale(
+    image: np.ndarray, height: int, width: int, *, antialias: bool = True, filter: str = "bilinear"
+) -> np.ndarray:
+    """The image in another size. `antialias=False` is for the bilinear filter alone."""
+    if filter not in FILTERS:
+        raise ValueError(f"filter must be {' or '.join(map(repr, FILTERS))}, not {filter!r}")
+    if not antialias and filter != "bilinear":
+        raise ValueError(f"the filter {filter!r} is always antialiased: set antialias=True")
     if image.shape[:2] == (height, width):
         return image
     if not antialias:
         return _bilinear(image, height, width)
-    pixels = np.asarray(to_pil(image).resize((width, height), Image.Resampling.BILINEAR))
+    pixels = np.asarray(to_pil(image).resize((width, height), FILTERS[filter]))
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 

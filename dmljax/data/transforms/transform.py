@@ -11,6 +11,7 @@ import numpy as np
 
 from dmljax.data.transforms.distortion import distort, distort_batch
 from dmljax.data.transforms.recipes import (
+    SHORTER_SIDES,
     glyphs_train,
     glyphs_train_batch,
     graph_eval,
@@ -30,12 +31,14 @@ class Transform(NamedTuple):
 
     `image(image, rng)` transforms one image. `batch(images, rngs)`, if the transform has it,
     transforms images of one size, `[b h w c]`, each with its own generator. `title` is for the
-    reader.
+    reader. `least_side` is for `decode.decode`, which may decode a large JPEG at a fraction of its
+    size; None asks for all pixels.
     """
 
     image: Callable[[np.ndarray, np.random.Generator], np.ndarray]
     batch: Callable[[np.ndarray, Iterable[np.random.Generator]], np.ndarray] | None = None
     title: str = ""
+    least_side: int | None = None
 
     def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return self.image(image, rng)
@@ -55,6 +58,7 @@ def bind(transform_fn: Transform | Callable[..., np.ndarray], **options) -> Tran
         functools.partial(transform_fn, **options) if options else transform_fn,
         functools.partial(batch, **options) if batch else None,
         _title(transform_fn, options),
+        _least_side(transform_fn, options),
     )
 
 
@@ -68,3 +72,18 @@ def _title(transform_fn: Callable[..., np.ndarray], options: dict[str, Any]) -> 
     shown = ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
     name = getattr(transform_fn, "func", transform_fn).__name__  # of a functools.partial, its own
     return f"{name}({shown})" if shown else name
+
+
+def _least_side(transform_fn: Callable[..., np.ndarray], options: dict[str, Any]) -> int | None:
+    """Twice the shorter side that the transform makes, so that its filter has pixels to average."""
+    parameters = inspect.signature(transform_fn).parameters.values()
+    values = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} | options
+    rule_fn = SHORTER_SIDES.get(getattr(transform_fn, "func", transform_fn))
+    if rule_fn is None or not values["scaled_decode"]:
+        return None
+    if not values.get("antialias", True):
+        raise ValueError(
+            "scaled_decode changes the pixels of a filter without antialiasing: leave out one of "
+            "scaled_decode=True and antialias=False"
+        )
+    return 2 * rule_fn(**values)

@@ -47,7 +47,9 @@ def abe(
     * `split`: the last stage of `net` that all learners share, and the stage after it. `attention`:
       the last stage of the attention's copy. The defaults are stages of Caffe's GoogLeNet. Any
       backbone with `start` and `stop` will do: for `convnet` `split=("conv3", "conv4")` and
-      `attention="conv4"`.
+      `attention="conv4"`, for `dinov2_s14` `split=("5", "6")` and `attention="8"`, for `convnext_t`
+      `split=("2.4", "2.5")` and `attention="2.8"`. The class token and the registers of a `vit` get
+      masks as patches do.
     * `attention=None`: the control in the paper, M separate heads on the shared stages. One learner
       is then a plain net. The paper's rows have `lambda_div=0`, and it reports that the divergence
       changes nothing here.
@@ -155,7 +157,7 @@ def _like(net: nn.Module) -> Callable[..., nn.Module]:
     if not {"start", "stop"} <= set(fields):
         raise ValueError(
             f"abe needs a net that runs from any stage to any other, and {type(net).__name__} does "
-            "not (it has no start and stop): take googlenet, resnet50, convnet, ..."
+            "not (it has no start and stop): take googlenet, resnet50, vit_s16, ..."
         )
     set_by_ensemble = ("parent", "name", "remat", "dtype")
     options = {name: value for name, value in fields.items() if name not in set_by_ensemble}

@@ -12,7 +12,8 @@ Both ensembles are called as `(images [b h w c], *, train)` and return, in float
 Their fields, with the published defaults for Caffe's GoogLeNet:
 
 * `learners` and `features`: the number of learners, and the dimensions of all together.
-* `net`: makes a backbone; called with `start` and `stop` (stages), `name`, `remat` and `dtype`.
+* `net`: makes a backbone; called with `start` and `stop` (stages), `name`, `remat` and `dtype`. The
+  class token and the registers of a `vit` pass from S to G as further places.
 * `split`: the last stage of S and the first stage of G.
 * `pool_fn`: pools the map of G, see `methods.assemble.encoder`.
 """
@@ -69,7 +70,7 @@ class ABE(nn.Module, kw_only=True):
     attention_net: Callable | None = None
     mask_fn: Callable = jax.nn.sigmoid
     pool_fn: Callable | None = None
-    remat: bool = False
+    remat: bool | str = False
     dtype: Any = None
 
     @nn.compact
@@ -79,17 +80,19 @@ class ABE(nn.Module, kw_only=True):
         options = {"remat": self.remat, "dtype": self.dtype}
 
         shared = self.net(stop=stop, name="shared", **options)
-        maps = shared(images, train=train)["features"]  # [b h w c]
-        b, h, w, c = maps.shape
+        shared_outputs = shared(images, train=train)
+        grid = shared_outputs["features"].shape[1:3]
         make_attention = self.attention_net or self.net
         attention = make_attention(start=start, stop=self.attention, name="attention", **options)
-        attention_maps = attention(maps, train=train)["features"]
-        if attention_maps.shape[1:3] != (h, w):
-            mask_h, mask_w = attention_maps.shape[1:3]
+        attention_outputs = _next(attention, shared_outputs, train)
+        if attention_outputs["features"].shape[1:3] != grid:
+            (mask_h, mask_w), (h, w) = attention_outputs["features"].shape[1:3], grid
             raise ValueError(
                 f"masks of {mask_h} x {mask_w} do not fit maps of {h} x {w}: let the attention end "
                 f"before a stage with a stride, not at {self.attention!r}, or leave out its pools"
             )
+        maps = _places(shared_outputs)
+        b, h, w, c = maps.shape
         logits = Conv(
             self.learners * c,
             1,
@@ -97,7 +100,7 @@ class ABE(nn.Module, kw_only=True):
             dtype=self.dtype,
             kernel_init=_glorot_of_each_learner(self.learners),
             name="masks",
-        )(attention_maps)
+        )(_places(attention_outputs))
         masks = self.mask_fn(ops.widen(logits)).reshape(b, h, w, self.learners, c)
         masks = jnp.moveaxis(masks, 3, 1)  # [b m h w c]
 
@@ -106,8 +109,11 @@ class ABE(nn.Module, kw_only=True):
         masked = (maps[:, None] * masks.astype(maps.dtype)).reshape(b * self.learners, h, w, c)
         masked = over_devices(masked)
         head = self.net(start=start, name="head", **options)
-        pooled = _pooled(self.pool_fn, head(masked, train=train), "pool", train)
+        inputs = _from_places(masked, grid)
+        pooled = _pooled(self.pool_fn, _next(head, inputs, train), "pool", train)
         vectors = glorot_dense(width, dtype=self.dtype, name="embedding")(pooled)
+        if "prefix" in inputs:
+            masks = masks[:, :, -grid[0] * grid[1] :].reshape(b, self.learners, *grid, c)
         return _outputs(vectors.reshape(b, self.learners, width)) | {"masks": masks}
 
 
@@ -123,7 +129,7 @@ class MultiHead(nn.Module, kw_only=True):
     net: Callable = GoogLeNet
     split: tuple[str, str] = ("pool3", "4a")
     pool_fn: Callable | None = None
-    remat: bool = False
+    remat: bool | str = False
     dtype: Any = None
 
     @nn.compact
@@ -133,11 +139,11 @@ class MultiHead(nn.Module, kw_only=True):
         options = {"remat": self.remat, "dtype": self.dtype}
 
         shared = self.net(stop=stop, name="shared", **options)
-        maps = shared(images, train=train)["features"]
+        shared_outputs = shared(images, train=train)
         vectors = []
         for m in range(self.learners):
             head = self.net(start=start, name=f"head_{m}", **options)
-            pooled = _pooled(self.pool_fn, head(maps, train=train), f"pool_{m}", train)
+            pooled = _pooled(self.pool_fn, _next(head, shared_outputs, train), f"pool_{m}", train)
             vectors.append(glorot_dense(width, dtype=self.dtype, name=f"embedding_{m}")(pooled))
         return _outputs(jnp.stack(vectors, axis=1))
 
@@ -153,24 +159,58 @@ def with_backbone(variables: Mapping[str, Any], backbone: Mapping[str, Any]) -> 
         if name in backbone and name in ("params", "batch_stats"):
             replaced[name] = with_backbone(value, backbone[name])
         elif name in ("shared", "attention", "head") or name.startswith("head_"):
-            if missing := sorted(set(value) - set(backbone)):
-                raise ValueError(
-                    f"the backbone has no {', '.join(missing)}, which {name!r} needs: take weights "
-                    "of the net that the ensemble is made of"
-                )
-            replaced[name] = {child: backbone[child] for child in value}
+            replaced[name] = _subtree(value, backbone, name)
         else:
             replaced[name] = value
     return replaced
+
+
+def _subtree(tree, backbone, name):
+    """The values of `backbone` at the places of `tree`, which has a part of its stages."""
+    if missing := sorted(set(tree) - set(backbone)):
+        raise ValueError(
+            f"the backbone has no {', '.join(missing)}, which {name!r} needs: take weights of the "
+            "net that the ensemble is made of"
+        )
+    return {
+        child: _subtree(value, backbone[child], name)
+        if isinstance(value, Mapping)
+        else backbone[child]
+        for child, value in tree.items()
+    }
+
+
+def _next(net, outputs, train):
+    """The next stages of a net on the map, and on the tokens before it where it has some."""
+    tokens = {"prefix": outputs["prefix"]} if "prefix" in outputs else {}
+    return net(outputs["features"], train=train, **tokens)
+
+
+def _places(outputs):
+    """All places of a net's outputs as a map; with a prefix `[b p+h*w 1 c]`, its tokens first."""
+    maps = outputs["features"]
+    if "prefix" not in outputs:
+        return maps
+    b, h, w, c = maps.shape
+    return jnp.concatenate((outputs["prefix"], maps.reshape(b, h * w, c)), axis=1)[:, :, None]
+
+
+def _from_places(places, grid):
+    """The inverse of `_places`."""
+    if places.shape[1:3] == grid:
+        return {"features": places}
+    b, count, _, c = places.shape
+    prefix, patches = jnp.split(places[:, :, 0], [count - grid[0] * grid[1]], axis=1)
+    return {"features": patches.reshape(b, *grid, c), "prefix": prefix}
 
 
 def _pooled(pool_fn, outputs, name, train):
     """The pooled map of a backbone with these outputs; a learned pool is called `name`."""
     output, pool_fn = assemble.pooling(pool_fn)
     if pool_fn is None:
-        return outputs[output]
+        return assemble.output_of(outputs, output)
     head = Head(features=None, pool_fn=pool_fn, name=name)
-    return head(outputs[output], train=train)["features"]
+    return head(assemble.output_of(outputs, output), train=train)["features"]
 
 
 def _outputs(vectors):

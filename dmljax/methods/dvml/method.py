@@ -231,7 +231,7 @@ def _encoder(net: nn.Module, heads: nn.Module, pool_fn: Callable | None) -> asse
         linen["pool"] = Head(features=None, pool_fn=pool_fn)
 
     def run_encoder(run, images):
-        features = run["net"](images)[output]
+        features = assemble.output_of(run["net"](images), output)
         if pool_fn is not None:
             features = run["pool"](features)["features"]
         features = ops.widen(features)

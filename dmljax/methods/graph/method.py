@@ -96,7 +96,8 @@ def graph(
         )
 
     def run_encoder(run, batch):
-        return run["head"](run["net"](batch["images"])[output], where=batch.get("where"))
+        features = assemble.output_of(run["net"](batch["images"]), output)
+        return run["head"](features, where=batch.get("where"))
 
     def run_graph(run, nodes, where=None):
         edges = {}

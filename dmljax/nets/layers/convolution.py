@@ -11,12 +11,25 @@ import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 from jaxtyping import Float
 
-from dmljax.kernels.convolution import conv
+from dmljax.kernels.convolution import clip, clipped_conv, conv
 from dmljax.nets.initializers import Initializer, fan_in_uniform, glorot_uniform, kaiming_normal
 from dmljax.nets.layers.normalization import BatchNorm
 from dmljax.ops import Array
 
-__all__ = ["Conv", "ConvNorm", "Dense", "Dtype", "glorot_dense", "kaiming_dense"]
+__all__ = [
+    "MLP",
+    "CenteredDense",
+    "Conv",
+    "ConvNorm",
+    "Dense",
+    "Dtype",
+    "centered_dense",
+    "conv_norm",
+    "glorot_dense",
+    "kaiming_dense",
+    "mlp",
+    "orthogonal_dense",
+]
 
 Dtype = Any
 
@@ -39,7 +52,13 @@ class Conv(nn.Module):
     impl: str = "auto"
 
     @nn.compact
-    def __call__(self, x: Float[Array, "b h w i"]) -> Float[jax.Array, "b y x o"]:
+    def __call__(
+        self,
+        x: Float[Array, "b h w i"],
+        line: tuple[Array, Array] | None = None,
+        limits: tuple[float, float] | None = None,
+    ) -> Float[jax.Array, "b y x o"]:
+        """The convolution y. With line = (factor, shift), factor y + shift, clipped to `limits`."""
         channels = x.shape[-1] // self.groups
         default = fan_in_uniform(self.kernel * self.kernel * channels)
         shape = (self.kernel, self.kernel, channels, self.features)
@@ -48,14 +67,14 @@ class Conv(nn.Module):
         if self.use_bias:
             bias = self.param("bias", self.bias_init or default, (self.features,))
         x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
-        y = conv(
-            x,
-            kernel,
-            strides=self.strides,
-            padding=self.padding,
-            groups=self.groups,
-            impl=self.impl,
-        )
+        options: dict[str, Any] = {"strides": self.strides, "padding": self.padding}
+        options |= {"groups": self.groups, "impl": self.impl}
+        if line is not None:
+            factor, shift = line
+            shift = shift if bias is None else shift + factor * bias
+            kernel = kernel * factor.reshape(1, 1, 1, -1)
+            return clipped_conv(x, kernel, shift, limits=limits, **options)
+        y = conv(x, kernel, **options)
         return y if bias is None else y + bias[None, None, None, :]
 
 
@@ -81,11 +100,99 @@ class Dense(nn.Module):
         return y if bias is None else y + bias.reshape((1,) * (y.ndim - 1) + (-1,))
 
 
+class CenteredDense(nn.Module):
+    """Linear map of (x - mean) / scale, without a bias.
+
+    `mean` `[i]` and the number `scale` are statistics of the training data, not parameters. They
+    are 0 and 1, and the columns of the kernel are orthonormal, until `train.features.centered` sets
+    all three by the training data.
+    """
+
+    features: int
+    dtype: Dtype | None = None
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*b i"]) -> Float[jax.Array, "*b o"]:
+        width = x.shape[-1]
+        mean = self.variable("batch_stats", "mean", jnp.zeros, (width,), jnp.float32).value
+        scale = self.variable("batch_stats", "scale", jnp.ones, (1,), jnp.float32).value
+        kernel = self.param("kernel", nn.initializers.orthogonal(), (width, self.features))
+        rows = (1,) * (x.ndim - 1) + (-1,)
+        centered = (x - mean.reshape(rows)) / scale.reshape(rows)
+        x, kernel = promote_dtype(centered, kernel, dtype=self.dtype)
+        return jnp.dot(x, kernel)
+
+
+def centered_dense(
+    features: int, *, whiten: float = 0.5, dtype: Dtype | None = None, name: str | None = None
+) -> CenteredDense:
+    """A `CenteredDense` that starts with `features` principal directions of the training features.
+
+    Each direction is divided by the power `whiten` of its deviation: 0 is PCA, 1 is whitening
+    (Jegou and Chum, ECCV 2012), and the default is between both. `train.features.centered` measures
+    them. With `steps=0` in a config they are the head, which then needs no training.
+    """
+    # `train.features.centered` gets the number from the config.
+    if not 0 <= whiten <= 1:
+        raise ValueError(f"centered_dense: whiten is a number from 0 (PCA) to 1, not {whiten}")
+    return CenteredDense(features, dtype=dtype, name=name)
+
+
+class MLP(nn.Module):
+    """Linear layer without bias, batch norm, relu, linear layer (Chen et al., ICML 2020, SimCLR).
+
+    `hidden` is the width between both; None takes the width of the input.
+    """
+
+    features: int
+    hidden: int | None = None
+    dtype: Dtype | None = None
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b i"], *, train: bool) -> Float[jax.Array, "b o"]:
+        x = Dense(self.hidden or x.shape[-1], use_bias=False, dtype=self.dtype, name="0")(x)
+        x = nn.relu(BatchNorm(dtype=self.dtype, name="1")(x, train=train))
+        return Dense(self.features, dtype=self.dtype, name="3")(x)
+
+
+def mlp(
+    features: int,
+    *,
+    hidden: int | None = None,
+    dtype: Dtype | None = None,
+    name: str | None = None,
+) -> MLP:
+    """An `MLP` in the place of a linear layer."""
+    return MLP(features, hidden=hidden, dtype=dtype, name=name)
+
+
+orthogonal_dense = functools.partial(
+    Dense, kernel_init=nn.initializers.orthogonal(), bias_init=nn.initializers.zeros
+)
 glorot_dense = functools.partial(Dense, kernel_init=glorot_uniform, bias_init=nn.initializers.zeros)
 # Variance 2 / features, as the codes of Proxy-Anchor and of the multi-similarity loss draw it.
 kaiming_dense = functools.partial(
     Dense, kernel_init=kaiming_normal, bias_init=nn.initializers.zeros
 )
+
+
+def conv_norm(
+    conv: Conv,
+    norm: BatchNorm,
+    x: Float[Array, "b h w i"],
+    *,
+    train: bool,
+    limits: tuple[float, float] | None = None,
+) -> Float[jax.Array, "b y x o"]:
+    """norm(conv(x)), clipped to `limits`.
+
+    In float32, a norm with running statistics is folded into the kernel: kernel and map are then
+    multiplied in one pass, and the map before the norm is not kept. Plain form: `impl="xla"`.
+    """
+    is_float32 = x.dtype == jnp.float32 and conv.dtype in (None, jnp.float32)
+    if norm.is_fixed(train) and is_float32 and conv.impl != "xla":
+        return conv(x, norm.factor_and_shift(conv.features), limits)
+    return clip(norm(conv(x), train=train), limits)
 
 
 class ConvNorm(nn.Module):

@@ -34,13 +34,9 @@ class BatchNorm(nn.Module):
     dtype: Any = None
     scale_init: Initializer = nn.initializers.ones
 
-    @nn.compact
     def __call__(self, x: Float[Array, "*b c"], *, train: bool) -> Float[jax.Array, "*b c"]:
+        running_mean, running_var, scale, bias = self._variables(x.shape[-1])
         shape = (x.shape[-1],)
-        running_mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
-        running_var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
-        scale = self.param("scale", self.scale_init, shape) if self.use_scale else None
-        bias = self.param("bias", nn.initializers.zeros, shape) if self.use_bias else None
 
         def broadcastable(v):
             return v.reshape((1,) * (x.ndim - 1) + shape)
@@ -48,9 +44,8 @@ class BatchNorm(nn.Module):
         dtype = self.dtype or jnp.promote_types(x.dtype, jnp.float32)
         # Sums over a batch lose digits in bfloat16, so only the result has that type.
         x = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32))
-        if not train or self.frozen:
-            factor = jax.lax.rsqrt(running_var.value + self.epsilon)
-            factor = factor if scale is None else factor * scale
+        if self.is_fixed(train):
+            factor = self._factor(running_var, scale)
             y = (x - broadcastable(running_mean.value)) * broadcastable(factor)
         else:
             count = math.prod(x.shape[:-1])
@@ -64,6 +59,30 @@ class BatchNorm(nn.Module):
                 self._update(running_mean, mean)
                 self._update(running_var, var * (count / (count - 1)))
         return jnp.asarray(y if bias is None else y + broadcastable(bias), dtype)
+
+    def is_fixed(self, train: bool) -> bool:
+        """Whether the norm is a fixed line for every channel: `factor_and_shift`."""
+        return self.frozen or not train
+
+    def factor_and_shift(self, channels: int) -> tuple[jax.Array, jax.Array]:
+        """With running statistics, norm(x) = factor x + shift."""
+        running_mean, running_var, scale, bias = self._variables(channels)
+        factor = self._factor(running_var, scale)
+        shift = -running_mean.value * factor
+        return factor, shift if bias is None else shift + bias
+
+    @nn.compact
+    def _variables(self, channels: int):
+        shape = (channels,)
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
+        running_var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
+        scale = self.param("scale", self.scale_init, shape) if self.use_scale else None
+        bias = self.param("bias", nn.initializers.zeros, shape) if self.use_bias else None
+        return running_mean, running_var, scale, bias
+
+    def _factor(self, running_var: nn.Variable, scale: Array | None) -> jax.Array:
+        factor = jax.lax.rsqrt(running_var.value + self.epsilon)
+        return factor if scale is None else factor * scale
 
     def _update(self, running: nn.Variable, new: jax.Array) -> None:
         new = jax.lax.stop_gradient(new).astype(jnp.float32)

@@ -11,7 +11,17 @@ import jax.numpy as jnp
 
 from dmljax.nets.layers.pooling import global_max, global_mean
 
-__all__ = ["add_pooled", "check_maps", "named", "shapes", "stage_range"]
+__all__ = [
+    "DropPath",
+    "add_pooled",
+    "check_maps",
+    "checkpointed",
+    "drop_rate",
+    "multiple_of_8",
+    "named",
+    "shapes",
+    "stage_range",
+]
 
 
 class _Scope(nn.Module):
@@ -22,19 +32,70 @@ class _Scope(nn.Module):
         return self.fn(x)
 
 
-def named(name: str, fn: Callable, x: Any, *, remat: bool = False) -> Any:
+_POLICIES = {
+    "none": None,
+    "blocks": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+def checkpointed(fn: Any, remat: bool | str) -> Any:
+    """A module class, or a function of a module, whose activations are recomputed for the gradient.
+
+    `remat` says what is kept: 'none' (False) recomputes nothing; 'blocks' (True) keeps the inputs
+    of blocks only; 'dots' also keeps the outputs of linear layers, so that attention and activation
+    functions are recomputed.
+    """
+    name = {False: "none", True: "blocks"}[remat] if isinstance(remat, bool) else remat
+    if name not in _POLICIES:
+        raise ValueError(f"remat is one of {', '.join(_POLICIES)}, not {remat!r}")
+    return fn if name == "none" else nn.remat(fn, policy=_POLICIES[name])
+
+
+def named(name: str, fn: Callable, x: Any, *, remat: bool | str = False) -> Any:
     """fn(x), where modules created by `fn` get `name` as one more level of their path.
 
-    `fn` must be a function, not a method: a method would create them in its own module. With
-    `remat`, its activations are recomputed for the gradient instead of being kept.
+    `fn` must be a function, not a method: a method would create them in its own module. `remat` is
+    as in `checkpointed`.
     """
-    return (nn.remat(_Scope) if remat else _Scope)(fn, name=name)(x)
+    return checkpointed(_Scope, remat)(fn, name=name)(x)
+
+
+def drop_rate(block: int, count: int, rate: float, *, train: bool) -> float:
+    """The rate of stochastic depth of block `block` of `count`: from 0, linearly up to `rate`."""
+    if not 0 <= rate < 1:
+        raise ValueError(f"drop_path is at least 0 and below 1, not {rate}")
+    return rate * block / max(1, count - 1) if train else 0.0
+
+
+class DropPath(nn.Module):
+    """The branch of a residual block, left out for a share `rate` of the images.
+
+    (Stochastic depth, Huang et al., ECCV 2016.) What remains is divided by 1 - rate. Without the
+    key 'dropout', nothing is left out.
+    """
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, y):
+        if not self.rate or not self.has_rng("dropout"):
+            return y
+        shape = (y.shape[0], *(1,) * (y.ndim - 1))
+        keep = jax.random.bernoulli(self.make_rng("dropout"), 1 - self.rate, shape)
+        return jnp.where(keep, y / (1 - self.rate), 0)
 
 
 def add_pooled(outputs: dict[str, Any], features: Any) -> dict[str, Any]:
     """`outputs` with the last feature map as `features`, and its mean and maximum over space."""
     pooled = {"pooled": global_mean(features), "max_pooled": global_max(features)}
     return outputs | {"features": features} | pooled
+
+
+def multiple_of_8(width: float) -> int:
+    """The nearest multiple of 8 that is not more than a tenth below `width`."""
+    rounded = max(8, int(width + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * width else rounded
 
 
 def stage_range(net: str, stages: Sequence[str], start: str, stop: str) -> tuple[str, ...]:

@@ -8,54 +8,91 @@ need not be installed.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import os
 import pathlib
 import re
-from typing import NamedTuple
 
 import numpy as np
 
-from dmljax.weights.readers import caffe, onnx, protobuf, safetensors_files, torch_files
+from dmljax.files import protobuf
+from dmljax.files.writing import sha256
+from dmljax.weights.readers import caffe, onnx, safetensors_files, torch_files
 from dmljax.weights.readers.errors import Refused
 
 __all__ = ["Weights", "read"]
 
 
-class Weights(NamedTuple):
-    """The content of a file.
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """The content of a file, or of several shards.
 
-    `layout` is torch, safetensors, caffe or onnx. Only safetensors files have `metadata`.
+    `layout` is torch, safetensors, caffe or onnx. Only safetensors files have `metadata`, and only
+    their tensors stay in the file until they are used.
     """
 
     tensors: dict[str, np.ndarray]
     layout: str
-    sha256: str
     metadata: dict[str, str]
+    files: tuple[pathlib.Path, ...]
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """The digest of the file; of an index, of the digests of index and shards."""
+        digests = [sha256(file) for file in self.files]
+        total = hashlib.sha256("".join(digests).encode()).hexdigest()
+        return digests[0] if len(digests) == 1 else total
 
 
 def read(path: str | os.PathLike) -> Weights:
-    """The tensors of a file, with the names and types that they have in the file."""
+    """The tensors of a file, with the names and types that they have in the file.
+
+    For weights in several files, `path` is their index: `model.safetensors.index.json`.
+    """
     path = pathlib.Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name the file of weights in it")
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
-    data = path.read_bytes()
     try:
-        layout, tensors, metadata = _parse(data)
+        if path.name.endswith(".index.json"):
+            weights = _read_shards(path)
+        else:
+            weights = Weights(*_parse(path), (path,))
     except Refused as error:
         raise ValueError(f"{path} {error}") from error
     except Exception as error:  # damaged bytes can cause any error in a reader
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
         raise ValueError(f"{path} is damaged or cut short ({reason}): download it again") from error
-    if not tensors:
+    if not weights.tensors:
         raise ValueError(f"{path} holds no tensors")
-    return Weights(tensors, layout, hashlib.sha256(data).hexdigest(), metadata)
+    return weights
 
 
-def _parse(data: bytes) -> tuple[str, dict[str, np.ndarray], dict[str, str]]:
-    """Layout, tensors and metadata, by the first bytes of the file."""
+def _read_shards(path: pathlib.Path) -> Weights:
+    tensors: dict[str, np.ndarray] = {}
+    shards = safetensors_files.shards(path)
+    for shard, names in shards.items():
+        try:
+            content = safetensors_files.parse(shard)[0]
+        except Exception as error:
+            raise Refused(f"names {shard.name}, which is damaged or cut short: {error}") from error
+        if lacking := [name for name in names if name not in content]:
+            raise Refused(f"says that {shard.name} holds {lacking[0]}, which it does not")
+        tensors |= {name: content[name] for name in names}
+    return Weights(tensors, "safetensors", {}, (path, *shards))
+
+
+def _parse(path: pathlib.Path) -> tuple[dict[str, np.ndarray], str, dict[str, str]]:
+    """Tensors, layout and metadata, by the first bytes of the file."""
+    with open(path, "rb") as file:
+        start = file.read(9)
+    if safetensors_files.is_header(start):
+        tensors, metadata = safetensors_files.parse(path)
+        return tensors, "safetensors", metadata
+    data = path.read_bytes()
     if not data:
         raise Refused("is empty: download it again")
     if re.match(rb"\s*<(!doctype|html|head|body|\?xml|error)", data[:512], re.IGNORECASE):
@@ -64,16 +101,14 @@ def _parse(data: bytes) -> tuple[str, dict[str, np.ndarray], dict[str, str]]:
         raise Refused("is a pointer of Git LFS, not the weights: fetch the file itself")
     if data.startswith(b"\x89HDF") or data[257:262] == b"ustar":
         raise Refused("is HDF5 or a tar archive: only .pth, safetensors, Caffe and ONNX are read")
-    if safetensors_files.is_header(data[:9]):
-        return "safetensors", *safetensors_files.parse(data)
     if data.startswith(b"PK\x03\x04"):
-        return "torch", torch_files.parse_zip(data), {}
+        return torch_files.parse_zip(data), "torch", {}
     if data[0] == 0x80 and data[1] in (2, 3, 4, 5):
-        return "torch", torch_files.parse_legacy(data), {}
+        return torch_files.parse_legacy(data), "torch", {}
     return _parse_protobuf(data)
 
 
-def _parse_protobuf(data: bytes) -> tuple[str, dict[str, np.ndarray], dict[str, str]]:
+def _parse_protobuf(data: bytes) -> tuple[dict[str, np.ndarray], str, dict[str, str]]:
     view = memoryview(data)
     try:
         fields = {(number, wire) for number, wire, _ in protobuf.fields(view)}
@@ -83,7 +118,7 @@ def _parse_protobuf(data: bytes) -> tuple[str, dict[str, np.ndarray], dict[str, 
             f"damaged or cut short: {error}"
         ) from error
     if (1, 0) in fields and (7, 2) in fields:
-        return "onnx", onnx.parse(view), {}
+        return onnx.parse(view), "onnx", {}
     if (2, 2) in fields or (100, 2) in fields:
-        return "caffe", caffe.parse(view), {}
+        return caffe.parse(view), "caffe", {}
     raise Refused("is no file of weights that is known (.pth, safetensors, Caffe, ONNX)")

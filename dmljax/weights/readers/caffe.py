@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dmljax.files.protobuf import Message, shaped
 from dmljax.weights.readers.errors import Refused
-from dmljax.weights.readers.protobuf import Message, shaped
 
 __all__ = ["parse"]
 

@@ -7,8 +7,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from dmljax.files.onnx_files import has_external_data
+from dmljax.files.protobuf import Message, shaped
 from dmljax.weights.readers.errors import Refused
-from dmljax.weights.readers.protobuf import Message, shaped
 
 __all__ = ["parse"]
 
@@ -25,6 +26,8 @@ _TYPED_FIELDS = {1: (4, "<f4"), 11: (10, "<f8")}  # of values that are not raw b
 
 def parse(view: memoryview) -> dict[str, np.ndarray]:
     """The initializers of the graph of a ModelProto."""
+    if has_external_data(view):
+        raise Refused("keeps its weights in other files: save it as one file")
     tensors = {}
     graph = Message(Message(view).blocks(7)[-1])
     for raw in graph.blocks(5):
@@ -34,8 +37,6 @@ def parse(view: memoryview) -> dict[str, np.ndarray]:
             raise Refused(
                 f"holds {name} in ONNX type {kind}, which is not supported: use a float file"
             )
-        if tensor.ints(14)[-1:] == [1]:
-            raise Refused("keeps its weights in other files: save it as one file")
         if 9 in tensor:
             values = tensor.array(9, _DTYPES[kind])
         elif kind in _TYPED_FIELDS:

@@ -25,9 +25,11 @@ def parse_zip(data: bytes) -> dict[str, np.ndarray]:
         raise Refused("is a zip archive without PyTorch's data.pkl")
     if any(name.startswith(f"{roots[0]}code/") for name in names):
         raise Refused("is a TorchScript program: save its state_dict() with torch.save")
-    # PyTorch compresses nothing, and a stored member cannot unfold into more than the file's size.
-    if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
+    members = archive.infolist()
+    if any(info.compress_type != zipfile.ZIP_STORED for info in members):
         raise Refused("is a compressed zip archive, which PyTorch does not write")
+    if sum(info.file_size for info in members) > len(data):
+        raise Refused("is a zip archive whose members overlap, which PyTorch does not write")
 
     def member(name: str) -> bytes:
         return archive.read(roots[0] + name)
@@ -51,7 +53,10 @@ def parse_legacy(data: bytes) -> dict[str, np.ndarray]:
     tensors = _state_dict(unpickle(stream, storages))
     itemsizes = {storage.key: storage.dtype.itemsize for storage in storages}
     contents = {}
-    for key in unpickle(stream):
+    keys = unpickle(stream)
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise ValueError("its list of storages is none")
+    for key in keys:
         count = int.from_bytes(stream.read(8), "big" if big_endian else "little")
         contents[key] = stream.read(count * itemsizes[key])
         if len(contents[key]) != count * itemsizes[key]:
@@ -98,9 +103,8 @@ def _storage_values(content: bytes, storage: Storage, big_endian: bool) -> np.nd
 
 def _view(values: np.ndarray, tensor: Tensor) -> np.ndarray:
     size, stride = tensor.size, tensor.stride
-    numbers = (tensor.offset, *size, *stride)
-    if len(size) != len(stride) or not all(isinstance(n, int) and n >= 0 for n in numbers):
-        raise ValueError(f"a tensor of size {size} with stride {stride} at {tensor.offset}")
+    if len(size) != len(stride):
+        raise ValueError(f"a tensor of {len(size)} axes with {len(stride)} strides")
     if 0 in size:
         return np.zeros(size, values.dtype)
     last = tensor.offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import pickletools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import ml_dtypes
@@ -48,11 +48,12 @@ _LITERALS = {
     *("STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES"),
     *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
 }
+_MAX_KEY = 1 << 48  # PyTorch 1.4 and older numbers parameters by their addresses
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _BUILD: dict[str, Callable] = {
     "TUPLE": tuple,
     "LIST": list,
-    "DICT": lambda items: dict(_pairs(items)),
+    "DICT": lambda items: _dict(_pairs(items)),
 }
 _NEW = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_SET": set}
 
@@ -104,7 +105,7 @@ def unpickle(stream: io.BytesIO, storages: list[Storage] | None = None) -> Any:
             if name == "APPENDS":
                 _expect(stack[-1], list).extend(items)
             elif name == "SETITEMS":
-                _expect(stack[-1], dict).update(_pairs(items))
+                _expect(stack[-1], dict).update(_dict(_pairs(items)))
             elif name != "POP_MARK":
                 stack.append(_BUILD[name](items))
         elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
@@ -117,7 +118,7 @@ def unpickle(stream: io.BytesIO, storages: list[Storage] | None = None) -> Any:
             _expect(stack[-1], list).append(item)
         elif name == "SETITEM":
             value, key = stack.pop(), stack.pop()
-            _expect(stack[-1], dict)[key] = value
+            _expect(stack[-1], dict)[_key(key)] = value
         elif name in ("PUT", "BINPUT", "LONG_BINPUT"):
             memo[argument] = stack[-1]
         elif name == "MEMOIZE":
@@ -129,7 +130,7 @@ def unpickle(stream: io.BytesIO, storages: list[Storage] | None = None) -> Any:
         elif name == "GLOBAL":
             stack.append(_global(argument.replace(" ", ".")))
         elif name == "STACK_GLOBAL":
-            attribute, module = stack.pop(), stack.pop()
+            attribute, module = _expect(stack.pop(), str), _expect(stack.pop(), str)
             stack.append(_global(f"{module}.{attribute}"))
         elif name == "BINPERSID":
             stack.append(_persistent(stack.pop()))
@@ -162,6 +163,24 @@ def type_name(value: Any) -> str:
     return type(value).__name__.strip("_").lower()
 
 
+def _key(value: Any) -> str | int:
+    """`value` if it is text, or a number as the states of optimizers have for their parameters.
+
+    A nested tuple is hashed item by item: one that holds itself twice at each of 60 levels needs a
+    few hundred bytes and 2^60 steps, and one of 200,000 levels exhausts the stack of C.
+    """
+    if type(value) is str or (type(value) is int and 0 <= value < _MAX_KEY):
+        return value
+    raise Refused(
+        f"is not plain weights: a dict has a {type_name(value)} as a key, not text or a small "
+        "number. Save only its state_dict()"
+    )
+
+
+def _dict(pairs: Iterable[tuple[Any, Any]]) -> dict[str | int, Any]:
+    return {_key(key): value for key, value in pairs}
+
+
 def _pairs(items: list[Any]) -> list[tuple[Any, Any]]:
     return list(zip(items[::2], items[1::2], strict=True))
 
@@ -190,14 +209,19 @@ def _persistent(value: Any) -> Storage:
 def _reduce(function: Any, arguments: Any) -> Any:
     name = _expect(function, _Global).name
     arguments = _expect(arguments, tuple)
-    if name == "collections.OrderedDict":
-        return dict(*(map(tuple, a) for a in arguments))
+    if name == "collections.OrderedDict":  # Python 2 passes its pairs as lists, in a list
+        pairs = _expect(arguments[0], list) if arguments else []
+        items = _dict(map(tuple, pairs))
+        pairs.clear()  # so that a short file cannot have one list copied many times
+        return items
     if name == "torch.Size":
-        return tuple(*arguments)
+        return _expect(arguments[0], tuple) if arguments else ()
     if name == "torch._utils._rebuild_parameter":
         return _expect(arguments[0], Tensor)
     if name.startswith("torch._utils._rebuild_tensor"):
         storage, offset, size, stride = arguments[:4]
-        size, stride = tuple(_expect(size, tuple)), tuple(_expect(stride, tuple))
+        for numbers in ((offset,), _expect(size, tuple), _expect(stride, tuple)):
+            if not all(type(n) is int and n >= 0 for n in numbers):
+                raise ValueError("a tensor whose offset, size or stride is no positive number")
         return Tensor(_expect(storage, Storage), offset, size, stride)
     raise ValueError(f"{name} is called")

@@ -1,0 +1,88 @@
+"""Low-rank adapters (LoRA, Hu et al., ICLR 2022) of the linear maps of any Flax module.
+
+    adapters = adapt.lora(key, params, rank=8, targets="attn/qkv")
+    outputs = net.apply({"params": adapt.merged(params, adapters, scale=2.0)}, images, train=True)
+
+`merged` adds the products to the kernels, so that the module knows nothing of adapters, and what is
+shipped is exactly what was trained. A gradient with respect to the adapters alone gives an
+optimizer and a checkpoint of their size. It takes about as long as a gradient with respect to the
+kernels.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import traverse_util
+
+from dmljax.nets.initializers import fan_in_uniform
+
+__all__ = ["lora", "lora_scale", "merged"]
+
+
+def lora(key: jax.Array, params: Any, *, rank: int = 8, targets: str | None = None) -> Any:
+    """Adapters for the kernels of `params` whose paths match the regular expression `targets`.
+
+    A kernel [i, o] gets "a" [i, rank], drawn as PyTorch draws a linear layer, and "b" [rank, o] of
+    zeros, in the place of the kernel in the tree. Kernels of linear layers, projections of
+    attention (q, k and v in one kernel too) and 1 x 1 convolutions can have adapters. Without
+    `targets`, the kernels 'attn/qkv' have them, or all in a net without attention.
+    """
+    kernels = {
+        path: x.shape[-2:]
+        for path, x in traverse_util.flatten_dict(params).items()
+        if path[-1] == "kernel" and (x.ndim == 2 or (x.ndim == 4 and x.shape[:2] == (1, 1)))
+    }
+    names = {"/".join(path): path for path in kernels}
+    if targets is None:
+        targets = r"attn/qkv/kernel$" if any("attn/qkv/" in name for name in names) else "."
+    try:
+        chosen = [names[name] for name in sorted(names) if re.search(targets, name)]
+    except re.error as error:
+        raise ValueError(f"lora: targets={targets!r} is no regular expression: {error}") from error
+    if not chosen:
+        raise ValueError(
+            f"lora: targets={targets!r} matches no kernel of a linear layer or 1 x 1 convolution, "
+            f"such as {', '.join(list(names)[:: max(1, len(names) // 4)]) or 'none here'}"
+        )
+    adapters = {}
+    for i, path in enumerate(chosen):
+        shape = kernels[path]
+        if not 1 <= rank <= min(shape):
+            raise ValueError(
+                f"lora: rank={rank} must be 1 or more and not above the width {min(shape)} of "
+                f"{'/'.join(path)}"
+            )
+        a = fan_in_uniform(shape[0])(jax.random.fold_in(key, i), (shape[0], rank))
+        adapters[*path[:-1], "a"] = a
+        adapters[*path[:-1], "b"] = jnp.zeros((rank, shape[1]))
+    return traverse_util.unflatten_dict(adapters)
+
+
+def lora_scale(*, rank: int, alpha: float, rslora: bool = False) -> float:
+    """alpha / rank, or alpha / sqrt(rank) (rsLoRA, Kalajdzievski, 2023)."""
+    if rank < 1:
+        raise ValueError(f"lora: rank={rank} must be 1 or more")
+    return alpha / (math.sqrt(rank) if rslora else rank)
+
+
+def merged(params: Any, adapters: Any, *, scale: float) -> Any:
+    """`params` with scale x a b added to every kernel that has an adapter.
+
+    Adapters of three axes, a [p i r] and b [p r o], belong to p parts of the columns of a kernel
+    [i, p o], such as the queries, keys and values of one fused projection.
+    """
+    flat = dict(traverse_util.flatten_dict(params, keep_empty_nodes=True))
+    factors = traverse_util.flatten_dict(adapters)
+    for path in [path for path in factors if path[-1] == "a"]:
+        a, b = factors[path], factors[*path[:-1], "b"]
+        product = jnp.matmul(a, b, precision="highest")  # [i o] or [p i o]
+        if product.ndim == 3:
+            product = product.transpose(1, 0, 2)
+        kernel = flat[*path[:-1], "kernel"]
+        flat[*path[:-1], "kernel"] = kernel + (scale * product).reshape(kernel.shape)
+    return traverse_util.unflatten_dict(flat)

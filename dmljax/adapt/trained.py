@@ -1,0 +1,164 @@
+"""What of a method learns, by name: each function makes an `Adapted` from a `Method`.
+
+What does not belong to the backbone, such as the head and the proxies, always learns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from flax import traverse_util
+
+from dmljax.adapt import lowrank
+from dmljax.adapt.depth import blocks as blocks_of
+from dmljax.adapt.trees import paths_of, paths_under
+from dmljax.methods.base import Method, with_params
+from dmljax.nets.initializers import uniform
+
+__all__ = ["Adapted", "all", "biases", "blocks", "last", "lora", "prompts"]
+
+# The keys from which a method draws are folded with smaller numbers.
+_ADAPTERS = 2000
+
+
+class Adapted(NamedTuple):
+    """A method of which a part learns.
+
+    * `method`: what is trained. Its `params` may hold adapters beside the parameters of before.
+    * `frozen_fn(params) -> paths`: the parameters that do not learn. `params` may hold shapes. It
+      raises a one-line error if the options do not fit the net.
+    * `deployed`, `merge_fn`: what embeds images after training. `merge_fn(params)` are the
+      parameters of `deployed`; adapters that can be added to kernels are.
+    """
+
+    method: Method
+    frozen_fn: Callable[[Any], frozenset[str]]
+    deployed: Method
+    merge_fn: Callable[[Any], Any] = lambda params: params
+
+
+def all(method: Method) -> Adapted:
+    """Everything learns."""
+    return Adapted(method, lambda params: frozenset(), method)
+
+
+def last(method: Method) -> Adapted:
+    """The backbone stays as it is."""
+    return Adapted(method, lambda params: frozenset(_backbone(method, params)), method)
+
+
+def blocks(method: Method, *, count: int = 4) -> Adapted:
+    """The last `count` blocks of the backbone learn, and what stands behind them.
+
+    `adapt.blocks` says what a block is. No gradient is computed below the first of these blocks.
+    """
+    if count < 1:
+        raise ValueError(f"trained: count must be 1 or more, not {count}: 'last' trains no block")
+
+    def frozen_fn(params):
+        paths = _backbone(method, params)
+        blocks = blocks_of(paths)
+        if not blocks.total:
+            raise ValueError(
+                f"trained=blocks: this net has no blocks in a known order (its parameters are "
+                f"{', '.join(paths[:3])}, ...): take optimizer.groups with frozen=True"
+            )
+        if count > blocks.total:
+            raise ValueError(
+                f"trained=blocks: count={count} is above the {blocks.total} blocks of this net; "
+                "'all' trains all of it"
+            )
+        return frozenset(path for path in paths if blocks.of[path] < blocks.total - count)
+
+    return Adapted(method, frozen_fn, method)
+
+
+def biases(method: Method) -> Adapted:
+    """The biases of the backbone learn, also of its norms (BitFit, Ben Zaken et al., ACL 2022)."""
+
+    def frozen_fn(params):
+        paths = _backbone(method, params)
+        frozen = frozenset(path for path in paths if "bias" not in path.split("/"))
+        if len(frozen) == len(paths):
+            raise ValueError("trained=biases: this net has no biases: take blocks, lora or last")
+        return frozen
+
+    return Adapted(method, frozen_fn, method)
+
+
+def lora(
+    method: Method,
+    *,
+    rank: int = 8,
+    alpha: float = 16.0,
+    targets: str | None = None,
+    rslora: bool = False,
+) -> Adapted:
+    """Low-rank adapters of the backbone learn (LoRA, Hu et al., ICLR 2022).
+
+    A kernel W acts as W + alpha / rank a b, or with alpha / sqrt(rank) if `rslora` (Kalajdzievski,
+    2023). `targets` is a regular expression for the paths of kernels: see `adapt.lora`. The
+    adapters are `params["adapters"]`.
+    """
+    scale = lowrank.lora_scale(rank=rank, alpha=alpha, rslora=rslora)
+
+    def init_fn(key, params):
+        flat = traverse_util.flatten_dict(params, sep="/")
+        backbone = {path: flat[path] for path in _backbone(method, params)}
+        backbone = traverse_util.unflatten_dict(backbone, sep="/")
+        return lowrank.lora(key, backbone, rank=rank, targets=targets)
+
+    def merge_fn(params):
+        others = {name: tree for name, tree in params.items() if name != "adapters"}
+        return lowrank.merged(others, params["adapters"], scale=scale)
+
+    adapted = last(_with(method, "adapters", init_fn, merge_fn))
+    return adapted._replace(deployed=method, merge_fn=merge_fn)
+
+
+def prompts(method: Method, *, count: int = 8, deep: bool = True) -> Adapted:
+    """Tokens learn that a vision transformer reads beside the patches (Jia et al., ECCV 2022).
+
+    With `deep`, every block reads `count` tokens of its own in place of those of the block before;
+    otherwise the first block reads them, and they stay. VPTSP-G (Ren et al., ICLR 2024) learns such
+    prompts for metric learning; its generator of proxies is not part of this. The prompts are
+    `params["prompts"]`, and belong to the model that is shipped.
+    """
+    if count < 1:
+        raise ValueError(f"trained=prompts: count must be 1 or more, not {count}")
+
+    def init_fn(key, params):
+        net = params.get("net", {})
+        if method.backbone != ("net",) or "attn" not in net.get("blocks", {}).get("0", {}):
+            raise ValueError(
+                "trained=prompts: this net has no tokens: take a vision transformer, such as "
+                "dinov2_s14, or blocks or lora"
+            )
+        kernel = net["patch_embed"]["proj"]["kernel"]  # [p p c width]
+        patch, _, channels, width = kernel.shape
+        limit = (6 / (channels * patch * patch + width)) ** 0.5
+        return uniform(limit)(key, (len(net["blocks"]) if deep else 1, count, width))
+
+    def params_fn(params):
+        others = {name: tree for name, tree in params.items() if name != "prompts"}
+        return others | {"net": {**params["net"], "prompts": params["prompts"]}}
+
+    return last(_with(method, "prompts", init_fn, params_fn))
+
+
+def _with(method: Method, name: str, init_fn: Callable, params_fn: Callable) -> Method:
+    """`method` of `params_fn(params)`; `init_fn(key, params)` draws what is `params[name]`."""
+
+    def init(key, batch, *, backbone=None):
+        params, model_state = method.init(key, batch, backbone=backbone)
+        drawn = init_fn(jax.random.fold_in(key, _ADAPTERS), params)
+        return {**params, name: drawn}, model_state
+
+    return with_params(method, params_fn)._replace(init=init)
+
+
+def _backbone(method: Method, params: Any) -> list[str]:
+    """The paths of the backbone among `params`."""
+    return paths_under(method.backbone, paths_of(params))

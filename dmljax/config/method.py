@@ -1,0 +1,121 @@
+"""The method of a config: its backbone, its head, and what of them learns."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dmljax.adapt import distilled
+from dmljax.adapt.trained import Adapted
+from dmljax.config import old_names, registry
+from dmljax.methods import assemble
+from dmljax.methods.base import Method, RandomMiner
+from dmljax.nets import layers
+from dmljax.train.options import Options
+
+__all__ = [
+    "Backbone",
+    "adapted_of",
+    "backbone_of",
+    "has_pretrained",
+    "pooled_output_of",
+    "whiten_of",
+    "with_frozen",
+]
+
+
+class Backbone(NamedTuple):
+    net_name: str
+    net: Any
+    weights: str | None  # the file of its pretrained weights
+
+
+def backbone_of(options: Options) -> Backbone:
+    """The net without a head, and the file of its weights; raises if they do not fit `trained`."""
+    spec = dict(options.net)
+    weights = spec.pop("weights", None)
+    if weights and options.start:
+        raise ValueError(
+            f"start={options.start!r} and net.weights={weights!r} both give the first backbone: "
+            "leave out one of them, such as by --config.net.weights=None"
+        )
+    net = registry.resolve("net", spec)()
+    registry.find("adaptation", options.trained)  # a wrong name is refused first
+    if (trained := options.trained["name"]) != "all":
+        if not has_pretrained(options):
+            share = "the backbone" if trained == "last" else "parts of the backbone"
+            raise ValueError(
+                f"trained={trained!r} leaves {share} as it is, so it needs a pretrained one: "
+                "--config.start=runs/... or --config.net.weights=..."
+            )
+        if hasattr(net, "frozen"):  # its batch norms keep their statistics
+            net = net.clone(frozen=True)
+    return Backbone(spec["name"], net, weights)
+
+
+def has_pretrained(options: Options) -> bool:
+    """Whether a run begins with a backbone that was trained before."""
+    return bool(options.start or options.net.get("weights"))
+
+
+def with_frozen(options: Options) -> Options:
+    """`evaluate.frozen` as True or False; raises if it asks for a backbone that does not exist."""
+    evaluation = options.evaluate
+    if evaluation.frozen and not has_pretrained(options):
+        raise ValueError(
+            "evaluate.frozen scores a pretrained backbone: give --config.net.weights=... or "
+            "--config.start=runs/..., or leave it out"
+        )
+    frozen = has_pretrained(options) if evaluation.frozen is None else evaluation.frozen
+    return dataclasses.replace(options, evaluate=dataclasses.replace(evaluation, frozen=frozen))
+
+
+def adapted_of(options: Options, net: Any, *, classes: int) -> Adapted:
+    """The method with this net, of which the part learns that `trained` says."""
+    method = _method(options, net, classes)
+    if options.distill:
+        if not has_pretrained(options):
+            raise ValueError(
+                f"distill={options.distill} stays close to a pretrained backbone: give "
+                "--config.net.weights=... or --config.start=runs/..., or leave it out"
+            )
+        output = pooled_output_of(options) or "pooled"
+        method = distilled(method, net, weight=options.distill, output=output)
+    return registry.resolve("adaptation", options.trained)(method)
+
+
+def _method(options: Options, net: Any, classes: int) -> Method:
+    loss_fn = registry.resolve("loss", options.loss)
+    factory = _factory(options)
+    arguments: dict[str, Any] = {"classes": classes}
+    if options.miner:
+        mine_fn = registry.resolve("miner", options.miner)
+        if "mine_fn" not in inspect.signature(factory).parameters:
+            raise ValueError(f"the method {options.method['name']} takes no miner")
+        is_random = "key" in inspect.signature(mine_fn).parameters
+        arguments["mine_fn"] = RandomMiner(mine_fn) if is_random else mine_fn
+    return factory(net, loss_fn, **arguments)
+
+
+def pooled_output_of(options: Options) -> str | None:
+    """The output of the net that the head of the method takes; None if it takes feature maps."""
+    output, remaining_pool_fn = assemble.pooling(_argument(_factory(options), "pool_fn"))
+    return output if remaining_pool_fn is None else None
+
+
+def whiten_of(options: Options) -> float:
+    """The `whiten` of the linear layer; the default where the layer has no such argument."""
+    amount = _argument(_argument(_factory(options), "dense_fn"), "whiten")
+    return _argument(layers.centered_dense, "whiten") if amount is None else amount
+
+
+def _factory(options: Options) -> Callable:
+    return registry.resolve("method", old_names.current_method(options.method))
+
+
+def _argument(function: Callable | None, name: str) -> Any:
+    """The default of an argument of a function, or what is bound to it; None without it."""
+    parameters = {} if function is None else inspect.signature(function).parameters
+    return parameters[name].default if name in parameters else None

@@ -1,0 +1,214 @@
+"""Records that are features: what a frozen backbone gives for each image, read from a cache.
+
+The cache of an array of features is a folder of parts (`files.parts`). A part has `.npy` files of
+consecutive rows; their names are the first rows. A row of NaN is an image that cannot be read. The
+name of the folder is a digest of the net with its weights, the preprocessing, and the paths, sizes
+and times of the image files, so that no feature is used for what it does not belong to. Beside the
+parts lie the keys of the single images: an image that another folder has is not computed again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dmljax.data.decode import UnreadableImage
+from dmljax.data.digest import digest_of_images, image_keys
+from dmljax.data.splits import Split, record_name, repeated
+from dmljax.data.transforms.recipes import shorter_of
+from dmljax.data.transforms.transform import Transform
+from dmljax.files import reading
+from dmljax.files.writing import atomic_writer
+
+__all__ = ["Cache", "Entry", "Features", "Rows", "transforms_of"]
+
+_FORMAT = 1
+# Arguments of a net that change nothing in inference.
+_NO_MATTER = ("drop_path", "frozen", "impl", "momentum", "remat", "weights")
+
+
+class Rows:
+    """The rows of an array of features in a folder of parts; files are opened when needed."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+
+    @functools.cached_property
+    def _files(self) -> tuple[np.ndarray, list[np.ndarray]]:
+        paths = sorted(self.folder.glob("part-*/*.npy"), key=lambda path: path.name)
+        if not paths:
+            raise FileNotFoundError(f"{self.folder} has no features: run the same command again")
+        starts = np.array([int(path.stem) for path in paths])
+        return starts, [np.load(path, mmap_mode="r", allow_pickle=False) for path in paths]
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        starts, arrays = self._files
+        file = int(np.searchsorted(starts, row, side="right")) - 1
+        return np.asarray(arrays[file][row - starts[file]])
+
+    def __getstate__(self):  # A worker process opens the files itself.
+        return {"folder": self.folder}
+
+
+class Features:
+    """Records of the features of `images`: float32 `[1 + views d]`.
+
+    The first row is of the image as for evaluation. The `views` that follow are of augmented forms.
+    """
+
+    def __init__(self, images: Split, rows: Rows, augmented: Rows | None = None, views: int = 0):
+        self.images, self.rows, self._augmented, self._views = images, rows, augmented, views
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        features = [self.rows[i]]
+        if self._augmented is not None:
+            features += [self._augmented[i * self._views + view] for view in range(self._views)]
+        result = np.stack(features)
+        if not np.isfinite(result).all():
+            raise UnreadableImage("it could not be read when its features were computed")
+        return result
+
+    def describe(self, i: int) -> str:
+        """What messages call record `i`."""
+        return record_name(self.images.records, i)
+
+
+def transforms_of(training: str, evaluation: str) -> tuple[Transform, Transform]:
+    """The transforms for training and evaluation on `Features`; arguments are their titles."""
+    return Transform(_drawn_view, title=training), Transform(_plain_view, title=evaluation)
+
+
+def _drawn_view(features: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return features[rng.integers(1, len(features))] if len(features) > 1 else features[0]
+
+
+def _plain_view(features: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    del rng
+    return features[0]
+
+
+class Entry(NamedTuple):
+    """The features of some images by one transform, and the folder where they lie."""
+
+    folder: pathlib.Path
+    images: Split
+    transform_fn: Transform
+    # Of this name are the keys of the images in all folders that have the same net and transform;
+    # None for augmented features, which belong to a place in the split.
+    keys_name: str | None
+
+    def computed_elsewhere(self) -> dict[int, tuple[Rows, int]]:
+        """For rows of which another entry has the features: its array, and the row there.
+
+        Also writes the keys of these images, by which other entries find their features.
+        """
+        keys = None if self.keys_name is None else image_keys(self.images)
+        if self.keys_name is None or keys is None:
+            return {}
+        if not (self.folder / self.keys_name).exists():
+            with atomic_writer(self.folder / self.keys_name, "wb") as file:
+                np.save(file, keys)
+        others: dict[int, tuple[Rows, int]] = {}
+        for path in self.folder.parent.glob(f"*/{self.keys_name}"):
+            if path.parent != self.folder and Entry(path.parent, *self[1:]).is_complete:
+                rows, stored = Rows(path.parent), np.load(path, allow_pickle=False)
+                common = np.flatnonzero(np.isin(stored, keys)).tolist()
+                others |= {int(stored[i]): (rows, i) for i in common}
+        return {row: others[key] for row, key in enumerate(keys.tolist()) if key in others}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all parts are."""
+        return bool(self._manifest.get("complete"))
+
+    @property
+    def seconds(self) -> float | None:
+        """The time of one image when the features were computed; None where it is not known."""
+        times = [part["seconds"] for part in self._manifest.get("folders", ())]
+        known = [seconds for seconds in times if seconds is not None]
+        return sum(known) / len(known) if known else None
+
+    @property
+    def _manifest(self) -> dict[str, Any]:
+        try:
+            return reading.json_file(self.folder / "manifest.json")
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+
+
+class Cache:
+    """The features that a run needs. `split` replaces the records of a split by its features.
+
+    * `about`: JSON that identifies net, weights and normalization; `output` of the net is kept.
+    * `evaluation`, `training`: the two transforms, each with JSON that identifies it.
+    * `views`: augmented features of each training image; 0 for none.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        about: Mapping[str, Any],
+        *,
+        output: str = "pooled",
+        evaluation: tuple[Transform, dict[str, Any]],
+        training: tuple[Transform, dict[str, Any]] | None = None,
+        views: int = 0,
+    ):
+        self._folder = pathlib.Path(folder).expanduser()
+        net = about["net"]
+        if isinstance(net, Mapping):
+            net = {name: value for name, value in net.items() if name not in _NO_MATTER}
+        self._about = {**about, "net": net, "output": output}
+        self._evaluation, self._training = evaluation, training
+        self.output, self.views = output, views
+        self.entries: list[Entry] = []
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing remains to be computed."""
+        return all(entry.is_complete for entry in self.entries)
+
+    @property
+    def seconds(self) -> float | None:
+        """The time of one image of the first array of features."""
+        return self.entries[0].seconds
+
+    def split(self, images: Split, *, is_training: bool = False) -> Split:
+        """The split with features as records, which `compute` makes readable."""
+        if not len(images):
+            return images
+        rows, augmented = self._rows(images, *self._evaluation), None
+        if is_training and self.views and self._training is not None:
+            augmented = self._rows(images, *self._training, times=self.views)
+        records = Features(images, rows, augmented, self.views)
+        return dataclasses.replace(images, records=records, boxes=None)
+
+    def _rows(
+        self, images: Split, transform_fn: Transform, transform: dict[str, Any], *, times: int = 1
+    ) -> Rows:
+        if transform == {**transform, "name": "standard_eval", "shorter": None}:
+            transform = {**transform, "shorter": shorter_of(transform["size"])}
+        if not transform.get("scaled_decode", True):  # older caches do not have the argument
+            transform = {k: v for k, v in transform.items() if k != "scaled_decode"}
+        key = {"format": _FORMAT, **self._about, "transform": transform, "times": times}
+        keys_name = f"{_digest(key)[:16]}.npy" if times == 1 else None
+        key["images"] = digest_of_images(images)
+        images = images if times == 1 else repeated(images, times)
+        entry = Entry(self._folder / _digest(key)[:32], images, transform_fn, keys_name)
+        self.entries.append(entry)
+        return Rows(entry.folder)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,158 @@
+"""ConvNeXt (Liu et al., CVPR 2022) with timm's parameter names.
+
+The stages are `stem` and `0` to `3`. `start` and `stop` may also name a block of a stage, such as
+`2.4`: between two blocks of one stage, a map keeps its size. `pooled` is the layer norm of the mean
+over space, on which the published classifiers stand; a net that stops before the end of stage `3`
+has the plain mean.
+`dmljax.nets` documents what all backbones share.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+from jaxtyping import Float
+
+from dmljax.nets import layers
+from dmljax.nets.initializers import truncated_normal
+from dmljax.nets.layers import Conv, Dense, Dtype
+from dmljax.ops import Array
+
+__all__ = ["convnext_b", "convnext_l", "convnext_s", "convnext_t"]
+
+_STAGES = ("stem", "0", "1", "2", "3")
+_INIT = {"kernel_init": truncated_normal(0.02), "bias_init": nn.initializers.zeros}
+
+
+def _norm(x: Array, name: str, dtype: Dtype | None = None) -> jax.Array:
+    return nn.LayerNorm(1e-6, dtype=dtype, use_fast_variance=False, name=name)(x)
+
+
+class _Block(nn.Module):
+    """A depthwise 7x7 convolution, layer norm, an MLP of four times the width, layer scale."""
+
+    dtype: Dtype | None
+    impl: str
+    drop_path: float
+
+    @nn.compact
+    def __call__(self, x):
+        def mlp(x):
+            x = nn.gelu(Dense(4 * width, dtype=self.dtype, **_INIT, name="fc1")(x), False)
+            return Dense(width, dtype=self.dtype, **_INIT, name="fc2")(x)
+
+        width = x.shape[-1]
+        options = {"dtype": self.dtype, "impl": self.impl, "name": "conv_dw"} | _INIT
+        y = Conv(width, 7, 1, 3, groups=width, use_bias=True, **options)(x)
+        y = layers.named("mlp", mlp, _norm(y, "norm", self.dtype))
+        gamma = self.param("gamma", nn.initializers.constant(1e-6), (width,))
+        y = y * gamma.astype(y.dtype)[None, None, None]
+        return x + layers.DropPath(self.drop_path, name="drop_path")(y)
+
+
+class ConvNeXt(nn.Module, kw_only=True):
+    """ConvNeXt with `blocks` blocks per stage. `width` doubles at stages 1 to 3.
+
+    `drop_path` is the rate of stochastic depth of the last block; it grows with depth from 0.
+    """
+
+    expected_normalization: ClassVar[str] = "imagenet"
+
+    blocks: tuple[int, int, int, int] = (3, 3, 27, 3)
+    width: int
+    classes: int | None = None
+    start: str = "stem"
+    stop: str = "3"
+    drop_path: float = 0.0
+    remat: bool | str = False
+    dtype: Dtype | None = None
+    impl: str = "auto"
+
+    @nn.compact
+    def __call__(
+        self, images: Float[Array, "b h w c"], *, train: bool
+    ) -> dict[str, Float[jax.Array, "..."]]:
+        def conv(x, width, size, name):
+            options = {"dtype": self.dtype, "impl": self.impl, "name": name} | _INIT
+            return Conv(width, size, size, use_bias=True, **options)(x)
+
+        def stem(x):
+            return _norm(conv(x, self.width, 4, "0"), "1", self.dtype)
+
+        def downsample(width, x):
+            return conv(_norm(x, "0", self.dtype), width, 2, "1")
+
+        def blocks(index, numbers, x):
+            for i in numbers:
+                number = sum(self.blocks[:index]) + i
+                rate = layers.drop_rate(number, sum(self.blocks), self.drop_path, train=train)
+                x = block(self.dtype, self.impl, rate, name=str(i))(x)
+            return x
+
+        def stage_of_blocks(index, numbers, x):
+            if index and numbers.start == 0:
+                fn = functools.partial(downsample, self.width * 2**index)
+                x = layers.named("downsample", fn, x)
+            return layers.named("blocks", functools.partial(blocks, index, numbers), x)
+
+        def all_stages(x):
+            for stage in filter(str.isdigit, stages):
+                count = self.blocks[int(stage)]
+                numbers = range(
+                    first_blocks.start if stage == first else 0,
+                    last_blocks.stop if stage == last else count,
+                )
+                fn = functools.partial(stage_of_blocks, int(stage), numbers)
+                x = layers.named(stage, fn, x)
+                if numbers.stop == count:
+                    outputs[stage] = x
+            return x
+
+        def head(x):
+            outputs["pooled"] = _norm(x, "norm")
+            if self.classes is not None:
+                outputs["logits"] = Dense(self.classes, **_INIT, name="fc")(outputs["pooled"])
+
+        block = layers.checkpointed(_Block, self.remat)
+        (first, first_blocks), (last, last_blocks) = map(self._place, (self.start, self.stop))
+        stages = layers.stage_range("convnext", _STAGES, first, last)
+        if first == last and first_blocks.start >= last_blocks.stop:
+            raise ValueError(
+                f"convnext reaches block {self.stop!r} before {self.start!r}: exchange start and "
+                "stop"
+            )
+        index = _STAGES.index(first)
+        channels = self.width * 2 ** max(0, index - 2 + (first_blocks.start > 0)) if index else 3
+        layers.check_maps(f"convnext from {self.start!r} on", images, channels)
+        x, outputs = images, {}
+        if "stem" in stages:
+            x = outputs["stem"] = layers.named("stem", stem, x)
+        x = layers.named("stages", all_stages, x)
+        outputs = layers.add_pooled(outputs, x)
+        if _STAGES[-1] in outputs:
+            layers.named("head", head, outputs["pooled"])
+        return outputs
+
+    def _place(self, name: str) -> tuple[str, range]:
+        """The stage and the blocks of a name: '2.4' is one block of stage '2', and '2' is all."""
+        stage, dot, block = name.partition(".")
+        if stage not in _STAGES[1:]:
+            return name, range(1)
+        count = self.blocks[int(stage)]
+        if not dot:
+            return stage, range(count)
+        if not block.isdigit() or int(block) >= count:
+            raise ValueError(
+                f"convnext has no block {name!r}: the blocks of stage {stage} are {stage}.0 to "
+                f"{stage}.{count - 1}"
+            )
+        return stage, range(int(block), int(block) + 1)
+
+
+convnext_t = functools.partial(ConvNeXt, width=96, blocks=(3, 3, 9, 3))
+convnext_s = functools.partial(ConvNeXt, width=96)
+convnext_b = functools.partial(ConvNeXt, width=128)
+convnext_l = functools.partial(ConvNeXt, width=192)

@@ -1,0 +1,125 @@
+"""EfficientNet-lite (Google, 2020) as TensorFlow computes it, with timm's parameter names.
+
+Lite nets are EfficientNets (Tan & Le, ICML 2019) with ReLU6 and without squeeze-and-excitation.
+The stages are `stem`, the entries `0` to `6` of timm's `blocks`, and the last convolution `head`.
+`dmljax.nets` documents what all backbones share.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from dmljax.nets import layers
+from dmljax.nets.layers import BatchNorm, Conv, Dense, Dtype
+from dmljax.normalizations import LITE
+from dmljax.ops import Array
+
+__all__ = ["efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2"]
+
+# repeats, kernel, stride, expansion, width of each stage of blocks
+_BLOCKS = (
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
+)
+_STAGES = ("stem", *map(str, range(len(_BLOCKS))), "head")
+
+
+class EfficientNetLite(nn.Module, kw_only=True):
+    """EfficientNet-lite. `multiplier` scales the widths, `depth` the numbers of blocks.
+
+    Both leave the widths of `stem` and `head`, and the numbers of the first and the last stage.
+    """
+
+    expected_normalization: ClassVar[dict[str, Any]] = LITE
+
+    multiplier: float = 1.0
+    depth: float = 1.0
+    classes: int | None = None
+    start: str = "stem"
+    stop: str = "head"
+    momentum: float = 0.1
+    frozen: bool = False
+    remat: bool | str = False
+    dtype: Dtype | None = None
+    impl: str = "auto"
+
+    @nn.compact
+    def __call__(
+        self, images: Float[Array, "b h w c"], *, train: bool
+    ) -> dict[str, Float[jax.Array, "..."]]:
+        def conv_norm(x, features, size, names, strides=1, groups=1, limits=(0, 6)):
+            x = x if strides == 1 else _padded(x, size, strides)
+            padding = size // 2 if strides == 1 else 0
+            options = {"dtype": self.dtype, "impl": self.impl, "name": names[0]}
+            conv = Conv(features, size, strides, padding, groups, **options)
+            options = {"frozen": self.frozen, "dtype": self.dtype, "name": names[1]}
+            norm = BatchNorm(self.momentum, 1e-3, **options)
+            return layers.conv_norm(conv, norm, x, train=train, limits=limits)
+
+        def block(kernel, strides, expansion, width, x):
+            hidden, y = x.shape[-1] * expansion, x
+            names = [("conv_dw", "bn1"), ("conv_pw", "bn2")]
+            if expansion != 1:
+                y = conv_norm(y, hidden, 1, ("conv_pw", "bn1"))
+                names = [("conv_dw", "bn2"), ("conv_pwl", "bn3")]
+            y = conv_norm(y, hidden, kernel, names[0], strides, hidden)
+            y = conv_norm(y, width, 1, names[1], limits=None)
+            return x + y if strides == 1 and x.shape[-1] == width else y
+
+        def stage_of_blocks(index, x):
+            repeats, kernel, strides, expansion, _ = _BLOCKS[index]
+            if 0 < index < len(_BLOCKS) - 1:
+                repeats = math.ceil(repeats * self.depth)
+            for i in range(repeats):
+                fn = functools.partial(block, kernel, strides if i == 0 else 1, expansion)
+                fn = functools.partial(fn, widths[index + 1])
+                x = layers.named(str(i), fn, x, remat=self.remat)
+            return x
+
+        def blocks(x):
+            for stage in filter(str.isdigit, stages):
+                fn = functools.partial(stage_of_blocks, int(stage))
+                x = outputs[stage] = layers.named(stage, fn, x)
+            return x
+
+        widths = [32, *(layers.multiple_of_8(row[-1] * self.multiplier) for row in _BLOCKS)]
+        stages = layers.stage_range("efficientnet_lite", _STAGES, self.start, self.stop)
+        channels = [3, *widths][_STAGES.index(self.start)]
+        layers.check_maps(f"efficientnet_lite from {self.start!r} on", images, channels)
+        x, outputs = images, {}
+        if "stem" in stages:
+            x = outputs["stem"] = conv_norm(x, 32, 3, ("conv_stem", "bn1"), 2)
+        x = layers.named("blocks", blocks, x)
+        if "head" in stages:
+            x = outputs["head"] = conv_norm(x, 1280, 1, ("conv_head", "bn2"))
+        outputs = layers.add_pooled(outputs, x)
+        if self.classes is not None:
+            outputs["logits"] = Dense(self.classes, name="classifier")(outputs["pooled"])
+        return outputs
+
+
+def _padded(x: Array, size: int, strides: int) -> jax.Array:
+    """`x` with TensorFlow's "same" padding: at a stride of 2, often more zeros behind than before.
+
+    A map of n pixels gives ceil(n / strides).
+    """
+    totals = [max((math.ceil(n / strides) - 1) * strides + size - n, 0) for n in x.shape[1:3]]
+    sides = [(total // 2, total - total // 2) for total in totals]
+    return jnp.pad(x, ((0, 0), *sides, (0, 0)))
+
+
+efficientnet_lite0 = EfficientNetLite
+efficientnet_lite1 = functools.partial(EfficientNetLite, depth=1.1)
+efficientnet_lite2 = functools.partial(EfficientNetLite, multiplier=1.1, depth=1.2)

@@ -1,0 +1,66 @@
+"""Embeddings of several models of the same images, compared on the same queries.
+
+The models may come from elsewhere: what is compared are arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from dmljax.data.splits import Split
+from dmljax.report import compare_page, comparison, facts, scores_file
+from dmljax.report.comparison import RunComparison
+from dmljax.report.facts import Facts
+from dmljax.report.scores_file import QueryScores
+
+__all__ = ["compare", "facts_of", "scores_of"]
+
+
+def scores_of(models: Mapping[str, np.ndarray], images: Split) -> dict[str, QueryScores]:
+    """The scores of all queries for the embeddings `[n d]` of each model."""
+    scores = {name: scores_file.score(x, images) for name, x in models.items()}
+    if not any((s.first > 0).any() for s in scores.values()):
+        raise ValueError("no image has another one of its class: there is nothing to score")
+    return scores
+
+
+def compare(models: Mapping[str, np.ndarray], images: Split) -> RunComparison:
+    """Compares embeddings `[n d]` of the same images with the first ones, the baseline."""
+    return comparison.compare_runs(scores_of(models, images))
+
+
+def facts_of(
+    models: Mapping[str, np.ndarray],
+    images: Split,
+    result: RunComparison,
+    *,
+    files: Sequence[str] | None = None,
+    read_fn: Callable[[int], np.ndarray] | None = None,
+) -> Facts:
+    """The facts of the page of the last model, with its comparison with the baseline.
+
+    `result` is from `compare`. If the model is worse, the first line of the page says by how much.
+    """
+    *_, shown = models
+    pages = {
+        name: facts.make(
+            embeddings,
+            images,
+            title=name,
+            files=files,
+            read_fn=read_fn if name == shown else None,
+            query_scores=result.runs[name],
+        )
+        for name, embeddings in models.items()
+    }
+    content = compare_page.of_pages(
+        pages,
+        result,
+        shown=shown,
+        fields=[["dimensions", *(f"{x.shape[1]:,}" for x in models.values())]],
+        fields_title="About the embeddings",
+    )
+    return dataclasses.replace(content, headline=result.worse_note(shown) or content.headline)

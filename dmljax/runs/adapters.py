@@ -1,0 +1,62 @@
+"""The adapters of a run, as files of the package peft."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Sequence
+
+import jax
+
+from dmljax.adapt import trained
+from dmljax.config import registry
+from dmljax.config.fields import typed
+from dmljax.runs import frozen
+from dmljax.runs.folder import reopen
+from dmljax.train import optimizers
+from dmljax.train.evaluation import Evaluation, Evaluator
+from dmljax.weights import write_adapter
+
+__all__ = ["export"]
+
+
+def export(
+    workdir: str | os.PathLike,
+    out: str | os.PathLike,
+    *,
+    step: int | None = None,
+    overrides: Sequence[str] = (),
+    allow_worse: bool = False,
+) -> pathlib.Path:
+    """Writes the adapters of a run with trained=lora into the folder `out`, and returns it.
+
+    The checkpoint is the one that the run's `select` chose, or the one of `step`. A run that is
+    worse than its backbone without training is refused unless `allow_worse`: `frozen.check`.
+    """
+    run, state = reopen(workdir, step=step, overrides=overrides)
+    spec = typed(run.config).trained
+    if spec["name"] != trained.lora.__name__:
+        raise ValueError(
+            f"--adapter: {workdir} has no adapters, it was trained with trained={spec['name']!r}; "
+            "leave out --adapter for a bundle"
+        )
+    if run.weights is None or run.method.backbone != ("net",):
+        raise ValueError(
+            f"--adapter: an adapter belongs to a file of weights, and {workdir} has none "
+            "(net.weights): leave out --adapter for a bundle"
+        )
+    evaluator = Evaluator(run)
+    evaluation = Evaluation({}, evaluator.embeddings(state, run.test))
+    frozen.check(run, state, workdir, evaluation, evaluator, allow_worse=allow_worse)
+    options = {k: v for k, v in registry.complete("adaptation", spec).items() if k != "name"}
+    params = jax.device_get(optimizers.averaged(state.params, state.opt_state))
+    write_adapter(
+        out,
+        params["adapters"]["net"],
+        run.net,
+        rank=options["rank"],
+        alpha=options["alpha"],
+        rslora=options["rslora"],
+        base=run.weights,
+    )
+    return pathlib.Path(out)

@@ -1,0 +1,84 @@
+"""What a run would train, compute and need, from its compiled train step, without a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from dmljax.adapt import paths_of
+from dmljax.config.build import build
+from dmljax.runs import ladder
+from dmljax.train.loop import compiled_step
+from dmljax.train.operations import multiply_adds
+from dmljax.train.run import Run
+
+__all__ = ["lines"]
+
+_UTILIZATION = 0.4
+# Dense products per second with float32 inputs (as TF32) and with bfloat16, by the data sheets.
+_DEVICES = {"A100": (156e12, 312e12), "H100": (494e12, 989e12)}
+_MEMORIES = (16, 24, 80)  # GB of a device
+_GB = 1e9
+
+
+def lines(config: Any) -> Iterator[str]:
+    """The lines of `dmljax train --dry-run`; of a ladder for every step that trains."""
+    for title, step_config in ladder.configs(config):
+        if title:
+            yield f"== {title}"
+        yield from _of_run(build(step_config))
+
+
+def _of_run(run: Run) -> Iterator[str]:
+    total = sum(x.size for x in jax.tree.leaves(run.shapes.params))
+    paths = zip(paths_of(run.shapes.params), jax.tree.leaves(run.shapes.params), strict=True)
+    learned = sum(x.size for path, x in paths if path not in run.frozen)
+    yield f"parameters: {total:,}, of which {learned:,} learn ({100 * learned / total:.1f} %)"
+    b = run.batch_size
+    flops = 2 * multiply_adds(compiled_step(run).trace(*_arguments(run)).jaxpr.jaxpr)
+    yield f"a step: {b:,} images, {flops:.2e} floating-point operations; {run.steps:,} steps"
+    is_half = str(getattr(run.net, "dtype", None)).endswith("float16")
+    speeds = (
+        f"{name} {_UTILIZATION * peaks[is_half] * b / flops:,.0f} images/s"
+        for name, peaks in _DEVICES.items()
+    )
+    yield f"at {_UTILIZATION:.0%} of what the device can do at most: {', '.join(speeds)}"
+    memory, double = _memory(run), _memory(run._replace(batch_size=2 * b))
+    platform, of_image = jax.devices()[0].platform, (double - memory) / b
+    yield (
+        f"memory of a device: {memory / _GB:.2f} GB, {of_image / 1e6:.1f} MB for each image of the "
+        f"batch (the compiler's own count, for {platform})"
+    )
+    if of_image > 0:
+        rest = memory - of_image * b
+        sizes = {gb: max(0, int((gb * _GB - rest) / of_image)) for gb in _MEMORIES}
+        batches = ", ".join(f"{size:,} with {gb} GB" for gb, size in sizes.items())
+        count = run.shards.size
+        yield f"largest batch: {batches}{f' on each of {count} devices' if count > 1 else ''}"
+
+
+def _memory(run: Run) -> float:
+    """Bytes of a device that the compiled step needs at once."""
+    analysis = compiled_step(run).lower(*_arguments(run)).compile().memory_analysis()
+    assert analysis is not None  # every backend of JAX reports it
+    sizes = (analysis.argument_size_in_bytes, analysis.output_size_in_bytes)
+    return sum(sizes) + analysis.temp_size_in_bytes - analysis.alias_size_in_bytes
+
+
+def _arguments(run: Run) -> tuple[Any, ...]:
+    """The shapes of state, batch and signal, with their places on the devices."""
+    rows, count = run.shards.rows, run.shards.padded(run.batch_size, chunk=run.chunk)
+
+    def shaped(shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    state = jax.tree.map(lambda x, s: shaped(x.shape, x.dtype, s), run.shapes, run.placements)
+    images = np.float32 if len(run.image_shape) == 1 else np.uint8
+    batch = {
+        "images": shaped((count, *run.image_shape), images, rows),
+        "labels": shaped((count,), np.int32, rows),
+    }
+    return state, batch, shaped((run.shards.size,), np.int32, rows)

@@ -1,0 +1,265 @@
+"""The frozen backbone as the baseline of a run that starts from pretrained weights.
+
+It is scored before training, on the test split and on held-out classes. After training, the same
+queries tell whether the run is better, and whether it may be exported.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dmljax import metrics
+from dmljax.report import comparison, scores_file
+from dmljax.report.scores_file import QueryScores
+from dmljax.runs import folder
+from dmljax.train import initial_state
+from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
+from dmljax.train.journal import Journal
+from dmljax.train.run import Run
+from dmljax.train.step import TrainState
+
+__all__ = [
+    "FOLDER",
+    "PREFIXES",
+    "Against",
+    "check",
+    "compare",
+    "evaluate",
+    "lines",
+    "range_text",
+    "read",
+    "sentence",
+]
+
+FOLDER = "frozen"  # in the folder of a run
+PREFIXES = {"test": "frozen", "val": "frozen_val"}  # of scores in metrics.jsonl
+_TITLES = {"test": "the test split", "val": "held-out classes"}
+SCORES = ("R@1", "MAP@R")
+
+
+class Against(NamedTuple):
+    """One score of a run beside the score of its frozen backbone, on the same queries of a split.
+
+    `low` and `high` bound the 95 % range of the difference over classes, `frozen_low` and
+    `frozen_high` that of the backbone; None for a few classes.
+    """
+
+    split: str
+    name: str
+    trained: float
+    frozen: float
+    frozen_low: float | None
+    frozen_high: float | None
+    difference: float
+    low: float | None
+    high: float | None
+    verdict: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {range_text(self.difference, self.low, self.high)}: {self.verdict}"
+
+
+def range_text(difference: float, low: float | None, high: float | None) -> str:
+    """A difference of scores and its range in points: "+1.2 [+0.3, +2.1]"."""
+    text = f"{100 * difference:+.1f}"
+    if low is None or high is None:
+        return text
+    return f"{text} [{100 * low:+.1f}, {100 * high:+.1f}]"
+
+
+def evaluate(run: Run, evaluator: Evaluator, journal: Journal, workdir: pathlib.Path) -> None:
+    """Scores the backbone on all splits, before training."""
+    score = _score_fn(run, evaluator, workdir)
+    for split, prefix in PREFIXES.items():
+        if len(run.splits.get(split, ())):
+            scores = score(split)
+            folder.write_scores(scores, _folder(workdir, split))
+            values = {name: _mean(run, scores, name) for name in SCORES}
+            journal.evaluation(0, values, split=prefix)
+
+
+def _score_fn(
+    run: Run, evaluator: Evaluator, workdir: str | os.PathLike
+) -> Callable[[str], QueryScores]:
+    """A function that scores the backbone on a split. Its weights are read once, at first use."""
+    embed_fn = functools.cache(lambda: evaluator.frozen_fn(initial_state.backbone(run)))
+
+    def score(split: str) -> QueryScores:
+        embeddings = embed_fn()(run.splits[split])
+        return _scores(run, workdir, split, embeddings, step=0)
+
+    return score
+
+
+def read(workdir: str | os.PathLike, split: str = "test") -> QueryScores | None:
+    """The scores of the frozen backbone of a run, if they were written."""
+    place = _folder(workdir, split)
+    return scores_file.read(place) if (place / scores_file.FILE).exists() else None
+
+
+def _folder(workdir: str | os.PathLike, split: str) -> pathlib.Path:
+    return pathlib.Path(workdir) / FOLDER / ("" if split == "test" else split)
+
+
+def _mean(run: Run, scores: QueryScores, name: str) -> float:
+    return metrics.average(scores.values[name], scores.labels, over=run.evaluation.average)
+
+
+def compare(
+    run: Run,
+    workdir: str | os.PathLike,
+    evaluation: Evaluation,
+    *,
+    step: int,
+    known: Mapping[str, QueryScores] = types.MappingProxyType({}),
+) -> list[Against]:
+    """The evaluation of a step beside the frozen backbone, where the run has scored that.
+
+    `known` are scores of queries of this step that were computed before, by their splits.
+    """
+    rows = []
+    for split, x in _by_split(evaluation).items():
+        if (frozen := read(workdir, split)) is not None:
+            scores = known.get(split) or _scores(run, workdir, split, x, step=step)
+            rows += _against(run, scores, frozen)
+    return rows
+
+
+def _by_split(evaluation: Evaluation) -> dict[str, np.ndarray]:
+    test, val = evaluation.test_embeddings, evaluation.val_embeddings
+    by_split = {"test": None if test is None else test[MAIN], "val": val}
+    return {split: x for split, x in by_split.items() if x is not None}
+
+
+def _scores(
+    run: Run, workdir: str | os.PathLike, split: str, embeddings: np.ndarray, *, step: int
+) -> QueryScores:
+    return folder.query_scores(run, embeddings, workdir, split=split, step=step)
+
+
+def _against(run: Run, scores: QueryScores, frozen: QueryScores) -> list[Against]:
+    if reasons := scores_file.differences(scores, frozen):
+        raise ValueError(f"the frozen backbone was scored on other images: {', '.join(reasons)}")
+    rows = []
+    for name in SCORES:
+        values = frozen.values[name]
+        low, high = metrics.interval(values, groups=frozen.labels, over=run.evaluation.average)
+        result = metrics.compare(scores.values[name], values, groups=scores.labels)
+        rows.append(
+            Against(
+                scores.split,
+                name,
+                trained=_mean(run, scores, name),
+                frozen=_mean(run, frozen, name),
+                frozen_low=_finite(low),
+                frozen_high=_finite(high),
+                difference=result.difference,
+                low=_finite(result.low),
+                high=_finite(result.high),
+                verdict=result.verdict,
+            )
+        )
+    return rows
+
+
+def _finite(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def sentence(rows: Sequence[Against]) -> str:
+    """The differences to the frozen backbone in one sentence; "" if there are none."""
+    by_split = {row.split: [r for r in rows if r.split == row.split] for row in rows}
+    texts = [f"on {_TITLES[split]} {'; '.join(map(str, of))}" for split, of in by_split.items()]
+    return f"Minus the frozen backbone {', '.join(texts)}" if texts else ""
+
+
+def lines(run: Run, rows: Sequence[Against]) -> list[str]:
+    """The scores of a run beside the scores of its frozen backbone, for the terminal."""
+    if not rows:
+        return []
+    text = [""]
+    trained = "with head" if run.trained == "last" else "trained"
+    for split in dict.fromkeys(row.split for row in rows):
+        of_split = [row for row in rows if row.split == split]
+        text.append(f"{_TITLES[split]:24s}" + "".join(f"{row.name:>8s}" for row in of_split))
+        for title, field in (("frozen", "frozen"), (trained, "trained")):
+            values = (getattr(row, field) for row in of_split)
+            text.append(f"  {title:22s}" + "".join(f"{100 * value:8.1f}" for value in values))
+        text.append(
+            f"  {trained} minus frozen, 95 % ranges over classes: " + "; ".join(map(str, of_split))
+        )
+    if (worse := _decisive(run, rows)).difference < 0:
+        text.append(f"{_worse(worse)}: {_AS_IT_IS}")
+    return text
+
+
+_AS_IT_IS = (
+    "`dmljax export --net=... --weights=...` makes a bundle of the backbone as it is, and "
+    "`dmljax export RUN --allow-worse` one of this run"
+)
+
+
+def _worse(row: Against) -> str:
+    return comparison.worse_text(
+        row.name,
+        row.trained,
+        row.frozen,
+        row.difference,
+        row.low,
+        row.high,
+        baseline="frozen",
+        where=f" on {_TITLES[row.split]}",
+    )
+
+
+def _decisive(run: Run, rows: Sequence[Against]) -> Against:
+    """The row that decides: held-out classes, where there are some, by the score that chooses."""
+    chosen_by = run.selection.score
+    name = chosen_by if chosen_by in SCORES and not run.selection.is_last else "MAP@R"
+    by_split = {row.split: row for row in rows if row.name == name}
+    return by_split.get("val") or by_split["test"]
+
+
+def check(
+    run: Run,
+    state: TrainState,
+    workdir: str | os.PathLike,
+    evaluation: Evaluation,
+    evaluator: Evaluator,
+    *,
+    allow_worse: bool,
+) -> list[Against]:
+    """The run beside its frozen backbone; refuses a run that is worse, unless `allow_worse`.
+
+    Scores of the backbone that the run did not write are computed from its weights.
+    """
+    if run.weights is None and run.start is None:
+        return []
+    if evaluation.val_embeddings is None and run.held_out is not None and len(run.held_out):
+        embeddings = evaluator.embeddings(state, run.held_out)[MAIN]
+        evaluation = evaluation._replace(val_embeddings=embeddings)
+    rows: list[Against] = []
+    score = _score_fn(run, evaluator, workdir)
+    try:
+        for split, x in _by_split(evaluation).items():
+            frozen = read(workdir, split) or score(split)
+            scores = _scores(run, workdir, split, x, step=int(state.step))
+            rows += _against(run, scores, frozen)
+    except (OSError, ValueError) as error:
+        if allow_worse:
+            return []
+        raise ValueError(
+            f"the run cannot be compared with the backbone that it started from: {error}. To "
+            "export it without this comparison: --allow-worse"
+        ) from error
+    worst = _decisive(run, rows)
+    if worst.difference < 0 and not allow_worse:
+        raise ValueError(f"{_worse(worst)}. To export it all the same: --allow-worse")
+    return rows

@@ -1,0 +1,274 @@
+"""Published backbones on the user's images, as they are: scores, comparison and page."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from absl import logging
+
+from dmljax import at_hand, metrics, retrieval
+from dmljax.config import registry
+from dmljax.data import image_folders, locate
+from dmljax.data.features import Cache
+from dmljax.data.reader import Reader
+from dmljax.data.splits import Split
+from dmljax.data.transforms import transform as transform_lib
+from dmljax.files import parts
+from dmljax.files.writing import write_text
+from dmljax.methods.base import unit_vectors
+from dmljax.report import baseline, compare_page, comparison, diagnosis, page, scores_file
+from dmljax.report import facts as facts_lib
+from dmljax.report.comparison import RunComparison
+from dmljax.runs.page import short_names
+from dmljax.train import features
+from dmljax.train.devices import Shardings
+from dmljax.weights import PUBLISHED, file_digest, load
+
+__all__ = ["PIXELS", "Backbone", "Row", "embed", "images_of_folder", "page_of_clusters", "score"]
+
+PIXELS = "raw pixels"
+_PIXEL_SIDE = 16
+_SHOWN_SIDE = 256  # of images that are made thumbnails, or compared with others as small ones
+_MOST_CLUSTERS = 40
+_NEAR_DUPLICATES = 0.9  # the cosine from which on pixels are compared
+
+
+class Backbone(NamedTuple):
+    """A published net by its name in `weights.PUBLISHED`, and the file of its weights."""
+
+    name: str
+    weights: pathlib.Path
+
+
+class Row(NamedTuple):
+    """A backbone on the images: its embeddings `[n d]`, and what a reader needs to know."""
+
+    name: str
+    embeddings: np.ndarray
+    seconds: float | None  # per image
+    preprocessing: str
+    license: str
+
+    @property
+    def width(self) -> int:
+        return self.embeddings.shape[1]
+
+
+def images_of_folder(root: str | os.PathLike) -> tuple[Split, bool]:
+    """The images of a folder, and whether they are labeled by folders of classes.
+
+    With folders `query/` and `gallery/`, or `test/`, these are the images; otherwise all are.
+    """
+    folder = pathlib.Path(root).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{root} does not exist: name the folder of your images")
+    if any(
+        entry.is_dir() and not entry.name.startswith(".") and locate.image_paths(entry)
+        for entry in folder.iterdir()
+    ):
+        has_splits = (folder / "query").is_dir() or (folder / "test").is_dir()
+        return image_folders.folder(root=folder, split=None if has_splits else 0.0).test, True
+    if not (paths := locate.image_paths(folder)):
+        raise FileNotFoundError(f"{folder} has no images; known: {' '.join(locate.IMAGE_SUFFIXES)}")
+    return Split(paths, np.zeros(len(paths), np.int32), ("images",)), False
+
+
+def embed(
+    backbone: Backbone | None,
+    images: Split,
+    *,
+    cache: str | os.PathLike | None = None,
+    shard: parts.Shard | None = None,
+    batch_size: int = 32,
+) -> Row | None:
+    """The features of all images as unit vectors; without a backbone, the raw pixels.
+
+    Features that are on disk already are not computed again. With `shard`, only that part is
+    computed, and the result is None. Images that cannot be read have rows of NaN.
+    """
+    about: dict[str, Any]
+    if backbone is None:
+        spec = {"name": "squash_eval", "size": _PIXEL_SIDE, "scaled_decode": True}
+        about = {"net": PIXELS}
+        title, license = PIXELS, ""
+    else:
+        published = PUBLISHED[backbone.name]
+        spec, normalize = published.preprocessing.transform, published.preprocessing.normalize
+        about = {
+            "net": registry.complete("net", published.net),
+            "weights": file_digest(backbone.weights),
+            "normalize": registry.complete("normalization", normalize),
+        }
+        title, license = backbone.name, str(published.license)
+    function, keywords = registry.find("transform", spec)
+    transform_fn = transform_lib.bind(function, **keywords)
+    store = Cache(
+        cache or at_hand.features_folder(),
+        about,
+        evaluation=(transform_fn, registry.complete("transform", spec)),
+    )
+    records: Any = store.split(images).records
+    if shard is not None or not store.is_complete:
+        features.compute(
+            store,
+            _pixels if backbone is None else _features_fn(backbone),
+            title=title,
+            shards=Shardings(),
+            batch_size=batch_size,
+            shard=shard,
+            unreadable="skip",
+        )
+    if shard is not None:
+        return None
+    rows = np.stack([records.rows[i] for i in range(len(images))])
+    if backbone is not None:
+        rows = np.asarray(unit_vectors(rows))
+    return Row(title, rows, store.seconds, transform_fn.title, license)
+
+
+def _pixels(images: jax.Array) -> jax.Array:
+    return images.reshape(len(images), -1).astype(np.float32) / 255
+
+
+def _features_fn(backbone: Backbone) -> Any:
+    published = PUBLISHED[backbone.name]
+    size = published.preprocessing.size
+    net = registry.resolve("net", published.net)()
+    normalize_fn = registry.resolve("normalization", published.preprocessing.normalize)
+    variables = jax.device_put(load(backbone.weights, net, image_shape=(size, size, 3)))
+
+    @jax.jit
+    def features_fn(variables, images):
+        return net.apply(variables, normalize_fn(images), train=False)["pooled"].astype(np.float32)
+
+    return lambda images: features_fn(variables, images)
+
+
+def score(rows: Sequence[Row], images: Split, out: str | os.PathLike) -> RunComparison:
+    """Compares the rows by every query of labeled images, and writes the page `out/report.html`.
+
+    The row with the highest MAP@R comes first; the others are compared with it.
+    """
+    out = pathlib.Path(out)
+    scores = baseline.scores_of({row.name: row.embeddings for row in rows}, images)
+    ordered = sorted(rows, key=lambda row: -np.nanmean(scores[row.name].map_at_r))
+    reader, pages = Reader(images, least_side=_SHOWN_SIDE), {}
+    for row in ordered:
+        folder = out / row.name.replace(" ", "_")
+        folder.mkdir(parents=True, exist_ok=True)
+        scores_file.write(folder, scores[row.name])
+        pages[row.name] = facts_lib.make(
+            row.embeddings,
+            images,
+            title=row.name,
+            files=short_names(images),
+            read_fn=lambda item: reader(int(item)),
+            query_scores=scores[row.name],
+            pictures=row is ordered[0],
+            fields={"rule": f"{row.name} without any training, on {row.preprocessing}"},
+        )
+        _warn(pages[row.name])
+        page.write(pages[row.name], folder / page.FILE)
+    fields = [
+        ["width", *(f"{row.width:,}" for row in ordered)],
+        ["seconds per image", *map(seconds_text, ordered)],
+        ["preprocessing", *(row.preprocessing for row in ordered)],
+        ["license", *(row.license for row in ordered)],
+    ]
+    result = comparison.compare_runs({row.name: scores[row.name] for row in ordered})
+    title = "About the backbones"
+    content = compare_page.of_pages(pages, result, fields=fields, fields_title=title)
+    page.write(content, out / page.FILE)
+    return result
+
+
+def seconds_text(row: Row) -> str:
+    """The time of one image, as text."""
+    return "-" if row.seconds is None else f"{row.seconds:.3f}"
+
+
+def _warn(content: facts_lib.Facts) -> None:
+    for fault in content.faults:
+        logging.warning("a section of the page is missing (%s): %s", fault.section, fault.message)
+
+
+def page_of_clusters(row: Row, images: Split, out: str | os.PathLike) -> tuple[int, int]:
+    """Writes `out/report.html` and `out/clusters.csv` of images without labels.
+
+    The page has a map, near duplicates and clusters of k-means, which the reader may name. Returns
+    the numbers of clusters and of near duplicates.
+    """
+    out = pathlib.Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    readable = np.isfinite(row.embeddings).all(axis=1)
+    points = row.embeddings[readable]
+    k = int(np.clip(round(np.sqrt(len(points) / 2)), 1, _MOST_CLUSTERS))
+    clusters = np.asarray(retrieval.kmeans(points, k=k, trials=None).assignment)
+    order = np.argsort(-np.bincount(clusters, minlength=k), kind="stable")
+    labels = np.zeros(len(images), np.int32)
+    labels[readable] = np.argsort(order)[clusters]
+    counts = np.bincount(labels[readable], minlength=k)
+    names = tuple(f"cluster {i + 1} ({count:,} images)" for i, count in enumerate(counts))
+    split = dataclasses.replace(images, labels=labels, names=names)
+    reader, files = Reader(images, least_side=_SHOWN_SIDE), short_names(images)
+    content = facts_lib.make(
+        row.embeddings,
+        split,
+        title=f"{len(images):,} images by {row.name}",
+        files=files,
+        read_fn=lambda item: reader(int(item)),
+        query_scores=scores_file.unscored(row.embeddings, split),
+        fields={"rule": f"{row.name} without any training, on {row.preprocessing}"},
+    )
+    _warn(content)
+    duplicates = _near_duplicates(row.embeddings, readable, reader)
+    content = dataclasses.replace(
+        content,
+        headline=f"{k} clusters, {len(duplicates)} near duplicates",
+        summary="The images have no labels, so there are no scores.",
+        worst=None,
+        confusions=None,
+        check={
+            "duplicates": duplicates[:200],
+            "duplicates_note": "Mutual nearest neighbors with almost the same pixels.",
+        }
+        if duplicates
+        else None,
+        embedding=None,
+        looks=(),
+    )
+    page.write(content, out / page.FILE)
+    assert files is not None  # images of a folder have paths
+    table = io.StringIO(newline="")
+    lines = zip(np.array(files)[readable], labels[readable] + 1, strict=True)
+    csv.writer(table, lineterminator="\n").writerows([("file", "cluster"), *lines])
+    write_text(out / "clusters.csv", table.getvalue())
+    return k, len(duplicates)
+
+
+def _near_duplicates(
+    embeddings: np.ndarray, readable: np.ndarray, reader: Reader
+) -> list[dict[str, Any]]:
+    """Pairs of almost the same picture."""
+    rows = np.flatnonzero(readable)
+    gray_fn = diagnosis.gray_copies(reader)
+    assert gray_fn is not None
+    pairs = metrics.near_duplicates(
+        embeddings[rows],
+        np.arange(len(rows)),
+        threshold=_NEAR_DUPLICATES,
+        gray_fn=lambda places: gray_fn(rows[places]),
+        gallery_gray_fn=lambda places: gray_fn(rows[places]),
+    )
+    return [
+        {"a": int(rows[a]), "b": int(rows[b]), "similarity": float(s)}
+        for a, b, s in zip(pairs.queries, pairs.items, pairs.similarities, strict=True)
+    ]

@@ -1,0 +1,264 @@
+"""Features of a frozen backbone, computed once for every image: `data.features.Cache` is filled.
+
+Files of some hundred rows are written, each completely or not at all. A killed process continues
+with the first file that does not exist.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import traverse_util
+
+from dmljax.data.features import Cache, Entry
+from dmljax.data.splits import Split, subset
+from dmljax.files import parts, reading
+from dmljax.files.progress import Progress
+from dmljax.files.writing import atomic_writer
+from dmljax.methods.assemble import backbone_features
+from dmljax.train.devices import Shardings
+from dmljax.train.embedding import embed, embedded_batches
+from dmljax.train.run import Run
+from dmljax.train.step import TrainState
+
+__all__ = ["centered", "compute", "compute_of_run", "whitened"]
+
+_FILE_ROWS = 256
+_CENTERED_IMAGES = 10_000
+_SHRINKAGE = 0.1
+
+
+def compute_of_run(run: Run, state: TrainState, *, shard: parts.Shard | None = None) -> int:
+    """Computes the cached features of a run that are not on disk yet, by its backbone.
+
+    Without `shard`, all of them. Returns how many images were read.
+    """
+    if run.cache is None or (shard is None and run.cache.is_complete):
+        return 0
+    features_fn = _features_fn(run, state, output=run.cache.output)
+    return compute(
+        run.cache,
+        features_fn,
+        title=run.net_name,
+        shards=run.shards,
+        batch_size=run.evaluation.batch_size,
+        shard=shard,
+        workers=run.runtime.workers,
+        unreadable=run.unreadable,
+    )
+
+
+def centered(run: Run, state: TrainState) -> TrainState:
+    """The state with mean, scale and main directions of training features in `CenteredDense`.
+
+    The scale is the mean norm of centered features over the square root of their width. The kernel
+    gets the principal directions, each divided by a power of its deviation (`run.whiten`). They
+    are measured on at most 10,000 training images, as for evaluation. Without such a layer, the
+    state stays as it is.
+    """
+    statistics = traverse_util.flatten_dict(state.model_state.get("batch_stats", {}))
+    layers = [path[:-1] for path in statistics if path[-1] == "scale"]
+    layers = [layer for layer in layers if (*layer, "mean") in statistics]
+    if run.carried is not None:  # Layers of the run to start from are fitted already.
+        layers = [layer for layer in layers if not np.any(np.asarray(statistics[*layer, "mean"]))]
+    if not layers:
+        return state
+    if run.pooled_output is None:
+        raise ValueError(
+            "dense_fn='centered_dense' needs pooled features: leave out method.pool_fn"
+        )
+    rows = np.random.default_rng(0).permutation(len(run.train))[:_CENTERED_IMAGES]
+    features = embed(
+        _features_fn(run, state, output=run.pooled_output),
+        subset(run.train, np.sort(rows)),
+        transform_fn=run.eval_transform_fn,
+        batch_size=run.evaluation.batch_size,
+        shards=run.shards,
+        workers=run.runtime.workers,
+        unreadable=run.unreadable,
+    )
+    features = features[np.isfinite(features).all(axis=1)].astype(np.float64)
+    mean = features.mean(axis=0)
+    size = np.linalg.norm(features - mean, axis=1).mean() / np.sqrt(len(mean))
+    size = size if size > 0 else 1.0
+    params = traverse_util.flatten_dict(state.params)
+    for layer in layers:
+        kernel = params[*layer, "kernel"]
+        directions = whitened((features - mean) / size, kernel.shape[1], run.whiten)
+        params[*layer, "kernel"] = _like(kernel, directions)
+        for name, value in (("mean", mean), ("scale", size)):
+            statistics[*layer, name] = _like(statistics[*layer, name], value)
+    model_state = {**state.model_state, "batch_stats": traverse_util.unflatten_dict(statistics)}
+    return state._replace(params=traverse_util.unflatten_dict(params), model_state=model_state)
+
+
+def whitened(features: np.ndarray, dim: int, amount: float = 0.5) -> np.ndarray:
+    """`dim` directions `[width dim]` of centered features `[n width]`, for the start of a head.
+
+    Principal directions, each divided by (variance + a tenth of their mean variance)^(amount / 2):
+    0 is PCA, 1 is whitening. The tenth keeps directions of little variance from becoming noise.
+    Where the features have fewer directions, random ones are added, orthogonal to these
+    as long as the width allows. The mean norm of the columns is 1 in square.
+    """
+    _, values, rows = np.linalg.svd(features, full_matrices=False)
+    directions, variances = rows.T, np.square(values) / len(features)
+    if (missing := dim - directions.shape[1]) > 0:
+        others = np.random.default_rng(0).normal(size=(features.shape[1], missing))
+        if dim <= features.shape[1]:
+            others = np.linalg.qr(others - directions @ (directions.T @ others))[0]
+        else:
+            others /= np.linalg.norm(others, axis=0)
+        directions = np.concatenate([directions, others], axis=1)
+        variances = np.concatenate([variances, np.zeros(missing)])
+    directions, variances = directions[:, :dim], variances[:dim]
+    floor = _SHRINKAGE * variances.mean()
+    kernel = directions / np.maximum(variances + floor, 1e-12) ** (amount / 2)
+    return kernel * np.sqrt(dim) / np.linalg.norm(kernel)
+
+
+def _like(old: jax.Array, value: Any) -> jax.Array:
+    return jax.device_put(np.asarray(value, np.float32).reshape(old.shape), old.sharding)
+
+
+def _features_fn(run: Run, state: TrainState, *, output: str) -> Callable[[Any], jax.Array]:
+    @jax.jit
+    def features_fn(params, model_state, images):
+        x = run.normalize_fn(images)
+        return backbone_features(run.net, params, model_state, x, output=output)
+
+    return lambda images: features_fn(state.params, state.model_state, images)
+
+
+def compute(
+    cache: Cache,
+    features_fn: Callable[[jax.Array], jax.Array],
+    *,
+    title: str,
+    shards: Shardings,
+    batch_size: int,
+    shard: parts.Shard | None = None,
+    workers: int = 0,
+    unreadable: str = "raise",
+) -> int:
+    """Computes the features of `cache` that are not on disk yet; returns how many images it read.
+
+    `features_fn(images uint8) -> [b d]`. With `shard`, only that part of every array is computed;
+    processes with other shards, on this host or others, write beside it. Without, all parts are
+    completed. One file of rows is in memory at a time.
+    """
+    count = 0
+    for entry in cache.entries:
+        numbers = range(_part_count(entry.folder)) if shard is None else [shard.index]
+        total = len(numbers) if shard is None else shard.count
+        for number in numbers:
+            part = parts.Shard(number, total)
+            if parts.is_complete(entry.folder / part.folder):
+                continue
+            try:
+                count += _compute_part(
+                    entry,
+                    part,
+                    features_fn,
+                    title=title,
+                    options={"shards": shards, "batch_size": batch_size, "workers": workers}
+                    | {"unreadable": unreadable, "transform_fn": entry.transform_fn},
+                )
+            except OSError as error:
+                if error.errno is None:
+                    raise
+                raise OSError(
+                    f"features cannot be written to {entry.folder}: {error.strerror}. Make space "
+                    "there, ask for the permission, or name another folder by "
+                    "--config.runtime.features=FOLDER or $DMLJAX_CACHE; the same command goes on"
+                ) from error
+        if entry.folder.exists() and not entry.is_complete:
+            parts.complete(entry.folder)
+    return count
+
+
+def _part_count(folder: pathlib.Path) -> int:
+    """The number of parts with which the cache in `folder` was begun; 1 for a new one."""
+    try:
+        return reading.json_file(folder / "shards.json")["parts"]
+    except (FileNotFoundError, NotADirectoryError):  # `parts.claimed` says what is wrong
+        return 1
+
+
+class _Computed:
+    """The features of images, one after the other, and the time of one, which is None at first."""
+
+    def __init__(
+        self,
+        features_fn: Callable[[jax.Array], jax.Array],
+        images: Split,
+        rows: range,
+        options: Mapping[str, Any],
+    ):
+        self._batches = embedded_batches(features_fn, images, rows=rows, **options)
+        self._features: Iterator[np.ndarray] = iter(())
+        self._clock, self._timed = 0.0, 0
+        self.seconds: float | None = None
+
+    def __next__(self) -> np.ndarray:
+        feature = next(self._features, None)
+        if feature is not None:
+            return feature
+        batch, where, indices = next(self._batches)
+        if self._clock:  # The first batch compiles the program.
+            self._timed += int((indices >= 0).sum())
+            self.seconds = (time.perf_counter() - self._clock) / self._timed
+        else:
+            self._clock = time.perf_counter()
+        batch = np.where(where[:, None], batch, np.nan)[indices >= 0]
+        self._features = iter(batch.astype(np.float32))
+        return next(self._features)
+
+
+def _compute_part(
+    entry: Entry,
+    part: parts.Shard,
+    features_fn: Callable[[jax.Array], jax.Array],
+    *,
+    title: str,
+    options: Mapping[str, Any],
+) -> int:
+    """Computes the files of one part that do not exist; the number of images that were read."""
+    total = len(entry.images)
+    files = part.rows(-(-total // _FILE_ROWS))
+    rows = range(files.start * _FILE_ROWS, min(files.stop * _FILE_ROWS, total))
+    task = {"rows": total, "file_rows": _FILE_ROWS}
+    with parts.claimed(entry.folder, part, task) as folder:
+        if parts.is_complete(folder):
+            return 0
+        start = next(
+            (i for i in rows[::_FILE_ROWS] if not (folder / f"{i:012d}.npy").exists()), rows.stop
+        )
+        known = entry.computed_elsewhere()
+        images, read = entry.images, range(start, rows.stop)
+        if known:
+            unknown = [row for row in read if row not in known]
+            images, read = subset(images, np.array(unknown, int)), range(len(unknown))
+        computed = _Computed(features_fn, images, read, options)
+        waiting: list[np.ndarray] = []
+        name = f"features of {title}" + (f", part {part}" if part.count > 1 else "")
+        with Progress(name, len(rows), start=start - rows.start, stream=sys.stdout) as progress:
+            for row in range(start, rows.stop):
+                if row in known:
+                    others, i = known[row]
+                    waiting.append(others[i])
+                else:
+                    waiting.append(next(computed))
+                progress.advance()
+                if len(waiting) == _FILE_ROWS or row == rows.stop - 1:
+                    with atomic_writer(folder / f"{start:012d}.npy", "wb") as file:
+                        np.save(file, np.stack(waiting))
+                    start += len(waiting)
+                    waiting.clear()
+        parts.finish(folder, part, rows=rows, seconds=computed.seconds)
+    return len(read)

@@ -1,0 +1,116 @@
+"""Low-rank adapters against plain loops, and against those of qwix."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import traverse_util
+from pretrained import VIT
+
+from dmljax import adapt
+from dmljax.config import registry
+
+RNG = np.random.default_rng(0)
+
+
+def _flat(tree):
+    return traverse_util.flatten_dict(tree, sep="/")
+
+
+def _drawn(tree):
+    return jax.tree.map(lambda x: jnp.asarray(RNG.normal(size=x.shape), jnp.float32), tree)
+
+
+class _Net(nn.Module):
+    """A module of Flax alone: a 1 x 1 and a 3 x 3 convolution, and a linear layer."""
+
+    @nn.compact
+    def __call__(self, images):
+        x = nn.Conv(4, (1, 1), name="point")(images)
+        x = nn.Conv(4, (3, 3), name="wide")(x)
+        return nn.Dense(5, name="out")(x.mean(axis=(1, 2)))
+
+
+def test_adapters_of_any_module_act_as_two_small_maps():
+    net, images = _Net(), jnp.asarray(RNG.normal(size=(2, 4, 4, 3)), jnp.float32)
+    params = net.init(jax.random.key(0), images)["params"]
+    adapters = adapt.lora(jax.random.key(1), params, rank=2)
+    shapes = {path: x.shape for path, x in _flat(adapters).items()}
+    expected = {"point/a": (3, 2), "point/b": (2, 4), "out/a": (4, 2), "out/b": (2, 5)}
+    assert shapes == expected  # and none for 3 x 3
+    outputs = net.apply({"params": adapt.merged(params, adapters, scale=3.0)}, images)
+    np.testing.assert_array_equal(outputs, net.apply({"params": params}, images))  # b is zero
+    adapters = _drawn(adapters)
+    outputs = net.apply({"params": adapt.merged(params, adapters, scale=3.0)}, images)
+
+    def linear(x, name):
+        kernel = params[name]["kernel"].reshape(x.shape[-1], -1)
+        a, b = adapters[name]["a"], adapters[name]["b"]
+        return x @ kernel + params[name]["bias"].reshape(1, -1) + 3.0 * (x @ a) @ b
+
+    x = linear(images.reshape(-1, 3), "point").reshape(2, 4, 4, 4)
+    x = nn.Conv(4, (3, 3)).apply({"params": params["wide"]}, x)
+    np.testing.assert_allclose(outputs, linear(x.mean(axis=(1, 2)), "out"), atol=1e-4)
+
+
+def test_parts_of_a_fused_kernel_have_adapters_of_their_own():
+    params = {"qkv": {"kernel": jnp.asarray(RNG.normal(size=(5, 12)), jnp.float32)}}
+    a, b = RNG.normal(size=(3, 5, 2)), RNG.normal(size=(3, 2, 4))
+    merged = adapt.merged(params, {"qkv": {"a": jnp.asarray(a), "b": jnp.asarray(b)}}, scale=0.5)
+    added = np.concatenate([0.5 * a[i] @ b[i] for i in range(3)], axis=1)
+    np.testing.assert_allclose(merged["qkv"]["kernel"], params["qkv"]["kernel"] + added, atol=1e-5)
+
+
+def test_the_default_targets_are_the_fused_projections_of_attention():
+    net = registry.resolve("net", VIT)()
+    images = jnp.zeros((1, 12, 12, 3))
+    params = jax.eval_shape(lambda key: net.init(key, images, train=False), jax.random.key(0))
+    adapters = jax.eval_shape(lambda p: adapt.lora(jax.random.key(0), p), params["params"])
+    assert set(_flat(adapters)) == {f"blocks/{i}/attn/qkv/{x}" for i in range(3) for x in "ab"}
+
+
+def test_the_scales_of_lora_and_rslora():
+    assert adapt.lora_scale(rank=4, alpha=8.0) == 2.0
+    assert adapt.lora_scale(rank=4, alpha=8.0, rslora=True) == 4.0
+
+
+@pytest.mark.filterwarnings("ignore:'VariableState' was removed:DeprecationWarning")
+def test_outputs_and_gradients_are_those_of_qwix():
+    qwix = pytest.importorskip("qwix")
+    net = registry.resolve("net", VIT)()
+    images = jnp.asarray(RNG.normal(size=(2, 12, 12, 3)), jnp.float32)
+    params = net.init(jax.random.key(0), images, train=False)["params"]
+    adapters = _drawn(adapt.lora(jax.random.key(1), params, rank=2))
+    with jax.numpy_rank_promotion("allow"):
+        provider = qwix.LoraProvider(module_path=".*qkv", rank=2, alpha=6.0)
+        model = qwix.apply_lora_to_model(net, provider)
+        names = {f"kernel_lora_{x}": x for x in "ab"}
+        flat = dict(_flat(params))
+        flat |= {
+            f"{path.rpartition('/')[0]}/kernel_lora_{path[-1]}": x
+            for path, x in _flat(adapters).items()
+        }
+
+        def theirs(flat):
+            variables = {"params": traverse_util.unflatten_dict(flat, sep="/")}
+            pooled = model.apply(variables, images, train=False)["pooled"]
+            return jnp.sum(pooled[0] * pooled[1]), pooled
+
+        gradients, expected = jax.grad(theirs, has_aux=True)(flat)
+
+    def ours(adapters):
+        merged = adapt.merged(params, adapters, scale=adapt.lora_scale(rank=2, alpha=6.0))
+        pooled = net.apply({"params": merged}, images, train=False)["pooled"]
+        return jnp.sum(pooled[0] * pooled[1]), pooled
+
+    own_gradients, outputs = jax.grad(ours, has_aux=True)(adapters)
+    np.testing.assert_allclose(outputs, expected, atol=1e-5)
+    count = 0
+    for path, gradient in gradients.items():
+        folder, _, leaf = path.rpartition("/")
+        if leaf in names:
+            count += 1
+            own = _flat(own_gradients)[f"{folder}/{names[leaf]}"]
+            np.testing.assert_allclose(own, gradient, rtol=1e-3, atol=1e-4)
+    assert count == 6

@@ -1,0 +1,47 @@
+"""`dmljax train --dry-run`: what a run would need."""
+
+import re
+
+import jax
+import pytest
+from system import tiny, write_config
+
+from dmljax.config.build import build
+from dmljax.main import main
+
+
+def test_it_counts_what_learns_and_trains_nothing(tmp_path, capsys):
+    file = write_config(tmp_path, tiny(tmp_path))
+    assert main(["train", f"--config={file}", "--dry-run", f"--workdir={tmp_path / 'run'}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    count = sum(x.size for x in jax.tree.leaves(build(tiny(tmp_path)).shapes.params))
+    assert f"parameters: {count:,}, of which {count:,} learn (100.0 %)" in lines[0]
+    assert "a step: 8 images" in lines[1] and "6 steps" in lines[1]
+    # Two convolutions of 3 x 3 on 12 x 12 pixels with strides of 2, and a linear layer, for 8
+    # images; the backward pass takes twice as many, and more where strides leave holes.
+    forward = 2 * 8 * (6 * 6 * 4 * 27 + 3 * 3 * 8 * 36 + 8 * 4)
+    flops = float(re.search(r"([\d.e+]+) floating-point", lines[1])[1])
+    assert 2 * forward < flops < 10 * forward
+    sizes = [int(x.replace(",", "")) for x in re.findall(r"([\d,]+) with", lines[-1])]
+    assert len(sizes) == 3 and sizes == sorted(sizes) and sizes[0] > 1000
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_frozen_backbone_does_not_learn(tmp_path, capsys):
+    from dmljax.runs import training
+
+    training.run(tiny(tmp_path), tmp_path / "source")
+    fields = {"start": str(tmp_path / "source"), "carried": "backbone", "trained": "last"}
+    config = tiny(tmp_path, **fields)
+    config["ladder"] = [{"name": "head"}, {"name": "all", "trained": "all"}]
+    assert main(["train", f"--config={write_config(tmp_path, config)}", "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    head = build(config).shapes.params["head"]
+    count = sum(x.size for x in head["red"].values())
+    assert text.index("== head") < text.index(f"of which {count:,} learn") < text.index("== all")
+    assert "learn (100.0 %)" in text.partition("== all")[2]
+
+
+def test_a_wrong_config_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="has no field 'stepz'"):
+        main(["train", f"--config={write_config(tmp_path, tiny(tmp_path, stepz=3))}", "--dry-run"])

@@ -1,0 +1,112 @@
+"""DVML, ABE and the graph method on small ViTs and ConvNeXts, and their recipes."""
+
+import functools
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from dmljax import at_hand, losses, metrics, recipes
+from dmljax.methods.abe import abe, contrastive
+from dmljax.methods.dvml import dvml
+from dmljax.methods.graph import graph
+from dmljax.nets.convnext import ConvNeXt
+from dmljax.nets.vit import ViT
+
+# Optimizing the programs would take nearly all of the time of these tests.
+_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+CLASSES, EACH, SIZE = 6, 4, 32
+VIT = functools.partial(ViT, width=16, heads=2, depth=2, patch=8, image_size=SIZE, registers=1)
+CONVNEXT = functools.partial(ConvNeXt, width=8, blocks=(1, 1, 2, 1))
+NETS = {"vit": VIT, "convnext": CONVNEXT}
+SPLITS = {
+    "vit": {"split": ("0", "1"), "attention": "1"},
+    "convnext": {"split": ("2.0", "2.1"), "attention": "2.1"},
+}
+
+
+def _method(name, net):
+    module = NETS[net]()
+    if name == "abe":
+        return abe(module, contrastive, classes=CLASSES, learners=2, dim=8, **SPLITS[net])
+    if name == "dvml":
+        return dvml(module, losses.triplet, classes=CLASSES, dim=8, hidden=8, samples=2, phase_at=9)
+    loss_fn = losses.label_smoothed_cross_entropy
+    return graph(module, loss_fn, classes=CLASSES, dim=8, heads=2, dropout=0.0)
+
+
+def _batch(seed):
+    """Noisy patterns of a few classes; the patterns do not depend on the seed."""
+    patterns = np.random.default_rng(9).normal(size=(CLASSES, 4, 4, 3)).repeat(8, 1).repeat(8, 2)
+    labels = np.repeat(np.arange(CLASSES, dtype=np.int32), EACH)
+    noise = np.random.default_rng(seed).normal(size=(len(labels), SIZE, SIZE, 3))
+    return {"images": (patterns[labels] + 2 * noise).astype(np.float32), "labels": labels}
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("name", ["dvml", "abe", "graph"])
+def test_a_method_learns_on_a_transformer_or_convnext(name, net):
+    method = _method(name, net)
+    optimizer = optax.adam(3e-3)
+    params, model_state = _jit(method.init)(jax.random.key(0), _batch(0))
+
+    @_jit
+    def step(params, model_state, opt_state, batch, number):
+        key = jax.random.fold_in(jax.random.key(1), number)
+        fn = functools.partial(method.loss, batch=batch, key=key, step=number)
+        grad_fn = jax.value_and_grad(fn, has_aux=True)
+        (loss, (model_state, _)), gradients = grad_fn(params, model_state)
+        updates, opt_state = optimizer.update(gradients, opt_state)
+        return optax.apply_updates(params, updates), model_state, opt_state, loss
+
+    embed = _jit(method.embed)
+
+    def recall(params, model_state):
+        test = _batch(1000)
+        vectors = np.asarray(embed(params, model_state, test["images"]))
+        return metrics.retrieval(vectors, test["labels"], ks=(1,))["R@1"]
+
+    first = recall(params, model_state)
+    opt_state, values = optimizer.init(params), []
+    for number in range(40):
+        batch = _batch(number)
+        params, model_state, opt_state, loss = step(params, model_state, opt_state, batch, number)
+        values.append(float(loss))
+    last = recall(params, model_state)
+    assert np.mean(values[-5:]) < 0.9 * np.mean(values[:5])
+    assert last > first + 0.2
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_every_copy_of_a_stage_starts_from_the_weights_of_the_backbone(net):
+    method, images = _method("abe", net), _batch(0)["images"]
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda: NETS[net]().init(jax.random.key(0), images, train=False))
+    backbone = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+    init = functools.partial(method.init, jax.random.key(0), backbone=backbone)
+    params = jax.eval_shape(lambda: init({"images": images}))[0]["net"]
+    values = _jit(lambda: init({"images": images}))()[0]["net"]
+    source = dict(jax.tree_util.tree_leaves_with_path(backbone["params"]))
+    for copy in ("shared", "attention", "head"):
+        leaves = jax.tree_util.tree_leaves_with_path(values[copy])
+        assert 0 < len(leaves) < len(source) and params[copy].keys() <= backbone["params"].keys()
+        for path, leaf in leaves:
+            np.testing.assert_array_equal(leaf, source[path])
+
+
+@pytest.mark.parametrize("net", ["dinov2_s14", "convnext_t"])
+@pytest.mark.parametrize("name", ["abe", "dvml", "graph"])
+def test_a_recipe_takes_published_weights(monkeypatch, tmp_path, name, net):
+    monkeypatch.setattr(at_hand, "weights_at_hand", lambda folder=None: {net: tmp_path / net})
+    config = getattr(recipes, name)(dataset="cars196", net=net)
+    assert config["net"].items() >= {"name": net, "weights": str(tmp_path / net)}.items()
+    assert "normalize" not in config and config["optimizer"]["rate"] == 1e-5
+    assert config["transform"]["size"] == config["eval_transform"]["size"]
+    if name == "abe":
+        splits = {"dinov2_s14": (("5", "6"), "8"), "convnext_t": (("2.4", "2.5"), "2.8")}
+        assert (config["method"]["split"], config["method"]["attention"]) == splits[net]
+        with pytest.raises(ValueError, match="branch and blocks are stages of GoogLeNet"):
+            recipes.abe(net=net, branch="4a")
+    with pytest.raises(ValueError, match="there is no 'no_such_net'"):
+        getattr(recipes, name)(net="no_such_net")

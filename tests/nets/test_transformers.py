@@ -1,0 +1,208 @@
+"""Vision transformers from published files against PyTorch, without torch.
+
+tests/nets/fixtures/make.py stored what transformers, timm, open_clip and the original codes compute
+from files whose values are drawn again here.
+"""
+
+import json
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from backbone_cases import jit
+
+from dmljax import nets, weights
+from dmljax.nets.transformer import attention
+
+KEY = jax.random.key(0)
+FIXTURES = pathlib.Path(__file__).parent / "fixtures"
+sys.path.insert(0, str(FIXTURES))
+from drawn import direction, draw, images  # noqa: E402
+
+with np.load(FIXTURES / "transformers.npz") as _file:
+    STORED = dict(_file)
+CASES = json.loads(STORED.pop("cases").tobytes())["cases"]
+
+
+def tensors(name, purpose="value"):
+    """The content of the file: all of its tensors, also those that we leave out."""
+    return {n: draw(n, shape, purpose) for n, shape in CASES[name]["tensors"].items()}
+
+
+def net(name, **keywords):
+    return getattr(nets, CASES[name]["net"])(**CASES[name]["keywords"] | keywords)
+
+
+def apply(name, variables, x, **keywords):
+    model = net(name, **keywords)
+    outputs = jit(lambda v, x: model.apply(v, x, train=False))(variables, x)
+    return {key: np.asarray(outputs[key], np.float32) for key in ("features", "pooled")}
+
+
+def load(folder, name, purpose="value", **keywords):
+    path = folder / f"{purpose}.safetensors"
+    path.write_bytes(safetensors.numpy.save(tensors(name, purpose)))
+    notes = []
+    variables = weights.load(path, net(name, **keywords), report_fn=notes.append)
+    assert notes == []
+    return variables
+
+
+def close(ours, theirs, tolerance=1e-5):
+    ours = np.asarray(ours)
+    assert ours.shape == theirs.shape
+    assert np.max(np.abs(ours - theirs)) <= tolerance * np.max(np.abs(theirs))
+
+
+def check_outputs(key, outputs):
+    close(outputs["pooled"], STORED[f"{key}/pooled"])
+    stored = STORED[f"{key}/features"]
+    close(outputs["features"][tuple(slice(n) for n in stored.shape)], stored)
+
+
+def keys(name):
+    """The names of the stored arrays, by size."""
+    return {tuple(size): f"{name}/{size[0]}x{size[1]}" for size in CASES[name]["sizes"]}
+
+
+# The first file of each net has all sizes and gradients; other namings have one size.
+FIRST = list({case["net"]: name for name, case in reversed(CASES.items())}.values())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_published_file_gives_the_outputs_of_its_own_code(name, tmp_path):
+    variables = load(tmp_path, name)
+    for size, key in list(keys(name).items())[0 if name in FIRST else -1 :]:
+        check_outputs(key, apply(name, variables, images(size)))
+
+
+def inner(a, b):
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return sum(np.vdot(np.float64(x), np.float64(y)) for x, y in pairs)
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_derivatives_with_respect_to_parameters_and_images(name, tmp_path):
+    variables, along = load(tmp_path, name), load(tmp_path, name, "along")
+    params, model = variables.pop("params"), net(name)
+    size, key = list(keys(name).items())[-1]
+
+    def loss(params, x):
+        outputs = model.apply({"params": params, **variables}, x, train=False)
+        terms = [outputs[k] * direction(k, outputs[k].shape) for k in ("features", "pooled")]
+        return sum(map(jnp.sum, terms))
+
+    x = images(size)
+    loss_value, gradients = jit(jax.value_and_grad(loss, argnums=(0, 1)))(params, x)
+    expected_loss, of_image, of_params = STORED[f"{key}/derivatives"]
+    np.testing.assert_allclose(loss_value, expected_loss, rtol=1e-4, atol=1e-3)
+    x_along = draw("image", x.shape, "along")
+    for ours, theirs, expected in (
+        (gradients[0], along["params"], of_params),
+        (gradients[1], x_along, of_image),
+    ):
+        # A sum of terms of both signs: its error is relative to the vectors.
+        size = np.sqrt(inner(ours, ours) * inner(theirs, theirs))
+        assert abs(inner(ours, theirs) - expected) <= 1e-6 * size
+        assert abs(expected) > 1e-5 * size
+
+
+def test_bfloat16_is_near_float32(tmp_path):
+    for name in ("dinov3_splus", "siglip"):
+        variables, (size, key) = load(tmp_path, name), list(keys(name).items())[-1]
+        outputs = apply(name, variables, images(size), dtype="bfloat16")
+        ours, exact = outputs["pooled"], STORED[f"{key}/pooled"]
+        cosines = np.sum(ours * exact, -1) / np.linalg.norm(ours, axis=-1)
+        assert np.min(cosines / np.linalg.norm(exact, axis=-1)) > 0.999
+        assert np.max(np.abs(ours - exact)) > 1e-4
+
+
+# Image towers as transformers holds them, with the mask token of DINO and without what is in no
+# file of ours: https://huggingface.co/docs/transformers.
+PUBLISHED_COUNTS = {
+    "dinov2_s14": 22_056_576 - 384,
+    "dinov2_b14": 86_580_480 - 768,
+    "dinov2_l14": 304_368_640 - 1024,
+    "dinov2_g14": 1_136_480_768 - 1536,
+    "dinov2_s14_reg": 22_056_576 + 3 * 384,
+    "dinov2_b14_reg": 86_580_480 + 3 * 768,
+    "dinov2_l14_reg": 304_368_640 + 3 * 1024,
+    "dinov2_g14_reg": 1_136_480_768 + 3 * 1536,
+    "dinov3_s16": 21_596_544 - 384,
+    "dinov3_splus16": 28_692_864 - 384,
+    "dinov3_b16": 85_660_416 - 768,
+    "dinov3_l16": 303_129_600 - 1024,
+    "dinov3_hplus16": 840_592_640 - 1280,
+    "clip_b32": 87_849_216,
+    "clip_b16": 86_192_640,
+    "clip_l14": 303_966_208,
+    "clip_l14_336": 304_293_888,
+    "openclip_h14": 632_077_824 - 1024,  # timm adds a bias of zeros
+    "siglip_b16_224": 92_884_224,
+    "siglip2_b16_256": 92_930_304,
+    "siglip2_l16_256": 315_956_224,
+    "siglip_so400m14_384": 428_225_600,
+    "siglip2_so400m16_256": 427_888_064,
+    "vit_s16": 21_665_664,
+    "vit_b16": 85_798_656,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_COUNTS)
+def test_the_number_of_parameters_is_the_published_one(name):
+    def count(depth):
+        model = getattr(nets, name)(depth=depth)
+        shapes = nets.layers.shapes(model, model.image_size)["params"]
+        return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+    one, two = count(1), count(2)  # all blocks are equal
+    assert one + (getattr(nets, name)().depth - 1) * (two - one) == PUBLISHED_COUNTS[name]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("dtype", "atol"), [(jnp.float32, 1e-6), (jnp.bfloat16, 0.01)])
+def test_attention_is_that_of_jax(dtype, atol, is_causal):
+    q, k, v = (jax.random.normal(key, (2, 5, 3, 4), dtype) for key in jax.random.split(KEY, 3))
+    expected, plain_fn = jax.vjp(
+        lambda *x: jax.nn.dot_product_attention(*x, is_causal=is_causal), q, k, v
+    )
+    result, gradients_fn = jax.vjp(lambda *x: attention(*x, is_causal=is_causal), q, k, v)
+    assert result.dtype == dtype
+    for ours, theirs in zip((result, *gradients_fn(v)), (expected, *plain_fn(v)), strict=True):
+        np.testing.assert_allclose(
+            *(np.asarray(x, np.float32) for x in (ours, theirs)), atol=atol, rtol=atol
+        )
+
+
+def test_registers_are_in_no_map():
+    """A map of constant images has no position where another token could have slipped in."""
+    model = nets.dinov2_s14_reg(width=32, heads=2, depth=1, image_size=28)
+    shapes = nets.layers.shapes(model, 28)
+    variables = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: np.full(leaf.shape, 0.0 if "pos_embed" in str(path) else 0.1, "f4"),
+        shapes,
+    )
+    outputs = jax.jit(lambda v: model.apply(v, np.ones((1, 28, 28, 3), "f4"), train=False))
+    features = outputs(variables)["features"]
+    assert features.shape == (1, 2, 2, 32)
+    np.testing.assert_allclose(features, np.broadcast_to(features[:, :1, :1], features.shape))
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "message"),
+    [
+        (nets.dinov2_s14(depth=1), (224, 256), "224 x 256 pixels cannot be cut into patches of 14"),
+        (nets.unicom_b32(depth=1), (256, 256), "do not fit a head that flattens the tokens of 224"),
+        (nets.siglip_b16_224(depth=1, pool="class"), (224, 224), "without a class token"),
+        (nets.dinov2_s14(depth=1, resize="bilinear"), (224, 224), "resize is one of torch, torch_"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(model, size, message, unchecked):
+    x = jnp.zeros((1, *size, 3))
+    with pytest.raises(ValueError, match=message) as error:
+        jax.eval_shape(lambda key: model.init(key, x, train=False), jax.random.key(0))
+    assert "\n" not in str(error.value)

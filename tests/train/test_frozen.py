@@ -1,0 +1,113 @@
+"""A run from a pretrained backbone is compared with it, and is not exported if it is worse."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from pretrained import RESNET, with_weights
+from system import METHODS, tiny
+
+from dmljax import bundle
+from dmljax.bundle import exporting
+from dmljax.config.build import build
+from dmljax.main import main
+from dmljax.methods.assemble import backbone_features
+from dmljax.metrics import per_query
+from dmljax.report import run as run_facts
+from dmljax.runs import folder, frozen, training
+from dmljax.train import results
+from dmljax.train.evaluation import Evaluator
+from dmljax.train.journal import read
+
+NARROW = {"name": "pairs", "dim": 1}
+
+
+def _run(place, source, **fields):
+    fields = {"start": str(source), "carried": "backbone"} | fields
+    training.run(tiny(place, **fields), place / "run")
+    return place / "run"
+
+
+@pytest.fixture(scope="module")
+def worse(source, tmp_path_factory):
+    """A run whose embeddings of one number know less than its backbone."""
+    return _run(tmp_path_factory.mktemp("worse"), source, method=NARROW, validation=0.5)
+
+
+def test_scores_are_those_of_the_plain_backbone_on_both_splits(worse, source):
+    run, _ = folder.reopen(worse)
+    _, start = folder.reopen(source)
+    for split, prefix in (("test", "frozen"), ("val", "frozen_val")):
+        images = run.splits[split]
+        x = jnp.asarray(images.records / 255, jnp.float32)
+        rows = np.asarray(backbone_features(run.net, start.params, start.model_state, x))
+        expected = per_query(rows / np.linalg.norm(rows, axis=1, keepdims=True), images.labels)
+        lines = [x for x in read(worse / "metrics.jsonl") if f"{prefix}/R@1" in x]
+        assert [line["step"] for line in lines] == [0]
+        for name in ("R@1", "MAP@R"):
+            assert lines[0][f"{prefix}/{name}"] == pytest.approx(expected[name].mean(), abs=1e-6)
+            assert results.read(worse).scores[f"{prefix}/{name}"] == lines[0][f"{prefix}/{name}"]
+
+
+def test_a_worse_run_says_so_and_is_exported_only_on_demand(worse, tmp_path):
+    out = tmp_path / "a.bundle"
+    words = ["export", str(worse), f"--out={out}", "--batch-sizes=8"]
+    with pytest.raises(ValueError, match=r"worse than frozen by [1-9].* on held-out classes") as e:
+        main(words)
+    assert "\n" not in str(e.value) and "--allow-worse" in str(e.value) and not out.exists()
+    assert main([*words, "--allow-worse"]) == 0
+    card = (out / "README.md").read_text()
+    assert "MAP@R of the backbone without training" in card
+    assert "Minus the frozen backbone" in card and bundle.load(out).embed is not None
+
+
+def test_deleted_scores_do_not_switch_the_guard_off(source, tmp_path):
+    run = _run(tmp_path, source, method=NARROW)
+    for file in (run / "frozen").rglob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(ValueError, match=r"worse than frozen by .* on the test split"):
+        exporting.export(run, tmp_path / "a.bundle")
+
+
+def test_an_untouched_backbone_is_no_worse(source, tmp_path, capsys):
+    fields = {"method": {"name": "pairs", "dim": None}, "pictures": True}
+    fields["net"] = {**tiny(tmp_path)["net"], "frozen": True}
+    run = _run(tmp_path, source, optimizer={"name": "sgd", "rate": 0.0}, **fields)
+    assert "R@1 +0.0" in capsys.readouterr().out
+    exporting.export(run, tmp_path / "a.bundle", batch_sizes=(8,))
+    page = (run / "report.html").read_text()
+    assert "Minus the frozen backbone on the test split R@1 +0.0" in page
+    curves = run_facts.read(run).curves(None)
+    levels = [x for x in curves["scores"] if x["name"] == "frozen: test MAP@R"]
+    assert len(levels) == 1 and len(set(levels[0]["values"])) == 1
+
+
+def test_the_card_knows_the_weights_at_the_begin_of_a_row_of_runs(tmp_path):
+    net = with_weights(tmp_path, RESNET)
+    training.run(tiny(tmp_path, net=net), tmp_path / "first")
+    plain = {name: value for name, value in net.items() if name != "weights"}
+    for name, before in (("second", "first"), ("third", "second")):
+        fields = {"net": plain, "start": str(tmp_path / before), "steps": 1}
+        training.run(tiny(tmp_path, **fields), tmp_path / name)
+    exporting.export(tmp_path / "third", tmp_path / "b", batch_sizes=(8,), allow_worse=True)
+    card = (tmp_path / "b" / "README.md").read_text()
+    assert "Pretraining: weights7.safetensors, of unknown source and license" in card
+
+
+@pytest.mark.parametrize("method", ["graph", "dvml", "abe"])
+def test_every_method_has_the_plain_backbone_as_its_baseline(source, tmp_path, method):
+    run = build(tiny(tmp_path, start=str(source), carried="backbone", **METHODS[method]))
+    assert run.evaluation.frozen
+    rows = Evaluator(run).frozen_fn(frozen.initial_state.backbone(run))(run.test)
+    _, start = folder.reopen(source)
+    x = jnp.asarray(run.test.records / 255, jnp.float32)
+    output = run.pooled_output or "pooled"
+    expected = backbone_features(run.net, start.params, start.model_state, x, output=output)
+    expected = np.array(expected)
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(rows, expected, atol=1e-5)
+
+
+def test_a_run_without_a_backbone_has_no_baseline(tmp_path):
+    assert build(tiny(tmp_path)).evaluation.frozen is False
+    with pytest.raises(ValueError, match="scores a pretrained backbone: give"):
+        build(tiny(tmp_path, evaluate={"frozen": True}))

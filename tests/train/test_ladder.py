@@ -1,0 +1,160 @@
+"""Fine-tuning in steps: each is a run, and the best on held-out classes counts."""
+
+import json
+import os
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+from processes import started
+from system import tiny, write_config
+
+from dmljax import adapt, bundle
+from dmljax.config.build import build, digests_of
+from dmljax.files import result as results
+from dmljax.main import main
+from dmljax.runs import folder, ladder
+
+CENTERED = {"name": "pairs", "dim": 8, "dense_fn": "centered_dense"}
+HEAD = {"name": "head", "trained": "last", "select": "val/MAP@R", "rates": [1e-4, 1e-2]}
+STEPS = [HEAD, {"name": "all", "steps": {"1": 4, "1000": 999}}, {"name": "mix", "shares": [0.5]}]
+
+
+def _config(place, source, **fields):
+    net = tiny(place)["net"] | {"frozen": True}
+    fields = {"ladder": STEPS, "method": CENTERED, "net": net, "validation": 0.5} | fields
+    fields["loss"] = "supcon"
+    return tiny(place, start=str(source), carried="backbone", **fields)
+
+
+@pytest.fixture(scope="module")
+def climbed(source, tmp_path_factory):
+    place = tmp_path_factory.mktemp("ladder")
+    file = write_config(place, _config(place, source, pictures=True))
+    assert main(["train", f"--config={file}", f"--workdir={place / 'run'}"]) == 0
+    return place / "run"
+
+
+def test_the_best_step_on_held_out_classes_counts(climbed, tmp_path):
+    content = json.loads((climbed / "ladder.json").read_text())
+    rows = {row["name"]: row for row in content["rows"]}
+    assert list(rows) == ["frozen", "head", "all", "mix"]
+    best = max((row for row in rows.values() if row["folder"]), key=lambda row: row["held_out"])
+    assert content["chosen"] == best["folder"]
+    high = -1
+    for row in rows.values():
+        assert row["is_kept"] == (row["held_out"] > high)
+        high = max(high, row["held_out"])
+    for name in ("head", "all", "mix"):
+        result = results.read(climbed / rows[name]["folder"])
+        assert result.scores["val/MAP@R"] == rows[name]["held_out"]
+        assert {row["split"] for row in result.against_frozen} == {"test", "val"}
+    assert results.read(climbed / "all").steps == 4
+    heads = {p.name: results.read(p).scores["val/MAP@R"] for p in climbed.glob("head-*")}
+    assert len(heads) == 2 and heads[rows["head"]["folder"]] == max(heads.values())
+    # As a study finds the run of a row.
+    config = _config(climbed.parent, results.read(climbed).pretraining, pictures=True)
+    assert results.read(climbed).digests == digests_of(config)._asdict()
+    page = (climbed / "report.html").read_text()
+    assert all(f'"{name}"' in page for name in ("frozen", "head", "all", "mix"))
+    main(["export", str(climbed), f"--out={tmp_path / 'b'}", "--batch-sizes=8", "--allow-worse"])
+    images = np.load(folder.reopen(climbed)[0].config["dataset"]["path"])["images"][:8]
+    embed_fn, variables, _ = folder.load(climbed / content["chosen"])
+    rows = bundle.load(tmp_path / "b").embed(list(images))
+    np.testing.assert_allclose(rows, embed_fn(variables, images), atol=1e-5)
+
+
+def test_the_mixed_step_is_the_average_of_the_two_before(climbed):
+    rows = json.loads((climbed / "ladder.json").read_text())["rows"]
+    head, all_, mix = (folder.reopen(climbed / row["folder"])[1] for row in rows if row["folder"])
+    expected = adapt.interpolated(all_.params, head.params, share=0.5)
+    for a, b in zip(*map(jax.tree.leaves, (mix.params, expected)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-7)
+    kernel = [np.asarray(x.params["head"]["red"]["kernel"]) for x in (head, all_, mix)]
+    np.testing.assert_allclose(kernel[2], (kernel[0] + kernel[1]) / 2, atol=1e-6)
+    assert np.abs(kernel[0] - kernel[1]).max() > 1e-4
+
+
+def test_the_next_step_starts_from_the_best_head(climbed):
+    config = json.loads((climbed / "all" / "config.json").read_text())
+    rows = json.loads((climbed / "ladder.json").read_text())["rows"]
+    assert config["start"] == str(climbed / rows[1]["folder"]) and config["carried"] == "all"
+    # The head is carried, not fitted again.
+    lines = (climbed / "all" / "metrics.jsonl").read_text()
+    assert "frozen" not in lines and (climbed / "all" / "frozen").is_dir()
+
+
+def test_a_finished_ladder_is_read_and_another_one_is_refused(climbed, source, capsys):
+    place = climbed.parent
+    before = {p: p.stat().st_mtime_ns for p in climbed.glob("*/checkpoints/*")}
+    ladder.run(_config(place, source, pictures=True), climbed)
+    assert before == {p: p.stat().st_mtime_ns for p in climbed.glob("*/checkpoints/*")}
+    assert "== " not in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"holds a run of another config: seed"):
+        ladder.run(_config(place, source, pictures=True, seed=3), climbed)
+
+
+def test_a_killed_ladder_ends_the_same(climbed, source, tmp_path):
+    config = _config(climbed.parent, source)
+    with started(tmp_path, tmp_path / "whole", config) as process:
+        assert process.wait(120) == 0, (tmp_path / "out.txt").read_text()
+    with started(tmp_path, tmp_path / "run", config) as process:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "run" / "all" / "checkpoints").is_dir():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+    with started(tmp_path, tmp_path / "run", config) as process:
+        assert process.wait(120) == 0, (tmp_path / "out.txt").read_text()
+    folders = [tmp_path / "whole", tmp_path / "run"]
+    ends = [json.loads((x / "ladder.json").read_text()) for x in folders]
+    for a, b in zip(*(end["rows"] for end in ends), strict=True):
+        assert {k: v for k, v in a.items() if k != "minutes"} == {
+            k: v for k, v in b.items() if k != "minutes"
+        }
+    states = [folder.reopen(x / "mix")[1].params for x in folders]
+    for a, b in zip(*map(jax.tree.leaves, states), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_without_held_out_classes_nothing_is_chosen(source, tmp_path, capsys):
+    ladder.run(_config(tmp_path, source, validation=0.0), tmp_path / "run")
+    assert "no classes are held out (validation=0): the ladder has only" in capsys.readouterr().out
+    assert not (tmp_path / "run" / "all").exists()
+
+
+def test_few_classes_leave_only_the_first_step(source, tmp_path, capsys):
+    config = _config(tmp_path, source)
+    config |= {"dataset": config["dataset"] | {"split": 0.3}, "pictures": True}
+    ladder.run(config, tmp_path / "run")
+    assert "2 training classes are too few to hold some out" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "run" / "ladder.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == ["frozen", "head"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([{"steps": 3}], "ladder.0 has no name"),
+        ([HEAD, {"name": "mix", "shares": [0.5]}], "mixes the two steps before it"),
+        ([HEAD, HEAD], "a name of its own"),
+        ([HEAD, {"name": "all", "stepz": 3}], "has no field 'stepz'"),
+        (
+            [HEAD, {"name": "lora", "trained": {"name": "lora", "targets": "no"}}],
+            "matches no kernel",
+        ),
+        ([HEAD, {"name": "a", "rates": 3}], "rates must be a list of numbers, not 3"),
+        ([HEAD, {"name": "a"}, {"name": "b", "shares": [2.0]}], "between 0 and 1, not 2.0"),
+    ],
+)
+def test_wrong_ladders_are_refused_before_anything_is_written(source, tmp_path, steps, message):
+    with pytest.raises((ValueError, TypeError), match=message) as error:
+        ladder.run(_config(tmp_path, source, ladder=steps), tmp_path / "run")
+    assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
+
+
+def test_mixed_with_needs_a_start(tmp_path):
+    with pytest.raises(ValueError, match="is averaged with the parameters of another run"):
+        build(tiny(tmp_path, mixed_with="runs/a"))
