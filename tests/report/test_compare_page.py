@@ -157,7 +157,9 @@ def test_the_comparison_in_a_browser(runs):
         assert ids[:2] == ["compare", "scores"]
         text = opened.inner_text("#compare")
         assert "worse" in text and "right only in first" in text
-        assert opened.evaluate("document.documentElement.scrollWidth") == 390
+        for width in (320, 390):
+            opened.set_viewport_size({"width": width, "height": 800})
+            assert opened.evaluate("document.documentElement.scrollWidth") == width
         for name in runs:
             drawn = opened.locator(f"#compare-maps svg[aria-label='Map of {name}'] path")
             shapes = drawn.evaluate_all("paths => paths.map((p) => p.getAttribute('d'))")
