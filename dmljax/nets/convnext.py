@@ -50,7 +50,7 @@ class _Block(nn.Module):
         y = layers.named("mlp", mlp, _norm(y, "norm", self.dtype))
         gamma = self.param("gamma", nn.initializers.constant(1e-6), (width,))
         y = y * gamma.astype(y.dtype)[None, None, None]
-        return x + layers.DropPath(self.drop_path, name="drop_path")(y)
+        return layers.with_stored_gradient(x + layers.DropPath(self.drop_path, name="drop_path")(y))
 
 
 class ConvNeXt(nn.Module, kw_only=True):

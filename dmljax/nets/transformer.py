@@ -106,9 +106,9 @@ class Parts(NamedTuple):
     def block(self, x: jax.Array, *, drop_path: float = 0.0) -> jax.Array:
         """One block; each branch is left out for a share `drop_path` of the images."""
         y = self._scaled(layers.named("attn", self.attention, self.norm(x, "norm1")), "ls1")
-        x = x + layers.DropPath(drop_path, name="drop_path1")(y)
+        x = layers.with_stored_gradient(x + layers.DropPath(drop_path, name="drop_path1")(y))
         y = self._scaled(layers.named("mlp", self.mlp, self.norm(x, "norm2")), "ls2")
-        return x + layers.DropPath(drop_path, name="drop_path2")(y)
+        return layers.with_stored_gradient(x + layers.DropPath(drop_path, name="drop_path2")(y))
 
     def _scaled(self, x: jax.Array, name: str) -> jax.Array:
         return _Scale(name=name)(x) if self.layer_scale else x

@@ -32,6 +32,7 @@ from dmljax.nets.layers.stages import (
     named,
     shapes,
     stage_range,
+    with_stored_gradient,
 )
 
 __all__ = [
@@ -62,4 +63,5 @@ __all__ = [
     "orthogonal_dense",
     "shapes",
     "stage_range",
+    "with_stored_gradient",
 ]

@@ -21,6 +21,7 @@ __all__ = [
     "named",
     "shapes",
     "stage_range",
+    "with_stored_gradient",
 ]
 
 
@@ -123,3 +124,30 @@ def shapes(net: nn.Module, image_size: int, *, channels: int = 3) -> Any:
     """Shapes and types of the variables of `net` for images of this size. Computes nothing."""
     image = jax.ShapeDtypeStruct((1, image_size, image_size, channels), jnp.float32)
     return jax.eval_shape(lambda key, x: net.init(key, x, train=False), jax.random.key(0), image)
+
+
+@jax.custom_vjp
+def with_stored_gradient(x: jax.Array) -> jax.Array:
+    """x. On CPUs its gradient is computed once and stored.
+
+    XLA fuses the gradient of a sum x + f(x) into everything that reads it. In a row of such sums,
+    each then repeats those of all later ones: the gradient of DINOv2 S/14 takes 1.7 times the time.
+    Nothing is fused across a loop. This one is never entered, except for NaN, which stays NaN.
+    """
+    return x
+
+
+def _stored(g: jax.Array) -> jax.Array:
+    def doubled(carry):
+        is_nan, g = carry
+        return is_nan & False, 2 * g
+
+    first = g.reshape(-1)[0]
+    return jax.lax.while_loop(lambda carry: carry[0], doubled, (first != first, g))[1]
+
+
+def _stored_gradient(_, g: jax.Array) -> tuple[jax.Array]:
+    return (jax.lax.platform_dependent(g, cpu=_stored, default=lambda g: g),)
+
+
+with_stored_gradient.defvjp(lambda x: (x, None), _stored_gradient)
