@@ -14,7 +14,7 @@ from dmljax.nets import layers
 VIT = functools.partial(
     nets.vit_s16, width=16, heads=2, depth=3, patch=4, image_size=16, resize="antialiased"
 )
-CONVNEXT = functools.partial(nets.convnext_t, width=8, blocks=(1, 1, 1, 1))
+CONVNEXT = functools.partial(nets.convnext_t, width=8, blocks=(1, 1, 1, 1), impl="xla")
 RNG = np.random.default_rng(0)
 
 
