@@ -101,6 +101,23 @@ def test_the_standard_crop_can_resize_first_and_keep_a_share():
         assert (cropped == transforms.random_flip(box, rng)).all()
 
 
+def test_the_standard_crop_can_leave_mirroring_out_and_change_colors():
+    image = _positions(90, 70)
+    options = {"size": 32, "area": (0.9, 1.0)}
+    for seed in range(10):
+        rng = _rng(seed)
+        box = transforms.random_resized_crop(image, rng, **options)
+        mirrored = transforms.random_flip(box, rng, probability=1.0)
+        plain = transforms.standard_train(image, _rng(seed), **options, flip=0.0)
+        assert (plain == box).all()
+        output = transforms.standard_train(image, _rng(seed), **options, flip=1.0, color=0.4)
+        shares = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
+        assert (output == transforms.color_jitter(mirrored, rng, **shares)).all()
+    for wrong in ({"flip": 1.5}, {"color": -0.1}):
+        with pytest.raises(ValueError, match="must be between 0 and 1"):
+            transforms.standard_train(image, _rng(), **wrong)
+
+
 def test_resize_equals_torchvision():
     for h, w, shape in ((375, 500, (256, 341)), (500, 375, (341, 256)), (333, 500, (256, 384))):
         out = transforms.resize(_image(h, w), _rng(), size=256)

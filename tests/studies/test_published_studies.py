@@ -151,6 +151,17 @@ def test_what_learns_are_rows_with_one_head_and_loss(tmp_path, monkeypatch):
     assert "prompts" not in names and len(names) == len(configs) - 1
 
 
+def test_each_row_changes_one_part_of_the_augmentation(tmp_path, monkeypatch):
+    file = tmp_path / "weights.pth"
+    file.write_bytes(b"weights")
+    monkeypatch.setattr(at_hand, "weights_at_hand", lambda folder=None: {"mobilenet_v2": file})
+    configs = plan.check_rows(study_file.read(f"{ROOT}/studies/augmentation.py:dataset=cub200"))
+    first, *others = [dict(config["transform"]) for config in configs.values()]
+    assert first["area"] == [0.4, 1.0] and not {"flip", "color"} & set(first)
+    changed = [{k for k in other if other[k] != first.get(k)} for other in others]
+    assert changed == [{"area"}, {"area"}, {"flip"}, {"color"}, {"color"}]
+
+
 @pytest.mark.parametrize("row", ["2-heads", "ABE-4(256)"])
 def test_sizes_are_those_of_the_paper(row):
     """Of table 1 and figure 4; `tests/methods/test_abe_sizes.py` counts the nets of all rows."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dmljax.data.transforms.colors import random_erasing
+from dmljax.data.transforms.colors import color_jitter, random_erasing
 from dmljax.data.transforms.distortion import distort, distort_batch
 from dmljax.data.transforms.geometry import (
     center_crop,
@@ -57,22 +57,32 @@ def standard_train(
     size: int = 224,
     shorter: int | None = None,
     area: tuple[float, float] = (0.08, 1.0),
+    flip: float = 0.5,
+    color: float = 0.0,
     antialias: bool = True,
     filter: str = "bilinear",
     scaled_decode: bool = False,
 ) -> np.ndarray:
     """Random resized crop and flip, as usual for ImageNet. The default for photographs.
 
-    `area`: the least and the largest share of the image that the crop takes. `shorter` first
-    resizes the shorter side, as the code of the multi-similarity loss does. `scaled_decode` is for
-    readers: they may decode large JPEGs at a fraction of their size (`SHORTER_SIDES`).
+    `area`: the least and the largest share of the image that the crop takes. `flip`: how probable a
+    mirror image is. `color`: by which share brightness, contrast and saturation may change, and the
+    hue by a quarter of it. `shorter` first resizes the shorter side, as the code of the
+    multi-similarity loss does. `scaled_decode` is for readers: they may decode large JPEGs at a
+    fraction of their size (`SHORTER_SIDES`).
     """
+    if not 0 <= flip <= 1 or not 0 <= color <= 1:
+        raise ValueError(f"flip={flip} and color={color} must be between 0 and 1")
     if shorter is not None:
         image = resize(image, rng, size=shorter, antialias=antialias, filter=filter)
     image = random_resized_crop(
         image, rng, size=size, area=area, antialias=antialias, filter=filter
     )
-    return random_flip(image, rng)
+    image = random_flip(image, rng, probability=flip)
+    if not color:
+        return image
+    shares = dict.fromkeys(("brightness", "contrast", "saturation"), color)
+    return color_jitter(image, rng, **shares, hue=color / 4)
 
 
 def shorter_of(size: int) -> int:
