@@ -289,7 +289,7 @@ class _Handlers:
             if name in generation.pictures and await self._service.on_index(
                 _index(generation).contains, [name]
             ) == [True]:
-                data = await self._service.on_decoder(generation.pictures.read, name)
+                data = await self._service.picture(generation, name)
         if data is None:
             raise Refused(404, "there is no picture of this item")
         headers = {

@@ -8,6 +8,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+import types
 
 import uvicorn
 
@@ -18,11 +20,17 @@ from dmljax.serve.settings import Settings
 
 __all__ = ["run"]
 
+_log = logging.getLogger("dmljax.serve")
 _BACKLOG = 1024
+_LEAST_DRAIN = 1  # seconds, of which the last one is for closing the index
+_STATUS_OF_SIGNAL = 128
 
 
 class _Server(uvicorn.Server):
-    """Also ends if the service cannot start. On SIGHUP, it looks for a new bundle and index."""
+    """Also ends if the service cannot start, and in time whatever still runs.
+
+    On SIGHUP, it looks for a new bundle and index.
+    """
 
     def __init__(self, config: uvicorn.Config, service: Service):
         super().__init__(config)
@@ -32,6 +40,19 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self._service.request_reload)
+
+    def handle_exit(self, sig: int, frame: types.FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        seconds = max(self._service.settings.limits.drain_seconds, _LEAST_DRAIN)
+        end = threading.Timer(seconds, self._end, [sig])
+        end.daemon = True
+        end.start()
+
+    def _end(self, sig: int) -> None:
+        """Threads that compute or search cannot be stopped, and Python would wait for them."""
+        _log.warning("the process ends, although requests or threads still run")
+        self._service.kill()
+        os._exit(_STATUS_OF_SIGNAL + sig)
 
     async def on_tick(self, counter: int) -> bool:
         if self._service.failure is not None:
@@ -63,7 +84,7 @@ def run(settings: Settings) -> int:
         limit_concurrency=limits.connections,
         backlog=_BACKLOG,
         timeout_keep_alive=limits.idle_seconds,
-        timeout_graceful_shutdown=limits.drain_seconds,
+        timeout_graceful_shutdown=max(0, limits.drain_seconds - _LEAST_DRAIN),
     )
     host, port = listening.getsockname()[:2]
     name = f"[{host}]" if ":" in host else host

@@ -1,0 +1,220 @@
+"""Decoding in processes: images and faults that stop one of them stop nobody else."""
+
+import asyncio
+import concurrent.futures
+import io
+import json
+import os
+import pathlib
+import signal
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+from service_cases import indexed, png, served
+
+from dmljax.bundle import headers, preprocessing
+from dmljax.serve.settings import Settings
+from dmljax.serve.workers import Decoders, Turn, work
+
+pytestmark = pytest.mark.xdist_group("serve")
+
+
+def _noise(side, format="PNG", **options):
+    file = io.BytesIO()
+    pixels = np.random.default_rng(side).integers(0, 256, (side, side), np.uint8)
+    Image.fromarray(pixels).save(file, format, **options)
+    return file.getvalue()
+
+
+def _blank(side):
+    file = io.BytesIO()
+    Image.new("RGB", (side, side)).save(file, "PNG")
+    return file.getvalue()
+
+
+def _children(pid):
+    """Processes that decode."""
+    children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    names = {int(x): pathlib.Path(f"/proc/{x}/cmdline").read_bytes() for x in children}
+    return {x for x, name in names.items() if b"dmljax.serve.decoding" in name}
+
+
+@pytest.fixture(scope="module")
+def strict(bundle_folder, tmp_path_factory):
+    """A service whose decoders get little time and memory."""
+    folder = tmp_path_factory.mktemp("strict")
+    words = ("--decoders=2", "--decode-seconds=3", "--max-decode-bytes=60000000")
+    place = indexed(bundle_folder, folder, 5)
+    with served(folder, bundle_folder, f"--index={place}", *words) as running:
+        yield running
+
+
+def _restarts(server):
+    figures = server.request("GET", "/metrics").body.decode().splitlines()
+    return float(
+        next(x for x in figures if x.startswith("dmljax_decoder_restarts_total ")).split()[1]
+    )
+
+
+def test_an_image_that_takes_too_long_costs_its_process_alone(strict):
+    before = _children(strict.process.pid)
+    assert len(before) == 2
+    for pid in before:
+        os.kill(pid, signal.SIGSTOP)  # as if it computed for hours
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        slow = [pool.submit(strict.request, "POST", "/embed", _noise(x)) for x in (200, 201)]
+        assert strict.request("POST", "/embed", png(1)).status == 200  # a small one needs no other
+        for answer in slow:
+            assert answer.result().status == 413
+            assert answer.result().json["error"] == "an image takes longer than 3 s to decode"
+    assert strict.request("POST", "/embed", _noise(202)).status == 200
+    assert _restarts(strict) == 2
+    assert not before & _children(strict.process.pid)
+
+
+def test_a_process_that_is_gone_is_replaced_before_the_next_image(strict):
+    for pid in _children(strict.process.pid):
+        os.kill(pid, signal.SIGKILL)
+    assert strict.request("POST", "/embed", _noise(200)).status == 200
+
+
+def test_an_image_that_takes_too_much_memory_is_refused(strict):
+    before = _children(strict.process.pid)
+    answer = strict.request("POST", "/embed", _blank(5000))
+    assert answer.status == 413 and "more than 60,000,000 bytes to decode" in answer.json["error"]
+    assert strict.request("POST", "/embed", _noise(200)).status == 200
+    assert _children(strict.process.pid) == before
+
+
+def test_slow_kinds_of_images_are_refused(strict):
+    jpeg = _noise(300, "JPEG", progressive=True)
+    scan = jpeg[jpeg.rfind(b"\xff\xda") : -2]
+    for body, text in (
+        (jpeg[:-2] + scan * headers.MAX_SCANS + jpeg[-2:], "scans: the limit is 100"),
+        (b"P3\n2 2\n255\n" + b"1 2 3 " * 4, "binary PPM"),
+    ):
+        answer = strict.request("POST", "/embed", body)
+        assert answer.status == 415 and text in answer.json["error"]
+
+
+def test_pictures_are_decoded_there_too(strict):
+    for pid in _children(strict.process.pid):
+        os.kill(pid, signal.SIGSTOP)
+    assert strict.request("GET", "/items/image?id=cats/01.png").status == 404
+    assert strict.request("GET", "/items/image?id=cats/01.png").status == 200
+
+
+def _prepared(images, count=1):
+    """Numbers of the images in the order in which they are decoded; `images` are lists."""
+    preprocess = preprocessing.from_transform("unchanged", (8, 8, 1))
+    spec = json.dumps(preprocess.to_json()).encode()
+    order = []
+
+    async def decode(decoders, turn, name, image):
+        result = await decoders.prepare(image, work(image), turn, spec=spec, shape=(8, 8, 1))
+        assert result.shape == (8, 8, 1)
+        order.append(name)
+
+    async def main():
+        decoders = Decoders(count, seconds=60, memory=1 << 30, restart_fn=lambda: None)
+        calls = []
+        for request, encoded in images.items():
+            turn = Turn()
+            calls += [decode(decoders, turn, request, image) for image in encoded]
+        tasks = [asyncio.create_task(call) for call in calls]
+        await asyncio.sleep(0)  # all wait before the first one is decoded
+        await decoders.start()
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            await decoders.stop()
+
+    asyncio.run(main())
+    return order
+
+
+def test_a_request_with_many_images_lets_others_pass():
+    image = _noise(500)
+    order = _prepared({"many": [image] * 20, "one": [image], "two": [image] * 2})
+    assert order.index("one") < 6 and order[6:].count("two") < 2
+    assert order.count("many") == 20
+
+
+def test_a_process_is_left_for_images_that_are_not_large():
+    """Large images come first here, and still one process takes the others."""
+    large = _blank(5000)
+    assert work(large).is_large and not work(_noise(500)).is_large
+    order = _prepared({"large": [large] * 2, "small": [_noise(500)] * 3}, count=2)
+    assert order[-1] == "large"
+
+
+def test_headers_that_promise_less_than_the_image_has_are_refused():
+    jpeg = _noise(64, "JPEG")
+    assert work(jpeg).pixels == 64 * 64
+    promised = work(jpeg)._replace(pixels=63 * 64)
+
+    async def main():
+        decoders = Decoders(1, seconds=60, memory=1 << 30, restart_fn=lambda: None)
+        await decoders.start()
+        preprocess = preprocessing.from_transform("unchanged", (8, 8, 1))
+        spec = json.dumps(preprocess.to_json()).encode()
+        try:
+            with pytest.raises(ValueError, match="two sizes"):
+                await decoders.prepare(jpeg, promised, Turn(), spec=spec, shape=(8, 8, 1))
+        finally:
+            await decoders.stop()
+
+    asyncio.run(main())
+
+
+def _is_gone(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_the_end_comes_in_time_whatever_runs(bundle_folder, tmp_path):
+    """A file that never ends holds a thread, which Python would wait for."""
+    place = indexed(bundle_folder, tmp_path, 4)
+    with served(tmp_path, bundle_folder, f"--index={place}", "--drain-seconds=2") as server:
+        decoders = _children(server.process.pid)
+        file = tmp_path / "images" / "cats" / "00.png"
+        file.unlink()
+        os.mkfifo(file)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            stuck = pool.submit(server.request, "GET", "/items/image?id=cats/00.png")
+            time.sleep(0.5)
+            server.process.send_signal(signal.SIGTERM)
+            start = time.monotonic()
+            assert server.process.wait(20) == 128 + signal.SIGTERM
+            assert time.monotonic() - start < 10
+            stuck.exception()
+        for _ in range(100):
+            if all(map(_is_gone, decoders)):
+                break
+            time.sleep(0.1)
+        assert all(map(_is_gone, decoders))
+
+
+def test_the_processes_end_with_a_service_that_is_killed(bundle_folder, tmp_path):
+    with served(tmp_path, bundle_folder, ready=False) as server:
+        for _ in range(100):
+            if decoders := _children(server.process.pid):
+                break
+            time.sleep(0.1)
+        os.kill(min(decoders), signal.SIGSTOP)
+        server.process.kill()
+        server.process.wait()
+        for _ in range(100):
+            if all(map(_is_gone, decoders)):
+                break
+            time.sleep(0.1)
+        assert decoders and all(map(_is_gone, decoders))
+
+
+def test_the_number_of_processes_is_checked(bundle_folder):
+    with pytest.raises(ValueError, match="--decoders=0 must lie between 1 and 256"):
+        Settings(str(bundle_folder), decoders=0).check()
