@@ -23,6 +23,7 @@ from dmljax.bundle import images, preprocessing
 from dmljax.bundle.errors import BadImage
 from dmljax.bundle.preprocessing import Preprocessing
 from dmljax.files.reading import json_value
+from dmljax.serve import allocator
 
 __all__ = ["ANSWER", "DONE", "QUESTION", "READY", "REFUSED", "TOO_LARGE", "main"]
 
@@ -33,9 +34,8 @@ ANSWER = struct.Struct("<BQ")  # one of the following, and the length of what fo
 READY, DONE, REFUSED, TOO_LARGE = range(4)
 _SIDE = 384
 _OUT_OF_MEMORY_SCORE = "500"  # where memory runs out, the system ends this process first
-# Options of mallopt, and bytes. Memory of ordinary images is kept, because the system takes as long
-# to provide it as the decoder to fill it. That of large ones is given back.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _KEPT, _LARGE = -1, -3, 64 << 20, 32 << 20
+# Memory of ordinary images is kept: to get it anew from the system takes as long as to decode.
+_KEPT, _LARGE = 64 << 20, 32 << 20
 
 
 def main(descriptor: int, memory: int) -> None:
@@ -114,10 +114,7 @@ def _received(connection: socket.socket, length: int) -> bytes:
 
 def _limit(memory: int) -> None:
     """No more memory than at present and `memory`."""
-    with contextlib.suppress(OSError, AttributeError):  # glibc alone has this
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(_MMAP_THRESHOLD, _LARGE)
-        libc.mallopt(_TRIM_THRESHOLD, _KEPT)
+    allocator.keep_at_most(_KEPT, large=_LARGE)
     with contextlib.suppress(OSError):
         pathlib.Path("/proc/self/oom_score_adj").write_text(_OUT_OF_MEMORY_SCORE)
     with contextlib.suppress(OSError, ValueError):

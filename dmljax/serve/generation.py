@@ -14,6 +14,7 @@ import gc
 import io
 import json
 import logging
+import math
 import pathlib
 import threading
 import time
@@ -31,6 +32,7 @@ from dmljax.files import cores
 from dmljax.index import folder
 from dmljax.index.base import stopped_when
 from dmljax.serve.batching import Batcher
+from dmljax.serve.budget import Budget, Claim
 from dmljax.serve.errors import Refused
 from dmljax.serve.metrics import Metrics
 from dmljax.serve.pictures import Pictures
@@ -113,13 +115,16 @@ class Service:
         self.current: Generation | None = None
         self._net = ThreadPoolExecutor(1, "net")
         limits = settings.limits
+        self.budget = Budget(limits.memory_bytes)
         self._decoders = Decoders(
             settings.decoders or max(2, cores.count()),
             seconds=limits.decode_seconds,
             memory=limits.decode_bytes,
+            budget=self.budget,
             restart_fn=self.metrics.decoder_restarts.inc,
         )
         self._searchers = ThreadPoolExecutor(2, "index")
+        self._converters = ThreadPoolExecutor(2, "convert")
         self._tasks: list[asyncio.Task] = []
         self._reload_requested = asyncio.Event()
         self._reloading = asyncio.Lock()
@@ -186,7 +191,7 @@ class Service:
         if generation is not None:
             self._retire(generation)
         await self._decoders.stop()
-        for pool in (self._net, self._searchers):
+        for pool in (self._net, self._searchers, self._converters):
             await asyncio.to_thread(pool.shutdown)
 
     def kill(self) -> None:
@@ -315,6 +320,11 @@ class Service:
         finally:
             ended.set()
 
+    async def convert(self, function: Callable[..., _T], *arguments: Any) -> _T:
+        """What a function of `formats` returns; it runs beside the requests."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._converters, function, *arguments)
+
     async def picture(self, generation: Generation, name: str) -> bytes | None:
         """A small JPEG of the picture of an item; None if there is none that can be read."""
         pictures = generation.pictures
@@ -344,11 +354,12 @@ class Service:
             self.waiting_large -= large
             self.metrics.waiting_images.set(self.waiting_images)
 
-    async def embed(self, generation: Generation, images: list[bytes]) -> np.ndarray:
+    async def embed(self, generation: Generation, images: list[bytes], claim: Claim) -> np.ndarray:
         """Embeddings [n d] of encoded images; refused as a whole if one is refused."""
         for image in images:
             if len(image) > (limit := self.settings.limits.image_bytes):
                 raise Refused(413, f"an image has {len(image):,} bytes: the limit is {limit:,}")
+        claim.take(len(images) * math.prod(generation.bundle.input_shape))
         works = [work(image) for image in images]
         with self._admitted(len(images), sum(x.is_large for x in works)):
             batcher, turn = generation.batcher, Turn()

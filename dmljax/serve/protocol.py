@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -12,15 +12,23 @@ __all__ = ["Protocol"]
 
 _HEAD_BYTES = 32 << 10
 _QUEUED = 32  # requests of one connection that wait for the answer to an earlier one
+_MORE = 2  # times as many connections as are served may be open, to be refused with an answer
 _END_OF_HEAD = b"\r\n\r\n"
 
 
 class Protocol(HttpToolsProtocol):
     """Closes a connection whose next head does not arrive in time, or is too large.
 
-    At most 32 requests wait for the answer to an earlier one; then nothing more is read.
+    At most 32 requests wait for the answer to an earlier one; then nothing more is read. A
+    connection beyond `most_connections` closes the one that has longest been without a request. If
+    all have one, its requests are marked `crowded`, and the service refuses them.
     """
 
+    # Connections without a request, the longest waiting one first. The loop of the service is the
+    # only thread that uses them.
+    _idle: ClassVar[dict[Protocol, None]] = {}
+
+    most_connections = 1000
     head_seconds = 20.0
     write_seconds = 20.0
 
@@ -33,6 +41,18 @@ class Protocol(HttpToolsProtocol):
         self._unused = 0
         self._timer: asyncio.TimerHandle | None = None
         self._start_timer()
+        if len(self.connections) > self.most_connections and self._idle:
+            next(iter(self._idle)).abort()
+        elif len(self.connections) > _MORE * self.most_connections:
+            self.abort()
+            return
+        self._idle[self] = None
+
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        self._idle.pop(self, None)
+        self.connections.discard(self)
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Parses what was read, up to the request with which too many are queued.
@@ -44,6 +64,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._idle[self] = None
         if len(self.pipeline) <= _QUEUED // 2:
             self._parse()
 
@@ -79,6 +101,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_message, self._unused = True, 0
+        self._idle.pop(self, None)
+        self.scope["state"]["crowded"] = len(self.connections) > self.most_connections
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -102,6 +126,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._idle.pop(self, None)
         self.transport.stop_timer()
         super().connection_lost(exc)
 

@@ -13,7 +13,7 @@ import types
 
 import uvicorn
 
-from dmljax.serve import app
+from dmljax.serve import allocator, app
 from dmljax.serve.generation import Service
 from dmljax.serve.protocol import Protocol
 from dmljax.serve.settings import Settings
@@ -24,6 +24,7 @@ _log = logging.getLogger("dmljax.serve")
 _BACKLOG = 1024
 _LEAST_DRAIN = 1  # seconds, of which the last one is for closing the index
 _STATUS_OF_SIGNAL = 128
+_KEPT, _LARGE = 16 << 20, 4 << 20  # bytes of freed memory that are kept, and blocks that are not
 
 
 class _Server(uvicorn.Server):
@@ -68,9 +69,11 @@ def run(settings: Settings) -> int:
     )
     logging.getLogger("dmljax.serve").setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    allocator.keep_at_most(_KEPT, large=_LARGE)
     service = Service(settings)
     limits = settings.limits
     Protocol.head_seconds, Protocol.write_seconds = limits.body_seconds, limits.write_seconds
+    Protocol.most_connections = limits.connections
     listening = _listen(settings.host, settings.port)
     config = uvicorn.Config(
         app.create(service),
@@ -81,7 +84,6 @@ def run(settings: Settings) -> int:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=limits.connections,
         backlog=_BACKLOG,
         timeout_keep_alive=limits.idle_seconds,
         timeout_graceful_shutdown=max(0, limits.drain_seconds - _LEAST_DRAIN),

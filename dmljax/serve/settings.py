@@ -18,6 +18,9 @@ class Limits:
 
     image_bytes: int = 32 << 20
     body_bytes: int = 64 << 20
+    answer_bytes: int = 64 << 20
+    values: int = 1 << 21  # in a body of JSON or msgpack: numbers, texts, lists, keys, ...
+    memory_bytes: int = 3 << 29  # of bodies, values, images and answers of all requests together
     images: int = 64  # of one request
     items: int = 1000  # of one request that adds or deletes
     queries: int = 256  # vectors, ids or texts of one search
@@ -64,6 +67,12 @@ class Settings:
             raise ValueError(f"--port={self.port} must lie between 0 and 65535")
         if self.decoders is not None and not 1 <= self.decoders <= 256:
             raise ValueError(f"--decoders={self.decoders} must lie between 1 and 256")
+        limits = self.limits
+        if limits.memory_bytes < (least := limits.decode_bytes * 3 // 2):
+            raise ValueError(
+                f"--max-memory-bytes={limits.memory_bytes} must be {least} or more: one and a half "
+                f"times --max-decode-bytes={limits.decode_bytes}"
+            )
         if self.token_file is None:
             if not is_loopback(self.host):
                 raise ValueError(

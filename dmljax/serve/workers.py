@@ -27,6 +27,7 @@ from dmljax.bundle import headers
 from dmljax.bundle.errors import KINDS, BadImage
 from dmljax.bundle.preprocessing import MAX_PIXELS
 from dmljax.serve import decoding
+from dmljax.serve.budget import Budget, Claim
 from dmljax.serve.errors import Refused
 
 __all__ = ["Decoders", "Turn", "Work", "work"]
@@ -41,6 +42,7 @@ _BYTES_OF_PIXEL, _BYTES_OF_BUFFERED_PIXEL = 15, 20
 _RECEIVED = 1 << 18
 _PAUSE = 1.0  # seconds before another try to start a process
 _START_SECONDS = 60.0
+_LOOK_SECONDS = 0.05
 
 
 class Work(NamedTuple):
@@ -93,15 +95,26 @@ class Decoders:
         count: how many.
         seconds: that an image may take.
         memory: that an image may take, and that all images may take together.
+        budget: has the memory of all requests.
         restart_fn: called for each process that is replaced.
     """
 
-    def __init__(self, count: int, *, seconds: float, memory: int, restart_fn: Callable[[], None]):
+    def __init__(
+        self,
+        count: int,
+        *,
+        seconds: float,
+        memory: int,
+        budget: Budget,
+        restart_fn: Callable[[], None],
+    ):
         self._seconds, self._memory, self._restart_fn = seconds, memory, restart_fn
+        self._budget = budget
         self._waiting: list[_Job] = []  # the next one comes first
         self._changed = asyncio.Condition()
         self._most_large = max(1, count - 1)
         self._large = self._used = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task] = []
         self._processes = [_Process(memory) for _ in range(count)]
 
@@ -115,6 +128,8 @@ class Decoders:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.kill()
+        for process in self._processes:
+            await asyncio.to_thread(process.wait)
 
     def kill(self) -> None:
         """Ends all processes at once."""
@@ -145,28 +160,43 @@ class Decoders:
         async with self._changed:
             self._changed.notify_all()
 
-    def _take(self) -> _Job | None:
-        """The first job for which there is memory."""
+    def _take(self) -> tuple[_Job, Claim] | None:
+        """The first job for which there is memory, and its claim."""
         self._waiting = [job for job in self._waiting if not job.result.done()]
         for i, job in enumerate(self._waiting):
-            fits = self._used + job.work.memory <= self._memory or not self._used
-            if fits and not (job.work.is_large and self._large >= self._most_large):
-                return self._waiting.pop(i)
+            memory = min(job.work.memory, self._memory)
+            fits = self._used + memory <= self._memory
+            if not fits or (job.work.is_large and self._large >= self._most_large):
+                continue
+            claim = self._budget.claim()
+            if claim.try_to_take(memory):
+                self._large += job.work.is_large
+                self._used += memory
+                return self._waiting.pop(i), claim
+            self._look_again()
         return None
+
+    def _look_again(self) -> None:
+        """Nobody says when other requests give memory back."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self._notifying = asyncio.create_task(self._notify())
 
     async def _serve(self, process: _Process) -> None:
         """Gives one image after the other to a process, and replaces the process if it must."""
         while True:
             await self._started(process)
             async with self._changed:
-                job = await self._changed.wait_for(self._take)
-            self._large += job.work.is_large
-            self._used += job.work.memory
+                job, claim = await self._changed.wait_for(self._take)
             try:
-                result: bytearray | Exception = await self._ask(process, job)
+                with claim:
+                    result: bytearray | Exception = await self._ask(process, job)
             finally:
                 self._large -= job.work.is_large
-                self._used -= job.work.memory
+                self._used -= min(job.work.memory, self._memory)
             if not job.result.done():
                 if isinstance(result, Exception):
                     job.result.set_exception(result)
@@ -186,21 +216,22 @@ class Decoders:
                 process.start()
 
     async def _ask(self, process: _Process, job: _Job) -> bytearray | Exception:
-        if process.has_ended:
-            await self._replace(process)
-            await self._started(process)
-        try:
-            async with asyncio.timeout(self._seconds):
-                status, payload = await process.ask(job.image, job.spec, job.work.pixels)
-        except TimeoutError:
-            await self._replace(process)
-            return Refused(413, f"an image takes longer than {self._seconds:g} s to decode")
-        except OSError:  # a decoder crashed, or the system ended it
-            await self._replace(process)
+        for _ in range(2):
+            try:
+                async with asyncio.timeout(self._seconds):
+                    status, payload = await process.ask(job.image, job.spec, job.work.pixels)
+                break
+            except TimeoutError:
+                await self._replace(process)
+                return Refused(413, f"an image takes longer than {self._seconds:g} s to decode")
+            except OSError:  # a decoder crashed, or the process had ended before
+                await self._replace(process)
+                await self._started(process)
+            except asyncio.CancelledError:
+                process.kill()
+                raise
+        else:
             return BadImage("the image cannot be read: its decoder ended", kind="unreadable")
-        except asyncio.CancelledError:
-            process.kill()
-            raise
         if status == decoding.DONE:
             return payload
         if status == decoding.TOO_LARGE:
@@ -233,10 +264,6 @@ class _Process:
                 env=_environment(),
             )
         self._socket.setblocking(False)
-
-    @property
-    def has_ended(self) -> bool:
-        return self._process.poll() is not None
 
     async def ready(self) -> None:
         await self._answer()

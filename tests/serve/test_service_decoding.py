@@ -7,14 +7,17 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 from PIL import Image
-from service_cases import indexed, png, served
+from service_cases import environment, indexed, png, served
 
 from dmljax.bundle import headers, preprocessing
+from dmljax.serve.budget import Budget
 from dmljax.serve.settings import Settings
 from dmljax.serve.workers import Decoders, Turn, work
 
@@ -106,6 +109,11 @@ def test_pictures_are_decoded_there_too(strict):
     assert strict.request("GET", "/items/image?id=cats/01.png").status == 200
 
 
+def _decoders(count):
+    budget = Budget(1 << 31)
+    return Decoders(count, seconds=60, memory=1 << 30, budget=budget, restart_fn=lambda: None)
+
+
 def _prepared(images, count=1):
     """Numbers of the images in the order in which they are decoded; `images` are lists."""
     preprocess = preprocessing.from_transform("unchanged", (8, 8, 1))
@@ -118,7 +126,7 @@ def _prepared(images, count=1):
         order.append(name)
 
     async def main():
-        decoders = Decoders(count, seconds=60, memory=1 << 30, restart_fn=lambda: None)
+        decoders = _decoders(count)
         calls = []
         for request, encoded in images.items():
             turn = Turn()
@@ -156,7 +164,7 @@ def test_headers_that_promise_less_than_the_image_has_are_refused():
     promised = work(jpeg)._replace(pixels=63 * 64)
 
     async def main():
-        decoders = Decoders(1, seconds=60, memory=1 << 30, restart_fn=lambda: None)
+        decoders = _decoders(1)
         await decoders.start()
         preprocess = preprocessing.from_transform("unchanged", (8, 8, 1))
         spec = json.dumps(preprocess.to_json()).encode()
@@ -176,43 +184,61 @@ def _is_gone(pid):
         return True
 
 
-def test_the_end_comes_in_time_whatever_runs(bundle_folder, tmp_path):
-    """A file that never ends holds a thread, which Python would wait for."""
-    place = indexed(bundle_folder, tmp_path, 4)
-    with served(tmp_path, bundle_folder, f"--index={place}", "--drain-seconds=2") as server:
-        decoders = _children(server.process.pid)
-        file = tmp_path / "images" / "cats" / "00.png"
-        file.unlink()
-        os.mkfifo(file)
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            stuck = pool.submit(server.request, "GET", "/items/image?id=cats/00.png")
-            time.sleep(0.5)
-            server.process.send_signal(signal.SIGTERM)
-            start = time.monotonic()
-            assert server.process.wait(20) == 128 + signal.SIGTERM
-            assert time.monotonic() - start < 10
-            stuck.exception()
-        for _ in range(100):
-            if all(map(_is_gone, decoders)):
-                break
-            time.sleep(0.1)
-        assert all(map(_is_gone, decoders))
+def _wait_until_gone(pids):
+    assert pids
+    for _ in range(100):
+        if all(map(_is_gone, pids)):
+            return
+        time.sleep(0.1)
+    raise AssertionError("processes that decode are left")
+
+
+_STUCK = """
+import sys, time
+from dmljax.serve import generation, server
+from dmljax.serve.settings import Limits, Settings
+
+class Service(generation.Service):
+    def __init__(self, settings):
+        super().__init__(settings)
+        self._searchers.submit(time.sleep, 600)
+
+server.Service = Service
+server.run(Settings(sys.argv[1], port=0, limits=Limits(drain_seconds=2)))
+"""
+
+
+def test_the_end_comes_in_time_whatever_runs(bundle_folder):
+    """A thread runs on, for which Python would wait."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _STUCK, bundle_folder],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        text=True,
+    )
+    try:
+        assert process.stdout.readline().startswith("http://")
+        decoders = _children(process.pid)
+        time.sleep(1)
+        process.send_signal(signal.SIGTERM)
+        start = time.monotonic()
+        assert "the process ends, although" in process.communicate(timeout=30)[1]
+        assert process.returncode == 128 + signal.SIGTERM
+        assert time.monotonic() - start < 15
+        _wait_until_gone(decoders)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_the_processes_end_with_a_service_that_is_killed(bundle_folder, tmp_path):
-    with served(tmp_path, bundle_folder, ready=False) as server:
-        for _ in range(100):
-            if decoders := _children(server.process.pid):
-                break
-            time.sleep(0.1)
+    with served(tmp_path, bundle_folder) as server:
+        decoders = _children(server.process.pid)
         os.kill(min(decoders), signal.SIGSTOP)
         server.process.kill()
         server.process.wait()
-        for _ in range(100):
-            if all(map(_is_gone, decoders)):
-                break
-            time.sleep(0.1)
-        assert decoders and all(map(_is_gone, decoders))
+        _wait_until_gone(decoders)
 
 
 def test_the_number_of_processes_is_checked(bundle_folder):
