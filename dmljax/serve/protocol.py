@@ -127,7 +127,7 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._idle.pop(self, None)
-        self.transport.stop_timer()
+        self.transport.end()
         super().connection_lost(exc)
 
     def _start_timer(self) -> None:
@@ -168,7 +168,7 @@ class _Transport:
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop, write_seconds: float):
         self._transport, self._loop, self._write_seconds = transport, loop, write_seconds
         self._written: list[bytes] = []
-        self._held = False
+        self._held = self._has_ended = False
         self._total = self._mark = 0  # bytes that were written, and those that have to go in time
         self._timer: asyncio.TimerHandle | None = None
 
@@ -176,6 +176,8 @@ class _Transport:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
+        if self._has_ended:
+            return
         if not self._written:
             self._loop.call_soon(self._flush)
         self._written.append(data)
@@ -196,8 +198,21 @@ class _Transport:
         self._flush()
         self._transport.close()
 
+    def abort(self) -> None:
+        """Closes the connection at once, also for what is written later."""
+        self.end()
+        self._transport.abort()
+
+    def end(self) -> None:
+        """Writes nothing more."""
+        self._has_ended = True
+        self._written.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _flush(self) -> None:
-        if self._written:
+        if self._written and not self._has_ended:
             data = b"".join(self._written)
             self._written.clear()
             self._total += len(data)
@@ -212,11 +227,6 @@ class _Transport:
     def _expire(self) -> None:
         self._timer = None
         if self._total - self._transport.get_write_buffer_size() < self._mark:
-            self._transport.abort()
+            self.abort()
         else:
             self._start_timer()
-
-    def stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
