@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import functools
@@ -70,7 +71,8 @@ def create(service: Service) -> Guard:
         if route is None:
             raise Refused(405, f"this route has {', '.join(methods)}")
         call = _Call(route, Request(scope, receive), service)
-        response = await call.respond(await getattr(handlers, route.handler)(call))
+        async with call.while_connected():
+            response = await call.respond(await getattr(handlers, route.handler)(call))
         await response(scope, receive, send)
 
     return Guard(dispatch, service, frozenset(api.ROUTES))
@@ -85,12 +87,33 @@ class _Call:
         self.size = _Size(self.claim, service.settings.limits.answer_bytes)
         self.options: Any = formats.query(request.query_params.multi_items(), route.query)
 
+    @contextlib.asynccontextmanager
+    async def while_connected(self) -> AsyncIterator[None]:
+        """Ends the block if the client of a large body goes away: nobody needs its images."""
+        self._watcher: asyncio.Task | None = None
+        try:
+            async with asyncio.timeout(None) as self._connected:
+                yield
+        except TimeoutError:
+            if not self._connected.expired():
+                raise
+            raise Refused(400, "the client went away") from None
+        finally:
+            if self._watcher is not None:
+                self._watcher.cancel()
+
+    async def _watch(self) -> None:
+        await self._request.receive()  # after the body there is only the end of the connection
+        self._connected.reschedule(0)
+
     async def body(self) -> Any:
         """The body as the type of the route, with the options of the address that it leaves out."""
         limits, kind = self._service.settings.limits, formats.content_type(self._headers)
         most = limits.image_bytes if formats.is_image(kind) else limits.body_bytes
         seconds = limits.body_seconds
         data = await read_body(self._request, self.claim, most=most, seconds=seconds)
+        if len(data) > _SMALL:
+            self._watcher = asyncio.create_task(self._watch())
         assert self._route.body is not None
         if self._route.images and formats.is_image(kind):
             body: Any = self._route.body(images=[data])

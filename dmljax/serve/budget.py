@@ -21,13 +21,19 @@ class Budget:
     """Bytes, of which each request holds a `Claim`. Threads may share it."""
 
     def __init__(self, limit: int):
-        self._limit, self._used = limit, 0
+        self._limit, self._used, self._most = limit, 0, 0
         self._lock = threading.Lock()
         self._arriving: dict[Claim, Callable[[], None]] = {}
 
     @property
     def used(self) -> int:
         return self._used
+
+    def most_used(self) -> int:
+        """The most that was taken at a time since the last call."""
+        with self._lock:
+            most, self._most = self._most, self._used
+            return most
 
     def claim(self) -> Claim:
         """A claim on nothing yet; a context manager that gives back what was taken."""
@@ -53,6 +59,7 @@ class Budget:
                 self._used -= largest.held
                 largest.held = 0
             self._used += count
+            self._most = max(self._most, self._used)
             claim.held += count
             return True
 

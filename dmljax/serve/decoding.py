@@ -36,6 +36,7 @@ _SIDE = 384
 _OUT_OF_MEMORY_SCORE = "500"  # where memory runs out, the system ends this process first
 # Memory of ordinary images is kept: to get it anew from the system takes as long as to decode.
 _KEPT, _LARGE = 64 << 20, 32 << 20
+_MANY_PIXELS = 4_000_000  # of an image after which nothing is kept
 
 
 def main(descriptor: int, memory: int) -> None:
@@ -50,6 +51,8 @@ def main(descriptor: int, memory: int) -> None:
             spec = _received(connection, lengths[0])
             status, payload = _answer(spec, _received(connection, lengths[1]), lengths[2])
             connection.sendall(ANSWER.pack(status, len(payload)) + payload)
+            if lengths[2] > _MANY_PIXELS:
+                allocator.trim()
 
 
 def _answer(spec: bytes, image: bytes, pixels: int) -> tuple[int, bytes]:

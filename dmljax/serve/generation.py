@@ -31,6 +31,7 @@ from dmljax.bundle import headers
 from dmljax.files import cores
 from dmljax.index import folder
 from dmljax.index.base import stopped_when
+from dmljax.serve import allocator
 from dmljax.serve.batching import Batcher
 from dmljax.serve.budget import Budget, Claim
 from dmljax.serve.errors import Refused
@@ -48,6 +49,7 @@ _T = TypeVar("_T")
 # take time and memory by the number of pixels.
 _SMALL_BYTES, _SMALL_SIDE, _SMALL_SECONDS = 1 << 14, 128, 1e-3
 _SMALL_FORMATS = ("PNG", "JPEG")
+_TRIM_SECONDS, _TRIM_BYTES = 2.0, 32 << 20
 _NO_INDEX = "no index"
 # Errors that a damaged bundle or index raises while it is opened.
 _OPENING_ERRORS = (ValueError, OSError, ImportError, RuntimeError)
@@ -182,6 +184,7 @@ class Service:
         gc.collect()
         gc.freeze()
         self._tasks.append(asyncio.create_task(self._watch()))
+        self._tasks.append(asyncio.create_task(self._trim()))
 
     async def stop(self) -> None:
         """Closes everything; all requests have ended."""
@@ -255,6 +258,13 @@ class Service:
     def request_reload(self) -> None:
         """Looks at the bundle, the index, the pictures and the tokens now (SIGHUP)."""
         self._reload_requested.set()
+
+    async def _trim(self) -> None:
+        """Gives memory back after times in which requests took much of it."""
+        while True:
+            await asyncio.sleep(_TRIM_SECONDS)
+            if self.budget.most_used() > _TRIM_BYTES:
+                await asyncio.to_thread(allocator.trim)
 
     async def _watch(self) -> None:
         while True:

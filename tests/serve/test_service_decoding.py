@@ -7,10 +7,12 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
 
+import msgpack
 import numpy as np
 import pytest
 from PIL import Image
@@ -100,6 +102,34 @@ def test_slow_kinds_of_images_are_refused(strict):
     ):
         answer = strict.request("POST", "/embed", body)
         assert answer.status == 415 and text in answer.json["error"]
+
+
+def _waiting(server):
+    name = b"\ndmljax_waiting_images "
+    return float(server.request("GET", "/metrics").body.partition(name)[2].split()[0])
+
+
+def test_images_of_a_client_that_is_gone_are_not_decoded(strict):
+    body = msgpack.packb({"images": [_noise(300)] * 30})
+    head = f"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    head += "Content-Type: application/msgpack\r\n\r\n"
+    for pid in _children(strict.process.pid):
+        os.kill(pid, signal.SIGSTOP)
+    with socket.create_connection(("127.0.0.1", strict.port), timeout=20) as connection:
+        connection.sendall(head.encode() + body)
+        for _ in range(100):
+            if (waiting := _waiting(strict)) == 30:
+                break
+            time.sleep(0.02)
+    assert waiting == 30
+    for _ in range(100):  # long before all would be refused, after three seconds each
+        if not _waiting(strict):
+            break
+        time.sleep(0.02)
+    assert not _waiting(strict)
+    for pid in _children(strict.process.pid):
+        os.kill(pid, signal.SIGCONT)
+    assert strict.request("POST", "/embed", _noise(200)).status == 200
 
 
 def test_pictures_are_decoded_there_too(strict):
