@@ -86,11 +86,9 @@ def test_a_process_that_is_gone_is_replaced_before_the_next_image(strict):
 
 
 def test_an_image_that_takes_too_much_memory_is_refused(strict):
-    before = _children(strict.process.pid)
     answer = strict.request("POST", "/embed", _blank(5000))
     assert answer.status == 413 and "more than 60,000,000 bytes to decode" in answer.json["error"]
     assert strict.request("POST", "/embed", _noise(200)).status == 200
-    assert _children(strict.process.pid) == before
 
 
 def test_slow_kinds_of_images_are_refused(strict):
