@@ -27,7 +27,6 @@ from PIL import Image
 
 from dmljax import bundle as bundles
 from dmljax import index as indexes
-from dmljax.bundle import headers
 from dmljax.files import cores
 from dmljax.index import folder
 from dmljax.index.base import stopped_when
@@ -400,7 +399,8 @@ class Service:
         self, generation: Generation, image: bytes, work: Work, turn: Turn
     ) -> np.ndarray:
         start, model = time.perf_counter(), generation.model
-        if len(image) <= _SMALL_BYTES and work.pixels <= model.small_pixels and _is_simple(image):
+        is_small = len(image) <= _SMALL_BYTES and work.pixels <= model.small_pixels
+        if is_small and work.format in _SMALL_FORMATS:
             prepared = model.bundle.prepare_small(image, most_pixels=work.pixels)
         else:
             prepared = None
@@ -410,10 +410,6 @@ class Service:
             )
         self.metrics.decode_seconds.observe(time.perf_counter() - start)
         return prepared
-
-
-def _is_simple(image: bytes) -> bool:
-    return headers.facts(image).format in _SMALL_FORMATS
 
 
 async def _all(coroutines: list[Any]) -> list[np.ndarray]:

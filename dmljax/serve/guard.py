@@ -105,7 +105,7 @@ class Guard:
 
     def _check(self, scope: Any, headers: Mapping[bytes, str], route: str) -> None:
         settings = self._service.settings
-        if scope["state"].get("crowded") and route not in _QUIET_ROUTES:
+        if scope.get("state", {}).get("crowded") and route not in _QUIET_ROUTES:
             raise Refused(503, "too many connections at a time: try again", retry_after=1)
         if self._running > settings.limits.requests and route not in _QUIET_ROUTES:
             raise Refused(503, "too many requests at a time: try again", retry_after=1)

@@ -48,6 +48,7 @@ _LOOK_SECONDS = 0.05
 class Work(NamedTuple):
     """What it takes to decode an image, by its header."""
 
+    format: str | None
     pixels: int
     seconds: float
     memory: int
@@ -65,7 +66,7 @@ def work(image: bytes) -> Work:
     seconds = pixels * (_SECONDS_OF_PIXEL + scans * _SECONDS_OF_SCAN)
     is_buffered = facts.format == "WEBP" or scans > 1
     memory = pixels * (_BYTES_OF_BUFFERED_PIXEL if is_buffered else _BYTES_OF_PIXEL)
-    return Work(pixels, seconds + len(image) * _SECONDS_OF_BYTE, memory + len(image))
+    return Work(facts.format, pixels, seconds + len(image) * _SECONDS_OF_BYTE, memory + len(image))
 
 
 class Turn:
