@@ -8,6 +8,7 @@ Both columns do the same: without a verb, `--mode` names it, and `train` is the 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import importlib
@@ -55,26 +56,26 @@ _XLA_FLAGS = (
 )
 
 
-def tune_cpu() -> None:
+def tune_cpu(*, keep_memory: bool = True) -> None:
     """Makes steps on CPUs faster. It must run before JAX starts.
 
     * glibc keeps freed memory instead of returning it to the system. The temporaries of a step are
       one block; without this, the system provides it page by page at every step, which takes a
-      sixth of the time of a small net, and 40 % of that of MobileNetV2 on 32 photographs.
+      sixth of the time of a small net, and 40 % of that of MobileNetV2 on 32 photographs. A service
+      does not `keep_memory`: one large request would take it for ever.
     * XLA uses its own convolutions. YNNPACK's can take twice as long.
     * jaxlib 0.10 has two ways to compile loops. The older one compiles the step of a small net in
       half the time, and the step is faster by a sixth.
 
     A flag that the user has set already stays as it is.
     """
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-        arena_max, mmap_max, trim_threshold = -8, -4, -1
-        libc.mallopt(arena_max, 1)
-        libc.mallopt(mmap_max, 0)
-        libc.mallopt(trim_threshold, -1)  # no limit; a number ends at 2 GiB
-    except (OSError, AttributeError):
-        pass  # another system has another allocator
+    if keep_memory:
+        with contextlib.suppress(OSError, AttributeError):  # other systems: another allocator
+            libc = ctypes.CDLL("libc.so.6")
+            arena_max, mmap_max, trim_threshold = -8, -4, -1
+            libc.mallopt(arena_max, 1)
+            libc.mallopt(mmap_max, 0)
+            libc.mallopt(trim_threshold, -1)  # no limit; a number ends at 2 GiB
     xla_flags.add(_XLA_FLAGS)
 
 
@@ -120,13 +121,13 @@ def console() -> int:
     if not words or words in (["--help"], ["-h"]):
         print(_overview(), file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
-    tune_cpu()
     settle_environment()
     faulthandler.enable()
     _print_warnings_plainly()
     for stream in (sys.stdout, sys.stderr):  # names of files need not be valid text
         stream.reconfigure(errors="backslashreplace")
     try:
+        tune_cpu(keep_memory=_verb(words)[0] != "serve")
         return main(words)
     except USER_ERRORS as error:
         print_error(error)

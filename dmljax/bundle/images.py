@@ -14,11 +14,12 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
+from dmljax.bundle import headers
 from dmljax.bundle.errors import BadImage
 from dmljax.bundle.preprocessing import Preprocessing
 from dmljax.data import decode
 
-__all__ = ["FORMATS", "MAX_BYTES", "pixels", "prepare", "prepare_small"]
+__all__ = ["FORMATS", "MAX_BYTES", "opened", "pixels", "prepare", "prepare_small"]
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MAX_BYTES = 64 << 20
@@ -75,7 +76,9 @@ def pixels(
         raise BadImage(
             f"the image has {len(data):,} bytes: the limit is {max_bytes:,}", kind="too_large"
         )
-    with _opened(data) as picture:
+    if problem := headers.problem(data):
+        raise BadImage(problem, kind="format")
+    with opened(data) as picture:
         check_size_fn(picture.height, picture.width)
         try:
             # `n_frames` would read the whole file: a small one can list millions of frames.
@@ -100,7 +103,7 @@ def _read(path: str | os.PathLike) -> bytes:
         raise BadImage(f"the image cannot be read: {reason}", kind="unreadable") from error
 
 
-def _opened(data: bytes) -> Image.Image:
+def opened(data: bytes) -> Image.Image:
     """The image with its header read, and no pixels."""
     try:
         with warnings.catch_warnings():

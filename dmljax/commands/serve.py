@@ -28,8 +28,13 @@ __all__ = ["add_arguments", "run"]
 _LIMITS = {
     "max_waiting": ("waiting_images", "then 503"),
     "max_connections": ("connections", "then 503"),
+    "decode_seconds": ("decode_seconds", "to decode one image, then 413"),
+    "max_decode_bytes": ("decode_bytes", "memory to decode one image, then 413"),
     "max_image_bytes": ("image_bytes", "then 413"),
     "max_body_bytes": ("body_bytes", "then 413"),
+    "max_answer_bytes": ("answer_bytes", "then 413"),
+    "max_values": ("values", "in a body of JSON or msgpack, then 413"),
+    "max_memory_bytes": ("memory_bytes", "of all requests in flight together, then 503"),
     "body_seconds": ("body_seconds", "to receive the head, and to receive the body"),
     "write_seconds": ("write_seconds", "for a client to take an answer"),
     "drain_seconds": ("drain_seconds", "after SIGTERM"),
@@ -45,7 +50,7 @@ _SETTINGS: tuple[str, ...] = (
     "allow_add",
     "allow_delete",
 )
-_SETTINGS += ("program",)
+_SETTINGS += ("program", "decoders")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-delete", action="store_true", help="clients may delete items")
     parser.add_argument("--program", default="stablehlo", help="stablehlo (default) or onnx")
     parser.add_argument("--batch-sizes", help="sizes that are compiled, such as 1,4,16,64")
+    parser.add_argument("--decoders", type=int, help="processes that decode images")
     parser.add_argument("--watch", type=float, default=2.0, help="seconds between looks")
     for flag, (field, help_) in _LIMITS.items():
         default = getattr(Limits(), field)

@@ -83,9 +83,10 @@ def _pillow(
             if picture.getexif().get(_ORIENTATION, 1) != 1:
                 picture = ImageOps.exif_transpose(picture)
             if picture.mode.startswith("I"):
-                high = np.asarray(picture, np.int64) >> 8
-                picture = Image.fromarray(np.clip(high, 0, 255).astype(np.uint8))
-            return np.asarray(picture.convert("RGB"))
+                high = np.asarray(picture) >> 8
+                picture = Image.fromarray(np.clip(high, 0, 255, out=high).astype(np.uint8))
+            # Pillow would copy a picture that is RGB already.
+            return np.asarray(picture if picture.mode == "RGB" else picture.convert("RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         # Pillow's message ends with the address of a memory buffer.
         raise UnreadableImage(str(error).split(" <_io")[0]) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import itertools
+import json
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -24,7 +25,16 @@ from dmljax.index.errors import DuplicateId, InvalidInput, UnknownId
 from dmljax.index.filters import Condition
 from dmljax.index.inputs import Settings
 
-__all__ = ["Hit", "Index", "Item", "State", "stop_fn", "stopped_when"]
+__all__ = [
+    "Hit",
+    "Index",
+    "Item",
+    "State",
+    "count_bytes",
+    "counted_by",
+    "stop_fn",
+    "stopped_when",
+]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -50,6 +60,26 @@ def stopped_when(stop_fn: Callable[[], bool]) -> Iterator[None]:
 def stop_fn() -> Callable[[], bool] | None:
     """The function of the block `stopped_when` of this thread; None outside of one."""
     return getattr(_of_thread, "stop_fn", None)
+
+
+@contextlib.contextmanager
+def counted_by(count_fn: Callable[[int], None]) -> Iterator[None]:
+    """Calls of this thread, in the block, report the bytes of ids and metadata that they read.
+
+    `count_fn(bytes)` is called before they become objects, and may raise to end the call.
+    """
+    _of_thread.count_fn = count_fn
+    try:
+        yield
+    finally:
+        _of_thread.count_fn = None
+
+
+def count_bytes(name: str, metadata: str | Mapping[str, Any], *, times: int = 1) -> None:
+    """Reports an item that a store has read for the result of a call; see `counted_by`."""
+    if (count_fn := getattr(_of_thread, "count_fn", None)) is not None:
+        text = metadata if isinstance(metadata, str) else json.dumps(metadata)
+        count_fn(times * (len(name) + len(text)))
 
 
 class Hit(NamedTuple):

@@ -24,7 +24,7 @@ from absl import logging
 from dmljax.files import reading
 from dmljax.files import writing as files
 from dmljax.index import base, codes, database, filters, folder, graph, matrix, tuning
-from dmljax.index.base import Hit, Index, Item, State
+from dmljax.index.base import Hit, Index, Item, State, count_bytes
 from dmljax.index.database import IN, one_line_errors, parameter, transaction
 from dmljax.index.errors import Damaged, InvalidInput, Unavailable
 from dmljax.index.filters import Condition
@@ -213,6 +213,7 @@ class EmbeddedIndex(Index[Connection]):
         else:
             rows = connection.execute(f"{statement} where id in {IN}", parameter(ids))
         for name, metadata, blob in rows:
+            count_bytes(name, metadata)
             vector = database.decode_vectors([blob], self.dimension)[0].copy()
             yield Item(name, vector, database.decode_metadata(metadata))
 
@@ -258,13 +259,14 @@ class EmbeddedIndex(Index[Connection]):
         view = self._refreshed(connection)
         allowed = self._rows_where(connection, conditions) if conditions else None
         results = (view.exact if exact else view.approximate)(queries, k, allowed=allowed)
-        rows = np.unique(np.concatenate([rows for rows, _ in results])).tolist()
+        rows, times = np.unique(np.concatenate([rows for rows, _ in results]), return_counts=True)
+        hits_of = dict(zip(rows.tolist(), times.tolist(), strict=True))
         statement = f"select row, id, metadata from items where row in {IN}"
-        texts = {
-            row: (name, metadata)
-            for row, name, metadata in connection.execute(statement, parameter(rows))
-        }
-        if len(texts) < len(rows):
+        texts = {}
+        for row, name, metadata in connection.execute(statement, parameter(list(hits_of))):
+            count_bytes(name, metadata, times=hits_of[row])
+            texts[row] = name, metadata
+        if len(texts) < len(hits_of):
             raise database.Inconsistent("items of some vectors are missing")
         return [
             [

@@ -33,7 +33,7 @@ except ImportError as error:
 
 from dmljax.index import filters, nearest, tuning
 from dmljax.index import postgres_tables as tables
-from dmljax.index.base import Hit, Index, Item, State
+from dmljax.index.base import Hit, Index, Item, State, count_bytes
 from dmljax.index.errors import Damaged, InvalidInput
 from dmljax.index.filters import Condition
 from dmljax.index.inputs import Settings
@@ -245,6 +245,7 @@ class PostgresIndex(Index[Cursor]):
             else:
                 cursor.execute(self._sql(columns + "where id = any(%s)"), (ids,))
             for name, metadata, vector in cursor if ids is not None else scan:
+                count_bytes(name, metadata)
                 yield Item(name, _array(vector), _metadata(metadata))
 
     def _insert(
@@ -288,6 +289,8 @@ class PostgresIndex(Index[Cursor]):
             rows = self._nearest(cursor, query, k, conditions, near)
             if near and len(rows) < k:
                 rows = self._nearest(cursor, query, k, conditions)
+            for _, name, metadata, _ in rows:
+                count_bytes(name, metadata)
             results.append([Hit(name, value, _metadata(x)) for _, name, x, value in rows])
         return results
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
+import functools
 import hashlib
 import importlib.resources
+import itertools
 import json
 import re
+import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -20,20 +24,28 @@ from starlette.routing import Router
 
 from dmljax.hints import hint
 from dmljax.index import Index, InvalidInput
+from dmljax.index.base import counted_by
 from dmljax.serve import api, formats
 from dmljax.serve.api import Route
+from dmljax.serve.budget import Claim
 from dmljax.serve.errors import Refused
 from dmljax.serve.generation import Generation, Service
 from dmljax.serve.guard import Guard, read_body
 from dmljax.serve.metrics import CONTENT_TYPE
-from dmljax.serve.settings import Limits
 
 __all__ = ["create"]
 
 _T = TypeVar("_T")
 _DEFAULT_K = 10
-_MOST_LISTED = 100
+_MOST_LISTED, _MOST_HITS = 100, 1000
 _SCANNED = 5000  # items from which a random choice is exact
+_BATCH = 100  # items that are in memory at a time for that
+_SMALL = 1 << 16  # bytes of bodies and answers that are converted with the request
+_PIECE = 1 << 16  # bytes of an answer that wait for the client
+# Bytes of a hit or an item beside its id and metadata: in the answer, and as objects.
+_BYTES_OF_HIT, _OBJECTS_OF_HIT = 100, 600
+_OBJECTS = 4  # bytes of objects and of the answer for a byte of metadata
+_DIGITS = 24  # characters of a number in JSON, and bytes of it in a list
 
 
 def create(service: Service) -> Guard:
@@ -58,8 +70,9 @@ def create(service: Service) -> Guard:
         route = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if route is None:
             raise Refused(405, f"this route has {', '.join(methods)}")
-        call = _Call(route, Request(scope, receive), service.settings.limits)
-        response = call.respond(await getattr(handlers, route.handler)(call))
+        call = _Call(route, Request(scope, receive), service)
+        async with call.while_connected():
+            response = await call.respond(await getattr(handlers, route.handler)(call))
         await response(scope, receive, send)
 
     return Guard(dispatch, service, frozenset(api.ROUTES))
@@ -68,28 +81,65 @@ def create(service: Service) -> Guard:
 class _Call:
     """A request of a route: its options, and its body when it is needed."""
 
-    def __init__(self, route: Route, request: Request, limits: Limits):
-        self._route, self._limits, self._headers = route, limits, request.headers
-        self._request = request
+    def __init__(self, route: Route, request: Request, service: Service):
+        self._route, self._service, self._headers = route, service, request.headers
+        self._request, self.claim = request, request.scope["claim"]
+        self.size = _Size(self.claim, service.settings.limits.answer_bytes)
         self.options: Any = formats.query(request.query_params.multi_items(), route.query)
+
+    @contextlib.asynccontextmanager
+    async def while_connected(self) -> AsyncIterator[None]:
+        """Ends the block if the client of a large body goes away: nobody needs its images."""
+        self._watcher: asyncio.Task | None = None
+        try:
+            async with asyncio.timeout(None) as self._connected:
+                yield
+        except TimeoutError:
+            if not self._connected.expired():
+                raise
+            raise Refused(400, "the client went away") from None
+        finally:
+            if self._watcher is not None:
+                self._watcher.cancel()
+
+    async def _watch(self) -> None:
+        await self._request.receive()  # after the body there is only the end of the connection
+        self._connected.reschedule(0)
 
     async def body(self) -> Any:
         """The body as the type of the route, with the options of the address that it leaves out."""
-        limits, kind = self._limits, formats.content_type(self._headers)
+        limits, kind = self._service.settings.limits, formats.content_type(self._headers)
         most = limits.image_bytes if formats.is_image(kind) else limits.body_bytes
-        data = await read_body(self._request, most=most, seconds=limits.body_seconds)
+        seconds = limits.body_seconds
+        data = await read_body(self._request, self.claim, most=most, seconds=seconds)
+        if len(data) > _SMALL:
+            self._watcher = asyncio.create_task(self._watch())
         assert self._route.body is not None
-        if self._route.images and (formats.is_image(kind) or kind == "multipart/form-data"):
-            images = await formats.images_of(kind, self._headers, data, limits)
-            body: Any = self._route.body(images=images)
+        if self._route.images and formats.is_image(kind):
+            body: Any = self._route.body(images=[data])
+        elif self._route.images and kind == "multipart/form-data":
+            self.claim.take(2 * len(data))
+            ended = threading.Event()
+            try:
+                images = await self._service.convert(
+                    formats.images_of_form, self._headers, data, limits, ended.is_set
+                )
+            finally:
+                ended.set()
+            body = self._route.body(images=images)
         else:
-            body = formats.decode(kind, data, self._route.body)
+            decode = functools.partial(formats.decode, most=limits.values)
+            arguments = kind, data, self._route.body, self.claim
+            is_small = len(data) <= _SMALL
+            body = (
+                decode(*arguments) if is_small else await self._service.convert(decode, *arguments)
+            )
         for name in self.options.__struct_fields__:
             if getattr(body, name) is UNSET:
                 setattr(body, name, getattr(self.options, name))
         return body
 
-    def respond(self, answer: Any) -> Response:
+    async def respond(self, answer: Any) -> Response:
         """An answer in the format that the client asks for."""
         accept = self._headers.get("accept", "")
         if isinstance(answer, Response):
@@ -98,9 +148,28 @@ class _Call:
             shape = ",".join(map(str, answer.embeddings.shape))
             headers = {"X-Shape": shape, "X-Model": answer.model}
             data = answer.embeddings.astype("<f4", copy=False).tobytes()
-            return Response(data, media_type=formats.FLOATS, headers=headers)
-        data, kind = formats.encode(answer, accept)
-        return Response(data, status_code=self._route.status, media_type=kind)
+            return _Answer(data, media_type=formats.FLOATS, headers=headers)
+        if self.size.bytes <= _SMALL:
+            data, kind = formats.encode(answer, accept)
+        else:
+            data, kind = await self._service.convert(formats.encode, answer, accept)
+        return _Answer(data, status_code=self._route.status, media_type=kind)
+
+
+class _Answer(Response):
+    """A response that is written piece by piece, as the client takes it."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body = memoryview(self.body)
+        if len(body) <= _PIECE:
+            await super().__call__(scope, receive, send)
+            return
+        start = {"type": "http.response.start", "status": self.status_code}
+        await send(start | {"headers": self.raw_headers})
+        for position in range(0, len(body), _PIECE):
+            piece = bytes(body[position : position + _PIECE])
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class _Handlers:
@@ -159,37 +228,38 @@ class _Handlers:
 
     async def embed(self, call: _Call) -> api.Embeddings:
         with self._service.use() as generation:
-            embeddings = await self._embed(generation, (await call.body()).images)
+            embeddings = await self._embed(generation, (await call.body()).images, call.claim)
             return api.Embeddings(embeddings, generation.bundle.digest)
 
-    async def _embed(self, generation: Generation, images: list[bytes]) -> np.ndarray:
+    async def _embed(self, generation: Generation, images: list[bytes], claim: Claim) -> np.ndarray:
         _limited(images, "images", self._limits.images)
-        return await self._service.embed(generation, images)
+        return await self._service.embed(generation, images, claim)
 
     async def search(self, call: _Call) -> api.Results:
         with self._service.use() as generation:
             index = _index(generation)
             body = await call.body()
             if body.ids is not UNSET:
-                return await self._hits(generation, body, ids=body.ids)
+                return await self._hits(generation, body, call.size, ids=body.ids)
             if body.images is not UNSET:
-                vectors = await self._embed(generation, body.images)
+                vectors = await self._embed(generation, body.images, call.claim)
             elif body.texts is not UNSET:
                 _limited(body.texts, "texts", self._limits.queries)
                 vectors = await self._service.embed_text(generation, body.texts)
             else:
                 most = self._limits.queries
                 vectors = formats.vectors_of(body.vectors, index.dimension, most=most)
-            return await self._hits(generation, body, vectors=vectors)
+            return await self._hits(generation, body, call.size, vectors=vectors)
 
     async def search_stored(self, call: _Call) -> api.Results:
         with self._service.use() as generation:
-            return await self._hits(generation, call.options, ids=call.options.id)
+            return await self._hits(generation, call.options, call.size, ids=call.options.id)
 
     async def _hits(
         self,
         generation: Generation,
         options: api.Options,
+        size: _Size,
         *,
         vectors: np.ndarray | None = None,
         ids: Sequence[str] = (),
@@ -203,32 +273,51 @@ class _Handlers:
         arguments["threshold"] = threshold
         start = time.perf_counter()
 
-        def search() -> tuple[Any, int]:
-            if vectors is None:
-                return index.search_ids(ids, **arguments), index.version
-            return index.search(vectors, **arguments), index.version
+        pictures = generation.pictures
+        count = len(ids) if vectors is None else len(vectors)
+        k = arguments["k"]
+        if isinstance(k, int) and 0 < k <= _MOST_HITS:  # else the index refuses it
+            size.count_hits(count * k)
+
+        def search() -> tuple[list[api.Result], int]:
+            with counted_by(size.count_text):
+                if vectors is None:
+                    results = index.search_ids(ids, **arguments)
+                else:
+                    results = index.search(vectors, **arguments)
+            answers = [
+                [api.Hit(x.id, float(x.similarity), x.metadata, x.id in pictures) for x in hits]
+                for hits in results
+            ]
+            return [api.Result(bool(hits), hits) for hits in answers], index.version
 
         results, version = await self._service.on_index(search)
         self._service.metrics.search_seconds.observe(time.perf_counter() - start)
-        pictures = generation.pictures
-        answers = [
-            [api.Hit(x.id, float(x.similarity), x.metadata, x.id in pictures) for x in hits]
-            for hits in results
-        ]
-        results = [api.Result(bool(hits), hits) for hits in answers]
         return api.Results(results, threshold, generation.bundle.digest, version)
 
     async def items(self, call: _Call) -> api.Items:
         options = call.options
         with self._service.use() as generation:
             index = _index(generation)
+            size = call.size
             if options.id is not UNSET:
-                _limited(options.id, "ids", self._limits.items)
-                items = await self._service.on_index(index.get, options.id)
+                count = len(_limited(options.id, "ids", self._limits.items))
+            elif 1 <= (count := options.limit) <= _MOST_LISTED:
+                pass
             else:
-                if not 1 <= options.limit <= _MOST_LISTED:
-                    raise Refused(422, f"limit={options.limit}: choose 1 to {_MOST_LISTED}")
-                items = await self._service.on_index(_some, index, options.limit, options.seed)
+                raise Refused(422, f"limit={count}: choose 1 to {_MOST_LISTED}")
+            size.count_hits(count)
+            if options.vectors:
+                size.count_text(count * index.dimension * _DIGITS)
+
+            def read() -> list[Any]:
+                if options.id is UNSET:
+                    return _some(index, count, options.seed, size)
+                repeated = len(options.id) / len(set(options.id))
+                with counted_by(lambda n: size.count_text(int(n * repeated))):
+                    return index.get(options.id)
+
+            items = await self._service.on_index(read)
             return api.Items(
                 [
                     api.Item(
@@ -249,7 +338,7 @@ class _Handlers:
             body = await call.body()
             items = _limited(body.items, "items", self._limits.items)
             images = [item.image for item in items if item.image is not UNSET]
-            embedded = iter(await self._embed(generation, images) if images else ())
+            embedded = iter(await self._embed(generation, images, call.claim) if images else ())
             vectors = [
                 next(embedded)
                 if item.vector is UNSET
@@ -289,7 +378,7 @@ class _Handlers:
             if name in generation.pictures and await self._service.on_index(
                 _index(generation).contains, [name]
             ) == [True]:
-                data = await self._service.on_decoder(generation.pictures.read, name)
+                data = await self._service.picture(generation, name)
         if data is None:
             raise Refused(404, "there is no picture of this item")
         headers = {
@@ -325,22 +414,52 @@ def _state(index: Index) -> tuple[int, int]:
     return index.count(), index.version
 
 
-def _some(index: Index, limit: int, seed: int) -> list[Any]:
+class _Size:
+    """The size of an answer, while it is found out; the memory for it is taken from a claim."""
+
+    def __init__(self, claim: Claim, most: int):
+        self._claim, self._most, self.bytes = claim, most, 0
+
+    def count_hits(self, count: int) -> None:
+        self._count(_BYTES_OF_HIT * count, _OBJECTS_OF_HIT * count)
+
+    def count_text(self, count: int) -> None:
+        self._count(count, _OBJECTS * count)
+
+    def _count(self, of_answer: int, of_memory: int) -> None:
+        self.bytes += of_answer
+        if self.bytes > self._most:
+            raise Refused(
+                413,
+                f"the answer would be larger than the limit of {self._most:,} bytes: ask for "
+                "fewer items, or in several requests",
+            )
+        self._claim.take(of_memory)
+
+
+def _some(index: Index, limit: int, seed: int, size: _Size) -> list[Any]:
     """Items chosen at random: exactly where there are few, else those near random vectors."""
     rng = np.random.default_rng(seed)
     count = index.count()
     if not count:
         return []
     if count <= _SCANNED:
-        items = next(iter(index.scan(_SCANNED)), [])
-        return [items[i] for i in rng.permutation(len(items))[:limit]]
+        chosen = {int(row): i for i, row in enumerate(rng.permutation(count)[:limit])}
+        items: dict[int, Any] = {}
+        rows = itertools.chain.from_iterable(index.scan(_BATCH))
+        for row, item in enumerate(rows):
+            if row in chosen:
+                size.count_text(len(item.id) + len(json.dumps(item.metadata)))
+                items[chosen[row]] = item
+        return [items[i] for i in sorted(items)]
     vectors = rng.normal(size=(limit, index.dimension))
     if index.similarity == "cosine":
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     else:  # random vectors with the mean and the deviation of the first items
         first = np.stack([item.vector for item in next(iter(index.scan(_SCANNED)))])
         vectors = first.mean(axis=0) + first.std(axis=0) * vectors
-    hits = index.search(vectors, 1, allow_fewer=True)
+    with counted_by(size.count_text):
+        hits = index.search(vectors, 1, allow_fewer=True)
     return index.get(list(dict.fromkeys(hit.id for row in hits for hit in row)))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -14,14 +15,18 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from dmljax.serve import counting
+from dmljax.serve.budget import Claim
 from dmljax.serve.errors import Refused
 from dmljax.serve.settings import Limits
 
-__all__ = ["FLOATS", "decode", "encode", "images_of", "query", "vectors_of"]
+__all__ = ["FLOATS", "decode", "encode", "images_of_form", "query", "vectors_of"]
 
 _T = TypeVar("_T")
 JSON, MSGPACK, FLOATS = "application/json", "application/msgpack", "application/octet-stream"
 _MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
+_BYTES_OF_VALUE = 100  # at most, about, in a list or an object of Python
+_PIECE = 1 << 16
 _RAW_NAMES = ("application/octet-stream", "application/x-www-form-urlencoded", "")
 
 
@@ -35,8 +40,16 @@ def is_image(kind: str) -> bool:
     return kind.startswith("image/") or kind in _RAW_NAMES
 
 
-def decode(kind: str, body: bytes, type_: type[_T]) -> _T:
-    """The object in a body of JSON or msgpack."""
+def decode(kind: str, body: bytes, type_: type[_T], claim: Claim, *, most: int) -> _T:
+    """The object in a body of JSON or msgpack, of at most so many values."""
+    if kind == JSON:
+        copies, count = 3, counting.of_json(body)
+    else:
+        copies, count = 1, counting.of_msgpack(body, most=most)
+    if kind in (JSON, *_MSGPACK_NAMES):
+        if count > most:
+            raise Refused(413, f"the body has more than {most:,} values, the limit")
+        claim.take(copies * len(body) + _BYTES_OF_VALUE * count)
     if kind == JSON:
         return _convert(_json(body), type_)
     if kind not in _MSGPACK_NAMES:
@@ -124,24 +137,29 @@ def vectors_of(value: Sequence[Any] | bytes, dimension: int, *, most: int) -> np
     return np.asarray(value)
 
 
-async def images_of(kind: str, headers: Headers, body: bytes, limits: Limits) -> list[bytes]:
-    """The images of a body that is an image, or multipart with images."""
-    if kind == "multipart/form-data":
-        return await _multipart(headers, body, limits)
-    return [body]
-
-
 class _InMemory(MultiPartParser):
     spool_max_size = 1 << 40  # the body is in memory already
 
 
-async def _multipart(headers: Headers, body: bytes, limits: Limits) -> list[bytes]:
+def images_of_form(
+    headers: Headers, body: bytes, limits: Limits, stop_fn: Callable[[], bool]
+) -> list[bytes]:
+    """The images in a body of multipart/form-data; it ends soon after `stop_fn()` is true."""
+    return asyncio.run(_multipart(headers, body, limits, stop_fn))
+
+
+async def _multipart(
+    headers: Headers, body: bytes, limits: Limits, stop_fn: Callable[[], bool]
+) -> list[bytes]:
     _, options = parse_options_header(headers.get("content-type", ""))
     if not options.get(b"boundary"):
         raise Refused(400, "the Content-Type multipart/form-data has no boundary")
 
     async def stream():
-        yield body
+        for start in range(0, len(body), _PIECE):
+            if stop_fn():
+                raise TimeoutError
+            yield body[start : start + _PIECE]
 
     parser = _InMemory(
         headers,
@@ -178,9 +196,20 @@ def encode(content: Any, accept: str) -> tuple[bytes, str]:
     Arrays become bytes of float32 in msgpack, and lists in JSON.
     """
     if any(name in accept for name in _MSGPACK_NAMES):
-        pack = msgspec.msgpack.encode
-        return pack(content, enc_hook=lambda x: x.astype("<f4").tobytes()), MSGPACK
-    return msgspec.json.encode(content, enc_hook=lambda x: x.tolist()), JSON
+        encoder = msgspec.msgpack.Encoder(enc_hook=lambda x: x.astype("<f4").tobytes())
+        return encoder.encode(_in_pieces(content, encoder.encode)), MSGPACK
+    encoder = msgspec.json.Encoder(enc_hook=lambda x: x.tolist())
+    return encoder.encode(_in_pieces(content, encoder.encode)), JSON
+
+
+def _in_pieces(content: Any, encode_fn: Callable[[Any], bytes]) -> Any:
+    """The answer with the elements of its list encoded, one by one: other threads run meanwhile."""
+    fields = {name: getattr(content, name) for name in content.__struct_fields__}
+    lists = {name: value for name, value in fields.items() if type(value) is list}
+    if not any(len(value) > 1 for value in lists.values()):
+        return content
+    pieces = {name: [msgspec.Raw(encode_fn(x)) for x in value] for name, value in lists.items()}
+    return {name: value for name, value in (fields | pieces).items() if value is not msgspec.UNSET}
 
 
 def _short(value: Any) -> str:

@@ -12,11 +12,13 @@ import contextlib
 import dataclasses
 import gc
 import io
+import json
 import logging
+import math
 import pathlib
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -28,19 +30,25 @@ from dmljax import index as indexes
 from dmljax.files import cores
 from dmljax.index import folder
 from dmljax.index.base import stopped_when
+from dmljax.serve import allocator
 from dmljax.serve.batching import Batcher
+from dmljax.serve.budget import Budget, Claim
 from dmljax.serve.errors import Refused
 from dmljax.serve.metrics import Metrics
 from dmljax.serve.pictures import Pictures
 from dmljax.serve.settings import Settings, read_tokens
+from dmljax.serve.workers import Decoders, Turn, Work, work
 
 __all__ = ["Generation", "Service"]
 
 _log = logging.getLogger("dmljax.serve")
 _T = TypeVar("_T")
-# A small image is decoded in the thread of the requests, if that takes no longer than this. In
-# another thread it would wait several times for Python's lock, which many requests keep busy.
+# A small image is decoded in the thread of the requests, if that takes no longer than this. The way
+# to another process and back would take longer. Pillow and the formats of such images are known to
+# take time and memory by the number of pixels.
 _SMALL_BYTES, _SMALL_SIDE, _SMALL_SECONDS = 1 << 14, 128, 1e-3
+_SMALL_FORMATS = ("PNG", "JPEG")
+_TRIM_SECONDS, _TRIM_BYTES = 2.0, 32 << 20
 _NO_INDEX = "no index"
 # Errors that a damaged bundle or index raises while it is opened.
 _OPENING_ERRORS = (ValueError, OSError, ImportError, RuntimeError)
@@ -57,6 +65,9 @@ class _Model:
     batcher: Batcher | None = None
     task: asyncio.Task | None = None
     generations: int = 0
+
+    def __post_init__(self):
+        self.spec = json.dumps(self.bundle.preprocess.to_json()).encode()
 
     def compile(self) -> None:
         """Compiles all sizes, compares with the stored examples, and times each size."""
@@ -104,13 +115,22 @@ class Service:
         self._first: Generation | None = self._open(None)
         self.current: Generation | None = None
         self._net = ThreadPoolExecutor(1, "net")
-        self._decoders = ThreadPoolExecutor(max(2, cores.count()), "decode")
+        limits = settings.limits
+        self.budget = Budget(limits.memory_bytes)
+        self._decoders = Decoders(
+            settings.decoders or max(2, cores.count()),
+            seconds=limits.decode_seconds,
+            memory=limits.decode_bytes,
+            budget=self.budget,
+            restart_fn=self.metrics.decoder_restarts.inc,
+        )
         self._searchers = ThreadPoolExecutor(2, "index")
+        self._converters = ThreadPoolExecutor(2, "convert")
         self._tasks: list[asyncio.Task] = []
         self._reload_requested = asyncio.Event()
         self._reloading = asyncio.Lock()
         self.failure: BaseException | None = None
-        self.waiting_images = 0
+        self.waiting_images = self.waiting_large = 0
         self._failed_signature: Any = None
 
     def _open(self, present: Generation | None) -> Generation:
@@ -151,6 +171,7 @@ class Service:
     async def _begin(self) -> None:
         try:
             assert self._first is not None
+            await self._decoders.start()  # before it is timed how long images take
             await self._prepare(self._first)
         except Exception as error:  # otherwise the process would wait forever
             self.failure = error
@@ -162,6 +183,7 @@ class Service:
         gc.collect()
         gc.freeze()
         self._tasks.append(asyncio.create_task(self._watch()))
+        self._tasks.append(asyncio.create_task(self._trim()))
 
     async def stop(self) -> None:
         """Closes everything; all requests have ended."""
@@ -170,8 +192,13 @@ class Service:
         generation, self.current = self.current or self._first, None
         if generation is not None:
             self._retire(generation)
-        for pool in (self._net, self._decoders, self._searchers):
+        await self._decoders.stop()
+        for pool in (self._net, self._searchers, self._converters):
             await asyncio.to_thread(pool.shutdown)
+
+    def kill(self) -> None:
+        """Ends the processes that decode, before this one ends."""
+        self._decoders.kill()
 
     async def _prepare(self, generation: Generation) -> None:
         """Compiles a new model, and searches once, so that the first request need not wait."""
@@ -230,6 +257,13 @@ class Service:
     def request_reload(self) -> None:
         """Looks at the bundle, the index, the pictures and the tokens now (SIGHUP)."""
         self._reload_requested.set()
+
+    async def _trim(self) -> None:
+        """Gives memory back after times in which requests took much of it."""
+        while True:
+            await asyncio.sleep(_TRIM_SECONDS)
+            if self.budget.most_used() > _TRIM_BYTES:
+                await asyncio.to_thread(allocator.trim)
 
     async def _watch(self) -> None:
         while True:
@@ -295,32 +329,56 @@ class Service:
         finally:
             ended.set()
 
-    def on_decoder(self, function: Callable[..., _T], *arguments: Any) -> Awaitable[_T]:
-        return asyncio.get_running_loop().run_in_executor(self._decoders, function, *arguments)
+    async def convert(self, function: Callable[..., _T], *arguments: Any) -> _T:
+        """What a function of `formats` returns; it runs beside the requests."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._converters, function, *arguments)
+
+    async def picture(self, generation: Generation, name: str) -> bytes | None:
+        """A small JPEG of the picture of an item; None if there is none that can be read."""
+        pictures = generation.pictures
+        if (kept := pictures.kept(name)) is not None:
+            return kept
+        try:
+            small = await self._decoders.small(await asyncio.to_thread(pictures.read, name))
+        except (OSError, ValueError, Refused):  # deleted or damaged since it was listed
+            return None
+        pictures.keep(name, small)
+        return small
 
     @contextlib.contextmanager
-    def _admitted(self, count: int) -> Iterator[None]:
+    def _admitted(self, count: int, large: int = 0) -> Iterator[None]:
         limit = self.settings.limits.waiting_images
-        if self.waiting_images and self.waiting_images + count > limit:
+        # Large images take the half of the places, so that there is one for other clients.
+        is_full = self.waiting_images and self.waiting_images + count > limit
+        if is_full or (self.waiting_large and self.waiting_large + large > limit // 2):
             raise Refused(503, "too many images or texts are waiting: try again", retry_after=1)
         self.waiting_images += count
+        self.waiting_large += large
         self.metrics.waiting_images.set(self.waiting_images)
         try:
             yield
         finally:
             self.waiting_images -= count
+            self.waiting_large -= large
             self.metrics.waiting_images.set(self.waiting_images)
 
-    async def embed(self, generation: Generation, images: list[bytes]) -> np.ndarray:
+    async def embed(self, generation: Generation, images: list[bytes], claim: Claim) -> np.ndarray:
         """Embeddings [n d] of encoded images; refused as a whole if one is refused."""
-        with self._admitted(len(images)):
-            batcher = generation.batcher
+        for image in images:
+            if len(image) > (limit := self.settings.limits.image_bytes):
+                raise Refused(413, f"an image has {len(image):,} bytes: the limit is {limit:,}")
+        claim.take(len(images) * math.prod(generation.bundle.input_shape))
+        works = [work(image) for image in images]
+        with self._admitted(len(images), sum(x.is_large for x in works)):
+            batcher, turn = generation.batcher, Turn()
             batcher.announced += len(images)
             try:
-                if len(images) == 1:
-                    prepared = [await self._prepared(generation, images[0])]
-                else:
-                    prepared = await _all([self._prepared(generation, x) for x in images])
+                calls = [
+                    self._prepared(generation, image, work, turn)
+                    for image, work in zip(images, works, strict=True)
+                ]
+                prepared = [await calls[0]] if len(calls) == 1 else await _all(calls)
             finally:
                 batcher.announced -= len(images)
             return await batcher.embed(prepared)
@@ -337,15 +395,19 @@ class Service:
             except ValueError as error:
                 raise Refused(422, str(error)) from error
 
-    async def _prepared(self, generation: Generation, image: bytes) -> np.ndarray:
-        start = time.perf_counter()
-        if len(image) > (limit := self.settings.limits.image_bytes):
-            raise Refused(413, f"an image has {len(image):,} bytes: the limit is {limit:,}")
-        prepared = None
-        if len(image) <= _SMALL_BYTES and (most := generation.model.small_pixels):
-            prepared = generation.bundle.prepare_small(image, most_pixels=most)
+    async def _prepared(
+        self, generation: Generation, image: bytes, work: Work, turn: Turn
+    ) -> np.ndarray:
+        start, model = time.perf_counter(), generation.model
+        is_small = len(image) <= _SMALL_BYTES and work.pixels <= model.small_pixels
+        if is_small and work.format in _SMALL_FORMATS:
+            prepared = model.bundle.prepare_small(image, most_pixels=work.pixels)
+        else:
+            prepared = None
         if prepared is None:
-            prepared = await self.on_decoder(generation.bundle.prepare, image)
+            prepared = await self._decoders.prepare(
+                image, work, turn, spec=model.spec, shape=model.bundle.input_shape
+            )
         self.metrics.decode_seconds.observe(time.perf_counter() - start)
         return prepared
 

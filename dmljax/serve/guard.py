@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hmac
 import itertools
@@ -18,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from dmljax.serve.api import OPEN_ROUTES
+from dmljax.serve.budget import Claim
 from dmljax.serve.errors import Refused, refusal
 from dmljax.serve.generation import Service
 from dmljax.serve.metrics import METHODS
@@ -59,11 +61,14 @@ class Guard:
             request_id = f"{self._prefix}{next(self._numbers):08x}"
         route = scope["path"] if scope["path"] in self._routes else "other"
         method = scope["method"] if scope["method"] in METHODS else "other"
-        status = 0
+        status, limits = 0, self._service.settings.limits
+        deadline: asyncio.Timeout | None = None
 
         async def answer(message: Any) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
+                if deadline is not None:
+                    deadline.reschedule(None)  # the protocol limits the time to send
                 status = message["status"]
                 sent = message["headers"]
                 if not any(name == b"cache-control" for name, _ in sent):
@@ -78,9 +83,11 @@ class Guard:
         try:
             try:
                 self._check(scope, headers, route)
-                async with asyncio.timeout(self._service.settings.limits.request_seconds):
-                    await self._app(scope, receive, answer)
+                async with asyncio.timeout(limits.request_seconds) as deadline:
+                    with self._service.budget.claim() as claim:
+                        await self._app(scope | {"claim": claim}, receive, answer)
             except Exception as error:
+                deadline = None
                 if status:
                     raise  # the answer has begun
                 place = str(self._service.settings.index or "the index")
@@ -98,6 +105,8 @@ class Guard:
 
     def _check(self, scope: Any, headers: Mapping[bytes, str], route: str) -> None:
         settings = self._service.settings
+        if scope.get("state", {}).get("crowded") and route not in _QUIET_ROUTES:
+            raise Refused(503, "too many connections at a time: try again", retry_after=1)
         if self._running > settings.limits.requests and route not in _QUIET_ROUTES:
             raise Refused(503, "too many requests at a time: try again", retry_after=1)
         self._check_origin(scope, headers)
@@ -157,25 +166,49 @@ def _response(refused: Refused, request_id: str) -> Response:
         response.headers["Retry-After"] = str(refused.retry_after)
     if refused.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
-    if refused.status in (408, 413):  # the rest of the body is not read
+    if refused.status in (408, 413, 503):  # the rest of the body is not read
         response.headers["Connection"] = "close"
     return response
 
 
-async def read_body(request: Request, *, most: int, seconds: float) -> bytes:
-    """The body, refused as soon as it is larger than `most` bytes or too slow."""
+async def read_body(request: Request, claim: Claim, *, most: int, seconds: float) -> bytes:
+    """The body, refused as soon as it is larger than `most` bytes or too slow.
+
+    Its bytes are taken from the `claim`. A body that arrives while others need the memory may have
+    to go.
+    """
     length, body = request.headers.get("content-length"), bytearray()
     too_large = Refused(413, f"the body is larger than the limit of {most:,} bytes")
     if length is not None and (not length.isdecimal() or int(length[:20]) > most):
         raise too_large
+    loop, stopped = asyncio.get_running_loop(), False
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        loop.call_soon_threadsafe(_expire, deadline)
+
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds) as deadline:
+            claim.arrives(stop)
             async for chunk in request.stream():
+                claim.take(len(chunk))
                 body += chunk
                 if len(body) > most:
                     raise too_large
+            claim.arrives(None)
     except ClientDisconnect:
         raise Refused(400, "the client went away") from None
     except TimeoutError:
-        raise Refused(408, f"the body did not arrive within {seconds:g} seconds") from None
+        if not stopped:
+            reason = f"the body did not arrive within {seconds:g} seconds"
+            raise Refused(408, reason) from None
+    if stopped:
+        raise Refused(503, "others needed the memory of this body: try again", retry_after=1)
     return bytes(body)
+
+
+def _expire(deadline: asyncio.Timeout) -> None:
+    if not deadline.expired() and deadline.when() is not None:
+        with contextlib.suppress(RuntimeError):  # it has ended in the meantime
+            deadline.reschedule(0)

@@ -31,6 +31,9 @@ class Metrics:
         )
         for result in ("ok", "failed"):
             self.reloads.labels(result)
+        self.decoder_restarts = Counter(
+            "dmljax_decoder_restarts", "Decoding processes that were replaced", registry=registry
+        )
         self.request_seconds = histogram("request_seconds", "Time of requests", ("route",))
         self.decode_seconds = histogram("decode_seconds", "Time to decode an image")
         self.queue_seconds = histogram("queue_seconds", "Longest wait for the net in a batch")

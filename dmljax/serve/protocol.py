@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -12,15 +12,23 @@ __all__ = ["Protocol"]
 
 _HEAD_BYTES = 32 << 10
 _QUEUED = 32  # requests of one connection that wait for the answer to an earlier one
+_MORE = 2  # times as many connections as are served may be open, to be refused with an answer
 _END_OF_HEAD = b"\r\n\r\n"
 
 
 class Protocol(HttpToolsProtocol):
     """Closes a connection whose next head does not arrive in time, or is too large.
 
-    At most 32 requests wait for the answer to an earlier one; then nothing more is read.
+    At most 32 requests wait for the answer to an earlier one; then nothing more is read. A
+    connection beyond `most_connections` closes the one that has longest been without a request. If
+    all have one, its requests are marked `crowded`, and the service refuses them.
     """
 
+    # Connections without a request, the longest waiting one first. The loop of the service is the
+    # only thread that uses them.
+    _idle: ClassVar[dict[Protocol, None]] = {}
+
+    most_connections = 1000
     head_seconds = 20.0
     write_seconds = 20.0
 
@@ -33,6 +41,18 @@ class Protocol(HttpToolsProtocol):
         self._unused = 0
         self._timer: asyncio.TimerHandle | None = None
         self._start_timer()
+        if len(self.connections) > self.most_connections and self._idle:
+            next(iter(self._idle)).abort()
+        elif len(self.connections) > _MORE * self.most_connections:
+            self.abort()
+            return
+        self._idle[self] = None
+
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        self._idle.pop(self, None)
+        self.connections.discard(self)
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Parses what was read, up to the request with which too many are queued.
@@ -44,6 +64,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._idle[self] = None
         if len(self.pipeline) <= _QUEUED // 2:
             self._parse()
 
@@ -79,6 +101,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_message, self._unused = True, 0
+        self._idle.pop(self, None)
+        self.scope["state"]["crowded"] = len(self.connections) > self.most_connections
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -102,7 +126,8 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        self.transport.stop_timer()
+        self._idle.pop(self, None)
+        self.transport.end()
         super().connection_lost(exc)
 
     def _start_timer(self) -> None:
@@ -143,7 +168,7 @@ class _Transport:
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop, write_seconds: float):
         self._transport, self._loop, self._write_seconds = transport, loop, write_seconds
         self._written: list[bytes] = []
-        self._held = False
+        self._held = self._has_ended = False
         self._total = self._mark = 0  # bytes that were written, and those that have to go in time
         self._timer: asyncio.TimerHandle | None = None
 
@@ -151,6 +176,8 @@ class _Transport:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
+        if self._has_ended:
+            return
         if not self._written:
             self._loop.call_soon(self._flush)
         self._written.append(data)
@@ -171,8 +198,21 @@ class _Transport:
         self._flush()
         self._transport.close()
 
+    def abort(self) -> None:
+        """Closes the connection at once, also for what is written later."""
+        self.end()
+        self._transport.abort()
+
+    def end(self) -> None:
+        """Writes nothing more."""
+        self._has_ended = True
+        self._written.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _flush(self) -> None:
-        if self._written:
+        if self._written and not self._has_ended:
             data = b"".join(self._written)
             self._written.clear()
             self._total += len(data)
@@ -187,11 +227,6 @@ class _Transport:
     def _expire(self) -> None:
         self._timer = None
         if self._total - self._transport.get_write_buffer_size() < self._mark:
-            self._transport.abort()
+            self.abort()
         else:
             self._start_timer()
-
-    def stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

@@ -18,11 +18,16 @@ class Limits:
 
     image_bytes: int = 32 << 20
     body_bytes: int = 64 << 20
+    answer_bytes: int = 64 << 20
+    values: int = 1 << 21  # in a body of JSON or msgpack: numbers, texts, lists, keys, ...
+    memory_bytes: int = 3 << 29  # of bodies, values, images and answers of all requests together
     images: int = 64  # of one request
     items: int = 1000  # of one request that adds or deletes
     queries: int = 256  # vectors, ids or texts of one search
     multipart_fields: int = 16
     waiting_images: int = 512  # images and texts that are decoded or embedded at a time
+    decode_seconds: float = 10.0  # of one image
+    decode_bytes: int = 1 << 30  # memory to decode one image, and all at a time
     connections: int = 1000
     requests: int = 800  # at a time
     body_seconds: float = 20.0  # to receive the head, and to receive the body
@@ -50,6 +55,7 @@ class Settings:
     allow_delete: bool = False
     program: str = "stablehlo"
     batch_sizes: tuple[int, ...] | None = None
+    decoders: int | None = None  # processes that decode; by default one for each core, at least 2
     batch_wait: float = 0.002  # seconds that an image waits for others that are being decoded
     watch_seconds: float = 2.0  # between looks at the bundle and the index
     log_requests: bool = True
@@ -59,6 +65,14 @@ class Settings:
         """Raises for settings that would be unsafe or impossible."""
         if not 0 <= self.port < 65536:
             raise ValueError(f"--port={self.port} must lie between 0 and 65535")
+        if self.decoders is not None and not 1 <= self.decoders <= 256:
+            raise ValueError(f"--decoders={self.decoders} must lie between 1 and 256")
+        limits = self.limits
+        if limits.memory_bytes < (least := limits.decode_bytes * 3 // 2):
+            raise ValueError(
+                f"--max-memory-bytes={limits.memory_bytes} must be {least} or more: one and a half "
+                f"times --max-decode-bytes={limits.decode_bytes}"
+            )
         if self.token_file is None:
             if not is_loopback(self.host):
                 raise ValueError(

@@ -1,0 +1,28 @@
+"""How much freed memory a process keeps for its next allocations."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+
+__all__ = ["keep_at_most", "trim"]
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+
+
+def keep_at_most(kept: int, *, large: int) -> None:
+    """Gives back what is freed beyond `kept` bytes, and each freed block of `large` bytes or more.
+
+    By itself glibc raises both limits to what was once allocated, and keeps memory for each thread.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # other systems have another allocator
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_MMAP_THRESHOLD, large)
+        libc.mallopt(_TRIM_THRESHOLD, kept)
+        libc.mallopt(_ARENA_MAX, 1)
+
+
+def trim() -> None:
+    """Gives back all that is free, also between blocks that are in use."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
