@@ -38,6 +38,7 @@ def get_study(dataset: str = "folder", net: str = "", seeds: int = 5):
     }
     if net in weights.PUBLISHED and _is_transformer(weights.PUBLISHED[net].net):
         rows["prompts"] = _row(net, "prompts")
+        rows["prompts, semantic proxies"] = _row(net, "vptsp")
     study = {
         "title": f"Fine-tuning {net}: {dataset}",
         "base": "folder",

@@ -146,6 +146,8 @@ def test_what_learns_are_rows_with_one_head_and_loss(tmp_path, monkeypatch):
     assert (trained["head"], trained["biases"], trained["prompts"]) == ("last", "biases", "prompts")
     assert configs["all, distilled"]["distill"] == 1.0 and configs["all"]["distill"] == 0.0
     assert configs["ladder"]["ladder"] and not configs["all"]["ladder"]
+    semantic = configs.pop("prompts, semantic proxies")
+    assert semantic["method"]["name"] == "semantic_proxies"
     assert {config["loss"]["name"] for config in configs.values()} == {"supcon"}
     names = [row.name for row in study_file.read(f"{ROOT}/studies/ladder.py").rows]
     assert "prompts" not in names and len(names) == len(configs) - 1
