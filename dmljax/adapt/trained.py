@@ -96,12 +96,14 @@ def lora(
     alpha: float = 16.0,
     targets: str | None = None,
     rslora: bool = False,
+    dora: bool = False,
 ) -> Adapted:
     """Low-rank adapters of the backbone learn (LoRA, Hu et al., ICLR 2022).
 
     A kernel W acts as W + alpha / rank a b, or with alpha / sqrt(rank) if `rslora` (Kalajdzievski,
-    2023). `targets` is a regular expression for the paths of kernels: see `adapt.lora`. The
-    adapters are `params["adapters"]`.
+    2023). With `dora`, the norms of its columns are parameters, too (DoRA, Liu et al., ICML 2024;
+    `adapt.with_magnitudes`). `targets` is a regular expression for the paths of kernels: see
+    `adapt.lora`. The adapters are `params["adapters"]`.
     """
     scale = lowrank.lora_scale(rank=rank, alpha=alpha, rslora=rslora)
 
@@ -109,7 +111,8 @@ def lora(
         flat = traverse_util.flatten_dict(params, sep="/")
         backbone = {path: flat[path] for path in _backbone(method, params)}
         backbone = traverse_util.unflatten_dict(backbone, sep="/")
-        return lowrank.lora(key, backbone, rank=rank, targets=targets)
+        adapters = lowrank.lora(key, backbone, rank=rank, targets=targets)
+        return lowrank.with_magnitudes(backbone, adapters) if dora else adapters
 
     def merge_fn(params):
         others = {name: tree for name, tree in params.items() if name != "adapters"}

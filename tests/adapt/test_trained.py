@@ -30,6 +30,7 @@ SPECS = {
     "blocks": {"name": "blocks", "count": 1},
     "biases": "biases",
     "lora": {"name": "lora", "rank": 2},
+    "dora": {"name": "lora", "rank": 2, "dora": True},
     "prompts": {"name": "prompts", "count": 2},
 }
 SMALL = VIT | {"depth": 2, "width": 8}
