@@ -196,10 +196,7 @@ def _run(
     if "before" in options:
         config = _changed(config, {"evaluate": {"frozen": False}})
         source = options["before"] / frozen.FOLDER
-        if source.is_dir():
-            hosts.on_process_0(
-                lambda: shutil.copytree(source, target / frozen.FOLDER, dirs_exist_ok=True)
-            )
+        hosts.on_process_0(lambda: _copy(source, target / frozen.FOLDER))
     try:
         result = results.read(target)
         if result.status == "finished" and result.digests == digests_of(config)._asdict():
@@ -209,6 +206,11 @@ def _run(
     _say(f"\n== {place}")
     training.run(config, target, overwrite=options["overwrite"], source=options["source"])
     return results.read(target)
+
+
+def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, dirs_exist_ok=True)
 
 
 def _best_rate(
