@@ -68,6 +68,8 @@ def lora_scale(*, rank: int, alpha: float, rslora: bool = False) -> float:
     """alpha / rank, or alpha / sqrt(rank) (rsLoRA, Kalajdzievski, 2023)."""
     if rank < 1:
         raise ValueError(f"lora: rank={rank} must be 1 or more")
+    if alpha <= 0:
+        raise ValueError(f"lora: alpha={alpha:g} must be above 0: with 0, no adapter would count")
     return alpha / (math.sqrt(rank) if rslora else rank)
 
 

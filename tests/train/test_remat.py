@@ -18,12 +18,11 @@ def test_recomputed_activations_save_memory_on_cpus_and_change_no_value(tmp_path
     batch = {"images": images, "labels": np.arange(8, dtype=np.int32) // 2}
     memory, norms = [], []
     for remat in ("none", "dots", "blocks"):
-        net = VIT | {"depth": 6, "remat": remat}
+        net = VIT | {"depth": 4, "remat": remat}
         run = build(tiny(tmp_path, net=net, runtime={"devices": 1}))
         compiled = compiled_step(run).lower(*_arguments(run)).compile()
         memory.append(compiled.memory_analysis().temp_size_in_bytes)
         _, (metrics, _) = compiled(first_state(run), batch, np.zeros(1, np.int32))
         norms.append(float(metrics["gradient_norm"]))
-    # 899,256, 420,992 and 239,656 bytes with jax 0.10.
     assert memory[1] < 0.65 * memory[0] and memory[2] < 0.75 * memory[1]
     np.testing.assert_allclose(norms, norms[0], rtol=1e-4)
