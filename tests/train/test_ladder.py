@@ -147,6 +147,14 @@ def test_without_held_out_classes_nothing_is_chosen(source, tmp_path, capsys):
     assert not (tmp_path / "run" / "all").exists()
 
 
+def test_the_last_line_is_the_command_of_the_frozen_backbone_if_nothing_is_better():
+    row = ladder._Row("frozen", "", "", 0.5, {}, "", 0.0, True)
+    worse = row._replace(name="head", folder="head", held_out=0.4, is_kept=False)
+    file = "cache/mobilenet_v2.weights"
+    *_, line = ladder._table([row, worse], worse, file)
+    assert f"dmljax export --net=... --weights={file} --out=frozen.bundle" in line
+
+
 def test_few_classes_leave_only_the_first_step(source, tmp_path, capsys):
     config = _config(tmp_path, source)
     config |= {"dataset": config["dataset"] | {"split": 0.3}, "pictures": True}
