@@ -34,10 +34,12 @@ def get_study(dataset: str = "folder", net: str = "", seeds: int = 5):
         "biases": _row(net, "bitfit"),
         "LoRA, rank 4": _row(net, "lora", trained={"name": "lora", "rank": 4}),
         "LoRA, rank 16": _row(net, "lora", trained={"name": "lora", "rank": 16}),
+        "DoRA, rank 16": _row(net, "lora", trained={"name": "lora", "rank": 16, "dora": True}),
         "all, distilled": _row(net, "all", distill=1.0),
     }
     if net in weights.PUBLISHED and _is_transformer(weights.PUBLISHED[net].net):
         rows["prompts"] = _row(net, "prompts")
+        rows["prompts, semantic proxies"] = _row(net, "vptsp")
     study = {
         "title": f"Fine-tuning {net}: {dataset}",
         "base": "folder",

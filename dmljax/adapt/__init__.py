@@ -3,7 +3,7 @@
 * `split(params, frozen)` and `joined`: what learns and what does not, as two trees.
 * `blocks`, `layer_factors`, `is_spared_from_decay`: how deep a parameter lies, and the learning
   rate and weight decay that follow from it.
-* `lora(key, params)` and `merged(params, adapters)`: low-rank adapters.
+* `lora(key, params)` and `merged(params, adapters)`: low-rank adapters; `with_magnitudes`: DoRA.
 * `distilled(method, net)`: a method that stays close to its first backbone.
 * `interpolated(params, others, share)`: WiSE-FT.
 * `trained` has what a config names by `trained=`: a method made from a method.
@@ -11,7 +11,7 @@
 
 from dmljax.adapt.depth import Blocks, blocks, is_spared_from_decay, layer_factors
 from dmljax.adapt.distillation import distilled, similarity_distance
-from dmljax.adapt.lowrank import lora, lora_scale, merged
+from dmljax.adapt.lowrank import lora, lora_scale, merged, with_magnitudes
 from dmljax.adapt.mixing import interpolated
 from dmljax.adapt.trees import joined, path_of, paths_of, paths_under, split
 
@@ -31,4 +31,5 @@ __all__ = [
     "paths_under",
     "similarity_distance",
     "split",
+    "with_magnitudes",
 ]

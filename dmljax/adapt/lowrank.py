@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, Hu et al., ICLR 2022) of the linear maps of any Flax module.
+"""Low-rank adapters (LoRA, Hu et al., ICLR 2022; DoRA) of the linear maps of any Flax module.
 
     adapters = adapt.lora(key, params, rank=8, targets="attn/qkv")
     outputs = net.apply({"params": adapt.merged(params, adapters, scale=2.0)}, images, train=True)
@@ -19,9 +19,10 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
+from dmljax import ops
 from dmljax.nets.initializers import fan_in_uniform
 
-__all__ = ["lora", "lora_scale", "merged"]
+__all__ = ["lora", "lora_scale", "merged", "with_magnitudes"]
 
 
 def lora(key: jax.Array, params: Any, *, rank: int = 8, targets: str | None = None) -> Any:
@@ -67,11 +68,29 @@ def lora_scale(*, rank: int, alpha: float, rslora: bool = False) -> float:
     """alpha / rank, or alpha / sqrt(rank) (rsLoRA, Kalajdzievski, 2023)."""
     if rank < 1:
         raise ValueError(f"lora: rank={rank} must be 1 or more")
+    if alpha <= 0:
+        raise ValueError(f"lora: alpha={alpha:g} must be above 0: with 0, no adapter would count")
     return alpha / (math.sqrt(rank) if rslora else rank)
+
+
+def with_magnitudes(params: Any, adapters: Any) -> Any:
+    """`adapters` with a "magnitude" for each kernel, of its columns (DoRA, Liu et al., ICML 2024).
+
+    They are the norms of the columns in `params`, so that `merged` gives the same net at first.
+    """
+    flat, factors = map(traverse_util.flatten_dict, (params, adapters))
+    for *folder, leaf in list(factors):
+        if leaf == "a":
+            kernel = flat[*folder, "kernel"]
+            factors[*folder, "magnitude"] = _column_norms(kernel.reshape(-1, kernel.shape[-1]))
+    return traverse_util.unflatten_dict(factors)
 
 
 def merged(params: Any, adapters: Any, *, scale: float) -> Any:
     """`params` with scale x a b added to every kernel that has an adapter.
+
+    Where the adapter has a "magnitude" m [o], the columns of the sum V get these norms: m V / |V|
+    (DoRA). No gradient goes through |V|, as the paper proposes.
 
     Adapters of three axes, a [p i r] and b [p r o], belong to p parts of the columns of a kernel
     [i, p o], such as the queries, keys and values of one fused projection.
@@ -84,5 +103,15 @@ def merged(params: Any, adapters: Any, *, scale: float) -> Any:
         if product.ndim == 3:
             product = product.transpose(1, 0, 2)
         kernel = flat[*path[:-1], "kernel"]
-        flat[*path[:-1], "kernel"] = kernel + (scale * product).reshape(kernel.shape)
+        total = kernel + (scale * product).reshape(kernel.shape)
+        if (magnitude := factors.get((*path[:-1], "magnitude"))) is not None:
+            norms = _column_norms(total.reshape(-1, total.shape[-1]))
+            ratios = ops.divide(jnp.asarray(magnitude), jax.lax.stop_gradient(norms))
+            total = total * ratios.reshape((1,) * (total.ndim - 1) + (-1,))
+        flat[*path[:-1], "kernel"] = total
     return traverse_util.unflatten_dict(flat)
+
+
+def _column_norms(kernel: Any) -> jax.Array:
+    """The norms `[o]` of the columns of a kernel `[i o]`."""
+    return jnp.sqrt(jnp.sum(jnp.square(kernel), axis=0))

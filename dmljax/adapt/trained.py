@@ -15,7 +15,8 @@ from dmljax.adapt import lowrank
 from dmljax.adapt.depth import blocks as blocks_of
 from dmljax.adapt.trees import paths_of, paths_under
 from dmljax.methods.base import Method, with_params
-from dmljax.nets.initializers import uniform
+from dmljax.nets.prompts import block_count
+from dmljax.nets.prompts import prompts as draw_prompts
 
 __all__ = ["Adapted", "all", "biases", "blocks", "last", "lora", "prompts"]
 
@@ -95,12 +96,14 @@ def lora(
     alpha: float = 16.0,
     targets: str | None = None,
     rslora: bool = False,
+    dora: bool = False,
 ) -> Adapted:
     """Low-rank adapters of the backbone learn (LoRA, Hu et al., ICLR 2022).
 
     A kernel W acts as W + alpha / rank a b, or with alpha / sqrt(rank) if `rslora` (Kalajdzievski,
-    2023). `targets` is a regular expression for the paths of kernels: see `adapt.lora`. The
-    adapters are `params["adapters"]`.
+    2023). With `dora`, the norms of its columns are parameters, too (DoRA, Liu et al., ICML 2024;
+    `adapt.with_magnitudes`). `targets` is a regular expression for the paths of kernels: see
+    `adapt.lora`. The adapters are `params["adapters"]`.
     """
     scale = lowrank.lora_scale(rank=rank, alpha=alpha, rslora=rslora)
 
@@ -108,7 +111,8 @@ def lora(
         flat = traverse_util.flatten_dict(params, sep="/")
         backbone = {path: flat[path] for path in _backbone(method, params)}
         backbone = traverse_util.unflatten_dict(backbone, sep="/")
-        return lowrank.lora(key, backbone, rank=rank, targets=targets)
+        adapters = lowrank.lora(key, backbone, rank=rank, targets=targets)
+        return lowrank.with_magnitudes(backbone, adapters) if dora else adapters
 
     def merge_fn(params):
         others = {name: tree for name, tree in params.items() if name != "adapters"}
@@ -122,8 +126,8 @@ def prompts(method: Method, *, count: int = 8, deep: bool = True) -> Adapted:
     """Tokens learn that a vision transformer reads beside the patches (Jia et al., ECCV 2022).
 
     With `deep`, every block reads `count` tokens of its own in place of those of the block before;
-    otherwise the first block reads them, and they stay. VPTSP-G (Ren et al., ICLR 2024) learns such
-    prompts for metric learning; its generator of proxies is not part of this. The prompts are
+    otherwise the first block reads them, and they stay. For metric learning, see
+    `methods.semantic_proxies` (VPTSP-G, Ren et al., ICLR 2024). The prompts are
     `params["prompts"]`, and belong to the model that is shipped.
     """
     if count < 1:
@@ -131,15 +135,13 @@ def prompts(method: Method, *, count: int = 8, deep: bool = True) -> Adapted:
 
     def init_fn(key, params):
         net = params.get("net", {})
-        if method.backbone != ("net",) or "attn" not in net.get("blocks", {}).get("0", {}):
+        total = block_count(net)
+        if method.backbone != ("net",) or not total:
             raise ValueError(
                 "trained=prompts: this net has no tokens: take a vision transformer, such as "
                 "dinov2_s14, or blocks or lora"
             )
-        kernel = net["patch_embed"]["proj"]["kernel"]  # [p p c width]
-        patch, _, channels, width = kernel.shape
-        limit = (6 / (channels * patch * patch + width)) ** 0.5
-        return uniform(limit)(key, (len(net["blocks"]) if deep else 1, count, width))
+        return draw_prompts(key, net, (total if deep else 1, count))
 
     def params_fn(params):
         others = {name: tree for name, tree in params.items() if name != "prompts"}

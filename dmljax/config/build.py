@@ -283,11 +283,6 @@ def _cache(options: Options, backbone: Backbone, normalization: str | Spec) -> C
             "features='cached' needs a backbone that does not learn: --config.trained=last, or "
             "leave it out by --config.features=computed"
         )
-    if jax.process_count() > 1:
-        raise ValueError(
-            "features='cached' trains in one process, which takes seconds; several processes can "
-            "compute the features before: dmljax train --config=... --features=0/8"
-        )
     output = pooled_output_of(options)
     if output is None:
         raise ValueError(

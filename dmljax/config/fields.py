@@ -76,7 +76,12 @@ def _checked(values: Any, section: type, title: str) -> dict[str, Any]:
             path = name if section is Options else f"{title}.{name}"
             raise ValueError(f"{path} must be {allowed_values(field)}, not {value!r}")
         if field.type.startswith("Spec") and not _is_spec(value, field):
-            raise TypeError(f"{name} must be a name or dict(name='...', ...), not {value!r}")
+            advice = ""
+            if isinstance(value, dict) and "name" not in value:
+                advice = f": say what has these options, by --config.{name}.name=..."
+            raise TypeError(
+                f"{name} must be a name or dict(name='...', ...), not {value!r}{advice}"
+            )
     return values
 
 

@@ -120,7 +120,7 @@ def chosen_run(workdir: str | os.PathLike) -> pathlib.Path:
     folder = pathlib.Path(workdir)
     try:
         return folder / json_value((folder / LADDER).read_text())["chosen"]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return folder
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(

@@ -108,7 +108,7 @@ class ViT(nn.Module, kw_only=True):
         def blocks(x):
             for i in map(int, stages):
                 if prompts is not None and i < len(prompts):
-                    x = between(x, repeated(prompts[i : i + 1], x))
+                    x = between(x, repeated(prompts[i], x))
                 rate = layers.drop_rate(i, self.depth, self.drop_path, train=train)
                 block = functools.partial(parts.block, drop_path=rate)
                 x = layers.named(str(i), block, x, remat=self.remat)
@@ -128,7 +128,7 @@ class ViT(nn.Module, kw_only=True):
             return jnp.concatenate((x[:, :count], *tokens, x[:, -h * w :]), axis=1)
 
         def repeated(token, x):
-            return jnp.broadcast_to(token, (b, *token.shape[1:])).astype(x.dtype)
+            return jnp.broadcast_to(token, (b, *token.shape[-2:])).astype(x.dtype)
 
         def attention_pool(x):
             y = parts.dense(repeated(latent, x), width, "q"), parts.dense(x, 2 * width, "kv")
@@ -163,10 +163,11 @@ class ViT(nn.Module, kw_only=True):
                     f"vit from {self.start!r} on takes the tokens before the patches as `prefix` "
                     f"[b {count} {width}]: give the output 'prefix' of the block before"
                 )
-        # `adapt.trained.prompts` adds tokens to the parameters of a trained net.
+        # `adapt.trained.prompts` and `methods.semantic_proxies` add tokens to the parameters of a
+        # trained net: for the first blocks, [prompts, width] or [b, prompts, width] each.
         prompts: Any = None
         if self.has_variable("params", "prompts"):
-            prompts = self.get_variable("params", "prompts")  # [1 or depth, prompts, width]
+            prompts = self.get_variable("params", "prompts")
         if has_images and self.class_token:
             cls_token = self.param("cls_token", init, (1, 1, width))
         if has_images and self.registers:

@@ -69,19 +69,22 @@ def folder(
       them in seconds; this is the default where weights are there. "ladder" goes on from the best
       head: all layers at a low rate, then averages of their weights with those before, and keeps
       what is best for training classes that it holds out. "all", "last4" (blocks), "lora",
-      "bitfit" and "prompts" train that much in one run. docs/finetune.md has measurements.
-    * `loss`: supcon, and multi_similarity for a net from scratch, unless another one of `glyphs` is
-      named.
+      "bitfit" and "prompts" train that much in one run. "vptsp" trains prompts against semantic
+      proxies (`methods.semantic_proxies`). docs/finetune.md has measurements.
+    * `loss`: supcon; multi_similarity for a net from scratch; proxy_anchor for "vptsp". Another one
+      of `glyphs` may be named, for "vptsp" only one against proxies.
     """
     backbone = _backbone(net)
     if train is not None:
-        check_choice("train", train, ("head", "ladder", *_TRAINED))
+        check_choice("train", train, ("head", "ladder", *_TRAINED, "vptsp"))
     if backbone is None:
         if train not in (None, "all"):
             raise ValueError(f"train={train} needs a pretrained backbone: {at_hand.GET_BACKBONE}")
         return _from_scratch(loss or "multi_similarity")
     if train == "ladder":
         return _ladder(loss or "supcon", backbone)
+    if train == "vptsp":
+        return _vptsp(loss or "proxy_anchor", backbone)
     if train in _TRAINED:
         return _tuned(loss or "supcon", backbone) | {"trained": _TRAINED[train]}
     return _head(loss or "supcon", backbone)
@@ -183,6 +186,25 @@ def _tuned(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
         "steps": "3 epochs",
         "log_every": 10,
         "evaluate": {"batch_size": 32},
+    }
+
+
+def _vptsp(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
+    """VPTSP-G: prompts of a vision transformer, and semantic proxies (Ren et al., ICLR 2024).
+
+    Rates, batch and the share of learned proxies are those of the published code for Cars196 and
+    CUB-200-2011, where 50 to 60 epochs are published. Biases of the net do not learn here.
+    """
+    check_choice("loss", loss, _OF_PROXIES)
+    rate, proxy_rate = 5e-4, 1e-2
+    groups = [{"path": "^proxies", "factor": proxy_rate / rate, "decay": 0.0}]
+    return {
+        **_tuned(loss, backbone),
+        "trained": {"name": "prompts", "count": 20},
+        "method": {"name": "semantic_proxies", "dim": 512, "share": 0.4},
+        "sampler": {"name": "class_balanced", "classes": 32, "per_class": 2},
+        "optimizer": {"name": "adam", "rate": rate, "clip": 1.0, "groups": groups},
+        "steps": "30 epochs",
     }
 
 

@@ -24,6 +24,7 @@ from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.journal import Journal
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
+from dmljax.weights.published import identify
 
 __all__ = [
     "FOLDER",
@@ -32,6 +33,7 @@ __all__ = [
     "check",
     "compare",
     "evaluate",
+    "export_command",
     "lines",
     "range_text",
     "read",
@@ -196,14 +198,17 @@ def lines(run: Run, rows: Sequence[Against]) -> list[str]:
             f"  {trained} minus frozen, 95 % ranges over classes: " + "; ".join(map(str, of_split))
         )
     if (worse := _decisive(run, rows)).difference < 0:
-        text.append(f"{_worse(worse)}: {_AS_IT_IS}")
+        text.append(
+            f"{_worse(worse)}: `{export_command(run.weights)}` makes a bundle of the backbone as "
+            "it is, and `dmljax export RUN --allow-worse` one of this run"
+        )
     return text
 
 
-_AS_IT_IS = (
-    "`dmljax export --net=... --weights=...` makes a bundle of the backbone as it is, and "
-    "`dmljax export RUN --allow-worse` one of this run"
-)
+def export_command(weights: str | None) -> str:
+    """The command that makes a bundle of a backbone as it is, by the file of its weights."""
+    name = identify(weights) if weights is not None and os.path.isfile(weights) else None
+    return f"dmljax export --net={name or '...'} --weights={weights or '...'} --out=frozen.bundle"
 
 
 def _worse(row: Against) -> str:
@@ -261,5 +266,8 @@ def check(
         ) from error
     worst = _decisive(run, rows)
     if worst.difference < 0 and not allow_worse:
-        raise ValueError(f"{_worse(worst)}. To export it all the same: --allow-worse")
+        text = f"{_worse(worst)}. To export it all the same: --allow-worse"
+        if run.weights is not None:
+            text += f"; to export the backbone as it is: `{export_command(run.weights)}`"
+        raise ValueError(text)
     return rows

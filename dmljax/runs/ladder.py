@@ -78,7 +78,14 @@ def run(
         hosts.on_process_0(lambda: (workdir / reading.LADDER).unlink(missing_ok=True))
         rows = _climb(base, steps, workdir, images=images, overwrite=overwrite, source=source)
         best = max((row for row in rows if row.folder), key=_held_out_of)
-        finish = functools.partial(_finish, workdir, rows, best, digests=digests._asdict())
+        finish = functools.partial(
+            _finish,
+            workdir,
+            rows,
+            best,
+            digests=digests._asdict(),
+            weights=base["net"].get("weights"),
+        )
         hosts.on_process_0(lambda: finish(has_page=base["pictures"]))
     result = results.read(workdir / best.folder)
     return {k.removeprefix("test/"): v for k, v in result.scores.items() if k.startswith("test/")}
@@ -196,10 +203,7 @@ def _run(
     if "before" in options:
         config = _changed(config, {"evaluate": {"frozen": False}})
         source = options["before"] / frozen.FOLDER
-        if source.is_dir():
-            hosts.on_process_0(
-                lambda: shutil.copytree(source, target / frozen.FOLDER, dirs_exist_ok=True)
-            )
+        hosts.on_process_0(lambda: _copy(source, target / frozen.FOLDER))
     try:
         result = results.read(target)
         if result.status == "finished" and result.digests == digests_of(config)._asdict():
@@ -209,6 +213,11 @@ def _run(
     _say(f"\n== {place}")
     training.run(config, target, overwrite=options["overwrite"], source=options["source"])
     return results.read(target)
+
+
+def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, dirs_exist_ok=True)
 
 
 def _best_rate(
@@ -319,10 +328,11 @@ def _finish(
     best: _Row,
     *,
     digests: dict[str, str | None],
+    weights: str | None,
     has_page: bool,
 ) -> None:
     """Prints the table, and writes page, result and `ladder.json` into the folder of the ladder."""
-    for line in _table(rows, best):
+    for line in _table(rows, best, weights):
         print(line)
     result = results.read(workdir / best.folder)
     minutes = sum(row.minutes for row in rows)
@@ -334,7 +344,7 @@ def _finish(
         print(f"report: {path}")
 
 
-def _table(rows: Sequence[_Row], best: _Row) -> Iterator[str]:
+def _table(rows: Sequence[_Row], best: _Row, weights: str | None) -> Iterator[str]:
     yield ""
     yield (
         f"{'':8s}{'held-out':>10s}"
@@ -357,8 +367,8 @@ def _table(rows: Sequence[_Row], best: _Row) -> Iterator[str]:
         yield f"{best.name} is the best on held-out classes, and is what `dmljax export` takes"
     else:
         yield (
-            "nothing is better than the frozen backbone on held-out classes: `dmljax export "
-            "--net=... --weights=...` makes a bundle of it as it is"
+            "nothing is better than the frozen backbone on held-out classes: "
+            f"`{frozen.export_command(weights)}` makes a bundle of it as it is"
         )
 
 

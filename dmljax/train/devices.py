@@ -57,6 +57,11 @@ class Shardings:
     def size(self) -> int:
         return self.mesh.size
 
+    @property
+    def hosts(self) -> int:
+        """How many processes the devices belong to."""
+        return len({device.process_index for device in self.mesh.devices.flat})
+
     def padded(self, batch: int, *, chunk: int | None = None) -> int:
         """The number of rows, with padding, that all devices together hold of a global batch.
 

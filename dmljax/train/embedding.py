@@ -88,8 +88,8 @@ def embedded_batches(
         split,
         transform_fn=transform_fn,
         batch_size=batch_size,
-        host=jax.process_index(),
-        hosts=jax.process_count(),
+        host=jax.process_index() if shards.hosts > 1 else 0,
+        hosts=shards.hosts,
         padded=shards.padded(batch_size),
         cache=cache,
         workers=workers,
@@ -115,7 +115,7 @@ def embedded_batches(
 
 def _fetch(tree: Any, shards: Shardings) -> Any:
     """Global arrays as numpy arrays, on every host."""
-    if jax.process_count() > 1:
+    if shards.hosts > 1:
         tree = _gather(shards.everywhere)(tree)
     return jax.device_get(tree)
 

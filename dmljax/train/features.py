@@ -22,6 +22,7 @@ from dmljax.files import parts, reading
 from dmljax.files.progress import Progress
 from dmljax.files.writing import atomic_writer
 from dmljax.methods.assemble import backbone_features
+from dmljax.train import hosts
 from dmljax.train.devices import Shardings
 from dmljax.train.embedding import embed, embedded_batches
 from dmljax.train.run import Run
@@ -37,21 +38,34 @@ _SHRINKAGE = 0.1
 def compute_of_run(run: Run, state: TrainState, *, shard: parts.Shard | None = None) -> int:
     """Computes the cached features of a run that are not on disk yet, by its backbone.
 
-    Without `shard`, all of them. Returns how many images were read.
+    Without `shard`, all of them. Returns how many images were read. Of several processes, number 0
+    computes the features on its own devices while the others wait.
     """
-    if run.cache is None or (shard is None and run.cache.is_complete):
+    if run.cache is None:
         return 0
-    features_fn = _features_fn(run, state, output=run.cache.output)
-    return compute(
-        run.cache,
-        features_fn,
-        title=run.net_name,
-        shards=run.shards,
-        batch_size=run.evaluation.batch_size,
-        shard=shard,
-        workers=run.runtime.workers,
-        unreadable=run.unreadable,
-    )
+    cache, shards = run.cache, run.shards
+    if shards.hosts > 1:
+        state, shards = jax.device_get(state), Shardings(jax.local_devices())
+
+    def fill() -> int:
+        if shard is None and cache.is_complete:
+            return 0
+        return compute(
+            cache,
+            _features_fn(run, state, output=cache.output),
+            title=run.net_name,
+            shards=shards,
+            batch_size=run.evaluation.batch_size,
+            shard=shard,
+            workers=run.runtime.workers,
+            unreadable=run.unreadable,
+        )
+
+    count = hosts.on_process_0(fill)
+    if run.shards.hosts > 1:
+        for entry in cache.entries:
+            hosts.check_shared(entry.folder / "manifest.json", option="--config.runtime.features")
+    return count
 
 
 def centered(run: Run, state: TrainState) -> TrainState:

@@ -159,14 +159,17 @@ def summed(array: np.ndarray) -> np.ndarray:
     return parts.view(np.float64).sum(axis=0)
 
 
-def check_shared(file: pathlib.Path, *, patience: float = 30.0) -> None:
-    """Raises unless this process, too, sees a file that process 0 has written."""
+def check_shared(file: pathlib.Path, *, option: str = "--workdir", patience: float = 30.0) -> None:
+    """Raises unless this process, too, sees a file that process 0 has written.
+
+    `option` is what names its folder.
+    """
     deadline = time.monotonic() + patience  # network file systems show new files late
     while not file.exists():
         if time.monotonic() > deadline:
             raise ValueError(
                 f"process {jax.process_index()} on {os.uname().nodename} does not see {file}: "
-                "--workdir must be a folder that all hosts share"
+                f"{option} must be a folder that all hosts share"
             )
         time.sleep(0.2)
 

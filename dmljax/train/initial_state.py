@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -75,9 +76,13 @@ def _pretrained(
     run: Run,
     *,
     say: Callable[[str], None] = logging.info,
-    report_fn: Callable = logging.warning,
+    report_fn: Callable | None = None,
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The variables of the pretrained backbone, and other arrays of the run to start from."""
+    """The variables of the pretrained backbone, and other arrays of the run to start from.
+
+    What `report_fn` gets is logged otherwise, once in a process.
+    """
+    report_fn = report_fn or _warn_once
     if run.weights is None and run.start is None:
         return None, None
     images = jax.ShapeDtypeStruct((1, *run.image_shape), jax.numpy.uint8)
@@ -95,6 +100,9 @@ def _pretrained(
     others, line = start.others(origin, arrays, run.carried)
     say(line)
     return backbone, others
+
+
+_warn_once = functools.cache(logging.warning)  # a ladder reads the same file several times
 
 
 def check_weights(run: Run) -> None:

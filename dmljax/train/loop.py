@@ -211,7 +211,25 @@ def compiled_step(run: Run) -> jax.stages.Wrapped:
             state, metrics = step_fn(state, batch)
         return state, (metrics, signal.max())
 
-    return jax.jit(step_and_signal, donate_argnums=0, out_shardings=(run.placements, everywhere))
+    return jax.jit(
+        step_and_signal,
+        donate_argnums=0,
+        out_shardings=(run.placements, everywhere),
+        compiler_options=_compiler_options(run),
+    )
+
+
+def _compiler_options(run: Run) -> dict[str, str] | None:
+    """What lets recomputed activations (`net.remat`) save memory on CPUs.
+
+    JAX puts barriers into the program, so that a block is recomputed only when its gradient is
+    needed. XLA removes the barriers on CPUs by this pass before it orders the program. Then it
+    recomputes all blocks early and keeps all activations.
+    """
+    platform = next(run.shards.mesh.devices.flat).platform
+    if platform != "cpu" or getattr(run.net, "remat", False) in (False, "none"):
+        return None
+    return {"xla_disable_hlo_passes": "cse_barrier_expander"}
 
 
 def _copy(tree: Any, *, everywhere: jax.sharding.Sharding) -> Any:

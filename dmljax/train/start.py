@@ -54,6 +54,11 @@ class Carried(NamedTuple):
 def find(folder: str | os.PathLike) -> Start:
     """The run in `folder`, or a one-line error if it cannot be started from."""
     folder = reading.chosen_run(pathlib.Path(folder).expanduser())
+    if folder.is_file():
+        raise ValueError(
+            f"start: {folder} is a file, and not the folder of a finished run: weights are read by "
+            f"--config.net.weights={folder}"
+        )
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"start: {folder} holds no run: name the folder of a finished run")
     try:

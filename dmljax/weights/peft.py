@@ -2,11 +2,13 @@
 
 A folder holds `adapter_model.safetensors` and `adapter_config.json`. The tensors are named as in
 `base_model.model.encoder.layer.0.attention.attention.query.lora_A.weight`: the module of the base
-by the names of its own file, which the name maps of `weights.families` know.
+by the names of its own file, which the name maps of `weights.families` know. Adapters of DoRA have
+a third tensor for each module, `lora_magnitude_vector`: `[o]`, or `[1 o 1 1]` for a convolution.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
@@ -26,7 +28,7 @@ from dmljax.files import reading
 from dmljax.files.writing import atomic_writer, write_json
 from dmljax.weights.converted import file_digest
 from dmljax.weights.layouts import TORCH, torch_tensors
-from dmljax.weights.loading import image_shape_of, name_map_of
+from dmljax.weights.loading import image_shape_of, load, name_map_of
 from dmljax.weights.name_maps import NameMap
 from dmljax.weights.published import NAME_MAPS, PUBLISHED, identify
 from dmljax.weights.readers import read, safetensors_files
@@ -34,7 +36,11 @@ from dmljax.weights.readers import read, safetensors_files
 __all__ = ["load_adapter", "write_adapter"]
 
 _MODEL, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
-_TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
+_MAGNITUDE = "magnitude_vector"
+_TENSOR = re.compile(
+    r"(?:base_model\.model\.)?(?P<module>.+)\.lora_"
+    rf"(?:(?P<factor>[AB])(?:\.default)?\.weight|(?P<dora>{_MAGNITUDE})(?:\.default)?(?:\.weight)?)"
+)
 _OWN_NAMES = NameMap("the names of the net", ())
 # Modules of transformers 5, whose files keep the names of before.
 _NEW_NAMES = (
@@ -45,6 +51,14 @@ _NEW_NAMES = (
     (r"intermediate\.dense$", "mlp.fc1"),
     (r"(\.\d+)\.output\.dense$", r"\1.mlp.fc2"),
 )
+
+
+class _Factors(NamedTuple):
+    """What an adapter does to a part of a kernel: a `[i r]`, b `[r o]`, and norms `[o]` of DoRA."""
+
+    a: np.ndarray
+    b: np.ndarray
+    magnitude: np.ndarray | None
 
 
 class _Place(NamedTuple):
@@ -69,7 +83,9 @@ def load_adapter(
     """The adapters in a folder of peft for `adapt.merged(params, adapters, scale=1.0)`.
 
     `params` are the parameters of `net`. `base` is the file of its weights: an adapter that names
-    the digest of another file is refused. `report_fn` is called with what is left out.
+    the digest of another file is refused. `report_fn` is called with what is left out. Of a fused
+    kernel of which only some parts have an adapter of DoRA, the norms of the others are read from
+    `base`.
     """
     folder = pathlib.Path(folder)
     options, (tensors, digest) = _options(folder), _tensors(folder)
@@ -82,26 +98,47 @@ def load_adapter(
     if wrong := [name for name in tensors if "lora_" in name and not matches[name]]:
         raise ValueError(f"{folder}: {wrong[0]} is no plain LoRA of a linear layer")
     others = [name for name, match in matches.items() if not match]
-    modules = sorted({match[1] for match in matches.values() if match})
+    modules = sorted({match["module"] for match in matches.values() if match})
     if others:
         report_fn(f"{folder}: left out, as they are no adapters: {', '.join(others[:5])}")
     shapes = _kernel_shapes(net)
     places = _places(folder, modules, shapes)
-    by_kernel: dict[tuple[str, ...], dict[int, tuple[np.ndarray, np.ndarray]]] = {}
+    by_kernel: dict[tuple[str, ...], dict[int, _Factors]] = {}
     parts: dict[tuple[str, ...], int] = {}
-    pairs = {(match[1], match[2]): tensors[name] for name, match in matches.items() if match}
+    by_module = {
+        (match["module"], match["factor"] or match["dora"]): tensors[name]
+        for name, match in matches.items()
+        if match
+    }
+    is_dora = bool(options.get("use_dora"))
+    needed = ("A", "B", *([_MAGNITUDE] if is_dora else []))
     for module in modules:
-        if (module, "A") not in pairs or (module, "B") not in pairs:
-            raise ValueError(f"{folder} is incomplete: {module} lacks lora_A or lora_B")
-        a, b = (_matrix(pairs[module, letter]) for letter in "AB")
+        if missing := [f"lora_{name}" for name in needed if (module, name) not in by_module]:
+            raise ValueError(f"{folder} is incomplete: {module} lacks {' and '.join(missing)}")
+        if not is_dora and (module, _MAGNITUDE) in by_module:
+            raise ValueError(
+                f"{folder}: {module} has a lora_{_MAGNITUDE}, but its {_CONFIG} does not say "
+                '"use_dora": true'
+            )
+        a, b = (_matrix(by_module[module, letter]) for letter in "AB")
         if a.shape[0] != b.shape[1]:
             raise ValueError(f"{folder}: the ranks of lora_A and lora_B of {module} differ")
         scale = _scale(options, module, rank=a.shape[0])
+        magnitude = by_module[module, _MAGNITUDE].reshape(-1) if is_dora else None
+        if magnitude is not None and len(magnitude) != len(b):
+            raise ValueError(
+                f"{folder}: lora_{_MAGNITUDE} of {module} has {len(magnitude)} numbers, and its "
+                f"lora_B {len(b)} rows"
+            )
         for place in places[module]:
             rows = slice(*(round(share * len(b)) for share in place.rows))
             parts[place.path] = place.parts
-            pair = a.T.astype(np.float32), scale * b[rows].T.astype(np.float32)
-            by_kernel.setdefault(place.path, {})[place.part] = pair
+            by_kernel.setdefault(place.path, {})[place.part] = _Factors(
+                a.T.astype(np.float32),
+                scale * b[rows].T.astype(np.float32),
+                None if magnitude is None else magnitude[rows].astype(np.float32),
+            )
+    norms_fn = functools.cache(lambda: _kernel_norms(folder, net, base))
     adapters = {}
     for path, factors in by_kernel.items():
         a, b = _stacked(factors, parts[path])
@@ -112,6 +149,14 @@ def load_adapter(
                 f"kernel {list(size)}, and the net has {list(shapes[path][-2:])}"
             )
         adapters[*path[:-1], "a"], adapters[*path[:-1], "b"] = a, b
+        if is_dora:
+            of_parts: list[Any] = [
+                factors[i].magnitude
+                if i in factors
+                else norms_fn()[path].reshape(parts[path], -1)[i]
+                for i in range(parts[path])
+            ]
+            adapters[*path[:-1], "magnitude"] = np.concatenate(of_parts)
     return traverse_util.unflatten_dict(adapters)
 
 
@@ -127,6 +172,8 @@ def write_adapter(
 ) -> None:
     """Writes adapters of `adapt.lora` for the parameters of `net` as a folder that peft reads.
 
+    With magnitudes (`adapt.with_magnitudes`), they are written as DoRA.
+
     `base` is the file of weights that they belong to: its names are used, and its digest is written
     into the file. Queries, keys and values that the base keeps apart share the matrix A. Where
     transformers 5 has other names of modules than the file, the adapter has both.
@@ -139,7 +186,8 @@ def write_adapter(
     name_map = _OWN_NAMES if own_names else name_map_of(torch_tensors(weights))
     kernels = _kernel_shapes(net)
     flat = traverse_util.flatten_dict(adapters)
-    modules, tensors = [], {}
+    modules: list[str] = []
+    tensors: dict[str, np.ndarray] = {}
     for path in sorted(path for path in flat if path[-1] == "a"):
         a, b = (np.asarray(flat[*path[:-1], leaf], np.float32) for leaf in "ab")
         kernel = (*path[:-1], "kernel")
@@ -150,13 +198,21 @@ def write_adapter(
                 f"{'/'.join(path[:-1])}: train with other targets, such as attn/qkv"
             )
         more = (1, 1) if len(kernels[kernel]) == 4 else ()
-        for name, columns in zip(source.names, np.split(b, len(source.names), 1), strict=True):
+        parts = len(source.names)
+        norms: Any = [None] * parts
+        if (magnitude := flat.get((*path[:-1], "magnitude"))) is not None:
+            norms = np.split(np.asarray(magnitude, np.float32), parts)
+        for name, columns, norm in zip(source.names, np.split(b, parts, 1), norms, strict=True):
             module = name.removesuffix(".weight")
             modules.append(module)
-            for letter, matrix in (("A", a.T), ("B", columns.T)):
-                matrix = np.ascontiguousarray(matrix).reshape(*matrix.shape, *more)
-                for other in {module, _new_name(module, name_map)}:
-                    tensors[f"base_model.model.{other}.lora_{letter}.weight"] = matrix
+            arrays = {
+                f"lora_{letter}.weight": np.ascontiguousarray(matrix).reshape(*matrix.shape, *more)
+                for letter, matrix in (("A", a.T), ("B", columns.T))
+            }
+            if norm is not None:
+                arrays[f"lora_{_MAGNITUDE}"] = norm.reshape(1, -1, 1, 1) if more else norm
+            for other in {module, _new_name(module, name_map)}:
+                tensors |= {f"base_model.model.{other}.{k}": x for k, x in arrays.items()}
     names = list(map(_module, kernels)) if own_names else [_stem(n) for n in weights.tensors]
     new_names = [[_new_name(name, name_map) for name in some] for some in (modules, names)]
     options: dict[str, Any] = {
@@ -167,7 +223,7 @@ def write_adapter(
         "lora_alpha": alpha,
         "lora_dropout": 0.0,
         "use_rslora": rslora,
-        "use_dora": False,
+        "use_dora": any(path[-1] == "magnitude" for path in flat),
         "bias": "none",
         "fan_in_fan_out": False,
         "target_modules": sorted({*_targets(modules, names), *_targets(*new_names)}),
@@ -194,7 +250,6 @@ def _options(folder: pathlib.Path) -> dict[str, Any]:
         raise ValueError(f"{folder / _CONFIG} is damaged or no LoRA: {error!r}") from error
     for name, value, fits in (
         ("peft_type", kind, kind == "LORA"),
-        ("use_dora", options.get("use_dora"), not options.get("use_dora")),
         ("bias", options.get("bias"), options.get("bias") in (None, "none")),
         *((k, v, isinstance(v, int | float) and v > 0) for k, v in plain.items()),
     ):
@@ -302,17 +357,32 @@ def _found(module: str, table: Mapping[str, list[_Place]]) -> list[_Place]:
     return []
 
 
-def _stacked(
-    factors: Mapping[int, tuple[np.ndarray, np.ndarray]], parts: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _kernel_norms(
+    folder: pathlib.Path, net: nn.Module, base: str | os.PathLike | None
+) -> dict[tuple[str, ...], np.ndarray]:
+    """The norms of the columns of all kernels in the weights `base`, by their paths."""
+    if base is None:
+        raise ValueError(
+            f"{folder} has adapters of DoRA for parts of a fused kernel: give the weights that it "
+            "was trained on as base"
+        )
+    params = traverse_util.flatten_dict(load(base, net, report_fn=lambda *_: None)["params"])
+    return {
+        path: np.linalg.norm(np.asarray(x).reshape(-1, x.shape[-1]), axis=0)
+        for path, x in params.items()
+        if path[-1] == "kernel"
+    }
+
+
+def _stacked(factors: Mapping[int, _Factors], parts: int) -> tuple[np.ndarray, np.ndarray]:
     """a and b of a kernel; of several parts, those without an adapter are zeros."""
     if parts == 1:
-        return factors[0]
-    rank = max(a.shape[1] for a, _ in factors.values())
-    first_a, first_b = next(iter(factors.values()))
-    a = np.zeros((parts, len(first_a), rank), np.float32)
-    b = np.zeros((parts, rank, first_b.shape[1]), np.float32)
-    for i, (part_a, part_b) in factors.items():
+        return factors[0].a, factors[0].b
+    rank = max(part.a.shape[1] for part in factors.values())
+    first = next(iter(factors.values()))
+    a = np.zeros((parts, len(first.a), rank), np.float32)
+    b = np.zeros((parts, rank, first.b.shape[1]), np.float32)
+    for i, (part_a, part_b, _) in factors.items():
         a[i, :, : part_a.shape[1]], b[i, : len(part_b)] = part_a, part_b
     return a, b
 

@@ -62,6 +62,48 @@ def test_parts_of_a_fused_kernel_have_adapters_of_their_own():
     np.testing.assert_allclose(merged["qkv"]["kernel"], params["qkv"]["kernel"] + added, atol=1e-5)
 
 
+def test_magnitudes_are_the_norms_of_columns_whatever_the_factors_are():
+    """DoRA against a loop over columns; a column of zeros stays."""
+    net, images = _Net(), jnp.asarray(RNG.normal(size=(2, 4, 4, 3)), jnp.float32)
+    params = net.init(jax.random.key(0), images)["params"]
+    params["out"]["kernel"] = params["out"]["kernel"].at[:, 1].set(0)
+    adapters = adapt.with_magnitudes(params, adapt.lora(jax.random.key(1), params, rank=2))
+    assert {path for path in _flat(adapters) if "magnitude" in path} == {
+        "point/magnitude",
+        "out/magnitude",
+    }
+    first = adapt.merged(params, adapters, scale=3.0)
+    for name in ("point", "out"):  # b is zero
+        np.testing.assert_allclose(first[name]["kernel"], params[name]["kernel"], rtol=1e-6)
+    adapters = _drawn(adapters)
+    merged = adapt.merged(params, adapters, scale=3.0)
+    for name in ("point", "out"):
+        kernel = np.asarray(merged[name]["kernel"]).reshape(-1, merged[name]["kernel"].shape[-1])
+        before = np.asarray(params[name]["kernel"], np.float64).reshape(kernel.shape)
+        a, b, magnitude = (
+            np.asarray(adapters[name][x], np.float64) for x in ("a", "b", "magnitude")
+        )
+        for i, column in enumerate(kernel.T):
+            total = before[:, i] + 3.0 * a @ b[:, i]
+            expected = magnitude[i] * total / np.linalg.norm(total)
+            np.testing.assert_allclose(column, expected, atol=1e-6)
+
+    weights = _drawn(params["out"]["kernel"])
+
+    def weighted(adapters):
+        return jnp.sum(adapt.merged(params, adapters, scale=3.0)["out"]["kernel"] * weights)
+
+    # The norm of the sum is a constant for the gradient: that of b is as without a magnitude,
+    # times magnitude / norm.
+    gradient = jax.grad(weighted)(adapters)["out"]
+    total = params["out"]["kernel"] + 3.0 * adapters["out"]["a"] @ adapters["out"]["b"]
+    factors = adapters["out"]["magnitude"] / jnp.linalg.norm(total, axis=0)
+    plain = {"out": {x: adapters["out"][x] for x in "ab"}}
+    expected = jax.grad(weighted)(plain)["out"]["b"] * factors[None]
+    np.testing.assert_allclose(gradient["b"], expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(gradient["magnitude"]).min() > 0
+
+
 def test_the_default_targets_are_the_fused_projections_of_attention():
     net = registry.resolve("net", VIT)()
     images = jnp.zeros((1, 12, 12, 3))

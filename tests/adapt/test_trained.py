@@ -30,6 +30,7 @@ SPECS = {
     "blocks": {"name": "blocks", "count": 1},
     "biases": "biases",
     "lora": {"name": "lora", "rank": 2},
+    "dora": {"name": "lora", "rank": 2, "dora": True},
     "prompts": {"name": "prompts", "count": 2},
 }
 SMALL = VIT | {"depth": 2, "width": 8}
@@ -295,6 +296,8 @@ _LORA = {"name": "lora"}
         (_LORA | {"targets": "nowhere"}, VIT, "targets='nowhere' matches no kernel"),
         (_LORA | {"rank": 17}, VIT, "rank=17 must be .* the width 16 of net/blocks/0/attn/qkv"),
         (_LORA | {"rank": 0}, VIT, "rank=0 must be 1 or more"),
+        (_LORA | {"alpha": 0}, VIT, "alpha=0 must be above 0"),
+        (_LORA | {"dora": 3}, VIT, "dora must be True or False, not 3"),
         (_LORA | {"targets": "("}, VIT, r"targets='\(' is no regular expression"),
         (_LORA, {"name": "convnet", "widths": [4], "strides": [2]}, "matches no kernel .* none"),
         ({"name": "biases", "alpha": 8}, VIT, "biases has no argument 'alpha'"),

@@ -53,6 +53,7 @@ def test_a_config_has_the_defaults_of_the_dataclasses(tmp_path):
         ({"validation": 1}, "validation must be a share of 0 to 1, not 1"),
         ({"net": 3}, r"net must be a name or dict\(name='...', ...\), not 3"),
         ({"normalize": {"force": True}}, "normalize must be a name .* not {'force': True}"),
+        ({"trained": {"alpha": 8}}, r"not {'alpha': 8}: say what .* by --config.trained.name="),
         ({"size": 0}, "size must be 1 or more, or None, not 0"),
     ],
 )

@@ -48,8 +48,17 @@ def test_what_learns_is_named_by_one_argument(backbone):
         assert config.get("trained", "all") == trained
         assert config["method"]["dense_fn"] == "centered_dense"
         assert complete(config)["select"] == "last"
-    with pytest.raises(ValueError, match=r"train is head, ladder, all, .* or prompts, not 'some'"):
+    with pytest.raises(ValueError, match=r"train is head, ladder, all, .* or vptsp, not 'some'"):
         recipes.folder(train="some")
+
+
+def test_semantic_proxies_are_trained_by_prompts_and_a_loss_against_proxies(backbone):
+    config = complete(recipes.cub(train="vptsp", net="dinov2_s14"))
+    assert (config["trained"]["name"], config["loss"]["name"]) == ("prompts", "proxy_anchor")
+    assert config["method"]["name"] == "semantic_proxies"
+    assert config["optimizer"]["rate"] * config["optimizer"]["groups"][0]["factor"] == 1e-2
+    with pytest.raises(ValueError, match=r"loss is normalized_softmax, .* not 'supcon'"):
+        recipes.folder(train="vptsp", loss="supcon")
 
 
 def test_the_ladder_goes_from_the_head_to_all_layers_and_their_average(backbone):

@@ -143,9 +143,12 @@ def test_what_learns_are_rows_with_one_head_and_loss(tmp_path, monkeypatch):
     configs = plan.check_rows(study)
     trained = {name: config["trained"] for name, config in configs.items()}
     assert trained["LoRA, rank 16"] == {"name": "lora", "rank": 16}
+    assert trained["DoRA, rank 16"] == {"name": "lora", "rank": 16, "dora": True}
     assert (trained["head"], trained["biases"], trained["prompts"]) == ("last", "biases", "prompts")
     assert configs["all, distilled"]["distill"] == 1.0 and configs["all"]["distill"] == 0.0
     assert configs["ladder"]["ladder"] and not configs["all"]["ladder"]
+    semantic = configs.pop("prompts, semantic proxies")
+    assert semantic["method"]["name"] == "semantic_proxies"
     assert {config["loss"]["name"] for config in configs.values()} == {"supcon"}
     names = [row.name for row in study_file.read(f"{ROOT}/studies/ladder.py").rows]
     assert "prompts" not in names and len(names) == len(configs) - 1

@@ -119,10 +119,40 @@ def test_a_killed_ladder_ends_the_same(climbed, source, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
+def test_two_processes_climb_as_one_does(source, tmp_path):
+    """With cached features, which process 0 computes for both."""
+    steps = [HEAD | {"features": "cached"}, *STEPS[1:]]
+    ends, states = [], []
+    for processes in (None, 2):
+        place = tmp_path / str(processes)
+        place.mkdir()
+        config = _config(tmp_path, source, ladder=steps, runtime={"features": str(place)})
+        with started(place, place / "run", config, processes=processes) as process:
+            assert process.wait(240) == 0, (place / "out.txt").read_text()
+        assert len(list(place.glob("*/manifest.json"))) == 2  # of training and test images
+        ends.append(json.loads((place / "run" / "ladder.json").read_text()))
+        states.append(folder.reopen(place / "run" / "mix")[1].params)
+    assert ends[0]["chosen"] == ends[1]["chosen"]
+    for one, two in zip(*(end["rows"] for end in ends), strict=True):
+        assert one["folder"] == two["folder"]
+        assert one["held_out"] == pytest.approx(two["held_out"], abs=0.02)
+    for a, b in zip(*map(jax.tree.leaves, states), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-3)
+
+
 def test_without_held_out_classes_nothing_is_chosen(source, tmp_path, capsys):
     ladder.run(_config(tmp_path, source, validation=0.0), tmp_path / "run")
     assert "no classes are held out (validation=0): the ladder has only" in capsys.readouterr().out
     assert not (tmp_path / "run" / "all").exists()
+
+
+def test_the_last_line_is_the_command_of_the_frozen_backbone_if_nothing_is_better():
+    row = ladder._Row("frozen", "", "", 0.5, {}, "", 0.0, True)
+    worse = row._replace(name="head", folder="head", held_out=0.4, is_kept=False)
+    file = "cache/mobilenet_v2.weights"
+    *_, line = ladder._table([row, worse], worse, file)
+    assert f"dmljax export --net=... --weights={file} --out=frozen.bundle" in line
 
 
 def test_few_classes_leave_only_the_first_step(source, tmp_path, capsys):

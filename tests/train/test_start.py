@@ -210,6 +210,9 @@ def _refused(tmp_path, **fields):
 def test_what_cannot_be_started_from(source, tmp_path):
     message = _refused(tmp_path, start=str(tmp_path))
     assert "holds no run: name the folder of a finished run" in message
+    (tmp_path / "weights.pth").touch()
+    message = _refused(tmp_path, start=str(tmp_path / "weights.pth"))
+    assert "is a file, and not the folder of a finished run: weights are read by" in message
     net = {"name": "convnet", "widths": [5, 8], "strides": [2, 2]}
     message = _refused(tmp_path, start=str(source), net=net)
     assert message.startswith(f"start: the backbone of {source}, step ")

@@ -22,6 +22,7 @@ HERE = pathlib.Path(__file__).parent / "peft"
 SIZES = {"width": 16, "heads": 2, "depth": 2, "patch": 4, "image_size": 12}
 NETS = {
     "dinov2": {"name": "dinov2_s14", **SIZES, "epsilon": 1e-6},
+    "dinov2_dora": {"name": "dinov2_s14", **SIZES, "epsilon": 1e-6},
     "vit": {"name": "vit_s16", **SIZES, "epsilon": 1e-12},
 }
 
@@ -85,9 +86,10 @@ def test_names_of_older_transformers_are_read_too(tmp_path):
         np.testing.assert_array_equal(x, y)
 
 
-def _drawn(params, **options):
+def _drawn(params, *, dora=False, **options):
     """Adapters without zeros."""
     adapters = adapt.lora(jax.random.key(0), params, **options)
+    adapters = adapt.with_magnitudes(params, adapters) if dora else adapters
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: x + rng.normal(size=x.shape).astype(np.float32), adapters)
 
@@ -99,13 +101,13 @@ def _same_kernels(params, one, other):
     assert max(jax.tree.leaves(changes)) > 0.1
 
 
-@pytest.mark.parametrize("rslora", [False, True])
-def test_what_is_written_is_read_again(tmp_path, rslora):
+@pytest.mark.parametrize(("rslora", "dora"), [(False, False), (True, False), (False, True)])
+def test_what_is_written_is_read_again(tmp_path, rslora, dora):
     """Queries, keys and values apart, as the base has them."""
     base, _ = _base(tmp_path, "dinov2")
     net = registry.resolve("net", NETS["dinov2"])()
     params = weights.load(base, net)["params"]
-    adapters = _drawn(params, rank=3, targets="qkv|blocks/1/mlp/fc1")
+    adapters = _drawn(params, rank=3, targets="qkv|blocks/1/mlp/fc1", dora=dora)
     options = {"rank": 3, "alpha": 5.0, "rslora": rslora}
     weights.write_adapter(tmp_path / "adapter", adapters, net, **options, base=base)
     scale = adapt.lora_scale(**options)
@@ -116,6 +118,7 @@ def test_what_is_written_is_read_again(tmp_path, rslora):
     targets = {"encoder.layer.1.mlp.fc1", "key", "query", "value", "k_proj", "q_proj", "v_proj"}
     assert set(config["target_modules"]) == targets
     assert (config["r"], config["lora_alpha"], config["use_rslora"]) == (3, 5.0, rslora)
+    assert config["use_dora"] == dora
     file = tmp_path / "adapter" / "adapter_model.safetensors"
     names = set(safetensors.numpy.load_file(file))
     assert "base_model.model.encoder.layer.0.attention.attention.query.lora_A.weight" in names
@@ -128,11 +131,17 @@ def test_one_by_one_convolutions_have_adapters_in_the_names_of_the_net(tmp_path)
     net = nets.mobilenet_v2(multiplier=0.125)
     spec = with_weights(tmp_path, {"name": "mobilenet_v2", "multiplier": 0.125})
     params = weights.load(spec["weights"], net)["params"]
-    adapters = _drawn(params, rank=2, targets="features/1[67]/conv/2/")
+    adapters = _drawn(params, rank=2, targets="features/1[67]/conv/2/", dora=True)
     weights.write_adapter(tmp_path / "a", adapters, net, rank=2, alpha=2.0, base=spec["weights"])
     read = weights.load_adapter(tmp_path / "a", net, base=spec["weights"])
     flat = traverse_util.flatten_dict(adapters, sep="/")
-    assert sorted(flat) == [f"features/{i}/conv/2/{x}" for i in (16, 17) for x in "ab"]
+    leaves = ("a", "b", "magnitude")
+    assert sorted(flat) == [f"features/{i}/conv/2/{x}" for i in (16, 17) for x in leaves]
+    file = tmp_path / "a" / "adapter_model.safetensors"
+    shapes = {
+        len(x.shape): x.shape for k, x in safetensors.numpy.load_file(file).items() if "mag" in k
+    }
+    assert shapes[4][0] == shapes[4][2] == shapes[4][3] == 1 and len(shapes) == 1
     expected = adapt.merged(params, adapters, scale=1.0)
     _same_kernels(params, expected, adapt.merged(params, read, scale=1.0))
 
@@ -185,18 +194,22 @@ def test_the_command_adds_an_adapter_to_weights(tmp_path, capsys):
     ("changes", "words"),
     [
         ({"peft_type": "IA3"}, "peft_type='IA3' is not plain LoRA"),
-        ({"use_dora": True}, "use_dora=True is not plain LoRA"),
+        ({"use_dora": True}, "is incomplete: .* lacks lora_magnitude_vector"),
+        ("no dora", 'has a lora_magnitude_vector, but its .* does not say "use_dora": true'),
+        ("short", r"lora_magnitude_vector of .* has 3 numbers, and its lora_B 16 rows"),
+        ("no base", "has adapters of DoRA for parts of a fused kernel: give the weights"),
         ({"bias": "all"}, "bias='all' is not plain LoRA"),
         ({"r": 0}, "r=0 is not plain LoRA"),
-        ("lora_A", "is incomplete: .* lacks lora_A or lora_B"),
+        ("lora_A", "is incomplete: .* lacks lora_A"),
         ("net", "is an adapter of another net: of its 6 modules, the net has no"),
         ("width", r"does not fit the net: .* kernel \[16, 48\], and the net has \[8, 24\]"),
         ("config", "holds no adapter of peft: there is no adapter_config.json"),
     ],
 )
 def test_wrong_adapters_are_refused_in_one_line(tmp_path, changes, words):
-    config = json.loads((HERE / "dinov2" / "adapter_config.json").read_text())
-    tensors = safetensors.numpy.load_file(HERE / "dinov2" / "adapter_model.safetensors")
+    source = HERE / ("dinov2_dora" if changes in ("no dora", "short", "no base") else "dinov2")
+    config = json.loads((source / "adapter_config.json").read_text())
+    tensors = safetensors.numpy.load_file(source / "adapter_model.safetensors")
     spec = NETS["dinov2"]
     if isinstance(changes, dict):
         config |= changes
@@ -204,6 +217,11 @@ def test_wrong_adapters_are_refused_in_one_line(tmp_path, changes, words):
         del tensors[next(name for name in tensors if changes in name)]
     elif changes == "net":
         spec = {"name": "resnet18", "width": 8}
+    elif changes == "no dora":
+        config["use_dora"] = False
+    elif changes == "short":
+        name = next(name for name in tensors if "magnitude" in name)
+        tensors[name] = tensors[name][:3]
     elif changes == "width":
         spec = spec | {"width": 8}
     if changes != "config":

@@ -30,6 +30,11 @@ CASES = {
         transformers.Dinov2Config(**SIZES),
         {"r": 2, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj", "fc1"]},
     ),
+    "dinov2_dora": (
+        transformers.Dinov2Model,
+        transformers.Dinov2Config(**SIZES),
+        {"r": 2, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj", "fc1"], "use_dora": True},
+    ),
     "vit": (
         transformers.ViTForImageClassification,
         transformers.ViTConfig(intermediate_size=64, **SIZES),
