@@ -13,7 +13,7 @@ from typing import Any
 from dmljax.config import digests
 from dmljax.config import files as config_files
 from dmljax.files import locks
-from dmljax.files.writing import write_json
+from dmljax.files.writing import make_folder, write_json
 from dmljax.studies.outcomes import Outcome, outcome, read_json
 from dmljax.studies.plan import PlannedRun, Planner
 from dmljax.studies.study_file import Row, Search, Study
@@ -58,7 +58,7 @@ class StudyFolder:
     def claimed(self) -> Iterator[None]:
         """Waits until no other process changes the index."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             file = locks.lock(self.path / "lock", wait=True)
         except OSError as error:
             raise OSError(f"{self.path} cannot be written: {error.strerror}") from error

@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 from dmljax.files import locks, reading
 from dmljax.files import result as results
 from dmljax.files.result import Result
-from dmljax.files.writing import write_json
+from dmljax.files.writing import make_folder, sync, write_json
 
 __all__ = [
     "FAILURE",
@@ -128,7 +128,7 @@ except locks.Taken:
 
 def check_locks(folder: pathlib.Path) -> None:
     """Raises unless the file system of a folder keeps a second process from a locked file."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".lock-") as file:
         try:
             with locks.lock(pathlib.Path(file.name)):
@@ -163,3 +163,4 @@ def forget_failure(folder: pathlib.Path) -> None:
     """Removes the mark of a failed run, so that a worker makes it again."""
     for name in (FAILURE, KILLS):
         (folder / name).unlink(missing_ok=True)
+    sync(folder)

@@ -23,7 +23,7 @@ from absl import logging
 from flax import traverse_util
 
 from dmljax.files import reading
-from dmljax.files.writing import atomic_writer, write_json
+from dmljax.files.writing import atomic_writer, make_folder, write_json
 from dmljax.weights.converted import file_digest
 from dmljax.weights.layouts import TORCH, torch_tensors
 from dmljax.weights.loading import image_shape_of, name_map_of
@@ -176,7 +176,7 @@ def write_adapter(
         "alpha_pattern": {},
         "inference_mode": True,
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     # One key only, so that the bytes are the same every time. peft does not read it.
     metadata = {"dmljax": json.dumps({"base": file_digest(base)})}
     with atomic_writer(folder / _MODEL, "wb") as file:
