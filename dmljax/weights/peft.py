@@ -188,10 +188,23 @@ def _options(folder: pathlib.Path) -> dict[str, Any]:
     if not (folder / _CONFIG).is_file():
         raise FileNotFoundError(f"{folder} holds no adapter of peft: there is no {_CONFIG}")
     try:
-        options = reading.json_value((folder / _CONFIG).read_text())
-        kind, plain = options["peft_type"], {"r": options["r"], "lora_alpha": options["lora_alpha"]}
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{folder / _CONFIG} is damaged or no LoRA: {error!r}") from error
+        options = reading.json_value((folder / _CONFIG).read_bytes().decode())
+        reading.check_types(options, dict.fromkeys(("peft_type", "r", "lora_alpha"), object))
+        alphas = options.get("alpha_pattern") or {}
+        reading.check_types({"alpha_pattern": alphas}, {"alpha_pattern": dict})
+        reading.check_types(alphas, dict.fromkeys(alphas, float | int))
+    except ValueError as error:
+        # The message of a UnicodeDecodeError holds the whole file.
+        problem = "it is no UTF-8" if isinstance(error, UnicodeDecodeError) else error
+        raise ValueError(f"{folder / _CONFIG} is damaged or no LoRA: {problem}") from error
+    for pattern in alphas:
+        # A group, or many repetitions, can take the regular expression for ever.
+        if not re.fullmatch(r"[\w.^$|\\*+-]*", pattern) or len(re.findall("[*+]", pattern)) > 3:
+            raise ValueError(
+                f"{folder}: alpha_pattern {pattern[:60]!r} is no name of a module with at most "
+                "three repetitions (* and +): write the names out"
+            )
+    kind, plain = options["peft_type"], {k: options[k] for k in ("r", "lora_alpha")}
     for name, value, fits in (
         ("peft_type", kind, kind == "LORA"),
         ("use_dora", options.get("use_dora"), not options.get("use_dora")),
@@ -226,8 +239,11 @@ def _matrix(tensor: np.ndarray) -> np.ndarray:
 
 def _scale(options: Mapping[str, Any], module: str, *, rank: int) -> float:
     patterns = (options.get("alpha_pattern") or {}).items()
-    matches = (alpha for key, alpha in patterns if re.match(rf"(.*\.)?({key})$", module))
-    alpha = next(matches, options["lora_alpha"])
+    try:
+        matches = [alpha for key, alpha in patterns if re.match(rf"(.*\.)?({key})$", module)]
+    except re.error as error:
+        raise ValueError(f"alpha_pattern of {_CONFIG} is no regular expression: {error}") from error
+    alpha = next(iter(matches), options["lora_alpha"])
     return alpha / (rank**0.5 if options.get("use_rslora") else rank)
 
 
