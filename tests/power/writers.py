@@ -236,9 +236,7 @@ class Studies:
             runs = 0
         run = root / "by_digest" / "digest0"
         outcome = outcomes.outcome(run)
-        kills = (outcomes.read_json(run / outcomes.KILLS, "", {"kills": int}) or {"kills": 0})[
-            "kills"
-        ]
+        marks = outcomes.read_json(run / outcomes.KILLS, "", {"kills": int}) or {"kills": 0}
         state = runs, run.is_dir(), outcome.message or None, marks["kills"]
         expected = self.states[count : count + 2]
         return None if state in expected else f"{state}, not one of {expected}"
