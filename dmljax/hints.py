@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 __all__ = ["check_known", "hint"]
 
 _NEAREST = 3  # names that are suggested
+_COMPARED = 5000  # names; of more, those with the first letter of the word
 _FEW = 12  # names that are all listed where none of them is near
 
 
@@ -22,6 +23,9 @@ def hint(word: str, names: Iterable[str], *, where: str = "") -> str:
     ": did you mean 'glyphs'? It has: folder, glyphs"
     """
     names = sorted(names)
+    count = len(names)
+    if count > _COMPARED:  # comparing a million names takes seconds
+        names = [name for name in names if name[:1] == word[:1]][:_COMPARED] or names[:_COMPARED]
     everything = f" All names: {where}" if where else ""
     near = difflib.get_close_matches(word, names, n=_NEAREST)
     start = f": did you mean {' or '.join(map(repr, near))}?" if near else "."
@@ -30,7 +34,7 @@ def hint(word: str, names: Iterable[str], *, where: str = "") -> str:
     if near:
         return start + everything
     best = difflib.get_close_matches(word, names, n=_NEAREST, cutoff=0)
-    return f". It has {len(names)} names, such as {', '.join(best)}.{everything}".rstrip(".")
+    return f". It has {count} names, such as {', '.join(best)}.{everything}".rstrip(".")
 
 
 def check_known(message: str, words: Iterable[str], names: Collection[str]) -> None:

@@ -34,7 +34,7 @@ from dmljax.data.splits import Split, images_of, subset
 from dmljax.files import locks, reading
 from dmljax.files import result as results
 from dmljax.files.result import Result
-from dmljax.files.writing import sync, write_json
+from dmljax.files.writing import make_folder, sync, write_json
 from dmljax.runs import frozen
 from dmljax.runs.folder import embedding, reopen
 from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
@@ -184,7 +184,7 @@ def _finished(workdir: pathlib.Path) -> Iterator[None]:
 @contextlib.contextmanager
 def written_whole(out: pathlib.Path) -> Iterator[pathlib.Path]:
     """A new folder beside `out`, which is renamed to `out` when the block ends without an error."""
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     folder = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         folder.mkdir()

@@ -87,9 +87,9 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     for flag in ("watch", *_LIMITS):
         value = getattr(arguments, flag)
         may_be_zero = flag == "drain_seconds"
-        if not (value >= 0 if may_be_zero else value > 0):
+        if not (0 if may_be_zero else 1e-9) <= value < float("inf"):
             least = "0 or larger" if may_be_zero else "larger than 0"
-            raise ValueError(f"--{flag.replace('_', '-')}={value} must be {least}")
+            raise ValueError(f"--{flag.replace('_', '-')}={value} must be {least}, and finite")
     limits = {field: getattr(arguments, flag) for flag, (field, _) in _LIMITS.items()}
     settings = Settings(
         **{name: getattr(arguments, name) for name in _SETTINGS},

@@ -60,6 +60,10 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     action = arguments.action
     if action is None and arguments.study is not None:
         action = "run"
+    if action is None:
+        raise ValueError("study needs a verb and a file: dmljax study run studies/glyphs.py")
+    if arguments.workdir == "":
+        raise ValueError("--workdir= is empty: name the folder of the study, or leave the flag out")
     if action not in ACTIONS:
         raise ValueError(f"study: there is no {action!r}{hint(str(action), ACTIONS[:5])}")
     if action == "compare":

@@ -121,6 +121,8 @@ def _compute_features(arguments: argparse.Namespace, overrides: Sequence[str]) -
 
 
 def _train(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
+    if arguments.workdir == "":
+        raise ValueError("--workdir= is empty: name the folder of the run, or leave the flag out")
     config = config_files.read(arguments.config, overrides)
     from dmljax.runs import ladder, training
 

@@ -89,6 +89,11 @@ def build(config: Any) -> Run:
     )
     check_evaluation(options.evaluate, data, method)
     metrics = metrics_of(options.evaluate)
+    if options.evaluate.every == 0:
+        raise ValueError(
+            "evaluate.every=0 is no interval: give steps or '1 epoch', or leave it out for one "
+            "evaluation after the last step"
+        )
     interval = options.evaluate.every or total
     evaluation_steps = sampler.every(interval, total, "evaluate.every")
     checkpoint_interval = options.checkpoint.every or interval

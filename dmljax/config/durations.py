@@ -50,7 +50,8 @@ def _parse(length: int | str, field: str) -> tuple[float, str]:
         except (ValueError, KeyError):
             raise ValueError(message) from None
     else:
-        if isinstance(length, bool) or int(length) != length:
+        is_number = not isinstance(length, bool) and abs(length) < float("inf")
+        if not is_number or int(length) != length:
             raise ValueError(message)
         count, unit = float(length), "steps"
     if not 0 <= count < float("inf"):

@@ -89,6 +89,8 @@ def adapted_of(options: Options, net: Any, *, classes: int) -> Adapted:
 def _method(options: Options, net: Any, classes: int) -> Method:
     loss_fn = registry.resolve("loss", options.loss)
     factory = _factory(options)
+    if (dim := options.method.get("dim", 1)) is not None and dim < 1:
+        raise ValueError(f"method.dim={dim}: an embedding has 1 or more dimensions")
     arguments: dict[str, Any] = {"classes": classes}
     if options.miner:
         mine_fn = registry.resolve("miner", options.miner)

@@ -104,7 +104,7 @@ def _open(out: pathlib.Path, settings: dict[str, Any]) -> dict[str, dict]:
         raise FileExistsError(
             f"{out} already holds a prepared data set: delete it or choose another --out"
         )
-    out.mkdir(parents=True, exist_ok=True)
+    files.make_folder(out)
     if not (out / _PROGRESS).exists():
         # A killed run may have left a temporary file of the first write.
         if not all(path.match(f"{_PROGRESS}.*.tmp") for path in out.iterdir()):
@@ -169,6 +169,7 @@ def _write_shard(
         "bytes": temporary.stat().st_size,
         "sha256": files.sha256(temporary),
     }
+    files.sync(temporary)
     os.replace(temporary, path)
     return {**entry, "first": rows.start, "rows": written_rows, "skipped": skipped}
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dmljax.files import locks, reading
-from dmljax.files.writing import sha256, write_json
+from dmljax.files.writing import make_folder, sha256, sync, write_json
 
 __all__ = ["Shard", "claimed", "complete", "finish", "is_complete", "parse", "read", "verify"]
 
@@ -75,7 +75,7 @@ def claimed(
     new or empty, or begun with the same number of parts and the same task.
     """
     out = pathlib.Path(out)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     common = {"format": _FORMAT, "parts": shard.count, **task}
     with locks.lock(out / "shards.lock", wait=True):
         _begin(out, common)
@@ -85,7 +85,7 @@ def claimed(
         raise ValueError(f"{shard.folder} in {out} is being written by {owner}") from None
     with file:
         folder = out / shard.folder
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         for path in folder.glob("*.tmp"):
             path.unlink()  # a killed process was writing it
         yield folder
@@ -131,6 +131,8 @@ def finish(folder: pathlib.Path, shard: Shard, *, rows: range, **facts: Any) -> 
     `progress.json` is not part of it; whoever wrote that file deletes it afterwards.
     """
     files = sorted(p for p in folder.iterdir() if p.name != "progress.json" and p.is_file())
+    for file in files:
+        sync(file)
     content = {
         "part": shard.index,
         "shards": _common(folder.parent),

@@ -9,12 +9,14 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 __all__ = [
     "LADDER",
     "FileText",
+    "check_types",
     "chosen_run",
     "config_of_run",
     "json_file",
@@ -98,6 +100,19 @@ def json_file(path: str | os.PathLike) -> Any:
         return json_value(text)
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def check_types(content: Any, fields: Mapping[str, type | types.UnionType]) -> None:
+    """Raises ValueError unless `content` is an object with these fields, of these types."""
+    if not isinstance(content, dict):
+        raise ValueError("it is no object with named fields")
+    for name, kind in fields.items():
+        if name not in content:
+            raise ValueError(f"it has no field {name!r}")
+        value = content[name]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+            known = str(getattr(kind, "__name__", kind))
+            raise ValueError(f"its field {name!r} is {value!r:.60}, not of the type {known}")
 
 
 def json_lines(path: str | os.PathLike) -> list[dict[str, Any]]:

@@ -14,6 +14,11 @@ from dmljax.files.writing import write_json
 __all__ = ["FILE", "Chosen", "Evaluated", "Result", "first_best", "read", "write"]
 
 FILE, FORMAT = "result.json", 1
+_TYPES: dict[str, Any] = {"format": int, "config": str, "argument": str, "status": str}
+_TYPES |= {"message": str, "step": int | None, "chosen": dict | None, "scores": dict}
+_TYPES |= {"evaluations": list, "digests": dict, "data": dict, "pretraining": str | None}
+_TYPES |= {"seed": int, "steps": int, "wall_seconds": float | int, "devices": dict}
+_TYPES |= {"versions": dict, "code": dict | None}
 
 
 class Chosen(NamedTuple):
@@ -115,12 +120,19 @@ def read(workdir: str | os.PathLike) -> Result:
             f"{workdir} has no result.json: it is not a run folder, or its run has not ended"
         )
     try:
-        content = reading.json_value(path.read_text())
+        content = reading.json_value(path.read_bytes())
+        reading.check_types(content, _TYPES)
         if content.pop("format") != FORMAT:
             raise ValueError("its format is of another version of dmljax")
         if content["chosen"] is not None:
+            reading.check_types(content["chosen"], {"step": int, "candidates": int})
             content["chosen"] = Chosen(**content["chosen"])
+        for row in content["evaluations"]:
+            reading.check_types(row, {"step": int, "scores": dict})
         content["evaluations"] = [Evaluated(**row) for row in content["evaluations"]]
+        for scores in (content["scores"], *(row.scores for row in content["evaluations"])):
+            reading.check_types(scores, dict.fromkeys(scores, float | int | None))
+        reading.check_types(content["digests"], {"run": str | None})
         return Result(**content)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(

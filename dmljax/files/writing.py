@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -11,7 +12,15 @@ import pathlib
 from collections.abc import Iterator
 from typing import IO, Any
 
-__all__ = ["atomic_writer", "digest_once", "sha256", "sync", "write_json", "write_text"]
+__all__ = [
+    "atomic_writer",
+    "digest_once",
+    "make_folder",
+    "sha256",
+    "sync",
+    "write_json",
+    "write_text",
+]
 
 
 @contextlib.contextmanager
@@ -19,7 +28,8 @@ def atomic_writer(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]
     """A file that appears under `path` when the block ends without an error.
 
     The content goes to a temporary file in the same folder, is flushed to the disk and then renamed
-    to `path`. After an error, or a kill, `path` is what it was before.
+    to `path`; the rename is flushed, too. After an error, a kill or a loss of power in the block,
+    `path` is what it was before.
     """
     path = pathlib.Path(path)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -29,6 +39,7 @@ def atomic_writer(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        sync(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -45,13 +56,29 @@ def write_json(path: str | os.PathLike, content: Any, *, indent: int | None = No
     write_text(path, json.dumps(content, indent=indent) + "\n")
 
 
+def make_folder(path: str | os.PathLike) -> None:
+    """Makes a folder and its parents, unless they exist, and flushes their names to the disk."""
+    path = pathlib.Path(path)
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(missing):
+        sync(folder.parent)
+
+
 def sync(path: str | os.PathLike) -> None:
-    """Flushes a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Flushes a file, or the names in a folder, to the disk.
+
+    Folders that may not be read, or whose file system cannot flush folders, are left as they are.
+    """
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EINVAL) or not os.path.isdir(path):
+            raise
 
 
 def sha256(path: str | os.PathLike) -> str:

@@ -370,7 +370,9 @@ class Index(abc.ABC, Generic[T]):
 
     def _check_fields(self, transaction: T, conditions: list[Condition]) -> None:
         if conditions:
-            filters.check_fields(conditions, self._fields(transaction))
+            names = [condition.field for condition in conditions]
+            if set(names) - self._fields(transaction, names):  # all names are many, for a hint only
+                filters.check_fields(conditions, self._fields(transaction))
 
     def _check_writable(self) -> None:
         if not self.writable:
@@ -471,8 +473,8 @@ class Index(abc.ABC, Generic[T]):
         """Removes items that exist."""
 
     @abc.abstractmethod
-    def _fields(self, transaction: T) -> set[str]:
-        """The names of the fields of metadata."""
+    def _fields(self, transaction: T, among: list[str] | None = None) -> set[str]:
+        """The names of the fields of metadata; those of them that are `among` some names."""
 
     @abc.abstractmethod
     def _count(self, transaction: T, conditions: list[Condition]) -> int:

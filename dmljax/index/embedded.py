@@ -240,8 +240,11 @@ class EmbeddedIndex(Index[Connection]):
             "insert into deleted values (?, (select version from settings))", rows
         )
 
-    def _fields(self, connection: Connection) -> set[str]:
-        return {name for (name,) in connection.execute("select name from fields")}
+    def _fields(self, connection: Connection, among: list[str] | None = None) -> set[str]:
+        if among is None:
+            return {name for (name,) in connection.execute("select name from fields")}
+        rows = connection.execute(f"select name from fields where name in {IN}", parameter(among))
+        return {name for (name,) in rows}
 
     def _count(self, connection: Connection, conditions: list[Condition]) -> int:
         text, parameters = database.condition_sql(conditions)

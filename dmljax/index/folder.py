@@ -67,7 +67,7 @@ def create(path: pathlib.Path) -> tuple[pathlib.Path, IO[str]]:
         is_index = (path / _POINTER).exists()
         problem = "is an index: open it, or" if is_index else f"has no {_POINTER}:"
         raise InvalidInput(f"{path} exists already and {problem} choose another name")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(path.parent)
     for other in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         if not _alive(other.name.split(".")[-2]):
             shutil.rmtree(other, ignore_errors=True)

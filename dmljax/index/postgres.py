@@ -262,8 +262,13 @@ class PostgresIndex(Index[Cursor]):
     def _remove(self, cursor: Cursor, ids: list[str]) -> None:
         cursor.execute(self._sql("delete from {items} where id = any(%s)"), (ids,))
 
-    def _fields(self, cursor: Cursor) -> set[str]:
-        return {name for (name,) in cursor.execute(self._sql("select name from {fields}"))}
+    def _fields(self, cursor: Cursor, among: list[str] | None = None) -> set[str]:
+        statement = "select name from {fields}"
+        if among is None:
+            rows = cursor.execute(self._sql(statement))
+        else:
+            rows = cursor.execute(self._sql(statement + " where name = any(%s)"), (among,))
+        return {name for (name,) in rows}
 
     def _count(self, cursor: Cursor, conditions: list[Condition]) -> int:
         text, parameters = tables.condition_sql(conditions)

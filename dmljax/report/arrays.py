@@ -98,10 +98,17 @@ def image_paths(folder: str | os.PathLike, count: int) -> list[pathlib.Path]:
 
 
 def _array(path: str | os.PathLike) -> np.ndarray:
+    with open(path, "rb") as file:
+        start = file.read(6)
+    if start[:4] == b"PK\x03\x04":
+        raise ValueError(f"{path} holds several arrays (.npz): one .npy file is needed")
+    if start != b"\x93NUMPY":
+        raise ValueError(f"{path} is no .npy file: write one by numpy.save(FILE, array)")
     try:
         array = np.load(path, allow_pickle=False, mmap_mode="r")
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is no .npy file of plain numbers or names: {error}") from error
+        reason = "it is damaged, or an array of Python objects"
+        raise ValueError(f"{path} is no .npy file of plain numbers or names: {reason}") from error
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{path} holds several arrays (.npz): one .npy file is needed")
     return array

@@ -17,7 +17,7 @@ from dmljax.adapt import path_of
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, images_of, record_name, subset
 from dmljax.files import parts, reading
-from dmljax.files.writing import write_json
+from dmljax.files.writing import make_folder, sync, write_json
 from dmljax.index import nearest
 from dmljax.index import parquet as vector_files
 from dmljax.methods.base import Inspect
@@ -91,7 +91,7 @@ def export(
         del task["run"]  # hosts may see it under other paths
         task["model"] = _digest(state)
         return _export_part(embed_fn, out, shard, task)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     rows = range(len(images))
     names = embed_fn(out, rows=rows, task=task)
     if format == "parquet":
@@ -193,6 +193,8 @@ def _embed(
     selected = slice(rows.start, rows.stop)
     items = {k: np.ascontiguousarray(v[selected]) for k, v in columns.items() if v is not None}
     save_file(items, out / "items.safetensors", metadata=metadata)
+    sync(out / "items.safetensors")
+    sync(out)
     return list(arrays)
 
 

@@ -18,7 +18,7 @@ from dmljax.config.build import build
 from dmljax.config.digests import Digests, essential
 from dmljax.data.splits import Split
 from dmljax.files import locks, reading
-from dmljax.files.writing import write_json
+from dmljax.files.writing import make_folder, write_json
 from dmljax.report import scores_file
 from dmljax.report.scores_file import QueryScores
 from dmljax.train import hosts, initial_state, optimizers
@@ -53,7 +53,7 @@ def claimed(
 
         def claim():
             try:
-                workdir.mkdir(parents=True, exist_ok=True)
+                make_folder(workdir)
                 stack.enter_context(_locked(workdir))
                 _write_config(config, digests, workdir, overwrite)
             except OSError as error:
@@ -167,7 +167,7 @@ def reopen(
         run = build(config_files.override(reading.config_of_run(workdir), overrides))
     digests = reading.config_of_run(workdir, _DIGESTS) if (workdir / _DIGESTS).exists() else {}
     base = initial_state.base_of(run, digest=digests.get("weights"))
-    with Checkpoints(workdir / "checkpoints", reading=True, base=base) as checkpoints:
+    with Checkpoints(workdir / "checkpoints", base=base) as checkpoints:
         steps = checkpoints.steps()
         if step is None and steps and not run.selection.is_last:
             step = checkpoints.best()
@@ -272,7 +272,7 @@ def query_scores(
 def write_scores(scores: QueryScores, folder: str | os.PathLike) -> None:
     """Writes the scores of queries into a folder. If that fails, the run continues."""
     try:
-        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         scores_file.write(folder, scores)
     except OSError as error:
         logging.warning("%s was not written: %s", scores_file.FILE, error)

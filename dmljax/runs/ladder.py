@@ -24,7 +24,7 @@ from dmljax.config.splits import data_of
 from dmljax.files import reading
 from dmljax.files import result as results
 from dmljax.files.result import Result
-from dmljax.files.writing import write_json
+from dmljax.files.writing import make_folder, write_json
 from dmljax.report import compare_page, comparison, page, scores_file
 from dmljax.runs import folder, frozen, training
 from dmljax.runs import page as run_page
@@ -267,7 +267,7 @@ def _mixed(
 
 
 def _write(file: pathlib.Path, content: Any) -> None:
-    file.parent.mkdir(exist_ok=True)
+    make_folder(file.parent)
     write_json(file, content)
 
 

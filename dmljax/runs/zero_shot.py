@@ -22,7 +22,7 @@ from dmljax.data.reader import Reader
 from dmljax.data.splits import Split
 from dmljax.data.transforms import transform as transform_lib
 from dmljax.files import parts
-from dmljax.files.writing import write_text
+from dmljax.files.writing import make_folder, write_text
 from dmljax.methods.base import unit_vectors
 from dmljax.report import baseline, compare_page, comparison, diagnosis, page, scores_file
 from dmljax.report import facts as facts_lib
@@ -207,7 +207,7 @@ def page_of_clusters(row: Row, images: Split, out: str | os.PathLike) -> tuple[i
     the numbers of clusters and of near duplicates.
     """
     out = pathlib.Path(out)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     readable = np.isfinite(row.embeddings).all(axis=1)
     points = row.embeddings[readable]
     k = int(np.clip(round(np.sqrt(len(points) / 2)), 1, _MOST_CLUSTERS))

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import pathlib
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -95,7 +96,7 @@ def _open(session: Session, *, create: bool = False) -> optuna.Study:
     url = url.replace("postgresql://", "postgresql+psycopg://", 1)
     arguments: dict[str, Any] = {"pool_pre_ping": True}
     if url.startswith("sqlite"):
-        arguments = {"connect_args": {"timeout": 60}}
+        arguments = {"connect_args": {"timeout": 60, "factory": _Connection}}
 
     def open_study() -> optuna.Study:
         # Two studies in a shared database must have different names.
@@ -122,6 +123,14 @@ def _open(session: Session, *, create: bool = False) -> optuna.Study:
         raise OSError(
             f"the database of the search cannot be opened: {_first_line(error)}"
         ) from error
+
+
+class _Connection(sqlite3.Connection):
+    """A connection whose commits are on the disk when they return, also in the folder's names."""
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.execute("pragma synchronous=extra")
 
 
 def _has_tables(url: str, arguments: dict[str, Any]) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 
 from dmljax.config import digests
 from dmljax.config import files as config_files
-from dmljax.files import locks
-from dmljax.files.writing import write_json
+from dmljax.files import locks, reading
+from dmljax.files.writing import make_folder, write_json
 from dmljax.studies.outcomes import Outcome, outcome, read_json
 from dmljax.studies.plan import PlannedRun, Planner
 from dmljax.studies.study_file import Row, Search, Study
@@ -21,6 +21,9 @@ from dmljax.studies.study_file import Row, Search, Study
 __all__ = ["Session", "StudyFolder", "default_folder"]
 
 INDEX, FORMAT = "index.json", 1
+_TYPES = {"name": str, "source": str, "runs": str, "comparison": dict, "rows": dict}
+_TYPES |= {"planned": list}
+_RUN_TYPES = {"row": str, "seed": int, "fold": int | None, "flags": list, "digest": str}
 _RUNS = pathlib.Path("runs/by_digest")  # of all studies, unless a command line names another folder
 
 
@@ -58,7 +61,7 @@ class StudyFolder:
     def claimed(self) -> Iterator[None]:
         """Waits until no other process changes the index."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             file = locks.lock(self.path / "lock", wait=True)
         except OSError as error:
             raise OSError(f"{self.path} cannot be written: {error.strerror}") from error
@@ -118,9 +121,22 @@ class StudyFolder:
         return index
 
     def _read(self) -> dict[str, Any] | None:
-        index = read_json(self.path / INDEX, "the same command writes it again")
-        if index is not None and index.get("format") != FORMAT:
-            raise ValueError(f"{self.path / INDEX} was written by another version of dmljax")
+        file, effect = self.path / INDEX, "the same command writes it again"
+        index = read_json(file, effect, {"format": int})
+        if index is None:
+            return None
+        if index["format"] != FORMAT:
+            raise ValueError(f"{file} was written by another version of dmljax")
+        try:
+            reading.check_types(index, _TYPES)
+            reading.check_types(index["comparison"], {"baseline": str | None})
+            for row in index["rows"].values():
+                reading.check_types(row, {"essential": dict})
+            for run in index["planned"]:
+                reading.check_types(run, _RUN_TYPES)
+                PlannedRun(**run)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{file} is damaged ({error}): delete it, and {effect}") from error
         return index
 
     def _has_begun(self, index: Mapping[str, Any]) -> bool:

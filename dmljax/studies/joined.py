@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dmljax.files import reading
-from dmljax.files.writing import write_json
+from dmljax.files.writing import make_folder, write_json
 from dmljax.studies import outcomes
 from dmljax.studies.folder import Session
 from dmljax.studies.worker import Worker, run_verb
@@ -98,7 +98,7 @@ def make_all(session: Session, worker: Worker) -> int:
         folders = [session.folder.run_folder(digest) for digest in ensemble.digests]
         if any(outcomes.outcome(folder).state != "finished" for folder in folders):
             continue
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with outcomes.locked(path.parent, name=f"{path.stem}.lock") as lock:
             if lock is None or path.exists():
                 continue

@@ -8,13 +8,13 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 from dmljax.files import locks, reading
 from dmljax.files import result as results
 from dmljax.files.result import Result
-from dmljax.files.writing import write_json
+from dmljax.files.writing import make_folder, sync, write_json
 
 __all__ = [
     "FAILURE",
@@ -63,7 +63,8 @@ def outcome(folder: pathlib.Path) -> Outcome:
             f"its config, data or weights changed while the study ran (digest {digest[:12]}): "
             f"delete {folder} to make it again",
         )
-    failure = read_json(folder / FAILURE, "the run continues")
+    types = {"status": str, "message": str}
+    failure = read_json(folder / FAILURE, "the run continues", types)
     if failure is not None:
         return Outcome(failure["status"], failure["message"])
     if not folder.is_dir():
@@ -88,10 +89,15 @@ def _result(folder: pathlib.Path) -> Result | None:
     return None
 
 
-def read_json(path: pathlib.Path, effect: str) -> dict[str, Any] | None:
-    """The JSON of a file, or None. If it is damaged, the user may delete it with this `effect`."""
+def read_json(path: pathlib.Path, effect: str, types: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The JSON of a file with fields of some types, or None.
+
+    If it is damaged, the user may delete it with this `effect`.
+    """
     try:
-        return reading.json_value(path.read_text())
+        content = reading.json_value(path.read_bytes())
+        reading.check_types(content, types)
+        return content
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -128,7 +134,7 @@ except locks.Taken:
 
 def check_locks(folder: pathlib.Path) -> None:
     """Raises unless the file system of a folder keeps a second process from a locked file."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".lock-") as file:
         try:
             with locks.lock(pathlib.Path(file.name)):
@@ -154,7 +160,8 @@ def mark_failed(folder: pathlib.Path, message: str, *, exit_status: int) -> None
 
 def count_kill(folder: pathlib.Path) -> int:
     """Records that the process of a run was killed, and returns how often that happened."""
-    kills = (read_json(folder / KILLS, "the run continues") or {"kills": 0})["kills"] + 1
+    old = read_json(folder / KILLS, "the run continues", {"kills": int})
+    kills = 1 + (0 if old is None else old["kills"])
     write_json(folder / KILLS, {"kills": kills})
     return kills
 
@@ -163,3 +170,4 @@ def forget_failure(folder: pathlib.Path) -> None:
     """Removes the mark of a failed run, so that a worker makes it again."""
     for name in (FAILURE, KILLS):
         (folder / name).unlink(missing_ok=True)
+    sync(folder)

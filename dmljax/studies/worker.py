@@ -22,6 +22,7 @@ from typing import IO, NamedTuple
 
 from dmljax.files import reading
 from dmljax.files.result import Result
+from dmljax.files.writing import make_folder
 from dmljax.studies import outcomes
 from dmljax.studies.folder import Session
 from dmljax.studies.plan import PlannedRun, check_names, words_of
@@ -139,7 +140,7 @@ class Worker:
         check_names(run, self._session.study)
         folder = self._runs / run.digest
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             with outcomes.locked(folder) as lock:
                 if lock is None:
                     return False

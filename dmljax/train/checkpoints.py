@@ -2,13 +2,17 @@
 
 A checkpoint is one folder, named by its step. It holds the items `params` and `train` (step, model
 state, optimizer state) and, as JSON, what the train loop needs to continue. Saving is asynchronous.
-When a save is finished, SHA-256 sums of its files are written beside the folder. A checkpoint whose
-files differ from their sums is reported as damaged, and the one before it is used.
+When a save is finished, its files are flushed to the disk and their SHA-256 sums are written beside
+the folder. A checkpoint without sums, or whose files differ from them, is reported as damaged, and
+the one before it is used. The newest checkpoint with sums is deleted only after a newer one has
+them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import logging as python_logging
 import math
@@ -16,7 +20,7 @@ import os
 import pathlib
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +30,7 @@ from flax import traverse_util
 from dmljax.adapt import path_of
 from dmljax.files import reading
 from dmljax.files.result import first_best
-from dmljax.files.writing import sha256, write_json
+from dmljax.files.writing import make_folder, sha256, sync, write_json
 from dmljax.train import hosts
 from dmljax.train.step import TrainState
 
@@ -53,7 +57,7 @@ class Checkpoints:
     """The checkpoints of one run in `folder`: the latest `keep`, and the one with the best score.
 
     The best score is the highest; of equal scores it is the earliest, as published code saves on
-    strict improvement. With `reading`, nothing is deleted that another process may be writing.
+    strict improvement. Reading changes nothing in a folder that another process may be writing.
     Parameters of `base` are left out, and taken from there again.
     """
 
@@ -62,32 +66,46 @@ class Checkpoints:
         folder: str | os.PathLike,
         *,
         keep: int = 2,
-        reading: bool = False,
         base: Base | None = None,
     ):
-        from orbax.checkpoint import v1 as ocp
-
         python_logging.getLogger("absl").addFilter(_is_not_raised)
         self._base = base or Base(frozenset(), dict)
         self.folder = pathlib.Path(folder).absolute()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
+        self._keep = keep
+        self._sums = self.folder.parent / f"{self.folder.name}_sums"
+        self._saving: _Saving | None = None
+        # The step that was saved last. All processes must agree on it, although a shared folder may
+        # look different to each of them.
+        self._last = -1
+
+    @functools.cached_property
+    def _checkpointer(self) -> Any:
+        """For saving; made after `restore` has moved damaged checkpoints aside, as it reads all."""
+        from orbax.checkpoint import v1 as ocp
+
+        policy = ocp.training.preservation_policies.AnyPreservationPolicy(
+            [self._policy, _NewestWithSums(self._sums)]
+        )
+        return ocp.training.Checkpointer(
+            self.folder,
+            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
+            preservation_policy=policy,
+            cleanup_tmp_directories=True,
+        )
+
+    @functools.cached_property
+    def _policy(self) -> Any:
+        """Which checkpoints are kept: the latest, and the one with the best score."""
+        from orbax.checkpoint import v1 as ocp
+
         policies = ocp.training.preservation_policies
         best = policies.BestN(
             get_metric_fn=lambda metrics: (metrics["score"], -metrics["step"]),
             n=1,
             keep_checkpoints_without_metrics=False,
         )
-        self._sums = self.folder.parent / f"{self.folder.name}_sums"
-        self._pending: list[int] = []
-        # The step that was saved last. All processes must agree on it, although a shared folder may
-        # look different to each of them.
-        self._last = -1
-        self._checkpointer = ocp.training.Checkpointer(
-            self.folder,
-            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(keep), best]),
-            cleanup_tmp_directories=not reading,
-        )
+        return policies.AnyPreservationPolicy([policies.LatestN(self._keep), best])
 
     def steps(self) -> list[int]:
         """Finished checkpoints, oldest first."""
@@ -121,10 +139,11 @@ class Checkpoints:
             metrics = {"score": float(score), "step": step}
         notes = {"run": json.dumps(run), "score": metrics and metrics["score"]}
         with self._writing(step):
-            self._checkpointer.save_checkpointables_async(
+            response = self._checkpointer.save_checkpointables_async(
                 step, items, metrics=metrics, custom_metadata=notes, overwrite=overwrite
             )
-        self._pending.append(step)
+        confirm_fn = functools.partial(self._confirm, response, step)
+        self._saving = _Saving(step, confirm_fn if jax.process_index() == 0 else lambda: None)
 
     @contextlib.contextmanager
     def _writing(self, step: int) -> Iterator[None]:
@@ -132,7 +151,6 @@ class Checkpoints:
         try:
             yield
         except Exception as error:
-            self._pending.clear()
             reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
             earlier = [other for other in self.steps() if other != step]
             onward = f"continues from step {earlier[-1]}" if earlier else "starts again"
@@ -143,20 +161,26 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Waits until all saves are on the disk, with their sums."""
-        if not self._pending:
+        saving, self._saving = self._saving, None
+        if saving is None:
             return
-        with self._writing(self._pending[-1]):
+        with self._writing(saving.step):
             self._checkpointer.wait()
-            if jax.process_index() == 0:
-                self._write_sums()
-        self._pending.clear()
+            saving.wait()
+            checkpoints = self._checkpointer.checkpoints
+            kept = self._policy.should_preserve(checkpoints, context=None)
+            for checkpoint in itertools.compress(checkpoints, [not is_kept for is_kept in kept]):
+                self._checkpointer.delete(checkpoint.step)
 
-    def _write_sums(self) -> None:
-        self._sums.mkdir(exist_ok=True)
+    def _confirm(self, response: Any, step: int) -> None:
+        """Flushes a checkpoint to the disk when it is saved, and then writes its sums."""
+        response.result()
+        folder = self.folder / str(step)
+        for path in (*folder.rglob("*"), folder, self.folder):
+            sync(path)
+        make_folder(self._sums)
+        write_json(self._sums / f"{step}.json", _sums(folder))
         steps = self.steps()
-        for step in self._pending:
-            if step in steps:
-                write_json(self._sums / f"{step}.json", _sums(self.folder / str(step)))
         for file in self._sums.glob("*.json"):
             if int(file.stem) not in steps:
                 file.unlink()
@@ -168,7 +192,7 @@ class Checkpoints:
 
         `shapes` is the state as `jax.eval_shape` gives it. `sharding` is one sharding for all
         arrays, or a state of shardings; the devices may be others than those of the saving run.
-        `repair` moves damaged checkpoints aside, so that the run can write those steps again.
+        `repair` moves all damaged checkpoints aside, so that the run can write those steps again.
         """
         step = hosts.on_process_0(lambda: self._newest(repair))
         if repair:
@@ -180,14 +204,19 @@ class Checkpoints:
         return restored
 
     def _newest(self, repair: bool) -> int | None:
+        newest = None
         for step in reversed(self.steps()):
             fault = self.fault(step)
             if fault is None:
-                return step
-            logging.warning("checkpoint %s is damaged (%s): the one before is used", step, fault)
-            if repair:
-                self._put_aside(step)
-        return None
+                newest = step if newest is None else newest
+            else:
+                effect = "the one before is used" if newest is None else "it is not used"
+                logging.warning("checkpoint %s is damaged (%s): %s", step, fault, effect)
+                if repair:
+                    self._put_aside(step)
+            if newest is not None and not repair:
+                break
+        return newest
 
     def _put_aside(self, step: int) -> None:
         aside = self.folder.parent / f"{self.folder.name}_damaged"
@@ -200,7 +229,7 @@ class Checkpoints:
         """What is wrong with a checkpoint's files, or None."""
         file = self._sums / f"{step}.json"
         if not file.exists():  # The process ended between the save and its sums.
-            return None
+            return f"it has no sums: there is no {file}"
         saved, present = reading.json_value(file.read_text()), _sums(self.folder / str(step))
         for name in sorted(set(saved) | set(present)):
             if saved.get(name) != present.get(name):
@@ -237,7 +266,7 @@ class Checkpoints:
         expected, saved = dict(_flat(abstract)), self._shapes(step)
         saved = {item: saved[item] for item in abstract}
         if set(expected) == {path for path, _ in _flat(saved)}:
-            return self._checkpointer.load_checkpointables(step, abstract)
+            return self._load(step, abstract)
         sharding = next(iter(expected.values())).sharding
 
         def placed(keys, a):
@@ -245,7 +274,7 @@ class Checkpoints:
             return expected.get(path_of(keys), other)
 
         saved = jax.tree_util.tree_map_with_path(placed, saved)
-        arrays = dict(_flat(self._checkpointer.load_checkpointables(step, saved)))
+        arrays = dict(_flat(self._load(step, saved)))
         return jax.tree_util.tree_map_with_path(lambda keys, _: arrays[path_of(keys)], abstract)
 
     def arrays(self, step: int) -> tuple[dict, dict]:
@@ -256,7 +285,7 @@ class Checkpoints:
             lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
             {name: shapes[name] for name in ("params", "train")},
         )
-        items = self._checkpointer.load_checkpointables(step, abstract)
+        items = self._load(step, abstract)
         return items["params"], items["train"]
 
     def run(self, step: int) -> dict:
@@ -264,19 +293,34 @@ class Checkpoints:
         return reading.json_value(self._notes(step)["run"])
 
     def best(self) -> int | None:
-        """The step with the highest score, the earliest of equals; None if none has a score."""
+        """The undamaged step with the highest score, the earliest of equals.
+
+        None if none has a score.
+        """
 
         def find():
-            scores = {step: self._notes(step)["score"] for step in self.steps()}
+            steps = [step for step in self.steps() if self.fault(step) is None]
+            scores = {step: self._notes(step)["score"] for step in steps}
             return first_best({k: score for k, score in scores.items() if score is not None})
 
         return hosts.on_process_0(find)
 
     def _notes(self, step: int) -> dict:
-        return self._checkpointer.checkpointables_metadata(step).custom_metadata
+        return self._metadata(step).custom_metadata
 
     def _shapes(self, step: int) -> dict:
-        return self._checkpointer.checkpointables_metadata(step).metadata
+        return self._metadata(step).metadata
+
+    # Functions that read one checkpoint. `_checkpointer` would read all of them, also damaged ones.
+    def _metadata(self, step: int) -> Any:
+        from orbax.checkpoint import v1 as ocp
+
+        return ocp.checkpointables_metadata(self.folder / str(step))
+
+    def _load(self, step: int, abstract: dict) -> dict:
+        from orbax.checkpoint import v1 as ocp
+
+        return ocp.load_checkpointables(self.folder / str(step), abstract)
 
     def _compare(self, step: int, expected: dict) -> None:
         saved = self._shapes(step)
@@ -294,7 +338,8 @@ class Checkpoints:
 
     def close(self) -> None:
         self.wait()
-        self._checkpointer.close()
+        if "_checkpointer" in vars(self):
+            self._checkpointer.close()
 
     def __enter__(self):
         return self
@@ -308,6 +353,41 @@ class Checkpoints:
         closing = threading.Thread(target=self.close, daemon=True)
         closing.start()
         closing.join(_CLOSING_SECONDS)
+
+
+class _Saving:
+    """The end of a save, in a thread that does not keep the process alive."""
+
+    def __init__(self, step: int, confirm_fn: Callable[[], None]):
+        self.step = step
+        self._confirm_fn = confirm_fn
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._confirm_fn()
+        except Exception as error:
+            self._error = error
+
+    def wait(self) -> None:
+        """Returns when the save is confirmed; raises the error that prevented it."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+class _NewestWithSums:
+    """A policy that keeps the newest checkpoint whose sums are in a folder."""
+
+    def __init__(self, sums: pathlib.Path):
+        self._sums = sums
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        del context
+        steps = [c.step for c in checkpoints if (self._sums / f"{c.step}.json").exists()]
+        return [checkpoint.step == max(steps, default=None) for checkpoint in checkpoints]
 
 
 def _is_not_raised(record: python_logging.LogRecord) -> bool:

@@ -24,7 +24,7 @@ from tensorboardX import SummaryWriter  # here, before JAX computes: it changes 
 
 from dmljax.files import reading
 from dmljax.files.progress import Progress
-from dmljax.files.writing import write_text
+from dmljax.files.writing import sync, write_text
 
 __all__ = ["Journal", "read", "table"]
 
@@ -150,10 +150,13 @@ class Journal:
         if self._board is None:
             return
         numbers = {name: float(value) for name, value in values.items()}
+        is_new = not path.exists()
         with path.open("a") as file:
             file.write(json.dumps({"step": step, **numbers}) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        if is_new:
+            sync(path.parent)
         for name, value in numbers.items():
             self._board.add_scalar(f"{kind}/{name}", value, step)
 

@@ -140,7 +140,9 @@ class Options:
     loss: Spec = _required("a function of `losses`")
     method: Spec = _required("what is trained: pairs, proxies, graph, dvml or abe")
     steps: Length = _required("the length of training: a number, or '60 epochs'")
-    seed: int = _option(0, "the seed of initial values, batches and augmentation", least=0)
+    seed: int = _option(
+        0, "the seed of initial values, batches and augmentation", least=0, below=2**63
+    )
     size: int | None = _option(None, "`size` of both transforms, unless they set it", least=1)
     transform: Spec = _option("standard_train", "how a training image is cropped and distorted")
     eval_transform: Spec = _option("standard_eval", "how an image is prepared for evaluation")
@@ -242,7 +244,9 @@ def allowed_values(field: dataclasses.Field) -> str:
     """The values of a field that has bounds or choices, in words: "1 or more, or None"."""
     types, rule = str(field.type).split(" | "), field.metadata
     words = ["True", "False"] if "bool" in types else []
-    if rule["below"] is not None:
+    if rule["below"] is not None and "int" in types:
+        words.append(f"a number from {rule['least']} to {rule['below'] - 1}")
+    elif rule["below"] is not None:
         words.append(f"a share of {rule['least']} to {rule['below']}")
     elif rule["least"] is not None:
         words.append(f"{rule['least']} or more")

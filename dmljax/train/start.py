@@ -80,7 +80,7 @@ def find(folder: str | os.PathLike) -> Start:
 
 def read(start: Start) -> dict[str, Any]:
     """The parameters and the statistics of batch norms of the chosen step, as `flat` names them."""
-    with Checkpoints(start.folder / "checkpoints", reading=True) as checkpoints:
+    with Checkpoints(start.folder / "checkpoints") as checkpoints:
         if fault := checkpoints.fault(start.step):
             raise ValueError(
                 f"start: checkpoint {start.step} of {start.folder} is damaged ({fault})"

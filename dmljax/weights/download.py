@@ -13,6 +13,7 @@ from typing import Any
 
 from absl import logging
 
+from dmljax.files.writing import make_folder, sync
 from dmljax.hints import hint
 from dmljax.weights.entries import Published
 from dmljax.weights.installed import get_command, installed
@@ -39,7 +40,7 @@ def fetch(name: str, *, folder: str | os.PathLike, timeout: float = 60.0) -> pat
     path, partial_path = folder / file_name(name), folder / f"{file_name(name)}.part"
     if path.exists():
         return _checked(path, published)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with open(partial_path, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # other processes of a run may fetch the same file
         if path.exists():  # another process finished before this one opened an empty file
@@ -65,6 +66,7 @@ def fetch(name: str, *, folder: str | os.PathLike, timeout: float = 60.0) -> pat
             file.truncate(0)  # not removed: another process may wait for its lock
             raise
         os.replace(partial_path, path)
+        sync(folder)
     return path
 
 
@@ -108,6 +110,7 @@ def _download(url: str, file: Any, timeout: float) -> None:
             done += len(block)
             length = None if length is None else int(length) - len(block)
     file.flush()
+    os.fsync(file.fileno())
     if length:
         raise OSError(f"the connection ended after {done} bytes, {length} are missing")
 

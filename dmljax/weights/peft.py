@@ -25,7 +25,7 @@ from absl import logging
 from flax import traverse_util
 
 from dmljax.files import reading
-from dmljax.files.writing import atomic_writer, write_json
+from dmljax.files.writing import atomic_writer, make_folder, write_json
 from dmljax.weights.converted import file_digest
 from dmljax.weights.layouts import TORCH, torch_tensors
 from dmljax.weights.loading import image_shape_of, load, name_map_of
@@ -232,7 +232,7 @@ def write_adapter(
         "alpha_pattern": {},
         "inference_mode": True,
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     # One key only, so that the bytes are the same every time. peft does not read it.
     metadata = {"dmljax": json.dumps({"base": file_digest(base)})}
     with atomic_writer(folder / _MODEL, "wb") as file:
@@ -244,10 +244,23 @@ def _options(folder: pathlib.Path) -> dict[str, Any]:
     if not (folder / _CONFIG).is_file():
         raise FileNotFoundError(f"{folder} holds no adapter of peft: there is no {_CONFIG}")
     try:
-        options = reading.json_value((folder / _CONFIG).read_text())
-        kind, plain = options["peft_type"], {"r": options["r"], "lora_alpha": options["lora_alpha"]}
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{folder / _CONFIG} is damaged or no LoRA: {error!r}") from error
+        options = reading.json_value((folder / _CONFIG).read_bytes().decode())
+        reading.check_types(options, dict.fromkeys(("peft_type", "r", "lora_alpha"), object))
+        alphas = options.get("alpha_pattern") or {}
+        reading.check_types({"alpha_pattern": alphas}, {"alpha_pattern": dict})
+        reading.check_types(alphas, dict.fromkeys(alphas, float | int))
+    except ValueError as error:
+        # The message of a UnicodeDecodeError holds the whole file.
+        problem = "it is no UTF-8" if isinstance(error, UnicodeDecodeError) else error
+        raise ValueError(f"{folder / _CONFIG} is damaged or no LoRA: {problem}") from error
+    for pattern in alphas:
+        # A group, or many repetitions, can take the regular expression for ever.
+        if not re.fullmatch(r"[\w.^$|\\*+-]*", pattern) or len(re.findall("[*+]", pattern)) > 3:
+            raise ValueError(
+                f"{folder}: alpha_pattern {pattern[:60]!r} is no name of a module with at most "
+                "three repetitions (* and +): write the names out"
+            )
+    kind, plain = options["peft_type"], {k: options[k] for k in ("r", "lora_alpha")}
     for name, value, fits in (
         ("peft_type", kind, kind == "LORA"),
         ("bias", options.get("bias"), options.get("bias") in (None, "none")),
@@ -281,8 +294,11 @@ def _matrix(tensor: np.ndarray) -> np.ndarray:
 
 def _scale(options: Mapping[str, Any], module: str, *, rank: int) -> float:
     patterns = (options.get("alpha_pattern") or {}).items()
-    matches = (alpha for key, alpha in patterns if re.match(rf"(.*\.)?({key})$", module))
-    alpha = next(matches, options["lora_alpha"])
+    try:
+        matches = [alpha for key, alpha in patterns if re.match(rf"(.*\.)?({key})$", module)]
+    except re.error as error:
+        raise ValueError(f"alpha_pattern of {_CONFIG} is no regular expression: {error}") from error
+    alpha = next(iter(matches), options["lora_alpha"])
     return alpha / (rank**0.5 if options.get("use_rslora") else rank)
 
 

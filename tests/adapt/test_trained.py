@@ -149,7 +149,7 @@ def finished(tmp_path_factory):
 
 
 def _saved(folder, step=6):
-    with Checkpoints(folder / "checkpoints", reading=True) as checkpoints:
+    with Checkpoints(folder / "checkpoints") as checkpoints:
         params, train = checkpoints.arrays(step)
     return _flat(params), [*adapt.paths_of(train)]
 
@@ -240,7 +240,7 @@ def test_a_checkpoint_of_before_that_has_everything_is_read(finished, tmp_path):
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(state, {})
     base = base_of(run)._replace(params_fn=None)  # is not called
-    with Checkpoints(tmp_path / "checkpoints", reading=True, base=base) as checkpoints:
+    with Checkpoints(tmp_path / "checkpoints", base=base) as checkpoints:
         same(checkpoints.load(6, run.shapes, run.placements)[0], state)
 
 
@@ -268,7 +268,7 @@ def test_means_of_frozen_parameters_that_older_versions_saved_are_left_out(tmp_p
     assert any("average" in path for path in extras) and any("acc_grads" in p for p in extras)
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(state._replace(opt_state=old), {})
-    with Checkpoints(tmp_path / "checkpoints", reading=True) as checkpoints:
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         same(checkpoints.load(0, run.shapes, run.placements)[0], state)
 
 

@@ -120,8 +120,8 @@ class MemoryIndex(Index):
         for name in ids:
             del content.items[name]
 
-    def _fields(self, content):
-        return content.fields
+    def _fields(self, content, among=None):
+        return content.fields if among is None else content.fields & set(among)
 
     def _matching(self, content, conditions):
         items = self._items(content, None)

@@ -1,5 +1,7 @@
 """Embeddings and labels from files."""
 
+import io
+
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -43,6 +45,12 @@ def _npy(content):
     return lambda path: np.save(path, content, allow_pickle=True)
 
 
+def _npz():
+    file = io.BytesIO()
+    np.savez(file, a=1)
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
@@ -52,7 +60,12 @@ def _npy(content):
         (_npy(np.full((6, 4), np.nan)), _npy(np.arange(6)), "every row of .* holds a NaN"),
         (_npy(np.ones((6, 4))), _npy(np.ones(6)), "y.npy holds float64 of shape"),
         (_npy(np.ones((6, 4))), _npy(np.array([None] * 6)), "y.npy is no .npy file of plain"),
-        (lambda path: path.write_text("1 2"), _npy(np.arange(6)), "x.npy is no .npy file"),
+        (
+            lambda path: path.write_text("1 2"),
+            _npy(np.arange(6)),
+            "x.npy is no .npy file: write",
+        ),
+        (lambda path: path.write_bytes(_npz()), _npy(np.arange(6)), "several arrays"),
     ],
 )
 def test_wrong_files(tmp_path, x, y, message):

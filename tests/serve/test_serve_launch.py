@@ -1,6 +1,7 @@
 """launch/serve.Dockerfile and serve.yaml: what can be checked without Docker or a cluster."""
 
 import configparser
+import dataclasses
 import json
 import re
 import shlex
@@ -11,6 +12,7 @@ from service_cases import ROOT
 
 from dmljax.commands import serve
 from dmljax.commands.parser import Parser
+from dmljax.serve.settings import Limits
 
 
 def _arguments(words):
@@ -93,3 +95,16 @@ def test_the_manifests_follow_the_schemas_of_kubernetes(name):
     documents[0]["spec"]["template"]["spec"]["containers"][0]["prots"] = []
     with pytest.raises(schemas.ValidationError, match="prots"):
         schemas.validate(documents[0], version, strict=True)
+
+
+def test_the_page_on_security_lists_every_limit_with_its_flag_and_default():
+    text = (ROOT / "docs" / "security.md").read_text()
+    rows = re.findall(
+        r"^\| `(\w+)`: .* \| (none|`[\w-]+`) \| (\d+)\b.* \| .* \|$", text, re.MULTILINE
+    )
+    flags = {field: f"`--{flag.replace('_', '-')}`" for flag, (field, _) in serve._LIMITS.items()}
+    limits = dataclasses.asdict(Limits())
+    assert rows == [
+        (field, flags.get(field, "none"), f"{value:g}" if value < 1e5 else str(value))
+        for field, value in limits.items()
+    ]

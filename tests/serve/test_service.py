@@ -410,6 +410,7 @@ def test_many_clients_share_batches(server, model):
         (("--token-file=/nowhere/token.txt",), "--token-file=/nowhere/token.txt cannot be read"),
         (("--drain-seconds=-1",), "--drain-seconds=-1 must be 0 or larger"),
         (("--watch=nan",), "--watch=nan must be larger than 0"),
+        (("--body-seconds=inf",), "--body-seconds=inf must be larger than 0, and finite"),
         (("--max-body-bytes=0",), "--max-body-bytes=0 must be larger than 0"),
     ],
 )

@@ -39,7 +39,7 @@ def _said(folder, text):
 
 
 def _arrays(run):
-    checkpoints = Checkpoints(run / "checkpoints", reading=True)
+    checkpoints = Checkpoints(run / "checkpoints")
     step = checkpoints.steps()[-1]
     return step, checkpoints.arrays(step), checkpoints.run(step)
 

@@ -247,7 +247,7 @@ def test_what_starts_and_layers_refuse(source, tmp_path):
 
 
 def test_arrays_of_a_checkpoint_are_those_of_the_state(source):
-    with Checkpoints(source / "checkpoints", reading=True) as checkpoints:
+    with Checkpoints(source / "checkpoints") as checkpoints:
         params, train = checkpoints.arrays(6)
     _, state = run_folder.reopen(source, step=6)
     same(params, state.params)

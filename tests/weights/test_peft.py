@@ -230,3 +230,18 @@ def test_wrong_adapters_are_refused_in_one_line(tmp_path, changes, words):
     with pytest.raises((ValueError, FileNotFoundError), match=words) as error:
         weights.load_adapter(tmp_path, registry.resolve("net", spec)())
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "folder, message",
+    [
+        ("alpha_is_a_number", "'alpha_pattern' is 0.5, not of the type dict"),
+        ("alpha_is_a_list", r"'query' is \[1\], not of the type float | int"),
+        ("alpha_repeats_for_ever", "is no name of a module with at most three repetitions"),
+    ],
+)
+def test_a_pattern_that_is_wrong_or_could_run_for_ever_is_refused(folder, message):
+    seeds = HERE.parents[1] / "fuzz" / "seeds" / "adapter"
+    with pytest.raises(ValueError, match=message) as error:
+        weights.load_adapter(seeds / folder, registry.resolve("net", NETS["vit"])())
+    assert "\n" not in str(error.value)

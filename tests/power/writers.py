@@ -1,0 +1,281 @@
+"""What dmljax writes, as programs whose power may be cut, and what must be readable afterwards.
+
+    python tests/power/writers.py NAME FOLDER
+
+Each class is one writer. `write` changes a folder and acknowledges each step when its call has
+returned. `problem` opens what a power cut left with the reader of dmljax; it returns None if all
+acknowledged steps are there, and no step is there in part.
+"""
+
+import os
+import pathlib
+import sys
+
+import numpy as np
+
+HERE = pathlib.Path(__file__).parent
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
+for part in ("index", "studies"):
+    sys.path.insert(0, str(HERE.parent / part))
+
+
+def acknowledge() -> None:
+    os.write(1, b".")
+
+
+class Results:
+    """Results of a run, one after another."""
+
+    def write(self, root):
+        from study_files import finished
+
+        from dmljax.files import result
+        from dmljax.files.writing import make_folder
+
+        make_folder(root / "runs" / "photos")
+        for step in range(1, 5):
+            result.write(root / "runs" / "photos", finished({"test/R@1": step / 10}, "ab"))
+            acknowledge()
+
+    def problem(self, root, count):
+        from dmljax.files import result
+
+        try:
+            step = round(10 * result.read(root / "runs" / "photos").scores["test/R@1"])
+        except FileNotFoundError:
+            step = 0
+        return None if step in (count, count + 1) else f"result {step} of {count}"
+
+
+class Index:
+    """Random changes of an index, see `kill_index.py`."""
+
+    def __init__(self, steps=12, seed=5):
+        import kill_index
+
+        self.kill_index, self.steps = kill_index, [kill_index.Step(seed, 0, None)]
+        while len(self.steps) < steps:
+            self.steps.append(kill_index.Step(seed, len(self.steps), self.steps[-1].after))
+
+    def write(self, root):
+        store = None
+        for step in self.steps:
+            store = step.run(root / "indexes" / "photos.index", store)
+            acknowledge()
+
+    def problem(self, root, count):
+        states = [self.steps[0].before, *(step.after for step in self.steps)]
+        problems = []
+        for state in states[count : count + 2]:
+            problems.append(self.kill_index.problem_of(root / "indexes" / "photos.index", state))
+        return None if None in problems else problems
+
+
+class Checkpoints:
+    """The journal and the checkpoints of a run that keeps two; those of another keep one."""
+
+    keep, steps = 2, 4
+
+    def write(self, root):
+        import jax.numpy as jnp
+
+        from dmljax.files.writing import make_folder
+        from dmljax.train import checkpoints, journal
+
+        make_folder(root / "runs" / "photos")
+        log = journal.Journal(root / "runs" / "photos", step=0, total=self.steps)
+        folder = root / "runs" / "photos" / "checkpoints"
+        with checkpoints.Checkpoints(folder, keep=self.keep) as saved:
+            for step in range(1, self.steps + 1):
+                log.evaluation(step, {"R@1": step / 10})
+                saved.save(self.state(jnp, step), {"step": step}, score=step / 10)
+                saved.wait()
+                acknowledge()
+
+    def state(self, np_, step):
+        from dmljax.train.step import TrainState
+
+        return TrainState(np_.int32(step), {"w": np_.full(300, step, np_.float32)}, {}, {})
+
+    def problem(self, root, count):
+        import jax
+
+        from dmljax.train import checkpoints, journal
+
+        folder = root / "runs" / "photos" / "checkpoints"
+        shapes = jax.eval_shape(lambda: self.state(jax.numpy, 0))
+        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        with checkpoints.Checkpoints(folder, keep=self.keep) as saved:
+            restored = saved.restore(shapes, sharding, repair=True)
+            best = saved.best()
+        step = 0 if restored is None else restored[1]["step"]
+        if step not in (count, count + 1):
+            return f"checkpoint {step} of {count}"
+        if not step:
+            return None
+        if best != step:
+            return f"best checkpoint {best} of {step}"
+        if int(restored[0].step) != step or not np.all(np.asarray(restored[0].params["w"]) == step):
+            return f"the content of checkpoint {step}"
+        journal._cut(folder.parent / "metrics.jsonl", step, repeats_evaluation=False)
+        lines = journal.read(folder.parent / "metrics.jsonl")
+        return (
+            None
+            if lines == [{"step": i + 1, "test/R@1": (i + 1) / 10} for i in range(step)]
+            else lines
+        )
+
+
+class OneCheckpoint(Checkpoints):
+    keep = 1
+
+
+class Features:
+    """The cached features of two splits; every second image is in both."""
+
+    def __init__(self):
+        from dmljax.data.splits import Split
+
+        images = np.random.default_rng(0).integers(0, 255, (30, 4, 4, 3)).astype(np.uint8)
+        labels = np.arange(30) % 3
+        self.splits = [
+            Split(images[part], labels[part], tuple("abc"))
+            for part in (slice(20), slice(None, None, 2))
+        ]
+
+    def write(self, root):
+        for i in range(2):
+            self.compute(root, i)
+            acknowledge()
+
+    def compute(self, root, i):
+        import jax
+
+        from dmljax.data.features import Cache
+        from dmljax.data.transforms.transform import Transform
+        from dmljax.train import features
+        from dmljax.train.devices import Shardings
+
+        features._FILE_ROWS = 4
+        transform_fn = Transform(lambda image, rng: image, title="plain")
+        cache = Cache(
+            root / "features", {"net": "mean"}, evaluation=(transform_fn, {"name": "plain"})
+        )
+        split = cache.split(self.splits[i])
+        shards = Shardings(jax.devices()[:1])
+        with open(os.devnull, "w") as sys.stdout:
+            computed = features.compute(cache, self.means, title="", shards=shards, batch_size=4)
+        sys.stdout = sys.__stdout__
+        return computed, split.records
+
+    def means(self, images):
+        import jax
+
+        return jax.numpy.asarray(images, np.float32).mean(axis=(1, 2))
+
+    def problem(self, root, count):
+        for i in range(2):
+            computed, records = self.compute(root, i)
+            if i < count and computed:
+                return f"{computed} images of split {i} were lost"
+            values = np.stack([records[row][0] for row in range(len(records))])
+            expected = self.splits[i].records.astype(np.float32).mean(axis=(1, 2))
+            if not np.allclose(values, expected, rtol=1e-6):
+                return f"other features of split {i}"
+        return None
+
+
+class Studies:
+    """The index of a study that grows, and marks of its failed runs."""
+
+    def steps(self, root):
+        from dmljax.studies import outcomes
+        from dmljax.studies.folder import StudyFolder
+        from dmljax.studies.plan import PlannedRun
+        from dmljax.studies.study_file import Row, Study
+
+        folder = StudyFolder(root / "studies" / "small", root / "by_digest")
+        study = Study("small", "small.py", "ab", (Row("plain", "tiny.py", {}),))
+        runs = [
+            PlannedRun("plain", seed, None, "tiny.py", (), f"digest{seed}") for seed in range(4)
+        ]
+        run = root / "by_digest" / "digest0"
+        yield lambda: folder.record(study, {"plain": {}}, runs[:1])
+        yield lambda: folder.extend(runs[1:3])
+        yield lambda: outcomes.check_locks(run)
+        yield lambda: outcomes.mark_failed(run, "out of memory", exit_status=1)
+        yield lambda: folder.extend(runs[3:])
+        yield lambda: outcomes.forget_failure(run)
+        yield lambda: outcomes.count_kill(run)
+
+    def write(self, root):
+        for step in self.steps(root):
+            step()
+            acknowledge()
+
+    # Runs in the index, whether the run has a folder, its failure and its kills after each step.
+    states = (
+        (0, False, None, 0),
+        (1, False, None, 0),
+        (3, False, None, 0),
+        (3, True, None, 0),
+        (3, True, "out of memory", 0),
+        (4, True, "out of memory", 0),
+        (4, True, None, 0),
+        (4, True, None, 1),
+    )
+
+    def problem(self, root, count):
+        from dmljax.studies import outcomes
+        from dmljax.studies.folder import StudyFolder
+
+        folder = StudyFolder(root / "studies" / "small")
+        try:
+            runs = len(folder.planned())
+        except FileNotFoundError:
+            runs = 0
+        run = root / "by_digest" / "digest0"
+        outcome = outcomes.outcome(run)
+        marks = outcomes.read_json(run / outcomes.KILLS, "", {"kills": int}) or {"kills": 0}
+        state = runs, run.is_dir(), outcome.message or None, marks["kills"]
+        expected = self.states[count : count + 2]
+        return None if state in expected else f"{state}, not one of {expected}"
+
+
+class Search:
+    """Trials of a search in its SQLite database."""
+
+    def open(self, root, create):
+        from dmljax.studies import engine
+        from dmljax.studies.folder import Session, StudyFolder
+        from dmljax.studies.study_file import Search as Options
+        from dmljax.studies.study_file import Study
+
+        options = Options({"loss.margin": (0.1, 0.5)}, "tpe", 9, "R@1", overrides={})
+        study = Study("small", "small.py", "ab", (), search=options)
+        return engine._open(Session(study, StudyFolder(root), ()), create=create)
+
+    def write(self, root):
+        search = self.open(root, create=True)
+        acknowledge()
+        for number in range(3):
+            trial = search.ask()
+            trial.suggest_float("loss.margin", 0.1, 0.5)
+            search.tell(trial, number / 10)
+            acknowledge()
+
+    def problem(self, root, count):
+        if not count:
+            return None  # a new search, or the tables of one in part: it is created again
+        values = [trial.value for trial in self.open(root, create=False).get_trials()]
+        told = [value for value in values if value is not None]
+        expected = [number / 10 for number in range(len(told))]
+        return None if told == expected and count - 1 <= len(told) <= count else values
+
+
+WRITERS = {kind.__name__: kind for kind in (Results, Index, Checkpoints, Features, Studies)}
+SLOW = {kind.__name__: kind for kind in (OneCheckpoint, Search)}
+
+if __name__ == "__main__":
+    with open(os.devnull, "w") as sys.stdout:  # only acknowledgements go to the standard output
+        (WRITERS | SLOW)[sys.argv[1]]().write(pathlib.Path(sys.argv[2]))
