@@ -26,7 +26,7 @@ from dmljax.files import writing as files
 from dmljax.index import base, codes, database, filters, folder, graph, matrix, tuning
 from dmljax.index.base import Hit, Index, Item, State
 from dmljax.index.database import IN, one_line_errors, parameter, transaction
-from dmljax.index.errors import Damaged, InvalidInput, Unavailable
+from dmljax.index.errors import Damaged, InvalidInput, Superseded, Unavailable
 from dmljax.index.filters import Condition
 from dmljax.index.inputs import Settings
 from dmljax.index.view import View
@@ -66,11 +66,16 @@ class EmbeddedIndex(Index[Connection]):
     @classmethod
     def open(cls, place: str | os.PathLike, *, write: bool) -> EmbeddedIndex:
         path = pathlib.Path(place)
-        generation = folder.current(path)
-        if not write:
-            return cls(path, generation)
-        with folder.locked(path) as lock:
-            return cls(path, folder.tidy(path), lock=lock)
+        folder.current(path)  # there must be one
+        if write:
+            with folder.locked(path) as lock:
+                return cls(path, folder.tidy(path), lock=lock)
+        while True:  # a switch meanwhile deletes the files that are being opened
+            with contextlib.suppress(Superseded):
+                index = cls(path, folder.current(path))
+                if not index.superseded:
+                    return index
+                index.close()
 
     @classmethod
     def reindex(cls, place: str | os.PathLike, settings: Settings) -> EmbeddedIndex:
@@ -103,6 +108,12 @@ class EmbeddedIndex(Index[Connection]):
         self._view: View | None = None
         self._rows_of_filters: collections.OrderedDict[str, np.ndarray] = collections.OrderedDict()
         self._graph_state: list[Any] = []  # of the manifests that were read last
+        with self._errors(), contextlib.ExitStack() as stack:
+            self._open(stack)
+            stack.pop_all()
+
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        """Connects, checks and reads the first view; `stack` closes the connection again."""
         acknowledged = self._acknowledged()
         wal, shm = (self._file.with_name(f"items.db{end}") for end in ("-wal", "-shm"))
         unclean = shm.exists() and not wal.exists()
@@ -111,18 +122,29 @@ class EmbeddedIndex(Index[Connection]):
                 f"{self._file} does not exist: restore the folder from a backup, or make the index "
                 "again"
             )
-        with one_line_errors(self._file), contextlib.ExitStack() as stack:
-            self._connection = database.connect(self._file, write=self.writable)
-            stack.callback(self._connection.close)
-            settings = database.read_settings(self._connection, self._file)
-            self._check_database(settings.version, acknowledged, unclean)
-            self.model, self.dimension = settings.model, settings.dimension
-            self.similarity, self._identity = settings.similarity, settings.identity
-            if self.writable and (self._matrix_is_damaged() or self._lacks_much()):
-                with self._snapshot() as connection, _full_disk(self._folder):
-                    self._write_matrix(connection)
-            self._read(self._refreshed)  # reports damaged files, and makes the first search quick
-            stack.pop_all()
+        self._connection = database.connect(self._file, write=self.writable)
+        stack.callback(self._connection.close)
+        settings = database.read_settings(self._connection, self._file)
+        self._check_database(settings.version, acknowledged, unclean)
+        self.model, self.dimension = settings.model, settings.dimension
+        self.similarity, self._identity = settings.similarity, settings.identity
+        if self.writable and (self._matrix_is_damaged() or self._lacks_much()):
+            with self._snapshot() as connection, _full_disk(self._folder):
+                self._write_matrix(connection)
+        self._read(self._refreshed)  # reports damaged files, and makes the first search quick
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Errors in one line; `Superseded` where a switch has deleted the files meanwhile."""
+        try:
+            with one_line_errors(self._file):
+                yield
+        except OSError as error:
+            if folder.current(self._path) <= self.generation:
+                raise
+            raise Superseded(
+                f"{self.place} was replaced since it was opened: open it again"
+            ) from error
 
     # A commit is acknowledged here after it is on the disk, so this number is never ahead of the
     # database, unless a part of the database is lost.
@@ -162,7 +184,7 @@ class EmbeddedIndex(Index[Connection]):
                 )
 
     def _read(self, read_fn: Callable[[Connection], R]) -> R:
-        with self._lock, one_line_errors(self._file):
+        with self._lock, self._errors():
             self._check_open()
             with (
                 database.stop_when(self._connection, base.stop_fn()),
@@ -171,7 +193,7 @@ class EmbeddedIndex(Index[Connection]):
                 return read_fn(connection)
 
     def _change(self, change_fn: Callable[[Connection], int]) -> None:
-        with self._lock, one_line_errors(self._file):
+        with self._lock, self._errors():
             self._check_open()
             with (
                 database.stop_when(self._connection, base.stop_fn()),
@@ -188,7 +210,7 @@ class EmbeddedIndex(Index[Connection]):
         with self._lock:
             self._check_open()
         with (
-            one_line_errors(self._file),
+            self._errors(),
             contextlib.closing(database.connect(self._file, write=False)) as connection,
             database.stop_when(connection, base.stop_fn()),
             transaction(connection),
@@ -404,7 +426,7 @@ class EmbeddedIndex(Index[Connection]):
 
     def _compact(self, approximate: bool) -> None:
         self._build(approximate, from_nothing=True)
-        with self._lock, one_line_errors(self._file):
+        with self._lock, self._errors():
             self._check_open()
             built = matrix.position_of(self._folder)[0]
             with transaction(self._connection, write=True) as connection:
@@ -434,7 +456,7 @@ class EmbeddedIndex(Index[Connection]):
         return problems + [problem for problem in derived if isinstance(problem, str)]
 
     def _facts(self, connection: Connection) -> dict[str, Any]:
-        facts: dict[str, Any] = {"bytes": sum(p.stat().st_size for p in self._folder.iterdir())}
+        facts: dict[str, Any] = {"bytes": folder.size(self._folder)}
         names = {"items": "count", "version": "version", "recall@10": "recall"}
         names |= {"search width": "expansion", "first": "first", "candidates": "candidates"}
         for file in _APPROXIMATE:
@@ -457,7 +479,7 @@ class EmbeddedIndex(Index[Connection]):
             if self._closed:
                 return
             try:
-                with one_line_errors(self._file):
+                with self._errors():
                     if self.writable and self._lacks_much():
                         with self._build_lock, self._snapshot() as connection:
                             self._write_matrix(connection)

@@ -33,6 +33,7 @@ __all__ = [
     "record_images",
     "recorded_images",
     "signature",
+    "size",
     "tidy",
 ]
 
@@ -116,6 +117,15 @@ def signature(folder: pathlib.Path, file: str = _POINTER) -> tuple[int, ...] | N
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def size(folder: pathlib.Path) -> int:
+    """The bytes of the files of a folder, in which a writer may replace some meanwhile."""
+    total = 0
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
 
 
 def point(folder: pathlib.Path, generation: int) -> None:

@@ -400,6 +400,54 @@ with index.open(sys.argv[1]) as store:
     equal(place, naive)
 
 
+def replaced(place, times):
+    """Replaces an index by its next generation, of ten items, again and again."""
+    for _ in range(times):
+        with index.reindex(place, model=OTHER, dimension=DIMENSION) as store:
+            store.add([str(i) for i in range(10)], unit_vectors(np.random.default_rng(2), 10))
+            store.switch()
+
+
+def test_readers_open_while_the_index_is_replaced(tmp_path):
+    place = tmp_path / "photos.index"
+    filled(place, 10)
+    code = "import sys, test_index_faults; test_index_faults.replaced(sys.argv[1], 40)"
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{HERE}"}
+    writer = subprocess.Popen([sys.executable, "-c", code, str(place)], env=environment)
+    generations = set()
+    while writer.poll() is None:
+        with index.open(place) as store:
+            assert store.count() == 10
+            generations.add(store.generation)
+    assert writer.returncode == 0 and len(generations) > 1
+
+
+@pytest.mark.parametrize("when", ["current", "name_of"])
+def test_an_index_that_is_replaced_while_it_is_opened_is_opened_again(tmp_path, monkeypatch, when):
+    place = tmp_path / "photos.index"
+    filled(place)
+    original = getattr(index.embedded.folder, when)
+
+    def then_replaced(number):
+        monkeypatch.undo()
+        answer = original(number)
+        replaced(place, 1)
+        return answer
+
+    monkeypatch.setattr(index.embedded.folder, when, then_replaced)
+    with index.open(place) as store:
+        assert store.generation == 2 and store.count() == 10
+
+
+def test_a_reader_of_deleted_files_is_told_to_open_the_index_again(tmp_path):
+    place = tmp_path / "photos.index"
+    filled(place)
+    with index.open(place) as store:
+        replaced(place, 1)
+        with pytest.raises(index.Superseded, match="open it again"):
+            list(store.scan())
+
+
 def test_a_folder_that_may_not_be_written_can_be_read(tmp_path):
     place = tmp_path / "photos.index"
     filled(place)
