@@ -301,6 +301,14 @@ class Index(abc.ABC, Generic[T]):
         with self._snapshot() as transaction:
             return self._problems(transaction)
 
+    def verify(self, after: int = 0, *, count: int = 1000) -> tuple[list[int], list[str]]:
+        """The numbers of up to `count` rows after a row, and what is wrong with these items.
+
+        A `check` in steps that hold nobody up. A store without checksums of its own has no rows
+        to compare.
+        """
+        return [], []
+
     def facts(self) -> dict[str, Any]:
         """Count, model, sizes in bytes, and the measured recall of the approximate search."""
 

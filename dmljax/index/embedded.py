@@ -128,10 +128,15 @@ class EmbeddedIndex(Index[Connection]):
         self._check_database(settings.version, acknowledged, unclean)
         self.model, self.dimension = settings.model, settings.dimension
         self.similarity, self._identity = settings.similarity, settings.identity
-        if self.writable and (self._matrix_is_damaged() or self._lacks_much()):
-            with self._snapshot() as connection, _full_disk(self._folder):
-                self._write_matrix(connection)
-        self._read(self._refreshed)  # reports damaged files, and makes the first search quick
+        try:
+            if self.writable and (self._matrix_is_damaged() or self._lacks_much()):
+                with self._snapshot() as connection, _full_disk(self._folder):
+                    self._write_matrix(connection)
+            self._read(self._refreshed)  # reports damaged files; makes the first search quick
+        except Damaged as error:  # who opens the index can add a changed item again
+            if not isinstance(error.__cause__, database.ItemChanged):
+                raise
+            self._warn(str(error))
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -229,14 +234,15 @@ class EmbeddedIndex(Index[Connection]):
         return [name for (name,) in connection.execute(statement, parameter(ids))]
 
     def _items(self, connection: Connection, ids: list[str] | None) -> Iterator[Item]:
-        statement = "select id, metadata, vector from items join vectors using (row) "
-        if ids is None:
-            rows = connection.execute(statement + "order by row")
-        else:
-            rows = connection.execute(f"{statement} where id in {IN}", parameter(ids))
-        for name, metadata, blob in rows:
+        condition = ("true", ()) if ids is None else (f"id in {IN}", parameter(ids))
+        count = 0
+        for _, name, metadata, total, blob in database.stored(connection, *condition):
+            database.verify(name, metadata, total, blob)
             vector = database.decode_vectors([blob], self.dimension)[0].copy()
             yield Item(name, vector, database.decode_metadata(metadata))
+            count += 1
+        if ids is None and count != (counted := self._state(connection).items):
+            raise database.Inconsistent(f"it has {count} items, and counted {counted}")
 
     def _insert(
         self, connection: Connection, ids: list[str], vectors: np.ndarray, metadata: list[str]
@@ -281,13 +287,15 @@ class EmbeddedIndex(Index[Connection]):
         allowed = self._rows_where(connection, conditions) if conditions else None
         results = (view.exact if exact else view.approximate)(queries, k, allowed=allowed)
         rows = np.unique(np.concatenate([rows for rows, _ in results])).tolist()
-        statement = f"select row, id, metadata from items where row in {IN}"
-        texts = {
-            row: (name, metadata)
-            for row, name, metadata in connection.execute(statement, parameter(rows))
-        }
-        if len(texts) < len(rows):
+        statement = f"select row, id, metadata, checksum from items where row in {IN} order by row"
+        stored = connection.execute(statement, parameter(rows)).fetchall()
+        if len(stored) < len(rows):
             raise database.Inconsistent("items of some vectors are missing")
+        texts = {}
+        vectors, _ = view.vectors_of(np.array(rows, np.int64))
+        for (row, name, metadata, total), vector in zip(stored, vectors, strict=True):
+            database.verify(name, metadata, total, vector.astype("<f4", copy=False).tobytes())
+            texts[row] = name, metadata
         return [
             [
                 Hit(texts[row][0], value, database.decode_metadata(texts[row][1]))
@@ -442,18 +450,30 @@ class EmbeddedIndex(Index[Connection]):
         texts = (text for (text,) in connection.execute("pragma integrity_check"))
         problems = [f"{self._file}: {' '.join(text.split())}" for text in texts if text != "ok"]
         rows = 0
-        for row, name, metadata, total, blob in database.stored(connection):
+        for item in database.stored(connection):
             rows += 1
-            if blob is None or len(blob) != 4 * self.dimension:
-                problems.append(f"{self._file}: item {name!r} (row {row}) has no vector")
-            elif database.checksum(name, metadata, blob) != total:
-                problems.append(f"{self._file}: item {name!r} (row {row}) was changed")
+            problems += self._changed(*item)
         (vectors,) = connection.execute("select count(*) from vectors").fetchone()
         counted = self._state(connection).items
         if not rows == vectors == counted:
             problems.append(f"{self._file}: {rows} items, {vectors} vectors, {counted} counted")
         derived = self._read_matrix(), self._read_graph(), self._read_codes()
         return problems + [problem for problem in derived if isinstance(problem, str)]
+
+    def _changed(self, row: int, name: Any, metadata: Any, total: Any, blob: Any) -> list[str]:
+        """What is wrong with a stored item."""
+        if blob is None or len(blob) != 4 * self.dimension:
+            return [f"{self._file}: item {name!r} (row {row}) has no vector"]
+        if database.checksum(name, metadata, blob) != total:
+            return [f"{self._file}: item {name!r} (row {row}) was changed"]
+        return []
+
+    def verify(self, after: int = 0, *, count: int = 1000) -> tuple[list[int], list[str]]:
+        def read(connection: Connection) -> tuple[list[int], list[str]]:
+            stored = database.stored(connection, "row > ?", (after,), count).fetchall()
+            return [row for row, *_ in stored], [x for item in stored for x in self._changed(*item)]
+
+        return self._read(read)
 
     def _facts(self, connection: Connection) -> dict[str, Any]:
         facts: dict[str, Any] = {"bytes": folder.size(self._folder)}
@@ -523,12 +543,13 @@ def _numbers(rows: sqlite3.Cursor) -> np.ndarray:
 def _batches(
     connection: Connection, after: int, dimension: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Row numbers and vectors after a row, ascending."""
-    statement = "select row, vector from vectors where row > ? order by row"
-    cursor = connection.execute(statement, (after,))
+    """Row numbers and vectors of items after a row, ascending."""
+    cursor = database.stored(connection, "row > ?", (after,))
     while batch := cursor.fetchmany(_BATCH):
-        rows = np.fromiter((row for row, _ in batch), np.int64, len(batch))
-        yield rows, database.decode_vectors([blob for _, blob in batch], dimension)
+        for _, *item in batch:
+            database.verify(*item)
+        rows = np.fromiter((row for row, *_ in batch), np.int64, len(batch))
+        yield rows, database.decode_vectors([blob for *_, blob in batch], dimension)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ import numpy as np
 
 from dmljax.files import reading
 from dmljax.files import writing as files
+from dmljax.index.errors import Damaged
 
 __all__ = [
     "Matrix",
@@ -80,7 +81,10 @@ def write(
             file.write(vectors.astype(dtype, copy=False).tobytes())
             written += len(rows)
         if written != position.count:
-            raise AssertionError(f"{written} rows instead of {position.count}")
+            raise Damaged(
+                f"{folder}: {written} vectors were read, and {position.count} items are counted: "
+                "restore the folder from a backup, or make the index again"
+            )
         file.truncate(start + bytes_per_row * written)
     write_manifest(folder, name, path, position, {"dimension": dimension, **(facts or {})})
 

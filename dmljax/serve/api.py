@@ -142,6 +142,8 @@ class Deleted(Struct):
 class IndexState(Struct):
     items: int
     version: int
+    verified: int  # items whose checksums were compared since the index was opened
+    damaged: int  # of these
 
 
 class Info(Struct):

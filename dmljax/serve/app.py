@@ -143,7 +143,8 @@ class _Handlers:
             bundle, index = generation.bundle, generation.index
             state = None
             if index is not None:
-                state = api.IndexState(*await self._service.on_index(_state, index))
+                counts = await self._service.on_index(_state, index)
+                state = api.IndexState(*counts, generation.verified, generation.damaged)
             return api.Info(
                 model=bundle.digest,
                 dimension=bundle.dimension,

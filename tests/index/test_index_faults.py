@@ -552,3 +552,77 @@ def test_an_endless_statement_is_stopped_and_others_go_on(tmp_path):
             )
         assert time.monotonic() - start < 5
         same(store.search(query, 3), naive.search(query, 3))
+
+
+def answers(place, *, write):
+    """What an index says of its items: by id, in a scan, in searches."""
+    queries = unit_vectors(np.random.default_rng(1), 3, DIMENSION)
+    calls = (
+        lambda store: store.get([str(i) for i in range(20)]),
+        lambda store: list(store.scan()),
+        lambda store: store.search(queries, 5),
+        lambda store: store.search_ids(["3"], 5),
+        lambda store: (store.model, store.dimension, store.similarity),
+    )
+    for i, call in enumerate(calls):
+        with contextlib.suppress(OSError, ValueError), index.open(place, write=write) as store:
+            yield i, repr(call(store))
+
+
+@pytest.mark.parametrize("derived", ["kept", "deleted", "made again"])
+def test_no_flipped_bit_of_an_item_is_served(tmp_path, derived):
+    place = tmp_path / "photos.index"
+    filled(place, 20)
+    file = place / "generation-1" / "items.db"
+    expected, content = dict(answers(place, write=False)), file.read_bytes()
+    for path in file.parent.glob("matrix*") if derived != "kept" else ():
+        path.unlink()
+    # Bits of vectors, ids and metadata, and of anything else.
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        rows = connection.execute("select id, metadata, vector from items join vectors using (row)")
+        stored = [value for row in rows.fetchall() for value in row]
+    rng = np.random.default_rng(0)
+    values = [x if isinstance(x, bytes) else x.encode() for x in stored if len(x) > 2]
+    places = [content.index(x) + int(rng.integers(len(x))) for x in values[:40]]
+    refused = 0
+    for position in [*places, *rng.integers(100, len(content), 10)]:
+        changed = bytearray(content)
+        changed[position] ^= 1 << int(rng.integers(8))
+        file.write_bytes(changed)
+        for name in ("-wal", "-shm"):
+            file.with_name(f"items.db{name}").unlink(missing_ok=True)
+        given = dict(answers(place, write=derived == "made again"))
+        assert given.items() <= expected.items()
+        refused += len(given) < len(expected)
+        for path in file.parent.glob("matrix*") if derived == "made again" else ():
+            path.unlink()
+    assert refused >= 35
+
+
+@pytest.mark.parametrize("matrix", ["kept", "deleted", "damaged"])
+def test_a_changed_item_is_named_and_can_be_added_again(tmp_path, matrix):
+    place = tmp_path / "photos.index"
+    naive = filled(place)
+    for path in place.rglob("matrix*.bin") if matrix == "damaged" else ():
+        path.write_bytes(path.read_bytes()[:-1])
+    for path in place.rglob("matrix*") if matrix == "deleted" else ():
+        path.unlink()
+    with contextlib.closing(sqlite3.connect(place / "generation-1" / "items.db")) as connection:
+        connection.execute("update vectors set vector = zeroblob(32) where row = 8")
+        connection.commit()
+    with index.open(place, write=True) as store:
+        for call in (lambda: store.get(["7"]), lambda: list(store.scan()), store.build):
+            with pytest.raises(index.Damaged, match=r"item '7' is not what .* replace=True"):
+                call()
+        assert [item.id for item in store.get(["6"])] == ["6"]
+        rows, problems = store.verify(count=5)
+        assert rows == [1, 2, 3, 4, 5] and not problems
+        rows, problems = store.verify(5)
+        assert len(rows) == 45 and len(problems) == 1 and "'7'" in problems[0]
+        assert store.verify(50) == ([], [])
+        vector, metadata = naive.items["7"]
+        store.add(["7"], vector[None], [metadata], replace=True)
+        naive.add(["7"], vector[None], [metadata], replace=True)
+        store.build(approximate=False)
+        assert store.check() == []
+    equal(place, naive)

@@ -2,11 +2,13 @@
 
 import base64
 import concurrent.futures
+import contextlib
 import io
 import json
 import shutil
 import signal
 import socket
+import sqlite3
 import time
 import zlib
 
@@ -123,6 +125,7 @@ def test_items_pictures_and_facts(server, model):
         assert server.request("GET", f"/items/image?id={name}").status == 404
     info = server.request("GET", "/info").json
     assert info["index"]["items"] == 20 and info["add"] is False
+    assert info["index"]["damaged"] == 0
     assert info["thresholds"] == model.thresholds
 
 
@@ -522,6 +525,20 @@ def test_a_new_index_and_a_new_bundle_are_taken_over(bundle_folder, tmp_path, mo
                 ends.append(True)
         assert not problems
         assert server.request("GET", "/info").json["model"] == model.digest
+
+
+def test_a_changed_item_is_found_before_somebody_asks_for_it(bundle_folder, model, tmp_path):
+    place = indexed(bundle_folder, tmp_path, count=5)
+    with contextlib.closing(sqlite3.connect(place / "generation-1" / "items.db")) as connection:
+        connection.execute("update items set metadata = '{}' where row = 4")
+        connection.commit()
+    with served(tmp_path, bundle_folder, f"--index={place}") as server:
+        _until(lambda: server.request("GET", "/info").json["index"]["verified"] == 5)
+        assert server.request("GET", "/info").json["index"]["damaged"] == 1
+        assert "item 'cats/03.png' (row 4) was changed" in server.log()
+        answer = server.request("GET", "/items?id=cats/03.png")
+        assert answer.status == 503 and "cats/03.png" in server.log()
+        assert server.request("GET", "/items?id=cats/02.png").status == 200
 
 
 def _point(link, target):
