@@ -379,6 +379,7 @@ def write_manifest(
         "dmljax": dmljax.__version__,
         "files": files.digests(folder),
     }
+    manifest = files.sealed(manifest)
     write_json(folder / files.MANIFEST, manifest, indent=2)
     return manifest
 

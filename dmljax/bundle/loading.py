@@ -303,6 +303,12 @@ def _stablehlo(
             f"{name} of {folder} takes inputs of {list(batch.shape[1:])}, and its other files say "
             f"{list(input_shape)}"
         )
+    outputs, dimension = [x.shape[1:] for x in exported.out_avals], manifest["output"]["dimension"]
+    if outputs != [(dimension,)]:
+        raise BadBundle(
+            f"{name} of {folder} gives embeddings of {', '.join(map(str, outputs))} numbers, and "
+            f"its manifest says {dimension}"
+        )
     files.check_tensors(tensors, variables, name=f"the tensors for {name}")
     device = jax.devices()[0] if device is None else device
     on_device = jax.device_put(tensors, device)
@@ -403,6 +409,12 @@ def _onnx(folder: pathlib.Path, manifest: Mapping[str, Any]) -> Callable[[np.nda
     # Otherwise onnxruntime guesses the format, and its own one was not searched for files.
     options.add_session_config_entry("session.load_model_format", "ONNX")
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    dimension = session.get_outputs()[0].shape[-1]
+    if isinstance(dimension, int) and dimension != manifest["output"]["dimension"]:
+        raise BadBundle(
+            f"{files.ONNX} of {folder} gives embeddings of {dimension} numbers, and its manifest "
+            f"says {manifest['output']['dimension']}"
+        )
     name = session.get_inputs()[0].name
     return lambda batch: session.run(None, {name: batch})[0]
 
