@@ -308,7 +308,7 @@ def write_model(
     `embed_fn` gives the embeddings that belong to the golden images.
     """
     (folder / files.PARAMS).write_bytes(save_tensors(_contiguous(model.tensors)))
-    (folder / files.PROGRAM).write_bytes(programs.serialized(programs.stablehlo(model)))
+    programs.write(folder / files.PROGRAM, programs.stablehlo(model))
     write_json(folder / files.PREPROCESS, preprocess.to_json(), indent=2)
     encoded = golden.encoded(preprocess)
     inputs = golden.inputs(encoded, preprocess)

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from dmljax import main
-from dmljax.bundle import BadBundle, files, load, signing
+from dmljax.bundle import BadBundle, admission, files, load, signing
 
 OUTPUT = {"dimension": 4, "unit": True, "similarity": "cosine", "precision": "float32"}
 
@@ -224,6 +224,43 @@ def test_a_program_that_is_no_program(copy):
     for damaged in (b"", b"x" * 100, data[:100]):
         _replace(copy, "embed.jaxexport", damaged)
         _refused(copy, "the program of .* cannot be read .*made by jax")
+
+
+def test_a_program_without_a_main_function_is_refused_in_one_line(copy):
+    """It can be read, and fails where it is lowered."""
+    data = (copy / "embed.jaxexport").read_bytes()
+    assert b"main" in data
+    _replace(copy, "embed.jaxexport", data.replace(b"main", b"nain"))
+    _refused(copy, "the program of .* cannot be read .*made by jax .*KeyError: .*main")
+
+
+def test_a_program_that_crashes_its_reader_is_refused_in_one_line(copy, monkeypatch):
+    """One byte is changed. This jaxlib reads beyond the end of a table: a segmentation fault."""
+    data = (copy / "embed.jaxexport").read_bytes()
+    table = b"\x05!\x05\x1f)\x03\x05#)\t\x00"
+    if data.count(table) != 1:
+        pytest.skip("another version of JAX writes other bytes")
+    _replace(copy, "embed.jaxexport", data.replace(table, table.replace(b"#", b"K")))
+    _refused(copy, r"the program of .* cannot be read .*its process crashed \(SIG")
+    monkeypatch.setattr(admission, "run_module", None)
+    _refused(copy, "crashed")  # it is not tried twice
+
+
+def test_an_accepted_program_is_not_tried_again(copy, tmp_path, monkeypatch):
+    tried, cache = [], tmp_path / "cache"
+    monkeypatch.setattr(admission, "_problems", {})
+    monkeypatch.setattr(admission.at_hand, "cache_folder", lambda: cache)
+    monkeypatch.setattr(admission, "run_module", lambda *words: tried.append(words))
+    for _ in range(2):
+        assert load(copy).dimension == 4
+    assert len(tried) == 1
+    monkeypatch.setattr(admission, "_problems", {})  # as another process
+    load(copy)
+    assert len(tried) == 1 and len(list((cache / "programs").iterdir())) == 1
+    shutil.rmtree(cache)
+    cache.write_text("no folder can be made here")
+    monkeypatch.setattr(admission, "_problems", {})
+    assert load(copy).dimension == 4 and len(tried) == 2
 
 
 def _own_shape(target):
