@@ -23,13 +23,13 @@ from absl import logging
 
 from dmljax.files import reading
 from dmljax.files import writing as files
-from dmljax.index import base, codes, database, filters, folder, graph, matrix, tuning
+from dmljax.index import base, codes, database, filters, folder, graph, matrix
 from dmljax.index.base import Hit, Index, Item, State
 from dmljax.index.database import IN, one_line_errors, parameter, transaction
 from dmljax.index.errors import Damaged, InvalidInput, Superseded, Unavailable
 from dmljax.index.filters import Condition
 from dmljax.index.inputs import Settings
-from dmljax.index.view import View
+from dmljax.index.view import Answers, View
 
 __all__ = ["EmbeddedIndex"]
 
@@ -282,10 +282,13 @@ class EmbeddedIndex(Index[Connection]):
         k: int,
         conditions: list[Condition],
         exact: bool,
-    ) -> list[list[Hit]]:
+    ) -> Answers[list[Hit]]:
         view = self._refreshed(connection)
         allowed = self._rows_where(connection, conditions) if conditions else None
-        results = (view.exact if exact else view.approximate)(queries, k, allowed=allowed)
+        if exact:
+            results = Answers(view.exact(queries, k, allowed=allowed))
+        else:
+            results = view.approximate(queries, k, allowed=allowed)
         rows = np.unique(np.concatenate([rows for rows, _ in results])).tolist()
         statement = f"select row, id, metadata, checksum from items where row in {IN} order by row"
         stored = connection.execute(statement, parameter(rows)).fetchall()
@@ -296,13 +299,14 @@ class EmbeddedIndex(Index[Connection]):
         for (row, name, metadata, total), vector in zip(stored, vectors, strict=True):
             database.verify(name, metadata, total, vector.astype("<f4", copy=False).tobytes())
             texts[row] = name, metadata
-        return [
+        hits = (
             [
                 Hit(texts[row][0], value, database.decode_metadata(texts[row][1]))
                 for row, value in zip(rows.tolist(), values.tolist(), strict=True)
             ]
             for rows, values in results
-        ]
+        )
+        return Answers(hits, exact=results.exact)
 
     def _rows_where(self, connection: Connection, conditions: list[Condition]) -> np.ndarray:
         """The rows that match, ascending; kept for the next search with this filter."""
@@ -332,7 +336,7 @@ class EmbeddedIndex(Index[Connection]):
         if view is not self._view or graph_state != self._graph_state:
             codes_or_graph = self._read_codes() or self._read_graph()
             opened = self._derived(codes_or_graph, settings, "every search is exact")
-            if opened is not None and self._is_good(opened.recall):
+            if opened is not None and self._is_good(opened.recalls, opened.wanted):
                 opened.delete(_deleted_since(connection, opened.version))
             else:
                 opened = None
@@ -387,23 +391,24 @@ class EmbeddedIndex(Index[Connection]):
     def _graph_refusal(self) -> Exception | None:
         return graph.refusal()
 
-    def _build(self, approximate: bool, *, from_nothing: bool = False) -> None:
+    def _build(self, approximate: bool, recall: float, *, from_nothing: bool = False) -> None:
         with self._build_lock, self._snapshot() as connection, _full_disk(self._folder):
             self._write_matrix(connection)
             if approximate:
-                self._write_graph(connection, from_nothing)
+                self._write_graph(connection, recall, from_nothing)
             else:
                 (self._folder / "graph.json").unlink(missing_ok=True)
             (self._folder / "codes.json").unlink(missing_ok=True)
         with self._lock:
             self._view = None
 
-    def _build_codes(self, first: codes.First) -> None:
+    def _build_codes(self, first: codes.First, recall: float) -> None:
         with self._build_lock, self._snapshot() as connection, _full_disk(self._folder):
             self._write_matrix(connection)
             version, vectors = self._settings(connection).version, self._read_matrix()
             assert isinstance(vectors, matrix.Matrix)
-            codes.write(self._folder, vectors, version, first, identity=self._identity)
+            identity = self._identity
+            codes.write(self._folder, vectors, version, first, identity=identity, wanted=recall)
             (self._folder / "graph.json").unlink(missing_ok=True)
         with self._lock:
             self._view = None
@@ -415,7 +420,7 @@ class EmbeddedIndex(Index[Connection]):
         batches = _batches(connection, 0, self.dimension)
         matrix.write(self._folder, batches, position, self.dimension)
 
-    def _write_graph(self, connection: Connection, from_nothing: bool) -> None:
+    def _write_graph(self, connection: Connection, recall: float, from_nothing: bool) -> None:
         """Adds what the graph lacks; from an empty one if that is much, or if recall is low."""
         settings, vectors, old = self._settings(connection), self._read_matrix(), self._read_graph()
         assert isinstance(vectors, matrix.Matrix)
@@ -427,13 +432,13 @@ class EmbeddedIndex(Index[Connection]):
                 old.delete(deleted)
                 starts = [old, None]
         for start in starts:
-            built = graph.grown(start, vectors, settings.version, self.similarity)
-            if built.recall >= tuning.LEAST_RECALL:
+            built = graph.grown(start, vectors, settings.version, self.similarity, recall)
+            if built.recall >= recall:
                 break
         graph.write(self._folder, built, identity=self._identity)
 
-    def _compact(self, approximate: bool) -> None:
-        self._build(approximate, from_nothing=True)
+    def _compact(self, approximate: bool, recall: float) -> None:
+        self._build(approximate, recall, from_nothing=True)
         with self._lock, self._errors():
             self._check_open()
             built = matrix.position_of(self._folder)[0]
@@ -478,6 +483,7 @@ class EmbeddedIndex(Index[Connection]):
     def _facts(self, connection: Connection) -> dict[str, Any]:
         facts: dict[str, Any] = {"bytes": folder.size(self._folder)}
         names = {"items": "count", "version": "version", "recall@10": "recall"}
+        names |= {"recalls": "recalls", "wanted": "wanted"}
         names |= {"search width": "expansion", "first": "first", "candidates": "candidates"}
         for file in _APPROXIMATE:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

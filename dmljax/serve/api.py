@@ -116,6 +116,7 @@ class Results(Struct):
     threshold: float | None
     model: str
     version: int
+    exact: bool  # every item was compared; else a graph or a first stage chose some
 
 
 class Item(Struct):

@@ -212,12 +212,13 @@ class _Handlers:
         results, version = await self._service.on_index(search)
         self._service.metrics.search_seconds.observe(time.perf_counter() - start)
         pictures = generation.pictures
+        exact = results.exact
         answers = [
             [api.Hit(x.id, float(x.similarity), x.metadata, x.id in pictures) for x in hits]
             for hits in results
         ]
         results = [api.Result(bool(hits), hits) for hits in answers]
-        return api.Results(results, threshold, generation.bundle.digest, version)
+        return api.Results(results, threshold, generation.bundle.digest, version, exact)
 
     async def items(self, call: _Call) -> api.Items:
         options = call.options
