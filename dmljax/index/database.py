@@ -111,8 +111,14 @@ def connect(path: pathlib.Path, *, write: bool, create: bool = False) -> Connect
             sqlite3.SQLITE_CANTOPEN,
             sqlite3.SQLITE_READONLY,
         )
-        if not unwritable or not path.exists() or (wal.exists() and wal.stat().st_size):
+        if not unwritable or not path.exists():
             raise
+        if wal.exists() and wal.stat().st_size:
+            raise Unavailable(
+                f"{path}: the last changes are in {wal.name}, and reading them needs a file beside "
+                "it, but the folder may not be written. Open the index once where it may be "
+                "(dmljax index check), then copy or mount it again"
+            ) from None
         connection = _open(address + "?mode=ro&immutable=1")
     except BaseException:
         connection.close()

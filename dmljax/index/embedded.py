@@ -129,6 +129,8 @@ class EmbeddedIndex(Index[Connection]):
         self.model, self.dimension = settings.model, settings.dimension
         self.similarity, self._identity = settings.similarity, settings.identity
         try:
+            if self.writable:
+                matrix.tidy(self._folder)
             if self.writable and (self._matrix_is_damaged() or self._lacks_much()):
                 with self._snapshot() as connection, _full_disk(self._folder):
                     self._write_matrix(connection)
@@ -399,6 +401,7 @@ class EmbeddedIndex(Index[Connection]):
             else:
                 (self._folder / "graph.json").unlink(missing_ok=True)
             (self._folder / "codes.json").unlink(missing_ok=True)
+            matrix.tidy(self._folder)
         with self._lock:
             self._view = None
 
@@ -410,6 +413,7 @@ class EmbeddedIndex(Index[Connection]):
             identity = self._identity
             codes.write(self._folder, vectors, version, first, identity=identity, wanted=recall)
             (self._folder / "graph.json").unlink(missing_ok=True)
+            matrix.tidy(self._folder)
         with self._lock:
             self._view = None
 

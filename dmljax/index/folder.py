@@ -135,8 +135,13 @@ def point(folder: pathlib.Path, generation: int) -> None:
 
 
 def tidy(folder: pathlib.Path) -> int:
-    """Deletes the generations before the one that counts; the number of that one."""
+    """Deletes earlier generations and what killed writers left; the number of the current one."""
     generation = current(folder)
+    for path in folder.glob("*.tmp"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
     for path in folder.glob("generation-*"):
         match = re.fullmatch(r"generation-(\d+)", path.name)
         if match and int(match[1]) < generation:

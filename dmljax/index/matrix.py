@@ -7,6 +7,7 @@ once: a reader sees the old file or the new one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -29,11 +30,13 @@ __all__ = [
     "open_derived",
     "position_of",
     "read",
+    "tidy",
     "write",
     "write_manifest",
 ]
 
 _FORMAT = 1
+_DERIVED = ("matrix", "graph", "codes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +140,19 @@ def write_manifest(
     for other in folder.glob(f"{name}-*"):
         if other != path:
             other.unlink(missing_ok=True)
+
+
+def tidy(folder: pathlib.Path) -> None:
+    """Deletes files that a killed writer left, and derived files that no manifest names."""
+    for path in folder.glob("*.tmp"):
+        path.unlink(missing_ok=True)
+    for name in _DERIVED:
+        current = None
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            current = reading.json_value((folder / f"{name}.json").read_bytes())["file"]
+        for path in folder.glob(f"{name}-*"):
+            if path.name != current:
+                path.unlink(missing_ok=True)
 
 
 def open_derived(

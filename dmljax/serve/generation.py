@@ -43,8 +43,6 @@ _T = TypeVar("_T")
 _SMALL_BYTES, _SMALL_SIDE, _SMALL_SECONDS = 1 << 14, 128, 1e-3
 _NO_INDEX = "no index"
 _VERIFY_SECONDS = 1  # between two thousands of items whose checksums are compared
-# Errors that a damaged bundle or index raises while it is opened.
-_OPENING_ERRORS = (ValueError, OSError, ImportError, RuntimeError)
 
 
 @dataclasses.dataclass(eq=False)
@@ -288,12 +286,15 @@ class Service:
                     self.tokens = read_tokens(self.settings.token_file)
                 generation = await asyncio.to_thread(self._open, present)
                 await self._prepare(generation)
-            except _OPENING_ERRORS as error:
+            except Exception as error:  # whatever a damaged bundle or index raises
                 if generation is not None:
                     self._discard(generation)
                 self._failed_signature = signature
                 self.metrics.reloads.labels("failed").inc()
-                _log.error("the present bundle and index stay in use: %s", error)
+                text = " ".join(str(error).split())
+                if not isinstance(error, ValueError | OSError):
+                    text = f"{type(error).__name__}: {text}"
+                _log.error("the present bundle and index stay in use: %s", text)
                 return
             self._failed_signature = None
             self.metrics.reloads.labels("ok").inc()

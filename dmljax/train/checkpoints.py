@@ -180,14 +180,26 @@ class Checkpoints:
         return restored
 
     def _newest(self, repair: bool) -> int | None:
+        unproven = []  # the process ended between the save and its sums
         for step in reversed(self.steps()):
+            if not (self._sums / f"{step}.json").exists():
+                unproven.append(step)
+                continue
             fault = self.fault(step)
             if fault is None:
+                for other in unproven:
+                    logging.warning(
+                        "checkpoint %s has no sums: %s, which has, is used", other, step
+                    )
+                    if repair:
+                        self._put_aside(other)
                 return step
             logging.warning("checkpoint %s is damaged (%s): the one before is used", step, fault)
             if repair:
                 self._put_aside(step)
-        return None
+        if unproven:
+            logging.warning("checkpoint %s has no sums: nothing proves it", unproven[0])
+        return next(iter(unproven), None)
 
     def _put_aside(self, step: int) -> None:
         aside = self.folder.parent / f"{self.folder.name}_damaged"

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -626,3 +627,57 @@ def test_a_changed_item_is_named_and_can_be_added_again(tmp_path, matrix):
         store.build(approximate=False)
         assert store.check() == []
     equal(place, naive)
+
+
+def test_a_writer_removes_what_killed_ones_left(tmp_path):
+    place = tmp_path / "photos.index"
+    naive = filled(place, graph=True)
+    folder = place / "generation-1"
+    kept = {path.name for path in place.rglob("*")}
+    left = ["matrix.json.77.tmp", "matrix-9-77.bin.77.tmp", "graph-1-77.usearch", "codes-1-7.bin"]
+    for path in [*(folder / name for name in left), place / "index.json.77.tmp"]:
+        path.write_bytes(b"x")
+    (place / "generation-2.tmp").mkdir()
+    equal(place, naive, graph=True)  # a reader removes nothing
+    assert {path.name for path in place.rglob("*")} >= {*kept, *left, "generation-2.tmp"}
+    with index.open(place, write=True) as store:
+        assert {path.name for path in place.rglob("*")} - {"items.db-wal", "items.db-shm"} == kept
+        store.build(approximate=False)
+        assert not list(folder.glob("graph*"))
+    equal(place, naive)
+
+
+def test_changes_that_a_read_only_folder_hides_are_reported_in_one_line(tmp_path):
+    place, copy = tmp_path / "photos.index", tmp_path / "copy.index"
+    filled(place)
+    with index.open(place, write=True) as store:
+        store.add(["new"], np.eye(DIMENSION, dtype=np.float32)[:1])
+        shutil.copytree(place, copy)
+    (copy / "generation-1" / "items.db-shm").unlink()
+    code = """
+import mmap, os, sys
+import dmljax.index.embedded
+from dmljax import index
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    index.open(sys.argv[1])
+except index.Unavailable as error:
+    print(error)
+"""
+    for path in [copy, *copy.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    for path in [tmp_path, *tmp_path.parents]:
+        if path.stat().st_uid == os.getuid() and not path.stat().st_mode & 1:
+            path.chmod(path.stat().st_mode | 0o111)
+    try:
+        done = python(code, copy)
+    finally:
+        for path in [copy, *(p for p in copy.rglob("*") if p.is_dir())]:
+            path.chmod(0o755)
+    assert re.search("the last changes are in items.db-wal, .*where it may be", done.stdout), done
+    assert done.stdout.count("\n") == 1
+    with index.open(copy) as store:
+        assert store.contains(["new"]) == [True]

@@ -17,6 +17,7 @@ import msgpack
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file, save
 from service_cases import TOKEN, indexed, png, refused, served
 
 from dmljax import bundle as bundles
@@ -488,6 +489,7 @@ def test_a_new_index_and_a_new_bundle_are_taken_over(bundle_folder, tmp_path, mo
     other = indexed(bundle_folder, tmp_path / "two", 9)
     bundle = tmp_path / "used.bundle"
     evil = shutil.copytree(bundle_folder, tmp_path / "evil.bundle")
+    unsized = shutil.copytree(bundle_folder, tmp_path / "unsized.bundle")
     bundle.symlink_to(bundle_folder)
     with served(tmp_path, bundle, f"--index={place}", "--watch=0.2") as server:
         ends, problems = [], []
@@ -518,6 +520,16 @@ def test_a_new_index_and_a_new_bundle_are_taken_over(bundle_folder, tmp_path, mo
                 _point(bundle, evil)
                 _until(lambda: "calls 'lapack_sgetrf_ffi'" in server.log())
                 assert _items(server) == 9
+                # Examples without a size: an error that nobody foresaw is one line, once.
+                golden = load_file(unsized / "golden.safetensors")
+                golden["inputs"] = np.array(1, np.uint8)
+                forged.replace(unsized, "golden.safetensors", save(golden))
+                failed = _figure(server, "failed")
+                _point(bundle, unsized)
+                _until(lambda: "TypeError: len() of unsized object" in server.log())
+                time.sleep(1)
+                assert _figure(server, "failed") == failed + 1
+                assert "Traceback" not in server.log() and _items(server) == 9
                 _point(bundle, bundle_folder)
                 server.process.send_signal(signal.SIGHUP)
                 _until(lambda: _figure(server, "ok") >= 2)
