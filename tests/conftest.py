@@ -26,6 +26,8 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(HERE.parent / ".cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+# Programs of bundles that were accepted once, and no downloads of the user.
+os.environ.setdefault("DMLJAX_CACHE", str(HERE.parent / ".cache" / "dmljax"))
 # The programs that tests start: an entry half-written by another process is a miss (setup.cfg).
 os.environ.setdefault("PYTHONWARNINGS", "ignore:Error reading persistent compilation cache")
 

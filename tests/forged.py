@@ -22,7 +22,6 @@ def replace(bundle: pathlib.Path, name: str, data: bytes) -> None:
 
 def renew(bundle: pathlib.Path) -> None:
     """Writes the digests of all files, and the digest of the model, into the manifest."""
-    path = bundle / files.MANIFEST
     config, preprocess = (
         json.loads((bundle / name).read_text()) for name in (files.CONFIG, files.PREPROCESS)
     )
@@ -31,7 +30,13 @@ def renew(bundle: pathlib.Path) -> None:
         "files": files.digests(bundle),
         "model": files.model_digest(tensors, preprocess, config),
     }
-    path.write_text(json.dumps(json.loads(path.read_text()) | digests))
+    change_manifest(bundle, **digests)
+
+
+def change_manifest(bundle: pathlib.Path, **fields) -> None:
+    """Changes top-level fields of the manifest of a bundle, and renews its identity."""
+    path = bundle / files.MANIFEST
+    path.write_text(json.dumps(files.sealed(json.loads(path.read_text()) | fields)))
 
 
 def lapack_program(bundle: pathlib.Path) -> bytes:

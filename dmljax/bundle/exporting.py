@@ -308,7 +308,7 @@ def write_model(
     `embed_fn` gives the embeddings that belong to the golden images.
     """
     (folder / files.PARAMS).write_bytes(save_tensors(_contiguous(model.tensors)))
-    (folder / files.PROGRAM).write_bytes(programs.serialized(programs.stablehlo(model)))
+    programs.write(folder / files.PROGRAM, programs.stablehlo(model))
     write_json(folder / files.PREPROCESS, preprocess.to_json(), indent=2)
     encoded = golden.encoded(preprocess)
     inputs = golden.inputs(encoded, preprocess)
@@ -379,6 +379,7 @@ def write_manifest(
         "dmljax": dmljax.__version__,
         "files": files.digests(folder),
     }
+    manifest = files.sealed(manifest)
     write_json(folder / files.MANIFEST, manifest, indent=2)
     return manifest
 

@@ -13,6 +13,7 @@
 | `text.*`, `tokenizer.json` | tower for text, its examples and vocabulary; optional, together |
 | `parity.json` | what the programs differ by |
 | `README.md` | the model card |
+| `signature.ed25519` | signature of the manifest's identity; optional |
 
 Nothing that is read can run code. Imports no jax.
 """
@@ -48,6 +49,7 @@ __all__ = [
     "PARITY",
     "PREPROCESS",
     "PROGRAM",
+    "SIGNATURE",
     "TEXT",
     "TEXT_GOLDEN",
     "TEXT_PARAMS",
@@ -59,6 +61,8 @@ __all__ = [
     "read",
     "read_manifest",
     "read_tensors",
+    "sealed",
+    "signature",
     "tensors_digest",
 ]
 
@@ -77,6 +81,7 @@ TEXT_GOLDEN = "text.golden.safetensors"
 VOCABULARY = "tokenizer.json"
 PARITY = "parity.json"
 CARD = "README.md"
+SIGNATURE = "signature.ed25519"  # of the manifest, so the manifest does not list it
 _REQUIRED = (CONFIG, PARAMS, PROGRAM, PREPROCESS, GOLDEN, PARITY, CARD)
 TEXT = (TEXT_PARAMS, TEXT_PROGRAM, TEXT_GOLDEN, VOCABULARY)
 _NAMES = {*_REQUIRED, ONNX, COMPRESSION, *TEXT}
@@ -84,6 +89,7 @@ _MAX_TOKENS = 4096
 _MAX_MANIFEST = 1 << 20  # bytes
 _MAX_HEADER = 100 << 20
 _MAX_BATCH = 65536
+_MAX_DIMENSION = 65536
 _FIELDS = {
     "model": str,
     "batch_sizes": list,
@@ -132,7 +138,26 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
     _check_entries(folder, manifest)
     if problem := _wrong_field(manifest):
         raise BadBundle(f"{MANIFEST} of {folder} is damaged: {problem}")
+    if "identity" in manifest and sealed(manifest) != manifest:
+        raise BadBundle(
+            f"{MANIFEST} of {folder} was changed: its identity differs. Copy the bundle again, or "
+            "export the run again"
+        )
     return manifest
+
+
+def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest with its `identity`: SHA-256 of everything else in it, so of the whole bundle."""
+    content = {name: value for name, value in manifest.items() if name != "identity"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return {**content, "identity": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def signature(folder: pathlib.Path) -> bytes:
+    """The signature of a bundle."""
+    if not os.path.lexists(folder / SIGNATURE):
+        raise BadBundle(f"{folder} is not signed: dmljax export ... --sign=KEY.pem")
+    return _regular_file(folder / SIGNATURE, _MAX_MANIFEST)
 
 
 def _wrong_field(manifest: Mapping[str, Any]) -> str | None:
@@ -145,6 +170,8 @@ def _wrong_field(manifest: Mapping[str, Any]) -> str | None:
             return f"{path} is {value!r}"
     if not _DIGEST.fullmatch(manifest["model"]):
         return f"model is {manifest['model']!r}"
+    if not 0 < manifest["output"]["dimension"] <= _MAX_DIMENSION:
+        return f"output.dimension is {manifest['output']['dimension']!r}"
     sizes = manifest["batch_sizes"]
     if not sizes or not all(type(n) is int and 0 < n <= _MAX_BATCH for n in sizes):
         return f"batch_sizes is {sizes!r}"
@@ -208,7 +235,7 @@ def _check_entries(folder: pathlib.Path, manifest: Mapping[str, Any]) -> None:
             raise BadBundle(f"{MANIFEST} is damaged: {name} needs bytes and sha256")
     if missing := sorted(set(_REQUIRED) - set(entries)):
         raise BadBundle(f"{MANIFEST} lists no {', '.join(missing)}")
-    present = set(os.listdir(folder)) - {MANIFEST}
+    present = set(os.listdir(folder)) - {MANIFEST, SIGNATURE}
     if missing := sorted(set(entries) - present):
         raise BadBundle(f"{folder} is not complete: {', '.join(missing)} is missing")
     if extra := sorted(present - set(entries)):
@@ -304,8 +331,9 @@ def check_tensors(
 
 
 def digests(folder: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """Bytes and SHA-256 of every file of a folder but the manifest."""
-    files = (path for path in sorted(folder.iterdir()) if path.name != MANIFEST)
+    """Bytes and SHA-256 of every file of a folder but the manifest and its signature."""
+    names = set(os.listdir(folder)) - {MANIFEST, SIGNATURE}
+    files = (folder / name for name in sorted(names))
     return {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
 
 

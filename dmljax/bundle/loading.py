@@ -16,11 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax import export
-from jax.extend import mlir
-from jax.extend.mlir import ir
-from jax.interpreters.mlir import make_ir_context
 
-from dmljax.bundle import compression, files, images, preprocessing, text
+from dmljax.bundle import admission, compression, files, images, preprocessing, text
 from dmljax.bundle.errors import BadBundle
 from dmljax.files import onnx_files
 from dmljax.index import nearest
@@ -31,8 +28,6 @@ __all__ = ["Bundle", "load", "platform"]
 # vectors, and the smallest cosine. Accelerators round the inputs of products to ten bits.
 LIMITS = {"cpu": (1e-5, 0.99999), "other": (1e-2, 0.9995)}
 PROGRAMS = ("stablehlo", "onnx")
-# Operations that pass data to the process or to other devices.
-_OUTSIDE = {f"stablehlo.{name}" for name in ("infeed", "outfeed", "recv", "send")}
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -303,13 +298,25 @@ def _stablehlo(
             f"{name} of {folder} takes inputs of {list(batch.shape[1:])}, and its other files say "
             f"{list(input_shape)}"
         )
+    outputs, dimension = [x.shape[1:] for x in exported.out_avals], manifest["output"]["dimension"]
+    if outputs != [(dimension,)]:
+        raise BadBundle(
+            f"{name} of {folder} gives embeddings of {', '.join(map(str, outputs))} numbers, and "
+            f"its manifest says {dimension}"
+        )
     files.check_tensors(tensors, variables, name=f"the tensors for {name}")
     device = jax.devices()[0] if device is None else device
     on_device = jax.device_put(tensors, device)
     call_fn = jax.jit(exported.call)
 
     def program_fn(batch: np.ndarray) -> np.ndarray:
-        return np.asarray(call_fn(on_device, jax.device_put(batch, device)))
+        try:
+            return np.asarray(call_fn(on_device, jax.device_put(batch, device)))
+        except jax.errors.JaxRuntimeError:  # such as no memory
+            raise
+        except Exception as error:  # while it is compiled
+            problem = f"cannot be compiled: {admission.one_line(error)}"
+            raise _unusable(folder, problem) from error
 
     return program_fn
 
@@ -324,16 +331,22 @@ def _deserialize(folder: pathlib.Path, manifest: Mapping[str, Any], name: str) -
         convention = f"has the calling convention {made_by['calling_convention']}"
         raise _unusable(folder, f"{convention}, and JAX reads {oldest} to {newest} ({versions})")
     try:
+        import flatbuffers  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "reading a program needs flatbuffers: pip install dmljax[serve]"
+        ) from error
+    if problem := admission.problem_of(data):
+        raise _unusable(folder, f"cannot be read ({versions}): {problem}")
+    try:
         exported = export.deserialize(bytearray(data))
-        problem = refusal(exported)
+        refusal = admission.refusal(exported)
     except Exception as error:
-        if isinstance(error, ImportError):
-            raise ImportError(
-                "reading a program needs flatbuffers: pip install dmljax[serve]"
-            ) from error
-        raise _unusable(folder, f"cannot be read ({versions}): {error}") from error
-    if problem:
-        raise _unusable(folder, f"{problem}: it could run any code")
+        problem = f"cannot be read ({versions}): {admission.one_line(error)}"
+        raise _unusable(folder, problem) from error
+    if refusal:
+        raise _unusable(folder, f"{refusal}: it could run any code")
+    admission.accept(data)
     return exported
 
 
@@ -342,37 +355,6 @@ def _unusable(folder: pathlib.Path, problem: str) -> BadBundle:
         f"the program of {folder} {problem}. Make new programs from its parameters: dmljax bundle "
         f"rebuild {folder} --out=NEW.bundle"
     )
-
-
-def refusal(exported: export.Exported) -> str | None:
-    """Why a program is refused, or None: an operation that no export writes.
-
-    XLA looks up the function of a custom call in the process. A callback to Python is such a
-    function, and LAPACK trusts the shapes that the call states. The only custom call that
-    an export makes checks the size of the batch: it takes a truth value and the sizes that its
-    message shows, and returns nothing.
-    """
-
-    def check(operation: ir.Operation) -> ir.WalkResult:
-        name = operation.name
-        if name.partition(".")[0] not in ("builtin", "chlo", "func", "stablehlo"):
-            refusals.append(f"has the operation {name!r}")
-        elif name in _OUTSIDE:
-            refusals.append(f"has the operation {name!r}, which reaches outside of it")
-        elif name == "stablehlo.custom_call":
-            target = ir.StringAttr(operation.attributes["call_target_name"]).value
-            first, *others = [str(operand.type) for operand in operation.operands] or [""]
-            is_assertion = target == "shape_assertion" and not len(operation.results)
-            is_assertion = is_assertion and not len(operation.regions) and first == "tensor<i1>"
-            if not (is_assertion and set(others) <= {"tensor<i32>", "tensor<i64>"}):
-                refusals.append(f"calls {target!r}, which is no function that nets need")
-        return ir.WalkResult.ADVANCE
-
-    refusals: list[str] = []
-    with make_ir_context():
-        module = mlir.deserialize_portable_artifact(exported.mlir_module_serialized)
-        module.operation.walk(check)
-    return refusals[0] if refusals else None
 
 
 def limits(precision: str, *platforms: str) -> tuple[float, float]:
@@ -403,6 +385,12 @@ def _onnx(folder: pathlib.Path, manifest: Mapping[str, Any]) -> Callable[[np.nda
     # Otherwise onnxruntime guesses the format, and its own one was not searched for files.
     options.add_session_config_entry("session.load_model_format", "ONNX")
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    dimension = session.get_outputs()[0].shape[-1]
+    if isinstance(dimension, int) and dimension != manifest["output"]["dimension"]:
+        raise BadBundle(
+            f"{files.ONNX} of {folder} gives embeddings of {dimension} numbers, and its manifest "
+            f"says {manifest['output']['dimension']}"
+        )
     name = session.get_inputs()[0].name
     return lambda batch: session.run(None, {name: batch})[0]
 

@@ -12,7 +12,7 @@ import pathlib
 import sys
 
 from dmljax.bundle import files
-from dmljax.bundle.parity import run_module
+from dmljax.bundle.processes import run_module
 from dmljax.files import reading
 
 __all__ = ["INSTALL", "check_installed", "write"]

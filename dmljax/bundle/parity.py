@@ -7,9 +7,7 @@ Each program runs in a process of its own, from the files of the bundle, as a us
 
 from __future__ import annotations
 
-import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,7 +16,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-__all__ = ["MismatchedProgram", "compare", "run_module", "run_program"]
+from dmljax.bundle.processes import run_module
+
+__all__ = ["MismatchedProgram", "compare", "run_program"]
 
 _NEIGHBORS = 10
 _FEW = 12  # images that also go through the program one by one and three by three
@@ -40,16 +40,6 @@ def run_program(
         if problem := run_module("dmljax.bundle.parity", folder, source, target, program):
             raise MismatchedProgram(f"the program {program} does not run: {problem}")
         return load_file(target)
-
-
-def run_module(module: str, *words: str | os.PathLike) -> str | None:
-    """Runs a module of dmljax in a new process; the last line of its errors if it fails."""
-    root = str(pathlib.Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    command, environment = [sys.executable, "-m", module, *words], os.environ | {"PYTHONPATH": path}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    return lines[-1] if done.returncode else None
 
 
 def compare(

@@ -287,8 +287,8 @@ def parse(data: Any) -> Preprocessing:
 
 
 def _operation(data: Any, *, is_first: bool) -> dict[str, Any]:
-    if not isinstance(data, dict) or data.get("name") not in OPERATIONS:
-        name = data.get("name") if isinstance(data, dict) else data
+    name = data.get("name") if isinstance(data, dict) else data
+    if not isinstance(data, dict) or not isinstance(name, str) or name not in OPERATIONS:
         raise BadBundle(
             f"preprocess.json: there is no operation {name!r}. It has: {', '.join(OPERATIONS)}"
         )

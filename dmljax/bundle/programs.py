@@ -16,7 +16,7 @@ import numpy as np
 from jax import export
 from jax.interpreters import partial_eval
 
-from dmljax.bundle import files
+from dmljax.bundle import admission, files
 from dmljax.config import fields
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "serialized",
     "stablehlo",
     "with_values",
+    "write",
 ]
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -178,3 +179,10 @@ def serialized(exported: export.Exported) -> bytes:
         raise ImportError(
             "writing a program needs flatbuffers: pip install dmljax[export]"
         ) from error
+
+
+def write(path: pathlib.Path, exported: export.Exported) -> None:
+    """Writes the file of a program of this process, which is read without a trial."""
+    data = serialized(exported)
+    admission.accept(data)
+    path.write_bytes(data)

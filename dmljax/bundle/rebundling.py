@@ -54,7 +54,7 @@ def rebundle(
         if "text" in manifest:
             facts["text"] = manifest["text"]
             _write_text(folder, old, manifest)
-        (folder / files.PROGRAM).write_bytes(programs.serialized(programs.stablehlo(model)))
+        programs.write(folder / files.PROGRAM, programs.stablehlo(model))
         new_manifest = exporting.write_manifest(folder, model, facts, exported_on=exported_on)
         if new_manifest["model"] != manifest["model"]:
             raise loading.BadBundle(f"the model digest of {old} does not belong to its files")

@@ -99,7 +99,7 @@ def write(
     vectors = np.asarray(jax.jit(embed_fn)(tensors, examples))
     arrays = {name: np.ascontiguousarray(x) for name, x in tensors.items()}
     (folder / files.TEXT_PARAMS).write_bytes(save_tensors(arrays))
-    (folder / files.TEXT_PROGRAM).write_bytes(programs.serialized(exported))
+    programs.write(folder / files.TEXT_PROGRAM, exported)
     (folder / files.VOCABULARY).write_bytes(vocabulary)
     golden = {"tokens": examples, "embeddings": vectors}
     (folder / files.TEXT_GOLDEN).write_bytes(save_tensors(golden))

@@ -25,7 +25,8 @@ be read are named and left out, and the exit status is 1. --split=test (or train
 images of the data set that the bundle was trained on to the folder --images; --root says where that
 data set is. --first=bits, or --first=64, makes a search in two stages: candidates by bits, or by
 the first 64 numbers, are compared by their whole vectors; `list` prints its measured recall. It
-stays until `tune --graph`. --import takes a Parquet file, or the folder of parts that `dmljax embed
+stays until `tune --graph`. An approximate search that misses the recall of `tune --recall` (0.95)
+is not used. --import takes a Parquet file, or the folder of parts that `dmljax embed
 BUNDLE --images=...` fills. If the file names its model, --bundle can be left out. Stored ids are
 skipped where parts are imported, and an error where a file is. docs/index_search.md describes the
 files.
@@ -63,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--items", action="store_true", help="list: a line for each item")
     parser.add_argument("--graph", choices=("yes", "no"), help="tune: with or without a graph")
     parser.add_argument("--first", help="create, add, reindex, tune: bits, or a prefix such as 64")
+    parser.add_argument("--recall", type=float, help="tune: the wanted recall@10, 0.95 by default")
     parser.add_argument("--compact", action="store_true", help="tune: give space back")
     for flag in ("--out", "--to", "--export"):  # of the form without a verb
         parser.add_argument(flag, help=argparse.SUPPRESS)
@@ -154,9 +156,10 @@ def _tune(arguments: argparse.Namespace, place: str) -> int:
             before = store.facts()["bytes"]
             store.compact()
             print(f"compacted: {_size(before)} before, {_size(store.facts()['bytes'])} now")
-        if arguments.graph or first is not None or not arguments.compact:
+        asked = (arguments.graph, first, arguments.recall)
+        if any(value is not None for value in asked) or not arguments.compact:
             graph = {"yes": True, "no": False}.get(arguments.graph)
-            store.build(approximate=graph, first=first)
+            store.build(approximate=graph, first=first, recall=arguments.recall)
         _print_facts(store)
     return 0
 
@@ -169,6 +172,11 @@ def _print_facts(store: Index) -> None:
     if graph is not None:
         recall, items = f"{graph['recall@10']:.3f}", f"{graph['items']:,} items"
         facts["search"] = f"approximate, recall@10 {recall} measured on {items}"
+        if recalls := graph.get("recalls"):
+            kinds = ", ".join(f"{kind} {value:.3f}" for kind, value in recalls.items())
+            facts["search"] += f" ({kinds} vectors)"
+            if graph["recall@10"] < graph["wanted"]:
+                facts["search"] += f"; below {graph['wanted']}, so every search is exact"
         if (first := graph.get("first")) is not None:
             by = "bits" if first == "bits" else f"the first {first} numbers"
             stages = f"{graph['candidates']:,} candidates by {by}, then whole vectors"
@@ -209,7 +217,7 @@ _VERBS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     "reindex": (index_fill.fill, (*_FILL, "drop_missing")),
     "remove": (_remove, ()),
     "list": (_list, ("items",)),
-    "tune": (_tune, ("graph", "compact", "first")),
+    "tune": (_tune, ("graph", "compact", "first", "recall")),
     "check": (_check, ()),
     "export": (_export, ()),
 }

@@ -67,24 +67,30 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     options: dict[str, Any] = {"where": conditions(arguments.where), "exact": arguments.exact}
     options |= {"threshold": threshold, "allow_fewer": arguments.k is None}
     with open_index(arguments.index, model=None if bundle is None else bundle.digest) as store:
-        results = list(zip(ids, store.search_ids(ids, k, **options), strict=True))
+        results = _each(ids, store.search_ids(ids, k, **options))
         if images := words[1:]:
             assert bundle is not None
             # An index of vectors that `dmljax embed --prefix` wrote is searched by such prefixes.
             prefix = None if store.dimension == bundle.dimension else store.dimension
             batch = np.stack([_prepare(bundle, path) for path in images])
             vectors = bundle.embed_prepared(batch, prefix=prefix)
-            results += zip(images, store.search(vectors, k, **options), strict=True)
+            results += _each(images, store.search(vectors, k, **options))
         if texts:
             assert bundle is not None
-            results += zip(texts, store.search(bundle.embed_text(texts), k, **options), strict=True)
-    for query, hits in results:
+            results += _each(texts, store.search(bundle.embed_text(texts), k, **options))
+    for query, hits, exact in results:
         if arguments.json:
-            content = {"query": query, "hits": [hit._asdict() for hit in hits]}
+            content = {"query": query, "exact": exact, "hits": [hit._asdict() for hit in hits]}
             print(json.dumps(content, ensure_ascii=False))
         else:
-            print(_table(query, hits, arguments.threshold, threshold))
+            title = query if exact else f"{query} (approximate search)"
+            print(_table(title, hits, arguments.threshold, threshold))
     return 0
+
+
+def _each(queries: Sequence[str], answers: Any) -> list[tuple[str, list[Hit], bool]]:
+    """Queries with their hits, and whether every item was compared with them."""
+    return [(x, hits, answers.exact) for x, hits in zip(queries, answers, strict=True)]
 
 
 def _prepare(bundle: Any, path: str) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
@@ -46,6 +47,7 @@ def _labeled_paths(root: pathlib.Path) -> list[tuple[str, str]]:
     """`(path, class)` of every image; a class is a folder in `root`."""
     labeled_paths: list[tuple[str, str]] = []
     outside = 0  # images that lie directly in root
+    folders: dict[str, str] = {}
     try:
         for entry in sorted(root.iterdir()):
             if entry.name.startswith("."):
@@ -59,6 +61,14 @@ def _labeled_paths(root: pathlib.Path) -> list[tuple[str, str]]:
                     raise ValueError(
                         f"folder: the name {name!r} in {root} is not UTF-8: rename it, since the "
                         "name is that of the class"
+                    )
+                name = unicodedata.normalize("NFC", entry.name)
+                if paths and folders.setdefault(name, entry.name) != entry.name:
+                    logging.warning(
+                        "%s has two folders %r, in two forms of Unicode (NFC and NFD): their "
+                        "images are one class",
+                        root,
+                        name,
                     )
                 labeled_paths += [(path, entry.name) for path in paths]
             elif entry.name.lower().endswith(locate.IMAGE_SUFFIXES):

@@ -24,6 +24,7 @@ from dmljax.index import filters, inputs, tuning
 from dmljax.index.errors import DuplicateId, InvalidInput, UnknownId
 from dmljax.index.filters import Condition
 from dmljax.index.inputs import Settings
+from dmljax.index.view import Answers
 
 __all__ = [
     "Hit",
@@ -199,10 +200,11 @@ class Index(abc.ABC, Generic[T]):
         exact: bool = False,
         threshold: float | None = None,
         allow_fewer: bool = False,
-    ) -> list[list[Hit]]:
+    ) -> Answers[list[Hit]]:
         """The `k` most similar items of each of the `vectors` [q, dimension], best first.
 
-        Of equal similarities, the item that was added first comes first.
+        Of equal similarities, the item that was added first comes first. The attribute `exact` of
+        the result is false if a graph, or a first stage, chose the items that were compared.
 
         Args:
             vectors: queries, of length 1 where cosines are compared.
@@ -225,11 +227,11 @@ class Index(abc.ABC, Generic[T]):
         exact: bool = False,
         threshold: float | None = None,
         allow_fewer: bool = False,
-    ) -> list[list[Hit]]:
+    ) -> Answers[list[Hit]]:
         """`search` by the vectors of stored items. An item is left out of its own result."""
         ids = inputs.check_ids(ids, distinct=False)
         if not ids:
-            return []
+            return Answers()
         queries = np.stack([item.vector for item in self.get(ids)])
         return self._hits(queries, k, ids, where, exact, threshold, allow_fewer)
 
@@ -242,25 +244,27 @@ class Index(abc.ABC, Generic[T]):
         exact: bool,
         threshold: float | None,
         allow_fewer: bool,
-    ) -> list[list[Hit]]:
+    ) -> Answers[list[Hit]]:
         conditions = filters.parse(where)
         threshold = inputs.check_threshold(threshold, self.similarity)
         excludes = exclude is not None
 
-        def read(transaction: T) -> list[list[Hit]]:
+        def read(transaction: T) -> Answers[list[Hit]]:
             count = self._state(transaction).items - excludes
             inputs.check_k(k, count, allow_fewer=allow_fewer or bool(conditions))
             self._check_fields(transaction, conditions)
             if count <= 0:
-                return [[] for _ in queries]
+                return Answers([] for _ in queries)
             return self._search(transaction, queries, k + excludes, conditions, exact)
 
         least = -np.inf if threshold is None else threshold
         excluded: Sequence[str | None] = exclude or [None] * len(queries)
-        return [
+        answers = self._read(read)
+        chosen = (
             [hit for hit in hits if hit.id != name and hit.similarity >= least][:k]
-            for hits, name in zip(self._read(read), excluded, strict=True)
-        ]
+            for hits, name in zip(answers, excluded, strict=True)
+        )
+        return Answers(chosen, exact=answers.exact)
 
     def count(self, where: Mapping[str, Any] | None = None) -> int:
         """The number of items, or of the items that match a filter."""
@@ -285,7 +289,11 @@ class Index(abc.ABC, Generic[T]):
                 yield batch
 
     def build(
-        self, *, approximate: bool | None = None, first: int | str | None = None
+        self,
+        *,
+        approximate: bool | None = None,
+        first: int | str | None = None,
+        recall: float | None = None,
     ) -> dict[str, Any]:
         """Brings what searches use up to date and returns facts about it: see `facts`.
 
@@ -293,8 +301,13 @@ class Index(abc.ABC, Generic[T]):
         50,000 items on. `first` asks for a search in two stages instead: candidates by 'bits' or by
         a prefix of the vectors, such as 64 numbers, are compared by their whole vectors. It stays
         until another build asks for something else. Searches and changes may go on meanwhile.
+
+        `recall` is the wanted recall@10, 0.95 by default. It is measured with stored vectors, with
+        perturbed ones and with vectors between two items. The search is as wide as the worst of
+        these needs; if no width reaches it, every search is exact.
         """
         self._check_writable()
+        wanted = self._wanted_recall if recall is None else inputs.check_recall(recall)
         if first is not None:
             first = inputs.check_first(first, self.dimension, self.similarity)
             if approximate is not None:
@@ -302,26 +315,31 @@ class Index(abc.ABC, Generic[T]):
         elif approximate is None:
             first = self.first_stage
         if first is not None:
-            self._build_codes(first)
+            self._build_codes(first, wanted)
             return self.facts()
         if approximate and (refusal := self._graph_refusal()):
             raise refusal
-        self._build(self._has_graph_by_default() if approximate is None else approximate)
+        has_graph = self._has_graph_by_default() if approximate is None else approximate
+        self._build(has_graph, wanted)
         return self.facts()
 
     def compact(self) -> None:
         """Gives the space of deleted items back, and makes what searches use from nothing."""
         self._check_writable()
-        first = self.first_stage
+        first, wanted = self.first_stage, self._wanted_recall
         has_graph = self.facts()["approximate"] is not None or self._has_graph_by_default()
-        self._compact(first is None and has_graph)
+        self._compact(first is None and has_graph, wanted)
         if first is not None:
-            self._build_codes(first)
+            self._build_codes(first, wanted)
 
     @property
     def first_stage(self) -> int | str | None:
         """What a search in two stages compares first, see `build`; None without such a search."""
         return (self.facts()["approximate"] or {}).get("first")
+
+    @property
+    def _wanted_recall(self) -> float:
+        return (self.facts()["approximate"] or {}).get("wanted", tuning.WANTED_RECALL)
 
     def _has_graph_by_default(self) -> bool:
         return self.count() >= tuning.GRAPH_FROM and self._graph_refusal() is None
@@ -330,6 +348,14 @@ class Index(abc.ABC, Generic[T]):
         """Reads everything and returns what is wrong with it, one line each."""
         with self._snapshot() as transaction:
             return self._problems(transaction)
+
+    def verify(self, after: int = 0, *, count: int = 1000) -> tuple[list[int], list[str]]:
+        """The numbers of up to `count` rows after a row, and what is wrong with these items.
+
+        A `check` in steps that hold nobody up. A store without checksums of its own has no rows
+        to compare.
+        """
+        return [], []
 
     def facts(self) -> dict[str, Any]:
         """Count, model, sizes in bytes, and the measured recall of the approximate search."""
@@ -388,14 +414,15 @@ class Index(abc.ABC, Generic[T]):
             self._warnings.add(text)
             logging.warning("%s", text)
 
-    def _is_good(self, recall: float) -> bool:
-        """Whether an approximate search of this recall is used. If not, a warning says so."""
-        least = tuning.LEAST_RECALL
-        if recall < least:
+    def _is_good(self, recalls: Mapping[str, float], wanted: float) -> bool:
+        """Whether an approximate search of these recalls is used. If not, a warning says so."""
+        kind, recall = min(recalls.items(), key=lambda item: item[1])
+        if recall < wanted:
             self._warn(
-                f"{self.place}: the recall@10 is {recall:.3f}, below {least}: every search is exact"
+                f"{self.place}: the recall@10 is {recall:.3f} for {kind} vectors, below {wanted}: "
+                "every search is exact"
             )
-        return recall >= least
+        return recall >= wanted
 
     # The contract of a store. First, the places:
 
@@ -483,10 +510,10 @@ class Index(abc.ABC, Generic[T]):
     @abc.abstractmethod
     def _search(
         self, transaction: T, queries: np.ndarray, k: int, conditions: list[Condition], exact: bool
-    ) -> list[list[Hit]]:
+    ) -> Answers[list[Hit]]:
         """The best `k` items of each query that fulfill all conditions, as `nearest` orders them.
 
-        Unless `exact`, a graph may leave items out.
+        Unless `exact`, a graph may leave items out; `exact` of the answers says whether it could.
         """
 
     # What searches use, and upkeep:
@@ -496,17 +523,17 @@ class Index(abc.ABC, Generic[T]):
         """Why the index cannot have a graph."""
 
     @abc.abstractmethod
-    def _build(self, approximate: bool) -> None:
-        """Makes what searches use, with a graph or without one."""
+    def _build(self, approximate: bool, recall: float) -> None:
+        """Makes what searches use, with a graph that has the recall, or without one."""
 
-    def _build_codes(self, first: int | str) -> None:
+    def _build_codes(self, first: int | str, recall: float) -> None:
         """Makes a search in two stages, in the place of a graph. A store may do without."""
         raise InvalidInput(
             f"{self.place} has no search in two stages (first={first!r}): leave it out"
         )
 
     @abc.abstractmethod
-    def _compact(self, approximate: bool) -> None:
+    def _compact(self, approximate: bool, recall: float) -> None:
         """Gives the space of deleted items back, and makes what searches use from nothing."""
 
     @abc.abstractmethod
@@ -517,6 +544,7 @@ class Index(abc.ABC, Generic[T]):
     def _facts(self, transaction: T) -> dict[str, Any]:
         """The "bytes" of the index; with a graph also "approximate": its facts.
 
-        The facts of a graph are its "items", its "recall@10" and its "search width". A search in
-        two stages has "first" and its number of "candidates" instead of the width.
+        The facts of a graph are its "items", its "recalls" by the kind of query, the least of them
+        as "recall@10", the "wanted" one, and its "search width". A search in two stages has "first"
+        and its number of "candidates" instead of the width.
         """

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import pathlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,8 +38,14 @@ class Codes(NamedTuple):
     last_row: int
     first: First
     candidates: int
-    recall: float
+    recalls: dict[str, float]  # by the kind of query
+    wanted: float
     rows: Rows  # the codes are its vectors: float32 [n prefix], or 64 bits in a number [n words]
+
+    @property
+    def recall(self) -> float:
+        """The recall@10 of the kind of queries for which it is lowest."""
+        return min(self.recalls.values())
 
     @property
     def size(self) -> int:
@@ -125,7 +131,13 @@ def _nearest_bits(
 
 
 def write(
-    folder: pathlib.Path, vectors: Matrix, version: int, first: First, *, identity: str
+    folder: pathlib.Path,
+    vectors: Matrix,
+    version: int,
+    first: First,
+    *,
+    identity: str,
+    wanted: float,
 ) -> None:
     """Makes the codes of all rows of the matrix, measures their recall and writes both."""
     dtype, columns = _layout(first, vectors.vectors.shape[1])
@@ -134,22 +146,29 @@ def write(
         block = vectors.vectors[start : start + _ENCODED]
         codes[start : start + _ENCODED] = encoded(block, first)
     rows = Rows(vectors.rows, _by_column(codes, first))
-    most = Codes(version, vectors.last_row, first, tuning.CANDIDATES[-1], 0.0, rows)
-    near: list[np.ndarray] = []
+    most = Codes(version, vectors.last_row, first, tuning.CANDIDATES[-1], {}, wanted, rows)
+    near: dict[int, list[np.ndarray]] = {}  # all candidates, by the queries
 
     def search(queries: np.ndarray, k: int, width: int) -> Iterator[list[int]]:
-        near[:] = near or most.search(queries, k)
-        for query, candidates in zip(queries, near, strict=True):
+        if id(queries) not in near:
+            near[id(queries)] = most.search(queries, k)
+        for query, candidates in zip(queries, near[id(queries)], strict=True):
             best = candidates[:width]
             best_vectors = vectors.vectors[np.searchsorted(vectors.rows, best)]
             values = nearest.similarities(query, best_vectors, similarity="cosine")
             yield best[nearest.best(values, best, k)].tolist()
 
-    width, recall = tuning.measured(
-        search, vectors.rows, vectors.vectors, similarity="cosine", widths=tuning.CANDIDATES
+    width, recalls = tuning.measured(
+        search,
+        vectors.rows,
+        vectors.vectors,
+        similarity="cosine",
+        wanted=wanted,
+        widths=tuning.CANDIDATES,
     )
     position = Position(identity, version, vectors.last_row, len(codes))
-    facts = {"first": first, "candidates": width, "recall": recall}
+    facts: dict[str, Any] = {"first": first, "candidates": width, "wanted": wanted}
+    facts |= {"recall": min(recalls.values()), "recalls": recalls}
     batches = [(vectors.rows, codes)]
     matrix.write(folder, batches, position, columns, name="codes", dtype=dtype, facts=facts)
 
@@ -160,13 +179,16 @@ def read(folder: pathlib.Path, *, identity: str, dimension: int) -> Codes | str 
     if opened is None or isinstance(opened, str):
         return opened
     manifest, file = opened
+    if "recalls" not in manifest:
+        file.close()
+        return f"{file.name} has the recall of stored vectors only: `dmljax index tune` measures it"
     first = manifest["first"]
     dtype, columns = _layout(first, dimension)
     arrays = matrix.mapped(manifest, file, columns, dtype)
     if isinstance(arrays, str):
         return arrays
     rows = Rows(arrays.rows, _by_column(arrays.vectors, first))
-    names = ("version", "last_row", "first", "candidates", "recall")
+    names = ("version", "last_row", "first", "candidates", "recalls", "wanted")
     return Codes(**{name: manifest[name] for name in names}, rows=rows)
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmljax.index import inputs
+from dmljax.index import inputs, nearest
 from dmljax.index.errors import Damaged, Unavailable
 from dmljax.index.filters import Condition, kind
 from dmljax.index.inputs import Settings
@@ -24,6 +24,7 @@ from dmljax.index.inputs import Settings
 __all__ = [
     "IN",
     "Inconsistent",
+    "ItemChanged",
     "Row",
     "checksum",
     "condition_sql",
@@ -38,6 +39,7 @@ __all__ = [
     "stop_when",
     "stored",
     "transaction",
+    "verify",
 ]
 
 IN = "(select value from json_each(?))"  # after `in`: any number of values, as one `parameter`
@@ -109,8 +111,14 @@ def connect(path: pathlib.Path, *, write: bool, create: bool = False) -> Connect
             sqlite3.SQLITE_CANTOPEN,
             sqlite3.SQLITE_READONLY,
         )
-        if not unwritable or not path.exists() or (wal.exists() and wal.stat().st_size):
+        if not unwritable or not path.exists():
             raise
+        if wal.exists() and wal.stat().st_size:
+            raise Unavailable(
+                f"{path}: the last changes are in {wal.name}, and reading them needs a file beside "
+                "it, but the folder may not be written. Open the index once where it may be "
+                "(dmljax index check), then copy or mount it again"
+            ) from None
         connection = _open(address + "?mode=ro&immutable=1")
     except BaseException:
         connection.close()
@@ -176,11 +184,17 @@ def read_settings(connection: Connection, path: pathlib.Path) -> Row:
     types = int, str, int, str, str, int, int, int
     if not all(isinstance(x, kind) for x, kind in zip(settings, types, strict=True)):
         raise Inconsistent("its settings are of other types")
+    if settings.similarity not in nearest.SIMILARITIES or settings.dimension < 1:
+        raise Inconsistent(f"it says {settings.similarity!r} and {settings.dimension} dimensions")
     return settings
 
 
 class Inconsistent(sqlite3.DatabaseError):
     """What was read is not what was written: a check of this package says so."""
+
+
+class ItemChanged(Inconsistent):
+    """One item is not what was added; others may well be."""
 
 
 @contextlib.contextmanager
@@ -203,6 +217,8 @@ def one_line_errors(path: pathlib.Path) -> Iterator[None]:
             problem = f"it cannot be opened or written ({error}); check the permissions"
         elif code == sqlite3.SQLITE_INTERRUPT:
             problem = "the call was stopped at its time limit. It changed nothing"
+        elif isinstance(error, ItemChanged):
+            raise Damaged(f"{path}: {error}") from error
         elif damage := str(error) if isinstance(error, Inconsistent) else damage_of(path):
             raise Damaged(
                 f"{path}: the database is damaged ({damage}). Restore the folder from a backup, or "
@@ -225,9 +241,8 @@ def damage_of(path: pathlib.Path) -> str | None:
             if result != "ok":
                 return " ".join(result.split())
             read_settings(connection, path)
-            for _, name, metadata, total, blob in stored(connection):
-                if checksum(name, metadata, blob) != total:
-                    return f"item {inputs.shorten(name)} was changed"
+            for _, *item in stored(connection):
+                verify(*item)
     except Damaged:
         return "it has no settings"
     except sqlite3.Error as error:
@@ -240,11 +255,14 @@ def damage_of(path: pathlib.Path) -> str | None:
     return None
 
 
-def stored(connection: Connection) -> sqlite3.Cursor:
-    """Row, id, metadata, checksum and vector of all items; the vector is None if it is missing."""
+def stored(
+    connection: Connection, condition: str = "true", parameters: Sequence[Any] = (), limit: int = -1
+) -> sqlite3.Cursor:
+    """Row, id, metadata, checksum and vector of items by row; a missing vector is None."""
     return connection.execute(
         "select row, id, metadata, checksum, vector from items "
-        "left join vectors using (row) order by row"
+        f"left join vectors using (row) where {condition} order by row limit {limit:d}",
+        parameters,
     )
 
 
@@ -258,6 +276,16 @@ def checksum(name: Any, metadata: Any, vector: Any) -> int:
     if not (isinstance(name, str) and isinstance(metadata, str) and isinstance(vector, bytes)):
         return -1
     return zlib.crc32(vector, zlib.crc32(metadata.encode(), zlib.crc32(name.encode())))
+
+
+def verify(name: Any, metadata: Any, total: Any, vector: Any) -> None:
+    """Raises `ItemChanged` unless the checksum of an item is the stored one."""
+    if checksum(name, metadata, vector) != total:
+        raise ItemChanged(
+            f"item {inputs.shorten(name)} is not what was added: its checksum differs. Add it "
+            "again with replace=True (dmljax index add --replace), or restore the folder from a "
+            "backup; `dmljax index check` lists all such items"
+        )
 
 
 def condition_sql(conditions: Iterable[Condition]) -> tuple[str, list[str | int | float]]:

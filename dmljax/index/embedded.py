@@ -23,13 +23,13 @@ from absl import logging
 
 from dmljax.files import reading
 from dmljax.files import writing as files
-from dmljax.index import base, codes, database, filters, folder, graph, matrix, tuning
+from dmljax.index import base, codes, database, filters, folder, graph, matrix
 from dmljax.index.base import Hit, Index, Item, State, count_bytes
 from dmljax.index.database import IN, one_line_errors, parameter, transaction
-from dmljax.index.errors import Damaged, InvalidInput, Unavailable
+from dmljax.index.errors import Damaged, InvalidInput, Superseded, Unavailable
 from dmljax.index.filters import Condition
 from dmljax.index.inputs import Settings
-from dmljax.index.view import View
+from dmljax.index.view import Answers, View
 
 __all__ = ["EmbeddedIndex"]
 
@@ -66,11 +66,16 @@ class EmbeddedIndex(Index[Connection]):
     @classmethod
     def open(cls, place: str | os.PathLike, *, write: bool) -> EmbeddedIndex:
         path = pathlib.Path(place)
-        generation = folder.current(path)
-        if not write:
-            return cls(path, generation)
-        with folder.locked(path) as lock:
-            return cls(path, folder.tidy(path), lock=lock)
+        folder.current(path)  # there must be one
+        if write:
+            with folder.locked(path) as lock:
+                return cls(path, folder.tidy(path), lock=lock)
+        while True:  # a switch meanwhile deletes the files that are being opened
+            with contextlib.suppress(Superseded):
+                index = cls(path, folder.current(path))
+                if not index.superseded:
+                    return index
+                index.close()
 
     @classmethod
     def reindex(cls, place: str | os.PathLike, settings: Settings) -> EmbeddedIndex:
@@ -103,6 +108,12 @@ class EmbeddedIndex(Index[Connection]):
         self._view: View | None = None
         self._rows_of_filters: collections.OrderedDict[str, np.ndarray] = collections.OrderedDict()
         self._graph_state: list[Any] = []  # of the manifests that were read last
+        with self._errors(), contextlib.ExitStack() as stack:
+            self._open(stack)
+            stack.pop_all()
+
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        """Connects, checks and reads the first view; `stack` closes the connection again."""
         acknowledged = self._acknowledged()
         wal, shm = (self._file.with_name(f"items.db{end}") for end in ("-wal", "-shm"))
         unclean = shm.exists() and not wal.exists()
@@ -111,18 +122,36 @@ class EmbeddedIndex(Index[Connection]):
                 f"{self._file} does not exist: restore the folder from a backup, or make the index "
                 "again"
             )
-        with one_line_errors(self._file), contextlib.ExitStack() as stack:
-            self._connection = database.connect(self._file, write=self.writable)
-            stack.callback(self._connection.close)
-            settings = database.read_settings(self._connection, self._file)
-            self._check_database(settings.version, acknowledged, unclean)
-            self.model, self.dimension = settings.model, settings.dimension
-            self.similarity, self._identity = settings.similarity, settings.identity
+        self._connection = database.connect(self._file, write=self.writable)
+        stack.callback(self._connection.close)
+        settings = database.read_settings(self._connection, self._file)
+        self._check_database(settings.version, acknowledged, unclean)
+        self.model, self.dimension = settings.model, settings.dimension
+        self.similarity, self._identity = settings.similarity, settings.identity
+        try:
+            if self.writable:
+                matrix.tidy(self._folder)
             if self.writable and (self._matrix_is_damaged() or self._lacks_much()):
                 with self._snapshot() as connection, _full_disk(self._folder):
                     self._write_matrix(connection)
-            self._read(self._refreshed)  # reports damaged files, and makes the first search quick
-            stack.pop_all()
+            self._read(self._refreshed)  # reports damaged files; makes the first search quick
+        except Damaged as error:  # who opens the index can add a changed item again
+            if not isinstance(error.__cause__, database.ItemChanged):
+                raise
+            self._warn(str(error))
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Errors in one line; `Superseded` where a switch has deleted the files meanwhile."""
+        try:
+            with one_line_errors(self._file):
+                yield
+        except OSError as error:
+            if folder.current(self._path) <= self.generation:
+                raise
+            raise Superseded(
+                f"{self.place} was replaced since it was opened: open it again"
+            ) from error
 
     # A commit is acknowledged here after it is on the disk, so this number is never ahead of the
     # database, unless a part of the database is lost.
@@ -162,7 +191,7 @@ class EmbeddedIndex(Index[Connection]):
                 )
 
     def _read(self, read_fn: Callable[[Connection], R]) -> R:
-        with self._lock, one_line_errors(self._file):
+        with self._lock, self._errors():
             self._check_open()
             with (
                 database.stop_when(self._connection, base.stop_fn()),
@@ -171,7 +200,7 @@ class EmbeddedIndex(Index[Connection]):
                 return read_fn(connection)
 
     def _change(self, change_fn: Callable[[Connection], int]) -> None:
-        with self._lock, one_line_errors(self._file):
+        with self._lock, self._errors():
             self._check_open()
             with (
                 database.stop_when(self._connection, base.stop_fn()),
@@ -188,7 +217,7 @@ class EmbeddedIndex(Index[Connection]):
         with self._lock:
             self._check_open()
         with (
-            one_line_errors(self._file),
+            self._errors(),
             contextlib.closing(database.connect(self._file, write=False)) as connection,
             database.stop_when(connection, base.stop_fn()),
             transaction(connection),
@@ -207,15 +236,16 @@ class EmbeddedIndex(Index[Connection]):
         return [name for (name,) in connection.execute(statement, parameter(ids))]
 
     def _items(self, connection: Connection, ids: list[str] | None) -> Iterator[Item]:
-        statement = "select id, metadata, vector from items join vectors using (row) "
-        if ids is None:
-            rows = connection.execute(statement + "order by row")
-        else:
-            rows = connection.execute(f"{statement} where id in {IN}", parameter(ids))
-        for name, metadata, blob in rows:
+        condition = ("true", ()) if ids is None else (f"id in {IN}", parameter(ids))
+        count = 0
+        for _, name, metadata, total, blob in database.stored(connection, *condition):
+            database.verify(name, metadata, total, blob)
             count_bytes(name, metadata)
             vector = database.decode_vectors([blob], self.dimension)[0].copy()
             yield Item(name, vector, database.decode_metadata(metadata))
+            count += 1
+        if ids is None and count != (counted := self._state(connection).items):
+            raise database.Inconsistent(f"it has {count} items, and counted {counted}")
 
     def _insert(
         self, connection: Connection, ids: list[str], vectors: np.ndarray, metadata: list[str]
@@ -258,26 +288,35 @@ class EmbeddedIndex(Index[Connection]):
         k: int,
         conditions: list[Condition],
         exact: bool,
-    ) -> list[list[Hit]]:
+    ) -> Answers[list[Hit]]:
         view = self._refreshed(connection)
         allowed = self._rows_where(connection, conditions) if conditions else None
-        results = (view.exact if exact else view.approximate)(queries, k, allowed=allowed)
-        rows, times = np.unique(np.concatenate([rows for rows, _ in results]), return_counts=True)
-        hits_of = dict(zip(rows.tolist(), times.tolist(), strict=True))
-        statement = f"select row, id, metadata from items where row in {IN}"
-        texts = {}
-        for row, name, metadata in connection.execute(statement, parameter(list(hits_of))):
+        if exact:
+            results = Answers(view.exact(queries, k, allowed=allowed))
+        else:
+            results = view.approximate(queries, k, allowed=allowed)
+        found, times = np.unique(np.concatenate([rows for rows, _ in results]), return_counts=True)
+        rows, hits_of = found.tolist(), dict(zip(found.tolist(), times.tolist(), strict=True))
+        statement = f"select row, id, metadata, checksum from items where row in {IN} order by row"
+        stored = []
+        for row, name, metadata, total in connection.execute(statement, parameter(rows)):
             count_bytes(name, metadata, times=hits_of[row])
-            texts[row] = name, metadata
-        if len(texts) < len(hits_of):
+            stored.append((row, name, metadata, total))
+        if len(stored) < len(rows):
             raise database.Inconsistent("items of some vectors are missing")
-        return [
+        texts = {}
+        vectors, _ = view.vectors_of(np.array(rows, np.int64))
+        for (row, name, metadata, total), vector in zip(stored, vectors, strict=True):
+            database.verify(name, metadata, total, vector.astype("<f4", copy=False).tobytes())
+            texts[row] = name, metadata
+        hits = (
             [
                 Hit(texts[row][0], value, database.decode_metadata(texts[row][1]))
                 for row, value in zip(rows.tolist(), values.tolist(), strict=True)
             ]
             for rows, values in results
-        ]
+        )
+        return Answers(hits, exact=results.exact)
 
     def _rows_where(self, connection: Connection, conditions: list[Condition]) -> np.ndarray:
         """The rows that match, ascending; kept for the next search with this filter."""
@@ -307,7 +346,7 @@ class EmbeddedIndex(Index[Connection]):
         if view is not self._view or graph_state != self._graph_state:
             codes_or_graph = self._read_codes() or self._read_graph()
             opened = self._derived(codes_or_graph, settings, "every search is exact")
-            if opened is not None and self._is_good(opened.recall):
+            if opened is not None and self._is_good(opened.recalls, opened.wanted):
                 opened.delete(_deleted_since(connection, opened.version))
             else:
                 opened = None
@@ -362,24 +401,27 @@ class EmbeddedIndex(Index[Connection]):
     def _graph_refusal(self) -> Exception | None:
         return graph.refusal()
 
-    def _build(self, approximate: bool, *, from_nothing: bool = False) -> None:
+    def _build(self, approximate: bool, recall: float, *, from_nothing: bool = False) -> None:
         with self._build_lock, self._snapshot() as connection, _full_disk(self._folder):
             self._write_matrix(connection)
             if approximate:
-                self._write_graph(connection, from_nothing)
+                self._write_graph(connection, recall, from_nothing)
             else:
                 (self._folder / "graph.json").unlink(missing_ok=True)
             (self._folder / "codes.json").unlink(missing_ok=True)
+            matrix.tidy(self._folder)
         with self._lock:
             self._view = None
 
-    def _build_codes(self, first: codes.First) -> None:
+    def _build_codes(self, first: codes.First, recall: float) -> None:
         with self._build_lock, self._snapshot() as connection, _full_disk(self._folder):
             self._write_matrix(connection)
             version, vectors = self._settings(connection).version, self._read_matrix()
             assert isinstance(vectors, matrix.Matrix)
-            codes.write(self._folder, vectors, version, first, identity=self._identity)
+            identity = self._identity
+            codes.write(self._folder, vectors, version, first, identity=identity, wanted=recall)
             (self._folder / "graph.json").unlink(missing_ok=True)
+            matrix.tidy(self._folder)
         with self._lock:
             self._view = None
 
@@ -390,7 +432,7 @@ class EmbeddedIndex(Index[Connection]):
         batches = _batches(connection, 0, self.dimension)
         matrix.write(self._folder, batches, position, self.dimension)
 
-    def _write_graph(self, connection: Connection, from_nothing: bool) -> None:
+    def _write_graph(self, connection: Connection, recall: float, from_nothing: bool) -> None:
         """Adds what the graph lacks; from an empty one if that is much, or if recall is low."""
         settings, vectors, old = self._settings(connection), self._read_matrix(), self._read_graph()
         assert isinstance(vectors, matrix.Matrix)
@@ -402,14 +444,14 @@ class EmbeddedIndex(Index[Connection]):
                 old.delete(deleted)
                 starts = [old, None]
         for start in starts:
-            built = graph.grown(start, vectors, settings.version, self.similarity)
-            if built.recall >= tuning.LEAST_RECALL:
+            built = graph.grown(start, vectors, settings.version, self.similarity, recall)
+            if built.recall >= recall:
                 break
         graph.write(self._folder, built, identity=self._identity)
 
-    def _compact(self, approximate: bool) -> None:
-        self._build(approximate, from_nothing=True)
-        with self._lock, one_line_errors(self._file):
+    def _compact(self, approximate: bool, recall: float) -> None:
+        self._build(approximate, recall, from_nothing=True)
+        with self._lock, self._errors():
             self._check_open()
             built = matrix.position_of(self._folder)[0]
             with transaction(self._connection, write=True) as connection:
@@ -425,12 +467,9 @@ class EmbeddedIndex(Index[Connection]):
         texts = (text for (text,) in connection.execute("pragma integrity_check"))
         problems = [f"{self._file}: {' '.join(text.split())}" for text in texts if text != "ok"]
         rows = 0
-        for row, name, metadata, total, blob in database.stored(connection):
+        for item in database.stored(connection):
             rows += 1
-            if blob is None or len(blob) != 4 * self.dimension:
-                problems.append(f"{self._file}: item {name!r} (row {row}) has no vector")
-            elif database.checksum(name, metadata, blob) != total:
-                problems.append(f"{self._file}: item {name!r} (row {row}) was changed")
+            problems += self._changed(*item)
         (vectors,) = connection.execute("select count(*) from vectors").fetchone()
         counted = self._state(connection).items
         if not rows == vectors == counted:
@@ -438,9 +477,25 @@ class EmbeddedIndex(Index[Connection]):
         derived = self._read_matrix(), self._read_graph(), self._read_codes()
         return problems + [problem for problem in derived if isinstance(problem, str)]
 
+    def _changed(self, row: int, name: Any, metadata: Any, total: Any, blob: Any) -> list[str]:
+        """What is wrong with a stored item."""
+        if blob is None or len(blob) != 4 * self.dimension:
+            return [f"{self._file}: item {name!r} (row {row}) has no vector"]
+        if database.checksum(name, metadata, blob) != total:
+            return [f"{self._file}: item {name!r} (row {row}) was changed"]
+        return []
+
+    def verify(self, after: int = 0, *, count: int = 1000) -> tuple[list[int], list[str]]:
+        def read(connection: Connection) -> tuple[list[int], list[str]]:
+            stored = database.stored(connection, "row > ?", (after,), count).fetchall()
+            return [row for row, *_ in stored], [x for item in stored for x in self._changed(*item)]
+
+        return self._read(read)
+
     def _facts(self, connection: Connection) -> dict[str, Any]:
-        facts: dict[str, Any] = {"bytes": sum(p.stat().st_size for p in self._folder.iterdir())}
+        facts: dict[str, Any] = {"bytes": folder.size(self._folder)}
         names = {"items": "count", "version": "version", "recall@10": "recall"}
+        names |= {"recalls": "recalls", "wanted": "wanted"}
         names |= {"search width": "expansion", "first": "first", "candidates": "candidates"}
         for file in _APPROXIMATE:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -462,7 +517,7 @@ class EmbeddedIndex(Index[Connection]):
             if self._closed:
                 return
             try:
-                with one_line_errors(self._file):
+                with self._errors():
                     if self.writable and self._lacks_much():
                         with self._build_lock, self._snapshot() as connection:
                             self._write_matrix(connection)
@@ -506,12 +561,13 @@ def _numbers(rows: sqlite3.Cursor) -> np.ndarray:
 def _batches(
     connection: Connection, after: int, dimension: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Row numbers and vectors after a row, ascending."""
-    statement = "select row, vector from vectors where row > ? order by row"
-    cursor = connection.execute(statement, (after,))
+    """Row numbers and vectors of items after a row, ascending."""
+    cursor = database.stored(connection, "row > ?", (after,))
     while batch := cursor.fetchmany(_BATCH):
-        rows = np.fromiter((row for row, _ in batch), np.int64, len(batch))
-        yield rows, database.decode_vectors([blob for _, blob in batch], dimension)
+        for _, *item in batch:
+            database.verify(*item)
+        rows = np.fromiter((row for row, *_ in batch), np.int64, len(batch))
+        yield rows, database.decode_vectors([blob for *_, blob in batch], dimension)
 
 
 @contextlib.contextmanager

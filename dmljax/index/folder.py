@@ -33,6 +33,7 @@ __all__ = [
     "record_images",
     "recorded_images",
     "signature",
+    "size",
     "tidy",
 ]
 
@@ -118,6 +119,15 @@ def signature(folder: pathlib.Path, file: str = _POINTER) -> tuple[int, ...] | N
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
+def size(folder: pathlib.Path) -> int:
+    """The bytes of the files of a folder, in which a writer may replace some meanwhile."""
+    total = 0
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
+
+
 def point(folder: pathlib.Path, generation: int) -> None:
     """Makes a generation the one that counts."""
     files.write_json(folder / _POINTER, {"format": _FORMAT, "generation": name_of(generation)})
@@ -125,8 +135,13 @@ def point(folder: pathlib.Path, generation: int) -> None:
 
 
 def tidy(folder: pathlib.Path) -> int:
-    """Deletes the generations before the one that counts; the number of that one."""
+    """Deletes earlier generations and what killed writers left; the number of the current one."""
     generation = current(folder)
+    for path in folder.glob("*.tmp"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
     for path in folder.glob("generation-*"):
         match = re.fullmatch(r"generation-(\d+)", path.name)
         if match and int(match[1]) < generation:

@@ -2,8 +2,8 @@
 
 The file is read only after its digest was verified, since usearch crashes on a damaged graph. It
 holds unit vectors in float16 and others in float32; a search takes candidates from it and compares
-them exactly. Its manifest records the recall@10 that was measured when it was built, and the search
-width (ef) that reaches it.
+them exactly. Its manifest records the wanted recall@10, those that were measured when it was built,
+and the search width (ef) that reaches them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,14 @@ class Graph(NamedTuple):
     version: int
     last_row: int
     expansion: int
-    recall: float
+    recalls: dict[str, float]  # by the kind of query
+    wanted: float
     nodes: Any  # usearch.index.Index
+
+    @property
+    def recall(self) -> float:
+        """The recall@10 of the kind of queries for which it is lowest."""
+        return min(self.recalls.values())
 
     @property
     def size(self) -> int:
@@ -102,7 +108,9 @@ def _empty(dimension: int, similarity: str) -> Any:
     )
 
 
-def grown(start: Graph | None, matrix: Matrix, version: int, similarity: str) -> Graph:
+def grown(
+    start: Graph | None, matrix: Matrix, version: int, similarity: str, wanted: float
+) -> Graph:
     """`start`, or an empty graph, with all rows of the matrix; its recall is measured."""
     rows, vectors = matrix.rows, matrix.vectors
     nodes = _empty(vectors.shape[1], similarity) if start is None else start.nodes
@@ -111,17 +119,12 @@ def grown(start: Graph | None, matrix: Matrix, version: int, similarity: str) ->
     for i in range(first, len(rows), _BATCH):
         threads = 1 if len(nodes) < _BATCH else 0  # 0: all of them
         nodes.add(rows[i : i + _BATCH].astype(np.uint64), vectors[i : i + _BATCH], threads=threads)
-    width, recall = _tuned(nodes, rows, vectors, similarity)
-    return Graph(version, matrix.last_row, width, recall, nodes)
-
-
-def _tuned(nodes: Any, rows: np.ndarray, vectors: np.ndarray, similarity: str) -> tuple[int, float]:
-    """The search width and the recall."""
 
     def search(queries: np.ndarray, k: int, width: int) -> list[list[int]]:
-        return [near.tolist() for near in Graph(0, 0, width, 0.0, nodes).nearest(queries, k)]
+        return [near.tolist() for near in Graph(0, 0, width, {}, wanted, nodes).nearest(queries, k)]
 
-    return tuning.measured(search, rows, vectors, similarity=similarity)
+    width, recalls = tuning.measured(search, rows, vectors, similarity=similarity, wanted=wanted)
+    return Graph(version, matrix.last_row, width, recalls, wanted, nodes)
 
 
 def write(folder: pathlib.Path, graph: Graph, *, identity: str) -> None:
@@ -132,7 +135,8 @@ def write(folder: pathlib.Path, graph: Graph, *, identity: str) -> None:
     with files.atomic_writer(path, "wb") as file:
         file.write(graph.nodes.save())
     position = Position(identity, graph.version, graph.last_row, len(graph.nodes))
-    facts = {"expansion": graph.expansion, "recall": graph.recall, "usearch": usearch.__version__}
+    facts = {name: getattr(graph, name) for name in ("expansion", "recall", "recalls", "wanted")}
+    facts |= {"usearch": usearch.__version__}
     write_manifest(folder, "graph", path, position, facts)
 
 
@@ -152,6 +156,8 @@ def read(
 
     if usearch.__version__.partition(".")[0] != manifest["usearch"].partition(".")[0]:
         return f"{file.name} is of usearch {manifest['usearch']}, not {usearch.__version__}"
+    if "recalls" not in manifest:
+        return f"{file.name} has the recall of stored vectors only: `dmljax index tune` measures it"
     nodes = _empty(dimension, similarity)
     try:
         nodes.load(content)
@@ -159,5 +165,5 @@ def read(
         return f"{file.name} cannot be opened: {error}"
     if nodes.ndim != dimension or len(nodes) != manifest["count"]:
         return f"{file.name} is not what its manifest says"
-    fields = {name: manifest[name] for name in ("version", "last_row", "expansion", "recall")}
-    return Graph(**fields, nodes=nodes)
+    names = ("version", "last_row", "expansion", "recalls", "wanted")
+    return Graph(**{name: manifest[name] for name in names}, nodes=nodes)

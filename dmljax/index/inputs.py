@@ -274,6 +274,13 @@ def check_threshold(threshold: Any, similarity: str) -> float | None:
     return float(threshold)
 
 
+def check_recall(recall: Any) -> float:
+    """A wanted recall@10."""
+    if isinstance(recall, bool) or not isinstance(recall, int | float) or not 0 < recall <= 1:
+        raise InvalidInput(f"recall={shorten(recall)}: give a number above 0, at most 1")
+    return float(recall)
+
+
 def shorten(value: Any, limit: int = 80) -> str:
     """`repr(value)`, with at most `limit` characters of it."""
     if isinstance(value, str | bytes) and len(value) > limit:

@@ -7,6 +7,7 @@ once: a reader sees the old file or the new one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -20,6 +21,7 @@ import numpy as np
 
 from dmljax.files import reading
 from dmljax.files import writing as files
+from dmljax.index.errors import Damaged
 
 __all__ = [
     "Matrix",
@@ -28,11 +30,13 @@ __all__ = [
     "open_derived",
     "position_of",
     "read",
+    "tidy",
     "write",
     "write_manifest",
 ]
 
 _FORMAT = 1
+_DERIVED = ("matrix", "graph", "codes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +84,10 @@ def write(
             file.write(vectors.astype(dtype, copy=False).tobytes())
             written += len(rows)
         if written != position.count:
-            raise AssertionError(f"{written} rows instead of {position.count}")
+            raise Damaged(
+                f"{folder}: {written} vectors were read, and {position.count} items are counted: "
+                "restore the folder from a backup, or make the index again"
+            )
         file.truncate(start + bytes_per_row * written)
     write_manifest(folder, name, path, position, {"dimension": dimension, **(facts or {})})
 
@@ -133,6 +140,19 @@ def write_manifest(
     for other in folder.glob(f"{name}-*"):
         if other != path:
             other.unlink(missing_ok=True)
+
+
+def tidy(folder: pathlib.Path) -> None:
+    """Deletes files that a killed writer left, and derived files that no manifest names."""
+    for path in folder.glob("*.tmp"):
+        path.unlink(missing_ok=True)
+    for name in _DERIVED:
+        current = None
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            current = reading.json_value((folder / f"{name}.json").read_bytes())["file"]
+        for path in folder.glob(f"{name}-*"):
+            if path.name != current:
+                path.unlink(missing_ok=True)
 
 
 def open_derived(

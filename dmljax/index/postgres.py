@@ -37,13 +37,14 @@ from dmljax.index.base import Hit, Index, Item, State, count_bytes
 from dmljax.index.errors import Damaged, InvalidInput
 from dmljax.index.filters import Condition
 from dmljax.index.inputs import Settings
+from dmljax.index.view import Answers
 
 __all__ = ["PostgresIndex"]
 
 R = TypeVar("R")
 
 _FETCHED = 10_000  # rows that a scan reads together
-_QUERIES = 200  # stored vectors that measure the recall
+_QUERIES = 100  # of each kind that measure the recall
 _RESTART_SECONDS = 5
 
 
@@ -277,9 +278,9 @@ class PostgresIndex(Index[Cursor]):
 
     def _search(
         self, cursor: Cursor, queries: np.ndarray, k: int, conditions: list[Condition], exact: bool
-    ) -> list[list[Hit]]:
+    ) -> Answers[list[Hit]]:
         (graph,) = self._one(cursor, "select graph from {settings}")
-        is_used = not exact and graph is not None and self._is_good(graph["recall@10"])
+        is_used = not exact and graph is not None and self._is_measured(graph)
         if is_used and conditions:  # filtered searches need the iterative scans of pgvector 0.8
             text = "select extversion from pg_extension where extname = 'vector'"
             is_used = tuple(map(int, self._one(cursor, text)[0].split(".")[:2])) >= (0, 8)
@@ -289,7 +290,7 @@ class PostgresIndex(Index[Cursor]):
         if is_used:
             first, width = graph.get("first"), graph.get("candidates") or graph["search width"]
             near = self._near(cursor, first, min(tuning.width_for(width, k), 1000), k)
-        results = []
+        results: Answers[list[Hit]] = Answers(exact=near is None)
         for query in queries:
             rows = self._nearest(cursor, query, k, conditions, near)
             if near and len(rows) < k:
@@ -298,6 +299,13 @@ class PostgresIndex(Index[Cursor]):
                 count_bytes(name, metadata)
             results.append([Hit(name, value, _metadata(x)) for _, name, x, value in rows])
         return results
+
+    def _is_measured(self, graph: dict[str, Any]) -> bool:
+        """Whether the graph has the wanted recall for all kinds of queries."""
+        if "recalls" not in graph:
+            self._warn(f"{self.place}: `dmljax index tune` measures the recall of its graph")
+            return False
+        return self._is_good(graph["recalls"], graph["wanted"])
 
     def _near(self, cursor: Cursor, first: int | str | None, width: int, k: int) -> _Near:
         """Sets the search width of the graph; how the candidates for k rows are found with it."""
@@ -342,13 +350,13 @@ class PostgresIndex(Index[Cursor]):
             f"{self.dimension}"
         )
 
-    def _build(self, approximate: bool) -> None:
+    def _build(self, approximate: bool, recall: float) -> None:
         if not approximate or self.first_stage is not None:
             self._run("update {settings} set graph = null", "drop index if exists {graph}")
         if approximate:
-            self._build_graph(self._distance, None)
+            self._build_graph(self._distance, None, recall)
 
-    def _build_codes(self, first: int | str) -> None:
+    def _build_codes(self, first: int | str, recall: float) -> None:
         distance = _two_stages(first, self.dimension)
         if (self.dimension if isinstance(first, str) else first) > distance.largest_dimension:
             raise InvalidInput(
@@ -357,16 +365,17 @@ class PostgresIndex(Index[Cursor]):
             )
         if self.first_stage != first:
             self._run("update {settings} set graph = null", "drop index if exists {graph}")
-        self._build_graph(distance, first)
+        self._build_graph(distance, first, recall)
 
-    def _build_graph(self, distance: _Distance, first: int | str | None) -> None:
+    def _build_graph(self, distance: _Distance, first: int | str | None, recall: float) -> None:
         self._run(
             "create index if not exists {graph} on {items} using hnsw "
             f"({distance.graph_column} {distance.graph_operators}) "
             f"with (m = {tuning.CONNECTIVITY}, ef_construction = {tuning.EXPANSION_ADD})"
         )
-        width, recall = self._read(functools.partial(self._tuned, first))
-        facts: dict[str, Any] = {"recall@10": recall}
+        width, recalls = self._read(functools.partial(self._tuned, first, recall))
+        facts: dict[str, Any] = {"recall@10": min(recalls.values()), "recalls": recalls}
+        facts["wanted"] = recall
         facts |= {"search width": width} if first is None else {"first": first, "candidates": width}
         self._run("update {settings} set graph = %s::jsonb", parameters=(json.dumps(facts),))
 
@@ -380,22 +389,26 @@ class PostgresIndex(Index[Cursor]):
 
         self._change(change)
 
-    def _tuned(self, first: int | str | None, cursor: Cursor) -> tuple[int, float]:
-        """The search width and the recall, measured on stored vectors."""
+    def _tuned(self, first: int | str | None, recall: float, cursor: Cursor) -> tuning.Tuned:
+        """The search width and the recalls, measured with queries made from stored vectors."""
         statement = self._sql("select row, vector from {items} order by hashint8(row) limit %s")
         rows = cursor.execute(statement, (_QUERIES,)).fetchall()
-        queries, k = [_array(vector) for _, vector in rows], tuning.K + 1
+        numbers, k = np.array([row for row, _ in rows], np.int64), tuning.K + 1
+        vectors = np.array([_array(vector) for _, vector in rows], np.float32)
+        vectors = vectors.reshape(len(rows), self.dimension)
+        asked = tuning.questions(vectors, numbers, similarity=self.similarity, count=_QUERIES)
 
-        def search(width: int | None) -> list[list[int]]:
+        def search(kind: str, width: int | None) -> list[list[int]]:
             near = None if width is None else self._near(cursor, first, width, k)
-            hits = [self._nearest(cursor, x, k, [], near) for x in queries]
+            hits = [self._nearest(cursor, x, k, [], near) for x in asked[kind].queries]
             return [[row for row, *_ in best] for best in hits]
 
-        truth = search(None)
+        truth = {kind: search(kind, None) for kind in asked}
         cursor.execute("set local enable_seqscan = off")  # a small table has a graph too
-        return tuning.tune(search, truth, [row for row, _ in rows])
+        own = {kind: question.own.tolist() for kind, question in asked.items()}
+        return tuning.tune(search, truth, own, recall)
 
-    def _compact(self, approximate: bool) -> None:
+    def _compact(self, approximate: bool, recall: float) -> None:
         def change(cursor: Cursor) -> int:
             for statement in (
                 "delete from {fields}",
@@ -411,7 +424,7 @@ class PostgresIndex(Index[Cursor]):
         self._change(change)
         with self._lock, tables.one_line_errors(self.place):
             self._connected().execute(self._sql("vacuum (full, analyze) {items}"))
-        self._build(approximate)
+        self._build(approximate, recall)
 
     def _problems(self, cursor: Cursor) -> list[str]:
         counted = self._state(cursor).items

@@ -6,7 +6,8 @@ the same everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,47 +18,89 @@ __all__ = [
     "CONNECTIVITY",
     "EXPANSION_ADD",
     "GRAPH_FROM",
-    "LEAST_RECALL",
     "MORE",
+    "WANTED_RECALL",
     "K",
+    "Question",
+    "Tuned",
     "measured",
+    "questions",
     "tune",
     "width_for",
 ]
 
 GRAPH_FROM = 50_000  # items from which on a graph is built by default
 CONNECTIVITY, EXPANSION_ADD = 16, 128  # M and ef_construction of HNSW
-LEAST_RECALL = 0.95  # a graph that does not reach it is not used
+WANTED_RECALL = 0.95  # unless somebody asks for another; a graph that misses it is not used
 K = 10  # the recall is measured at 10
 MORE = 6  # candidates beyond k, because half precision may order them wrongly
-_TARGET_RECALL = 0.98
 _WIDTHS = (16, 32, 64, 128, 256, 512)
 CANDIDATES = (*_WIDTHS, 1024, 2048)  # of the first stage of a search in two stages
-_QUERIES = 1000  # stored vectors that measure the recall
+_QUERIES = 300  # of each kind that measure the recall
+
+
+class Question(NamedTuple):
+    """Queries of one kind that measure a recall."""
+
+    queries: np.ndarray  # [q d]
+    own: np.ndarray  # [q]: the row that does not count among the neighbors of a query, or -1
+
+
+class Tuned(NamedTuple):
+    """A search width, and the recall@10 that it reaches for each kind of queries."""
+
+    width: int
+    recalls: dict[str, float]
+
+
+def questions(
+    vectors: np.ndarray, rows: np.ndarray, *, similarity: str, count: int = _QUERIES
+) -> dict[str, Question]:
+    """Queries of three kinds, made from up to `count` stored `vectors` [n d] with numbers `rows`.
+
+    Stored vectors are nodes of the graph, which finds their neighbors easily. Queries of users are
+    none: perturbed vectors are at half the mean distance of two items from a stored one, and
+    vectors between two items are far from all.
+    """
+    chosen = np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(np.int64)
+    stored, rng = vectors[chosen].astype(np.float64), np.random.default_rng(0)
+    others = stored[rng.permutation(len(stored))]
+    noise = rng.normal(size=stored.shape)
+    noise /= np.maximum(np.linalg.norm(noise, axis=1, keepdims=True), 1e-12)
+    distance = np.linalg.norm(stored - others, axis=1).mean() if len(stored) else 0.0
+    made = {"perturbed": stored + 0.5 * distance * noise, "between": (stored + others) / 2}
+    nobody = np.full(len(stored), -1)
+    results = {"stored": Question(vectors[chosen], rows[chosen])}
+    for name, queries in made.items():
+        unit = nearest.unit_vectors(queries) if similarity == "cosine" else queries
+        results[name] = Question(unit.astype(np.float32), nobody)
+    return results
 
 
 def tune(
-    search_fn: Callable[[int], Iterable[Iterable[int]]],
-    truth: Sequence[Iterable[int]],
-    rows: Sequence[int],
+    search_fn: Callable[[str, int], Iterable[Iterable[int]]],
+    truth: Mapping[str, Sequence[Iterable[int]]],
+    own: Mapping[str, Sequence[int]],
+    wanted: float,
     widths: Sequence[int] = _WIDTHS,
-) -> tuple[int, float]:
-    """The smallest search width (ef) with a recall@10 of 0.98, or the largest one; its recall.
+) -> Tuned:
+    """The smallest search width (ef) whose recall@10 is `wanted` for every kind, or the largest.
 
-    Queries are stored vectors with the row numbers `rows`; a row does not count among its own
-    neighbors. `search_fn` returns the rows that the graph finds for each query with a given width,
-    and `truth` holds the rows of an exact search.
+    `search_fn(kind, width)` returns the rows that the graph finds for each query of a kind, and
+    `truth` holds the rows of an exact search. `own` rows do not count among the neighbors.
     """
-    width, recall = widths[0], 1.0
     for width in widths:
-        shares = []
-        for row, exact, near in zip(rows, truth, search_fn(width), strict=True):
-            others = set(exact) - {row}
-            shares.append(len(others & set(near)) / len(others) if others else 1.0)
-        recall = float(np.mean(shares)) if shares else 1.0
-        if recall >= _TARGET_RECALL:
+        recalls = {}
+        for kind, exact_rows in truth.items():
+            shares = []
+            near_rows = search_fn(kind, width)
+            for row, exact, near in zip(own[kind], exact_rows, near_rows, strict=True):
+                others = [other for other in exact if other != row][:K]
+                shares.append(len({*others} & {*near}) / len(others) if others else 1.0)
+            recalls[kind] = float(np.mean(shares)) if shares else 1.0
+        if min(recalls.values()) >= wanted:
             break
-    return width, recall
+    return Tuned(width, recalls)
 
 
 def measured(
@@ -66,24 +109,28 @@ def measured(
     vectors: np.ndarray,
     *,
     similarity: str,
+    wanted: float,
     widths: Sequence[int] = _WIDTHS,
-) -> tuple[int, float]:
-    """`tune` on up to 1,000 of the stored `vectors` [n, d] with row numbers `rows` [n].
+) -> Tuned:
+    """`tune` on `questions` of the stored `vectors` [n, d] with row numbers `rows` [n].
 
     `search_fn(queries, k, width)` returns the rows that a search of this width finds.
     """
-    chosen = np.linspace(0, len(rows) - 1, min(_QUERIES, len(rows))).astype(np.int64)
-    queries, k = vectors[chosen], min(K + 1, len(rows))
-    truth = []
-    candidates = nearest.candidates(queries, vectors, k, similarity=similarity)
-    for query, places in zip(queries, candidates, strict=True):
-        values = nearest.similarities(query, vectors[places], similarity=similarity)
-        truth.append(rows[places[nearest.best(values, rows[places], k)]].tolist())
+    k = min(K + 1, len(rows))
+    asked = questions(vectors, rows, similarity=similarity)
+    truth: dict[str, list[list[int]]] = {}
+    for kind, (queries, _) in asked.items():
+        candidates = nearest.candidates(queries, vectors, k, similarity=similarity)
+        truth[kind] = []
+        for query, places in zip(queries, candidates, strict=True):
+            values = nearest.similarities(query, vectors[places], similarity=similarity)
+            truth[kind].append(rows[places[nearest.best(values, rows[places], k)]].tolist())
 
-    def search(width: int) -> Iterable[Iterable[int]]:
-        return search_fn(queries, k, width)
+    def search(kind: str, width: int) -> Iterable[Iterable[int]]:
+        return search_fn(asked[kind].queries, k, width)
 
-    return tune(search, truth, rows[chosen].tolist(), widths)
+    own = {kind: question.own.tolist() for kind, question in asked.items()}
+    return tune(search, truth, own, wanted, widths)
 
 
 def width_for(tuned: int, k: int) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeVar
+
 import numpy as np
 
 from dmljax.index import nearest
@@ -10,7 +13,17 @@ from dmljax.index.graph import Graph
 from dmljax.index.matrix import Matrix
 from dmljax.index.rows import Rows
 
-__all__ = ["View"]
+__all__ = ["Answers", "View"]
+
+T = TypeVar("T")
+
+
+class Answers(list[T]):
+    """What a search returns for each query. `exact`: every item was compared with every query."""
+
+    def __init__(self, answers: Iterable[T] = (), *, exact: bool = True):
+        super().__init__(answers)
+        self.exact = exact
 
 
 class View:
@@ -77,7 +90,7 @@ class View:
 
     def approximate(
         self, queries: np.ndarray, k: int, *, allowed: np.ndarray | None = None
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
+    ) -> Answers[tuple[np.ndarray, np.ndarray]]:
         """`exact`, with candidates of the graph, or of the codes, instead of the rows they hold.
 
         Where they leave fewer than k rows that match, the search is exact.
@@ -85,10 +98,10 @@ class View:
         graph = self.graph
         near = None if graph is None else graph.search(queries, k, allowed=allowed)
         if graph is None or near is None:
-            return self.exact(queries, k, allowed=allowed)
+            return Answers(self.exact(queries, k, allowed=allowed))
         tails = self.exact(queries, k, allowed=allowed, after=graph.last_row)
         least = min(k, graph.size if allowed is None else len(allowed))
-        results = []
+        results: Answers[tuple[np.ndarray, np.ndarray]] = Answers(exact=False)
         for query, rows, (tail_rows, _) in zip(queries, near, tails, strict=True):
             candidates = np.concatenate([rows, tail_rows])
             vectors, exists = self.vectors_of(candidates)

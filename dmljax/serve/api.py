@@ -116,6 +116,7 @@ class Results(Struct):
     threshold: float | None
     model: str
     version: int
+    exact: bool  # every item was compared; else a graph or a first stage chose some
 
 
 class Item(Struct):
@@ -142,6 +143,8 @@ class Deleted(Struct):
 class IndexState(Struct):
     items: int
     version: int
+    verified: int  # items whose checksums were compared since the index was opened
+    damaged: int  # of these
 
 
 class Info(Struct):

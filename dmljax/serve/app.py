@@ -212,7 +212,8 @@ class _Handlers:
             bundle, index = generation.bundle, generation.index
             state = None
             if index is not None:
-                state = api.IndexState(*await self._service.on_index(_state, index))
+                counts = await self._service.on_index(_state, index)
+                state = api.IndexState(*counts, generation.verified, generation.damaged)
             return api.Info(
                 model=bundle.digest,
                 dimension=bundle.dimension,
@@ -279,7 +280,7 @@ class _Handlers:
         if isinstance(k, int) and 0 < k <= _MOST_HITS:  # else the index refuses it
             size.count_hits(count * k)
 
-        def search() -> tuple[list[api.Result], int]:
+        def search() -> tuple[list[api.Result], int, bool]:
             with counted_by(size.count_text):
                 if vectors is None:
                     results = index.search_ids(ids, **arguments)
@@ -289,11 +290,12 @@ class _Handlers:
                 [api.Hit(x.id, float(x.similarity), x.metadata, x.id in pictures) for x in hits]
                 for hits in results
             ]
-            return [api.Result(bool(hits), hits) for hits in answers], index.version
+            exact = results.exact
+            return [api.Result(bool(hits), hits) for hits in answers], index.version, exact
 
-        results, version = await self._service.on_index(search)
+        results, version, exact = await self._service.on_index(search)
         self._service.metrics.search_seconds.observe(time.perf_counter() - start)
-        return api.Results(results, threshold, generation.bundle.digest, version)
+        return api.Results(results, threshold, generation.bundle.digest, version, exact)
 
     async def items(self, call: _Call) -> api.Items:
         options = call.options

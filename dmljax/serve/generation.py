@@ -50,8 +50,7 @@ _SMALL_BYTES, _SMALL_SIDE, _SMALL_SECONDS = 1 << 14, 128, 1e-3
 _SMALL_FORMATS = ("PNG", "JPEG")
 _TRIM_SECONDS, _TRIM_BYTES = 2.0, 32 << 20
 _NO_INDEX = "no index"
-# Errors that a damaged bundle or index raises while it is opened.
-_OPENING_ERRORS = (ValueError, OSError, ImportError, RuntimeError)
+_VERIFY_SECONDS = 1  # between two thousands of items whose checksums are compared
 
 
 @dataclasses.dataclass(eq=False)
@@ -93,6 +92,9 @@ class Generation:
     index_signature: Any
     requests: int = 0
     retired: bool = False
+    verified: int = 0  # items whose checksums were compared
+    verified_to: int | None = 0  # the row of the last one; None when all were
+    damaged: int = 0
 
     @property
     def bundle(self) -> bundles.Bundle:
@@ -184,6 +186,7 @@ class Service:
         gc.freeze()
         self._tasks.append(asyncio.create_task(self._watch()))
         self._tasks.append(asyncio.create_task(self._trim()))
+        self._tasks.append(asyncio.create_task(self._verify()))
 
     async def stop(self) -> None:
         """Closes everything; all requests have ended."""
@@ -279,6 +282,26 @@ class Service:
             except Exception as error:
                 _log.error("reload: %s", error, exc_info=error)
 
+    async def _verify(self) -> None:
+        """Compares the checksums of the stored items, slowly, each once after it was opened.
+
+        So damage is in the log before somebody asks for the item.
+        """
+        while True:
+            with self.use() as generation:
+                index, after = generation.index, generation.verified_to
+                if index is not None and after is not None:
+                    try:
+                        rows, problems = await self.on_index(index.verify, after)
+                    except (OSError, ValueError) as error:
+                        rows, problems = [], [str(error)]
+                    generation.verified_to = rows[-1] if rows else None
+                    generation.verified += len(rows)
+                    generation.damaged += len(problems)
+                    for problem in problems:
+                        _log.error("the index is damaged: %s", problem)
+            await asyncio.sleep(_VERIFY_SECONDS)
+
     async def reload(self, *, asked: bool) -> None:
         """Switches to a new bundle or index, if there is one."""
         async with self._reloading:
@@ -297,12 +320,15 @@ class Service:
                     self.tokens = read_tokens(self.settings.token_file)
                 generation = await asyncio.to_thread(self._open, present)
                 await self._prepare(generation)
-            except _OPENING_ERRORS as error:
+            except Exception as error:  # whatever a damaged bundle or index raises
                 if generation is not None:
                     self._discard(generation)
                 self._failed_signature = signature
                 self.metrics.reloads.labels("failed").inc()
-                _log.error("the present bundle and index stay in use: %s", error)
+                text = " ".join(str(error).split())
+                if not isinstance(error, ValueError | OSError):
+                    text = f"{type(error).__name__}: {text}"
+                _log.error("the present bundle and index stay in use: %s", text)
                 return
             self._failed_signature = None
             self.metrics.reloads.labels("ok").inc()
@@ -452,4 +478,5 @@ def _warm(index: indexes.Index) -> None:
     if index.count():
         vector = np.zeros((1, index.dimension), np.float32)
         vector[0, 0] = 1
-        index.search(vector, 1, allow_fewer=True)
+        with contextlib.suppress(indexes.Damaged):  # of one item: `_verify` names it
+            index.search(vector, 1, allow_fewer=True)

@@ -204,8 +204,11 @@ class Checkpoints:
         return restored
 
     def _newest(self, repair: bool) -> int | None:
-        newest = None
+        newest, unproven = None, []  # unproven: the process ended before the sums were written
         for step in reversed(self.steps()):
+            if not (self._sums / f"{step}.json").exists():
+                unproven.append(step)
+                continue
             fault = self.fault(step)
             if fault is None:
                 newest = step if newest is None else newest
@@ -216,6 +219,14 @@ class Checkpoints:
                     self._put_aside(step)
             if newest is not None and not repair:
                 break
+        for step in unproven:
+            if newest is None:
+                logging.warning("checkpoint %s has no sums: nothing proves it", step)
+                return step
+            if step > newest:
+                logging.warning("checkpoint %s has no sums: %s, which has, is used", step, newest)
+                if repair:
+                    self._put_aside(step)
         return newest
 
     def _put_aside(self, step: int) -> None:

@@ -1,6 +1,5 @@
 """A trained run and its bundle, made once for all tests of a process."""
 
-import json
 import pathlib
 
 from system import tiny
@@ -19,9 +18,3 @@ def trained(folder: pathlib.Path, **fields) -> pathlib.Path:
 
 def exported(run: pathlib.Path, out: pathlib.Path, **options) -> pathlib.Path:
     return exporting.export(run, out, batch_sizes=(1, 4, 16), **options)
-
-
-def rewritten(bundle: pathlib.Path, **fields) -> None:
-    """Changes top-level fields of the manifest."""
-    path = bundle / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import struct
+import sys
 import zipfile
 
 import forged
@@ -14,7 +15,9 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from dmljax import main
-from dmljax.bundle import BadBundle, files, load
+from dmljax.bundle import BadBundle, admission, files, load, signing
+
+OUTPUT = {"dimension": 4, "unit": True, "similarity": "cosine", "precision": "float32"}
 
 
 @pytest.fixture
@@ -26,7 +29,7 @@ def _manifest(folder, change_fn=lambda manifest: None):
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     change_fn(manifest)
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps(files.sealed(manifest)))
     return manifest
 
 
@@ -98,6 +101,12 @@ def test_names_outside_of_the_list_are_refused(copy, name):
         ({"batch_sizes": [10**9]}, "batch_sizes is"),
         ({"batch_sizes": [True]}, "batch_sizes is"),
         ({"output": 3}, "output.dimension is None"),
+        ({"output": OUTPUT | {"dimension": -1}}, "output.dimension is -1"),
+        ({"output": OUTPUT | {"dimension": 10**30}}, "output.dimension is 1000"),
+        (
+            {"output": OUTPUT | {"dimension": 5}},
+            r"gives embeddings of \(4,\) numbers, and .* says 5",
+        ),
         ({"thresholds": {"fmr=1e-2": {"cosine": "1"}}}, "thresholds.fmr=1e-2 is"),
         ({"thresholds": {"fmr=1e-2": {"cosine": 2}}}, "thresholds.fmr=1e-2 is"),
     ],
@@ -105,6 +114,69 @@ def test_names_outside_of_the_list_are_refused(copy, name):
 def test_a_wrong_manifest(copy, fields, message):
     _manifest(copy, lambda manifest: manifest.update(fields))
     _refused(copy, message)
+
+
+def test_no_flipped_bit_of_the_manifest_is_accepted(copy):
+    """Of the fields that are read: thresholds, batch sizes, ... have no other digest."""
+    _manifest(copy, lambda manifest: manifest.update(thresholds={"fmr=1e-2": {"cosine": 0.875}}))
+    content = (copy / "manifest.json").read_bytes()
+    expected, rng, refused = json.loads(content), np.random.default_rng(0), 0
+    at = content.index(b"0.875")
+    for position in [*range(at, at + 5), *rng.integers(len(content), size=400)]:
+        changed = bytearray(content)
+        changed[position] ^= 1 << int(rng.integers(3))
+        (copy / "manifest.json").write_bytes(changed)
+        try:
+            manifest = files.read_manifest(copy)
+        except BadBundle:
+            refused += 1
+        else:  # the word "identity" itself: the bundle counts as one of before
+            assert all(manifest[name] == expected[name] for name in set(expected) - {"identity"})
+    assert refused > 380
+
+
+def test_bundle_check_prints_one_identity_and_knows_older_bundles(copy, capsys):
+    main.main(["bundle", "check", str(copy)])
+    identity = json.loads((copy / "manifest.json").read_text())["identity"]
+    assert f"identity {identity}\n" in capsys.readouterr().out
+    manifest = _manifest(copy)
+    del manifest["identity"]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    main.main(["bundle", "check", str(copy)])
+    assert "identity none: an older bundle" in capsys.readouterr().out
+
+
+def test_a_signature_says_who_wrote_a_bundle(copy, tmp_path, capsys):
+    ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
+    from cryptography.hazmat.primitives import serialization as form
+
+    for name in ("mine", "other"):
+        key = ed25519.Ed25519PrivateKey.generate()
+        private = form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()
+        (tmp_path / f"{name}.pem").write_bytes(key.private_bytes(*private))
+        public = form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo
+        (tmp_path / f"{name}.pub").write_bytes(key.public_key().public_bytes(*public))
+    check = ["bundle", "check", str(copy), f"--signed-by={tmp_path / 'mine.pub'}"]
+    with pytest.raises(BadBundle, match="is not signed"):
+        main.main(check)
+    signing.sign(copy, signing.signer(tmp_path / "mine.pem"))
+    main.main(check)
+    assert "signed by the owner of" in capsys.readouterr().out
+    with pytest.raises(BadBundle, match=r"was not signed by the owner of .*other.pub"):
+        main.main([*check[:3], f"--signed-by={tmp_path / 'other.pub'}"])
+    _manifest(copy, lambda manifest: manifest.update(thresholds={"fmr=1e-2": {"cosine": 0.5}}))
+    with pytest.raises(BadBundle, match="or changed since"):
+        main.main(check)
+    with pytest.raises(ValueError, match=r"mine.pub is no private key in PEM"):
+        signing.signer(tmp_path / "mine.pub")
+
+
+def test_signatures_without_the_package_are_refused_in_one_line(copy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    words = ["export", "runs/x", "--out=y.bundle", "--sign=key.pem"]
+    for command in (words, ["bundle", "check", str(copy), "--signed-by=key.pub"]):
+        with pytest.raises(ImportError, match=r"^signatures need cryptography: pip install \S+$"):
+            main.main(command)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +224,43 @@ def test_a_program_that_is_no_program(copy):
     for damaged in (b"", b"x" * 100, data[:100]):
         _replace(copy, "embed.jaxexport", damaged)
         _refused(copy, "the program of .* cannot be read .*made by jax")
+
+
+def test_a_program_without_a_main_function_is_refused_in_one_line(copy):
+    """It can be read, and fails where it is lowered."""
+    data = (copy / "embed.jaxexport").read_bytes()
+    assert b"main" in data
+    _replace(copy, "embed.jaxexport", data.replace(b"main", b"nain"))
+    _refused(copy, "the program of .* cannot be read .*made by jax .*KeyError: .*main")
+
+
+def test_a_program_that_crashes_its_reader_is_refused_in_one_line(copy, monkeypatch):
+    """One byte is changed. This jaxlib reads beyond the end of a table: a segmentation fault."""
+    data = (copy / "embed.jaxexport").read_bytes()
+    table = b"\x05!\x05\x1f)\x03\x05#)\t\x00"
+    if data.count(table) != 1:
+        pytest.skip("another version of JAX writes other bytes")
+    _replace(copy, "embed.jaxexport", data.replace(table, table.replace(b"#", b"K")))
+    _refused(copy, r"the program of .* cannot be read .*its process crashed \(SIG")
+    monkeypatch.setattr(admission, "run_module", None)
+    _refused(copy, "crashed")  # it is not tried twice
+
+
+def test_an_accepted_program_is_not_tried_again(copy, tmp_path, monkeypatch):
+    tried, cache = [], tmp_path / "cache"
+    monkeypatch.setattr(admission, "_problems", {})
+    monkeypatch.setattr(admission.at_hand, "cache_folder", lambda: cache)
+    monkeypatch.setattr(admission, "run_module", lambda *words: tried.append(words))
+    for _ in range(2):
+        assert load(copy).dimension == 4
+    assert len(tried) == 1
+    monkeypatch.setattr(admission, "_problems", {})  # as another process
+    load(copy)
+    assert len(tried) == 1 and len(list((cache / "programs").iterdir())) == 1
+    shutil.rmtree(cache)
+    cache.write_text("no folder can be made here")
+    monkeypatch.setattr(admission, "_problems", {})
+    assert load(copy).dimension == 4 and len(tried) == 2
 
 
 def _own_shape(target):

@@ -148,6 +148,7 @@ def _changed(**fields):
         ({"input": {"height": 0, "width": 8, "channels": 3}}, "height must be 1 to 20000, not 0"),
         ({"input": {"height": 8, "width": 8, "channels": 4, "dtype": "uint8"}}, "1 or 3 channels"),
         ({"operations": [{"name": "eval", "code": "1"}]}, "there is no operation 'eval'"),
+        ({"operations": [{"name": {}}]}, "there is no operation {}"),
         ({"operations": [{"name": "center_crop"}]}, "center_crop takes size"),
         ({"operations": [{"name": "center_crop", "size": 1, "x": 1}]}, "center_crop takes size"),
         ({"operations": [{"name": "center_crop", "size": -1}]}, "must be 1 to 16384, not -1"),

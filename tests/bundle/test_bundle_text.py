@@ -219,7 +219,7 @@ def test_a_changed_rule_is_refused(made, tmp_path, change, message):
     manifest = tmp_path / "b" / files.MANIFEST
     content = json.loads(manifest.read_text())
     content |= change if "text" in change else {"text": content["text"] | change}
-    manifest.write_text(json.dumps(content))
+    manifest.write_text(json.dumps(files.sealed(content)))
     with pytest.raises(BadBundle, match=message):
         bundles.load(tmp_path / "b").embed_text(["a"])
 

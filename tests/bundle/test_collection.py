@@ -8,10 +8,10 @@ import subprocess
 import sys
 import time
 
+import forged
 import numpy as np
 import pyarrow as pa
 import pytest
-from bundle_cases import rewritten
 from processes import ROOT
 from pyarrow import parquet
 from system import photos
@@ -145,6 +145,6 @@ def test_the_commands_make_an_index_of_parts(bundle_folder, images, tmp_path, ca
         ids, vectors = _read(out)
         assert store.count() == 64 and store.search(vectors[:1], 1)[0][0].id == ids[0]
     other = shutil.copytree(bundle_folder, tmp_path / "other.bundle")
-    rewritten(other, model="00" * 32)
+    forged.change_manifest(other, model="00" * 32)
     with pytest.raises(ValueError, match="model digest"):
         main.main(["embed", str(other), *words[2:], "--shard=0/2"])

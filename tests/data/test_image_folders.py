@@ -58,6 +58,14 @@ def test_a_class_folder_that_is_not_utf_8_is_named(tmp_path):
         datasets.folder(root=tmp_path)
 
 
+def test_two_unicode_forms_of_a_class_are_said_in_one_line(tmp_path, caplog):
+    names = [unicodedata.normalize(form, "café") for form in ("NFC", "NFD")]
+    make.class_folders(tmp_path, {"a": 2} | dict.fromkeys(names, 2))
+    dataset = datasets.folder(root=tmp_path, split=1.0).train
+    assert dataset.names == ("a", names[0]) and len(dataset) == 6
+    assert caplog.text.count("two forms of Unicode") == 1
+
+
 def test_links_are_followed_and_loops_end(tmp_path, caplog):
     photos = tmp_path / "photos"
     make.class_folders(photos, {"a": 2, "b": 2})

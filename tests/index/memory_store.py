@@ -15,6 +15,7 @@ from index_loops import matches
 from dmljax.index import nearest
 from dmljax.index.base import Hit, Index, Item, State
 from dmljax.index.errors import InvalidInput, Locked
+from dmljax.index.view import Answers
 
 
 class Content:
@@ -133,7 +134,7 @@ class MemoryIndex(Index):
     def _search(self, content, queries, k, conditions, exact):
         items = self._matching(content, conditions)
         vectors = np.array([item.vector for item in items]).reshape(-1, self.dimension)
-        rows, results = np.arange(len(items)), []
+        rows, results = np.arange(len(items)), Answers()
         for query in queries:
             values = nearest.similarities(query, vectors, similarity=self.similarity)
             best = nearest.best(values, rows, k)
@@ -143,10 +144,10 @@ class MemoryIndex(Index):
     def _graph_refusal(self):
         return InvalidInput("the memory store has no graph")
 
-    def _build(self, approximate):
+    def _build(self, approximate, recall):
         pass
 
-    def _compact(self, approximate):
+    def _compact(self, approximate, recall):
         self._content.fields = {f for _, t in self._content.items.values() for f in json.loads(t)}
 
     def _problems(self, content):

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -400,6 +401,54 @@ with index.open(sys.argv[1]) as store:
     equal(place, naive)
 
 
+def replaced(place, times):
+    """Replaces an index by its next generation, of ten items, again and again."""
+    for _ in range(times):
+        with index.reindex(place, model=OTHER, dimension=DIMENSION) as store:
+            store.add([str(i) for i in range(10)], unit_vectors(np.random.default_rng(2), 10))
+            store.switch()
+
+
+def test_readers_open_while_the_index_is_replaced(tmp_path):
+    place = tmp_path / "photos.index"
+    filled(place, 10)
+    code = "import sys, test_index_faults; test_index_faults.replaced(sys.argv[1], 40)"
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{HERE}"}
+    writer = subprocess.Popen([sys.executable, "-c", code, str(place)], env=environment)
+    generations = set()
+    while writer.poll() is None:
+        with index.open(place) as store:
+            assert store.count() == 10
+            generations.add(store.generation)
+    assert writer.returncode == 0 and len(generations) > 1
+
+
+@pytest.mark.parametrize("when", ["current", "name_of"])
+def test_an_index_that_is_replaced_while_it_is_opened_is_opened_again(tmp_path, monkeypatch, when):
+    place = tmp_path / "photos.index"
+    filled(place)
+    original = getattr(index.embedded.folder, when)
+
+    def then_replaced(number):
+        monkeypatch.undo()
+        answer = original(number)
+        replaced(place, 1)
+        return answer
+
+    monkeypatch.setattr(index.embedded.folder, when, then_replaced)
+    with index.open(place) as store:
+        assert store.generation == 2 and store.count() == 10
+
+
+def test_a_reader_of_deleted_files_is_told_to_open_the_index_again(tmp_path):
+    place = tmp_path / "photos.index"
+    filled(place)
+    with index.open(place) as store:
+        replaced(place, 1)
+        with pytest.raises(index.Superseded, match="open it again"):
+            list(store.scan())
+
+
 def test_a_folder_that_may_not_be_written_can_be_read(tmp_path):
     place = tmp_path / "photos.index"
     filled(place)
@@ -504,3 +553,131 @@ def test_an_endless_statement_is_stopped_and_others_go_on(tmp_path):
             )
         assert time.monotonic() - start < 5
         same(store.search(query, 3), naive.search(query, 3))
+
+
+def answers(place, *, write):
+    """What an index says of its items: by id, in a scan, in searches."""
+    queries = unit_vectors(np.random.default_rng(1), 3, DIMENSION)
+    calls = (
+        lambda store: store.get([str(i) for i in range(20)]),
+        lambda store: list(store.scan()),
+        lambda store: store.search(queries, 5),
+        lambda store: store.search_ids(["3"], 5),
+        lambda store: (store.model, store.dimension, store.similarity),
+    )
+    for i, call in enumerate(calls):
+        with contextlib.suppress(OSError, ValueError), index.open(place, write=write) as store:
+            yield i, repr(call(store))
+
+
+@pytest.mark.parametrize("derived", ["kept", "deleted", "made again"])
+def test_no_flipped_bit_of_an_item_is_served(tmp_path, derived):
+    place = tmp_path / "photos.index"
+    filled(place, 20)
+    file = place / "generation-1" / "items.db"
+    expected, content = dict(answers(place, write=False)), file.read_bytes()
+    for path in file.parent.glob("matrix*") if derived != "kept" else ():
+        path.unlink()
+    # Bits of vectors, ids and metadata, and of anything else.
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        rows = connection.execute("select id, metadata, vector from items join vectors using (row)")
+        stored = [value for row in rows.fetchall() for value in row]
+    rng = np.random.default_rng(0)
+    values = [x if isinstance(x, bytes) else x.encode() for x in stored if len(x) > 2]
+    places = [content.index(x) + int(rng.integers(len(x))) for x in values[:40]]
+    refused = 0
+    for position in [*places, *rng.integers(100, len(content), 10)]:
+        changed = bytearray(content)
+        changed[position] ^= 1 << int(rng.integers(8))
+        file.write_bytes(changed)
+        for name in ("-wal", "-shm"):
+            file.with_name(f"items.db{name}").unlink(missing_ok=True)
+        given = dict(answers(place, write=derived == "made again"))
+        assert given.items() <= expected.items()
+        refused += len(given) < len(expected)
+        for path in file.parent.glob("matrix*") if derived == "made again" else ():
+            path.unlink()
+    assert refused >= 35
+
+
+@pytest.mark.parametrize("matrix", ["kept", "deleted", "damaged"])
+def test_a_changed_item_is_named_and_can_be_added_again(tmp_path, matrix):
+    place = tmp_path / "photos.index"
+    naive = filled(place)
+    for path in place.rglob("matrix*.bin") if matrix == "damaged" else ():
+        path.write_bytes(path.read_bytes()[:-1])
+    for path in place.rglob("matrix*") if matrix == "deleted" else ():
+        path.unlink()
+    with contextlib.closing(sqlite3.connect(place / "generation-1" / "items.db")) as connection:
+        connection.execute("update vectors set vector = zeroblob(32) where row = 8")
+        connection.commit()
+    with index.open(place, write=True) as store:
+        for call in (lambda: store.get(["7"]), lambda: list(store.scan()), store.build):
+            with pytest.raises(index.Damaged, match=r"item '7' is not what .* replace=True"):
+                call()
+        assert [item.id for item in store.get(["6"])] == ["6"]
+        rows, problems = store.verify(count=5)
+        assert rows == [1, 2, 3, 4, 5] and not problems
+        rows, problems = store.verify(5)
+        assert len(rows) == 45 and len(problems) == 1 and "'7'" in problems[0]
+        assert store.verify(50) == ([], [])
+        vector, metadata = naive.items["7"]
+        store.add(["7"], vector[None], [metadata], replace=True)
+        naive.add(["7"], vector[None], [metadata], replace=True)
+        store.build(approximate=False)
+        assert store.check() == []
+    equal(place, naive)
+
+
+def test_a_writer_removes_what_killed_ones_left(tmp_path):
+    place = tmp_path / "photos.index"
+    naive = filled(place, graph=True)
+    folder = place / "generation-1"
+    kept = {path.name for path in place.rglob("*")}
+    left = ["matrix.json.77.tmp", "matrix-9-77.bin.77.tmp", "graph-1-77.usearch", "codes-1-7.bin"]
+    for path in [*(folder / name for name in left), place / "index.json.77.tmp"]:
+        path.write_bytes(b"x")
+    (place / "generation-2.tmp").mkdir()
+    equal(place, naive, graph=True)  # a reader removes nothing
+    assert {path.name for path in place.rglob("*")} >= {*kept, *left, "generation-2.tmp"}
+    with index.open(place, write=True) as store:
+        assert {path.name for path in place.rglob("*")} - {"items.db-wal", "items.db-shm"} == kept
+        store.build(approximate=False)
+        assert not list(folder.glob("graph*"))
+    equal(place, naive)
+
+
+def test_changes_that_a_read_only_folder_hides_are_reported_in_one_line(tmp_path):
+    place, copy = tmp_path / "photos.index", tmp_path / "copy.index"
+    filled(place)
+    with index.open(place, write=True) as store:
+        store.add(["new"], np.eye(DIMENSION, dtype=np.float32)[:1])
+        shutil.copytree(place, copy)
+    (copy / "generation-1" / "items.db-shm").unlink()
+    code = """
+import mmap, os, sys
+import dmljax.index.embedded
+from dmljax import index
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    index.open(sys.argv[1])
+except index.Unavailable as error:
+    print(error)
+"""
+    for path in [copy, *copy.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    for path in [tmp_path, *tmp_path.parents]:
+        if path.stat().st_uid == os.getuid() and not path.stat().st_mode & 1:
+            path.chmod(path.stat().st_mode | 0o111)
+    try:
+        done = python(code, copy)
+    finally:
+        for path in [copy, *(p for p in copy.rglob("*") if p.is_dir())]:
+            path.chmod(0o755)
+    assert re.search("the last changes are in items.db-wal, .*where it may be", done.stdout), done
+    assert done.stdout.count("\n") == 1
+    with index.open(copy) as store:
+        assert store.contains(["new"]) == [True]

@@ -27,7 +27,7 @@ def store(tmp_path, vectors):
     with index.create(tmp_path / "photos.index", model=MODEL, dimension=DIMENSION) as store:
         metadata = [{"tenth": i % 10, "fiftieth": i % 50} for i in range(COUNT)]
         store.add([str(i) for i in range(COUNT)], vectors[:COUNT], metadata)
-        facts = store.build(approximate=True)
+        facts = store.build(approximate=True, recall=0.98)
         assert facts["approximate"]["items"] == COUNT
         assert facts["approximate"]["recall@10"] >= 0.98
         yield store
@@ -61,7 +61,7 @@ def test_distances_have_a_graph_as_good(tmp_path, vectors):
     place = tmp_path / "photos.index"
     with index.create(place, model=MODEL, dimension=DIMENSION, similarity="euclidean") as store:
         store.add([str(i) for i in range(COUNT)], stretched[:COUNT])
-        assert store.build(approximate=True)["approximate"]["recall@10"] >= 0.98
+        assert store.build(approximate=True, recall=0.98)["approximate"]["recall@10"] >= 0.98
         assert recall(store, stretched[COUNT:]) >= 0.97
         assert store.search(stretched[7:8], 1, exact=True)[0][0] == ("7", 0.0, {})
     with index.open(place) as store:
@@ -111,11 +111,13 @@ def test_later_changes_count_at_once(store, vectors, tmp_path):
 
 
 def test_a_graph_of_low_recall_is_not_used(store, vectors, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(tuning, "tune", lambda *a: (16, 0.5))
+    monkeypatch.setattr(
+        tuning, "tune", lambda *a: tuning.Tuned(16, {"stored": 1.0, "between": 0.5})
+    )
     store.build(approximate=True)
     monkeypatch.setattr(graph.Graph, "search", None)
     assert recall(store, vectors[COUNT : COUNT + 10]) == 1
-    assert "recall@10 is 0.500" in caplog.text
+    assert "recall@10 is 0.500 for between vectors" in caplog.text
 
 
 def test_without_usearch(store, vectors, tmp_path, monkeypatch, caplog):
@@ -143,21 +145,68 @@ def test_a_few_items_have_a_graph_too(tmp_path):
 
 
 def test_the_smallest_width_that_is_good_enough_is_chosen():
-    truth = [list(range(11)), list(range(20, 31))]
-    neighbors_of_width = {16: 9, 32: 10, 64: 11}  # each query finds itself, too
+    truth = {"stored": [list(range(11)), list(range(20, 31))], "between": [list(range(40, 51))]}
+    own = {"stored": [0, 20], "between": [-1]}
+    neighbors = {"stored": {16: 10, 32: 11}, "between": {16: 2, 32: 8}}  # stored ones: and itself
     widths = []
 
-    def search(width):
-        widths.append(width)
-        return [rows[: neighbors_of_width.get(width, 11)] for rows in truth]
+    def search(kind, width):
+        widths.append((kind, width))
+        return [rows[: neighbors[kind].get(width, 11)] for rows in truth[kind]]
 
-    assert tuning.tune(search, truth, [0, 20]) == (64, 1.0)
-    assert widths == [16, 32, 64]
-    neighbors_of_width[64] = 10
-    neighbors_of_width |= {128: 10, 256: 10, 512: 10}
-    width, recall = tuning.tune(search, truth, [0, 20])
-    assert width == 512 and recall == pytest.approx(0.9)
-    width, recall = tuning.tune(search, truth, [0, 5])  # 5 has a full list of equal vectors
-    assert width == 512 and recall == pytest.approx((9 / 10 + 10 / 11) / 2)
-    assert tuning.tune(lambda width: [], [], []) == (16, 1.0)
-    assert tuning.tune(lambda width: [[0]], [[0]], [0]) == (16, 1.0)  # one item has no neighbors
+    assert tuning.tune(search, truth, own, 0.95) == (64, {"stored": 1.0, "between": 1.0})
+    assert widths == [(kind, width) for width in (16, 32, 64) for kind in truth]
+    width, recalls = tuning.tune(search, truth, own, 0.8)
+    assert width == 32 and recalls == {"stored": 1.0, "between": pytest.approx(0.8)}
+    neighbors["between"] = dict.fromkeys((16, 32, 64, 128, 256, 512), 3)
+    width, recalls = tuning.tune(search, truth, own, 0.95)
+    assert width == 512 and recalls["between"] == pytest.approx(0.3)
+    nothing = {"stored": []}
+    assert tuning.tune(lambda *_: [], nothing, nothing, 0.95) == (16, {"stored": 1.0})
+    alone = {"stored": [[0]]}, {"stored": [0]}  # one item has no neighbors
+    assert tuning.tune(lambda *_: [[0]], *alone, 0.95) == (16, {"stored": 1.0})
+
+
+def tight(count, classes, dimension, rng):
+    """Unit vectors in narrow classes: a graph of few links leads to none that is far away."""
+    x = np.repeat(unit_vectors(rng, classes, dimension), -(-count // classes), axis=0)[:count]
+    x = x + 0.02 * rng.normal(size=x.shape)
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+
+
+def test_the_recall_holds_for_queries_that_are_no_items(tmp_path, monkeypatch):
+    """Of stored vectors a narrow search finds all neighbors, of vectors of other classes few."""
+    monkeypatch.setattr(tuning, "CONNECTIVITY", 4)
+    rng = np.random.default_rng(0)
+    items, strangers = tight(4000, 400, 32, rng), unit_vectors(rng, 200, 32)
+    with index.create(tmp_path / "photos.index", model=MODEL, dimension=32) as store:
+        store.add([str(i) for i in range(len(items))], items)
+        facts = store.build(approximate=True, recall=0.3)["approximate"]
+        assert set(facts["recalls"]) == {"stored", "perturbed", "between"}
+        assert facts["recall@10"] == min(facts["recalls"].values()) >= 0.3 == facts["wanted"]
+        assert facts["recalls"]["stored"] - facts["recall@10"] > 0.1
+        answers = store.search(strangers, 10)
+        assert not answers.exact and store.search(strangers, 10, exact=True).exact
+        assert not store.search_ids(["1"], 3).exact
+        narrow = recall(store, strangers)
+        facts = store.build(approximate=True, recall=0.9)["approximate"]
+        assert facts["search width"] > 16
+        if facts["recall@10"] >= 0.9:
+            assert not store.search(strangers, 10).exact and recall(store, strangers) > narrow
+        store.compact()  # keeps what was asked for
+        assert store.facts()["approximate"]["wanted"] == 0.9
+        with pytest.raises(index.InvalidInput, match="recall=2"):
+            store.build(recall=2)
+
+
+def test_a_recall_that_no_width_reaches_makes_every_search_exact(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(tuning, "CONNECTIVITY", 2)
+    rng = np.random.default_rng(0)
+    items = unit_vectors(rng, 2500, 48)
+    with index.create(tmp_path / "photos.index", model=MODEL, dimension=48) as store:
+        store.add([str(i) for i in range(len(items))], items)
+        facts = store.build(approximate=True, recall=1)["approximate"]
+        assert facts["recall@10"] < 1 and facts["search width"] == 512
+        answers = store.search(unit_vectors(rng, 20, 48), 10)
+        assert answers.exact and recall(store, unit_vectors(rng, 20, 48)) == 1
+        assert "below 1.0: every search is exact" in caplog.text

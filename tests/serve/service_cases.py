@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import forged
 import numpy as np
 from PIL import Image
 from system import tiny
@@ -33,9 +34,7 @@ def exported(folder: pathlib.Path, *, method: dict | None = None) -> pathlib.Pat
     training.run(tiny(folder, steps=2, evaluate=evaluate, **fields), folder / "run")
     bundle = exporting.export(folder / "run", folder / "tiny.bundle", batch_sizes=(1, 4, 16))
     # The run has too few classes to choose thresholds.
-    manifest = bundle / "manifest.json"
-    thresholds = {"thresholds": {"fmr=1e-2": {"cosine": 0.9}}}
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | thresholds))
+    forged.change_manifest(bundle, thresholds={"fmr=1e-2": {"cosine": 0.9}})
     return bundle
 
 

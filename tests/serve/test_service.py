@@ -2,11 +2,13 @@
 
 import base64
 import concurrent.futures
+import contextlib
 import io
 import json
 import shutil
 import signal
 import socket
+import sqlite3
 import time
 import zlib
 
@@ -15,6 +17,7 @@ import msgpack
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file, save
 from service_cases import TOKEN, indexed, png, refused, served
 
 from dmljax import bundle as bundles
@@ -123,6 +126,7 @@ def test_items_pictures_and_facts(server, model):
         assert server.request("GET", f"/items/image?id={name}").status == 404
     info = server.request("GET", "/info").json
     assert info["index"]["items"] == 20 and info["add"] is False
+    assert info["index"]["damaged"] == 0
     assert info["thresholds"] == model.thresholds
 
 
@@ -486,6 +490,7 @@ def test_a_new_index_and_a_new_bundle_are_taken_over(bundle_folder, tmp_path, mo
     other = indexed(bundle_folder, tmp_path / "two", 9)
     bundle = tmp_path / "used.bundle"
     evil = shutil.copytree(bundle_folder, tmp_path / "evil.bundle")
+    unsized = shutil.copytree(bundle_folder, tmp_path / "unsized.bundle")
     bundle.symlink_to(bundle_folder)
     with served(tmp_path, bundle, f"--index={place}", "--watch=0.2") as server:
         ends, problems = [], []
@@ -516,6 +521,16 @@ def test_a_new_index_and_a_new_bundle_are_taken_over(bundle_folder, tmp_path, mo
                 _point(bundle, evil)
                 _until(lambda: "calls 'lapack_sgetrf_ffi'" in server.log())
                 assert _items(server) == 9
+                # Examples without a size: an error that nobody foresaw is one line, once.
+                golden = load_file(unsized / "golden.safetensors")
+                golden["inputs"] = np.array(1, np.uint8)
+                forged.replace(unsized, "golden.safetensors", save(golden))
+                failed = _figure(server, "failed")
+                _point(bundle, unsized)
+                _until(lambda: "TypeError: len() of unsized object" in server.log())
+                time.sleep(1)
+                assert _figure(server, "failed") == failed + 1
+                assert "Traceback" not in server.log() and _items(server) == 9
                 _point(bundle, bundle_folder)
                 server.process.send_signal(signal.SIGHUP)
                 _until(lambda: _figure(server, "ok") >= 2)
@@ -523,6 +538,20 @@ def test_a_new_index_and_a_new_bundle_are_taken_over(bundle_folder, tmp_path, mo
                 ends.append(True)
         assert not problems
         assert server.request("GET", "/info").json["model"] == model.digest
+
+
+def test_a_changed_item_is_found_before_somebody_asks_for_it(bundle_folder, model, tmp_path):
+    place = indexed(bundle_folder, tmp_path, count=5)
+    with contextlib.closing(sqlite3.connect(place / "generation-1" / "items.db")) as connection:
+        connection.execute("update items set metadata = '{}' where row = 4")
+        connection.commit()
+    with served(tmp_path, bundle_folder, f"--index={place}") as server:
+        _until(lambda: server.request("GET", "/info").json["index"]["verified"] == 5)
+        assert server.request("GET", "/info").json["index"]["damaged"] == 1
+        assert "item 'cats/03.png' (row 4) was changed" in server.log()
+        answer = server.request("GET", "/items?id=cats/03.png")
+        assert answer.status == 503 and "cats/03.png" in server.log()
+        assert server.request("GET", "/items?id=cats/02.png").status == 200
 
 
 def _point(link, target):

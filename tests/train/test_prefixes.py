@@ -124,7 +124,7 @@ def test_a_prefix_that_was_not_trained_is_refused(run, tmp_path):
     manifest = json.loads((run.parent / "tiny.bundle" / files.MANIFEST).read_text())
     del manifest["prefixes"]
     shutil.copytree(run.parent / "tiny.bundle", tmp_path / "plain.bundle")
-    (tmp_path / "plain.bundle" / files.MANIFEST).write_text(json.dumps(manifest))
+    (tmp_path / "plain.bundle" / files.MANIFEST).write_text(json.dumps(files.sealed(manifest)))
     images = f"--images={photos(tmp_path)}"
     with pytest.raises(ValueError, match=r"prefix=3: .*was trained without prefixes: leave it out"):
         main(["embed", str(tmp_path / "plain.bundle"), images, *words])

@@ -133,20 +133,24 @@ def test_a_second_signal_ends_at_once(tmp_path):
         assert process.wait(timeout=20) in (-signal.SIGTERM, -signal.SIGINT, 130, 143)
 
 
-@pytest.mark.parametrize("how", ["flipped", "truncated"])
+@pytest.mark.parametrize("how", ["flipped", "truncated", "flipped before its sums"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(how, finished, tmp_path, caplog):
     folder = finished
     shutil.copytree(folder / "run", tmp_path / "run")
     newest = tmp_path / "run" / "checkpoints" / "6"
     victim = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     data = bytearray(victim.read_bytes())
-    if how == "flipped":
+    if how.startswith("flipped"):
         data[len(data) // 2] ^= 1
     else:
         del data[len(data) // 2 :]
     victim.write_bytes(data)
+    message = "checkpoint 6 is damaged"
+    if how == "flipped before its sums":
+        (tmp_path / "run" / "checkpoints_sums" / "6.json").unlink()
+        message = "checkpoint 6 has no sums"
     training.run(tiny(folder), tmp_path / "run")
-    assert "checkpoint 6 is damaged" in caplog.text and victim.name in caplog.text
+    assert message in caplog.text and (victim.name in caplog.text or "sums" in message)
     same(state(tmp_path / "run"), state(folder / "run"))
 
 
