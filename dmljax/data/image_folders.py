@@ -56,10 +56,10 @@ def _labeled_paths(root: pathlib.Path) -> list[tuple[str, str]]:
                 paths = locate.image_paths(entry)
                 if not paths:
                     logging.warning("%s contains no image: it is not a class", entry)
-                name = os.fsencode(entry.name)
-                if paths and name.decode(errors="replace") != entry.name:
+                raw = os.fsencode(entry.name)
+                if paths and raw.decode(errors="replace") != entry.name:
                     raise ValueError(
-                        f"folder: the name {name!r} in {root} is not UTF-8: rename it, since the "
+                        f"folder: the name {raw!r} in {root} is not UTF-8: rename it, since the "
                         "name is that of the class"
                     )
                 name = unicodedata.normalize("NFC", entry.name)
