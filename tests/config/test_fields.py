@@ -11,7 +11,7 @@ import pytest
 from system import photos, tiny
 
 from dmljax import recipes
-from dmljax.config import digests, durations, fields, files
+from dmljax.config import digests, fields, files
 from dmljax.config.build import build
 from dmljax.runs import folder as folder_lib
 from dmljax.runs import summary, training
