@@ -31,6 +31,7 @@ ARGUMENTS = {
         "table=ensembles",
         "table=ensembles,dataset=sop,seeds=5",
     ],
+    "augmentation": [],  # its rows train the weights that are on the machine
     "backbones": [],  # its rows are the weights that are on the machine
     "dvml_report": ["", "mode=code_1200", "mode=report"],
     "dvml_tables": [*FOUR_SETS[:3], *(f"table=deviation,{name}" for name in FOUR_SETS[:3])],
