@@ -132,12 +132,12 @@ def opis(histograms: ClassHistograms, *, fmrs: tuple[float, float] = (1e-2, 1e-1
     high, low = (threshold_at_fmr(total, fmr) for fmr in fmrs)
     edges = total.edges
     inside = np.flatnonzero((edges >= low) & (edges <= high))[::-1]  # from near to far
-    own, others = (
+    same_class, other_classes = (
         np.append(np.cumsum(counts[:, ::-1], axis=1)[:, ::-1], np.zeros((len(counts), 1)), axis=1)
         for counts in (histograms.positives[has_pairs], histograms.negatives[has_pairs])
     )
-    sensitivity = (own / own[:, :1])[:, inside]
-    specificity = 1 - (others / others[:, :1])[:, inside]
+    sensitivity = (same_class / same_class[:, :1])[:, inside]
+    specificity = 1 - (other_classes / other_classes[:, :1])[:, inside]
     total_rate = sensitivity + specificity
     utilities = 2 * sensitivity * specificity / np.where(total_rate > 0, total_rate, 1)
     spread = np.var(utilities, axis=0)
@@ -173,14 +173,14 @@ def stranger_rates(near: Neighborhoods, threshold: float) -> StrangerRates:
     StrangerRates(known_refused=0.5, strangers_refused=1.0, found=0.5)
     """
     is_known = near.positives > 0
-    own, other = near.own_similarity[is_known], near.other_similarity[is_known]
+    same_class, other_class = near.own_similarity[is_known], near.other_similarity[is_known]
     strangers = near.other_similarity[~np.isnan(near.other_similarity)]
-    if not len(own) or not len(strangers):
+    if not len(same_class) or not len(strangers):
         return StrangerRates(*[float("nan")] * 3)
     return StrangerRates(
-        known_refused=float(np.mean(np.fmax(own, other) < threshold)),
+        known_refused=float(np.mean(np.fmax(same_class, other_class) < threshold)),
         strangers_refused=float(np.mean(strangers < threshold)),
-        found=float(np.mean((own >= threshold) & ~(other > own))),
+        found=float(np.mean((same_class >= threshold) & ~(other_class > same_class))),
     )
 
 
@@ -195,5 +195,7 @@ def threshold_at_refusal(near: Neighborhoods, known_refused: float) -> float:
     if not 0 <= known_refused < 1:
         raise ValueError(f"known_refused={known_refused} must be at least 0 and below 1")
     is_known = near.positives > 0
-    best = np.fmax(near.own_similarity[is_known], near.other_similarity[is_known])
-    return float(np.sort(best)[int(known_refused * len(best))]) if len(best) else float("nan")
+    nearest = np.fmax(near.own_similarity[is_known], near.other_similarity[is_known])
+    return (
+        float(np.sort(nearest)[int(known_refused * len(nearest))]) if len(nearest) else float("nan")
+    )

@@ -71,8 +71,9 @@ def standard_train(
     multi-similarity loss does. `scaled_decode` is for readers: they may decode large JPEGs at a
     fraction of their size (`SHORTER_SIDES`).
     """
-    if not 0 <= flip <= 1 or not 0 <= color <= 1:
-        raise ValueError(f"flip={flip} and color={color} must be between 0 and 1")
+    for name, value in {"flip": flip, "color": color}.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"standard_train: {name}={value} must be between 0 and 1")
     if shorter is not None:
         image = resize(image, rng, size=shorter, antialias=antialias, filter=filter)
     image = random_resized_crop(
