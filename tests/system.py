@@ -69,6 +69,12 @@ METHODS = {
         "loss": {"name": "proxy_anchor"},
         "optimizer": {"name": "adam", "rate": 1e-2, "groups": [{"path": "^proxies", "factor": 9}]},
     },
+    "semantic_proxies": {
+        "method": {"name": "semantic_proxies", "dim": 4, "count": 2, "depth": 1},
+        "loss": {"name": "proxy_anchor"},
+        "net": {"name": "vit_s16", "width": 8, "heads": 2, "depth": 1, "patch": 4}
+        | {"image_size": 12},
+    },
     "graph": {
         "method": {"name": "graph", "dim": 8, "heads": 2},
         "loss": {"name": "label_smoothed_cross_entropy"},

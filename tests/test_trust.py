@@ -269,6 +269,7 @@ def test_the_index_of_a_study_starts_no_other_code(case, tmp_path, evil):
     run |= FORGED_RUNS[case]
     run["config"] = run["config"].replace("tiny.py", str(tmp_path / "tiny.py"))
     index = {"format": 1, "name": "small", "runs": str(tmp_path / "runs"), "planned": [run]}
+    index |= {"source": str(path), "digest": "0" * 12, "comparison": {}, "rows": {}}
     (tmp_path / "study" / "index.json").write_text(json.dumps(index))
     opened = session.open_session(str(path), workdir=str(tmp_path / "study"))
     with pytest.raises(ValueError, match=r"evil.py|evil_module:run.*add --trust-modules"):

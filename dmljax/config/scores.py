@@ -17,7 +17,6 @@ from dmljax.train.run import Metrics, Selection
 
 __all__ = ["call_fn_of", "check_evaluation", "metrics_of", "selection_of"]
 
-_SMALL_K = 8  # the K of the defaults are possible for every data set
 _CALLED = registry.Kind("function for evaluate.call", (), 1, ("step", "workdir"))
 
 
@@ -31,12 +30,6 @@ def check_evaluation(options: EvaluationOptions, data: Data, method: Method) -> 
     inspection = method.inspect or Inspect()
     if not options.ks or min(options.ks) < 1:
         raise ValueError(f"evaluate.ks={list(options.ks)} needs one or more K from 1, such as [1]")
-    most, images = max(options.ks), len(data.test)
-    if most > max(images, _SMALL_K):
-        raise ValueError(
-            f"evaluate.ks: R@{most} counts the {most} nearest images, and the test split has "
-            f"{images}: give a smaller K"
-        )
     if options.knn and not set(data.train.names) & set(data.test.names):
         raise ValueError(
             "evaluate.knn takes the class from training images, but the test split has other "

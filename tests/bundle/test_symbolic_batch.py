@@ -10,7 +10,7 @@ from jax import export
 from system import METHODS, tiny
 
 from dmljax import nets
-from dmljax.bundle import loading, programs
+from dmljax.bundle import admission, programs
 from dmljax.config.build import build
 from dmljax.methods import assemble
 from dmljax.nets import pools, vit
@@ -36,7 +36,7 @@ def _check(exported, dimension):
     assert not isinstance(out.shape[0], int) and out.shape[1] == dimension
     assert exported.platforms == programs.PLATFORMS
     assert exported.in_avals[-1].dtype == np.uint8
-    assert loading.refusal(exported) is None
+    assert admission.refusal(exported) is None
 
 
 @pytest.mark.parametrize("name", [*NETS, *PARTS])

@@ -7,9 +7,12 @@ returned. `problem` opens what a power cut left with the reader of dmljax; it re
 acknowledged steps are there, and no step is there in part.
 """
 
+import contextlib
+import io
 import os
 import pathlib
 import sys
+from unittest import mock
 
 import numpy as np
 
@@ -156,16 +159,16 @@ class Features:
         from dmljax.train import features
         from dmljax.train.devices import Shardings
 
-        features._FILE_ROWS = 4
         transform_fn = Transform(lambda image, rng: image, title="plain")
         cache = Cache(
             root / "features", {"net": "mean"}, evaluation=(transform_fn, {"name": "plain"})
         )
         split = cache.split(self.splits[i])
         shards = Shardings(jax.devices()[:1])
-        with open(os.devnull, "w") as sys.stdout:
+        # A test process also calls this, and goes on with other tests.
+        small_files = mock.patch.object(features, "_FILE_ROWS", 4)
+        with small_files, contextlib.redirect_stdout(io.StringIO()):
             computed = features.compute(cache, self.means, title="", shards=shards, batch_size=4)
-        sys.stdout = sys.__stdout__
         return computed, split.records
 
     def means(self, images):

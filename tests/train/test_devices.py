@@ -15,6 +15,7 @@ from system import tiny
 from train.pixels import EXACT, RNG, C, Pixels, as_float64, distance, drawn, run_on
 
 from dmljax import losses, methods
+from dmljax.nets.vit import ViT
 from dmljax.runs import folder as run_folder
 from dmljax.runs import training
 from dmljax.train import journal
@@ -66,10 +67,14 @@ def test_a_loss_is_the_same_on_any_number_of_devices(name, devices):
 
 CROSS = functools.partial(losses.label_smoothed_cross_entropy, temperature=0.5)
 NORMED = Pixels(norm=True)
+VIT = ViT(width=8, heads=2, depth=1, patch=3, image_size=9)
 LEARNERS = {"learners": 2, "dim": 6, "split": ("one", "two"), "attention": "two"}
 EVERY = {
     "pairs": lambda: methods.pairs(NORMED, losses.multi_similarity, classes=C, dim=5, memory=32),
     "proxies": lambda: methods.proxies(NORMED, losses.proxy_anchor, classes=C, dim=5),
+    "semantic_proxies": lambda: methods.semantic_proxies(
+        VIT, losses.proxy_anchor, classes=C, dim=5, count=2, depth=1
+    ),
     "graph": lambda: methods.graph(NORMED, CROSS, classes=C, dim=8, heads=2, pool_fn=None),
     "dvml": lambda: methods.dvml(NORMED, losses.triplet, classes=C, dim=5, samples=2),
     "abe": lambda: methods.abe(Patches(), losses.contrastive, classes=C, **LEARNERS),
