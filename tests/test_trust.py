@@ -264,17 +264,17 @@ FORGED_RUNS = {
 def test_the_index_of_a_study_starts_no_other_code(case, tmp_path, evil):
     """A run of the index that the study file does not explain. Honest ones: `tests/studies`."""
     path = study_files.write_study(tmp_path)
-    (tmp_path / "study").mkdir()
+    opened = session.open_session(str(path), workdir=str(tmp_path / "study"))
+    session.prepare(opened)
+    file = tmp_path / "study" / "index.json"
+    index = json.loads(file.read_text())
     run = {"row": "more", "seed": 0, "fold": None, "digest": "0" * 12, "after": None}
     run |= FORGED_RUNS[case]
     run["config"] = run["config"].replace("tiny.py", str(tmp_path / "tiny.py"))
-    index = {"format": 1, "name": "small", "runs": str(tmp_path / "runs"), "planned": [run]}
-    index |= {"source": str(path), "digest": "0" * 12, "comparison": {}, "rows": {}}
-    (tmp_path / "study" / "index.json").write_text(json.dumps(index))
-    opened = session.open_session(str(path), workdir=str(tmp_path / "study"))
+    file.write_text(json.dumps(index | {"planned": [run]}))
     with pytest.raises(ValueError, match=r"evil.py|evil_module:run.*add --trust-modules"):
         session.work(opened)
-    assert not (tmp_path / "runs").exists()
+    assert not list(opened.folder.runs.glob("*/config.json"))
 
 
 def test_a_point_of_the_database_of_a_search_names_no_module(tmp_path, evil):

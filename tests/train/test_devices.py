@@ -105,8 +105,9 @@ def test_a_method_is_the_same_on_any_number_of_devices(name, devices, without_di
         (one, (after, _)), gradients = run(1)
         (many, (state_on_many, _)), gradients_on_many = run(devices)
     assert one.dtype == np.float64
-    np.testing.assert_allclose(many, one, rtol=EXACT)
-    assert distance(gradients_on_many, gradients) < EXACT
+    exact = 1e-6 if name == "semantic_proxies" else EXACT  # norms of a transformer are float32
+    np.testing.assert_allclose(many, one, rtol=exact)
+    assert distance(gradients_on_many, gradients) < exact
     if jax.tree.leaves(after):  # batch norm's running means are float32 in any case
         assert distance(state_on_many, after) < 1e-6 < distance(after, state[1])
 
