@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
@@ -123,6 +124,11 @@ def build(config: Any) -> Run:
         pictures=options.pictures,
         unreadable=options.unreadable,
         sample_fn=sampler.sample_fn,
+        neighbor_steps=(
+            sampler.every(options.neighbors_every, total - 1, "neighbors_every")
+            if sampler.takes_neighbors
+            else ()
+        ),
         sampler_note=sampler.note,
         start=options.start,
         mixed_with=origin.mixed_with_of(options),
@@ -177,6 +183,7 @@ class _Sampler(NamedTuple):
     sample_fn: Callable
     batch_size: int
     note: str
+    takes_neighbors: bool
     epoch_end: Callable[[float], float]
 
     def steps(self, length: Length, field: str) -> int:
@@ -193,7 +200,9 @@ def _sampler(options: Options, train: Split) -> _Sampler:
     batch_size = len(sampler(groups, seed=options.seed, step=0))
     labels = epoch_labels(options, train)
     epoch_end = samplers.epoch_end_fn(sampler, labels, seed=options.seed)
-    return _Sampler(sampler.batch, batch_size, sampler.describe(groups), epoch_end)
+    takes_neighbors = "neighbors" in inspect.signature(sample_fn).parameters
+    note = sampler.describe(groups)
+    return _Sampler(sampler.batch, batch_size, note, takes_neighbors, epoch_end)
 
 
 def _shards(options: RuntimeOptions) -> devices.Shardings:

@@ -72,6 +72,11 @@ class Batches:
     def __exit__(self, *_):
         self.close()
 
+    def replace(self, other: Batches) -> None:
+        """Goes on with the batches of `other`; those made ahead until now are dropped."""
+        self.close()
+        self._iterator, other._iterator = other._iterator, None
+
     def close(self) -> None:
         iterator, self._iterator = self._iterator, None
         if iterator is not None:

@@ -101,7 +101,7 @@ def _train_and_report(
             except Stopped:
                 journal.say("stopped before step 1; the same command starts again")
                 interrupts.leave()
-        host_batches = stack.enter_context(loop.batches(run, start_step))
+        host_batches = stack.enter_context(loop.batches(run, start_step, workdir=workdir))
         try:
             state, evaluation = loop.train(
                 run,

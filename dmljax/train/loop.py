@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
+import numpy as np
 
 from dmljax.data import pipeline
-from dmljax.train import initial_state
+from dmljax.train import initial_state, neighbors
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.devices import prefetch, return_free_memory
 from dmljax.train.evaluation import Evaluation, Evaluator
@@ -114,6 +117,21 @@ def train(
         journal.restart_clock(step)
         return evaluation
 
+    def refresh_neighbors() -> Callable[..., np.ndarray]:
+        log(all_steps=True)
+        start = time.perf_counter()
+        try:
+            with interrupts.stoppable():
+                sample_fn = neighbors.refresh(run, state, evaluator, workdir)
+        except Stopped:
+            save()
+            leave(int(state.step))
+        if jax.process_index() == 0:
+            neighbors.remove_old(run, workdir, min(checkpoints.steps(), default=0))
+        journal.say(f"the nearest classes were searched ({time.perf_counter() - start:.0f} s)")
+        journal.restart_clock(int(state.step))
+        return sample_fn
+
     # A run of no steps, whose head was fitted, has its one evaluation and checkpoint here.
     if repeats_evaluation or run.steps == 0:
         evaluation = evaluate(start_step, is_repeated=True)
@@ -127,6 +145,9 @@ def train(
     if remaining_steps:
         journal.say("compiling the train step")
     for step in remaining_steps:
+        if step - 1 in run.neighbor_steps:
+            host_batches.replace(_batches(run, step - 1, refresh_neighbors(), host_batches.skipped))
+            device_batches = prefetch(host_batches, run.shards.rows)
         with journal.waiting():
             batch = next(device_batches)
         signal = interrupts.row()
@@ -236,12 +257,25 @@ def _copy(tree: Any, *, everywhere: jax.sharding.Sharding) -> Any:
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, everywhere), tree)
 
 
-@contextlib.contextmanager
-def batches(run: Run, start_step: int = 0) -> Iterator[pipeline.Batches]:
-    """This host's rows of the batches of steps `start_step + 1` on, without an end."""
-    with pipeline.train(
+def batches(
+    run: Run, start_step: int = 0, *, workdir: pathlib.Path | None = None
+) -> pipeline.Batches:
+    """This host's rows of the batches of steps `start_step + 1` on, without an end.
+
+    `workdir` is the run folder, which a resumed run may need.
+    """
+    return _batches(run, start_step, neighbors.sample_fn_at(run, workdir, start_step))
+
+
+def _batches(
+    run: Run,
+    start_step: int,
+    sample_fn: Callable[..., np.ndarray],
+    skipped: collections.Counter[str] | None = None,
+) -> pipeline.Batches:
+    return pipeline.train(
         run.train,
-        sample_fn=run.sample_fn,
+        sample_fn=sample_fn,
         transform_fn=run.transform_fn,
         seed=run.seed,
         start=start_step,
@@ -251,8 +285,8 @@ def batches(run: Run, start_step: int = 0) -> Iterator[pipeline.Batches]:
         workers=run.runtime.workers,
         cache=run.runtime.cache,
         unreadable=run.unreadable,
-    ) as host_batches:
-        yield host_batches
+        skipped=skipped,
+    )
 
 
 def _evaluate(

@@ -153,6 +153,11 @@ class Options:
     sampler: Spec = _option(
         {"name": "class_balanced", "classes": 32, "per_class": 4}, "which images form a batch"
     )
+    neighbors_every: Length = _option(
+        "1 epoch",
+        "when the classes nearest to each other are searched, for samplers that take `neighbors`",
+        is_new=True,
+    )
     miner: Spec | None = _option(None, "a function of `miners`: which pairs count in the loss")
     chunk: int | None = _option(None, "images that the net sees at a time; None: all", least=1)
     optimizer: Spec = _option({"name": "adam", "rate": 1e-4}, "its `rate`, `decay`, `groups`, ...")

@@ -78,7 +78,8 @@ class Run(NamedTuple):
     held_out: Split | None
     test: Split
     unreadable: str
-    sample_fn: Callable  # (groups, *, seed, step) -> indices of the global batch
+    sample_fn: Callable  # (groups, *, seed, step[, neighbors]) -> indices of the global batch
+    neighbor_steps: Collection[int]  # after which the sampler gets the nearest classes
     sampler_note: str  # for the header, such as how soon every image is used
     transform_fn: Transform
     eval_transform_fn: Transform

@@ -342,6 +342,10 @@ def test_abe_pairs_are_half_positive_and_half_negative():
         (sampling.random_class_count, dict(batch_size=12)),
         (sampling.n_pairs, dict(classes=4)),
         (sampling.abe_pairs, dict(batch_size=8)),
+        (
+            sampling.nearest_classes,
+            dict(classes=4, per_class=2, near=1, neighbors=(np.arange(9)[:, None] + [1, 2]) % 9),
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -356,3 +360,49 @@ def test_a_batch_depends_on_seed_and_step_alone(function, kwargs):
     graph._epoch.cache_clear()
     assert [at(3, step) for step in reversed(range(40))] == forward[::-1]
     assert len(set(forward)) > 35 and forward != [at(4, step) for step in range(40)]
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(_cases(), st.integers(1, 5), st.integers(0, 3), st.integers(0, 2**40))
+def test_nearest_classes_come_with_the_classes_that_are_dealt(case, near, columns, step):
+    labels, classes, per_class = case
+    total = len(set(labels.tolist()))
+    rng = np.random.default_rng(step)
+    columns = min(columns, total - 1)
+    others = [rng.permutation(np.setdiff1d(np.arange(total), c))[:columns] for c in range(total)]
+    table = np.array(others, int).reshape(total, columns)
+    options = dict(classes=classes, per_class=per_class, near=near, seed=5, step=step)
+    indices = sampling.nearest_classes(labels, neighbors=table, **options)
+    rows = labels[indices].reshape(classes, per_class)
+    assert (rows == rows[:, :1]).all()
+    for row in indices.reshape(classes, per_class):
+        assert len(set(row.tolist())) == min(per_class, (labels == labels[row[0]]).sum())
+    names = np.unique(labels)
+    chosen = np.searchsorted(names, rows[:, 0]).tolist()
+    assert len(set(chosen)) == classes
+    # A loop over the table is the referee: dealt classes first, then the neighbors of each.
+    dealt = -(-classes // (near + 1))
+    expected = chosen[:dealt]
+    for c in chosen[:dealt]:
+        free = [int(n) for n in table[c] if n not in expected][:near]
+        expected += free[: classes - len(expected)]
+    assert chosen[: len(expected)] == expected
+    groups = sampling.group(labels)
+    again = sampling.nearest_classes(groups, neighbors=table, **options)
+    assert (again == indices).all()
+    options.pop("near")
+    plain = sampling.class_balanced(groups, **options)
+    assert (sampling.nearest_classes(groups, **options) == plain).all()
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        (dict(near=0), "near=0"),
+        (dict(neighbors=np.zeros((3, 1), int)), r"neighbors must be \[4 n\], not \[3, 1\]"),
+    ],
+)
+def test_wrong_arguments_of_nearest_classes_are_named(options, match):
+    labels = np.repeat(np.arange(4), 3)
+    with pytest.raises(ValueError, match=match):
+        sampling.nearest_classes(labels, classes=2, per_class=2, seed=0, step=0, **options)

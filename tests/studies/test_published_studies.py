@@ -48,6 +48,7 @@ ARGUMENTS = {
     "graph_search": [*PHOTO_SETS, "attention=gatv2"],
     "graph_selection": PHOTO_SETS,
     "graph_transfer": ["source=cars196,target=cub200", "source=cub200,target=cars196"],
+    "hard_classes": ["", "loss=ntxent"],
     "ladder": [],  # its rows train the weights that are on the machine
     "mnist_plane": [""],
     "reality_check": [

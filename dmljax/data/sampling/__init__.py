@@ -12,6 +12,7 @@ from dmljax import renames
 from dmljax.data.sampling.balanced import class_balanced, coverage
 from dmljax.data.sampling.graph import class_chunks, random_class_count
 from dmljax.data.sampling.groups import Groups, Labels, group
+from dmljax.data.sampling.nearest import nearest_classes
 from dmljax.data.sampling.pairs import abe_pairs, n_pairs
 from dmljax.data.sampling.shuffled import uniform
 
@@ -24,6 +25,7 @@ __all__ = [
     "coverage",
     "group",
     "n_pairs",
+    "nearest_classes",
     "random_class_count",
     "uniform",
 ]

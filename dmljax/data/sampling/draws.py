@@ -9,7 +9,7 @@ import numpy as np
 __all__ = ["generator", "permutation"]
 
 # One number per purpose, so that no two draws use the same generator.
-ROUND, CLASS_ORDER, UNIFORM, CHUNKS, CLASS_COUNT, N_PAIRS, ABE_PAIRS, OMITTED = range(8)
+ROUND, CLASS_ORDER, UNIFORM, CHUNKS, CLASS_COUNT, N_PAIRS, ABE_PAIRS, OMITTED, NEAREST = range(9)
 
 
 def generator(*key: int) -> np.random.Generator:

@@ -1,0 +1,86 @@
+"""The classes that look most alike to the net, for samplers that take `neighbors`."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from dmljax import retrieval
+from dmljax.files.writing import atomic_writer
+from dmljax.train.evaluation import MAIN, Evaluator
+from dmljax.train.run import Run
+from dmljax.train.step import TrainState
+
+__all__ = ["nearest_of_each_class", "refresh", "remove_old", "sample_fn_at"]
+
+_FOLDER = "neighbors"
+_COUNT = 32  # neighbors that are kept of each class
+
+
+def nearest_of_each_class(
+    embeddings: np.ndarray, labels: np.ndarray, *, count: int = _COUNT
+) -> np.ndarray:
+    """`[C n]`: the classes whose centers are nearest to that of each class, nearest first.
+
+    Classes are positions in the sorted labels. A center is the mean of a class's embeddings. Rows
+    that are NaN (unreadable images) do not count. n is at most `count` and C - 1.
+    """
+    names, classes = np.unique(labels, return_inverse=True)
+    if len(names) == 1:
+        return np.zeros((1, 0), np.int32)
+    readable = np.isfinite(embeddings).all(axis=1)
+    sums = np.zeros((len(names), embeddings.shape[1]))
+    np.add.at(sums, classes[readable], embeddings[readable])
+    counts = np.bincount(classes[readable], minlength=len(names))
+    centers = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
+    nearest, _ = retrieval.nearest(centers, k=min(count, len(names) - 1))
+    return nearest.astype(np.int32)
+
+
+def refresh(
+    run: Run, state: TrainState, evaluator: Evaluator, workdir: pathlib.Path
+) -> Callable[..., np.ndarray]:
+    """Searches the neighbors by the current embeddings, and returns the sampler with them.
+
+    They are also kept in the run folder, for a run that is resumed before the next search. This
+    needs 4 n d bytes of memory for the embeddings of n images, and 128 bytes for each class.
+    """
+    embeddings = evaluator.embeddings(state, run.train)[MAIN]
+    table = nearest_of_each_class(embeddings, run.train.labels)
+    if jax.process_index() == 0:
+        path = _path(workdir, int(state.step))
+        path.parent.mkdir(exist_ok=True)
+        with atomic_writer(path, "wb") as file:
+            np.save(file, table)
+    return functools.partial(run.sample_fn, neighbors=table)
+
+
+def sample_fn_at(run: Run, workdir: pathlib.Path | None, step: int) -> Callable[..., np.ndarray]:
+    """The sampler of the steps after `step`, with the neighbors of the last search before it."""
+    searched = max((s for s in run.neighbor_steps if s < step), default=None)
+    if searched is None:
+        return run.sample_fn
+    assert workdir is not None  # the run is resumed
+    path = _path(workdir, searched)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} is missing, so the run cannot continue with the same batches: restore the "
+            "file, or start the run in a new folder"
+        )
+    return functools.partial(run.sample_fn, neighbors=np.load(path))
+
+
+def remove_old(run: Run, workdir: pathlib.Path, oldest: int) -> None:
+    """Removes tables that no run needs that continues at step `oldest` or later."""
+    needed = max((s for s in run.neighbor_steps if s < oldest), default=0)
+    for step in run.neighbor_steps:
+        if step < needed:
+            _path(workdir, step).unlink(missing_ok=True)
+
+
+def _path(workdir: pathlib.Path, step: int) -> pathlib.Path:
+    return workdir / _FOLDER / f"{step}.npy"

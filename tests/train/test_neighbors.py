@@ -1,0 +1,65 @@
+"""Batches of the nearest classes: searched while a run trains, and the same after a kill."""
+
+import numpy as np
+import pytest
+from processes import LONG, ends, same_run, started, until_step
+from system import tiny
+
+from dmljax.config.build import build
+from dmljax.runs import training
+from dmljax.train import loop, neighbors
+
+_FIELDS = {
+    **LONG,
+    "sampler": {"name": "nearest_classes", "classes": 2, "per_class": 4, "near": 1},
+    "neighbors_every": 7,
+}
+
+
+def test_neighbors_of_classes_are_those_of_a_loop():
+    rng = np.random.default_rng(0)
+    labels = rng.permutation(np.repeat([3, 5, 8, 9, 12], 4))
+    embeddings = rng.normal(size=(20, 3)).astype(np.float32)
+    embeddings[2] = np.nan
+    names = np.unique(labels)
+    rows = [embeddings[(labels == n) & np.isfinite(embeddings[:, 0])] for n in names]
+    centers = [r.mean(axis=0) for r in rows]
+    for count in (2, 9):
+        table = neighbors.nearest_of_each_class(embeddings, labels, count=count)
+        for c, center in enumerate(centers):
+            distances = [
+                np.inf if o == c else np.linalg.norm(x - center) for o, x in enumerate(centers)
+            ]
+            assert table[c].tolist() == np.argsort(distances)[: min(count, 4)].tolist()
+    assert neighbors.nearest_of_each_class(embeddings, np.zeros(20, int)).shape == (1, 0)
+
+
+def test_batches_after_a_search_hold_near_classes(tmp_path):
+    """The classes of a batch are one that is dealt and the one nearest to it."""
+    config = tiny(tmp_path, **{**_FIELDS, "steps": 10})
+    run_folder = tmp_path / "run"
+    training.run(config, run_folder)
+    run = build(config)
+    table = np.load(run_folder / "neighbors" / "7.npy")
+    with loop.batches(run, 8, workdir=run_folder) as batches:
+        for _ in range(3):
+            first, second = dict.fromkeys(next(batches)["labels"].tolist())
+            assert table[first][0] == second
+    with pytest.raises(FileNotFoundError, match=r"7\.npy is missing, so the run cannot continue"):
+        (run_folder / "neighbors" / "7.npy").unlink()
+        loop.batches(run, 8, workdir=run_folder)
+
+
+def test_a_killed_run_searches_and_ends_the_same(tmp_path):
+    config = tiny(tmp_path, **_FIELDS)
+    with started(tmp_path, tmp_path / "undisturbed", config) as process:
+        out = ends(process, 0, tmp_path)
+    assert out.count("the nearest classes were searched") == 7
+    run = tmp_path / "killed"
+    with started(tmp_path, run, config) as process:
+        until_step(run, 24, process)
+    with started(tmp_path, run, config) as process:
+        ends(process, 0, tmp_path)
+    same_run(run, tmp_path / "undisturbed")
+    # The oldest checkpoint that is kept is that of step 25. Older tables are removed.
+    assert min(int(p.stem) for p in (run / "neighbors").iterdir()) == 21
