@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 
 import msgpack
 import numpy as np
@@ -325,7 +326,10 @@ def _repeat(one, port: int, stop: float) -> None:
 
 
 def _connect(port: int, seconds: float) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=max(0.1, seconds))
+    """From the address of the ordinary clients, as behind one proxy, or from another one."""
+    source = random.choice(("127.0.0.1", "127.0.0.2")), 0
+    address = "127.0.0.1", port
+    return socket.create_connection(address, timeout=max(0.1, seconds), source_address=source)
 
 
 def _sends(*requests: bytes):
@@ -383,6 +387,10 @@ def _malformed(port: int, seconds: float) -> None:
 def prepared_attacks() -> list:
     """What an attacker of November 2026 found, and what came up while that was mended."""
     packed, text = "application/msgpack", "application/json"
+    tiny = _encoded(np.zeros((8, 8), np.uint8), "PNG")
+    body = b"zTXta\0\0" + zlib.compress(bytes(1 << 20))  # a text of a MiB in a PNG
+    part = (len(body) - 4).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+    texts = tiny[:33] + 50 * part + tiny[33:]
     gray = _encoded(np.zeros((7071, 7071), np.uint8), "JPEG", progressive=True)
     scan = gray[gray.rfind(b"\xff\xda") : -2]
     many_scans, most_scans = (gray[:-2] + scan * n + gray[-2:] for n in (1300, 85))
@@ -404,6 +412,8 @@ def prepared_attacks() -> list:
         _holds(unfinished, 7),
         _sends(request("POST", "/embed", many_scans), request("POST", "/embed", most_scans)),
         _sends(request("POST", "/embed", images, packed)),
+        _holds(request("POST", "/embed", large), 64),
+        _holds(request("POST", "/embed", texts), 64),
         _sends(request("POST", "/embed", b"P3\n1000 1000\n255\n" + b"#\n" * 500_000)),
         _sends(request("POST", "/search", search, text), request("POST", "/search", wide, text)),
         _sends(request("POST", "/embed", lists, packed)),

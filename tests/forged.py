@@ -97,14 +97,25 @@ def outside_tensor(file: str) -> bytes:
     return field(1, 1) + field(1, 6) + field(2, 2) + field(8, "w") + location + field(14, 1)
 
 
-def onnx_program(tensor: bytes) -> bytes:
-    """A model that gives the TensorProto `w`, its only initializer, as the embeddings."""
+def number(name: str, value: int) -> bytes:
+    """A TensorProto, int32 [1 1]."""
+    raw = value.to_bytes(4, "little", signed=True)
+    return field(1, 1) + field(1, 1) + field(2, 6) + field(8, name) + field(9, raw)
 
-    def value(name: str, sizes: str) -> bytes:
+
+def onnx_program(*tensors: bytes, op: str = "Identity", kind: int = 2) -> bytes:
+    """A model whose embeddings are an operation on the TensorProtos `w` and, if given, `v`.
+
+    `kind` is the type of the embeddings: 2 is uint8, and 6 is int32.
+    """
+
+    def value(name: str, sizes: str, kind: int = 2) -> bytes:
         shape = b"".join(field(1, field(2, size)) for size in sizes)
-        return field(1, name) + field(2, field(1, field(1, 2) + field(2, shape)))
+        return field(1, name) + field(2, field(1, field(1, kind) + field(2, shape)))
 
-    node = field(1, "w") + field(2, "embeddings") + field(4, "Identity")
-    graph = field(1, node) + field(2, "embed") + field(5, tensor)
-    graph += field(11, value("images", "bhwc")) + field(12, value("embeddings", "bd"))
+    node = b"".join(field(1, name) for name, _ in zip("wv", tensors, strict=False))
+    node += field(2, "embeddings") + field(4, op)
+    graph = field(1, node) + field(2, "embed")
+    graph += b"".join(field(5, tensor) for tensor in tensors)
+    graph += field(11, value("images", "bhwc")) + field(12, value("embeddings", "bd", kind))
     return field(1, 8) + field(7, graph) + field(8, field(2, 13))

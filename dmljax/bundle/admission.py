@@ -1,9 +1,10 @@
 """Which programs of bundles are read: JAX operations only, and none that crashes the reader.
 
 A damaged program can end the process that reads it, and no `except` notices. So a program that was
-not accepted on this machine before is first read and lowered by a process of its own:
+not accepted on this machine before is first read by a process of its own, as jax or onnxruntime
+reads it:
 
-    python -m dmljax.bundle.admission PROGRAM
+    python -m dmljax.bundle.admission jax PROGRAM
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pathlib
 import sys
 import tempfile
 import threading
+from typing import Any
 
 import jax
 from jax import export
@@ -24,42 +26,47 @@ from jax.interpreters.mlir import make_ir_context
 from dmljax import at_hand
 from dmljax.bundle.processes import run_module
 
-__all__ = ["accept", "one_line", "problem_of", "refusal"]
+__all__ = ["accept", "one_line", "onnx_session", "problem_of", "refusal"]
 
 # Operations that pass data to the process or to other devices.
 _OUTSIDE = {f"stablehlo.{name}" for name in ("infeed", "outfeed", "recv", "send")}
-_problems: dict[str, str | None] = {}  # of the programs that this process has tried, by digest
+_problems: dict[str, str | None] = {}  # of the programs that this process has tried, by mark
 _lock = threading.Lock()
 
 
-def problem_of(data: bytes) -> str | None:
+def problem_of(data: bytes, reader: str = "jax") -> str | None:
     """Why a program cannot be read: the error, or the crash, of another process; or None."""
-    digest = hashlib.sha256(data).hexdigest()
+    mark = _mark(data, reader)
     with _lock:
-        if digest not in _problems:
-            _problems[digest] = None if _mark(digest).exists() else _tried(data)
-        return _problems[digest]
+        if mark not in _problems:
+            _problems[mark] = None if (_folder() / mark).exists() else _tried(data, reader)
+        return _problems[mark]
 
 
-def accept(data: bytes) -> None:
+def accept(data: bytes, reader: str = "jax") -> None:
     """Notes that a program was read here, or was written here, so that nobody tries it again."""
-    digest = hashlib.sha256(data).hexdigest()
-    _problems[digest] = None
+    mark = _mark(data, reader)
+    _problems[mark] = None
     with contextlib.suppress(OSError):  # then the next process tries it again
-        _mark(digest).parent.mkdir(parents=True, exist_ok=True)
-        _mark(digest).touch()
+        _folder().mkdir(parents=True, exist_ok=True)
+        (_folder() / mark).touch()
 
 
-def _mark(digest: str) -> pathlib.Path:
-    """An empty file that stands for a program that was accepted."""
-    return at_hand.cache_folder() / "programs" / f"{digest}-jax-{jax.__version__}"
+def _mark(data: bytes, reader: str) -> str:
+    """The name of an empty file that stands for a program that was accepted."""
+    version = sys.modules[reader].__version__  # of jax, or of onnxruntime
+    return f"{hashlib.sha256(data).hexdigest()}-{reader}-{version}"
 
 
-def _tried(data: bytes) -> str | None:
+def _folder() -> pathlib.Path:
+    return at_hand.cache_folder() / "programs"
+
+
+def _tried(data: bytes, reader: str) -> str | None:
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
-        return run_module("dmljax.bundle.admission", file.name)
+        return run_module("dmljax.bundle.admission", reader, file.name)
 
 
 def refusal(exported: export.Exported) -> str | None:
@@ -99,6 +106,17 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:500]}"
 
 
+def onnx_session(data: bytes) -> Any:
+    """The program as onnxruntime runs it on the CPU."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    # Otherwise onnxruntime guesses the format, and its own one was not searched for files.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
 def _read(data: bytes) -> None:
     """Reads and lowers a program for a batch of one; whoever started this process refuses it."""
     exported = export.deserialize(bytearray(data))
@@ -113,6 +131,7 @@ def _read(data: bytes) -> None:
 if __name__ == "__main__":
     jax.config.update("jax_platforms", "cpu")  # the accelerator may be in use
     try:
-        _read(pathlib.Path(sys.argv[1]).read_bytes())
+        read_fn = {"jax": _read, "onnxruntime": onnx_session}[sys.argv[1]]
+        read_fn(pathlib.Path(sys.argv[2]).read_bytes())
     except Exception as error:
         sys.exit(one_line(error))

@@ -16,17 +16,23 @@ MAX_SCANS = 100  # of a JPEG: each one is a pass over all pixels; progressive on
 _PLAIN_PPM = re.compile(rb"P[123]\s")
 _PPM = re.compile(rb"P[4-6](?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s")
 _SCAN = b"\xff\xda"
+_COMPRESSED = (b"zTXt", b"iTXt", b"iCCP")  # parts of a PNG
+_PARTS = 10_000  # of a PNG that are counted
 _SEGMENTS = 1000  # of a JPEG before its size
 _ENTRIES = 1000  # of the first list of a TIFF
 _WIDTH, _LENGTH, _SHORT = 256, 257, 3  # tags of a TIFF, and a type of their values
 
 
 class Facts(NamedTuple):
-    """The format, the pixels, and how often a decoder passes over them; None: unknown."""
+    """The format, the pixels, and how often a decoder passes over them; None: unknown.
+
+    `texts`: compressed texts and profiles of a PNG, each of which a decoder unfolds.
+    """
 
     format: str | None
     pixels: int | None
     scans: int = 1
+    texts: int = 0
 
 
 def problem(data: bytes) -> str | None:
@@ -45,7 +51,7 @@ def facts(data: bytes) -> Facts:
     try:
         if data[:8] == b"\x89PNG\r\n\x1a\n":
             width, height = struct.unpack_from(">II", data, 16)
-            return Facts("PNG", width * height)
+            return Facts("PNG", width * height, texts=_texts(data))
         if data[:2] == b"\xff\xd8":
             return Facts("JPEG", _jpeg(data), data.count(_SCAN))
         if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
@@ -62,6 +68,19 @@ def facts(data: bytes) -> Facts:
     except (struct.error, IndexError):  # the file ends within its header
         pass
     return Facts(None, None)
+
+
+def _texts(data: bytes) -> int:
+    """How many parts of a PNG are compressed texts or profiles, at most."""
+    position, count = 8, 0
+    for _ in range(_PARTS):
+        part = data[position : position + 8]
+        if len(part) < 8:
+            return count
+        length, kind = struct.unpack(">I4s", part)
+        position += 12 + length
+        count += kind in _COMPRESSED
+    return count + _PARTS
 
 
 def _jpeg(data: bytes) -> int | None:

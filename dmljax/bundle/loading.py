@@ -377,14 +377,15 @@ def _onnx(folder: pathlib.Path, manifest: Mapping[str, Any]) -> Callable[[np.nda
             "bundle covers: export the run again with --onnx"
         )
     try:
-        import onnxruntime
+        import onnxruntime  # noqa: F401
     except ImportError as error:
         raise ImportError("ONNX needs onnxruntime: pip install dmljax[onnx]") from error
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    # Otherwise onnxruntime guesses the format, and its own one was not searched for files.
-    options.add_session_config_entry("session.load_model_format", "ONNX")
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    if problem := admission.problem_of(data, "onnxruntime"):
+        raise BadBundle(
+            f"{files.ONNX} of {folder} cannot be read ({problem}): export the run again with --onnx"
+        )
+    session = admission.onnx_session(data)
+    admission.accept(data, "onnxruntime")
     dimension = session.get_outputs()[0].shape[-1]
     if isinstance(dimension, int) and dimension != manifest["output"]["dimension"]:
         raise BadBundle(

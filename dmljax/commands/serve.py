@@ -50,7 +50,7 @@ _SETTINGS: tuple[str, ...] = (
     "allow_add",
     "allow_delete",
 )
-_SETTINGS += ("program", "decoders")
+_SETTINGS += ("program", "decoders", "client_header")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--program", default="stablehlo", help="stablehlo (default) or onnx")
     parser.add_argument("--batch-sizes", help="sizes that are compiled, such as 1,4,16,64")
     parser.add_argument("--decoders", type=int, help="processes that decode images")
+    parser.add_argument(
+        "--client-header", help="in which the proxy puts the address of a client: X-Real-IP"
+    )
     parser.add_argument("--watch", type=float, default=2.0, help="seconds between looks")
     for flag, (field, help_) in _LIMITS.items():
         default = getattr(Limits(), field)

@@ -40,6 +40,7 @@ class Codes(NamedTuple):
     candidates: int
     recalls: dict[str, float]  # by the kind of query
     wanted: float
+    least: float | None  # a query with a best hit below it is strange: see `tuning.least`
     rows: Rows  # the codes are its vectors: float32 [n prefix], or 64 bits in a number [n words]
 
     @property
@@ -146,7 +147,7 @@ def write(
         block = vectors.vectors[start : start + _ENCODED]
         codes[start : start + _ENCODED] = encoded(block, first)
     rows = Rows(vectors.rows, _by_column(codes, first))
-    most = Codes(version, vectors.last_row, first, tuning.CANDIDATES[-1], {}, wanted, rows)
+    most = Codes(version, vectors.last_row, first, tuning.CANDIDATES[-1], {}, wanted, None, rows)
     near: dict[int, list[np.ndarray]] = {}  # all candidates, by the queries
 
     def search(queries: np.ndarray, k: int, width: int) -> Iterator[list[int]]:
@@ -158,7 +159,7 @@ def write(
             values = nearest.similarities(query, best_vectors, similarity="cosine")
             yield best[nearest.best(values, best, k)].tolist()
 
-    width, recalls = tuning.measured(
+    width, recalls, least = tuning.measured(
         search,
         vectors.rows,
         vectors.vectors,
@@ -168,7 +169,7 @@ def write(
     )
     position = Position(identity, version, vectors.last_row, len(codes))
     facts: dict[str, Any] = {"first": first, "candidates": width, "wanted": wanted}
-    facts |= {"recall": min(recalls.values()), "recalls": recalls}
+    facts |= {"least": least, "recall": min(recalls.values()), "recalls": recalls}
     batches = [(vectors.rows, codes)]
     matrix.write(folder, batches, position, columns, name="codes", dtype=dtype, facts=facts)
 
@@ -179,16 +180,16 @@ def read(folder: pathlib.Path, *, identity: str, dimension: int) -> Codes | str 
     if opened is None or isinstance(opened, str):
         return opened
     manifest, file = opened
-    if "recalls" not in manifest:
+    if "least" not in manifest:
         file.close()
-        return f"{file.name} has the recall of stored vectors only: `dmljax index tune` measures it"
+        return f"{file.name} has the recall of an older version: `dmljax index tune` measures it"
     first = manifest["first"]
     dtype, columns = _layout(first, dimension)
     arrays = matrix.mapped(manifest, file, columns, dtype)
     if isinstance(arrays, str):
         return arrays
     rows = Rows(arrays.rows, _by_column(arrays.vectors, first))
-    names = ("version", "last_row", "first", "candidates", "recalls", "wanted")
+    names = ("version", "last_row", "first", "candidates", "recalls", "wanted", "least")
     return Codes(**{name: manifest[name] for name in names}, rows=rows)
 
 

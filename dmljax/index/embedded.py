@@ -271,10 +271,14 @@ class EmbeddedIndex(Index[Connection]):
         )
 
     def _fields(self, connection: Connection, among: list[str] | None = None) -> set[str]:
-        if among is None:
-            return {name for (name,) in connection.execute("select name from fields")}
-        rows = connection.execute(f"select name from fields where name in {IN}", parameter(among))
-        return {name for (name,) in rows}
+        rows = connection.execute(
+            "select name from fields" + ("" if among is None else f" where name in {IN}"),
+            () if among is None else parameter(among),
+        )
+        names = {name for (name,) in rows}
+        if not all(isinstance(name, str) for name in names):
+            raise database.Inconsistent("the name of a field is no text")
+        return names
 
     def _count(self, connection: Connection, conditions: list[Condition]) -> int:
         text, parameters = database.condition_sql(conditions)
@@ -300,7 +304,8 @@ class EmbeddedIndex(Index[Connection]):
         statement = f"select row, id, metadata, checksum from items where row in {IN} order by row"
         stored = []
         for row, name, metadata, total in connection.execute(statement, parameter(rows)):
-            count_bytes(name, metadata, times=hits_of[row])
+            if isinstance(name, str) and isinstance(metadata, str):  # else `verify` refuses it
+                count_bytes(name, metadata, times=hits_of[row])
             stored.append((row, name, metadata, total))
         if len(stored) < len(rows):
             raise database.Inconsistent("items of some vectors are missing")

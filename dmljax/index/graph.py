@@ -33,6 +33,7 @@ class Graph(NamedTuple):
     expansion: int
     recalls: dict[str, float]  # by the kind of query
     wanted: float
+    least: float | None  # a query with a best hit below it is strange: see `tuning.least`
     nodes: Any  # usearch.index.Index
 
     @property
@@ -121,10 +122,14 @@ def grown(
         nodes.add(rows[i : i + _BATCH].astype(np.uint64), vectors[i : i + _BATCH], threads=threads)
 
     def search(queries: np.ndarray, k: int, width: int) -> list[list[int]]:
-        return [near.tolist() for near in Graph(0, 0, width, {}, wanted, nodes).nearest(queries, k)]
+        return [
+            near.tolist()
+            for near in Graph(0, 0, width, {}, wanted, None, nodes).nearest(queries, k)
+        ]
 
-    width, recalls = tuning.measured(search, rows, vectors, similarity=similarity, wanted=wanted)
-    return Graph(version, matrix.last_row, width, recalls, wanted, nodes)
+    tuned = tuning.measured(search, rows, vectors, similarity=similarity, wanted=wanted)
+    width, recalls, least = tuned
+    return Graph(version, matrix.last_row, width, recalls, wanted, least, nodes)
 
 
 def write(folder: pathlib.Path, graph: Graph, *, identity: str) -> None:
@@ -135,8 +140,8 @@ def write(folder: pathlib.Path, graph: Graph, *, identity: str) -> None:
     with files.atomic_writer(path, "wb") as file:
         file.write(graph.nodes.save())
     position = Position(identity, graph.version, graph.last_row, len(graph.nodes))
-    facts = {name: getattr(graph, name) for name in ("expansion", "recall", "recalls", "wanted")}
-    facts |= {"usearch": usearch.__version__}
+    names = ("expansion", "recall", "recalls", "wanted", "least")
+    facts = {name: getattr(graph, name) for name in names} | {"usearch": usearch.__version__}
     write_manifest(folder, "graph", path, position, facts)
 
 
@@ -156,8 +161,8 @@ def read(
 
     if usearch.__version__.partition(".")[0] != manifest["usearch"].partition(".")[0]:
         return f"{file.name} is of usearch {manifest['usearch']}, not {usearch.__version__}"
-    if "recalls" not in manifest:
-        return f"{file.name} has the recall of stored vectors only: `dmljax index tune` measures it"
+    if "least" not in manifest:
+        return f"{file.name} has the recall of an older version: `dmljax index tune` measures it"
     nodes = _empty(dimension, similarity)
     try:
         nodes.load(content)
@@ -165,5 +170,5 @@ def read(
         return f"{file.name} cannot be opened: {error}"
     if nodes.ndim != dimension or len(nodes) != manifest["count"]:
         return f"{file.name} is not what its manifest says"
-    names = ("version", "last_row", "expansion", "recalls", "wanted")
+    names = ("version", "last_row", "expansion", "recalls", "wanted", "least")
     return Graph(**{name: manifest[name] for name in names}, nodes=nodes)

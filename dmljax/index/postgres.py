@@ -15,7 +15,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -290,11 +290,15 @@ class PostgresIndex(Index[Cursor]):
         if is_used:
             first, width = graph.get("first"), graph.get("candidates") or graph["search width"]
             near = self._near(cursor, first, min(tuning.width_for(width, k), 1000), k)
-        results: Answers[list[Hit]] = Answers(exact=near is None)
+        results: Answers[list[Hit]] = Answers()
         for query in queries:
             rows = self._nearest(cursor, query, k, conditions, near)
-            if near and len(rows) < k:
-                rows = self._nearest(cursor, query, k, conditions)
+            if near:
+                values = [row[3] for row in rows]
+                if len(values) < k or tuning.is_strange(values, graph["least"]):
+                    rows = self._nearest(cursor, query, k, conditions)
+                else:
+                    results.exact = False
             for _, name, metadata, _ in rows:
                 count_bytes(name, metadata)
             results.append([Hit(name, value, _metadata(x)) for _, name, x, value in rows])
@@ -302,7 +306,7 @@ class PostgresIndex(Index[Cursor]):
 
     def _is_measured(self, graph: dict[str, Any]) -> bool:
         """Whether the graph has the wanted recall for all kinds of queries."""
-        if "recalls" not in graph:
+        if "least" not in graph:
             self._warn(f"{self.place}: `dmljax index tune` measures the recall of its graph")
             return False
         return self._is_good(graph["recalls"], graph["wanted"])
@@ -373,9 +377,9 @@ class PostgresIndex(Index[Cursor]):
             f"({distance.graph_column} {distance.graph_operators}) "
             f"with (m = {tuning.CONNECTIVITY}, ef_construction = {tuning.EXPANSION_ADD})"
         )
-        width, recalls = self._read(functools.partial(self._tuned, first, recall))
+        width, recalls, least = self._read(functools.partial(self._tuned, first, recall))
         facts: dict[str, Any] = {"recall@10": min(recalls.values()), "recalls": recalls}
-        facts["wanted"] = recall
+        facts |= {"wanted": recall, "least": least}
         facts |= {"search width": width} if first is None else {"first": first, "candidates": width}
         self._run("update {settings} set graph = %s::jsonb", parameters=(json.dumps(facts),))
 
@@ -389,7 +393,7 @@ class PostgresIndex(Index[Cursor]):
 
         self._change(change)
 
-    def _tuned(self, first: int | str | None, recall: float, cursor: Cursor) -> tuning.Tuned:
+    def _tuned(self, first: int | str | None, recall: float, cursor: Cursor) -> tuning.Measured:
         """The search width and the recalls, measured with queries made from stored vectors."""
         statement = self._sql("select row, vector from {items} order by hashint8(row) limit %s")
         rows = cursor.execute(statement, (_QUERIES,)).fetchall()
@@ -398,15 +402,22 @@ class PostgresIndex(Index[Cursor]):
         vectors = vectors.reshape(len(rows), self.dimension)
         asked = tuning.questions(vectors, numbers, similarity=self.similarity, count=_QUERIES)
 
-        def search(kind: str, width: int | None) -> list[list[int]]:
-            near = None if width is None else self._near(cursor, first, width, k)
-            hits = [self._nearest(cursor, x, k, [], near) for x in asked[kind].queries]
-            return [[row for row, *_ in best] for best in hits]
+        def search(kind: str, width: int) -> list[list[int]]:
+            near = self._near(cursor, first, width, k)
+            return rows_of([self._nearest(cursor, x, k, [], near) for x in asked[kind].queries])
 
-        truth = {kind: search(kind, None) for kind in asked}
+        def rows_of(answers: Iterable[list[tuple]]) -> list[list[int]]:
+            return [[row for row, *_ in hits] for hits in answers]
+
+        exact = {
+            kind: [self._nearest(cursor, x, k, []) for x in question.queries]
+            for kind, question in asked.items()
+        }
+        truth = {kind: rows_of(answers) for kind, answers in exact.items()}
+        best = {kind: [hits[0][3] for hits in answers if hits] for kind, answers in exact.items()}
         cursor.execute("set local enable_seqscan = off")  # a small table has a graph too
         own = {kind: question.own.tolist() for kind, question in asked.items()}
-        return tuning.tune(search, truth, own, recall)
+        return tuning.Measured(*tuning.tune(search, truth, own, recall), tuning.least(best))
 
     def _compact(self, approximate: bool, recall: float) -> None:
         def change(cursor: Cursor) -> int:

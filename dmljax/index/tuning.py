@@ -21,8 +21,11 @@ __all__ = [
     "MORE",
     "WANTED_RECALL",
     "K",
+    "Measured",
     "Question",
     "Tuned",
+    "is_strange",
+    "least",
     "measured",
     "questions",
     "tune",
@@ -37,6 +40,7 @@ MORE = 6  # candidates beyond k, because half precision may order them wrongly
 _WIDTHS = (16, 32, 64, 128, 256, 512)
 CANDIDATES = (*_WIDTHS, 1024, 2048)  # of the first stage of a search in two stages
 _QUERIES = 300  # of each kind that measure the recall
+_STRANGE = 0.05  # share of the measured queries whose best hits are left out of `least`
 
 
 class Question(NamedTuple):
@@ -51,6 +55,14 @@ class Tuned(NamedTuple):
 
     width: int
     recalls: dict[str, float]
+
+
+class Measured(NamedTuple):
+    """`Tuned`, and the similarity below which a best hit says that nothing was measured."""
+
+    width: int
+    recalls: dict[str, float]
+    least: float | None
 
 
 def questions(
@@ -111,7 +123,7 @@ def measured(
     similarity: str,
     wanted: float,
     widths: Sequence[int] = _WIDTHS,
-) -> Tuned:
+) -> Measured:
     """`tune` on `questions` of the stored `vectors` [n, d] with row numbers `rows` [n].
 
     `search_fn(queries, k, width)` returns the rows that a search of this width finds.
@@ -119,18 +131,35 @@ def measured(
     k = min(K + 1, len(rows))
     asked = questions(vectors, rows, similarity=similarity)
     truth: dict[str, list[list[int]]] = {}
+    best: dict[str, list[float]] = {}
     for kind, (queries, _) in asked.items():
         candidates = nearest.candidates(queries, vectors, k, similarity=similarity)
-        truth[kind] = []
+        truth[kind], best[kind] = [], []
         for query, places in zip(queries, candidates, strict=True):
             values = nearest.similarities(query, vectors[places], similarity=similarity)
-            truth[kind].append(rows[places[nearest.best(values, rows[places], k)]].tolist())
+            order = nearest.best(values, rows[places], k)
+            truth[kind].append(rows[places[order]].tolist())
+            best[kind] += values[order[:1]].tolist()
 
     def search(kind: str, width: int) -> Iterable[Iterable[int]]:
         return search_fn(asked[kind].queries, k, width)
 
     own = {kind: question.own.tolist() for kind, question in asked.items()}
-    return tune(search, truth, own, wanted, widths)
+    return Measured(*tune(search, truth, own, wanted, widths), least(best))
+
+
+def least(best: Mapping[str, Sequence[float]]) -> float | None:
+    """The similarity that nearly all best hits of the queries have, of the strangest kind.
+
+    A query whose best hit is less similar resembles none that was measured, so nobody knows the
+    recall of its answer: it is compared with every item. None without queries.
+    """
+    return min((float(np.quantile(x, _STRANGE)) for x in best.values() if x), default=None)
+
+
+def is_strange(similarities: Sequence[float] | np.ndarray, least: float | None) -> bool:
+    """Whether the best of the hits of a query, best first, is less similar than `least`."""
+    return least is not None and len(similarities) > 0 and bool(similarities[0] < least)
 
 
 def width_for(tuned: int, k: int) -> int:

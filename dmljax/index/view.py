@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from dmljax.index import nearest
+from dmljax.index import nearest, tuning
 from dmljax.index.codes import Codes
 from dmljax.index.graph import Graph
 from dmljax.index.matrix import Matrix
@@ -93,7 +93,8 @@ class View:
     ) -> Answers[tuple[np.ndarray, np.ndarray]]:
         """`exact`, with candidates of the graph, or of the codes, instead of the rows they hold.
 
-        Where they leave fewer than k rows that match, the search is exact.
+        Queries for which they leave fewer than k rows that match are compared with every item, and
+        so are strange ones, for which the recall is not known: see `tuning.least`.
         """
         graph = self.graph
         near = None if graph is None else graph.search(queries, k, allowed=allowed)
@@ -101,15 +102,19 @@ class View:
             return Answers(self.exact(queries, k, allowed=allowed))
         tails = self.exact(queries, k, allowed=allowed, after=graph.last_row)
         least = min(k, graph.size if allowed is None else len(allowed))
-        results: Answers[tuple[np.ndarray, np.ndarray]] = Answers(exact=False)
-        for query, rows, (tail_rows, _) in zip(queries, near, tails, strict=True):
+        results: list[tuple[np.ndarray, np.ndarray]] = []
+        uncertain = []
+        for i, (rows, (tail_rows, _)) in enumerate(zip(near, tails, strict=True)):
             candidates = np.concatenate([rows, tail_rows])
             vectors, exists = self.vectors_of(candidates)
-            if exists.sum() < least:
-                results += self.exact(query[None], k, allowed=allowed)
-            else:
-                results.append(self._rank(query, candidates[exists], vectors[exists], k))
-        return results
+            results.append(self._rank(queries[i], candidates[exists], vectors[exists], k))
+            if exists.sum() < least or tuning.is_strange(results[i][1], graph.least):
+                uncertain.append(i)
+        if uncertain:
+            exact = self.exact(queries[uncertain], k, allowed=allowed)
+            for i, answer in zip(uncertain, exact, strict=True):
+                results[i] = answer
+        return Answers(results, exact=len(uncertain) == len(queries))
 
     def _rank(
         self, query: np.ndarray, rows: np.ndarray, vectors: np.ndarray, k: int

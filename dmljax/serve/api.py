@@ -117,6 +117,7 @@ class Results(Struct):
     model: str
     version: int
     exact: bool  # every item was compared; else a graph or a first stage chose some
+    k: int  # how many were asked for; a result may have fewer hits
 
 
 class Item(Struct):

@@ -241,26 +241,26 @@ class _Handlers:
             index = _index(generation)
             body = await call.body()
             if body.ids is not UNSET:
-                return await self._hits(generation, body, call.size, ids=body.ids)
+                return await self._hits(generation, body, call, ids=body.ids)
             if body.images is not UNSET:
                 vectors = await self._embed(generation, body.images, call.claim)
             elif body.texts is not UNSET:
                 _limited(body.texts, "texts", self._limits.queries)
-                vectors = await self._service.embed_text(generation, body.texts)
+                vectors = await self._service.embed_text(generation, body.texts, call.claim)
             else:
                 most = self._limits.queries
                 vectors = formats.vectors_of(body.vectors, index.dimension, most=most)
-            return await self._hits(generation, body, call.size, vectors=vectors)
+            return await self._hits(generation, body, call, vectors=vectors)
 
     async def search_stored(self, call: _Call) -> api.Results:
         with self._service.use() as generation:
-            return await self._hits(generation, call.options, call.size, ids=call.options.id)
+            return await self._hits(generation, call.options, call, ids=call.options.id)
 
     async def _hits(
         self,
         generation: Generation,
         options: api.Options,
-        size: _Size,
+        call: _Call,
         *,
         vectors: np.ndarray | None = None,
         ids: Sequence[str] = (),
@@ -274,7 +274,7 @@ class _Handlers:
         arguments["threshold"] = threshold
         start = time.perf_counter()
 
-        pictures = generation.pictures
+        pictures, size = generation.pictures, call.size
         count = len(ids) if vectors is None else len(vectors)
         k = arguments["k"]
         if isinstance(k, int) and 0 < k <= _MOST_HITS:  # else the index refuses it
@@ -293,9 +293,11 @@ class _Handlers:
             exact = results.exact
             return [api.Result(bool(hits), hits) for hits in answers], index.version, exact
 
-        results, version, exact = await self._service.on_index(search)
+        results, version, exact = await self._service.on_index(
+            search, client=call.claim.client, work=count
+        )
         self._service.metrics.search_seconds.observe(time.perf_counter() - start)
-        return api.Results(results, threshold, generation.bundle.digest, version, exact)
+        return api.Results(results, threshold, generation.bundle.digest, version, exact, k)
 
     async def items(self, call: _Call) -> api.Items:
         options = call.options
@@ -319,7 +321,7 @@ class _Handlers:
                 with counted_by(lambda n: size.count_text(int(n * repeated))):
                     return index.get(options.id)
 
-            items = await self._service.on_index(read)
+            items = await self._service.on_index(read, client=call.claim.client)
             return api.Items(
                 [
                     api.Item(
@@ -358,7 +360,7 @@ class _Handlers:
                 index.add(ids, arrays, metadata, replace=body.replace)
                 return index.version
 
-            return api.Added(len(ids), await self._service.on_index(add))
+            return api.Added(len(ids), await self._service.on_index(add, client=call.claim.client))
 
     async def delete(self, call: _Call) -> api.Deleted:
         if not self._service.settings.allow_delete:
@@ -371,7 +373,9 @@ class _Handlers:
                 index.delete(ids)
                 return index.version
 
-            return api.Deleted(len(ids), await self._service.on_index(delete))
+            return api.Deleted(
+                len(ids), await self._service.on_index(delete, client=call.claim.client)
+            )
 
     async def picture(self, call: _Call) -> Response:
         name, data = call.options.id[0], None
@@ -380,7 +384,7 @@ class _Handlers:
             if name in generation.pictures and await self._service.on_index(
                 _index(generation).contains, [name]
             ) == [True]:
-                data = await self._service.picture(generation, name)
+                data = await self._service.picture(generation, name, call.claim)
         if data is None:
             raise Refused(404, "there is no picture of this item")
         headers = {

@@ -1,20 +1,21 @@
 """Images of many requests in one batch of the net.
 
-Requests put decoded images into a queue. A task takes the waiting images, up to the largest batch,
-and one thread runs the net. While it runs, the next batch gathers by itself, so batches grow with
-the load and a single client does not wait.
+Requests put decoded images into a queue, from which each client gets the same share. A task takes
+waiting images, up to the largest batch, and one thread runs the net. While it runs, the next batch
+gathers by itself, so batches grow with the load and a single client does not wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
 
 import numpy as np
+
+from dmljax.serve.queues import FairQueue
 
 __all__ = ["Batcher", "batch_length"]
 
@@ -63,19 +64,19 @@ class Batcher:
     ):
         self._embed_fn, self._seconds, self._executor = embed_fn, dict(seconds), executor
         self._largest, self._wait, self._measure_fn = max(seconds), wait, measure_fn
-        self._queue: deque[_Waiting] = deque()
+        self._queue: FairQueue[_Waiting] = FairQueue()
         self._arrival = asyncio.Event()
         self.announced = 0  # images that are being decoded
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    async def embed(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        """Embeddings [n d] of prepared images."""
+    async def embed(self, images: Sequence[np.ndarray], *, client: str = "") -> np.ndarray:
+        """Embeddings [n d] of prepared images of a client."""
         loop, now = asyncio.get_running_loop(), time.perf_counter()
         results = [loop.create_future() for _ in images]
         for image, result in zip(images, results, strict=True):
-            self._queue.append(_Waiting(image, result, now))
+            self._queue.put(client, _Waiting(image, result, now))
         self._arrival.set()
         try:
             return np.stack([await result for result in results])
@@ -107,11 +108,12 @@ class Batcher:
                 return
 
     def _take(self) -> list[_Waiting]:
-        self._queue = deque(waiting for waiting in self._queue if not waiting.result.done())
+        self._queue.discard(lambda waiting: waiting.result.done())
         if not self._queue:
             return []
         length = batch_length(len(self._queue), self._seconds)
-        return [self._queue.popleft() for _ in range(length)]
+        taken = (self._queue.take() for _ in range(length))
+        return [waiting for waiting in taken if waiting is not None]
 
     async def _embed(self, batch: list[_Waiting]) -> None:
         start = time.perf_counter()
@@ -128,4 +130,5 @@ class Batcher:
         for waiting, row in zip(batch, rows, strict=True):
             if not waiting.result.done():
                 waiting.result.set_result(row)
-        self._measure_fn(len(batch), start - batch[0].since, time.perf_counter() - start)
+        since = min(waiting.since for waiting in batch)
+        self._measure_fn(len(batch), start - since, time.perf_counter() - start)

@@ -35,9 +35,9 @@ class Budget:
             most, self._most = self._most, self._used
             return most
 
-    def claim(self) -> Claim:
+    def claim(self, client: str = "") -> Claim:
         """A claim on nothing yet; a context manager that gives back what was taken."""
-        return Claim(self)
+        return Claim(self, client)
 
     def most_of_large(self) -> int:
         """What requests may hold together that take more than a MiB."""
@@ -78,10 +78,10 @@ class Budget:
 
 
 class Claim:
-    """The bytes that one request holds."""
+    """The bytes that one request of a client holds."""
 
-    def __init__(self, budget: Budget):
-        self._budget, self.held = budget, 0
+    def __init__(self, budget: Budget, client: str):
+        self._budget, self.client, self.held = budget, client, 0
 
     def take(self, count: int) -> None:
         """Takes so many bytes more, or refuses the request."""

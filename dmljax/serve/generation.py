@@ -8,6 +8,7 @@ request ends. If the new one cannot be used, the present one stays.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 import gc
@@ -36,6 +37,7 @@ from dmljax.serve.budget import Budget, Claim
 from dmljax.serve.errors import Refused
 from dmljax.serve.metrics import Metrics
 from dmljax.serve.pictures import Pictures
+from dmljax.serve.queues import Turns
 from dmljax.serve.settings import Settings, read_tokens
 from dmljax.serve.workers import Decoders, Turn, Work, work
 
@@ -43,13 +45,16 @@ __all__ = ["Generation", "Service"]
 
 _log = logging.getLogger("dmljax.serve")
 _T = TypeVar("_T")
-# A small image is decoded in the thread of the requests, if that takes no longer than this. The way
-# to another process and back would take longer. Pillow and the formats of such images are known to
-# take time and memory by the number of pixels.
-_SMALL_BYTES, _SMALL_SIDE, _SMALL_SECONDS = 1 << 14, 128, 1e-3
+# A small image is decoded in the thread of the requests, if one of this size takes no longer than
+# `_SMALL_SECONDS` here, and if its header promises no more than `_MOST_SECONDS`. The way to another
+# process and back would take longer.
+_SMALL_BYTES, _SMALL_SIDE, _SMALL_SECONDS = 1 << 16, 128, 1e-3
+_MOST_SECONDS = 4e-3  # of `work`, which is on the slow side: one text of a PNG, but not two
 _SMALL_FORMATS = ("PNG", "JPEG")
 _TRIM_SECONDS, _TRIM_BYTES = 2.0, 32 << 20
 _NO_INDEX = "no index"
+_SEARCHERS = 2  # threads
+_SHARE_OF_CLIENTS = 0.75  # of the places, which clients that have some may fill
 _VERIFY_SECONDS = 1  # between two thousands of items whose checksums are compared
 
 
@@ -126,13 +131,15 @@ class Service:
             budget=self.budget,
             restart_fn=self.metrics.decoder_restarts.inc,
         )
-        self._searchers = ThreadPoolExecutor(2, "index")
+        self._searchers = ThreadPoolExecutor(_SEARCHERS, "index")
+        self._turns = Turns(_SEARCHERS)
         self._converters = ThreadPoolExecutor(2, "convert")
         self._tasks: list[asyncio.Task] = []
         self._reload_requested = asyncio.Event()
         self._reloading = asyncio.Lock()
         self.failure: BaseException | None = None
         self.waiting_images = self.waiting_large = 0
+        self._waiting_of: collections.Counter[str] = collections.Counter()  # by client
         self._failed_signature: Any = None
 
     def _open(self, present: Generation | None) -> Generation:
@@ -342,51 +349,64 @@ class Service:
             index = indexes.signature(settings.index)
         return _signature(settings.bundle), index
 
-    async def on_index(self, function: Callable[..., _T], *arguments: Any) -> _T:
-        """What the function returns; if the request ends before that, its statement is stopped."""
+    async def on_index(
+        self, function: Callable[..., _T], *arguments: Any, client: str = "", work: float = 1.0
+    ) -> _T:
+        """What the function returns; if the request ends before that, its statement is stopped.
+
+        Clients take turns; `work` is that of the call in comparison with others.
+        """
         ended = threading.Event()
 
         def call() -> _T:
             with stopped_when(ended.is_set):
                 return function(*arguments)
 
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._searchers, call)
-        finally:
-            ended.set()
+        async with self._turns.turn(client, work=work):
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._searchers, call)
+            finally:
+                ended.set()
 
     async def convert(self, function: Callable[..., _T], *arguments: Any) -> _T:
         """What a function of `formats` returns; it runs beside the requests."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._converters, function, *arguments)
 
-    async def picture(self, generation: Generation, name: str) -> bytes | None:
+    async def picture(self, generation: Generation, name: str, claim: Claim) -> bytes | None:
         """A small JPEG of the picture of an item; None if there is none that can be read."""
         pictures = generation.pictures
         if (kept := pictures.kept(name)) is not None:
             return kept
         try:
-            small = await self._decoders.small(await asyncio.to_thread(pictures.read, name))
+            data = await asyncio.to_thread(pictures.read, name)
+            small = await self._decoders.small(data, claim.client)
         except (OSError, ValueError, Refused):  # deleted or damaged since it was listed
             return None
         pictures.keep(name, small)
         return small
 
     @contextlib.contextmanager
-    def _admitted(self, count: int, large: int = 0) -> Iterator[None]:
+    def _admitted(self, client: str, count: int, large: int = 0) -> Iterator[None]:
         limit = self.settings.limits.waiting_images
-        # Large images take the half of the places, so that there is one for other clients.
-        is_full = self.waiting_images and self.waiting_images + count > limit
+        # Large images take the half of the places, so that there is one for other clients. The last
+        # places are for clients that have none.
+        most = int(_SHARE_OF_CLIENTS * limit) if self._waiting_of[client] else limit
+        is_full = self.waiting_images and self.waiting_images + count > most
         if is_full or (self.waiting_large and self.waiting_large + large > limit // 2):
             raise Refused(503, "too many images or texts are waiting: try again", retry_after=1)
         self.waiting_images += count
         self.waiting_large += large
+        self._waiting_of[client] += count
         self.metrics.waiting_images.set(self.waiting_images)
         try:
             yield
         finally:
             self.waiting_images -= count
             self.waiting_large -= large
+            self._waiting_of[client] -= count
+            if not self._waiting_of[client]:
+                del self._waiting_of[client]
             self.metrics.waiting_images.set(self.waiting_images)
 
     async def embed(self, generation: Generation, images: list[bytes], claim: Claim) -> np.ndarray:
@@ -396,8 +416,8 @@ class Service:
                 raise Refused(413, f"an image has {len(image):,} bytes: the limit is {limit:,}")
         claim.take(len(images) * math.prod(generation.bundle.input_shape))
         works = [work(image) for image in images]
-        with self._admitted(len(images), sum(x.is_large for x in works)):
-            batcher, turn = generation.batcher, Turn()
+        with self._admitted(claim.client, len(images), sum(x.is_large for x in works)):
+            batcher, turn = generation.batcher, Turn(claim.client)
             batcher.announced += len(images)
             try:
                 calls = [
@@ -407,15 +427,17 @@ class Service:
                 prepared = [await calls[0]] if len(calls) == 1 else await _all(calls)
             finally:
                 batcher.announced -= len(images)
-            return await batcher.embed(prepared)
+            return await batcher.embed(prepared, client=claim.client)
 
-    async def embed_text(self, generation: Generation, texts: list[str]) -> np.ndarray:
+    async def embed_text(
+        self, generation: Generation, texts: list[str], claim: Claim
+    ) -> np.ndarray:
         """Vectors [n d] of texts, computed in the thread of the net."""
         bundle = generation.bundle
         if not bundle.has_text:
             raise Refused(422, "this service compares images only: its bundle has no text")
         loop = asyncio.get_running_loop()
-        with self._admitted(len(texts)):
+        with self._admitted(claim.client, len(texts)):
             try:
                 return await loop.run_in_executor(self._net, bundle.embed_text, texts)
             except ValueError as error:
@@ -426,7 +448,8 @@ class Service:
     ) -> np.ndarray:
         start, model = time.perf_counter(), generation.model
         is_small = len(image) <= _SMALL_BYTES and work.pixels <= model.small_pixels
-        if is_small and work.format in _SMALL_FORMATS:
+        is_small = is_small and work.format in _SMALL_FORMATS
+        if is_small and work.seconds <= _MOST_SECONDS:
             prepared = model.bundle.prepare_small(image, most_pixels=work.pixels)
         else:
             prepared = None

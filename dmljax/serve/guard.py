@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import hmac
+import ipaddress
 import itertools
 import logging
 import re
@@ -25,7 +26,7 @@ from dmljax.serve.generation import Service
 from dmljax.serve.metrics import METHODS
 from dmljax.serve.settings import is_loopback
 
-__all__ = ["Guard", "read_body"]
+__all__ = ["Guard", "client_of", "read_body"]
 
 _log = logging.getLogger("dmljax.serve.requests")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -43,6 +44,7 @@ class Guard:
 
     def __init__(self, app: Any, service: Service, routes: frozenset[str]):
         self._app, self._service, self._routes = app, service, routes
+        self._client_header = (service.settings.client_header or "").lower().encode()
         self._running = 0
         # Unique without a call of the operating system for each request.
         self._prefix, self._numbers = secrets.token_hex(4), itertools.count(1)
@@ -84,7 +86,8 @@ class Guard:
             try:
                 self._check(scope, headers, route)
                 async with asyncio.timeout(limits.request_seconds) as deadline:
-                    with self._service.budget.claim() as claim:
+                    client = client_of(scope, headers, self._client_header)
+                    with self._service.budget.claim(client) as claim:
                         await self._app(scope | {"claim": claim}, receive, answer)
             except Exception as error:
                 deadline = None
@@ -135,6 +138,28 @@ class Guard:
         # an attempt to read through a browser (DNS rebinding).
         if not self._service.tokens and not is_loopback(_name(host)):
             raise Refused(403, "the Host header does not name this machine")
+
+
+def client_of(scope: Any, headers: Mapping[bytes, str], header: bytes) -> str:
+    """Who sent a request: its address, or what the proxy in front has put into a header.
+
+    Of several addresses in the header, the last one is that which the proxy has added; a client may
+    have written the others.
+    """
+    sent = headers.get(header, "").rpartition(",")[2].strip()
+    return _network(sent or (scope.get("client") or ("",))[0])
+
+
+@functools.lru_cache(1024)
+def _network(address: str) -> str:
+    """The address; of IPv6 the network of 64 bits, since one machine has so many addresses."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is None:
+        return str(ipaddress.ip_network((int(ip) >> 64 << 64, 64)))
+    return address
 
 
 def _opens_page(scope: Any, headers: Mapping[bytes, str]) -> bool:

@@ -1,4 +1,8 @@
-"""HTTP/1.1 of one connection: uvicorn's, with limits on heads, waiting requests and answers."""
+"""HTTP/1.1 of one connection: uvicorn's, with limits on heads, waiting requests and answers.
+
+uvicorn has no settings for these limits, so this subclass uses its internals; the tests of the
+limits fail if a new uvicorn changes them. CONTRIBUTING.md says why it is not Granian.
+"""
 
 from __future__ import annotations
 

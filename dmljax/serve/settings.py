@@ -6,10 +6,12 @@ import dataclasses
 import ipaddress
 import os
 import pathlib
+import re
 
 __all__ = ["Limits", "Settings", "is_loopback", "read_tokens"]
 
 _SHORTEST_TOKEN = 16
+_HEADER = re.compile(r"[A-Za-z0-9-]+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Settings:
     program: str = "stablehlo"
     batch_sizes: tuple[int, ...] | None = None
     decoders: int | None = None  # processes that decode; by default one for each core, at least 2
+    client_header: str | None = None  # in which a proxy puts the address of the client
     batch_wait: float = 0.002  # seconds that an image waits for others that are being decoded
     watch_seconds: float = 2.0  # between looks at the bundle and the index
     log_requests: bool = True
@@ -67,6 +70,10 @@ class Settings:
             raise ValueError(f"--port={self.port} must lie between 0 and 65535")
         if self.decoders is not None and not 1 <= self.decoders <= 256:
             raise ValueError(f"--decoders={self.decoders} must lie between 1 and 256")
+        if self.client_header is not None and not _HEADER.fullmatch(self.client_header):
+            raise ValueError(
+                f"--client-header={self.client_header} is no name of a header, such as X-Real-IP"
+            )
         limits = self.limits
         if limits.memory_bytes < (least := limits.decode_bytes * 3 // 2):
             raise ValueError(

@@ -1,16 +1,16 @@
 """Images are decoded by a few processes, which can be killed.
 
-An image that takes too long costs its process, which is replaced, and no thread of the service. The
-next image is the one with the earliest due time: the time of its request, and a multiple of the
-work of the images of this request up to it. So requests with many or large images let others pass,
-and wait no longer than that themselves. One process takes no large images, and all together take
-no more memory than one image may.
+An image that takes too long costs its process, which is replaced, and no thread of the service.
+Each client gets the same share of the processes (`queues`). Of one client, the next image is the
+one with the earliest due time: the time of its request, and a multiple of the work of the images of
+this request up to it. So requests with many or large images let others pass, and wait no longer
+than that themselves. One process takes no large images, and all together take no more memory than
+one image may.
 """
 
 from __future__ import annotations
 
 import asyncio
-import bisect
 import contextlib
 import logging
 import os
@@ -29,14 +29,17 @@ from dmljax.bundle.preprocessing import MAX_PIXELS
 from dmljax.serve import decoding
 from dmljax.serve.budget import Budget, Claim
 from dmljax.serve.errors import Refused
+from dmljax.serve.queues import FairQueue
 
 __all__ = ["Decoders", "Turn", "Work", "work"]
 
 _log = logging.getLogger("dmljax.serve")
 _PATIENCE = 4  # seconds that others may pass, for a second of work
 _LARGE_SECONDS = 0.25
+_LEAST_SECONDS = 1e-3  # for the way to a process and back
 # Seconds of decoding, on the slow side of what was measured with two shared cores.
 _SECONDS_OF_PIXEL, _SECONDS_OF_SCAN, _SECONDS_OF_BYTE = 15e-9, 1.5e-9, 10e-9
+_SECONDS_OF_TEXT = 2.5e-3  # of a PNG: up to a MiB
 # Bytes for a pixel while it is decoded, as measured: the file's own form, Pillow's, numpy's.
 _BYTES_OF_PIXEL, _BYTES_OF_BUFFERED_PIXEL = 15, 20
 _RECEIVED = 1 << 18
@@ -64,16 +67,17 @@ def work(image: bytes) -> Work:
     pixels = MAX_PIXELS if facts.pixels is None else min(facts.pixels, MAX_PIXELS)
     scans = min(facts.scans, headers.MAX_SCANS)
     seconds = pixels * (_SECONDS_OF_PIXEL + scans * _SECONDS_OF_SCAN)
+    seconds += len(image) * _SECONDS_OF_BYTE + facts.texts * _SECONDS_OF_TEXT
     is_buffered = facts.format == "WEBP" or scans > 1
     memory = pixels * (_BYTES_OF_BUFFERED_PIXEL if is_buffered else _BYTES_OF_PIXEL)
-    return Work(facts.format, pixels, seconds + len(image) * _SECONDS_OF_BYTE, memory + len(image))
+    return Work(facts.format, pixels, seconds, memory + len(image))
 
 
 class Turn:
-    """The images of one request: each waits for the work of those before it."""
+    """The images of one request of a client: each waits for the work of those before it."""
 
-    def __init__(self):
-        self._due = time.monotonic()
+    def __init__(self, client: str):
+        self.client, self._due = client, time.monotonic()
 
     def due(self, seconds: float) -> float:
         """When an image of so much work is due."""
@@ -82,7 +86,6 @@ class Turn:
 
 
 class _Job(NamedTuple):
-    due: float
     image: bytes
     spec: bytes
     work: Work
@@ -111,7 +114,7 @@ class Decoders:
     ):
         self._seconds, self._memory, self._restart_fn = seconds, memory, restart_fn
         self._budget = budget
-        self._waiting: list[_Job] = []  # the next one comes first
+        self._waiting: FairQueue[_Job] = FairQueue()
         self._changed = asyncio.Condition()
         self._most_large = max(1, count - 1)
         self._large = self._used = 0
@@ -144,16 +147,17 @@ class Decoders:
         pixels = await self._decoded(image, work, turn, spec)
         return np.frombuffer(pixels, np.uint8).reshape(shape)
 
-    async def small(self, image: bytes) -> bytes:
+    async def small(self, image: bytes, client: str) -> bytes:
         """A small JPEG."""
-        return bytes(await self._decoded(image, work(image), Turn(), b""))
+        return bytes(await self._decoded(image, work(image), Turn(client), b""))
 
     async def _decoded(self, image: bytes, work: Work, turn: Turn, spec: bytes) -> bytearray:
         if problem := headers.problem(image):
             raise BadImage(problem, kind="format")
         result = asyncio.get_running_loop().create_future()
-        job = _Job(turn.due(work.seconds), image, spec, work, result)
-        bisect.insort(self._waiting, job, key=lambda job: job.due)
+        seconds = max(work.seconds, _LEAST_SECONDS)
+        job = _Job(image, spec, work, result)
+        self._waiting.put(turn.client, job, work=seconds, due=turn.due(seconds))
         await self._notify()
         return await result
 
@@ -163,19 +167,24 @@ class Decoders:
 
     def _take(self) -> tuple[_Job, Claim] | None:
         """The first job for which there is memory, and its claim."""
-        self._waiting = [job for job in self._waiting if not job.result.done()]
-        for i, job in enumerate(self._waiting):
+        claim = self._budget.claim()
+
+        def accept(job: _Job) -> bool:
             memory = min(job.work.memory, self._memory)
-            fits = self._used + memory <= self._memory
-            if not fits or (job.work.is_large and self._large >= self._most_large):
-                continue
-            claim = self._budget.claim()
-            if claim.try_to_take(memory):
-                self._large += job.work.is_large
-                self._used += memory
-                return self._waiting.pop(i), claim
-            self._look_again()
-        return None
+            if self._used + memory > self._memory:
+                return False
+            if job.work.is_large and self._large >= self._most_large:
+                return False
+            if not claim.try_to_take(memory):
+                self._look_again()
+                return False
+            self._large += job.work.is_large
+            self._used += memory
+            return True
+
+        self._waiting.discard(lambda job: job.result.done())
+        job = self._waiting.take(accept)
+        return None if job is None else (job, claim)
 
     def _look_again(self) -> None:
         """Nobody says when other requests give memory back."""

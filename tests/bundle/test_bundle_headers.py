@@ -20,6 +20,7 @@ def _encoded(mode, format, **options):
 
 FILES = {
     "png": _encoded("RGB", "PNG"),
+    "png with a profile": _encoded("RGB", "PNG", icc_profile=b"profile"),
     "jpeg": _encoded("RGB", "JPEG"),
     "progressive jpeg": _encoded("L", "JPEG", progressive=True),
     "jpeg with a long comment": _encoded("RGB", "JPEG", comment=b"c" * 60_000),
@@ -42,10 +43,11 @@ def test_the_pixels_are_those_that_the_decoder_reads(name):
     assert facts.pixels == 37 * 52 and facts.format in images.FORMATS
     assert headers.problem(FILES[name]) is None
     assert (facts.scans > 1) == name.startswith("progressive")
+    assert facts.texts == (name == "png with a profile")
 
 
 def test_both_byte_orders_of_tiff_are_read():
-    assert headers.facts(BIG_ENDIAN) == ("TIFF", 37 * 52, 1)
+    assert headers.facts(BIG_ENDIAN) == ("TIFF", 37 * 52, 1, 0)
 
 
 def test_damaged_headers_are_unknown_and_raise_nothing():
@@ -59,7 +61,7 @@ def test_damaged_headers_are_unknown_and_raise_nothing():
             for position in rng.integers(0, min(len(changed), 60), 3):
                 changed[position] = rng.integers(256)
             headers.facts(bytes(changed))
-    assert headers.facts(b"nonsense") == (None, None, 1)
+    assert headers.facts(b"nonsense") == (None, None, 1, 0)
     lists_itself = b"II*\0\x08\0\0\0\xff\xff" + b"\0" * 50
     assert headers.facts(lists_itself).pixels is None
 

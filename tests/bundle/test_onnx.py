@@ -252,3 +252,20 @@ def test_a_program_that_reads_other_files_is_refused(bundle_folder, tmp_path, mo
         with pytest.raises(loading.BadBundle, match=message) as refused:
             loading.load(copy, program="onnx")
         assert "\n" not in str(refused.value)
+
+
+def test_a_program_that_crashes_onnxruntime_is_refused_in_one_line(bundle_folder, tmp_path):
+    """It divides the least int32 by -1 while it is read, which ends the process (SIGFPE)."""
+    pytest.importorskip("onnxruntime")
+    copy = shutil.copytree(bundle_folder, tmp_path / "a.bundle")
+    for op, divisor, message in (
+        ("Div", -1, r"its process crashed \(SIG"),
+        ("Div", 0, "division by zero"),
+        ("Divide", 1, "Divide"),
+    ):
+        numbers = forged.number("w", -(2**31)), forged.number("v", divisor)
+        forged.replace(copy, files.ONNX, forged.onnx_program(*numbers, op=op, kind=6))
+        message = f"embed.onnx of .* cannot be read .*{message}"
+        with pytest.raises(loading.BadBundle, match=message) as refused:
+            loading.load(copy, program="onnx")
+        assert "\n" not in str(refused.value)

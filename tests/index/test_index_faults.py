@@ -16,7 +16,7 @@ import pytest
 from index_loops import NaiveIndex, same, unit_vectors
 
 from dmljax import index
-from dmljax.index.base import stopped_when
+from dmljax.index.base import counted_by, stopped_when
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -627,6 +627,25 @@ def test_a_changed_item_is_named_and_can_be_added_again(tmp_path, matrix):
         store.build(approximate=False)
         assert store.check() == []
     equal(place, naive)
+
+
+@pytest.mark.parametrize(
+    "change", ["fields set name = x'6e'", "items set id = x'6e' where row = 8", "metadata"]
+)
+def test_text_that_has_become_something_else_is_damage(tmp_path, change):
+    """The types of SQLite belong to values, so that damage can change them."""
+    place = tmp_path / "photos.index"
+    filled(place)
+    if change == "metadata":
+        change = "items set metadata = x'6e' where row = 8"
+    with contextlib.closing(sqlite3.connect(place / "generation-1" / "items.db")) as connection:
+        connection.execute(f"update {change}")
+        connection.commit()
+    query = unit_vectors(np.random.default_rng(1), 1, DIMENSION)
+    with index.open(place) as store, counted_by(lambda count: None):
+        with pytest.raises(index.Damaged) as damage:
+            store.search(query, 50, where={"color": "red"} if "fields" in change else None)
+        assert "\n" not in str(damage.value)
 
 
 def test_a_writer_removes_what_killed_ones_left(tmp_path):

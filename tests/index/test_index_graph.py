@@ -178,21 +178,22 @@ def test_the_recall_holds_for_queries_that_are_no_items(tmp_path, monkeypatch):
     """Of stored vectors a narrow search finds all neighbors, of vectors of other classes few."""
     monkeypatch.setattr(tuning, "CONNECTIVITY", 4)
     rng = np.random.default_rng(0)
-    items, strangers = tight(4000, 400, 32, rng), unit_vectors(rng, 200, 32)
+    items = tight(4000, 400, 32, rng)
+    between = items[rng.permutation(4000)[:200]] + items[rng.permutation(4000)[:200]]
+    between /= np.linalg.norm(between, axis=1, keepdims=True)
     with index.create(tmp_path / "photos.index", model=MODEL, dimension=32) as store:
         store.add([str(i) for i in range(len(items))], items)
         facts = store.build(approximate=True, recall=0.3)["approximate"]
         assert set(facts["recalls"]) == {"stored", "perturbed", "between"}
         assert facts["recall@10"] == min(facts["recalls"].values()) >= 0.3 == facts["wanted"]
         assert facts["recalls"]["stored"] - facts["recall@10"] > 0.1
-        answers = store.search(strangers, 10)
-        assert not answers.exact and store.search(strangers, 10, exact=True).exact
         assert not store.search_ids(["1"], 3).exact
-        narrow = recall(store, strangers)
+        assert not store.search(items[:3], 3).exact and store.search(items[:3], 3, exact=True).exact
+        narrow = recall(store, between, k=10)
         facts = store.build(approximate=True, recall=0.9)["approximate"]
         assert facts["search width"] > 16
         if facts["recall@10"] >= 0.9:
-            assert not store.search(strangers, 10).exact and recall(store, strangers) > narrow
+            assert not store.search(between, 10).exact and recall(store, between) > narrow
         store.compact()  # keeps what was asked for
         assert store.facts()["approximate"]["wanted"] == 0.9
         with pytest.raises(index.InvalidInput, match="recall=2"):
@@ -210,3 +211,21 @@ def test_a_recall_that_no_width_reaches_makes_every_search_exact(tmp_path, monke
         answers = store.search(unit_vectors(rng, 20, 48), 10)
         assert answers.exact and recall(store, unit_vectors(rng, 20, 48)) == 1
         assert "below 1.0: every search is exact" in caplog.text
+
+
+def test_queries_that_resemble_no_item_are_compared_with_every_item(tmp_path, monkeypatch):
+    """The recall that was measured says nothing about them."""
+    monkeypatch.setattr(tuning, "CONNECTIVITY", 4)
+    rng = np.random.default_rng(0)
+    items, strangers = tight(4000, 400, 32, rng), unit_vectors(rng, 100, 32)
+    with index.create(tmp_path / "photos.index", model=MODEL, dimension=32) as store:
+        store.add([str(i) for i in range(len(items))], items)
+        store.build(approximate=True, recall=0.3)
+        best = [hits[0].similarity for hits in store.search(strangers, 10, exact=True)]
+        strangers = strangers[np.argsort(best)[:50]]
+        answers = store.search(strangers, 10)
+        assert answers.exact and answers == store.search(strangers, 10, exact=True)
+        mixed = store.search(np.concatenate([strangers, items[:2]]), 10)
+        assert not mixed.exact and mixed[:50] == answers
+        monkeypatch.setattr(tuning, "is_strange", lambda *_: False)
+        assert recall(store, strangers) < 0.9  # without that

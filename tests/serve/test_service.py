@@ -84,6 +84,8 @@ def test_searches_agree_with_the_index(server, model, index_folder):
     content = {"vectors": vector.tolist(), "k": 5, "where": {"number": {"<": 7}}, "exact": True}
     hits = server.request("POST", "/search", content).json["results"][0]["hits"]
     assert [hit["id"] for hit in hits] == some
+    answer = server.request("GET", "/search?id=cats/04.png&k=9&threshold=1").json
+    assert answer["k"] == 9 > len(answer["results"][0]["hits"]) and answer["exact"]
     # Without k there are as many as there are, up to ten.
     assert len(server.request("POST", "/search", query).json["results"][0]["hits"]) == 10
 

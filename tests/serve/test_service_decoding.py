@@ -2,15 +2,18 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import io
 import json
 import os
 import pathlib
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
+import zlib
 
 import msgpack
 import numpy as np
@@ -37,6 +40,14 @@ def _blank(side):
     file = io.BytesIO()
     Image.new("RGB", (side, side)).save(file, "PNG")
     return file.getvalue()
+
+
+def _with_texts(image, count):
+    """A PNG with texts that unfold to a MiB each."""
+    body = b"zTXta\0\0" + zlib.compress(bytes(1 << 20))
+    text = (len(body) - 4).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+    end_of_header = 33
+    return image[:end_of_header] + count * text + image[end_of_header:]
 
 
 def _children(pid):
@@ -69,7 +80,9 @@ def test_an_image_that_takes_too_long_costs_its_process_alone(strict):
     for pid in before:
         os.kill(pid, signal.SIGSTOP)  # as if it computed for hours
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        slow = [pool.submit(strict.request, "POST", "/embed", _noise(x)) for x in (200, 201)]
+        # A small one that takes long to read is no small one.
+        images = _noise(200), _with_texts(png(2), 50)
+        slow = [pool.submit(strict.request, "POST", "/embed", x) for x in images]
         assert strict.request("POST", "/embed", png(1)).status == 200  # a small one needs no other
         for answer in slow:
             assert answer.result().status == 413
@@ -137,6 +150,54 @@ def test_pictures_are_decoded_there_too(strict):
     assert strict.request("GET", "/items/image?id=cats/01.png").status == 200
 
 
+@contextlib.contextmanager
+def _asked(server, image, count, *, address="127.0.0.1", headers=""):
+    """Connections from an address, each with a request that waits for its answer."""
+    head = f"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(image)}\r\n{headers}"
+    with contextlib.ExitStack() as stack:
+        connections = []
+        for _ in range(count):
+            connection = socket.create_connection(
+                ("127.0.0.1", server.port), timeout=60, source_address=(address, 0)
+            )
+            connections.append(stack.enter_context(connection))
+            connection.sendall(head.encode() + b"\r\n" + image)
+        yield connections
+
+
+def _until_waiting(server, count):
+    for _ in range(1000):
+        if _waiting(server) == count:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{_waiting(server)} images wait, and not {count}")
+
+
+def test_a_client_with_many_requests_does_not_make_another_one_wait(bundle_folder, tmp_path):
+    """Two clients at two addresses, and then two whose addresses are in a header of a proxy."""
+    image, proxy = _noise(500), "X-Real-IP: 192.0.2.{}\r\n"
+    words = ("--decoders=1", "--decode-seconds=60", "--client-header=X-Real-IP")
+    with served(tmp_path, bundle_folder, *words, "--max-waiting=80") as server:
+        for many, one in (
+            ({"address": "127.0.0.2"}, {}),
+            ({"headers": proxy.format(1)}, {"headers": proxy.format(2)}),
+        ):
+            (decoder,) = _children(server.process.pid)
+            os.kill(decoder, signal.SIGSTOP)
+            with _asked(server, image, 60, **many) as others:
+                _until_waiting(server, 60)
+                with _asked(server, image, 1, **many) as refused:
+                    assert b" 503 " in refused[0].recv(1000)  # the last places are for others
+                with _asked(server, image, 1, **one) as asked:
+                    _until_waiting(server, 61)
+                    os.kill(decoder, signal.SIGCONT)
+                    assert b" 200 " in asked[0].recv(1000)
+                    # What has been answered until now. The other 58 have still to be decoded.
+                    answered, _, _ = select.select(others, [], [], 0)
+                    assert len(answered) < 30
+                assert all(b" 200 " in x.recv(1000) for x in others)
+
+
 def _decoders(count):
     budget = Budget(1 << 31)
     return Decoders(count, seconds=60, memory=1 << 30, budget=budget, restart_fn=lambda: None)
@@ -157,7 +218,7 @@ def _prepared(images, count=1):
         decoders = _decoders(count)
         calls = []
         for request, encoded in images.items():
-            turn = Turn()
+            turn = Turn("client")
             calls += [decode(decoders, turn, request, image) for image in encoded]
         tasks = [asyncio.create_task(call) for call in calls]
         await asyncio.sleep(0)  # all wait before the first one is decoded
@@ -198,7 +259,7 @@ def test_headers_that_promise_less_than_the_image_has_are_refused():
         spec = json.dumps(preprocess.to_json()).encode()
         try:
             with pytest.raises(ValueError, match="two sizes"):
-                await decoders.prepare(jpeg, promised, Turn(), spec=spec, shape=(8, 8, 1))
+                await decoders.prepare(jpeg, promised, Turn("client"), spec=spec, shape=(8, 8, 1))
         finally:
             await decoders.stop()
 
