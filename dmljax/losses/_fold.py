@@ -20,7 +20,7 @@ from jax.sharding import Mesh, PartitionSpec
 from dmljax import ops
 from dmljax.ops import Array
 
-__all__ = ["LogSumExp", "Plan", "Side", "Sum", "Tile", "Total", "count", "fold"]
+__all__ = ["LogSumExp", "OfColumns", "Plan", "Side", "Sum", "Tile", "Total", "count", "fold"]
 
 
 class Plan(NamedTuple):
@@ -88,8 +88,7 @@ class LogSumExp(NamedTuple):
         terms = jnp.sum(jnp.exp(values - finite[:, None]), axis=1)
         return new_peak, total * jnp.exp(peak - finite) + terms
 
-    @staticmethod
-    def result(state: tuple[Array, Array]) -> Array:
+    def result(self, state: tuple[Array, Array]) -> Array:
         peak, total = state
         return jnp.where(jnp.isneginf(peak), 0, jnp.log(total) + peak)
 
@@ -110,12 +109,33 @@ class Sum(NamedTuple):
     def add(self, state: Array) -> Array:
         return state + jnp.sum(self.values, axis=1, where=self.where)
 
-    @staticmethod
-    def result(state: Array) -> Array:
+    def result(self, state: Array) -> Array:
         return state
 
     def gradient(self, result: Array, cotangent: Array) -> Array:
         return jnp.where(self.where, cotangent[:, None], 0)
+
+
+class OfColumns(NamedTuple):
+    """Accumulates `term`, whose arrays are transposed, for each column."""
+
+    term: LogSumExp | Sum
+
+    @property
+    def values(self) -> Array:
+        return self.term.values
+
+    def empty(self) -> Any:
+        return self.term.empty()
+
+    def add(self, state: Any) -> Any:
+        return self.term.add(state)
+
+    def result(self, state: Any) -> Array:
+        return self.term.result(state)
+
+    def gradient(self, result: Array, cotangent: Array) -> Array:
+        return self.term.gradient(result, cotangent)
 
 
 class Total(NamedTuple):
@@ -129,8 +149,7 @@ class Total(NamedTuple):
     def add(self, state: Array) -> Array:
         return state + self.values
 
-    @staticmethod
-    def result(state: Array) -> Array:
+    def result(self, state: Array) -> Array:
         return state
 
     def gradient(self, result: Array, cotangent: Array) -> Array:
@@ -145,18 +164,17 @@ def count(where: Array) -> Sum:
 def fold(terms_fn: Callable, plan: Plan, rows: Side, columns: Side, *params: Array) -> tuple:
     """What `terms_fn(tile, *params)` accumulates over all tiles, as a tuple of arrays.
 
-    `terms_fn` returns some `LogSumExp`, `Sum` and `Total`. It must not close over traced
-    arrays: these are `params`, or `extra` of a side. Gradients flow into the float ones.
+    `terms_fn` returns some `LogSumExp`, `Sum`, `OfColumns` and `Total`. It must not close over
+    traced arrays: these are `params`, or `extra` of a side. Gradients flow into the float ones.
     """
     return _fold(lambda *arguments: tuple(terms_fn(*arguments)), plan, rows, columns, params)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _fold(terms_fn, plan, rows, columns, params):
-    types = _types(terms_fn, plan, rows, columns, params)
+    terms = _abstract_terms(terms_fn, plan, rows, columns, params)
     forward = functools.partial(_forward, terms_fn, plan)
-    of_rows, _, totals = _on_devices(forward, plan.mesh, rows, columns, params)
-    return _joined(types, of_rows, totals)
+    return _joined(terms, *_on_devices(forward, plan.mesh, rows, columns, params))
 
 
 def _fold_forward(terms_fn, plan, rows, columns, params):
@@ -165,15 +183,15 @@ def _fold_forward(terms_fn, plan, rows, columns, params):
 
 
 def _fold_backward(terms_fn, plan, residual, cotangents):
-    rows, columns, params, results = residual
-    types = _types(terms_fn, plan, rows, columns, params)
-    of_rows, totals = zip(_split(types, results), _split(types, cotangents), strict=True)
-    backward = functools.partial(_backward, terms_fn, plan, types)
-    gradients = _on_devices(backward, plan.mesh, (rows, of_rows), columns, (params, totals))
+    *inputs, results = residual
+    terms = _abstract_terms(terms_fn, plan, *inputs)
+    splits = zip(_split(terms, results), _split(terms, cotangents), strict=True)
+    backward = functools.partial(_backward, terms_fn, plan)
+    gradients = _on_devices(backward, plan.mesh, *zip(inputs, splits, strict=True))
     # `jax.custom_vjp` wants gradients of dtype float0 for arrays that are not floats.
     return tuple(
         _with_floats(tree, floats, lambda leaf: np.zeros(leaf.shape, jax.dtypes.float0))
-        for tree, floats in zip((rows, columns, params), gradients, strict=True)
+        for tree, floats in zip(inputs, gradients, strict=True)
     )
 
 
@@ -216,95 +234,100 @@ def _on_devices(local_fn, mesh, of_rows, of_columns, shared):
 
 
 def _forward(terms_fn, plan, axis, rows, columns, params):
-    """The results of the local rows, nothing for the columns, and the totals."""
-    types = _types(terms_fn, plan, rows, columns, params)
-    n = len(rows.where)
+    """The results of the local rows, of the local columns, and the totals."""
+    terms = _abstract_terms(terms_fn, plan, rows, columns, params)
+    sizes = len(rows.where), len(columns.where)
     rows, columns = _blocks(rows, plan.tile), _blocks(columns, plan.tile)
 
-    def terms(row_block, column_block):
+    def terms_of(row_block, column_block):
         return terms_fn(Tile(row_block, column_block, plan.within_batch), *params)
 
+    def add(row_block, column_block, states):
+        added = zip(terms_of(row_block, column_block), _joined(terms, *states), strict=True)
+        return _split(terms, [term.add(state) for term, state in added])
+
     first_blocks = jax.tree.map(lambda x: x[0], (rows, columns))
-    empty = [term.empty() for term in jax.eval_shape(terms, *first_blocks)]
-    states = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(rows.where), *x.shape)), empty)
-
-    def ring_step(carry, _):
-        columns, states = carry
-
-        def of_row_block(row_block_and_states):
-            row_block, states = row_block_and_states
-
-            def add(states, column_block):
-                added = zip(terms(row_block, column_block), states, strict=True)
-                return [term.add(state) for term, state in added], None
-
-            return jax.lax.scan(add, states, columns)[0]
-
-        states = jax.lax.map(of_row_block, (rows, states))
-        return (_next(columns, plan, axis), states), None
-
-    (_, states), _ = _around(ring_step, (columns, states), plan, axis)
-    results = [type_.result(state) for type_, state in zip(types, states, strict=True)]
-    of_rows, totals = _split(types, results)
-    return _rows(of_rows, n), (), [jnp.sum(total) for total in totals]
+    empty = [term.empty() for term in jax.eval_shape(terms_of, *first_blocks)]
+    of_rows, of_columns, totals = _split(terms, empty)
+    of_rows = _repeated(of_rows, len(rows.where))
+    of_columns = _repeated(of_columns, len(columns.where))
+    states = _sweep(add, plan, axis, rows, columns, (of_rows, of_columns, totals))
+    results = zip(terms, _joined(terms, *states), strict=True)
+    of_rows, of_columns, totals = _split(terms, [term.result(state) for term, state in results])
+    return _rows(of_rows, sizes[0]), _rows(of_columns, sizes[1]), totals
 
 
-def _backward(terms_fn, plan, types, axis, rows_and_results, columns, params_and_totals):
-    """Gradients of the float arrays of rows, columns and params."""
-    (rows, results), (params, totals) = rows_and_results, params_and_totals
+def _backward(terms_fn, plan, axis, *inputs_and_results):
+    """Gradients of the float arrays of rows, columns and params.
+
+    Each of the inputs comes with `(results, cotangents)` of its terms.
+    """
+    (rows, _), (columns, _), (params, of_totals) = inputs_and_results
+    terms = _abstract_terms(terms_fn, plan, rows, columns, params)
     sizes = len(rows.where), len(columns.where)
-    rows, results = _blocks((rows, results), plan.tile)
-    columns = _blocks(columns, plan.tile)
+    rows, columns = (_blocks(side, plan.tile) for side in inputs_and_results[:2])
 
-    def of_tile(row_block, column_block, results):
+    def add(row_block_and_results, column_block_and_results, gradients):
+        row_block, of_rows = row_block_and_results
+        column_block, of_columns = column_block_and_results
+        inputs = row_block, column_block, params
+
         def values(*floats):
-            row_side, column_side, scalars = (
+            row_block, column_block, params = (
                 _with_floats(tree, tree_floats, lambda leaf: leaf)
-                for tree, tree_floats in zip((row_block, column_block, params), floats, strict=True)
+                for tree, tree_floats in zip(inputs, floats, strict=True)
             )
-            terms = terms_fn(Tile(row_side, column_side, plan.within_batch), *scalars)
-            return [term.values for term in terms], terms
+            tile_terms = terms_fn(Tile(row_block, column_block, plan.within_batch), *params)
+            return [term.values for term in tile_terms], tile_terms
 
-        floats = [_floats(tree) for tree in (row_block, column_block, params)]
-        _, pull_back, terms = jax.vjp(values, *floats, has_aux=True)
-        of_terms = [_joined(types, *parts) for parts in zip(results, totals, strict=True)]
-        return pull_back(
-            [t.gradient(*of_term) for t, *of_term in zip(terms, *of_terms, strict=True)]
+        _, pull_back, tile_terms = jax.vjp(values, *map(_floats, inputs), has_aux=True)
+        results, cotangents = (
+            _joined(terms, *parts) for parts in zip(of_rows, of_columns, of_totals, strict=True)
         )
+        arguments = zip(tile_terms, results, cotangents, strict=True)
+        cotangents = [term.gradient(*values) for term, *values in arguments]
+        return jax.tree.map(jnp.add, gradients, pull_back(cotangents))
 
-    def ring_step(carry, _):
-        columns, column_gradients, row_gradients, param_gradients = carry
-
-        def of_row_block(carry, xs):
-            column_gradients, param_gradients = carry
-            row_block, results, row_gradient = xs
-
-            def of_column_block(carry, xs):
-                column_block, column_gradient = xs
-                by_row, by_column, by_params = of_tile(row_block, column_block, results)
-                return _sum(carry, (by_row, by_params)), _sum(column_gradient, by_column)
-
-            (row_gradient, param_gradients), column_gradients = jax.lax.scan(
-                of_column_block, (row_gradient, param_gradients), (columns, column_gradients)
-            )
-            return (column_gradients, param_gradients), row_gradient
-
-        (column_gradients, param_gradients), row_gradients = jax.lax.scan(
-            of_row_block, (column_gradients, param_gradients), (rows, results, row_gradients)
-        )
-        travelers = _next((columns, column_gradients), plan, axis)
-        return (*travelers, row_gradients, param_gradients), None
-
-    zeros = (jax.tree.map(jnp.zeros_like, _floats(tree)) for tree in (columns, rows, params))
-    (_, of_columns, of_rows, of_params), _ = _around(ring_step, (columns, *zeros), plan, axis)
+    zeros = (jax.tree.map(jnp.zeros_like, _floats(tree)) for tree in (rows[0], columns[0], params))
+    of_rows, of_columns, of_params = _sweep(add, plan, axis, rows, columns, tuple(zeros))
     return _rows(of_rows, sizes[0]), _rows(of_columns, sizes[1]), of_params
 
 
-def _around(ring_step, carry, plan, axis):
-    """`ring_step` once for the columns of each device, after which all are back home."""
+def _sweep(update_fn, plan, axis, rows, columns, states):
+    """The states after `states = update_fn(row_block, column_block, states)` for all tiles.
+
+    `rows`, `columns` and the first two of the three `states` are blocks; `update_fn` gets those of
+    its tile, and the third. The columns and their states make one tour of the ring of devices.
+    """
+
+    def ring_step(carry, _):
+        columns, row_states, column_states, shared = carry
+
+        def of_row_block(carry, block_and_state):
+            row_block, row_state = block_and_state
+
+            def of_column_block(carry, block_and_state):
+                column_block, column_state = block_and_state
+                states = carry[0], column_state, carry[1]
+                row_state, column_state, shared = update_fn(row_block, column_block, states)
+                return (row_state, shared), column_state
+
+            column_states, shared = carry
+            (row_state, shared), column_states = jax.lax.scan(
+                of_column_block, (row_state, shared), (columns, column_states)
+            )
+            return (column_states, shared), row_state
+
+        (column_states, shared), row_states = jax.lax.scan(
+            of_row_block, (column_states, shared), (rows, row_states)
+        )
+        columns, column_states = _next((columns, column_states), plan, axis)
+        return (columns, row_states, column_states, shared), None
+
+    carry = columns, *states
     if axis is None:
-        return ring_step(carry, None)
-    return jax.lax.scan(ring_step, carry, length=plan.mesh.size)
+        return ring_step(carry, None)[0][1:]
+    return jax.lax.scan(ring_step, carry, length=plan.mesh.size)[0][1:]
 
 
 def _next(tree, plan, axis):
@@ -315,8 +338,8 @@ def _next(tree, plan, axis):
     return jax.tree.map(lambda x: jax.lax.ppermute(x, axis, ring), tree)
 
 
-def _types(terms_fn, plan, rows, columns, params) -> list[type]:
-    """The class of each term."""
+def _abstract_terms(terms_fn, plan, rows, columns, params) -> tuple:
+    """The terms of a tile of one row and one column, with shapes in place of arrays."""
     first = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), (rows, columns)
     )
@@ -324,19 +347,25 @@ def _types(terms_fn, plan, rows, columns, params) -> list[type]:
     def terms(rows, columns):
         return terms_fn(Tile(rows, columns, plan.within_batch), *params)
 
-    return [type(term) for term in jax.eval_shape(terms, *first)]
+    return jax.eval_shape(terms, *first)
 
 
-def _split(types, values) -> tuple[list, list]:
-    """The values of terms of rows, and those of totals."""
-    pairs = list(zip(types, values, strict=True))
-    return [v for t, v in pairs if t is not Total], [v for t, v in pairs if t is Total]
+def _split(terms, values) -> tuple[list, list, list]:
+    """The values of the terms of rows, of those of columns, and of totals."""
+    kinds: dict[type | None, list] = {None: [], OfColumns: [], Total: []}
+    for term, value in zip(terms, values, strict=True):
+        kinds[type(term) if type(term) in kinds else None].append(value)
+    return kinds[None], kinds[OfColumns], kinds[Total]
 
 
-def _joined(types, of_rows, totals) -> tuple:
+def _joined(terms, of_rows, of_columns, totals) -> tuple:
     """The values that `_split` has split."""
-    of_rows, totals = iter(of_rows), iter(totals)
-    return tuple(next(totals if type_ is Total else of_rows) for type_ in types)
+    of_rows, kinds = iter(of_rows), {OfColumns: iter(of_columns), Total: iter(totals)}
+    return tuple(next(kinds.get(type(term), of_rows)) for term in terms)
+
+
+def _repeated(tree, count: int):
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), tree)
 
 
 def _padded(tree, length):
@@ -378,7 +407,3 @@ def _with_floats(tree, floats, other_fn: Callable):
             for leaf in leaves
         ],
     )
-
-
-def _sum(x, y):
-    return jax.tree.map(jnp.add, x, y)

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from dmljax import ops, renames
 from dmljax.losses import pairs, ranking, two_views
 from dmljax.losses._common import sides
-from dmljax.losses._fold import LogSumExp, Plan, Side, Sum, Total, count, fold
+from dmljax.losses._fold import LogSumExp, OfColumns, Plan, Side, Sum, Total, count, fold
 from dmljax.ops import Array
 
 __all__ = ["tiled"]
@@ -35,6 +35,7 @@ def tiled(loss_fn: Callable, *, tile: int = 1024, mesh: Mesh | None = None) -> C
     and gradient up to rounding. It compares `tile` rows with `tile` rows at a time, keeps sums, and
     computes each tile again for the gradient. With a `mesh`, each device computes its share of the
     rows. The references then travel around the ring of devices, so that no device holds them all.
+    Call it inside `jax.jit`: elsewhere, each call compiles again.
 
     In tiles exist `circle`, `clip`, `contrastive`, `multi_similarity`, `ntxent`, `recall_at_k`,
     `siglip`, `smooth_ap` and `supcon`. Labels are not `ops.Pairs`. `smooth_ap` and `recall_at_k`
@@ -47,9 +48,8 @@ def tiled(loss_fn: Callable, *, tile: int = 1024, mesh: Mesh | None = None) -> C
             batch.
         mesh: The devices, on one axis. None computes on one device.
 
-    >>> x = np.random.default_rng(0).normal(size=(4000, 16)).astype(np.float32)
-    >>> labels = np.arange(4000) // 4
-    >>> loss_fn = losses.tiled(losses.supcon, tile=512)
+    >>> x = np.random.default_rng(0).normal(size=(100, 8)).astype(np.float32)
+    >>> labels, loss_fn = np.arange(100) // 4, losses.tiled(losses.supcon, tile=32)
     >>> print(f"{loss_fn(x, labels):.3f} = {losses.supcon(x, labels):.3f}")
     10.977 = 10.977
     """
@@ -112,9 +112,6 @@ class _Sides(NamedTuple):
         columns = self.columns._replace(vectors=ops.normalize(self.columns.vectors))
         return self._replace(rows=rows, columns=columns)
 
-    def swapped(self) -> _Sides:
-        return self._replace(rows=self.columns, columns=self.rows)
-
     def fold(
         self, terms_fn: Callable, *params: Any, of_rows: Any = (), of_columns: Any = ()
     ) -> tuple:
@@ -156,15 +153,15 @@ def _clip(sides, *, temperature, reduce_fn):
     def terms(tile, temperature):
         logits = tile.products() / temperature
         matches, others = tile.pairs
-        return LogSumExp(logits, others), Sum(logits, matches), count(others)
+        of_columns = OfColumns(LogSumExp(logits.T, others.T))
+        return LogSumExp(logits, others), of_columns, Sum(logits, matches), count(others)
 
-    def direction(sides):
-        normalizer, match, others = sides.fold(terms, temperature)
-        return jnp.where(others > 0, jax.nn.softplus(normalizer - match), match - match)
-
-    sides = sides.unit()
-    entries = direction(sides) + direction(sides.swapped())
-    return ops.reduce(reduce_fn, entries / 2, sides.rows.where)
+    *normalizers, match, others = sides.unit().fold(terms, temperature)
+    entries = [
+        jnp.where(others > 0, jax.nn.softplus(normalizer - match), match - match)
+        for normalizer in normalizers
+    ]
+    return ops.reduce(reduce_fn, (entries[0] + entries[1]) / 2, sides.rows.where)
 
 
 def _siglip(sides, *, scale, bias, reduce_fn):

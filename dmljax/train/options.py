@@ -157,7 +157,7 @@ class Options:
     chunk: int | None = _option(None, "images that the net sees at a time; None: all", least=1)
     tile: int | None = _option(
         None,
-        "rows that the loss compares with so many rows at a time; None: all",
+        "rows that a pair loss compares with as many rows at a time; None: all with all",
         least=1,
         is_new=True,
     )
