@@ -9,8 +9,9 @@ summed over all cores, the median of the rounds; torch computes in one thread, b
 spin while they wait. Batches above --run are only compiled.
 
 "at once" stores the matrix of pairs. "chunks" of torch are blocks of --tile rows against all
-columns, each of which is computed again for the gradient (`torch.utils.checkpoint`). Torch's
-columns need an interpreter with torch: --torch PYTHON, by default this one.
+columns, each of which is computed again for the gradient (`torch.utils.checkpoint`). Where torch
+has an environment of its own, its interpreter runs this with the folder of jax's packages in
+PYTHONPATH. Without torch, its rows are left out.
 """
 
 import argparse
@@ -29,6 +30,7 @@ VIEWS = ("clip", "siglip")
 LOSSES = (*VIEWS, "ntxent", "supcon", "multi_similarity", "contrastive", "circle")
 LOSSES += ("recall_at_k", "smooth_ap")
 IN_TORCH = ("clip", "siglip", "supcon", "multi_similarity")
+_WARM_UP = 64  # rows of a first step, so that the peak has no pages of torch's code
 FORMS = ("dmljax at once", "dmljax in tiles", "torch at once", "torch in chunks")
 
 
@@ -135,14 +137,15 @@ def torchs(name: str, b: int, tile: int | None, rounds: int) -> dict:
         (total / b).backward()
         return total / b
 
-    cell = measured(step, rounds) if rounds else {}
-    return cell | ({"value": float(step())} if rounds else {})
+    if b > _WARM_UP:
+        torchs(name, _WARM_UP, tile, rounds=1)
+    return measured(step, rounds) | {"value": step().item()}
 
 
-def cell(python: str, form: str, name: str, b: int, tile: int, rounds: int) -> dict | None:
+def cell(form: str, name: str, b: int, tile: int, rounds: int) -> dict | None:
     """What a process of its own measures; None if it fails, such as for want of memory."""
     task = json.dumps([form, name, b, tile, rounds])
-    command = [python, __file__, f"--cell={task}"]
+    command = [sys.executable, __file__, f"--cell={task}"]
     process = subprocess.run(command, capture_output=True, text=True)
     if process.returncode:
         last_line = (process.stderr.strip().splitlines() or ["killed"])[-1]
@@ -176,7 +179,6 @@ def main() -> None:
     parser.add_argument("--tile", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     has_torch = importlib.util.find_spec("torch") is not None
-    parser.add_argument("--torch", default=sys.executable if has_torch else None)
     parser.add_argument("--cell", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cell:
@@ -189,11 +191,10 @@ def main() -> None:
         for name in args.losses:
             values = []
             for form in FORMS:
-                is_ours = form.startswith("dmljax")
-                if not is_ours and (not rounds or args.torch is None or name not in IN_TORCH):
+                in_torch = has_torch and rounds and name in IN_TORCH
+                if form.startswith("torch") and not in_torch:
                     continue
-                python = sys.executable if is_ours else args.torch
-                result = cell(python, form, name, b, args.tile, rounds)
+                result = cell(form, name, b, args.tile, rounds)
                 print(f"| {b:,} | {name} | {form} | {words(result)} |", flush=True)
                 values += [result["value"]] if result and "value" in result else []
             assert np.ptp(values or [0]) <= 1e-3 * max(map(abs, values or [1])), values
