@@ -250,10 +250,12 @@ def _contrastive(
 
 def _smooth_ap(sides, *, temperature, reduce_fn):
     def precision(ranks, valid):
-        rank, rank_in_positives = ranks
+        rank_in_positives, rank = ranks
         return jnp.sum(jnp.where(valid, rank_in_positives / rank, 0), axis=1)
 
-    total, number = _sum_over_positives(precision, sides.unit(), temperature, with_self=True)
+    total, number = _sum_over_positives(
+        precision, sides.unit(), temperature, with_self=True, among_positives=True
+    )
     return ops.reduce(reduce_fn, 1 - ops.divide(total, number), number > 0)
 
 
@@ -262,26 +264,27 @@ def _recall_at_k(sides, *, ks, rank_temperature, k_temperature, reduce_fn):
     k_row = jnp.asarray(ks, sides.rows.vectors.dtype)[None, :]
 
     def within_k(ranks, valid, k_row, rank_temperature):
-        gaps = k_row[:, None, :] - ranks[0][:, :, None]  # [b m k]
+        gaps = k_row[:, None, :] - ranks[-1][:, :, None]  # [b m k]
         within = jax.nn.sigmoid(gaps / rank_temperature)
         return jnp.sum(jnp.where(valid[:, :, None], within, 0), axis=1)
 
     total, number = _sum_over_positives(
-        within_k, sides.unit(), k_temperature, k_row, rank_temperature, with_self=False
+        within_k, sides.unit(), k_temperature, k_row, rank_temperature
     )
     recall = ops.divide(jnp.minimum(total, k_row), jnp.minimum(number[:, None], k_row))
     return ops.reduce(reduce_fn, 1 - jnp.mean(recall, axis=1), number > 0)
 
 
-def _sum_over_positives(fn, sides, temperature, *params, with_self: bool) -> tuple[Array, Array]:
+def _sum_over_positives(
+    fn, sides, temperature, *params, with_self: bool = False, among_positives: bool = False
+) -> tuple[Array, Array]:
     """For each row, the sum over its positives of `fn` of their soft ranks; and their number.
 
     Positives are numbered within their class. Each round ranks those with the next few numbers,
     `[b m]`: it takes their logits from the tiles, then compares them with all columns. `fn(ranks,
-    valid, *params)` gets the ranks among all pairs and among positives, and which of them exist.
-
-    `with_self` counts a row of a batch that is compared with itself as one more of its positives,
-    if it has any.
+    valid, *params)` gets the ranks among all pairs, with `among_positives` after those among
+    positives, and which of them exist. `with_self` counts a row of a batch that is compared with
+    itself as one more of its positives, if it has any.
     """
     rows, columns, plan = sides
     if rows.labels.ndim != 1:
@@ -290,6 +293,7 @@ def _sum_over_positives(fn, sides, temperature, *params, with_self: bool) -> tup
             "for each row. Leave out tile"
         )
     with_self = with_self and plan.within_batch
+    kinds = 1 + among_positives
 
     def counts(tile):
         return (count(tile.pairs.positives),)
@@ -306,34 +310,33 @@ def _sum_over_positives(fn, sides, temperature, *params, with_self: bool) -> tup
     last = jnp.max(jnp.where(columns.where, number_in_class, 0))
     firsts = jnp.arange(0, len(columns.where), _RANKED_AT_ONCE)
 
-    def positives_of(tile, of_round):
+    def positives_of(tile):
         positives, negatives = tile.pairs
         if with_self:
             positives = positives | (tile.is_itself & tile.rows.extra[0][:, None])
-        ranked = tile.columns.extra[None, :, None] == of_round  # [1 t m]
-        return positives, negatives, positives[:, :, None] & ranked
+        return positives, positives | negatives
 
     def logits_of(tile, temperature, of_round):
-        _, _, selected = positives_of(tile, of_round)
-        logits = jnp.broadcast_to((tile.products() / temperature)[:, :, None], selected.shape)
-        return Sum(logits, selected), count(selected)
+        logits, (positives, _) = tile.products() / temperature, positives_of(tile)
+        selected = [positives & (tile.columns.extra == i)[None, :] for i in of_round]
+        return *(Sum(logits, s) for s in selected), *map(count, selected)
 
-    def ahead(tile, temperature, of_round):
-        positives, negatives, selected = positives_of(tile, of_round)
-        logits = tile.products() / temperature
-        ahead = jax.nn.sigmoid(logits[:, :, None] - tile.rows.extra[1][:, None, :])
-        others = [(mask[:, :, None] & ~selected) for mask in (positives | negatives, positives)]
-        return [Sum(ahead, mask) for mask in others]
+    def ahead(tile, temperature):
+        logits, masks = tile.products() / temperature, positives_of(tile)
+        ahead = [jax.nn.sigmoid(logits - s[:, None]) for s in tile.rows.extra[1]]
+        return [Sum(a, mask) for mask in masks[-kinds:] for a in ahead]
 
     def of_round(i, valid, sides, temperature, has_positive, number_in_class, params):
-        of_round = (i[0] * _RANKED_AT_ONCE + jnp.arange(_RANKED_AT_ONCE))[None, None, :]
-        scalars, of_columns = (temperature, of_round), number_in_class
-        sides = _Sides(*sides, plan)
-        logits, exists = sides.fold(
-            logits_of, *scalars, of_rows=(has_positive,), of_columns=of_columns
+        of_round = i[0] * _RANKED_AT_ONCE + jnp.arange(_RANKED_AT_ONCE)
+        sides, of_rows = _Sides(*sides, plan), (has_positive,)
+        results = sides.fold(
+            logits_of, temperature, of_round, of_rows=of_rows, of_columns=number_in_class
         )
-        ranks = sides.fold(ahead, *scalars, of_rows=(has_positive, logits), of_columns=of_columns)
-        return fn([1 + rank for rank in ranks], exists > 0, *params)
+        logits, exists = jnp.array_split(jnp.stack(results), 2)  # [m b]
+        sums = sides.fold(ahead, temperature, of_rows=(*of_rows, tuple(logits)))
+        # A positive is half ahead of itself, which does not count.
+        ranks = [0.5 + rank.T for rank in jnp.array_split(jnp.stack(sums), kinds)]
+        return fn(ranks, exists.T > 0, *params)
 
     total = ops.sum_over_true(
         of_round,
