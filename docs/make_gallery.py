@@ -307,7 +307,7 @@ ENTRIES = {
     ),
 }
 # Public names of `losses` that are no losses of a batch.
-NOT_LOSSES = {"cross_batch_memory", "prefixes", "stats", "weighted_sum"}
+NOT_LOSSES = {"cross_batch_memory", "prefixes", "stats", "tiled", "weighted_sum"}
 
 
 def _at(cosines) -> jax.Array:

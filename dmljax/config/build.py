@@ -58,7 +58,7 @@ def build(config: Any) -> Run:
     net = backbone.net
     if cache is not None:
         net = assemble.FeaturesOrImages(net, cache.output)
-    adapted = adapted_of(options, net, classes=len(data.train.names))
+    adapted = adapted_of(options, net, classes=len(data.train.names), mesh=shards.mesh)
     method = adapted.method
 
     def init_method(key, backbone=None):

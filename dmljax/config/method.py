@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from jax.sharding import Mesh
+
+from dmljax import losses
 from dmljax.adapt import distilled
 from dmljax.adapt.trained import Adapted
 from dmljax.config import old_names, registry
@@ -72,9 +76,12 @@ def with_frozen(options: Options) -> Options:
     return dataclasses.replace(options, evaluate=dataclasses.replace(evaluation, frozen=frozen))
 
 
-def adapted_of(options: Options, net: Any, *, classes: int) -> Adapted:
-    """The method with this net, of which the part learns that `trained` says."""
-    method = _method(options, net, classes)
+def adapted_of(options: Options, net: Any, *, classes: int, mesh: Mesh | None = None) -> Adapted:
+    """The method with this net, of which the part learns that `trained` says.
+
+    The devices of `mesh` share the tiles of the loss.
+    """
+    method = _method(options, net, classes, mesh)
     if options.distill:
         if not has_pretrained(options):
             raise ValueError(
@@ -86,8 +93,8 @@ def adapted_of(options: Options, net: Any, *, classes: int) -> Adapted:
     return registry.resolve("adaptation", options.trained)(method)
 
 
-def _method(options: Options, net: Any, classes: int) -> Method:
-    loss_fn = registry.resolve("loss", options.loss)
+def _method(options: Options, net: Any, classes: int, mesh: Mesh | None) -> Method:
+    loss_fn = _loss(options, mesh)
     factory = _factory(options)
     if (dim := options.method.get("dim", 1)) is not None and dim < 1:
         raise ValueError(f"method.dim={dim}: an embedding has 1 or more dimensions")
@@ -99,6 +106,23 @@ def _method(options: Options, net: Any, classes: int) -> Method:
         is_random = "key" in inspect.signature(mine_fn).parameters
         arguments["mine_fn"] = RandomMiner(mine_fn) if is_random else mine_fn
     return factory(net, loss_fn, **arguments)
+
+
+def _loss(options: Options, mesh: Mesh | None) -> Callable:
+    if options.tile is None:
+        return registry.resolve("loss", options.loss)
+    for field, value in (
+        ("miner", options.miner),
+        ("loss.mine_fn", options.loss.get("mine_fn")),
+        ("method.memory", options.method.get("memory")),
+    ):
+        if value:
+            raise ValueError(
+                f"tile={options.tile} and {field}={value!r}: tiles know the pairs by their labels "
+                "alone. Leave out one of the two"
+            )
+    wrap_fn = functools.partial(losses.tiled, tile=options.tile, mesh=mesh)
+    return registry.resolve("loss", options.loss, wrap_fn=wrap_fn)
 
 
 def pooled_output_of(options: Options) -> str | None:

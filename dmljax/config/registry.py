@@ -199,21 +199,30 @@ def plural(kind: str) -> str:
 
 
 def resolve(
-    kind: str, spec: str | Mapping[str, Any], *, caller_keywords: Iterable[str] = ()
+    kind: str,
+    spec: str | Mapping[str, Any],
+    *,
+    caller_keywords: Iterable[str] = (),
+    wrap_fn: Callable[[Callable], Callable] | None = None,
 ) -> Callable:
     """The function of a kind that `spec` names, with the keywords of `spec` bound; see `find`."""
-    function, keywords = find(kind, spec, caller_keywords=caller_keywords)
+    function, keywords = find(kind, spec, caller_keywords=caller_keywords, wrap_fn=wrap_fn)
     return functools.partial(function, **keywords) if keywords else function
 
 
 def find(
-    kind: str, spec: str | Mapping[str, Any], *, caller_keywords: Iterable[str] = ()
+    kind: str,
+    spec: str | Mapping[str, Any],
+    *,
+    caller_keywords: Iterable[str] = (),
+    wrap_fn: Callable[[Callable], Callable] | None = None,
 ) -> tuple[Callable, dict[str, Any]]:
     """The function of a kind that `spec` names, and its keywords.
 
     `spec` is a name or `dict(name=..., **keywords)`. A name 'package.module:function' is imported
     from outside dmljax. Unknown names and keywords raise; the message also lists `caller_keywords`,
-    the keywords that the caller itself takes out of `spec`.
+    the keywords that the caller itself takes out of `spec`. The function is then
+    `wrap_fn(function)`, which takes the same keywords.
     """
     rule = KINDS[kind]
     keywords: dict[str, Any] = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
@@ -252,6 +261,8 @@ def find(
         if key in ARGUMENTS and isinstance(value, str | Mapping):
             keywords[key] = resolve(ARGUMENTS[key], value)
     check(name, keywords, annotations, namespace=_namespace(function))
+    if wrap_fn is not None:
+        function = wrap_fn(function)
     return Scheduled(function, schedules) if schedules else function, keywords
 
 

@@ -7,6 +7,7 @@ from dmljax.losses import (
     proxies,
     ranking,
     regularizers,
+    tiles,
     triplets,
     two_views,
 )
@@ -19,8 +20,19 @@ from dmljax.losses.pairs import *  # noqa: F403
 from dmljax.losses.proxies import *  # noqa: F403
 from dmljax.losses.ranking import *  # noqa: F403
 from dmljax.losses.regularizers import *  # noqa: F403
+from dmljax.losses.tiles import *  # noqa: F403
 from dmljax.losses.triplets import *  # noqa: F403
 from dmljax.losses.two_views import *  # noqa: F403
 
-_MODULES = (combinators, memory, pairs, proxies, ranking, regularizers, triplets, two_views)
+_MODULES = (
+    combinators,
+    memory,
+    pairs,
+    proxies,
+    ranking,
+    regularizers,
+    tiles,
+    triplets,
+    two_views,
+)
 __all__ = sorted(name for module in _MODULES for name in module.__all__)

@@ -42,6 +42,28 @@ def prepare(
     mine_fn: MineFn | None,
 ) -> Batch:
     """Checks the arguments that pair losses share and turns them into a `Batch`."""
+    anchors, references, where = sides(embeddings, labels, references, reference_labels, where)
+    within_batch = references is anchors
+    if within_batch:
+        pairs = ops.pairs(labels, where=where)
+    elif isinstance(labels, Pairs):
+        keep = jnp.asarray(where)[:, None]
+        pairs = Pairs(jnp.asarray(labels.positives) & keep, jnp.asarray(labels.negatives) & keep)
+    else:
+        pairs = ops.pairs(labels, reference_labels, where=where)
+    if mine_fn is None:
+        return Batch(anchors, references, pairs, where)
+    distances = jax.lax.stop_gradient(ops.unit_euclidean(anchors, references))
+    return Batch(anchors, references, mine_fn(distances, pairs), where)
+
+
+def sides(
+    embeddings: Array, labels, references: Array | None, reference_labels, where: Array | None
+) -> tuple[Array, Array, Array]:
+    """The anchors, the references and the mask of the anchors, checked.
+
+    The references are the same object as the anchors if the batch is compared with itself.
+    """
     anchors = matrix("embeddings", embeddings)
     where = row_mask(where, anchors)
     within_batch = references is None
@@ -59,18 +81,7 @@ def prepare(
     _check_pair_labels(labels, reference_labels, anchors, references, within_batch)
     # A row that does not count may hold anything, even NaN. Zeros keep it out of every sum.
     anchors = jnp.where(where[:, None], anchors, 0)
-    references = anchors if within_batch else references
-    if within_batch:
-        pairs = ops.pairs(labels, where=where)
-    elif isinstance(labels, Pairs):
-        keep = jnp.asarray(where)[:, None]
-        pairs = Pairs(jnp.asarray(labels.positives) & keep, jnp.asarray(labels.negatives) & keep)
-    else:
-        pairs = ops.pairs(labels, reference_labels, where=where)
-    if mine_fn is None:
-        return Batch(anchors, references, pairs, where)
-    distances = jax.lax.stop_gradient(ops.unit_euclidean(anchors, references))
-    return Batch(anchors, references, mine_fn(distances, pairs), where)
+    return anchors, anchors if within_batch else references, where
 
 
 def matrix(name: str, x: Array) -> jax.Array:

@@ -11,7 +11,7 @@ so sums are added in the same order on every device.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -155,8 +155,7 @@ def recall_at_k(
     >>> print(f"{losses.recall_at_k(x, np.array([0, 1, 0, 1])):.3f}")
     0.324
     """
-    if len(ks) == 0 or min(ks) < 1:
-        raise ValueError(f"ks must be one or more numbers from 1, not {ks}")
+    check_ks(ks)
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     positives, negatives = batch.pairs
 
@@ -274,6 +273,12 @@ def histogram(
         (nodes, share_below_node),
     )
     return ops.reduce(reduce_fn, shares_below, negatives)
+
+
+def check_ks(ks: Sequence[int]) -> None:
+    """Raises unless the values of k are numbers from 1."""
+    if len(ks) == 0 or min(ks) < 1:
+        raise ValueError(f"ks must be one or more numbers from 1, not {ks}")
 
 
 def _check_bins(num_bins: int) -> None:

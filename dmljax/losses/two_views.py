@@ -42,7 +42,7 @@ def clip(
     >>> print(f"{losses.clip(x, np.array([[0.8, 0.6], [0, 1]], np.float32)):.3f}")
     0.015
     """
-    x, y, where = _prepare(embeddings, other, where)
+    x, y, where = views(embeddings, other, where)
     logits = ops.cosine_similarity(x, y) / temperature
     negatives = where[:, None] & where[None, :] & ~jnp.eye(len(x), dtype=bool)
     matches = jnp.diagonal(logits)[:, None]
@@ -79,7 +79,7 @@ def siglip(
     >>> print(f"{losses.siglip(x, np.array([[0.8, 0.6], [0, 1]], np.float32)):.3f}")
     1.419
     """
-    x, y, where = _prepare(embeddings, other, where)
+    x, y, where = views(embeddings, other, where)
     logits = scale * ops.cosine_similarity(x, y) + bias
     entries = jax.nn.softplus(jnp.where(jnp.eye(len(x), dtype=bool), -logits, logits))
     return ops.reduce(reduce_fn, jnp.sum(entries, axis=1, where=where[None, :]), where)
@@ -118,7 +118,7 @@ def vicreg(
     >>> print(f"{losses.vicreg(x, np.array([[0.8, 0.6], [0, 1]], np.float32)):.3f}")
     13.631
     """
-    x, y, where = _prepare(embeddings, other, where)
+    x, y, where = views(embeddings, other, where)
     count = jnp.sum(where, dtype=x.dtype)
     squared_difference = ops.reduce(ops.mean, jnp.mean((x - y) ** 2, axis=1), where)
     result = invariance * squared_difference
@@ -134,7 +134,8 @@ def vicreg(
     return jnp.where(count > 0, result, 0)
 
 
-def _prepare(embeddings, other, where) -> tuple[Array, Array, Array]:
+def views(embeddings, other, where) -> tuple[Array, Array, Array]:
+    """The two views and the mask of their rows, checked; 0 in rows that do not count."""
     x, y = matrix("embeddings", embeddings), matrix("other", other)
     if x.shape != y.shape:
         raise ValueError(f"embeddings {x.shape} and other {y.shape} must have the same shape")

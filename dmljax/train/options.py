@@ -160,6 +160,12 @@ class Options:
     )
     miner: Spec | None = _option(None, "a function of `miners`: which pairs count in the loss")
     chunk: int | None = _option(None, "images that the net sees at a time; None: all", least=1)
+    tile: int | None = _option(
+        None,
+        "rows that a pair loss compares with as many rows at a time; None: all with all",
+        least=1,
+        is_new=True,
+    )
     optimizer: Spec = _option({"name": "adam", "rate": 1e-4}, "its `rate`, `decay`, `groups`, ...")
     schedule: Spec = _option("cosine", "the learning rate over time, with `warmup`")
     reload_best_at: tuple = _option((), "steps after which the best parameters are loaded again")

@@ -70,6 +70,7 @@ NOT_OF_A_BATCH = {
     "regular_face",
     "sparse_centers",
     "stats",
+    "tiled",
     "weighted_sum",
     "zero_mean",
 }

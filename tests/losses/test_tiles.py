@@ -1,0 +1,317 @@
+"""Losses in tiles: the plain form is the referee, on one and on several devices."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dmljax import losses, miners, ops
+
+VIEWS = ("clip", "siglip")
+PAIRS = ("circle", "contrastive", "multi_similarity", "ntxent", "supcon")
+RANKED = ("recall_at_k", "smooth_ap")
+every_loss = pytest.mark.parametrize("name", VIEWS + PAIRS + RANKED)
+
+
+def quick(*names):
+    """All losses, of which only these are tested by default."""
+    every = VIEWS + PAIRS + RANKED
+    slow = pytest.mark.slow
+    return pytest.mark.parametrize(
+        "name", [n if n in names else pytest.param(n, marks=slow) for n in every]
+    )
+
+
+B, N, D = 13, 10, 4
+
+
+def mesh_of(devices):
+    return Mesh(np.array(jax.devices()[:devices]), ("data",)) if devices > 1 else None
+
+
+def inputs(seed=0, dtype=np.float64):
+    """Classes of one to six rows, rows of NaN that do not count, and references."""
+    rng = np.random.default_rng(seed)
+    where = np.arange(B) % 6 != 1
+    x = np.where(where[:, None], rng.normal(size=(B, D)), np.nan).astype(dtype)
+    labels = rng.permutation(np.repeat([0, 1, 2, 3], (1, 2, 4, 6)))
+    y, reference_labels = rng.normal(size=(N, D)).astype(dtype), np.arange(N) % 4
+    return x, labels, y, reference_labels, where
+
+
+def compiled(name, **options):
+    """Values and gradients of a loss, or of its form in tiles: within a batch, with references."""
+    loss_fn = getattr(losses, name)
+    if options:
+        loss_fn = losses.tiled(loss_fn, **options)
+
+    def values(x, y, labels, reference_labels, where):
+        if name in VIEWS:
+            return loss_fn(x, jnp.pad(y, ((0, B - N), (0, 0))), where=where)
+        references = {"references": y, "reference_labels": reference_labels}
+        within, against = (loss_fn(x, labels, where=where, **r) for r in ({}, references))
+        return within + 2 * against
+
+    return jax.jit(jax.value_and_grad(values, argnums=(0, 1)))
+
+
+@functools.cache
+def plain(name):
+    x, labels, y, reference_labels, where = inputs()
+    with jax.enable_x64(True):
+        return compiled(name)(x, y, labels, reference_labels, where)
+
+
+def check(actual, expected, tolerance=1e-11):
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert a.shape == e.shape and a.dtype == e.dtype
+        np.testing.assert_allclose(a, e, rtol=tolerance, atol=tolerance * np.abs(e).max())
+
+
+def check_devices(name, devices):
+    x, labels, y, reference_labels, where = inputs()
+    with jax.enable_x64(True):
+        function = compiled(name, tile=3, mesh=mesh_of(devices))
+        value, gradients = function(x, y, labels, reference_labels, where)
+    assert value.dtype == np.float64 and all(np.abs(g).max() > 1e-4 for g in gradients)
+    assert not gradients[0][~where].any()
+    check((value, gradients), plain(name))
+
+
+@every_loss
+def test_tiles_give_the_value_and_gradient_of_the_loss(name):
+    check_devices(name, 1)
+
+
+@quick("clip", "ntxent", "smooth_ap")
+@pytest.mark.parametrize("devices", [3, pytest.param(8, marks=pytest.mark.slow)])
+def test_devices_give_the_value_and_gradient_of_the_loss(name, devices):
+    """The devices do not divide the rows."""
+    check_devices(name, devices)
+
+
+@quick("clip", "supcon")
+def test_float32_agrees_to_rounding(name):
+    x, labels, *_, where = inputs(dtype=np.float32)
+    # Rounding errors of cosines are divided by these temperatures, in the plain form too.
+    soft = {"circle": {"gamma": 8.0}, "recall_at_k": {"k_temperature": 0.5}}
+    soft |= {"smooth_ap": {"temperature": 0.5}, "multi_similarity": {"beta": 5.0}}
+    loss_fn = functools.partial(getattr(losses, name), **soft.get(name, {}))
+    second = np.nan_to_num(x[::-1]) if name in VIEWS else labels
+    results = [
+        jax.jit(jax.value_and_grad(functools.partial(f, where=where)))(x, second)
+        for f in (loss_fn, losses.tiled(loss_fn, tile=4))
+    ]
+    assert results[1][0].dtype == np.float32
+    check(results[1], results[0], 1e-6)
+
+
+def test_any_tile_gives_the_same(unchecked):
+    x, labels, *_, where = inputs()
+    with jax.enable_x64(True):
+        expected = losses.supcon(x, labels, where=where)
+        for tile in (1, 12, 13, 100):
+            function = jax.jit(losses.tiled(losses.supcon, tile=tile))
+            np.testing.assert_allclose(function(x, labels, where=where), expected, rtol=1e-12)
+
+
+REDUCTIONS = {
+    "sum": ops.sum,
+    "mean": ops.mean,
+    "active": ops.mean_of_active,
+    "threshold": ops.threshold(low=0.1, high=5.0),
+    "weighted": ops.weighted(np.linspace(0.5, 2, B)),
+    "entries": None,
+}
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_reductions_are_those_of_the_loss(reduction, unchecked):
+    x, labels, *_, where = inputs()
+    reduce_fn = REDUCTIONS[reduction]
+    for name in ("multi_similarity", "ntxent"):
+        loss_fn = functools.partial(getattr(losses, name), reduce_fn=reduce_fn, where=where)
+        in_tiles = jax.jit(losses.tiled(loss_fn, tile=4))
+        if name == "ntxent" and reduction in ("weighted", "entries"):
+            with pytest.raises(ValueError, match=r"^reduce_fn.*, or (leave out )?tile"):
+                in_tiles(x, labels)
+            continue
+        with jax.enable_x64(True):
+            np.testing.assert_allclose(in_tiles(x, labels), loss_fn(x, labels), rtol=1e-11)
+
+
+def test_multi_hot_labels(unchecked):
+    x, *_, where = inputs()
+    labels = np.random.default_rng(1).random((B, 3)) < 0.4
+    with jax.enable_x64(True):
+        actual = jax.jit(losses.tiled(losses.supcon, tile=5))(x, labels, where=where)
+        np.testing.assert_allclose(actual, losses.supcon(x, labels, where=where), rtol=1e-11)
+    for name in RANKED:
+        with pytest.raises(ValueError, match="one label for each row"):
+            losses.tiled(getattr(losses, name))(x, labels, where=where)
+
+
+@quick("contrastive", "siglip", "smooth_ap")
+def test_batches_without_pairs_and_rows_of_nan(name):
+    _, labels, *_ = inputs()
+    loss_fn = getattr(losses, name)
+    functions = [
+        jax.jit(jax.value_and_grad(lambda x, second, where, f=f: f(x, second, where=where)))
+        for f in (losses.tiled(loss_fn, tile=4), loss_fn)
+    ]
+    x, where = np.random.default_rng(2).normal(size=(B, D)).astype(np.float32), np.ones(B, bool)
+    seconds = [x] if name in VIEWS else [labels, np.zeros(B, int), np.arange(B)]
+    for second in seconds:
+        for rows in (x, np.zeros_like(x), np.repeat(x[:1], B, axis=0)):
+            (value, gradient), (expected, _) = (f(rows, second, where) for f in functions)
+            np.testing.assert_allclose(value, expected, rtol=2e-5, atol=1e-6)
+            assert np.isfinite(gradient).all()
+    value, gradient = functions[0](x, seconds[0], ~where)
+    assert value == 0 and not gradient.any()
+    x[2, 1] = np.nan
+    assert np.isnan(functions[0](x, seconds[0], where)[0])
+
+
+def test_scalars_get_their_gradients():
+    x, labels, y, reference_labels, where = inputs()
+    x = np.where(where[:, None], x, 0)
+
+    def gradients(loss_fn):
+        def loss(temperature):
+            references = {"references": y, "reference_labels": reference_labels}
+            return loss_fn(x, labels, temperature=temperature, **references)
+
+        return jax.grad(loss)(0.3)
+
+    with jax.enable_x64(True):
+        in_tiles = losses.tiled(losses.supcon, tile=4, mesh=mesh_of(3))
+        expected, actual = (
+            jax.jit(gradients, static_argnums=0)(f) for f in (losses.supcon, in_tiles)
+        )
+        assert abs(expected) > 0.01
+        check(actual, expected)
+
+
+def test_keywords_are_those_of_the_loss(unchecked):
+    x, labels, *_ = inputs()
+    x = np.nan_to_num(x)
+
+    def value(loss_fn, **keywords):
+        return jax.jit(functools.partial(loss_fn, **keywords))(x, labels)
+
+    soft = functools.partial(losses.supcon, temperature=0.5)
+    in_tiles = losses.tiled(soft, tile=4)
+    assert value(in_tiles) == value(losses.tiled(losses.supcon, tile=4), temperature=0.5)
+    assert value(in_tiles) != value(in_tiles, temperature=0.4)
+    with pytest.raises(TypeError, match="tempratur"):
+        in_tiles(x, labels, tempratur=1.0)
+    circle = losses.tiled(losses.circle, tile=4)
+    assert value(circle, m=0.3) == value(circle, margin=0.3)
+    total, values = value(losses.weighted_sum({"a": (2, in_tiles)}))
+    assert total == 2 * values["a"]
+    prefixes = [value(losses.prefixes(f, dims=(2, D))) for f in (in_tiles, soft)]
+    np.testing.assert_allclose(*prefixes, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make_fn, message",
+    [
+        (lambda: losses.tiled(losses.supcon, tile=0), "tile=0 must be a number of rows, 1 or more"),
+        (lambda: losses.tiled(losses.supcon, tile=2.5), "tile=2.5 must be a number of rows"),
+        (lambda: losses.tiled(losses.triplet), "triplet does not exist in tiles: take one of circ"),
+        (lambda: losses.tiled(print), "print does not exist in tiles"),
+        (
+            lambda: losses.tiled(
+                losses.supcon, mesh=Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+            ),
+            "mesh must have one axis",
+        ),
+    ],
+)
+def test_bad_options_are_one_line(make_fn, message, unchecked):
+    with pytest.raises(ValueError, match=message) as raised:
+        make_fn()
+    assert "\n" not in str(raised.value)
+
+
+def test_miners_and_masks_of_pairs_are_refused(unchecked):
+    x, labels, *_ = inputs()
+    for keywords, second, message in (
+        ({"mine_fn": miners.batch_hard}, labels, "leave out the miner, or tile"),
+        ({}, ops.pairs(labels), "labels are ops.Pairs, .*Leave out tile"),
+        ({"where": np.ones(3, bool)}, labels, "where must be bool"),
+        ({"references": x}, labels, "references need reference_labels"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            losses.tiled(losses.supcon)(x, second, **keywords)
+    in_memory = losses.cross_batch_memory(losses.tiled(losses.supcon), size=16)
+    with pytest.raises(ValueError, match="such as a memory"):
+        in_memory.loss(in_memory.init(D), np.nan_to_num(x).astype(np.float32), labels)
+
+
+def large(name, b, devices=1, *, tile=1024):
+    """The compiled value and gradient for `b` rows of 128 dimensions, divided over the devices."""
+    loss_fn = getattr(losses, name)
+    mesh = mesh_of(devices)
+    if tile is not None:
+        loss_fn = losses.tiled(loss_fn, tile=tile, mesh=mesh)
+    x = jax.ShapeDtypeStruct((b, 128), np.float32)
+    second = x if name in VIEWS else jax.ShapeDtypeStruct((b,), np.int32)
+    argnums = (0, 1) if name in VIEWS else 0
+    rows = {"in_shardings": NamedSharding(mesh, PartitionSpec("data"))} if mesh else {}
+    function = jax.jit(jax.value_and_grad(loss_fn, argnums), **rows)
+    return function.lower(x, second).compile()
+
+
+@quick("clip", "smooth_ap")
+def test_65536_rows_take_less_than_1_gb(name):
+    """All pairs of 65,536 rows are 17 GB."""
+    assert large(name, 65536).memory_analysis().temp_size_in_bytes < 1e9
+
+
+def test_the_plain_loss_would_take_more():
+    assert large("supcon", 65536, tile=None).memory_analysis().temp_size_in_bytes > 16e9
+
+
+def collectives(program):
+    return set(re.findall(r" (all-gather|collective-permute|all-to-all)(?:-start)?\(", program))
+
+
+@quick("clip", "smooth_ap")
+def test_references_travel_around_the_ring(name):
+    """No device gathers the embeddings of all."""
+    assert collectives(large(name, 4096, devices=8).as_text()) == {"collective-permute"}
+
+
+def test_the_plain_loss_gathers():
+    assert "all-gather" in collectives(large("supcon", 4096, devices=8, tile=None).as_text())
+
+
+@pytest.mark.slow
+def test_16384_rows_equal_blocks_of_numpy():
+    rng = np.random.default_rng(0)
+    b, temperature = 16384, 0.1
+    labels = np.arange(b) // 4
+    x = rng.normal(size=(b, 128)) + rng.normal(size=(b // 4, 128))[labels]
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    total, gradient = 0.0, np.zeros_like(x)
+    for rows in np.split(np.arange(b), 16):
+        logits = unit[rows] @ unit.T / temperature
+        others = rows[:, None] != np.arange(b)
+        positives = (labels[rows][:, None] == labels) & others
+        terms = np.where(others, np.exp(logits), 0)
+        sums = terms.sum(axis=1, keepdims=True)
+        total += np.sum(np.log(sums)) - np.sum(logits, where=positives) / 3
+        slopes = (terms / sums - positives / 3) / temperature / b
+        gradient[rows] += slopes @ unit
+        gradient += slopes.T @ unit[rows]
+    gradient -= unit * np.sum(gradient * unit, axis=1, keepdims=True)
+    gradient /= np.linalg.norm(x, axis=1, keepdims=True)
+    function = jax.jit(jax.value_and_grad(losses.tiled(losses.supcon, tile=1000)))
+    value, actual = function(x.astype(np.float32), labels)
+    np.testing.assert_allclose(value, total / b, rtol=1e-5)
+    assert np.linalg.norm(actual - gradient) < 1e-5 * np.linalg.norm(gradient)
