@@ -29,6 +29,7 @@ __all__ = [
     "Method",
     "RandomMiner",
     "SplitLoss",
+    "accepts",
     "diagnostics",
     "split_loss",
     "unit_vectors",
@@ -126,7 +127,7 @@ def with_miner(loss_fn: Callable, mine_fn: MineFn | RandomMiner | None) -> Calla
     Loss and miner get the `step` if they have an argument of this name. Only a `RandomMiner` gets
     the `key`.
     """
-    if mine_fn is not None and not _accepts(loss_fn, "mine_fn"):
+    if mine_fn is not None and not accepts(loss_fn, "mine_fn"):
         raise ValueError(
             "the loss takes no miner, as it has no argument mine_fn: leave out the miner"
         )
@@ -148,7 +149,8 @@ def with_miner(loss_fn: Callable, mine_fn: MineFn | RandomMiner | None) -> Calla
     return mined_loss
 
 
-def _accepts(function: Callable, keyword: str) -> bool:
+def accepts(function: Callable, keyword: str) -> bool:
+    """Whether a function has an argument of this name, or takes any."""
     parameters = inspect.signature(function).parameters
     return _has(function, keyword) or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 

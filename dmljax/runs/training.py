@@ -51,7 +51,10 @@ def run(
     with (
         folder.claimed(workdir, run.config, run_digests, overwrite=overwrite),
         Checkpoints(
-            workdir / "checkpoints", keep=run.checkpoint.keep, base=initial_state.base_of(run)
+            workdir / "checkpoints",
+            keep=run.checkpoint.keep,
+            base=initial_state.base_of(run),
+            class_rows=run.class_rows,
         ) as checkpoints,
     ):
         report = results.Report(workdir, source=source, digests=run_digests._asdict(), start=start)
