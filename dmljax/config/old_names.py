@@ -71,7 +71,9 @@ def current_method(spec: Any) -> Any:
             method[field] = {**value, "name": new} if isinstance(value, Mapping) else new
     if old := sorted(field for field in spec if method.get(field, _NAMES) != spec[field]):
         changed = {k: v for k, v in method.items() if k not in spec or spec[k] != v}
-        today = f"is now written as {changed}" if changed else "does nothing any more"
+        today = f"is now written as {changed}"
+        if "multiple" in old:
+            today = "is no longer needed"
         warnings.warn(
             f"config.method: {', '.join(old)} of {spec['name']} {today}; the old fields work in "
             "this version for the last time",

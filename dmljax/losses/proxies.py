@@ -468,25 +468,25 @@ def _over_classes(
     )
 
 
-def _cosines(embeddings, proxies) -> tuple[Array, Scalar]:
+def _cosines(embeddings, proxies) -> tuple[Array, float | Array]:
     """[b c]: the cosine of every row with every proxy; and by what it is multiplied."""
     return ops.cosine_similarity(embeddings, proxies), 1.0
 
 
-def _long_embeddings(embeddings, proxies) -> tuple[Array, Scalar]:
+def _long_embeddings(embeddings, proxies) -> tuple[Array, float | Array]:
     return ops.cosine_similarity(embeddings, proxies), ops.norm(embeddings)[:, None]
 
 
-def _long_vectors(embeddings, proxies) -> tuple[Array, Scalar]:
+def _long_vectors(embeddings, proxies) -> tuple[Array, float | Array]:
     lengths = ops.norm(embeddings)[:, None] * ops.norm(proxies)[None, :]
     return ops.cosine_similarity(embeddings, proxies), lengths
 
 
-def _nearest_center(embeddings, proxies) -> tuple[Array, Scalar]:
+def _nearest_center(embeddings, proxies) -> tuple[Array, float | Array]:
     return functools.reduce(jnp.maximum, _cosines_by_center(embeddings, proxies)), 1.0
 
 
-def _soft_maximum(embeddings, proxies, gamma) -> tuple[Array, Scalar]:
+def _soft_maximum(embeddings, proxies, gamma) -> tuple[Array, float | Array]:
     cosines = _cosines_by_center(embeddings, proxies)
     peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, cosines))
     weights = [jnp.exp((s - peak) / gamma) for s in cosines]

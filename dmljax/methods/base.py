@@ -98,8 +98,9 @@ class Method(NamedTuple):
     * `prefixes`: ascending widths. So many leading numbers of an embedding, normalized, are an
       embedding that was trained, too.
     * `per_class`: the parameters that have a row or a column for each class, as such paths. A run
-      that starts from another one draws them, because it has other classes. () for none; None: the
-      method does not say.
+      that starts from another one draws them, because it has other classes. With a `split_loss`,
+      `runtime.sharded` splits those with rows by classes. () for none; None: the method does not
+      say.
     """
 
     init: Callable[..., tuple[Variables, Variables]]

@@ -44,7 +44,7 @@ def lines(config: Any) -> Iterator[str]:
 
 def _simulate_devices() -> int | None:
     """Lets a CPU stand for many devices; returns how many it stood for before, None for all."""
-    attached = max(1, jax.config.jax_num_cpu_devices)
+    attached = max(1, getattr(jax.config, "jax_num_cpu_devices", 1))
     try:
         jax.config.update("jax_num_cpu_devices", max(_COUNTS))
     except RuntimeError:  # JAX has started

@@ -23,6 +23,7 @@ from dmljax.train.devices import check_determinism
 from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.interrupts import Interrupts, Stopped
 from dmljax.train.journal import Journal, read
+from dmljax.train.placement import on_every_device
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 from dmljax.weights import file_digest
@@ -118,6 +119,8 @@ def _train_and_report(
                 workdir=workdir,
                 evaluated_fn=_Observer(run, journal, workdir),
             )
+            if run.method.inspect is not None:  # process 0 alone draws what goes on inside
+                state = on_every_device(state, run.shards)
             interrupts.report(
                 lambda: _report(run, state, evaluation, workdir, evaluator, journal, report)
             )

@@ -18,7 +18,7 @@ from dmljax import adapt
 from dmljax.methods.base import Method
 from dmljax.train.devices import Shardings
 
-__all__ = ["ClassRows", "class_rows", "of_state", "used_params_fn"]
+__all__ = ["ClassRows", "class_rows", "of_state", "on_every_device", "used_params_fn"]
 
 
 class ClassRows(NamedTuple):
@@ -131,6 +131,16 @@ def used_params_fn(
         return class_rows.cut(params)
 
     return used
+
+
+def on_every_device(tree: Any, shards: Shardings) -> Any:
+    """Arrays that each host can read, also where the devices of several hosts share them.
+
+    All processes must call this together.
+    """
+    if shards.hosts == 1:
+        return tree
+    return jax.jit(lambda tree: tree, out_shardings=shards.everywhere)(tree)
 
 
 def _split(shape: tuple[int, ...], shards: Shardings) -> NamedSharding:
