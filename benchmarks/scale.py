@@ -23,7 +23,8 @@ import numpy as np
 
 from dmljax import losses, methods
 from dmljax.train import optimizers, schedules
-from dmljax.train.devices import Shardings, of_state
+from dmljax.train.devices import Shardings
+from dmljax.train.placement import class_rows, of_state
 from dmljax.train.step import init_state, train_step
 
 SIDE = 8  # of the images: what the loss costs is asked, not what a net costs
@@ -65,7 +66,15 @@ def measure(method_fn, *, devices=1, batch=128, sharded=False):
         return init_state(*method.init(jax.random.key(0), batch), optimizer)
 
     shapes = jax.eval_shape(begin, first)
-    places = of_state(shapes, shards, patterns=["^proxies"] if sharded else [])
+    sharded = "classes" if sharded else None
+    split = class_rows(
+        method,
+        shapes.params,
+        classes=len(shapes.params.get("proxies", ())),
+        shards=shards,
+        sharded=sharded,
+    )
+    places = of_state(shapes, shards, sharded=sharded, class_rows=split)
 
     def gather(tree):
         return jax.tree.map(lambda a: jax.lax.with_sharding_constraint(a, shards.everywhere), tree)
@@ -82,8 +91,13 @@ def measure(method_fn, *, devices=1, batch=128, sharded=False):
     state = jax.tree.map(
         lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), shapes, places
     )
-    step = jax.jit(step, donate_argnums=0, out_shardings=(places, shards.everywhere))
-    compiled = step.lower(state, rows).compile()
+
+    def on_mesh(state, rows):
+        with jax.sharding.use_abstract_mesh(shards.mesh.abstract_mesh):
+            return step(state, rows)
+
+    step_fn = jax.jit(on_mesh, donate_argnums=0, out_shardings=(places, shards.everywhere))
+    compiled = step_fn.lower(state, rows).compile()
     took = None
     if jax.device_count() == 1 and batch <= 2048:
 
@@ -135,9 +149,9 @@ def pairs(d=128):
     return functools.partial(methods.pairs, Net(), loss, classes=8, dim=d)
 
 
-def proxies(c=1000, d=128):
+def proxies(c=1000, d=128, **options):
     loss = losses.normalized_softmax
-    return functools.partial(methods.proxies, Net(), loss, classes=c, dim=d)
+    return functools.partial(methods.proxies, Net(), loss, classes=c, dim=d, **options)
 
 
 def main() -> None:
@@ -153,6 +167,10 @@ def main() -> None:
         kind = "each a share" if sharded else "each all"
         many = ((n, (proxies(262144), {"devices": n, "sharded": sharded})) for n in (1, 2, 8, 64))
         table(f"262,144 proxies, {kind}: devices", many)
+    for title, options in (("tiles of 4,096", {}), ("a tenth in tiles of 4,096", {"sample": 0.1})):
+        method = proxies(262144, tile=4096, **options)
+        many = ((n, (method, {"devices": n, "sharded": True})) for n in (1, 2, 8, 64))
+        table(f"262,144 proxies, {title}: devices", many)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from dmljax.data.splits import Split, images_of
 from dmljax.data.transforms import transform as transform_lib
 from dmljax.methods import assemble
 from dmljax.methods.base import Inspect, Method
-from dmljax.train import devices, initial_state, start
+from dmljax.train import devices, initial_state, placement, start
 from dmljax.train.evaluation import MEAN
 from dmljax.train.options import Length, Options, RuntimeOptions, Spec
 from dmljax.train.run import Run
@@ -65,7 +65,23 @@ def build(config: Any) -> Run:
         batch = {"images": images.example(), "labels": jax.numpy.zeros(2, jax.numpy.int32)}
         return method.init(key, batch, backbone=backbone)
 
-    first_shapes = jax.eval_shape(init_method, jax.eval_shape(lambda: initial_state.key_of(0)))
+    def shapes_of(fn):
+        return jax.eval_shape(fn, jax.eval_shape(lambda: initial_state.key_of(0)))
+
+    sharded = options.runtime.sharded
+    class_rows = placement.class_rows(
+        method,
+        shapes_of(init_method)[0],
+        classes=len(data.train.names),
+        shards=shards,
+        sharded=sharded,
+    )
+
+    def init_params(key, backbone=None):
+        params, model_state = init_method(key, backbone)
+        return class_rows.padded(params), model_state
+
+    first_shapes = shapes_of(init_params)
     frozen = adapted.frozen_fn(first_shapes[0])
     optimizer = optimizer_of(
         options,
@@ -76,7 +92,7 @@ def build(config: Any) -> Run:
     )
 
     def init_fn(key, backbone=None, others=None):
-        params, model_state = init_method(key, backbone)
+        params, model_state = init_params(key, backbone)
         return init_state(*start.replaced(params, model_state, others), optimizer)
 
     shapes = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), *first_shapes)
@@ -86,7 +102,6 @@ def build(config: Any) -> Run:
         shapes,
         jax.eval_shape(images.example),
         chunk=options.chunk,
-        sharded=options.runtime.sharded,
     )
     check_evaluation(options.evaluate, data, method)
     metrics = metrics_of(options.evaluate)
@@ -144,8 +159,9 @@ def build(config: Any) -> Run:
         optimizer=optimizer,
         init_fn=init_fn,
         shards=shards,
+        class_rows=class_rows,
         shapes=shapes,
-        placements=devices.of_state(shapes, shards, patterns=options.runtime.sharded),
+        placements=placement.of_state(shapes, shards, sharded=sharded, class_rows=class_rows),
         **data._asdict(),
         **images._asdict(),
         **backbone._asdict(),

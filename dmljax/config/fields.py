@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from dmljax.config import files as config_files
-from dmljax.config import registry
+from dmljax.config import old_names, registry
 from dmljax.hints import hint
 from dmljax.train.options import SECTIONS, Options, allowed_values, defaults_of, fields_of
 
@@ -22,6 +22,7 @@ def complete(config: Any) -> dict[str, Any]:
     config = config_files.plain(config)
     json.dumps(config)  # raises for what a file cannot hold
     config = _checked(config, Options, "the config")
+    config["runtime"] = old_names.current_runtime(config["runtime"])
     for name, section in SECTIONS.items():
         config[name] = _checked(config[name], section, name)
     if config["size"] is not None:
@@ -36,6 +37,7 @@ def typed(config: dict[str, Any]) -> Options:
     Fields that the config of an older run lacks have their defaults.
     """
     values = _tuples(defaults_of(Options) | config)
+    values["runtime"] = old_names.current_runtime(values["runtime"])
     specs = [name for name, field in fields_of(Options).items() if field.type.startswith("Spec")]
     values |= {name: named(values[name]) for name in specs}
     return Options(**values | {name: type_(**values[name]) for name, type_ in SECTIONS.items()})

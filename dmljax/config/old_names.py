@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["current_method"]
+__all__ = ["current_method", "current_runtime"]
 
 Spec = dict[str, Any]
 _NAMES = {
@@ -58,7 +58,9 @@ def current_method(spec: Any) -> Any:
     """`config.method` with the fields of today. Warns in one line if it has old ones."""
     if not isinstance(spec, Mapping):
         return spec
-    change = {"abe": _abe, "dvml": _dvml, "graph": _graph}.get(str(spec.get("name")))
+    change = {"abe": _abe, "dvml": _dvml, "graph": _graph, "proxies": _proxies}.get(
+        str(spec.get("name"))
+    )
     method = dict(spec) if change is None else change(dict(spec))
     method = {_NAMES.get(field, field): value for field, value in method.items()}
     for field, values in _VALUES.items():
@@ -69,13 +71,36 @@ def current_method(spec: Any) -> Any:
             method[field] = {**value, "name": new} if isinstance(value, Mapping) else new
     if old := sorted(field for field in spec if method.get(field, _NAMES) != spec[field]):
         changed = {k: v for k, v in method.items() if k not in spec or spec[k] != v}
+        today = f"is now written as {changed}"
+        if "multiple" in old:
+            today = "is no longer needed"
         warnings.warn(
-            f"config.method: {', '.join(old)} of {spec['name']} is now written as {changed}; the "
-            "old fields work in this version for the last time",
+            f"config.method: {', '.join(old)} of {spec['name']} {today}; the old fields work in "
+            "this version for the last time",
             FutureWarning,
             stacklevel=2,
         )
     return method
+
+
+def current_runtime(values: Any) -> Any:
+    """`config.runtime` with the fields of today: `sharded` was a list of paths of parameters."""
+    paths = values.get("sharded") if isinstance(values, Mapping) else None
+    if not isinstance(paths, list | tuple):
+        return values
+    if paths:
+        warnings.warn(
+            f"runtime.sharded={list(paths)} is now written as 'classes'; the list works in this "
+            "version for the last time",
+            FutureWarning,
+            stacklevel=2,
+        )
+    return {**values, "sharded": "classes" if paths else None}
+
+
+def _proxies(method: Spec) -> Spec:
+    """Rows of zeros are now added by `runtime.sharded`, as many as the devices need."""
+    return {k: v for k, v in method.items() if k != "multiple"}
 
 
 def _abe(method: Spec) -> Spec:

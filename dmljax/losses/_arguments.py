@@ -44,6 +44,10 @@ PROXY_ARGUMENTS = {
     "proxies": "One learned vector per class, or k of them: parameters, trained with the net.",
     "where": "Rows that count. Masking a row equals dropping it, whatever its label.",
     "reduce_fn": _REDUCE,
+    "tiles": (
+        "For very many classes, `ops.ClassTiles(size)`: so many classes at a time, or a random "
+        "share of them. None computes all logits at once."
+    ),
 }
 VIEW_ARGUMENTS = {
     "other": "Row i is the other view, or modality, of row i of `embeddings`. It gets gradients.",

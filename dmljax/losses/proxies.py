@@ -7,7 +7,7 @@ directions of proxies matter, except for `large_margin_softmax`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -45,6 +45,7 @@ def normalized_softmax(
     temperature: Scalar = 0.05,
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    tiles: ops.ClassTiles | None = None,
 ) -> Float[Array, "..."]:
     """Softmax cross-entropy of the cosines between embedding and proxies.
 
@@ -64,7 +65,7 @@ def normalized_softmax(
     3.023
     """
     batch = _prepare(embeddings, labels, proxies, where)
-    return _cross_entropy(_cosines(batch), _no_margin, 1 / temperature, batch, reduce_fn)
+    return _cross_entropy(batch, _no_margin, 1 / temperature, reduce_fn, tiles)
 
 
 @describe(PROXY_ARGUMENTS)
@@ -77,6 +78,7 @@ def cosface(
     scale: Scalar = 64.0,
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    tiles: ops.ClassTiles | None = None,
 ) -> Float[Array, "..."]:
     """CosFace: softmax cross-entropy with a margin on the cosine of the row's class.
 
@@ -97,7 +99,7 @@ def cosface(
     20.868
     """
     batch = _prepare(embeddings, labels, proxies, where)
-    return _cross_entropy(_cosines(batch), lambda s: s - margin, scale, batch, reduce_fn)
+    return _cross_entropy(batch, lambda s: s - margin, scale, reduce_fn, tiles)
 
 
 @describe(PROXY_ARGUMENTS)
@@ -110,6 +112,7 @@ def arcface(
     scale: Scalar = 64.0,
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    tiles: ops.ClassTiles | None = None,
 ) -> Float[Array, "..."]:
     """ArcFace: softmax cross-entropy with a margin on the angle to the row's class.
 
@@ -132,7 +135,7 @@ def arcface(
     24.266
     """
     batch = _prepare(embeddings, labels, proxies, where)
-    return _cross_entropy(_cosines(batch), _add_angle(margin), scale, batch, reduce_fn)
+    return _cross_entropy(batch, _add_angle(margin), scale, reduce_fn, tiles)
 
 
 @describe(PROXY_ARGUMENTS)
@@ -145,6 +148,7 @@ def subcenter_arcface(
     scale: Scalar = 64.0,
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    tiles: ops.ClassTiles | None = None,
 ) -> Float[Array, "..."]:
     """Sub-center ArcFace: `arcface` on the nearest of k proxies of each class.
 
@@ -166,8 +170,7 @@ def subcenter_arcface(
     24.266
     """
     batch = _prepare(embeddings, labels, proxies, where, axes="ckd")
-    nearest = functools.reduce(jnp.maximum, _cosines_by_center(batch))
-    return _cross_entropy(nearest, _add_angle(margin), scale, batch, reduce_fn)
+    return _cross_entropy(batch, _add_angle(margin), scale, reduce_fn, tiles, _nearest_center)
 
 
 @describe(PROXY_ARGUMENTS)
@@ -180,6 +183,7 @@ def sphereface(
     scale: Scalar = 1.0,
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    tiles: ops.ClassTiles | None = None,
 ) -> Float[Array, "..."]:
     """SphereFace: softmax cross-entropy with the angle to the row's class multiplied.
 
@@ -202,8 +206,7 @@ def sphereface(
     1.290
     """
     batch = _prepare(embeddings, labels, proxies, where)
-    lengths = scale * ops.norm(batch.embeddings)[:, None]
-    return _cross_entropy(_cosines(batch), _multiply_angle(margin), lengths, batch, reduce_fn)
+    return _cross_entropy(batch, _multiply_angle(margin), scale, reduce_fn, tiles, _long_embeddings)
 
 
 @describe(PROXY_ARGUMENTS)
@@ -216,6 +219,7 @@ def large_margin_softmax(
     scale: Scalar = 1.0,
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    tiles: ops.ClassTiles | None = None,
 ) -> Float[Array, "..."]:
     """Large-margin softmax: `sphereface` with proxies of any length.
 
@@ -238,8 +242,7 @@ def large_margin_softmax(
     1.296
     """
     batch = _prepare(embeddings, labels, proxies, where)
-    lengths = scale * ops.norm(batch.embeddings)[:, None] * ops.norm(batch.proxies)[None, :]
-    return _cross_entropy(_cosines(batch), _multiply_angle(margin), lengths, batch, reduce_fn)
+    return _cross_entropy(batch, _multiply_angle(margin), scale, reduce_fn, tiles, _long_vectors)
 
 
 @renamed_keywords(la="scale")
@@ -254,6 +257,7 @@ def soft_triple(
     margin: Scalar = 0.01,
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    tiles: ops.ClassTiles | None = None,
 ) -> Float[Array, "..."]:
     """SoftTriple: softmax cross-entropy of a soft maximum over k proxies of each class.
 
@@ -276,12 +280,9 @@ def soft_triple(
     3.119
     """
     batch = _prepare(embeddings, labels, proxies, where, axes="ckd")
-    cosines = _cosines_by_center(batch)
-    peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, cosines))
-    weights = [jnp.exp((s - peak) / gamma) for s in cosines]
-    weighted = [w * s for w, s in zip(weights, cosines, strict=True)]
-    soft_maximum = functools.reduce(jnp.add, weighted) / functools.reduce(jnp.add, weights)
-    return _cross_entropy(soft_maximum, lambda s: s - margin, scale, batch, reduce_fn)
+    return _cross_entropy(
+        batch, lambda s: s - margin, scale, reduce_fn, tiles, _soft_maximum, gamma
+    )
 
 
 @describe(PROXY_ARGUMENTS)
@@ -294,6 +295,7 @@ def proxy_anchor(
     alpha: Scalar = 32.0,
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    tiles: ops.ClassTiles | None = None,
 ) -> Float[Array, "..."]:
     """Proxy-Anchor: every proxy is an anchor, and rows of the batch are its pairs.
 
@@ -315,14 +317,17 @@ def proxy_anchor(
     17.654
     """
     batch = _prepare(embeddings, labels, proxies, where)
-    cosines = _cosines(batch)
-    positives = batch.target & batch.where[:, None]
-    negatives = ~batch.target & batch.where[:, None]
-    pull = ops.log_1_plus_sum_exp(-alpha * (cosines - margin), where=positives, axis=0)
-    push = ops.log_1_plus_sum_exp(alpha * (cosines + margin), where=negatives, axis=0)
-    in_batch = jnp.any(positives, axis=0)
-    all_classes = jnp.ones(in_batch.shape, bool)
-    return ops.reduce(reduce_fn, pull, in_batch) + ops.reduce(reduce_fn, push, all_classes)
+    if reduce_fn is None and tiles is not None:
+        raise ValueError("tiles keep no entry for each class: give a reduce_fn, or no tiles")
+    if reduce_fn is None:
+        (pull, in_batch), push = _pull_and_push(
+            *(batch.proxies, jnp.arange(len(batch.proxies)), batch.labels),
+            *(batch.embeddings, batch.where, margin, alpha),
+        )
+        return jnp.where(in_batch, pull, 0) + push
+    statistics_fn = functools.partial(_totals_of_classes, reduce_fn)
+    _, (pull, push) = _over_classes(statistics_fn, batch, (batch.where, margin, alpha), tiles)
+    return ops.divide(*pull) + ops.divide(*push)
 
 
 @renamed_keywords(softmax_scale="scale")
@@ -335,6 +340,7 @@ def proxy_nca(
     scale: Scalar = 1.0,
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    tiles: ops.ClassTiles | None = None,
 ) -> Float[Array, "..."]:
     """Proxy-NCA: softmax cross-entropy of squared distances to the proxies.
 
@@ -357,7 +363,7 @@ def proxy_nca(
     """
     batch = _prepare(embeddings, labels, proxies, where)
     # d^2 = 2 - 2 s, and adding a constant to all logits does not change a softmax.
-    return _cross_entropy(_cosines(batch), _no_margin, 2 * scale, batch, reduce_fn)
+    return _cross_entropy(batch, _no_margin, 2 * scale, reduce_fn, tiles)
 
 
 @describe(PROXY_ARGUMENTS)
@@ -369,6 +375,7 @@ def proxy_nca_pp(
     temperature: Scalar = 1 / 9,
     where: Bool[Array, "b"] | None = None,
     reduce_fn: ReduceFn | None = ops.mean,
+    tiles: ops.ClassTiles | None = None,
 ) -> Float[Array, "..."]:
     """ProxyNCA++: `proxy_nca` with a low temperature.
 
@@ -395,6 +402,7 @@ def proxy_nca_pp(
         scale=1 / temperature,
         where=where,
         reduce_fn=reduce_fn,
+        tiles=tiles,
     )
 
 
@@ -429,7 +437,8 @@ def label_smoothed_cross_entropy(
     if not 0 <= epsilon <= 1:
         raise ValueError(f"epsilon is a share between 0 and 1, not {epsilon}")
     logits = matrix("logits", logits)
-    logits, target, where = _mask_rows(logits, labels, logits.shape[1], where)
+    logits, labels, where = _mask_rows(logits, labels, logits.shape[1], where)
+    target = labels[:, None] == jnp.arange(logits.shape[1])[None, :]
     log_softmax = jax.nn.log_softmax(logits / temperature, axis=1)
     of_target = jnp.sum(log_softmax, axis=1, where=target)
     entries = -(1 - epsilon) * of_target - epsilon * jnp.mean(log_softmax, axis=1)
@@ -441,23 +450,114 @@ class _Batch(NamedTuple):
 
     embeddings: Array  # [b d], 0 in rows that do not count
     proxies: Array  # [c d] or [c k d]
-    target: Array  # [b c], True for the class of each row
+    labels: Array  # [b], -1 in rows that do not count
     where: Array  # [b], the rows that count
 
 
+def _over_classes(
+    statistics_fn: Callable, batch: _Batch, parameters: Sequence, tiles: ops.ClassTiles | None
+):
+    """`(logs, sums)` of `statistics_fn` over all classes, at once or in tiles (`ops`)."""
+    if tiles is not None:
+        operands = (batch.embeddings, *parameters)
+        return ops.over_classes(statistics_fn, batch.proxies, batch.labels, operands, tiles=tiles)
+    classes = jnp.arange(len(batch.proxies))
+    where = jnp.ones(classes.shape, bool)
+    return statistics_fn(
+        batch.proxies, classes, where, None, batch.labels, batch.embeddings, *parameters
+    )
+
+
+def _cosines(embeddings, proxies) -> tuple[Array, float | Array]:
+    """[b c]: the cosine of every row with every proxy; and by what it is multiplied."""
+    return ops.cosine_similarity(embeddings, proxies), 1.0
+
+
+def _long_embeddings(embeddings, proxies) -> tuple[Array, float | Array]:
+    return ops.cosine_similarity(embeddings, proxies), ops.norm(embeddings)[:, None]
+
+
+def _long_vectors(embeddings, proxies) -> tuple[Array, float | Array]:
+    lengths = ops.norm(embeddings)[:, None] * ops.norm(proxies)[None, :]
+    return ops.cosine_similarity(embeddings, proxies), lengths
+
+
+def _nearest_center(embeddings, proxies) -> tuple[Array, float | Array]:
+    return functools.reduce(jnp.maximum, _cosines_by_center(embeddings, proxies)), 1.0
+
+
+def _soft_maximum(embeddings, proxies, gamma) -> tuple[Array, float | Array]:
+    cosines = _cosines_by_center(embeddings, proxies)
+    peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, cosines))
+    weights = [jnp.exp((s - peak) / gamma) for s in cosines]
+    weighted = [w * s for w, s in zip(weights, cosines, strict=True)]
+    return functools.reduce(jnp.add, weighted) / functools.reduce(jnp.add, weights), 1.0
+
+
+def _cosines_by_center(embeddings, proxies) -> list[jax.Array]:
+    """k arrays [b c]: the cosines of every row with the k-th proxy of all classes."""
+    embeddings, proxies = ops.normalize(embeddings), ops.normalize(proxies)
+    # Reductions over k arrays are faster than over the short last axis of one array [b c k].
+    return [ops.matmul(embeddings, proxies[:, k].T) for k in range(proxies.shape[1])]
+
+
 def _cross_entropy(
-    cosines: Array, margin_fn: Callable, scale, batch: _Batch, reduce_fn: ReduceFn | None
+    batch: _Batch,
+    margin_fn: Callable,
+    scale: Scalar,
+    reduce_fn: ReduceFn | None,
+    tiles: ops.ClassTiles | None,
+    similarity_fn: Callable = _cosines,
+    *parameters: Scalar,
 ) -> Array:
-    """-log softmax(scale z)_y, where z is `cosines [b c]`, except that z_y = margin_fn(s_y)."""
-    _, _, target, where = batch
-    target_cosines = margin_fn(jnp.sum(cosines, axis=1, where=target))
-    scale = jnp.broadcast_to(jnp.asarray(scale, cosines.dtype), cosines.shape)
-    target_logits = target_cosines * jnp.sum(scale, axis=1, where=target)
+    """-log softmax(scale l z)_y with z_y = margin_fn(s_y), z_c = s_c for the other classes.
+
+    `similarity_fn(embeddings, proxies, *parameters) -> (s [b c], l)`.
+    """
+    statistics_fn = functools.partial(_statistics_of_rows, similarity_fn)
+    statistics = _over_classes(statistics_fn, batch, (scale, *parameters), tiles)
+    other_logits, (target_similarities, target_scales) = statistics
+    target_logits = margin_fn(target_similarities) * target_scales
     # As softplus of a difference, so that a loss near 0 keeps its digits.
-    other_logits = ops.logsumexp(scale * cosines, where=~target)
-    if cosines.shape[1] == 1:
-        other_logits = jnp.full_like(other_logits, -jnp.inf)
-    return ops.reduce(reduce_fn, jax.nn.softplus(other_logits - target_logits), where)
+    return ops.reduce(reduce_fn, jax.nn.softplus(other_logits - target_logits), batch.where)
+
+
+def _statistics_of_rows(
+    similarity_fn, proxies, classes, where, weights, labels, embeddings, scale, *parameters
+):
+    """Of each row, log(sum(exp)) of the other classes; and similarity and scale of its class."""
+    similarities, lengths = similarity_fn(embeddings, proxies, *parameters)
+    scale = jnp.asarray(scale * lengths, similarities.dtype)
+    scale = jnp.broadcast_to(scale, similarities.shape)
+    target = labels[:, None] == classes[None, :]
+    others, target = ~target & where[None, :], target & where[None, :]
+    logits = scale * similarities
+    if weights is not None:
+        logits = logits + jnp.log(weights.astype(logits.dtype))[None, :]
+    other_logits = ops.logsumexp(logits, where=others)
+    other_logits = jnp.where(jnp.any(others, axis=1), other_logits, -jnp.inf)
+    of_target = [jnp.sum(x, axis=1, where=target) for x in (similarities, scale)]
+    return other_logits, tuple(of_target)
+
+
+def _pull_and_push(proxies, classes, labels, embeddings, counts, margin, alpha):
+    """The two entries of `proxy_anchor` for each class, and which classes are in the batch."""
+    cosines, _ = _cosines(embeddings, proxies)
+    target = labels[:, None] == classes[None, :]
+    positives, negatives = target & counts[:, None], ~target & counts[:, None]
+    pull = ops.log_1_plus_sum_exp(-alpha * (cosines - margin), where=positives, axis=0)
+    push = ops.log_1_plus_sum_exp(alpha * (cosines + margin), where=negatives, axis=0)
+    return (pull, jnp.any(positives, axis=0)), push
+
+
+def _totals_of_classes(reduce_fn, proxies, classes, where, weights, labels, *operands):
+    """Totals and counts of both entries of `proxy_anchor`; they can be summed over tiles."""
+    (pull, in_batch), push = _pull_and_push(proxies, classes, labels, *operands)
+    of_pull = reduce_fn(pull, in_batch & where)
+    if weights is None:
+        return (), (of_pull, reduce_fn(push, where))
+    totals, counts = jax.vmap(lambda x, w: reduce_fn(x[None], w[None]))(push, where)
+    return (), (of_pull, (jnp.sum(weights * totals), jnp.sum(weights * counts)))
 
 
 def _no_margin(cosines):
@@ -498,18 +598,6 @@ def _multiply_angle(margin: int) -> Callable:
     return margin_fn
 
 
-def _cosines(batch: _Batch) -> Array:
-    """[b c]: the cosine of every row with every proxy."""
-    return ops.cosine_similarity(batch.embeddings, batch.proxies)
-
-
-def _cosines_by_center(batch: _Batch) -> list[jax.Array]:
-    """k arrays [b c]: the cosines of every row with the k-th proxy of all classes."""
-    embeddings, proxies = ops.normalize(batch.embeddings), ops.normalize(batch.proxies)
-    # Reductions over k arrays are faster than over the short last axis of one array [b c k].
-    return [ops.matmul(embeddings, proxies[:, k].T) for k in range(proxies.shape[1])]
-
-
 def _prepare(embeddings, labels, proxies, where, *, axes: str = "cd") -> _Batch:
     embeddings = matrix("embeddings", embeddings)
     proxies = jnp.asarray(proxies)
@@ -521,20 +609,20 @@ def _prepare(embeddings, labels, proxies, where, *, axes: str = "cd") -> _Batch:
         )
     if not jnp.issubdtype(proxies.dtype, jnp.floating):
         raise ValueError(f"proxies must be floats, not {proxies.dtype}")
-    embeddings, target, where = _mask_rows(embeddings, labels, len(proxies), where)
-    return _Batch(embeddings, ops.widen(proxies), target, where)
+    embeddings, labels, where = _mask_rows(embeddings, labels, len(proxies), where)
+    return _Batch(embeddings, ops.widen(proxies), labels, where)
 
 
 def _mask_rows(x: Array, labels, classes: int, where) -> tuple[Array, Array, Array]:
-    """`x` with 0 in rows that do not count; the mask [b c] of each row's class; rows that count."""
+    """`x` with 0, and `labels` with -1, in rows that do not count; and the rows that count."""
     check_class_labels(labels, x)
     counts = row_mask(where, x)
     _check_range(labels, classes, where)
-    labels = jnp.where(counts, jnp.asarray(labels), 0)
-    target = labels[:, None] == jnp.arange(classes)[None, :]
+    labels = jnp.asarray(labels)
+    is_class = (labels >= 0) & (labels < classes)
     # Inside `jit` a label out of range cannot raise, so its row becomes NaN.
-    x = jnp.where(jnp.any(target, axis=1)[:, None], x, jnp.nan)
-    return jnp.where(counts[:, None], x, 0), target, counts
+    x = jnp.where(is_class[:, None], x, jnp.nan)
+    return jnp.where(counts[:, None], x, 0), jnp.where(counts, labels, -1), counts
 
 
 def _check_range(labels, classes: int, where) -> None:

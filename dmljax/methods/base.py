@@ -29,6 +29,7 @@ __all__ = [
     "Method",
     "RandomMiner",
     "SplitLoss",
+    "accepts",
     "diagnostics",
     "split_loss",
     "unit_vectors",
@@ -97,8 +98,9 @@ class Method(NamedTuple):
     * `prefixes`: ascending widths. So many leading numbers of an embedding, normalized, are an
       embedding that was trained, too.
     * `per_class`: the parameters that have a row or a column for each class, as such paths. A run
-      that starts from another one draws them, because it has other classes. () for none; None: the
-      method does not say.
+      that starts from another one draws them, because it has other classes. With a `split_loss`,
+      `runtime.sharded` splits those with rows by classes. () for none; None: the method does not
+      say.
     """
 
     init: Callable[..., tuple[Variables, Variables]]
@@ -126,7 +128,7 @@ def with_miner(loss_fn: Callable, mine_fn: MineFn | RandomMiner | None) -> Calla
     Loss and miner get the `step` if they have an argument of this name. Only a `RandomMiner` gets
     the `key`.
     """
-    if mine_fn is not None and not _accepts(loss_fn, "mine_fn"):
+    if mine_fn is not None and not accepts(loss_fn, "mine_fn"):
         raise ValueError(
             "the loss takes no miner, as it has no argument mine_fn: leave out the miner"
         )
@@ -148,7 +150,8 @@ def with_miner(loss_fn: Callable, mine_fn: MineFn | RandomMiner | None) -> Calla
     return mined_loss
 
 
-def _accepts(function: Callable, keyword: str) -> bool:
+def accepts(function: Callable, keyword: str) -> bool:
+    """Whether a function has an argument of this name, or takes any."""
     parameters = inspect.signature(function).parameters
     return _has(function, keyword) or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 

@@ -9,13 +9,16 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from dmljax import losses
+from dmljax import losses, ops
 from dmljax.losses.combinators import check_prefixes
 from dmljax.methods import assemble, base
 from dmljax.nets.initializers import Initializer, normal, uniform
 from dmljax.nets.layers import Dense
 
 __all__ = ["proxies", "published_init"]
+
+# The net folds the key of a step with smaller numbers.
+_CLASSES = 1000
 
 
 def _proxy_anchor(key, shape, dtype=jnp.float32):
@@ -69,8 +72,10 @@ def proxies(
     proxy_init: Initializer | float | None = None,
     centers: int = 0,
     sparsity: float = 0.0,
-    multiple: int = 1,
     prefixes: Sequence[int] = (),
+    tile: int | None = None,
+    sample: float | None = None,
+    unbiased: bool = False,
 ) -> base.Method:
     """The loss `loss_fn(features, labels, proxies)` on a backbone, a pool and a linear layer.
 
@@ -84,12 +89,16 @@ def proxies(
     * `centers`: proxies for each class, for losses that take several; 0 for all other losses.
     * `sparsity`: weight of `losses.sparse_centers`, which pulls the centers of one class together
       (Qian et al., ICCV 2019, use 0.2).
-    * `multiple`: the number of rows is rounded up to a multiple of this with zeros that no loss
-      sees. Several devices can then share very many classes equally.
     * `prefixes`: widths, such as (64, 128), that also get the loss, with the same leading numbers
       of the proxies (`losses.prefixes`, Kusupati et al., NeurIPS 2022).
+    * `tile`: the loss sees so many classes at a time, and no array has a logit for each class. The
+      loss stays the same, and each logit is computed twice.
+    * `sample`: partial FC: a step compares with the classes of the batch and with this random share
+      of the others (`ops.ClassTiles`). 1 / `sample` is rounded to a whole number.
+    * `unbiased`: with `sample`, a drawn class counts 1 / `sample` times.
     """
     encoder = assemble.encoder(net, dim=dim, pool_fn=pool_fn, dense_fn=dense_fn)
+    tiles_fn = _tiles_fn(loss_fn, tile, sample, unbiased)
     stepped_loss = base.with_miner(base.with_prefixes(loss_fn, prefixes), None)
     if proxy_init is None:
         proxy_init = published_init(loss_fn)
@@ -104,17 +113,14 @@ def proxies(
             check_prefixes(prefixes, width=d)
         shape = (classes, centers, d) if centers else (classes, d)
         rows = proxy_init(jax.random.fold_in(key, 1000), shape, jnp.float32)
-        rows = jnp.pad(rows, [(0, -classes % multiple), *((0, 0) for _ in shape[1:])])
         return {**params, "proxies": rows}, model_state
 
     def criterion(params, model_state, outputs, batch, *, key, step):
-        class_proxies = params["proxies"][:classes]
-        value = stepped_loss(
-            outputs["features"], batch["labels"], class_proxies, key=key, step=step
-        )
+        x, labels, rows = outputs["features"], batch["labels"], params["proxies"]
+        value = stepped_loss(x, labels, rows, key=key, step=step, **tiles_fn(key))
         metrics = base.diagnostics(outputs["embeddings"], batch["labels"])
         if sparsity:
-            metrics["sparsity"] = losses.sparse_centers(class_proxies)
+            metrics["sparsity"] = losses.sparse_centers(rows)
             value = value + sparsity * metrics["sparsity"]
         return value, (model_state, metrics)
 
@@ -126,3 +132,33 @@ def proxies(
     return base.Method(
         init, loss, embed, split_loss, per_class=("proxies",), prefixes=tuple(prefixes)
     )
+
+
+def _tiles_fn(
+    loss_fn: Callable, tile: int | None, sample: float | None, unbiased: bool
+) -> Callable[[jax.Array], dict[str, ops.ClassTiles]]:
+    """The keywords of the loss in a step, made from its key."""
+    if sample is not None and not 0 < sample <= 1:
+        raise ValueError(
+            f"method.sample={sample} is no share of the classes: above 0 and at most 1, such as "
+            "0.1, or None for all classes"
+        )
+    if tile is not None and tile < 1:
+        raise ValueError(f"method.tile={tile}: 1 or more classes at a time, or None for all")
+    if unbiased and sample is None:
+        raise ValueError("method.unbiased weighs the classes of method.sample: set it, too")
+    if tile is None and sample is None:
+        return lambda key: {}
+    if not base.accepts(loss_fn, "tiles"):
+        name = "tile" if sample is None else "sample"
+        raise ValueError(
+            f"method.{name}: this loss needs all classes at once, as it has no argument tiles: "
+            "take one like arcface, cosface, normalized_softmax or proxy_anchor, or leave it out"
+        )
+
+    def tiles_fn(key):
+        share = 1.0 if sample is None else sample
+        tiles = ops.ClassTiles(tile, share, jax.random.fold_in(key, _CLASSES), unbiased)
+        return {"tiles": tiles}
+
+    return tiles_fn

@@ -9,6 +9,7 @@ Conventions of all functions here and of the losses:
 * Half-precision input is computed in float32; float64 stays float64.
 """
 
+from dmljax.ops.class_tiles import ClassTiles, over_classes
 from dmljax.ops.distances import (
     cosine,
     cosine_similarity,
@@ -47,6 +48,7 @@ from dmljax.ops.types import (
 
 __all__ = [
     "Array",
+    "ClassTiles",
     "DistanceFn",
     "Labels",
     "MineFn",
@@ -68,6 +70,7 @@ __all__ = [
     "mean_of_active",
     "norm",
     "normalize",
+    "over_classes",
     "pairs",
     "power",
     "reduce",

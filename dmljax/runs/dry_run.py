@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,8 @@ import jax
 import numpy as np
 
 from dmljax.adapt import paths_of
+from dmljax.config import fields
+from dmljax.config import files as config_files
 from dmljax.config.build import build
 from dmljax.runs import ladder
 from dmljax.train.loop import compiled_step
@@ -20,16 +23,50 @@ __all__ = ["lines"]
 _UTILIZATION = 0.4
 # Dense products per second with float32 inputs (as TF32) and with bfloat16, by the data sheets.
 _DEVICES = {"A100": (156e12, 312e12), "H100": (494e12, 989e12)}
+_COUNTS = (1, 8, 64)  # of devices
 _MEMORIES = (16, 24, 80)  # GB of a device
 _GB = 1e9
 
 
 def lines(config: Any) -> Iterator[str]:
     """The lines of `dmljax train --dry-run`; of a ladder for every step that trains."""
-    for title, step_config in ladder.configs(config):
+    configs = ladder.configs(config)
+    options = [fields.typed(step_config) for _, step_config in configs]
+    is_split = any(step.runtime.sharded for step in options)
+    attached = _simulate_devices() if is_split else None
+    for (title, step_config), step in zip(configs, options, strict=True):
         if title:
             yield f"== {title}"
-        yield from _of_run(build(step_config))
+        yield from _of_run(_on(step_config, step.runtime.devices or attached))
+        if step.runtime.sharded:
+            yield from _by_devices(step_config)
+
+
+def _simulate_devices() -> int | None:
+    """Lets a CPU stand for many devices; returns how many it stood for before, None for all."""
+    attached = max(1, getattr(jax.config, "jax_num_cpu_devices", 1))
+    try:
+        jax.config.update("jax_num_cpu_devices", max(_COUNTS))
+    except RuntimeError:  # JAX has started
+        return None
+    return attached if jax.default_backend() == "cpu" else None
+
+
+def _on(config: dict[str, Any], devices: int | None) -> Run:
+    flags = [] if devices is None else [f"--config.runtime.devices={devices}"]
+    return build(config_files.override(copy.deepcopy(config), flags))
+
+
+def _by_devices(config: dict[str, Any]) -> Iterator[str]:
+    """A line about the memory of a device when several share the batch and what is split."""
+    counts = [count for count in _COUNTS if count <= jax.device_count()]
+    sizes = (f"{_memory(_on(config, count)) / _GB:.3g} GB on {count}" for count in counts)
+    yield f"memory of a device by the number of devices, for the same batch: {', '.join(sizes)}"
+    if missing := [str(count) for count in _COUNTS if count not in counts]:
+        yield (
+            f"for {' and '.join(missing)} devices: set JAX_PLATFORMS=cpu, which simulates them; "
+            f"this process has {jax.device_count()}"
+        )
 
 
 def _of_run(run: Run) -> Iterator[str]:

@@ -167,7 +167,7 @@ def reopen(
         run = build(config_files.override(reading.config_of_run(workdir), overrides))
     digests = reading.config_of_run(workdir, _DIGESTS) if (workdir / _DIGESTS).exists() else {}
     base = initial_state.base_of(run, digest=digests.get("weights"))
-    with Checkpoints(workdir / "checkpoints", base=base) as checkpoints:
+    with Checkpoints(workdir / "checkpoints", base=base, class_rows=run.class_rows) as checkpoints:
         steps = checkpoints.steps()
         if step is None and steps and not run.selection.is_last:
             step = checkpoints.best()

@@ -23,6 +23,7 @@ from dmljax.train.devices import check_determinism
 from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.interrupts import Interrupts, Stopped
 from dmljax.train.journal import Journal, read
+from dmljax.train.placement import on_every_device
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 from dmljax.weights import file_digest
@@ -51,7 +52,10 @@ def run(
     with (
         folder.claimed(workdir, run.config, run_digests, overwrite=overwrite),
         Checkpoints(
-            workdir / "checkpoints", keep=run.checkpoint.keep, base=initial_state.base_of(run)
+            workdir / "checkpoints",
+            keep=run.checkpoint.keep,
+            base=initial_state.base_of(run),
+            class_rows=run.class_rows,
         ) as checkpoints,
     ):
         report = results.Report(workdir, source=source, digests=run_digests._asdict(), start=start)
@@ -115,6 +119,8 @@ def _train_and_report(
                 workdir=workdir,
                 evaluated_fn=_Observer(run, journal, workdir),
             )
+            if run.method.inspect is not None:  # process 0 alone draws what goes on inside
+                state = on_every_device(state, run.shards)
             interrupts.report(
                 lambda: _report(run, state, evaluation, workdir, evaluator, journal, report)
             )

@@ -32,6 +32,7 @@ from dmljax.files import reading
 from dmljax.files.result import first_best
 from dmljax.files.writing import make_folder, sha256, sync, write_json
 from dmljax.train import hosts
+from dmljax.train.placement import ClassRows
 from dmljax.train.step import TrainState
 
 __all__ = ["Base", "Checkpoints", "Mismatch", "delete"]
@@ -58,7 +59,9 @@ class Checkpoints:
 
     The best score is the highest; of equal scores it is the earliest, as published code saves on
     strict improvement. Reading changes nothing in a folder that another process may be writing.
-    Parameters of `base` are left out, and taken from there again.
+    Parameters of `base` are left out, and taken from there again. Arrays of `class_rows` may have
+    more or fewer rows of zeros after those of the classes than in the checkpoint, which other
+    devices have written.
     """
 
     def __init__(
@@ -67,9 +70,11 @@ class Checkpoints:
         *,
         keep: int = 2,
         base: Base | None = None,
+        class_rows: ClassRows = ClassRows(),  # noqa: B008  a tuple
     ):
         python_logging.getLogger("absl").addFilter(_is_not_raised)
         self._base = base or Base(frozenset(), dict)
+        self._class_rows = class_rows
         self.folder = pathlib.Path(folder).absolute()
         make_folder(self.folder)
         self._keep = keep
@@ -331,7 +336,10 @@ class Checkpoints:
     def _load(self, step: int, abstract: dict) -> dict:
         from orbax.checkpoint import v1 as ocp
 
-        return ocp.load_checkpointables(self.folder / str(step), abstract)
+        # Only the zeros after the rows of classes are cut or added: `_compare` has refused others.
+        loading = ocp.options.ArrayOptions.Loading(enable_padding_and_truncation=True)
+        with ocp.Context(array_options=ocp.options.ArrayOptions(loading=loading)):
+            return ocp.load_checkpointables(self.folder / str(step), abstract)
 
     def _compare(self, step: int, expected: dict) -> None:
         saved = self._shapes(step)
@@ -339,13 +347,28 @@ class Checkpoints:
             old = {p: tuple(a.shape) for p, a in _flat(saved[item])}
             new = {p: tuple(a.shape) for p, a in _flat(expected[item])}
             for path in sorted(set(old) | set(new)):
-                if old.get(path) != new.get(path) and not (
-                    path in old and _saved_before(path, new)
+                if (
+                    old.get(path) != new.get(path)
+                    and not (path in old and _saved_before(path, new))
+                    and not self._differ_in_zeros(path, old.get(path), new.get(path))
                 ):
                     raise Mismatch(
                         f"checkpoint {step} of {self.folder} does not fit: {item}/{path} is "
                         f"{old.get(path, 'missing')} there and {new.get(path, 'unknown')} here"
                     )
+
+    def _differ_in_zeros(self, path: str, *shapes: tuple[int, ...] | None) -> bool:
+        """Whether two shapes differ only in the rows after those of the classes."""
+        if not self._class_rows.contains(path):
+            return False
+        old, new = shapes
+        if not old or not new or old[1:] != new[1:]:
+            return False
+        # No more devices than classes share them.
+        return all(
+            0 <= rows - self._class_rows.classes < self._class_rows.classes
+            for rows in (old[0], new[0])
+        )
 
     def close(self) -> None:
         self.wait()

@@ -1,5 +1,5 @@
 """Where arrays are: batches are split over all devices, everything else is copied to each device,
-except parameters that are to be sharded.
+unless `runtime.sharded` splits it (`placement`).
 
 Any number of devices can share any batch. `jax.jit` only takes arrays whose rows the devices divide
 evenly, so the hosts send rows of zeros after the last image (`Shardings.padded`), and the compiled
@@ -15,22 +15,17 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dmljax import adapt
-
 __all__ = [
     "Shardings",
     "check_determinism",
     "describe_determinism",
-    "of_state",
     "prefetch",
     "put",
     "return_free_memory",
@@ -81,43 +76,6 @@ def with_rows(rows: jax.Array, count: int | None) -> jax.Array:
     if missing > 0:
         return jnp.pad(rows, [(0, missing), *[(0, 0)] * (rows.ndim - 1)])
     return rows[:count] if missing else rows
-
-
-def of_state(shapes: Any, shards: Shardings, *, patterns: Sequence[str] = ()) -> Any:
-    """The sharding of every array of a state that has `params` and other fields.
-
-    A parameter whose path matches one of `patterns` is split over the devices on its first axis.
-    So are the arrays that the optimizer keeps for it: those of its shape whose paths end in its
-    path.
-    """
-    shape_of = {
-        adapt.path_of(p): a.shape for p, a in jax.tree_util.tree_leaves_with_path(shapes.params)
-    }
-    sharded: dict[str, tuple[int, ...]] = {}
-    for pattern in patterns:
-        matches = {path: shape for path, shape in shape_of.items() if re.search(pattern, path)}
-        if not matches:
-            names = sorted({path.split("/")[0] for path in shape_of})
-            raise ValueError(
-                f"runtime.sharded: no parameter matches {pattern!r}; they begin with "
-                f"{', '.join(names)}"
-            )
-        sharded |= matches
-    for path, shape in sharded.items():
-        if not shape or shape[0] % shards.size:
-            raise ValueError(
-                f"runtime.sharded: {path} is {list(shape)}, whose first axis {shards.size} devices "
-                f"cannot share evenly: pad it (proxies: method.multiple={shards.size}), or do "
-                "not shard it"
-            )
-
-    def choose(path, leaf):
-        names = adapt.path_of(path).split("/")
-        ends = ("/".join(names[i:]) for i in range(len(names)))
-        is_sharded = any(sharded.get(end) == leaf.shape for end in ends)
-        return shards.rows if is_sharded else shards.everywhere
-
-    return jax.tree_util.tree_map_with_path(choose, shapes)
 
 
 def check_determinism(platform: str, flags: str) -> None:

@@ -22,7 +22,7 @@ from dmljax.files import parts, reading
 from dmljax.files.progress import Progress
 from dmljax.files.writing import atomic_writer
 from dmljax.methods.assemble import backbone_features
-from dmljax.train import hosts
+from dmljax.train import hosts, placement
 from dmljax.train.devices import Shardings
 from dmljax.train.embedding import embed, embedded_batches
 from dmljax.train.run import Run
@@ -45,7 +45,9 @@ def compute_of_run(run: Run, state: TrainState, *, shard: parts.Shard | None = N
         return 0
     cache, shards = run.cache, run.shards
     if shards.hosts > 1:
-        state, shards = jax.device_get(state), Shardings(jax.local_devices())
+        state = state._replace(params={"net": state.params["net"]}, opt_state=())
+        state = jax.device_get(placement.on_every_device(state, shards))
+        shards = Shardings(jax.local_devices())
 
     def fill() -> int:
         if shard is None and cache.is_complete:

@@ -21,6 +21,7 @@ from dmljax.train.devices import prefetch, return_free_memory
 from dmljax.train.evaluation import Evaluation, Evaluator
 from dmljax.train.interrupts import Interrupts, Stopped
 from dmljax.train.journal import Journal
+from dmljax.train.placement import used_params_fn
 from dmljax.train.results import Report
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState, train_step
@@ -212,9 +213,9 @@ def compiled_step(run: Run) -> jax.stages.Wrapped:
     Results are `(metrics, signal)`: the largest signal that any process has received.
     """
     everywhere = run.shards.everywhere
-    is_uneven = (run.chunk or run.batch_size) % run.shards.size > 0
-    # Sharded proxies stay where they are: the embeddings of all devices are copied to them.
-    gather_fn = functools.partial(_copy, everywhere=everywhere) if run.runtime.sharded else None
+    # The weights of classes stay where they are: the embeddings of all devices are copied to them.
+    is_split = run.class_rows.is_split
+    gather_fn = functools.partial(_copy, everywhere=everywhere) if is_split else None
     step_fn = train_step(
         run.method,
         run.optimizer,
@@ -223,12 +224,15 @@ def compiled_step(run: Run) -> jax.stages.Wrapped:
         batch_size=run.batch_size,
         chunk=run.chunk,
         gather_fn=gather_fn,
+        params_fn=used_params_fn(
+            run.shards, sharded=run.runtime.sharded, class_rows=run.class_rows
+        ),
         frozen=run.frozen,
     )
 
     def step_and_signal(state, batch, signal):
-        mesh = run.shards.mesh.abstract_mesh  # for `ops.devices.over_devices`
-        with jax.sharding.use_abstract_mesh(mesh) if is_uneven else contextlib.nullcontext():
+        # `ops.devices.over_devices` and `ops.over_classes` read the mesh.
+        with jax.sharding.use_abstract_mesh(run.shards.mesh.abstract_mesh):
             state, metrics = step_fn(state, batch)
         return state, (metrics, signal.max())
 

@@ -121,7 +121,13 @@ class RuntimeOptions:
     cache: bool = _option(False, "keep decoded images in memory")
     devices: int | None = _option(None, "devices that are used; None: all", least=1)
     deterministic: bool = _option(False, "runs repeat bit for bit on GPUs, too; on CPUs they do")
-    sharded: Sequence[str] = _option((), "paths of parameters that are split over the devices")
+    sharded: str | None = _option(
+        None,
+        "what devices share: the weights of 'classes'; also the 'state' of the optimizer; 'all': "
+        "also the parameters",
+        choices=("classes", "state", "all"),
+        is_new=True,
+    )
     features: str | None = _option(
         None,
         "the folder of cached features; None: features in $DMLJAX_CACHE or ~/.cache/dmljax",

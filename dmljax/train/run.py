@@ -16,6 +16,7 @@ from dmljax.data.transforms.transform import Transform
 from dmljax.methods.base import Method
 from dmljax.train.devices import Shardings
 from dmljax.train.options import CheckpointOptions, EvaluationOptions, RuntimeOptions
+from dmljax.train.placement import ClassRows
 from dmljax.train.start import Carried
 from dmljax.train.step import TrainState
 
@@ -105,6 +106,7 @@ class Run(NamedTuple):
     init_fn: Callable  # (key, backbone=None, others=None) -> the first TrainState
 
     shards: Shardings
+    class_rows: ClassRows  # parameters with a row for each class
     shapes: TrainState  # jax.ShapeDtypeStruct for every array
     placements: TrainState  # a sharding for every array
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -42,6 +42,7 @@ def train_step(
     batch_size: int | None = None,
     chunk: int | None = None,
     gather_fn: Callable | None = None,
+    params_fn: Callable = lambda params: params,
     frozen: Collection[str] = (),
 ) -> Callable[[TrainState, dict], tuple[TrainState, dict]]:
     """`step(state, batch) -> (state, metrics)`, to be compiled by `jax.jit` with the state donated.
@@ -51,6 +52,7 @@ def train_step(
     * `chunk`: the net sees this many images of the batch at a time; the loss sees all of them.
     * `gather_fn(tree)` is applied to what the criterion of a split loss receives, outputs and
       labels. It can set their sharding.
+    * `params_fn(params)` are the parameters that the method gets.
     * `frozen`: the paths of parameters that do not learn. Nothing is differentiated with respect to
       them, so that there is no backward pass below the first layer that learns.
     """
@@ -60,7 +62,7 @@ def train_step(
         images = batch["images"]
         batch = {name: with_rows(rows, batch_size) for name, rows in batch.items()}
         learned, fixed = adapt.split(state.params, frozen)
-        of_learned = with_params(method, lambda learned: adapt.joined(learned, fixed))
+        of_learned = with_params(method, lambda learned: params_fn(adapt.joined(learned, fixed)))
         common = (of_learned, state._replace(params=learned), batch, normalize_fn, gather_fn, key)
         (value, (model_state, metrics)), gradients = (
             _in_chunks(*common, images, chunk) if chunk else _at_once(*common)
@@ -158,20 +160,18 @@ def check_chunks(
     images: Any,
     *,
     chunk: int | None,
-    sharded: Sequence[str] = (),
 ) -> None:
-    """Raises a one-line error if `chunk` or `sharded` would change the gradient.
+    """Raises a one-line error if `chunk` would change the gradient.
 
     `images` has the shape of a few normalized images.
     """
-    for name, value in (("chunk", chunk), ("runtime.sharded", sharded)):
-        if value and method.split_loss is None:
-            raise ValueError(
-                f"{name} needs a method with a split loss, which this one has not: in its net, "
-                f"images depend on each other. Take pairs or proxies, or leave {name} out"
-            )
     if chunk is None:
         return
+    if method.split_loss is None:
+        raise ValueError(
+            "chunk needs a method with a split loss, which this one has not: in its net, images "
+            "depend on each other. Take pairs or proxies, or leave chunk out"
+        )
 
     def statistics(params, model_state, images):
         key = jax.random.key(0)

@@ -13,10 +13,11 @@ import jax
 import numpy as np
 from train.pixels import as_float64, drawn
 
+from dmljax.adapt import path_of
 from dmljax.config import files as config_files
 from dmljax.config.build import build
 from dmljax.methods import base
-from dmljax.train import devices, loop
+from dmljax.train import loop, placement
 from dmljax.train.devices import Shardings, put
 from dmljax.train.step import init_state
 
@@ -57,10 +58,10 @@ def more(images):
     pairs |= {"optimizer": {"name": "adam", "rate": 1e-2}, "evaluate": {"every": 100}}
     pairs |= {"method": {"name": "pairs", "dim": 4, "memory": 120}, "loss": "multi_similarity"}
     pairs |= {"sampler": {"name": "uniform", "batch_size": 50}}
-    proxies = {"method": {"name": "proxies", "dim": 4, "multiple": 48}, "loss": "proxy_anchor"}
+    proxies = {"method": {"name": "proxies", "dim": 4, "tile": 20}, "loss": "proxy_anchor"}
     return {
         "memory in chunks of 7": pairs | {"chunk": 7},
-        "sharded proxies": pairs | proxies | {"runtime": {"sharded": ["^proxies"]}},
+        "sharded proxies": pairs | proxies | {"runtime": {"sharded": "all"}},
         "drawn negatives": pairs
         | {"loss": "margin", "miner": {"name": "distance_weighted", "dim": 4}},
         "5 images": pairs | {"sampler": {"name": "uniform", "batch_size": 5}},
@@ -69,8 +70,18 @@ def more(images):
 
 def after_two_steps(run, first, count, *, padding=0):
     """The state, the metrics, and the compiled step; rows of padding hold the number `padding`."""
-    shards = Shardings(jax.devices()[:count])
-    places = devices.of_state(run.shapes, shards, patterns=run.runtime.sharded)
+    shards, sharded = Shardings(jax.devices()[:count]), run.runtime.sharded
+    class_rows = placement.class_rows(
+        run.method,
+        first.params,
+        classes=run.class_rows.classes,
+        shards=shards,
+        sharded=sharded,
+    )
+    params = class_rows.padded(first.params)
+    first = jax.device_get(init_state(params, first.model_state, run.optimizer))
+    places = placement.of_state(first, shards, sharded=sharded, class_rows=class_rows)
+    run = run._replace(shards=shards, placements=places, class_rows=class_rows)
     signal = put({"signal": np.zeros(count, np.int32)}, shards.rows)["signal"]
     state, step_fn = jax.device_put(first, places), None
     rows = shards.padded(run.batch_size, chunk=run.chunk)
@@ -83,10 +94,15 @@ def after_two_steps(run, first, count, *, padding=0):
         }
         arguments = state, put(batch, shards.rows), signal
         if step_fn is None:
-            step_fn = loop.compiled_step(run._replace(shards=shards, placements=places))
+            step_fn = loop.compiled_step(run)
             step_fn = step_fn.lower(*arguments).compile()
         state, (metrics, _) = step_fn(*arguments)
-    return jax.device_get((state, metrics)), step_fn
+
+    def cut(keys, x):
+        return x[: class_rows.classes] if class_rows.contains(path_of(keys)) else x
+
+    state = jax.tree_util.tree_map_with_path(cut, jax.device_get(state))
+    return (state, jax.device_get(metrics)), step_fn
 
 
 def change(first, after):
@@ -105,8 +121,9 @@ def change(first, after):
 
 def compared(run):
     """By the number of devices: how far the change is from that of one device, and its costs."""
-    shapes = (run.shapes.params, run.shapes.model_state)
-    first = jax.device_get(init_state(*as_float64(drawn(shapes)), run.optimizer))
+    params, model_state = as_float64(drawn((run.shapes.params, run.shapes.model_state)))
+    params = run.class_rows.cut(params)
+    first = jax.device_get(init_state(params, model_state, run.optimizer))
     (one, metrics), step_fn = after_two_steps(run, first, 1)
     expected, cost = change(first, one), step_fn.cost_analysis()["flops"]
     result = {"batch": run.batch_size, "chunk": run.chunk, "devices": {}}

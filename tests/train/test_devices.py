@@ -119,20 +119,21 @@ def _lines(workdir):
 def test_a_run_continues_on_another_number_of_devices(tmp_path, without_diagnostics):
     options = {"evaluate": {"ks": [1], "clustering": False, "batch_size": 16}, "log_every": 1}
     options["net"] = "methods.one_step:Patches"
-    proxies = {"method": {"name": "proxies", "dim": 4, "multiple": 4}}
+    proxies = {"method": {"name": "proxies", "dim": 4, "tile": 3}}
     config = tiny(tmp_path, loss={"name": "proxy_anchor"}, **proxies, **options)
 
     def train(name, devices):
-        runtime = {"devices": devices, "sharded": ["^proxies"]}
+        sharded = {3: "classes", 4: "all", 1: None}[devices]
+        runtime = {"devices": devices, "sharded": sharded}
         training.run({**config, "runtime": runtime}, tmp_path / name)
-        _, state = run_folder.reopen(tmp_path / name, trust_modules=True)
-        return _lines(tmp_path / name), jax.device_get(state.params)
+        run, state = run_folder.reopen(tmp_path / name, trust_modules=True)
+        return _lines(tmp_path / name), run.class_rows.cut(jax.device_get(state.params))
 
-    first_curve, params = train("on2", 2)
+    first_curve, params = train("on3", 3)
     assert len(first_curve) == 6
     for devices in (4, 1):
         name = f"on{devices}"
-        shutil.copytree(tmp_path / "on2", tmp_path / name)
+        shutil.copytree(tmp_path / "on3", tmp_path / name)
         for step in (4, 6):
             shutil.rmtree(tmp_path / name / "checkpoints" / str(step))
         curve, last = train(name, devices)

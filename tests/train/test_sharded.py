@@ -1,72 +1,294 @@
-"""Sharded proxies are trained as on one device."""
+"""What the devices share gives the values of one device, and one device needs less memory."""
 
-import functools
 import math
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from train.pixels import RNG, Pixels, batch_of, distance, first_state, jit, refusal, scaled
+import optax
+import pytest
+from system import tiny
+from train.pixels import RNG, Pixels, batch_of, distance, jit, refusal, scaled
 
 from dmljax import losses, methods
 from dmljax.adapt import path_of
-from dmljax.train import loop, optimizers, schedules
-from dmljax.train.devices import Shardings, of_state, put
-from dmljax.train.step import train_step
+from dmljax.config.build import build
+from dmljax.runs import dry_run
+from dmljax.train import loop, placement
+from dmljax.train.checkpoints import Checkpoints, Mismatch
+from dmljax.train.devices import Shardings, put
+from dmljax.train.step import init_state, train_step
+
+OPTIMIZER = optax.adam(0.1)
+SENT = r"= \w+\[([\d,]*)\]\S* (?:all-\w+|reduce-\w+|collective-\w+)(?:-start)?\("
 
 
-def _shards(tree, name):
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    arrays = [a for p, a in leaves if path_of(p).endswith(name)]
-    return [[s.data.shape for s in a.addressable_shards] for a in arrays]
+class Step:
+    """The train step of a method on some devices, as `loop.compiled_step` makes it."""
 
-
-def test_sharded_proxies_learn_the_values_of_one_device(without_diagnostics):
-    c, d, b = 500, 5, 16
-    method = methods.proxies(Pixels(), losses.normalized_softmax, classes=c, dim=d, multiple=8)
-    optimizer = optimizers.build(
-        optimizers.adam(), rate=0.1, schedule=schedules.constant(total=2), average=0.5
-    )
-    first = first_state(method, optimizer)
-    batch = batch_of(b) | {"labels": RNG.integers(0, c, b).astype(np.int32)}
-    results = []
-    for devices in (1, 8):
+    def __init__(self, method, *, devices, sharded, classes, batch):
         shards = Shardings(jax.devices()[:devices])
-        places = of_state(first, shards, patterns=["^proxies"])
+        example = {"images": jnp.zeros((2, 8, 8, 3)), "labels": jnp.zeros(2, jnp.int32)}
+        self.rows = rows = placement.class_rows(
+            method,
+            jax.eval_shape(method.init, jax.random.key(0), example)[0],
+            classes=classes,
+            shards=shards,
+            sharded=sharded,
+        )
+
+        def init(key):
+            params, model_state = method.init(key, example)
+            return init_state(rows.padded(params), model_state, OPTIMIZER)
+
+        self.init = init
+        self.shapes = jax.eval_shape(init, jax.random.key(0))
+        self.places = placement.of_state(self.shapes, shards, sharded=sharded, class_rows=rows)
+
+        def copied(tree):
+            return loop._copy(tree, everywhere=shards.everywhere)
+
         step = train_step(
             method,
-            optimizer,
+            OPTIMIZER,
             normalize_fn=scaled,
             seed=0,
-            gather_fn=functools.partial(loop._copy, everywhere=shards.everywhere),
+            batch_size=batch,
+            gather_fn=copied if rows.is_split else None,
+            params_fn=placement.used_params_fn(shards, sharded=sharded, class_rows=rows),
         )
-        step = jit(step, out_shardings=(places, shards.everywhere))
-        state, rows = jax.device_put(first, places), put(batch, shards.rows)
-        compiled = step.lower(state, rows).compile()
-        for _ in range(2):
-            state, metrics = compiled(state, rows)
-        results.append(jax.device_get((state.params, metrics)))
-    # The proxies, both moments, the average: 63 of 504 rows for each device.
-    assert _shards(state, "proxies") == [[(63, d)] * 8] * 4
-    assert _shards(state.params["net"], "kernel")[0] == [(3, 6)] * 8
-    (params, metrics), (params_on_many, metrics_on_many) = results
-    assert not params["proxies"][c:].any() and params["proxies"][:c].all()
+
+        def on_mesh(state, batch):
+            with jax.sharding.use_abstract_mesh(shards.mesh.abstract_mesh):
+                return step(state, batch)
+
+        state = jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+            self.shapes,
+            self.places,
+        )
+        count = shards.padded(batch)
+        images = jax.ShapeDtypeStruct((count, 8, 8, 3), np.uint8, sharding=shards.rows)
+        labels = jax.ShapeDtypeStruct((count,), np.int32, sharding=shards.rows)
+        jitted = jit(on_mesh, donate_argnums=0, out_shardings=(self.places, shards.everywhere))
+        self.shards, self.count = shards, count
+        self.compiled = jitted.lower(state, {"images": images, "labels": labels}).compile()
+        self.memory = self.compiled.memory_analysis()
+        # Elements of what every collective returns.
+        sizes = re.findall(SENT, self.compiled.as_text())
+        self.sent = [math.prod(int(n) for n in shape.split(",") if n) for shape in sizes]
+
+    def run(self, batch, steps):
+        """State, parameters without padding, and metrics after some steps."""
+        padded = {
+            k: np.concatenate([x, np.zeros((self.count - len(x), *x.shape[1:]), x.dtype)])
+            for k, x in batch.items()
+        }
+        state = jax.device_put(jit(self.init)(jax.random.key(0)), self.places)
+        for _ in range(steps):
+            state, metrics = self.compiled(state, put(padded, self.shards.rows))
+        return state, jax.device_get((self.rows.cut(state.params), metrics))
+
+
+def _share(state, shapes):
+    """The share of the numbers of a tree that the first device holds."""
+    held = sum(x.addressable_shards[0].data.size for x in jax.tree.leaves(state))
+    return held / sum(x.size for x in jax.tree.leaves(shapes))
+
+
+@pytest.fixture(scope="module")
+def wide():
+    """A net whose layers 8 devices can share and 3 cannot, except one."""
+    return Pixels(widths=(24, 64))
+
+
+@pytest.mark.parametrize("devices", [3, pytest.param(8, marks=pytest.mark.slow)])
+def test_every_way_to_share_learns_the_values_of_one_device(wide, devices, without_diagnostics):
+    c, b = 50, 10
+    options = {"classes": c, "dim": 16, "tile": 7}
+    method = methods.proxies(wide, losses.normalized_softmax, **options)
+    batch = batch_of(b) | {"labels": RNG.integers(0, c, b).astype(np.int32)}
+    common = {"classes": c, "batch": b}
+    _, (params, metrics) = Step(method, devices=1, sharded=None, **common).run(batch, 2)
+    held, peak = {}, {}
+    for sharded in (None, "classes", "state", "all"):
+        step = Step(method, devices=devices, sharded=sharded, **common)
+        state, (params_on_many, metrics_on_many) = step.run(batch, 2)
+        assert distance(params_on_many, params) < 1e-5
+        np.testing.assert_allclose(metrics_on_many["loss"], metrics["loss"], rtol=1e-6)
+        held[sharded] = [_share(x, x) for x in (state.params, state.opt_state)]
+        peak[sharded] = step.memory.argument_size_in_bytes
+        if sharded is not None:
+            assert not np.asarray(state.params["proxies"])[c:].any()
+    assert held[None] == [1, 1] and held["classes"][0] < 1
+    assert held["state"][0] == held["classes"][0] and held["state"][1] < 0.9 * held["classes"][1]
+    assert held["all"][0] < held["state"][0] and held["all"][1] == held["state"][1]
+    assert peak[None] > peak["classes"] > peak["state"] > peak["all"]
+
+
+def test_an_array_is_split_on_its_longest_axis_that_divides():
+    shards = Shardings(jax.devices()[:8])
+    shapes = {"a": (8, 24, 16), "b": (3, 3, 8), "c": (8, 8), "d": (7, 9), "e": (), "f": (0, 8)}
+    specs = {k: placement._split(shape, shards).spec for k, shape in shapes.items()}
+    P = jax.sharding.PartitionSpec
+    assert specs["a"] == P(None, "data") and specs["b"] == P(None, None, "data")
+    assert specs["c"] == P("data") and specs["d"] == specs["e"] == specs["f"] == P()
+
+
+def test_devices_exchange_embeddings_and_never_weights_of_classes(without_diagnostics):
+    c, d, b = 500, 12, 16
+    for name, options in (
+        ("arcface", {"tile": 40}),
+        ("proxy_anchor", {"tile": 40}),
+        ("cosface", {"sample": 0.2}),
+        ("normalized_softmax", {}),
+    ):
+        method = methods.proxies(Pixels(), getattr(losses, name), classes=c, dim=d, **options)
+        step = Step(method, devices=8, sharded="classes", classes=c, batch=b)
+        assert step.rows.rows == 504 and step.places.params["proxies"] == step.shards.rows
+        of_proxies = [
+            place == step.shards.rows
+            for keys, place in jax.tree_util.tree_leaves_with_path(step.places)
+            if path_of(keys).endswith("proxies")
+        ]
+        assert of_proxies == [True] * 3  # they and both moments
+        assert step.sent and max(step.sent) < 63 * d, (name, step.sent)
+
+
+def test_100_000_classes_need_the_memory_of_a_tile(without_diagnostics):
+    """8 devices and 512 rows: all logits of a device take 26 MB, its weights 1.6 MB."""
+    c, d, b = 100_000, 32, 512
+    shard = 4 * c * d // 8
+    temporaries = {}
+    for name, options in {
+        "plain": {},
+        "tiled": {"tile": 1000},
+        "sampled": {"tile": 1000, "sample": 0.1},
+    }.items():
+        method = methods.proxies(Pixels(), losses.arcface, classes=c, dim=d, **options)
+        step = Step(method, devices=8, sharded="classes", classes=c, batch=b)
+        assert step.memory.argument_size_in_bytes < 3.1 * shard
+        temporaries[name] = step.memory.temp_size_in_bytes
+    logits = 4 * b * c // 8
+    assert temporaries["plain"] > 2 * logits
+    # The gradient of the shard, and some arrays of the size of a tile's logits.
+    for name in ("tiled", "sampled"):
+        assert temporaries[name] < 2 * shard + 4 * (4 * b * 1000), temporaries
+
+
+@pytest.mark.slow
+def test_a_million_classes_on_8_devices_are_those_of_one(without_diagnostics):
+    c, d, b = 1_000_000, 128, 8
+    method = methods.proxies(Pixels(), losses.arcface, classes=c, dim=d, tile=10_000)
+    batch = batch_of(b) | {"labels": RNG.integers(0, c, b).astype(np.int32)}
+    results = {}
+    for devices, sharded in ((1, None), (8, "all")):
+        step = Step(method, devices=devices, sharded=sharded, classes=c, batch=b)
+        assert step.memory.temp_size_in_bytes < 3 * 4 * c * d / devices
+        results[devices] = step.run(batch, 1)[1]
+    (params, metrics), (params_on_many, metrics_on_many) = results[1], results[8]
     assert distance(params_on_many, params) < 1e-5
     np.testing.assert_allclose(metrics_on_many["loss"], metrics["loss"], rtol=1e-6)
-    # Devices exchange embeddings, and neither proxies nor a row of logits for each image.
-    sent = re.findall(r"= \w+\[([\d,]*)\]\S* (?:all-\w+|collective-\w+)\(", compiled.as_text())
-    sizes = [math.prod(int(n) for n in shape.split(",") if n) for shape in sent]
-    assert sizes and max(sizes) < 63 * d
 
 
-def test_shards_are_refused_in_one_line(tmp_path, monkeypatch):
-    proxies = {"name": "proxies", "dim": 4}
-    loss = {"name": "proxy_anchor"}
-    many = {"devices": 8, "sharded": ["^proxies"]}
-    assert "multiple=8" in refusal(tmp_path, method=proxies, loss=loss, runtime=many)
-    many["sharded"] = ["^proxy"]
-    refused = refusal(tmp_path, method=proxies, loss=loss, runtime=many)
-    assert "'^proxy'" in refused and "head, net, proxies" in refused
-    dvml = {"name": "dvml", "dim": 4, "samples": 2}
-    many["sharded"] = ["^net/conv1/conv/kernel"]
-    assert "split loss" in refusal(tmp_path, method=dvml, runtime=many | {"devices": 1})
+NET = {"name": "convnet", "widths": [4, 8], "strides": [2, 2]}
+PROXIES = {"method": {"name": "proxies", "dim": 4, "tile": 3}, "loss": {"name": "proxy_anchor"}}
+
+
+def _built(tmp_path, devices, sharded):
+    runtime = {"devices": devices, "sharded": sharded}
+    return build(tiny(tmp_path, **PROXIES, net=NET, runtime=runtime))
+
+
+def _drawn(run):
+    """A state of random numbers, with zeros after the rows of the classes."""
+
+    def draw(keys, shape):
+        x = RNG.normal(size=shape.shape).astype(shape.dtype)
+        if run.class_rows.contains(path_of(keys)):
+            x[run.class_rows.classes :] = 0
+        return x
+
+    state = jax.tree_util.tree_map_with_path(draw, run.shapes)
+    return jax.device_put(state._replace(step=np.int32(0)), run.placements)
+
+
+def test_a_checkpoint_is_read_by_other_devices_that_share_otherwise(tmp_path):
+    """4 classes on 3 devices are 6 rows, and 4 rows on the others."""
+    expected, state = None, None
+    for step, (devices, sharded) in enumerate(
+        [(3, "all"), (2, None), (3, "classes"), (4, "state")]
+    ):
+        run = _built(tmp_path, devices, sharded)
+        assert run.shapes.params["proxies"].shape == (6 if devices == 3 else 4, 4)
+        folder = tmp_path / "checkpoints"
+        with Checkpoints(folder, class_rows=run.class_rows, keep=9) as checkpoints:
+            if step == 0:
+                state = _drawn(run)
+                expected = jax.device_get(state)
+            else:
+                state, _ = checkpoints.load(step - 1, run.shapes, run.placements)
+            assert jax.tree.map(lambda x: x.sharding, state) == run.placements
+            _same(run, state, expected)
+            checkpoints.save(state._replace(step=jnp.int32(step)), {})
+            checkpoints.wait()
+    other = build(tiny(tmp_path, **PROXIES, net=NET, validation=0.5))  # 2 classes
+    with (
+        Checkpoints(folder, class_rows=other.class_rows) as checkpoints,
+        pytest.raises(Mismatch, match="proxies is"),
+    ):
+        checkpoints.load(2, other.shapes, other.placements)
+
+
+def _same(run, state, expected):
+    """All arrays are equal, except for the zeros after the rows of the classes."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    for (keys, x), y in zip(leaves, jax.tree.leaves(expected), strict=True):
+        if path_of(keys) == "step":
+            continue
+        x = np.asarray(x)
+        if run.class_rows.contains(path_of(keys)):
+            assert not x[4:].any()
+            x, y = x[:4], y[:4]
+        np.testing.assert_array_equal(x, y)
+
+
+def test_a_dry_run_prints_the_memory_by_devices(tmp_path):
+    config = tiny(tmp_path, **PROXIES, net=NET | {"widths": [64, 256]}, runtime={"sharded": "all"})
+    lines = list(dry_run._by_devices(config))
+    sizes = [float(x) for x in re.findall(r"([\d.e-]+) GB on", lines[0])]
+    assert len(sizes) == 2 and sizes[1] < 0.75 * sizes[0], lines
+    assert "for 64 devices: set JAX_PLATFORMS=cpu" in lines[1]
+
+
+def test_what_cannot_be_shared_is_refused_in_one_line(tmp_path):
+    many = {"devices": 8, "sharded": "classes"}
+    message = refusal(tmp_path, **PROXIES, runtime=many)
+    assert "8 devices cannot share 4 classes" in message and "devices=4" in message
+    message = refusal(tmp_path, runtime={"sharded": "classes"})  # pairs
+    assert "which this method has not" in message
+    message = refusal(tmp_path, runtime={"sharded": "stage"})
+    assert "'classes', 'state', 'all' or None, not 'stage'" in message
+    for field, value, words in (
+        ("sample", 0.0, "above 0 and at most 1"),
+        ("sample", 1.5, "above 0 and at most 1"),
+        ("tile", 0, "1 or more classes"),
+        ("unbiased", True, "set it, too"),
+    ):
+        method = {"name": "proxies", "dim": 4, field: value}
+        message = refusal(tmp_path, **PROXIES | {"method": method})
+        assert f"method.{field}" in message and words in message
+    loss = {"name": "label_smoothed_cross_entropy"}
+    message = refusal(tmp_path, **PROXIES | {"loss": loss})
+    assert "method.tile: this loss needs all classes at once" in message
+
+
+def test_options_of_older_versions_are_read(tmp_path):
+    with pytest.warns(FutureWarning, match="now written as 'classes'"):
+        run = build(tiny(tmp_path, **PROXIES, runtime={"devices": 2, "sharded": ["^proxies"]}))
+    assert run.class_rows.is_split
+    assert not build(tiny(tmp_path, **PROXIES, runtime={"sharded": []})).class_rows.is_split
+    method = PROXIES["method"] | {"multiple": 8}
+    with pytest.warns(FutureWarning, match="multiple of proxies is no longer needed"):
+        assert build(tiny(tmp_path, **PROXIES | {"method": method})).class_rows.rows == 4

@@ -1,0 +1,148 @@
+"""Losses against proxies in tiles of classes, and on classes that are drawn (`ops.ClassTiles`)."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from train.pixels import EXACT, distance, jit
+
+from dmljax import losses, ops
+from dmljax.methods import proxies as method_of
+from dmljax.nets import convnet
+from dmljax.train.devices import Shardings
+
+RNG = np.random.default_rng(0)
+C, D, B = 29, 6, 10
+X, LABELS, WHERE = RNG.normal(size=(B, D)), RNG.integers(0, C, B), np.arange(B) != 3
+PROXIES = {2: RNG.normal(size=(C, D)), 3: RNG.normal(size=(C, 2, D))}
+CENTERED = ("soft_triple", "subcenter_arcface")
+TILED = sorted(set(losses.proxies.__all__) - {"label_smoothed_cross_entropy"})
+ALL = functools.partial(ops.ClassTiles, share=0.9)  # draws one of one
+
+
+def _on(devices, name, tiles, **options):
+    """Value and both gradients on some devices, which share the proxies."""
+    mesh = Shardings(jax.devices()[:devices]).mesh
+    w = PROXIES[3 if name in CENTERED else 2]
+
+    def loss(x, w, keywords):
+        options_of = {**options, **({} if tiles is None else {"tiles": tiles})}
+        return getattr(losses, name)(x, LABELS, w, where=WHERE, **options_of, **keywords)
+
+    def value_and_gradients(x, w, keywords):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return jax.value_and_grad(loss, argnums=(0, 1))(x, w, keywords)
+
+    # A number that may be scheduled: traced, as in the train step.
+    scale = {"arcface": "scale", "proxy_anchor": "alpha", "soft_triple": "gamma"}.get(name)
+    keywords = {} if scale is None else {scale: np.float64(0.2 if scale == "gamma" else 20.0)}
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    with jax.enable_x64(True):
+        return jax.device_get(
+            jit(value_and_gradients)(*jax.device_put((X, w, keywords), everywhere))
+        )
+
+
+@functools.cache
+def _plain(name):
+    return _on(1, name, None)
+
+
+QUICK = {
+    *(("arcface", 8), ("arcface", 1), ("cosface", 3), ("normalized_softmax", 8)),
+    *(("proxy_anchor", 3), ("proxy_anchor", 8), ("subcenter_arcface", 8)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.slow)
+        for pair in itertools.product(TILED, (1, 3, 8))
+    ],
+)
+def test_a_loss_in_tiles_is_the_loss(name, devices):
+    """29 classes are 29, 10 or 4 rows of a device, and the tiles of 4 are not all full."""
+    value, gradients = _plain(name)
+    tiled, tiled_gradients = _on(devices, name, ops.ClassTiles(4))
+    np.testing.assert_allclose(tiled, value, rtol=EXACT)
+    assert distance(tiled_gradients[0], gradients[0]) < EXACT
+    assert distance(tiled_gradients[1], gradients[1]) < EXACT
+
+
+@pytest.mark.parametrize("name", ["cosface", "proxy_anchor"])
+def test_a_draw_of_every_class_is_the_loss(name):
+    tiles = ALL(4, key=jax.random.key(0), unbiased=True)
+    value, gradients = _plain(name)
+    drawn, drawn_gradients = _on(3, name, tiles)
+    np.testing.assert_allclose(drawn, value, rtol=EXACT)
+    assert distance(drawn_gradients, gradients) < EXACT
+
+
+@functools.cache
+def _counts_fn(devices, unbiased):
+    """A function of a key: how often each class counts in a draw of one of three."""
+    labels = jnp.asarray([2, 2, 28, -1, 11])
+    mesh = Shardings(jax.devices()[:devices]).mesh
+
+    def count(proxies, classes, where, weights, labels):
+        ones = where * (jnp.ones(len(where)) if weights is None else weights)
+        return (), jnp.zeros(C).at[classes].add(ones, mode="drop")
+
+    def counts(key):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            tiles = ops.ClassTiles(4, 1 / 3, key, unbiased)
+            return ops.over_classes(count, jnp.zeros((C, 1)), labels, (), tiles=tiles)[1]
+
+    return jit(counts)
+
+
+def _counts(devices, key, *, unbiased):
+    everywhere = Shardings(jax.devices()[:devices]).everywhere
+    return np.asarray(_counts_fn(devices, unbiased)(jax.device_put(key, everywhere)))
+
+
+def test_the_classes_of_the_batch_and_one_of_three_others_are_drawn():
+    keys = [jax.random.key(i) for i in range(60)]
+    counts = np.stack([_counts(1, key, unbiased=False) for key in keys])
+    batch = np.isin(np.arange(C), [2, 28, 11])
+    assert (counts[:, batch] == 1).all() and set(np.unique(counts)) == {0, 1}
+    threes = np.pad(np.where(batch, 0, counts), [(0, 0), (0, 1)]).reshape(60, 10, 3)
+    assert threes.sum(2).max() == 1 and len({tuple(row) for row in counts}) > 50
+    # Of 60 draws, a class is in 20 on average, with a deviation of 3.7.
+    rates = counts[:, ~batch].mean(0)
+    assert rates.min() > 0.05 and rates.max() < 0.65
+    weighted = _counts(1, keys[0], unbiased=True)
+    # The last neighborhood has two classes.
+    np.testing.assert_array_equal(weighted[:27], (counts[0] * np.where(batch, 1, 3))[:27])
+    np.testing.assert_array_equal(weighted[27:], (counts[0] * np.where(batch, 1, 2))[27:])
+    for devices in (3, 8):
+        np.testing.assert_array_equal(_counts(devices, keys[0], unbiased=False), counts[0])
+
+
+def test_a_step_draws_by_its_key():
+    net = convnet(widths=(4,), strides=(4,))
+    method = method_of(net, losses.cosface, classes=C, dim=D, sample=0.1)
+    batch = {"images": RNG.normal(size=(B, 8, 8, 3)).astype(np.float32), "labels": LABELS}
+    params, model_state = method.init(jax.random.key(0), batch)
+    loss = jit(lambda key: method.loss(params, model_state, batch, key=key, step=0)[0])
+    first, again, other = (float(loss(jax.random.key(i))) for i in (1, 1, 2))
+    assert first == again != other
+
+
+def test_wrong_tiles_are_refused():
+    call = functools.partial(losses.proxy_anchor, X, LABELS, PROXIES[2])
+    for tiles, words in (
+        (ops.ClassTiles(0), "1 or more classes, not 0"),
+        (ops.ClassTiles(4, share=0.0), "above 0 and at most 1, not 0"),
+        (ops.ClassTiles(4, share=1.5), "above 0 and at most 1, not 1.5"),
+        (ops.ClassTiles(4, share=0.5), "give a key"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call(tiles=tiles)
+    with pytest.raises(ValueError, match="no entry for each class"):
+        call(tiles=ops.ClassTiles(4), reduce_fn=None)
