@@ -16,7 +16,7 @@ from dmljax.config.build import build
 from dmljax.files import parts
 from dmljax.report import pictures
 from dmljax.runs import folder, frozen, page, summary
-from dmljax.train import features, initial_state, loop, results
+from dmljax.train import features, initial_state, loop, resident, results
 from dmljax.train import start as start_lib
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.devices import check_determinism
@@ -101,7 +101,8 @@ def _train_and_report(
             except Stopped:
                 journal.say("stopped before step 1; the same command starts again")
                 interrupts.leave()
-        host_batches = stack.enter_context(loop.batches(run, start_step))
+        data = resident.choose(run, say=journal.say)
+        host_batches = stack.enter_context(loop.batches(run, start_step, data))
         try:
             state, evaluation = loop.train(
                 run,
@@ -114,6 +115,7 @@ def _train_and_report(
                 report=report,
                 workdir=workdir,
                 evaluated_fn=_Observer(run, journal, workdir),
+                resident=data,
             )
             interrupts.report(
                 lambda: _report(run, state, evaluation, workdir, evaluator, journal, report)

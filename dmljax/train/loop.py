@@ -18,12 +18,15 @@ from dmljax.train.devices import prefetch, return_free_memory
 from dmljax.train.evaluation import Evaluation, Evaluator
 from dmljax.train.interrupts import Interrupts, Stopped
 from dmljax.train.journal import Journal
+from dmljax.train.resident import Resident
 from dmljax.train.results import Report
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState, train_step
 from dmljax.train.step_metrics import PendingMetrics, mean
 
 __all__ = ["Restored", "batches", "compiled_step", "is_out_of_patience", "restore", "train"]
+
+_AHEAD = 2  # batches that are sent before the step that uses them begins
 
 
 class Restored(NamedTuple):
@@ -66,14 +69,17 @@ def train(
     report: Report,
     workdir: pathlib.Path,
     evaluated_fn: Callable[[int, Evaluation], None],
+    resident: Resident | None = None,
 ) -> tuple[TrainState, Evaluation]:
     """Trains to the end, and returns the state that counts with its evaluation.
 
-    `evaluated_fn(step, evaluation)` is called after each evaluation, before its checkpoint.
+    `host_batches` are those of `batches` with the same `resident`. `evaluated_fn(step, evaluation)`
+    is called after each evaluation, before its checkpoint.
     """
     state, window, history, repeats_evaluation = restored
     start_step = int(state.step)
-    step_fn = compiled_step(run)
+    step_fn = compiled_step(run, resident)
+    resident_arrays = {} if resident is None else resident.arrays
     pending = PendingMetrics(start_step)
 
     def log(*, all_steps: bool = False) -> None:
@@ -121,7 +127,9 @@ def train(
         evaluation = None
     if start_step in run.reload_best_at:  # A checkpoint holds the state before the reload.
         state = _reload_best(state, run, checkpoints)
-    device_batches = prefetch(host_batches, run.shards.rows)
+    device_batches = prefetch(
+        host_batches, run.shards.rows, ahead=_AHEAD, window=run.runtime.window
+    )
     is_over = is_out_of_patience(history, run.patience)  # The run was finished already.
     remaining_steps = range(start_step + 1, start_step + 1 if is_over else run.steps + 1)
     if remaining_steps:
@@ -131,7 +139,7 @@ def train(
             batch = next(device_batches)
         signal = interrupts.row()
         with jax.transfer_guard("disallow"):
-            state, on_devices = step_fn(state, batch, signal)
+            state, on_devices = step_fn(state, {**batch, **resident_arrays}, signal)
         pending.add(step, on_devices)
         log(all_steps=step == start_step + 1)
         if step in run.evaluation_steps or step == run.steps:
@@ -185,10 +193,11 @@ def _reload_best(state: TrainState, run: Run, checkpoints: Checkpoints) -> Train
     return state._replace(params=best.params, model_state=best.model_state)
 
 
-def compiled_step(run: Run) -> jax.stages.Wrapped:
+def compiled_step(run: Run, resident: Resident | None = None) -> jax.stages.Wrapped:
     """The train step, compiled for the devices: `(state, batch, signal) -> (state, results)`.
 
-    Results are `(metrics, signal)`: the largest signal that any process has received.
+    Results are `(metrics, signal)`: the largest signal that any process has received. With
+    `resident`, a batch has its arrays, and rows and draws in place of images.
     """
     everywhere = run.shards.everywhere
     is_uneven = (run.chunk or run.batch_size) % run.shards.size > 0
@@ -205,7 +214,10 @@ def compiled_step(run: Run) -> jax.stages.Wrapped:
         frozen=run.frozen,
     )
 
+    images_fn = _unchanged if resident is None else resident.images_fn
+
     def step_and_signal(state, batch, signal):
+        batch = images_fn(batch)
         mesh = run.shards.mesh.abstract_mesh  # for `ops.devices.over_devices`
         with jax.sharding.use_abstract_mesh(mesh) if is_uneven else contextlib.nullcontext():
             state, metrics = step_fn(state, batch)
@@ -217,6 +229,10 @@ def compiled_step(run: Run) -> jax.stages.Wrapped:
         out_shardings=(run.placements, everywhere),
         compiler_options=_compiler_options(run),
     )
+
+
+def _unchanged(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return batch
 
 
 def _compiler_options(run: Run) -> dict[str, str] | None:
@@ -237,21 +253,29 @@ def _copy(tree: Any, *, everywhere: jax.sharding.Sharding) -> Any:
 
 
 @contextlib.contextmanager
-def batches(run: Run, start_step: int = 0) -> Iterator[pipeline.Batches]:
-    """This host's rows of the batches of steps `start_step + 1` on, without an end."""
-    with pipeline.train(
-        run.train,
-        sample_fn=run.sample_fn,
-        transform_fn=run.transform_fn,
-        seed=run.seed,
-        start=start_step,
-        host=jax.process_index(),
-        hosts=jax.process_count(),
-        padded=run.shards.padded(run.batch_size, chunk=run.chunk),
-        workers=run.runtime.workers,
-        cache=run.runtime.cache,
-        unreadable=run.unreadable,
-    ) as host_batches:
+def batches(
+    run: Run, start_step: int = 0, resident: Resident | None = None
+) -> Iterator[pipeline.Batches]:
+    """This host's rows of the batches of steps `start_step + 1` on, without an end.
+
+    With `resident`, they have rows and draws in place of images.
+    """
+    options: dict[str, Any] = {
+        "sample_fn": run.sample_fn,
+        "seed": run.seed,
+        "start": start_step,
+        "host": jax.process_index(),
+        "hosts": jax.process_count(),
+        "padded": run.shards.padded(run.batch_size, chunk=run.chunk),
+        "workers": run.runtime.workers,
+    }
+    if resident is not None:
+        options |= {name: getattr(resident, name) for name in ("program", "shapes", "is_replaced")}
+        host_batches = pipeline.planned(run.train, **options)
+    else:
+        options |= {"cache": run.runtime.cache, "unreadable": run.unreadable}
+        host_batches = pipeline.train(run.train, transform_fn=run.transform_fn, **options)
+    with host_batches:
         yield host_batches
 
 
