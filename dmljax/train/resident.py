@@ -31,7 +31,7 @@ __all__ = ["DoesNotFit", "Resident", "choose", "load"]
 
 _SHARE = 0.5  # of the free memory, for 'auto': the step needs memory, too
 _TOGETHER = 32  # images that an accelerator transforms at a time
-_AHEAD = 256  # images that threads read ahead
+_AHEAD = 64  # images that threads read ahead
 _HOST, _LOCAL = "host", "local"  # the axes of the devices
 
 
@@ -161,9 +161,7 @@ class _Memory:
     def describe(self) -> str:
         devices = f"{len(self._devices)} device{'s' if len(self._devices) > 1 else ''}"
         sides = " x ".join(map(str, self.bound))
-        return (
-            f"{self._count:,} images of {sides} take {_shown(self._needed)} on each of {devices}"
-        )
+        return f"{self._count:,} images of {sides} take {_shown(self._needed)} on each of {devices}"
 
     def check(self) -> None:
         """Raises `DoesNotFit` on every process if the images of one do not fit."""
@@ -180,7 +178,7 @@ class _Memory:
 
 
 def _shown(count: int) -> str:
-    return f"{count / 1e9:,.3g} GB" if count >= 1e9 else f"{count / 1e6:,.3g} MB"
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.3g} MB"
 
 
 def _free_bytes(devices: Sequence[jax.Device]) -> int:
