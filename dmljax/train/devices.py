@@ -149,8 +149,7 @@ def prefetch(
 ) -> Iterator[dict[str, jax.Array]]:
     """The same batches on the devices. A batch is sent while the one before it is used.
 
-    `ahead` batches are sent before they are used. `window` batches are sent as one block, and a
-    block is sent while the one before it is used.
+    `window` batches are sent as one block. `ahead` blocks are sent before they are used.
     """
     waiting: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
     iterator = iter(batches)
@@ -161,7 +160,7 @@ def prefetch(
         else:
             stacked = {name: np.stack([batch[name] for batch in block]) for name in block[0]}
             waiting.append((len(block), put(stacked, in_block)))
-        if len(waiting) * window > max(ahead, window):
+        if len(waiting) > ahead:
             yield from _batches_of(*waiting.popleft(), window)
     while waiting:
         yield from _batches_of(*waiting.popleft(), window)

@@ -26,8 +26,6 @@ from dmljax.train.step_metrics import PendingMetrics, mean
 
 __all__ = ["Restored", "batches", "compiled_step", "is_out_of_patience", "restore", "train"]
 
-_AHEAD = 2  # batches that are sent before the step that uses them begins
-
 
 class Restored(NamedTuple):
     """Where a run starts or goes on.
@@ -127,9 +125,7 @@ def train(
         evaluation = None
     if start_step in run.reload_best_at:  # A checkpoint holds the state before the reload.
         state = _reload_best(state, run, checkpoints)
-    device_batches = prefetch(
-        host_batches, run.shards.rows, ahead=_AHEAD, window=run.runtime.window
-    )
+    device_batches = prefetch(host_batches, run.shards.rows, window=run.runtime.window)
     is_over = is_out_of_patience(history, run.patience)  # The run was finished already.
     remaining_steps = range(start_step + 1, start_step + 1 if is_over else run.steps + 1)
     if remaining_steps:
