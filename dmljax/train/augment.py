@@ -1,10 +1,9 @@
 """The operations of a transform on a device: what `data.transforms` does to pixels, in the step.
 
 The numbers of an operation are drawn on the host (`data.transforms.plan`), as for the host form.
-Resizing has the weights of Pillow as whole numbers, so that its sums are exact and the same on
-every device. Newer versions of Pillow resize some images along the columns first, and pixels are
-rounded in between; here the rows of an image are always resized first. Tables of weights for every
-length that a box may have are on the device.
+Resizing has the weights of Pillow as whole numbers, and its order of the two axes, between which it
+rounds: so pixels are those of the host, on every device. Tables of weights for every length that a
+box may have are on the device.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dmljax.data.transforms import resampling
+from dmljax.data.transforms import colors, resampling
 from dmljax.data.transforms.plan import Program
 
 __all__ = ["OPERATIONS", "apply", "tables"]
@@ -104,9 +103,12 @@ def _numbers(
         elif step.name == "scale":
             sizes = [number.astype(jnp.int32) for number in own]
             before, after = program.bounds[i : i + 2]
-            own = tuple(
-                _places(tables[i], origin[axis], sizes[axis::2], before[axis], after[axis])
-                for axis in (0, 1)
+            own = (
+                resampling.columns_first(*sizes),
+                *(
+                    _places(tables[i], origin[axis], sizes[axis::2], before[axis], after[axis])
+                    for axis in (0, 1)
+                ),
             )
             origin = (0, 0)
         numbers.append((*own, *remaining[:array_count]))
@@ -127,6 +129,7 @@ def _places(
 
 def _scaled(
     image: jax.Array,
+    columns_first: jax.Array,
     *passes: tuple[jax.Array, jax.Array],
     antialias: bool = True,
     filter: str = "bilinear",
@@ -137,9 +140,14 @@ def _scaled(
     if not antialias:
         total = _summed(_summed(pixels, *passes[0], axis=0), *passes[1], axis=1)
         return ((total + (1 << 15)) >> 16).astype(jnp.uint8)
-    for axis in (1, 0):
+
+    def along(axis, pixels):
         total = _summed(pixels, *passes[axis], axis=axis)
-        pixels = jnp.clip((total + (1 << 21)) >> 22, 0, 255)
+        return jnp.clip((total + (1 << 21)) >> 22, 0, 255)
+
+    pixels = jax.lax.cond(
+        columns_first, lambda x: along(1, along(0, x)), lambda x: along(0, along(1, x)), pixels
+    )
     return pixels.astype(jnp.uint8)
 
 
@@ -244,7 +252,8 @@ def _with_hue(pixels: jax.Array, shift: jax.Array) -> jax.Array:
     sector = jnp.where(is_red, 0, jnp.where(is_green, 2, 4))
     ahead = jnp.where(is_red, green - blue, jnp.where(is_green, blue - red, red - green))
     circle = 6 * jnp.maximum(chroma, 1)
-    hue = 255 * ((sector * chroma + ahead) % circle) // circle
+    hue, remainder = jnp.divmod(255 * ((sector * chroma + ahead) % circle), circle)
+    hue = jnp.where(remainder == 0, jnp.array(colors.hues(), jnp.int32)[hue], hue)
     saturation = 255 * chroma // jnp.maximum(value, 1)
     hue = jnp.where(chroma > 0, hue, 0)
     angle = ((hue + shift.astype(jnp.int32)) % 256) * 6
@@ -266,7 +275,7 @@ def _with_hue(pixels: jax.Array, shift: jax.Array) -> jax.Array:
         (value, low, falling),
     )
     return jnp.select(
-        [corner == i for i in range(6)], [jnp.stack(colors, axis=2) for colors in choices]
+        [corner == i for i in range(6)], [jnp.stack(channels, axis=2) for channels in choices]
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -10,7 +11,7 @@ from PIL import Image, ImageEnhance
 from dmljax.data.transforms import resampling
 from dmljax.data.transforms.plan import operation
 
-__all__ = ["color_jitter", "erase", "random_erasing", "recolor"]
+__all__ = ["color_jitter", "erase", "hues", "random_erasing", "recolor"]
 
 _Rng = np.random.Generator
 
@@ -63,6 +64,21 @@ def recolor(
             hsv[:, :, 0] += np.uint8(hue_shift)  # hue is an angle: 255 + 1 is 0
             picture = Image.fromarray(hsv, "HSV").convert("RGB")
     return np.asarray(picture)
+
+
+@functools.cache
+def hues() -> np.ndarray:
+    """Pillow's hue, uint8 `[256]`, of colors whose hue is exactly 0 to 255: for some, one less."""
+    place, rising = np.divmod(4 * np.arange(256) % 1020, 170)  # a sixth of the circle has 170
+    falling, none, full = 170 - rising, 0 * rising, 0 * rising + 170
+    channels = [
+        (full, falling, none, none, rising, full),
+        (rising, full, full, falling, none, none),
+        (none, none, rising, full, full, falling),
+    ]
+    colors = np.stack([np.choose(place, choices) for choices in channels], axis=1)
+    picture = Image.fromarray(colors[None].astype(np.uint8)).convert("HSV")
+    return np.asarray(picture)[0, :, 0]
 
 
 def random_erasing(

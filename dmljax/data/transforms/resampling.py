@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -17,7 +18,7 @@ try:
 except ImportError:
     cv2 = None  # type: ignore[assignment]
 
-__all__ = ["FILTERS", "Taps", "cv2", "scale", "taps", "to_pil"]
+__all__ = ["FILTERS", "Taps", "columns_first", "cv2", "scale", "taps", "to_pil"]
 
 # Pillow's filters are antialiased. Its bicubic one has the coefficient a = -0.5.
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -110,6 +111,26 @@ def taps(length: int, target: int, *, antialias: bool = True, filter: str = "bil
     whole = np.trunc(weights * 2**_BITS + np.copysign(0.5, weights)).astype(np.int32)
     count = np.flatnonzero(whole.any(axis=0))[-1] + 1  # the last columns may be zeros
     return Taps(starts.astype(np.int32), whole[:, :count], _BITS)
+
+
+def columns_first(height: Any, width: Any, new_height: Any, new_width: Any) -> Any:
+    """Whether Pillow changes the height of an image before its width; it rounds in between.
+
+    Older versions never do. The arguments are numbers or arrays.
+    """
+    return (
+        _may_begin_with_columns()
+        & (new_height < height)
+        & (2 * (width - new_width) < height - new_height)
+    )
+
+
+@functools.cache
+def _may_begin_with_columns() -> bool:
+    """Whether the installed Pillow gives other pixels than the width, then the height."""
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 30), np.uint8))
+    width_first = image.resize((20, 60), FILTERS["bicubic"]).resize((20, 20), FILTERS["bicubic"])
+    return image.resize((20, 20), FILTERS["bicubic"]).tobytes() != width_first.tobytes()
 
 
 _BITS = 22
