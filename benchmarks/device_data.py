@@ -170,7 +170,7 @@ def differences(args):
             found.append(np.abs(np.asarray(actual, int) - np.stack(expected)))
         found = np.concatenate(found)
         print(
-            f"| {name} | {found.max()} | {found.mean():.4f} | {(found > 0).mean():.2%} |",
+            f"| {name} | {found.max()} | {found.mean():.5f} | {(found > 0).mean():.3%} |",
             flush=True,
         )
 

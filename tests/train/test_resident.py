@@ -104,16 +104,13 @@ def test_a_window_sends_the_same_batches(tmp_path):
 def test_features_are_taken_from_the_devices(source, tmp_path):
     fields = {"start": str(source), "carried": "backbone", "trained": "last", "views": 2}
     fields |= {"features": "cached", "transform": "random_flip"}
-    config = tiny(tmp_path, **fields, runtime={"features": str(tmp_path / "cache")})
-    training.run(config, tmp_path / "host")
-    config["runtime"] |= {"data": "device", "devices": 3}
-    expected, _ = _batches(build(config | {"runtime": config["runtime"] | {"data": "host"}}), 4)
+    runtime = {"features": str(tmp_path / "cache"), "devices": 3}
+    config = tiny(tmp_path, **fields, runtime=runtime | {"data": "device"})
+    training.run(config, tmp_path / "run")
     actual, _ = _batches(build(config), 4)
-    same(actual, expected)
+    same(actual, _batches(build(config | {"runtime": runtime}), 4)[0])
     assert actual[0]["images"].shape == (9, 8) and actual[0]["images"].dtype == np.float32
-    config["runtime"]["devices"] = 8
-    training.run(config, tmp_path / "device")
-    assert distance(state(tmp_path / "device").params, state(tmp_path / "host").params) < 1e-4
+    assert len({row.tobytes() for batch in actual for row in batch["images"]}) > 20
 
 
 def test_an_image_that_cannot_be_read_is_replaced_as_by_the_host(tmp_path):
