@@ -11,15 +11,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from dmljax.data import decode, sampling
 from dmljax.data.reader import Reader
+from dmljax.data.transforms.plan import Program
 from dmljax.data.transforms.transform import Transform
 
-__all__ = ["EvaluationBatch", "TrainBatch", "image_shape"]
+__all__ = ["EvaluationBatch", "PlannedBatch", "TrainBatch", "image_shape", "stand_in"]
 
 _READABLE = -1  # in `skipped`, which holds the index of an unreadable image
 
@@ -44,19 +45,48 @@ _generator = _Generators()
 
 
 @dataclasses.dataclass(kw_only=True)
-class _HostBatch:
-    """What batches of one host are made of: `size` rows from row `offset` of the global batch."""
+class _Share:
+    """The rows of one host: `size` rows from row `offset` of the global batch."""
 
-    reader: Reader
-    transform: Transform
     size: int
     offset: int
     global_size: int
+
+
+@dataclasses.dataclass(kw_only=True)
+class _HostBatch(_Share):
+    """What batches of images are made of."""
+
+    reader: Reader
+    transform: Transform
     skip: bool
 
 
 @dataclasses.dataclass(kw_only=True)
-class TrainBatch(_HostBatch):
+class _Sampled(_Share):
+    """Batches of training, which `sample_fn` plans for all hosts."""
+
+    sample_fn: Callable[..., np.ndarray]
+    seed: int
+    _groups: sampling.Groups | None = dataclasses.field(default=None, init=False)
+
+    def _indices(self, labels: np.ndarray, step: int) -> np.ndarray:
+        if self._groups is None:
+            self._groups = sampling.group(labels)
+        plan = self.sample_fn(self._groups, seed=self.seed, step=step)
+        if len(plan) < self.global_size:
+            raise IndexError(
+                f"the sampler returned {len(plan)} images at step {step}, not {self.global_size}"
+            )
+        end = min(self.offset + self.size, self.global_size)
+        return np.array(plan[self.offset : end], np.int64)
+
+    def _rng(self, step: int, row: int) -> np.random.Generator:
+        return _generator(self.seed, step * self.global_size + self.offset + row)
+
+
+@dataclasses.dataclass(kw_only=True)
+class TrainBatch(_HostBatch, _Sampled):
     """`train_batch(step)` returns `dict(images, labels, skipped)` of one host.
 
     `sample_fn` plans the global batch. With `skip`, the next readable image of the class replaces
@@ -64,21 +94,9 @@ class TrainBatch(_HostBatch):
     a form for batches, it sees all images of the host together.
     """
 
-    sample_fn: Callable[..., np.ndarray]
-    seed: int
-
-    def __post_init__(self):
-        self._groups = sampling.group(self.reader.split.labels)
-
     def __call__(self, step: int) -> dict[str, np.ndarray]:
         step = int(step)
-        plan = self.sample_fn(self._groups, seed=self.seed, step=step)
-        if len(plan) < self.global_size:
-            raise IndexError(
-                f"the sampler returned {len(plan)} images at step {step}, not {self.global_size}"
-            )
-        end = min(self.offset + self.size, self.global_size)
-        indices = np.array(plan[self.offset : end], np.int64)
+        indices = self._indices(self.reader.split.labels, step)
         skipped = np.full(self.size, _READABLE)
         images = self._images(step, indices, skipped)
         labels = self.reader.split.labels[indices]
@@ -104,9 +122,6 @@ class TrainBatch(_HostBatch):
     def _image_shape(self) -> tuple[int, ...]:
         return image_shape(self.reader, self.transform.image, skip=self.skip)
 
-    def _rng(self, step: int, row: int) -> np.random.Generator:
-        return _generator(self.seed, step * self.global_size + self.offset + row)
-
     def _read(self, indices: np.ndarray, row: int, skipped: np.ndarray) -> np.ndarray:
         """The image of a row. If it is replaced by another one, marks the row as skipped."""
         i = int(indices[row])
@@ -116,20 +131,60 @@ class TrainBatch(_HostBatch):
             if not self.skip:
                 raise
         skipped[row] = i
-        return self._next_of_class(i)
+        return stand_in(self.reader, i)
 
-    def _next_of_class(self, i: int) -> np.ndarray:
-        """A readable image of the class of `i`, so that the batch keeps its structure."""
-        labels = self.reader.split.labels
-        same_class = np.flatnonzero(labels == labels[i])
-        after = np.searchsorted(same_class, i, side="right")
-        for other in np.roll(same_class, -after).tolist()[:-1]:
-            try:
-                return self.reader(other)
-            except decode.UnreadableImage:
-                continue
-        name = self.reader.split.names[labels[i]]
-        raise decode.UnreadableImage(f"no image of class {name!r} can be read: remove the class")
+
+def stand_in(reader: Reader, i: int) -> np.ndarray:
+    """The next readable image of the class of image `i`, so that a batch keeps its structure."""
+    labels = reader.split.labels
+    same_class = np.flatnonzero(labels == labels[i])
+    after = np.searchsorted(same_class, i, side="right")
+    for other in np.roll(same_class, -after).tolist()[:-1]:
+        try:
+            return reader(other)
+        except decode.UnreadableImage:
+            continue
+    name = reader.split.names[labels[i]]
+    raise decode.UnreadableImage(f"no image of class {name!r} can be read: remove the class")
+
+
+@dataclasses.dataclass(kw_only=True)
+class PlannedBatch(_Sampled):
+    """`planned_batch(step)` returns what devices need to make a batch of images that they hold.
+
+    `dict(rows, labels, scalars, array0, ..., skipped)`: `rows [b]` are rows of the split, -1 for
+    padding; `scalars [b k]` and the arrays are the draws of the program, as in `TrainBatch`.
+    `shapes` are the shapes of all images, and `is_replaced [n]` marks those that cannot be read, in
+    whose rows the devices have the images that replace them.
+    """
+
+    program: Program
+    shapes: Sequence[tuple[int, ...]]
+    is_replaced: np.ndarray
+    labels: np.ndarray
+
+    def __post_init__(self):
+        self._first = self.program.draw(self.shapes[0], _generator(0, 0))
+
+    def __call__(self, step: int) -> dict[str, np.ndarray]:
+        step = int(step)
+        indices = self._indices(self.labels, step)
+        count = len(indices)
+        rows, labels = np.full(self.size, -1, np.int32), np.zeros(self.size, np.int32)
+        rows[:count], labels[:count] = indices, self.labels[indices]
+        skipped = np.full(self.size, _READABLE)
+        skipped[:count] = np.where(self.is_replaced[indices], indices, _READABLE)
+        scalars, *arrays = (
+            np.zeros((self.size, *x.shape), x.dtype)
+            for x in (self._first.scalars, *self._first.arrays)
+        )
+        for i in range(count):
+            draws = self.program.draw(self.shapes[rows[i]], self._rng(step, i))
+            scalars[i] = draws.scalars
+            for array, values in zip(arrays, draws.arrays, strict=True):
+                array[i] = values
+        batch = {f"array{i}": array for i, array in enumerate(arrays)}
+        return batch | {"rows": rows, "labels": labels, "scalars": scalars, "skipped": skipped}
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -17,20 +17,21 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from absl import flags, logging
 
 from dmljax.data import sampling
-from dmljax.data.batches import EvaluationBatch, TrainBatch
+from dmljax.data.batches import EvaluationBatch, PlannedBatch, TrainBatch
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, record_name
 from dmljax.data.transforms import transform as transform_lib
+from dmljax.data.transforms.plan import Program
 from dmljax.files import cores
 
-__all__ = ["Batches", "evaluation", "train"]
+__all__ = ["Batches", "evaluation", "planned", "train"]
 
 _TransformFn = transform_lib.Transform | Callable[[np.ndarray, np.random.Generator], np.ndarray]
 _ENDLESS = 1 << 40  # steps, because grain needs a length
@@ -123,6 +124,41 @@ def train(
         **_share(len(sample_fn(groups, seed=seed, step=start)), host, hosts, padded, unreadable),
     )
     iterator = _in_background(batch_fn, start, _ENDLESS, threads, workers)
+    return Batches(iterator, lambda i: record_name(split.records, i), skipped)
+
+
+def planned(
+    split: Split,
+    *,
+    program: Program,
+    shapes: Sequence[tuple[int, ...]],
+    is_replaced: np.ndarray,
+    sample_fn: Callable[..., np.ndarray],
+    seed: int,
+    start: int = 0,
+    host: int = 0,
+    hosts: int = 1,
+    padded: int | None = None,
+    workers: int = 0,
+    skipped: collections.Counter[str] | None = None,
+) -> Batches:
+    """The batches of `train` without pixels: rows and draws, for devices that hold the images.
+
+    `program`, `shapes` and `is_replaced` are as in `batches.PlannedBatch`; no image is read.
+    """
+    groups = sampling.group(split.labels)
+    _warn_about_single_images(split, groups)
+    share = _share(len(sample_fn(groups, seed=seed, step=start)), host, hosts, padded, "raise")
+    batch_fn = PlannedBatch(
+        program=program,
+        shapes=shapes,
+        is_replaced=is_replaced,
+        labels=split.labels,
+        sample_fn=sample_fn,
+        seed=seed,
+        **{name: share[name] for name in ("size", "offset", "global_size")},
+    )
+    iterator = _in_background(batch_fn, start, _ENDLESS, None, workers)
     return Batches(iterator, lambda i: record_name(split.records, i), skipped)
 
 

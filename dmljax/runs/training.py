@@ -16,7 +16,7 @@ from dmljax.config.build import build
 from dmljax.files import parts
 from dmljax.report import pictures
 from dmljax.runs import folder, frozen, page, summary
-from dmljax.train import features, initial_state, loop, results
+from dmljax.train import features, initial_state, loop, resident, results
 from dmljax.train import start as start_lib
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.devices import check_determinism
@@ -105,7 +105,10 @@ def _train_and_report(
             except Stopped:
                 journal.say("stopped before step 1; the same command starts again")
                 interrupts.leave()
-        host_batches = stack.enter_context(loop.batches(run, start_step, workdir=workdir))
+        data = resident.choose(run, say=journal.say)
+        host_batches = stack.enter_context(
+            loop.batches(run, start_step, workdir=workdir, resident=data)
+        )
         try:
             state, evaluation = loop.train(
                 run,
@@ -118,6 +121,7 @@ def _train_and_report(
                 report=report,
                 workdir=workdir,
                 evaluated_fn=_Observer(run, journal, workdir),
+                resident=data,
             )
             if run.method.inspect is not None:  # process 0 alone draws what goes on inside
                 state = on_every_device(state, run.shards)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import jax
@@ -98,15 +99,42 @@ def put(batch: dict[str, np.ndarray], rows: NamedSharding) -> dict[str, jax.Arra
 
 
 def prefetch(
-    batches: Iterable[dict[str, np.ndarray]], rows: NamedSharding, *, ahead: int = 1
+    batches: Iterable[dict[str, np.ndarray]],
+    rows: NamedSharding,
+    *,
+    ahead: int = 1,
+    window: int = 1,
 ) -> Iterator[dict[str, jax.Array]]:
-    """The same batches on the devices. A batch is sent while the one before it is used."""
-    waiting: collections.deque[dict[str, jax.Array]] = collections.deque()
-    for batch in batches:
-        waiting.append(put(batch, rows))
+    """The same batches on the devices. A batch is sent while the one before it is used.
+
+    `window` batches are sent as one block. `ahead` blocks are sent before they are used.
+    """
+    waiting: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
+    iterator = iter(batches)
+    in_block = NamedSharding(rows.mesh, PartitionSpec(None, *rows.spec))
+    while block := list(itertools.islice(iterator, window)):
+        if window == 1:
+            waiting.append((1, put(block[0], rows)))
+        else:
+            stacked = {name: np.stack([batch[name] for batch in block]) for name in block[0]}
+            waiting.append((len(block), put(stacked, in_block)))
         if len(waiting) > ahead:
-            yield waiting.popleft()
-    yield from waiting
+            yield from _batches_of(*waiting.popleft(), window)
+    while waiting:
+        yield from _batches_of(*waiting.popleft(), window)
+
+
+def _batches_of(count: int, block: dict[str, jax.Array], window: int) -> Iterator[dict]:
+    if window == 1:
+        yield block
+        return
+    for i in range(count):
+        yield _batch_of(block, i)
+
+
+@jax.jit
+def _batch_of(block: dict[str, jax.Array], i: jax.Array) -> dict[str, jax.Array]:
+    return {name: jax.lax.dynamic_index_in_dim(x, i, 0, False) for name, x in block.items()}
 
 
 def return_free_memory() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import math
 import pathlib
@@ -22,6 +21,7 @@ from dmljax.train.evaluation import Evaluation, Evaluator
 from dmljax.train.interrupts import Interrupts, Stopped
 from dmljax.train.journal import Journal
 from dmljax.train.placement import used_params_fn
+from dmljax.train.resident import Resident
 from dmljax.train.results import Report
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState, train_step
@@ -70,14 +70,17 @@ def train(
     report: Report,
     workdir: pathlib.Path,
     evaluated_fn: Callable[[int, Evaluation], None],
+    resident: Resident | None = None,
 ) -> tuple[TrainState, Evaluation]:
     """Trains to the end, and returns the state that counts with its evaluation.
 
-    `evaluated_fn(step, evaluation)` is called after each evaluation, before its checkpoint.
+    `host_batches` are those of `batches` with the same `resident`. `evaluated_fn(step, evaluation)`
+    is called after each evaluation, before its checkpoint.
     """
     state, window, history, repeats_evaluation = restored
     start_step = int(state.step)
-    step_fn = compiled_step(run)
+    step_fn = compiled_step(run, resident)
+    resident_arrays = {} if resident is None else resident.arrays
     pending = PendingMetrics(start_step)
 
     def log(*, all_steps: bool = False) -> None:
@@ -140,20 +143,21 @@ def train(
         evaluation = None
     if start_step in run.reload_best_at:  # A checkpoint holds the state before the reload.
         state = _reload_best(state, run, checkpoints)
-    device_batches = prefetch(host_batches, run.shards.rows)
+    device_batches = prefetch(host_batches, run.shards.rows, window=run.runtime.window)
     is_over = is_out_of_patience(history, run.patience)  # The run was finished already.
     remaining_steps = range(start_step + 1, start_step + 1 if is_over else run.steps + 1)
     if remaining_steps:
         journal.say("compiling the train step")
     for step in remaining_steps:
         if step - 1 in run.neighbor_steps:
-            host_batches.replace(_batches(run, step - 1, refresh_neighbors(), host_batches.skipped))
-            device_batches = prefetch(host_batches, run.shards.rows)
+            sample_fn, skipped = refresh_neighbors(), host_batches.skipped
+            host_batches.replace(_batches(run, step - 1, sample_fn, resident, skipped))
+            device_batches = prefetch(host_batches, run.shards.rows, window=run.runtime.window)
         with journal.waiting():
             batch = next(device_batches)
         signal = interrupts.row()
         with jax.transfer_guard("disallow"):
-            state, on_devices = step_fn(state, batch, signal)
+            state, on_devices = step_fn(state, {**batch, **resident_arrays}, signal)
         pending.add(step, on_devices)
         log(all_steps=step == start_step + 1)
         if step in run.evaluation_steps or step == run.steps:
@@ -207,10 +211,11 @@ def _reload_best(state: TrainState, run: Run, checkpoints: Checkpoints) -> Train
     return state._replace(params=best.params, model_state=best.model_state)
 
 
-def compiled_step(run: Run) -> jax.stages.Wrapped:
+def compiled_step(run: Run, resident: Resident | None = None) -> jax.stages.Wrapped:
     """The train step, compiled for the devices: `(state, batch, signal) -> (state, results)`.
 
-    Results are `(metrics, signal)`: the largest signal that any process has received.
+    Results are `(metrics, signal)`: the largest signal that any process has received. With
+    `resident`, a batch has its arrays, and rows and draws in place of images.
     """
     everywhere = run.shards.everywhere
     # The weights of classes stay where they are: the embeddings of all devices are copied to them.
@@ -230,7 +235,10 @@ def compiled_step(run: Run) -> jax.stages.Wrapped:
         frozen=run.frozen,
     )
 
+    images_fn = _unchanged if resident is None else resident.images_fn
+
     def step_and_signal(state, batch, signal):
+        batch = images_fn(batch)
         # `ops.devices.over_devices` and `ops.over_classes` read the mesh.
         with jax.sharding.use_abstract_mesh(run.shards.mesh.abstract_mesh):
             state, metrics = step_fn(state, batch)
@@ -242,6 +250,10 @@ def compiled_step(run: Run) -> jax.stages.Wrapped:
         out_shardings=(run.placements, everywhere),
         compiler_options=_compiler_options(run),
     )
+
+
+def _unchanged(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return batch
 
 
 def _compiler_options(run: Run) -> dict[str, str] | None:
@@ -262,35 +274,42 @@ def _copy(tree: Any, *, everywhere: jax.sharding.Sharding) -> Any:
 
 
 def batches(
-    run: Run, start_step: int = 0, *, workdir: pathlib.Path | None = None
+    run: Run,
+    start_step: int = 0,
+    *,
+    workdir: pathlib.Path | None = None,
+    resident: Resident | None = None,
 ) -> pipeline.Batches:
     """This host's rows of the batches of steps `start_step + 1` on, without an end.
 
-    `workdir` is the run folder, which a resumed run may need.
+    `workdir` is the run folder, which a resumed run may need. With `resident`, batches have rows
+    and draws in place of images.
     """
-    return _batches(run, start_step, neighbors.sample_fn_at(run, workdir, start_step))
+    return _batches(run, start_step, neighbors.sample_fn_at(run, workdir, start_step), resident)
 
 
 def _batches(
     run: Run,
     start_step: int,
     sample_fn: Callable[..., np.ndarray],
+    resident: Resident | None,
     skipped: collections.Counter[str] | None = None,
 ) -> pipeline.Batches:
-    return pipeline.train(
-        run.train,
-        sample_fn=sample_fn,
-        transform_fn=run.transform_fn,
-        seed=run.seed,
-        start=start_step,
-        host=jax.process_index(),
-        hosts=jax.process_count(),
-        padded=run.shards.padded(run.batch_size, chunk=run.chunk),
-        workers=run.runtime.workers,
-        cache=run.runtime.cache,
-        unreadable=run.unreadable,
-        skipped=skipped,
-    )
+    options: dict[str, Any] = {
+        "sample_fn": sample_fn,
+        "seed": run.seed,
+        "start": start_step,
+        "host": jax.process_index(),
+        "hosts": jax.process_count(),
+        "padded": run.shards.padded(run.batch_size, chunk=run.chunk),
+        "workers": run.runtime.workers,
+        "skipped": skipped,
+    }
+    if resident is not None:
+        options |= {name: getattr(resident, name) for name in ("program", "shapes", "is_replaced")}
+        return pipeline.planned(run.train, **options)
+    options |= {"cache": run.runtime.cache, "unreadable": run.unreadable}
+    return pipeline.train(run.train, transform_fn=run.transform_fn, **options)
 
 
 def _evaluate(

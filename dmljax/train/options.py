@@ -119,6 +119,16 @@ class RuntimeOptions:
 
     workers: int = _option(0, "processes that read images; 0: threads of this process", least=0)
     cache: bool = _option(False, "keep decoded images in memory")
+    data: str = _option(
+        "host",
+        "what keeps the training images: the 'host' sends those of each step; a 'device' has all "
+        "and is sent the rows of a step, and transforms them; 'auto': the devices if they can",
+        choices=("host", "device", "auto"),
+        is_new=True,
+    )
+    window: int = _option(
+        1, "with data='host', steps whose images are sent as one block", least=1, is_new=True
+    )
     devices: int | None = _option(None, "devices that are used; None: all", least=1)
     deterministic: bool = _option(False, "runs repeat bit for bit on GPUs, too; on CPUs they do")
     sharded: str | None = _option(

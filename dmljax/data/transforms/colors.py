@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 from PIL import Image, ImageEnhance
 
 from dmljax.data.transforms import resampling
+from dmljax.data.transforms.plan import operation
 
-__all__ = ["color_jitter", "random_erasing"]
+__all__ = ["color_jitter", "erase", "hues", "random_erasing", "recolor"]
 
 _Rng = np.random.Generator
 
@@ -27,24 +29,56 @@ def color_jitter(
 
     Equal to torchvision's ColorJitter for PIL images.
     """
-    picture = resampling.to_pil(image)
-    if picture.mode != "RGB":
+    if image.shape[2] != 3:
         raise ValueError(f"color_jitter needs three channels, not {image.shape[2]}")
+    amounts = (brightness, contrast, saturation)
+    bright, contrasted, saturated = (rng.uniform(max(0.0, 1 - x), 1 + x) for x in amounts)
+    hue_shift = int(rng.uniform(-hue, hue) * 255) % 256
+    order = rng.permutation(4).tolist()
+    return recolor(image, bright, contrasted, saturated, hue_shift, *order, changes_hue=hue > 0)
+
+
+@operation(lambda shape, *_, **__: shape)
+def recolor(
+    image: np.ndarray,
+    brightness: float,
+    contrast: float,
+    saturation: float,
+    hue_shift: int,
+    *order: int,
+    changes_hue: bool,
+) -> np.ndarray:
+    """The image after three of Pillow's enhancers and a shift of its hue, 0 to 255, in an order."""
+    picture = resampling.to_pil(image)
     enhancers = (
         (ImageEnhance.Brightness, brightness),
         (ImageEnhance.Contrast, contrast),
         (ImageEnhance.Color, saturation),
     )
-    factors = [rng.uniform(max(0.0, 1 - amount), 1 + amount) for _, amount in enhancers]
-    hue_shift = rng.uniform(-hue, hue)
-    for i in rng.permutation(4):
+    for i in order:
         if i < 3:
-            picture = enhancers[i][0](picture).enhance(factors[i])
-        elif hue:
+            enhance_fn, factor = enhancers[i]
+            picture = enhance_fn(picture).enhance(factor)
+        elif changes_hue:
             hsv = np.array(picture.convert("HSV"))
-            hsv[:, :, 0] += np.uint8(int(hue_shift * 255) % 256)  # hue is an angle: 255 + 1 is 0
+            hsv[:, :, 0] += np.uint8(hue_shift)  # hue is an angle: 255 + 1 is 0
             picture = Image.fromarray(hsv, "HSV").convert("RGB")
     return np.asarray(picture)
+
+
+@functools.cache
+def hues() -> np.ndarray:
+    """Pillow's hue, uint8 `[256]`, of colors whose hue is exactly 0 to 255: for some, one less."""
+    place, rising = np.divmod(4 * np.arange(256) % 1020, 170)  # a sixth of the circle has 170
+    falling, none, full = 170 - rising, 0 * rising, 0 * rising + 170
+    channels = [
+        (full, falling, none, none, rising, full),
+        (rising, full, full, falling, none, none),
+        (none, none, rising, full, full, falling),
+    ]
+    colors = np.stack([np.choose(place, choices) for choices in channels], axis=1)
+    picture = Image.fromarray(colors[None].astype(np.uint8)).convert("HSV")
+    return np.asarray(picture)[0, :, 0]
 
 
 def random_erasing(
@@ -61,15 +95,36 @@ def random_erasing(
     The aspect ratio is uniform, not log-uniform. The box is smaller than the image on both axes;
     after 100 boxes that are not, the image stays unchanged. Grayscale images use `fill[0]`.
     """
+    return erase(image, *_erased_box(image.shape, rng, probability, area, ratio), fill=fill)
+
+
+def _erased_box(
+    shape: tuple[int, ...],
+    rng: _Rng,
+    probability: float,
+    area: tuple[float, float],
+    ratio: tuple[float, float],
+) -> tuple[int, int, int, int]:
+    """`(top, left, height, width)` of the box, which is empty if nothing is erased."""
+    h, w = shape[:2]
     if rng.random() >= probability:
-        return image
-    h, w = image.shape[:2]
+        return 0, 0, 0, 0
     for _ in range(100):
-        target, shape = h * w * rng.uniform(*area), rng.uniform(*ratio)
-        height, width = round(math.sqrt(target * shape)), round(math.sqrt(target / shape))
+        target, aspect = h * w * rng.uniform(*area), rng.uniform(*ratio)
+        height, width = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
         if width < w and height < h:
             top, left = int(rng.integers(h - height + 1)), int(rng.integers(w - width + 1))
-            erased = image.copy()
-            erased[top : top + height, left : left + width] = fill[: image.shape[2]]
-            return erased
-    return image
+            return top, left, height, width
+    return 0, 0, 0, 0
+
+
+@operation(lambda shape, *_, **__: shape)
+def erase(
+    image: np.ndarray, top: int, left: int, height: int, width: int, *, fill: tuple[int, ...]
+) -> np.ndarray:
+    """The image with a box of one color."""
+    if not height * width:
+        return image
+    erased = image.copy()
+    erased[top : top + height, left : left + width] = fill[: image.shape[2]]
+    return erased

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-__all__ = ["affine", "distort", "distort_batch"]
+from dmljax.data.transforms.plan import operation
+
+__all__ = ["affine", "distort", "distort_batch", "warp"]
 
 _Rng = np.random.Generator
 
@@ -30,18 +32,33 @@ def distort(
     pixel ('nearest'). `invert` is the probability of inversion, and `noise` the standard deviation
     of the noise in gray levels.
     """
-    images = distort_batch(
-        image[None],
-        [rng],
-        rotation=rotation,
-        shear=shear,
-        scale=scale,
-        shift=shift,
-        invert=invert,
-        noise=noise,
-        outside=outside,
+    maps, is_inverted, grain = _draws(
+        (1, *image.shape), [rng], rotation, shear, scale, shift, invert, noise
     )
-    return images[0]
+    a, b, c, d, e, f = maps[0].tolist()
+    arrays = [] if grain is None else [grain[0]]
+    return warp(image, a, b, c, d, e, f, bool(is_inverted[0]), *arrays, outside=outside)
+
+
+@operation(lambda shape, *_, **__: shape)
+def warp(
+    image: np.ndarray,
+    a: float,
+    b: float,
+    c: float,
+    d: float,
+    e: float,
+    f: float,
+    is_inverted: bool,
+    grain: np.ndarray | None = None,
+    *,
+    outside: str,
+) -> np.ndarray:
+    """The image under an affine map (`affine`), then perhaps inverted, then with noise."""
+    maps = np.array([[a, b, c, d, e, f]])
+    return _warped(
+        image[None], maps, np.array([is_inverted]), None if grain is None else grain[None], outside
+    )[0]
 
 
 def distort_batch(
@@ -57,11 +74,24 @@ def distort_batch(
     outside: str = "median",
 ) -> np.ndarray:
     """`distort` of each image with its own generator."""
-    if outside not in ("median", "nearest"):
-        raise ValueError(f"outside must be 'median' or 'nearest', not {outside!r}")
-    n, h, w, _ = images.shape
+    draws = _draws(images.shape, rngs, rotation, shear, scale, shift, invert, noise)
+    return _warped(images, *draws, outside)
+
+
+def _draws(
+    shape: tuple[int, ...],
+    rngs: Iterable[_Rng],
+    rotation: float,
+    shear: float,
+    scale: tuple[float, float],
+    shift: float,
+    invert: float,
+    noise: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Affine maps `[n 6]`, which images are inverted `[n]`, and the noise `[n h w c]`, if any."""
+    n, h, w, _ = shape
     draws = np.empty((n, 6))
-    grain = np.empty(images.shape if noise else (n, 0), np.float32)
+    grain = np.empty(shape if noise else (n, 0), np.float32)
     # `rngs` may yield the same object with a new state, so each is used before the next one.
     for i, rng in enumerate(rngs):
         rng.random(out=draws[i])
@@ -75,12 +105,27 @@ def distort_batch(
     a, b, c, d = cos, cos * slant - sin, sin, sin * slant + cos  # rotation times shear
     x, y = w / 2 + dx, h / 2 + dy
     maps = np.stack([a, b, w / 2 - a * x - b * y, c, d, h / 2 - c * x - d * y], axis=1)
-    distorted = affine(images, maps, outside)
-    distorted[coin < invert] ^= 255
     if not noise:
-        return distorted
+        return maps, coin < invert, None
     grain *= noise
-    grain += distorted
+    return maps, coin < invert, grain
+
+
+def _warped(
+    images: np.ndarray,
+    maps: np.ndarray,
+    is_inverted: np.ndarray,
+    grain: np.ndarray | None,
+    outside: str,
+) -> np.ndarray:
+    """The images under maps, inverted, and with `grain`, which is overwritten."""
+    if outside not in ("median", "nearest"):
+        raise ValueError(f"outside must be 'median' or 'nearest', not {outside!r}")
+    warped = affine(images, maps, outside)
+    warped[is_inverted] ^= 255
+    if grain is None:
+        return warped
+    grain += warped
     return np.clip(np.rint(grain, out=grain), 0, 255, out=grain).astype(np.uint8)
 
 

@@ -7,11 +7,14 @@ import math
 import numpy as np
 
 from dmljax.data.transforms import resampling
+from dmljax.data.transforms.plan import operation
 
 __all__ = [
     "center_crop",
     "crop",
+    "mirror",
     "pad",
+    "paste",
     "random_crop",
     "random_flip",
     "random_resized_crop",
@@ -61,8 +64,15 @@ def pad(image: np.ndarray, rng: _Rng, *, size: int = 256, fill: int = 0) -> np.n
     longer = max(h, w)
     h, w = max(1, round(h * size / longer)), max(1, round(w * size / longer))
     top, left = (size - h) // 2, (size - w) // 2
+    return paste(resampling.scale(image, h, w), top, left, size=size, fill=fill)
+
+
+@operation(lambda shape, top, left, *, size, fill: (size, size, *shape[2:]))
+def paste(image: np.ndarray, top: int, left: int, *, size: int, fill: int) -> np.ndarray:
+    """The image with its upper left corner at `top`, `left` of a square of one gray."""
+    h, w = image.shape[:2]
     square = np.full((size, size, image.shape[2]), fill, np.uint8)
-    square[top : top + h, left : left + w] = resampling.scale(image, h, w)
+    square[top : top + h, left : left + w] = image
     return square
 
 
@@ -81,7 +91,13 @@ def random_crop(image: np.ndarray, rng: _Rng, *, size: int = 227) -> np.ndarray:
 
 def random_flip(image: np.ndarray, rng: _Rng, *, probability: float = 0.5) -> np.ndarray:
     """Mirrors the image left to right with the given probability."""
-    if rng.random() >= probability:
+    return mirror(image, rng.random() < probability)
+
+
+@operation(lambda shape, is_mirrored: shape)
+def mirror(image: np.ndarray, is_mirrored: bool) -> np.ndarray:
+    """The image, left to right if it `is_mirrored`."""
+    if not is_mirrored:
         return image
     if resampling.cv2 is not None:
         return resampling.cv2.flip(image, 1).reshape(image.shape)

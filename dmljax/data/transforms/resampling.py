@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import math
+from typing import Any, NamedTuple
+
 import numpy as np
 from PIL import Image
+
+from dmljax.data.transforms.plan import operation
 
 # The extra `fast` installs OpenCV, which is quicker and gives the same pixels. Its import changes
 # the environment, so it must not happen later, while JAX computes.
@@ -12,12 +18,13 @@ try:
 except ImportError:
     cv2 = None  # type: ignore[assignment]
 
-__all__ = ["FILTERS", "cv2", "scale", "to_pil"]
+__all__ = ["FILTERS", "Taps", "columns_first", "cv2", "scale", "taps", "to_pil"]
 
 # Pillow's filters are antialiased. Its bicubic one has the coefficient a = -0.5.
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
+@operation(lambda shape, height, width, **_: (height, width, *shape[2:]))
 def scale(
     image: np.ndarray, height: int, width: int, *, antialias: bool = True, filter: str = "bilinear"
 ) -> np.ndarray:
@@ -69,3 +76,75 @@ def _nearest_two(n: int, m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     first = np.floor(centers).astype(np.intp)
     second = np.minimum(first + 1, n - 1)
     return first, second, np.rint((centers - first) * 256).astype(np.uint16)
+
+
+class Taps(NamedTuple):
+    """From which pixels of an axis, and with which weights, each pixel of the result is made.
+
+    Output pixel i is the sum of `weights[i, k]` times input pixel `starts[i] + k`, over
+    `2 ** bits`. Weights are whole numbers, so that every device computes the same sums.
+    """
+
+    starts: np.ndarray  # int32 [target]
+    weights: np.ndarray  # int32 [target taps]
+    bits: int
+
+
+def taps(length: int, target: int, *, antialias: bool = True, filter: str = "bilinear") -> Taps:
+    """The weights by which `scale` makes `target` pixels of `length` pixels on an axis.
+
+    Pillow's weights are rounded to 1 / 2 ** 22, those without antialiasing to 1 / 256.
+    """
+    if not antialias:
+        first, _, second_weight = _nearest_two(length, target)
+        weights = np.stack([256 - second_weight.astype(np.int32), second_weight], axis=1)
+        return Taps(first.astype(np.int32), weights.astype(np.int32), 8)
+    radius, kernel_fn = _KERNELS[filter]
+    stretch = max(length / target, 1.0)
+    centers = (np.arange(target) + 0.5) * (length / target)
+    starts = np.maximum((centers - radius * stretch + 0.5).astype(np.int64), 0)
+    stops = np.minimum((centers + radius * stretch + 0.5).astype(np.int64), length)
+    positions = starts[:, None] + np.arange(math.ceil(radius * stretch) * 2 + 1)
+    weights = kernel_fn(np.abs(positions - centers[:, None] + 0.5) * (1 / stretch))
+    weights[positions >= stops[:, None]] = 0
+    weights /= weights.sum(axis=1, keepdims=True)
+    whole = np.trunc(weights * 2**_BITS + np.copysign(0.5, weights)).astype(np.int32)
+    count = np.flatnonzero(whole.any(axis=0))[-1] + 1  # the last columns may be zeros
+    return Taps(starts.astype(np.int32), whole[:, :count], _BITS)
+
+
+def columns_first(height: Any, width: Any, new_height: Any, new_width: Any) -> Any:
+    """Whether Pillow changes the height of an image before its width; it rounds in between.
+
+    Older versions never do. The arguments are numbers or arrays.
+    """
+    return (
+        _may_begin_with_columns()
+        & (new_height < height)
+        & (2 * (width - new_width) < height - new_height)
+    )
+
+
+@functools.cache
+def _may_begin_with_columns() -> bool:
+    """Whether the installed Pillow gives other pixels than the width, then the height."""
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 30), np.uint8))
+    width_first = image.resize((20, 60), FILTERS["bicubic"]).resize((20, 20), FILTERS["bicubic"])
+    return image.resize((20, 20), FILTERS["bicubic"]).tobytes() != width_first.tobytes()
+
+
+_BITS = 22
+
+
+def _triangle(x: np.ndarray) -> np.ndarray:
+    return np.maximum(1 - x, 0.0)
+
+
+def _cubic(x: np.ndarray) -> np.ndarray:
+    near = (1.5 * x - 2.5) * x * x + 1
+    far = ((x - 5) * x + 8) * x * -0.5 + 2
+    return np.where(x < 1, near, np.where(x < 2, far, 0.0))
+
+
+# The radius and the values of each filter of `FILTERS`.
+_KERNELS = {"bilinear": (1.0, _triangle), "bicubic": (2.0, _cubic)}

@@ -1,0 +1,247 @@
+"""Training images that stay on the devices: a step is sent rows and draws, but no pixels.
+
+The images of a split are divided over the devices of a host, and every host has all of them. In the
+step, the devices of a host send each other the images of their rows of the batch, and transform
+them (`augment`). A batch depends neither on the number of devices nor on the number of hosts.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import math
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dmljax.data import batches, decode
+from dmljax.data.reader import Reader
+from dmljax.data.transforms import plan
+from dmljax.files import cores
+from dmljax.train import augment, hosts
+from dmljax.train.run import Run
+
+__all__ = ["DoesNotFit", "Resident", "choose", "load"]
+
+_SHARE = 0.5  # of the free memory, for 'auto': the step needs memory, too
+_TOGETHER = 32  # images that an accelerator transforms at a time
+_AHEAD = 64  # images that threads read ahead
+_HOST, _LOCAL = "host", "local"  # the axes of the devices
+
+
+class DoesNotFit(ValueError):
+    """The images of a split are larger than the memory that devices have for them."""
+
+
+class Resident(NamedTuple):
+    """Images on the devices, and how a step makes its batch of them.
+
+    `images_fn(batch)` is to be compiled. `batch` has the `arrays` and a batch of
+    `pipeline.planned`, which takes `program`, `shapes` and `is_replaced`; the result has images and
+    labels. `note` is for the reader.
+    """
+
+    arrays: dict[str, Any]
+    images_fn: Callable[[dict[str, Any]], dict[str, jax.Array]]
+    program: plan.Program
+    shapes: list[tuple[int, ...]]
+    is_replaced: np.ndarray
+    note: str
+
+
+def choose(run: Run, *, say: Callable[[str], None]) -> Resident | None:
+    """The images on the devices, if `runtime.data` asks for it; None: the host sends them.
+
+    `say` is called with what is chosen and why, unless `runtime.data` is 'host'.
+    """
+    choice = run.runtime.data
+    if choice == "host":
+        return None
+    try:
+        resident = load(run, share=_SHARE if choice == "auto" else 1.0)
+    except (DoesNotFit, plan.NoDeviceForm) as error:
+        if choice != "auto":
+            raise
+        say(f"data: sent by the host in every step (runtime.data='auto'): {error}")
+        return None
+    say(f"data: {resident.note} (runtime.data={choice!r})")
+    return resident
+
+
+def load(run: Run, *, share: float = 1.0) -> Resident:
+    """Reads all training images, and puts them on the devices.
+
+    Raises `DoesNotFit` as soon as they need more than this share of the free memory, and
+    `plan.NoDeviceForm` if the transform cannot run on devices.
+    """
+    devices = run.shards.mesh.devices.reshape(run.shards.hosts, -1)
+    mesh = Mesh(devices, (_HOST, _LOCAL))
+    local = [d for d in devices.flat if d.process_index == jax.process_index()]
+    memory = _Memory(len(run.train), local, share)
+    is_replaced = np.zeros(len(run.train), bool)
+    images: list[np.ndarray | None] = []
+    shapes: list[tuple[int, ...]] = []
+    for i, (image, is_stand_in) in enumerate(_read(run)):
+        if i == 0:  # before minutes of reading
+            _program(run, [image.shape])
+        is_replaced[i] = is_stand_in
+        images.append(image)
+        shapes.append(shapes[-1] if shapes and shapes[-1] == image.shape else image.shape)
+        if memory.add(image):
+            break
+    memory.check()
+    program = _program(run, shapes)
+    sharding = NamedSharding(mesh, PartitionSpec(_LOCAL))
+    blocks = [
+        jax.device_put(_block(images, range(i * memory.rows, (i + 1) * memory.rows), memory), d)
+        for i, d in enumerate(local)
+    ]
+    whole = (memory.rows * devices.shape[1], *memory.bound)
+    tables = jax.tree.map(
+        lambda x: jax.device_put(x, NamedSharding(mesh, PartitionSpec())), augment.tables(program)
+    )
+    return Resident(
+        {"resident": jax.make_array_from_single_device_arrays(whole, sharding, blocks)}
+        | {"tables": tables},
+        _images_fn(program, mesh, together=None if local[0].platform == "cpu" else _TOGETHER),
+        program,
+        shapes,
+        is_replaced,
+        f"{memory.describe()}; {_shown(memory.free)} were free",
+    )
+
+
+def _program(run: Run, shapes: Sequence[tuple[int, ...]]) -> plan.Program:
+    return plan.program(run.transform_fn.image, shapes, title=run.transform_fn.title)
+
+
+def _read(run: Run) -> Iterator[tuple[np.ndarray, bool]]:
+    """All training images in order, and whether each replaces one that cannot be read."""
+    reader = Reader(run.train, least_side=run.transform_fn.least_side)
+
+    def read(i: int) -> tuple[np.ndarray, bool]:
+        try:
+            return reader(i), False
+        except decode.UnreadableImage:
+            if run.unreadable != "skip":
+                raise
+        return batches.stand_in(reader, i), True
+
+    with concurrent.futures.ThreadPoolExecutor(max(cores.count(), 4)) as pool:
+        for start in range(0, len(run.train), _AHEAD):
+            yield from pool.map(read, range(start, min(start + _AHEAD, len(run.train))))
+
+
+class _Memory:
+    """The bytes that images need on each device, as far as they are read, and what is free."""
+
+    def __init__(self, count: int, devices: Sequence[jax.Device], share: float):
+        self._count, self._devices, self._share = count, devices, share
+        self.rows = -(-count // len(devices))
+        self.free = _free_bytes(devices)
+        self.bound: tuple[int, ...] = ()
+        self.dtype: Any = np.uint8
+
+    @property
+    def _needed(self) -> int:
+        return self.rows * math.prod(self.bound) * np.dtype(self.dtype).itemsize
+
+    def add(self, image: np.ndarray) -> bool:
+        """Makes room for an image; whether all images are too large if they have its size."""
+        self.bound = tuple(map(max, self.bound or image.shape, image.shape))
+        self.dtype = image.dtype
+        return self._needed > self._share * self.free
+
+    def describe(self) -> str:
+        devices = f"{len(self._devices)} device{'s' if len(self._devices) > 1 else ''}"
+        sides = " x ".join(map(str, self.bound))
+        return f"{self._count:,} images of {sides} take {_shown(self._needed)} on each of {devices}"
+
+    def check(self) -> None:
+        """Raises `DoesNotFit` on every process if the images of one do not fit."""
+        is_too_large = self._needed > self._share * self.free
+        if not hosts.highest(int(is_too_large)):
+            return
+        if not is_too_large:
+            raise DoesNotFit("the training images do not fit on the devices of another host")
+        part = "" if self._share == 1 else f", of which they may take {self._share:.0%}"
+        raise DoesNotFit(
+            f"{self.describe()}, which has {_shown(self.free)} free{part}: take smaller "
+            "images (dmljax prepare --size), more devices, or --config.runtime.data=host"
+        )
+
+
+def _shown(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.3g} MB"
+
+
+def _free_bytes(devices: Sequence[jax.Device]) -> int:
+    """Of each device. CPUs share the memory of the host, which also holds images for a moment."""
+    stats = [device.memory_stats() for device in devices]
+    if all(stats):
+        return min(x["bytes_limit"] - x["bytes_in_use"] for x in stats if x)
+    return _free_of_host() // (2 * len(devices))
+
+
+def _free_of_host() -> int:
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    info = pathlib.Path("/proc/meminfo")
+    for line in info.read_text().splitlines() if info.exists() else ():
+        if line.startswith("MemAvailable:"):  # counts what the system can take from its caches
+            free = int(line.split()[1]) << 10
+    return free
+
+
+def _block(images: list[np.ndarray | None], rows: range, memory: _Memory) -> np.ndarray:
+    """The images of a device in one array, with zeros beyond each; drops them from the list."""
+    block = np.zeros((len(rows), *memory.bound), memory.dtype)
+    for place, row in enumerate(rows):
+        if row < len(images) and (image := images[row]) is not None:
+            block[place][tuple(slice(side) for side in image.shape)] = image
+            images[row] = None
+    return block
+
+
+def _images_fn(
+    program: plan.Program, mesh: Mesh, *, together: int | None
+) -> Callable[[dict[str, Any]], dict[str, jax.Array]]:
+    split, local, everywhere = (
+        PartitionSpec((_HOST, _LOCAL)),
+        PartitionSpec(_LOCAL),
+        PartitionSpec(),
+    )
+    names = [f"array{i}" for i in range(sum(arrays for _, arrays in program.layouts))]
+
+    @functools.partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(local, everywhere, split, split, [split] * len(names)),
+        out_specs=split,
+    )
+    def of_device(resident, tables, rows, scalars, arrays):
+        of_host = jax.lax.all_gather(rows, _LOCAL, tiled=True)
+        places = of_host - len(resident) * jax.lax.axis_index(_LOCAL)
+        is_here = (places >= 0) & (places < len(resident))
+        images = _where(is_here, resident[jnp.where(is_here, places, 0)])
+        # One device of the host has each image; the others have zeros.
+        images = jax.lax.psum_scatter(images, _LOCAL, tiled=True)
+        images = augment.apply(program, tables, images, scalars, arrays, together=together)
+        return _where(rows >= 0, images)
+
+    def images_fn(batch):
+        arrays = [batch[name] for name in names]
+        places = (batch[name] for name in ("resident", "tables", "rows", "scalars"))
+        return {"images": of_device(*places, arrays), "labels": batch["labels"]}
+
+    return images_fn
+
+
+def _where(is_image: jax.Array, images: jax.Array) -> jax.Array:
+    """The images, and zeros for rows that are none."""
+    return jnp.where(is_image.reshape(-1, *[1] * (images.ndim - 1)), images, jnp.zeros_like(images))

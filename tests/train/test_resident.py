@@ -1,0 +1,226 @@
+"""Training images on the devices: the batches and the runs are those of the host form."""
+
+import functools
+import inspect
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from processes import LONG, ends, same, same_run, started, state, until_step
+from system import photos, tiny
+from train.pixels import distance, refusal
+
+from dmljax.config.build import build
+from dmljax.data import transforms
+from dmljax.data.splits import Split, Splits
+from dmljax.data.transforms import plan
+from dmljax.runs import training
+from dmljax.train import augment, journal, loop, resident
+from dmljax.train.devices import prefetch
+
+# The largest difference of a gray level to the host form, by the rounding of an affine map. All
+# other transforms have equal pixels.
+LARGEST = dict.fromkeys(("distort", "glyphs_train", "nearest"), 1)
+VARIANTS = {
+    "colors": (transforms.standard_train, {"color": 0.4}),
+    "hue": (transforms.color_jitter, {"hue": 0.5}),
+    "bicubic": (transforms.standard_train, {"filter": "bicubic"}),
+    "fast": (transforms.standard_train, {"antialias": False}),
+    "nearest": (transforms.distort, {"outside": "nearest", "noise": 0}),
+}
+SIZES = [(40, 52, 3), (48, 40, 3), (40, 40, 3)]
+
+
+def _photo(shape, seed):
+    """Smooth colors with little noise."""
+    rng = np.random.default_rng(seed)
+    corners = rng.integers(0, 256, (4, 5, shape[2]), np.uint8)
+    image = transforms.resize(corners, rng, size=max(shape[:2]), filter="bicubic")
+    noisy = image[: shape[0], : shape[1]] + rng.normal(size=shape) * 6
+    return np.clip(noisy, 0, 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize("name", [*transforms.__all__, *VARIANTS])
+def test_pixels_are_those_of_the_host_form(name):
+    function, options = VARIANTS.get(name, (getattr(transforms, name, None), {}))
+    small = {"size": 24} if "size" in inspect.signature(function).parameters else {}
+    transform_fn = functools.partial(function, **small | options)
+    outputs = {transform_fn(_photo(shape, 0), np.random.default_rng(0)).shape for shape in SIZES}
+    sizes = SIZES if len(outputs) == 1 else SIZES[2:]
+    images = [_photo(sizes[i % len(sizes)], i) for i in range(24)]
+    program = plan.program(transform_fn, sizes, title=name)
+    draws = [program.draw(x.shape, np.random.default_rng(i)) for i, x in enumerate(images)]
+    canvas = np.zeros((len(images), *program.bounds[0]), np.uint8)
+    for row, image in zip(canvas, images, strict=True):
+        row[: image.shape[0], : image.shape[1]] = image
+    actual = jax.jit(functools.partial(augment.apply, program))(
+        augment.tables(program),
+        canvas,
+        np.stack([x.scalars for x in draws]),
+        [np.stack(arrays) for arrays in zip(*[x.arrays for x in draws], strict=True)],
+    )
+    expected = [transform_fn(x, np.random.default_rng(i)) for i, x in enumerate(images)]
+    difference = np.abs(np.asarray(actual, int) - np.stack(expected))
+    assert difference.max() <= LARGEST.get(name, 0) and difference.mean() < 0.001
+    if "eval" not in name:
+        changed = np.stack(expected)[:, :24, :24] != canvas[:, :24, :24]
+        assert changed.any() or name in ("unchanged", "center_crop", "pad")
+
+
+def _batches(run, count, start=0):
+    data = resident.choose(run, say=lambda line: None)
+    images_fn = (lambda batch: batch) if data is None else jax.jit(data.images_fn)
+    arrays = {} if data is None else data.arrays
+    with loop.batches(run, start, data) as host_batches:
+        on_devices = prefetch(host_batches, run.shards.rows, window=run.runtime.window)
+        batches = [jax.device_get(images_fn({**next(on_devices), **arrays})) for _ in range(count)]
+    return batches, host_batches.skipped
+
+
+def _run(folder, **runtime):
+    transform = {"name": "standard_train", "size": 10, "antialias": False}
+    return build(tiny(folder, transform=transform, runtime=runtime))
+
+
+def test_any_number_of_devices_makes_the_batches_of_the_host(tmp_path):
+    """Eight rows on three devices: the ninth is padding, of zeros."""
+    expected, _ = _batches(_run(tmp_path, devices=1), 3, start=2)
+    for devices in (1, 3, 8):
+        run = _run(tmp_path, data="device", devices=devices)
+        batches, _ = _batches(run, 3, start=2)
+        for actual, batch in zip(batches, expected, strict=True):
+            for name in ("images", "labels"):
+                np.testing.assert_array_equal(actual[name][:8], batch[name])
+                assert len(actual[name]) == run.shards.padded(8) and not actual[name][8:].any()
+
+
+def test_a_window_sends_the_same_batches(tmp_path):
+    expected, _ = _batches(_run(tmp_path, devices=3), 5, start=2)
+    for window in (2, 3):
+        same(_batches(_run(tmp_path, devices=3, window=window), 5, start=2)[0], expected)
+
+
+def test_features_are_taken_from_the_devices(source, tmp_path):
+    fields = {"start": str(source), "carried": "backbone", "trained": "last", "views": 2}
+    fields |= {"features": "cached", "transform": "random_flip"}
+    runtime = {"features": str(tmp_path / "cache"), "devices": 3}
+    config = tiny(tmp_path, **fields, runtime=runtime | {"data": "device"})
+    training.run(config, tmp_path / "run")
+    actual, _ = _batches(build(config), 4)
+    same(actual, _batches(build(config | {"runtime": runtime}), 4)[0])
+    assert actual[0]["images"].shape == (9, 8) and actual[0]["images"].dtype == np.float32
+    assert len({row.tobytes() for batch in actual for row in batch["images"]}) > 20
+
+
+def test_an_image_that_cannot_be_read_is_replaced_as_by_the_host(tmp_path):
+    root = photos(tmp_path)
+    next(iter(sorted((root / "c1").iterdir()))).write_bytes(b"no image")
+    dataset = {"name": "folder", "root": str(root), "split": 0.5}
+    config = tiny(tmp_path, dataset=dataset, unreadable="skip")
+    expected, skipped = _batches(build(config), 6)
+    actual, on_devices = _batches(build(config | {"runtime": {"data": "device"}}), 6)
+    same(actual, expected)
+    assert sum(on_devices.values()) >= 1 and on_devices.keys() == skipped.keys()
+    with pytest.raises(ValueError, match=r"cannot be read.*unreadable='skip'"):
+        resident.load(build(config | {"unreadable": "raise"}))
+
+
+@pytest.mark.slow
+def test_a_killed_run_on_resident_images_ends_the_same(tmp_path):
+    transform = {"name": "standard_train", "size": 10, "color": 0.2}
+    config = tiny(tmp_path, **LONG, transform=transform, runtime={"data": "device"})
+    config["eval_transform"] = {"name": "standard_eval", "size": 10}
+    with started(tmp_path, tmp_path / "undisturbed", config) as process:
+        out = ends(process, 0, tmp_path)
+    assert "32 images of 12 x 12 x 3 take" in out and "runtime.data='device'" in out
+    run = tmp_path / "killed"
+    with started(tmp_path, run, config) as process:
+        until_step(run, 16, process)
+    with started(tmp_path, run, config, "--config.runtime.workers=1") as process:
+        assert "continuing from step" in ends(process, 0, tmp_path)
+    same_run(run, tmp_path / "undisturbed")
+
+
+def test_an_interrupted_run_ends_the_same(tmp_path, without_diagnostics):
+    """Bitwise on the devices, and also if it goes on with the images of the host."""
+    config = tiny(tmp_path, runtime={"data": "device", "devices": 3}, log_every=1)
+    training.run(config, tmp_path / "whole")
+    for name, runtime in {"device": config["runtime"], "host": {"devices": 3, "window": 4}}.items():
+        shutil.copytree(tmp_path / "whole", tmp_path / name)
+        for step in (4, 6):
+            shutil.rmtree(tmp_path / name / "checkpoints" / str(step))
+        training.run(config | {"runtime": runtime}, tmp_path / name)
+    same_run(tmp_path / "device", tmp_path / "whole")
+    curves = [
+        [x["loss"] for x in journal.read(tmp_path / name / "metrics.jsonl") if "loss" in x]
+        for name in ("whole", "host")
+    ]
+    assert len(curves[0]) == 6
+    np.testing.assert_allclose(*curves, rtol=1e-4)  # in float32: rounding only
+
+
+@pytest.mark.slow
+def test_hosts_divide_the_images_over_their_own_devices(tmp_path):
+    """Of 8 images, two hosts hold 4 each on two devices, and the third host holds padding alone."""
+    evaluate = {"every": 6, "ks": [1], "clustering": False, "batch_size": 10}
+    config = tiny(tmp_path, evaluate=evaluate, checkpoint={"every": 6, "keep": 1})
+    config["runtime"] = {"data": "device"}
+    with started(tmp_path, tmp_path / "hosts", config, processes=3) as process:
+        assert "on each of 2 devices" in ends(process, 0, tmp_path)
+    training.run(config | {"runtime": {"devices": 1}}, tmp_path / "one")
+    assert distance(state(tmp_path / "hosts").params, state(tmp_path / "one").params) < 1e-4
+
+
+def rolled(image, rng):
+    """A transform of a user, which reads pixels."""
+    return np.roll(image, int(rng.integers(3)), axis=1)
+
+
+def test_a_transform_without_a_device_form_is_named(tmp_path, capsys):
+    mine = {"transform": "train.test_resident:rolled"}
+    with pytest.raises(ValueError, match=r"transform rolled .*runtime.data=host") as refused:
+        training.run(tiny(tmp_path, **mine, runtime={"data": "device"}), tmp_path / "run")
+    assert "\n" not in str(refused.value)
+    training.run(tiny(tmp_path, **mine, runtime={"data": "auto"}), tmp_path / "auto")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "sent by the host in every step (runtime.data='auto')" in out
+    assert "transform rolled has no form for devices" in out
+
+
+class _Huge:
+    """As many images as no machine can hold; the first ones are read."""
+
+    def __len__(self):
+        return 1 << 20
+
+    def __getitem__(self, i):
+        assert i < 1000
+        return np.zeros((2000, 3000, 3), np.uint8)
+
+    def fingerprint(self):
+        return "huge"
+
+
+def huge():
+    """A data set of 19 TB."""
+    labels = np.arange(1 << 20) % 8
+    names = tuple("abcdefgh")
+    small = Split(np.zeros((16, 12, 12, 3), np.uint8), np.arange(16) % 8, names)
+    return Splits(Split(_Huge(), labels, names), small)
+
+
+def test_images_that_do_not_fit_are_refused_with_what_they_need(tmp_path):
+    config = tiny(tmp_path, dataset="train.test_resident:huge", transform="random_crop")
+    run = build(config | {"runtime": {"data": "device", "devices": 2}})
+    said = []
+    with pytest.raises(resident.DoesNotFit, match=r"take 9,.* GB on each of 2 devices, which has"):
+        resident.choose(run, say=said.append)
+    run = run._replace(runtime=build(config | {"runtime": {"data": "auto"}}).runtime)
+    assert resident.choose(run, say=said.append) is None
+    assert len(said) == 1 and "of which they may take 50%" in said[0] and "\n" not in said[0]
+
+
+def test_the_choice_is_checked(tmp_path):
+    line = refusal(tmp_path, runtime={"data": "gpu"})
+    assert line == "runtime.data must be 'host', 'device' or 'auto', not 'gpu'"
