@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 
 from dmljax.data import pipeline
-from dmljax.train import initial_state
+from dmljax.train import compilation, initial_state
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.devices import prefetch, return_free_memory
 from dmljax.train.evaluation import Evaluation, Evaluator
@@ -82,6 +82,7 @@ def train(
             window.append(metrics)
             if step == start_step + 1:
                 journal.first_step(step, metrics)
+                journal.say(compilation.sentence())
             if step % run.log_every == 0 or step == run.steps:
                 skipped = len(host_batches.skipped)
                 journal.train(step, mean(window), batch=run.batch_size, unreadable=skipped)
