@@ -227,8 +227,7 @@ def _compiler_options(run: Run) -> dict[str, str] | None:
     needed. XLA removes the barriers on CPUs by this pass before it orders the program. Then it
     recomputes all blocks early and keeps all activations.
     """
-    platform = next(run.shards.mesh.devices.flat).platform
-    if platform != "cpu" or getattr(run.net, "remat", False) in (False, "none"):
+    if run.shards.platform != "cpu" or getattr(run.net, "remat", False) in (False, "none"):
         return None
     return {"xla_disable_hlo_passes": "cse_barrier_expander"}
 

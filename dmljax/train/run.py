@@ -80,6 +80,7 @@ class Run(NamedTuple):
     unreadable: str
     sample_fn: Callable  # (groups, *, seed, step) -> indices of the global batch
     sampler_note: str  # for the header, such as how soon every image is used
+    attention_note: str  # for the header; empty for a net without attention
     transform_fn: Transform
     eval_transform_fn: Transform
     normalize_fn: Callable
