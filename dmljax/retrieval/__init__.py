@@ -11,8 +11,8 @@ float32. These arguments mean the same everywhere:
   where there are fewer tiles than devices.
 
 Vectors beyond 1 GiB do not stay on the devices. They are sent tile by tile from memory or from a
-memory-mapped file. Items of a class are read together, so a file is read fastest if it is sorted by
-label.
+memory-mapped file, and the next tile is read while the devices compute with the present one. Items
+of a class are read together, so a file is read fastest if it is sorted by label.
 """
 
 from dmljax.retrieval.clusters import KMeans, kmeans
