@@ -33,7 +33,7 @@ def kmeans(
     trials: int | None = 1,
     iterations: int = 100,
     tolerance: float = 0.0,
-    tile: int = 1024,
+    tile: int | None = None,
     devices: Sequence[jax.Device] | None = None,
     share: tuple[int, int] | None = None,
     sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
@@ -63,7 +63,7 @@ def kmeans(
     >>> sorted(clusters.centers[:, 0].tolist()), clusters.inertia
     ([1.0, 11.0], 4.0)
     """
-    tiles.check_side(tile)
+    tile = tiles.choose_tile(tile, devices)
     points, _, origin = inputs.check_vectors(embeddings, None)
     n = len(points)
     if not 1 <= k <= n:
