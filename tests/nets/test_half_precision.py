@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dmljax.nets import token_attention
+from dmljax.nets import layers, token_attention
 from dmljax.nets.transformer import Parts
 
 B, T, WIDTH, HEADS = 2, 10, 64, 4
@@ -70,6 +70,21 @@ def test_no_float32_copy_waits_for_the_backward_pass(dtype, capsys):
     saved = capsys.readouterr().out
     assert ("f32[2,10,64]" in saved) == (dtype == jnp.float32)
     assert ("bf16[2,10,64]" in saved) == (dtype == jnp.bfloat16)
+
+
+def test_batch_norm_keeps_no_float32_copy_of_its_input(capsys):
+    norm = layers.BatchNorm(dtype=jnp.bfloat16)
+    x = X.reshape(2, 5, 2, WIDTH)
+    variables = norm.init(jax.random.key(0), x, train=True)
+
+    def total(x):
+        outputs, _ = norm.apply(variables, x, train=True, mutable=["batch_stats"])
+        return jnp.sum(outputs.astype(jnp.float32) ** 3)
+
+    jax.ad_checkpoint.print_saved_residuals(total, x)
+    saved = [text for text in capsys.readouterr().out.splitlines() if "normalization.py" in text]
+    assert saved and not [text for text in saved if text.startswith("f32[2,5,2,64]")]
+    assert jax.grad(total)(x).dtype == jnp.bfloat16
 
 
 def test_the_gradient_in_half_precision_is_that_of_float32():
