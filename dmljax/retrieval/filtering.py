@@ -23,7 +23,7 @@ from dmljax.retrieval.layout import QueryBlock, Ranks, ranks_of
 from dmljax.retrieval.sharding import REPLICATED, SHARDED
 from dmljax.retrieval.tiles import Tile, Tiles
 
-_PAIRS = 4096  # pairs that `_pair_similarities` computes at once: one shape, so one program
+_PAIRS = 8192  # pairs that `_pair_similarities` computes at once: one shape, so one program
 _SEGMENT = 128  # columns in which open pairs are counted together; divides the side of every tile
 _QUEUED = 3  # tiles whose open pairs wait on the devices, so that these never wait for the host
 
@@ -88,18 +88,22 @@ def _of_pairs(
     side, size = column_tiles.side, _PAIRS * (1 if mesh is None else mesh.size)
     row_vectors, row_offsets = np.asarray(rows.vectors), np.asarray(rows.offsets)
     results = np.empty(len(queries), np.float32)
-    order = np.argsort(slots // side, kind="stable")
-    tile_numbers, starts = np.unique(slots[order] // side, return_index=True)
-    for j, pairs in zip(tile_numbers, np.split(order, starts[1:]), strict=True):
-        columns = column_tiles[int(j)]
-        vectors, offsets = np.asarray(columns.vectors), np.asarray(columns.offsets)
-        for start in range(0, len(pairs), size):
-            chunk = pairs[start : start + size]
-            i, k = queries[chunk], slots[chunk] - j * side
-            arrays = row_vectors[i], vectors[k], row_offsets[i], offsets[k]
-            padding = [(0, size - len(chunk)), (0, 0)]
-            padded = tuple(np.pad(a, padding[: a.ndim]) for a in arrays)
-            results[chunk] = np.asarray(pairs_fn(*sharding.put(padded, mesh)))[: len(chunk)]
+    order = np.argsort(slots // side, kind="stable")  # each tile is asked for once or twice
+    for start in range(0, len(order), size):
+        pairs = order[start : start + size]
+        x, y = np.zeros((2, size, row_vectors.shape[1]), np.float32)
+        of_x, of_y = np.zeros((2, size), np.float32)
+        x[: len(pairs)], of_x[: len(pairs)] = (
+            row_vectors[queries[pairs]],
+            row_offsets[queries[pairs]],
+        )
+        numbers = slots[pairs] // side
+        for j in np.unique(numbers).tolist():
+            columns, places = column_tiles[j], np.flatnonzero(numbers == j)
+            k = slots[pairs[places]] - j * side
+            y[places], of_y[places] = np.asarray(columns.vectors)[k], np.asarray(columns.offsets)[k]
+        arrays = sharding.put((x, y, of_x, of_y), mesh)
+        results[pairs] = np.asarray(pairs_fn(*arrays))[: len(pairs)]
     return results
 
 

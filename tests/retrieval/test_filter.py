@@ -40,7 +40,7 @@ def _counted(monkeypatch):
 def test_close_comparisons_are_decided_in_float32(similarity, split, monkeypatch):
     x, y = _data()
     keywords = {"gallery": x[200:], "gallery_labels": y[200:]} if split else {}
-    keywords |= {"similarity_fn": getattr(retrieval, similarity), "tile": 128}
+    keywords |= {"similarity_fn": getattr(retrieval, similarity), "tile": 256}
     keywords |= {"devices": jax.devices()[:1]}
     queries = (x[:200], y[:200]) if split else (x, y)
     totals = _counted(monkeypatch)
@@ -63,23 +63,23 @@ def test_ties_stay_ties(devices):
     x, y = lattice(RNG, 700, d=5, top=4), RNG.integers(0, 150, 700)
     groups = RNG.integers(-1, 40, 700)
     for keywords in ({}, {"groups": groups}, {"share": (1, 3)})[devices - 1 :: devices]:
-        options = keywords | {"tile": 128, "devices": jax.devices()[:devices]}
+        options = keywords | {"tile": 256, "devices": jax.devices()[:devices]}
         plain = all_ranks(x, y, **options)
         assert all_ranks(x, y, **options, filter_dtype=jnp.bfloat16) == plain and plain
     # Bits below those of bfloat16 decide all comparisons.
     fine = (1 + np.arange(400) / 1024).astype(np.float32)[:, None]
     labels = np.arange(400) % 90
-    plain = all_ranks(fine, labels, tile=128)
-    assert all_ranks(fine, labels, tile=128, filter_dtype=jnp.bfloat16) == plain
+    plain = all_ranks(fine, labels, tile=256)
+    assert all_ranks(fine, labels, tile=256, filter_dtype=jnp.bfloat16) == plain
 
 
 def test_more_open_pairs_than_one_pass_takes(monkeypatch):
     """All vectors are equal: every pair is open, and every negative is ahead."""
-    x, y = np.ones((300, 3), np.float32), np.arange(300) // 3
+    x, y = np.ones((600, 3), np.float32), np.arange(600) // 3
     totals = _counted(monkeypatch)
-    found = all_ranks(x, y, tile=128, filter_dtype=jnp.bfloat16)
+    found = all_ranks(x, y, tile=256, filter_dtype=jnp.bfloat16)
     assert max(totals) > 2 * filtering._PAIRS
-    assert all(ranks == [298, 299] for ranks in found.values()) and len(found) == 300
+    assert all(ranks == [598, 599] for ranks in found.values()) and len(found) == 600
 
 
 @pytest.mark.parametrize("scale", [1e-18, 1.0, 1e15])
