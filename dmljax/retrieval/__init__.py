@@ -7,7 +7,7 @@ float32. These arguments mean the same everywhere:
   themselves, and each item is left out of its own ranking, by its index.
 * `similarity_fn` is `euclidean` (distance and squared distance give the same ranks) or `cosine`.
 * `tile`, a multiple of 128, is the side of the blocks of similarities and bounds the memory. None
-  is 1,024, and 4,096 on accelerators.
+  is 1,024, and 4,096 on accelerators. k-means takes 1,024 everywhere: its starts depend on it.
 * `devices` share the queries or points. None takes all devices of this process, and one device
   where there are fewer tiles than devices.
 

@@ -33,7 +33,7 @@ def kmeans(
     trials: int | None = 1,
     iterations: int = 100,
     tolerance: float = 0.0,
-    tile: int | None = None,
+    tile: int = 1024,
     devices: Sequence[jax.Device] | None = None,
     share: tuple[int, int] | None = None,
     sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
