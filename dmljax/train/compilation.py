@@ -16,6 +16,7 @@ from dmljax import at_hand
 
 __all__ = ["Compiled", "compiled", "keep_programs", "sentence"]
 
+_FOLDER = "jax_compilation_cache_dir"
 _MAX_BYTES = 4 << 30  # then jax deletes the programs that were not used for the longest time
 _LEAST_SECONDS = 0.2  # a program that is compiled faster is not kept
 
@@ -56,7 +57,7 @@ def keep_programs(is_wanted: bool) -> str | None:
     except (OSError, filelock.Timeout) as error:
         return f"warning: compiled programs are not kept: {error}. Set DMLJAX_CACHE to a folder"
     values = {
-        "jax_compilation_cache_dir": str(folder),
+        _FOLDER: str(folder),
         "jax_compilation_cache_max_size": _MAX_BYTES,
         "jax_persistent_cache_min_compile_time_secs": _LEAST_SECONDS,
     }
@@ -67,7 +68,7 @@ def keep_programs(is_wanted: bool) -> str | None:
 
 
 def _folder() -> str | None:
-    return jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    return getattr(jax.config, _FOLDER)
 
 
 def _remove_torn(folder: pathlib.Path) -> None:
