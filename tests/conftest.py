@@ -75,7 +75,11 @@ def _without_pytest(change_fn):
 
 
 def pytest_runtest_setup(item):
-    """Lifts the time limit of setup.cfg for slow tests."""
+    """Lifts the time limit of setup.cfg for slow tests; skips tests that need a GPU."""
+    import jax
+
+    if item.get_closest_marker("gpu") and jax.default_backend() != "gpu":
+        pytest.skip("needs a GPU")
     if item.get_closest_marker("slow"):
         faulthandler.cancel_dump_traceback_later()
 

@@ -23,6 +23,7 @@ from dmljax.runs import training
 from dmljax.train import journal
 
 CONFIG = LONG | {"method": {"name": "pairs", "dim": 4, "memory": 16}}
+CONFIG |= {"evaluate": LONG["evaluate"] | {"clustering": True, "seeds": [0]}}
 # One worker alone computes `undisturbed_run`.
 pytestmark = pytest.mark.xdist_group("launch")
 

@@ -33,7 +33,7 @@ from dmljax.data.splits import Split, images_of
 from dmljax.data.transforms import transform as transform_lib
 from dmljax.methods import assemble
 from dmljax.methods.base import Inspect, Method
-from dmljax.train import devices, initial_state, placement, start
+from dmljax.train import attention, devices, initial_state, placement, start
 from dmljax.train.evaluation import MEAN
 from dmljax.train.options import Length, Options, RuntimeOptions, Spec
 from dmljax.train.run import Run
@@ -55,7 +55,14 @@ def build(config: Any) -> Run:
     total = sampler.steps(options.steps, "steps")
     shards = _shards(options.runtime)
     images = _images(options, data, normalization, are_cached=cache is not None)
-    net = backbone.net
+    net, attention_note = attention.choose(
+        backbone.net,
+        image_shapes={images.image_shape, images.eval_image_shape},
+        images=-(-(options.chunk or sampler.batch_size) // shards.size),
+        platform=shards.platform,
+        deterministic=options.runtime.deterministic,
+    )
+    backbone = backbone._replace(net=net)
     if cache is not None:
         net = assemble.FeaturesOrImages(net, cache.output)
     adapted = adapted_of(options, net, classes=len(data.train.names), mesh=shards.mesh)
@@ -145,6 +152,7 @@ def build(config: Any) -> Run:
             else ()
         ),
         sampler_note=sampler.note,
+        attention_note=attention_note,
         start=options.start,
         mixed_with=origin.mixed_with_of(options),
         trained=options.trained["name"],
@@ -191,7 +199,8 @@ def embedding(config: dict[str, Any], *, classes: int) -> tuple[Method, Callable
     """The method and the normalization of a run's config (`Run.config`), without its data set."""
     options = fields.typed(config)
     assert options.normalize is not None
-    method = adapted_of(options, backbone_of(options).net, classes=classes).deployed
+    net = attention.portable(backbone_of(options).net)
+    method = adapted_of(options, net, classes=classes).deployed
     return method, _normalize_fn(options.normalize)
 
 

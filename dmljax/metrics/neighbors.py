@@ -44,7 +44,7 @@ def neighborhoods(
     gallery_groups: Integer[np.ndarray, "n"] | None = None,
     k: int = 10,
     similarity_fn: SimilarityFn = retrieval.cosine,
-    tile: int = 1024,
+    tile: int | None = None,
     devices: Sequence[Any] | None = None,
 ) -> Neighborhoods:
     """The k nearest items of every query, the nearest of its class and the nearest of another.

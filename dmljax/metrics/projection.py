@@ -35,7 +35,7 @@ def map_positions(
     *,
     anchors: int = ANCHORS,
     seed: int = 0,
-    tile: int = 1024,
+    tile: int | None = None,
     devices: Sequence[Any] | None = None,
 ) -> MapPositions:
     """Positions by t-SNE (van der Maaten & Hinton, 2008); two dimensions and one as they are.

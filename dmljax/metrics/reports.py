@@ -108,7 +108,7 @@ def retrieval(
     ks: Sequence[int] = (1, 2, 4, 8),
     metric_fns: Mapping[str, RankingFn] = RANKING_FNS,
     similarity_fn: SimilarityFn = _retrieval.euclidean,
-    tile: int = 1024,
+    tile: int | None = None,
     devices: Sequence[Any] | None = None,
     average: str = "queries",
     per_class: bool = False,
@@ -190,7 +190,7 @@ def per_query(
     ks: Sequence[int] = (1, 2, 4, 8),
     metric_fns: Mapping[str, RankingFn] = RANKING_FNS,
     similarity_fn: SimilarityFn = _retrieval.euclidean,
-    tile: int = 1024,
+    tile: int | None = None,
     devices: Sequence[Any] | None = None,
     share: tuple[int, int] | None = None,
 ) -> dict[str, Float[np.ndarray, "q"]]:
@@ -256,12 +256,16 @@ def clustering(
     tolerance: float = 0.0,
     tile: int = 1024,
     devices: Sequence[Any] | None = None,
+    share: tuple[int, int] | None = None,
+    sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> dict[str, float]:
     """Scores of k-means with as many clusters as there are labels: mean and deviation over seeds.
 
     `metric_fns`: shown name -> function of (labels, assignment). `seeds` seed k-means; 'NMI_std' is
-    the standard deviation of 'NMI' over them. `starts`, `trials`, `iterations` and `tolerance` are
-    as in `retrieval.kmeans`. Published numbers are the score of scikit-learn's KMeans with
+    the standard deviation of 'NMI' over them. `starts`, `trials`, `iterations`, `tolerance`,
+    `share` and `sum_fn` are as in `retrieval.kmeans`.
+
+    Published numbers are the score of scikit-learn's KMeans with
     n_init=10, which is 0.5 to 1.3 points above the mean of single starts: `seeds=(0,), starts=10,
     **metrics.SCIKIT_LEARN_KMEANS`.
 
@@ -289,6 +293,8 @@ def clustering(
             tolerance=tolerance,
             tile=tile,
             devices=devices,
+            share=share,
+            sum_fn=sum_fn,
         ).assignment
         for name, metric_fn in metric_fns.items():
             values[name].append(float(metric_fn(labels, assignment)))

@@ -113,7 +113,7 @@ def near_duplicates(
     gallery_groups: Integer[np.ndarray, "n"] | None = None,
     gray_fn: GrayFn | None = None,
     gallery_gray_fn: GrayFn | None = None,
-    tile: int = 1024,
+    tile: int | None = None,
     devices: Sequence[Any] | None = None,
 ) -> NearDuplicates:
     """Mutual nearest neighbors of different classes with a cosine of at least `threshold`.

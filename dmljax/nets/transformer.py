@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,15 +9,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
 
 from dmljax.nets import layers
 from dmljax.nets.initializers import normal
 from dmljax.nets.layers import Dense, Dtype
 from dmljax.nets.positions import rotated
-from dmljax.ops import Array
+from dmljax.nets.token_attention import attention
 
-__all__ = ["Parts", "attention", "gelu", "quick_gelu", "tanh_gelu"]
+__all__ = ["Parts", "gelu", "quick_gelu", "tanh_gelu"]
 
 
 def gelu(x: jax.Array) -> jax.Array:
@@ -36,33 +34,12 @@ def quick_gelu(x: jax.Array) -> jax.Array:
     return x * jax.nn.sigmoid(1.702 * x)
 
 
-def attention(
-    q: Float[Array, "b q h d"],
-    k: Float[Array, "b t h d"],
-    v: Float[Array, "b t h d"],
-    *,
-    is_causal: bool = False,
-) -> Float[jax.Array, "b q h d"]:
-    """`jax.nn.dot_product_attention`: softmax(q k^T / sqrt(d)) v for every head (Vaswani et al.).
-
-    Here the heads come before the tokens in memory. On CPUs XLA multiplies such maps directly, and
-    takes two thirds of the time.
-    """
-    q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
-    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32)
-    scores /= math.sqrt(q.shape[-1])
-    if is_causal:
-        where = jnp.tril(jnp.ones(scores.shape[2:], bool))[None, None]
-        scores = jnp.where(where, scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.swapaxes(jnp.einsum("bhqk,bhkd->bhqd", weights, v), 1, 2)
-
-
 class Parts(NamedTuple):
     """What a block is made of. The methods create layers in the module that calls them.
 
     `biased` has the letters of the projections q, k and v that have a bias. `table` rotates queries
     and keys (`nets.positions`). With `is_causal`, a token sees itself and the tokens before it.
+    `attention` is a form of `nets.token_attention`.
     """
 
     width: int
@@ -75,6 +52,7 @@ class Parts(NamedTuple):
     epsilon: float = 1e-6
     table: np.ndarray | None = None
     is_causal: bool = False
+    attention: str = "auto"
     dtype: Dtype | None = None
 
     def dense(self, x: jax.Array, features: int, name: str, use_bias: bool = True) -> jax.Array:
@@ -82,10 +60,13 @@ class Parts(NamedTuple):
         return Dense(features, use_bias, self.dtype, normal(0.02), zeros, name=name)(x)
 
     def norm(self, x: jax.Array, name: str) -> jax.Array:
-        norm = nn.LayerNorm(self.epsilon, dtype=self.dtype, use_fast_variance=False, name=name)
-        return norm(x)
+        # The norm computes in float32. In half precision, its gradient computes that again from x,
+        # so that no float32 copy of x waits in memory for the backward pass.
+        is_half = jnp.finfo(self.dtype or jnp.float32).bits < 32
+        layer = nn.remat(nn.LayerNorm) if is_half else nn.LayerNorm
+        return layer(self.epsilon, dtype=self.dtype, use_fast_variance=False, name=name)(x)
 
-    def attention(self, x: jax.Array) -> jax.Array:
+    def self_attention(self, x: jax.Array) -> jax.Array:
         fused = self.biased == "qkv"
         qkv = self.dense(x, 3 * self.width, "qkv", fused)
         if self.biased and not fused:
@@ -94,7 +75,7 @@ class Parts(NamedTuple):
         q, k, v = (qkv[:, :, i] for i in range(3))
         if self.table is not None:
             q, k = rotated(q, self.table), rotated(k, self.table)
-        y = attention(q, k, v, is_causal=self.is_causal)
+        y = attention(q, k, v, is_causal=self.is_causal, form=self.attention)
         return self.dense(y.reshape(x.shape), self.width, "proj")
 
     def mlp(self, x: jax.Array) -> jax.Array:
@@ -105,7 +86,7 @@ class Parts(NamedTuple):
 
     def block(self, x: jax.Array, *, drop_path: float = 0.0) -> jax.Array:
         """One block; each branch is left out for a share `drop_path` of the images."""
-        y = self._scaled(layers.named("attn", self.attention, self.norm(x, "norm1")), "ls1")
+        y = self._scaled(layers.named("attn", self.self_attention, self.norm(x, "norm1")), "ls1")
         x = layers.with_stored_gradient(x + layers.DropPath(drop_path, name="drop_path1")(y))
         y = self._scaled(layers.named("mlp", self.mlp, self.norm(x, "norm2")), "ls2")
         return layers.with_stored_gradient(x + layers.DropPath(drop_path, name="drop_path2")(y))

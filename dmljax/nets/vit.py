@@ -31,6 +31,7 @@ from dmljax.nets import layers
 from dmljax.nets.initializers import normal
 from dmljax.nets.layers import BatchNorm, Conv, Dense, Dtype
 from dmljax.nets.positions import RESIZES, resized, rotary_table
+from dmljax.nets.token_attention import check
 from dmljax.nets.transformer import Parts, gelu, quick_gelu, tanh_gelu
 from dmljax.normalizations import CLIP, HALF
 from dmljax.ops import Array
@@ -56,6 +57,7 @@ class ViT(nn.Module, kw_only=True):
     * `drop_path` is the rate of stochastic depth of the last block; it grows with depth from 0.
     * `frozen` and `momentum` are for the batch norms of 'flatten'.
     * `start` and `stop`: the first and the last block to run; None is the last of the net.
+    * `attention` is a form of `nets.token_attention`.
     """
 
     width: int
@@ -87,12 +89,18 @@ class ViT(nn.Module, kw_only=True):
     remat: bool | str = False
     dtype: Dtype | None = None
     impl: str = "auto"
+    attention: str = "auto"
 
     @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of the learned positions."""
         h, w = np.broadcast_to(self.image_size, 2).tolist()
         return h // self.patch, w // self.patch
+
+    def tokens(self, shape: tuple[int, ...]) -> int:
+        """The tokens of an image of `shape` (height, width, channels)."""
+        patches = (shape[0] // self.patch) * (shape[1] // self.patch)
+        return patches + self.class_token + self.registers
 
     @nn.compact
     def __call__(
@@ -247,6 +255,7 @@ class ViT(nn.Module, kw_only=True):
             if getattr(self, name) not in allowed:
                 text = ", ".join(allowed)
                 raise ValueError(f"{name} is one of {text}, not {getattr(self, name)!r}")
+        check(self.attention)
         if not self.class_token and (self.positions == "class" or self.pool == "class"):
             raise ValueError("without a class token, set positions='patches' and another pool")
 

@@ -6,13 +6,14 @@ float32. These arguments mean the same everywhere:
 * `gallery` (and `gallery_labels`) are the items to search. Without them the embeddings search
   themselves, and each item is left out of its own ranking, by its index.
 * `similarity_fn` is `euclidean` (distance and squared distance give the same ranks) or `cosine`.
-* `tile`, a multiple of 128, is the side of the blocks of similarities and bounds the memory.
+* `tile`, a multiple of 128, is the side of the blocks of similarities and bounds the memory. None
+  is 1,024, and 4,096 on accelerators. k-means takes 1,024 everywhere: its starts depend on it.
 * `devices` share the queries or points. None takes all devices of this process, and one device
   where there are fewer tiles than devices.
 
 Vectors beyond 1 GiB do not stay on the devices. They are sent tile by tile from memory or from a
-memory-mapped file. Items of a class are read together, so a file is read fastest if it is sorted by
-label.
+memory-mapped file, and the next tile is read while the devices compute with the present one. Items
+of a class are read together, so a file is read fastest if it is sorted by label.
 """
 
 from dmljax.retrieval.clusters import KMeans, kmeans

@@ -1,13 +1,12 @@
 """k-means: Lloyd's iterations in tiles, with a start by k-means++."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from dmljax.retrieval import inputs, sharding, tiles
 from dmljax.retrieval.inputs import Embeddings
@@ -36,6 +35,8 @@ def kmeans(
     tolerance: float = 0.0,
     tile: int = 1024,
     devices: Sequence[jax.Device] | None = None,
+    share: tuple[int, int] | None = None,
+    sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> KMeans:
     """Lloyd's iterations from a k-means++ start (Arthur & Vassilvitskii, 2007).
 
@@ -45,6 +46,11 @@ def kmeans(
       becomes the center ("greedy" k-means++). None: 2 + log k, as in scikit-learn.
     * `iterations`: Lloyd's iterations at most. `tolerance`: they also end when the centers move by
       less than this share of the mean variance of a dimension (summed squares).
+
+    * `share=(i, n)`: this process is the i-th of n that call this with the same points. Each finds
+      the centers of its part of the points, and `sum_fn` returns the sum of an array of float64
+      over all of them. The result is bitwise that of one process. With `trials` above 1, every
+      process draws all starts itself.
 
     `trials=None, iterations=300, tolerance=1e-4` are the values of scikit-learn's `KMeans`.
 
@@ -57,7 +63,7 @@ def kmeans(
     >>> sorted(clusters.centers[:, 0].tolist()), clusters.inertia
     ([1.0, 11.0], 4.0)
     """
-    tiles.check_side(tile)
+    tile = tiles.choose_tile(tile, devices)
     points, _, origin = inputs.check_vectors(embeddings, None)
     n = len(points)
     if not 1 <= k <= n:
@@ -67,36 +73,73 @@ def kmeans(
     trials = 2 + int(np.log(k)) if trials is None else trials
     if trials < 1:
         raise ValueError(f"trials={trials} must be at least 1, or None for 2 + log k")
+    if (share is None) != (sum_fn is None):
+        raise ValueError("share and sum_fn go together: give both, or neither")
     side = tiles.choose_side(n, tile)
     dtype = inputs.compute_dtype(points)
     points = points.astype(dtype) - origin.astype(dtype)
     squared_norms = np.vecdot(points, points).astype(np.float64)
-    mesh = sharding.choose_mesh(devices, tiles=-(-n // side))
-    point_tiles = tiles.plain_tiles(points, side, mesh=mesh)
+    search = _Search(side, devices, share or (0, 1), sum_fn)
+    point_tiles = search.tiles(points)
     least_shift = tolerance * float(points.var(axis=0, dtype=np.float64).mean())
     rng = np.random.default_rng(seed)
     best = None
     for _ in range(starts):
         if trials == 1:
-            chosen = _draw_starts(points, point_tiles, squared_norms, k, rng, side)
+            chosen = _draw_starts(points, point_tiles, squared_norms, k, rng, search)
         else:
             chosen = _draw_greedily(points, squared_norms, k, rng, trials)
         limits = iterations, least_shift
-        clusters = _lloyd(points, points[chosen], point_tiles, squared_norms, limits, side, mesh)
+        clusters = _lloyd(points, points[chosen], point_tiles, squared_norms, limits, search)
         if best is None or clusters.inertia < best.inertia:
             best = clusters
     assert best is not None
     return best._replace(centers=best.centers + origin.astype(dtype))
 
 
+class _Search(NamedTuple):
+    """Who compares which points with all centers: a part of the tiles of this process."""
+
+    side: int
+    devices: Sequence[jax.Device] | None = None
+    share: tuple[int, int] = (0, 1)
+    sum_fn: Callable[[np.ndarray], np.ndarray] | None = None
+
+    def rows(self, count: int) -> slice:
+        """The rows of this process, of `count`. They are whole tiles, as in one process."""
+        first, last = sharding.bounds(self.share, -(-count // self.side))
+        return slice(first * self.side, last * self.side)
+
+    def tiles(self, points: Float[np.ndarray, "n d"]) -> Tiles | None:
+        """The tiles of this process, or None if it has none."""
+        points = points[self.rows(len(points))]
+        if not len(points):
+            return None
+        # A device without points would only compute padding.
+        mesh = sharding.choose_mesh(self.devices, tiles=-(-len(points) // self.side))
+        return tiles.plain_tiles(points, self.side, mesh=mesh)
+
+    def joined(
+        self, count: int, *parts: Shaped[np.ndarray, "m"]
+    ) -> tuple[Shaped[np.ndarray, "n"], ...]:
+        """The arrays of all rows, of which `parts` are those of this process."""
+        if self.sum_fn is None:
+            return parts
+        rows = np.zeros((len(parts), count))  # float64 holds float32 and indices exactly
+        for row, part in zip(rows, parts, strict=True):
+            row[self.rows(count)] = part
+        return tuple(
+            row.astype(part.dtype) for row, part in zip(self.sum_fn(rows), parts, strict=True)
+        )
+
+
 def _lloyd(
     points: Float[np.ndarray, "n d"],
     centers: Float[np.ndarray, "k d"],
-    point_tiles: Tiles,
+    point_tiles: Tiles | None,
     squared_norms: Float[np.ndarray, "n"],
     limits: tuple[int, float],
-    side: int,
-    mesh: Mesh | None,
+    search: _Search,
 ) -> KMeans:
     """Lloyd's iterations from `centers`, which are changed in place.
 
@@ -112,9 +155,9 @@ def _lloyd(
         previous = assignment.copy()
         is_kept = (assignment >= 0) & ~has_moved[assignment]
         if not is_kept.any():
-            similarities, assignment = _closest(points, centers, side, point_tiles=point_tiles)
+            similarities, assignment = _closest(points, centers, search, point_tiles)
         elif has_moved.any():
-            _reassign(points, centers, has_moved, is_kept, assignment, similarities, side, mesh)
+            _reassign(points, centers, has_moved, is_kept, assignment, similarities, search)
         refilled = _fill_empty(points, centers, assignment, squared_norms - 2.0 * similarities)
         switched = previous != assignment
         if has_settled or not switched.any():
@@ -133,11 +176,11 @@ def _lloyd(
 
 def _draw_starts(
     points: Float[np.ndarray, "n d"],
-    point_tiles: Tiles,
+    point_tiles: Tiles | None,
     squared_norms: Float[np.ndarray, "n"],
     k: int,
     rng: np.random.Generator,
-    side: int,
+    search: _Search,
 ) -> Int[np.ndarray, "k"]:
     """k-means++: each next start is drawn with probability ~ its squared distance to the others.
 
@@ -149,7 +192,7 @@ def _draw_starts(
     distances = np.full(len(points), np.inf)  # squared, to the nearest chosen point
     batch = chosen
     while True:
-        nearest, _ = _closest(points, points[batch], side, point_tiles=point_tiles)
+        nearest, _ = _closest(points, points[batch], search, point_tiles)
         distances = np.minimum(distances, squared_norms - 2.0 * nearest)
         # A distance of zero comes out as a rounding error, which must not be drawn.
         distances[distances < 1e-6 * squared_norms] = 0
@@ -160,7 +203,7 @@ def _draw_starts(
         if not cumulative[-1] > 0:  # fewer distinct points than clusters
             others = np.setdiff1d(np.arange(len(points)), chosen)
             return np.append(chosen, rng.permutation(others)[: k - len(chosen)])
-        size = min(side, len(chosen))
+        size = min(search.side, len(chosen))
         draws = np.searchsorted(cumulative, rng.random(size) * cumulative[-1], "right")
         draws = np.minimum(draws, len(points) - 1)
         before, uniforms = distances[draws], rng.random(len(draws))
@@ -210,16 +253,13 @@ def _reassign(
     is_kept: Bool[np.ndarray, "n"],
     assignment: Int[np.ndarray, "n"],
     similarities: Float[np.ndarray, "n"],
-    side: int,
-    mesh: Mesh | None,
+    search: _Search,
 ) -> None:
     """The closest centers, in place: points with `is_kept` are compared with moved centers only."""
     searched, kept = np.flatnonzero(~is_kept), np.flatnonzero(is_kept)
-    similarities[searched], assignment[searched] = _closest(
-        points[searched], centers, side, mesh=mesh
-    )
+    similarities[searched], assignment[searched] = _closest(points[searched], centers, search)
     moved = np.flatnonzero(has_moved)
-    candidates, numbers = _closest(points[kept], centers[moved], side, mesh=mesh)
+    candidates, numbers = _closest(points[kept], centers[moved], search)
     clusters = moved[numbers]
     is_tie = (candidates == similarities[kept]) & (clusters < assignment[kept])
     wins = (candidates > similarities[kept]) | is_tie
@@ -267,16 +307,22 @@ def _move_centers(
 def _closest(
     points: Float[np.ndarray, "n d"],
     centers: Float[np.ndarray, "k d"],
-    side: int,
-    *,
+    search: _Search,
     point_tiles: Tiles | None = None,
-    mesh: Mesh | None = None,
 ) -> tuple[Float[np.ndarray, "n"], Int[np.ndarray, "n"]]:
     """max over c of x'c - |c|^2 / 2, and the first c that reaches it."""
-    if point_tiles is None:
-        # A device without points would only compute padding.
-        is_enough = mesh is not None and len(points) > side * (mesh.size - 1)
-        point_tiles = tiles.plain_tiles(points, side, mesh=mesh if is_enough else None)
+    n, side = len(points), search.side
+    point_tiles = search.tiles(points) if point_tiles is None else point_tiles
+    best, numbers = np.zeros(0, points.dtype), np.zeros(0, np.int64)
+    if point_tiles is not None:
+        best, numbers = _closest_of_tiles(point_tiles, centers, side)
+    own = len(range(*search.rows(n).indices(n)))
+    return search.joined(n, best[:own], numbers[:own])  # type: ignore[return-value]
+
+
+def _closest_of_tiles(
+    point_tiles: Tiles, centers: Float[np.ndarray, "k d"], side: int
+) -> tuple[Float[np.ndarray, "m"], Int[np.ndarray, "m"]]:
     mesh = point_tiles.mesh
     width = tiles.choose_side(len(centers), side)
     center_tiles = tiles.plain_tiles(centers, width, mesh=mesh, spec=REPLICATED)
@@ -291,7 +337,7 @@ def _closest(
         for j in range(len(center_tiles)):
             best, numbers = update(best, numbers, vectors, center_tiles[j], np.int32(j * width))
         results.append(reduce(best, numbers))
-    best, numbers = (np.concatenate(arrays)[: len(points)] for arrays in zip(*results, strict=True))
+    best, numbers = (np.concatenate(arrays) for arrays in zip(*results, strict=True))
     return best, numbers.astype(np.int64)
 
 

@@ -4,6 +4,7 @@ The similarities of a query's positives are thresholds. Every tile of similariti
 them and dropped, so no row of similarities is ever complete in memory.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 
 import jax
@@ -40,18 +41,18 @@ def count_ranks(
     count_rows = sharding.on_mesh(mesh, _count_rows, SHARDED, SHARDED, SHARDED)
     count_columns = sharding.on_mesh(mesh, _count_columns, SHARDED, SHARDED, REPLICATED)
     counted = {b: block for b, block in enumerate(blocks) if block.is_counted.any()}
-    thresholds = {
-        b: _thresholds(block, row_tiles[b], mesh, column_tiles, slot_groups)
-        for b, block in counted.items()
-    }
+    limits = {}
+    for b, block in counted.items():
+        fill_fn = functools.partial(_of_products, row_tiles[b], mesh, column_tiles)
+        limits[b] = thresholds(block, slot_groups, fill_fn, row_tiles[b].vectors.dtype)
 
     def chunks(b: int, rows: slice = slice(None), spec: PartitionSpec = SHARDED) -> list[Array]:
-        starts = range(0, thresholds[b].shape[1], _CHUNK)
-        return sharding.put([thresholds[b][rows, i : i + _CHUNK] for i in starts], mesh, spec)
+        starts = range(0, limits[b].shape[1], _CHUNK)
+        return sharding.put([limits[b][rows, i : i + _CHUNK] for i in starts], mesh, spec)
 
     def zeros(b: int) -> list[Array]:
         counts = np.zeros((row_tiles.side, _CHUNK), np.int32)
-        return sharding.put([counts] * (thresholds[b].shape[1] // _CHUNK), mesh)
+        return sharding.put([counts] * (limits[b].shape[1] // _CHUNK), mesh)
 
     # By block of queries as rows, and by tile of queries as columns.
     row_limits = {b: chunks(b) for b in counted}
@@ -113,38 +114,53 @@ def is_symmetric(tile: Tile, side: int) -> bool:
     return bool(jnp.all(x == x.T))
 
 
-def _thresholds(
+def thresholds(
     block: QueryBlock,
-    rows: Tile,
-    mesh: Mesh | None,
-    column_tiles: Tiles,
     slot_groups: Int[np.ndarray, "m"],
+    fill_fn: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    dtype: np.dtype | type,
 ) -> Float[np.ndarray, "n r"]:
     """Similarities of each query's positives, best first, padded with inf to whole chunks.
 
-    They are taken from the products in which negatives are counted. Another kernel might round
-    differently, and a negative equal to a positive would not be tied with it.
+    `fill_fn(queries, slots)` are the similarities of queries of the block to slots of the gallery.
     """
-    side, is_counted = column_tiles.side, block.is_counted
-    similarities_fn = sharding.on_mesh(mesh, tiles.similarities, SHARDED, REPLICATED)
+    is_counted = block.is_counted
     places = np.arange(block.sizes[is_counted].max())
     slots = block.starts[:, None] + places
     is_positive = is_counted[:, None] & (places < block.sizes[:, None])
     is_positive &= slot_groups[slots % len(slot_groups)] != block.groups[:, None]
     queries, places = np.nonzero(is_positive)
-    slots = slots[queries, places]
-    similarities = np.full(is_positive.shape, -np.inf, rows.vectors.dtype)
+    similarities = np.full(is_positive.shape, -np.inf, dtype)
+    similarities[queries, places] = fill_fn(queries, slots[queries, places])
+    most = block.positives[is_counted].max()
+    similarities = -np.sort(-similarities, axis=1)[:, :most]
+    shape = len(similarities), -(-most // _CHUNK) * _CHUNK
+    limits = np.full(shape, np.inf, similarities.dtype)
+    limits[:, :most] = np.where(np.isneginf(similarities), np.inf, similarities)
+    return limits
+
+
+def _of_products(
+    rows: Tile,
+    mesh: Mesh | None,
+    column_tiles: Tiles,
+    queries: Int[np.ndarray, "m"],
+    slots: Int[np.ndarray, "m"],
+) -> Float[np.ndarray, "m"]:
+    """Similarities of queries of the block `rows` to slots of the gallery.
+
+    They are taken from the products in which negatives are counted. Another kernel might round
+    differently, and a negative equal to a positive would not be tied with it.
+    """
+    side = column_tiles.side
+    similarities_fn = sharding.on_mesh(mesh, tiles.similarities, SHARDED, REPLICATED)
+    results = np.empty(len(queries), rows.vectors.dtype)
     order = np.argsort(slots // side, kind="stable")
     tile_numbers, starts = np.unique(slots[order] // side, return_index=True)
     for j, pairs in zip(tile_numbers, np.split(order, starts[1:]), strict=True):
         x = np.asarray(similarities_fn(rows, column_tiles[int(j)]))
-        similarities[queries[pairs], places[pairs]] = x[queries[pairs], slots[pairs] - j * side]
-    most = block.positives[is_counted].max()
-    similarities = -np.sort(-similarities, axis=1)[:, :most]
-    shape = len(similarities), -(-most // _CHUNK) * _CHUNK
-    thresholds = np.full(shape, np.inf, similarities.dtype)
-    thresholds[:, :most] = np.where(np.isneginf(similarities), np.inf, similarities)
-    return thresholds
+        results[pairs] = x[queries[pairs], slots[pairs] - j * side]
+    return results
 
 
 def _count(

@@ -27,7 +27,7 @@ def nearest(
     groups: Groups | None = None,
     gallery_groups: Groups | None = None,
     similarity_fn: SimilarityFn = euclidean,
-    tile: int = 1024,
+    tile: int | None = None,
     devices: Sequence[jax.Device] | None = None,
 ) -> tuple[Int[np.ndarray, "q k"], Float[np.ndarray, "q k"]]:
     """Indices and similarities of the k most similar items, best first, ties by index.
@@ -42,7 +42,7 @@ def nearest(
     >>> indices.tolist(), similarities.tolist()  # a similarity is -|q - g|^2 / 2
     ([[0, 1], [2, 1]], [[-0.5, -4.5], [-2.0, -24.5]])
     """
-    tiles.check_side(tile)
+    tile = tiles.choose_tile(tile, devices)
     vectors, items, center = inputs.check_vectors(queries, gallery)
     available = len(items) - (gallery is None)
     if not 1 <= k <= available:

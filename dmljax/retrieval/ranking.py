@@ -5,10 +5,11 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from dmljax.retrieval import counting, inputs, layout, sharding, sorting, tiles
+from dmljax.retrieval import counting, filtering, inputs, layout, sharding, sorting, tiles
 from dmljax.retrieval.inputs import Embeddings, Labels
 from dmljax.retrieval.layout import QueryBlock, Ranks
 from dmljax.retrieval.sharding import REPLICATED
@@ -29,9 +30,10 @@ def ranks(
     groups: Int[np.ndarray, "q"] | None = None,
     gallery_groups: Int[np.ndarray, "n"] | None = None,
     similarity_fn: SimilarityFn = euclidean,
-    tile: int = 1024,
+    tile: int | None = None,
     devices: Sequence[jax.Device] | None = None,
     share: tuple[int, int] | None = None,
+    filter_dtype: Any = "auto",
 ) -> Iterator[Ranks]:
     """The ranks of every query's positives, in blocks of queries.
 
@@ -39,6 +41,11 @@ def ranks(
     is as similar as a positive ranks ahead of it. Blocks come in no particular order; queries
     without a positive are in no block. `share=(i, n)` is the i-th of n parts of the queries, so
     that n processes can rank together: their ranks are bitwise the ranks of one process.
+
+    `filter_dtype` is the type of products that decide all comparisons but close ones, which are
+    decided in float32 (`retrieval.filtering`): the ranks are the same for every type. 'auto' is
+    bfloat16 on accelerators, and None on CPUs and for float64. With None, products in full
+    precision decide all comparisons.
 
     With `groups` (and `gallery_groups`), a query ranks the items outside of its own group; -1 is no
     group. In re-identification, a query ignores the images of the same person from the same camera.
@@ -48,7 +55,7 @@ def ranks(
     >>> dict(sorted(zip(block.queries.tolist(), block.ranks[:, 0].tolist())))
     {0: 1, 1: 1, 2: 3, 3: 1}
     """
-    tiles.check_side(tile)
+    tile = tiles.choose_tile(tile, devices)
     queries, items, center = inputs.check_vectors(embeddings, gallery)
     query_codes, gallery_codes = inputs.integer_labels(
         labels, gallery_labels, queries=len(queries), items=len(items), within=gallery is None
@@ -100,8 +107,14 @@ def ranks(
     block = QueryBlock(
         order, starts[query_codes[order]], class_sizes, positives, own_groups, is_counted
     )
+    blocks = []
     if is_counted.any():
         blocks = [block.rows(slice(i, i + block_size)) for i in range(0, len(order), block_size)]
+        if (dtype := _filter_dtype(filter_dtype, queries, items, devices)) is not None:
+            arguments = (blocks, row_tiles, column_tiles, slot_groups)
+            yield from filtering.filtered_ranks(*arguments, dtype=dtype)
+            blocks = []
+    if blocks:
         mirrored = gallery is None and share is None and counting.is_symmetric(row_tiles[0], side)
         yield from counting.count_ranks(
             blocks, row_tiles, column_tiles, slot_groups, mirrored=mirrored
@@ -113,6 +126,24 @@ def ranks(
         yield from sorting.sort_ranks(
             block.rows(is_sorted), partial(make_tiles, queries), column_tiles, slot_groups
         )
+
+
+def _filter_dtype(
+    dtype: Any, queries: np.ndarray, items: np.ndarray, devices: Sequence[jax.Device] | None
+) -> np.dtype | None:
+    is_single = all(inputs.compute_dtype(x) == np.float32 for x in (queries, items))
+    if isinstance(dtype, str) and dtype == "auto":
+        return np.dtype(jnp.bfloat16) if is_single and tiles.on_accelerator(devices) else None
+    if dtype is None:
+        return None
+    if not is_single:
+        raise ValueError(
+            f"filter_dtype={jnp.dtype(dtype).name} is for embeddings of float32 or less: with "
+            f"{queries.dtype} and {items.dtype} leave it out"
+        )
+    if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float32):
+        raise ValueError(f"filter_dtype={dtype!r}: give jnp.bfloat16, jnp.float32, None or 'auto'")
+    return jnp.dtype(dtype)
 
 
 def ranks_outside_groups(

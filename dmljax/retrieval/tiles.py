@@ -1,9 +1,10 @@
 """Vectors on the devices in tiles of one shape, and the product of two tiles."""
 
+import concurrent.futures
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -77,9 +78,19 @@ def negatives(rows: Tile, columns: Tile) -> Float[Array, "b n"]:
     return values
 
 
-def check_side(tile: int) -> None:
+def choose_tile(tile: int | None, devices: Sequence[jax.Device] | None) -> int:
+    """The side of a tile; None: 1,024, and 4,096 on an accelerator, which starts fewer programs."""
+    if tile is None:
+        return 4096 if on_accelerator(devices) else 1024
     if tile < SMALLEST or tile % SMALLEST:
         raise ValueError(f"tile={tile} must be a positive multiple of {SMALLEST}")
+    return tile
+
+
+def on_accelerator(devices: Sequence[jax.Device] | None) -> bool:
+    """Whether `devices` (None: all of this process) are no CPUs."""
+    devices = jax.local_devices() if devices is None else devices
+    return devices[0].platform != "cpu"
 
 
 def choose_side(n: int, tile: int) -> int:
@@ -92,12 +103,16 @@ def pad_items(items: Int[np.ndarray, "n"], side: int) -> Int[np.ndarray, "m"]:
     return np.pad(items, (0, -len(items) % side), constant_values=-1)
 
 
+_Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # vectors, which are items, groups
+
+
 class Tiles:
     """`vectors[items]` as a sequence of tiles; an item of -1 is padding.
 
     A tile is put on the devices when it is used. It stays there only if all tiles together take no
     more than `RESIDENT_BYTES`: the vectors may be larger than the memory of the devices and, in a
-    memory-mapped file, than the memory of the host. On a `mesh`, a tile is sharded by rows or, with
+    memory-mapped file, than the memory of the host. Then a thread reads the next tile while the
+    devices compute with the present one. On a `mesh`, a tile is sharded by rows or, with
     `spec=REPLICATED`, copied to every device.
     """
 
@@ -120,6 +135,8 @@ class Tiles:
         self._center = center.astype(self._dtype)
         size = len(items) * vectors.shape[1] * self._dtype.itemsize
         self._resident: dict[int, Tile] | None = {} if size <= RESIDENT_BYTES else None
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        self._ahead: tuple[int, concurrent.futures.Future[_Arrays] | None] = (-1, None)
 
     def __len__(self) -> int:
         return len(self._items) // self.side
@@ -129,18 +146,33 @@ class Tiles:
             raise IndexError(i)
         check_stop()
         if self._resident is None:
-            return self._load(i)
+            return self._streamed(i)
         if i not in self._resident:
-            self._resident[i] = self._load(i)
+            self._resident[i] = self._put(self._read(i))
         return self._resident[i]
 
-    def _load(self, i: int) -> Tile:
+    def _streamed(self, i: int) -> Tile:
+        """Tile `i`, and the next one is being read. A search mostly asks for tiles in order."""
+        number, future = self._ahead
+        arrays = future.result() if future is not None and number == i else self._read(i)
+        self._ahead = (-1, None)
+        if i + 1 < len(self):
+            if self._thread is None:
+                self._thread = concurrent.futures.ThreadPoolExecutor(1, "tiles")
+            self._ahead = (i + 1, self._thread.submit(self._read, i + 1))
+        return self._put(arrays)
+
+    def _read(self, i: int) -> _Arrays:
+        """The vectors of tile `i` in the memory of the host."""
         rows = slice(i * self.side, (i + 1) * self.side)
         items = self._items[rows]
         is_item = items >= 0
         vectors = np.zeros((self.side, self._vectors.shape[1]), self._dtype)
         vectors[is_item] = self._vectors[items[is_item]]
-        arrays = vectors, is_item, self._groups[rows].astype(np.int32)
+        return vectors, is_item, self._groups[rows].astype(np.int32)
+
+    def _put(self, arrays: _Arrays) -> Tile:
+        """A tile on the devices. The transfer goes on while they compute what was asked before."""
         arrays = sharding.put(arrays, self.mesh, self._spec)
         return _make_tile(self._similarity_fn, *arrays, self._center)
 

@@ -56,6 +56,8 @@ def header(run: Run, state: TrainState) -> list[str]:
         f"{run.eval_transform_fn.title} for evaluation; "
         f"batches of {run.batch_size} on {devices}; {convolutions}"
     )
+    if run.attention_note:
+        line += f"; {run.attention_note}"
     if run.runtime.deterministic:
         line += f"; {describe_determinism(platform)}"
     if run.sampler_note:

@@ -16,7 +16,7 @@ from dmljax.config.build import build
 from dmljax.files import parts
 from dmljax.report import pictures
 from dmljax.runs import folder, frozen, page, summary
-from dmljax.train import features, initial_state, loop, resident, results
+from dmljax.train import compilation, features, initial_state, loop, resident, results
 from dmljax.train import start as start_lib
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.devices import check_determinism
@@ -39,7 +39,9 @@ def run(
     `source` is the name of the config as the command line gives it, for `result.json`.
     """
     workdir, start = pathlib.Path(workdir), time.monotonic()
+    compilation.compiled()  # counts from here on
     run = build(config)
+    warning = compilation.keep_programs(run.runtime.keep_programs)
     initial_state.check_weights(run)
     if run.runtime.deterministic:
         check_determinism(jax.devices()[0].platform, os.environ.get("XLA_FLAGS", ""))
@@ -60,7 +62,7 @@ def run(
     ):
         report = results.Report(workdir, source=source, digests=run_digests._asdict(), start=start)
         try:
-            return _train_and_report(run, workdir, checkpoints, report)
+            return _train_and_report(run, workdir, checkpoints, report, warning)
         except Exception as error:
             report.failed(error, **summary.facts(run))
             raise
@@ -77,9 +79,13 @@ def compute_features(config: Any, *, shard: parts.Shard) -> tuple[int, pathlib.P
 
 
 def _train_and_report(
-    run: Run, workdir: pathlib.Path, checkpoints: Checkpoints, report: results.Report
+    run: Run,
+    workdir: pathlib.Path,
+    checkpoints: Checkpoints,
+    report: results.Report,
+    warning: str | None,
 ) -> dict[str, float]:
-    origin: list[str] = []
+    origin: list[str] = [] if warning is None else [warning]
     restored = loop.restore(run, checkpoints, report, say=origin.append)
     start_step = int(restored.state.step)
     features.compute_of_run(run, restored.state)

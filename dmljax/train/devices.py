@@ -54,6 +54,10 @@ class Shardings:
         return self.mesh.size
 
     @property
+    def platform(self) -> str:
+        return next(self.mesh.devices.flat).platform
+
+    @property
     def hosts(self) -> int:
         """How many processes the devices belong to."""
         return len({device.process_index for device in self.mesh.devices.flat})

@@ -63,8 +63,8 @@ def score(
 ) -> dict[str, float]:
     """Retrieval scores by the split's protocol of queries and gallery, clustering of all images.
 
-    With `sum_fn`, such as `hosts.summed`, every process must call this, and ranks a part of the
-    queries; the scores of single queries are gathered.
+    With `sum_fn`, such as `hosts.summed`, every process must call this. It ranks a part of the
+    queries and finds the clusters of a part of the points; the results are gathered.
 
     Images that could not be read (rows of NaN) are left out, and counted in 'unreadable'. `ks` for
     which there are too few images are left out. `embedding_fns` are functions of (embeddings,
@@ -74,9 +74,9 @@ def score(
     search = split.search(embeddings)
     if depth is not None:
         ranking_fns = {**ranking_fns, **_cut(depth, search)}
-    options = dict(search.options)
+    shared: dict[str, Any] = {}
     if sum_fn is not None and jax.process_count() > 1:
-        options |= {"share": (jax.process_index(), jax.process_count()), "sum_fn": sum_fn}
+        shared = {"share": (jax.process_index(), jax.process_count()), "sum_fn": sum_fn}
     scores = metrics.retrieval(
         search.embeddings,
         search.labels,
@@ -84,7 +84,8 @@ def score(
         metric_fns=ranking_fns,
         average=average,
         devices=devices,
-        **options,
+        **search.options,
+        **shared,
     )
     points, labels = embeddings[search.readable], split.labels[search.readable]
     if clustering_fns:
@@ -96,6 +97,7 @@ def score(
             starts=starts,
             devices=devices,
             **kmeans_options,
+            **shared,
         )
     for name, embedding_fn in embedding_fns.items():
         scores[name] = _number(name, embedding_fn(points, labels))

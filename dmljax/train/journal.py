@@ -8,7 +8,6 @@ and memory are in `speed.jsonl`. TensorBoard gets both.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import pathlib
@@ -25,6 +24,7 @@ from tensorboardX import SummaryWriter  # here, before JAX computes: it changes 
 from dmljax.files import reading
 from dmljax.files.progress import Progress
 from dmljax.files.writing import sync, write_text
+from dmljax.train import compilation
 
 __all__ = ["Journal", "read", "table"]
 
@@ -54,7 +54,7 @@ class Journal:
         for path in (self._metrics, self._speed):
             # At step 0, discard lines left by a run that died before its first checkpoint.
             _cut(path, step if step else -1, repeats_evaluation=repeats_evaluation)
-        _compilations()
+        compilation.compiled()  # counts from here on
         self._board = SummaryWriter(
             str(workdir / "tensorboard"), purge_step=step + 1 if step else None
         )
@@ -82,12 +82,14 @@ class Journal:
         """
         seconds = max(time.perf_counter() - self._start, 1e-9)
         steps = max(step - self._last_step, 1)
+        compiled = compilation.compiled()
         speed = {
             "images_per_second": steps * batch / seconds,
             "step_seconds": seconds / steps,
             "input_wait_seconds": self._waited / steps,
             "compute_seconds": (seconds - self._waited) / steps,
-            "compilations": _compilations()[0],
+            "compilations": compiled.programs,
+            "compile_seconds": compiled.seconds,
             "memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         }
         speed |= _device_memory()
@@ -166,18 +168,6 @@ def _device_memory() -> dict[str, float]:
     all_stats = [device.memory_stats() or {} for device in jax.local_devices()]
     peaks = [stats["peak_bytes_in_use"] for stats in all_stats if "peak_bytes_in_use" in stats]
     return {"device_memory_gib": max(peaks) / 2**30} if peaks else {}
-
-
-@functools.cache
-def _compilations() -> list[int]:
-    """The number of compilations by XLA in this process since the first call, as a list of one."""
-    count = [0]
-
-    def listen(event: str, duration_secs: float, **_: str | int) -> None:
-        count[0] += event == "/jax/core/compile/backend_compile_duration"
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    return count
 
 
 def _cut(path: pathlib.Path, step: int, *, repeats_evaluation: bool) -> None:

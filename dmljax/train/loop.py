@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from dmljax.data import pipeline
-from dmljax.train import initial_state, neighbors
+from dmljax.train import compilation, initial_state, neighbors
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.devices import prefetch, return_free_memory
 from dmljax.train.evaluation import Evaluation, Evaluator
@@ -89,6 +89,7 @@ def train(
             window.append(metrics)
             if step == start_step + 1:
                 journal.first_step(step, metrics)
+                journal.say(compilation.sentence())
             if step % run.log_every == 0 or step == run.steps:
                 skipped = len(host_batches.skipped)
                 journal.train(step, mean(window), batch=run.batch_size, unreadable=skipped)
@@ -263,8 +264,7 @@ def _compiler_options(run: Run) -> dict[str, str] | None:
     needed. XLA removes the barriers on CPUs by this pass before it orders the program. Then it
     recomputes all blocks early and keeps all activations.
     """
-    platform = next(run.shards.mesh.devices.flat).platform
-    if platform != "cpu" or getattr(run.net, "remat", False) in (False, "none"):
+    if run.shards.platform != "cpu" or getattr(run.net, "remat", False) in (False, "none"):
         return None
     return {"xla_disable_hlo_passes": "cse_barrier_expander"}
 

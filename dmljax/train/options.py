@@ -142,6 +142,9 @@ class RuntimeOptions:
         None,
         "the folder of cached features; None: features in $DMLJAX_CACHE or ~/.cache/dmljax",
     )
+    keep_programs: bool = _option(
+        True, "keep compiled programs in $DMLJAX_CACHE/compiled or ~/.cache/dmljax/compiled"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -82,6 +82,7 @@ class Run(NamedTuple):
     sample_fn: Callable  # (groups, *, seed, step[, neighbors]) -> indices of the global batch
     neighbor_steps: Collection[int]  # after which the sampler gets the nearest classes
     sampler_note: str  # for the header, such as how soon every image is used
+    attention_note: str  # for the header; empty for a net without attention
     transform_fn: Transform
     eval_transform_fn: Transform
     normalize_fn: Callable

@@ -16,7 +16,7 @@ import safetensors.numpy
 from backbone_cases import jit
 
 from dmljax import nets, weights
-from dmljax.nets.transformer import attention
+from dmljax.nets.token_attention import attention
 
 KEY = jax.random.key(0)
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
@@ -163,14 +163,16 @@ def test_the_number_of_parameters_is_the_published_one(name):
     assert one + (getattr(nets, name)().depth - 1) * (two - one) == PUBLISHED_COUNTS[name]
 
 
+@pytest.mark.parametrize("form", ["auto", "xla"])
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("dtype", "atol"), [(jnp.float32, 1e-6), (jnp.bfloat16, 0.01)])
-def test_attention_is_that_of_jax(dtype, atol, is_causal):
+def test_attention_is_that_of_jax(dtype, atol, is_causal, form):
     q, k, v = (jax.random.normal(key, (2, 5, 3, 4), dtype) for key in jax.random.split(KEY, 3))
     expected, plain_fn = jax.vjp(
         lambda *x: jax.nn.dot_product_attention(*x, is_causal=is_causal), q, k, v
     )
-    result, gradients_fn = jax.vjp(lambda *x: attention(*x, is_causal=is_causal), q, k, v)
+    options = {"is_causal": is_causal, "form": form}
+    result, gradients_fn = jax.vjp(lambda *x: attention(*x, **options), q, k, v)
     assert result.dtype == dtype
     for ours, theirs in zip((result, *gradients_fn(v)), (expected, *plain_fn(v)), strict=True):
         np.testing.assert_allclose(

@@ -1,6 +1,8 @@
 """k-means against plain loops."""
 
+import concurrent.futures
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -77,7 +79,7 @@ def test_starts_follow_the_squared_distances():
     counts = dict.fromkeys(itertools.product((0, 1, 3), repeat=2), 0)
     for seed in range(500):
         rng = np.random.default_rng(seed)
-        first, second = clusters._draw_starts(x, rows, squares, 2, rng, 128)
+        first, second = clusters._draw_starts(x, rows, squares, 2, rng, clusters._Search(128))
         counts[int(x[first, 0]), int(x[second, 0])] += 1
     for a, share in ((0, 0.8), (1, 0.1), (3, 0.1)):
         weights = {b: (8 if b == 0 else 1) * (a - b) ** 2 for b in (0, 1, 3)}
@@ -101,7 +103,11 @@ def test_starts_drawn_in_batches_have_the_distribution_of_one_by_one():
     draws = 500
     batched, one_by_one = np.zeros(8), np.zeros(8)
     for seed in range(draws):
-        batched[clusters._draw_starts(x, rows, squares, 5, np.random.default_rng(seed), 128)] += 1
+        batched[
+            clusters._draw_starts(
+                x, rows, squares, 5, np.random.default_rng(seed), clusters._Search(128)
+            )
+        ] += 1
         one_by_one[plain(np.random.default_rng(10_000 + seed))] += 1
     np.testing.assert_allclose(batched / draws, one_by_one / draws, atol=4 * np.sqrt(0.5 / draws))
 
@@ -132,7 +138,9 @@ def test_of_several_starts_the_least_inertia_counts():
     rows, draws = tiles.plain_tiles(points, 384), np.random.default_rng(5)
     runs = []
     for _ in range(6):
-        start = points[clusters._draw_starts(points, rows, squares, 30, draws, 384)]
+        start = points[
+            clusters._draw_starts(points, rows, squares, 30, draws, clusters._Search(384))
+        ]
         runs.append(KMeans(30, init=start, n_init=1, tol=0, algorithm="lloyd").fit(points))
     inertias = [run.inertia_ for run in runs]
     best = int(np.argmin(inertias))
@@ -199,8 +207,53 @@ def test_a_tolerance_ends_the_iterations_where_scikit_learn_ends():
     origin = x.mean(axis=0, dtype=np.float64)
     points = (x - origin).astype(np.float32)
     rows, squares = tiles.plain_tiles(points, 512), np.vecdot(points, points).astype(np.float64)
-    start = points[clusters._draw_starts(points, rows, squares, 10, np.random.default_rng(0), 512)]
+    start = points[
+        clusters._draw_starts(
+            points, rows, squares, 10, np.random.default_rng(0), clusters._Search(512)
+        )
+    ]
     for tolerance in (0.3, 1e-2, 0.0):
         reference = KMeans(10, init=start, n_init=1, tol=tolerance, algorithm="lloyd").fit(points)
         ours = retrieval.kmeans(x, k=10, tolerance=tolerance)
         np.testing.assert_array_equal(ours.assignment, reference.labels_)
+
+
+@pytest.mark.parametrize("hosts", [2, 3])
+@pytest.mark.parametrize("options", [{}, {"trials": 3, "tolerance": 1e-4}])
+def test_hosts_that_share_the_points_find_the_clusters_of_one_host(hosts, options, monkeypatch):
+    """Threads stand for hosts, and add their arrays as `train.hosts.summed` does."""
+    x = np.random.default_rng(13).standard_normal((700, 6)).astype(np.float32)
+    one = retrieval.kmeans(x, k=60, seed=3, tile=128, **options)
+    barrier, arrays, sides = threading.Barrier(hosts), {}, {i: [] for i in range(hosts)}
+    original = clusters._closest_of_tiles
+    number = threading.local()
+
+    def count(point_tiles, *rest):
+        sides[number.value].append(len(point_tiles))
+        return original(point_tiles, *rest)
+
+    monkeypatch.setattr(clusters, "_closest_of_tiles", count)
+
+    def host(i):
+        number.value = i
+
+        def sum_fn(array):
+            arrays[i] = array
+            barrier.wait(60)
+            total = sum(arrays[j] for j in range(hosts))
+            barrier.wait(60)
+            return total
+
+        return retrieval.kmeans(
+            x, k=60, seed=3, tile=128, share=(i, hosts), sum_fn=sum_fn, **options
+        )
+
+    with concurrent.futures.ThreadPoolExecutor(hosts) as pool:
+        results = list(pool.map(host, range(hosts)))
+    for result in results:
+        np.testing.assert_array_equal(result.assignment, one.assignment)
+        np.testing.assert_array_equal(result.centers, one.centers)
+        assert result.inertia == one.inertia
+    assert all(max(lengths) <= -(-6 // hosts) for lengths in sides.values())  # of 6 tiles
+    with pytest.raises(ValueError, match="share and sum_fn go together"):
+        retrieval.kmeans(x, k=2, share=(0, 2))

@@ -1,5 +1,7 @@
 """A search among devices, or in a gallery larger than their memory, gives the same numbers."""
 
+import threading
+
 import jax
 import numpy as np
 import pytest
@@ -61,15 +63,15 @@ def test_a_gallery_beyond_the_devices_memory_is_streamed(devices, monkeypatch, t
     monkeypatch.setattr(tiles, "RESIDENT_BYTES", 0)
     monkeypatch.setattr(tiles, "BLOCKS_PER_PASS", 2)
     alive = []
-    original_load = tiles.Tiles._load
+    original_put = tiles.Tiles._put
 
-    def load(self, i):
-        tile = original_load(self, i)
+    def put(self, arrays):
+        tile = original_put(self, arrays)
         sizes = [a.nbytes for a in jax.live_arrays() if a.shape[-1:] == (19,)]
         alive.append(sum(sizes))
         return tile
 
-    monkeypatch.setattr(tiles.Tiles, "_load", load)
+    monkeypatch.setattr(tiles.Tiles, "_put", put)
     streamed, streamed_near = _scores(x, y, devices, **keywords)
     streamed_within = metrics.per_query(x, y, tile=128, devices=jax.devices()[:devices])
     for a, b in ((streamed, resident), (streamed_within, within)):
@@ -80,3 +82,40 @@ def test_a_gallery_beyond_the_devices_memory_is_streamed(devices, monkeypatch, t
     assert (
         len(alive) > 4 * 12 and max(alive) <= (tiles.BLOCKS_PER_PASS + 3) * devices * 128 * 19 * 4
     )
+
+
+def test_the_next_tile_is_read_while_the_present_one_is_used(monkeypatch):
+    x = RNG.normal(size=(600, 5)).astype(np.float32)
+    monkeypatch.setattr(tiles, "RESIDENT_BYTES", 0)
+    loaded, original = {}, tiles.Tiles._read
+
+    def read(self, i):
+        arrays = original(self, i)
+        loaded.setdefault(i, threading.Event()).set()
+        return arrays
+
+    streamed = tiles.plain_tiles(x, 128)
+    monkeypatch.setattr(tiles.Tiles, "_read", read)
+    for i in range(4):
+        loaded[i + 1] = threading.Event()
+        rows = np.asarray(streamed[i].vectors)
+        np.testing.assert_array_equal(rows, x[128 * i : 128 * (i + 1)])
+        assert loaded[i + 1].wait(60)  # though nobody has asked for it
+    np.testing.assert_array_equal(np.asarray(streamed[1].vectors), x[128:256])  # out of order
+
+
+def test_a_file_that_cannot_be_read_ends_the_search():
+    """The error of the thread reaches the caller."""
+
+    class Torn(np.ndarray):
+        def __getitem__(self, index):
+            if isinstance(index, np.ndarray) and 300 in index:
+                raise OSError("cannot read row 300")
+            return np.asarray(self)[index]
+
+    vectors = np.zeros((600, 5), np.float32).view(Torn)
+    streamed = tiles.plain_tiles(vectors, 128)
+    streamed._resident = None
+    with pytest.raises(OSError, match="cannot read row 300"):
+        for i in range(len(streamed)):
+            streamed[i]

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from dmljax import ops
 from dmljax.nets.initializers import Initializer
 from dmljax.ops import Array
 
@@ -43,10 +44,9 @@ class BatchNorm(nn.Module):
 
         dtype = self.dtype or jnp.promote_types(x.dtype, jnp.float32)
         # Sums over a batch lose digits in bfloat16, so only the result has that type.
-        x = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32))
         if self.is_fixed(train):
             factor = self._factor(running_var, scale)
-            y = (x - broadcastable(running_mean.value)) * broadcastable(factor)
+            y = (ops.widen(x) - broadcastable(running_mean.value)) * broadcastable(factor)
         else:
             count = math.prod(x.shape[:-1])
             y, mean, var = _normalized(x, jnp.ones(shape) if scale is None else scale, self.epsilon)
@@ -99,22 +99,27 @@ def _normalized(x, scale, epsilon):
     return _normalized_forward(x, scale, epsilon)[0]
 
 
-def _normalized_forward(x, scale, epsilon):
+def _normalized_forward(narrow_x, scale, epsilon):
+    x = ops.widen(narrow_x)
     axes = tuple(range(x.ndim - 1))
     mean = jnp.mean(x, axis=axes, keepdims=True)
     var = jnp.mean(jnp.square(x - mean), axis=axes, keepdims=True)
     factor = jax.lax.rsqrt(var + epsilon)
     y = (x - mean) * (factor * scale.reshape(mean.shape))
-    return (y, mean.reshape(-1), var.reshape(-1)), (x, scale, mean, factor)
+    # No float32 copy of x waits for the backward pass.
+    return (y, mean.reshape(-1), var.reshape(-1)), (narrow_x, scale, mean, factor)
 
 
 def _normalized_backward(epsilon, residual, gradients):
-    x, scale, mean, factor = residual
+    narrow_x, scale, mean, factor = residual
+    x = ops.widen(narrow_x)
     g, axes = gradients[0], tuple(range(x.ndim - 1))
     shift = jnp.mean(g, axis=axes, keepdims=True)
     slope = factor * jnp.mean(g * (x - mean), axis=axes, keepdims=True)
     back = factor * scale.reshape(mean.shape) * (g - shift - (x - mean) * (factor * slope))
-    return back, (slope.reshape(-1) * (x.size // len(scale))).astype(scale.dtype)
+    return back.astype(narrow_x.dtype), (slope.reshape(-1) * (x.size // len(scale))).astype(
+        scale.dtype
+    )
 
 
 _normalized.defvjp(_normalized_forward, _normalized_backward)

@@ -1,0 +1,205 @@
+"""Ranks by counting, where products in bfloat16 decide most comparisons and float32 the others.
+
+A product of rounded vectors differs from the similarity in float32 by no more than a bound
+(`_bounds`). It decides whether a negative reaches a threshold, the similarity of a positive, if
+both are farther apart than the bound. For every other pair, one program computes the similarity in
+float32 (`_pair_similarities`), and it has computed the thresholds, too. So the ranks are those of
+its similarities, whatever the type of the products is, and exact ties stay ties.
+"""
+
+import collections
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int
+
+from dmljax.retrieval import counting, sharding, tiles
+from dmljax.retrieval.layout import QueryBlock, Ranks, ranks_of
+from dmljax.retrieval.sharding import REPLICATED, SHARDED
+from dmljax.retrieval.tiles import Tile, Tiles
+
+_PAIRS = 8192  # pairs that `_pair_similarities` computes at once: one shape, so one program
+_SEGMENT = 128  # columns in which open pairs are counted together; divides the side of every tile
+_QUEUED = 3  # tiles whose open pairs wait on the devices, so that these never wait for the host
+
+
+def filtered_ranks(
+    blocks: list[QueryBlock],
+    row_tiles: Tiles,
+    column_tiles: Tiles,
+    slot_groups: Int[np.ndarray, "m"],
+    *,
+    dtype: Any,
+) -> Iterator[Ranks]:
+    """As `counting.count_ranks`, with products in `dtype`."""
+    mesh = row_tiles.mesh
+    counted = {b: block for b, block in enumerate(blocks) if block.is_counted.any()}
+    screen_fn = sharding.on_mesh(mesh, _screen(jnp.dtype(dtype)), *[SHARDED] * 3, REPLICATED)
+    pick_fn = sharding.on_mesh(mesh, _pick, SHARDED, SHARDED, REPLICATED, REPLICATED)
+    pairs_fn = sharding.on_mesh(mesh, _pair_similarities, *[SHARDED] * 4)
+    add_fn = sharding.on_mesh(mesh, _add_pairs, *[SHARDED] * 5)
+    thresholds, counts = {}, {}
+    for b, block in counted.items():
+        fill_fn = functools.partial(_of_pairs, row_tiles[b], column_tiles, pairs_fn, mesh)
+        limits = counting.thresholds(block, slot_groups, fill_fn, np.float32)
+        thresholds[b] = sharding.put(limits, mesh)
+        counts[b] = sharding.put(np.zeros(limits.shape, np.int32), mesh)
+    waiting: collections.deque[tuple] = collections.deque()
+
+    def settle() -> None:
+        """Adds the open pairs of the tile that waits longest."""
+        b, rows, columns, is_open, total = waiting.popleft()
+        for start in range(0, int(np.max(total)), _PAIRS):
+            *pairs, numbers, where = pick_fn(is_open, rows, columns, np.int32(start))
+            similarities = pairs_fn(*pairs)
+            counts[b] = add_fn(counts[b], thresholds[b], similarities, numbers, where)
+
+    for first in range(0, len(blocks), tiles.BLOCKS_PER_PASS):
+        numbers = [b for b in range(first, first + tiles.BLOCKS_PER_PASS) if b in counted]
+        rows_of = {b: row_tiles[b] for b in numbers}
+        for j in range(len(column_tiles) if numbers else 0):
+            columns = column_tiles[j]
+            for b, rows in rows_of.items():
+                counts[b], is_open, total = screen_fn(counts[b], thresholds[b], rows, columns)
+                waiting.append((b, rows, columns, is_open, total))
+                if len(waiting) > _QUEUED:
+                    settle()
+    while waiting:
+        settle()
+    for b, block in counted.items():
+        positives = np.where(block.is_counted, block.positives, 0)
+        yield from ranks_of(block.items, positives, np.asarray(counts[b], np.int64))
+
+
+def _of_pairs(
+    rows: Tile,
+    column_tiles: Tiles,
+    pairs_fn: Callable,
+    mesh: Mesh | None,
+    queries: Int[np.ndarray, "m"],
+    slots: Int[np.ndarray, "m"],
+) -> Float[np.ndarray, "m"]:
+    """Similarities of queries of the block `rows` to slots of the gallery."""
+    side, size = column_tiles.side, _PAIRS * (1 if mesh is None else mesh.size)
+    row_vectors, row_offsets = np.asarray(rows.vectors), np.asarray(rows.offsets)
+    results = np.empty(len(queries), np.float32)
+    order = np.argsort(slots // side, kind="stable")  # each tile is asked for once or twice
+    for start in range(0, len(order), size):
+        pairs = order[start : start + size]
+        x, y = np.zeros((2, size, row_vectors.shape[1]), np.float32)
+        of_x, of_y = np.zeros((2, size), np.float32)
+        x[: len(pairs)], of_x[: len(pairs)] = (
+            row_vectors[queries[pairs]],
+            row_offsets[queries[pairs]],
+        )
+        numbers = slots[pairs] // side
+        for j in np.unique(numbers).tolist():
+            columns, places = column_tiles[j], np.flatnonzero(numbers == j)
+            k = slots[pairs[places]] - j * side
+            y[places], of_y[places] = np.asarray(columns.vectors)[k], np.asarray(columns.offsets)[k]
+        arrays = sharding.put((x, y, of_x, of_y), mesh)
+        results[pairs] = np.asarray(pairs_fn(*arrays))[: len(pairs)]
+    return results
+
+
+@functools.cache
+def _screen(dtype: np.dtype) -> Callable:
+    @jax.jit
+    def screen(
+        counts: Int[Array, "b r"], thresholds: Float[Array, "b r"], rows: Tile, columns: Tile
+    ) -> tuple[Int[Array, "b r"], Bool[Array, "b n"], Int[Array, "1"]]:
+        """Adds the pairs that the products decide; the pairs that are open, and their number."""
+        lower, upper = _bounds(rows, columns, dtype)
+        for row_groups, column_groups in zip(rows.groups.T, columns.groups.T, strict=True):
+            is_left_out = row_groups[:, None] == column_groups[None]
+            lower, upper = (jnp.where(is_left_out, -jnp.inf, x) for x in (lower, upper))
+        limits = [t[:, None] for t in thresholds.T]
+        is_open = jnp.zeros(lower.shape, bool)
+        for t in limits:
+            is_open |= (lower < t) & (upper >= t)
+        reached = [jnp.sum((lower >= t) & ~is_open, axis=1, dtype=jnp.int32) for t in limits]
+        total = jnp.sum(is_open, dtype=jnp.int32)
+        return counts + jnp.stack(reached, axis=1), is_open, total[None]
+
+    return screen
+
+
+def _bounds(
+    rows: Tile, columns: Tile, dtype: np.dtype
+) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
+    """A lower and an upper bound of the similarity of every row to every column.
+
+    Of the true product p of two vectors, the product of the rounded vectors differs by at most
+    (2 u + u^2) |q||g|, with the unit roundoff u of `dtype` (Cauchy-Schwarz). Sums of d terms in
+    float32 in any order differ by at most d 2^-24 |q||g|, and adding the offsets by a few 2^-24 of
+    their size. Devices that add in bfloat16 products cut digits off instead of rounding them, so
+    four times that is taken, for the filter and for `_pair_similarities` together.
+    """
+    is_half = jnp.finfo(dtype).bits < 32
+    u = float(jnp.finfo(dtype).eps) / 2 if is_half else 0.0
+    products = jnp.matmul(
+        rows.vectors.astype(dtype),
+        columns.vectors.astype(dtype).T,
+        precision=None if is_half else jax.lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+    similarities = products + (rows.offsets[:, None] + columns.offsets[None])
+    row_norm, column_norm = (jnp.sqrt(jnp.sum(t.vectors**2, axis=1)) for t in (rows, columns))
+    row_offset, column_offset = (
+        jnp.where(jnp.isfinite(t.offsets), jnp.abs(t.offsets), 0) for t in (rows, columns)
+    )
+    d, step = rows.vectors.shape[1], 2.0**-24
+    of_products = 1.01 * (2 * u + u * u + 8 * (d + 16) * step)
+    of_offsets = 32 * step
+    radius = of_products * row_norm[:, None] * column_norm[None]
+    radius += of_offsets * (row_offset[:, None] + column_offset[None]) + 1e-37
+    return similarities - radius, similarities + radius
+
+
+@jax.jit
+def _pick(
+    is_open: Bool[Array, "b n"], rows: Tile, columns: Tile, start: Int[Array, ""]
+) -> tuple[Array, ...]:
+    """The open pairs from number `start` on: vectors, offsets, row numbers, and which are pairs."""
+    segments = is_open.reshape(-1, _SEGMENT)
+    ends = jnp.cumsum(jnp.sum(segments, axis=1, dtype=jnp.int32))
+    numbers = start + jnp.arange(_PAIRS, dtype=jnp.int32)
+    segment = jnp.minimum(jnp.searchsorted(ends, numbers, side="right"), len(ends) - 1)
+    chosen = segments[segment]  # [m s]
+    before = ends[segment] - jnp.sum(chosen, axis=1, dtype=jnp.int32)
+    places = jnp.cumsum(chosen, axis=1, dtype=jnp.int32)
+    within = jnp.argmax(places > (numbers - before)[:, None], axis=1)
+    row, column = jnp.divmod(segment * _SEGMENT + within, is_open.shape[1])
+    arrays = rows.vectors[row], columns.vectors[column], rows.offsets[row], columns.offsets[column]
+    return (*arrays, row, numbers < ends[-1])
+
+
+@jax.jit
+def _pair_similarities(
+    x: Float[Array, "m d"], y: Float[Array, "m d"], of_x: Float[Array, "m"], of_y: Float[Array, "m"]
+) -> Float[Array, "m"]:
+    """x'y plus the offsets of every pair: the halves of the terms are added until one is left."""
+    terms = x * y
+    width = 1 << (terms.shape[1] - 1).bit_length()
+    terms = jnp.pad(terms, ((0, 0), (0, width - terms.shape[1])))
+    while width > 1:
+        width //= 2
+        terms = terms[:, :width] + terms[:, width:]
+    return terms[:, 0] + (of_x + of_y)
+
+
+@jax.jit
+def _add_pairs(
+    counts: Int[Array, "b r"],
+    thresholds: Float[Array, "b r"],
+    similarities: Float[Array, "m"],
+    row: Int[Array, "m"],
+    where: Bool[Array, "m"],
+) -> Int[Array, "b r"]:
+    reached = (similarities[:, None] >= thresholds[row]) & where[:, None]
+    return counts.at[row].add(reached.astype(jnp.int32))

@@ -1,0 +1,70 @@
+"""Which form of attention a run computes: on an accelerator the fastest one, as measured."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from dmljax.nets import token_attention
+from dmljax.train import hosts
+
+__all__ = ["choose", "fastest", "portable"]
+
+_MOST_IMAGES = 32  # of a measurement; the time of a form grows with the number of images
+
+
+def choose(
+    net: Any,
+    *,
+    image_shapes: Collection[tuple[int, ...]],
+    images: int,
+    platform: str,
+    deterministic: bool = False,
+) -> tuple[Any, str]:
+    """`net` with the form of attention that a run uses, and a phrase for the header.
+
+    `images` are those of a device in a step. With `attention="auto"`, process 0 measures all forms
+    at the number of tokens of each of `image_shapes`, and all processes take its choice. On a CPU,
+    and for `deterministic` runs, which must not depend on a measurement, it is `plain`. A net
+    without attention is returned as it is.
+    """
+    form = getattr(net, "attention", None)
+    if form is None:
+        return net, ""
+    token_attention.check(form)
+    if form != "auto":
+        return net, f"attention: {form} (net.attention={form!r})"
+    if platform == "cpu" or deterministic:
+        return net.clone(attention="plain"), "attention: plain"
+    sizes = {"heads": net.heads, "width": net.width, "dtype": net.dtype or "float32"}
+    sizes |= {"images": min(images, _MOST_IMAGES)}
+    tokens = sorted({net.tokens(shape) for shape in image_shapes})
+    results = hosts.on_process_0(
+        lambda: [token_attention.milliseconds(tokens=count, **sizes) for count in tokens]
+    )
+    form = fastest(results)
+    notes = [_note(count, result) for count, result in zip(tokens, results, strict=True)]
+    return net.clone(attention=form), f"attention: {form} ({'; '.join(notes)})"
+
+
+def fastest(results: Collection[Mapping[str, float | str]]) -> str:
+    """The form with the least sum of times over all measurements, of those that none refuses."""
+    sums = {
+        form: sum(result[form] for result in results)  # type: ignore[misc]
+        for form in token_attention.FORMS
+        if not any(isinstance(result[form], str) for result in results)
+    }
+    return min(sums, key=sums.__getitem__, default="plain")
+
+
+def _note(tokens: int, result: Mapping[str, float | str]) -> str:
+    texts = [
+        f"{form} refused: {value}" if isinstance(value, str) else f"{form} {value:.2f} ms"
+        for form, value in result.items()
+    ]
+    return f"{tokens:,} tokens: {', '.join(texts)}"
+
+
+def portable(net: Any) -> Any:
+    """`net` with the form of attention that every platform has, for programs that are shipped."""
+    return net.clone(attention="plain") if hasattr(net, "attention") else net

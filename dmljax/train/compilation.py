@@ -1,0 +1,109 @@
+"""How much XLA compiles, and the folder that keeps compiled programs for later runs."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import pathlib
+import platform
+from typing import NamedTuple
+
+import filelock
+import jax
+
+from dmljax import at_hand
+
+__all__ = ["Compiled", "compiled", "keep_programs", "sentence"]
+
+_FOLDER = "jax_compilation_cache_dir"
+_MAX_BYTES = 4 << 30  # then jax deletes the programs that were not used for the longest time
+_LEAST_SECONDS = 0.2  # a program that is compiled faster is not kept
+
+
+class Compiled(NamedTuple):
+    """What this process has compiled since it first asked: `read` were read from the folder."""
+
+    programs: int
+    read: int
+    seconds: float
+
+
+def compiled() -> Compiled:
+    """What this process has compiled since the first call."""
+    counts = _listen()
+    return Compiled(int(counts["programs"]), int(counts["read"]), counts["seconds"])
+
+
+def sentence() -> str:
+    """A line about what was compiled so far."""
+    programs, read, seconds = compiled()
+    source = f", {read} of them read from {folder}" if (folder := _folder()) else ""
+    return f"XLA compiled {programs} programs in {seconds:.1f} s{source}"
+
+
+def keep_programs(is_wanted: bool) -> str | None:
+    """Keeps compiled programs in `at_hand.compiled_folder`; returns a warning if it cannot.
+
+    What the user has set (JAX_COMPILATION_CACHE_DIR and the other variables of jax) stays.
+    """
+    if not is_wanted or _folder():
+        return None
+    folder = at_hand.compiled_folder() / _machine()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(folder / ".lockfile", timeout=10):  # the lock of jax
+            _remove_torn(folder)
+    except (OSError, filelock.Timeout) as error:
+        return f"warning: compiled programs are not kept: {error}. Set DMLJAX_CACHE to a folder"
+    values = {
+        _FOLDER: str(folder),
+        "jax_compilation_cache_max_size": _MAX_BYTES,
+        "jax_persistent_cache_min_compile_time_secs": _LEAST_SECONDS,
+    }
+    for name, value in values.items():
+        if name.upper() not in os.environ:
+            jax.config.update(name, value)
+    return None
+
+
+def _folder() -> str | None:
+    return getattr(jax.config, _FOLDER)
+
+
+def _remove_torn(folder: pathlib.Path) -> None:
+    """Removes programs whose writer was killed: jax writes the file "-atime" after the program."""
+    for path in folder.glob("*-cache"):
+        if not path.with_name(path.name.removesuffix("-cache") + "-atime").exists():
+            path.unlink()
+
+
+def _machine() -> str:
+    """A name for machines that can run each other's programs; homes are shared among others."""
+    flags = ""
+    info = pathlib.Path("/proc/cpuinfo")
+    if info.exists():
+        names = ("model name", "flags", "Features")
+        flags = "".join(
+            line
+            for line in info.read_text().split("\n\n")[0].splitlines(True)
+            if line.startswith(names)
+        )
+    return f"{platform.machine()}-{hashlib.sha256(flags.encode()).hexdigest()[:8]}"
+
+
+@functools.cache
+def _listen() -> dict[str, float]:
+    counts = {"programs": 0.0, "read": 0.0, "seconds": 0.0}
+
+    def on_duration(event: str, duration_secs: float, **_: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            counts["programs"] += 1
+            counts["seconds"] += duration_secs
+
+    def on_event(event: str, **_: str | int) -> None:
+        counts["read"] += event == "/jax/compilation_cache/cache_hits"
+
+    jax.monitoring.register_event_duration_secs_listener(on_duration)
+    jax.monitoring.register_event_listener(on_event)
+    return counts

@@ -1,0 +1,100 @@
+"""A transformer block in bfloat16 keeps and multiplies nothing in float32."""
+
+import flax.linen as nn
+import jax
+import jax.ad_checkpoint
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dmljax.nets import layers, token_attention
+from dmljax.nets.transformer import Parts
+
+B, T, WIDTH, HEADS = 2, 10, 64, 4
+X = jnp.asarray(np.random.default_rng(0).normal(size=(B, T, WIDTH)), jnp.bfloat16)
+
+
+class _Block(nn.Module):
+    dtype: object = jnp.bfloat16
+
+    @nn.compact
+    def __call__(self, x):
+        options = {"width": WIDTH, "heads": HEADS, "hidden": 2 * WIDTH, "layer_scale": True}
+        return Parts(**options, dtype=self.dtype).block(x)
+
+
+def _equations(jaxpr, path=""):
+    """`(path, equation)` of a program and of all programs in it."""
+    for equation in jaxpr.eqns:
+        here = f"{path}/{equation.source_info.name_stack}"
+        yield here, equation
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from _equations(inner, here)
+
+
+def test_only_norms_and_softmax_compute_in_float32():
+    params = _Block().init(jax.random.key(0), X)["params"]
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.float32.dtype}
+
+    def gradients(params, x, g):
+        outputs, pull_back = jax.vjp(lambda p, x: _Block().apply({"params": p}, x), params, x)
+        assert outputs.dtype == jnp.bfloat16
+        return pull_back(g)
+
+    wide, products, norms = [], 0, 0
+    for path, equation in _equations(jax.make_jaxpr(gradients)(params, X, X).jaxpr):
+        norms += "norm1" in path or "norm2" in path
+        if equation.primitive.name == "dot_general":
+            products += 1
+            assert {v.aval.dtype for v in equation.invars} == {jnp.bfloat16.dtype}, path
+        for variable in equation.outvars:
+            is_wide = variable.aval.dtype == jnp.float32
+            if is_wide and variable.aval.shape[:1] == (B,) and variable.aval.size >= X.size:
+                wide.append((path, variable.aval.shape))
+    assert norms > 10 and products == 18  # 6 forward: qkv, 2 of attention, proj, fc1, fc2
+    others = [(path, shape) for path, shape in wide if "norm" not in path]
+    assert {shape for _, shape in others} <= {(B, HEADS, T, T)}, others
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_no_float32_copy_waits_for_the_backward_pass(dtype, capsys):
+    block = _Block(dtype)
+    x = X.astype(dtype)
+    params = block.init(jax.random.key(0), x)
+
+    def total(params, x):
+        return block.apply(params, x).astype(jnp.float32).sum()
+
+    jax.ad_checkpoint.print_saved_residuals(total, params, x)
+    saved = capsys.readouterr().out
+    assert ("f32[2,10,64]" in saved) == (dtype == jnp.float32)
+    assert ("bf16[2,10,64]" in saved) == (dtype == jnp.bfloat16)
+
+
+def test_batch_norm_keeps_no_float32_copy_of_its_input(capsys):
+    norm = layers.BatchNorm(dtype=jnp.bfloat16)
+    x = X.reshape(2, 5, 2, WIDTH)
+    variables = norm.init(jax.random.key(0), x, train=True)
+
+    def total(x):
+        outputs, _ = norm.apply(variables, x, train=True, mutable=["batch_stats"])
+        return jnp.sum(outputs.astype(jnp.float32) ** 3)
+
+    jax.ad_checkpoint.print_saved_residuals(total, x)
+    saved = [text for text in capsys.readouterr().out.splitlines() if "normalization.py" in text]
+    assert saved and not [text for text in saved if text.startswith("f32[2,5,2,64]")]
+    assert jax.grad(total)(x).dtype == jnp.bfloat16
+
+
+def test_the_gradient_in_half_precision_is_that_of_float32():
+    q, k, v, g = np.random.default_rng(1).normal(size=(4, B, T, HEADS, 16)).astype(np.float32)
+
+    def gradients(dtype):
+        _, pull_back = jax.vjp(
+            token_attention.attention, *(jnp.asarray(a, dtype) for a in (q, k, v))
+        )
+        return [np.asarray(x, np.float32) for x in pull_back(jnp.asarray(g, dtype))]
+
+    for half, full in zip(gradients(jnp.bfloat16), gradients(jnp.float32), strict=True):
+        np.testing.assert_allclose(half, full, atol=0.02 * np.abs(full).max())

@@ -1,0 +1,120 @@
+"""Ranks with a filter in bfloat16 are those of float32, bit for bit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from search_loops import all_ranks, all_similarities, lattice, naive_ranks
+
+from dmljax import retrieval
+from dmljax.retrieval import filtering, tiles
+
+RNG = np.random.default_rng(0)
+
+
+def _data(n=900, d=24, spread=0.6):
+    """Unit vectors around centers of classes of 1 to 12, of which many compare closely."""
+    labels = RNG.integers(0, n // 6, n)
+    x = RNG.normal(size=(n // 6, d))[labels] + spread * RNG.normal(size=(n, d))
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32), labels
+
+
+def _counted(monkeypatch):
+    """Counts the pairs that the filter has left open."""
+    totals, original = [], filtering._screen
+
+    def screen(dtype):
+        def of_tile(*arguments):
+            result = original(dtype)(*arguments)
+            totals.append(int(result[2].sum()))
+            return result
+
+        return of_tile
+
+    monkeypatch.setattr(filtering, "_screen", screen)
+    return totals
+
+
+@pytest.mark.parametrize("similarity", ["euclidean", "cosine"])
+@pytest.mark.parametrize("split", [False, True])
+def test_close_comparisons_are_decided_in_float32(similarity, split, monkeypatch):
+    x, y = _data()
+    keywords = {"gallery": x[200:], "gallery_labels": y[200:]} if split else {}
+    keywords |= {"similarity_fn": getattr(retrieval, similarity), "tile": 256}
+    keywords |= {"devices": jax.devices()[:1]}
+    queries = (x[:200], y[:200]) if split else (x, y)
+    totals = _counted(monkeypatch)
+    half = all_ranks(*queries, **keywords, filter_dtype=jnp.bfloat16)
+    of_half = sum(totals)
+    full = all_ranks(*queries, **keywords, filter_dtype=jnp.float32)
+    of_full = sum(totals) - of_half
+    assert half == full
+    pairs = len(queries[0]) * len(keywords.get("gallery", x))
+    assert 20 * of_full < of_half < pairs / 8  # the filter decides most pairs, and leaves some
+    gallery, labels = (x[200:], y[200:]) if split else (x, y)
+    exact = all_similarities(queries[0], gallery, similarity)
+    expected = naive_ranks(exact, queries[1], labels, within=not split)
+    assert half == expected  # in float64: no two of these similarities are closer than float32
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_ties_stay_ties(devices):
+    """Whole numbers, whose products are exact: bitwise the ranks without a filter."""
+    x, y = lattice(RNG, 520, d=5, top=4), RNG.integers(0, 110, 520)
+    groups = RNG.integers(-1, 40, 520)
+    for keywords in ({}, {"groups": groups}, {"share": (1, 3)})[devices - 1 :: devices]:
+        options = keywords | {"tile": 256, "devices": jax.devices()[:devices]}
+        plain = all_ranks(x, y, **options)
+        assert all_ranks(x, y, **options, filter_dtype=jnp.bfloat16) == plain and plain
+    # Bits below those of bfloat16 decide all comparisons.
+    fine = (1 + np.arange(400) / 1024).astype(np.float32)[:, None]
+    labels = np.arange(400) % 90
+    plain = all_ranks(fine, labels, tile=256)
+    assert all_ranks(fine, labels, tile=256, filter_dtype=jnp.bfloat16) == plain
+
+
+def test_more_open_pairs_than_one_pass_takes(monkeypatch):
+    """All vectors are equal: every pair is open, and every negative is ahead."""
+    x, y = np.ones((600, 3), np.float32), np.arange(600) // 3
+    totals = _counted(monkeypatch)
+    found = all_ranks(x, y, tile=256, filter_dtype=jnp.bfloat16)
+    assert max(totals) > 2 * filtering._PAIRS
+    assert all(ranks == [598, 599] for ranks in found.values()) and len(found) == 600
+
+
+@pytest.mark.parametrize("scale", [1e-18, 1.0, 1e15])
+def test_bounds_hold(scale):
+    x = (scale * RNG.normal(size=(256, 40))).astype(np.float32)
+    x[:20] *= 1e-3
+    rows = tiles.plain_tiles(x, 256)[0]
+    exact = all_similarities(x, x)
+    lower, upper = (
+        np.asarray(b, np.float64) for b in filtering._bounds(rows, rows, jnp.dtype("bfloat16"))
+    )
+    assert (lower <= exact).all() and (exact <= upper).all()
+    square = scale**2
+    assert (upper - lower).mean() < 0.05 * 40 * square  # and are narrow
+
+
+def test_accelerators_use_the_filter_and_larger_tiles(monkeypatch, unchecked):
+    x, y = _data(300)
+    expected = all_ranks(x, y)
+    used, original = [], filtering.filtered_ranks
+    monkeypatch.setattr(
+        filtering, "filtered_ranks", lambda *a, **k: used.append((a, k)) or original(*a, **k)
+    )
+    assert all_ranks(x, y) == expected and not used  # a CPU
+    monkeypatch.setattr(tiles, "on_accelerator", lambda devices: True)
+    assert all_ranks(x, y) == expected
+    assert len(used) == 1 and used[0][1] == {"dtype": jnp.bfloat16}
+    assert tiles.choose_tile(None, None) == 4096 and tiles.choose_tile(256, None) == 256
+    for dtype, message in (("int8", "filter_dtype='int8': give jnp.bfloat16, jnp.float32"),):
+        with pytest.raises(ValueError, match=message):
+            all_ranks(x, y, filter_dtype=dtype)
+
+
+def test_a_filter_is_not_for_float64(unchecked):
+    x, y = _data(200)
+    message = "filter_dtype=bfloat16 is for embeddings of float32"
+    with jax.enable_x64(True), pytest.raises(ValueError, match=message):
+        all_ranks(x.astype(np.float64), y, filter_dtype=jnp.bfloat16)

@@ -1,0 +1,86 @@
+"""What a run compiles: each program once, and nothing that an earlier run has kept."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+from system import tiny
+
+from dmljax.runs import training
+from dmljax.train import compilation
+from dmljax.train.journal import read
+
+ROOT = pathlib.Path(__file__).parents[2]
+_CODE = """
+import json, os, shutil, sys
+import jax
+from dmljax.runs import training
+from dmljax.train import compilation
+
+config, workdir = json.loads(sys.argv[1]), sys.argv[2]
+cache = os.environ["DMLJAX_CACHE"]
+os.environ["DMLJAX_CACHE"] = "/proc/none"
+refusal = compilation.keep_programs(True)
+os.environ["DMLJAX_CACHE"] = cache
+folder = os.path.join(cache, "compiled", compilation._machine())
+os.makedirs(folder)
+torn = os.path.join(folder, "jit_torn-00-cache")
+open(torn, "wb").close()
+
+compilation.keep_programs(False)
+off = jax.config.jax_compilation_cache_dir
+
+compilation.compiled()
+counts = []
+for run in range(2):
+    jax.clear_caches()
+    before = compilation.compiled()
+    training.run(config, workdir)
+    counts.append([b - a for a, b in zip(before, compilation.compiled())])
+    if run == 0:  # the second run is the first one, resumed from step 2
+        for step in os.listdir(workdir + "/checkpoints"):
+            if int(step) > 2:
+                shutil.rmtree(workdir + "/checkpoints/" + step)
+facts = {"refusal": refusal, "torn": os.path.exists(torn), "counts": counts, "off": off}
+print(json.dumps(facts))
+"""
+
+
+def test_a_run_keeps_its_programs_and_the_same_run_resumed_compiles_nothing(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "DMLJAX_CACHE": str(tmp_path / "cache")}
+    del environment["JAX_COMPILATION_CACHE_DIR"]
+    checkpoint = {"every": 2, "keep": 9}
+    config = json.dumps(tiny(tmp_path, checkpoint=checkpoint, runtime={"devices": 1}))
+    done = subprocess.run(
+        [sys.executable, "-c", _CODE, config, str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert facts["refusal"].startswith("warning: compiled programs are not kept: [Errno ")
+    assert facts["torn"] is False  # an entry whose writer was killed is removed
+    assert facts["off"] is None
+    (compiled, read_first, _), (resumed, read_again, seconds) = facts["counts"]
+    assert compiled > 10 and read_first == 0
+    assert resumed == read_again > 10 and seconds > 0
+    assert "continuing from step 2" in done.stdout
+    assert f"of them read from {tmp_path / 'cache' / 'compiled'}" in done.stdout
+
+
+def test_later_evaluations_and_their_last_batches_compile_nothing(tmp_path):
+    evaluation = {"every": 2, "ks": [1], "seeds": [0], "batch_size": 24}  # of 32 images
+    training.run(tiny(tmp_path, evaluate=evaluation, log_every=1, steps=7), tmp_path / "run")
+    rows = {row["step"]: row for row in read(tmp_path / "run" / "speed.jsonl")}
+    assert rows[1]["compilations"] > 0 and rows[1]["compile_seconds"] > 0
+    assert rows[3]["compilations"] == rows[5]["compilations"] == rows[7]["compilations"]
+
+
+def test_the_folder_of_the_user_wins():
+    folder = os.environ["JAX_COMPILATION_CACHE_DIR"]
+    assert compilation.keep_programs(True) is None
+    assert jax.config.jax_compilation_cache_dir == folder
