@@ -93,7 +93,7 @@ class Contestant:
     def rate(self, steps):
         """Images per second, and the share of the time that is spent waiting."""
         waited = 0.0
-        with loop.batches(self.run, 0, self._data) as host_batches:
+        with loop.batches(self.run, 0, resident=self._data) as host_batches:
             batches = prefetch(
                 host_batches,
                 self.run.shards.rows,

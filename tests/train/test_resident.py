@@ -72,7 +72,7 @@ def _batches(run, count, start=0):
     data = resident.choose(run, say=lambda line: None)
     images_fn = (lambda batch: batch) if data is None else jax.jit(data.images_fn)
     arrays = {} if data is None else data.arrays
-    with loop.batches(run, start, data) as host_batches:
+    with loop.batches(run, start, resident=data) as host_batches:
         on_devices = prefetch(host_batches, run.shards.rows, window=run.runtime.window)
         batches = [jax.device_get(images_fn({**next(on_devices), **arrays})) for _ in range(count)]
     return batches, host_batches.skipped
