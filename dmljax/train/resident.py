@@ -31,7 +31,7 @@ __all__ = ["DoesNotFit", "Resident", "choose", "load"]
 
 _SHARE = 0.5  # of the free memory, for 'auto': the step needs memory, too
 _TOGETHER = 32  # images that an accelerator transforms at a time
-_AHEAD = 64  # images that threads read ahead
+_AHEAD, _TASK = 256, 4  # images that threads read ahead, and that one task reads
 _HOST, _LOCAL = "host", "local"  # the axes of the devices
 
 
@@ -133,9 +133,15 @@ def _read(run: Run) -> Iterator[tuple[np.ndarray, bool]]:
                 raise
         return batches.stand_in(reader, i), True
 
+    def read_all(rows: range) -> list[tuple[np.ndarray, bool]]:
+        return [read(i) for i in rows]
+
+    rows = range(len(run.train))
     with concurrent.futures.ThreadPoolExecutor(max(cores.count(), 4)) as pool:
-        for start in range(0, len(run.train), _AHEAD):
-            yield from pool.map(read, range(start, min(start + _AHEAD, len(run.train))))
+        for start in rows[::_AHEAD]:
+            tasks = (rows[i : i + _TASK] for i in rows[start : start + _AHEAD : _TASK])
+            for images in pool.map(read_all, tasks):
+                yield from images
 
 
 class _Memory:

@@ -22,7 +22,16 @@ from dmljax.train.devices import prefetch
 # The largest difference of a gray level to the host form, by the rounding of an affine map. All
 # other transforms have equal pixels.
 LARGEST = dict.fromkeys(("distort", "glyphs_train", "nearest"), 1)
+
+
+def mine(image, rng):
+    """A transform of a user, made of others and of a cut."""
+    top = int(rng.integers(6))
+    return transforms.random_flip(transforms.resize(image, rng, size=30)[top : top + 24, 3:27], rng)
+
+
 VARIANTS = {
+    "mine": (mine, {}),
     "colors": (transforms.standard_train, {"color": 0.4}),
     "hue": (transforms.color_jitter, {"hue": 0.5}),
     "bicubic": (transforms.standard_train, {"filter": "bicubic"}),
