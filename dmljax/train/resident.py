@@ -113,7 +113,7 @@ def load(run: Run, *, share: float = 1.0) -> Resident:
         program,
         shapes,
         is_replaced,
-        f"{memory.describe()}; {_shown(memory.free)} were free",
+        f"{memory.describe()}, with {_shown(memory.free)} free before",
     )
 
 
@@ -165,9 +165,10 @@ class _Memory:
         return self._needed > self._share * self.free
 
     def describe(self) -> str:
-        devices = f"{len(self._devices)} device{'s' if len(self._devices) > 1 else ''}"
+        count = len(self._devices)
+        devices = f"each of {count} devices" if count > 1 else "the device"
         sides = " x ".join(map(str, self.bound))
-        return f"{self._count:,} images of {sides} take {_shown(self._needed)} on each of {devices}"
+        return f"{self._count:,} images of {sides} take {_shown(self._needed)} on {devices}"
 
     def check(self) -> None:
         """Raises `DoesNotFit` on every process if the images of one do not fit."""
@@ -178,7 +179,7 @@ class _Memory:
             raise DoesNotFit("the training images do not fit on the devices of another host")
         part = "" if self._share == 1 else f", of which they may take {self._share:.0%}"
         raise DoesNotFit(
-            f"{self.describe()}, which has {_shown(self.free)} free{part}: take smaller "
+            f"{self.describe()}, with {_shown(self.free)} free{part}: take smaller "
             "images (dmljax prepare --size), more devices, or --config.runtime.data=host"
         )
 

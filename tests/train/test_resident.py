@@ -238,7 +238,7 @@ def test_images_that_do_not_fit_are_refused_with_what_they_need(tmp_path):
     config = tiny(tmp_path, dataset="train.test_resident:huge", transform="random_crop")
     run = build(config | {"runtime": {"data": "device", "devices": 2}})
     said = []
-    with pytest.raises(resident.DoesNotFit, match=r"take 9,.* GB on each of 2 devices, which has"):
+    with pytest.raises(resident.DoesNotFit, match=r"take 9,.* GB on each of 2 devices, with"):
         resident.choose(run, say=said.append)
     run = run._replace(runtime=build(config | {"runtime": {"data": "auto"}}).runtime)
     assert resident.choose(run, say=said.append) is None
