@@ -3,8 +3,8 @@
     python benchmarks/device_data.py
 
 trains a very small net on crops of 224 of prepared JPEGs of 256 x 256, so that input takes most of
-the time, and prints images per second of the same steps in turns. `waiting` is the share of the
-time in which the loop waits for a batch.
+the time, and prints images per second of the same steps in turns. Processor-seconds are of all
+threads of the process. `waiting` is the share of the time in which the loop waits for a batch.
 
     python benchmarks/device_data.py --differences
 
@@ -91,7 +91,7 @@ class Contestant:
         )
 
     def rate(self, steps):
-        """Images per second, and the share of the time that is spent waiting."""
+        """Images per second and per processor-second, and the share of the time spent waiting."""
         waited = 0.0
         with loop.batches(self.run, 0, resident=self._data) as host_batches:
             batches = prefetch(
@@ -103,14 +103,15 @@ class Contestant:
             for step in range(-8, steps):  # the first ones use what was read ahead
                 if step == 0:
                     jax.block_until_ready(self._state)
-                    start, waited = time.perf_counter(), 0.0
+                    start, waited, processor = time.perf_counter(), 0.0, time.process_time()
                 before = time.perf_counter()
                 batch = next(batches)
                 waited += time.perf_counter() - before
                 self._state, _ = self._step_fn(self._state, {**batch, **self._arrays}, self._signal)
             jax.block_until_ready(self._state)
             seconds = time.perf_counter() - start
-        return steps * self.run.batch_size / seconds, waited / seconds
+            images = steps * self.run.batch_size
+            return images / seconds, images / (time.process_time() - processor), waited / seconds
 
 
 def speeds(args):
@@ -126,14 +127,18 @@ def speeds(args):
                 order = list(contestants.items())
                 for name, contestant in order if turn % 2 else order[::-1]:
                     rates[name].append(contestant.rate(args.steps if turn else 1))
-            print(f"\n| antialias={antialias} | images/s | x host | waiting |\n|---|---|---|---|")
+            print(f"\n| antialias={antialias} | images/s | x host | images/processor-s | waiting |")
+            print("|---|---|---|---|---|")
             base = rates["host"]
             for name, pairs in rates.items():
-                rate, waiting = (statistics.median(x) for x in zip(*pairs[1:], strict=True))
+                rate, of_processor, waiting = (
+                    statistics.median(x) for x in zip(*pairs[1:], strict=True)
+                )
                 ratio = statistics.median(
                     a[0] / b[0] for a, b in zip(pairs[1:], base[1:], strict=True)
                 )
-                print(f"| {name} | {rate:.0f} | {ratio:.2f} | {waiting:.0%} |", flush=True)
+                cells = f"{name} | {rate:.0f} | {ratio:.2f} | {of_processor:.0f} | {waiting:.0%}"
+                print(f"| {cells} |", flush=True)
 
 
 def differences(args):

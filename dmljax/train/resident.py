@@ -31,7 +31,7 @@ __all__ = ["DoesNotFit", "Resident", "choose", "load"]
 
 _SHARE = 0.5  # of the free memory, for 'auto': the step needs memory, too
 _TOGETHER = 32  # images that an accelerator transforms at a time
-_AHEAD = 64  # images that threads read ahead
+_AHEAD, _TASK = 256, 4  # images that threads read ahead, and that one task reads
 _HOST, _LOCAL = "host", "local"  # the axes of the devices
 
 
@@ -113,7 +113,7 @@ def load(run: Run, *, share: float = 1.0) -> Resident:
         program,
         shapes,
         is_replaced,
-        f"{memory.describe()}; {_shown(memory.free)} were free",
+        f"{memory.describe()}, with {_shown(memory.free)} free before",
     )
 
 
@@ -133,9 +133,15 @@ def _read(run: Run) -> Iterator[tuple[np.ndarray, bool]]:
                 raise
         return batches.stand_in(reader, i), True
 
+    def read_all(rows: range) -> list[tuple[np.ndarray, bool]]:
+        return [read(i) for i in rows]
+
+    rows = range(len(run.train))
     with concurrent.futures.ThreadPoolExecutor(max(cores.count(), 4)) as pool:
-        for start in range(0, len(run.train), _AHEAD):
-            yield from pool.map(read, range(start, min(start + _AHEAD, len(run.train))))
+        for start in rows[::_AHEAD]:
+            tasks = (rows[i : i + _TASK] for i in rows[start : start + _AHEAD : _TASK])
+            for images in pool.map(read_all, tasks):
+                yield from images
 
 
 class _Memory:
@@ -159,9 +165,10 @@ class _Memory:
         return self._needed > self._share * self.free
 
     def describe(self) -> str:
-        devices = f"{len(self._devices)} device{'s' if len(self._devices) > 1 else ''}"
+        count = len(self._devices)
+        devices = f"each of {count} devices" if count > 1 else "the device"
         sides = " x ".join(map(str, self.bound))
-        return f"{self._count:,} images of {sides} take {_shown(self._needed)} on each of {devices}"
+        return f"{self._count:,} images of {sides} take {_shown(self._needed)} on {devices}"
 
     def check(self) -> None:
         """Raises `DoesNotFit` on every process if the images of one do not fit."""
@@ -172,7 +179,7 @@ class _Memory:
             raise DoesNotFit("the training images do not fit on the devices of another host")
         part = "" if self._share == 1 else f", of which they may take {self._share:.0%}"
         raise DoesNotFit(
-            f"{self.describe()}, which has {_shown(self.free)} free{part}: take smaller "
+            f"{self.describe()}, with {_shown(self.free)} free{part}: take smaller "
             "images (dmljax prepare --size), more devices, or --config.runtime.data=host"
         )
 

@@ -22,7 +22,16 @@ from dmljax.train.devices import prefetch
 # The largest difference of a gray level to the host form, by the rounding of an affine map. All
 # other transforms have equal pixels.
 LARGEST = dict.fromkeys(("distort", "glyphs_train", "nearest"), 1)
+
+
+def mine(image, rng):
+    """A transform of a user, made of others and of a cut."""
+    top = int(rng.integers(6))
+    return transforms.random_flip(transforms.resize(image, rng, size=30)[top : top + 24, 3:27], rng)
+
+
 VARIANTS = {
+    "mine": (mine, {}),
     "colors": (transforms.standard_train, {"color": 0.4}),
     "hue": (transforms.color_jitter, {"hue": 0.5}),
     "bicubic": (transforms.standard_train, {"filter": "bicubic"}),
@@ -41,11 +50,11 @@ def _photo(shape, seed):
     return np.clip(noisy, 0, 255).astype(np.uint8)
 
 
-@pytest.mark.parametrize("name", [*transforms.__all__, *VARIANTS])
-def test_pixels_are_those_of_the_host_form(name):
-    function, options = VARIANTS.get(name, (getattr(transforms, name, None), {}))
+def _both_forms(name, **options):
+    """Images before, after the host form, and after the form of devices."""
+    function, variant = VARIANTS.get(name, (getattr(transforms, name, None), {}))
     small = {"size": 24} if "size" in inspect.signature(function).parameters else {}
-    transform_fn = functools.partial(function, **small | options)
+    transform_fn = functools.partial(function, **small | variant)
     outputs = {transform_fn(_photo(shape, 0), np.random.default_rng(0)).shape for shape in SIZES}
     sizes = SIZES if len(outputs) == 1 else SIZES[2:]
     images = [_photo(sizes[i % len(sizes)], i) for i in range(24)]
@@ -54,18 +63,29 @@ def test_pixels_are_those_of_the_host_form(name):
     canvas = np.zeros((len(images), *program.bounds[0]), np.uint8)
     for row, image in zip(canvas, images, strict=True):
         row[: image.shape[0], : image.shape[1]] = image
-    actual = jax.jit(functools.partial(augment.apply, program))(
+    actual = jax.jit(functools.partial(augment.apply, program, **options))(
         augment.tables(program),
         canvas,
         np.stack([x.scalars for x in draws]),
         [np.stack(arrays) for arrays in zip(*[x.arrays for x in draws], strict=True)],
     )
     expected = [transform_fn(x, np.random.default_rng(i)) for i, x in enumerate(images)]
-    difference = np.abs(np.asarray(actual, int) - np.stack(expected))
+    return canvas, np.stack(expected), np.asarray(actual, int)
+
+
+@pytest.mark.parametrize("name", [*transforms.__all__, *VARIANTS])
+def test_pixels_are_those_of_the_host_form(name):
+    canvas, expected, actual = _both_forms(name)
+    difference = np.abs(actual - expected)
     assert difference.max() <= LARGEST.get(name, 0) and difference.mean() < 0.001
-    if "eval" not in name:
-        changed = np.stack(expected)[:, :24, :24] != canvas[:, :24, :24]
-        assert changed.any() or name in ("unchanged", "center_crop", "pad")
+    if "eval" not in name and name not in ("unchanged", "center_crop", "pad"):
+        assert (expected[:, :24, :24] != canvas[:, :24, :24]).any()
+
+
+@pytest.mark.parametrize("name", ["colors", "graph_train", "abe_train"])
+def test_accelerators_transform_several_images_at_a_time(name):
+    _, expected, actual = _both_forms(name, together=7)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def _batches(run, count, start=0):
@@ -161,13 +181,17 @@ def test_an_interrupted_run_ends_the_same(tmp_path, without_diagnostics):
 
 
 @pytest.mark.slow
-def test_hosts_divide_the_images_over_their_own_devices(tmp_path):
+@pytest.mark.parametrize(
+    "runtime, line",
+    [({"data": "device"}, "on each of 2 devices"), ({"window": 3}, "on 6 cpu devices")],
+)
+def test_hosts_divide_the_images_over_their_own_devices(tmp_path, runtime, line):
     """Of 8 images, two hosts hold 4 each on two devices, and the third host holds padding alone."""
     evaluate = {"every": 6, "ks": [1], "clustering": False, "batch_size": 10}
     config = tiny(tmp_path, evaluate=evaluate, checkpoint={"every": 6, "keep": 1})
-    config["runtime"] = {"data": "device"}
+    config["runtime"] = runtime
     with started(tmp_path, tmp_path / "hosts", config, processes=3) as process:
-        assert "on each of 2 devices" in ends(process, 0, tmp_path)
+        assert line in ends(process, 0, tmp_path)
     training.run(config | {"runtime": {"devices": 1}}, tmp_path / "one")
     assert distance(state(tmp_path / "hosts").params, state(tmp_path / "one").params) < 1e-4
 
@@ -214,7 +238,7 @@ def test_images_that_do_not_fit_are_refused_with_what_they_need(tmp_path):
     config = tiny(tmp_path, dataset="train.test_resident:huge", transform="random_crop")
     run = build(config | {"runtime": {"data": "device", "devices": 2}})
     said = []
-    with pytest.raises(resident.DoesNotFit, match=r"take 9,.* GB on each of 2 devices, which has"):
+    with pytest.raises(resident.DoesNotFit, match=r"take 9,.* GB on each of 2 devices, with"):
         resident.choose(run, say=said.append)
     run = run._replace(runtime=build(config | {"runtime": {"data": "auto"}}).runtime)
     assert resident.choose(run, say=said.append) is None
