@@ -25,7 +25,7 @@ sys.addaudithook(_record)
 """
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_no_run_changes_the_environment_once_jax_computes(tmp_path, processes):
     (tmp_path / "sitecustomize.py").write_text(_HOOK)
     config = tiny(tmp_path, **METHODS["abe"], pictures=True, runtime={"workers": 1})

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pretrained import RESNET, with_weights
+from pretrained import RESNET, VIT, with_weights
 from system import METHODS, tiny
 
 from dmljax import bundle
@@ -82,7 +82,7 @@ def test_an_untouched_backbone_is_no_worse(source, tmp_path, capsys):
 
 
 def test_the_card_knows_the_weights_at_the_begin_of_a_row_of_runs(tmp_path):
-    net = with_weights(tmp_path, RESNET)
+    net = with_weights(tmp_path, VIT | {"depth": 1})
     training.run(tiny(tmp_path, net=net), tmp_path / "first")
     plain = {name: value for name, value in net.items() if name != "weights"}
     for name, before in (("second", "first"), ("third", "second")):
