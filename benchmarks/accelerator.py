@@ -43,6 +43,7 @@ FULL = {
     "loss": 4_096,
     "tiled": 65_536,
     "classes": 1_000_000,
+    "tile": 65_536,
     "product": 8_192,
     "photos": 256,
     "run": 60,
@@ -58,6 +59,7 @@ REDUCED = {
     "loss": 64,
     "tiled": 256,
     "classes": 512,
+    "tile": 64,
     "product": 256,
     "photos": 8,
     "run": 3,
@@ -299,11 +301,7 @@ def loop(sizes, *, data):
     """Whole runs: sampler, transfer and log included."""
     from dmljax.runs import training
     from dmljax.train.journal import read
-    from dmljax.train.options import RuntimeOptions, fields_of
 
-    if data == "device" and "data" not in fields_of(RuntimeOptions):
-        yield line("run, runtime.data='device'", note="skipped: runtime has no field `data`")
-        return
     b, side = sizes["batch"], sizes["side"] // 14 * 14
     classes = max(b // 4, 8)
     rng = np.random.default_rng(0)
@@ -324,7 +322,7 @@ def loop(sizes, *, data):
             "log_every": max(sizes["run"] // 3, 1),
             "evaluate": {"clustering": False, "ks": [1], "batch_size": b},
             "pictures": False,
-            "runtime": {"devices": 1} | ({"data": data} if data == "device" else {}),
+            "runtime": {"devices": 1, "data": data},
         }
         training.run(config, f"{folder}/run")
         rows = read(f"{folder}/run/speed.jsonl")
@@ -385,9 +383,6 @@ def loss(sizes, *, names, key):
     """Losses with their gradients; where `key` is 'tiled', by `losses.tiled`."""
     from dmljax import losses
 
-    if key == "tiled" and not hasattr(losses, "tiled"):
-        yield line("tiled losses", note="skipped: dmljax.losses has no `tiled`")
-        return
     b, d = sizes[key], 128
     rng = np.random.default_rng(0)
     x = rng.normal(size=(b, d)).astype(np.float32)
@@ -449,8 +444,8 @@ def peer_seconds(name, x, labels, has_proxies):
 
 
 def softmax(sizes):
-    """The softmax over very many classes; sharded where the library shards it."""
-    from dmljax import losses
+    """The softmax over very many classes, at once and in tiles of classes."""
+    from dmljax import losses, ops
 
     b, d, c = sizes["batch"], 128, sizes["classes"]
     rng = np.random.default_rng(0)
@@ -459,12 +454,9 @@ def softmax(sizes):
     labels[-1] = c - 1
     title = f"normalized_softmax, {b} x {d}, {c:,} classes, with gradient"
     yield one_loss(title, losses.normalized_softmax, x, labels, tiled=False)
-    if (sharded := getattr(losses, "class_sharded", None)) is None:
-        yield line("the same, class-sharded", note="skipped: dmljax.losses has no `class_sharded`")
-        return
-    form = sharded(losses.normalized_softmax)
-    form.__name__ = "normalized_softmax"
-    yield one_loss(f"{title}, class-sharded", form, x, labels, tiled=False)
+    in_tiles = functools.partial(losses.normalized_softmax, tiles=ops.ClassTiles(sizes["tile"]))
+    in_tiles.__name__ = "normalized_softmax"
+    yield one_loss(f"{title}, in tiles of {sizes['tile']:,}", in_tiles, x, labels, tiled=False)
 
 
 def images(sizes):
