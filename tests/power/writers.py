@@ -113,9 +113,7 @@ class Checkpoints:
             return f"checkpoint {step} of {count}"
         if not step:
             return None
-        # The first save was cut off before its sums: nothing proves it, and it is all there is.
-        is_proven = (folder.parent / "checkpoints_sums" / f"{step}.json").exists()
-        if best != (step if is_proven else None) or not (is_proven or count == 0):
+        if best != step:
             return f"best checkpoint {best} of {step}"
         if int(restored[0].step) != step or not np.all(np.asarray(restored[0].params["w"]) == step):
             return f"the content of checkpoint {step}"
