@@ -35,6 +35,7 @@ from PIL import Image
 ROOT = pathlib.Path(__file__).parents[1]
 _STEP = 8.0  # seconds of an attack in the rotation
 _REST = 6.0  # seconds without attacks, at the start and at the end
+_OTHER = "127.0.0.2"  # the address of clients that do not share that of the ordinary ones
 _GROUPS = pathlib.Path("/sys/fs/cgroup")
 
 
@@ -325,9 +326,9 @@ def _repeat(one, port: int, stop: float) -> None:
             one(port, left)
 
 
-def _connect(port: int, seconds: float) -> socket.socket:
-    """From the address of the ordinary clients, as behind one proxy, or from another one."""
-    source = random.choice(("127.0.0.1", "127.0.0.2")), 0
+def _connect(port: int, seconds: float, *sources: str) -> socket.socket:
+    """From one of the addresses; by default also that of the ordinary clients, as by one proxy."""
+    source = random.choice(sources or ("127.0.0.1", _OTHER)), 0
     address = "127.0.0.1", port
     return socket.create_connection(address, timeout=max(0.1, seconds), source_address=source)
 
@@ -358,14 +359,14 @@ def _sends_on(data: bytes):
     return one
 
 
-def _holds(data: bytes, count: int):
+def _holds(data: bytes, count: int, *sources: str):
     """Opens many connections, sends the same on each, and waits."""
 
     def one(port: int, seconds: float) -> None:
         with contextlib.ExitStack() as stack:
             stop = time.monotonic() + seconds
             for _ in range(count):
-                connection = stack.enter_context(_connect(port, seconds))
+                connection = stack.enter_context(_connect(port, seconds, *sources))
                 with contextlib.suppress(OSError):
                     connection.sendall(data)
                 if time.monotonic() > stop:
@@ -412,8 +413,8 @@ def prepared_attacks() -> list:
         _holds(unfinished, 7),
         _sends(request("POST", "/embed", many_scans), request("POST", "/embed", most_scans)),
         _sends(request("POST", "/embed", images, packed)),
-        _holds(request("POST", "/embed", large), 64),
-        _holds(request("POST", "/embed", texts), 64),
+        _holds(request("POST", "/embed", large), 64, _OTHER),
+        _holds(request("POST", "/embed", texts), 64, _OTHER),
         _sends(request("POST", "/embed", b"P3\n1000 1000\n255\n" + b"#\n" * 500_000)),
         _sends(request("POST", "/search", search, text), request("POST", "/search", wide, text)),
         _sends(request("POST", "/embed", lists, packed)),

@@ -107,7 +107,7 @@ def connect(path: pathlib.Path, *, write: bool, create: bool = False) -> Connect
         connection.close()
         wal = path.with_name(path.name + "-wal")
         # In a folder that may not be written, SQLite cannot make the -shm file of a reader.
-        unwritable = error.sqlite_errorcode & 255 in (
+        unwritable = getattr(error, "sqlite_errorcode", 0) & 255 in (
             sqlite3.SQLITE_CANTOPEN,
             sqlite3.SQLITE_READONLY,
         )

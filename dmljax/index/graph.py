@@ -89,7 +89,7 @@ class Graph(NamedTuple):
 def refusal() -> ImportError | None:
     """What to install, if usearch cannot be imported."""
     try:
-        import usearch.index  # noqa: F401
+        _usearch()
     except ImportError:
         return ImportError(
             "approximate search needs usearch: pip install 'dmljax[index]' (exact search does not)"
@@ -97,10 +97,16 @@ def refusal() -> ImportError | None:
     return None
 
 
-def _empty(dimension: int, similarity: str) -> Any:
-    from usearch.index import Index
+def _usearch() -> Any:
+    """The package. JAX comes first: after usearch 2.26, jaxlib 0.10 cannot export a program."""
+    import jax  # noqa: F401
+    import usearch.index
 
-    return Index(
+    return usearch
+
+
+def _empty(dimension: int, similarity: str) -> Any:
+    return _usearch().index.Index(
         ndim=dimension,
         metric="cos" if similarity == "cosine" else "l2sq",
         dtype="f16" if similarity == "cosine" else "f32",
@@ -134,14 +140,12 @@ def grown(
 
 def write(folder: pathlib.Path, graph: Graph, *, identity: str) -> None:
     """Writes the graph aside, and then the manifest that makes it the current one."""
-    import usearch
-
     path = folder / f"graph-{graph.version}-{os.getpid()}.usearch"
     with files.atomic_writer(path, "wb") as file:
         file.write(graph.nodes.save())
     position = Position(identity, graph.version, graph.last_row, len(graph.nodes))
     names = ("expansion", "recall", "recalls", "wanted", "least")
-    facts = {name: getattr(graph, name) for name in names} | {"usearch": usearch.__version__}
+    facts = {name: getattr(graph, name) for name in names} | {"usearch": _usearch().__version__}
     write_manifest(folder, "graph", path, position, facts)
 
 
@@ -157,10 +161,9 @@ def read(
         content = file.read()
     if refusal():
         return f"{file.name} needs usearch (pip install 'dmljax[index]')"
-    import usearch
-
-    if usearch.__version__.partition(".")[0] != manifest["usearch"].partition(".")[0]:
-        return f"{file.name} is of usearch {manifest['usearch']}, not {usearch.__version__}"
+    version = _usearch().__version__
+    if version.partition(".")[0] != manifest["usearch"].partition(".")[0]:
+        return f"{file.name} is of usearch {manifest['usearch']}, not {version}"
     if "least" not in manifest:
         return f"{file.name} has the recall of an older version: `dmljax index tune` measures it"
     nodes = _empty(dimension, similarity)

@@ -133,8 +133,10 @@ class Checkpoints:
             return
         self._last = step
         self.wait()
-        if overwrite and jax.process_index() == 0:
-            (self._sums / f"{step}.json").unlink(missing_ok=True)
+        if jax.process_index() == 0:
+            make_folder(self._sums)  # before the first save: see `_newest`
+            if overwrite:
+                (self._sums / f"{step}.json").unlink(missing_ok=True)
         items = {
             "params": _without(state.params, self._base.paths),
             "train": _train_item(state),
@@ -183,7 +185,6 @@ class Checkpoints:
         folder = self.folder / str(step)
         for path in (*folder.rglob("*"), folder, self.folder):
             sync(path)
-        make_folder(self._sums)
         write_json(self._sums / f"{step}.json", _sums(folder))
         steps = self.steps()
         for file in self._sums.glob("*.json"):
@@ -224,12 +225,14 @@ class Checkpoints:
                     self._put_aside(step)
             if newest is not None and not repair:
                 break
+        writes_sums = self._sums.exists()  # versions of before wrote none
         for step in unproven:
-            if newest is None:
+            if newest is None and not writes_sums:
                 logging.warning("checkpoint %s has no sums: nothing proves it", step)
                 return step
-            if step > newest:
-                logging.warning("checkpoint %s has no sums: %s, which has, is used", step, newest)
+            if newest is None or step > newest:
+                effect = "it is not used" if newest is None else f"{newest}, which has, is used"
+                logging.warning("checkpoint %s has no sums: %s", step, effect)
                 if repair:
                     self._put_aside(step)
         return newest

@@ -1,5 +1,7 @@
 """The approximate search: recall, later changes, filters, and when it is not used."""
 
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -229,3 +231,25 @@ def test_queries_that_resemble_no_item_are_compared_with_every_item(tmp_path, mo
         assert not mixed.exact and mixed[:50] == answers
         monkeypatch.setattr(tuning, "is_strange", lambda *_: False)
         assert recall(store, strangers) < 0.9  # without that
+
+
+_EXPORTS = """
+import sys
+import numpy as np
+from dmljax import index
+with index.create(sys.argv[1], model="ab" * 32, dimension=8) as store:
+    store.add([str(i) for i in range(8)], np.eye(8, dtype=np.float32))
+    store.build(approximate=True)
+    assert store.search(np.eye(8, dtype=np.float32)[:1], 1)[0][0].id == "0"
+import jax
+exported = jax.export.export(jax.jit(lambda x: 2 * x))(jax.ShapeDtypeStruct((3,), "float32"))
+print(len(exported.mlir_module_serialized) > 100)
+"""
+
+
+def test_a_program_can_be_exported_after_a_graph_was_used(tmp_path):
+    """usearch that is imported before jaxlib takes this from it."""
+    command = [sys.executable, "-c", _EXPORTS, tmp_path / "photos.index"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    completed = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert completed.stdout == "True\n", completed.stderr[-1000:]

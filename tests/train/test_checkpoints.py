@@ -1,5 +1,6 @@
 """Which checkpoints are kept."""
 
+import jax
 import jax.numpy as jnp
 
 from dmljax.train.checkpoints import Checkpoints
@@ -32,3 +33,20 @@ def test_a_reopened_folder_keeps_the_earliest_of_equals_too(tmp_path):
         checkpoints.save(state, {}, score=0.8)
         checkpoints.wait()
         assert checkpoints.steps() == [2, 3] and checkpoints.best() == 2
+
+
+def test_an_only_checkpoint_whose_save_was_cut_off_is_not_used(tmp_path, caplog):
+    """After a loss of power it may be half, and its sums come last."""
+    folder, sums = tmp_path / "run" / "checkpoints", tmp_path / "run" / "checkpoints_sums"
+    assert _saved(folder, [0.5]) == ([1], 1)
+    (sums / "1.json").unlink()
+    shapes = jax.eval_shape(lambda: TrainState(jnp.int32(0), {"w": jnp.zeros(3)}, {}, {}))
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    sums.rename(tmp_path / "sums")  # as a version wrote it that knew no sums
+    with Checkpoints(folder) as saved:
+        assert saved.restore(shapes, sharding)[1] is not None
+    (tmp_path / "sums").rename(sums)
+    with Checkpoints(folder) as saved:
+        assert saved.restore(shapes, sharding, repair=True) is None and saved.steps() == []
+    assert "checkpoint 1 has no sums: it is not used" in caplog.text
+    assert (tmp_path / "run" / "checkpoints_damaged" / "1").exists()
