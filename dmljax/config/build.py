@@ -99,8 +99,7 @@ def build(config: Any) -> Run:
     )
 
     def init_fn(key, backbone=None, others=None):
-        params, model_state = init_params(key, backbone)
-        return init_state(*start.replaced(params, model_state, others), optimizer)
+        return start.replaced(*init_params(key, backbone), others)
 
     shapes = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), *first_shapes)
     check_groups(options.optimizer, shapes.params, backbone=method.backbone)

@@ -15,7 +15,7 @@ from dmljax.nets.initializers import initial_values
 from dmljax.train import start
 from dmljax.train.checkpoints import Base
 from dmljax.train.run import Run
-from dmljax.train.step import TrainState
+from dmljax.train.step import TrainState, init_state
 from dmljax.weights import PUBLISHED, file_digest, load
 
 __all__ = [
@@ -34,10 +34,12 @@ def first_state(run: Run, *, say: Callable[[str], None] = logging.info) -> Train
     """The state before step 1, on the devices. `say` is called with a line about its origin."""
     backbone, others = _pretrained(run, say=say)
     # Parameters that the backbone replaces are not drawn.
-    state = initial_values(run.init_fn, key_of(run.seed), backbone, others)
-    # Arrays of the host are the same in every process, so that `jit` may place them anywhere.
-    state = jax.tree.map(np.asarray, state)
-    return jax.jit(lambda state: state, out_shardings=run.placements)(state)
+    variables = initial_values(run.init_fn, key_of(run.seed), backbone, others)
+    # Arrays of the host are the same in every process, so that `jit` may place them anywhere. The
+    # optimizer's arrays are made where they stay: one device may be too small for all of them.
+    params, model_state = jax.tree.map(np.asarray, variables)
+    init_fn = functools.partial(init_state, optimizer=run.optimizer)
+    return jax.jit(init_fn, out_shardings=run.placements)(params, model_state)
 
 
 def base_of(run: Run, *, digest: str | None = None) -> Base | None:

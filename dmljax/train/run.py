@@ -104,7 +104,7 @@ class Run(NamedTuple):
     start_arrays_fn: Callable  # (Start, image_shape) -> the arrays of the run to start from
     method: Method
     optimizer: optax.GradientTransformation
-    init_fn: Callable  # (key, backbone=None, others=None) -> the first TrainState
+    init_fn: Callable  # (key, backbone=None, others=None) -> (params, model_state)
 
     shards: Shardings
     class_rows: ClassRows  # parameters with a row for each class

@@ -14,6 +14,7 @@ from dmljax import losses, ops
 from dmljax.methods import proxies as method_of
 from dmljax.nets import convnet
 from dmljax.train.devices import Shardings
+from dmljax.train.operations import multiply_adds
 
 RNG = np.random.default_rng(0)
 C, D, B = 29, 6, 10
@@ -132,6 +133,17 @@ def test_a_step_draws_by_its_key():
     loss = jit(lambda key: method.loss(params, model_state, batch, key=key, step=0)[0])
     first, again, other = (float(loss(jax.random.key(i))) for i in (1, 1, 2))
     assert first == again != other
+
+
+def test_tiles_compute_the_logits_a_second_time():
+    def products(tiles):
+        def loss(x, w):
+            return losses.arcface(x, LABELS, w, tiles=tiles)
+
+        traced = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(X, PROXIES[2])
+        return multiply_adds(traced.jaxpr) / (B * C * D)
+
+    assert products(None) == 3 and products(ops.ClassTiles(1)) == 4
 
 
 def test_wrong_tiles_are_refused():
