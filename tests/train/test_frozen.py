@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pretrained import RESNET, VIT, with_weights
+from pretrained import VIT, with_weights
 from system import METHODS, tiny
 
 from dmljax import bundle
