@@ -20,6 +20,8 @@ from dmljax.train.devices import Shardings
 
 __all__ = ["ClassRows", "class_rows", "of_state", "on_every_device", "used_params_fn"]
 
+_MEMORY = "model_state/memory/"  # of a method that has `losses.cross_batch_memory`
+
 
 class ClassRows(NamedTuple):
     """The parameters that have a row for each class.
@@ -93,7 +95,8 @@ def of_state(
 
     * None: every device has all arrays.
     * 'classes': the devices share the rows of `class_rows`, and what the optimizer keeps for them.
-    * 'state': they also share all other arrays of the optimizer.
+    * 'state': they also share all other arrays of the optimizer, and the rows of earlier batches
+      that a loss keeps (`losses.cross_batch_memory`).
     * 'all': they also share all other parameters.
 
     An array is split along the longest axis that the number of devices divides; without such an
@@ -106,7 +109,9 @@ def of_state(
         has_rows = class_rows.is_split and leaf.shape[:1] == (class_rows.rows,)
         if has_rows and class_rows.contains(path):
             return shards.rows
-        return _split(leaf.shape, shards) if path.split("/")[0] in split_fields else everywhere
+        if path.split("/")[0] in split_fields or (split_fields and path.startswith(_MEMORY)):
+            return _split(leaf.shape, shards)
+        return everywhere
 
     everywhere = shards.everywhere
     return jax.tree_util.tree_map_with_path(choose, shapes)
