@@ -21,6 +21,7 @@ except ImportError:
 __all__ = ["UnreadableImage", "decode", "encode", "mode", "read"]
 
 _ORIENTATION = 0x0112
+_TINY = 8  # the sides of images that simplejpeg may make at 3/8 where Pillow makes them at 1/2
 
 
 class UnreadableImage(ValueError):
@@ -50,6 +51,8 @@ def decode(
             h, w, space, _ = simplejpeg.decode_jpeg_header(data)
             if space in ("YCbCr", "Gray"):
                 divisor = _divisor(h, w, least_side)
+                if divisor > 1 and max(h, w) <= _TINY:
+                    return _pillow(data, picture, least_side)
                 sides = {"min_height": -(-h // divisor), "min_width": -(-w // divisor)}
                 return simplejpeg.decode_jpeg(data, "RGB", **sides)
         except ValueError:

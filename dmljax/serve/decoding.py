@@ -44,7 +44,8 @@ def main(descriptor: int, memory: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service
     _end_with_parent()
     _limit(memory)
-    with socket.socket(fileno=descriptor) as connection:
+    # The service may close its end while an answer is on its way.
+    with contextlib.suppress(ConnectionError), socket.socket(fileno=descriptor) as connection:
         connection.sendall(ANSWER.pack(READY, 0))
         while head := _received(connection, QUESTION.size):
             lengths = QUESTION.unpack(head)

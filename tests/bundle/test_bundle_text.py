@@ -24,6 +24,7 @@ from dmljax.nets import text as towers
 from dmljax.nets.transformer import quick_gelu
 from dmljax.nets.vit import ViT
 from dmljax.serve import generation
+from dmljax.serve.budget import Claim
 from dmljax.serve.errors import Refused
 from dmljax.serve.settings import Limits, Settings
 from dmljax.weights import PUBLISHED
@@ -156,11 +157,15 @@ def test_the_index_is_searched_by_words(made, tmp_path, capsys):
 def test_too_many_waiting_texts_are_refused(made):
     limits = Limits(waiting_images=3)
     service = generation.Service(Settings(bundle=str(made[0]), limits=limits))
+    arguments = service._first, WORDS[:2], Claim(service.budget, "a client")
 
     async def ask():
-        calls = (service.embed_text(service._first, WORDS[:2]) for _ in range(2))
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        return *answers, await service.embed_text(service._first, WORDS[:2])
+        try:
+            calls = (service.embed_text(*arguments) for _ in range(2))
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            return *answers, await service.embed_text(*arguments)
+        finally:
+            await service.stop()
 
     first, refused, last = asyncio.run(ask())
     assert (first == last).all() and first.shape[0] == 2

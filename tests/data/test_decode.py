@@ -95,6 +95,7 @@ def test_pillow_decodes_images_with_an_orientation_in_xmp():
 
 
 @hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.example(3, 3, "4:4:4", 5, False, "RGB", 1)
 @hypothesis.given(
     st.integers(1, 70),
     st.integers(1, 70),
