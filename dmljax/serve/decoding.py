@@ -12,10 +12,12 @@ import io
 import os
 import pathlib
 import resource
+import select
 import signal
 import socket
 import struct
 import sys
+from collections.abc import Callable
 
 from PIL import ImageOps
 
@@ -37,6 +39,7 @@ _OUT_OF_MEMORY_SCORE = "500"  # where memory runs out, the system ends this proc
 # Memory of ordinary images is kept: to get it anew from the system takes as long as to decode.
 _KEPT, _LARGE = 64 << 20, 32 << 20
 _MANY_PIXELS = 4_000_000  # of an image after which nothing is kept
+_IDLE_SECONDS = 1.0  # without a question, after which nothing is kept
 
 
 def main(descriptor: int, memory: int) -> None:
@@ -47,7 +50,7 @@ def main(descriptor: int, memory: int) -> None:
     # The service may close its end while an answer is on its way.
     with contextlib.suppress(ConnectionError), socket.socket(fileno=descriptor) as connection:
         connection.sendall(ANSWER.pack(READY, 0))
-        while head := _received(connection, QUESTION.size):
+        while head := _received(connection, QUESTION.size, idle_fn=allocator.trim):
             lengths = QUESTION.unpack(head)
             spec = _received(connection, lengths[0])
             status, payload = _answer(spec, _received(connection, lengths[1]), lengths[2])
@@ -104,8 +107,12 @@ def _small(image: bytes) -> bytes:
     return file.getvalue()
 
 
-def _received(connection: socket.socket, length: int) -> bytes:
-    """So many bytes; none where the other end is closed."""
+def _received(
+    connection: socket.socket, length: int, *, idle_fn: Callable[[], None] | None = None
+) -> bytes:
+    """So many bytes; none where the other end is closed. `idle_fn` is called if none come soon."""
+    if idle_fn is not None and not select.select([connection], [], [], _IDLE_SECONDS)[0]:
+        idle_fn()
     data = bytearray(length)
     view, position = memoryview(data), 0
     while position < length:
