@@ -40,6 +40,7 @@ _DEFAULT_K = 10
 _MOST_LISTED, _MOST_HITS = 100, 1000
 _SCANNED = 5000  # items from which a random choice is exact
 _BATCH = 100  # items that are in memory at a time for that
+_UNWATCHED_SECONDS = 0.2  # before the connection of a client that waits is watched
 _SMALL = 1 << 16  # bytes of bodies and answers that are converted with the request
 _PIECE = 1 << 16  # bytes of an answer that wait for the client
 # Bytes of a hit or an item beside its id and metadata: in the answer, and as objects.
@@ -89,7 +90,11 @@ class _Call:
 
     @contextlib.asynccontextmanager
     async def while_connected(self) -> AsyncIterator[None]:
-        """Ends the block if the client of a large body goes away: nobody needs its images."""
+        """Ends the block if the client goes away: nobody needs its answer.
+
+        Answers that come at once are not watched, since a task takes time.
+        """
+        self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task | None = None
         try:
             async with asyncio.timeout(None) as self._connected:
@@ -99,8 +104,12 @@ class _Call:
                 raise
             raise Refused(400, "the client went away") from None
         finally:
-            if self._watcher is not None:
-                self._watcher.cancel()
+            for ended in (self._timer, self._watcher):
+                if ended is not None:
+                    ended.cancel()
+
+    def _start_to_watch(self) -> None:
+        self._watcher = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
         await self._request.receive()  # after the body there is only the end of the connection
@@ -112,8 +121,8 @@ class _Call:
         most = limits.image_bytes if formats.is_image(kind) else limits.body_bytes
         seconds = limits.body_seconds
         data = await read_body(self._request, self.claim, most=most, seconds=seconds)
-        if len(data) > _SMALL:
-            self._watcher = asyncio.create_task(self._watch())
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(_UNWATCHED_SECONDS, self._start_to_watch)
         assert self._route.body is not None
         if self._route.images and formats.is_image(kind):
             body: Any = self._route.body(images=[data])

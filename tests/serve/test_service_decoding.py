@@ -120,8 +120,9 @@ def _waiting(server):
     return float(server.request("GET", "/metrics").body.partition(name)[2].split()[0])
 
 
-def test_images_of_a_client_that_is_gone_are_not_decoded(strict):
-    body = msgpack.packb({"images": [_noise(300)] * 30})
+@pytest.mark.parametrize("image", [_noise(300), _blank(300)], ids=["large body", "small body"])
+def test_images_of_a_client_that_is_gone_are_not_decoded(strict, image):
+    body = msgpack.packb({"images": [image] * 30})
     head = f"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     head += "Content-Type: application/msgpack\r\n\r\n"
     for pid in _children(strict.process.pid):
