@@ -147,8 +147,9 @@ def test_images_of_a_client_that_is_gone_are_not_decoded(strict, image):
 def test_pictures_are_decoded_there_too(strict):
     for pid in _children(strict.process.pid):
         os.kill(pid, signal.SIGSTOP)
-    assert strict.request("GET", "/items/image?id=cats/01.png").status == 404
-    assert strict.request("GET", "/items/image?id=cats/01.png").status == 200
+    # Each of the two processes costs one request at most.
+    statuses = [strict.request("GET", "/items/image?id=cats/01.png").status for _ in range(3)]
+    assert statuses[0] == 404 and statuses[-1] == 200
 
 
 @contextlib.contextmanager
