@@ -1,6 +1,6 @@
 """Everything that has to be measured on an accelerator, in one table.
 
-    python benchmarks/accelerator.py                # one GPU, less than eight minutes
+    python benchmarks/accelerator.py                # one GPU; no row begins after 8 minutes
     python benchmarks/accelerator.py --reduced      # tiny sizes, on a CPU: does every row work?
 
 Each row is one function and runs in a process of its own, so that an error of a row (which is then

@@ -160,7 +160,7 @@ def differences(args):
         photos = images if len(shapes) == 1 else images[::3]
         program = plan.program(transform_fn, [x.shape for x in photos], title=name)
         apply_fn = jax.jit(functools.partial(augment.apply, program))
-        tables, found = augment.tables(program), []
+        tables, differences = augment.tables(program), []
         for i in range(0, len(photos), 32):
             part = photos[i : i + 32]
             canvas = np.zeros((len(part), *program.bounds[0]), np.uint8)
@@ -172,10 +172,11 @@ def differences(args):
             arrays = [np.stack(x) for x in zip(*[x.arrays for x in draws], strict=True)]
             actual = apply_fn(tables, canvas, np.stack([x.scalars for x in draws]), arrays)
             expected = [transform_fn(x, np.random.default_rng(i + j)) for j, x in enumerate(part)]
-            found.append(np.abs(np.asarray(actual, int) - np.stack(expected)))
-        found = np.concatenate(found)
+            differences.append(np.abs(np.asarray(actual, int) - np.stack(expected)))
+        differences = np.concatenate(differences)
         print(
-            f"| {name} | {found.max()} | {found.mean():.5f} | {(found > 0).mean():.3%} |",
+            f"| {name} | {differences.max()} | {differences.mean():.5f} "
+            f"| {(differences > 0).mean():.3%} |",
             flush=True,
         )
 

@@ -111,14 +111,10 @@ def build(config: Any) -> Run:
     )
     check_evaluation(options.evaluate, data, method)
     metrics = metrics_of(options.evaluate)
-    if options.evaluate.every == 0:
-        raise ValueError(
-            "evaluate.every=0 is no interval: give steps or '1 epoch', or leave it out for one "
-            "evaluation after the last step"
-        )
-    interval = options.evaluate.every or total
+    # Without an interval, once after the last step; a run may have no step.
+    interval = max(total, 1) if options.evaluate.every is None else options.evaluate.every
     evaluation_steps = sampler.every(interval, total, "evaluate.every")
-    checkpoint_interval = options.checkpoint.every or interval
+    checkpoint_interval = interval if options.checkpoint.every is None else options.checkpoint.every
     return Run(
         config=fields.with_normalization(config, normalization),
         seed=options.seed,

@@ -30,6 +30,8 @@ def every(
     epochs may differ in length. Any other `length` is a fixed number of steps.
     """
     count, unit = _parse(length, field)
+    if not count:
+        raise ValueError(f"{field}={length!r} is no interval: write steps, or '1 epoch'")
     if unit == "steps" or count < 1 or count != int(count):
         period = max(1, steps(length, epoch_end=epoch_end, field=field))
         return range(period, total + 1, period)

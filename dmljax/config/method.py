@@ -111,6 +111,11 @@ def _method(options: Options, net: Any, classes: int, mesh: Mesh | None) -> Meth
 def _loss(options: Options, mesh: Mesh | None) -> Callable:
     if options.tile is None:
         return registry.resolve("loss", options.loss)
+    if options.method["name"] == "proxies":
+        raise ValueError(
+            f"tile={options.tile} divides the pairs of a batch. For losses against proxies, "
+            "--config.method.tile divides the classes"
+        )
     for field, value in (
         ("miner", options.miner),
         ("loss.mine_fn", options.loss.get("mine_fn")),

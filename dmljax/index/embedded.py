@@ -299,8 +299,9 @@ class EmbeddedIndex(Index[Connection]):
             results = Answers(view.exact(queries, k, allowed=allowed))
         else:
             results = view.approximate(queries, k, allowed=allowed)
-        found, times = np.unique(np.concatenate([rows for rows, _ in results]), return_counts=True)
-        rows, hits_of = found.tolist(), dict(zip(found.tolist(), times.tolist(), strict=True))
+        in_hits, counts = np.unique(np.concatenate([x for x, _ in results]), return_counts=True)
+        rows = in_hits.tolist()
+        hits_of = dict(zip(rows, counts.tolist(), strict=True))
         statement = f"select row, id, metadata, checksum from items where row in {IN} order by row"
         stored = []
         for row, name, metadata, total in connection.execute(statement, parameter(rows)):

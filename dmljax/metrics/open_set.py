@@ -150,12 +150,13 @@ def opis(histograms: ClassHistograms, *, fmrs: tuple[float, float] = (1e-2, 1e-1
 class StrangerRates(NamedTuple):
     """What a least cosine does to queries; `known` are those whose class is in the gallery.
 
-    `found` is the share of the known queries that pass and whose nearest item is of their class.
+    `known_found` is the share of the known queries that pass and whose nearest item is of their
+    class.
     """
 
     known_refused: float
     strangers_refused: float
-    found: float
+    known_found: float
 
 
 def stranger_rates(near: Neighborhoods, threshold: float) -> StrangerRates:
@@ -170,7 +171,7 @@ def stranger_rates(near: Neighborhoods, threshold: float) -> StrangerRates:
     >>> embeddings = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.5, 1.0]])
     >>> near = metrics.neighborhoods(embeddings, np.array([0, 0, 1, 1]))
     >>> metrics.stranger_rates(near, 0.95)
-    StrangerRates(known_refused=0.5, strangers_refused=1.0, found=0.5)
+    StrangerRates(known_refused=0.5, strangers_refused=1.0, known_found=0.5)
     """
     is_known = near.positives > 0
     same_class, other_class = near.own_similarity[is_known], near.other_similarity[is_known]
@@ -180,7 +181,7 @@ def stranger_rates(near: Neighborhoods, threshold: float) -> StrangerRates:
     return StrangerRates(
         known_refused=float(np.mean(np.fmax(same_class, other_class) < threshold)),
         strangers_refused=float(np.mean(strangers < threshold)),
-        found=float(np.mean((same_class >= threshold) & ~(other_class > same_class))),
+        known_found=float(np.mean((same_class >= threshold) & ~(other_class > same_class))),
     )
 
 

@@ -316,8 +316,8 @@ def _closest(
     best, numbers = np.zeros(0, points.dtype), np.zeros(0, np.int64)
     if point_tiles is not None:
         best, numbers = _closest_of_tiles(point_tiles, centers, side)
-    own = len(range(*search.rows(n).indices(n)))
-    return search.joined(n, best[:own], numbers[:own])  # type: ignore[return-value]
+    count = len(range(*search.rows(n).indices(n)))  # the last tile has padding
+    return search.joined(n, best[:count], numbers[:count])  # type: ignore[return-value]
 
 
 def _closest_of_tiles(

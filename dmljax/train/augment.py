@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dmljax.data.transforms import colors, resampling
-from dmljax.data.transforms.plan import Program
+from dmljax.data.transforms.plan import Program, is_box
 
 __all__ = ["OPERATIONS", "apply", "tables"]
 
@@ -94,16 +94,16 @@ def _numbers(
     remaining = list(arrays)
     for i, step in enumerate(program.steps):
         scalar_count, array_count = program.layouts[i]
-        own: tuple[Any, ...] = tuple(scalars[j] for j in range(scalar_count))
+        of_step: tuple[Any, ...] = tuple(scalars[j] for j in range(scalar_count))
         scalars = scalars[scalar_count:]
         if step.name == "cut":
-            own = tuple(number.astype(jnp.int32) for number in own)
-            if [s.name for s in program.steps[i + 1 : i + 2]] == ["scale"]:
-                own, origin = (), own
+            of_step = tuple(number.astype(jnp.int32) for number in of_step)
+            if is_box(program.steps, i):
+                of_step, origin = (), of_step
         elif step.name == "scale":
-            sizes = [number.astype(jnp.int32) for number in own]
+            sizes = [number.astype(jnp.int32) for number in of_step]
             before, after = program.bounds[i : i + 2]
-            own = (
+            of_step = (
                 resampling.columns_first(*sizes),
                 *(
                     _places(tables[i], origin[axis], sizes[axis::2], before[axis], after[axis])
@@ -111,7 +111,7 @@ def _numbers(
                 ),
             )
             origin = (0, 0)
-        numbers.append((*own, *remaining[:array_count]))
+        numbers.append((*of_step, *remaining[:array_count]))
         remaining = remaining[array_count:]
     return numbers
 

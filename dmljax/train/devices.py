@@ -113,27 +113,25 @@ def prefetch(
 
     `window` batches are sent as one block. `ahead` blocks are sent before they are used.
     """
-    waiting: collections.deque[tuple[int, dict[str, jax.Array]]] = collections.deque()
+    waiting: collections.deque[Iterator[dict[str, jax.Array]]] = collections.deque()
     iterator = iter(batches)
-    in_block = NamedSharding(rows.mesh, PartitionSpec(None, *rows.spec))
     while block := list(itertools.islice(iterator, window)):
-        if window == 1:
-            waiting.append((1, put(block[0], rows)))
-        else:
-            stacked = {name: np.stack([batch[name] for batch in block]) for name in block[0]}
-            waiting.append((len(block), put(stacked, in_block)))
+        waiting.append(_sent(block, rows))
         if len(waiting) > ahead:
-            yield from _batches_of(*waiting.popleft(), window)
-    while waiting:
-        yield from _batches_of(*waiting.popleft(), window)
+            yield from waiting.popleft()
+    for block_batches in waiting:
+        yield from block_batches
 
 
-def _batches_of(count: int, block: dict[str, jax.Array], window: int) -> Iterator[dict]:
-    if window == 1:
-        yield block
-        return
-    for i in range(count):
-        yield _batch_of(block, i)
+def _sent(
+    batches: list[dict[str, np.ndarray]], rows: NamedSharding
+) -> Iterator[dict[str, jax.Array]]:
+    """Batches that are sent now, as one block."""
+    if len(batches) == 1:
+        return iter([put(batches[0], rows)])
+    in_block = NamedSharding(rows.mesh, PartitionSpec(None, *rows.spec))
+    block = put({name: np.stack([x[name] for x in batches]) for name in batches[0]}, in_block)
+    return (_batch_of(block, i) for i in range(len(batches)))
 
 
 @jax.jit

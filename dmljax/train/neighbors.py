@@ -77,9 +77,9 @@ def sample_fn_at(run: Run, workdir: pathlib.Path | None, step: int) -> Callable[
 def remove_old(run: Run, workdir: pathlib.Path, oldest: int) -> None:
     """Removes tables that no run needs that continues at step `oldest` or later."""
     needed = max((s for s in run.neighbor_steps if s < oldest), default=0)
-    for step in run.neighbor_steps:
-        if step < needed:
-            _path(workdir, step).unlink(missing_ok=True)
+    for path in (workdir / _FOLDER).glob("*.npy"):
+        if int(path.stem) < needed:
+            path.unlink()
 
 
 def _path(workdir: pathlib.Path, step: int) -> pathlib.Path:

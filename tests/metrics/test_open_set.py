@@ -119,7 +119,7 @@ def test_strangers(kind):
         near_it = threshold - 1e-6  # similarities of the search are float32
         assert rates.known_refused == pytest.approx(np.mean(known < near_it))
         assert rates.strangers_refused == pytest.approx(np.mean(strangers < near_it))
-        assert rates.found == pytest.approx(np.mean((known >= near_it) & right))
+        assert rates.known_found == pytest.approx(np.mean((known >= near_it) & right))
 
 
 def test_what_cannot_be_asked():

@@ -176,7 +176,15 @@ def test_load_embeds_images(finished):
         ({"seed": 10**20 - 1}, "seed must be a number from 0 to .*, not 99999999999999999999"),
         ({"method": {"name": "pairs", "dim": 0}}, "method.dim=0: an embedding has 1 or more"),
         ({"evaluate": {"ks": []}}, r"evaluate.ks=\[\] needs one or more K"),
-        ({"evaluate": {"every": 0}}, "evaluate.every=0 is no interval: give steps"),
+        ({"evaluate": {"every": 0}}, "evaluate.every=0 is no interval: write steps"),
+        ({"checkpoint": {"every": "0 epochs"}}, "checkpoint.every='0 epochs' is no interval"),
+        (
+            {
+                "sampler": {"name": "nearest_classes", "classes": 2, "per_class": 2},
+                "neighbors_every": 0,
+            },
+            "neighbors_every=0 is no interval",
+        ),
         ({"log_every": 0}, "log_every must be 1 or more, not 0"),
         ({"evaluate": {"ks": 3}}, "ks must be a list .*, not 3"),
         ({"evaluate": {"metrics": "nmi"}}, "metrics must be a list or None, not 'nmi'"),

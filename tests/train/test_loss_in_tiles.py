@@ -82,7 +82,11 @@ def _batch():
             {"tile": 4, "loss": "supcon", "method": {"name": "pairs", "dim": 4, "memory": 16}},
             "tile=4 and method.memory=16: tiles know the pairs by their labels alone. Leave out",
         ),
-        ({"tile": 4, "loss": "proxy_anchor", "method": "proxies"}, "proxy_anchor does not exist"),
+        ({"tile": 4, "loss": "nca"}, "nca does not exist in tiles: take one of circle"),
+        (
+            {"tile": 4, "loss": "proxy_anchor", "method": "proxies"},
+            "tile=4 divides the pairs of a batch. For losses against proxies, --config.method.tile",
+        ),
     ],
 )
 def test_what_cannot_be_tiled_is_refused_before_anything_is_written(tmp_path, fields, message):

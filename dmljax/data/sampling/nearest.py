@@ -46,14 +46,15 @@ def nearest_classes(
     dealt = class_balanced(
         groups, classes=-(-classes // (near + 1)), per_class=1, seed=seed, step=step
     )
-    chosen = dict.fromkeys(np.searchsorted(np.unique(groups.labels), groups.labels[dealt]).tolist())
+    names = groups.labels[groups.order[groups.start]]
+    chosen = dict.fromkeys(np.searchsorted(names, groups.labels[dealt]).tolist())
     for c in list(chosen):
         others = [n for n in neighbors[c].tolist() if n not in chosen]
         chosen |= dict.fromkeys(others[: min(near, classes - len(chosen))])
     rng = draws.generator(seed, draws.NEAREST, step)
     # Classes whose neighbors are all in the batch leave places for any other class.
-    rest = np.setdiff1d(np.arange(total), list(chosen))
-    filled = [*chosen, *rng.permutation(rest)[: classes - len(chosen)].tolist()]
+    missing = np.setdiff1d(np.arange(total), list(chosen))
+    filled = [*chosen, *rng.permutation(missing)[: classes - len(chosen)].tolist()]
     images = [_some(groups.images(c), per_class, rng) for c in filled]
     return np.concatenate(images)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-__all__ = ["Draws", "NoDeviceForm", "Plan", "Program", "Step", "operation", "program"]
+__all__ = ["Draws", "NoDeviceForm", "Plan", "Program", "Step", "is_box", "operation", "program"]
 
 _Shape = tuple[int, ...]
 _Pattern = tuple[tuple["Step", ...], tuple[_Shape, ...]]
@@ -161,7 +161,7 @@ def program(transform_fn: Callable[..., Any], shapes: Iterable[_Shape], *, title
     kept = [i for i in range(len(steps)) if not _changes_nothing(plans, i)]
     for i in kept:
         sizes = sorted({plan.shapes[i + (steps[i] == _CUT)] for plan in plans})
-        if len(sizes) > 1 and not (steps[i].name in _OF_ANY_SIZE or _is_box(plans[0], i)):
+        if len(sizes) > 1 and not (steps[i].name in _OF_ANY_SIZE or is_box(plans[0].steps, i)):
             raise NoDeviceForm(_refusal(title, f"{steps[i].name!r} gets images of several sizes"))
     return Program(
         transform_fn=transform_fn,
@@ -170,7 +170,7 @@ def program(transform_fn: Callable[..., Any], shapes: Iterable[_Shape], *, title
         bounds=tuple(
             tuple(map(max, zip(*(plan.shapes[i] for plan in plans), strict=True)))
             # A box is as large as its image at most.
-            for i in (0, *(i + 1 - _is_box(plans[0], i) for i in kept))
+            for i in (0, *(i + 1 - is_box(plans[0].steps, i) for i in kept))
         ),
         layouts=tuple(_layout(_numbers(plans[0], i)) for i in kept),
         resizings=tuple(frozenset(_resizings(plans, i)) for i in kept),
@@ -196,23 +196,23 @@ def _refusal(title: str, reason: str) -> str:
     )
 
 
-def _is_box(plan: Plan, i: int) -> bool:
+def is_box(steps: Sequence[Step], i: int) -> bool:
     """Whether step `i` cuts a box, of any size, that the next step resizes."""
-    return plan.steps[i] == _CUT and [step.name for step in plan.steps[i + 1 : i + 2]] == ["scale"]
+    return steps[i] == _CUT and [step.name for step in steps[i + 1 : i + 2]] == ["scale"]
 
 
 def _changes_nothing(plans: Sequence[Plan], i: int) -> bool:
     """Whether step `i` resizes images, not boxes, that all have the size already."""
     return (
         plans[0].steps[i].name == "scale"
-        and not (i and _is_box(plans[0], i - 1))
+        and not (i and is_box(plans[0].steps, i - 1))
         and all(plan.shapes[i] == plan.shapes[i + 1] for plan in plans)
     )
 
 
 def _pattern(plan: Plan) -> _Pattern:
     """The steps and the shapes, except the sizes of boxes, which are drawn."""
-    boxes = {i + 1 for i in range(len(plan.steps)) if _is_box(plan, i)}
+    boxes = {i + 1 for i in range(len(plan.steps)) if is_box(plan.steps, i)}
     return plan.steps, tuple(shape for i, shape in enumerate(plan.shapes) if i not in boxes)
 
 
@@ -234,7 +234,7 @@ def _resizings(plans: Sequence[Plan], i: int) -> Iterator[tuple[int, int]]:
     for plan in plans:
         for axis in range(2):
             length, target = plan.shapes[i][axis], plan.shapes[i + 1][axis]
-            if i and _is_box(plan, i - 1):
+            if i and is_box(plan.steps, i - 1):
                 longest = plan.shapes[i - 1][axis]
                 yield from ((length, target) for length in range(1, longest + 1))
             else:

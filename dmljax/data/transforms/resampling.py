@@ -108,9 +108,9 @@ def taps(length: int, target: int, *, antialias: bool = True, filter: str = "bil
     weights = kernel_fn(np.abs(positions - centers[:, None] + 0.5) * (1 / stretch))
     weights[positions >= stops[:, None]] = 0
     weights /= weights.sum(axis=1, keepdims=True)
-    whole = np.trunc(weights * 2**_BITS + np.copysign(0.5, weights)).astype(np.int32)
-    count = np.flatnonzero(whole.any(axis=0))[-1] + 1  # the last columns may be zeros
-    return Taps(starts.astype(np.int32), whole[:, :count], _BITS)
+    integers = np.trunc(weights * 2**_BITS + np.copysign(0.5, weights)).astype(np.int32)
+    count = np.flatnonzero(integers.any(axis=0))[-1] + 1  # the last columns may be zeros
+    return Taps(starts.astype(np.int32), integers[:, :count], _BITS)
 
 
 def columns_first(height: Any, width: Any, new_height: Any, new_width: Any) -> Any:
