@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from dmljax.retrieval import counting, sharding, tiles
@@ -23,7 +22,7 @@ from dmljax.retrieval.layout import QueryBlock, Ranks, ranks_of
 from dmljax.retrieval.sharding import REPLICATED, SHARDED
 from dmljax.retrieval.tiles import Tile, Tiles
 
-_PAIRS = 8192  # pairs that `_pair_similarities` computes at once: one shape, so one program
+_PAIRS = 8192  # pairs that `_pair_similarities` computes at once, at least
 _SEGMENT = 128  # columns in which open pairs are counted together; divides the side of every tile
 _QUEUED = 3  # tiles whose open pairs wait on the devices, so that these never wait for the host
 
@@ -40,12 +39,13 @@ def filtered_ranks(
     mesh = row_tiles.mesh
     counted = {b: block for b, block in enumerate(blocks) if block.is_counted.any()}
     screen_fn = sharding.on_mesh(mesh, _screen(jnp.dtype(dtype)), *[SHARDED] * 3, REPLICATED)
-    pick_fn = sharding.on_mesh(mesh, _pick, SHARDED, SHARDED, REPLICATED, REPLICATED)
+    at_once = _pairs_at_once(column_tiles.side)
+    pick_fn = sharding.on_mesh(mesh, _pick(at_once), SHARDED, SHARDED, REPLICATED, REPLICATED)
     pairs_fn = sharding.on_mesh(mesh, _pair_similarities, *[SHARDED] * 4)
     add_fn = sharding.on_mesh(mesh, _add_pairs, *[SHARDED] * 5)
     thresholds, counts = {}, {}
     for b, block in counted.items():
-        fill_fn = functools.partial(_of_pairs, row_tiles[b], column_tiles, pairs_fn, mesh)
+        fill_fn = functools.partial(_of_pairs, row_tiles[b], column_tiles, pairs_fn, at_once)
         limits = counting.thresholds(block, slot_groups, fill_fn, np.float32)
         thresholds[b] = sharding.put(limits, mesh)
         counts[b] = sharding.put(np.zeros(limits.shape, np.int32), mesh)
@@ -54,7 +54,7 @@ def filtered_ranks(
     def settle() -> None:
         """Adds the open pairs of the tile that waits longest."""
         b, rows, columns, is_open, total = waiting.popleft()
-        for start in range(0, int(np.max(total)), _PAIRS):
+        for start in range(0, int(np.max(total)), at_once):
             *pairs, numbers, where = pick_fn(is_open, rows, columns, np.int32(start))
             similarities = pairs_fn(*pairs)
             counts[b] = add_fn(counts[b], thresholds[b], similarities, numbers, where)
@@ -80,12 +80,13 @@ def _of_pairs(
     rows: Tile,
     column_tiles: Tiles,
     pairs_fn: Callable,
-    mesh: Mesh | None,
+    at_once: int,
     queries: Int[np.ndarray, "m"],
     slots: Int[np.ndarray, "m"],
 ) -> Float[np.ndarray, "m"]:
     """Similarities of queries of the block `rows` to slots of the gallery."""
-    side, size = column_tiles.side, _PAIRS * (1 if mesh is None else mesh.size)
+    side, mesh = column_tiles.side, column_tiles.mesh
+    size = at_once * (1 if mesh is None else mesh.size)
     row_vectors, row_offsets = np.asarray(rows.vectors), np.asarray(rows.offsets)
     results = np.empty(len(queries), np.float32)
     order = np.argsort(slots // side, kind="stable")  # each tile is asked for once or twice
@@ -161,22 +162,36 @@ def _bounds(
     return similarities - radius, similarities + radius
 
 
-@jax.jit
-def _pick(
-    is_open: Bool[Array, "b n"], rows: Tile, columns: Tile, start: Int[Array, ""]
-) -> tuple[Array, ...]:
-    """The open pairs from number `start` on: vectors, offsets, row numbers, and which are pairs."""
-    segments = is_open.reshape(-1, _SEGMENT)
-    ends = jnp.cumsum(jnp.sum(segments, axis=1, dtype=jnp.int32))
-    numbers = start + jnp.arange(_PAIRS, dtype=jnp.int32)
-    segment = jnp.minimum(jnp.searchsorted(ends, numbers, side="right"), len(ends) - 1)
-    chosen = segments[segment]  # [m s]
-    before = ends[segment] - jnp.sum(chosen, axis=1, dtype=jnp.int32)
-    places = jnp.cumsum(chosen, axis=1, dtype=jnp.int32)
-    within = jnp.argmax(places > (numbers - before)[:, None], axis=1)
-    row, column = jnp.divmod(segment * _SEGMENT + within, is_open.shape[1])
-    arrays = rows.vectors[row], columns.vectors[column], rows.offsets[row], columns.offsets[column]
-    return (*arrays, row, numbers < ends[-1])
+def _pairs_at_once(side: int) -> int:
+    """Open pairs of one round: mostly all of a tile. One number for a search, so one program."""
+    return max(_PAIRS, side * side // 256)
+
+
+@functools.cache
+def _pick(size: int) -> Callable:
+    @jax.jit
+    def pick(
+        is_open: Bool[Array, "b n"], rows: Tile, columns: Tile, start: Int[Array, ""]
+    ) -> tuple[Array, ...]:
+        """The open pairs from number `start`: vectors, offsets, rows, and which are pairs."""
+        segments = is_open.reshape(-1, _SEGMENT)
+        ends = jnp.cumsum(jnp.sum(segments, axis=1, dtype=jnp.int32))
+        numbers = start + jnp.arange(size, dtype=jnp.int32)
+        segment = jnp.minimum(jnp.searchsorted(ends, numbers, side="right"), len(ends) - 1)
+        chosen = segments[segment]  # [m s]
+        before = ends[segment] - jnp.sum(chosen, axis=1, dtype=jnp.int32)
+        places = jnp.cumsum(chosen, axis=1, dtype=jnp.int32)
+        within = jnp.argmax(places > (numbers - before)[:, None], axis=1)
+        row, column = jnp.divmod(segment * _SEGMENT + within, is_open.shape[1])
+        arrays = (
+            rows.vectors[row],
+            columns.vectors[column],
+            rows.offsets[row],
+            columns.offsets[column],
+        )
+        return (*arrays, row, numbers < ends[-1])
+
+    return pick
 
 
 @jax.jit

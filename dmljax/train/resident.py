@@ -10,8 +10,6 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import math
-import os
-import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +22,7 @@ from dmljax.data import batches, decode
 from dmljax.data.reader import Reader
 from dmljax.data.transforms import plan
 from dmljax.files import cores
+from dmljax.files.memory import free_memory
 from dmljax.train import augment, hosts
 from dmljax.train.run import Run
 
@@ -193,16 +192,7 @@ def _free_bytes(devices: Sequence[jax.Device]) -> int:
     stats = [device.memory_stats() for device in devices]
     if all(stats):
         return min(x["bytes_limit"] - x["bytes_in_use"] for x in stats if x)
-    return _free_of_host() // (2 * len(devices))
-
-
-def _free_of_host() -> int:
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    info = pathlib.Path("/proc/meminfo")
-    for line in info.read_text().splitlines() if info.exists() else ():
-        if line.startswith("MemAvailable:"):  # counts what the system can take from its caches
-            free = int(line.split()[1]) << 10
-    return free
+    return free_memory() // (2 * len(devices))
 
 
 def _block(images: list[np.ndarray | None], rows: range, memory: _Memory) -> np.ndarray:
