@@ -645,8 +645,8 @@ def test_mutated_requests_are_answered_in_one_line(server):
 
 
 @pytest.mark.slow
-def test_ten_thousand_mutated_requests(server):
+def test_a_hundred_thousand_mutated_requests(server):
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda seed: _throw(server, seed, 2500), range(1, 5)))
+        list(pool.map(lambda seed: _throw(server, seed, 25_000), range(1, 5)))
     assert server.request("GET", "/readyz").status == 200
     assert "Traceback" not in server.log()
