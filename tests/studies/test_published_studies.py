@@ -57,6 +57,7 @@ ARGUMENTS = {
         *FOUR_SETS[:3],
     ],
     "review_tinyimagenet": [""],
+    "small_ladder": ["data=omniglot8", "pretrain=omniglot8,data=glyphs"],
 }
 FILES = sorted((ROOT / "studies").glob("*.py"))
 STUDIES = [f"{file}:{argument}" for file in FILES for argument in ARGUMENTS.get(file.stem, [])]
