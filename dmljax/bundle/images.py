@@ -62,7 +62,9 @@ def pixels(
     max_bytes: int = MAX_BYTES,
     least_side: int | None = None,
 ) -> np.ndarray:
-    """The pixels `uint8 [h w 3]` of an encoded image or a path; arrays are returned as they are.
+    """The pixels of an encoded image or a path; arrays are returned as they are.
+
+    They are `uint8 [h w 1]` of an image in gray, and `uint8 [h w 3]` of any other.
 
     `check_size_fn(height, width)` raises for an image that is too large, before it is decoded.
     `least_side` is as in `data.decode.decode`.
@@ -87,7 +89,7 @@ def pixels(
                     f"the {picture.format} file has several frames: an image must have one",
                     kind="format",
                 )
-            return decode.decode(data, picture=picture, least_side=least_side)
+            return decode.decode(data, picture=picture, least_side=least_side, keep_gray=True)
         except BadImage:
             raise
         except Exception as error:  # damaged data raises almost anything

@@ -29,14 +29,18 @@ class UnreadableImage(ValueError):
 
 
 def decode(
-    data: bytes, *, picture: Image.Image | None = None, least_side: int | None = None
+    data: bytes,
+    *,
+    picture: Image.Image | None = None,
+    least_side: int | None = None,
+    keep_gray: bool = False,
 ) -> np.ndarray:
     """RGB pixels of an encoded image, `uint8 [h w 3]`.
 
-    Grayscale is repeated, alpha is dropped, CMYK and palettes are converted. The EXIF orientation
-    is applied. 16-bit grayscale keeps its high byte; Pillow's own conversion would clip nearly all
-    of it to white. `picture` is the same data as opened by Pillow, where the caller has read its
-    header; by default it is opened here.
+    Grayscale is repeated or, with `keep_gray`, kept: `uint8 [h w 1]`. Alpha is dropped, CMYK and
+    palettes are converted. The EXIF orientation is applied. 16-bit grayscale keeps its high byte;
+    Pillow's own conversion would clip nearly all of it to white. `picture` is the same data as
+    opened by Pillow, where the caller has read its header; by default it is opened here.
 
     With `least_side`, a JPEG in color or gray is decoded at 1/2, 1/4 or 1/8 of its size (DCT
     scaling), which takes a fraction of the time and of the memory. The size is the smallest one
@@ -52,12 +56,13 @@ def decode(
             if space in ("YCbCr", "Gray"):
                 divisor = _divisor(h, w, least_side)
                 if divisor > 1 and max(h, w) <= _TINY:
-                    return _pillow(data, picture, least_side)
+                    return _pillow(data, picture, least_side, keep_gray)
                 sides = {"min_height": -(-h // divisor), "min_width": -(-w // divisor)}
-                return simplejpeg.decode_jpeg(data, "RGB", **sides)
+                color = "GRAY" if keep_gray and space == "Gray" else "RGB"
+                return simplejpeg.decode_jpeg(data, color, **sides)
         except ValueError:
             pass
-    return _pillow(data, picture, least_side)
+    return _pillow(data, picture, least_side, keep_gray)
 
 
 def _divisor(height: int, width: int, least_side: int | None) -> int:
@@ -74,7 +79,10 @@ def _may_be_rotated(data: bytes) -> bool:
 
 
 def _pillow(
-    data: bytes, picture: Image.Image | None = None, least_side: int | None = None
+    data: bytes,
+    picture: Image.Image | None = None,
+    least_side: int | None = None,
+    keep_gray: bool = False,
 ) -> np.ndarray:
     try:
         with warnings.catch_warnings():
@@ -88,6 +96,8 @@ def _pillow(
             if picture.mode.startswith("I"):
                 high = np.asarray(picture) >> 8
                 picture = Image.fromarray(np.clip(high, 0, 255, out=high).astype(np.uint8))
+            if keep_gray and picture.mode == "L":
+                return np.asarray(picture)[:, :, None]
             # Pillow would copy a picture that is RGB already.
             return np.asarray(picture if picture.mode == "RGB" else picture.convert("RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:

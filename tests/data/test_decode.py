@@ -116,10 +116,25 @@ def test_both_decoders_give_identical_pixels(
     data = _saved(Image.fromarray(noise).convert(mode), "JPEG", **options)
     pixels = decode.decode(data, least_side=least_side)
     np.testing.assert_array_equal(pixels, decode._pillow(data, least_side=least_side))
+    gray = [f(data, least_side=least_side, keep_gray=True) for f in (decode.decode, decode._pillow)]
+    expected = pixels if mode == "RGB" else pixels[:, :, :1]
+    np.testing.assert_array_equal(gray, [expected] * 2)
     n = 1
     while least_side and n < 8 and min(width, height) >= 2 * n * least_side:
         n *= 2
     assert pixels.shape == (-(-height // n), -(-width // n), 3)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "I;16", "P", "RGB", "RGBA"])
+def test_gray_images_keep_one_channel(mode):
+    noise = np.random.default_rng(0).integers(0, 256, (7, 5, 3), np.uint8)
+    image = Image.fromarray(noise).convert("L" if mode == "I;16" else mode)
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(image).astype(np.uint16) << 8)
+    data = _saved(image, "PNG")
+    pixels, kept = decode.decode(data), decode.decode(data, keep_gray=True)
+    is_gray = mode in ("L", "I;16")
+    np.testing.assert_array_equal(kept, pixels[:, :, :1] if is_gray else pixels)
 
 
 @pytest.mark.usefixtures("decoder")
