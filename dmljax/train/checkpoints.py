@@ -385,9 +385,14 @@ class Checkpoints:
         if kind is None or jax.process_count() == 1:
             self.close()
             return
+
         # A save that is under way gets only a few seconds, because it may wait for processes that
-        # have ended.
-        closing = threading.Thread(target=self.close, daemon=True)
+        # have ended. The block has an error already, so those of the save do not count.
+        def close() -> None:
+            with contextlib.suppress(Exception):
+                self.close()
+
+        closing = threading.Thread(target=close, daemon=True)
         closing.start()
         closing.join(_CLOSING_SECONDS)
 
@@ -428,8 +433,17 @@ class _NewestWithSums:
 
 
 def _is_not_raised(record: python_logging.LogRecord) -> bool:
-    """False for errors that Orbax logs, with the stacks of all threads, and then raises too."""
-    return record.levelno < python_logging.ERROR or "orbax" not in record.pathname
+    """False for errors that Orbax logs, with the stacks of all threads, and then raises too.
+
+    A process first waits for the others, up to 20 minutes, so its error is one line at once.
+    """
+    if record.levelno < python_logging.ERROR or "orbax" not in record.pathname:
+        return True
+    ends_save = record.pathname.endswith("async_checkpointer.py")
+    if ends_save and record.exc_info and record.exc_info[1] and jax.process_count() > 1:
+        reason = str(record.exc_info[1]) or repr(record.exc_info[1])
+        logging.warning("a checkpoint cannot be written: %s", reason.strip().splitlines()[0])
+    return False
 
 
 def _train_item(state: TrainState) -> dict:
