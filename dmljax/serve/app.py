@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from msgspec import UNSET
-from starlette.requests import Request
+from starlette.datastructures import Headers, QueryParams
 from starlette.responses import Response
 from starlette.routing import Router
 
@@ -30,7 +30,7 @@ from dmljax.serve.api import Route
 from dmljax.serve.budget import Claim
 from dmljax.serve.errors import Refused
 from dmljax.serve.generation import Generation, Service
-from dmljax.serve.guard import Guard, read_body
+from dmljax.serve.guard import Guard, client_left, read_body
 from dmljax.serve.metrics import CONTENT_TYPE
 
 __all__ = ["create"]
@@ -71,9 +71,11 @@ def create(service: Service) -> Guard:
         route = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if route is None:
             raise Refused(405, f"this route has {', '.join(methods)}")
-        call = _Call(route, Request(scope, receive), service)
-        async with call.while_connected():
+        call = _Call(route, scope, receive, service)
+        try:
             response = await call.respond(await getattr(handlers, route.handler)(call))
+        finally:
+            call.end_watch()
         await response(scope, receive, send)
 
     return Guard(dispatch, service, frozenset(api.ROUTES))
@@ -82,47 +84,43 @@ def create(service: Service) -> Guard:
 class _Call:
     """A request of a route: its options, and its body when it is needed."""
 
-    def __init__(self, route: Route, request: Request, service: Service):
-        self._route, self._service, self._headers = route, service, request.headers
-        self._request, self.claim = request, request.scope["claim"]
+    def __init__(self, route: Route, scope: Any, receive: Any, service: Service):
+        self._route, self._service, self._receive = route, service, receive
+        self._headers = Headers(scope=scope)
+        self.claim, self._ending = scope["claim"], scope["ending"]
+        self._watch: asyncio.TimerHandle | asyncio.Task | None = None
         self.size = _Size(self.claim, service.settings.limits.answer_bytes)
-        self.options: Any = formats.query(request.query_params.multi_items(), route.query)
+        options = QueryParams(scope["query_string"]).multi_items()
+        self.options: Any = formats.query(options, route.query)
 
-    @contextlib.asynccontextmanager
-    async def while_connected(self) -> AsyncIterator[None]:
-        """Ends the block if the client goes away: nobody needs its answer.
+    def _start_watch(self) -> None:
+        """Ends the request if the client goes away: nobody needs its answer."""
 
-        Answers that come at once are not watched, since a task takes time.
-        """
-        self._timer: asyncio.TimerHandle | None = None
-        self._watcher: asyncio.Task | None = None
-        try:
-            async with asyncio.timeout(None) as self._connected:
-                yield
-        except TimeoutError:
-            if not self._connected.expired():
-                raise
-            raise Refused(400, "the client went away") from None
-        finally:
-            for ended in (self._timer, self._watcher):
-                if ended is not None:
-                    ended.cancel()
+        async def watch() -> None:
+            await self._receive()  # after the body there is only the end of the connection
+            self._ending.end(client_left())
 
-    def _start_to_watch(self) -> None:
-        self._watcher = asyncio.create_task(self._watch())
+        self._watch = asyncio.create_task(watch())
 
-    async def _watch(self) -> None:
-        await self._request.receive()  # after the body there is only the end of the connection
-        self._connected.reschedule(0)
+    def end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
 
     async def body(self) -> Any:
         """The body as the type of the route, with the options of the address that it leaves out."""
         limits, kind = self._service.settings.limits, formats.content_type(self._headers)
         most = limits.image_bytes if formats.is_image(kind) else limits.body_bytes
-        seconds = limits.body_seconds
-        data = await read_body(self._request, self.claim, most=most, seconds=seconds)
+        data = await read_body(
+            self._receive,
+            self._headers.get("content-length"),
+            self.claim,
+            self._ending,
+            most=most,
+            seconds=limits.body_seconds,
+        )
+        # Answers that come at once are not watched, since a task takes time.
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(_UNWATCHED_SECONDS, self._start_to_watch)
+        self._watch = loop.call_later(_UNWATCHED_SECONDS, self._start_watch)
         assert self._route.body is not None
         if self._route.images and formats.is_image(kind):
             body: Any = self._route.body(images=[data])

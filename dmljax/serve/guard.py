@@ -16,7 +16,6 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from dmljax.serve.api import OPEN_ROUTES
@@ -26,7 +25,7 @@ from dmljax.serve.generation import Service
 from dmljax.serve.metrics import METHODS
 from dmljax.serve.settings import is_loopback
 
-__all__ = ["Guard", "client_of", "read_body"]
+__all__ = ["Ending", "Guard", "client_left", "client_of", "read_body"]
 
 _log = logging.getLogger("dmljax.serve.requests")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -64,13 +63,13 @@ class Guard:
         route = scope["path"] if scope["path"] in self._routes else "other"
         method = scope["method"] if scope["method"] in METHODS else "other"
         status, limits = 0, self._service.settings.limits
-        deadline: asyncio.Timeout | None = None
+        ending: Ending | None = None
 
         async def answer(message: Any) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                if deadline is not None:
-                    deadline.reschedule(None)  # the protocol limits the time to send
+                if ending is not None:
+                    ending.cancel()  # the protocol limits the time to send
                 status = message["status"]
                 sent = message["headers"]
                 if not any(name == b"cache-control" for name, _ in sent):
@@ -85,16 +84,20 @@ class Guard:
         try:
             try:
                 self._check(scope, headers, route)
-                async with asyncio.timeout(limits.request_seconds) as deadline:
+                async with asyncio.timeout(limits.request_seconds) as timeout:
+                    ending = Ending(timeout)
                     client = client_of(scope, headers, self._client_header)
                     with self._service.budget.claim(client) as claim:
-                        await self._app(scope | {"claim": claim}, receive, answer)
+                        more = {"claim": claim, "ending": ending}
+                        await self._app(scope | more, receive, answer)
             except Exception as error:
-                deadline = None
+                refused = ending.reason if ending else None
+                ending = None
                 if status:
                     raise  # the answer has begun
-                place = str(self._service.settings.index or "the index")
-                refused = refusal(error, place=place, request_id=request_id)
+                if refused is None or not isinstance(error, TimeoutError):
+                    place = str(self._service.settings.index or "the index")
+                    refused = refusal(error, place=place, request_id=request_id)
                 await _response(refused, request_id)(scope, receive, answer)
         finally:
             self._running -= 1
@@ -196,44 +199,69 @@ def _response(refused: Refused, request_id: str) -> Response:
     return response
 
 
-async def read_body(request: Request, claim: Claim, *, most: int, seconds: float) -> bytes:
+class Ending:
+    """Ends a request before its answer. Without a `reason` the request took too long.
+
+    One timeout serves all reasons: several would be a tenth of the time of a small request.
+    """
+
+    def __init__(self, timeout: asyncio.Timeout):
+        self._timeout = timeout
+        self.reason: Refused | None = None
+
+    def end(self, reason: Refused) -> None:
+        """Ends the request; to be called by the thread of the event loop."""
+        self.reason = self.reason or reason
+        if self._timeout.when() is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended in the meantime
+                self._timeout.reschedule(0)
+
+    def cancel(self) -> None:
+        """From now on the request may take as long as it does."""
+        self._timeout.reschedule(None)
+
+
+def client_left() -> Refused:
+    return Refused(400, "the client went away")
+
+
+async def read_body(
+    receive: Any, length: str | None, claim: Claim, ending: Ending, *, most: int, seconds: float
+) -> bytes:
     """The body, refused as soon as it is larger than `most` bytes or too slow.
 
     Its bytes are taken from the `claim`. A body that arrives while others need the memory may have
     to go.
     """
-    length, body = request.headers.get("content-length"), bytearray()
+    body = bytearray()
     too_large = Refused(413, f"the body is larger than the limit of {most:,} bytes")
     if length is not None and (not length.isdecimal() or int(length[:20]) > most):
         raise too_large
-    loop, stopped = asyncio.get_running_loop(), False
+    loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        nonlocal stopped
-        stopped = True
-        loop.call_soon_threadsafe(_expire, deadline)
+        reason = "others needed the memory of this body: try again"
+        ending.reason = Refused(503, reason, retry_after=1)
+        loop.call_soon_threadsafe(ending.end, ending.reason)
 
+    slow = Refused(408, f"the body did not arrive within {seconds:g} seconds")
+    timer = loop.call_later(seconds, ending.end, slow)
+    claim.arrives(stop)
     try:
-        async with asyncio.timeout(seconds) as deadline:
-            claim.arrives(stop)
-            async for chunk in request.stream():
-                claim.take(len(chunk))
-                body += chunk
-                if len(body) > most:
-                    raise too_large
-            claim.arrives(None)
-    except ClientDisconnect:
-        raise Refused(400, "the client went away") from None
-    except TimeoutError:
-        if not stopped:
-            reason = f"the body did not arrive within {seconds:g} seconds"
-            raise Refused(408, reason) from None
-    if stopped:
-        raise Refused(503, "others needed the memory of this body: try again", retry_after=1)
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise client_left()
+            chunk = message.get("body", b"")
+            claim.take(len(chunk))
+            body += chunk
+            if len(body) > most:
+                raise too_large
+            if not message.get("more_body"):
+                break
+    finally:
+        timer.cancel()
+        claim.arrives(None)
+    if ending.reason is not None:
+        raise ending.reason
     return bytes(body)
-
-
-def _expire(deadline: asyncio.Timeout) -> None:
-    if not deadline.expired() and deadline.when() is not None:
-        with contextlib.suppress(RuntimeError):  # it has ended in the meantime
-            deadline.reschedule(0)
