@@ -5,7 +5,7 @@
 
 `glyphs` are drawn by the program. Another name is a file NAME.npz in the current folder, with
 images, labels, class_names and class_is_test. A net of five 3x3 convolutions learns from the
-classes of `pretrain`; its scores are those of its own test classes. The other rows start from its
+classes of `pretrain`; it is scored on its own test classes. The other rows start from its
 backbone, and columns `frozen/...` are the scores of this backbone without further training. The
 ladder chooses its step on a fifth of the training classes, which it holds out; the other rows train
 on all of them, with fixed steps. No step is chosen by test scores.
@@ -13,7 +13,7 @@ on all of them, with fixed steps. No step is chosen by test scores.
 
 from __future__ import annotations
 
-_SIZE = 32  # pixels; glyphs have so many
+_SIZE = 32  # pixels, as glyphs have
 
 
 def get_study(pretrain: str = "glyphs", data: str = "images", steps: int = 300, seeds: int = 5):

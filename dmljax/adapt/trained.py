@@ -125,7 +125,7 @@ def lora(
 def prompts(method: Method, *, count: int = 8, deep: bool = True) -> Adapted:
     """Tokens learn that a vision transformer reads beside the patches (Jia et al., ECCV 2022).
 
-    With `deep`, every block reads `count` tokens of its own in place of those of the block before;
+    With `deep`, every block reads `count` tokens of its own, not the tokens of the block before;
     otherwise the first block reads them, and they stay. For metric learning, see
     `methods.semantic_proxies` (VPTSP-G, Ren et al., ICLR 2024). The prompts are
     `params["prompts"]`, and belong to the model that is shipped.

@@ -167,7 +167,7 @@ def of_backbone(
         "name": name,
         "published": published,
         "license_lines": f"license: {json.dumps(license or 'other')}",
-        "license": license or "that of the weights",
+        "license": license or "the license of the weights",
         **({"if_words": ""} if "text" in manifest else {}),
         "trained": "",
     }

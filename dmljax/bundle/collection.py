@@ -161,7 +161,8 @@ def embed(
 ) -> dict[str, Any]:
     """Embeds one part of the images of a folder or a Parquet list; the facts of this part.
 
-    With `prefix`, one of the bundle's, only so many numbers of each embedding, as unit vectors.
+    With `prefix`, one of the bundle's, only the first `prefix` numbers of each embedding count, as
+    unit vectors.
 
     A killed call is simply repeated: it continues with the first chunk that has no file. Batches
     lie at the same rows for every number of parts, and are padded to one size, so the vectors do

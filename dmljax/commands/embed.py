@@ -48,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="float32", help="float32 (default) or float16")
     parser.add_argument("--format", default="npy", help="npy (default) or parquet")
     parser.add_argument(
-        "--prefix", type=int, help="only so many numbers, which were trained for it"
+        "--prefix",
+        type=int,
+        help="only the first N numbers of an embedding, which were trained for it",
     )
     parser.add_argument("--synthetic", action="store_true", help="also synthetic features (dvml)")
     parser.add_argument("--images", help="with a bundle: folder of images, or Parquet list of them")

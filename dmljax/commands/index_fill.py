@@ -234,7 +234,7 @@ def _add_images(
 
 
 def _stored(store: Index, ids: list[str]) -> dict[str, None]:
-    """Those of the ids that are in an index, in their order."""
+    """The ids that are in an index, in the same order."""
     return {name: None for name, is_in in zip(ids, store.contains(ids), strict=True) if is_in}
 
 

@@ -6,7 +6,7 @@ vectors/
     part-0-of-8/         its files; part.json, the last one, has their SHA-256 and the rows
     manifest.json        the parts that are complete; "complete": true when all are
 
-Locks are those of the operating system (`flock`), which ends them with the process. The file system
+The operating system keeps the locks (`flock`) and ends them with the process. The file system
 of a cluster must support them: NFS 4, Lustre with `-o flock`, Filestore. A bucket does not.
 """
 

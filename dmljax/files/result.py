@@ -64,7 +64,7 @@ class Result(NamedTuple):
     * `code`: the git revision of dmljax and whether files differ from it; None for an installed
       package.
     * `average`: over what a score is a mean, 'queries' or 'classes'.
-    * `against_frozen`: scores beside those of the pretrained backbone without training, see
+    * `against_frozen`: scores beside the scores of the pretrained backbone without training, see
       `runs.frozen.Against`.
     """
 

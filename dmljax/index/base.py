@@ -501,7 +501,7 @@ class Index(abc.ABC, Generic[T]):
 
     @abc.abstractmethod
     def _fields(self, transaction: T, among: list[str] | None = None) -> set[str]:
-        """The names of the fields of metadata; those of them that are `among` some names."""
+        """The names of the fields of metadata; with `among`, only the ones in this list."""
 
     @abc.abstractmethod
     def _count(self, transaction: T, conditions: list[Condition]) -> int:

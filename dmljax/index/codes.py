@@ -1,6 +1,7 @@
 """Short codes of vectors for a search in two stages, derived from the database.
 
-The first stage compares codes with those of all items: bits, by their Hamming distance, or a prefix
+The first stage compares the code of the query with the codes of all items: bits, by their Hamming
+distance, or a prefix
 of each vector, by its cosine. The second stage compares the best candidates by their whole vectors.
 The manifest records how many candidates reach the recall@10 that was measured when the codes were
 made. Only cosines have codes.
@@ -58,7 +59,7 @@ class Codes(NamedTuple):
     ) -> list[np.ndarray]:
         """Row numbers of candidates for the k best of each query, among the `allowed` rows.
 
-        The order of candidates is that of their codes, and of equal codes that of their rows.
+        Candidates are in the order of their codes, and equal codes in the order of their rows.
         """
         count = tuning.width_for(self.candidates, k)
         where, rows, codes = self.rows.mask(allowed), self.rows.rows, self.rows.vectors

@@ -229,7 +229,7 @@ def is_integer_of_64_bits(value: int) -> bool:
 
 
 def check_first(first: Any, dimension: int, similarity: str) -> int | str:
-    """What a search in two stages compares first: 'bits', or a prefix of so many numbers."""
+    """What a search in two stages compares first: 'bits', or a number: the length of a prefix."""
     is_number = isinstance(first, int | np.integer) and not isinstance(first, bool)
     if not is_number and first != "bits":
         raise InvalidInput(f"first={shorten(first)}: choose 'bits' or a number such as 64")

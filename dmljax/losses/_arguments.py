@@ -45,7 +45,7 @@ PROXY_ARGUMENTS = {
     "where": "Rows that count. Masking a row equals dropping it, whatever its label.",
     "reduce_fn": _REDUCE,
     "tiles": (
-        "For very many classes, `ops.ClassTiles(size)`: so many classes at a time, or a random "
+        "For very many classes, `ops.ClassTiles(size)`: `size` classes at a time, or a random "
         "share of them. None computes all logits at once."
     ),
 }

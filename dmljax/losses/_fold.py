@@ -351,7 +351,7 @@ def _abstract_terms(terms_fn, plan, rows, columns, params) -> tuple:
 
 
 def _split(terms, values) -> tuple[list, list, list]:
-    """The values of the terms of rows, of those of columns, and of totals."""
+    """The values of the terms of rows, of the terms of columns, and of totals."""
     kinds: dict[type | None, list] = {None: [], OfColumns: [], Total: []}
     for term, value in zip(terms, values, strict=True):
         kinds[type(term) if type(term) in kinds else None].append(value)

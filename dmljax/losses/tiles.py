@@ -23,7 +23,7 @@ from dmljax.ops import Array
 
 __all__ = ["tiled"]
 
-# Positives of each anchor that are ranked at a time: a tile of `smooth_ap` has so many sigmoids for
+# Positives of each anchor that are ranked at a time. A tile of `smooth_ap` has as many sigmoids for
 # each pair.
 _RANKED_AT_ONCE = 4
 

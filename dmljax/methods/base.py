@@ -95,7 +95,7 @@ class Method(NamedTuple):
     * `inspect`: what goes on inside, see `Inspect`.
     * `backbone`: the parameters that `init` takes from `backbone`, as paths such as 'net' or
       'net/shared', with everything below them.
-    * `prefixes`: ascending widths. So many leading numbers of an embedding, normalized, are an
+    * `prefixes`: ascending widths. The first `width` numbers of an embedding, normalized, are an
       embedding that was trained, too.
     * `per_class`: the parameters that have a row or a column for each class, as such paths. A run
       that starts from another one draws them, because it has other classes. With a `split_loss`,
@@ -176,7 +176,7 @@ def with_prefixes(loss_fn: Callable, prefixes: Sequence[int]) -> Callable:
 
 
 def with_params(method: Method, params_fn: Callable[[Any], Any]) -> Method:
-    """`method` with other parameters, of which `params_fn` makes those of `method`.
+    """`method` with other parameters; `params_fn` makes the parameters of `method` from them.
 
     `init` still returns the parameters of `method`.
     """

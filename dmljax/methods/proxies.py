@@ -91,7 +91,7 @@ def proxies(
       (Qian et al., ICCV 2019, use 0.2).
     * `prefixes`: widths, such as (64, 128), that also get the loss, with the same leading numbers
       of the proxies (`losses.prefixes`, Kusupati et al., NeurIPS 2022).
-    * `tile`: the loss sees so many classes at a time, and no array has a logit for each class. The
+    * `tile`: the loss sees `tile` classes at a time, and no array has a logit for each class. The
       loss stays the same, and each logit is computed twice.
     * `sample`: partial FC: a step compares with the classes of the batch and with this random share
       of the others (`ops.ClassTiles`). 1 / `sample` is rounded to a whole number.

@@ -56,7 +56,7 @@ def semantic_proxies(
     Gradients reach the prompts of the classes in the batch, the generator, and the net where it
     learns; they do not reach earlier steps. Nothing of this is needed to embed images.
 
-    These details are those of the code published with the paper, which also trains the biases of
+    These details follow the code published with the paper, which also trains the biases of
     the net. Its options differ by data set: with ViT-B/16, 5 prompts in one block and the share 0.4
     for CUB-200-2011, 5 prompts in 8 blocks and 0.2 for Stanford Online Products. Three details are
     ours: the GRU is Flax's, whose candidate has one bias more; prompts of classes are drawn as

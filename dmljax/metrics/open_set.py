@@ -59,7 +59,7 @@ def class_histograms(
     bins: int = 1024,
     tile: int = 1024,
 ) -> ClassHistograms:
-    """The cosines of the pairs of each class, as `similarity_histograms` counts those of all.
+    """The cosines of the pairs of each class, as `similarity_histograms` does for all.
 
     Without a gallery, each query is paired with every other one, so that a pair of two classes
     counts for both. Memory: two numbers for each class and bin, beside copies of the embeddings.

@@ -47,8 +47,8 @@ def at_size(net: Any, variables: Any, size: tuple[int, int]) -> tuple[Any, Any]:
     """The same net for images of `size` (height, width), with learned positions of that size.
 
     Their resizing happens once, here, and no longer at every call. `net` is a `nets.vit.ViT`;
-    others have no learned positions, and stay. `variables` is a tree that holds those of the net in
-    any place, as that of a method does; its other arrays stay.
+    others have no learned positions, and stay. `variables` is a tree that holds the net's variables
+    in any place, as the variables of a method do; its other arrays stay.
 
     >>> from dmljax.nets import dinov2_s14  # for images of 518 pixels
     >>> at_size(dinov2_s14(), {}, (224, 280))[0].image_size

@@ -24,11 +24,11 @@ __all__ = ["TOWERS", "TextTower"]
 
 
 class TextTower(nn.Module, kw_only=True):
-    """A transformer over `length` tokens, whose vector is that of one token.
+    """A transformer over `length` tokens; one token gives the vector of the text.
 
     With an `end` token, a token sees only itself and the tokens before it, and the vector is that
     of the first `end` (CLIP). Without it, all tokens see each other, padding included, and the
-    vector is that of the last token (SigLIP). `projection` is the width of the last linear layer,
+    last token gives the vector (SigLIP). `projection` is the width of the last linear layer,
     which has a bias if `projection_bias`.
     """
 

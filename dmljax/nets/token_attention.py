@@ -90,7 +90,7 @@ def _with_gradients(form: str, is_causal: bool) -> Any:
 def _refusal(values: list[np.ndarray], expected: list[np.ndarray]) -> str | None:
     for x, y in zip(values, expected, strict=True):
         if not np.max(np.abs(x - y)) <= _TOLERANCE * np.max(np.abs(y)):  # also of NaN
-            return "its result differs from that of plain"
+            return "its result differs from the result of plain"
     return None
 
 

@@ -62,7 +62,7 @@ class _Plan(NamedTuple):
 
     @property
     def neighbors(self) -> int:
-        """Of so many neighboring classes, one is drawn."""
+        """The number of neighboring classes of which one is drawn."""
         return min(self.classes, round(1 / self.share))
 
 
@@ -278,7 +278,7 @@ def _tile(plan: _Plan, proxies, columns: _Columns, first, i):
 
 
 def _added(plan: _Plan, gradients, of_rows, columns: _Columns, i):
-    """`gradients` of the proxies, with those of tile `i` added in their places."""
+    """`gradients` of the proxies, with the gradients of tile `i` added in their places."""
     start = _start(plan, columns, i)
     if columns.places is None:
         rows = jax.lax.dynamic_slice_in_dim(gradients, start, len(of_rows))

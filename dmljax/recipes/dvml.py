@@ -116,7 +116,7 @@ def dvml(
       and whose gradient reaches the embedding in phase 2. No decay. Where the text is silent or
       differs, three things follow the code: crops are 227 pixels, the rates are the code's, and
       the softmax classifier is a probe that reads the features of the backbone, not the embedding,
-      and trains nothing else. The published scores are those of the step with the best NMI on the
+      and trains nothing else. The published scores belong to the step with the best NMI on the
       test classes; this recipe takes the last step, and `--config.select=test/NMI` that one.
     * `baseline=True` is the control of each mode: the same without the variational part. Layer,
       batch norm, decay inside the loss and probe stay.

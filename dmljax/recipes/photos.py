@@ -24,7 +24,7 @@ _TRAINED: dict[str, Any] = {
     "bitfit": "biases",
     "prompts": "prompts",
 }
-# From so many training images on, all layers train for so long.
+# From this number of training images on, all layers train for this number of steps.
 _LENGTHS = {"1": 60, "1000": "3 epochs", "10000": "2 epochs", "100000": "1 epoch"}
 
 
@@ -192,7 +192,7 @@ def _tuned(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
 def _vptsp(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
     """VPTSP-G: prompts of a vision transformer, and semantic proxies (Ren et al., ICLR 2024).
 
-    Rates, batch and the share of learned proxies are those of the published code for Cars196 and
+    Rates, batch and the share of learned proxies are from the published code for Cars196 and
     CUB-200-2011, where 50 to 60 epochs are published. Biases of the net do not learn here.
     """
     check_choice("loss", loss, _OF_PROXIES)

@@ -54,7 +54,7 @@ def worse_text(
     baseline: str,
     where: str = "",
 ) -> str:
-    """How much the `value` of a score is worse than the `reference`, that of a baseline.
+    """How much the `value` of a score is worse than the `reference`, the value of a baseline.
 
     `low` and `high` bound the range of the difference; None or NaN if there is none.
     """

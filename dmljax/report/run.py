@@ -51,7 +51,7 @@ class Files:
     def scores_at(self, step: int) -> dict[str, dict[str, float]]:
         """The scores of one evaluation, {split: {score: value}}, test first.
 
-        Those of the frozen backbone, which has no steps, stand beside them.
+        The scores of the frozen backbone, which has no steps, stand beside them.
         """
         scores: dict[str, dict[str, float]] = {}
         for line in self.lines:

@@ -49,7 +49,7 @@ def kmeans(
 
     * `share=(i, n)`: this process is the i-th of n that call this with the same points. Each finds
       the centers of its part of the points, and `sum_fn` returns the sum of an array of float64
-      over all of them. The result is bitwise that of one process. With `trials` above 1, every
+      over all of them. The result is that of one process, bit for bit. With `trials` above 1, every
       process draws all starts itself.
 
     `trials=None, iterations=300, tolerance=1e-4` are the values of scikit-learn's `KMeans`.
@@ -122,7 +122,7 @@ class _Search(NamedTuple):
     def joined(
         self, count: int, *parts: Shaped[np.ndarray, "m"]
     ) -> tuple[Shaped[np.ndarray, "n"], ...]:
-        """The arrays of all rows, of which `parts` are those of this process."""
+        """The arrays of all rows, from the `parts` of the rows of each process."""
         if self.sum_fn is None:
             return parts
         rows = np.zeros((len(parts), count))  # float64 holds float32 and indices exactly

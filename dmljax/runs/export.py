@@ -52,7 +52,7 @@ def export(
     `items.safetensors` holds the labels, and the masks of query and gallery where the split has
     them; ids and class names are JSON in its metadata. `synthetic` adds an array for each of the
     `synthetic_features` of the method, such as `z_invariant.npy` and `reconstruction.npy`, with one
-    random sample for each image. `prefix` cuts the embeddings to so many numbers, see
+    random sample for each image. `prefix` cuts the embeddings to their first numbers, see
     `Method.prefixes`. Works through `chunk` images at a time. An interrupted export
     continues with the same call. With `format='parquet'`, there is also `embeddings.parquet`, which
     Embedding Atlas shows: see `report.atlas`.

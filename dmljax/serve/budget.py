@@ -84,7 +84,7 @@ class Claim:
         self._budget, self.client, self.held = budget, client, 0
 
     def take(self, count: int) -> None:
-        """Takes so many bytes more, or refuses the request."""
+        """Takes `count` more bytes, or refuses the request."""
         if (needed := self.held + count) > (most := self._budget.most_of_large()):
             raise Refused(
                 413, f"the request needs {needed:,} bytes of memory: the limit is {most:,}"

@@ -28,7 +28,7 @@ _FIXED_EXTENSIONS = {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
 
 
 def of_json(body: bytes) -> int:
-    """At most so many values; commas and brackets within text count, too."""
+    """An upper bound of the number of values; commas and brackets within text count, too."""
     return 1 + body.count(b",") + body.count(b"[") + body.count(b"{")
 
 

@@ -36,7 +36,7 @@ ANSWER = struct.Struct("<BQ")  # one of the following, and the length of what fo
 READY, DONE, REFUSED, TOO_LARGE = range(4)
 _SIDE = 384
 _OUT_OF_MEMORY_SCORE = "500"  # where memory runs out, the system ends this process first
-# Memory of ordinary images is kept: to get it anew from the system takes as long as to decode.
+# Memory of ordinary images is kept: to get it from the system again takes as long as to decode.
 _KEPT, _LARGE = 64 << 20, 32 << 20
 _MANY_PIXELS = 4_000_000  # of an image after which nothing is kept
 _IDLE_SECONDS = 1.0  # without a question, after which nothing is kept
@@ -110,7 +110,7 @@ def _small(image: bytes) -> bytes:
 def _received(
     connection: socket.socket, length: int, *, idle_fn: Callable[[], None] | None = None
 ) -> bytes:
-    """So many bytes; none where the other end is closed. `idle_fn` is called if none come soon."""
+    """`length` bytes; none where the other end is closed. `idle_fn` is called if none come soon."""
     if idle_fn is not None and not select.select([connection], [], [], _IDLE_SECONDS)[0]:
         idle_fn()
     data = bytearray(length)

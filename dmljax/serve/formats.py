@@ -41,7 +41,7 @@ def is_image(kind: str) -> bool:
 
 
 def decode(kind: str, body: bytes, type_: type[_T], claim: Claim, *, most: int) -> _T:
-    """The object in a body of JSON or msgpack, of at most so many values."""
+    """The object in a body of JSON or msgpack, of at most `most` values."""
     if kind == JSON:
         copies, count = 3, counting.of_json(body)
     else:

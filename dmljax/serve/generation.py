@@ -354,7 +354,7 @@ class Service:
     ) -> _T:
         """What the function returns; if the request ends before that, its statement is stopped.
 
-        Clients take turns; `work` is that of the call in comparison with others.
+        Clients take turns; `work` is how much the call takes in comparison with others.
         """
         ended = threading.Event()
 

@@ -155,7 +155,7 @@ def client_of(scope: Any, headers: Mapping[bytes, str], header: bytes) -> str:
 
 @functools.lru_cache(1024)
 def _network(address: str) -> str:
-    """The address; of IPv6 the network of 64 bits, since one machine has so many addresses."""
+    """The address; of IPv6 the network of 64 bits, since one machine can use all of these."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:

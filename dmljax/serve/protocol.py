@@ -152,7 +152,7 @@ class Protocol(HttpToolsProtocol):
 
 
 def _end_of_heads(data: bytes, start: int, most: int) -> int:
-    """Where a piece of `data` ends that has at most so many heads: each ends with an empty line."""
+    """Where a piece of `data` ends that has at most `most` heads: each ends with an empty line."""
     for _ in range(most):
         position = data.find(_END_OF_HEAD, start)
         if position < 0:

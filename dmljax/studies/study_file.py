@@ -148,7 +148,7 @@ def score_key(score: str) -> str:
 
 
 def varies(score: str) -> bool:
-    """Whether a score depends on the seed: not that of raw pixels or of a frozen backbone."""
+    """Whether a score depends on the seed; scores of raw pixels and of a frozen backbone do not."""
     return not score.startswith(_UNTRAINED)
 
 

@@ -23,7 +23,7 @@ def choose(
 ) -> tuple[Any, str]:
     """`net` with the form of attention that a run uses, and a phrase for the header.
 
-    `images` are those of a device in a step. With `attention="auto"`, process 0 measures all forms
+    A device has `images` images in a step. With `attention="auto"`, process 0 measures all forms
     at the number of tokens of each of `image_shapes`, and all processes take its choice. On a CPU,
     and for `deterministic` runs, which must not depend on a measurement, it is `plain`. A net
     without attention is returned as it is.

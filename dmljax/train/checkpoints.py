@@ -60,7 +60,7 @@ class Checkpoints:
     The best score is the highest; of equal scores it is the earliest, as published code saves on
     strict improvement. Reading changes nothing in a folder that another process may be writing.
     Parameters of `base` are left out, and taken from there again. Arrays of `class_rows` may have
-    more or fewer rows of zeros after those of the classes than in the checkpoint, which other
+    more or fewer rows of zeros after the rows of the classes than in the checkpoint, which other
     devices have written.
     """
 
@@ -197,7 +197,7 @@ class Checkpoints:
         """The newest undamaged checkpoint, or None if there is none.
 
         `shapes` is the state as `jax.eval_shape` gives it. `sharding` is one sharding for all
-        arrays, or a state of shardings; the devices may be others than those of the saving run.
+        arrays, or a state of shardings; the devices may be others than in the run that saved.
         `repair` moves all damaged checkpoints aside, so that the run can write those steps again.
         """
         step = hosts.on_process_0(lambda: self._newest(repair))
@@ -361,7 +361,7 @@ class Checkpoints:
                     )
 
     def _differ_in_zeros(self, path: str, *shapes: tuple[int, ...] | None) -> bool:
-        """Whether two shapes differ only in the rows after those of the classes."""
+        """Whether two shapes differ only in the rows after the rows of the classes."""
         if not self._class_rows.contains(path):
             return False
         old, new = shapes
@@ -387,7 +387,7 @@ class Checkpoints:
             return
 
         # A save that is under way gets only a few seconds, because it may wait for processes that
-        # have ended. The block has an error already, so those of the save do not count.
+        # have ended. The block has an error already, so errors of the save do not count.
         def close() -> None:
             with contextlib.suppress(Exception):
                 self.close()

@@ -6,7 +6,7 @@ evenly, so the hosts send rows of zeros after the last image (`Shardings.padded`
 step first cuts them off (`step.train_step`). Inside a compiled program, XLA's partitioner splits
 arrays unevenly: each device holds ceil(rows / devices) rows, which are the rows that it received,
 and XLA masks what lies beyond the last one. So losses, miners, attention, batch statistics,
-memories and random draws are those of one device on the same images, without a mask in any of them.
+memories and random draws are the same as on one device with the same images, without any mask.
 Where the batch divides, nothing is added or cut.
 """
 

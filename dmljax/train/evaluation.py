@@ -39,7 +39,7 @@ __all__ = [
     "score",
 ]
 
-MAIN = "embedding"  # the name of the main embedding beside those of its parts
+MAIN = "embedding"  # the name of the main embedding; its parts have other names
 MEAN = "learners"  # the name under which the mean of several parts is reported
 _MAX_PIXELS = 64 * 64 * 3
 _MAX_PIXEL_IMAGES = 20_000
@@ -146,7 +146,7 @@ def mean_distance_scores(
 ) -> dict[str, float]:
     """Retrieval scores of the parts {name: [n d]} of a method, by `retrieval.mean_distance_ranks`.
 
-    Queries and gallery are those of the split. Images that could not be read are left out.
+    The split has the queries and the gallery. Images that could not be read are left out.
     """
     learners = np.stack(list(parts.values()), axis=1)  # [n m d]
     search = split.search(learners)

@@ -45,7 +45,7 @@ def first_state(run: Run, *, say: Callable[[str], None] = logging.info) -> Train
 def base_of(run: Run, *, digest: str | None = None) -> Base | None:
     """What checkpoints leave out, because it does not learn and `net.weights` has it.
 
-    A file of another `digest` than that of the run is refused. Ensembles that divide the backbone,
+    A file whose `digest` differs from the run's is refused. Ensembles that divide the backbone,
     and runs that start from another run, save everything.
     """
     if run.weights is None or not run.frozen or run.method.backbone != ("net",):

@@ -128,7 +128,7 @@ class Journal:
         self._board.add_embedding(embeddings[rows], names, global_step=step, tag="test")
 
     def restart_clock(self, step: int) -> None:
-        """Leaves the time since the last report out of the speed, such as that of an evaluation."""
+        """Leaves the time since the last report, such as an evaluation, out of the speed."""
         self._start, self._waited, self._last_step = time.perf_counter(), 0.0, step
 
     def say(self, text: str) -> None:

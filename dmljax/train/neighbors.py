@@ -24,7 +24,7 @@ _COUNT = 32  # neighbors that are kept of each class
 def nearest_of_each_class(
     embeddings: np.ndarray, labels: np.ndarray, *, count: int = _COUNT
 ) -> np.ndarray:
-    """`[C n]`: the classes whose centers are nearest to that of each class, nearest first.
+    """`[C n]`: the classes whose centers are nearest to the center of each class, nearest first.
 
     Classes are positions in the sorted labels. A center is the mean of a class's embeddings. Rows
     that are NaN (unreadable images) do not count. n is at most `count` and C - 1.

@@ -27,7 +27,7 @@ class ClassRows(NamedTuple):
     """The parameters that have a row for each class.
 
     * `paths`: where they are. The optimizer keeps arrays whose paths end in these.
-    * `classes`, `rows`: of the rows, so many belong to classes. Zeros follow, so that the devices
+    * `classes`, `rows`: how many there are. Rows after the classes are zeros, so that the devices
       can share the rows evenly. No method sees them, and they stay zeros.
     * `is_split`: whether the devices share the rows.
     """

@@ -61,7 +61,7 @@ def convert(
     name, assumed = identify(path), ""
     published = PUBLISHED[name] if name else None
     if published is None and name_map_of(file_tensors).marks:
-        # The names of the tensors are those of a family's own files.
+        # The tensors have the names of a family's own files.
         published, assumed = _of_net(spec["name"]), " (assumed from the names of the tensors)"
     expected = published.preprocessing if published else _expected_input(net)
     inputs = {}

@@ -41,8 +41,8 @@ class Plan:
     """What a transform would do to an image of a shape, in place of the image.
 
     It can be cut by two slices as an image can, and one of its rows can be taken by an integer.
-    `shapes` are that of the image and that after each of the `steps`; `numbers` has a tuple for
-    each step.
+    `shapes` has the shape of the image and the shape after each of the `steps`; `numbers` has a
+    tuple for each step.
     """
 
     __slots__ = ("numbers", "shapes", "steps")
@@ -228,7 +228,7 @@ def _layout(numbers: tuple[Any, ...]) -> tuple[int, int]:
 
 
 def _resizings(plans: Sequence[Plan], i: int) -> Iterator[tuple[int, int]]:
-    """The pairs of step `i`. A box may have any length up to that of its image."""
+    """The pairs of step `i`. A box may be as long as its image."""
     if plans[0].steps[i].name != "scale":
         return
     for plan in plans:

@@ -201,7 +201,7 @@ def glyphs_train_batch(images: np.ndarray, rngs: Iterable[_Rng]) -> np.ndarray:
 def _shorter_side_of_train(*, size, shorter, area, **_) -> int:
     if shorter is not None:
         return shorter
-    # The smallest crop has sides as 3 to 4: its shorter side is this share of that of the image.
+    # The smallest crop has sides as 3 to 4. This is the ratio of its shorter side to the image's.
     share = math.sqrt(max(area[0], 1e-4) * 3 / 4)
     return math.ceil(size / share)
 
