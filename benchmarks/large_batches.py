@@ -176,6 +176,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[4096, 32768, 65536])
     parser.add_argument("--run", type=int, default=4096, help="larger batches are only compiled")
     parser.add_argument("--losses", nargs="+", default=list(LOSSES), choices=LOSSES)
+    parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=FORMS)
     parser.add_argument("--tile", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     has_torch = importlib.util.find_spec("torch") is not None
@@ -190,7 +191,7 @@ def main() -> None:
         rounds = args.rounds if b <= args.run else 0
         for name in args.losses:
             values = []
-            for form in FORMS:
+            for form in args.forms:
                 in_torch = has_torch and rounds and name in IN_TORCH
                 if form.startswith("torch") and not in_torch:
                     continue
