@@ -66,9 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-sizes", help="sizes that are compiled, such as 1,4,16,64")
     parser.add_argument("--decoders", type=int, help="processes that decode images")
     parser.add_argument(
-        "--client-header", help="in which the proxy puts the address of a client: X-Real-IP"
+        "--client-header", help="header with the address of a client behind a proxy: X-Real-IP"
     )
-    parser.add_argument("--watch", type=float, default=2.0, help="seconds between looks")
+    parser.add_argument(
+        "--watch", type=float, default=2.0, help="seconds between looks for a new bundle"
+    )
     for flag, (field, help_) in _LIMITS.items():
         default = getattr(Limits(), field)
         parser.add_argument(

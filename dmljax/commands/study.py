@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-wait", action="store_true", help="do not wait for other workers")
     add_trust(parser)
     parser.add_argument("--storage", help="database of a search, such as postgresql+psycopg://...")
-    parser.add_argument("--format", help="of the table: md (default), tex, csv or html")
+    parser.add_argument("--format", help="format of the table: md (default), tex, csv, html")
     parser.add_argument("--spread", help="interval (default) or deviation, in every cell")
     parser.add_argument("--out", help="file for the table or the sizes, instead of the terminal")
     parser.add_argument("--tasks", type=int, help="number of tasks of a Slurm array")
