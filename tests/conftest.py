@@ -63,16 +63,6 @@ def pytest_configure(config):
     config.option.loadscopereorder = False  # of pytest-xdist: files with few tests may be long
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers():
-    """With `-n auto`, half as many workers again as cores: some tests wait for other processes."""
-    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
-        return None
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    cores = len(os.sched_getaffinity(0))
-    return max(1, min(cores * 3 // 2, memory // _MEMORY_LIMIT))
-
-
 def _without_pytest(change_fn):
     def change(name, *value):
         if not os.fsdecode(name).startswith("PYTEST_"):

@@ -25,7 +25,7 @@ LONG |= {"checkpoint": {"every": 5, "keep": 2}}
 def started(folder, workdir, config, *flags, processes=None, shell=""):
     """The command, or `launch/local.sh` with `processes`; what it prints is in `folder/out.txt`.
 
-    `shell` runs before the command, for instance to set a limit.
+    `shell` runs before the command, for instance to set a limit or a variable.
     """
     file = write_config(folder, config)
     command = [sys.executable, "-m", "dmljax.main", f"--config={file}"]
@@ -88,7 +88,11 @@ def _reported(workdir, step):
 
 def ends(process, status, folder, *, within=200):
     """Waits for the process to end, checks its exit status, and returns what it printed."""
-    assert process.wait(timeout=within) == status, (folder / "out.txt").read_text()
+    try:
+        ended = process.wait(timeout=within)
+    except subprocess.TimeoutExpired:
+        ended = f"no end within {within} seconds"
+    assert ended == status, (folder / "out.txt").read_text()
     return (folder / "out.txt").read_text()
 
 

@@ -1,12 +1,8 @@
 """The environment stays as it is once JAX computes: XLA's threads may read it at any moment."""
 
-import os
-import subprocess
-import sys
-
 import pytest
-from processes import ROOT
-from system import METHODS, photos, tiny, write_config
+from processes import ROOT, ends, started
+from system import METHODS, photos, tiny
 
 # Imported by every process at its start. A change of the environment becomes a line of $CHANGES.
 _HOOK = """
@@ -25,7 +21,7 @@ sys.addaudithook(_record)
 """
 
 
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("processes", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_no_run_changes_the_environment_once_jax_computes(tmp_path, processes):
     (tmp_path / "sitecustomize.py").write_text(_HOOK)
     config = tiny(tmp_path, **METHODS["abe"], pictures=True, runtime={"workers": 1})
@@ -33,24 +29,12 @@ def test_no_run_changes_the_environment_once_jax_computes(tmp_path, processes):
     config |= {"transform": {"name": "squash", "size": 10}}
     config |= {"eval_transform": {"name": "squash", "size": 10}}
     # matplotlib sets MPLCONFIGDIR where the home folder cannot be written.
-    names = ("CHANGES", "HOME", "MPLCONFIGDIR", "KMP_INIT_AT_FORK", "KMP_DUPLICATE_LIB_OK")
-    names += ("CRC32C_SW_MODE", "XLA_FLAGS")
-    environment = {k: v for k, v in os.environ.items() if k not in names}
-    environment |= {"CHANGES": str(tmp_path / "changes.txt"), "HOME": "/dev/null"}
-    environment |= {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PYTHON": sys.executable}
-    environment |= {"JAX_NUM_CPU_DEVICES": "2"}
-    command = [sys.executable, "-m", "dmljax.main", f"--config={write_config(tmp_path, config)}"]
-    if processes > 1:
-        command = [str(ROOT / "launch" / "local.sh"), str(processes), command[-1].split("=")[1]]
-    with (tmp_path / "out.txt").open("w") as out:  # which pytest shows where the time runs out
-        command += [f"--workdir={tmp_path / 'run'}"]
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
-    try:
-        status = process.wait(200)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        status = "no end"
-    assert status == 0, (tmp_path / "out.txt").read_text()
+    shell = "unset MPLCONFIGDIR KMP_INIT_AT_FORK KMP_DUPLICATE_LIB_OK CRC32C_SW_MODE XLA_FLAGS; "
+    shell += (
+        f"export CHANGES='{tmp_path}/changes.txt' HOME=/dev/null PYTHONPATH='{tmp_path}:{ROOT}'; "
+    )
+    with started(tmp_path, tmp_path / "run", config, processes=processes, shell=shell) as process:
+        ends(process, 0, tmp_path)
     assert (tmp_path / "run" / "report.html").exists()
     changes = (tmp_path / "changes.txt").read_text().splitlines()
     assert {"early XLA_FLAGS", "early CRC32C_SW_MODE", "early KMP_INIT_AT_FORK"} <= set(changes)

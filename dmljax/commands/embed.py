@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prefix",
         type=int,
-        help="only the first N numbers of an embedding, which were trained for it",
+        help="only the first PREFIX numbers, a prefix that the run was trained for",
     )
     parser.add_argument("--synthetic", action="store_true", help="also synthetic features (dvml)")
     parser.add_argument("--images", help="with a bundle: folder of images, or Parquet list of them")

@@ -54,18 +54,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("verb", nargs="?", help=", ".join(_VERBS))
     parser.add_argument("words", nargs="*", metavar="INDEX", help="index; ids or a file after it")
     parser.add_argument("--bundle", help="create, add, reindex: bundle that embeds")
-    parser.add_argument("--images", help="create, add, reindex: folder or list of images")
-    parser.add_argument("--split", help="create, add, reindex: write these images to --images")
+    parser.add_argument("--images", help="create, add, reindex: folder or Parquet list of images")
+    parser.add_argument(
+        "--split", help="create, add, reindex: test or train: first write these images to --images"
+    )
     add_trust(parser)
     parser.add_argument("--root", help="with --split: folder of the data set of the bundle")
     parser.add_argument(
-        "--import", dest="source", help="create, add, reindex: vectors of a file or folder"
+        "--import",
+        dest="source",
+        help="create, add, reindex: Parquet file of vectors, or folder of parts",
     )
     parser.add_argument(
-        "--replace", action="store_true", help="create, add, reindex: also ids that exist"
+        "--replace", action="store_true", help="create, add, reindex: replace stored ids"
     )
     parser.add_argument(
-        "--drop-missing", action="store_true", help="reindex: also if items are missing"
+        "--drop-missing", action="store_true", help="reindex: switch although items are missing"
     )
     parser.add_argument("--items", action="store_true", help="list: a line for each item")
     parser.add_argument("--graph", choices=("yes", "no"), help="tune: with or without a graph")

@@ -25,7 +25,9 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dataset_flags(parser)
     parser.add_argument("--out", required=True, help="folder to write")
-    parser.add_argument("--size", type=int, default=256, help="pixels of the shorter side")
+    parser.add_argument(
+        "--size", type=int, default=256, help="pixels of a side: the shorter one, or each"
+    )
     parser.add_argument("--geometry", default="shorter", help=", ".join(prepare.GEOMETRIES))
     parser.add_argument("--quality", type=int, default=90, help="quality of the JPEGs")
     parser.add_argument("--unreadable", default="raise", help="raise (default) or skip and report")

@@ -69,7 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--client-header", help="header with the address of a client behind a proxy: X-Real-IP"
     )
     parser.add_argument(
-        "--watch", type=float, default=2.0, help="seconds between looks for a new bundle"
+        "--watch",
+        type=float,
+        default=2.0,
+        help="seconds between two looks for a new bundle or index",
     )
     for flag, (field, help_) in _LIMITS.items():
         default = getattr(Limits(), field)

@@ -95,8 +95,8 @@ class Method(NamedTuple):
     * `inspect`: what goes on inside, see `Inspect`.
     * `backbone`: the parameters that `init` takes from `backbone`, as paths such as 'net' or
       'net/shared', with everything below them.
-    * `prefixes`: ascending widths. The first `width` numbers of an embedding, normalized, are an
-      embedding that was trained, too.
+    * `prefixes`: ascending widths. For each of them, the first numbers of an embedding, normalized,
+      are an embedding that was trained, too.
     * `per_class`: the parameters that have a row or a column for each class, as such paths. A run
       that starts from another one draws them, because it has other classes. With a `split_loss`,
       `runtime.sharded` splits those with rows by classes. () for none; None: the method does not

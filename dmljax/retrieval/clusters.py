@@ -122,7 +122,7 @@ class _Search(NamedTuple):
     def joined(
         self, count: int, *parts: Shaped[np.ndarray, "m"]
     ) -> tuple[Shaped[np.ndarray, "n"], ...]:
-        """The arrays of all rows, from the `parts` of the rows of each process."""
+        """The arrays of all rows; each process gives its own rows as `parts`."""
         if self.sum_fn is None:
             return parts
         rows = np.zeros((len(parts), count))  # float64 holds float32 and indices exactly

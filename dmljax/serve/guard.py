@@ -88,8 +88,8 @@ class Guard:
                     ending = Ending(timeout)
                     client = client_of(scope, headers, self._client_header)
                     with self._service.budget.claim(client) as claim:
-                        more = {"claim": claim, "ending": ending}
-                        await self._app(scope | more, receive, answer)
+                        shared = {"claim": claim, "ending": ending}
+                        await self._app(scope | shared, receive, answer)
             except Exception as error:
                 refused = ending.reason if ending else None
                 ending = None
@@ -155,7 +155,7 @@ def client_of(scope: Any, headers: Mapping[bytes, str], header: bytes) -> str:
 
 @functools.lru_cache(1024)
 def _network(address: str) -> str:
-    """The address; of IPv6 the network of 64 bits, since one machine can use all of these."""
+    """The address; of IPv6 its first 64 bits, since one machine can use all that begin so."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
@@ -210,14 +210,14 @@ class Ending:
         self.reason: Refused | None = None
 
     def end(self, reason: Refused) -> None:
-        """Ends the request; to be called by the thread of the event loop."""
+        """Ends the request, if it has no answer yet; for the thread of the event loop."""
         self.reason = self.reason or reason
         if self._timeout.when() is not None:
             with contextlib.suppress(RuntimeError):  # it has ended in the meantime
                 self._timeout.reschedule(0)
 
     def cancel(self) -> None:
-        """From now on the request may take as long as it does."""
+        """Lets the request take as long as it needs."""
         self._timeout.reschedule(None)
 
 

@@ -72,7 +72,7 @@ class Checkpoints:
         base: Base | None = None,
         class_rows: ClassRows = ClassRows(),  # noqa: B008  a tuple
     ):
-        python_logging.getLogger("absl").addFilter(_is_not_raised)
+        python_logging.getLogger("absl").addFilter(_shorten_error)
         self._base = base or Base(frozenset(), dict)
         self._class_rows = class_rows
         self.folder = pathlib.Path(folder).absolute()
@@ -158,12 +158,11 @@ class Checkpoints:
         try:
             yield
         except Exception as error:
-            reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
             earlier = [other for other in self.steps() if other != step]
             onward = f"continues from step {earlier[-1]}" if earlier else "starts again"
             raise OSError(
-                f"checkpoint {step} cannot be written to {self.folder}: {reason}. Make space there "
-                f"(or lower checkpoint.keep), then the same command {onward}"
+                f"checkpoint {step} cannot be written to {self.folder}: {_reason(error)}. Make "
+                f"space there (or lower checkpoint.keep), then the same command {onward}"
             ) from error
 
     def wait(self) -> None:
@@ -340,8 +339,9 @@ class Checkpoints:
         from orbax.checkpoint import v1 as ocp
 
         # Only the zeros after the rows of classes are cut or added: `_compare` has refused others.
-        loading = ocp.options.ArrayOptions.Loading(enable_padding_and_truncation=True)
-        with ocp.Context(array_options=ocp.options.ArrayOptions(loading=loading)):
+        context = ocp.Context()
+        context.array.loading.enable_padding_and_truncation = True
+        with context:
             return ocp.load_checkpointables(self.folder / str(step), abstract)
 
     def _compare(self, step: int, expected: dict) -> None:
@@ -432,17 +432,22 @@ class _NewestWithSums:
         return [checkpoint.step == max(steps, default=None) for checkpoint in checkpoints]
 
 
-def _is_not_raised(record: python_logging.LogRecord) -> bool:
-    """False for errors that Orbax logs, with the stacks of all threads, and then raises too.
+def _reason(error: BaseException) -> str:
+    """An error in one line."""
+    return getattr(error, "strerror", None) or (str(error).strip() or repr(error)).splitlines()[0]
 
-    A process first waits for the others, up to 20 minutes, so its error is one line at once.
+
+def _shorten_error(record: python_logging.LogRecord) -> bool:
+    """A filter that drops errors which Orbax logs, with the stacks of all threads, and also raises.
+
+    With several processes, Orbax raises an error only after it has waited for the others, up to 20
+    minutes. So the error that ends a save is logged at once, in one line.
     """
     if record.levelno < python_logging.ERROR or "orbax" not in record.pathname:
         return True
-    ends_save = record.pathname.endswith("async_checkpointer.py")
-    if ends_save and record.exc_info and record.exc_info[1] and jax.process_count() > 1:
-        reason = str(record.exc_info[1]) or repr(record.exc_info[1])
-        logging.warning("a checkpoint cannot be written: %s", reason.strip().splitlines()[0])
+    error = record.exc_info and record.exc_info[1]
+    if error and record.pathname.endswith("async_checkpointer.py") and jax.process_count() > 1:
+        logging.warning("a checkpoint cannot be written: %s", _reason(error))
     return False
 
 

@@ -15,7 +15,8 @@ from service_cases import png, served
 from dmljax import bundle as bundles
 from dmljax import index as indexes
 from dmljax.serve.generation import Service
-from dmljax.serve.settings import Settings
+from dmljax.serve.guard import Guard
+from dmljax.serve.settings import Limits, Settings
 
 pytestmark = pytest.mark.xdist_group("serve")
 
@@ -34,6 +35,37 @@ def test_the_search_of_a_request_that_ended_is_stopped(bundle_folder, index_fold
         results = await asyncio.gather(*requests, return_exceptions=True)
         assert all(isinstance(result, TimeoutError) for result in results)
         assert await asyncio.wait_for(service.on_index(index.count), 5) == 20
+        await service.stop()
+
+    asyncio.run(main())
+
+
+def test_a_request_ends_at_its_limit_but_not_in_the_middle_of_its_answer(bundle_folder):
+    """With routes that take four times as long as a request may."""
+    limits = Limits(request_seconds=0.25)
+
+    async def answered(service, path):
+        sent = []
+
+        async def app(scope, receive, send):
+            if scope["path"] == "/readyz":
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+            await asyncio.sleep(1)
+            await send({"type": "http.response.body", "body": b"whole", "more_body": False})
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": path, "client": ("127.0.0.1", 1)}
+        scope |= {"headers": [(b"host", b"localhost")]}
+        await Guard(app, service, frozenset(["/healthz", "/readyz"]))(scope, None, send)
+        return sent[0]["status"], sent[-1]["body"]
+
+    async def main():
+        service = Service(Settings(str(bundle_folder), limits=limits))
+        status, body = await answered(service, "/healthz")
+        assert status == 504 and b"the request took too long" in body
+        assert await answered(service, "/readyz") == (200, b"whole")
         await service.stop()
 
     asyncio.run(main())

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 
 import jax
@@ -65,7 +66,8 @@ def test_a_full_disk_is_one_line_and_with_space_the_run_continues(tmp_path, proc
     with _mounted(tmp_path / "disk", "size=500k") as disk:
         with started(tmp_path, disk / "run", config, processes=processes) as process:
             printed = ends(process, 2, tmp_path)
-        errors = [line for line in printed.splitlines() if "error: checkpoint" in line]
+        prefix = r"\[\d\] " if processes else ""
+        errors = [line for line in printed.splitlines() if re.match(f"{prefix}error: ", line)]
         assert len(errors) in range(1, (processes or 1) + 1)
         assert "No space left on device" in errors[0] and "Make space" in errors[0]
         if processes:
