@@ -58,9 +58,9 @@ def torch_net(name: str) -> torch.nn.Module:
 
         return EfficientNetLite()
     if name == "dinov2_s14":
-        from reference_vit import ViT  # without LayerScale, which costs nothing
+        from reference_vit import ViT
 
-        return ViT(384, 6, 12, 14, 224)
+        return ViT(384, 6, 12, 14, 224, layer_scale=True)
     from reference_resnet import ResNet
 
     return ResNet((3, 4, 6, 3), bottleneck=True)
@@ -81,7 +81,7 @@ def our_functions(name: str, x: np.ndarray, impl: str, frozen: bool):
         features = out["features"].astype(jnp.float32)
         return jnp.sum(features * jnp.arange(features.shape[-1])), changed
 
-    # The other net has no LayerScale. With its first values, 1e-5, gradients are denormal numbers.
+    # With the first values of LayerScale, 1e-5, gradients are denormal numbers.
     params = jax.tree.map_with_path(
         lambda path, p: jnp.ones_like(p) if path[-1].key == "gamma" else p, variables.pop("params")
     )

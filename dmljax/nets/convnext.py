@@ -10,7 +10,7 @@ has the plain mean.
 from __future__ import annotations
 
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -19,6 +19,7 @@ from jaxtyping import Float
 from dmljax.nets import layers
 from dmljax.nets.initializers import truncated_normal
 from dmljax.nets.layers import Conv, Dense, Dtype
+from dmljax.nets.transformer import gelu
 from dmljax.ops import Array
 
 __all__ = ["convnext_b", "convnext_l", "convnext_s", "convnext_t"]
@@ -41,8 +42,9 @@ class _Block(nn.Module):
     @nn.compact
     def __call__(self, x):
         def mlp(x):
-            x = nn.gelu(Dense(4 * width, dtype=self.dtype, **_INIT, name="fc1")(x), False)
-            return Dense(width, dtype=self.dtype, **_INIT, name="fc2")(x)
+            options: dict[str, Any] = {"dtype": self.dtype, "merged": True} | _INIT
+            x = gelu(Dense(4 * width, **options, name="fc1")(x))
+            return Dense(width, **options, name="fc2")(x)
 
         width = x.shape[-1]
         options = {"dtype": self.dtype, "impl": self.impl, "name": "conv_dw"} | _INIT

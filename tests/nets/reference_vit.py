@@ -13,10 +13,9 @@ class Attention(nn.Module):
 
     def forward(self, x):
         b, n, d = x.shape
-        q, k, v = (part.view(b, n, self.heads, -1) for part in self.qkv(x).chunk(3, -1))
-        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / (d // self.heads) ** 0.5
-        mixed = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
-        return self.proj(mixed.reshape(b, n, d))
+        qkv = (part.view(b, n, self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(*qkv)
+        return self.proj(mixed.transpose(1, 2).reshape(b, n, d))
 
 
 class Mlp(nn.Module):
@@ -28,25 +27,35 @@ class Mlp(nn.Module):
         return self.fc2(F.gelu(self.fc1(x)))
 
 
+class LayerScale(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return x * self.gamma
+
+
 class Block(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width, heads, layer_scale):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
         self.attn, self.mlp = Attention(width, heads), Mlp(width)
+        self.ls1, self.ls2 = (LayerScale(width) if layer_scale else nn.Identity() for _ in "12")
 
     def forward(self, x):
-        x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        x = x + self.ls1(self.attn(self.norm1(x)))
+        return x + self.ls2(self.mlp(self.norm2(x)))
 
 
 class ViT(nn.Module):
-    def __init__(self, width, heads, depth, patch, image_size, classes=10):
+    def __init__(self, width, heads, depth, patch, image_size, classes=10, layer_scale=False):
         super().__init__()
         self.patch, self.side = patch, image_size // patch
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, self.side**2 + 1, width))
         self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, width, patch, patch)})
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(width, heads, layer_scale) for _ in range(depth))
         self.norm, self.head = nn.LayerNorm(width, eps=1e-6), nn.Linear(width, classes)
 
     def forward(self, x, start=None, stop=None):
@@ -61,5 +70,6 @@ class ViT(nn.Module):
             outputs[str(n)] = x[:, 1:].transpose(1, 2).reshape(b, d, h, w)
         x = self.norm(x)
         outputs["features"] = x[:, 1:].transpose(1, 2).reshape(b, d, h, w)
-        outputs["pooled"] = x[:, 0]
+        outputs["pooled"], outputs["prefix"] = x[:, 0], x[:, :1]
+        outputs["class_and_mean"] = torch.cat([x[:, 0], x[:, 1:].mean(1)], 1)
         return outputs | {"logits": self.head(x[:, 0])}

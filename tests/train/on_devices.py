@@ -47,6 +47,8 @@ def shrunken(file, images):
     changes = {"method": method, "net": net, "dataset": {"name": "npz", "path": images}}
     changes |= {"transform": "unchanged", "eval_transform": "unchanged", "select": "last"}
     changes |= {"steps": 100, "schedule": "constant", "evaluate": {"every": 100}}
+    if config.get("trained") == "last":  # with a pretrained backbone on this machine
+        changes["trained"] = "all"
     return {name: config[name] for name in KEPT if name in config} | changes
 
 

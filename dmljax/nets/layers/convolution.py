@@ -15,6 +15,7 @@ from dmljax.kernels.convolution import clip, clipped_conv, conv
 from dmljax.nets.initializers import Initializer, fan_in_uniform, glorot_uniform, kaiming_normal
 from dmljax.nets.layers.normalization import BatchNorm
 from dmljax.ops import Array
+from dmljax.ops.devices import over_devices
 
 __all__ = [
     "MLP",
@@ -79,13 +80,18 @@ class Conv(nn.Module):
 
 
 class Dense(nn.Module):
-    """Linear map of the last axis. By default its values are drawn as in PyTorch's `Linear`."""
+    """Linear map of the last axis. By default its values are drawn as in PyTorch's `Linear`.
+
+    `merged` is for maps whose first axis is the batch: they are multiplied as one matrix. Otherwise
+    XLA copies them on CPUs to compute the gradient of the kernel.
+    """
 
     features: int
     use_bias: bool = True
     dtype: Dtype | None = None
     kernel_init: Initializer | None = None
     bias_init: Initializer | None = None
+    merged: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "*b i"]) -> Float[jax.Array, "*b o"]:
@@ -96,7 +102,8 @@ class Dense(nn.Module):
         if self.use_bias:
             bias = self.param("bias", self.bias_init or default, (self.features,))
         x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
-        y = jnp.dot(x, kernel)
+        rows = over_devices(jnp.reshape(x, (-1, x.shape[-1]))) if self.merged else x
+        y = jnp.dot(rows, kernel).reshape(*x.shape[:-1], -1)
         return y if bias is None else y + bias.reshape((1,) * (y.ndim - 1) + (-1,))
 
 
