@@ -191,7 +191,7 @@ def step(sizes, *, name):
     import optax
 
     from dmljax import losses, methods, nets
-    from dmljax.train import attention
+    from dmljax.train import attention_choice
     from dmljax.train.operations import multiply_adds
     from dmljax.train.step import init_state, train_step
 
@@ -200,7 +200,7 @@ def step(sizes, *, name):
     if name != "resnet50":
         options |= {"image_size": side}
         options |= {} if sizes["depth"] is None else {"depth": sizes["depth"], "width": 48}
-    net, note = attention.choose(
+    net, note = attention_choice.choose(
         getattr(nets, name)(**options),
         image_shapes={(side, side, 3)},
         images=b,
@@ -231,7 +231,7 @@ def step(sizes, *, name):
     batch = jax.device_put(host[0])
     # The operations of attention are counted in its plain form: others hide them.
     plain_fn = train_step(
-        method_of(attention.portable(net)), optimizer, normalize_fn=normalize, seed=0
+        method_of(attention_choice.portable(net)), optimizer, normalize_fn=normalize, seed=0
     )
     flops = 2 * multiply_adds(jax.make_jaxpr(plain_fn)(state, batch).jaxpr)
     start = time.perf_counter()

@@ -33,7 +33,7 @@ from dmljax.data.splits import Split, images_of
 from dmljax.data.transforms import transform as transform_lib
 from dmljax.methods import assemble
 from dmljax.methods.base import Inspect, Method
-from dmljax.train import attention, devices, initial_state, placement, start
+from dmljax.train import attention_choice, devices, initial_state, placement, start
 from dmljax.train.evaluation import MEAN
 from dmljax.train.options import Length, Options, RuntimeOptions, Spec
 from dmljax.train.run import Run
@@ -55,7 +55,7 @@ def build(config: Any) -> Run:
     total = sampler.steps(options.steps, "steps")
     shards = _shards(options.runtime)
     images = _images(options, data, normalization, are_cached=cache is not None)
-    net, attention_note = attention.choose(
+    net, attention_note = attention_choice.choose(
         backbone.net,
         image_shapes={images.image_shape, images.eval_image_shape},
         images=-(-(options.chunk or sampler.batch_size) // shards.size),
@@ -194,7 +194,7 @@ def embedding(config: dict[str, Any], *, classes: int) -> tuple[Method, Callable
     """The method and the normalization of a run's config (`Run.config`), without its data set."""
     options = fields.typed(config)
     assert options.normalize is not None
-    net = attention.portable(backbone_of(options).net)
+    net = attention_choice.portable(backbone_of(options).net)
     method = adapted_of(options, net, classes=classes).deployed
     return method, _normalize_fn(options.normalize)
 

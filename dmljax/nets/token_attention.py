@@ -8,7 +8,7 @@
 | `tokamax` | the package tokamax, where it is installed | what it takes |
 
 `auto` is `plain`, until a run replaces it: on an accelerator it measures all forms at the sizes
-that it uses, and takes the fastest (`milliseconds`, `dmljax.train.attention`).
+that it uses, and takes the fastest (`milliseconds`, `dmljax.train.attention_choice`).
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from PIL import Image
 from dmljax.data.decode import UnreadableImage
 from dmljax.metrics.sides import in_turn
 
-__all__ = ["MISSING", "SIDE", "Sprites", "choose", "cover", "make", "thumbnail_size"]
+__all__ = ["CELLS", "MISSING", "Sprites", "choose", "cover", "make", "thumbnail_size"]
 
-SIDE = 16  # cells along each edge of a sheet
+CELLS = 16  # cells along each edge of a sheet
 MISSING = 65535  # the cell of an item without a thumbnail
 # The size of thumbnails by the number of images: (at most, pixels of an edge, WebP quality).
 # 5,000 images stay below 8 MB.
@@ -88,24 +88,24 @@ def make(
     cells = np.full(n, MISSING, np.uint16)
     pending: list[Future[bytes]] = []
     rows: list[int] = []
-    filled, sheet = 0, np.zeros((SIDE * side, SIDE * side, 3), np.uint8)
+    filled, sheet = 0, np.zeros((CELLS * side, CELLS * side, 3), np.uint8)
     with ThreadPoolExecutor() as encoders:  # WebP takes longer than all the rest
         for item in chosen:
             try:
                 picture = cover(read_fn(int(item)), side)
             except (UnreadableImage, OSError):
                 continue
-            place_in_sheet = filled % SIDE**2
-            top, left = divmod(place_in_sheet, SIDE)
+            place_in_sheet = filled % CELLS**2
+            top, left = divmod(place_in_sheet, CELLS)
             sheet[top * side : (top + 1) * side, left * side : (left + 1) * side] = picture
             cells[item] = filled
             filled += 1
-            if filled % SIDE**2 == 0:
+            if filled % CELLS**2 == 0:
                 pending.append(encoders.submit(_encoded, sheet, quality))
-                rows.append(SIDE)
+                rows.append(CELLS)
                 sheet = np.zeros_like(sheet)
-        if filled % SIDE**2:
-            rows.append(-(-(filled % SIDE**2) // SIDE))
+        if filled % CELLS**2:
+            rows.append(-(-(filled % CELLS**2) // CELLS))
             pending.append(encoders.submit(_encoded, sheet[: rows[-1] * side], quality))
         sheets = [future.result() for future in pending]
     return Sprites(sheets, rows, cells)

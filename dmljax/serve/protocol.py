@@ -32,6 +32,7 @@ class Protocol(HttpToolsProtocol):
     # only thread that uses them.
     _idle: ClassVar[dict[Protocol, None]] = {}
 
+    # `server.run` sets these three by the limits of the settings.
     most_connections = 1000
     head_seconds = 20.0
     write_seconds = 20.0

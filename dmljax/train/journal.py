@@ -200,7 +200,7 @@ def read(path: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def table(scores: Mapping[str, float]) -> str:
-    """Scores in two rows, in percent where they are shares.
+    """Scores in two rows. All but whole numbers are shown times 100, as shares are.
 
     Scores of parts, such as 'learner_0/R@1', follow in a row for each part.
     """

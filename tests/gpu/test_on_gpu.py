@@ -7,7 +7,7 @@ import pytest
 
 from dmljax import nets, retrieval
 from dmljax.nets import token_attention
-from dmljax.train import attention
+from dmljax.train import attention_choice
 
 pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng(0)
@@ -24,7 +24,7 @@ def test_cudnn_takes_bfloat16_and_agrees_with_plain(tokens):
 
 def test_a_net_takes_the_fastest_form_and_trains():
     net = nets.dinov2_s14(depth=1, image_size=224, dtype=jnp.bfloat16)
-    net, note = attention.choose(net, image_shapes={(224, 224, 3)}, images=8, platform="gpu")
+    net, note = attention_choice.choose(net, image_shapes={(224, 224, 3)}, images=8, platform="gpu")
     assert net.attention in token_attention.FORMS and "257 tokens" in note
     x = jnp.asarray(RNG.normal(size=(2, 224, 224, 3)), jnp.bfloat16)
     variables = net.init(jax.random.key(0), x, train=True)

@@ -1,7 +1,7 @@
 """Properties of every loss. A public loss without a row in `TABLE` fails the first test.
 
 To add a loss: write one function in a file of `dmljax/losses/`, add its name to that file's
-`__all__`, and add one row to `TABLE` and one to `ENTRIES` of `docs/make_gallery.py`.
+`__all__`, and add one row to `TABLE`. `ENTRIES` of `docs/make_gallery.py` adds a formula.
 """
 
 import functools

@@ -99,12 +99,10 @@ def test_the_manifests_follow_the_schemas_of_kubernetes(name):
 
 def test_the_page_on_security_lists_every_limit_with_its_flag_and_default():
     text = (ROOT / "docs" / "security.md").read_text()
-    rows = re.findall(
-        r"^\| `(\w+)`: .* \| (none|`[\w-]+`) \| (\d+)\b.* \| .* \|$", text, re.MULTILINE
-    )
+    rows = re.findall(r"^\| `(\w+)`: .* \| (`[\w-]+`) \| (\d+)\b.* \| .* \|$", text, re.MULTILINE)
     flags = {field: f"`--{flag.replace('_', '-')}`" for flag, (field, _) in serve._LIMITS.items()}
     limits = dataclasses.asdict(Limits())
     assert rows == [
-        (field, flags.get(field, "none"), f"{value:g}" if value < 1e5 else str(value))
+        (field, flags[field], f"{value:g}" if value < 1e5 else str(value))
         for field, value in limits.items()
     ]

@@ -428,7 +428,7 @@ def test_tokens_adding_deleting_and_the_end(bundle_folder, token_file, tmp_path,
     place = indexed(bundle_folder, tmp_path, 5)
     words = (bundle_folder, f"--index={place}", f"--token-file={token_file}", "--allow-add")
     bearer = {"Authorization": f"Bearer {TOKEN}"}
-    words += ("--allow-delete", "--host=0.0.0.0", "--max-body-bytes=100000")
+    words += ("--allow-delete", "--host=0.0.0.0", "--max-body-bytes=100000", "--max-items=2")
     with served(tmp_path, *words) as server:
         for path in ("/info", "/items", "/metrics", "/search?id=cats/01.png", "/items/image?id=x"):
             assert server.request("GET", path).status == 401
@@ -458,6 +458,8 @@ def test_tokens_adding_deleting_and_the_end(bundle_folder, token_file, tmp_path,
         assert server.request("GET", "/info", headers=bearer).json["index"]["items"] == 6
         bad = {"items": [{"id": "x", "image": _text(png(51))}, {"id": "", "image": _text(png(52))}]}
         assert server.request("POST", "/items", bad, headers=bearer).status == 422
+        many = server.request("DELETE", "/items?id=a&id=b&id=c", headers=bearer)
+        assert many.status == 413 and "2" in many.json["error"]
         hits = server.request("POST", "/search?k=1", png(50), headers=bearer)
         assert hits.json["results"][0]["hits"][0]["id"] == "new"
         picture = "/items/image?id=cats/01.png"

@@ -8,7 +8,7 @@ from dmljax import nets
 from dmljax.config.build import build
 from dmljax.nets import token_attention
 from dmljax.runs import summary
-from dmljax.train import attention, initial_state
+from dmljax.train import attention_choice, initial_state
 
 VIT = {"name": "vit_s16", "width": 32, "heads": 2, "depth": 1, "patch": 4, "image_size": 12}
 
@@ -19,7 +19,7 @@ def _net(**options):
 
 def _chosen(net, platform, **options):
     shapes = {(32, 32, 3), (48, 32, 3)}
-    return attention.choose(net, image_shapes=shapes, images=4, platform=platform, **options)
+    return attention_choice.choose(net, image_shapes=shapes, images=4, platform=platform, **options)
 
 
 def test_on_a_cpu_auto_is_plain_and_the_header_says_so(tmp_path):
@@ -45,10 +45,10 @@ def test_on_an_accelerator_all_forms_are_measured_and_a_refusal_is_no_error():
 def test_the_fastest_form_that_nothing_refuses_is_taken():
     short = {"plain": 1.0, "xla": 3.0, "cudnn": 0.5, "tokamax": "not installed"}
     long = {"plain": 9.0, "xla": 2.0, "cudnn": 0.6, "tokamax": "not installed"}
-    assert attention.fastest([short, long]) == "cudnn"
-    assert attention.fastest([short, long | {"cudnn": "head of 7"}]) == "xla"
-    assert attention.fastest([short | {"cudnn": "head of 7"}]) == "plain"
-    assert attention.fastest([dict.fromkeys(short, "out of memory")]) == "plain"
+    assert attention_choice.fastest([short, long]) == "cudnn"
+    assert attention_choice.fastest([short, long | {"cudnn": "head of 7"}]) == "xla"
+    assert attention_choice.fastest([short | {"cudnn": "head of 7"}]) == "plain"
+    assert attention_choice.fastest([dict.fromkeys(short, "out of memory")]) == "plain"
 
 
 def test_a_form_with_another_result_is_refused(monkeypatch):

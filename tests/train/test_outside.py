@@ -145,7 +145,8 @@ def test_the_examples_of_contributing_run_as_typed(tmp_path, monkeypatch):
     words = re.findall(r"(--config\.[^=]+=)(\"[^\"]*\"|\S+)", text)
     flags = [flag + value.strip('"') for flag, value in words if flag != "--config.field="]
     fields = {flag.split(".")[1].partition("=")[0] for flag in flags}
-    assert fields == {"loss", "miner", "evaluate", "net", "dataset", "method"}
+    expected = {"loss", "miner", "evaluate", "net", "dataset", "sampler", "transform", "method"}
+    assert fields == expected
     evaluate = {"every": 2, "ks": [1], "batch_size": 64, "clustering": False}
     config = tiny(tmp_path, steps=2, runtime={"devices": 1}, evaluate=evaluate)
     config = {name: value for name, value in config.items() if name not in fields - {"evaluate"}}
