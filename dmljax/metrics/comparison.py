@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-from dmljax.metrics.bootstrap import bootstrap_means, limits
+from dmljax.metrics.bootstrap import average, bootstrap_means, limits
 from dmljax.metrics.statistics import check_level
 
 __all__ = ["Comparison", "McNemar", "compare", "mcnemar"]
@@ -29,13 +29,15 @@ def compare(
     others: Float[np.ndarray, "q"],
     *,
     groups: Integer[np.ndarray, "n"] | None = None,
+    over: str = "queries",
     level: float = 0.95,
     samples: int = 1000,
     seed: int = 0,
 ) -> Comparison:
     """Compares two runs by the differences v_i - v'_i of their values on the same queries.
 
-    The interval is the `interval` of the differences over `groups`, the labels of the queries. The
+    The difference is their `average` over `groups`, the labels of the queries, or with
+    `over="queries"` over the queries. The interval is their `interval` over `groups`. The
     verdict says whether it contains 0. The p-value is twice the smaller share of the bootstrap
     means on one side of 0 (Efron & Tibshirani, 1993), for `holm` if several runs are compared.
     Queries with a NaN in either run are left out. With fewer than 8 groups, interval and p-value
@@ -48,9 +50,10 @@ def compare(
     """
     check_level(level)
     differences = np.asarray(values, np.float64) - np.asarray(others, np.float64)
-    is_value = ~np.isnan(differences)
-    difference = float(differences[is_value].mean()) if is_value.any() else float("nan")
-    means = bootstrap_means(differences, groups=groups, samples=samples, seed=seed)
+    options: dict = {"groups": groups, "over": over}
+    means = bootstrap_means(differences, **options, samples=samples, seed=seed)
+    labels = np.zeros(len(differences), int) if groups is None else groups
+    difference = average(differences, labels, over=over)
     low, high = limits(means, level)
     if not len(means):
         return Comparison(difference, low, high, float("nan"), "not resolved")

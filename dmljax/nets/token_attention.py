@@ -2,7 +2,7 @@
 
 | form | by | takes |
 |---|---|---|
-| `plain` | dmljax: products of maps in which the heads come before the tokens | everything |
+| `plain` | dmljax: products of maps whose heads come before the tokens | all but `jax.jvp` |
 | `xla` | `jax.nn.dot_product_attention(implementation="xla")` | everything |
 | `cudnn` | cuDNN's flash attention, which keeps no [tokens tokens] array | bfloat16, NVIDIA GPUs |
 | `tokamax` | the package tokamax, where it is installed | what it takes |
@@ -118,8 +118,8 @@ def _heads_first(q, k, v, is_causal):
 
 def _heads_first_forward(q, k, v, is_causal):
     """The sum of the exponentials divides the result, [tokens, width], instead of the weights,
-    [tokens, tokens]: a third of the time on CPUs. In half precision it divides the weights, so that
-    the result is rounded once."""
+    [tokens, tokens], which saves a third of the time on CPUs. In half precision it divides the
+    weights, so that the result is rounded once."""
     weights, totals, results = [], [], []
     for rows in _parts(q.shape[2]):
         scores = _scores(q[:, :, rows], k)
@@ -135,18 +135,20 @@ def _heads_first_forward(q, k, v, is_causal):
         weights.append(x)
         totals.append(total)
     y = jnp.concatenate(results, axis=2)
-    return y, (q, k, v, weights, totals, y)
+    return y, (q, k, v, weights, totals)
 
 
 def _heads_first_backward(is_causal, arrays, g):
     del is_causal  # the weights are 0 where a token is not seen
-    q, k, v, weights, totals, y = arrays
+    q, k, v, weights, totals = arrays
     of_q, of_k, of_v = [], [], []
     for rows, x, total in zip(_parts(q.shape[2]), weights, totals, strict=True):
         g_y = g[:, :, rows] / total
-        mean = _product("bhqd,bhqd->bhq", g_y, y[:, :, rows])[..., None]
-        g_scores = x * (_scores(g_y, v) - mean) / math.sqrt(q.shape[-1])
-        g_scores = g_scores.astype(v.dtype)
+        g_x = _scores(g_y, v)
+        # The mean by the rounded weights: the rows of the result sum to 0, also in half precision.
+        x_32 = x.astype(g_x.dtype)
+        mean = jnp.sum(x_32 * g_x, -1, keepdims=True) / jnp.sum(x_32, -1, keepdims=True)
+        g_scores = (x * (g_x - mean) / math.sqrt(q.shape[-1])).astype(q.dtype)
         of_q.append(jnp.einsum("bhqk,bhkd->bhqd", g_scores, k))
         of_k.append(jnp.einsum("bhqk,bhqd->bhkd", g_scores, q[:, :, rows]))
         of_v.append(jnp.einsum("bhqk,bhqd->bhkd", x, g_y))
@@ -157,18 +159,14 @@ _heads_first.defvjp(_heads_first_forward, _heads_first_backward)
 
 
 def _parts(tokens):
-    """On CPUs XLA computes 256 queries at a time, and gives each core whole blocks. Of 257 queries
-    one core computes nearly all; two halves take half the time."""
+    """XLA on CPUs divides queries into blocks of 256, one core for each block. Of 257 queries the
+    second core would get one, so they are divided into two halves."""
     half = -(-tokens // 2)
     return [slice(0, half), slice(half, tokens)] if 256 < tokens <= 512 else [slice(0, tokens)]
 
 
 def _scores(q, k):
-    return _product("bhqd,bhkd->bhqk", q, k)
-
-
-def _product(indices, x, y):
-    return jnp.einsum(indices, x, y, preferred_element_type=jnp.float32)
+    return jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32)
 
 
 def _xla(q, k, v, is_causal):

@@ -21,7 +21,9 @@ __all__ = ["Parts", "gelu", "quick_gelu", "tanh_gelu"]
 
 
 def gelu(x: jax.Array) -> jax.Array:
-    """GELU by the error function, which takes half the time of `nn.gelu` on CPUs."""
+    """GELU by the error function, in float32 in half the time of `nn.gelu` on CPUs."""
+    if jnp.finfo(x.dtype).bits < 32:  # where erf rounds to -1, the tail of negative x would be lost
+        return nn.gelu(x, approximate=False)
     return x * (0.5 + 0.5 * jax.lax.erf(x / math.sqrt(2)))
 
 

@@ -69,7 +69,8 @@ class RunComparison(NamedTuple):
     """`scores[score][run]`, and of each run but the first, McNemar's test of R@1.
 
     `runs` are the scores of the queries by the name of the run, and `configs` the configs of the
-    runs. `range_note` says why a range is rough or missing; it is empty otherwise.
+    runs. `range_note` says why a range is rough or missing; it is empty otherwise. Scores are means
+    over `average`, 'queries' or 'classes'.
     """
 
     runs: Mapping[str, QueryScores]
@@ -79,6 +80,7 @@ class RunComparison(NamedTuple):
     queries: int
     classes: int
     range_note: str
+    average: str
 
     @property
     def first(self) -> str:
@@ -110,6 +112,8 @@ class RunComparison(NamedTuple):
             "Ranges are 95 % bootstrap intervals over classes. Differences are paired by query. A "
             "difference is not resolved if its range contains 0.",
         ]
+        if self.average == "classes":
+            sentences.append("Scores are means over classes of the mean of a class's queries.")
         if len(self.runs) > 2:
             sentences.append("Each run is compared with the first; Holm adjusts the p-values.")
         if self.range_note:
@@ -144,16 +148,28 @@ class RunComparison(NamedTuple):
 def read(folders: Mapping[str, str | os.PathLike]) -> RunComparison:
     """`compare_runs` by the files in the folders of runs, `{shown name: folder}`."""
     configs = {name: reading.config_of_run(folder) for name, folder in folders.items()}
+    averages = {name: _average(config) for name, config in configs.items()}
+    if len(set(averages.values())) > 1:
+        text = ", ".join(f"{name} over {average}" for name, average in averages.items())
+        raise ValueError(f"the scores are means over different things: {text} (evaluate.average)")
     scores = {name: scores_file.read(folder) for name, folder in folders.items()}
-    return compare_runs(scores, configs=configs)
+    return compare_runs(scores, configs=configs, average=next(iter(averages.values())))
+
+
+def _average(config: Mapping[str, Any]) -> str:
+    return (config.get("evaluate") or {}).get("average", "queries")
 
 
 def compare_runs(
-    runs: Mapping[str, QueryScores], *, configs: Mapping[str, Mapping[str, Any]] | None = None
+    runs: Mapping[str, QueryScores],
+    *,
+    configs: Mapping[str, Mapping[str, Any]] | None = None,
+    average: str = "queries",
 ) -> RunComparison:
     """Compares every run with the first one; refuses runs on different test sets.
 
-    The differences are paired by query and drawn by class; see `metrics.compare`.
+    Scores are means over the queries, or `average="classes"` over classes. The differences are
+    paired by query and drawn by class; see `metrics.compare`.
     """
     names = tuple(runs)
     if len(names) < 2:
@@ -169,13 +185,14 @@ def compare_runs(
     for score, values in first.values.items():
         of_runs = {name: runs[name].values[score] for name in names}
         comparisons = {
-            name: metrics.compare(of_runs[name], values, groups=first.labels) for name in names[1:]
+            name: metrics.compare(of_runs[name], values, groups=first.labels, over=average)
+            for name in names[1:]
         }
         comparisons = _adjusted(comparisons)
         scores[score] = {}
         for name, run_values in of_runs.items():
-            low, high = metrics.interval(run_values, groups=first.labels)
-            mean = float(np.nanmean(run_values)) if not np.isnan(run_values).all() else np.nan
+            low, high = metrics.interval(run_values, groups=first.labels, over=average)
+            mean = metrics.average(run_values, first.labels, over=average)
             scores[score][name] = RunScore(mean, low, high, comparisons.get(name))
     return RunComparison(
         runs=runs,
@@ -188,6 +205,7 @@ def compare_runs(
         queries=int((first.first > 0).sum()),
         classes=len(np.unique(first.labels[first.first > 0])),
         range_note=metrics.interval_note(first.labels[first.first > 0]),
+        average=average,
     )
 
 

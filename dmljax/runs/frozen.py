@@ -152,8 +152,9 @@ def _against(run: Run, scores: QueryScores, frozen: QueryScores) -> list[Against
     rows = []
     for name in SCORES:
         values = frozen.values[name]
-        low, high = metrics.interval(values, groups=frozen.labels, over=run.evaluation.average)
-        result = metrics.compare(scores.values[name], values, groups=scores.labels)
+        options: dict = {"groups": frozen.labels, "over": run.evaluation.average}
+        low, high = metrics.interval(values, **options)
+        result = metrics.compare(scores.values[name], values, **options)
         rows.append(
             Against(
                 scores.split,

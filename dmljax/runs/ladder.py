@@ -391,5 +391,7 @@ def _page(workdir: pathlib.Path, rows: Sequence[_Row], best: _Row) -> pathlib.Pa
         [f"held-out {_SCORE}", *("-" if x is None else f"{100 * x:.1f}" for x in held_out)],
     ]
     scores = {name: scores_file.read(place) for name, place in folders.items()}
-    content = compare_page.facts_of(folders, result=comparison.compare_runs(scores), fields=fields)
+    average = results.read(workdir / first).average
+    result = comparison.compare_runs(scores, average=average)
+    content = compare_page.facts_of(folders, result=result, fields=fields)
     return page.write(content, workdir / run_page.FILE)

@@ -34,6 +34,18 @@ def test_verdicts():
     assert metrics.compare(a, b, groups=labels).low == comparison.low  # the same draws
 
 
+def test_over_classes_every_class_weighs_the_same():
+    a, b, labels = _runs(0.15)
+    kept = np.arange(len(labels)) % 20 <= labels % 7 + 1  # 2 to 8 queries of a class
+    a, b, labels = a[kept], b[kept], labels[kept]
+    of_classes = [np.nanmean((a - b)[labels == c]) for c in np.unique(labels)]
+    over_classes = metrics.compare(a, b, groups=labels, over="classes")
+    assert over_classes.difference == pytest.approx(np.mean(of_classes))
+    assert over_classes.difference != pytest.approx(np.nanmean(a - b))
+    interval = metrics.interval(a - b, groups=labels, over="classes")
+    assert (over_classes.low, over_classes.high) == interval
+
+
 def test_the_difference_of_equal_runs_is_not_resolved():
     a, _, labels = _runs(0)
     assert metrics.compare(a, a, groups=labels) == (0, 0, 0, 1, "not resolved")

@@ -1,4 +1,4 @@
-"""Every public miner with its options: a new miner is one row here, or a test fails."""
+"""Every public miner with its options. A new one has a row here and a loop in test_miner_loops."""
 
 import functools
 import itertools

@@ -44,11 +44,12 @@ def test_initial_values_have_the_published_deviation():
 
 def test_a_dense_layer_maps_the_last_axis():
     params = {"kernel": normal(3, 4), "bias": normal(4)}
-    for shape in ((5, 3), (2, 5, 3)):
+    for shape in ((5, 3), (2, 5, 3), (0, 3), (2, 0, 3)):
         x = normal(*shape)
-        y = layers.Dense(4).apply({"params": params}, x)
+        y = layers.Dense(4, merged=len(shape) > 2).apply({"params": params}, x)
+        assert y.shape == (*shape[:-1], 4)
         np.testing.assert_allclose(y, x @ params["kernel"] + params["bias"], atol=1e-6)
-    narrow = layers.Dense(4, dtype=jnp.bfloat16).apply({"params": params}, x)
+    narrow = layers.Dense(4, dtype=jnp.bfloat16).apply({"params": params}, normal(2, 3))
     assert narrow.dtype == jnp.bfloat16
 
 

@@ -5,6 +5,7 @@ from files whose values are drawn again here.
 """
 
 import json
+import math
 import pathlib
 import sys
 
@@ -17,6 +18,7 @@ from backbone_cases import jit
 
 from dmljax import nets, weights
 from dmljax.nets.token_attention import attention
+from dmljax.nets.transformer import gelu
 
 KEY = jax.random.key(0)
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
@@ -180,6 +182,43 @@ def test_attention_is_that_of_jax(dtype, atol, tokens, is_causal, form):
         np.testing.assert_allclose(
             *(np.asarray(x, np.float32) for x in (ours, theirs)), atol=atol, rtol=atol
         )
+
+
+@pytest.mark.parametrize("tokens", [16, 17])
+def test_two_devices_share_a_batch_that_they_do_not_divide_evenly(tokens):
+    options = {"depth": 2, "width": 64, "heads": 2}
+    if tokens == 17:
+        net, side = nets.dinov2_s14(image_size=56, **options), 56
+    else:
+        net, side = nets.siglip_b16_224(image_size=64, **options), 64
+    params = nets.layers.shapes(net, side)["params"]
+
+    def flops(devices):
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("data",))
+        places = [jax.sharding.NamedSharding(mesh, jax.P(*axes)) for axes in ((), ("data",))]
+
+        def step(params, images):
+            def loss(params):
+                outputs = net.apply({"params": params}, images[:5], train=False)
+                return jnp.sum(outputs["pooled"] ** 3)
+
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                return jax.grad(loss)(params)
+
+        images = jax.ShapeDtypeStruct((5 + 5 % devices, side, side, 3), jnp.float32)
+        step_fn = jax.jit(step, in_shardings=tuple(places), out_shardings=places[0])
+        return step_fn.lower(params, images).compile().cost_analysis()["flops"]
+
+    assert flops(2) < 0.7 * flops(1)  # a device has 3 of the 5 images
+
+
+def test_gelu_keeps_the_tail_of_negative_values_in_half_precision():
+    x = jnp.linspace(-4, 4, 81)
+    expected = [0.5 * v * math.erfc(-v / math.sqrt(2)) for v in np.asarray(x, np.float64)]
+    np.testing.assert_allclose(gelu(x), expected, rtol=2e-3, atol=1e-6)
+    half = np.asarray(gelu(x.astype(jnp.bfloat16)), np.float64)
+    exact = [0.5 * v * math.erfc(-v / math.sqrt(2)) for v in np.asarray(x.astype(jnp.bfloat16))]
+    np.testing.assert_allclose(half, exact, rtol=0.05, atol=1e-6)
 
 
 def test_registers_are_in_no_map():

@@ -129,6 +129,27 @@ def test_two_runs():
     )
 
 
+def test_runs_whose_scores_are_means_over_classes(tmp_path):
+    a, b = _scores(1.6, seed=1), _scores(0.8, seed=2)
+    labels = np.sort(np.random.default_rng(0).integers(0, 24, len(a.labels)))
+    runs = {"a": a._replace(labels=labels), "b": b._replace(labels=labels)}
+    for name, scores in runs.items():
+        (tmp_path / name).mkdir()
+        scores_file.write(tmp_path / name, scores)
+        (tmp_path / name / "config.json").write_text('{"evaluate": {"average": "classes"}}')
+    folders = {name: tmp_path / name for name in runs}
+    result = comparison.read(folders)
+    rows = result.scores["R@1"]
+    for name, row in rows.items():
+        of_classes = [runs[name].recall_at_1[labels == c].mean() for c in np.unique(labels)]
+        assert row.mean == pytest.approx(np.mean(of_classes))
+    assert rows["b"].mean - rows["a"].mean == pytest.approx(rows["b"].comparison.difference)
+    assert "means over classes" in " ".join(result.notes)
+    (tmp_path / "b" / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"a over classes, b over queries \(evaluate\.average\)"):
+        comparison.read(folders)
+
+
 def test_equal_runs():
     a = _scores(1.2)
     row = comparison.compare_runs({"a": a, "again": a}).scores["R@1"]["again"]

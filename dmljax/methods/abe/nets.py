@@ -107,7 +107,7 @@ class ABE(nn.Module, kw_only=True):
         # Learners are neighbors in the batch of G, image by image, so that a sharded batch stays
         # in place.
         masked = (maps[:, None] * masks.astype(maps.dtype)).reshape(b * self.learners, h, w, c)
-        masked = over_devices(masked)
+        masked = over_devices(masked, batch=b)
         head = self.net(start=start, name="head", **options)
         inputs = _from_places(masked, grid)
         pooled = _pooled(self.pool_fn, _next(head, inputs, train), "pool", train)

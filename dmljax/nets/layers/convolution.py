@@ -15,7 +15,7 @@ from dmljax.kernels.convolution import clip, clipped_conv, conv
 from dmljax.nets.initializers import Initializer, fan_in_uniform, glorot_uniform, kaiming_normal
 from dmljax.nets.layers.normalization import BatchNorm
 from dmljax.ops import Array
-from dmljax.ops.devices import over_devices
+from dmljax.ops.devices import divides_evenly
 
 __all__ = [
     "MLP",
@@ -82,8 +82,8 @@ class Conv(nn.Module):
 class Dense(nn.Module):
     """Linear map of the last axis. By default its values are drawn as in PyTorch's `Linear`.
 
-    `merged` is for maps whose first axis is the batch: they are multiplied as one matrix. Otherwise
-    XLA copies them on CPUs to compute the gradient of the kernel.
+    With `merged`, for maps whose first axis is the batch, all axes but the last become one before
+    the product. Otherwise XLA on CPUs copies the map for the gradient of the kernel.
     """
 
     features: int
@@ -102,8 +102,11 @@ class Dense(nn.Module):
         if self.use_bias:
             bias = self.param("bias", self.bias_init or default, (self.features,))
         x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
-        rows = over_devices(jnp.reshape(x, (-1, x.shape[-1]))) if self.merged else x
-        y = jnp.dot(rows, kernel).reshape(*x.shape[:-1], -1)
+        # Merged rows of a batch that the devices do not divide evenly would move between them.
+        if self.merged and divides_evenly(len(x)):
+            y = jnp.dot(x.reshape(-1, x.shape[-1]), kernel).reshape(*x.shape[:-1], self.features)
+        else:
+            y = jnp.dot(x, kernel)
         return y if bias is None else y + bias.reshape((1,) * (y.ndim - 1) + (-1,))
 
 
