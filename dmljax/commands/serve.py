@@ -26,25 +26,25 @@ __all__ = ["add_arguments", "run"]
 
 # The flags that set a limit: the field of `Limits`, and the help.
 _LIMITS = {
-    "max_image_bytes": ("image_bytes", "then 413"),
-    "max_body_bytes": ("body_bytes", "then 413"),
-    "max_answer_bytes": ("answer_bytes", "then 413"),
-    "max_values": ("values", "in a body of JSON or msgpack, then 413"),
-    "max_memory_bytes": ("memory_bytes", "of all requests in flight together, then 503"),
-    "max_images": ("images", "of one request, then 413"),
-    "max_items": ("items", "that one request adds or deletes, then 413"),
-    "max_queries": ("queries", "vectors, ids or texts of one search, then 413"),
-    "max_fields": ("multipart_fields", "of a form, then 400"),
-    "max_waiting": ("waiting_images", "then 503"),
-    "decode_seconds": ("decode_seconds", "to decode one image, then 413"),
-    "max_decode_bytes": ("decode_bytes", "memory to decode one image, then 413"),
-    "max_connections": ("connections", "then 503"),
-    "max_requests": ("requests", "at a time, then 503"),
+    "max_image_bytes": ("image_bytes", "of one image; a larger one gets 413"),
+    "max_body_bytes": ("body_bytes", "of one request; a larger one gets 413"),
+    "max_answer_bytes": ("answer_bytes", "of one answer; instead of a larger one, 413"),
+    "max_values": ("values", "in a body of JSON or msgpack; more get 413"),
+    "max_memory_bytes": ("memory_bytes", "of all requests together; what does not fit gets 503"),
+    "max_images": ("images", "of one request; more get 413"),
+    "max_items": ("items", "that one request adds or deletes; more get 413"),
+    "max_queries": ("queries", "vectors, ids or texts of one search; more get 413"),
+    "max_fields": ("multipart_fields", "of a form; more get 400"),
+    "max_waiting": ("waiting_images", "images and texts that wait or are computed; others get 503"),
+    "decode_seconds": ("decode_seconds", "to decode one image; a slower one gets 413"),
+    "max_decode_bytes": ("decode_bytes", "memory to decode one image; more gets 413"),
+    "max_connections": ("connections", "open at a time; others get 503"),
+    "max_requests": ("requests", "at a time; others get 503"),
     "body_seconds": ("body_seconds", "to receive the head, and to receive the body"),
     "write_seconds": ("write_seconds", "for a client to take an answer"),
-    "request_seconds": ("request_seconds", "to answer one request, then 504"),
+    "request_seconds": ("request_seconds", "to answer one request; then 504"),
     "idle_seconds": ("idle_seconds", "of a connection without a request"),
-    "drain_seconds": ("drain_seconds", "after SIGTERM"),
+    "drain_seconds": ("drain_seconds", "from SIGTERM to the end of the process"),
 }
 # The flags with the names of fields of `Settings`.
 _SETTINGS: tuple[str, ...] = (
@@ -84,7 +84,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for flag, (field, help_) in _LIMITS.items():
         default = getattr(Limits(), field)
         parser.add_argument(
-            f"--{flag.replace('_', '-')}", type=type(default), default=default, help=help_
+            f"--{flag.replace('_', '-')}",
+            type=type(default),
+            default=default,
+            metavar="SECONDS" if "seconds" in flag else "N",
+            help=f"{help_} (default {default:,})",
         )
     parser.add_argument("--quiet", action="store_true", help="no line per request on stderr")
 

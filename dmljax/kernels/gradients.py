@@ -31,8 +31,8 @@ def _product_over_pixels(x, shape, g, strides, paddings):
     *_, i, o = shape
     x = jnp.pad(x, ((0, 0), *((p, p) for p in paddings), (0, 0)))
     rows, columns = (strides * (n - 1) + 1 for n in g.shape[1:3])
-    pixels = over_devices(x[:, :rows:strides, :columns:strides].reshape(-1, i), batch=len(x))
-    g = over_devices(g.reshape(-1, o), batch=len(x))
+    pixels = over_devices(x[:, :rows:strides, :columns:strides].reshape(-1, i), batch=x.shape[0])
+    g = over_devices(g.reshape(-1, o), batch=x.shape[0])
     # XLA transposes the first factor in memory, so the narrower one comes first.
     total = (g.T @ pixels).T if o < i else pixels.T @ g
     return total.reshape(tuple(shape))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 from jax.sharding import PartitionSpec
 
 __all__ = ["divides_evenly", "over_devices"]
 
 
-def divides_evenly(batch: int) -> bool:
-    """Whether the devices of the train step (`train.loop.compiled_step`) have equal shares."""
+def divides_evenly(batch: Any) -> bool:
+    """Whether the devices of the train step (`train.loop.compiled_step`) have equal shares.
+
+    `batch` is a number, or a symbol in a program that is exported, which is for one device.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.empty or batch % mesh.size == 0
 
 
-def over_devices(rows: jax.Array, *, batch: int) -> jax.Array:
+def over_devices(rows: jax.Array, *, batch: Any) -> jax.Array:
     """`rows`, split over the devices of the train step, if any.
 
     XLA needs this call where the first axis merges the `batch` images with another axis, and the

@@ -103,7 +103,7 @@ class Dense(nn.Module):
             bias = self.param("bias", self.bias_init or default, (self.features,))
         x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
         # Merged rows of a batch that the devices do not divide evenly would move between them.
-        if self.merged and divides_evenly(len(x)):
+        if self.merged and divides_evenly(x.shape[0]):
             y = jnp.dot(x.reshape(-1, x.shape[-1]), kernel).reshape(*x.shape[:-1], self.features)
         else:
             y = jnp.dot(x, kernel)
