@@ -36,8 +36,8 @@ def compare(
 ) -> Comparison:
     """Compares two runs by the differences v_i - v'_i of their values on the same queries.
 
-    The difference is their `average` over `groups`, the labels of the queries, or with
-    `over="queries"` over the queries. The interval is their `interval` over `groups`. The
+    The difference is the mean over the queries, or with `over="classes"` the mean over `groups`,
+    the labels of the queries (`average`). The interval is the `interval` over `groups`. The
     verdict says whether it contains 0. The p-value is twice the smaller share of the bootstrap
     means on one side of 0 (Efron & Tibshirani, 1993), for `holm` if several runs are compared.
     Queries with a NaN in either run are left out. With fewer than 8 groups, interval and p-value
@@ -50,8 +50,7 @@ def compare(
     """
     check_level(level)
     differences = np.asarray(values, np.float64) - np.asarray(others, np.float64)
-    options: dict = {"groups": groups, "over": over}
-    means = bootstrap_means(differences, **options, samples=samples, seed=seed)
+    means = bootstrap_means(differences, groups=groups, over=over, samples=samples, seed=seed)
     labels = np.zeros(len(differences), int) if groups is None else groups
     difference = average(differences, labels, over=over)
     low, high = limits(means, level)

@@ -10,7 +10,7 @@ has the plain mean.
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -42,9 +42,8 @@ class _Block(nn.Module):
     @nn.compact
     def __call__(self, x):
         def mlp(x):
-            options: dict[str, Any] = {"dtype": self.dtype, "merged": True} | _INIT
-            x = gelu(Dense(4 * width, **options, name="fc1")(x))
-            return Dense(width, **options, name="fc2")(x)
+            dense = functools.partial(Dense, dtype=self.dtype, merged=True, **_INIT)
+            return dense(width, name="fc2")(gelu(dense(4 * width, name="fc1")(x)))
 
         width = x.shape[-1]
         options = {"dtype": self.dtype, "impl": self.impl, "name": "conv_dw"} | _INIT

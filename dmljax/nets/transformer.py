@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -59,9 +59,8 @@ class Parts(NamedTuple):
     dtype: Dtype | None = None
 
     def dense(self, x: jax.Array, features: int, name: str, use_bias: bool = True) -> jax.Array:
-        options: dict[str, Any] = {"kernel_init": normal(0.02), "merged": True}
-        options["bias_init"] = nn.initializers.zeros
-        return Dense(features, use_bias, self.dtype, **options, name=name)(x)
+        init = normal(0.02), nn.initializers.zeros
+        return Dense(features, use_bias, self.dtype, *init, merged=True, name=name)(x)
 
     def norm(self, x: jax.Array, name: str) -> jax.Array:
         # The norm computes in float32. In half precision, its gradient computes that again from x,

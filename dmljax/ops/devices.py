@@ -13,7 +13,7 @@ __all__ = ["divides_evenly", "over_devices"]
 def divides_evenly(batch: Any) -> bool:
     """Whether the devices of the train step (`train.loop.compiled_step`) have equal shares.
 
-    `batch` is a number, or a symbol in a program that is exported, which is for one device.
+    In an exported program, which is for one device, `batch` may be a symbol.
     """
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.empty or batch % mesh.size == 0

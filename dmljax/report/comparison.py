@@ -151,7 +151,10 @@ def read(folders: Mapping[str, str | os.PathLike]) -> RunComparison:
     averages = {name: _average(config) for name, config in configs.items()}
     if len(set(averages.values())) > 1:
         text = ", ".join(f"{name} over {average}" for name, average in averages.items())
-        raise ValueError(f"the scores are means over different things: {text} (evaluate.average)")
+        raise ValueError(
+            f"the scores are means over different things: {text}. Compare runs that have the same "
+            "evaluate.average"
+        )
     scores = {name: scores_file.read(folder) for name, folder in folders.items()}
     return compare_runs(scores, configs=configs, average=next(iter(averages.values())))
 

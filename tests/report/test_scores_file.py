@@ -146,7 +146,7 @@ def test_runs_whose_scores_are_means_over_classes(tmp_path):
     assert rows["b"].mean - rows["a"].mean == pytest.approx(rows["b"].comparison.difference)
     assert "means over classes" in " ".join(result.notes)
     (tmp_path / "b" / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"a over classes, b over queries \(evaluate\.average\)"):
+    with pytest.raises(ValueError, match=r"a over classes, b over queries\. Compare runs"):
         comparison.read(folders)
 
 

@@ -9,10 +9,12 @@ from system import METHODS, tiny
 from dmljax import bundle
 from dmljax.bundle import exporting
 from dmljax.config.build import build
+from dmljax.data.splits import Split
 from dmljax.main import main
 from dmljax.methods.assemble import backbone_features
 from dmljax.metrics import per_query
 from dmljax.report import run as run_facts
+from dmljax.report import scores_file
 from dmljax.runs import folder, frozen, training
 from dmljax.train import results
 from dmljax.train.evaluation import Evaluator
@@ -66,6 +68,21 @@ def test_deleted_scores_do_not_switch_the_guard_off(source, tmp_path):
         file.unlink()
     with pytest.raises(ValueError, match=r"worse than frozen by .* on the test split"):
         exporting.export(run, tmp_path / "a.bundle")
+
+
+def test_the_difference_is_a_mean_over_classes_where_the_scores_are(tmp_path):
+    run = build(tiny(tmp_path, evaluate={"average": "classes"}))
+    rng = np.random.default_rng(0)
+    labels = np.sort(rng.integers(0, 24, 192))  # classes of several sizes
+    split = Split(np.arange(192), labels, tuple(map(str, range(24))))
+    centers = rng.normal(size=(24, 8))[labels]
+    plain, trained = (
+        scores_file.score(noise * rng.normal(size=(192, 8)) + centers, split) for noise in (2, 1)
+    )
+    for row in frozen._against(run, trained, plain):
+        assert row.difference == pytest.approx(row.trained - row.frozen)
+        over_queries = np.nanmean(trained.values[row.name] - plain.values[row.name])
+        assert row.difference != pytest.approx(over_queries) and row.low < row.difference < row.high
 
 
 def test_an_untouched_backbone_is_no_worse(source, tmp_path, capsys):
