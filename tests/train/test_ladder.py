@@ -156,12 +156,16 @@ def test_the_last_line_is_the_command_of_the_frozen_backbone_if_nothing_is_bette
 
 
 def test_few_classes_leave_only_the_first_step(source, tmp_path, capsys):
+    """Also: the page averages over classes where the scores do."""
     config = _config(tmp_path, source)
     config |= {"dataset": config["dataset"] | {"split": 0.3}, "pictures": True}
+    config["evaluate"] |= {"average": "classes"}
     ladder.run(config, tmp_path / "run")
     assert "2 training classes are too few to hold some out" in capsys.readouterr().out
     rows = json.loads((tmp_path / "run" / "ladder.json").read_text())["rows"]
     assert [row["name"] for row in rows] == ["frozen", "head"]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Scores are means over classes of the mean of a class's queries." in page
 
 
 @pytest.mark.parametrize(
