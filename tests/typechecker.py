@@ -1,5 +1,29 @@
 """Shapes and types of every public call are checked while testing; an int may stand for a float."""
 
 from beartype import BeartypeConf, beartype
+from jaxtyping import _import_hook, install_import_hook
 
 check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+
+
+def install(packages):
+    """Checks the calls of all functions of these packages that have annotations.
+
+    jaxtyping wraps functions without annotations, too. Inside of other functions these are wrapped
+    again at each call of the outer function, which takes a tenth of the time of all tests.
+    """
+    _import_hook.JaxtypingTransformer.visit_FunctionDef = _visit_function
+    install_import_hook(packages, "typechecker.check")
+
+
+_wrapped = _import_hook.JaxtypingTransformer.visit_FunctionDef
+
+
+def _visit_function(self, node):
+    arguments = node.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    every += [x for x in (arguments.vararg, arguments.kwarg) if x]
+    if node.returns or any(x.annotation for x in every):
+        return _wrapped(self, node)
+    self.generic_visit(node)
+    return node

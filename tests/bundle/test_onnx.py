@@ -1,5 +1,6 @@
 """ONNX programs of every net and every method compute what JAX computes, in new processes."""
 
+import functools
 import importlib.util
 import json
 import pathlib
@@ -103,16 +104,17 @@ WITH_POSITIONS = ("vit_s16", "dinov2_s14", "dinov2_s14_reg", "clip_b16", "siglip
 
 
 @pytest.fixture(scope="module")
-def families(tmp_path_factory):
-    """Bundles of all families by their names."""
+def family(tmp_path_factory):
+    """Gives the bundle of a family by its name."""
     folder = tmp_path_factory.mktemp("families")
 
-    def packaged(name, options):
+    @functools.cache
+    def packaged(name):
         method = {"name": "pairs", "dim": None}  # the pooled features as unit vectors
-        config = _config(folder, net={"name": name, **options}, method=method)
+        config = _config(folder, net={"name": name, **FAMILIES[name]}, method=method)
         return _packaged(folder / name, config, TINY_SHAPE)
 
-    return {name: packaged(name, options) for name, options in FAMILIES.items()}
+    return packaged
 
 
 def _agree(packaged, program):
@@ -126,14 +128,14 @@ def _agree(packaged, program):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_program_of_every_family_is_its_net(families, name):
-    _agree(families[name], "stablehlo")
+def test_the_program_of_every_family_is_its_net(family, name):
+    _agree(family(name), "stablehlo")
 
 
 @pytest.mark.parametrize("name", WITH_POSITIONS)
-def test_no_program_resizes_positions(families, name):
+def test_no_program_resizes_positions(family, name):
     """They are stored at the size of the bundle, 4 x 5 patches. The net's own grid is 3 x 3."""
-    folder = families[name].folder
+    folder = family(name).folder
     manifest = files.read_manifest(folder)
     config = files.read_json(folder, manifest, files.CONFIG)
     positions = files.read_tensors(folder, manifest, files.PARAMS)["params/net/pos_embed"]
@@ -153,7 +155,7 @@ def test_no_program_resizes_positions(families, name):
     assert all(matrix in programs.stablehlo(before).mlir_module() for matrix in matrices)
 
 
-def test_onnx_of_every_family_is_its_net(families):
+def test_onnx_of_every_family_is_its_net(family):
     """jax2onnx needs a process of its own; here one converts all of them."""
     pytest.importorskip("jax2onnx")
     pytest.importorskip("onnxruntime")
@@ -161,9 +163,10 @@ def test_onnx_of_every_family_is_its_net(families):
         "import pathlib, sys; from dmljax.bundle import onnx_program\n"
         "for name in sys.argv[1:]: onnx_program._main(pathlib.Path(name))"
     )
-    names = [str(packaged.folder) for packaged in families.values()]
+    families = [family(name) for name in FAMILIES]
+    names = [str(packaged.folder) for packaged in families]
     subprocess.run([sys.executable, "-c", code, *names], check=True, capture_output=True)
-    for packaged in families.values():
+    for packaged in families:
         packaged.manifest()
         _agree(packaged, "onnx")
 
