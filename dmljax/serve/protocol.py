@@ -1,13 +1,14 @@
 """HTTP/1.1 of one connection: uvicorn's, with limits on heads, waiting requests and answers.
 
 uvicorn has no settings for these limits, so this subclass uses its internals; the tests of the
-limits fail if a new uvicorn changes them. CONTRIBUTING.md says why it is not Granian.
+limits fail if a new uvicorn changes them. docs/security.md says why it is not Granian.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -16,6 +17,7 @@ __all__ = ["Protocol"]
 
 _HEAD_BYTES = 32 << 10
 _QUEUED = 32  # requests of one connection that wait for the answer to an earlier one
+_LINGER_SECONDS = 2  # for a client to stop sending, and to read why it was refused
 _MORE = 2  # times as many connections as are served may be open, to be refused with an answer
 _END_OF_HEAD = b"\r\n\r\n"
 
@@ -38,7 +40,9 @@ class Protocol(HttpToolsProtocol):
     write_seconds = 20.0
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(_Transport(transport, self.loop, self.write_seconds))
+        wrapped = _Transport(transport, self.loop, self.write_seconds, lambda: self._is_cut_short)
+        super().connection_made(wrapped)
+        self._is_refused = False
         self._unparsed = b""  # what was read and waits until fewer requests are queued
         self._in_message = False  # from the end of a head to the end of the body
         # Bytes since the parser last gave a head, a part of a body or the end of a body: bytes of a
@@ -64,8 +68,14 @@ class Protocol(HttpToolsProtocol):
 
         Nothing more is read until the rest is parsed, so a client that sends without reading waits.
         """
-        self._unparsed += data
-        self._parse()
+        if not self.transport.is_closing():
+            self._unparsed += data
+            self._parse()
+
+    @property
+    def _is_cut_short(self) -> bool:
+        """Whether the client may go on sending what nobody reads."""
+        return self._is_refused or self._in_message
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -126,6 +136,7 @@ class Protocol(HttpToolsProtocol):
             "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
+        self._is_refused = True
         self.transport.write(head.encode() + body)
         self.transport.close()
 
@@ -168,20 +179,34 @@ class _Transport:
     uvicorn writes the head and the body of an answer one after the other, and each write is a call
     of the operating system. A client that has not taken an answer after `write_seconds` is cut off,
     also where the connection is closing and only waits for that.
+
+    Closing while bytes of the client are unread would reset the connection, and the client could
+    lose the answer. Where `is_cut_short_fn()`, what arrives is dropped until the client closes,
+    too, for two seconds at most.
     """
 
-    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop, write_seconds: float):
+    def __init__(
+        self,
+        transport: Any,
+        loop: asyncio.AbstractEventLoop,
+        write_seconds: float,
+        is_cut_short_fn: Callable[[], bool],
+    ):
         self._transport, self._loop, self._write_seconds = transport, loop, write_seconds
+        self._is_cut_short_fn = is_cut_short_fn
         self._written: list[bytes] = []
-        self._held = self._has_ended = False
+        self._held = self._has_ended = self._lingers = False
         self._total = self._mark = 0  # bytes that were written, and those that have to go in time
         self._timer: asyncio.TimerHandle | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
+    def is_closing(self) -> bool:
+        return self._lingers or self._transport.is_closing()
+
     def write(self, data: bytes) -> None:
-        if self._has_ended:
+        if self._has_ended or self._lingers:
             return
         if not self._written:
             self._loop.call_soon(self._flush)
@@ -201,7 +226,13 @@ class _Transport:
 
     def close(self) -> None:
         self._flush()
-        self._transport.close()
+        if self._lingers or self._transport.is_closing() or not self._is_cut_short_fn():
+            self._transport.close()
+            return
+        self._lingers = True
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        self._loop.call_later(_LINGER_SECONDS, self._transport.close)
 
     def abort(self) -> None:
         """Closes the connection at once, also for what is written later."""

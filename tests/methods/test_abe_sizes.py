@@ -14,6 +14,7 @@ from dmljax.train.operations import multiply_adds
 IMAGE = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
 
 
+@functools.cache
 def _shapes(net):
     return jax.eval_shape(lambda x: net.init(jax.random.key(0), x, train=False), IMAGE)
 
@@ -119,7 +120,7 @@ def test_rows_of_figure_7(branch, blocks):
     """Depth and branch of the attention, as the recipe builds them, against counting by hand."""
     config = recipes.abe(branch=branch, blocks=blocks)["method"]
     net = abe.ABE(
-        split=config["split"],
+        split=tuple(config["split"]),
         attention=config["attention"],
         attention_net=functools.partial(googlenet, pools=config["attention_pools"]),
     )
@@ -129,11 +130,11 @@ def test_rows_of_figure_7(branch, blocks):
     assert (_count(params["attention"]), _count(params["masks"])) == (attention, masks)
     # Shared stages, head and embedding are those of the table, whatever the cut.
     assert _count(params["shared"]) + _count(params["head"]) == 5_973_552
-    out = jax.eval_shape(lambda v, x: net.apply(v, x, train=False), shapes, IMAGE)
+    apply = functools.partial(net.apply, train=False)
+    jaxpr, out = jax.make_jaxpr(apply, return_shape=True)(shapes, IMAGE)
     channels, side = BRANCHES[branch]
     assert out["masks"].shape == (1, 8, side, side, channels)
     if branch == "pool3":
-        jaxpr = jax.make_jaxpr(lambda v, x: net.apply(v, x, train=False))(shapes, IMAGE)
         # The shared stages once, the others for every learner.
         others = 909_991_936 + 8 * (549_878_784 + 121_777_152 + 1024 * 64)
         assert multiply_adds(jaxpr.jaxpr) == others + products

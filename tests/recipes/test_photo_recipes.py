@@ -10,7 +10,8 @@ from dmljax.config.fields import complete
 
 
 @pytest.mark.parametrize("recipe", [recipes.glyphs, recipes.folder])
-def test_losses_against_proxies_see_one_image_of_a_class_and_quicker_proxies(recipe):
+def test_losses_against_proxies_see_one_image_of_a_class_and_quicker_proxies(monkeypatch, recipe):
+    monkeypatch.setattr(at_hand, "weights_at_hand", lambda folder=None: {})
     arguments = {"train": "all"} if recipe is recipes.folder else {}
     pairs = recipe(loss="contrastive", **arguments)
     proxies = recipe(loss="normalized_softmax", **arguments)

@@ -356,6 +356,33 @@ def test_what_is_no_request_is_refused_in_one_line(server):
         assert b" 400 " in connection.recv(1000)
 
 
+@pytest.mark.parametrize(
+    ("head", "answer"),
+    [
+        (b"X: " + b"y" * 40_000, b"HTTP/1.1 400 "),
+        (b"Content-Length: 99000000\r\n\r\n" + b"y" * 40_000, b"HTTP/1.1 413 "),
+    ],
+    ids=["head", "body"],
+)
+def test_a_client_that_goes_on_sending_can_read_why_it_was_refused(server, head, answer):
+    """A connection that is closed while something is unread is reset, and the answer is lost."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(b"POST /embed HTTP/1.1\r\nHost: localhost\r\n" + head)
+        for _ in range(4):
+            time.sleep(0.2)
+            connection.sendall(b"y" * 1_000_000)
+        start = time.monotonic()
+        assert connection.recv(1000).startswith(answer)
+        while connection.recv(1000):
+            pass
+        assert time.monotonic() - start < 1  # the end of the answer is told at once
+        time.sleep(3)
+        with pytest.raises(OSError):
+            for _ in range(10):
+                time.sleep(0.1)
+                connection.sendall(b"y")
+
+
 def test_requests_of_one_packet_are_answered_in_their_order(server, model):
     """Pipelining, with trailers after a body that is sent in chunks."""
     bodies = [png(1), png(2)]
