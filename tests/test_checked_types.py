@@ -1,0 +1,24 @@
+"""While testing, calls are checked against the annotations of functions."""
+
+import jax.numpy as jnp
+import jaxtyping
+import pytest
+
+from dmljax import losses, ops
+from dmljax.nets import initializers
+
+
+def test_a_call_with_another_shape_or_type_is_an_error():
+    x, labels = jnp.ones((4, 2)), jnp.array([0, 0, 1, 1])
+    losses.contrastive(x, labels)
+    with pytest.raises(jaxtyping.TypeCheckError, match=r"losses\.pairs\.contrastive"):
+        losses.contrastive(x, labels[:3])
+    with pytest.raises(jaxtyping.TypeCheckError, match=r"losses\.pairs\.contrastive"):
+        losses.contrastive(x, labels, reduce_fn="mean")
+    with pytest.raises(jaxtyping.TypeCheckError, match=r"ops\.\w+\.squared_euclidean"):
+        ops.squared_euclidean(x, jnp.ones((4, 3)))
+
+
+def test_functions_without_annotations_are_not_wrapped():
+    assert hasattr(initializers.normal, "__wrapped__")
+    assert not hasattr(initializers.normal(0.1), "__wrapped__")
