@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{flag.replace('_', '-')}",
             type=type(default),
             default=default,
-            metavar="SECONDS" if "seconds" in flag else "N",
+            metavar=next((unit for unit in ("SECONDS", "BYTES") if unit.lower() in flag), "N"),
             help=f"{help_} (default {default:,})",
         )
     parser.add_argument("--quiet", action="store_true", help="no line per request on stderr")

@@ -156,12 +156,10 @@ def retrieval(
         )
     if average not in bootstrap.AVERAGES:
         raise ValueError(f"average={average!r} is not known: 'queries' or 'classes'")
-    scores: dict[str, Any] = {}
-    for name, value in values.items():
-        if average == "queries":
-            scores[name] = float(value[is_scored].mean()) if is_scored.any() else float("nan")
-        else:
-            scores[name] = bootstrap.average(value, np.asarray(labels), over=average)
+    scores: dict[str, Any] = {
+        name: bootstrap.average(value, np.asarray(labels), over=average)
+        for name, value in values.items()
+    }
     scores["lone"] = int((~is_scored).sum())
     if per_class:
         classes, codes = np.unique(np.asarray(labels)[is_scored], return_inverse=True)

@@ -79,8 +79,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.response_complete and not self.transport.is_closing():
-            self._idle[self] = None
+        if self.cycle.response_complete and not self.transport.is_lost():
+            self._idle[self] = None  # also while it lingers: it gives way to others
         if len(self.pipeline) <= _QUEUED // 2:
             self._parse()
 
@@ -203,7 +203,11 @@ class _Transport:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
-        return self._lingers or self._transport.is_closing()
+        return self._lingers or self.is_lost()
+
+    def is_lost(self) -> bool:
+        """Whether nothing more can be read."""
+        return self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
         if self._has_ended or self._lingers:

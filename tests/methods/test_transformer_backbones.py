@@ -44,10 +44,8 @@ def _batch(seed):
     return {"images": (patterns[labels] + 2 * noise).astype(np.float32), "labels": labels}
 
 
-@pytest.mark.parametrize(
-    ("name", "net"),  # ABE splits a net; the others only call it
-    [("abe", "vit"), ("abe", "convnext"), ("dvml", "vit"), ("graph", "convnext")],
-)
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("name", ["dvml", "abe", "graph"])
 def test_a_method_learns_on_a_transformer_or_convnext(name, net):
     method = _method(name, net)
     optimizer = optax.adam(3e-3)

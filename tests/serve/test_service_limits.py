@@ -190,6 +190,12 @@ def test_more_connections_than_the_limit(bundle_folder, tmp_path):
             assert server.request("GET", "/healthz").status == 200
         time.sleep(0.3)
         assert server.request("POST", "/embed", png(1)).status == 200
+        # Refused ones, from which the service still reads, give way, too.
+        for data in (head + b"X: " + b"y" * 40_000, head + b"Content-Length: 99000000\r\n\r\nabc"):
+            with _connected(server, data, 6) as refused:
+                for connection in refused[-3:]:
+                    assert connection.recv(100).startswith(b"HTTP/1.1 4")
+                assert server.request("POST", "/embed", png(1)).status == 200
 
 
 def _memory(server):
