@@ -27,10 +27,10 @@ from studies import study_files
 
 ROOT = pathlib.Path(__file__).parents[1]
 OWN = {
-    "dataset": {"name": "train.outside:my_dataset", "classes": 8},
-    "net": {"name": "train.outside:my_net", "width": 6},
-    "loss": {"name": "train.outside:my_loss", "weight": 2.0},
-    "normalize": "train.outside:my_normalization",
+    "dataset": {"name": "config.outside:my_dataset", "classes": 8},
+    "net": {"name": "config.outside:my_net", "width": 6},
+    "loss": {"name": "config.outside:my_loss", "weight": 2.0},
+    "normalize": "config.outside:my_normalization",
 }
 REFUSAL = r"config.json names '.*', and importing .* runs its code: .* add --trust-modules"
 

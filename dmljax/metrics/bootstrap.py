@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float, Integer
 
-from dmljax.metrics.statistics import check_level
+from dmljax.metrics.statistics import LEVEL, check_level
 
 __all__ = ["AVERAGES", "average", "bootstrap_means", "interval", "interval_note"]
 
@@ -43,7 +43,7 @@ def interval(
     *,
     groups: Integer[np.ndarray, "n"] | None = None,
     over: str = "queries",
-    level: float = 0.95,
+    level: float = LEVEL,
     samples: int = 1000,
     seed: int = 0,
 ) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int, Integer
 from dmljax import retrieval
 from dmljax.metrics.ranking import divide
 from dmljax.metrics.sides import Side, Sides, sides, unit_vectors
+from dmljax.metrics.statistics import LEVEL
 from dmljax.retrieval import Embeddings, Labels
 
 __all__ = ["ClassTable", "Confusions", "class_table", "confusions", "density", "wilson_upper"]
@@ -95,7 +96,7 @@ def wilson_upper(
     successes: Float[np.ndarray, "..."] | Integer[np.ndarray, "..."],
     trials: Integer[np.ndarray, "..."],
     *,
-    level: float = 0.95,
+    level: float = LEVEL,
 ) -> Float[np.ndarray, "..."]:
     """The upper limit of Wilson's interval (1927) of a share; NaN without trials.
 

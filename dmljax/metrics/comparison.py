@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from dmljax.metrics.bootstrap import average, bootstrap_means, limits
-from dmljax.metrics.statistics import check_level
+from dmljax.metrics.statistics import LEVEL, check_level
 
 __all__ = ["Comparison", "McNemar", "compare", "mcnemar"]
 
@@ -30,7 +30,7 @@ def compare(
     *,
     groups: Integer[np.ndarray, "n"] | None = None,
     over: str = "queries",
-    level: float = 0.95,
+    level: float = LEVEL,
     samples: int = 1000,
     seed: int = 0,
 ) -> Comparison:

@@ -29,6 +29,8 @@ __all__ = [
     "welch_difference",
 ]
 
+LEVEL = 0.95  # of intervals; a difference with p <= 1 - LEVEL is resolved
+
 Values = Sequence[float] | np.ndarray
 
 
@@ -58,7 +60,7 @@ class Difference(NamedTuple):
     n: int
 
 
-def student_interval(values: Values, *, level: float = 0.95) -> Estimate:
+def student_interval(values: Values, *, level: float = LEVEL) -> Estimate:
     """Mean, deviation and Student's interval of the mean: m +- t(n - 1) s / sqrt(n).
 
     One value has no deviation and no interval: they are NaN.
@@ -77,7 +79,7 @@ def student_interval(values: Values, *, level: float = 0.95) -> Estimate:
     return Estimate(mean, deviation, mean - half, mean + half, n)
 
 
-def paired_difference(a: Values, b: Values, *, level: float = 0.95) -> Difference:
+def paired_difference(a: Values, b: Values, *, level: float = LEVEL) -> Difference:
     """Mean of a_i - b_i with Student's interval and p-value; runs a_i and b_i have the same seed.
 
     Pairing helps if runs with the same seed are correlated between the rows. It detects more than
@@ -90,7 +92,7 @@ def paired_difference(a: Values, b: Values, *, level: float = 0.95) -> Differenc
     return _difference(mean, deviation / math.sqrt(n), n - 1, deviation, n, level)
 
 
-def welch_difference(a: Values, b: Values, *, level: float = 0.95) -> Difference:
+def welch_difference(a: Values, b: Values, *, level: float = LEVEL) -> Difference:
     """Mean of a - mean of b with the interval and p-value of Welch (1947): independent runs.
 
     The deviations of `a` and `b` may differ, and so may their numbers of runs.
@@ -110,7 +112,7 @@ def welch_difference(a: Values, b: Values, *, level: float = 0.95) -> Difference
 
 
 def fold_difference(
-    a: Values, b: Values, *, test_per_train: float, level: float = 0.95
+    a: Values, b: Values, *, test_per_train: float, level: float = LEVEL
 ) -> Difference:
     """Mean of a_i - b_i over folds, with the corrected t of Nadeau and Bengio (2003).
 

@@ -15,6 +15,7 @@ from dmljax.config import digests
 from dmljax.config import files as config_files
 from dmljax.files import reading
 from dmljax.metrics import Comparison, McNemar
+from dmljax.metrics.statistics import LEVEL
 from dmljax.report import scores_file
 from dmljax.report.scores_file import QueryScores
 
@@ -219,7 +220,7 @@ def _adjusted(comparisons: dict[str, Comparison]) -> dict[str, Comparison]:
         return comparisons
     adjusted = {}
     for p, (name, comparison) in zip(metrics.holm(p_values), comparisons.items(), strict=True):
-        verdict = comparison.verdict if p <= 1 - 0.95 else "not resolved"
+        verdict = comparison.verdict if p <= 1 - LEVEL else "not resolved"
         adjusted[name] = comparison._replace(p=float(p), verdict=verdict)
     return adjusted
 

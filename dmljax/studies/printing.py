@@ -10,8 +10,9 @@ import csv
 import io
 import math
 
+from dmljax.metrics.statistics import LEVEL
 from dmljax.studies.study_file import varies
-from dmljax.studies.table import LEVEL, Cell, Comparison, Table, TableRow
+from dmljax.studies.table import Cell, Comparison, Table, TableRow
 
 __all__ = [
     "FORMATS",

@@ -15,6 +15,7 @@ from dmljax import metrics
 from dmljax.config.digests import essential
 from dmljax.files.result import Result, first_best
 from dmljax.metrics import Difference, Estimate
+from dmljax.metrics.statistics import LEVEL
 from dmljax.studies.outcomes import Outcome
 from dmljax.studies.plan import PlannedRun
 from dmljax.studies.study_file import Row, Study, score_key, varies
@@ -29,8 +30,6 @@ __all__ = [
     "make",
     "visible",
 ]
-
-LEVEL = 0.95
 
 
 class Cell(NamedTuple):

@@ -76,7 +76,7 @@ def test_all_that_fits_is_carried_but_rows_for_classes(source, tmp_path, capsys)
 
 
 def test_a_method_that_does_not_declare_its_parameters_is_told_so(source, tmp_path):
-    config = tiny(tmp_path, method="train.outside:my_method", start=str(source))
+    config = tiny(tmp_path, method="config.outside:my_method", start=str(source))
     with pytest.raises(
         ValueError, match=r"my_method does not say .* a row for each class"
     ) as error:

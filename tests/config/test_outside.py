@@ -17,16 +17,16 @@ from dmljax.train import journal, results
 from dmljax.train.initial_state import first_state
 
 OUTSIDE = {
-    "dataset": {"dataset": {"name": "train.outside:my_dataset", "classes": 8}},
-    "sampler": {"sampler": {"name": "train.outside:my_sampler", "batch_size": 8}},
-    "transform": {"transform": {"name": "train.outside:my_transform", "brightness": 5}},
-    "normalization": {"normalize": "train.outside:my_normalization"},
-    "net": {"net": {"name": "train.outside:my_net", "width": 6}},
-    "loss": {"loss": {"name": "train.outside:my_loss", "weight": 2.0}},
-    "miner": {"miner": {"name": "train.outside:my_miner", "limit": 0.5}},
-    "method": {"method": {"name": "train.outside:my_method", "scale": 1.0}},
-    "adaptation": {"trained": {"name": "train.outside:my_adaptation", "ending": "bias"}},
-    "schedule": {"schedule": {"name": "train.outside:my_schedule", "power": 2.0}},
+    "dataset": {"dataset": {"name": "config.outside:my_dataset", "classes": 8}},
+    "sampler": {"sampler": {"name": "config.outside:my_sampler", "batch_size": 8}},
+    "transform": {"transform": {"name": "config.outside:my_transform", "brightness": 5}},
+    "normalization": {"normalize": "config.outside:my_normalization"},
+    "net": {"net": {"name": "config.outside:my_net", "width": 6}},
+    "loss": {"loss": {"name": "config.outside:my_loss", "weight": 2.0}},
+    "miner": {"miner": {"name": "config.outside:my_miner", "limit": 0.5}},
+    "method": {"method": {"name": "config.outside:my_method", "scale": 1.0}},
+    "adaptation": {"trained": {"name": "config.outside:my_adaptation", "ending": "bias"}},
+    "schedule": {"schedule": {"name": "config.outside:my_schedule", "power": 2.0}},
     "metric": {
         "evaluate": {
             "every": 1,
@@ -36,12 +36,12 @@ OUTSIDE = {
             "metrics": [
                 "recall_at_k",
                 {"name": "recall_at_k", "k": 4},
-                {"name": "train.outside:my_metric", "best": 7},
-                "train.outside:my_clustering_metric",
+                {"name": "config.outside:my_metric", "best": 7},
+                "config.outside:my_clustering_metric",
                 "map_at_r",
             ],
-            "extra": [{"name": "train.outside:my_embedding_metric", "power": 2.0}],
-            "call": "train.outside:after_evaluation",
+            "extra": [{"name": "config.outside:my_embedding_metric", "power": 2.0}],
+            "call": "config.outside:after_evaluation",
         }
     },
 }
@@ -86,10 +86,10 @@ def test_a_run_with_one_outside_function_of_every_kind(tmp_path):
     [
         (
             "call",
-            "train.outside:my_loss",
+            "config.outside:my_loss",
             r"is not a function for .*: it does not take step",
         ),
-        ("call", "train.outside:no_such", r"'train.outside:no_such' cannot be imported"),
+        ("call", "config.outside:no_such", r"'config.outside:no_such' cannot be imported"),
         ("call", "map", r"'map' is no function for evaluate.call: write 'my_package"),
         ("extra", ["no_metric"], r"there is no metric 'no_metric'"),
     ],
@@ -104,7 +104,7 @@ def several(embeddings, labels):
 
 
 def test_a_metric_of_embeddings_returns_one_number(tmp_path):
-    config = tiny(tmp_path, evaluate={"extra": ["train.test_outside:several"]})
+    config = tiny(tmp_path, evaluate={"extra": ["config.test_outside:several"]})
     with pytest.raises(ValueError, match=r"the metric several must return one number, not array"):
         training.run(config, tmp_path / "run")
 
@@ -121,7 +121,7 @@ def test_a_missing_outside_function_is_named(tmp_path, kind):
     ("name", "message"),
     [
         ("no_package.module:loss", "The folder that contains no_package must be in PYTHONPATH"),
-        ("train.outside.my_loss", "A function of your own is written as 'train.outside:my_loss'"),
+        ("config.outside.my_loss", "A function of your own is written as 'config.outside:my_loss'"),
     ],
 )
 def test_a_name_that_is_not_found_says_how_to_write_it(name, message):
@@ -160,7 +160,7 @@ def test_the_examples_of_contributing_run_as_typed(tmp_path, monkeypatch):
 
 
 def test_a_config_averages_over_classes_and_its_metric_sees_labels(tmp_path):
-    metric = "train.test_outside:number_of_the_class"
+    metric = "config.test_outside:number_of_the_class"
     options = {"extra": [metric], "average": "classes"}
     run_folder = tmp_path / "run"
     training.run(tiny(tmp_path, evaluate=options, pictures=True), run_folder)
