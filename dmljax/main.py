@@ -8,8 +8,6 @@ Both columns do the same: without a verb, `--mode` names it, and `train` is the 
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import faulthandler
 import importlib
 import logging as python_logging
@@ -22,7 +20,7 @@ from absl import flags, logging
 
 from dmljax.commands import xla_flags
 from dmljax.commands.parser import USER_ERRORS, Parser, print_error
-from dmljax.files import reading
+from dmljax.files import allocator, reading
 from dmljax.hints import hint
 
 __all__ = ["console", "main", "settle_environment", "tune_cpu"]
@@ -70,12 +68,7 @@ def tune_cpu(*, keep_memory: bool = True) -> None:
     A flag that the user has set already stays as it is.
     """
     if keep_memory:
-        with contextlib.suppress(OSError, AttributeError):  # other systems: another allocator
-            libc = ctypes.CDLL("libc.so.6")
-            arena_max, mmap_max, trim_threshold = -8, -4, -1
-            libc.mallopt(arena_max, 1)
-            libc.mallopt(mmap_max, 0)
-            libc.mallopt(trim_threshold, -1)  # no limit; a number ends at 2 GiB
+        allocator.keep_all()
     xla_flags.add(_XLA_FLAGS)
 
 

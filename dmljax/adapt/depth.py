@@ -10,8 +10,6 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-__all__ = ["Blocks", "blocks", "is_spared_from_decay", "layer_factors"]
-
 # The blocks of one family each. The first family that matches a path of the net is taken: the
 # stages of ConvNeXt are tried before the blocks of transformers.
 _FAMILIES = {

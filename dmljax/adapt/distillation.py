@@ -13,8 +13,6 @@ from dmljax.methods.assemble import backbone_features, with_backbone
 from dmljax.methods.base import Method, SplitLoss, unit_vectors
 from dmljax.ops import Array
 
-__all__ = ["distilled", "similarity_distance"]
-
 _TEACHER = "teacher"
 
 

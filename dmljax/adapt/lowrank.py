@@ -22,8 +22,6 @@ from flax import traverse_util
 from dmljax import ops
 from dmljax.nets.initializers import fan_in_uniform
 
-__all__ = ["lora", "lora_scale", "merged", "with_magnitudes"]
-
 
 def lora(key: jax.Array, params: Any, *, rank: int = 8, targets: str | None = None) -> Any:
     """Adapters for the kernels of `params` whose paths match the regular expression `targets`.

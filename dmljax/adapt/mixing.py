@@ -7,8 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-__all__ = ["interpolated"]
-
 
 def interpolated(params: Any, others: Any, *, share: float) -> Any:
     """`(1 - share) * params + share * others`, for two trees of the same shapes.

@@ -8,8 +8,6 @@ from typing import Any
 import jax
 import optax
 
-__all__ = ["joined", "path_of", "paths_of", "paths_under", "split"]
-
 
 def path_of(keys: Any) -> str:
     """The path of a leaf of a tree as text, such as 'net/layer4/0/conv1/kernel'."""

@@ -26,8 +26,6 @@ from jax.interpreters.mlir import make_ir_context
 from dmljax import at_hand
 from dmljax.bundle.processes import run_module
 
-__all__ = ["accept", "one_line", "onnx_session", "problem_of", "refusal"]
-
 # Operations that pass data to the process or to other devices.
 _OUTSIDE = {f"stablehlo.{name}" for name in ("infeed", "outfeed", "recv", "send")}
 _problems: dict[str, str | None] = {}  # of the programs that this process has tried, by mark

@@ -28,8 +28,6 @@ from dmljax.methods.assemble import with_backbone
 from dmljax.weights import PUBLISHED, get_command, load
 from dmljax.weights import text as weights_text
 
-__all__ = ["export", "opened", "weights_of"]
-
 
 def export(
     name: str,
@@ -58,12 +56,10 @@ def export(
         write_json(folder / files.CONFIG, config, indent=2)
         exporting.write_model(folder, model, preprocess, embed_fn)
         facts = _facts(sizes) | _write_text(folder, name, path, vocabulary)
-        manifest = exporting.write_manifest(folder, model, facts)
-        if onnx:
-            onnx_program.write(folder)
-            manifest = exporting.write_manifest(folder, model, facts)
+        manifest = exporting.write_manifest(folder, model, facts, onnx=onnx)
         inputs = files.read_tensors(folder, manifest, files.GOLDEN)["inputs"]
-        reference = exporting.in_batches(embed_fn, inputs, size=sizes[-1])
+        net = loading.Bundle(folder, manifest, preprocess, embed_fn, sizes[-1:])
+        reference = net.embed_prepared(inputs)
         labels = np.zeros(len(inputs), np.int32)
         reports = exporting.check_programs(folder, manifest, reference, inputs, labels)
         write_json(folder / files.PARITY, reports, indent=2)

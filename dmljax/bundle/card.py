@@ -21,8 +21,6 @@ from dmljax.train.run import Run
 from dmljax.weights import PUBLISHED, read_metadata
 from dmljax.weights.published import identify
 
-__all__ = ["Evidence", "of_backbone", "pretraining", "text"]
-
 _ONNX = "\n`embed.onnx` takes `images`, uint8 [n height width channels], and gives `embeddings`."
 _DISJOINT = "No test class is a training class"
 _NOT_STATED = "license: other\nlicense_name: not-stated"

@@ -32,19 +32,6 @@ from dmljax.files import writing as files
 from dmljax.index import nearest
 from dmljax.index import parquet as vector_files
 
-__all__ = [
-    "CHUNK",
-    "LEFT_OUT",
-    "Collection",
-    "Image",
-    "embed",
-    "embedded",
-    "images_below",
-    "open_collection",
-    "write_chunk",
-    "write_left_out",
-]
-
 CHUNK = 16_384
 LEFT_OUT = "left_out.jsonl"
 

@@ -21,8 +21,6 @@ import numpy as np
 
 from dmljax.index import nearest
 
-__all__ = ["Codec", "codec", "codecs", "fit", "rescored"]
-
 _LEVELS = 255
 _DEVIATIONS = 4  # values of new classes lie further out than values of training classes
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["KINDS", "BadBundle", "BadImage"]
-
 # Why an image is refused, and the status that a service answers with.
 KINDS = {"unreadable": 400, "too_large": 413, "format": 415, "too_small": 422}
 

@@ -41,18 +41,6 @@ from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
-__all__ = [
-    "BATCH_SIZES",
-    "check_programs",
-    "check_target",
-    "checked_sizes",
-    "export",
-    "in_batches",
-    "write_manifest",
-    "write_model",
-    "written_whole",
-]
-
 BATCH_SIZES = (1, 4, 16, 32, 64)
 _CHECKED_IMAGES = 256
 _FITTED_IMAGES = 5_000  # for ranges and thresholds: 12.5 million pairs
@@ -120,14 +108,14 @@ def export(
         facts = {"batch_sizes": list(sizes), "classes": classes, "thresholds": {}}
         if run.method.prefixes:
             facts["prefixes"] = list(run.method.prefixes)
-        manifest = write_manifest(folder, model, facts)
-        if onnx:
-            onnx_program.write(folder)
-            manifest = write_manifest(folder, model, facts)
-        reference = in_batches(embed_fn, images, size=sizes[-1])
+        manifest = write_manifest(folder, model, facts, onnx=onnx)
+        net = loading.Bundle(folder, manifest, preprocess, embed_fn, sizes[-1:])
+        reference = net.embed_prepared(images)
         reports = check_programs(folder, manifest, reference, images, labels)
         write_json(folder / files.PARITY, reports, indent=2)
-        result = _result(workdir, int(state.step))
+        result = results.read_if_any(workdir)
+        if result is not None and (result.chosen is None or result.chosen.step != int(state.step)):
+            result = None  # of another checkpoint
         evidence = _evidence(
             run,
             state,
@@ -220,15 +208,6 @@ def test_images(
     if not images:
         raise ValueError("the test split has no readable image to compare the programs on")
     return np.stack(images), np.array(labels)
-
-
-def _result(workdir: pathlib.Path, step: int) -> Result | None:
-    """The result of a finished run, if it is of this checkpoint."""
-    try:
-        result = results.read(workdir)
-    except (FileNotFoundError, ValueError):
-        return None
-    return result if result.chosen is not None and result.chosen.step == step else None
 
 
 def _evidence(
@@ -340,12 +319,14 @@ def write_manifest(
     model: programs.Model,
     facts: Mapping[str, Any],
     *,
+    onnx: bool = False,
     exported_on: str | None = None,
 ) -> dict[str, Any]:
     """Writes the manifest of the files that are in `folder`, and returns it.
 
     `facts` are the fields that no file tells: batch_sizes, classes and thresholds. `exported_on` is
-    the platform that made the stored embeddings, by default this one.
+    the platform that made the stored embeddings, by default this one. With `onnx`, it also writes
+    the ONNX program, which is made from the bundle as it is without.
     """
     tensors = _contiguous(model.tensors)
     config, preprocess = (
@@ -381,6 +362,9 @@ def write_manifest(
     }
     manifest = files.sealed(manifest)
     write_json(folder / files.MANIFEST, manifest, indent=2)
+    if onnx:
+        onnx_program.write(folder)
+        return write_manifest(folder, model, facts, exported_on=exported_on)
     return manifest
 
 
@@ -392,18 +376,6 @@ def _precision(config: Mapping[str, Any]) -> str:
 def _months_later(day: datetime.date, months: int) -> datetime.date:
     years, month = divmod(day.month - 1 + months, 12)
     return datetime.date(day.year + years, month + 1, min(day.day, 28))
-
-
-def in_batches(
-    embed_fn: Callable[[np.ndarray], np.ndarray], images: np.ndarray, *, size: int
-) -> np.ndarray:
-    """The embeddings of `images` in batches of one size; the last one is filled up with zeros."""
-    rows = []
-    for start in range(0, len(images), size):
-        chunk = images[start : start + size]
-        padding = np.zeros((size - len(chunk), *chunk.shape[1:]), np.uint8)
-        rows.append(embed_fn(np.concatenate([chunk, padding]))[: len(chunk)])
-    return np.concatenate(rows)
 
 
 def check_programs(

@@ -14,8 +14,6 @@ from dmljax.data.splits import Split
 from dmljax.index import codes as index_codes
 from dmljax.index import nearest
 
-__all__ = ["FMRS", "Labeled", "by_prefix", "compression_table", "scores", "thresholds"]
-
 FMRS = (1e-2, 1e-3, 1e-4)
 _NEIGHBORS = 10
 _CANDIDATES = 10  # times as many candidates as neighbors are rescored

@@ -37,35 +37,6 @@ from dmljax.bundle.errors import BadBundle
 from dmljax.files import reading
 from dmljax.files.writing import sha256
 
-__all__ = [
-    "CARD",
-    "COMPRESSION",
-    "CONFIG",
-    "FORMAT",
-    "GOLDEN",
-    "MANIFEST",
-    "ONNX",
-    "PARAMS",
-    "PARITY",
-    "PREPROCESS",
-    "PROGRAM",
-    "SIGNATURE",
-    "TEXT",
-    "TEXT_GOLDEN",
-    "TEXT_PARAMS",
-    "TEXT_PROGRAM",
-    "VOCABULARY",
-    "check_tensors",
-    "digests",
-    "model_digest",
-    "read",
-    "read_manifest",
-    "read_tensors",
-    "sealed",
-    "signature",
-    "tensors_digest",
-]
-
 FORMAT = 1
 MANIFEST = "manifest.json"
 CONFIG = "config.json"

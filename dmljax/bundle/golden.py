@@ -5,15 +5,12 @@ They are drawn, not taken from the data set: a bundle can be given away where it
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 from PIL import Image
 
 from dmljax.bundle.images import prepare
 from dmljax.bundle.preprocessing import Preprocessing
-
-__all__ = ["encoded", "inputs"]
+from dmljax.data.decode import file_bytes
 
 _ORIENTATION = 0x0112
 
@@ -36,17 +33,11 @@ def encoded(preprocess: Preprocessing) -> list[bytes]:
     exif = Image.Exif()
     exif[_ORIENTATION] = 6
     return [
-        _bytes(pictures[0], "PNG"),
-        _bytes(pictures[1], "JPEG", quality=90),
-        _bytes(pictures[2], "JPEG", quality=90, exif=exif),
-        _bytes(pictures[3].convert("L"), "PNG"),
+        file_bytes(pictures[0], "PNG"),
+        file_bytes(pictures[1], "JPEG", quality=90),
+        file_bytes(pictures[2], "JPEG", quality=90, exif=exif),
+        file_bytes(pictures[3].convert("L"), "PNG"),
     ]
-
-
-def _bytes(picture: Image.Image, format: str, **options) -> bytes:
-    out = io.BytesIO()
-    picture.save(out, format, **options)
-    return out.getvalue()
 
 
 def _pattern(h: int, w: int, seed: int) -> np.ndarray:

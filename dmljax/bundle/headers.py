@@ -10,8 +10,6 @@ import re
 import struct
 from typing import NamedTuple
 
-__all__ = ["MAX_SCANS", "Facts", "facts", "problem"]
-
 MAX_SCANS = 100  # of a JPEG: each one is a pass over all pixels; progressive ones have about ten
 _PLAIN_PPM = re.compile(rb"P[123]\s")
 _PPM = re.compile(rb"P[4-6](?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s")

@@ -19,8 +19,6 @@ from dmljax.bundle.errors import BadImage
 from dmljax.bundle.preprocessing import Preprocessing
 from dmljax.data import decode
 
-__all__ = ["FORMATS", "MAX_BYTES", "opened", "pixels", "prepare", "prepare_small"]
-
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MAX_BYTES = 64 << 20
 # Cameras store a preview beside the photograph as a second "frame" of a JPEG.

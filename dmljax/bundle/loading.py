@@ -22,8 +22,6 @@ from dmljax.bundle.errors import BadBundle
 from dmljax.files import onnx_files
 from dmljax.index import nearest
 
-__all__ = ["Bundle", "load", "platform"]
-
 # A program and a checkpoint may differ by rounding: the largest difference of a coordinate of unit
 # vectors, and the smallest cosine. Accelerators round the inputs of products to ten bits.
 LIMITS = {"cpu": (1e-5, 0.99999), "other": (1e-2, 0.9995)}

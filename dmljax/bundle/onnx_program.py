@@ -15,8 +15,6 @@ from dmljax.bundle import files
 from dmljax.bundle.processes import run_module
 from dmljax.files import reading
 
-__all__ = ["INSTALL", "check_installed", "write"]
-
 # jax2onnx asks for an older Orbax than dmljax, which it does not need for a conversion.
 INSTALL = "pip install 'dmljax[onnx]' && pip install --no-deps jax2onnx==0.17.1"
 _OPSET = 23

@@ -18,8 +18,6 @@ from safetensors.numpy import load_file, save_file
 
 from dmljax.bundle.processes import run_module
 
-__all__ = ["MismatchedProgram", "compare", "run_program"]
-
 _NEIGHBORS = 10
 _FEW = 12  # images that also go through the program one by one and three by three
 # Modules that a user of a bundle does not need.

@@ -15,10 +15,9 @@ import numpy as np
 
 from dmljax.bundle.errors import BadBundle, BadImage
 from dmljax.data import transforms
+from dmljax.data.decode import to_pil
 from dmljax.data.transforms import geometry, resampling
 from dmljax.data.transforms.recipes import shorter_of
-
-__all__ = ["OPERATIONS", "Preprocessing", "from_transform", "parse"]
 
 _RNG = np.random.default_rng(0)  # transforms for evaluation take a generator and ignore it
 MAX_PIXELS = 50_000_000
@@ -178,7 +177,7 @@ def _with_channels(image: np.ndarray, channels: int) -> np.ndarray:
         return image
     if channels == 3:
         return np.repeat(image, 3, axis=2)
-    return np.asarray(resampling.to_pil(image).convert("L"))[:, :, None]
+    return np.asarray(to_pil(image).convert("L"))[:, :, None]
 
 
 def from_transform(spec: str | Mapping[str, Any], shape: Sequence[int]) -> Preprocessing:

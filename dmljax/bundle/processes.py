@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 
-__all__ = ["run_module"]
-
 
 def run_module(module: str, *words: str | os.PathLike) -> str | None:
     """Runs a module of dmljax in a new process; the last line of its errors if it fails."""

@@ -19,22 +19,6 @@ from jax.interpreters import partial_eval
 from dmljax.bundle import admission, files
 from dmljax.config import fields
 
-__all__ = [
-    "PLATFORMS",
-    "Model",
-    "at_size",
-    "exported",
-    "flat",
-    "model",
-    "model_of",
-    "of_tensors",
-    "open_model",
-    "serialized",
-    "stablehlo",
-    "with_values",
-    "write",
-]
-
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 

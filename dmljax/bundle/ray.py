@@ -19,8 +19,6 @@ from dmljax.bundle import collection as collections
 from dmljax.bundle.loading import load
 from dmljax.files import cores, parts
 
-__all__ = ["embed"]
-
 _WRITTEN = "written"  # what Ray writes, before it is checked
 _ROWS = 1024  # rows of a block that this module makes from a list
 

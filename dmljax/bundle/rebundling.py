@@ -19,8 +19,6 @@ from dmljax.files import reading
 from dmljax.files.writing import write_json
 from dmljax.nets import text as towers
 
-__all__ = ["rebundle"]
-
 
 def rebundle(
     old: str | os.PathLike,
@@ -55,12 +53,10 @@ def rebundle(
             facts["text"] = manifest["text"]
             _write_text(folder, old, manifest)
         programs.write(folder / files.PROGRAM, programs.stablehlo(model))
-        new_manifest = exporting.write_manifest(folder, model, facts, exported_on=exported_on)
+        options = {"onnx": onnx, "exported_on": exported_on}
+        new_manifest = exporting.write_manifest(folder, model, facts, **options)
         if new_manifest["model"] != manifest["model"]:
             raise loading.BadBundle(f"the model digest of {old} does not belong to its files")
-        if onnx:
-            onnx_program.write(folder)
-            new_manifest = exporting.write_manifest(folder, model, facts, exported_on=exported_on)
         inputs, embeddings = golden["inputs"], golden["embeddings"]
         labels = np.zeros(len(inputs), np.int32)
         reports = exporting.check_programs(folder, new_manifest, embeddings, inputs, labels)

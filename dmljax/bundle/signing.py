@@ -16,8 +16,6 @@ from dmljax.bundle import files
 from dmljax.bundle.errors import BadBundle
 from dmljax.files.writing import atomic_writer
 
-__all__ = ["check", "sign", "signer"]
-
 
 def signer(key: str | os.PathLike) -> Callable[[bytes], bytes]:
     """The function that signs bytes with the private key in a PEM file."""

@@ -19,8 +19,6 @@ from safetensors.numpy import save as save_tensors
 from dmljax.bundle import files, programs
 from dmljax.bundle.errors import BadBundle
 
-__all__ = ["Tokens", "write"]
-
 MAX_CHARACTERS = 2_000
 _MAX_VOCABULARY = 64 << 20  # bytes
 _EXAMPLES = ("a photo of a cat", "red shoe", "")

@@ -18,8 +18,6 @@ from collections.abc import Sequence
 
 from dmljax.commands.parser import add_trust, refuse
 
-__all__ = ["add_arguments", "run"]
-
 _REBUILD = "`dmljax bundle rebuild` writes one that has it"
 
 

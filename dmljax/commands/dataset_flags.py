@@ -8,8 +8,6 @@ from typing import Any
 from dmljax.config import registry
 from dmljax.data.splits import Splits
 
-__all__ = ["add_dataset_flags", "dataset_of_flags", "load"]
-
 _FLAGS = {
     "root": "folder of the original files",
     "path": "file of a table or npz",

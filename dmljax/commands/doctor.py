@@ -19,8 +19,6 @@ from dmljax.commands.parser import refuse
 from dmljax.config import files as config_files
 from dmljax.data import doctor, prepared
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", help="a config whose data set is examined")

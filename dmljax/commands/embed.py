@@ -39,8 +39,6 @@ from collections.abc import Sequence
 from dmljax.commands import evaluate, export
 from dmljax.commands.parser import refuse
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluate.add_checkpoint(parser)

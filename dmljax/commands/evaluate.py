@@ -15,16 +15,6 @@ from collections.abc import Sequence
 from dmljax.commands.parser import add_trust, refuse
 from dmljax.files import reading
 
-__all__ = [
-    "add_arguments",
-    "add_checkpoint",
-    "add_folder",
-    "add_run",
-    "overrides_of",
-    "run",
-    "run_folder",
-]
-
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """The flags that name a checkpoint and a split, for every verb that reads a split of a run."""

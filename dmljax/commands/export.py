@@ -33,8 +33,6 @@ from collections.abc import Sequence
 from dmljax.commands import evaluate
 from dmljax.commands.parser import batch_sizes, refuse
 
-__all__ = ["add_arguments", "add_backbone", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluate.add_run(parser)

@@ -47,8 +47,6 @@ from dmljax.commands.parser import add_trust, refuse
 from dmljax.hints import hint
 from dmljax.index import Index, inputs
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("verb", nargs="?", help=", ".join(_VERBS))

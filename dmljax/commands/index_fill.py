@@ -17,8 +17,6 @@ from dmljax import index as indexes
 from dmljax.files import cores
 from dmljax.index import Index, InvalidInput, folder, inputs
 
-__all__ = ["counted", "fill", "first_stage"]
-
 _CHUNK = 1024  # images that are added together
 _REPORT_SECONDS = 10
 _MOST_PRINTED = 10  # images that were left out

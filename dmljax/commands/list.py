@@ -19,8 +19,6 @@ from dmljax.commands.parser import refuse
 from dmljax.config import registry
 from dmljax.hints import check_known
 
-__all__ = ["add_arguments", "configs", "run"]
-
 _LISTED = {registry.plural(kind): kind for kind in registry.KINDS}
 KINDS = ("configs", "recipes", "fields", *_LISTED)
 

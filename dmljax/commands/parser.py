@@ -6,8 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-__all__ = ["USER_ERRORS", "Parser", "add_trust", "batch_sizes", "print_error", "refuse"]
-
 # Errors that the user can correct: one line, no traceback.
 USER_ERRORS = (ValueError, TypeError, OSError, FloatingPointError, ImportError)
 

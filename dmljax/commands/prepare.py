@@ -19,8 +19,6 @@ from dmljax.commands.dataset_flags import add_dataset_flags, dataset_of_flags, l
 from dmljax.commands.parser import refuse
 from dmljax.data import prepare
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dataset_flags(parser)

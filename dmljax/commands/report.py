@@ -31,8 +31,6 @@ from dmljax.commands.parser import add_trust
 from dmljax.files import reading
 from dmljax.hints import check_known
 
-__all__ = ["add_arguments", "print_comparison", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", help="folders of runs, such as runs/glyphs")

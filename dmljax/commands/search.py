@@ -30,8 +30,6 @@ from dmljax.hints import hint
 from dmljax.index import Hit
 from dmljax.index import open as open_index
 
-__all__ = ["add_arguments", "run"]
-
 _DEFAULT_K = 10
 
 

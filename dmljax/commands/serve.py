@@ -21,9 +21,6 @@ from collections.abc import Sequence
 from dmljax.commands.parser import batch_sizes, refuse
 from dmljax.serve.settings import Limits, Settings
 
-__all__ = ["add_arguments", "run"]
-
-
 # The flags that set a limit: the field of `Limits`, and the help.
 _LIMITS = {
     "max_image_bytes": ("image_bytes", "of one image; a larger one gets 413"),

@@ -29,8 +29,6 @@ from dmljax.hints import check_known, hint
 if TYPE_CHECKING:
     from dmljax.studies.folder import Session
 
-__all__ = ["add_arguments", "run"]
-
 ACTIONS = ("run", "table", "sizes", "array", "compare", "work", "join")
 
 

@@ -25,8 +25,6 @@ from dmljax.commands.parser import USER_ERRORS, add_trust, print_error, refuse
 from dmljax.config import files as config_files
 from dmljax.config import sources
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", help="what to run, such as configs/glyphs.py or glyphs")

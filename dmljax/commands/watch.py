@@ -16,8 +16,6 @@ from collections.abc import Sequence
 
 from dmljax.commands import evaluate
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluate.add_folder(parser)

@@ -21,8 +21,6 @@ from typing import Any
 
 from dmljax.commands.parser import refuse
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", help="file to convert, or: list, explain")

@@ -6,8 +6,6 @@ import importlib.metadata
 import os
 from collections.abc import Iterable
 
-__all__ = ["add", "require_determinism"]
-
 _DETERMINISM = (("xla_gpu_deterministic_ops", "true", ("0.10.", "0.11.", "0.12.")),)
 
 

@@ -25,8 +25,6 @@ from typing import Any
 from dmljax.commands.parser import refuse
 from dmljax.hints import check_known
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", nargs="?", help="folder of images")

@@ -40,8 +40,6 @@ from dmljax.train.run import Run
 from dmljax.train.step import TrainState, check_chunks, init_state
 from dmljax.weights import expected_normalization, file_digest, preprocessing
 
-__all__ = ["build", "digests_of", "embedding"]
-
 
 def build(config: Any) -> Run:
     """Everything that a run needs. Raises a one-line error if the config is wrong."""

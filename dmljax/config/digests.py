@@ -11,15 +11,6 @@ from dmljax import renames
 from dmljax.config.files import plain
 from dmljax.train.options import SECTIONS, Options, fields_of
 
-__all__ = [
-    "PATHS",
-    "Digests",
-    "config_digest",
-    "essential",
-    "of_config",
-    "run_digest",
-]
-
 # Sections of a config that cannot change a result, and fields that say where files lie. The content
 # of those files has a digest of its own. A completed config holds `size` in both transforms, too.
 _IRRELEVANT = ("runtime", "notes", "pictures", "size")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-__all__ = ["every", "steps"]
-
 # epochs -> the step after which that many epochs of the sampler have ended.
 EpochEnd = Callable[[float], float]
 

@@ -10,8 +10,6 @@ from dmljax.config import old_names, registry
 from dmljax.hints import hint
 from dmljax.train.options import SECTIONS, Options, allowed_values, defaults_of, fields_of
 
-__all__ = ["complete", "named", "short", "typed", "with_normalization"]
-
 
 def complete(config: Any) -> dict[str, Any]:
     """The config with defaults filled in, as plain data that JSON can hold.

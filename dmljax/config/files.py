@@ -12,16 +12,6 @@ from typing import Any
 from dmljax import recipes
 from dmljax.hints import hint
 
-__all__ = [
-    "differences",
-    "folder_name",
-    "function_of_file",
-    "get_config_of",
-    "override",
-    "plain",
-    "read",
-]
-
 
 def read(name: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """The config that `--config=` names, with overrides such as `--config.steps=500`.

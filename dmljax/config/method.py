@@ -19,16 +19,6 @@ from dmljax.methods.base import Method, RandomMiner
 from dmljax.nets import layers
 from dmljax.train.options import Options
 
-__all__ = [
-    "Backbone",
-    "adapted_of",
-    "backbone_of",
-    "has_pretrained",
-    "pooled_output_of",
-    "whiten_of",
-    "with_frozen",
-]
-
 
 class Backbone(NamedTuple):
     net_name: str

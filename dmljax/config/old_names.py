@@ -9,8 +9,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["current_method", "current_runtime"]
-
 Spec = dict[str, Any]
 _NAMES = {
     "activation": "activation_fn",

@@ -14,8 +14,6 @@ from dmljax.config import registry
 from dmljax.train import optimizers
 from dmljax.train.options import Length, Options, Spec
 
-__all__ = ["check_groups", "optimizer_of"]
-
 _GROUP_FIELDS = {
     "path": "str",
     "factor": "float",

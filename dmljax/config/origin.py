@@ -20,8 +20,6 @@ from dmljax.train import initial_state, start
 from dmljax.train.options import Options
 from dmljax.train.step import TrainState
 
-__all__ = ["arrays_of", "carried_of", "mixed_with_of", "normalization_of", "weights_of"]
-
 
 def arrays_of(origin: start.Start, image_shape: Sequence[int]) -> dict[str, Any]:
     """The arrays of a run to start from, with its adapters in the kernels.

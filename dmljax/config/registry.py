@@ -23,19 +23,6 @@ from dmljax import renames
 from dmljax.files.reading import FileText
 from dmljax.hints import hint
 
-__all__ = [
-    "KINDS",
-    "Kind",
-    "check",
-    "complete",
-    "find",
-    "names",
-    "own_function",
-    "plural",
-    "resolve",
-    "table",
-]
-
 # Types of plain values, and their words in messages.
 _PLAIN = {
     bool: (bool, "True or False"),

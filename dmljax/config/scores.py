@@ -15,8 +15,6 @@ from dmljax.train.evaluation import cut_names, prefix_name
 from dmljax.train.options import EvaluationOptions, Options
 from dmljax.train.run import Metrics, Selection
 
-__all__ = ["call_fn_of", "check_evaluation", "metrics_of", "selection_of"]
-
 _CALLED = registry.Kind("function for evaluate.call", (), 1, ("step", "workdir"))
 
 

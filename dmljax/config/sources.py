@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from dmljax.config import fields, files
 from dmljax.train.options import Options, fields_of
 
-__all__ = ["Value", "table", "values_of"]
-
 _MISSING = object()
 
 

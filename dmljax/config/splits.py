@@ -19,8 +19,6 @@ from dmljax.data.splits import (
 )
 from dmljax.train.options import Options
 
-__all__ = ["Data", "data_of", "epoch_labels", "splits_of"]
-
 # Fields of `dataset` that are not arguments of the data set: shares of the training split, and
 # whether an epoch is nevertheless as long as an epoch of all training images.
 _SHARES = {"image_share": "float", "class_share": "float", "full_epochs": "bool"}

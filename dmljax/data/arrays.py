@@ -11,8 +11,6 @@ import numpy as np
 
 from dmljax.data.splits import Split, Splits, divide, encode
 
-__all__ = ["npz"]
-
 
 def npz(*, path: str | os.PathLike, split: float | Sequence[str] | None = None) -> Splits:
     """One NumPy file with `images` (`uint8 [n h w]` or `[n h w c]`) and `labels` (integers).

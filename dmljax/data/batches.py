@@ -20,8 +20,6 @@ from dmljax.data.reader import Reader
 from dmljax.data.transforms.plan import Program
 from dmljax.data.transforms.transform import Transform
 
-__all__ = ["EvaluationBatch", "PlannedBatch", "TrainBatch", "image_shape", "stand_in"]
-
 _READABLE = -1  # in `skipped`, which holds the index of an unreadable image
 
 

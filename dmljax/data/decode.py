@@ -18,8 +18,6 @@ try:
 except ImportError:
     simplejpeg = None
 
-__all__ = ["UnreadableImage", "decode", "encode", "mode", "read"]
-
 _ORIENTATION = 0x0112
 _TINY = 8  # the sides of images that simplejpeg may make at 3/8 where Pillow makes them at 1/2
 
@@ -132,7 +130,16 @@ def read(
 
 def encode(image: np.ndarray, *, quality: int) -> bytes:
     """JPEG bytes with 4:2:0 chroma. Always by Pillow, so that hashes agree between machines."""
+    return file_bytes(to_pil(image), "JPEG", quality=quality, subsampling="4:2:0")
+
+
+def to_pil(image: np.ndarray) -> Image.Image:
+    """A Pillow image of one or three channels."""
+    return Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+
+
+def file_bytes(picture: Image.Image, format: str, **options) -> bytes:
+    """The bytes of the file that Pillow writes."""
     out = io.BytesIO()
-    picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
-    picture.save(out, "JPEG", quality=quality, subsampling="4:2:0")
+    picture.save(out, format, **options)
     return out.getvalue()

@@ -13,8 +13,6 @@ import numpy as np
 
 from dmljax.data.splits import Records, Split, Splits, images_of
 
-__all__ = ["digest", "digest_of_images", "image_keys"]
-
 _SAMPLED = 64  # files whose size, or records whose content, is a part of the digest
 
 

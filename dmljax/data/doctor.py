@@ -23,8 +23,6 @@ from dmljax.files import cores
 from dmljax.files.progress import Progress
 from dmljax.files.writing import sha256
 
-__all__ = ["Finding", "examine", "examine_shards"]
-
 _CUB_2010_IMAGES = 6_033
 _SHARED_CLASSES = ("tiny_imagenet", "mnist")  # by design, train and test have the same classes
 _EXAMPLES = 5  # names per finding

@@ -28,8 +28,6 @@ from dmljax.data.transforms.transform import Transform
 from dmljax.files import reading
 from dmljax.files.writing import atomic_writer
 
-__all__ = ["Cache", "Entry", "Features", "Rows", "transforms_of"]
-
 _FORMAT = 1
 # Arguments of a net that change nothing in inference.
 _NO_MATTER = ("drop_path", "frozen", "impl", "momentum", "remat", "weights")

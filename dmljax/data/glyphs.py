@@ -20,8 +20,6 @@ from PIL import ImageFont
 
 from dmljax.data.transforms.distortion import distort_batch
 
-__all__ = ["CHARACTERS", "FACES", "SIZE", "images", "names"]
-
 SIZE = 32
 _EM = 22  # pixels of the em square, so that the widest glyph just fits
 # Part of the data set: it must not change if the defaults of `distort` do.

@@ -7,8 +7,6 @@ import pathlib
 
 import numpy as np
 
-__all__ = ["read"]
-
 
 def read(path: pathlib.Path) -> np.ndarray:
     """The `uint8` array in an idx file, gzipped or not."""

@@ -12,19 +12,18 @@ import json
 import os
 import pathlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from dmljax.data.decode import file_bytes, to_pil
 from dmljax.data.locate import IMAGE_SUFFIXES
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split
-from dmljax.data.transforms.resampling import to_pil
 from dmljax.files import reading
 from dmljax.files import writing as files
-
-__all__ = ["write"]
 
 _MARKER = ".dmljax.json"  # says what the folder holds; hidden files are no images
 _SUFFIXES = {"JPEG": ".jpg", "PNG": ".png", "GIF": ".gif", "BMP": ".bmp", "WEBP": ".webp"}
@@ -49,7 +48,7 @@ def write(split: Split, folder: str | os.PathLike, *, about: dict[str, Any]) -> 
         stem = folder / names[label] / f"{i:0{digits}d}"
         if stem.as_posix() in existing:
             continue
-        data, suffix = _encoded(split, reader, i)
+        data, suffix = encoded(split, i, reader)
         stem.parent.mkdir(exist_ok=True)
         with files.atomic_writer(stem.with_suffix(suffix), "wb") as file:
             file.write(data)
@@ -92,8 +91,11 @@ def _folder_names(classes: tuple[str, ...]) -> list[str]:
     return names
 
 
-def _encoded(split: Split, reader: Reader, i: int) -> tuple[bytes, str]:
-    """The bytes of image `i` and the suffix of its file."""
+def encoded(split: Split, i: int, read_fn: Callable[[int], np.ndarray]) -> tuple[bytes, str]:
+    """The bytes and the suffix of the file of image `i`: of its own, or a PNG file of its pixels.
+
+    `read_fn(i)` gives the pixels, where the image is cut or has no file that is known.
+    """
     record = split.records[i]
     if split.boxes is None and not isinstance(record, np.ndarray):
         if isinstance(record, bytes):
@@ -104,9 +106,7 @@ def _encoded(split: Split, reader: Reader, i: int) -> tuple[bytes, str]:
             suffix = pathlib.Path(record).suffix.lower()
         if suffix in IMAGE_SUFFIXES:
             return data, suffix
-    out = io.BytesIO()
-    to_pil(reader(i)).save(out, "PNG")
-    return out.getvalue(), ".png"
+    return file_bytes(to_pil(read_fn(i)), "PNG"), ".png"
 
 
 def _format(data: bytes) -> str:

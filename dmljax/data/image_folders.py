@@ -13,8 +13,6 @@ from absl import logging
 from dmljax.data import locate
 from dmljax.data.splits import Split, Splits, divide, encode
 
-__all__ = ["folder"]
-
 
 def folder(*, root: str | os.PathLike, split: float | Sequence[str] | None = None) -> Splits:
     """One folder of images per class, with any folders below.

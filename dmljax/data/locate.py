@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from absl import logging
 
-__all__ = ["IMAGE_SUFFIXES", "find_folder", "image_paths"]
-
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 
 

@@ -31,8 +31,6 @@ from dmljax.data.transforms import transform as transform_lib
 from dmljax.data.transforms.plan import Program
 from dmljax.files import cores
 
-__all__ = ["Batches", "evaluation", "planned", "train"]
-
 _TransformFn = transform_lib.Transform | Callable[[np.ndarray, np.random.Generator], np.ndarray]
 _ENDLESS = 1 << 40  # steps, because grain needs a length
 

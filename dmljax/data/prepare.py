@@ -23,8 +23,6 @@ from dmljax.files import cores, reading
 from dmljax.files import writing as files
 from dmljax.files.progress import Progress
 
-__all__ = ["GEOMETRIES", "prepare"]
-
 GEOMETRIES: dict[str, Callable[..., np.ndarray]] = {
     "shorter": transforms.resize,
     "squash": transforms.squash,

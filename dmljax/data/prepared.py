@@ -11,8 +11,6 @@ from dmljax.data.records import ArrayRecords
 from dmljax.data.splits import Split, Splits
 from dmljax.files import reading
 
-__all__ = ["FORMAT", "MANIFEST", "manifest", "prepared"]
-
 FORMAT = 1
 MANIFEST = "manifest.json"
 MARKS = {"query": bool, "gallery": bool, "superlabels": np.int32, "groups": np.int32}

@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-__all__ = ["PUBLISHED", "Published"]
-
 
 class Published(NamedTuple):
     """Numbers of classes and images, as the papers report them."""

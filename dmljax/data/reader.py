@@ -7,8 +7,6 @@ import numpy as np
 from dmljax.data import decode
 from dmljax.data.splits import Split, record_name
 
-__all__ = ["Reader"]
-
 
 class Reader:
     """`reader(i)` returns image `i` of a split as `uint8 [h w c]`, cut to its box.

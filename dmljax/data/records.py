@@ -9,8 +9,6 @@ from typing import Any
 
 from dmljax.files import reading
 
-__all__ = ["ArrayRecords", "TfdsRecords", "tfds_set"]
-
 
 class ArrayRecords:
     """Encoded images in ArrayRecord shards. Pickles as the list of its shards."""

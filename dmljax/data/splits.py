@@ -16,23 +16,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-__all__ = [
-    "Records",
-    "Search",
-    "Split",
-    "Splits",
-    "divide",
-    "encode",
-    "fold_of_classes",
-    "images_of",
-    "queries_and_gallery",
-    "record_name",
-    "repeated",
-    "select",
-    "share",
-    "subset",
-]
-
 
 class Records(Protocol):
     """What is read by index: paths, encoded images or pixels."""

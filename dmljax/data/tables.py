@@ -12,8 +12,6 @@ import numpy as np
 
 from dmljax.data.splits import Split, Splits, divide, encode, subset
 
-__all__ = ["table"]
-
 _COLUMNS = ("path", "label", "split", "role", "box", "superlabel", "group")
 
 

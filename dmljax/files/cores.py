@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["count"]
-
 
 def count() -> int:
     """How many cores this process may use; a machine, its scheduler or `taskset` may have more."""

@@ -7,8 +7,6 @@ import os
 import pathlib
 from typing import IO
 
-__all__ = ["Taken", "lock"]
-
 
 class Taken(Exception):
     """Another process holds the lock. The message names the owner, as far as it is known."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 
-__all__ = ["free_memory"]
-
 # The hierarchies of control groups: their folder, and their files of the limit and of what is used.
 _HIERARCHIES = {
     "": ("sys/fs/cgroup", "memory.max", "memory.current"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dmljax.files import protobuf
 
-__all__ = ["has_external_data"]
-
 # By messages of onnx.proto, the fields that lead to tensors, and the messages that they hold.
 _PATHS = {
     "model": {7: "graph", 20: "training", 25: "function"},

@@ -23,8 +23,6 @@ from typing import Any
 from dmljax.files import locks, reading
 from dmljax.files.writing import make_folder, sha256, sync, write_json
 
-__all__ = ["Shard", "claimed", "complete", "finish", "is_complete", "parse", "read", "verify"]
-
 _SHARDS, _PART, _MANIFEST, _FORMAT = "shards.json", "part.json", "manifest.json", 1
 
 

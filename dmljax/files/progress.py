@@ -8,8 +8,6 @@ from typing import TextIO
 from rich import console as rich_console
 from rich import progress as rich_progress
 
-__all__ = ["Progress"]
-
 
 class Progress:
     """Counts from `start` to `total` in a `with` block.

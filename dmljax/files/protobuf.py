@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Message", "fields", "shaped"]
-
 
 def fields(view: memoryview) -> Iterator[tuple[int, int, Any]]:
     """(number, wire type, value) of each field.

@@ -13,20 +13,6 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = [
-    "LADDER",
-    "FileText",
-    "check_types",
-    "chosen_run",
-    "config_of_run",
-    "json_file",
-    "json_lines",
-    "json_value",
-    "marked",
-    "trust_words",
-    "trusting_modules",
-]
-
 LADDER = "ladder.json"
 _LEVELS = 100  # of lists and objects
 _TRUSTED = contextvars.ContextVar("_TRUSTED", default=False)

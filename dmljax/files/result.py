@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from dmljax.files import reading
 from dmljax.files.writing import write_json
 
-__all__ = ["FILE", "Chosen", "Evaluated", "Result", "first_best", "read", "write"]
-
 FILE, FORMAT = "result.json", 1
 _TYPES: dict[str, Any] = {"format": int, "config": str, "argument": str, "status": str}
 _TYPES |= {"message": str, "step": int | None, "chosen": dict | None, "scores": dict}
@@ -110,6 +108,14 @@ def write(workdir: str | os.PathLike, result: Result) -> None:
         {"step": step, "scores": _finite(scores)} for step, scores in result.evaluations
     ]
     write_json(pathlib.Path(workdir) / FILE, content, indent=1)
+
+
+def read_if_any(workdir: str | os.PathLike) -> Result | None:
+    """The result of the run in a folder; None where there is none or it cannot be read."""
+    try:
+        return read(workdir)
+    except (OSError, ValueError):
+        return None
 
 
 def read(workdir: str | os.PathLike) -> Result:

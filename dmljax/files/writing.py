@@ -12,16 +12,6 @@ import pathlib
 from collections.abc import Iterator
 from typing import IO, Any
 
-__all__ = [
-    "atomic_writer",
-    "digest_once",
-    "make_folder",
-    "sha256",
-    "sync",
-    "write_json",
-    "write_text",
-]
-
 
 @contextlib.contextmanager
 def atomic_writer(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]:

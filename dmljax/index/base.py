@@ -26,17 +26,6 @@ from dmljax.index.filters import Condition
 from dmljax.index.inputs import Settings
 from dmljax.index.view import Answers
 
-__all__ = [
-    "Hit",
-    "Index",
-    "Item",
-    "State",
-    "count_bytes",
-    "counted_by",
-    "stop_fn",
-    "stopped_when",
-]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

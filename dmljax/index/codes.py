@@ -25,8 +25,6 @@ from dmljax.index import matrix, nearest, tuning
 from dmljax.index.matrix import Matrix, Position
 from dmljax.index.rows import Rows
 
-__all__ = ["Codes", "First", "read", "write"]
-
 First = int | str  # what the first stage compares: the width of a prefix, or 'bits'
 _ROWS = 1 << 15  # rows whose bits are compared at once: their distances stay in the cache
 _ENCODED = 1 << 12  # rows that are encoded at once
@@ -43,11 +41,6 @@ class Codes(NamedTuple):
     wanted: float
     least: float | None  # a query with a best hit below it is strange: see `tuning.least`
     rows: Rows  # the codes are its vectors: float32 [n prefix], or 64 bits in a number [n words]
-
-    @property
-    def recall(self) -> float:
-        """The recall@10 of the kind of queries for which it is lowest."""
-        return min(self.recalls.values())
 
     @property
     def size(self) -> int:

@@ -21,27 +21,6 @@ from dmljax.index.errors import Damaged, Unavailable
 from dmljax.index.filters import Condition, kind
 from dmljax.index.inputs import Settings
 
-__all__ = [
-    "IN",
-    "Inconsistent",
-    "ItemChanged",
-    "Row",
-    "checksum",
-    "condition_sql",
-    "connect",
-    "create",
-    "damage_of",
-    "decode_metadata",
-    "decode_vectors",
-    "one_line_errors",
-    "parameter",
-    "read_settings",
-    "stop_when",
-    "stored",
-    "transaction",
-    "verify",
-]
-
 IN = "(select value from json_each(?))"  # after `in`: any number of values, as one `parameter`
 _FORMAT = 1
 # A row number is never used twice, and the vector of a row never changes: replacing an item gives

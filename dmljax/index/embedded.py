@@ -31,8 +31,6 @@ from dmljax.index.filters import Condition
 from dmljax.index.inputs import Settings
 from dmljax.index.view import Answers, View
 
-__all__ = ["EmbeddedIndex"]
-
 R = TypeVar("R")
 
 _BATCH = 10_000  # rows that are read together

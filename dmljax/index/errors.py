@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "Damaged",
-    "DuplicateId",
-    "InvalidInput",
-    "Locked",
-    "OtherModel",
-    "Superseded",
-    "Unavailable",
-    "UnknownId",
-]
-
 
 class InvalidInput(ValueError):
     """Vectors, ids, metadata, a filter or a number that the index does not take."""

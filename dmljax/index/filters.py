@@ -20,8 +20,6 @@ from dmljax.hints import hint
 from dmljax.index import inputs
 from dmljax.index.errors import InvalidInput
 
-__all__ = ["OPERATORS", "Condition", "check_fields", "fields_of", "kind", "parse"]
-
 OPERATORS = ("<", "<=", ">", ">=")
 _MOST_VALUES = 1000  # distinct ones, of one field
 _MOST_TOGETHER = 10_000  # of all fields: SQLite takes 32,766 parameters of a statement

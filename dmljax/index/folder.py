@@ -24,19 +24,6 @@ from dmljax.files import writing as files
 from dmljax.index import inputs
 from dmljax.index.errors import Damaged, InvalidInput, Locked
 
-__all__ = [
-    "create",
-    "current",
-    "locked",
-    "name_of",
-    "point",
-    "record_images",
-    "recorded_images",
-    "signature",
-    "size",
-    "tidy",
-]
-
 _POINTER, _IMAGES = "index.json", "images.json"
 _FORMAT = 1
 

@@ -18,8 +18,6 @@ from dmljax.files import writing as files
 from dmljax.index import tuning
 from dmljax.index.matrix import Matrix, Position, open_derived, write_manifest
 
-__all__ = ["Graph", "grown", "read", "refusal", "write"]
-
 _BATCH = 2000
 _SELECTIVE = 0.05  # filters that leave a smaller share of the rows are searched exactly
 _MOST_CANDIDATES = 4096

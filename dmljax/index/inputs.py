@@ -15,22 +15,6 @@ import numpy as np
 from dmljax.index.errors import DuplicateId, InvalidInput, OtherModel
 from dmljax.index.nearest import SIMILARITIES
 
-__all__ = [
-    "LARGEST_K",
-    "Settings",
-    "check_digest",
-    "check_first",
-    "check_format",
-    "check_ids",
-    "check_k",
-    "check_metadata",
-    "check_model",
-    "check_settings",
-    "check_threshold",
-    "check_vectors",
-    "shorten",
-]
-
 LARGEST_K = 1000
 _LARGEST_DIMENSION = 16_000  # of a column of pgvector
 _ID_BYTES = 512

@@ -23,18 +23,6 @@ from dmljax.files import reading
 from dmljax.files import writing as files
 from dmljax.index.errors import Damaged
 
-__all__ = [
-    "Matrix",
-    "Position",
-    "mapped",
-    "open_derived",
-    "position_of",
-    "read",
-    "tidy",
-    "write",
-    "write_manifest",
-]
-
 _FORMAT = 1
 _DERIVED = ("matrix", "graph", "codes")
 

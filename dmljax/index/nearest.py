@@ -15,16 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "SIMILARITIES",
-    "best",
-    "candidates",
-    "check_prefix",
-    "prefix",
-    "similarities",
-    "unit_vectors",
-]
-
 SIMILARITIES = ("cosine", "euclidean")
 _ROWS = 1 << 16  # rows that are compared at once
 _QUERIES = 64  # queries that are compared at once: 16 MiB of similarities

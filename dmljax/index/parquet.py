@@ -21,8 +21,6 @@ from dmljax.files import writing as files
 from dmljax.index.base import Index
 from dmljax.index.errors import InvalidInput
 
-__all__ = ["About", "Batch", "about", "export", "pyarrow", "read", "write"]
-
 _VECTOR_NAMES = ("vector", "embedding")
 _BATCH = 10_000
 

@@ -39,8 +39,6 @@ from dmljax.index.filters import Condition
 from dmljax.index.inputs import Settings
 from dmljax.index.view import Answers
 
-__all__ = ["PostgresIndex"]
-
 R = TypeVar("R")
 
 _FETCHED = 10_000  # rows that a scan reads together

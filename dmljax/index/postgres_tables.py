@@ -17,20 +17,6 @@ from dmljax.index.errors import Damaged, InvalidInput, Locked, Superseded, Unava
 from dmljax.index.filters import Condition, kind
 from dmljax.index.inputs import Settings
 
-__all__ = [
-    "POINTER",
-    "Address",
-    "condition_sql",
-    "create_generation",
-    "current_generation",
-    "drop_generation",
-    "drop_generations",
-    "lock",
-    "one_line_errors",
-    "require_extension",
-    "table_exists",
-]
-
 _FORMAT = 1
 _CONNECT_SECONDS = 10
 _TABLES = """

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["Rows"]
-
 
 class Rows:
     """Vectors with ascending row numbers. Rows can be appended, and marked as deleted."""

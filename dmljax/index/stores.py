@@ -11,8 +11,6 @@ import os
 
 from dmljax.index.base import Index
 
-__all__ = ["STORES", "store_of"]
-
 # What stands before "://" in an address, and the module and the class of the store. A place without
 # it is a path.
 STORES = {

@@ -13,25 +13,6 @@ import numpy as np
 
 from dmljax.index import nearest
 
-__all__ = [
-    "CANDIDATES",
-    "CONNECTIVITY",
-    "EXPANSION_ADD",
-    "GRAPH_FROM",
-    "MORE",
-    "WANTED_RECALL",
-    "K",
-    "Measured",
-    "Question",
-    "Tuned",
-    "is_strange",
-    "least",
-    "measured",
-    "questions",
-    "tune",
-    "width_for",
-]
-
 GRAPH_FROM = 50_000  # items from which on a graph is built by default
 CONNECTIVITY, EXPANSION_ADD = 16, 128  # M and ef_construction of HNSW
 WANTED_RECALL = 0.95  # unless somebody asks for another; a graph that misses it is not used
@@ -50,15 +31,11 @@ class Question(NamedTuple):
     own: np.ndarray  # [q]: the row that does not count among the neighbors of a query, or -1
 
 
-class Tuned(NamedTuple):
-    """A search width, and the recall@10 that it reaches for each kind of queries."""
-
-    width: int
-    recalls: dict[str, float]
-
-
 class Measured(NamedTuple):
-    """`Tuned`, and the similarity below which a best hit says that nothing was measured."""
+    """A search width, and the recall@10 that it reaches for each kind of queries.
+
+    Of a query whose best hit is below the similarity `least`, nothing was measured.
+    """
 
     width: int
     recalls: dict[str, float]
@@ -95,8 +72,10 @@ def tune(
     own: Mapping[str, Sequence[int]],
     wanted: float,
     widths: Sequence[int] = _WIDTHS,
-) -> Tuned:
+) -> tuple[int, dict[str, float]]:
     """The smallest search width (ef) whose recall@10 is `wanted` for every kind, or the largest.
+
+    And the recall@10 of each kind.
 
     `search_fn(kind, width)` returns the rows that the graph finds for each query of a kind, and
     `truth` holds the rows of an exact search. `own` rows do not count among the neighbors.
@@ -112,7 +91,7 @@ def tune(
             recalls[kind] = float(np.mean(shares)) if shares else 1.0
         if min(recalls.values()) >= wanted:
             break
-    return Tuned(width, recalls)
+    return width, recalls
 
 
 def measured(

@@ -13,8 +13,6 @@ from dmljax.index.graph import Graph
 from dmljax.index.matrix import Matrix
 from dmljax.index.rows import Rows
 
-__all__ = ["Answers", "View"]
-
 T = TypeVar("T")
 
 

@@ -12,8 +12,6 @@ from dmljax.data import locate, splits
 from dmljax.data.splits import Split
 from dmljax.files import reading
 
-__all__ = ["image_paths", "read", "read_baseline"]
-
 
 def read(embeddings: str | os.PathLike, labels: str | os.PathLike) -> tuple[np.ndarray, Split]:
     """The embeddings `[n d]` of a .npy file, and a split of their labels.

@@ -5,21 +5,17 @@ embedding-atlas embeddings.parquet --x x --y y --neighbors neighbors --disable-p
 
 from __future__ import annotations
 
-import io
 import os
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from dmljax import metrics, retrieval
+from dmljax.data.image_files import encoded
 from dmljax.data.splits import Split
 from dmljax.files.writing import atomic_writer
 from dmljax.index import parquet as vector_files
-
-__all__ = ["write"]
 
 _NEIGHBORS, _CHUNK = 10, 1024  # rows whose images are in memory at once
 
@@ -83,24 +79,9 @@ def write(
                     for i, d in zip(near[chunk].tolist(), distances.tolist(), strict=True)
                 ],
                 "image": [
-                    {"bytes": _encoded(split, row, read_fn), "path": None} for row in numbers
+                    {"bytes": encoded(split, row, read_fn)[0], "path": None} for row in numbers
                 ],
                 **{name: mark[chunk] for name, mark in marks.items()},
             }
             writer.write_table(arrow.table(columns, schema=schema))
     return len(rows)
-
-
-def _encoded(split: Split, row: int, read_fn: Callable[[int], np.ndarray]) -> bytes:
-    """The file of an image as it is, or its pixels as a PNG file if it is cut or has no file."""
-    if split.boxes is None and not isinstance(split.records, np.ndarray):
-        record = split.records[row]
-        if isinstance(record, str | pathlib.Path):
-            return pathlib.Path(record).read_bytes()
-        if isinstance(record, bytes):
-            return record
-    pixels = read_fn(row)
-    buffer = io.BytesIO()
-    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    image.save(buffer, "PNG")
-    return buffer.getvalue()

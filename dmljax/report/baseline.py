@@ -16,8 +16,6 @@ from dmljax.report.comparison import RunComparison
 from dmljax.report.facts import Facts
 from dmljax.report.scores_file import QueryScores
 
-__all__ = ["compare", "facts_of", "scores_of"]
-
 
 def scores_of(models: Mapping[str, np.ndarray], images: Split) -> dict[str, QueryScores]:
     """The scores of all queries for the embeddings `[n d]` of each model."""

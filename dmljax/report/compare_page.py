@@ -18,8 +18,6 @@ from dmljax.report import comparison, page
 from dmljax.report import run as run_files
 from dmljax.report.facts import Facts, from_tree
 
-__all__ = ["FILE", "facts_of", "of_pages", "write"]
-
 FILE = "comparison.html"
 _MOST_LISTED = 120
 _MOST_OF_A_CLASS = 4

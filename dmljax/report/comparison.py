@@ -19,17 +19,6 @@ from dmljax.metrics.statistics import LEVEL
 from dmljax.report import scores_file
 from dmljax.report.scores_file import QueryScores
 
-__all__ = [
-    "ClassChange",
-    "RunComparison",
-    "RunScore",
-    "class_changes",
-    "compare_runs",
-    "p_text",
-    "read",
-    "worse_text",
-]
-
 
 class RunScore(NamedTuple):
     """A score of one run with its range over classes, and its comparison with the first run.

@@ -19,21 +19,6 @@ from dmljax.data.decode import UnreadableImage
 from dmljax.data.splits import Search, Split
 from dmljax.report import sprites
 
-__all__ = [
-    "NEIGHBORS",
-    "Data",
-    "class_table",
-    "confusions",
-    "duplicates",
-    "embedding",
-    "gray_copies",
-    "histograms",
-    "hubs",
-    "leaks",
-    "neighborhoods",
-    "suspects",
-]
-
 NEIGHBORS = 10
 _FMRS = tuple(sorted({1 / (m * 10**e) for e in range(1, 7) for m in (1, 2, 5)}, reverse=True)[:16])
 _MOST_LISTED = 200

@@ -21,8 +21,6 @@ from dmljax.report import diagnosis, scores_file, sprites
 from dmljax.report.diagnosis import NEIGHBORS
 from dmljax.report.scores_file import QueryScores
 
-__all__ = ["Facts", "Fault", "Items", "from_tree", "make"]
-
 _SHOWN_NEIGHBORS = 8
 _WORST_WITH_PICTURES = 400
 _FEWEST_CLASSES_FOR_CONFUSIONS = 3

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 from typing import Any
 
-__all__ = ["figure"]
-
 
 def figure(width: float, height: float, **subplots: Any) -> tuple[Any, Any]:
     """`(figure, axes)` of a size in inches, without pyplot, which would change the backend.

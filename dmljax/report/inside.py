@@ -20,9 +20,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-__all__ = ["attention_view", "cosines_of_pairs", "cosines_view", "masks_view", "points_view"]
-__all__ += ["views"]
-
 _IMAGES_WITH_MASKS = 8
 _CHANNELS = 2  # channels of masks that get a view of their own
 _LAYERS = 4

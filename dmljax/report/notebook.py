@@ -12,8 +12,6 @@ from PIL import Image
 
 from dmljax.report import facts, figures, page, text
 
-__all__ = ["InlinePage", "embedding_map", "findings", "neighbors", "show", "worst"]
-
 _RIGHT, _WRONG, _INK = "#0069a8", "#c04a00", "#1b1f24"
 
 

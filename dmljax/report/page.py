@@ -25,8 +25,6 @@ from dmljax.files import reading
 from dmljax.files.writing import write_text
 from dmljax.report.facts import Facts
 
-__all__ = ["FILE", "NotAPage", "html_of", "path_of", "read", "write"]
-
 FILE = "report.html"  # in the folder of a run
 
 # Lists of strings and of numbers that are longer than this travel in the gzip.

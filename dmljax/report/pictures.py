@@ -13,8 +13,6 @@ from dmljax.data.splits import Split
 from dmljax.files.writing import atomic_writer
 from dmljax.report import figures
 
-__all__ = ["frame", "movie"]
-
 
 def frame(embeddings: np.ndarray, split: Split, path: pathlib.Path, *, title: str) -> None:
     """Draws up to 20 classes as points. The axes span all values.

@@ -15,10 +15,7 @@ from typing import Any
 import numpy as np
 
 from dmljax.files import reading
-from dmljax.files.result import Result
-from dmljax.files.result import read as read_result
-
-__all__ = ["Files", "read"]
+from dmljax.files.result import Result, read_if_any
 
 _COLUMNS = 560  # pixels of a chart: of many points, each column keeps the least and the largest
 _MOST_POINTS = 2000
@@ -200,15 +197,8 @@ def read(folder: str | os.PathLike) -> Files:
         config=_json(folder / "config.json"),
         lines=reading.json_lines(folder / "metrics.jsonl"),
         speed=reading.json_lines(folder / "speed.jsonl"),
-        result=_result(folder),
+        result=read_if_any(folder),
     )
-
-
-def _result(folder: pathlib.Path) -> Result | None:
-    try:
-        return read_result(folder)
-    except (OSError, ValueError):
-        return None
 
 
 def _json(path: pathlib.Path) -> dict[str, Any]:

@@ -21,8 +21,6 @@ from dmljax.data.splits import Split, Splits
 from dmljax.files import reading
 from dmljax.files.writing import atomic_writer
 
-__all__ = ["FILE", "QueryScores", "differences", "read", "score", "unscored", "write"]
-
 FILE, FORMAT = "scores.safetensors", "1"
 _ARRAYS = {
     "queries": np.uint32,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -10,10 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from dmljax.data.decode import UnreadableImage
+from dmljax.data.decode import UnreadableImage, file_bytes, to_pil
 from dmljax.metrics.sides import in_turn
-
-__all__ = ["CELLS", "MISSING", "Sprites", "choose", "cover", "make", "thumbnail_size"]
 
 CELLS = 16  # cells along each edge of a sheet
 MISSING = 65535  # the cell of an item without a thumbnail
@@ -58,7 +55,7 @@ def choose(labels: np.ndarray, needed: Sequence[int], count: int) -> np.ndarray:
 
 def cover(image: np.ndarray, side: int) -> np.ndarray:
     """The middle square of a uint8 image `[h w c]`, as `[side side 3]`."""
-    picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).convert("RGB")
+    picture = to_pil(image).convert("RGB")
     edge = min(picture.size)
     left, top = (picture.width - edge) // 2, (picture.height - edge) // 2
     # Small images are magnified pixel by pixel, as a whole multiple would be.
@@ -112,6 +109,4 @@ def make(
 
 
 def _encoded(sheet: np.ndarray, quality: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(sheet).save(buffer, "WEBP", quality=quality, method=4)
-    return buffer.getvalue()
+    return file_bytes(Image.fromarray(sheet), "WEBP", quality=quality, method=4)

@@ -16,8 +16,6 @@ from dmljax.renames import dropped_keywords
 from dmljax.report.comparison import RunComparison, p_text
 from dmljax.report.facts import Facts, Items
 
-__all__ = ["comparison", "of_facts", "ranking", "show"]
-
 _CLASSES, _PAIRS, _ITEMS = 10, 8, 12  # rows of a list at most
 _WIDEST = 48  # characters of a name
 

@@ -17,8 +17,6 @@ from dmljax.train import optimizers
 from dmljax.train.evaluation import Evaluation, Evaluator
 from dmljax.weights import write_adapter
 
-__all__ = ["export"]
-
 
 def export(
     workdir: str | os.PathLike,

@@ -18,8 +18,6 @@ from dmljax.train.loop import compiled_step
 from dmljax.train.operations import multiply_adds
 from dmljax.train.run import Run
 
-__all__ = ["lines"]
-
 _UTILIZATION = 0.4
 # Dense products per second with float32 inputs (as TF32) and with bfloat16, by the data sheets.
 _DEVICES = {"A100": (156e12, 312e12), "H100": (494e12, 989e12)}

@@ -28,8 +28,6 @@ from dmljax.train.evaluation import MAIN, Evaluator
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
-__all__ = ["export"]
-
 _PROGRESS = "progress.json"
 
 

@@ -26,20 +26,6 @@ from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 from dmljax.weights.published import identify
 
-__all__ = [
-    "FOLDER",
-    "PREFIXES",
-    "Against",
-    "check",
-    "compare",
-    "evaluate",
-    "export_command",
-    "lines",
-    "range_text",
-    "read",
-    "sentence",
-]
-
 FOLDER = "frozen"  # in the folder of a run
 PREFIXES = {"test": "frozen", "val": "frozen_val"}  # of scores in metrics.jsonl
 _TITLES = {"test": "the test split", "val": "held-out classes"}

@@ -32,8 +32,6 @@ from dmljax.train import hosts, optimizers
 from dmljax.train.evaluation import MAIN, Evaluator
 from dmljax.train.options import SECTIONS
 
-__all__ = ["configs", "run"]
-
 _SCORE = "MAP@R"
 _OWN = ("name", "rates", "shares")  # what a step has beside fields of the config
 _FEWEST_CLASSES = 4  # two to hold out and two to train on
@@ -204,12 +202,9 @@ def _run(
         config = _changed(config, {"evaluate": {"frozen": False}})
         source = options["before"] / frozen.FOLDER
         hosts.on_process_0(lambda: _copy(source, target / frozen.FOLDER))
-    try:
-        result = results.read(target)
-        if result.status == "finished" and result.digests == digests_of(config)._asdict():
-            return result
-    except (FileNotFoundError, ValueError):
-        pass
+    result, digests = results.read_if_any(target), digests_of(config)._asdict()
+    if result is not None and result.status == "finished" and result.digests == digests:
+        return result
     _say(f"\n== {place}")
     training.run(config, target, overwrite=options["overwrite"], source=options["source"])
     return results.read(target)

@@ -25,8 +25,6 @@ from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
-__all__ = ["FILE", "facts_again", "facts_of", "write", "write_again"]
-
 FILE = page.FILE
 # The page looks for copies of test images among this many training images. At the end of a run it
 # embeds no more images than the run has trained on in a twentieth of its steps. A forward pass

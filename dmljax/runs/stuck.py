@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["below_pixels", "has_moved", "has_risen", "warning"]
-
 _FEWEST_REPORTS = 9
 # There is no warning in the first 20 % of the steps, because the learning rate may still rise, and
 # no comparison with raw pixels in the first half.

@@ -23,16 +23,6 @@ from dmljax.train.journal import read, table
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
-__all__ = [
-    "choice",
-    "facts",
-    "footer",
-    "frame",
-    "header",
-    "intervals",
-    "stuck",
-]
-
 _LAST = "the last step was chosen (select=last)"
 
 

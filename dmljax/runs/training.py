@@ -28,8 +28,6 @@ from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 from dmljax.weights import file_digest
 
-__all__ = ["compute_features", "run"]
-
 
 def run(
     config: Any, workdir: str | os.PathLike, *, overwrite: bool = False, source: str = ""

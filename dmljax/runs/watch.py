@@ -19,8 +19,6 @@ from dmljax.runs import folder as run_folder
 from dmljax.runs import page as run_page
 from dmljax.train.evaluation import Evaluation, Evaluator
 
-__all__ = ["LivePage", "serve"]
-
 _SECONDS_BETWEEN_LOOKS = 2.0
 
 

@@ -32,8 +32,6 @@ from dmljax.train import features
 from dmljax.train.devices import Shardings
 from dmljax.weights import PUBLISHED, file_digest, load
 
-__all__ = ["PIXELS", "Backbone", "Row", "embed", "images_of_folder", "page_of_clusters", "score"]
-
 PIXELS = "raw pixels"
 _PIXEL_SIDE = 16
 _SHOWN_SIDE = 256  # of images that are made thumbnails, or compared with others as small ones

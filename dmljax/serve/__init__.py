@@ -11,7 +11,6 @@
     counting    how many values a body has, before it is parsed
     workers     processes that decode images, and whose image is next
     decoding    what such a process does
-    allocator   how much freed memory a process keeps
     batching    images of many requests in one batch of the net
     generation  the bundle and the index in use, and their replacement while requests run
     pictures    pictures of stored items

@@ -15,8 +15,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from dmljax.serve.settings import Settings
 
-__all__ = ["OPEN_ROUTES", "ROUTES", "Route", "description"]
-
 # The page asks for the token itself; probes have none.
 OPEN_ROUTES = ("/", "/healthz", "/readyz", "/openapi.json")
 

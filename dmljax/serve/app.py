@@ -33,8 +33,6 @@ from dmljax.serve.generation import Generation, Service
 from dmljax.serve.guard import Guard, client_left, read_body
 from dmljax.serve.metrics import CONTENT_TYPE
 
-__all__ = ["create"]
-
 _T = TypeVar("_T")
 _DEFAULT_K = 10
 _MOST_LISTED, _MOST_HITS = 100, 1000

@@ -17,8 +17,6 @@ import numpy as np
 
 from dmljax.serve.queues import FairQueue
 
-__all__ = ["Batcher", "batch_length"]
-
 
 class _Waiting(NamedTuple):
     image: np.ndarray

@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 from dmljax.serve.errors import Refused
 
-__all__ = ["Budget", "Claim"]
-
 _SMALL = 1 << 20
 _SHARE_OF_LARGE = 0.75  # the rest is for requests that take no more than a MiB
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["of_json", "of_msgpack"]
-
 # Runs of values of one size, so that Python takes a step for each run: the bytes of one value, and
 # what such runs look like. Heads of arrays and maps count as values.
 _RUNS = (

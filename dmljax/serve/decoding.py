@@ -24,10 +24,8 @@ from PIL import ImageOps
 from dmljax.bundle import images, preprocessing
 from dmljax.bundle.errors import BadImage
 from dmljax.bundle.preprocessing import Preprocessing
+from dmljax.files import allocator
 from dmljax.files.reading import json_value
-from dmljax.serve import allocator
-
-__all__ = ["ANSWER", "DONE", "QUESTION", "READY", "REFUSED", "TOO_LARGE", "main"]
 
 # Lengths of the preprocessing and of the image, and the pixels that the header has promised. A
 # question without preprocessing asks for a small JPEG, which the page shows.

@@ -16,8 +16,6 @@ from dmljax.index import (
     UnknownId,
 )
 
-__all__ = ["Refused", "refusal"]
-
 _log = logging.getLogger("dmljax.serve")
 _UNAVAILABLE = (Damaged, Locked, OtherModel, Superseded, Unavailable)
 

@@ -20,8 +20,6 @@ from dmljax.serve.budget import Claim
 from dmljax.serve.errors import Refused
 from dmljax.serve.settings import Limits
 
-__all__ = ["FLOATS", "decode", "encode", "images_of_form", "query", "vectors_of"]
-
 _T = TypeVar("_T")
 JSON, MSGPACK, FLOATS = "application/json", "application/msgpack", "application/octet-stream"
 _MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")

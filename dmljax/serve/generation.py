@@ -28,10 +28,9 @@ from PIL import Image
 
 from dmljax import bundle as bundles
 from dmljax import index as indexes
-from dmljax.files import cores
+from dmljax.files import allocator, cores
 from dmljax.index import folder
 from dmljax.index.base import stopped_when
-from dmljax.serve import allocator
 from dmljax.serve.batching import Batcher
 from dmljax.serve.budget import Budget, Claim
 from dmljax.serve.errors import Refused
@@ -40,8 +39,6 @@ from dmljax.serve.pictures import Pictures
 from dmljax.serve.queues import Turns
 from dmljax.serve.settings import Settings, read_tokens
 from dmljax.serve.workers import Decoders, Turn, Work, work
-
-__all__ = ["Generation", "Service"]
 
 _log = logging.getLogger("dmljax.serve")
 _T = TypeVar("_T")

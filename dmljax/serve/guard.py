@@ -25,8 +25,6 @@ from dmljax.serve.generation import Service
 from dmljax.serve.metrics import METHODS
 from dmljax.serve.settings import is_loopback
 
-__all__ = ["Ending", "Guard", "client_left", "client_of", "read_body"]
-
 _log = logging.getLogger("dmljax.serve.requests")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _QUIET_ROUTES = ("/healthz", "/readyz", "/metrics")

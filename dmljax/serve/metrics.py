@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
-__all__ = ["CONTENT_TYPE", "METHODS", "Metrics"]
-
 CONTENT_TYPE = exposition.CONTENT_TYPE_LATEST
 METHODS = ("GET", "HEAD", "POST", "DELETE")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)

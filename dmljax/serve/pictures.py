@@ -12,8 +12,6 @@ import pathlib
 
 from dmljax.bundle import collection, images
 
-__all__ = ["Pictures"]
-
 _CACHED_BYTES = 64 << 20  # of the pictures in memory
 
 

@@ -13,8 +13,6 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["Protocol"]
-
 _HEAD_BYTES = 32 << 10
 _QUEUED = 32  # requests of one connection that wait for the answer to an earlier one
 _LINGER_SECONDS = 2  # for a client to stop sending, and to read why it was refused

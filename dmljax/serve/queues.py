@@ -16,8 +16,6 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["FairQueue", "Turns"]
-
 T = TypeVar("T")
 _REMEMBERED = 1000  # clients without a job, of which the last one may not have ended yet
 

@@ -13,12 +13,11 @@ import types
 
 import uvicorn
 
-from dmljax.serve import allocator, app
+from dmljax.files import allocator
+from dmljax.serve import app
 from dmljax.serve.generation import Service
 from dmljax.serve.protocol import Protocol
 from dmljax.serve.settings import Settings
-
-__all__ = ["run"]
 
 _log = logging.getLogger("dmljax.serve")
 _BACKLOG = 1024

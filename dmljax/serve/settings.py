@@ -8,8 +8,6 @@ import os
 import pathlib
 import re
 
-__all__ = ["Limits", "Settings", "is_loopback", "read_tokens"]
-
 _SHORTEST_TOKEN = 16
 _HEADER = re.compile(r"[A-Za-z0-9-]+")
 

@@ -31,8 +31,6 @@ from dmljax.serve.budget import Budget, Claim
 from dmljax.serve.errors import Refused
 from dmljax.serve.queues import FairQueue
 
-__all__ = ["Decoders", "Turn", "Work", "work"]
-
 _log = logging.getLogger("dmljax.serve")
 _PATIENCE = 4  # seconds that others may pass, for a second of work
 _LARGE_SECONDS = 0.25

@@ -37,8 +37,6 @@ except ImportError as error:
         "grid need nothing"
     ) from error
 
-__all__ = ["best_point", "create", "work"]
-
 _PATIENCE = 600.0  # seconds that a database may be away
 _PAUSE = 1.0
 _ASK, _LOCKS, _DATABASE = "ask.lock", "trials", "search.db"

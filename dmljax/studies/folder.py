@@ -18,8 +18,6 @@ from dmljax.studies.outcomes import Outcome, outcome, read_json
 from dmljax.studies.plan import PlannedRun, Planner
 from dmljax.studies.study_file import Row, Search, Study
 
-__all__ = ["Session", "StudyFolder", "default_folder"]
-
 INDEX, FORMAT = "index.json", 1
 _TYPES = {"name": str, "source": str, "runs": str, "comparison": dict, "rows": dict}
 _TYPES |= {"planned": list}

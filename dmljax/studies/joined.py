@@ -16,8 +16,6 @@ from dmljax.studies import outcomes
 from dmljax.studies.folder import Session
 from dmljax.studies.worker import Worker, run_verb
 
-__all__ = ["make_all", "read", "write"]
-
 
 class _Ensemble(NamedTuple):
     """The nets of a row and a seed, by the digests of their runs."""

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from dmljax.files import cores
 
-__all__ = ["environments", "handling_signals", "start"]
-
 
 def environments(workers: int) -> list[dict[str, str]]:
     """The variables of every worker: its share of the GPUs, or of the CPU's threads."""

@@ -16,19 +16,6 @@ from dmljax.files import result as results
 from dmljax.files.result import Result
 from dmljax.files.writing import make_folder, sync, write_json
 
-__all__ = [
-    "FAILURE",
-    "Outcome",
-    "check_locks",
-    "count_kill",
-    "forget_failure",
-    "locked",
-    "mark_failed",
-    "mean_score",
-    "outcome",
-    "read_json",
-]
-
 FAILURE, KILLS, LOCK = "failure.json", "kills.json", "study.lock"
 
 

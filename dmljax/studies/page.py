@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dmljax.studies import printing
 from dmljax.studies.table import Cell, Curve, Table
 
-__all__ = ["as_html"]
-
 _WIDTH, _HEIGHT, _MARGIN = 220, 26, 8
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem;

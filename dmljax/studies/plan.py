@@ -19,21 +19,6 @@ from dmljax.studies import space as spaces
 from dmljax.studies.outcomes import outcome
 from dmljax.studies.study_file import Row, Search, Study, flags
 
-__all__ = [
-    "MOVABLE",
-    "PlannedRun",
-    "Planner",
-    "check_flags",
-    "check_names",
-    "completed",
-    "merged",
-    "plain_rows",
-    "row_of_trial",
-    "rows_of_search",
-    "trial_name",
-    "words_of",
-]
-
 DIGITS = 12  # of a digest, in the name of a folder
 # Fields that a command line may set for all runs of a study: they cannot change a result.
 MOVABLE = (

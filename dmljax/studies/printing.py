@@ -14,18 +14,6 @@ from dmljax.metrics.statistics import LEVEL
 from dmljax.studies.study_file import varies
 from dmljax.studies.table import Cell, Comparison, Table, TableRow
 
-__all__ = [
-    "FORMATS",
-    "SPREADS",
-    "as_csv",
-    "as_latex",
-    "as_markdown",
-    "caption",
-    "cell_text",
-    "comparison_text",
-    "grids",
-]
-
 FORMATS = ("md", "tex", "csv", "html")
 SPREADS = ("interval", "deviation")
 NOT_RESOLVED = "not resolved"

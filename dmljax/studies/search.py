@@ -9,8 +9,6 @@ from dmljax.files.result import Result, first_best
 from dmljax.studies import outcomes, plan
 from dmljax.studies.folder import Session
 
-__all__ = ["best_overrides", "is_over", "values"]
-
 
 def values(session: Session) -> dict[int, float | None]:
     """The held-out value of every trial drawn in advance; None while it is not finished."""

@@ -27,19 +27,6 @@ from dmljax.studies.study_file import Study
 from dmljax.studies.table import Table
 from dmljax.studies.worker import Stopped, Worker, command
 
-__all__ = [
-    "check_only",
-    "describe",
-    "forget_failures",
-    "make_table",
-    "open_session",
-    "prepare",
-    "selected",
-    "text_of",
-    "work",
-    "write_tables",
-]
-
 
 def open_session(
     name: str,

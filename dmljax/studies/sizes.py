@@ -16,8 +16,6 @@ from dmljax.studies.folder import Session
 from dmljax.studies.study_file import Study
 from dmljax.studies.worker import run_verb
 
-__all__ = ["ensure", "of_config", "of_study", "read"]
-
 _FILE = "sizes.json"
 Sizes = dict[str, dict[str, int]]  # row -> column -> number
 

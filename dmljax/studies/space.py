@@ -18,8 +18,6 @@ import numpy as np
 
 from dmljax.hints import check_known
 
-__all__ = ["KINDS", "checked", "grid", "grid_size", "point", "points"]
-
 KINDS = ("uniform", "log", "int", "log_int", "choice")
 Space = Mapping[str, tuple]
 

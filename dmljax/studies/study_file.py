@@ -16,8 +16,6 @@ from dmljax.hints import check_known, hint
 from dmljax.recipes.arguments import parse
 from dmljax.studies import space as spaces
 
-__all__ = ["COLUMNS", "TESTS", "Row", "Search", "Study", "flags", "read", "score_key", "varies"]
-
 TESTS = ("welch", "paired", "folds")
 COLUMNS = ("parameters", "flops")
 METHODS = ("random", "sobol", "grid", "tpe")

@@ -20,17 +20,6 @@ from dmljax.studies.outcomes import Outcome
 from dmljax.studies.plan import PlannedRun
 from dmljax.studies.study_file import Row, Study, score_key, varies
 
-__all__ = [
-    "Cell",
-    "Comparison",
-    "Table",
-    "TableRow",
-    "chosen_scores",
-    "less_is_better",
-    "make",
-    "visible",
-]
-
 
 class Cell(NamedTuple):
     """One score of one row: a value for every seed (or fold) that is finished, in order."""

@@ -28,8 +28,6 @@ from dmljax.studies.folder import Session
 from dmljax.studies.plan import PlannedRun, check_names, words_of
 from dmljax.studies.study_file import score_key
 
-__all__ = ["Stopped", "WatchFn", "Worker", "command", "duration", "run_verb"]
-
 _MOST_KILLS = 2  # times that a killed run is started again
 _KILLED = (137, -signal.SIGKILL)
 _STOPPED = {130: signal.SIGINT, 143: signal.SIGTERM}

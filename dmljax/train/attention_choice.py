@@ -8,8 +8,6 @@ from typing import Any
 from dmljax.nets import token_attention
 from dmljax.train import hosts
 
-__all__ = ["choose", "fastest", "portable"]
-
 _MOST_IMAGES = 32  # of a measurement; the time of a form grows with the number of images
 
 

@@ -18,8 +18,6 @@ import numpy as np
 from dmljax.data.transforms import colors, resampling
 from dmljax.data.transforms.plan import Program, is_box
 
-__all__ = ["OPERATIONS", "apply", "tables"]
-
 _Table = dict[str, np.ndarray]
 
 

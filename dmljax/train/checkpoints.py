@@ -35,8 +35,6 @@ from dmljax.train import hosts
 from dmljax.train.placement import ClassRows
 from dmljax.train.step import TrainState
 
-__all__ = ["Base", "Checkpoints", "Mismatch", "delete"]
-
 _CLOSING_SECONDS = 5
 
 

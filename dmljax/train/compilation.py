@@ -14,8 +14,6 @@ import jax
 
 from dmljax import at_hand
 
-__all__ = ["Compiled", "compiled", "keep_programs", "sentence"]
-
 _FOLDER = "jax_compilation_cache_dir"
 _MAX_BYTES = 4 << 30  # then jax deletes the programs that were not used for the longest time
 _LEAST_SECONDS = 0.2  # a program that is compiled faster is not kept

@@ -13,8 +13,6 @@ Where the batch divides, nothing is added or cut.
 from __future__ import annotations
 
 import collections
-import contextlib
-import ctypes
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -22,16 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-__all__ = [
-    "Shardings",
-    "check_determinism",
-    "describe_determinism",
-    "prefetch",
-    "put",
-    "return_free_memory",
-    "with_rows",
-]
 
 _DETERMINISTIC = "xla_gpu_deterministic_ops=true"
 
@@ -137,14 +125,3 @@ def _sent(
 @jax.jit
 def _batch_of(block: dict[str, jax.Array], i: jax.Array) -> dict[str, jax.Array]:
     return {name: jax.lax.dynamic_index_in_dim(x, i, 0, False) for name, x in block.items()}
-
-
-def return_free_memory() -> None:
-    """Returns the memory of the host that is free to the system, where glibc manages it.
-
-    The command line makes glibc keep the block of a step for the next step (`main.tune_cpu`). An
-    array that is allocated during an evaluation can lie in that block, and then the next step
-    needs a new one: without this call, the process could grow by one block with every evaluation.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # another system has another allocator
-        ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -16,39 +16,14 @@ from dmljax.data.transforms.transform import Transform
 from dmljax.train.devices import Shardings, prefetch
 from dmljax.train.interrupts import Interrupts
 
-__all__ = ["embed", "embedded_batches"]
 
-
-def embed(
-    embed_fn: Callable[..., Any],
-    split: Split,
-    *,
-    transform_fn: Transform | Callable,
-    batch_size: int,
-    shards: Shardings,
-    cache: bool | dict[int, np.ndarray] = False,
-    workers: int = 0,
-    unreadable: str = "raise",
-    skipped: collections.Counter[str] | None = None,
-    interrupts: Interrupts | None = None,
-) -> Any:
+def embed(embed_fn: Callable[..., Any], split: Split, **options: Any) -> Any:
     """`embed_fn(images)` of every image of a split, in order, as float32 numpy arrays.
 
-    Arguments are as in `embedded_batches`. Rows of images that cannot be read are NaN.
+    `options` are those of `embedded_batches`. Rows of images that cannot be read are NaN.
     """
     results = None
-    for outputs, where, rows in embedded_batches(
-        embed_fn,
-        split,
-        transform_fn=transform_fn,
-        batch_size=batch_size,
-        shards=shards,
-        cache=cache,
-        workers=workers,
-        unreadable=unreadable,
-        skipped=skipped,
-        interrupts=interrupts,
-    ):
+    for outputs, where, rows in embedded_batches(embed_fn, split, **options):
         if results is None:
             results = jax.tree.map(
                 lambda x: np.full((len(split), *x.shape[1:]), np.nan, np.float32), outputs

@@ -22,22 +22,8 @@ from dmljax.train import features, hosts, optimizers
 from dmljax.train.devices import with_rows
 from dmljax.train.embedding import embed
 from dmljax.train.interrupts import Interrupts
-from dmljax.train.options import EvaluationOptions
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
-
-__all__ = [
-    "MAIN",
-    "MEAN",
-    "Evaluation",
-    "Evaluator",
-    "cut_names",
-    "embed",
-    "knn_accuracy",
-    "mean_distance_scores",
-    "prefix_name",
-    "score",
-]
 
 MAIN = "embedding"  # the name of the main embedding; its parts have other names
 MEAN = "learners"  # the name under which the mean of several parts is reported
@@ -106,11 +92,6 @@ def score(
     return scores
 
 
-def _kmeans_options(options: EvaluationOptions) -> Mapping[str, Any]:
-    """The keywords of `retrieval.kmeans` that `evaluate.kmeans` stands for."""
-    return metrics.SCIKIT_LEARN_KMEANS if options.kmeans == "scikit_learn" else {}
-
-
 def _number(name: str, value: Any) -> float:
     """The value of a metric, which must be one number."""
     if np.ndim(value) or not np.issubdtype(np.asarray(value).dtype, np.number):
@@ -134,52 +115,6 @@ def _cut(depth: int | str, search: Search) -> dict[str, Callable]:
         name: functools.partial(function, k=depth)
         for name, function in zip(names, functions, strict=True)
     }
-
-
-def mean_distance_scores(
-    parts: Mapping[str, np.ndarray],
-    split: Split,
-    *,
-    ks: Sequence[int],
-    ranking_fns: Mapping[str, Callable],
-    average: str = "queries",
-) -> dict[str, float]:
-    """Retrieval scores of the parts {name: [n d]} of a method, by `retrieval.mean_distance_ranks`.
-
-    The split has the queries and the gallery. Images that could not be read are left out.
-    """
-    learners = np.stack(list(parts.values()), axis=1)  # [n m d]
-    search = split.search(learners)
-    ks = [k for k in ks if k <= search.candidates]
-    score_fns: dict[str, Callable] = {
-        f"R@{k}": functools.partial(metrics.recall_at_k, k=k) for k in ks
-    }
-    score_fns |= ranking_fns
-    values = {name: np.full(len(search.labels), np.nan) for name in score_fns}
-    for block in retrieval.mean_distance_ranks(search.embeddings, search.labels, **search.options):
-        for name, score_fn in score_fns.items():
-            takes_labels = "labels" in inspect.signature(score_fn).parameters
-            options = {"labels": search.labels[block.queries]} if takes_labels else {}
-            values[name][block.queries] = score_fn(block.ranks, **options)
-    return {
-        name: metrics.average(array, search.labels, over=average) for name, array in values.items()
-    }
-
-
-def knn_accuracy(
-    embeddings: np.ndarray,
-    labels: np.ndarray,
-    gallery: np.ndarray,
-    gallery_labels: np.ndarray,
-    *,
-    k: int,
-) -> float:
-    """Share whose k nearest in the gallery vote for their label; the nearest breaks ties."""
-    near, _ = retrieval.nearest(embeddings, gallery, k=k)
-    votes = gallery_labels[near]
-    same = (votes[:, :, None] == votes[:, None, :]).sum(axis=2)
-    winner = votes[np.arange(len(votes)), np.argmax(same, axis=1)]  # the first of the most frequent
-    return float(np.mean(winner == labels))
 
 
 def prefix_name(dim: int) -> str:
@@ -216,7 +151,11 @@ class Evaluator:
 
     def __init__(self, run: Run, *, interrupts: Interrupts | None = None):
         self._run, self._interrupts = run, interrupts
-        self._sum_fn = hosts.summed if interrupts is None else interrupts.summed
+        self._score = functools.partial(
+            score,
+            average=run.evaluation.average,
+            sum_fn=hosts.summed if interrupts is None else interrupts.summed,
+        )
         self._inspect = run.method.inspect or Inspect()
         self._skipped: collections.Counter[str] = collections.Counter()
         # Decoded images by the `id` of their split: splits do not compare by content.
@@ -299,9 +238,7 @@ class Evaluator:
         if size > _MAX_PIXELS or len(split) > _MAX_PIXEL_IMAGES:
             return None
         pixels = self._embed(lambda images: images.reshape(len(images), -1), split)
-        average = self._run.evaluation.average
-        options: dict[str, Any] = {"average": average, "sum_fn": self._sum_fn}
-        return score(pixels, split, ks=(1,), clustering_fns={}, **options)
+        return self._score(pixels, split, ks=(1,), clustering_fns={})
 
     def scores(
         self,
@@ -330,22 +267,15 @@ class Evaluator:
         return scores
 
     def _ranking_scores(self, embeddings: np.ndarray, split: Split) -> dict[str, float]:
-        return score(
-            embeddings,
-            split,
-            ks=self._run.metrics.ks,
-            ranking_fns=self._run.metrics.ranking_fns,
-            clustering_fns={},
-            average=self._run.evaluation.average,
-            sum_fn=self._sum_fn,
-        )
+        ks, ranking_fns = self._run.metrics.ks, self._run.metrics.ranking_fns
+        return self._score(embeddings, split, ks=ks, ranking_fns=ranking_fns, clustering_fns={})
 
     def main_scores(
         self, embeddings: np.ndarray, split: Split, *, clustering: bool = True
     ) -> dict[str, float]:
         """The scores of the vectors alone: nothing that needs the net or its parts."""
         options, run_metrics = self._run.evaluation, self._run.metrics
-        return score(
+        return self._score(
             embeddings,
             split,
             ks=run_metrics.ks,
@@ -354,23 +284,32 @@ class Evaluator:
             embedding_fns=run_metrics.embedding_fns,
             seeds=options.seeds,
             starts=options.starts,
-            kmeans_options=_kmeans_options(options),
+            kmeans_options=metrics.SCIKIT_LEARN_KMEANS if options.kmeans == "scikit_learn" else {},
             depth=options.depth,
-            average=options.average,
             devices=self._run.shards.mesh.local_devices,
-            sum_fn=self._sum_fn,
         )
 
     def mean_distance_scores(self, parts: Mapping[str, np.ndarray], split: Split) -> dict:
-        """The scores of parts by the mean of their distances, named 'mean_distance/R@1'."""
-        values = mean_distance_scores(
-            parts,
-            split,
-            ks=self._run.metrics.ks,
-            ranking_fns=self._run.metrics.ranking_fns,
-            average=self._run.evaluation.average,
-        )
-        return {f"mean_distance/{name}": value for name, value in values.items()}
+        """The scores of the parts {name: [n d]} by `retrieval.mean_distance_ranks`.
+
+        They are named 'mean_distance/R@1'. Images that could not be read are left out.
+        """
+        search = split.search(np.stack(list(parts.values()), axis=1))  # [n m d]
+        score_fns: dict[str, Callable] = {
+            f"R@{k}": functools.partial(metrics.recall_at_k, k=k)
+            for k in self._run.metrics.ks
+            if k <= search.candidates
+        }
+        score_fns |= self._run.metrics.ranking_fns
+        values = {name: np.full(len(search.labels), np.nan) for name in score_fns}
+        ranks = retrieval.mean_distance_ranks(search.embeddings, search.labels, **search.options)
+        for block in ranks:
+            for name, score_fn in score_fns.items():
+                takes_labels = "labels" in inspect.signature(score_fn).parameters
+                options = {"labels": search.labels[block.queries]} if takes_labels else {}
+                values[name][block.queries] = score_fn(block.ranks, **options)
+        average = functools.partial(metrics.average, over=self._run.evaluation.average)
+        return {f"mean_distance/{k}": average(v, search.labels) for k, v in values.items()}
 
     def _part_scores(self, embeddings: dict[str, np.ndarray], split: Split) -> dict[str, float]:
         """R@K of every part, such as a learner of an ensemble; of several parts also the mean."""
@@ -378,15 +317,7 @@ class Evaluator:
         recalls = {}
         for name, embedding in embeddings.items():
             if name != MAIN:
-                values = score(
-                    embedding,
-                    split,
-                    ks=ks,
-                    ranking_fns={},
-                    clustering_fns={},
-                    average=self._run.evaluation.average,
-                    sum_fn=self._sum_fn,
-                )
+                values = self._score(embedding, split, ks=ks, ranking_fns={}, clustering_fns={})
                 recalls[name] = {k: v for k, v in values.items() if k.startswith("R@")}
         scores = {f"{part}/{k}": v for part, values in recalls.items() for k, v in values.items()}
         if len(recalls) > 1:
@@ -419,16 +350,18 @@ class Evaluator:
         )
 
     def _knn(self, state: TrainState, embeddings: np.ndarray, split: Split) -> float:
-        """Accuracy of the vote of the nearest training images. Classes are matched by name."""
+        """Share of queries whose k nearest training images vote for their class.
+
+        The nearest breaks ties. Classes are matched by name.
+        """
         train = self._run.train
         label_of = {name: label for label, name in enumerate(split.names)}
         labels = np.array([label_of.get(name, -1) for name in train.names], np.int32)[train.labels]
         gallery = self.embeddings(state, train)[MAIN]
         queries, items = (np.isfinite(x).all(axis=1) for x in (embeddings, gallery))
-        return knn_accuracy(
-            embeddings[queries],
-            split.labels[queries],
-            gallery[items],
-            labels[items],
-            k=self._run.evaluation.knn,
-        )
+        k = self._run.evaluation.knn
+        near, _ = retrieval.nearest(embeddings[queries], gallery[items], k=k)
+        votes = labels[items][near]
+        same = (votes[:, :, None] == votes[:, None, :]).sum(axis=2)
+        winner = votes[np.arange(len(votes)), np.argmax(same, axis=1)]  # the first most frequent
+        return float(np.mean(winner == split.labels[queries]))

@@ -28,8 +28,6 @@ from dmljax.train.embedding import embed, embedded_batches
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
-__all__ = ["centered", "compute", "compute_of_run", "whitened"]
-
 _FILE_ROWS = 256
 _CENTERED_IMAGES = 10_000
 _SHRINKAGE = 0.1

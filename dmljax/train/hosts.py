@@ -18,18 +18,6 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = [
-    "Process0Failed",
-    "check_shared",
-    "highest",
-    "leave",
-    "on_process_0",
-    "post",
-    "posted",
-    "start",
-    "summed",
-]
-
 _HEARTBEAT_SECONDS = 30  # until the other processes notice that a process has died
 _SHUTDOWN_SECONDS = 300  # for which a process that is done waits for the others
 _WAIT_MILLISECONDS = 500

@@ -18,17 +18,6 @@ from dmljax.train.run import Run
 from dmljax.train.step import TrainState, init_state
 from dmljax.weights import PUBLISHED, file_digest, load
 
-__all__ = [
-    "backbone",
-    "base_of",
-    "check_digest",
-    "check_file",
-    "check_weights",
-    "first_state",
-    "key_of",
-    "missing_weights_note",
-]
-
 
 def first_state(run: Run, *, say: Callable[[str], None] = logging.info) -> TrainState:
     """The state before step 1, on the devices. `say` is called with a line about its origin."""

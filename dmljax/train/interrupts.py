@@ -22,8 +22,6 @@ from dmljax import retrieval
 from dmljax.train import hosts
 from dmljax.train.devices import Shardings, put
 
-__all__ = ["Interrupts", "Stopped"]
-
 _SIGNAL, _STATUS = "signal", "exit status"  # what processes post for each other
 _POLL_SECONDS = 0.5
 

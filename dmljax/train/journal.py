@@ -26,8 +26,6 @@ from dmljax.files.progress import Progress
 from dmljax.files.writing import sync, write_text
 from dmljax.train import compilation
 
-__all__ = ["Journal", "read", "table"]
-
 
 class Journal:
     """Reports a run from step `step` on. Writes nothing unless `write`: process 0 logs for all.

@@ -14,9 +14,10 @@ import jax
 import numpy as np
 
 from dmljax.data import pipeline
+from dmljax.files import allocator
 from dmljax.train import compilation, initial_state, neighbors
 from dmljax.train.checkpoints import Checkpoints
-from dmljax.train.devices import prefetch, return_free_memory
+from dmljax.train.devices import prefetch
 from dmljax.train.evaluation import Evaluation, Evaluator
 from dmljax.train.interrupts import Interrupts, Stopped
 from dmljax.train.journal import Journal
@@ -118,7 +119,9 @@ def train(
         save(score, overwrite=is_repeated)
         if jax.process_index() == 0 and run.call_fn is not None:
             run.call_fn(evaluation, step=step, workdir=workdir)
-        return_free_memory()
+        # An array that lives on can lie in the block of a step, which glibc keeps
+        # (`main.tune_cpu`); without this the process grows by a block with every evaluation.
+        allocator.trim()
         journal.restart_clock(step)
         return evaluation
 

@@ -15,8 +15,6 @@ from dmljax.train.evaluation import MAIN, Evaluator
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
-__all__ = ["nearest_of_each_class", "refresh", "remove_old", "sample_fn_at"]
-
 _FOLDER = "neighbors"
 _COUNT = 32  # neighbors that are kept of each class
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import jax.extend.core
 
-__all__ = ["multiply_adds"]
-
 
 def multiply_adds(jaxpr: Any) -> int:
     """The multiply-adds of all convolutions and products; of a condition, its largest branch.

@@ -10,20 +10,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "SECTIONS",
-    "CheckpointOptions",
-    "EvaluationOptions",
-    "Length",
-    "Options",
-    "RuntimeOptions",
-    "Spec",
-    "allowed_values",
-    "defaults_of",
-    "fields_of",
-    "rows",
-]
-
 # A name and keywords of a function, such as {"name": "triplet", "margin": 0.1}. A config may also
 # hold the name alone.
 Spec = Mapping[str, Any]

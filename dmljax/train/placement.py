@@ -18,8 +18,6 @@ from dmljax import adapt
 from dmljax.methods.base import Method
 from dmljax.train.devices import Shardings
 
-__all__ = ["ClassRows", "class_rows", "of_state", "on_every_device", "used_params_fn"]
-
 _MEMORY = "model_state/memory/"  # of a method that has `losses.cross_batch_memory`
 
 

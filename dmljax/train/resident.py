@@ -26,8 +26,6 @@ from dmljax.files.memory import free_memory
 from dmljax.train import augment, hosts
 from dmljax.train.run import Run
 
-__all__ = ["DoesNotFit", "Resident", "choose", "load"]
-
 _SHARE = 0.5  # of the free memory, for 'auto': the step needs memory, too
 _TOGETHER = 32  # images that an accelerator transforms at a time
 _AHEAD, _TASK = 256, 4  # images that threads read ahead, and that one task reads

@@ -18,10 +18,8 @@ from typing import Any
 import jax
 
 import dmljax
-from dmljax.files.result import FILE, Chosen, Evaluated, Result, read, write
+from dmljax.files.result import FILE, Chosen, Evaluated, Result, read_if_any, write
 from dmljax.train import journal
-
-__all__ = ["Report", "code", "devices", "evaluations", "versions"]
 
 
 class Report:
@@ -43,7 +41,8 @@ class Report:
             code=code(),  # now: files may change while the run lasts
         )
         self.earlier_seconds = 0.0  # of the processes before this one
-        if jax.process_index() == 0 and not _is_finished(workdir):
+        present = read_if_any(workdir)
+        if jax.process_index() == 0 and (present is None or present.status != "finished"):
             (workdir / FILE).unlink(missing_ok=True)  # what an earlier process failed with
 
     def seconds(self) -> float:
@@ -85,13 +84,6 @@ class Report:
             **facts,
         )
         write(self._workdir, result)
-
-
-def _is_finished(workdir: pathlib.Path) -> bool:
-    try:
-        return read(workdir).status == "finished"
-    except (OSError, ValueError):
-        return False
 
 
 def evaluations(rows: Sequence[Mapping[str, Any]]) -> list[Evaluated]:

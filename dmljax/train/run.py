@@ -20,8 +20,6 @@ from dmljax.train.placement import ClassRows
 from dmljax.train.start import Carried
 from dmljax.train.step import TrainState
 
-__all__ = ["Metrics", "Run", "Selection"]
-
 
 class Selection(NamedTuple):
     """Which checkpoint is the result of a run.

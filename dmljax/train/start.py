@@ -18,18 +18,6 @@ from dmljax.files import result as results
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.weights import from_tensors
 
-__all__ = [
-    "Carried",
-    "Start",
-    "backbone",
-    "find",
-    "flat",
-    "mixed",
-    "others",
-    "read",
-    "replaced",
-]
-
 
 class Start(NamedTuple):
     """The chosen step of a finished run, and a digest of both."""

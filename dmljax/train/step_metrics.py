@@ -9,8 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["Diverged", "PendingMetrics", "mean"]
-
 # With more steps in flight, the collectives of several CPU devices deadlock.
 _IN_FLIGHT = 2
 

@@ -19,8 +19,6 @@ from dmljax.weights.layouts import FLAX, layout_of, torch_tensors
 from dmljax.weights.loading import IMAGE_SIZE, fit, load, name_map_of, read_published
 from dmljax.weights.published import PUBLISHED, identify
 
-__all__ = ["convert"]
-
 _UNKNOWN = "unknown, as the file is not in the list"
 
 

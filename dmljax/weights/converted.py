@@ -19,15 +19,6 @@ from dmljax.files.writing import atomic_writer, digest_once
 from dmljax.weights import published
 from dmljax.weights.readers import Weights, read, safetensors_files
 
-__all__ = [
-    "digest",
-    "expected_normalization",
-    "file_digest",
-    "metadata_of",
-    "read_metadata",
-    "write",
-]
-
 FORMAT = 1
 
 

@@ -19,8 +19,6 @@ from dmljax.weights.entries import Published
 from dmljax.weights.installed import get_command, installed
 from dmljax.weights.published import PUBLISHED, file_name
 
-__all__ = ["fetch"]
-
 
 def fetch(name: str, *, folder: str | os.PathLike, timeout: float = 60.0) -> pathlib.Path:
     """The path of a published file, which is checked and, if needed, downloaded to `folder`.

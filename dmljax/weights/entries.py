@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 from dmljax.weights.preprocessing import inputs
 
-__all__ = ["License", "Preprocessing", "Published"]
-
 
 class License(NamedTuple):
     """A license in plain words.

@@ -11,8 +11,6 @@ from dmljax.weights.installed import get_command
 from dmljax.weights.loading import image_shape_of
 from dmljax.weights.published import PUBLISHED
 
-__all__ = ["explain"]
-
 _RULES = {
     "torch": "by plain bicubic interpolation, as in transformers",
     "torch_offset": "by bicubic interpolation with an offset of 0.1, as in the authors' code",

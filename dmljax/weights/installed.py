@@ -7,8 +7,6 @@ import pathlib
 
 from dmljax.weights.published import PUBLISHED, file_name
 
-__all__ = ["get_command", "installed"]
-
 
 def installed() -> dict[str, pathlib.Path]:
     """Published files in installed Python packages, by their names in `PUBLISHED`."""

@@ -17,17 +17,6 @@ import numpy as np
 
 from dmljax.weights.readers import Weights
 
-__all__ = [
-    "CLASSIFIERS",
-    "FLAX",
-    "TORCH",
-    "Layout",
-    "architecture",
-    "classifier_size",
-    "layout_of",
-    "torch_tensors",
-]
-
 # Names of classifiers, including auxiliary ones, or the first levels of these names.
 CLASSIFIERS = {"aux1", "aux2", "classifier", "fc", "head", "last_linear", "loss1", "loss2", "loss3"}
 CLASSIFIERS |= {"_fc", "head.fc"}

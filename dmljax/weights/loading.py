@@ -31,8 +31,6 @@ from dmljax.weights.layouts import (
 from dmljax.weights.name_maps import NameMap, Source
 from dmljax.weights.published import NAME_MAPS, PUBLISHED
 
-__all__ = ["IMAGE_SIZE", "Variables", "fit", "from_tensors", "load", "read_published"]
-
 ReportFn = Callable[[str], None]
 Variables = dict[str, Any]
 IMAGE_SIZE = 224  # of nets without an attribute `image_size`

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["NameMap", "Source", "joined"]
-
 
 class Source(NamedTuple):
     """The tensors of a file that make one parameter, with PyTorch's axes.

@@ -33,8 +33,6 @@ from dmljax.weights.name_maps import NameMap
 from dmljax.weights.published import NAME_MAPS, PUBLISHED, identify
 from dmljax.weights.readers import read, safetensors_files
 
-__all__ = ["load_adapter", "write_adapter"]
-
 _MODEL, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _MAGNITUDE = "magnitude_vector"
 _TENSOR = re.compile(

@@ -22,13 +22,6 @@ from dmljax.weights.families import (
 )
 from dmljax.weights.name_maps import NameMap
 
-__all__ = [
-    "NAME_MAPS",
-    "PUBLISHED",
-    "file_name",
-    "identify",
-]
-
 _FAMILIES = (
     resnet,
     mobilenet,

@@ -11,8 +11,6 @@ import numpy as np
 
 from dmljax.weights.name_maps import NameMap
 
-__all__ = ["names_of", "transformers"]
-
 
 class _Facts(NamedTuple):
     """What tensors tell of a net. They tell neither the activation nor the number of heads."""

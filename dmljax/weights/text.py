@@ -15,8 +15,6 @@ from dmljax.weights.families.clip import openclip_blocks, transformers_blocks
 from dmljax.weights.layouts import TORCH, torch_tensors
 from dmljax.weights.name_maps import NameMap, Source
 
-__all__ = ["TokenRule", "load", "token_rule"]
-
 
 class TokenRule(NamedTuple):
     """From the words of a tokenizer to the `length` tokens of a tower.

@@ -113,9 +113,7 @@ def test_later_changes_count_at_once(store, vectors, tmp_path):
 
 
 def test_a_graph_of_low_recall_is_not_used(store, vectors, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(
-        tuning, "tune", lambda *a: tuning.Tuned(16, {"stored": 1.0, "between": 0.5})
-    )
+    monkeypatch.setattr(tuning, "tune", lambda *a: (16, {"stored": 1.0, "between": 0.5}))
     store.build(approximate=True)
     monkeypatch.setattr(graph.Graph, "search", None)
     assert recall(store, vectors[COUNT : COUNT + 10]) == 1

@@ -162,12 +162,12 @@ def test_free_memory_below_an_array_is_returned():
         "import numpy as np\n"
         "from dmljax import main\n"
         "main.tune_cpu()\n"
-        "from dmljax.train import devices\n"
+        "from dmljax.files import allocator\n"
         "def resident(): return int(open('/proc/self/statm').read().split()[1]) * 4096 >> 20\n"
         "block, above = np.ones(200 << 17), np.ones(1 << 17)\n"
         "del block\n"
         "before = resident()\n"
-        "devices.return_free_memory()\n"
+        "allocator.trim()\n"
         "print(before - resident())"
     )
     completed = subprocess.run(

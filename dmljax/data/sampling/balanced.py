@@ -7,8 +7,6 @@ import numpy as np
 from dmljax.data.sampling import draws
 from dmljax.data.sampling.groups import Groups, Labels, check_batch, group
 
-__all__ = ["class_balanced", "coverage", "describe_coverage"]
-
 
 def class_balanced(
     labels: Labels, *, classes: int, per_class: int, seed: int, step: int

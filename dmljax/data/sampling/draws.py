@@ -6,8 +6,6 @@ import functools
 
 import numpy as np
 
-__all__ = ["generator", "permutation"]
-
 # One number per purpose, so that no two draws use the same generator.
 ROUND, CLASS_ORDER, UNIFORM, CHUNKS, CLASS_COUNT, N_PAIRS, ABE_PAIRS, OMITTED, NEAREST = range(9)
 

@@ -9,8 +9,6 @@ import numpy as np
 from dmljax.data.sampling import draws
 from dmljax.data.sampling.groups import Groups, Labels, check_batch, group
 
-__all__ = ["chunks_epoch_length", "class_chunks", "class_count_epoch_ends", "random_class_count"]
-
 
 def class_chunks(
     labels: Labels, *, classes: int, per_class: int, seed: int, step: int

@@ -6,8 +6,6 @@ import dataclasses
 
 import numpy as np
 
-__all__ = ["Groups", "Labels", "check_batch", "group"]
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Groups:

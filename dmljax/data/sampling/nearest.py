@@ -8,8 +8,6 @@ from dmljax.data.sampling import draws
 from dmljax.data.sampling.balanced import class_balanced
 from dmljax.data.sampling.groups import Labels, check_batch, group
 
-__all__ = ["nearest_classes"]
-
 
 def nearest_classes(
     labels: Labels,

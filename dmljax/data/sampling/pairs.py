@@ -7,8 +7,6 @@ import numpy as np
 from dmljax.data.sampling import draws
 from dmljax.data.sampling.groups import Labels, group
 
-__all__ = ["abe_pairs", "n_pairs"]
-
 
 def n_pairs(labels: Labels, *, classes: int = 64, seed: int, step: int) -> np.ndarray:
     """DVML's batch for the N-pair loss: two images of each class, all anchors, then all positives.

@@ -18,8 +18,6 @@ from dmljax.data.sampling.graph import (
 )
 from dmljax.data.sampling.groups import Groups, Labels, group
 
-__all__ = ["Sampler", "bind", "epoch_end_fn"]
-
 # Samplers with an epoch that is not as many batches as the images fill.
 _EPOCH_LENGTHS = {class_chunks: chunks_epoch_length}
 # Samplers with epochs of different lengths.

@@ -7,8 +7,6 @@ import numpy as np
 from dmljax.data.sampling import draws
 from dmljax.data.sampling.groups import Labels, group
 
-__all__ = ["uniform"]
-
 
 def uniform(labels: Labels, *, batch_size: int, seed: int, step: int) -> np.ndarray:
     """`batch_size` images of a shuffled epoch.

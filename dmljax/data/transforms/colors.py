@@ -8,10 +8,8 @@ import math
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from dmljax.data.transforms import resampling
+from dmljax.data.decode import to_pil
 from dmljax.data.transforms.plan import operation
-
-__all__ = ["color_jitter", "erase", "hues", "random_erasing", "recolor"]
 
 _Rng = np.random.Generator
 
@@ -49,7 +47,7 @@ def recolor(
     changes_hue: bool,
 ) -> np.ndarray:
     """The image after three of Pillow's enhancers and a shift of its hue, 0 to 255, in an order."""
-    picture = resampling.to_pil(image)
+    picture = to_pil(image)
     enhancers = (
         (ImageEnhance.Brightness, brightness),
         (ImageEnhance.Contrast, contrast),

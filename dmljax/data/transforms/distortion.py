@@ -8,8 +8,6 @@ import numpy as np
 
 from dmljax.data.transforms.plan import operation
 
-__all__ = ["affine", "distort", "distort_batch", "warp"]
-
 _Rng = np.random.Generator
 
 

@@ -9,20 +9,6 @@ import numpy as np
 from dmljax.data.transforms import resampling
 from dmljax.data.transforms.plan import operation
 
-__all__ = [
-    "center_crop",
-    "crop",
-    "mirror",
-    "pad",
-    "paste",
-    "random_crop",
-    "random_flip",
-    "random_resized_crop",
-    "resize",
-    "squash",
-    "unchanged",
-]
-
 _Rng = np.random.Generator
 
 

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-__all__ = ["Draws", "NoDeviceForm", "Plan", "Program", "Step", "is_box", "operation", "program"]
-
 _Shape = tuple[int, ...]
 _Pattern = tuple[tuple["Step", ...], tuple[_Shape, ...]]
 _Function = TypeVar("_Function", bound=Callable[..., Any])

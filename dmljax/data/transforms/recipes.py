@@ -21,24 +21,6 @@ from dmljax.data.transforms.geometry import (
     squash,
 )
 
-__all__ = [
-    "SHORTER_SIDES",
-    "abe_eval",
-    "abe_train",
-    "dvml_eval",
-    "dvml_train",
-    "glyphs_train",
-    "glyphs_train_batch",
-    "graph_eval",
-    "graph_train",
-    "shorter_of",
-    "small_eval",
-    "small_train",
-    "squash_eval",
-    "standard_eval",
-    "standard_train",
-]
-
 _Rng = np.random.Generator
 # Milder than the distortion that each glyph already has, since both add up.
 _GLYPHS_DISTORTION: dict[str, Any] = dict(

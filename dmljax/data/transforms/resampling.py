@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from dmljax.data.decode import to_pil
 from dmljax.data.transforms.plan import operation
 
 # The extra `fast` installs OpenCV, which is quicker and gives the same pixels. Its import changes
@@ -17,8 +18,6 @@ try:
     import cv2
 except ImportError:
     cv2 = None  # type: ignore[assignment]
-
-__all__ = ["FILTERS", "Taps", "columns_first", "cv2", "scale", "taps", "to_pil"]
 
 # Pillow's filters are antialiased. Its bicubic one has the coefficient a = -0.5.
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -39,11 +38,6 @@ def scale(
         return _bilinear(image, height, width)
     pixels = np.asarray(to_pil(image).resize((width, height), FILTERS[filter]))
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
-
-
-def to_pil(image: np.ndarray) -> Image.Image:
-    """A Pillow image of one or three channels."""
-    return Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
 
 
 def _bilinear(image: np.ndarray, height: int, width: int) -> np.ndarray:

@@ -19,8 +19,6 @@ from dmljax.data.transforms.recipes import (
     standard_eval,
 )
 
-__all__ = ["Transform", "bind"]
-
 # For small images, most of the time of a transform is the overhead of its numpy calls. These
 # transforms can share the calls of a batch; the pixels are the same.
 _BATCH_FORMS = {distort: distort_batch, glyphs_train: glyphs_train_batch}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dmljax.weights.entries import License, Preprocessing, Published
 
-__all__ = ["APACHE", "BICUBIC", "BILINEAR", "BSD", "IMAGENET", "MIT", "hub", "torchvision"]
-
 IMAGENET = "ImageNet-1k, with labels; ImageNet's terms of use speak of research and may bind you"
 APACHE = License("Apache-2.0", "yes", "keep the license text and the notices")
 MIT = License("MIT", "yes", "keep the license text")

@@ -7,8 +7,6 @@ import numpy as np
 from dmljax.files.protobuf import Message, shaped
 from dmljax.weights.readers.errors import Refused
 
-__all__ = ["parse"]
-
 
 def parse(view: memoryview) -> dict[str, np.ndarray]:
     """The blobs of a NetParameter, as `LAYER.weight`, `LAYER.bias`, `LAYER.2` and so on."""

@@ -1,7 +1,5 @@
 """Errors of readers."""
 
-__all__ = ["Refused"]
-
 
 class Refused(ValueError):
     """A file is refused; the message says what it is. Other errors of readers mean damage."""

@@ -11,8 +11,6 @@ from dmljax.files.onnx_files import has_external_data
 from dmljax.files.protobuf import Message, shaped
 from dmljax.weights.readers.errors import Refused
 
-__all__ = ["parse"]
-
 _DTYPES: dict[int, Any] = {  # by TensorProto.DataType
     1: "<f4",
     6: "<i4",

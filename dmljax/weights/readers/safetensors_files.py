@@ -15,8 +15,6 @@ import safetensors
 from dmljax.files import reading
 from dmljax.weights.readers.errors import Refused
 
-__all__ = ["is_header", "parse", "read_metadata", "shards"]
-
 _DTYPES = {
     "F64": "f8",
     "F32": "f4",

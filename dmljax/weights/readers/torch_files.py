@@ -11,8 +11,6 @@ import numpy as np
 from dmljax.weights.readers.errors import Refused
 from dmljax.weights.readers.unpickle import Storage, Tensor, type_name, unpickle
 
-__all__ = ["parse_legacy", "parse_zip"]
-
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # of the legacy format
 
 

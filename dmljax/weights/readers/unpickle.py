@@ -18,8 +18,6 @@ import numpy as np
 
 from dmljax.weights.readers.errors import Refused
 
-__all__ = ["Storage", "Tensor", "type_name", "unpickle"]
-
 T = TypeVar("T")
 
 _STORAGES = {

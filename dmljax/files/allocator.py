@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 
-__all__ = ["keep_at_most", "trim"]
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -3, -4, -8
 
 
 def keep_at_most(kept: int, *, large: int) -> None:
@@ -20,6 +18,15 @@ def keep_at_most(kept: int, *, large: int) -> None:
         libc.mallopt(_MMAP_THRESHOLD, large)
         libc.mallopt(_TRIM_THRESHOLD, kept)
         libc.mallopt(_ARENA_MAX, 1)
+
+
+def keep_all() -> None:
+    """Never gives back what is freed, so that the next step need not ask for it again."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_ARENA_MAX, 1)
+        libc.mallopt(_MMAP_MAX, 0)
+        libc.mallopt(_TRIM_THRESHOLD, -1)  # no limit; a number ends at 2 GiB
 
 
 def trim() -> None:
