@@ -21,17 +21,21 @@ import inspect
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from subprocess import PIPE
 
 import numpy as np
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "nets"), str(ROOT / "benchmarks")]
 # Products of bfloat16 a second, by the data sheets (dense).
-PEAKS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40": 181e12}
+PEAKS = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200": 989e12}
+PEAKS |= {"B200": 2250e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12}
 FULL = {
     "batch": 256,
     "side": 224,
@@ -86,6 +90,7 @@ LOSSES = (
     "soft_triple",
 )
 TILED = LOSSES[:5]
+MEASURED: set[str] = set()  # lines that an earlier call has finished
 FORMS = {"float32": None, "filter in float32": "float32", "filter in bfloat16": "bfloat16"}
 PEERS = {  # of pytorch-metric-learning, as far as a batch of 4,096 fits into memory
     "contrastive": "ContrastiveLoss",
@@ -174,8 +179,10 @@ def machine(sizes):
     import jax
     import jax.numpy as jnp
 
+    if sizes is FULL and jax.default_backend() == "cpu":
+        raise RuntimeError("JAX sees no accelerator: --reduced tries every row on this CPU")
     n = sizes["product"]
-    a = jnp.ones((n, n), jnp.bfloat16)
+    a = jax.random.normal(jax.random.key(0), (n, n), jnp.bfloat16)  # equal numbers draw less power
     product = jax.jit(lambda a: a @ a)
     rate = 2 * n**3 / seconds(lambda: product(a), 10)
     share = None if peak() is None else rate / peak()
@@ -389,6 +396,8 @@ def loss(sizes, *, names, key):
     labels = (np.arange(b) // 4).astype(np.int32)
     for name in names:
         title = f"{name}, batch {b:,} x {d}, with gradient{', tiled' * (key == 'tiled')}"
+        if title in MEASURED:
+            continue
         try:
             yield one_loss(title, getattr(losses, name), x, labels, tiled=key == "tiled")
         except Exception as error:
@@ -502,27 +511,38 @@ def tests(sizes):
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     last = [text for text in done.stdout.splitlines() if " passed" in text or " skipped" in text]
     if done.returncode:
-        raise RuntimeError("\n".join(done.stdout.splitlines()[-30:]))
+        raise RuntimeError("\n".join((done.stdout + done.stderr).splitlines()[-30:]))
     yield line("tests that need a GPU", note=last[-1].strip("= ") if last else "all passed")
 
 
 def deterministic(sizes):
     """Two runs with runtime.deterministic: are all numbers the same, bit for bit?"""
-    config = f"--config={ROOT / 'configs' / 'glyphs.py'}"
+    for net in ("convnet", "resnet18"):  # ResNets pool by the maximum
+        title = f"runtime.deterministic, two runs of {net}"
+        yield line(title, note=f"equal bit for bit, {_twice(sizes, net):,} bytes")
+
+
+def _twice(sizes, net):
+    """Bytes of the metrics of two runs, which must be equal."""
     with tempfile.TemporaryDirectory() as folder:
+        images = np.random.default_rng(0).integers(0, 256, (512, 32, 32, 3), np.uint8)
+        np.savez(f"{folder}/data.npz", images=images, labels=np.arange(512) // 8)
         for run in ("a", "b"):
-            command = [sys.executable, "-m", "dmljax.main", "train", config, "--config.net.dtype"]
-            command[-1] += "=bfloat16"
+            command = [sys.executable, "-m", "dmljax.main", "train", f"--workdir={folder}/{run}"]
+            command += [f"--config={ROOT / 'configs' / 'glyphs.py'}"]
+            data = f"{{'name': 'npz', 'path': '{folder}/data.npz', 'split': 0.5}}"
+            command += [f"--config.dataset={data}"]
+            command += [f"--config.net={{'name': {net!r}, 'dtype': 'bfloat16'}}"]
             command += [f"--config.steps={sizes['run']}", "--config.log_every=1"]
             command += ["--config.pictures=False", "--config.runtime.deterministic=True"]
-            command += ["--config.evaluate.clustering=False", f"--workdir={folder}/{run}"]
+            command += ["--config.evaluate.clustering=False"]
             done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
             if done.returncode:
                 raise RuntimeError(done.stderr[-2000:])
         a, b = (pathlib.Path(folder, run, "metrics.jsonl").read_bytes() for run in ("a", "b"))
     if a != b:
-        raise RuntimeError("runtime.deterministic: two runs differ")
-    yield line("runtime.deterministic, two runs", note=f"equal bit for bit, {len(a):,} bytes")
+        raise RuntimeError(f"runtime.deterministic: two runs of {net} differ")
+    return len(a)
 
 
 # In the order of their importance, because a first call may end before the last rows.
@@ -553,22 +573,33 @@ def short(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def run_row(name: str, reduced: bool, limit: float) -> list[dict]:
-    """The lines of a row, from a process of its own; its error is a line, too."""
+def run_row(name: str, reduced: bool, limit: float, before: Sequence[dict] = ()) -> list[dict]:
+    """The lines of a row, from a process of its own; its error is a line, too.
+
+    `before` are its lines of an earlier call.
+    """
+    finished = {cells["name"]: cells for cells in before if "error" not in cells}
     command = [sys.executable, __file__, "--row", name, *["--reduced"] * reduced]
+    command += ["--measured", *finished]
     environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": str(name in CACHED).lower()}
     environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # peers need memory in this process
+    process = subprocess.Popen(
+        command, stdout=PIPE, stderr=PIPE, text=True, env=environment, start_new_session=True
+    )
+    error = None
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=limit, env=environment
-        )
+        output, errors = process.communicate(timeout=limit)
+        if process.returncode:
+            last = errors.strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
+            error = last[0][:300]
     except subprocess.TimeoutExpired:
-        return [line(name, error=f"no result within {limit:.0f} s")]
-    lines = [json.loads(x[5:]) for x in done.stdout.splitlines() if x.startswith("line ")]
-    if done.returncode:
-        text = " ".join(done.stderr.strip().splitlines()[-1:]) or f"exit status {done.returncode}"
-        lines.append(line(name, error=text[:300]))
-    return lines
+        os.killpg(process.pid, signal.SIGKILL)  # also what the row has started
+        output, _ = process.communicate()
+        error = f"no result within {limit:.0f} s"
+    texts = [x for x in output.splitlines(keepends=True) if x.startswith("line ")]
+    lines = [json.loads(x[5:]) for x in texts if x.endswith("\n")]
+    finished |= {cells["name"]: cells for cells in lines}
+    return [*finished.values(), *([] if error is None else [line(name, error=error)])]
 
 
 def table(results: dict[str, list[dict]]) -> str:
@@ -595,7 +626,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=8.0, help="then no row begins any more")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("accelerator.json"))
     parser.add_argument("--row", choices=list(ROWS), help=argparse.SUPPRESS)
+    parser.add_argument("--measured", nargs="*", default=[], help=argparse.SUPPRESS)
     args = parser.parse_args()
+    MEASURED.update(args.measured)
     if args.row:
         for cells in ROWS[args.row](REDUCED if args.reduced else FULL):
             print("line " + json.dumps(cells), flush=True)
@@ -603,6 +636,8 @@ def main() -> int:
     start = time.monotonic()
     results = json.loads(args.out.read_text()) if args.out.exists() else {}
     machine_lines = run_row("machine", args.reduced, 120)
+    if "error" in machine_lines[0]:
+        raise SystemExit(machine_lines[0]["error"])
     note = [machine_lines[0].get("note"), args.reduced]
     if results and results.pop("device", note) != note:
         raise SystemExit(f"{args.out} is of another device or of other sizes: give another --out")
@@ -615,7 +650,7 @@ def main() -> int:
         if remaining < 5:
             results[name] = [line(name, error="no time was left: the same command goes on here")]
         else:
-            results[name] = run_row(name, args.reduced, remaining)
+            results[name] = run_row(name, args.reduced, remaining, results.get(name, ()))
         print(f"{time.monotonic() - start:4.0f} s  {name}", file=sys.stderr, flush=True)
         ordered = {key: results[key] for key in ROWS if key in results}
         temporary = args.out.with_suffix(".tmp")

@@ -9,7 +9,7 @@ Both columns do the same: without a verb, `--mode` names it, and `train` is the 
 from __future__ import annotations
 
 import faulthandler
-import importlib
+import importlib.util
 import logging as python_logging
 import os
 import sys
@@ -55,7 +55,7 @@ _XLA_FLAGS = (
 
 
 def tune_cpu(*, keep_memory: bool = True) -> None:
-    """Makes steps on CPUs faster. It must run before JAX starts.
+    """Makes steps on CPUs faster. It must run before JAX starts, and does nothing for accelerators.
 
     * glibc keeps freed memory instead of returning it to the system. The temporaries of a step are
       one block; without this, the system provides it page by page at every step, which takes a
@@ -65,11 +65,21 @@ def tune_cpu(*, keep_memory: bool = True) -> None:
     * jaxlib 0.10 has two ways to compile loops. The older one compiles the step of a small net in
       half the time, and the step is faster by a sixth.
 
-    A flag that the user has set already stays as it is.
+    A flag that the user has set already stays as it is. With accelerators, many threads read images
+    at the same time, and libtpu ends the process at a flag that it does not know.
     """
+    if _has_accelerator():
+        return
     if keep_memory:
         allocator.keep_all()
     xla_flags.add(_XLA_FLAGS)
+
+
+def _has_accelerator() -> bool:
+    """Whether JAX will look for a GPU or a TPU: an answer before it starts."""
+    if platforms := os.environ.get("JAX_PLATFORMS"):
+        return platforms != "cpu"
+    return any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
 
 
 def settle_environment() -> None:

@@ -1,7 +1,9 @@
 """The command that measures everything on an accelerator works, at tiny sizes on a CPU."""
 
+import importlib
 import json
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -32,6 +34,43 @@ def test_an_error_of_a_row_is_its_line_and_a_second_call_goes_on(tmp_path):
     assert results["images"][0]["value"] > 0 and results["machine"][0]["unit"] == "TFLOP/s"
     table = (tmp_path / "a.md").read_text()
     assert table.count("\n|") == 4 and "JPEGs of 500 x 375" in table and "ERROR" not in table
+
+
+def test_a_row_that_is_cut_keeps_its_lines_and_ends_what_it_started(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    accelerator = importlib.import_module("accelerator")
+    script = tmp_path / "row.py"
+    script.write_text(
+        "import json, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print('line ' + json.dumps({'name': 'first', 'child': child.pid}), flush=True)\n"
+        "print('line {', end='', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    monkeypatch.setattr(accelerator, "__file__", str(script))
+    before = [{"name": "earlier"}, {"name": "torn", "error": "no time"}]
+    earlier, first, cut = accelerator.run_row("losses", True, 5, before)
+    assert (earlier["name"], first["name"], cut["name"]) == ("earlier", "first", "losses")
+    assert cut["error"] == "no result within 5 s"
+    stat = pathlib.Path(f"/proc/{first['child']}/stat")
+    assert not stat.exists() or stat.read_text().split()[2] == "Z"
+
+
+def test_without_an_accelerator_nothing_is_measured_at_full_size(tmp_path):
+    command = [sys.executable, str(SCRIPT), f"--out={tmp_path / 'a.json'}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1 and "JAX sees no accelerator: --reduced" in done.stderr
+
+
+def test_losses_that_were_measured_are_not_measured_again(tmp_path):
+    done, results = _run(tmp_path, "--rows", "losses, tiled")
+    assert done.returncode == 0 and len(results["losses, tiled"]) == 5
+    results["losses, tiled"][1] = {"name": "multi_similarity", "error": "out of memory"}
+    results["losses, tiled"][0]["value"] = -1.0
+    (tmp_path / "a.json").write_text(json.dumps(results))
+    done, results = _run(tmp_path, "--rows", "losses, tiled")
+    values = {cells["name"].partition(",")[0]: cells["value"] for cells in results["losses, tiled"]}
+    assert values.pop("contrastive") == -1 and len(values) == 4 and min(values.values()) > 0
 
 
 @pytest.mark.slow

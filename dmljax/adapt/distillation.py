@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from dmljax.methods.assemble import backbone_features, with_backbone
 from dmljax.methods.base import Method, SplitLoss, unit_vectors
-from dmljax.ops import Array
+from dmljax.ops import Array, matmul
 
 _TEACHER = "teacher"
 
@@ -26,7 +26,7 @@ def similarity_distance(
     """
     x, y = unit_vectors(embeddings), unit_vectors(others)
     b = len(x)
-    return jnp.square(x @ x.T - y @ y.T).sum() / max(1, b * (b - 1))
+    return jnp.square(matmul(x, x.T) - matmul(y, y.T)).sum() / max(1, b * (b - 1))
 
 
 def distilled(method: Method, net: nn.Module, *, weight: float, output: str = "pooled") -> Method:

@@ -334,6 +334,8 @@ def _cache(options: Options, backbone: Backbone, normalization: str | Spec) -> C
             "net": registry.complete("net", net),
             "weights": weights,
             "normalize": registry.complete("normalization", _normalization_spec(normalization)),
+            # Accelerators multiply with fewer digits.
+            **({} if (platform := jax.default_backend()) == "cpu" else {"platform": platform}),
         },
         output=output,
         evaluation=_keyed_transform(options.eval_transform),

@@ -7,7 +7,8 @@
 
 The argument `impl` of convolutions, of pooling, of the layers and of every backbone chooses a form:
 
-* `"auto"` (default): the faster form where a program is compiled for a CPU, XLA's elsewhere.
+* `"auto"` (default): the faster form where a program is compiled for a CPU, XLA's elsewhere. GPUs
+  also take the gradient of max pooling, because XLA's is not deterministic there.
 * `"cpu"`: the faster form on every platform.
 * `"xla"`: XLA's form on every platform.
 

@@ -34,13 +34,20 @@ def is_portable() -> bool:
     return _portable.get()
 
 
-def choose(impl: str, *, cpu_fn: Callable, xla_fn: Callable) -> Callable:
-    """The form that `impl` names. For "auto", JAX chooses when it compiles for a platform."""
+def choose(
+    impl: str, *, cpu_fn: Callable, xla_fn: Callable, gpu_fn: Callable | None = None
+) -> Callable:
+    """The form that `impl` names. For "auto", JAX chooses when it compiles for a platform.
+
+    Without `gpu_fn`, GPUs take XLA's form.
+    """
     check(impl)
     if is_portable():
         return xla_fn
     if impl == "auto":
-        return functools.partial(jax.lax.platform_dependent, cpu=cpu_fn, default=xla_fn)
+        forms = {"cpu": cpu_fn, "default": xla_fn}
+        forms |= {} if gpu_fn is None else {"cuda": gpu_fn, "rocm": gpu_fn}
+        return functools.partial(jax.lax.platform_dependent, **forms)
     return cpu_fn if impl == "cpu" else xla_fn
 
 

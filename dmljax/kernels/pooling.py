@@ -1,15 +1,17 @@
-"""Max pooling with a gradient that is fast on CPUs.
+"""Max pooling with a gradient that is fast on CPUs, and deterministic on GPUs.
 
-XLA's gradient of max pooling takes a twelfth of a ResNet-50's training step on a CPU. The faster
-form keeps which of a window's pixels was the largest; the gradient of the pixels with one residue
-of the stride is then a sum over the windows' pixels that reach them. Of equal pixels the first one
-gets the gradient, as in PyTorch and XLA.
+XLA's gradient of max pooling takes a twelfth of a ResNet-50's training step on a CPU. On a GPU it
+adds in no fixed order, and is refused where `runtime.deterministic` is set. The other form keeps
+which of a window's pixels was the largest; the gradient of the pixels with one residue of the
+stride is then a sum over the windows' pixels that reach them. Of equal pixels the first one gets
+the gradient, as in PyTorch and XLA.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -30,11 +32,11 @@ def max_pool(
 ) -> Float[jax.Array, "b y x c"]:
     """Maximum of each window of `size` x `size` pixels, with this padding before and after.
 
-    `dmljax.kernels` explains `impl`. At stride 1 XLA's form always runs: in the faster form XLA
-    would recompute the argmax for every pixel of the gradient.
+    `dmljax.kernels` explains `impl`. With "auto", CPUs take XLA's form at stride 1: in the other
+    one XLA would recompute the argmax for every pixel of the gradient.
     """
     check(impl)
-    if impl == "xla" or strides == 1 or size > _MAX_SIZE:
+    if impl == "xla" or size > _MAX_SIZE:
         return xla_max_pool(x, size, strides=strides, padding=padding)
     return _max_pool(x, size, strides, padding, impl)
 
@@ -54,33 +56,43 @@ def xla_max_pool(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def _max_pool(x, size, strides, padding, impl):
-    return _forward(x, size, strides, padding, impl)[0]
+    def own_fn(x):
+        return _max_and_argmax(x, size, strides, padding)[0]
+
+    xla_fn = functools.partial(xla_max_pool, size=size, strides=strides, padding=padding)
+    return choose(impl, cpu_fn=_cpu_fn(impl, strides, own_fn, xla_fn), xla_fn=xla_fn)(x)
 
 
 def _forward(x, size, strides, padding, impl):
-    def cpu_fn(x):
+    def own_fn(x):
         return _max_and_argmax(x, size, strides, padding)
 
     def xla_fn(x):
         y = xla_max_pool(x, size, strides=strides, padding=padding)
         return y, jnp.zeros(y.shape, jnp.uint8)
 
-    y, argmax = choose(impl, cpu_fn=cpu_fn, xla_fn=xla_fn)(x)
+    cpu_fn = _cpu_fn(impl, strides, own_fn, xla_fn)
+    y, argmax = choose(impl, cpu_fn=cpu_fn, xla_fn=xla_fn, gpu_fn=own_fn)(x)
     return y, (x, argmax)
 
 
 def _backward(size, strides, padding, impl, residual, g):
-    def cpu_fn(x, argmax, g):
+    def own_fn(x, argmax, g):
         return _spread(x.shape, argmax, g, size, strides, padding)
 
     def xla_fn(x, argmax, g):
         forward = functools.partial(xla_max_pool, size=size, strides=strides, padding=padding)
         return jax.vjp(forward, x)[1](g)[0]
 
-    return (choose(impl, cpu_fn=cpu_fn, xla_fn=xla_fn)(*residual, g),)
+    cpu_fn = _cpu_fn(impl, strides, own_fn, xla_fn)
+    return (choose(impl, cpu_fn=cpu_fn, xla_fn=xla_fn, gpu_fn=own_fn)(*residual, g),)
 
 
 _max_pool.defvjp(_forward, _backward)
+
+
+def _cpu_fn(impl: str, strides: int, own_fn: Callable, xla_fn: Callable) -> Callable:
+    return xla_fn if (impl, strides) == ("auto", 1) else own_fn
 
 
 def _max_and_argmax(x, size, strides, padding):

@@ -360,7 +360,8 @@ def _over_positives(entry_fn: Callable, reduce_fn: ReduceFn | None, positives, *
         if reduce_fn is not None:
             return reduce_fn(entries, valid)
         zeros = jnp.zeros(positives.shape, entries.dtype)
-        return zeros.at[jnp.arange(len(column)), column].add(jnp.where(valid, entries, 0))
+        places = zeros.at[jnp.arange(len(column)), column]
+        return places.add(jnp.where(valid, entries, 0), unique_indices=True)
 
     result = ops.sum_over_true(round_result, positives, *operands)
     return result if reduce_fn is None else ops.divide(*result)

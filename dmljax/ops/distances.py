@@ -145,7 +145,7 @@ def _set_close(squares, close, x, y):
         column, squares = carry
         gap = x - y.at[column].get(mode="fill", fill_value=0)
         return next_true(close, column), squares.at[rows, column].set(
-            jnp.sum(gap * gap, axis=1), mode="drop"
+            jnp.sum(gap * gap, axis=1), mode="drop", unique_indices=True
         )
 
     return while_true(close, body, squares)

@@ -75,7 +75,8 @@ def triplets_to_pairs(mined: Pairs | Triplets) -> Pairs:
         selected = selected & negatives & valid[:, None]
         positive_is_used = jnp.any(selected, axis=1)
         rows = jnp.arange(len(column))
-        uses = jnp.zeros(negatives.shape, jnp.int32).at[rows, column].add(positive_is_used)
+        uses = jnp.zeros(negatives.shape, jnp.int32)
+        uses = uses.at[rows, column].add(positive_is_used, unique_indices=True)
         return uses, selected.astype(jnp.int32)
 
     uses = sum_over_true(mark, positives, distances, negatives)

@@ -41,11 +41,13 @@ def filtered_ranks(
     screen_fn = sharding.on_mesh(mesh, _screen(jnp.dtype(dtype)), *[SHARDED] * 3, REPLICATED)
     at_once = _pairs_at_once(column_tiles.side)
     pick_fn = sharding.on_mesh(mesh, _pick(at_once), SHARDED, SHARDED, REPLICATED, REPLICATED)
+    gather_fn = sharding.on_mesh(mesh, _gather, SHARDED, REPLICATED, SHARDED, SHARDED)
     pairs_fn = sharding.on_mesh(mesh, _pair_similarities, *[SHARDED] * 4)
     add_fn = sharding.on_mesh(mesh, _add_pairs, *[SHARDED] * 5)
     thresholds, counts = {}, {}
     for b, block in counted.items():
-        fill_fn = functools.partial(_of_pairs, row_tiles[b], column_tiles, pairs_fn, at_once)
+        arguments = (row_tiles[b], column_tiles, gather_fn, pairs_fn, at_once)
+        fill_fn = functools.partial(_of_pairs, *arguments)
         limits = counting.thresholds(block, slot_groups, fill_fn, np.float32)
         thresholds[b] = sharding.put(limits, mesh)
         counts[b] = sharding.put(np.zeros(limits.shape, np.int32), mesh)
@@ -79,33 +81,42 @@ def filtered_ranks(
 def _of_pairs(
     rows: Tile,
     column_tiles: Tiles,
+    gather_fn: Callable,
     pairs_fn: Callable,
     at_once: int,
     queries: Int[np.ndarray, "m"],
     slots: Int[np.ndarray, "m"],
 ) -> Float[np.ndarray, "m"]:
-    """Similarities of queries of the block `rows` to slots of the gallery."""
+    """Similarities of queries of the block `rows` to slots of the gallery.
+
+    Each device computes those of its own rows; only their numbers travel to it.
+    """
     side, mesh = column_tiles.side, column_tiles.mesh
-    size = at_once * (1 if mesh is None else mesh.size)
-    row_vectors, row_offsets = np.asarray(rows.vectors), np.asarray(rows.offsets)
+    devices = 1 if mesh is None else mesh.size
+    owners, own_rows = np.divmod(queries, len(rows.vectors) // devices)
+    numbers, own_columns = np.divmod(slots, side)
     results = np.empty(len(queries), np.float32)
-    order = np.argsort(slots // side, kind="stable")  # each tile is asked for once or twice
-    for start in range(0, len(order), size):
-        pairs = order[start : start + size]
-        x, y = np.zeros((2, size, row_vectors.shape[1]), np.float32)
-        of_x, of_y = np.zeros((2, size), np.float32)
-        x[: len(pairs)], of_x[: len(pairs)] = (
-            row_vectors[queries[pairs]],
-            row_offsets[queries[pairs]],
-        )
-        numbers = slots[pairs] // side
-        for j in np.unique(numbers).tolist():
-            columns, places = column_tiles[j], np.flatnonzero(numbers == j)
-            k = slots[pairs[places]] - j * side
-            y[places], of_y[places] = np.asarray(columns.vectors)[k], np.asarray(columns.offsets)[k]
-        arrays = sharding.put((x, y, of_x, of_y), mesh)
-        results[pairs] = np.asarray(pairs_fn(*arrays))[: len(pairs)]
+    for j in np.unique(numbers).tolist():  # each tile is asked for once or twice
+        columns = column_tiles[j]
+        by_device = [np.flatnonzero((numbers == j) & (owners == d)) for d in range(devices)]
+        for start in range(0, max(map(len, by_device)), at_once):
+            indices = np.zeros((2, devices, at_once), np.int32)
+            parts = [pairs[start : start + at_once] for pairs in by_device]
+            for d, pairs in enumerate(parts):
+                indices[:, d, : len(pairs)] = own_rows[pairs], own_columns[pairs]
+            places = sharding.put((indices[0].reshape(-1), indices[1].reshape(-1)), mesh)
+            similarities = np.asarray(pairs_fn(*gather_fn(rows, columns, *places)))
+            for pairs, values in zip(parts, similarities.reshape(devices, at_once), strict=True):
+                results[pairs] = values[: len(pairs)]
     return results
+
+
+@jax.jit
+def _gather(
+    rows: Tile, columns: Tile, row: Int[Array, "m"], column: Int[Array, "m"]
+) -> tuple[Array, ...]:
+    """The vectors and the offsets of pairs, as `_pair_similarities` takes them."""
+    return rows.vectors[row], columns.vectors[column], rows.offsets[row], columns.offsets[column]
 
 
 @functools.cache
@@ -183,13 +194,7 @@ def _pick(size: int) -> Callable:
         places = jnp.cumsum(chosen, axis=1, dtype=jnp.int32)
         within = jnp.argmax(places > (numbers - before)[:, None], axis=1)
         row, column = jnp.divmod(segment * _SEGMENT + within, is_open.shape[1])
-        arrays = (
-            rows.vectors[row],
-            columns.vectors[column],
-            rows.offsets[row],
-            columns.offsets[column],
-        )
-        return (*arrays, row, numbers < ends[-1])
+        return (*_gather(rows, columns, row, column), row, numbers < ends[-1])
 
     return pick
 

@@ -18,7 +18,9 @@ from dmljax.retrieval.similarity import SimilarityFn, euclidean
 
 SMALLEST = 128  # rows of the smallest tile; smaller data are padded
 SLICES = 16  # a tile is folded into this many slices, so that sums run over whole vectors
-RESIDENT_BYTES = 1 << 30  # the tiles of a set of vectors up to this size stay on the devices
+# The tiles of a set of vectors up to this size stay on the devices; also up to a quarter of the
+# memory that is free on an accelerator.
+RESIDENT_BYTES = 1 << 30
 BLOCKS_PER_PASS = 8  # blocks of queries that meet a tile of the gallery while it is on the devices
 STRIP_SIZE = 1 << 24  # similarities in memory at once where whole rows are sorted
 
@@ -103,14 +105,20 @@ def pad_items(items: Int[np.ndarray, "n"], side: int) -> Int[np.ndarray, "m"]:
     return np.pad(items, (0, -len(items) % side), constant_values=-1)
 
 
+def _resident_bytes(mesh: Mesh | None) -> int:
+    device = jax.local_devices()[0] if mesh is None else mesh.local_devices[0]
+    stats = device.memory_stats() or {}
+    return max(RESIDENT_BYTES, (stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)) // 4)
+
+
 _Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # vectors, which are items, groups
 
 
 class Tiles:
     """`vectors[items]` as a sequence of tiles; an item of -1 is padding.
 
-    A tile is put on the devices when it is used. It stays there only if all tiles together take no
-    more than `RESIDENT_BYTES`: the vectors may be larger than the memory of the devices and, in a
+    A tile is put on the devices when it is used. It stays there only if all tiles together are
+    small (`RESIDENT_BYTES`): the vectors may be larger than the memory of the devices and, in a
     memory-mapped file, than the memory of the host. Then a thread reads the next tile while the
     devices compute with the present one. On a `mesh`, a tile is sharded by rows or, with
     `spec=REPLICATED`, copied to every device.
@@ -134,7 +142,7 @@ class Tiles:
         self._similarity_fn = similarity_fn
         self._center = center.astype(self._dtype)
         size = len(items) * vectors.shape[1] * self._dtype.itemsize
-        self._resident: dict[int, Tile] | None = {} if size <= RESIDENT_BYTES else None
+        self._resident: dict[int, Tile] | None = {} if size <= _resident_bytes(mesh) else None
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._ahead: tuple[int, concurrent.futures.Future[_Arrays] | None] = (-1, None)
 

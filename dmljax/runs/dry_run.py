@@ -14,6 +14,7 @@ from dmljax.config import fields
 from dmljax.config import files as config_files
 from dmljax.config.build import build
 from dmljax.runs import ladder
+from dmljax.train import attention_choice
 from dmljax.train.loop import compiled_step
 from dmljax.train.operations import multiply_adds
 from dmljax.train.run import Run
@@ -67,13 +68,21 @@ def _by_devices(config: dict[str, Any]) -> Iterator[str]:
         )
 
 
+def _countable(run: Run) -> Run:
+    """`run` with a form of attention whose products can be counted; those of cuDNN are hidden."""
+    if attention_choice.portable(run.net) == run.net:
+        return run
+    flags = ["--config.net.attention=plain"]
+    return build(config_files.override(copy.deepcopy(run.config), flags))
+
+
 def _of_run(run: Run) -> Iterator[str]:
     total = sum(x.size for x in jax.tree.leaves(run.shapes.params))
     paths = zip(paths_of(run.shapes.params), jax.tree.leaves(run.shapes.params), strict=True)
     learned = sum(x.size for path, x in paths if path not in run.frozen)
     yield f"parameters: {total:,}, of which {learned:,} learn ({100 * learned / total:.1f} %)"
     b = run.batch_size
-    flops = 2 * multiply_adds(compiled_step(run).trace(*_arguments(run)).jaxpr.jaxpr)
+    flops = 2 * multiply_adds(compiled_step(_countable(run)).trace(*_arguments(run)).jaxpr.jaxpr)
     yield f"a step: {b:,} images, {flops:.2e} floating-point operations; {run.steps:,} steps"
     is_half = str(getattr(run.net, "dtype", None)).endswith("float16")
     speeds = (

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import jax
+
+from dmljax import at_hand
+from dmljax.files import reading
+from dmljax.files.writing import write_json
 from dmljax.nets import token_attention
 from dmljax.train import hosts
 
@@ -22,9 +30,10 @@ def choose(
     """`net` with the form of attention that a run uses, and a phrase for the header.
 
     A device has `images` images in a step. With `attention="auto"`, process 0 measures all forms
-    at the number of tokens of each of `image_shapes`, and all processes take its choice. On a CPU,
-    and for `deterministic` runs, which must not depend on a measurement, it is `plain`. A net
-    without attention is returned as it is.
+    at the number of tokens of each of `image_shapes`, and all processes take its choice. Times are
+    kept in `at_hand.cache_folder`, so that a resumed run takes the same form. On a CPU, and for
+    `deterministic` runs, which must not depend on a measurement, it is `plain`. A net without
+    attention is returned as it is.
     """
     form = getattr(net, "attention", None)
     if form is None:
@@ -37,12 +46,32 @@ def choose(
     sizes = {"heads": net.heads, "width": net.width, "dtype": net.dtype or "float32"}
     sizes |= {"images": min(images, _MOST_IMAGES)}
     tokens = sorted({net.tokens(shape) for shape in image_shapes})
-    results = hosts.on_process_0(
-        lambda: [token_attention.milliseconds(tokens=count, **sizes) for count in tokens]
-    )
+    results = hosts.on_process_0(lambda: [_milliseconds(tokens=count, **sizes) for count in tokens])
     form = fastest(results)
     notes = [_note(count, result) for count, result in zip(tokens, results, strict=True)]
     return net.clone(attention=form), f"attention: {form} ({'; '.join(notes)})"
+
+
+def _milliseconds(**sizes: Any) -> dict[str, float | str]:
+    """`token_attention.milliseconds`, measured once for a kind of device and a version of jax."""
+    path = at_hand.cache_folder() / "attention.json"
+    facts = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, **sizes}
+    facts["tokamax"] = importlib.util.find_spec("tokamax") is not None
+    key = json.dumps(facts, sort_keys=True, default=str)
+    try:
+        content = reading.json_value(path.read_text())
+        reading.check_types(content, {})
+    except (OSError, ValueError):
+        content = {}
+    known = content.get(key)
+    values = known.values() if isinstance(known, dict) else [None]
+    if all(isinstance(x, float | str) for x in values) and set(known) == set(token_attention.FORMS):
+        return known
+    measured = token_attention.milliseconds(**sizes)
+    with contextlib.suppress(OSError):  # then the next run measures again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, content | {key: measured}, indent=1)
+    return measured
 
 
 def fastest(results: Collection[Mapping[str, float | str]]) -> str:

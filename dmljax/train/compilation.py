@@ -43,10 +43,18 @@ def sentence() -> str:
 def keep_programs(is_wanted: bool) -> str | None:
     """Keeps compiled programs in `at_hand.compiled_folder`; returns a warning if it cannot.
 
-    What the user has set (JAX_COMPILATION_CACHE_DIR and the other variables of jax) stays.
+    What the user has set (JAX_COMPILATION_CACHE_DIR and the other variables of jax) stays. Several
+    processes with GPUs keep nothing in a folder that may be of one host: only process 0 writes
+    there, and while XLA compiles, each process times a share of the kernels for all. If one reads
+    what the others must compile, they wait for its share for ever.
     """
     if not is_wanted or _folder():
         return None
+    if jax.process_count() > 1 and jax.default_backend() == "gpu":
+        return (
+            "compiled programs of several processes are not kept: to keep them, set "
+            "JAX_COMPILATION_CACHE_DIR to a folder that all hosts share"
+        )
     folder = at_hand.compiled_folder() / _machine()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -72,12 +72,8 @@ def embedded_batches(
         skipped=skipped,
         rows=rows,
     ) as batches:
-        for batch in prefetch(batches, shards.rows):
-            outputs = embed_fn(batch["images"])
-            signal = None if interrupts is None else interrupts.row()
-            outputs, where, indices, signal = _fetch(
-                (outputs, batch["where"], batch["indices"], signal), shards
-            )
+        for tree in _computed(embed_fn, prefetch(batches, shards.rows), shards, interrupts):
+            outputs, where, indices, signal = jax.device_get(tree)
             if interrupts is not None:
                 interrupts.agree_by_row(signal)
             if not all(np.isfinite(x[where]).all() for x in jax.tree.leaves(outputs)):
@@ -88,11 +84,24 @@ def embedded_batches(
             yield outputs, where, indices
 
 
-def _fetch(tree: Any, shards: Shardings) -> Any:
-    """Global arrays as numpy arrays, on every host."""
-    if shards.hosts > 1:
-        tree = _gather(shards.everywhere)(tree)
-    return jax.device_get(tree)
+def _computed(
+    embed_fn: Callable[..., Any],
+    batches: Iterator[dict[str, jax.Array]],
+    shards: Shardings,
+    interrupts: Interrupts | None,
+) -> Iterator[Any]:
+    """Results on the devices, each when the next batch is already in their queue."""
+    waiting: Any = None
+    for batch in batches:
+        signal = None if interrupts is None else interrupts.row()
+        tree = (embed_fn(batch["images"]), batch["where"], batch["indices"], signal)
+        if shards.hosts > 1:
+            tree = _gather(shards.everywhere)(tree)
+        if waiting is not None:
+            yield waiting
+        waiting = tree
+    if waiting is not None:
+        yield waiting
 
 
 @functools.cache

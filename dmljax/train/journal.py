@@ -1,8 +1,8 @@
 """What a run writes while it trains: metrics, speed, lines on the terminal.
 
-`metrics.jsonl` holds what the run computes, one line per report. Nothing in it depends on the
-machine, so a run that was interrupted and resumed writes the same bytes as one that was not. Speed
-and memory are in `speed.jsonl`. TensorBoard gets both.
+`metrics.jsonl` holds what the run computes, one line per report. A run that was interrupted and
+resumed writes the same bytes as one that was not (on GPUs with `runtime.deterministic`). Speed and
+memory are in `speed.jsonl`. TensorBoard gets both.
 """
 
 from __future__ import annotations

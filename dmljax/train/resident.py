@@ -187,9 +187,9 @@ def _shown(count: int) -> str:
 
 def _free_bytes(devices: Sequence[jax.Device]) -> int:
     """Of each device. CPUs share the memory of the host, which also holds images for a moment."""
-    stats = [device.memory_stats() for device in devices]
-    if all(stats):
-        return min(x["bytes_limit"] - x["bytes_in_use"] for x in stats if x)
+    stats = [device.memory_stats() or {} for device in devices]
+    if all("bytes_limit" in x for x in stats):
+        return min(x["bytes_limit"] - x.get("bytes_in_use", 0) for x in stats)
     return free_memory() // (2 * len(devices))
 
 

@@ -8,6 +8,7 @@ from system import tiny, write_config
 
 from dmljax.config.build import build
 from dmljax.main import main
+from dmljax.nets import token_attention
 
 
 def test_it_counts_what_learns_and_trains_nothing(tmp_path, capsys):
@@ -45,3 +46,17 @@ def test_a_frozen_backbone_does_not_learn(tmp_path, capsys):
 def test_a_wrong_config_is_refused(tmp_path):
     with pytest.raises(ValueError, match="has no field 'stepz'"):
         main(["train", f"--config={write_config(tmp_path, tiny(tmp_path, stepz=3))}", "--dry-run"])
+
+
+def test_products_are_counted_whatever_form_of_attention_runs(tmp_path, capsys, monkeypatch):
+    """Those of a form such as cuDNN's are hidden; here it has none."""
+    hidden = {**token_attention.FORMS, "xla": lambda q, k, v, is_causal: v}
+    monkeypatch.setattr(token_attention, "FORMS", hidden)
+    counts = []
+    for form in ("plain", "xla"):
+        net = {"name": "vit_s16", "width": 32, "heads": 2, "depth": 1, "patch": 4}
+        net |= {"image_size": 12, "attention": form}
+        file = write_config(tmp_path, tiny(tmp_path, net=net))
+        assert main(["train", f"--config={file}", "--dry-run"]) == 0
+        counts += re.findall(r"([\d.e+]+) floating-point", capsys.readouterr().out)
+    assert len(counts) == 2 and counts[0] == counts[1]

@@ -8,9 +8,10 @@ import pytest
 from system import tiny
 
 from dmljax import main, metrics
+from dmljax.files import result as results
 from dmljax.report import page, scores_file
 from dmljax.runs import training
-from dmljax.train import journal, results
+from dmljax.train import journal
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,10 @@ from system import tiny
 from dmljax.config import files as config_files
 from dmljax.config import registry
 from dmljax.config.build import build
+from dmljax.files import result as results
 from dmljax.report import page, scores_file
 from dmljax.runs import folder, training
-from dmljax.train import journal, results
+from dmljax.train import journal
 from dmljax.train.initial_state import first_state
 
 OUTSIDE = {

@@ -214,6 +214,14 @@ def test_the_command_line_keeps_flags_that_are_set():
     assert ("--xla_cpu_use_fusion_emitters=false" in run_python(code)) == knows_emitters
 
 
+@pytest.mark.parametrize("platforms", ["tpu", "cuda,cpu"])
+def test_the_command_line_sets_no_flag_of_cpus_for_an_accelerator(platforms):
+    """libtpu ends the process at a flag that it does not know."""
+    code = "import json, os\nfrom dmljax import main\nmain.tune_cpu()\n"
+    code += 'print(json.dumps(os.environ.get("XLA_FLAGS", "")))'
+    assert run_python(code, JAX_PLATFORMS=platforms, XLA_FLAGS="") == ""
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sets options of glibc")
 def test_the_command_line_keeps_the_memory_of_large_steps():
     """Every page of a block of 2.5 GB comes from the system once."""

@@ -10,13 +10,13 @@ from dmljax import bundle
 from dmljax.bundle import exporting
 from dmljax.config.build import build
 from dmljax.data.splits import Split
+from dmljax.files import result as results
 from dmljax.main import main
 from dmljax.methods.assemble import backbone_features
 from dmljax.metrics import per_query
 from dmljax.report import run as run_facts
 from dmljax.report import scores_file
 from dmljax.runs import folder, frozen, training
-from dmljax.train import results
 from dmljax.train.evaluation import Evaluator
 from dmljax.train.journal import read
 

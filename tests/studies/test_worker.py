@@ -15,8 +15,8 @@ from study_files import environment, finished, index, run_folder, study, write_s
 
 from dmljax import main
 from dmljax.files import cores, locks
+from dmljax.files import result as results
 from dmljax.studies import joined, outcomes
-from dmljax.train import results
 
 # The second cannot run: 90 % of four classes cannot be held out.
 ROWS = {"plain": {}, "broken": {"validation": 0.9}, "wide": {"method.dim": 8}}

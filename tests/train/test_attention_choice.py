@@ -1,10 +1,15 @@
 """Which form of attention a run takes, and what it says about it."""
 
+import functools
+import json
+
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from system import tiny
 
-from dmljax import nets
+from dmljax import at_hand, nets
 from dmljax.config.build import build
 from dmljax.nets import token_attention
 from dmljax.runs import summary
@@ -32,7 +37,14 @@ def test_on_a_cpu_auto_is_plain_and_the_header_says_so(tmp_path):
     )
 
 
-def test_on_an_accelerator_all_forms_are_measured_and_a_refusal_is_no_error():
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty folder in place of the cache of downloads and measurements."""
+    monkeypatch.setattr(at_hand, "cache_folder", lambda: tmp_path)
+    return tmp_path
+
+
+def test_on_an_accelerator_all_forms_are_measured_and_a_refusal_is_no_error(cache):
     """The measurement runs on this CPU, where cuDNN refuses."""
     net, note = _chosen(_net(dtype="bfloat16"), "gpu")
     assert net.attention in ("plain", "xla")
@@ -40,6 +52,29 @@ def test_on_an_accelerator_all_forms_are_measured_and_a_refusal_is_no_error():
     assert "cudnn refused: ValueError: attention='cudnn' needs an NVIDIA GPU" in note
     assert _chosen(_net(), "gpu", deterministic=True)[0].attention == "plain"
     assert _chosen(_net(attention="xla"), "gpu")[1] == "attention: xla (net.attention='xla')"
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", "damaged row"])
+def test_a_later_process_takes_what_was_measured(cache, monkeypatch, content):
+    """A resumed run must not compute with another form. A damaged file is measured again."""
+    first = _chosen(_net(), "gpu")[1]
+    path = cache / "attention.json"
+    if content == "damaged row":
+        content = json.dumps({key: {"plain": None} for key in json.loads(path.read_text())})
+    if content is not None:
+        path.write_text(content)
+    calls = []
+    monkeypatch.setattr(
+        token_attention,
+        "milliseconds",
+        lambda **sizes: calls.append(sizes) or dict.fromkeys(token_attention.FORMS, 1.0),
+    )
+    again = _chosen(_net(), "gpu")[1]
+    assert (again == first) == (content is None) and len(calls) == (0 if content is None else 2)
+    assert len(json.loads(path.read_text())) == 2
+    _chosen(_net(), "gpu")
+    _chosen(_net(dtype="bfloat16"), "gpu")
+    assert len(calls) == (2 if content is None else 4)
 
 
 def test_the_fastest_form_that_nothing_refuses_is_taken():
@@ -57,6 +92,39 @@ def test_a_form_with_another_result_is_refused(monkeypatch):
     sizes = {"images": 2, "tokens": 5, "heads": 2, "width": 8, "dtype": jnp.float32}
     times = token_attention.milliseconds(**sizes)
     assert times["xla"] == "its result differs from the result of plain" and times["plain"] > 0
+
+
+@pytest.mark.parametrize(("queries", "tokens"), [(5, 5), (1, 5), (4, 4), (1, 4), (2, 7)])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_token_that_is_added_for_cudnn_changes_nothing(queries, tokens, is_causal):
+    """The added token is masked by lengths, which XLA's form takes, too."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(2, n, 3, 8)).astype(np.float32) for n in (queries, tokens, tokens))
+    fns = [
+        functools.partial(token_attention._of_even_lengths, implementation="xla"),
+        token_attention.FORMS["xla"],
+    ]
+    for x, y in zip(
+        *([f(q, k, v, is_causal), *_gradients(f, q, k, v, is_causal)] for f in fns), strict=True
+    ):
+        np.testing.assert_allclose(x, y, atol=1e-5)
+
+
+def _gradients(fn, q, k, v, is_causal):
+    return jax.grad(lambda *x: jnp.sum(fn(*x, is_causal) ** 2), argnums=(0, 1, 2))(q, k, v)
+
+
+@pytest.mark.parametrize("tokens", [197, 257, 1370])
+def test_cudnn_takes_every_number_of_tokens(tokens, monkeypatch):
+    """The program of a step is made for a GPU; the checks of the machine are left out."""
+    cudnn = pytest.importorskip("jax._src.cudnn.fused_attention_stablehlo")
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
+    x = jax.ShapeDtypeStruct((2, tokens, 6, 64), jnp.bfloat16)
+    gradients = functools.partial(_gradients, token_attention.FORMS["cudnn"], is_causal=False)
+    traced = jax.jit(gradients).trace(x, x, x)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "fmhaSoftmaxBackward" in text
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,16 @@ def test_later_evaluations_and_their_last_batches_compile_nothing(tmp_path):
     assert rows[3]["compilations"] == rows[5]["compilations"] == rows[7]["compilations"]
 
 
+def test_several_processes_with_gpus_keep_nothing(monkeypatch):
+    """XLA shares out its measurements among them: one that reads its program gives no answer."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(compilation, "_folder", lambda: None)
+    folder = jax.config.jax_compilation_cache_dir
+    assert "a folder that all hosts share" in compilation.keep_programs(True)
+    assert jax.config.jax_compilation_cache_dir == folder
+
+
 def test_the_folder_of_the_user_wins():
     folder = os.environ["JAX_COMPILATION_CACHE_DIR"]
     assert compilation.keep_programs(True) is None

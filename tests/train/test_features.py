@@ -23,12 +23,13 @@ from dmljax.data.image_folders import folder as folder_set
 from dmljax.data.splits import Split, Splits, images_of, subset
 from dmljax.data.transforms.transform import Transform
 from dmljax.files import parts
+from dmljax.files import result as results
 from dmljax.main import main
 from dmljax.methods.assemble import backbone_features
 from dmljax.report import page
 from dmljax.runs import folder as run_folder
 from dmljax.runs import training
-from dmljax.train import features, initial_state, results
+from dmljax.train import features, initial_state
 from dmljax.train.devices import Shardings
 from dmljax.train.evaluation import Evaluator
 from dmljax.train.initial_state import first_state

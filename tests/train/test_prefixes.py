@@ -11,12 +11,12 @@ from dmljax import bundle, index
 from dmljax.bundle import exporting, files
 from dmljax.bundle.errors import BadBundle
 from dmljax.config.build import build
+from dmljax.files import result as results
 from dmljax.index import parquet
 from dmljax.main import main
 from dmljax.report import page
 from dmljax.runs import folder as run_folder
 from dmljax.runs import training
-from dmljax.train import results
 from dmljax.train.evaluation import Evaluator
 
 METHOD = {"name": "proxies", "dim": 6, "prefixes": [2, 4]}

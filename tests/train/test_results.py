@@ -12,6 +12,7 @@ from system import blobs, photos, tiny
 
 from dmljax.config import build, digests
 from dmljax.data import datasets, digest, splits
+from dmljax.files.result import read
 from dmljax.runs import training
 from dmljax.train import journal, loop, results
 from dmljax.train.initial_state import first_state
@@ -35,7 +36,7 @@ def _held_out(folder, **fields):
 
 def test_a_result_says_what_was_chosen_and_all_scores(finished):
     folder, scores = finished
-    result = results.read(folder / "run")
+    result = read(folder / "run")
     rows = [row for row in journal.read(folder / "run" / "metrics.jsonl") if "val/MAP@R" in row]
     best = max(rows, key=lambda row: (row["val/MAP@R"], -row["step"]))
     assert result.status == "finished" and result.message == "" and result.step == 6
@@ -61,7 +62,7 @@ def test_a_result_says_what_was_chosen_and_all_scores(finished):
 
 def test_choosing_by_test_scores_is_marked(tmp_path):
     training.run(tiny(tmp_path, reload_best_at=[3]), tmp_path / "run")
-    chosen = results.read(tmp_path / "run").chosen
+    chosen = read(tmp_path / "run").chosen
     assert (chosen.score, chosen.candidates, chosen.uses_test) == (None, 1, True)
 
 
@@ -69,7 +70,7 @@ def test_a_diverged_run_says_so_with_its_step(tmp_path):
     optimizer = {"name": "sgd", "rate": 1e30}
     with pytest.raises(FloatingPointError):
         training.run(tiny(tmp_path, optimizer=optimizer), tmp_path / "run")
-    result = results.read(tmp_path / "run")
+    result = read(tmp_path / "run")
     assert result.status == "diverged" and f"at step {result.step} " in result.message
     assert result.chosen is None and result.scores == {} and 1 <= result.step <= 6
 
@@ -80,11 +81,11 @@ def test_a_failed_run_says_why_and_a_later_success_replaces_it(tmp_path):
     board.touch()  # where a folder should be
     with pytest.raises(OSError, match="tensorboard"):
         training.run(config, tmp_path / "run")
-    result = results.read(tmp_path / "run")
+    result = read(tmp_path / "run")
     assert result.status == "failed" and "tensorboard" in result.message and not result.scores
     board.unlink()
     training.run(config, tmp_path / "run")
-    assert results.read(tmp_path / "run").status == "finished"
+    assert read(tmp_path / "run").status == "finished"
 
 
 def test_the_time_of_killed_processes_counts(tmp_path):
@@ -93,18 +94,18 @@ def test_the_time_of_killed_processes_counts(tmp_path):
     with started(tmp_path, run, config) as process:
         until_step(run, 20, process)
     with pytest.raises(FileNotFoundError, match=r"has no result.json: it is not a run folder"):
-        results.read(run)
+        read(run)
     with started(tmp_path, run, config) as process:
         ends(process, 0, tmp_path)
     lines = journal.read(run / "speed.jsonl")
-    assert results.read(run).wall_seconds > sum(2 * line["step_seconds"] for line in lines)
+    assert read(run).wall_seconds > sum(2 * line["step_seconds"] for line in lines)
 
 
 def test_a_damaged_result_is_one_line(finished, tmp_path):
     shutil.copytree(finished[0] / "run", tmp_path / "run")
     (tmp_path / "run" / "result.json").write_text("{")
     with pytest.raises(ValueError, match=r"result.json is damaged .*writes it again"):
-        results.read(tmp_path / "run")
+        read(tmp_path / "run")
 
 
 def test_a_run_goes_on_after_its_data_has_moved(finished, tmp_path):

@@ -9,9 +9,10 @@ from system import photos, tiny
 
 from dmljax.config.build import build
 from dmljax.data import datasets
+from dmljax.files import result as results
 from dmljax.runs import folder as run_folder
 from dmljax.runs import training
-from dmljax.train import journal, results
+from dmljax.train import journal
 from dmljax.train.loop import is_out_of_patience
 
 HELD_OUT = {"validation": 0.5, "sampler": {"name": "class_balanced", "classes": 2, "per_class": 4}}

@@ -10,9 +10,9 @@ from processes import same
 from system import METHODS, tiny
 
 from dmljax.config import build
+from dmljax.files import result as results
 from dmljax.runs import folder as run_folder
 from dmljax.runs import training
-from dmljax.train import results
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.initial_state import first_state
 from dmljax.train.optimizers import averaged
