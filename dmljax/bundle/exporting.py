@@ -255,16 +255,16 @@ def _evidence(
         return figures.Labeled(embeddings[readable], split.labels[rows][readable])
 
     train = sample(run.train, _FITTED_IMAGES)
-    chosen_on, split_name = train, "train"
-    if run.held_out is not None:
+    measured_on = sample(run.test, _FITTED_IMAGES, test)
+    if run.held_out is not None and len(run.held_out.names) >= figures.LEAST_CLASSES:
         chosen_on, split_name = sample(run.held_out, _FITTED_IMAGES), "val"
+    else:
+        (chosen_on, measured_on), split_name = figures.halves(measured_on), "test"
     fitted = compression.fit(train.embeddings)
     (folder / files.COMPRESSION).write_bytes(save_tensors(fitted))
     compared = sample(run.test, _COMPARED_IMAGES, test)
     return evidence._replace(
-        thresholds=figures.thresholds(
-            chosen_on, sample(run.test, _FITTED_IMAGES, test), split=split_name
-        ),
+        thresholds=figures.thresholds(chosen_on, measured_on, split=split_name),
         compression=figures.compression_table(fitted, compared, run.method.prefixes),
         compression_images=len(compared.labels),
         fitted_on=f"{len(train.labels):,} training images",

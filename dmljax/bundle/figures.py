@@ -15,6 +15,7 @@ from dmljax.index import codes as index_codes
 from dmljax.index import nearest
 
 FMRS = (1e-2, 1e-3, 1e-4)
+LEAST_CLASSES = 8  # on which thresholds are chosen, or from which an interval is made
 _NEIGHBORS = 10
 _CANDIDATES = 10  # times as many candidates as neighbors are rescored
 _BLOCK = 256  # queries at a time
@@ -67,13 +68,23 @@ def _finite(interval: tuple[float, float]) -> list[float] | None:
     return None if math.isnan(interval[0]) else [float(x) for x in interval]
 
 
+def halves(data: Labeled) -> tuple[Labeled, Labeled]:
+    """The images of a random half of the classes, and those of the other half."""
+    classes = np.random.default_rng(0).permutation(np.unique(data.labels))
+    first = np.isin(data.labels, classes[: len(classes) // 2])
+    return tuple(Labeled(data.embeddings[x], data.labels[x]) for x in (first, ~first))
+
+
 def thresholds(chosen_on: Labeled, test: Labeled, *, split: str) -> dict[str, dict[str, Any]]:
     """Cosines at which two images count as one class, by the rate of false matches.
 
     They are chosen on the pairs of `chosen_on`, the images of `split`, and measured on pairs of
-    `test`, and on each image of `test` as a query among all others (`metrics.stranger_rates`). A
-    rate needs 10 expected false matches, or it is left out.
+    `test`, and on each image of `test` as a query among all others (`metrics.stranger_rates`). The
+    net must have seen neither: among the classes of its training, false matches are rare. There are
+    none for fewer than 8 classes. A rate needs 10 expected false matches, or it is left out.
     """
+    if len(np.unique(chosen_on.labels)) < LEAST_CLASSES:
+        return {}
     histograms = metrics.similarity_histograms(chosen_on.embeddings, chosen_on.labels)
     rates = metrics.offered_fmrs(histograms, FMRS)
     cosines = {rate: metrics.threshold_at_fmr(histograms, rate) for rate in rates}
@@ -137,7 +148,7 @@ def _rates(matches: np.ndarray, pairs: np.ndarray, weights: np.ndarray) -> dict[
 
     rates: dict[str, Any] = {}
     ones = np.ones(len(pairs))
-    enough = len(pairs) >= 8
+    enough = len(pairs) >= LEAST_CLASSES
     for name, function in (("fmr", fmr), ("fnmr", fnmr)):
         value = float(function(ones))
         draws = function(weights) if enough else np.array([np.nan])

@@ -75,6 +75,13 @@ class Bundle:
         return {name: entry["cosine"] for name, entry in self.manifest["thresholds"].items()}
 
     @property
+    def false_match_rates(self) -> dict[str, float]:
+        """The rate of false matches that each of `thresholds` had among other test images."""
+        tests = {k: entry.get("test") for k, entry in self.manifest["thresholds"].items()}
+        rates = {k: test.get("fmr") for k, test in tests.items() if isinstance(test, dict)}
+        return {k: rate for k, rate in rates.items() if isinstance(rate, float) and 0 <= rate <= 1}
+
+    @property
     def input_shape(self) -> tuple[int, int, int]:
         return self.preprocess.shape
 

@@ -6,8 +6,9 @@ makes the embedding function of a bundle from them again.
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -152,7 +153,23 @@ def exported(
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tensors)
     (batch,) = export.symbolic_shape("b")
     inputs = jax.ShapeDtypeStruct((batch, *input_shape), dtype)
-    return export.export(jax.jit(embed_fn), platforms=list(platforms))(shapes, inputs)
+    with _without_folders():
+        return export.export(jax.jit(embed_fn), platforms=list(platforms))(shapes, inputs)
+
+
+@contextlib.contextmanager
+def _without_folders() -> Iterator[None]:
+    """A program names the source of each operation: here by the names of files alone.
+
+    Their folders would tell who exported a bundle, and change its digest.
+    """
+    name = "jax_hlo_source_file_canonicalization_regex"
+    before = getattr(jax.config, name)
+    jax.config.update(name, ".*/")
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
 def serialized(exported: export.Exported) -> bytes:

@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         raise ValueError("export needs --out, the folder to write, such as photos.bundle")
     if arguments.sign and arguments.adapter:
         raise ValueError("--adapter writes no bundle to sign: leave out --sign")
-    from dmljax.bundle import signing
+    from dmljax.bundle import files, signing
 
     sign_fn = signing.signer(arguments.sign) if arguments.sign else None
     bundle = (_export_backbone if arguments.net else _export_run)(arguments, extras)
@@ -133,4 +133,8 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         f"{'net' if arguments.net else 'checkpoint'} "
         "(README.md, parity.json)"
     )
+    for name, entry in files.read_manifest(bundle)["thresholds"].items():
+        if (rate := entry["test"]["fmr"]) is not None:
+            measured = f"a false match rate of {rate:.2g} on other test classes"
+            print(f"threshold {name}: cosine {entry['cosine']:.4f}, {measured}")
     return 0

@@ -151,6 +151,7 @@ class Info(Struct):
     dimension: int
     similarity: str
     thresholds: dict[str, float]
+    false_match_rates: dict[str, float]  # of the thresholds, as the export has measured them
     batch_sizes: list[int]
     input_shape: list[int]
     index: IndexState | None

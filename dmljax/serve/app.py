@@ -224,6 +224,7 @@ class _Handlers:
                 dimension=bundle.dimension,
                 similarity=bundle.similarity,
                 thresholds=bundle.thresholds,
+                false_match_rates=bundle.false_match_rates,
                 batch_sizes=bundle.batch_sizes,
                 input_shape=bundle.input_shape,
                 index=state,

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 from bundle_cases import exported, trained
+from system import blobs
 
 from dmljax import main
 from dmljax.bundle import BadBundle, exporting, files, load, programs, rebundling
@@ -123,6 +124,29 @@ def test_a_run_that_is_training_or_has_no_checkpoint(run_folder, tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
         exporting.export(run, tmp_path / "a.bundle")
     assert not (tmp_path / "a.bundle").exists()
+
+
+def test_thresholds_are_chosen_and_measured_on_classes_that_the_net_has_not_seen(tmp_path, capsys):
+    """Among the classes of its training, false matches are rare: a threshold of them is too low."""
+    blobs(tmp_path, classes=40, each=12)
+    sampler = {"name": "class_balanced", "classes": 10, "per_class": 4}
+    run = trained(tmp_path, sampler=sampler, optimizer={"name": "adam", "rate": 3e-2}, steps=60)
+    assert main.main(["export", str(run), f"--out={tmp_path / 'a.bundle'}"]) == 0
+    model = load(tmp_path / "a.bundle")
+    entry = model.manifest["thresholds"]["fmr=1e-2"]
+    assert entry["chosen_on"] == "test" and entry["pairs"] == 12 * 12 * 45  # of ten classes
+    rate = model.false_match_rates["fmr=1e-2"]
+    assert 0.002 < rate < 0.05 and entry["test"]["different_pairs"] == 12 * 12 * 45
+    line = f"threshold fmr=1e-2: cosine {entry['cosine']:.4f}, a false match rate of {rate:.2g} on"
+    assert line in capsys.readouterr().out
+    card = (tmp_path / "a.bundle" / "README.md").read_text()
+    assert "half of the test classes; measured on the other test classes" in card
+
+
+def test_a_program_does_not_tell_where_it_was_made(bundle_folder):
+    data = (bundle_folder / files.PROGRAM).read_bytes()
+    assert b"convnet.py" in data  # the sources of operations, without their folders
+    assert str(ROOT).encode() not in data and sys.prefix.encode() not in data
 
 
 def test_a_target_that_is_taken_is_left_untouched(run_folder, tmp_path):

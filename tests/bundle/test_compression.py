@@ -125,6 +125,17 @@ def test_scores_are_those_of_the_metrics():
         assert low <= result[name]["value"] <= high and result[name]["queries"] == len(LABELS)
 
 
+def test_thresholds_need_classes():
+    x, labels = _vectors(classes=16, each=20, noise=0.8, seed=3)
+    halves = figures.halves(figures.Labeled(x, labels))
+    classes = [set(half.labels.tolist()) for half in halves]
+    assert [len(c) for c in classes] == [8, 8] and classes[0] | classes[1] == set(range(16))
+    assert all(np.array_equal(half.embeddings, x[np.isin(labels, half.labels)]) for half in halves)
+    assert figures.thresholds(*halves, split="test")
+    few = figures.halves(figures.Labeled(x[labels < 15], labels[labels < 15]))
+    assert figures.thresholds(*few, split="test") == {}
+
+
 def test_thresholds_against_a_loop_over_pairs():
     x, labels = _vectors(classes=30, each=8, noise=0.8, seed=3)
     test, test_labels = _vectors(classes=20, each=5, noise=0.8, seed=4)

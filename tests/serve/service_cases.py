@@ -34,7 +34,7 @@ def exported(folder: pathlib.Path, *, method: dict | None = None) -> pathlib.Pat
     training.run(tiny(folder, steps=2, evaluate=evaluate, **fields), folder / "run")
     bundle = exporting.export(folder / "run", folder / "tiny.bundle", batch_sizes=(1, 4, 16))
     # The run has too few classes to choose thresholds.
-    forged.change_manifest(bundle, thresholds={"fmr=1e-2": {"cosine": 0.9}})
+    forged.change_manifest(bundle, thresholds={"fmr=1e-2": {"cosine": 0.9, "test": {"fmr": 0.013}}})
     return bundle
 
 

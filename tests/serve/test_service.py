@@ -130,6 +130,7 @@ def test_items_pictures_and_facts(server, model):
     assert info["index"]["items"] == 20 and info["add"] is False
     assert info["index"]["damaged"] == 0
     assert info["thresholds"] == model.thresholds
+    assert info["false_match_rates"] == {"fmr=1e-2": 0.013}
 
 
 def test_probes_figures_and_description(server):
