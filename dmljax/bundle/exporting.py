@@ -35,6 +35,7 @@ from dmljax.files import locks, reading
 from dmljax.files import result as results
 from dmljax.files.result import Result
 from dmljax.files.writing import make_folder, sync, write_json
+from dmljax.metrics.bootstrap import FEWEST_CLASSES
 from dmljax.runs import frozen
 from dmljax.runs.folder import embedding, reopen
 from dmljax.train.evaluation import MAIN, Evaluation, Evaluator
@@ -256,7 +257,7 @@ def _evidence(
 
     train = sample(run.train, _FITTED_IMAGES)
     measured_on = sample(run.test, _FITTED_IMAGES, test)
-    if run.held_out is not None and len(run.held_out.names) >= figures.LEAST_CLASSES:
+    if run.held_out is not None and len(run.held_out.names) >= FEWEST_CLASSES:
         chosen_on, split_name = sample(run.held_out, _FITTED_IMAGES), "val"
     else:
         (chosen_on, measured_on), split_name = figures.halves(measured_on), "test"

@@ -13,9 +13,9 @@ from dmljax.bundle import compression
 from dmljax.data.splits import Split
 from dmljax.index import codes as index_codes
 from dmljax.index import nearest
+from dmljax.metrics.bootstrap import FEWEST_CLASSES
 
 FMRS = (1e-2, 1e-3, 1e-4)
-LEAST_CLASSES = 8  # on which thresholds are chosen, or from which an interval is made
 _NEIGHBORS = 10
 _CANDIDATES = 10  # times as many candidates as neighbors are rescored
 _BLOCK = 256  # queries at a time
@@ -83,7 +83,7 @@ def thresholds(chosen_on: Labeled, test: Labeled, *, split: str) -> dict[str, di
     net must have seen neither: among the classes of its training, false matches are rare. There are
     none for fewer than 8 classes. A rate needs 10 expected false matches, or it is left out.
     """
-    if len(np.unique(chosen_on.labels)) < LEAST_CLASSES:
+    if len(np.unique(chosen_on.labels)) < FEWEST_CLASSES:
         return {}
     histograms = metrics.similarity_histograms(chosen_on.embeddings, chosen_on.labels)
     rates = metrics.offered_fmrs(histograms, FMRS)
@@ -148,7 +148,7 @@ def _rates(matches: np.ndarray, pairs: np.ndarray, weights: np.ndarray) -> dict[
 
     rates: dict[str, Any] = {}
     ones = np.ones(len(pairs))
-    enough = len(pairs) >= LEAST_CLASSES
+    enough = len(pairs) >= FEWEST_CLASSES
     for name, function in (("fmr", fmr), ("fnmr", fnmr)):
         value = float(function(ones))
         draws = function(weights) if enough else np.array([np.nan])

@@ -7,6 +7,7 @@ queries tell whether the run is better, and whether it may be exported.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import pathlib
 import types
@@ -51,7 +52,13 @@ class Against(NamedTuple):
     verdict: str
 
     def __str__(self) -> str:
-        return f"{self.name} {range_text(self.difference, self.low, self.high)}: {self.verdict}"
+        verdict = "no range over so few classes" if self.low is None else self.verdict
+        return f"{self.name} {range_text(self.difference, self.low, self.high)}: {verdict}"
+
+    @property
+    def is_worse(self) -> bool:
+        """As it is printed: a difference that is rounded to 0.0 points is none."""
+        return round(100 * self.difference, 1) < 0
 
 
 def range_text(difference: float, low: float | None, high: float | None) -> str:
@@ -169,7 +176,7 @@ def sentence(rows: Sequence[Against]) -> str:
     return f"Minus the frozen backbone {', '.join(texts)}" if texts else ""
 
 
-def lines(run: Run, rows: Sequence[Against]) -> list[str]:
+def lines(run: Run, rows: Sequence[Against], workdir: str | os.PathLike) -> list[str]:
     """The scores of a run beside the scores of its frozen backbone, for the terminal."""
     if not rows:
         return []
@@ -184,10 +191,10 @@ def lines(run: Run, rows: Sequence[Against]) -> list[str]:
         text.append(
             f"  {trained} minus frozen, 95 % ranges over classes: " + "; ".join(map(str, of_split))
         )
-    if (worse := _decisive(run, rows)).difference < 0:
+    if (worse := _decisive(run, rows)).is_worse:
         text.append(
             f"{_worse(worse)}: `{export_command(run.weights)}` makes a bundle of the backbone as "
-            "it is, and `dmljax export RUN --allow-worse` one of this run"
+            f"it is, and `dmljax export {workdir} --allow-worse --out=run.bundle` one of this run"
         )
     return text
 
@@ -195,7 +202,7 @@ def lines(run: Run, rows: Sequence[Against]) -> list[str]:
 def export_command(weights: str | None) -> str:
     """The command that makes a bundle of a backbone as it is, by the file of its weights."""
     name = identify(weights) if weights is not None and os.path.isfile(weights) else None
-    return f"dmljax export --net={name or '...'} --weights={weights or '...'} --out=frozen.bundle"
+    return f"dmljax export --net={name or 'NAME'} --weights={weights or 'FILE'} --out=frozen.bundle"
 
 
 def _worse(row: Against) -> str:
@@ -252,7 +259,12 @@ def check(
             "export it without this comparison: --allow-worse"
         ) from error
     worst = _decisive(run, rows)
-    if worst.difference < 0 and not allow_worse:
+    if math.isnan(worst.difference) and not allow_worse:
+        raise ValueError(
+            f"the run cannot be compared with the backbone that it started from: {worst.name} is "
+            "not a number. To export it without this comparison: --allow-worse"
+        )
+    if worst.is_worse and not allow_worse:
         text = f"{_worse(worst)}. To export it all the same: --allow-worse"
         if run.weights is not None:
             text += f"; to export the backbone as it is: `{export_command(run.weights)}`"

@@ -235,7 +235,9 @@ def _best_rate(
         scores[rate] = _held_out(result) or 0.0
         seconds += result.wall_seconds
     best = max(rates, key=lambda rate: scores[rate])
-    return f"{name}-{best:g}", f"rate {best:g} of {', '.join(f'{r:g}' for r in rates)}", seconds
+    tried = ", ".join(f"{rate:g}" for rate in rates)
+    note = f"{'' if any(scores.values()) else 'nothing chooses: '}rate {best:g} of {tried}"
+    return f"{name}-{best:g}", note, seconds
 
 
 def _mixed(
@@ -313,7 +315,7 @@ def _row(name: str, note: str, place: str, result: Result, seconds: float, best:
         ),
         "",
     )
-    is_kept = held_out is not None and held_out > best
+    is_kept = held_out is None or held_out > best
     return _Row(name, note, place, held_out, test, difference, seconds / 60, is_kept)
 
 
@@ -358,7 +360,9 @@ def _table(rows: Sequence[_Row], best: _Row, weights: str | None) -> Iterator[st
         )
     yield f"held-out: {_SCORE} of the classes that choose; minus frozen: test {_SCORE}, 95 % range"
     top = max(rows, key=_held_out_of)
-    if top.folder:
+    if all(row.held_out is None for row in rows):
+        yield f"no classes are held out, so nothing chooses: `dmljax export` takes {best.name}"
+    elif top.folder:
         yield f"{best.name} is the best on held-out classes, and is what `dmljax export` takes"
     else:
         yield (

@@ -200,7 +200,7 @@ def _report(
         journal.say(summary.intervals(scores, run.evaluation.average))
         known = {"test": scores}
         rows = frozen.compare(run, workdir, evaluation, step=int(state.step), known=known)
-        for line in frozen.lines(run, rows):
+        for line in frozen.lines(run, rows, workdir):
             journal.say(line)
         values |= {f"{frozen.PREFIXES[row.split]}/{row.name}": row.frozen for row in rows}
     against = [row._asdict() for row in rows]

@@ -1,5 +1,7 @@
 """A run from a pretrained backbone is compared with it, and is not exported if it is worse."""
 
+import math
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -96,6 +98,25 @@ def test_an_untouched_backbone_is_no_worse(source, tmp_path, capsys):
     curves = run_facts.read(run).curves(None)
     levels = [x for x in curves["scores"] if x["name"] == "frozen: test MAP@R"]
     assert len(levels) == 1 and len(set(levels[0]["values"])) == 1
+
+
+def test_a_difference_that_nobody_sees_is_not_worse():
+    row = frozen.Against("test", "MAP@R", 0.6369, 0.637, None, None, -4e-4, None, None, "better")
+    assert not row.is_worse and row._replace(difference=-6e-4).is_worse
+    assert str(row) == "MAP@R -0.0: no range over so few classes"
+
+
+def test_a_run_without_scores_is_not_exported(source, tmp_path, monkeypatch):
+    run = _run(tmp_path, source, method=NARROW)
+    against = frozen._against
+
+    def without_scores(*arguments):
+        return [row._replace(difference=math.nan) for row in against(*arguments)]
+
+    monkeypatch.setattr(frozen, "_against", without_scores)
+    with pytest.raises(ValueError, match=r"MAP@R is not a number\. To export it without"):
+        exporting.export(run, tmp_path / "a.bundle")
+    assert not (tmp_path / "a.bundle").exists()
 
 
 def test_the_card_knows_the_weights_at_the_begin_of_a_row_of_runs(tmp_path):

@@ -152,7 +152,7 @@ def test_the_last_line_is_the_command_of_the_frozen_backbone_if_nothing_is_bette
     worse = row._replace(name="head", folder="head", held_out=0.4, is_kept=False)
     file = "cache/mobilenet_v2.weights"
     *_, line = ladder._table([row, worse], worse, file)
-    assert f"dmljax export --net=... --weights={file} --out=frozen.bundle" in line
+    assert f"dmljax export --net=NAME --weights={file} --out=frozen.bundle" in line
 
 
 def test_few_classes_leave_only_the_first_step(source, tmp_path, capsys):
@@ -161,7 +161,10 @@ def test_few_classes_leave_only_the_first_step(source, tmp_path, capsys):
     config |= {"dataset": config["dataset"] | {"split": 0.3}, "pictures": True}
     config["evaluate"] |= {"average": "classes"}
     ladder.run(config, tmp_path / "run")
-    assert "2 training classes are too few to hold some out" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "2 training classes are too few to hold some out" in text
+    assert "no classes are held out, so nothing chooses: `dmljax export` takes head" in text
+    assert "not kept" not in text and "nothing is better than the frozen backbone" not in text
     rows = json.loads((tmp_path / "run" / "ladder.json").read_text())["rows"]
     assert [row["name"] for row in rows] == ["frozen", "head"]
     page = (tmp_path / "run" / "report.html").read_text()
