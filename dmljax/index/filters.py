@@ -48,7 +48,10 @@ def parse(where: Any) -> list[Condition]:
     if where is None:
         return []
     if not isinstance(where, Mapping):
-        raise InvalidInput(f"where={inputs.shorten(where)} is not a dict of fields")
+        raise InvalidInput(
+            f"where={inputs.shorten(where)} is not an object of fields, such as "
+            '{"folder": "cats"}'
+        )
     conditions = []
     for field, wanted in where.items():
         if not isinstance(field, str) or not field or "\0" in field or '"' in field:

@@ -36,8 +36,16 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields of a body, or options in the query of an address."""
 
 
-class ImagesRequest(Request):
-    images: Images
+Texts = Annotated[list[str], Meta(min_length=1, description="if the bundle embeds words")]
+
+
+class EmbedRequest(Request):
+    images: Images | UnsetType = UNSET
+    texts: Texts | UnsetType = UNSET
+
+    def __post_init__(self):
+        if (self.images is UNSET) == (self.texts is UNSET):
+            raise ValueError("give images or texts")
 
 
 class Options(Request):
@@ -54,7 +62,7 @@ class SearchRequest(Options):
     images: Images | UnsetType = UNSET
     vectors: Annotated[list[list[float]], Meta(min_length=1)] | bytes | UnsetType = UNSET
     ids: Ids | UnsetType = UNSET
-    texts: Annotated[list[str], Meta(min_length=1)] | UnsetType = UNSET
+    texts: Texts | UnsetType = UNSET
 
     def __post_init__(self):
         if [self.images, self.vectors, self.ids, self.texts].count(UNSET) != 3:
@@ -188,10 +196,10 @@ _SEARCHED = "The most similar items of images, vectors, stored items or texts"
 _STORED, _LISTED = "The most similar items of stored items", "Items by id, or some at random"
 _ADDED = "Adds items: all or none (with --allow-add)"
 _DELETED = "Deletes items: all or none (with --allow-delete)"
-_EMBEDDED = "Embeddings of images"
+_EMBEDDED = "Embeddings of images or texts"
 ROUTES: Mapping[str, Mapping[str, Route]] = {
     "/": {"GET": Route("page", "The page", "text/html")},
-    "/embed": {"POST": Route("embed", _EMBEDDED, Embeddings, body=ImagesRequest, images=True)},
+    "/embed": {"POST": Route("embed", _EMBEDDED, Embeddings, body=EmbedRequest, images=True)},
     "/search": {
         "GET": Route("search_stored", _STORED, Results, StoredSearch),
         "POST": Route("search", _SEARCHED, Results, Options, SearchRequest, images=True),
@@ -254,7 +262,7 @@ def description(settings: Settings) -> dict[str, Any]:
         path: {method.lower(): operation(path, route) for method, route in methods.items()}
         for path, methods in ROUTES.items()
     }
-    limits = ", ".join(f"{k} {v:g}" for k, v in dataclasses.asdict(settings.limits).items())
+    limits = ", ".join(f"{k} {v:.15g}" for k, v in dataclasses.asdict(settings.limits).items())
     text = f"Embeds images and finds similar stored items. Limits: {limits}"
     components = {"schemas": schemas}
     if settings.token_file is not None:

@@ -235,8 +235,16 @@ class _Handlers:
 
     async def embed(self, call: _Call) -> api.Embeddings:
         with self._service.use() as generation:
-            embeddings = await self._embed(generation, (await call.body()).images, call.claim)
+            embeddings = await self._embeddings(generation, await call.body(), call.claim)
             return api.Embeddings(embeddings, generation.bundle.digest)
+
+    async def _embeddings(
+        self, generation: Generation, body: api.EmbedRequest | api.SearchRequest, claim: Claim
+    ) -> np.ndarray:
+        if body.texts is UNSET:
+            return await self._embed(generation, body.images, claim)
+        _limited(body.texts, "texts", self._limits.queries)
+        return await self._service.embed_text(generation, body.texts, claim)
 
     async def _embed(self, generation: Generation, images: list[bytes], claim: Claim) -> np.ndarray:
         _limited(images, "images", self._limits.images)
@@ -248,11 +256,8 @@ class _Handlers:
             body = await call.body()
             if body.ids is not UNSET:
                 return await self._hits(generation, body, call, ids=body.ids)
-            if body.images is not UNSET:
-                vectors = await self._embed(generation, body.images, call.claim)
-            elif body.texts is not UNSET:
-                _limited(body.texts, "texts", self._limits.queries)
-                vectors = await self._service.embed_text(generation, body.texts, call.claim)
+            if body.vectors is UNSET:
+                vectors = await self._embeddings(generation, body, call.claim)
             else:
                 most = self._limits.queries
                 vectors = formats.vectors_of(body.vectors, index.dimension, most=most)

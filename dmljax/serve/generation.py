@@ -228,6 +228,7 @@ class Service:
         generation.model.generations += 1
         self.metrics.ready.set(1)
         self.metrics.opened.set(time.time())
+        _log.info("ready" if old is None else "a new bundle or index is in use")
         if old is not None:
             old.retired = True
             if not old.requests:

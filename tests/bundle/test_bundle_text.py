@@ -148,6 +148,11 @@ def test_the_index_is_searched_by_words(made, tmp_path, capsys):
         results = server.request("POST", "/search", body).json["results"]
         assert [hit["id"] for hit in results[0]["hits"]] == [hit["id"] for hit in hits]
         assert len(results) == 2
+        answer = server.request("POST", "/embed", {"texts": body["texts"]})
+        vectors = np.asarray(answer.json["embeddings"], np.float32)
+        np.testing.assert_allclose(vectors, model.embed_text(body["texts"]), atol=1e-6)
+        for wrong in ({}, body, {"texts": []}, {"texts": ["a"], "images": [""]}):
+            assert server.request("POST", "/embed", wrong).status == 400
         answer = server.request("POST", "/search", {"texts": ["x" * 2001]})
         assert answer.status == 422 and "2,000" in answer.json["error"]
         answer = server.request("POST", "/search", {"texts": ["x"] * 10_000})

@@ -185,7 +185,7 @@ SEARCHES = {
     "unknown field": ({"where": {"colour": "red"}}, "field 'colour': did you mean 'color'"),
     "no field": ({"where": {"": 1}}, "no filter can name"),
     "quoted field": ({"where": {'x"': 1}}, "no filter can name"),
-    "not a dict": ({"where": "color = 'red'"}, "not a dict"),
+    "not a dict": ({"where": "color = 'red'"}, "not an object of fields"),
     "operator": ({"where": {"year": {"like": 1}}}, "operator 'like'"),
     "no operator": ({"where": {"year": {}}}, "range of 'year' is empty"),
     "range of a list": ({"where": {"year": {"<": [1]}}}, "compared with a list"),
