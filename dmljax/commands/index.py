@@ -7,6 +7,7 @@
     dmljax index add photos.index --bundle=photos.bundle --images=more/
     dmljax index reindex photos.index --bundle=new.bundle --images=collection/
     dmljax index remove photos.index cats/1.jpg cats/2.jpg
+    dmljax index remove photos.index --not-in=collection/      items whose files are gone
     dmljax index list photos.index                       items, size, recall; --items lists all ids
     dmljax index tune photos.index --compact             the graph, and the space of removed items
     dmljax index tune photos.index --first=bits          a search in two stages instead of the graph
@@ -68,6 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--drop-missing", action="store_true", help="reindex: switch although items are missing"
+    )
+    parser.add_argument(
+        "--not-in", metavar="FOLDER", help="remove: all items that are no files of this folder"
     )
     parser.add_argument("--items", action="store_true", help="list: a line for each item")
     parser.add_argument("--graph", choices=("yes", "no"), help="tune: with or without a graph")
@@ -134,10 +138,24 @@ def _run_without_verb(arguments: argparse.Namespace, words: list[str]) -> int:
     return max(_VERBS[verb][0](arguments, *operands) for verb, operands in calls)
 
 
-def _remove(_: argparse.Namespace, place: str, *ids: str) -> int:
-    if not ids:
-        raise ValueError(f"`dmljax index remove {place}` needs ids: dmljax index list --items")
+def _remove(arguments: argparse.Namespace, place: str, *ids: str) -> int:
+    folder = arguments.not_in
+    if bool(ids) == bool(folder):
+        raise ValueError(
+            f"`dmljax index remove {place}` needs ids, as `dmljax index list --items` shows them, "
+            "or --not-in=FOLDER"
+        )
+    if folder and not os.path.isdir(folder):
+        raise ValueError(f"--not-in={folder} is no folder")
     with indexes.open(place, write=True) as store:
+        if folder:
+            stored = [item.id for items in store.scan() for item in items]
+            ids = tuple(id for id in stored if not os.path.isfile(os.path.join(folder, id)))
+            if stored and len(ids) == len(stored):
+                raise ValueError(
+                    f"--not-in={folder} has no file of the index, such as {stored[0]}: give the "
+                    "folder that was indexed. Nothing is removed"
+                )
         store.delete(ids)
     print(f"deleted {index_fill.counted(len(ids), 'item')}")
     return 0
@@ -223,7 +241,7 @@ _VERBS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     "create": (index_fill.fill, _FILL),
     "add": (index_fill.fill, _FILL),
     "reindex": (index_fill.fill, (*_FILL, "drop_missing")),
-    "remove": (_remove, ()),
+    "remove": (_remove, ("not_in",)),
     "list": (_list, ("items",)),
     "tune": (_tune, ("graph", "compact", "first", "recall")),
     "check": (_check, ()),

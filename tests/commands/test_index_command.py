@@ -122,6 +122,28 @@ def test_unreadable_images_are_named_and_left_out(images, place, capsys):
         assert text in printed.err
 
 
+def test_items_whose_files_are_gone_are_removed(images, place, tmp_path, capsys):
+    run("index", "create", place, "--bundle=ab", f"--images={images}")
+    for name in ("red/0.png", "blue/1.png"):
+        (images / name).unlink()
+    capsys.readouterr()
+    assert run("index", "remove", place, f"--not-in={images}") == 0
+    assert "deleted 2 items" in capsys.readouterr().out
+    with index.open(place) as store:
+        stored = {item.id for items in store.scan() for item in items}
+    assert stored == {path.relative_to(images).as_posix() for path in images.rglob("*.png")}
+    assert run("index", "remove", place, f"--not-in={images}") == 0
+    assert "deleted 0 items" in capsys.readouterr().out
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ValueError, match=r"has no file of the index.* Nothing is removed"):
+        run("index", "remove", place, f"--not-in={tmp_path / 'other'}")
+    for words in (["a", f"--not-in={images}"], [], ["--not-in=nowhere"]):
+        with pytest.raises(ValueError, match=r"needs ids, as|nowhere is no folder"):
+            run("index", "remove", place, *words)
+    with index.open(place) as store:
+        assert store.count() == len(stored)
+
+
 def test_looks_after_an_index(images, place, tmp_path, capsys):
     run("index", "create", place, "--bundle=ab", f"--images={images}")
     capsys.readouterr()
