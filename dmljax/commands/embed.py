@@ -69,7 +69,9 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
 
     shard = parts.parse(arguments.shard) if arguments.shard else None
     from dmljax.runs import export as run_export
+    from dmljax.train import compilation
 
+    compilation.keep_programs()
     run_export.export(
         folder,
         arguments.out,
@@ -101,7 +103,9 @@ def _embed_collection(arguments: argparse.Namespace, extras: Sequence[str]) -> i
         raise ValueError("--weights belongs to --net: leave it out, or name the net")
     from dmljax.bundle import collection
     from dmljax.files import parts
+    from dmljax.train import compilation
 
+    compilation.keep_programs()
     shard = parts.parse(arguments.shard or "0/1")
     bundle = arguments.run
     if arguments.net:

@@ -119,7 +119,9 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if arguments.sign and arguments.adapter:
         raise ValueError("--adapter writes no bundle to sign: leave out --sign")
     from dmljax.bundle import files, signing
+    from dmljax.train import compilation
 
+    compilation.keep_programs()
     sign_fn = signing.signer(arguments.sign) if arguments.sign else None
     bundle = (_export_backbone if arguments.net else _export_run)(arguments, extras)
     if sign_fn is not None:

@@ -40,7 +40,9 @@ def fill(arguments: argparse.Namespace, place: str) -> int:
     bundle = images = previous = None
     if arguments.bundle:
         from dmljax import bundle as bundles
+        from dmljax.train import compilation
 
+        compilation.keep_programs()
         bundle = bundles.load(arguments.bundle)
     if arguments.split:
         _write_split(bundle, arguments)

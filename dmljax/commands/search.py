@@ -58,7 +58,9 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     bundle = None
     if words:
         from dmljax import bundle as bundles
+        from dmljax.train import compilation
 
+        compilation.keep_programs()
         bundle = bundles.load(words[0])
     threshold = threshold_of(arguments.threshold, {} if bundle is None else bundle.thresholds)
     k = _DEFAULT_K if arguments.k is None else arguments.k

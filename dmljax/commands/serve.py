@@ -114,4 +114,8 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         log_requests=not arguments.quiet,
         limits=Limits(**limits),
     )
+    from dmljax.train import compilation
+
+    settings.check()
+    compilation.keep_programs()
     return server.run(settings)

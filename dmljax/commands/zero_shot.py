@@ -44,7 +44,9 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         raise ValueError("zero-shot needs a folder of images: dmljax zero-shot photos/")
     from dmljax.files import parts
     from dmljax.runs import zero_shot
+    from dmljax.train import compilation
 
+    compilation.keep_programs()
     shard = parts.parse(arguments.shard) if arguments.shard else None
     images, are_labeled = zero_shot.images_of_folder(arguments.folder)
     backbones = _backbones(arguments)

@@ -40,7 +40,7 @@ def sentence() -> str:
     return f"XLA compiled {programs} programs in {seconds:.1f} s{source}"
 
 
-def keep_programs(is_wanted: bool) -> str | None:
+def keep_programs(is_wanted: bool = True) -> str | None:
     """Keeps compiled programs in `at_hand.compiled_folder`; returns a warning if it cannot.
 
     What the user has set (JAX_COMPILATION_CACHE_DIR and the other variables of jax) stays. Several

@@ -70,6 +70,11 @@ def test_a_run_keeps_its_programs_and_the_same_run_resumed_compiles_nothing(tmp_
     assert resumed == read_again > 10 and seconds > 0
     assert "continuing from step 2" in done.stdout
     assert f"of them read from {tmp_path / 'cache' / 'compiled'}" in done.stdout
+    # Commands that compute keep their programs, too.
+    environment["DMLJAX_CACHE"] = str(tmp_path / "other")
+    command = [sys.executable, "-m", "dmljax.main", "evaluate", str(tmp_path / "run")]
+    subprocess.run(command, check=True, env=environment, capture_output=True)
+    assert len(list((tmp_path / "other" / "compiled").rglob("*-cache"))) > 3
 
 
 def test_later_evaluations_and_their_last_batches_compile_nothing(tmp_path):
