@@ -10,6 +10,7 @@ import numpy as np
 
 from dmljax import ops
 from dmljax.ops import Array, MineFn, Pairs, Scalar, Triplets
+from dmljax.ops.masks import check_integers, check_no_names
 
 
 class Batch(NamedTuple):
@@ -106,9 +107,36 @@ def row_mask(where: Array | None, x: Array) -> jax.Array:
 
 def check_class_labels(labels, x: Array) -> None:
     """Raises unless `labels` has one integer for each row of `x`."""
+    check_no_names("labels", labels)
     shape, dtype = jnp.shape(labels), jnp.asarray(labels).dtype
     if shape != x.shape[:1] or not jnp.issubdtype(dtype, jnp.integer):
         raise ValueError(f"labels must be int [{len(x)}], not {dtype} {list(shape)}")
+
+
+def mask_rows(x: Array, labels, classes: int, where) -> tuple[Array, Array, Array]:
+    """`x` with 0, and `labels` with -1, in rows that do not count; and the rows that count."""
+    check_class_labels(labels, x)
+    counts = row_mask(where, x)
+    _check_range(labels, classes, where)
+    labels = jnp.asarray(labels)
+    is_class = (labels >= 0) & (labels < classes)
+    # Inside `jit` a label out of range cannot raise, so its row becomes NaN.
+    x = jnp.where(is_class[:, None], x, jnp.nan)
+    return jnp.where(counts[:, None], x, 0), jnp.where(counts, labels, -1), counts
+
+
+def _check_range(labels, classes: int, where) -> None:
+    if isinstance(labels, jax.core.Tracer) or isinstance(where, jax.core.Tracer):
+        return
+    labels, where = jax.device_get((labels, where))
+    labels = np.asarray(labels)
+    wrong = (labels < 0) | (labels >= classes)
+    rows = np.flatnonzero(wrong if where is None else wrong & where)
+    if rows.size:
+        raise ValueError(
+            f"label {labels[rows[0]]} in row {rows[0]} is none of the {classes} classes, which are "
+            f"0 to {classes - 1}"
+        )
 
 
 def radians(degrees: Scalar) -> Scalar:
@@ -153,6 +181,7 @@ def _check_pair_labels(labels, reference_labels, anchors, references, within_bat
 
 
 def _check_one_label_per_row(name: str, labels, rows_name: str, x: Array) -> None:
+    check_integers(name, labels)
     shape, dtype = jnp.shape(labels), jnp.asarray(labels).dtype
     if not (
         (len(shape) == 1 and jnp.issubdtype(dtype, jnp.integer))

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from dmljax import ops
 from dmljax.losses._common import check_class_labels, matrix, row_mask
 from dmljax.ops import Array
+from dmljax.ops.masks import check_integers
 
 __all__ = ["cross_batch_memory"]
 
@@ -122,6 +123,7 @@ def _enqueue(memory: Memory, x, labels, where) -> tuple[Memory, Array]:
 
 def _check(memory, x, labels, size: int) -> None:
     check_class_labels(labels, x)
+    check_integers("labels", labels)
     if jnp.shape(memory.embeddings) != (size, x.shape[1]):
         raise ValueError(
             f"the memory is {list(jnp.shape(memory.embeddings))}, but this loss remembers {size} "

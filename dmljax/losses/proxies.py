@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Integer
 
 from dmljax import ops
 from dmljax.losses._arguments import PROXY_ARGUMENTS, describe
-from dmljax.losses._common import check_class_labels, matrix, row_mask
+from dmljax.losses._common import mask_rows, matrix
 from dmljax.ops import Array, ReduceFn, Scalar
 from dmljax.renames import renamed_keywords
 
@@ -437,7 +437,7 @@ def label_smoothed_cross_entropy(
     if not 0 <= epsilon <= 1:
         raise ValueError(f"epsilon is a share between 0 and 1, not {epsilon}")
     logits = matrix("logits", logits)
-    logits, labels, where = _mask_rows(logits, labels, logits.shape[1], where)
+    logits, labels, where = mask_rows(logits, labels, logits.shape[1], where)
     target = labels[:, None] == jnp.arange(logits.shape[1])[None, :]
     log_softmax = jax.nn.log_softmax(logits / temperature, axis=1)
     of_target = jnp.sum(log_softmax, axis=1, where=target)
@@ -609,31 +609,5 @@ def _prepare(embeddings, labels, proxies, where, *, axes: str = "cd") -> _Batch:
         )
     if not jnp.issubdtype(proxies.dtype, jnp.floating):
         raise ValueError(f"proxies must be floats, not {proxies.dtype}")
-    embeddings, labels, where = _mask_rows(embeddings, labels, len(proxies), where)
+    embeddings, labels, where = mask_rows(embeddings, labels, len(proxies), where)
     return _Batch(embeddings, ops.widen(proxies), labels, where)
-
-
-def _mask_rows(x: Array, labels, classes: int, where) -> tuple[Array, Array, Array]:
-    """`x` with 0, and `labels` with -1, in rows that do not count; and the rows that count."""
-    check_class_labels(labels, x)
-    counts = row_mask(where, x)
-    _check_range(labels, classes, where)
-    labels = jnp.asarray(labels)
-    is_class = (labels >= 0) & (labels < classes)
-    # Inside `jit` a label out of range cannot raise, so its row becomes NaN.
-    x = jnp.where(is_class[:, None], x, jnp.nan)
-    return jnp.where(counts[:, None], x, 0), jnp.where(counts, labels, -1), counts
-
-
-def _check_range(labels, classes: int, where) -> None:
-    if isinstance(labels, jax.core.Tracer) or isinstance(where, jax.core.Tracer):
-        return
-    labels, where = jax.device_get((labels, where))
-    labels = np.asarray(labels)
-    wrong = (labels < 0) | (labels >= classes)
-    rows = np.flatnonzero(wrong if where is None else wrong & where)
-    if rows.size:
-        raise ValueError(
-            f"label {labels[rows[0]]} in row {rows[0]} is none of the {classes} classes, which are "
-            f"0 to {classes - 1}"
-        )

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 
 from dmljax import ops
 from dmljax.losses._arguments import PAIR_ARGUMENTS, describe
-from dmljax.losses._common import prepare, radians
+from dmljax.losses._common import mask_rows, prepare, radians
 from dmljax.ops import (
     Array,
     DistanceFn,
@@ -188,7 +188,8 @@ def margin(
     Args:
         margin: Half the width of the gap around the boundary.
         beta: The boundary: a number, an array to be learned, or an array of one value per class,
-            which needs integer labels and takes the value of the anchor's class.
+            which needs integer labels and takes the value of the anchor's class. A label that is no
+            class then raises, or gives NaN inside `jit`, where its value is unknown.
 
     >>> x = np.array([[1, 0], [0.8, 0.6], [0, 1], [-0.6, 0.8]], np.float32)
     >>> print(f"{losses.margin(x, np.array([0, 1, 0, 1])):.3f}")
@@ -199,7 +200,12 @@ def margin(
     if beta.ndim:
         if isinstance(labels, ops.Pairs) or jnp.ndim(labels) != 1:
             raise ValueError("beta per class needs integer labels [b]")
-        beta = beta[jnp.asarray(labels)][:, None]
+        if beta.ndim > 1:
+            raise ValueError(f"beta must be a number or one per class [c], not {list(beta.shape)}")
+        if beta.size == 1:
+            beta = beta[0]
+        else:
+            beta, _, _ = mask_rows(beta[jnp.asarray(labels)][:, None], labels, len(beta), where)
     # The terms need only d - beta.
     shifted = distance_fn(batch.anchors, batch.references) - beta
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Bool, Integer
 
 from dmljax.ops.loops import sum_over_true, take_column
@@ -37,6 +39,11 @@ def pairs(
         reference_where: References that count; by default `where`, if a batch is compared with
             itself.
     """
+    if not isinstance(labels, Pairs):
+        check_integers("labels", labels)
+        check_integers("reference_labels", reference_labels)
+    check_integers("ids", ids)
+    check_integers("reference_ids", reference_ids)
     within_batch = reference_labels is None and not (
         isinstance(labels, Pairs) and reference_ids is not None
     )
@@ -81,6 +88,37 @@ def triplets_to_pairs(mined: Pairs | Triplets) -> Pairs:
 
     uses = sum_over_true(mark, positives, distances, negatives)
     return Pairs(positives & (uses[0] > 0), negatives & (uses[1] > 0))
+
+
+def check_no_names(name: str, labels) -> None:
+    """Raises for text, which is no array of JAX."""
+    if (array := _of_numpy(labels)) is not None and array.dtype.kind in "OSTU":
+        raise ValueError(
+            f"{name} are {array.dtype}: give integers (np.unique(names, return_inverse=True)[1] "
+            "makes them of names)"
+        )
+
+
+def check_integers(name: str, labels) -> None:
+    """Raises for text, and for integers that JAX would cut to 32 bits, so that they collide."""
+    check_no_names(name, labels)
+    array = _of_numpy(labels)
+    if array is None or array.dtype.kind not in "iu" or not array.size:
+        return
+    limits = np.iinfo(jax.dtypes.canonicalize_dtype(array.dtype))
+    low, high = array.min(), array.max()
+    if low < limits.min or high > limits.max:
+        raise ValueError(
+            f"{name} reach {high if high > limits.max else low}, which {limits.dtype} cannot hold: "
+            f"np.unique({name}, return_inverse=True)[1] numbers them from 0"
+        )
+
+
+def _of_numpy(labels) -> np.ndarray | None:
+    """`labels` in numpy, with all of their bits; None for what JAX holds or traces already."""
+    if labels is None or any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(labels)):
+        return None
+    return np.asarray(labels)
 
 
 def _share_a_class(labels, reference_labels):

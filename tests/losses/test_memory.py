@@ -188,6 +188,8 @@ def test_wrong_arguments_are_named_and_an_empty_mask_changes_nothing(unchecked):
         memory_loss.loss(memory, x[:3, :2], y[:3])
     with pytest.raises(ValueError, match=r"labels must be int \[3\]"):
         memory_loss.loss(memory, x[:3], y)
+    with pytest.raises(ValueError, match="labels reach 4294967296, which int32 cannot hold"):
+        memory_loss.loss(memory, x[:3], y[:3] + 2**32)
     with pytest.raises(ValueError, match="size is"):
         losses.cross_batch_memory(losses.contrastive, size=0)
     value, after = jax.jit(memory_loss.loss)(memory, x[:3], y[:3], where=np.zeros(3, bool))

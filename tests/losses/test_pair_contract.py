@@ -87,3 +87,12 @@ def test_without_a_reduction_the_loss_is_an_array_of_entries(name):
     )(x)
     assert entries.shape[0] == B
     close(jnp.sum(entries), total)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_labels_that_jax_cannot_hold_are_refused(name, unchecked):
+    x, labels, _ = inputs()
+    with pytest.raises(ValueError, match=r"^labels reach 12884901888, which int32 cannot hold"):
+        call(name, x, labels.astype(np.int64) * 2**32, None)
+    with pytest.raises(ValueError, match=r"^labels are <U\d+: give integers \(np.unique"):
+        call(name, x, labels.astype(str), None)

@@ -80,6 +80,26 @@ def test_margin_learns_beta_per_class():
     assert slope[2] == pytest.approx(float(moved - value) / 1e-6, rel=1e-4)
 
 
+def test_margin_refuses_a_label_without_a_beta(unchecked):
+    x, labels = batch(4)
+    beta = np.linspace(0.9, 1.4, 4, dtype=np.float32)
+    jitted = jax.jit(lambda labels: losses.margin(x, labels, beta=beta))
+    assert jitted(labels) == pytest.approx(float(losses.margin(x, labels, beta=beta)), rel=1e-5)
+    for bad in (4, -1):
+        labels[[2, 4]] = bad
+        with pytest.raises(ValueError, match=f"label {bad} in row 2 is none of the 4 classes"):
+            losses.margin(x, labels, beta=beta)
+        assert np.isnan(jitted(labels))
+        where = labels != bad
+        without_row = losses.margin(x[where], labels[where], beta=beta)
+        masked = losses.margin(x, labels, beta=beta, where=where)
+        np.testing.assert_allclose(masked, without_row, rtol=1e-5)
+    of_all = losses.margin(x, labels, beta=beta[:1])  # one element needs no classes
+    np.testing.assert_allclose(of_all, losses.margin(x, labels, beta=float(beta[0])), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"one per class \[c\], not \[4, 1\]"):
+        losses.margin(x, labels, beta=beta[:, None])
+
+
 @pytest.mark.parametrize("spread", [1e-3, 1e-4])
 @pytest.mark.parametrize("name", ["contrastive", "triplet"])
 def test_gradients_of_close_pairs_are_exact_in_float32(name, spread):

@@ -100,6 +100,8 @@ def test_a_label_out_of_range_is_named_or_gives_nan(name, unchecked):
             getattr(losses, name)(x, y, w)
         value, (_, dw) = compiled(name)(x, w, y)
         assert np.isnan(value) and np.isnan(dw).any()
+    with pytest.raises(ValueError, match=r"labels are <U\d+: give integers \(np.unique"):
+        getattr(losses, name)(x, y.astype(str), w)
 
 
 @each_loss

@@ -135,6 +135,19 @@ def test_large_labels_do_not_collide():
     assert ops.pairs(labels).positives.sum() == 0
 
 
+@pytest.mark.parametrize("name", ["labels", "reference_labels", "ids", "reference_ids"])
+def test_integers_that_32_bits_would_cut_are_refused(name, unchecked):
+    codes = np.arange(4) % 2
+    arguments = {"labels": codes, "reference_labels": codes, "ids": codes, "reference_ids": codes}
+    wide = {**arguments, name: codes.astype(np.int64) * 2**32}
+    with pytest.raises(ValueError, match=f"^{name} reach 4294967296, which int32 cannot hold"):
+        ops.pairs(**wide)
+    with pytest.raises(ValueError, match=rf"^{name} are <U1: give integers \(np.unique"):
+        ops.pairs(**{**arguments, name: codes.astype("U1")})
+    with jax.enable_x64(True):
+        assert ops.pairs(**wide).positives.shape == (4, 4)
+
+
 ENTRIES = np.array([[0.0, 1.0, 3.0], [-1.0, 5.0, 2.0]])
 COUNTED = np.array([[True, True, True], [True, False, True]])
 
