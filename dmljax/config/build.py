@@ -123,7 +123,6 @@ def build(config: Any) -> Run:
         reload_best_at=_reloads(options, sampler, min(evaluation_steps, default=total)),
         selection=selection_of(
             options,
-            data,
             metrics,
             prefixes=method.prefixes,
             part_names_fn=functools.partial(_part_names, method, shapes, images),

@@ -19,6 +19,8 @@ from dmljax.methods.base import Method, RandomMiner
 from dmljax.nets import layers
 from dmljax.train.options import Options
 
+_WITH_PROXIES = ("proxies", "semantic_proxies")  # methods whose losses compare with proxies
+
 
 class Backbone(NamedTuple):
     net_name: str
@@ -83,19 +85,54 @@ def adapted_of(options: Options, net: Any, *, classes: int, mesh: Mesh | None = 
     return registry.resolve("adaptation", options.trained)(method)
 
 
+def check_method(options: Options) -> None:
+    """Raises unless loss, miner, tile and method fit. Reads no data and builds no net."""
+    _functions(options, None)
+
+
 def _method(options: Options, net: Any, classes: int, mesh: Mesh | None) -> Method:
+    factory, loss_fn, mine_fn = _functions(options, mesh)
+    mining = {} if mine_fn is None else {"mine_fn": mine_fn}
+    return factory(net, loss_fn, classes=classes, **mining)
+
+
+def _functions(
+    options: Options, mesh: Mesh | None
+) -> tuple[Callable, Callable, Callable | RandomMiner | None]:
+    """The factory of the method, the loss and the miner, which fit each other."""
     loss_fn = _loss(options, mesh)
     factory = _factory(options)
+    _check_loss(options, loss_fn)
     if (dim := options.method.get("dim", 1)) is not None and dim < 1:
         raise ValueError(f"method.dim={dim}: an embedding has 1 or more dimensions")
-    arguments: dict[str, Any] = {"classes": classes}
-    if options.miner:
-        mine_fn = registry.resolve("miner", options.miner)
-        if "mine_fn" not in inspect.signature(factory).parameters:
-            raise ValueError(f"the method {options.method['name']} takes no miner")
-        is_random = "key" in inspect.signature(mine_fn).parameters
-        arguments["mine_fn"] = RandomMiner(mine_fn) if is_random else mine_fn
-    return factory(net, loss_fn, **arguments)
+    if not options.miner:
+        return factory, loss_fn, None
+    mine_fn = registry.resolve("miner", options.miner)
+    if "mine_fn" not in inspect.signature(factory).parameters:
+        raise ValueError(f"the method {options.method['name']} takes no miner")
+    is_random = "key" in inspect.signature(mine_fn).parameters
+    return factory, loss_fn, RandomMiner(mine_fn) if is_random else mine_fn
+
+
+def _check_loss(options: Options, loss_fn: Callable) -> None:
+    """Raises if the loss needs proxies that a method of dmljax does not have, or the reverse."""
+    method, loss = options.method["name"], options.loss["name"]
+    if method not in registry.table("method"):
+        return
+    parameters = list(inspect.signature(loss_fn).parameters.values())
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    has_proxies = method in _WITH_PROXIES
+    if not has_proxies and any(p.default is p.empty for p in by_position[2:]):
+        raise ValueError(
+            f"the loss {loss} compares with proxies, which the method {method} does not have: "
+            "--config.method=proxies, or another loss"
+        )
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if has_proxies and len(by_position) < 3 and not takes_any:
+        raise ValueError(
+            f"the loss {loss} takes no proxies, which the method {method} compares with: "
+            "--config.method=pairs, or another loss"
+        )
 
 
 def _loss(options: Options, mesh: Mesh | None) -> Callable:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dmljax import metrics, renames
 from dmljax.config import registry
 from dmljax.config.fields import named
-from dmljax.config.splits import Data
+from dmljax.config.splits import Data, holds_out
 from dmljax.hints import hint
 from dmljax.methods.base import Inspect, Method
 from dmljax.train.evaluation import cut_names, prefix_name
@@ -80,9 +80,15 @@ def _argument_kind(function: Callable) -> str:
     return kind
 
 
+def check_selection(options: Options) -> None:
+    """Raises for a score that cannot choose the step. Reads no data and builds no net."""
+    # Names of learners and of prefixes are known only with the net.
+    if "/" not in options.select.partition("/")[2]:
+        selection_of(options, metrics_of(options.evaluate), prefixes=(), part_names_fn=tuple)
+
+
 def selection_of(
     options: Options,
-    data: Data,
     scores: Metrics,
     *,
     prefixes: Sequence[int],
@@ -106,7 +112,7 @@ def selection_of(
                 "select must be 'last', or a score of a split such as 'val/R@1' or 'test/MAP@R', "
                 f"not {rule!r}"
             )
-        if split == "val" and data.held_out is None:
+        if split == "val" and not holds_out(options):
             raise ValueError(
                 f"select={rule!r} needs held-out classes: --config.validation=0.2, or "
                 "--config.fold=0 for the first of four folds"

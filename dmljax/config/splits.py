@@ -66,23 +66,28 @@ def epoch_labels(options: Options, train: Split) -> np.ndarray:
     return full_train.labels
 
 
+def holds_out(options: Options) -> bool:
+    """Whether classes are held out of training."""
+    if options.fold is not None and options.validation:
+        raise ValueError(
+            f"fold={options.fold} and validation={options.validation} both hold classes out: "
+            "leave out one of them"
+        )
+    return options.fold is not None or bool(options.validation)
+
+
 def _divided(options: Options, train: Split) -> tuple[Split, Split | None]:
     """The classes that are trained on, and the classes that are held out."""
+    if not holds_out(options):
+        return train, None
     if options.fold is not None:
-        if options.validation:
-            raise ValueError(
-                f"fold={options.fold} and validation={options.validation} both hold classes out: "
-                "leave out one of them"
-            )
         is_held_out = fold_of_classes(
             len(train.names), fold=options.fold, folds=options.folds, seed=options.fold_seed
         )
         names = [n for n, held in zip(train.names, is_held_out, strict=True) if not held]
         return divide(train, train=names)
-    if options.validation:
-        classes = _train_classes(options.validation, len(train.names))
-        return divide(train, train=train.names[:classes])
-    return train, None
+    classes = _train_classes(options.validation, len(train.names))
+    return divide(train, train=train.names[:classes])
 
 
 def _train_classes(validation: float, count: int) -> int:

@@ -603,9 +603,13 @@ def _prepare(embeddings, labels, proxies, where, *, axes: str = "cd") -> _Batch:
     proxies = jnp.asarray(proxies)
     width = embeddings.shape[1]
     if proxies.ndim != len(axes) or 0 in proxies.shape or proxies.shape[-1] != width:
+        advice = ""
+        if proxies.ndim in (2, 3) and proxies.ndim != len(axes):
+            centers = 10 if proxies.ndim == 2 else 0
+            advice = f": with the method proxies of a config, --config.method.centers={centers}"
         raise ValueError(
             f"proxies must be [{' '.join(axes)}] with d = {width} as the embeddings have, "
-            f"not of shape {proxies.shape}"
+            f"not of shape {proxies.shape}{advice}"
         )
     if not jnp.issubdtype(proxies.dtype, jnp.floating):
         raise ValueError(f"proxies must be floats, not {proxies.dtype}")

@@ -41,6 +41,9 @@ _NAMED: tuple[str, ...] = (
 _NAMED += ("loss", "miner", "optimizer", "schedule")
 # Their fields that are not keywords of the function.
 OTHER_FIELDS = {"net": ("weights",), "dataset": ("image_share", "class_share", "full_epochs")}
+# Fields that `_check_config` reads.
+_CHECKED = {"method", "loss", "miner", "tile", "select", "patience", "reload_best_at"}
+_CHECKED |= {"evaluate", "fold", "validation"}
 
 
 class PlannedRun(NamedTuple):
@@ -213,6 +216,15 @@ def check_rows(study: Study) -> dict[str, dict[str, Any]]:
         base = completed("search.row", study.search)
         for field, range_ in study.search.space.items():
             _check_range(field, range_, study.search, base)
+        if not any(field.partition(".")[0] in _CHECKED for field in study.search.space):
+            _check_config(study, "search", base, [study.search.score])
+    for row in study.rows:
+        title = f"row {row.name!r}"
+        if row.name in configs:
+            _check_config(study, title, configs[row.name], study.scores)
+        elif row.runs_of in configs and row.choose:
+            config = {**configs[row.runs_of], "select": row.choose, "patience": None}
+            _check_config(study, title, config, ())
     return configs
 
 
@@ -237,6 +249,31 @@ def _check_range(field: str, range_: tuple, search: Search, base: Mapping[str, A
             merged(search.config, {**search.overrides, field: value})
     except (ValueError, TypeError) as error:
         raise ValueError(f"search.space: {field}: {error}") from error
+
+
+def _check_config(
+    study: Study, title: str, config: Mapping[str, Any], scores: Iterable[str]
+) -> None:
+    """What would end each run at its start, or leave a column empty, as far as no data say it."""
+    from dmljax.config.method import check_method  # here: they import jax
+    from dmljax.config.scores import check_selection
+    from dmljax.config.splits import holds_out
+
+    config = {**config, "method": _current_method(config["method"])}
+    if study.folds is not None:
+        config |= {"folds": study.folds, "fold": 0}
+    try:
+        options = fields.typed(config)
+        check_method(options)
+        check_selection(options)
+        held_out = [score for score in scores if score.startswith("val/")]
+        if not holds_out(options) and held_out:
+            raise ValueError(
+                f"the score {held_out[0]} needs held-out classes: validation=0.2, or folds of the "
+                "study"
+            )
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{title}: {error}") from error
 
 
 def _check_scores(study: Study, title: str, config: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from system import tiny
 
-from dmljax.config import durations, registry
+from dmljax.config import durations, fields, method, registry
 from dmljax.config.build import build
 from dmljax.data import sampling
 from dmljax.data.sampling import sampler as samplers
@@ -25,6 +25,19 @@ def test_no_other_file_reads_a_field_of_a_config(file):
     fields = [n for n in nodes if isinstance(n, ast.Subscript) or getattr(n, "attr", "") == "get"]
     owners = [ast.unparse(node.value) for node in fields]
     assert not [owner for owner in owners if owner.rpartition(".")[2] == "config"]
+
+
+def test_a_loss_that_does_not_fit_the_method_is_refused_before_data_are_read(tmp_path):
+    nowhere = tiny(tmp_path) | {"dataset": {"name": "npz", "path": "nowhere.npz"}}
+    arcface = nowhere | {"loss": {"name": "arcface"}}
+    advice = "--config.method=proxies, or another loss"
+    with pytest.raises(ValueError, match=f"loss arcface compares with proxies.* pairs .*{advice}"):
+        method.check_method(fields.typed(fields.complete(arcface)))
+    method.check_method(fields.typed(fields.complete(arcface | {"method": "proxies"})))
+    with pytest.raises(ValueError, match=r"the loss triplet takes no proxies.*config.method=pairs"):
+        method.check_method(fields.typed(fields.complete(nowhere | {"method": "proxies"})))
+    with pytest.raises(ValueError, match=advice):
+        build(tiny(tmp_path, loss="arcface"))
 
 
 def _selection(folder, **fields):

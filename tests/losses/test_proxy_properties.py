@@ -155,6 +155,9 @@ def test_wrong_arguments_are_named(name, unchecked):
         fn(x, y, w[0])
     with pytest.raises(ValueError, match=r"proxies must be \[c .*d = 3"):
         fn(x, y, w[..., :2])
+    other, centers = (w[:, None], 0) if w.ndim == 2 else (w[:, 0], 10)
+    with pytest.raises(ValueError, match=rf"not of shape .*--config.method.centers={centers}"):
+        fn(x, y, other)
     with pytest.raises(ValueError, match="proxies must be floats"):
         fn(x, y, w.astype(int))
     with pytest.raises(ValueError, match=r"labels must be int \[6\]"):

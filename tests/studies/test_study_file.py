@@ -23,6 +23,7 @@ def checked(tmp_path):
 
 SPACE = {"optimizer.rate": ("log", 1e-4, 1e-2)}
 SEARCH = {"space": SPACE, "trials": 3, "score": "val/MAP@R"}
+PROXIES = {"method": "proxies", "loss": "proxy_anchor"}
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,22 @@ SEARCH = {"space": SPACE, "trials": 3, "score": "val/MAP@R"}
         ({"seeds": [1, 1]}, "seeds must be different whole numbers"),
         ({"scores": ()}, "scores lists the columns"),
         ({"scores": ("R@3",)}, r"computes no R@3, because evaluate.ks is \(1, 2\)"),
+        ({"select": "val/MAP@R"}, "row 'plain': select='val/MAP@R' needs held-out classes"),
+        ({"select": "test/MAP"}, "row 'plain': select='test/MAP': the evaluation has no score"),
+        (
+            {"rows": {"a": {}, "b": {"runs_of": "a", "choose": "val/R@1"}}},
+            "row 'b': select='val/R@1' needs held-out classes",
+        ),
+        ({"search": SEARCH}, "search: the score val/MAP@R needs held-out classes: validation=0.2"),
+        ({"scores": ("val/R@1",)}, "row 'plain': the score val/R@1 needs held-out classes"),
+        ({"folds": 4, "all": {"validation": 0.2}}, "fold=0 and validation=0.2 both hold classes"),
+        ({"all": {"patience": 2}}, "row 'plain': patience=2 needs a score to watch"),
+        (
+            {"rows": {"a": PROXIES | {"miner": "batch_hard"}}},
+            "row 'a': the method proxies takes no miner",
+        ),
+        ({"rows": {"a": {"tile": 4}}}, "row 'a': triplet does not exist in tiles"),
+        ({"rows": {"a": {"loss": "arcface"}}}, "row 'a': the loss arcface compares with proxies"),
         ({"published": {"plain": {"R@1": 3}}}, "published needs published_from"),
         ({"published": {"plan": {}}}, "published: there is no row 'plan': did you mean 'plain'"),
         ({"rows": {"best": "from search"}}, "the study has no search"),
@@ -90,6 +107,17 @@ SEARCH = {"space": SPACE, "trials": 3, "score": "val/MAP@R"}
 def test_a_wrong_study_is_one_line(checked, fields, message):
     with pytest.raises((ValueError, TypeError), match=message):
         checked(**fields)
+
+
+def test_scores_of_held_out_classes_are_there_with_validation_or_folds(checked):
+    fields = {"select": "val/MAP@R", "scores": ("val/R@1", "R@1"), "search": SEARCH}
+    rows = {"a": {}, "b": PROXIES, "c": {"runs_of": "a", "choose": "val/R@1"}}
+    for held_out in ({"folds": 4}, {"all": {"validation": 0.5}}):
+        assert checked(rows=rows, **fields, **held_out)[1].keys() == {"a", "b"}
+    # The points of this search say how many classes are held out.
+    space = {"validation": ("uniform", 0.2, 0.5)}
+    search = SEARCH | {"space": space, "row": {"select": "last"}}
+    checked(search=search)
 
 
 def test_rows_are_compared_with_the_values_of_their_recipe_and_their_functions(tmp_path):
