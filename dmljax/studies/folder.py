@@ -7,12 +7,13 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from dmljax.config import digests
 from dmljax.config import files as config_files
 from dmljax.files import locks, reading
+from dmljax.files.result import FILE
 from dmljax.files.writing import make_folder, write_json
 from dmljax.studies.outcomes import Outcome, outcome, read_json
 from dmljax.studies.plan import PlannedRun, Planner
@@ -137,8 +138,21 @@ class StudyFolder:
             raise ValueError(f"{file} is damaged ({error}): delete it, and {effect}") from error
         return index
 
-    def _has_begun(self, index: Mapping[str, Any]) -> bool:
-        return any((self.runs / run["digest"]).is_dir() for run in index["planned"])
+    def _has_begun(self, index: Mapping[str, Any], *, but: Collection[str] = ()) -> bool:
+        """Whether a run exists, of a row other than `but`."""
+        runs = [run for run in index["planned"] if run["row"] not in but]
+        return any((self.runs / run["digest"]).is_dir() for run in runs)
+
+    def _failed_rows(self, index: Mapping[str, Any]) -> set[str]:
+        """The rows of whose runs all that exist have failed, without a result."""
+        has_failed: dict[str, bool] = {}
+        for run in index["planned"]:
+            folder = self.runs / run["digest"]
+            if folder.is_dir():
+                end = outcome(folder)
+                is_lost = end.state == "failed" and not (folder / FILE).exists()
+                has_failed[run["row"]] = is_lost and has_failed.get(run["row"], True)
+        return {row for row, failed in has_failed.items() if failed}
 
     def _refuse_changes(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         if old["name"] != new["name"]:
@@ -146,22 +160,25 @@ class StudyFolder:
                 f"{self.path} holds the study {old['name']!r} ({old['source']}), not "
                 f"{new['name']!r}: choose another --workdir"
             )
-        if not self._has_begun(old):
+        failed = self._failed_rows(old)
+        if not self._has_begun(old, but=failed):
             return
         comparison = {field: new["comparison"][field] for field in old["comparison"]}
         changes = _changes(old["comparison"], comparison)
         changes += [
             f"row {name!r}: baseline was {baseline!r} and is {new['baselines'][name]!r}"
             for name, baseline in old.get("baselines", {}).items()
-            if baseline != new["baselines"].get(name, baseline)
+            if name not in failed
+            and baseline != new["baselines"].get(name, baseline)
             and old["comparison"]["baseline"] == new["comparison"]["baseline"]
         ]
-        changes += list(_changed_rows(old["rows"], new["rows"]))
+        fixed = {name: row for name, row in old["rows"].items() if name not in failed}
+        changes += list(_changed_rows(fixed, new["rows"]))
         digest_of = {_key(run): run["digest"] for run in new["planned"]}
         changed = {change.partition(":")[0] for change in changes}
         for run in old["planned"]:
             row = f"row {run['row']!r}"
-            if run["row"] not in new["rows"] or row in changed:
+            if run["row"] not in new["rows"] or run["row"] in failed or row in changed:
                 continue
             if _key(run) not in digest_of:
                 changes.append(f"{row}: seed {run['seed']} is gone")
@@ -232,7 +249,8 @@ def _changed_rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[st
 
 def _additions(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Runs that `extend` has added, and that a plan made in advance does not have."""
-    names = {*new["rows"], *(run["row"] for run in new["planned"])}
+    # A row of the old file that the new one lacks has failed.
+    names = {*old["rows"], *new["rows"], *(run["row"] for run in new["planned"])}
     return [run for run in old["planned"] if run["row"] not in names]
 
 

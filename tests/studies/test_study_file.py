@@ -8,7 +8,7 @@ from study_files import write_study
 
 from dmljax.config import digests
 from dmljax.config import fields as config_fields
-from dmljax.studies import plan, session, space, study_file
+from dmljax.studies import outcomes, plan, session, space, study_file
 from dmljax.studies.folder import StudyFolder
 
 
@@ -229,6 +229,38 @@ def test_rows_may_be_added_and_not_changed(tmp_path):
     assert _recorded(tmp_path, runs, **base) == added
     with pytest.raises(ValueError, match=r"has its runs in .*leave out --runs"):
         _recorded(tmp_path, tmp_path / "elsewhere", **base)
+
+
+def test_rows_whose_runs_have_all_failed_may_change(tmp_path):
+    runs, index = tmp_path / "runs", tmp_path / "of_study" / "index.json"
+    rows = {"a": {}, "b": {"method.dim": 8}}
+    base = {"rows": rows, "baseline": "a", "test": "paired", "seeds": 2}
+    first = _recorded(tmp_path, runs, **base)
+    before = index.read_text()
+
+    def changed(**fields):
+        index.write_text(before)
+        return _recorded(tmp_path, runs, **base | fields)
+
+    corrected = rows | {"b": {"method.dim": 9}}
+    for run in (("a", 0), ("b", 0)):
+        (runs / first[run]).mkdir(parents=True)
+        outcomes.mark_failed(runs / first[run], "out of memory", exit_status=1)
+    # Nothing else has run: everything may change.
+    assert changed(rows=corrected, test="welch")["a", 0] == first["a", 0]
+    outcomes.forget_failure(runs / first["a", 0])
+    digests_now = changed(rows=corrected)
+    assert digests_now["a", 0] == first["a", 0] and digests_now["b", 0] != first["b", 0]
+    assert ("b", 0) not in changed(rows={"a": {}})
+    with pytest.raises(ValueError, match=r"row 'a': method.dim was 4 and is 5"):
+        changed(rows=rows | {"a": {"method.dim": 5}})
+    with pytest.raises(ValueError, match="test was 'paired' and is 'welch'"):
+        changed(test="welch")
+    (runs / first["b", 1]).mkdir()  # it may yet have a result
+    with pytest.raises(ValueError, match=r"row 'b': method.dim was 8 and is 9"):
+        changed(rows=corrected)
+    outcomes.mark_failed(runs / first["b", 1], "out of memory", exit_status=1)
+    assert changed(rows=corrected)["b", 1] != first["b", 1]
 
 
 def test_moved_data_is_the_same_run(tmp_path):
