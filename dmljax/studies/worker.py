@@ -175,7 +175,7 @@ class Worker:
                 raise OSError(_full_disk(folder, reason))
         state = outcomes.outcome(folder)
         if ended.status == 0 and state.result is not None:
-            self.say(f"{head}: {self._shown(state.result)}, {duration(ended.seconds)}")
+            self.say(f"{head}: {self._shown(run, state.result)}, {duration(ended.seconds)}")
         elif ended.status == 0 and state.is_over:
             self.say(f"{head}: failed: {state.message}")
         elif watch_fn is not None and ended.status in (*_STOPPED, -signal.SIGTERM):
@@ -243,8 +243,11 @@ class Worker:
         if self._signal:
             raise Stopped(128 + self._signal)
 
-    def _shown(self, result: Result) -> str:
-        scores = self._session.study.scores[:3]
+    def _shown(self, run: PlannedRun, result: Result) -> str:
+        study = self._session.study
+        scores: Sequence[str] = study.scores[:3]
+        if study.search is not None and run.row not in {row.name for row in study.rows}:
+            scores = [study.search.score]  # a trial: who searches sees no test score
         values = [(score, result.scores.get(score_key(score))) for score in scores]
         return ", ".join(f"{s} {100 * v:.1f}" for s, v in values if v is not None) or "finished"
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import time
@@ -260,6 +261,11 @@ def test_the_row_of_the_best_trial_alone(tmp_path):
     assert "--only: the row 'best' is the best of 2 trials" in refused.stderr
     done = study("run", "small.py", "--only=trial 0000", "--only=trial 0001", folder=tmp_path)
     assert done.returncode == 0, done.stderr
+    trials = [line for line in done.stdout.splitlines() if "] trial 000" in line]
+    assert len(trials) == 2
+    for line in trials:  # the score of the search, and no score of the test classes
+        assert re.search(r"trial 000., seed 1000: val/MAP@R \d+\.\d, ", line), line
+        assert "R@1" not in line
     done = study(*words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "best, seed 0: R@1" in done.stdout and "plain, seed 0: R@1" not in done.stdout
