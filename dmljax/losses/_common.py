@@ -11,6 +11,7 @@ import numpy as np
 from dmljax import ops
 from dmljax.ops import Array, MineFn, Pairs, Scalar, Triplets
 from dmljax.ops.masks import check_integers, check_no_names
+from dmljax.ops.types import check_function
 
 
 class Batch(NamedTuple):
@@ -54,6 +55,7 @@ def prepare(
         pairs = ops.pairs(labels, reference_labels, where=where)
     if mine_fn is None:
         return Batch(anchors, references, pairs, where)
+    check_function("mine_fn", mine_fn, "miners.semihard_triplets")
     distances = jax.lax.stop_gradient(ops.unit_euclidean(anchors, references))
     return Batch(anchors, references, mine_fn(distances, pairs), where)
 

@@ -15,6 +15,7 @@ from dmljax import ops
 from dmljax.losses._arguments import PAIR_ARGUMENTS, describe
 from dmljax.losses._common import prepare
 from dmljax.ops import Array, DistanceFn, Labels, ReferenceLabels, Scalar
+from dmljax.ops.types import check_function
 
 __all__ = ["prefixes", "stats", "weighted_sum"]
 
@@ -34,7 +35,12 @@ def weighted_sum(losses: Mapping[str, tuple[float | Array, Callable]]) -> Callab
     """
     if not losses:
         raise ValueError("weighted_sum of no losses: pass {name: (weight, loss_fn), ...}")
+    is_dict = isinstance(losses, Mapping)
+    if not is_dict or not all(isinstance(v, tuple | list) and len(v) == 2 for v in losses.values()):
+        raise TypeError(f"weighted_sum takes {{name: (weight, loss_fn), ...}}, not {losses!r}")
     losses = dict(losses)
+    for name, (_, loss_fn) in losses.items():
+        check_function(f"the loss {name!r}", loss_fn, "losses.triplet")
 
     def loss(*args, **keywords) -> tuple[Array, dict[str, Array]]:
         values = {name: loss_fn(*args, **keywords) for name, (_, loss_fn) in losses.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from dmljax import ops
 from dmljax.losses._common import check_class_labels, matrix, row_mask
 from dmljax.ops import Array
 from dmljax.ops.masks import check_integers
+from dmljax.ops.types import check_function
 
 __all__ = ["cross_batch_memory"]
 
@@ -59,6 +61,15 @@ def cross_batch_memory(loss_fn: Callable, *, size: int) -> CrossBatchMemory:
     """
     if size < 1:
         raise ValueError(f"size is the number of rows to remember, not {size}")
+    check_function("loss_fn", loss_fn, "losses.contrastive")
+    parameters = inspect.signature(loss_fn).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if "references" not in parameters and not takes_any:
+        name = getattr(loss_fn, "__name__", "this loss")
+        raise ValueError(
+            f"a memory holds references, and {name} takes none: take a pair loss, such as "
+            "losses.contrastive"
+        )
 
     def init(d: int, *, dtype=jnp.float32) -> Memory:
         return Memory(

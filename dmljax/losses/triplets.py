@@ -30,6 +30,7 @@ from dmljax.ops import (
     Scalar,
     Triplets,
 )
+from dmljax.ops.types import check_function
 
 __all__ = [
     "angular",
@@ -354,12 +355,15 @@ def _over_triplets(
         reduced = [reduce_fn(f(d_ap, distances, d_pn), keep) for f in entry_fns]
         return tuple(sum(terms) for terms in zip(*reduced, strict=True))
 
+    check_function("reduce_fn", reduce_fn, "ops.mean")
     operands = (distances, between, negatives, unit_distances)
     return ops.divide(*ops.sum_over_true(total_and_count, positives, *operands))
 
 
 def _over_positives(entry_fn: Callable, reduce_fn: ReduceFn | None, positives, *operands) -> Array:
     """Reduces `entry_fn(column, *operands) -> [b]` over all positive pairs."""
+    if reduce_fn is not None:
+        check_function("reduce_fn", reduce_fn, "ops.mean")
 
     def round_result(column, valid, *operands):
         entries = entry_fn(column, *operands)

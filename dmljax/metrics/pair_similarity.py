@@ -252,6 +252,7 @@ def alignment(histograms: SimilarityHistograms) -> float:
     >>> metrics.alignment(histograms)
     0.5
     """
+    _check_histograms(histograms)
     pairs = histograms.positives.sum()
     if not pairs:
         return float("nan")
@@ -267,11 +268,20 @@ def uniformity(histograms: SimilarityHistograms) -> float:
     >>> round(metrics.uniformity(histograms), 2)
     -1.62
     """
+    _check_histograms(histograms)
     counts = histograms.positives + histograms.negatives
     if not counts.any():
         return float("nan")
     terms = np.exp(-2 * (2 - 2 * histograms.centers))
     return float(np.log((counts * terms).sum() / counts.sum()))
+
+
+def _check_histograms(histograms: SimilarityHistograms) -> None:
+    if not isinstance(histograms, SimilarityHistograms):
+        raise TypeError(
+            f"this metric takes histograms, not {type(histograms).__name__}: give "
+            "metrics.similarity_histograms(embeddings, labels)"
+        )
 
 
 def _bin_from(histograms: SimilarityHistograms, threshold: float) -> int:

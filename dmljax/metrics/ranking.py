@@ -123,8 +123,17 @@ def _check_depth(k: int) -> None:
         raise ValueError(f"k={k} must be at least 1")
 
 
+def _check_ranks(ranks: Int[np.ndarray, "q r"]) -> None:
+    if ranks.ndim != 2 or ranks.dtype.kind not in "iu":
+        raise ValueError(
+            f"ranks must be integers [q r], not {ranks.dtype} {list(ranks.shape)}: take them from "
+            "the blocks of retrieval.ranks, or call metrics.retrieval(embeddings, labels)"
+        )
+
+
 def _first_ranks(ranks: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "q"]:
     """Rank of the best positive, NaN where there is none."""
+    _check_ranks(ranks)
     if ranks.shape[1] == 0:
         return np.full(len(ranks), np.nan)
     return np.where(ranks[:, 0] > 0, ranks[:, 0], np.nan)
@@ -134,6 +143,7 @@ def _within_r(
     ranks: Int[np.ndarray, "q r"],
 ) -> tuple[Bool[np.ndarray, "q r"], Int[np.ndarray, "q"]]:
     """Which positives are among the first R items, and R."""
+    _check_ranks(ranks)
     is_rank = ranks > 0
     counts = is_rank.sum(axis=1)
     return is_rank & (ranks <= counts[:, None]), counts

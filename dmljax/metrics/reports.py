@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from dmljax import retrieval as _retrieval
 from dmljax.metrics import bootstrap, clusters, ranking
 from dmljax.retrieval import Embeddings, Labels, SimilarityFn
+from dmljax.retrieval.inputs import items_to_find
 
 __all__ = [
     "CLUSTERING_FNS",
@@ -204,8 +205,8 @@ def per_query(
     >>> metrics.per_query(embeddings, np.array([0, 0, 1, 1]), ks=(1,))["MRR"]
     array([1.        , 1.        , 0.33333333, 1.        ])
     """
-    items = len(embeddings) - 1 if gallery is None else len(gallery)
     for k in ks:
+        items = items_to_find(embeddings, gallery)
         if not 1 <= k <= items:
             raise ValueError(
                 f"R@{k} of ks={tuple(ks)}, but a query has {items} items to find: drop it, or "

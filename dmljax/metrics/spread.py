@@ -38,6 +38,7 @@ def effective_rank(shares: Float[np.ndarray, "d"]) -> float:
     >>> metrics.effective_rank(np.array([0.5, 0.5, 0.0]))
     2.0
     """
+    shares = _checked(shares)
     shares = shares[shares > 0]
     return float(np.exp(-(shares * np.log(shares)).sum())) if len(shares) else 0.0
 
@@ -48,7 +49,7 @@ def participation(shares: Float[np.ndarray, "d"]) -> float:
     >>> metrics.participation(np.array([0.5, 0.5, 0.0]))
     2.0
     """
-    squares = float((shares**2).sum())
+    squares = float((_checked(shares) ** 2).sum())
     return 1 / squares if squares else 0.0
 
 
@@ -71,6 +72,17 @@ def rho_spectrum(embeddings: Embeddings, *, mode: int = 1) -> float:
         return float("inf")
     shares = np.sqrt(values) / np.sqrt(values).sum()
     return float(-np.mean(np.log(shares * len(shares))))
+
+
+def _checked(shares: Float[np.ndarray, "d"]) -> Float[np.ndarray, "d"]:
+    """Raises for embeddings, whose shares are not known yet."""
+    shares = np.asarray(shares)
+    if shares.ndim != 1 or (shares < 0).any():
+        raise ValueError(
+            f"shares must be a vector of numbers from 0, not {shares.dtype} {list(shares.shape)}: "
+            "give metrics.spectrum(embeddings)"
+        )
+    return shares
 
 
 def _moments(

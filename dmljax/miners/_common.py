@@ -13,6 +13,11 @@ __all__ = ["any_of_row", "batch_size", "best", "check", "top", "with_both_kinds"
 
 
 def check(distances, pairs) -> tuple[jax.Array, Pairs]:
+    if not isinstance(pairs, tuple | list) or len(pairs) != 2:
+        raise TypeError(
+            "a miner takes the distances of a batch, such as ops.unit_euclidean(x, x), and "
+            f"ops.pairs(labels), not {type(pairs).__name__} {list(np.shape(pairs))} as pairs"
+        )
     distances = jax.lax.stop_gradient(ops.widen(distances))
     pairs = Pairs(*map(jnp.asarray, pairs))
     for name, mask in zip(Pairs._fields, pairs, strict=True):

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from dmljax.miners._common import batch_size, best, check, top, with_both_kinds
 from dmljax.miners.selections import easiest, every, hardest, semihardest
 from dmljax.ops import Array, Pairs, Scalar
+from dmljax.ops.types import check_function
 
 __all__ = [
     "across_halves",
@@ -111,6 +112,8 @@ def batch_easy_hard(
     [[0, 1], [1, 0], [2, 3], [3, 2]]
     """
     select_fns = (pos_fn, neg_fn)
+    for name, select_fn in zip(("pos_fn", "neg_fn"), select_fns, strict=True):
+        check_function(name, select_fn, "miners.selections.hardest")
     if semihardest in select_fns and (pos_fn is neg_fn or every in select_fns):
         raise ValueError(
             f"pos_fn={_name(pos_fn)}, neg_fn={_name(neg_fn)}: semihardest is relative to one pair "

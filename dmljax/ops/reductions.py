@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from dmljax.ops.types import Array, ReduceFn
+from dmljax.ops.types import Array, ReduceFn, check_function
 
 __all__ = [
     "divide",
@@ -33,6 +33,7 @@ def reduce(
     """
     if reduce_fn is None:
         return jnp.where(where, entries, 0)
+    check_function("reduce_fn", reduce_fn, "ops.mean")
     return divide(*reduce_fn(entries, where))
 
 
@@ -71,12 +72,19 @@ def weighted(weights: Float[Array, "b"], reduce_fn: ReduceFn = mean) -> ReduceFn
     """A reduction: `reduce_fn` of the entries times the weights of their anchors.
 
     Args:
-        weights: One weight per anchor; for weights per class, `class_weights[labels]`.
+        weights: One weight per anchor; for weights per class, `class_weights[labels]`. The rows of
+            `proxy_anchor` are classes, so that it takes `class_weights` themselves.
         reduce_fn: What to do with the products. `mean` divides by the number of entries, not by the
             sum of weights.
     """
 
     def reduce_weighted(entries, where):
+        size, rows = jnp.size(weights), jnp.shape(entries)[:1]
+        if size != 1 and (size,) != rows:
+            raise ValueError(
+                f"ops.weighted has {size} weights, but this loss needs {rows[0] if rows else 1}: "
+                "one for each anchor, or in proxy_anchor for each class"
+            )
         scale = jnp.reshape(weights, (-1,) + (1,) * (entries.ndim - 1))
         return reduce_fn(entries * scale.astype(entries.dtype), where)
 

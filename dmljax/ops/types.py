@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -52,3 +52,9 @@ ReferenceLabels = Integer[Array, "n"] | Bool[Array, "n c"]
 DistanceFn = Callable[[Array, Array], Array]
 MineFn = Callable[[Array, Pairs], Pairs | Triplets]
 ReduceFn = Callable[[Array, Array], tuple[Array, Array]]
+
+
+def check_function(name: str, value: Any, example: str) -> None:
+    """Raises for a value of an argument that must be a function, such as the name of one."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, such as {example}, not {value!r}")

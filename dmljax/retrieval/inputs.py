@@ -25,6 +25,18 @@ def check_vectors(
     return queries, items, center
 
 
+def items_to_find(queries: Embeddings, gallery: Embeddings | None) -> int:
+    """The number of items among which a query searches. Raises if there are none."""
+    items = len(queries) - 1 if gallery is None else len(gallery)
+    if items < 1:
+        among = "without a gallery" if gallery is None else "and an empty gallery"
+        raise ValueError(
+            f"there is nothing to find for {len(queries)} embeddings {among}: give two or more "
+            "embeddings, or a gallery"
+        )
+    return items
+
+
 def integer_labels(
     labels: Labels, gallery_labels: Labels | None, *, queries: int, items: int, within: bool
 ) -> tuple[Int[np.ndarray, "q"], Int[np.ndarray, "n"]]:

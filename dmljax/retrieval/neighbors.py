@@ -44,7 +44,7 @@ def nearest(
     """
     tile = tiles.choose_tile(tile, devices)
     vectors, items, center = inputs.check_vectors(queries, gallery)
-    available = len(items) - (gallery is None)
+    available = inputs.items_to_find(vectors, gallery)
     if not 1 <= k <= available:
         raise ValueError(
             f"k={k}, but there are {available} items to find: choose k from 1 to {available}"
