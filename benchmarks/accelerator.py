@@ -596,6 +596,9 @@ def run_row(name: str, reduced: bool, limit: float, before: Sequence[dict] = ())
         os.killpg(process.pid, signal.SIGKILL)  # also what the row has started
         output, _ = process.communicate()
         error = f"no result within {limit:.0f} s"
+    except BaseException:  # such as Ctrl-C, which does not reach a session of its own
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     texts = [x for x in output.splitlines(keepends=True) if x.startswith("line ")]
     lines = [json.loads(x[5:]) for x in texts if x.endswith("\n")]
     finished |= {cells["name"]: cells for cells in lines}
@@ -623,7 +626,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--reduced", action="store_true", help="tiny sizes, for a CPU")
     parser.add_argument("--rows", nargs="+", default=[""], help="beginnings of names of rows")
-    parser.add_argument("--minutes", type=float, default=8.0, help="then no row begins any more")
+    parser.add_argument(
+        "--minutes", type=float, default=8.0, help="after as many minutes no further row begins"
+    )
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("accelerator.json"))
     parser.add_argument("--row", choices=list(ROWS), help=argparse.SUPPRESS)
     parser.add_argument("--measured", nargs="*", default=[], help=argparse.SUPPRESS)
@@ -633,6 +638,7 @@ def main() -> int:
         for cells in ROWS[args.row](REDUCED if args.reduced else FULL):
             print("line " + json.dumps(cells), flush=True)
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the row, too
     start = time.monotonic()
     results = json.loads(args.out.read_text()) if args.out.exists() else {}
     machine_lines = run_row("machine", args.reduced, 120)
@@ -648,7 +654,9 @@ def main() -> int:
             continue
         remaining = 60 * args.minutes - (time.monotonic() - start)
         if remaining < 5:
-            results[name] = [line(name, error="no time was left: the same command goes on here")]
+            before = [cells for cells in results.get(name, ()) if "error" not in cells]
+            late = line(name, error="no time was left: the same command goes on here")
+            results[name] = [*before, late]
         else:
             results[name] = run_row(name, args.reduced, remaining, results.get(name, ()))
         print(f"{time.monotonic() - start:4.0f} s  {name}", file=sys.stderr, flush=True)

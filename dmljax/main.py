@@ -9,6 +9,7 @@ Both columns do the same: without a verb, `--mode` names it, and `train` is the 
 from __future__ import annotations
 
 import faulthandler
+import glob
 import importlib.util
 import logging as python_logging
 import os
@@ -43,6 +44,7 @@ VERBS = (
     "weights",
     "list",
 )
+_DEVICES = ("nvidia[0-9]*", "dxg", "kfd", "accel*", "vfio/[0-9]*")  # GPUs and TPUs
 # Flags of XLA for CPUs: name, value, and the versions of jaxlib that know the flag.
 _XLA_FLAGS = (
     (
@@ -76,10 +78,12 @@ def tune_cpu(*, keep_memory: bool = True) -> None:
 
 
 def _has_accelerator() -> bool:
-    """Whether JAX will look for a GPU or a TPU: an answer before it starts."""
+    """Whether JAX will find a GPU or a TPU: an answer before it starts."""
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return platforms != "cpu"
-    return any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
+    if not any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu")):
+        return False
+    return any(glob.glob(f"/dev/{name}") for name in _DEVICES)
 
 
 def settle_environment() -> None:

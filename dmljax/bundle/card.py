@@ -22,6 +22,10 @@ from dmljax.weights import PUBLISHED, read_metadata
 from dmljax.weights.published import identify
 
 _ONNX = "\n`embed.onnx` takes `images`, uint8 [n height width channels], and gives `embeddings`."
+_SEEN_NOTE = (
+    " {:,} of the test classes are training classes: among classes that the net has not seen, "
+    "false matches are more frequent."
+)
 _DISJOINT = "No test class is a training class"
 _NOT_STATED = "license: other\nlicense_name: not-stated"
 
@@ -76,6 +80,7 @@ def text(
         "data_digest": f" SHA-256 of its manifest: `{digest}`." if digest else "",
         "chosen_on": "held-out" if first["chosen_on"] == "val" else "half of the test",
         "measured_on": "test split" if first["chosen_on"] == "val" else "other test classes",
+        "seen_note": _SEEN_NOTE.format(overlap) if overlap else "",
         "score_table": _score_table(evidence),
         "against": sentence(evidence.against),
         "threshold_table": _threshold_table(thresholds),

@@ -44,7 +44,7 @@ from dmljax.train.step import TrainState
 
 BATCH_SIZES = (1, 4, 16, 32, 64)
 _CHECKED_IMAGES = 256
-_FITTED_IMAGES = 5_000  # for ranges and thresholds: 12.5 million pairs
+_FITTED_IMAGES = 5_000  # for ranges and thresholds: at most 12.5 million pairs
 _COMPARED_IMAGES = 4_000
 _MONTHS = 6  # for which JAX promises that newer versions run a program
 
@@ -245,9 +245,18 @@ def _evidence(
     if not unit:
         return evidence
 
-    def sample(split: Split, limit: int, embeddings: np.ndarray | None = None) -> figures.Labeled:
-        """At most `limit` images of whole classes, without images that cannot be read."""
-        rows = np.sort(_rows_by_class(split, np.random.default_rng(0))[:limit])
+    def sample(
+        split: Split, limit: int, embeddings: np.ndarray | None = None, *, classes: int = 1
+    ) -> figures.Labeled:
+        """At most `limit` images of whole classes, without images that cannot be read.
+
+        Of each class at most as many as leave room for `classes` classes.
+        """
+        rows = _rows_by_class(split, np.random.default_rng(0))
+        labels = split.labels[rows]
+        starts = np.flatnonzero(np.diff(labels, prepend=-1))  # of classes
+        within = np.arange(len(rows)) - np.repeat(starts, np.diff(starts, append=len(rows)))
+        rows = np.sort(rows[within < limit // classes][:limit])
         if embeddings is None:
             embeddings = evaluator.embeddings(state, subset(split, rows))[MAIN]
         else:
@@ -256,9 +265,10 @@ def _evidence(
         return figures.Labeled(embeddings[readable], split.labels[rows][readable])
 
     train = sample(run.train, _FITTED_IMAGES)
-    measured_on = sample(run.test, _FITTED_IMAGES, test)
+    measured_on = sample(run.test, _FITTED_IMAGES, test, classes=2 * FEWEST_CLASSES)
     if run.held_out is not None and len(run.held_out.names) >= FEWEST_CLASSES:
-        chosen_on, split_name = sample(run.held_out, _FITTED_IMAGES), "val"
+        chosen_on = sample(run.held_out, _FITTED_IMAGES, classes=FEWEST_CLASSES)
+        split_name = "val"
     else:
         (chosen_on, measured_on), split_name = figures.halves(measured_on), "test"
     fitted = compression.fit(train.embeddings)

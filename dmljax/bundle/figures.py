@@ -80,8 +80,9 @@ def thresholds(chosen_on: Labeled, test: Labeled, *, split: str) -> dict[str, di
 
     They are chosen on the pairs of `chosen_on`, the images of `split`, and measured on pairs of
     `test`, and on each image of `test` as a query among all others (`metrics.stranger_rates`). The
-    net must have seen neither: among the classes of its training, false matches are rare. There are
-    none for fewer than 8 classes. A rate needs 10 expected false matches, or it is left out.
+    net must have seen neither set, because false matches among the images of its training are rare.
+    There are none for fewer than 8 classes. A rate needs 10 expected false matches, or it is left
+    out.
     """
     if len(np.unique(chosen_on.labels)) < FEWEST_CLASSES:
         return {}

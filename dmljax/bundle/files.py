@@ -74,6 +74,7 @@ _FIELDS = {
     "program.calling_convention": int,
 }
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_THRESHOLD = re.compile(r"fmr=\d+e-\d+")
 _DTYPES = {
     "F32": np.float32,
     "F16": np.float16,
@@ -150,6 +151,8 @@ def _wrong_field(manifest: Mapping[str, Any]) -> str | None:
         cosine = entry.get("cosine") if isinstance(entry, dict) else None
         if not isinstance(cosine, float | int) or not -1 <= cosine <= 1:
             return f"thresholds.{name} is {entry!r}"
+        if not _THRESHOLD.fullmatch(name):
+            return f"thresholds has the name {name!r}"
     prefixes = manifest.get("prefixes", [])
     is_ascending = isinstance(prefixes, list) and all(type(n) is int for n in prefixes)
     bounds = [0, *prefixes, manifest["output"]["dimension"] + 1] if is_ascending else [0, 0]

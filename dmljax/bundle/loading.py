@@ -76,7 +76,7 @@ class Bundle:
 
     @property
     def false_match_rates(self) -> dict[str, float]:
-        """The rate of false matches that each of `thresholds` had among other test images."""
+        """The rate of false matches that the export has measured for each of `thresholds`."""
         tests = {k: entry.get("test") for k, entry in self.manifest["thresholds"].items()}
         rates = {k: test.get("fmr") for k, test in tests.items() if isinstance(test, dict)}
         return {k: rate for k, rate in rates.items() if isinstance(rate, float) and 0 <= rate <= 1}

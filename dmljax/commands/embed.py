@@ -69,9 +69,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
 
     shard = parts.parse(arguments.shard) if arguments.shard else None
     from dmljax.runs import export as run_export
-    from dmljax.train import compilation
 
-    compilation.keep_programs()
     run_export.export(
         folder,
         arguments.out,
@@ -105,7 +103,7 @@ def _embed_collection(arguments: argparse.Namespace, extras: Sequence[str]) -> i
     from dmljax.files import parts
     from dmljax.train import compilation
 
-    compilation.keep_programs()
+    compilation.keep_programs_of_bundles()
     shard = parts.parse(arguments.shard or "0/1")
     bundle = arguments.run
     if arguments.net:

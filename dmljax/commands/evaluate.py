@@ -64,8 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     folder, overrides = run_folder("evaluate", arguments), overrides_of("evaluate", extras)
     from dmljax.runs import folder as saved
-    from dmljax.train import compilation
 
-    compilation.keep_programs()
     saved.score(folder, split=arguments.split, step=arguments.step, overrides=overrides)
     return 0

@@ -119,9 +119,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if arguments.sign and arguments.adapter:
         raise ValueError("--adapter writes no bundle to sign: leave out --sign")
     from dmljax.bundle import files, signing
-    from dmljax.train import compilation
 
-    compilation.keep_programs()
     sign_fn = signing.signer(arguments.sign) if arguments.sign else None
     bundle = (_export_backbone if arguments.net else _export_run)(arguments, extras)
     if sign_fn is not None:
@@ -137,6 +135,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     )
     for name, entry in files.read_manifest(bundle)["thresholds"].items():
         if (rate := entry["test"]["fmr"]) is not None:
-            measured = f"a false match rate of {rate:.2g} on other test classes"
+            where = "the test split" if entry["chosen_on"] == "val" else "other test classes"
+            measured = f"a false match rate of {rate:.2g} on {where}"
             print(f"threshold {name}: cosine {entry['cosine']:.4f}, {measured}")
     return 0

@@ -71,7 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drop-missing", action="store_true", help="reindex: switch although items are missing"
     )
     parser.add_argument(
-        "--not-in", metavar="FOLDER", help="remove: all items that are no files of this folder"
+        "--not-in",
+        metavar="FOLDER",
+        action="append",
+        help="remove: items that are no files of this folder, nor of another --not-in",
+    )
+    parser.add_argument(
+        "--yes", action="store_true", help="remove --not-in: also more than half of all items"
     )
     parser.add_argument("--items", action="store_true", help="list: a line for each item")
     parser.add_argument("--graph", choices=("yes", "no"), help="tune: with or without a graph")
@@ -139,26 +145,37 @@ def _run_without_verb(arguments: argparse.Namespace, words: list[str]) -> int:
 
 
 def _remove(arguments: argparse.Namespace, place: str, *ids: str) -> int:
-    folder = arguments.not_in
-    if bool(ids) == bool(folder):
+    folders = arguments.not_in
+    if bool(ids) == bool(folders):
         raise ValueError(
             f"`dmljax index remove {place}` needs ids, as `dmljax index list --items` shows them, "
             "or --not-in=FOLDER"
         )
-    if folder and not os.path.isdir(folder):
-        raise ValueError(f"--not-in={folder} is no folder")
+    for folder in folders or ():
+        if not os.path.isdir(folder):
+            raise ValueError(f"--not-in={folder} is no folder")
     with indexes.open(place, write=True) as store:
-        if folder:
+        if folders:
             stored = [item.id for items in store.scan() for item in items]
-            ids = tuple(id for id in stored if not os.path.isfile(os.path.join(folder, id)))
-            if stored and len(ids) == len(stored):
+            ids = tuple(id for id in stored if not any(_has_file(x, id) for x in folders))
+            if len(ids) > len(stored) / 2 and not arguments.yes:
                 raise ValueError(
-                    f"--not-in={folder} has no file of the index, such as {stored[0]}: give the "
-                    "folder that was indexed. Nothing is removed"
+                    f"{len(ids):,} of {len(stored):,} items are no files of --not-in, such as "
+                    f"{ids[0]}: give all folders that were indexed, or confirm it by --yes. "
+                    "Nothing is removed"
                 )
         store.delete(ids)
     print(f"deleted {index_fill.counted(len(ids), 'item')}")
     return 0
+
+
+def _has_file(folder: str, id: str) -> bool:
+    """Whether the file is there. A folder that cannot be read now is an error."""
+    try:
+        os.stat(os.path.join(folder, id))
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a zero byte is in no path
+        return False
+    return True
 
 
 def _list(arguments: argparse.Namespace, place: str) -> int:
@@ -241,7 +258,7 @@ _VERBS: dict[str, tuple[Callable[..., int], tuple[str, ...]]] = {
     "create": (index_fill.fill, _FILL),
     "add": (index_fill.fill, _FILL),
     "reindex": (index_fill.fill, (*_FILL, "drop_missing")),
-    "remove": (_remove, ("not_in",)),
+    "remove": (_remove, ("not_in", "yes")),
     "list": (_list, ("items",)),
     "tune": (_tune, ("graph", "compact", "first", "recall")),
     "check": (_check, ()),

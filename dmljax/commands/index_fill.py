@@ -42,7 +42,7 @@ def fill(arguments: argparse.Namespace, place: str) -> int:
         from dmljax import bundle as bundles
         from dmljax.train import compilation
 
-        compilation.keep_programs()
+        compilation.keep_programs_of_bundles()
         bundle = bundles.load(arguments.bundle)
     if arguments.split:
         _write_split(bundle, arguments)

@@ -117,5 +117,5 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     from dmljax.train import compilation
 
     settings.check()
-    compilation.keep_programs()
+    compilation.keep_programs_of_bundles()
     return server.run(settings)

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     from dmljax.runs import zero_shot
     from dmljax.train import compilation
 
-    compilation.keep_programs()
+    compilation.keep_programs_of_bundles()
     shard = parts.parse(arguments.shard) if arguments.shard else None
     images, are_labeled = zero_shot.images_of_folder(arguments.folder)
     backbones = _backbones(arguments)

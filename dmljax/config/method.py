@@ -115,9 +115,9 @@ def _functions(
 
 
 def _check_loss(options: Options, loss_fn: Callable) -> None:
-    """Raises if the loss needs proxies that a method of dmljax does not have, or the reverse."""
+    """Raises if a loss of dmljax needs proxies that its method does not have, or the reverse."""
     method, loss = options.method["name"], options.loss["name"]
-    if method not in registry.table("method"):
+    if method not in registry.table("method") or loss not in registry.table("loss"):
         return
     parameters = list(inspect.signature(loss_fn).parameters.values())
     by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

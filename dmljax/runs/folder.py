@@ -21,7 +21,7 @@ from dmljax.files import locks, reading
 from dmljax.files.writing import make_folder, write_json
 from dmljax.report import scores_file
 from dmljax.report.scores_file import QueryScores
-from dmljax.train import hosts, initial_state, optimizers
+from dmljax.train import compilation, hosts, initial_state, optimizers
 from dmljax.train.checkpoints import Checkpoints, delete
 from dmljax.train.evaluation import Evaluator
 from dmljax.train.journal import table
@@ -165,6 +165,8 @@ def reopen(
     workdir = reading.chosen_run(workdir)
     with reading.trusting_modules(trust_modules):
         run = build(config_files.override(reading.config_of_run(workdir), overrides))
+    if warning := compilation.keep_programs(run.runtime.keep_programs):
+        logging.warning(warning)
     digests = reading.config_of_run(workdir, _DIGESTS) if (workdir / _DIGESTS).exists() else {}
     base = initial_state.base_of(run, digest=digests.get("weights"))
     with Checkpoints(workdir / "checkpoints", base=base, class_rows=run.class_rows) as checkpoints:

@@ -10,6 +10,7 @@ import functools
 import math
 import os
 import pathlib
+import shlex
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -52,7 +53,9 @@ class Against(NamedTuple):
     verdict: str
 
     def __str__(self) -> str:
-        verdict = "no range over so few classes" if self.low is None else self.verdict
+        verdict = self.verdict
+        if self.low is None and not math.isnan(self.difference):
+            verdict = "no range over so few classes"
         return f"{self.name} {range_text(self.difference, self.low, self.high)}: {verdict}"
 
     @property
@@ -192,9 +195,10 @@ def lines(run: Run, rows: Sequence[Against], workdir: str | os.PathLike) -> list
             f"  {trained} minus frozen, 95 % ranges over classes: " + "; ".join(map(str, of_split))
         )
     if (worse := _decisive(run, rows)).is_worse:
+        command = f"dmljax export {shlex.quote(str(workdir))} --allow-worse --out=run.bundle"
         text.append(
             f"{_worse(worse)}: `{export_command(run.weights)}` makes a bundle of the backbone as "
-            f"it is, and `dmljax export {workdir} --allow-worse --out=run.bundle` one of this run"
+            f"it is, and `{command}` one of this run"
         )
     return text
 
@@ -202,7 +206,8 @@ def lines(run: Run, rows: Sequence[Against], workdir: str | os.PathLike) -> list
 def export_command(weights: str | None) -> str:
     """The command that makes a bundle of a backbone as it is, by the file of its weights."""
     name = identify(weights) if weights is not None and os.path.isfile(weights) else None
-    return f"dmljax export --net={name or 'NAME'} --weights={weights or 'FILE'} --out=frozen.bundle"
+    file = shlex.quote(weights or "FILE")
+    return f"dmljax export --net={name or 'NAME'} --weights={file} --out=frozen.bundle"
 
 
 def _worse(row: Against) -> str:

@@ -315,7 +315,7 @@ def _row(name: str, note: str, place: str, result: Result, seconds: float, best:
         ),
         "",
     )
-    is_kept = held_out is None or held_out > best
+    is_kept = held_out > best if held_out is not None else f"val/{_SCORE}" not in result.scores
     return _Row(name, note, place, held_out, test, difference, seconds / 60, is_kept)
 
 
@@ -360,7 +360,7 @@ def _table(rows: Sequence[_Row], best: _Row, weights: str | None) -> Iterator[st
         )
     yield f"held-out: {_SCORE} of the classes that choose; minus frozen: test {_SCORE}, 95 % range"
     top = max(rows, key=_held_out_of)
-    if all(row.held_out is None for row in rows):
+    if best.is_kept and best.held_out is None:
         yield f"no classes are held out, so nothing chooses: `dmljax export` takes {best.name}"
     elif top.folder:
         yield f"{best.name} is the best on held-out classes, and is what `dmljax export` takes"

@@ -83,7 +83,7 @@ def _train_and_report(
     report: results.Report,
     warning: str | None,
 ) -> dict[str, float]:
-    origin: list[str] = [] if warning is None else [warning]
+    origin: list[str] = [] if warning is None else [f"warning: {warning}"]
     restored = loop.restore(run, checkpoints, report, say=origin.append)
     start_step = int(restored.state.step)
     features.compute_of_run(run, restored.state)

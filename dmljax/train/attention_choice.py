@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib.metadata
 import json
+import pathlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import filelock
 import jax
 
 from dmljax import at_hand
@@ -53,25 +55,41 @@ def choose(
 
 
 def _milliseconds(**sizes: Any) -> dict[str, float | str]:
-    """`token_attention.milliseconds`, measured once for a kind of device and a version of jax."""
+    """`token_attention.milliseconds`, measured once for a kind of device and its software."""
     path = at_hand.cache_folder() / "attention.json"
-    facts = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, **sizes}
-    facts["tokamax"] = importlib.util.find_spec("tokamax") is not None
+    facts = {"device": jax.devices()[0].device_kind, "packages": _packages(), **sizes}
     key = json.dumps(facts, sort_keys=True, default=str)
-    try:
-        content = reading.json_value(path.read_text())
-        reading.check_types(content, {})
-    except (OSError, ValueError):
-        content = {}
-    known = content.get(key)
+    known = _kept(path).get(key)
     values = known.values() if isinstance(known, dict) else [None]
     if all(isinstance(x, float | str) for x in values) and set(known) == set(token_attention.FORMS):
         return known
     measured = token_attention.milliseconds(**sizes)
-    with contextlib.suppress(OSError):  # then the next run measures again
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, content | {key: measured}, indent=1)
+    # Somebody else may have used the memory; the next run has it, perhaps.
+    if not any("RESOURCE_EXHAUSTED" in str(x) for x in measured.values()):
+        with contextlib.suppress(OSError, filelock.Timeout):  # then the next run measures again
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(path.with_suffix(".lock"), timeout=10):
+                write_json(path, _kept(path) | {key: measured}, indent=1)
     return measured
+
+
+def _kept(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        content = reading.json_value(path.read_text())
+        reading.check_types(content, {})
+    except (OSError, ValueError):
+        return {}
+    return content
+
+
+def _packages() -> dict[str, str]:
+    """What decides which forms run, and how fast."""
+    names = ("jax", "jaxlib", "tokamax", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
+    versions = {}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def fastest(results: Collection[Mapping[str, float | str]]) -> str:

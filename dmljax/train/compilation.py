@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import filelock
 import jax
+from absl import logging
 
 from dmljax import at_hand
 
@@ -40,7 +41,13 @@ def sentence() -> str:
     return f"XLA compiled {programs} programs in {seconds:.1f} s{source}"
 
 
-def keep_programs(is_wanted: bool = True) -> str | None:
+def keep_programs_of_bundles() -> None:
+    """`keep_programs` for commands without a config; logs the warning."""
+    if warning := keep_programs(True):
+        logging.warning(warning)
+
+
+def keep_programs(is_wanted: bool) -> str | None:
     """Keeps compiled programs in `at_hand.compiled_folder`; returns a warning if it cannot.
 
     What the user has set (JAX_COMPILATION_CACHE_DIR and the other variables of jax) stays. Several
@@ -61,7 +68,7 @@ def keep_programs(is_wanted: bool = True) -> str | None:
         with filelock.FileLock(folder / ".lockfile", timeout=10):  # the lock of jax
             _remove_torn(folder)
     except (OSError, filelock.Timeout) as error:
-        return f"warning: compiled programs are not kept: {error}. Set DMLJAX_CACHE to a folder"
+        return f"compiled programs are not kept: {error}. Set DMLJAX_CACHE to a folder"
     values = {
         _FOLDER: str(folder),
         "jax_compilation_cache_max_size": _MAX_BYTES,

@@ -135,13 +135,37 @@ def test_items_whose_files_are_gone_are_removed(images, place, tmp_path, capsys)
     assert run("index", "remove", place, f"--not-in={images}") == 0
     assert "deleted 0 items" in capsys.readouterr().out
     (tmp_path / "other").mkdir()
-    with pytest.raises(ValueError, match=r"has no file of the index.* Nothing is removed"):
-        run("index", "remove", place, f"--not-in={tmp_path / 'other'}")
-    for words in (["a", f"--not-in={images}"], [], ["--not-in=nowhere"]):
-        with pytest.raises(ValueError, match=r"needs ids, as|nowhere is no folder"):
+    other = f"--not-in={tmp_path / 'other'}"
+    with pytest.raises(ValueError, match=r"^7 of 7 items are no files .*: give all folders"):
+        run("index", "remove", place, other)
+    assert run("index", "remove", place, other, f"--not-in={images}") == 0
+    assert "deleted 0 items" in capsys.readouterr().out
+    for words in (["a", other], []):
+        with pytest.raises(ValueError, match="needs ids, as"):
             run("index", "remove", place, *words)
+    with pytest.raises(ValueError, match="--not-in=nowhere is no folder"):
+        run("index", "remove", place, "--not-in=nowhere")
     with index.open(place) as store:
         assert store.count() == len(stored)
+    assert run("index", "remove", place, other, "--yes") == 0
+    assert "deleted 7 items" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_read_removes_nothing(images, place, monkeypatch):
+    run("index", "create", place, "--bundle=ab", f"--images={images}")
+    stat = os.stat
+
+    def refused(path, *arguments, **options):
+        if str(path).endswith("red/0.png"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", refused)
+    with pytest.raises(PermissionError, match=r"red/0\.png"):
+        run("index", "remove", place, f"--not-in={images}")
+    monkeypatch.undo()
+    with index.open(place) as store:
+        assert store.count() == 9
 
 
 def test_looks_after_an_index(images, place, tmp_path, capsys):

@@ -62,7 +62,7 @@ def test_a_run_keeps_its_programs_and_the_same_run_resumed_compiles_nothing(tmp_
     )
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout.splitlines()[-1])
-    assert facts["refusal"].startswith("warning: compiled programs are not kept: [Errno ")
+    assert facts["refusal"].startswith("compiled programs are not kept: [Errno ")
     assert facts["torn"] is False  # an entry whose writer was killed is removed
     assert facts["off"] is None
     (compiled, read_first, _), (resumed, read_again, seconds) = facts["counts"]
