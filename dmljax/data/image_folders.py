@@ -13,19 +13,23 @@ from absl import logging
 from dmljax.data import locate
 from dmljax.data.splits import Split, Splits, divide, encode
 
+_VALIDATION = ("val", "valid", "validation")  # folders beside train/ that are no classes
+
 
 def folder(*, root: str | os.PathLike, split: float | Sequence[str] | None = None) -> Splits:
     """One folder of images per class, with any folders below.
 
     `split` is the fraction of the classes for training, in alphabetic order, or their names. If it
     is None and `root` has folders `train/` and `test/` (or `query/` and `gallery/`), these are the
-    two splits. Otherwise the first half of the classes is for training.
+    two splits. Otherwise the first half of the classes is for training. A folder `val/` is never
+    read: beside `train/` alone it is refused.
     """
     folder = locate.find_folder(root, [], dataset="folder", origin="your own images")
     names = ("train", "test", "query", "gallery")
     exists = {name: split is None and (folder / name).is_dir() for name in names}
     if exists["query"] != exists["gallery"]:
         raise ValueError(f"folder: {folder} has only one of query/ and gallery/, and needs both")
+    _check_validation(folder, split, has_test=exists["test"] or exists["query"])
     if exists["query"]:
         query, gallery = (_labeled_paths(folder / name) for name in ("query", "gallery"))
         is_query = np.arange(len(query) + len(gallery)) < len(query)
@@ -34,6 +38,26 @@ def folder(*, root: str | os.PathLike, split: float | Sequence[str] | None = Non
     if exists["train"] and exists["test"]:
         return Splits(*(_split(_labeled_paths(folder / name)) for name in ("train", "test")))
     return divide(_split(_labeled_paths(folder)), train=0.5 if split is None else split)
+
+
+def _check_validation(
+    folder: pathlib.Path, split: float | Sequence[str] | None, *, has_test: bool
+) -> None:
+    """Refuses `val/` beside `train/`, which would be two classes; says that it is not read."""
+    if isinstance(split, Sequence) or not (folder / "train").is_dir():
+        return
+    for name in _VALIDATION:
+        if not (folder / name).is_dir():
+            continue
+        if has_test:
+            logging.warning(
+                "%s is not read: --config.validation=0.2 holds classes out of train/", folder / name
+            )
+        elif not (folder / "test").is_dir():
+            raise ValueError(
+                f"folder: {folder} has train/ and {name}/, which are no classes, and no test/: "
+                f"rename {name}/ to test/, or move it away"
+            )
 
 
 def _split(labeled_paths: Sequence[tuple[str, str]], **marks: np.ndarray) -> Split:

@@ -39,6 +39,27 @@ def test_folders_train_test_query_and_gallery_are_the_splits(tmp_path):
     assert dataset.test.labels.tolist() == [0, 1, 0, 0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+@pytest.mark.parametrize("split", [None, 0.0, 0.5])
+def test_train_and_val_are_no_classes(tmp_path, name, split):
+    for folder in ("train", name):
+        make.class_folders(tmp_path / folder, {"a": 2, "b": 2})
+    with pytest.raises(ValueError, match=rf"rename {name}/ to test/, or move it away") as error:
+        datasets.folder(root=tmp_path, split=split)
+    assert "\n" not in str(error.value)
+    classes = datasets.folder(root=tmp_path, split=["train"])  # named, so they are classes
+    assert classes.train.names == ("train",) and classes.test.names == (name,)
+
+
+def test_val_beside_train_and_test_is_said_to_be_left_out(tmp_path, caplog):
+    for folder, names in (("train", "ab"), ("val", "cd"), ("test", "ef")):
+        make.class_folders(tmp_path / folder, dict.fromkeys(names, 2))
+    dataset = datasets.folder(root=tmp_path)
+    assert dataset.train.names == ("a", "b") and dataset.test.names == ("e", "f")
+    (record,) = caplog.records
+    assert f"{tmp_path / 'val'} is not read: --config.validation=0.2" in record.getMessage()
+
+
 def test_class_names_in_any_script_and_unicode_form(tmp_path):
     names = ["été", unicodedata.normalize("NFD", "œuvré"), "猫", "Ω 1", "кот"]
     make.class_folders(tmp_path, {name: 2 for name in names})
