@@ -25,19 +25,30 @@ def folder(*, root: str | os.PathLike, split: float | Sequence[str] | None = Non
     read: beside `train/` alone it is refused.
     """
     folder = locate.find_folder(root, [], dataset="folder", origin="your own images")
+    unread: list[str] = []
+    splits = _splits(folder, split, unread)
+    locate.warn_of_unread(folder, unread)
+    return splits
+
+
+def _splits(folder: pathlib.Path, split: float | Sequence[str] | None, unread: list[str]) -> Splits:
+    """The splits of a folder. Images in formats that are not read are added to `unread`."""
     names = ("train", "test", "query", "gallery")
     exists = {name: split is None and (folder / name).is_dir() for name in names}
     if exists["query"] != exists["gallery"]:
         raise ValueError(f"folder: {folder} has only one of query/ and gallery/, and needs both")
     _check_validation(folder, split, has_test=exists["test"] or exists["query"])
     if exists["query"]:
-        query, gallery = (_labeled_paths(folder / name) for name in ("query", "gallery"))
+        query, gallery = (_labeled_paths(folder / name, unread) for name in ("query", "gallery"))
         is_query = np.arange(len(query) + len(gallery)) < len(query)
         test = _split(query + gallery, query=is_query, gallery=~is_query)
-        return Splits(_split(_labeled_paths(folder / "train") if exists["train"] else []), test)
+        train = _labeled_paths(folder / "train", unread) if exists["train"] else []
+        return Splits(_split(train), test)
     if exists["train"] and exists["test"]:
-        return Splits(*(_split(_labeled_paths(folder / name)) for name in ("train", "test")))
-    return divide(_split(_labeled_paths(folder)), train=0.5 if split is None else split)
+        return Splits(
+            *(_split(_labeled_paths(folder / name, unread)) for name in ("train", "test"))
+        )
+    return divide(_split(_labeled_paths(folder, unread)), train=0.5 if split is None else split)
 
 
 def _check_validation(
@@ -65,19 +76,28 @@ def _split(labeled_paths: Sequence[tuple[str, str]], **marks: np.ndarray) -> Spl
     return Split([path for path, _ in labeled_paths], labels, names, **marks)
 
 
-def _labeled_paths(root: pathlib.Path) -> list[tuple[str, str]]:
-    """`(path, class)` of every image; a class is a folder in `root`."""
+def _labeled_paths(root: pathlib.Path, unread: list[str]) -> list[tuple[str, str]]:
+    """`(path, class)` of every image; a class is a folder in `root`.
+
+    Images in formats that are not read are added to `unread`.
+    """
     labeled_paths: list[tuple[str, str]] = []
+    unread_of_root: list[str] = []
     outside = 0  # images that lie directly in root
     folders: dict[str, str] = {}
     try:
         for entry in sorted(root.iterdir()):
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir():
-                paths = locate.image_paths(entry)
+            if entry.is_dir() and locate.contains(entry, root):
+                logging.warning("%s leads back to %s: not followed", entry, entry.resolve())
+            elif entry.is_dir():
+                unread_of_class: list[str] = []
+                paths = locate.image_paths(entry, unread=unread_of_class)
+                unread_of_root += unread_of_class
                 if not paths:
-                    logging.warning("%s contains no image: it is not a class", entry)
+                    kind = "image that is read" if unread_of_class else "image"
+                    logging.warning("%s contains no %s: it is not a class", entry, kind)
                 raw = os.fsencode(entry.name)
                 if paths and raw.decode(errors="replace") != entry.name:
                     raise ValueError(
@@ -95,17 +115,23 @@ def _labeled_paths(root: pathlib.Path) -> list[tuple[str, str]]:
                 labeled_paths += [(path, entry.name) for path in paths]
             elif entry.name.lower().endswith(locate.IMAGE_SUFFIXES):
                 outside += 1
+            elif locate.is_unread(entry.name):
+                unread_of_root.append(str(entry))
     except PermissionError as error:
         raise PermissionError(
             f"folder: {error.filename} may not be read: change its permissions (chmod -R a+rX)"
         ) from error
     if not labeled_paths:
         note = f" ({outside} images lie directly in it)" if outside else ""
+        if unread_of_root:
+            text = f"only {len(unread_of_root)} {locate.unread_text(unread_of_root)}"
+            raise FileNotFoundError(f"folder: {root} has no folder of images{note}, {text}")
         suffixes = " ".join(locate.IMAGE_SUFFIXES)
         raise FileNotFoundError(
             f"folder: {root} has no folder of images{note}: put the images of each class in a "
             f"folder of its own; known suffixes are {suffixes}"
         )
+    unread += unread_of_root
     if outside:
         logging.warning("%s: ignoring %d images outside of class folders", root, outside)
     return labeled_paths

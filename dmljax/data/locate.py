@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from absl import logging
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+# Formats of phones and cameras, which are not read.
+UNREAD_SUFFIXES = (".heic", ".heif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw")
 
 
 def find_folder(
@@ -44,23 +48,79 @@ def find_folder(
     raise FileNotFoundError(f"{dataset}: {best} has no {', no '.join(missing)}. {help_}")
 
 
-def image_paths(folder: pathlib.Path) -> list[str]:
+class _Files(NamedTuple):
+    """What lies below a folder: images, images in other formats, and links that are not followed.
+
+    A link is its path and the folder that it leads back to.
+    """
+
+    images: list[str]
+    unread: list[str]
+    links: list[tuple[str, str]]
+
+
+def image_paths(folder: pathlib.Path, *, unread: list[str] | None = None) -> list[str]:
     """Paths of all images under `folder`, sorted, without hidden files.
 
-    Links to folders are followed. Every folder is entered once, so loops end.
+    Paths of images in formats that are not read are added to `unread`; without it, one warning
+    counts them. Links to folders are followed, except those that lead back: every folder is entered
+    once, and none that contains `folder`.
     """
-    paths, visited, to_visit = [], {os.path.realpath(folder)}, [str(folder)]
+    files = _files(folder)
+    for link, target in files.links:
+        logging.warning("%s leads back to %s: not followed", link, target)
+    if unread is None:
+        warn_of_unread(folder, files.unread)
+    else:
+        unread += files.unread
+    return sorted(files.images)
+
+
+def has_images(folder: pathlib.Path) -> bool:
+    """Whether `image_paths` returns any."""
+    return bool(_files(folder).images)
+
+
+def _files(folder: pathlib.Path) -> _Files:
+    files = _Files([], [], [])
+    visited, to_visit = {os.path.realpath(folder)}, [str(folder)]
     while to_visit:
         with os.scandir(to_visit.pop()) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
                 if entry.is_dir():
-                    if (real := os.path.realpath(entry.path)) in visited:
-                        logging.warning("%s leads back to %s: not followed", entry.path, real)
+                    real = os.path.realpath(entry.path)
+                    if real in visited or contains(real, folder):
+                        files.links.append((entry.path, real))
                         continue
                     visited.add(real)
                     to_visit.append(entry.path)
                 elif entry.name.lower().endswith(IMAGE_SUFFIXES):
-                    paths.append(entry.path)
-    return sorted(paths)
+                    files.images.append(entry.path)
+                elif is_unread(entry.name):
+                    files.unread.append(entry.path)
+    return files
+
+
+def contains(folder: str | os.PathLike, other: str | os.PathLike) -> bool:
+    """Whether `other` is `folder` or lies below it, with links resolved."""
+    return pathlib.Path(os.path.realpath(other)).is_relative_to(os.path.realpath(folder))
+
+
+def is_unread(name: str) -> bool:
+    """Whether a file is an image in a format that is not read, by its name."""
+    return name.lower().endswith(UNREAD_SUFFIXES)
+
+
+def warn_of_unread(folder: str | os.PathLike, paths: Sequence[str]) -> None:
+    """One warning about all images in formats that are not read, if there are any."""
+    if paths:
+        logging.warning("%s: %d images %s", folder, len(paths), unread_text(paths))
+
+
+def unread_text(paths: Sequence[str]) -> str:
+    """In which formats images are that are not read, and what to do."""
+    counts = collections.Counter(os.path.splitext(path)[1].lower() for path in paths)
+    formats = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(counts.items()))
+    return f"in formats that are not read ({formats}): convert them to JPEG"

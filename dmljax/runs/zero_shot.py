@@ -69,7 +69,7 @@ def images_of_folder(root: str | os.PathLike) -> tuple[Split, bool]:
     if not folder.is_dir():
         raise FileNotFoundError(f"{root} does not exist: name the folder of your images")
     if any(
-        entry.is_dir() and not entry.name.startswith(".") and locate.image_paths(entry)
+        entry.is_dir() and not entry.name.startswith(".") and locate.has_images(entry)
         for entry in folder.iterdir()
     ):
         has_splits = (folder / "query").is_dir() or (folder / "test").is_dir()

@@ -4,9 +4,10 @@ import os
 import unicodedata
 
 import data_fixtures as make
+import numpy as np
 import pytest
 
-from dmljax.data import datasets, decode
+from dmljax.data import datasets, decode, locate
 
 
 def test_split_is_the_first_half_of_the_classes_a_fraction_or_names(tmp_path):
@@ -101,6 +102,43 @@ def test_links_are_followed_and_loops_end(tmp_path, caplog):
     assert "not followed" in caplog.text
     with pytest.raises(decode.UnreadableImage, match="No such file"):
         decode.read(dataset.train.records[-1])
+
+
+def test_links_to_folders_above_are_not_followed(tmp_path, caplog):
+    photos = make.class_folders(tmp_path / "photos", {"a": 2, "b": 3, "zz": 4})
+    (photos / "zz" / "loop").symlink_to("..")
+    (photos / "all").symlink_to(".")
+    dataset = datasets.folder(root=photos, split=1.0).train
+    assert dataset.names == ("a", "b", "zz") and np.bincount(dataset.labels).tolist() == [2, 3, 4]
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        f"{photos / x} leads back to {photos}: not followed" for x in ("all", "zz/loop")
+    ]
+
+
+def test_formats_that_are_not_read_are_counted_in_one_line(tmp_path, caplog):
+    for part, names in (("train", "ab"), ("test", "cd")):
+        make.class_folders(tmp_path / part, dict.fromkeys(names, 2))
+        make.put(tmp_path / part / names[0] / "IMG_1.HEIC", b"not read")
+    make.put(tmp_path / "test" / "phone" / "IMG_2.heic", b"not read")
+    make.put(tmp_path / "test" / "phone" / "._IMG_2.heic", b"of macOS")
+    make.put(tmp_path / "test" / "IMG_3.cr2", b"not read")
+    assert len(datasets.folder(root=tmp_path).test) == 4
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        f"{tmp_path / 'test' / 'phone'} contains no image that is read: it is not a class",
+        f"{tmp_path}: 4 images in formats that are not read (1 .cr2, 3 .heic): convert them to "
+        "JPEG",
+    ]
+    with pytest.raises(FileNotFoundError, match=r"only 1 in formats .* \(1 .heic\): convert them"):
+        datasets.folder(root=make.put(tmp_path / "new" / "a" / "x.heic", b"").parents[1])
+
+
+def test_a_folder_without_classes_counts_them_too(tmp_path, caplog):
+    make.put(tmp_path / "x.jpg", make.jpeg())
+    make.put(tmp_path / "raw" / "x.dng", b"not read")
+    assert locate.image_paths(tmp_path) == [str(tmp_path / "x.jpg")]
+    assert f"{tmp_path}: 1 images in formats that are not read (1 .dng)" in caplog.text
 
 
 def test_errors_name_the_value_and_the_fix(tmp_path):
