@@ -46,6 +46,7 @@ def data_of(options: Options, split_fn: Callable[..., Split] | None = None) -> D
     `split_fn(split, is_training=...)` replaces the records of both splits before that.
     """
     splits = splits_of(options)
+    _check_images(options, splits)
     if split_fn is not None:
         splits = Splits(split_fn(splits.train, is_training=True), split_fn(splits.test))
     train, held_out = _divided(options, splits.train)
@@ -53,6 +54,36 @@ def data_of(options: Options, split_fn: Callable[..., Split] | None = None) -> D
         held_out = queries_and_gallery(held_out)
     train = _share(options, train)
     return Data(options.dataset["name"], digests.digest(splits), train, held_out, splits.test)
+
+
+def _check_images(options: Options, splits: Splits) -> None:
+    """Raises if a split has no image, or if no query of the test split can find one."""
+    name, split = options.dataset["name"], options.dataset.get("split")
+    for title, images, other, others in (
+        ("training", splits.train, "test", splits.test),
+        ("test", splits.test, "training", splits.train),
+    ):
+        if len(images):
+            continue
+        start, count = f"{name}: there are no {title} images", len(others.names)
+        if count == 1 and others.query is None:
+            raise ValueError(
+                f"{start}, because {others.names[0]!r} is the only class: training and test need "
+                "different classes, so add a folder of images of another one"
+            )
+        if split is not None:
+            raise ValueError(
+                f"{start}, because split={split} puts all {count} classes into the {other} "
+                "split: choose another one, such as --config.dataset.split=0.5"
+            )
+        raise ValueError(
+            f"{start}: add them, in a folder {title.removesuffix('ing')}/ for a data set of folders"
+        )
+    if not splits.test.has_positives():
+        raise ValueError(
+            f"{name}: in the test split no image has another one of its class: there is nothing to "
+            "score"
+        )
 
 
 def epoch_labels(options: Options, train: Split) -> np.ndarray:

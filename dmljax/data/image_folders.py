@@ -38,6 +38,7 @@ def _splits(folder: pathlib.Path, split: float | Sequence[str] | None, unread: l
     if exists["query"] != exists["gallery"]:
         raise ValueError(f"folder: {folder} has only one of query/ and gallery/, and needs both")
     _check_validation(folder, split, has_test=exists["test"] or exists["query"])
+    _check_single(folder)
     if exists["query"]:
         query, gallery = (_labeled_paths(folder / name, unread) for name in ("query", "gallery"))
         is_query = np.arange(len(query) + len(gallery)) < len(query)
@@ -69,6 +70,19 @@ def _check_validation(
                 f"folder: {folder} has train/ and {name}/, which are no classes, and no test/: "
                 f"rename {name}/ to test/, or move it away"
             )
+
+
+def _check_single(folder: pathlib.Path) -> None:
+    """Refuses `train/` or `test/` with folders of classes and nothing beside it."""
+    folders = [x for x in folder.iterdir() if x.is_dir() and not x.name.startswith(".")]
+    others = {"train": "test", "test": "train"}
+    if len(folders) != 1 or (name := folders[0].name) not in others:
+        return
+    if any(x.is_dir() for x in folders[0].iterdir()):
+        raise ValueError(
+            f"folder: {folder} has {name}/ and no {others[name]}/: add it, with other classes, or "
+            f"name {folder / name}, whose classes are then divided"
+        )
 
 
 def _split(labeled_paths: Sequence[tuple[str, str]], **marks: np.ndarray) -> Split:

@@ -8,6 +8,7 @@ common exactly if they have a name in common.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import pathlib
 import unicodedata
@@ -79,6 +80,18 @@ class Split:
                 options["gallery_groups"] = self.groups[items]
         vectors, labels = embeddings[queries], self.labels[queries]
         return Search(vectors, labels, options, queries, items, within, readable)
+
+    def has_positives(self) -> bool:
+        """Whether a query can find an image of its class, so that there is something to score."""
+        search = self.search(np.zeros((len(self), 1)))
+        groups = np.full(len(self), -1) if self.groups is None else self.groups
+        pairs = np.stack([self.labels, groups], axis=1)
+        items = collections.Counter(search.item_labels.tolist())
+        ignored = collections.Counter(map(tuple, pairs[search.items].tolist()))
+        return any(
+            items[label] > (ignored[label, group] if group != -1 else search.within)
+            for label, group in pairs[search.queries].tolist()
+        )
 
 
 class Search(NamedTuple):

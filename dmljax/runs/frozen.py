@@ -64,8 +64,13 @@ class Against(NamedTuple):
         return round(100 * self.difference, 1) < 0
 
 
-def range_text(difference: float, low: float | None, high: float | None) -> str:
-    """A difference of scores and its range in points: "+1.2 [+0.3, +2.1]"."""
+def range_text(difference: float | None, low: float | None, high: float | None) -> str:
+    """A difference of scores and its range in points: "+1.2 [+0.3, +2.1]".
+
+    A difference of scores that do not exist is NaN, or None where it is read from JSON.
+    """
+    if difference is None or np.isnan(difference):
+        return "-"
     text = f"{100 * difference:+.1f}"
     if low is None or high is None:
         return text

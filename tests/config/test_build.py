@@ -5,6 +5,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from PIL import Image
 from system import tiny
 
 from dmljax.config import durations, fields, method, registry
@@ -110,3 +111,32 @@ def test_a_run_of_number_evaluates_at_the_ends_of_its_epochs(tmp_path):
     ends = [round(epoch_end(n)) for n in range(1, 7)]
     assert sorted(run.evaluation_steps) == ends and run.steps == ends[-1]
     assert len(set(np.diff([0, *ends]).tolist())) > 1
+
+
+def _of_folders(folder, counts, **dataset):
+    """A config of a folder with so many images in the folders that `counts` names."""
+    for place, count in counts.items():
+        (folder / "photos" / place).mkdir(parents=True)
+        for i in range(count):
+            Image.new("RGB", (12, 12)).save(folder / "photos" / place / f"{i}.png")
+    dataset = {"name": "folder", "root": str(folder / "photos")} | dataset
+    sampler = {"name": "class_balanced", "classes": 1, "per_class": 1}
+    return tiny(folder, dataset=dataset, sampler=sampler)
+
+
+@pytest.mark.parametrize(
+    ("counts", "fields", "message"),
+    [
+        ({"a": 3}, {}, "no training images, because 'a' is the only class: .* so add a folder"),
+        (dict.fromkeys("abcd", 2), {"split": 0}, r"no training .*split=0 .* all 4 classes"),
+        (dict.fromkeys("abcd", 2), {"split": 0.99}, r"no test images, .*split=0.99 .* all 4"),
+        (dict.fromkeys("abcd", 1), {}, "no image has another one of its class: there is nothing"),
+        ({"query/a": 2, "gallery/a": 2}, {}, "no training images: add them, in a folder train/"),
+        ({"train/a": 2, "train/b": 2}, {}, r"photos has train/ and no test/: add it, .* or name"),
+        ({"test/a": 2, "test/b": 2}, {}, r"photos has test/ and no train/: add it, .* or name"),
+    ],
+)
+def test_splits_without_images_or_positives_are_refused(tmp_path, counts, fields, message):
+    with pytest.raises(ValueError, match=message) as error:
+        build(_of_folders(tmp_path, counts, **fields))
+    assert "\n" not in str(error.value)

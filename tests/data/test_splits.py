@@ -136,3 +136,23 @@ def test_a_search_follows_the_protocol(query, gallery, groups):
     for name, array in expected.items():
         np.testing.assert_array_equal(search.options[name], array)
     assert search.candidates == len(items) - (gallery is None)
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("fields", ["", "groups", "query gallery", "query gallery groups"])
+def test_has_positives_is_that_of_a_double_loop(seed, fields):
+    rng = np.random.default_rng(seed)
+    n = 5
+    marks = {"query": rng.random(n) < 0.5, "gallery": rng.random(n) < 0.5}
+    marks |= {"groups": rng.integers(-1, 2, n)}
+    marks = {name: marks[name] for name in fields.split()}
+    split = splits.Split([b""] * n, rng.integers(0, 4, n), tuple("abcd"), **marks)
+    every = np.ones(n, bool)
+    expected = any(
+        split.labels[i] == split.labels[j]
+        and ("gallery" in marks or i != j)
+        and not ("groups" in marks and marks["groups"][i] == marks["groups"][j] != -1)
+        for i in np.flatnonzero(marks.get("query", every))
+        for j in np.flatnonzero(marks.get("gallery", every))
+    )
+    assert split.has_positives() == expected

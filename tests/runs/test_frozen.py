@@ -1,5 +1,6 @@
 """A run from a pretrained backbone is compared with it, and is not exported if it is worse."""
 
+import json
 import math
 
 import jax.numpy as jnp
@@ -149,3 +150,10 @@ def test_a_run_without_a_backbone_has_no_baseline(tmp_path):
     assert build(tiny(tmp_path)).evaluation.frozen is False
     with pytest.raises(ValueError, match="scores a pretrained backbone: give"):
         build(tiny(tmp_path, evaluate={"frozen": True}))
+
+
+def test_a_difference_of_missing_scores_is_a_dash():
+    row = frozen.Against("test", "R@1", np.nan, np.nan, None, None, np.nan, None, None, "unknown")
+    content = json.loads(json.dumps(row._asdict()).replace("NaN", "null"))  # as in result.json
+    assert frozen.sentence([row]) == frozen.sentence([frozen.Against(**content)])
+    assert frozen.sentence([row]).endswith("R@1 -: unknown")
