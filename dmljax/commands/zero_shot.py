@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     refuse("zero-shot", extras)
     if not arguments.folder:
         raise ValueError("zero-shot needs a folder of images: dmljax zero-shot photos/")
+    from dmljax.data.splits import warn_of_one_class
     from dmljax.files import parts
     from dmljax.runs import zero_shot
     from dmljax.train import compilation
@@ -60,6 +61,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
                 f"duplicates by {row.name}; {arguments.out}/report.html, clusters.csv"
             )
         return 0
+    warn_of_one_class(images, arguments.folder)
     results = [zero_shot.embed(backbone, images, **options) for backbone in [*backbones, None]]
     rows = [row for row in results if row is not None]
     if rows:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from absl import logging
 
 
 class Records(Protocol):
@@ -92,6 +93,14 @@ class Split:
             items[label] > (ignored[label, group] if group != -1 else search.within)
             for label, group in pairs[search.queries].tolist()
         )
+
+
+def warn_of_one_class(
+    split: Split, title: str, *, result: str = "every image is right, and the scores say nothing"
+) -> None:
+    """A warning with its `result` if the split, which is called `title`, has only one class."""
+    if len(split.names) == 1:
+        logging.warning("%s has one class, %r: %s", title, split.names[0], result)
 
 
 class Search(NamedTuple):

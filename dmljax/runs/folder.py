@@ -16,7 +16,7 @@ from absl import logging
 from dmljax.config import files as config_files
 from dmljax.config.build import build
 from dmljax.config.digests import Digests, essential
-from dmljax.data.splits import Split
+from dmljax.data.splits import Split, warn_of_one_class
 from dmljax.files import locks, reading
 from dmljax.files.writing import make_folder, write_json
 from dmljax.report import scores_file
@@ -232,6 +232,7 @@ def score(
     """The scores of a checkpoint on 'train', 'val' or 'test', which are printed as well."""
     run, state = reopen(workdir, step=step, overrides=overrides)
     images = split_of(run, split)
+    warn_of_one_class(images, f"the {split} split")
     evaluator = Evaluator(run)
     scores = evaluator.scores(state, evaluator.embeddings(state, images), images)
     description = describe_score(run, state, requested=step is not None)

@@ -13,6 +13,7 @@ import jax
 
 from dmljax.config import digests
 from dmljax.config.build import build
+from dmljax.data.splits import warn_of_one_class
 from dmljax.files import parts
 from dmljax.report import pictures
 from dmljax.runs import folder, frozen, page, summary
@@ -102,6 +103,10 @@ def _train_and_report(
         evaluator = Evaluator(run, interrupts=interrupts)
         for line in [*summary.header(run, restored.state), *origin]:
             journal.say(line)
+        warn_of_one_class(
+            run.train, "the training split", result="there is no other class to tell it from"
+        )
+        warn_of_one_class(run.test, "the test split")
         if start_step == 0:
             try:
                 with interrupts.stoppable():

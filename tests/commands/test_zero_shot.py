@@ -103,6 +103,13 @@ def test_backbones_are_scored_as_they_are(cache, tmp_path, capsys):
     assert "features of" not in printed.out and "tiny" in printed.out and not printed.err
 
 
+def test_one_class_is_said_to_have_no_meaning(cache, tmp_path, caplog):
+    root = photos(tmp_path, lambda i, label: "only")
+    main(["zero-shot", str(root), "--nets=tiny", f"--out={tmp_path / 'out'}"])
+    line = f"{root} has one class, 'only': every image is right, and the scores say nothing"
+    assert caplog.text.count(line) == 1
+
+
 def test_images_without_folders_get_clusters_and_near_duplicates(cache, tmp_path, capsys):
     root = photos(tmp_path, lambda i, label: "")
     copy = np.asarray(Image.open(root / "005.png")).astype(int) + 1

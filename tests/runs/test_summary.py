@@ -1,12 +1,12 @@
 """Lines of a run: its first step, the chosen step, and the reason for the choice."""
 
 import numpy as np
-from system import tiny
+from system import blobs, tiny
 
 from dmljax import metrics
 from dmljax.data.splits import Split
 from dmljax.report import scores_file
-from dmljax.runs import summary, training
+from dmljax.runs import folder, summary, training
 from dmljax.train import initial_state
 from dmljax.train.journal import read
 
@@ -21,8 +21,8 @@ HARMFUL = {
 }
 
 
-def _printed(folder, capsys, **fields):
-    training.run(tiny(folder, **HARMFUL | fields), folder / "run")
+def _printed(place, capsys, **fields):
+    training.run(tiny(place, **HARMFUL | fields), place / "run")
     return capsys.readouterr().out
 
 
@@ -53,6 +53,18 @@ def test_a_last_step_that_is_the_best_is_not_explained(tmp_path, capsys):
     net = {"name": "convnet", "widths": [4, 8], "strides": [2, 2], "frozen": True}
     printed = _printed(tmp_path, capsys, net=net, optimizer={"name": "sgd", "rate": 0.0})
     assert "chosen" not in printed and "after step 6 (select=last)" in printed
+
+
+def test_splits_of_one_class_are_said_to_have_no_meaning(tmp_path, capsys, caplog):
+    blobs(tmp_path, classes=2)
+    sampler = {"name": "class_balanced", "classes": 1, "per_class": 4}
+    _printed(tmp_path, capsys, sampler=sampler)
+    test = "the test split has one class, '1': every image is right, and the scores say nothing"
+    train = "the training split has one class, '0': there is no other class to tell it from"
+    assert caplog.text.count(test) == caplog.text.count(train) == 1
+    caplog.clear()
+    folder.score(tmp_path / "run")
+    assert caplog.text.count(test) == 1 and train not in caplog.text
 
 
 def test_a_published_net_without_its_weights_is_told_what_that_means(tmp_path, capsys):
