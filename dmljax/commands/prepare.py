@@ -1,8 +1,8 @@
 """Write a data set once in a form that is small and quick to read.
 
     dmljax prepare --dataset=cars196 --root=stanford_cars --out=cars256
-    dmljax train --config=configs/cars_abe.py --config.dataset.name=prepared \\
-        --config.dataset.root=cars256
+    dmljax train --config=configs/cars_abe.py \\
+        --config.dataset="{'name': 'prepared', 'root': 'cars256'}"
 
 Resizes every image (shorter side 256) and stores it as JPEG in ArrayRecord shards, together with a
 manifest of counts, labels, hashes and settings. If the command is interrupted, run it again: it
@@ -47,5 +47,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         note = f", {len(split['skipped'])} skipped" if split["skipped"] else ""
         counts = f"{split['count']} images of {split['classes']} classes"
         print(f"{name}: {counts}, {size:.1f} MiB{note}")
-    print(f"train on it with --config.dataset.name=prepared --config.dataset.root={arguments.out}")
+    # The data set as a whole: the config may give it arguments that `prepared` does not have.
+    dataset = {"name": "prepared", "root": arguments.out}
+    print(f'train on it with --config.dataset="{dataset}"')
     return 0

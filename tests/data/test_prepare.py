@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from PIL import Image
 
 from dmljax.data import datasets, decode, pipeline, prepare, sampling, splits, transforms
 from dmljax.files import writing as files
+from dmljax.main import main
 
 
 def _photographs(root):
@@ -208,6 +210,19 @@ def test_a_truncated_shard_is_named(tmp_path):
     make.put(tmp_path / "out" / "manifest.json", b"{}")
     with pytest.raises(ValueError, match="is not a manifest of prepare"):
         datasets.prepared(root=tmp_path / "out")
+
+
+def test_the_advice_of_the_command_fits_a_config_of_another_data_set(tmp_path, capsys):
+    _photographs(tmp_path / "photos")
+    out = tmp_path / "out put"
+    main(["prepare", "--dataset=folder", f"--root={tmp_path / 'photos'}", f"--out={out}"])
+    advice = capsys.readouterr().out.splitlines()[-1]
+    (flag,) = [word for word in shlex.split(advice) if word.startswith("--config.")]
+    (tmp_path / "config.py").write_text(
+        "def get_config():\n    return {'dataset': {'name': 'folder', 'split': 0.8}}\n"
+    )
+    assert main(["doctor", f"--config={tmp_path / 'config.py'}", flag]) == 0
+    assert "train: 5 images of 1 classes" in capsys.readouterr().out
 
 
 def _command(*arguments, **options):
