@@ -18,6 +18,7 @@ part I of N of them only: start N such processes, then the command without it.
 from __future__ import annotations
 
 import argparse
+import collections
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -52,9 +53,11 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     images, are_labeled = zero_shot.images_of_folder(arguments.folder)
     backbones = _backbones(arguments)
     options = {"cache": arguments.cache, "shard": shard, "batch_size": arguments.batch_size}
+    options["skipped"] = collections.Counter()  # so that every image is named once
     if not are_labeled:
         row = zero_shot.embed(backbones[0], images, **options)
         if row is not None:
+            _print_unreadable(row)
             clusters, duplicates = zero_shot.page_of_clusters(row, images, arguments.out)
             print(
                 f"{len(images):,} images without classes: {clusters} clusters, {duplicates} near "
@@ -65,6 +68,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     results = [zero_shot.embed(backbone, images, **options) for backbone in [*backbones, None]]
     rows = [row for row in results if row is not None]
     if rows:
+        _print_unreadable(rows[0])
         _print(rows, zero_shot.score(rows, images, arguments.out))
         print(f"page: {arguments.out}/report.html")
     return 0
@@ -88,6 +92,12 @@ def _backbones(arguments: argparse.Namespace) -> list[Any]:
     if not backbones:
         raise FileNotFoundError(f"no pretrained backbone is here: {at_hand.GET_BACKBONE}")
     return backbones
+
+
+def _print_unreadable(row: Any) -> None:
+    """Says how many images are left out, also where their features come from disk."""
+    if count := row.unreadable:
+        print(f"images that could not be read and are left out: {count:,}")
 
 
 def _print(rows: Sequence[Any], result: Any) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from absl import flags, logging
 
-from dmljax.data import sampling
+from dmljax.data import decode, sampling
 from dmljax.data.batches import EvaluationBatch, PlannedBatch, TrainBatch
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, record_name
@@ -44,10 +44,10 @@ class Batches:
     def __init__(
         self,
         iterator: Any,
-        name_fn: Callable[[int], str],
+        split: Split,
         skipped: collections.Counter[str] | None = None,
     ):
-        self._iterator, self._name_fn = iterator, name_fn  # an iterator of grain, with `close`
+        self._iterator, self._split = iterator, split  # an iterator of grain, with `close`
         self.skipped = collections.Counter() if skipped is None else skipped
 
     def __iter__(self):
@@ -59,9 +59,10 @@ class Batches:
         batch = next(self._iterator)
         for i in batch.pop("skipped").tolist():
             if i >= 0:
-                name = self._name_fn(i)
+                name = record_name(self._split.records, i)
                 if name not in self.skipped:
-                    logging.warning("%s cannot be read: skipped from now on", name)
+                    reason = _reason(self._split, i)
+                    logging.warning("%s cannot be read: skipped from now on%s", name, reason)
                 self.skipped[name] += 1
         return batch
 
@@ -122,7 +123,7 @@ def train(
         **_share(len(sample_fn(groups, seed=seed, step=start)), host, hosts, padded, unreadable),
     )
     iterator = _in_background(batch_fn, start, _ENDLESS, threads, workers)
-    return Batches(iterator, lambda i: record_name(split.records, i), skipped)
+    return Batches(iterator, split, skipped)
 
 
 def planned(
@@ -157,7 +158,7 @@ def planned(
         **{name: share[name] for name in ("size", "offset", "global_size")},
     )
     iterator = _in_background(batch_fn, start, _ENDLESS, None, workers)
-    return Batches(iterator, lambda i: record_name(split.records, i), skipped)
+    return Batches(iterator, split, skipped)
 
 
 def evaluation(
@@ -193,7 +194,19 @@ def evaluation(
         **_share(batch_size, host, hosts, padded, unreadable),
     )
     iterator = _in_background(batch_fn, 0, -(-len(rows) // batch_size), threads, workers)
-    return Batches(iterator, lambda i: record_name(split.records, i), skipped)
+    return Batches(iterator, split, skipped)
+
+
+def _reason(split: Split, i: int) -> str:
+    """Why image `i` cannot be read, in parentheses; "" if it now can.
+
+    The image is read again, because worker processes return no more than its number.
+    """
+    try:
+        Reader(split)(i)
+    except decode.UnreadableImage as error:
+        return f" ({error.__cause__})"
+    return ""
 
 
 def _warn_about_single_images(split: Split, groups: sampling.Groups) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import csv
 import dataclasses
 import io
@@ -59,6 +60,11 @@ class Row(NamedTuple):
     def width(self) -> int:
         return self.embeddings.shape[1]
 
+    @property
+    def unreadable(self) -> int:
+        """The number of images that could not be read."""
+        return int((~np.isfinite(self.embeddings).all(axis=1)).sum())
+
 
 def images_of_folder(root: str | os.PathLike) -> tuple[Split, bool]:
     """The images of a folder, and whether they are labeled by folders of classes.
@@ -86,11 +92,13 @@ def embed(
     cache: str | os.PathLike | None = None,
     shard: parts.Shard | None = None,
     batch_size: int = 32,
+    skipped: collections.Counter[str] | None = None,
 ) -> Row | None:
     """The features of all images as unit vectors; without a backbone, the raw pixels.
 
     Features that are on disk already are not computed again. With `shard`, only that part is
-    computed, and the result is None. Images that cannot be read have rows of NaN.
+    computed, and the result is None. Images that cannot be read have rows of NaN. Where they are
+    found, `skipped` counts them by name; a name that it already contains is not logged again.
     """
     about: dict[str, Any]
     if backbone is None:
@@ -123,6 +131,7 @@ def embed(
             batch_size=batch_size,
             shard=shard,
             unreadable="skip",
+            skipped=skipped,
         )
     if shard is not None:
         return None

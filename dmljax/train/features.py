@@ -6,6 +6,7 @@ with the first file that does not exist.
 
 from __future__ import annotations
 
+import collections
 import pathlib
 import sys
 import time
@@ -159,14 +160,16 @@ def compute(
     shard: parts.Shard | None = None,
     workers: int = 0,
     unreadable: str = "raise",
+    skipped: collections.Counter[str] | None = None,
 ) -> int:
     """Computes the features of `cache` that are not on disk yet; returns how many images it read.
 
     `features_fn(images uint8) -> [b d]`. With `shard`, only that part of every array is computed;
     processes with other shards, on this host or others, write beside it. Without, all parts are
-    completed. One file of rows is in memory at a time.
+    completed. One file of rows is in memory at a time. With `unreadable='skip'`, images that cannot
+    be read are counted in `skipped`; a name that it already contains is not logged again.
     """
-    count = 0
+    count, skipped = 0, collections.Counter() if skipped is None else skipped
     for entry in cache.entries:
         numbers = range(_part_count(entry.folder)) if shard is None else [shard.index]
         total = len(numbers) if shard is None else shard.count
@@ -181,7 +184,8 @@ def compute(
                     features_fn,
                     title=title,
                     options={"shards": shards, "batch_size": batch_size, "workers": workers}
-                    | {"unreadable": unreadable, "transform_fn": entry.transform_fn},
+                    | {"unreadable": unreadable, "skipped": skipped}
+                    | {"transform_fn": entry.transform_fn},
                 )
             except OSError as error:
                 if error.errno is None:
@@ -257,7 +261,9 @@ def _compute_part(
         images, read = entry.images, range(start, rows.stop)
         if known:
             unknown = [row for row in read if row not in known]
-            images, read = subset(images, np.array(unknown, int)), range(len(unknown))
+            # The others follow, because a batch needs the shape of an image that can be read.
+            images = subset(images, np.array([*unknown, *known], int))
+            read = range(len(unknown))
         computed = _Computed(features_fn, images, read, options)
         waiting: list[np.ndarray] = []
         name = f"features of {title}" + (f", part {part}" if part.count > 1 else "")

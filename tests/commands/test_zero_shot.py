@@ -103,6 +103,24 @@ def test_backbones_are_scored_as_they_are(cache, tmp_path, capsys):
     assert "features of" not in printed.out and "tiny" in printed.out and not printed.err
 
 
+def test_unreadable_images_are_named_once_with_the_reason_and_counted_again(
+    cache, tmp_path, caplog, capsys
+):
+    root = photos(tmp_path)
+    words = ["zero-shot", str(root), "--nets=tiny", f"--out={tmp_path / 'out'}"]
+    main(words)  # the features of all images but the next one are on disk from here on
+    (root / "c0" / "empty.png").touch()
+    for lines in (1, 0):
+        caplog.clear()
+        capsys.readouterr()
+        main(words)
+        line = (
+            f"{root / 'c0' / 'empty.png'} cannot be read: skipped from now on (it has zero bytes)"
+        )
+        assert caplog.text.count(line) == caplog.text.count("empty.png") == lines
+        assert "images that could not be read and are left out: 1\n" in capsys.readouterr().out
+
+
 def test_one_class_is_said_to_have_no_meaning(cache, tmp_path, caplog):
     root = photos(tmp_path, lambda i, label: "only")
     main(["zero-shot", str(root), "--nets=tiny", f"--out={tmp_path / 'out'}"])
