@@ -1,15 +1,25 @@
-"""The end of an error message about an unknown name: the nearest known names."""
+"""Parts of messages: a number with its noun, and the known names nearest to an unknown one."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable
 
-__all__ = ["check_known", "hint"]
+__all__ = ["check_known", "counted", "hint"]
 
 _NEAREST = 3  # names that are suggested
 _COMPARED = 5000  # names; of more, those with the first letter of the word
 _FEW = 12  # names that are all listed where none of them is near
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "item"), counted(2, "training class")
+    ('1 item', '2 training classes')
+    """
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"
 
 
 def hint(word: str, names: Iterable[str], *, where: str = "") -> str:

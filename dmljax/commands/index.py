@@ -45,7 +45,7 @@ from absl import logging
 from dmljax import index as indexes
 from dmljax.commands import index_fill
 from dmljax.commands.parser import add_trust, refuse
-from dmljax.hints import hint
+from dmljax.hints import counted, hint
 from dmljax.index import Index, inputs
 
 
@@ -165,7 +165,7 @@ def _remove(arguments: argparse.Namespace, place: str, *ids: str) -> int:
                     "Nothing is removed"
                 )
         store.delete(ids)
-    print(f"deleted {index_fill.counted(len(ids), 'item')}")
+    print(f"deleted {counted(len(ids), 'item')}")
     return 0
 
 
@@ -234,7 +234,7 @@ def _check(_: argparse.Namespace, place: str) -> int:
         for problem in problems:
             print(problem)
         if not problems:
-            print(f"ok: {index_fill.counted(store.count(), 'item')}, every stored byte was read")
+            print(f"ok: {counted(store.count(), 'item')}, every stored byte was read")
     return 1 if problems else 0
 
 
@@ -244,7 +244,7 @@ def _export(_: argparse.Namespace, place: str, *paths: str) -> int:
     from dmljax.index import parquet
 
     with indexes.open(place) as store:
-        print(f"wrote {paths[0]}: {index_fill.counted(parquet.export(store, paths[0]), 'item')}")
+        print(f"wrote {paths[0]}: {counted(parquet.export(store, paths[0]), 'item')}")
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from dmljax import index as indexes
 from dmljax.files import cores
+from dmljax.hints import counted
 from dmljax.index import Index, InvalidInput, folder, inputs
 
 _CHUNK = 1024  # images that are added together
@@ -260,8 +261,3 @@ def _metadata(ids: list[str], store: Index, previous: Index | None) -> list[dict
             items = index.get(list(_stored(index, ids)))
             metadata |= {item.id: item.metadata for item in items}
     return list(metadata.values())
-
-
-def counted(count: int, noun: str) -> str:
-    """A number with its noun, such as "2 items"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dmljax.commands.dataset_flags import add_dataset_flags, dataset_of_flags, load
 from dmljax.commands.parser import refuse
 from dmljax.data import prepare
+from dmljax.hints import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +46,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     for name, split in manifest["splits"].items():
         size = sum(shard["bytes"] for shard in split["shards"]) / 2**20
         note = f", {len(split['skipped'])} skipped" if split["skipped"] else ""
-        counts = f"{split['count']} images of {split['classes']} classes"
+        counts = f"{counted(split['count'], 'image')} of {counted(split['classes'], 'class')}"
         print(f"{name}: {counts}, {size:.1f} MiB{note}")
     # The data set as a whole: the config may give it arguments that `prepared` does not have.
     dataset = {"name": "prepared", "root": arguments.out}

@@ -22,6 +22,7 @@ from dmljax.data.splits import Split, Splits, record_name
 from dmljax.files import cores
 from dmljax.files.progress import Progress
 from dmljax.files.writing import sha256
+from dmljax.hints import counted
 
 _CUB_2010_IMAGES = 6_033
 _SHARED_CLASSES = ("tiny_imagenet", "mnist")  # by design, train and test have the same classes
@@ -75,7 +76,7 @@ def examine_shards(root: str | os.PathLike) -> Iterator[Finding]:
 
 def _counts(splits: Splits, dataset: str) -> Iterator[Finding]:
     for name, split in splits._asdict().items():
-        text = f"{name}: {len(split):,} images of {len(split.names):,} classes"
+        text = f"{name}: {counted(len(split), 'image')} of {counted(len(split.names), 'class')}"
         if dataset not in PUBLISHED:
             level = "WRONG" if name == "test" and not len(split) else "note"
             yield Finding(level, text)
@@ -118,7 +119,7 @@ def _classes(splits: Splits, dataset: str) -> Iterator[Finding]:
         text = f"{name}: the smallest classes are "
         text += ", ".join(f"{split.names[c]!r} {counts[c]}" for c in smallest)
         if single := int((counts == 1).sum()):
-            text += f"; {single} classes have one image, so no positive"
+            text += f"; {counted(single, 'class')} with one image, so no positive"
         yield Finding("note", text)
 
 

@@ -12,6 +12,7 @@ from absl import logging
 
 from dmljax.data import locate
 from dmljax.data.splits import Split, Splits, divide, encode
+from dmljax.hints import counted
 
 _VALIDATION = ("val", "valid", "validation")  # folders beside train/ that are no classes
 
@@ -136,10 +137,10 @@ def _labeled_paths(root: pathlib.Path, unread: list[str]) -> list[tuple[str, str
             f"folder: {error.filename} may not be read: change its permissions (chmod -R a+rX)"
         ) from error
     if not labeled_paths:
-        note = f" ({outside} images lie directly in it)" if outside else ""
+        note = f" ({counted(outside, 'image')} directly in it)" if outside else ""
         if unread_of_root:
-            text = f"only {len(unread_of_root)} {locate.unread_text(unread_of_root)}"
-            raise FileNotFoundError(f"folder: {root} has no folder of images{note}, {text}")
+            text = locate.unread_text(unread_of_root)
+            raise FileNotFoundError(f"folder: {root} has no folder of images{note}, only {text}")
         suffixes = " ".join(locate.IMAGE_SUFFIXES)
         raise FileNotFoundError(
             f"folder: {root} has no folder of images{note}: put the images of each class in a "
@@ -147,5 +148,5 @@ def _labeled_paths(root: pathlib.Path, unread: list[str]) -> list[tuple[str, str
         )
     unread += unread_of_root
     if outside:
-        logging.warning("%s: ignoring %d images outside of class folders", root, outside)
+        logging.warning("%s: ignoring %s outside of class folders", root, counted(outside, "image"))
     return labeled_paths

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from absl import logging
 
+from dmljax.hints import counted
+
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 # Formats of phones and cameras, which are not read.
 UNREAD_SUFFIXES = (".heic", ".heif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw")
@@ -116,11 +118,12 @@ def is_unread(name: str) -> bool:
 def warn_of_unread(folder: str | os.PathLike, paths: Sequence[str]) -> None:
     """One warning about all images in formats that are not read, if there are any."""
     if paths:
-        logging.warning("%s: %d images %s", folder, len(paths), unread_text(paths))
+        logging.warning("%s: %s", folder, unread_text(paths))
 
 
 def unread_text(paths: Sequence[str]) -> str:
-    """In which formats images are that are not read, and what to do."""
+    """How many images are in which formats that are not read, and what to do."""
     counts = collections.Counter(os.path.splitext(path)[1].lower() for path in paths)
     formats = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(counts.items()))
-    return f"in formats that are not read ({formats}): convert them to JPEG"
+    images = counted(len(paths), "image")
+    return f"{images} in formats that are not read ({formats}): convert them to JPEG"

@@ -30,6 +30,7 @@ from dmljax.data.splits import Split, record_name
 from dmljax.data.transforms import transform as transform_lib
 from dmljax.data.transforms.plan import Program
 from dmljax.files import cores
+from dmljax.hints import counted
 
 _TransformFn = transform_lib.Transform | Callable[[np.ndarray, np.random.Generator], np.ndarray]
 _ENDLESS = 1 << 40  # steps, because grain needs a length
@@ -212,7 +213,8 @@ def _reason(split: Split, i: int) -> str:
 def _warn_about_single_images(split: Split, groups: sampling.Groups) -> None:
     if single := int((groups.count == 1).sum()):
         name = split.names[int(split.labels[groups.images(int(np.argmin(groups.count)))[0]])]
-        logging.warning("%d classes have one image, so no positive, such as %r", single, name)
+        classes = f"{counted(single, 'class')} {'has' if single == 1 else 'have'}"
+        logging.warning("%s one image, so no positive, such as %r", classes, name)
 
 
 def _share(

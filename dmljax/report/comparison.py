@@ -14,6 +14,7 @@ from dmljax import metrics
 from dmljax.config import digests
 from dmljax.config import files as config_files
 from dmljax.files import reading
+from dmljax.hints import counted
 from dmljax.metrics import Comparison, McNemar
 from dmljax.metrics.statistics import LEVEL
 from dmljax.report import scores_file
@@ -98,7 +99,7 @@ class RunComparison(NamedTuple):
     def notes(self) -> tuple[str, ...]:
         """What a reader needs to know about the numbers, one sentence each."""
         sentences = [
-            f"{self.queries:,} queries of {self.classes:,} classes.",
+            f"{self.queries:,} queries of {counted(self.classes, 'class')}.",
             "Ranges are 95 % bootstrap intervals over classes. Differences are paired by query. A "
             "difference is not resolved if its range contains 0.",
         ]

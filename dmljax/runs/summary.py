@@ -12,6 +12,7 @@ from dmljax import kernels, metrics
 from dmljax.adapt import path_of
 from dmljax.data.splits import Split
 from dmljax.files.result import Chosen, first_best
+from dmljax.hints import counted
 from dmljax.report import pictures
 from dmljax.report.scores_file import QueryScores
 from dmljax.runs import stuck as stuck_lib
@@ -36,10 +37,10 @@ def header(run: Run, state: TrainState) -> list[str]:
     platform = jax.devices()[0].platform
     devices = f"{run.shards.size} {platform} device{'s' if run.shards.size > 1 else ''}"
     convolutions = kernels.describe(getattr(run.net, "impl", "auto"), platform)
-    splits = [f"{len(run.train):,} training images of {len(run.train.names):,} classes"]
+    splits = [_counts(run.train, "training image", "class")]
     if run.held_out is not None:
         splits.append(_held_out(run, run.held_out))
-    splits.append(f"{len(run.test):,} test images of {len(run.test.names):,} classes")
+    splits.append(_counts(run.test, "test image", "class"))
     line = (
         f"{run.dataset}: {', '.join(splits)}; {parameters}, "
         f"pretraining: {run.pretraining()}; images: {run.transform_fn.title} for training, "
@@ -62,9 +63,14 @@ def header(run: Run, state: TrainState) -> list[str]:
     return [hint, line] if hint else [line]
 
 
+def _counts(split: Split, image: str, label: str) -> str:
+    """How many images of how many classes a split has."""
+    return f"{counted(len(split), image)} of {counted(len(split.names), label)}"
+
+
 def _held_out(run: Run, split: Split) -> str:
     """The held-out classes, and whether they choose the checkpoint."""
-    text = f"{len(split):,} images of {len(split.names):,} held-out classes"
+    text = _counts(split, "image", "held-out class")
     notes = []
     if split.query is not None:
         notes.append(f"{int(split.query.sum()):,} of them queries")

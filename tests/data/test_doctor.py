@@ -31,7 +31,7 @@ def test_a_correct_data_set_has_notes_and_no_fault(photos):
     text = _texts(datasets.folder(root=photos))
     assert "WRONG" not in text
     assert "note train: 6 images of 2 classes" in text and "labels run from 0 to 1" in text
-    assert "the smallest classes are 'b' 1, 'a' 5; 1 classes have one image, so no positive" in text
+    assert "the smallest classes are 'b' 1, 'a' 5; 1 class with one image, so no positive" in text
     assert "grayscale 1, with alpha 1" in text and "mean size 40x30" in text
     assert "images/s decoded" in text
 

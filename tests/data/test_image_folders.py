@@ -130,7 +130,7 @@ def test_formats_that_are_not_read_are_counted_in_one_line(tmp_path, caplog):
         f"{tmp_path}: 4 images in formats that are not read (1 .cr2, 3 .heic): convert them to "
         "JPEG",
     ]
-    with pytest.raises(FileNotFoundError, match=r"only 1 in formats .* \(1 .heic\): convert them"):
+    with pytest.raises(FileNotFoundError, match=r"only 1 image .* \(1 .heic\): convert them"):
         datasets.folder(root=make.put(tmp_path / "new" / "a" / "x.heic", b"").parents[1])
 
 
@@ -138,7 +138,7 @@ def test_a_folder_without_classes_counts_them_too(tmp_path, caplog):
     make.put(tmp_path / "x.jpg", make.jpeg())
     make.put(tmp_path / "raw" / "x.dng", b"not read")
     assert locate.image_paths(tmp_path) == [str(tmp_path / "x.jpg")]
-    assert f"{tmp_path}: 1 images in formats that are not read (1 .dng)" in caplog.text
+    assert f"{tmp_path}: 1 image in formats that are not read (1 .dng)" in caplog.text
 
 
 def test_errors_name_the_value_and_the_fix(tmp_path):
@@ -146,7 +146,7 @@ def test_errors_name_the_value_and_the_fix(tmp_path):
         datasets.folder(root=tmp_path / "nothing")
     with pytest.raises(NotADirectoryError, match="is a file, not a folder"):
         datasets.folder(root=make.put(tmp_path / "file.jpg", make.jpeg()))
-    with pytest.raises(FileNotFoundError, match=r"\(1 images lie directly in it\).*folder of its"):
+    with pytest.raises(FileNotFoundError, match=r"\(1 image directly in it\).*folder of its"):
         datasets.folder(root=tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="no folder of images"):

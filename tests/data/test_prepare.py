@@ -222,7 +222,7 @@ def test_the_advice_of_the_command_fits_a_config_of_another_data_set(tmp_path, c
         "def get_config():\n    return {'dataset': {'name': 'folder', 'split': 0.8}}\n"
     )
     assert main(["doctor", f"--config={tmp_path / 'config.py'}", flag]) == 0
-    assert "train: 5 images of 1 classes" in capsys.readouterr().out
+    assert "train: 5 images of 1 class\n" in capsys.readouterr().out
 
 
 def _command(*arguments, **options):
