@@ -17,6 +17,7 @@ from dmljax.data.splits import (
     queries_and_gallery,
     share,
 )
+from dmljax.hints import counted
 from dmljax.train.options import Options
 
 # Fields of `dataset` that are not arguments of the data set: shares of the training split, and
@@ -125,6 +126,11 @@ def _train_classes(validation: float, count: int) -> int:
     """The number of classes, of `count`, that `validation` leaves for training."""
     # One held-out class alone would score 1 whatever the net does.
     train_classes = min(round((1 - validation) * count), count - 2)
+    if train_classes < 2 and count >= 4:
+        raise ValueError(
+            f"validation={validation} leaves {counted(train_classes, 'class')} of {count} to train "
+            "on, and two are needed: hold fewer out, such as --config.validation=0.2"
+        )
     if train_classes < 2:
         raise ValueError(
             f"validation={validation} needs two classes to hold out and two to train on, "

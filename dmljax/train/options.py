@@ -263,7 +263,7 @@ def allowed_values(field: dataclasses.Field) -> str:
     if rule["below"] is not None and "int" in types:
         words.append(f"a number from {rule['least']} to {rule['below'] - 1}")
     elif rule["below"] is not None:
-        words.append(f"a share of {rule['least']} to {rule['below']}")
+        words.append(f"a share of {rule['least']} or more and less than {rule['below']}")
     elif rule["least"] is not None:
         words.append(f"{rule['least']} or more")
     words += map(repr, rule["choices"])

@@ -50,7 +50,7 @@ def test_a_config_has_the_defaults_of_the_dataclasses(tmp_path):
         ({"evaluate": {"kn": 3}}, "evaluate has no 'kn': did you mean 'knn'"),
         ({"evaluate": 3}, "evaluate has the fields every, metrics.* cannot be 3"),
         ({"runtime": {"devices": 0}}, "runtime.devices must be 1 or more, or None, not 0"),
-        ({"validation": 1}, "validation must be a share of 0 to 1, not 1"),
+        ({"validation": 1}, "validation must be a share of 0 or more and less than 1, not 1"),
         ({"net": 3}, r"net must be a name or dict\(name='...', ...\), not 3"),
         ({"normalize": {"force": True}}, "normalize must be a name .* not {'force': True}"),
         ({"trained": {"alpha": 8}}, r"not {'alpha': 8}: say what .* by --config.trained.name="),

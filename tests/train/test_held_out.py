@@ -22,6 +22,14 @@ def test_too_few_classes_name_the_flags_to_type(tmp_path):
         build.build(config)
 
 
+@pytest.mark.parametrize("share, classes", [(0.9, "0 classes"), (0.8, "1 class")])
+def test_a_share_that_leaves_too_few_classes_to_train_on_can_be_smaller(tmp_path, share, classes):
+    config = tiny(tmp_path, validation=share, sampler={"name": "uniform", "batch_size": 8})
+    message = rf"leaves {classes} of 4 to train on, .* such as --config.validation=0.2"
+    with pytest.raises(ValueError, match=message):
+        build.build(config)
+
+
 def test_the_end_of_a_run_says_which_step_was_chosen_and_why(tmp_path, capsys):
     config = tiny(tmp_path, validation=0.5, select="val/MAP@R")
     config |= {"sampler": {"name": "class_balanced", "classes": 2, "per_class": 4}}

@@ -209,7 +209,7 @@ def test_load_embeds_images(finished):
         ),
         ({"reload_best_at": [2]}, "2 is before the first evaluation, at 3"),
         ({"net": {"name": "convnet", "weights": "no.safetensors"}}, "no file no.safetensors"),
-        ({"validation": 1.5}, "validation must be a share of 0 to 1, not 1.5"),
+        ({"validation": 1.5}, "validation must be a share of 0 or more and less than 1, not 1.5"),
     ],
 )
 def test_a_wrong_config_is_refused_before_anything_is_written(tmp_path, change, message):
