@@ -104,9 +104,17 @@ def _pillow(
 
 
 def mode(data: bytes) -> str:
-    """Pillow's name of the pixel format: L, RGB, RGBA, CMYK, P, ..."""
-    with Image.open(io.BytesIO(data)) as picture:
-        return picture.mode
+    """Pillow's name of the pixel format: L, RGB, RGBA, CMYK, P, ...
+
+    It is "" for an image that is too large for Pillow, which simplejpeg may still read.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about large images, as in `_pillow`
+            with Image.open(io.BytesIO(data)) as picture:
+                return picture.mode
+    except Image.DecompressionBombError:
+        return ""
 
 
 def read(

@@ -204,6 +204,7 @@ def test_large_photographs_have_the_same_features_everywhere(cache, tmp_path):
         (["zero-shot", "photos", "--nets=tine"], r"there is no 'tine': did you mean 'tiny'"),
         (["zero-shot"], "needs a folder of images"),
         (["zero-shot", "nowhere"], "nowhere does not exist"),
+        (["zero-shot", "blobs.npz"], "blobs.npz is a file: name the folder of your images"),
         (["export", "--net=absent", "--out=x"], "dmljax weights --fetch=absent, or --weights=FILE"),
         (["export", "--net=tiny", "--weights=nowhere", "--out=x"], "there is no file nowhere"),
         (["export", "--net=tiny", "--allow-worse", "--out=x"], "leave out .* --allow-worse"),
