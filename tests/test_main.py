@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from system import tiny
+from system import photos, tiny, write_config
 
 from dmljax import main
 
@@ -110,6 +110,32 @@ def test_list_names_what_a_config_can_name_and_no_helper(kind, name, helper):
     lines = _command("list", kind).stdout.splitlines()
     descriptions = {line.split(maxsplit=1)[0]: line.split(maxsplit=1)[1] for line in lines}
     assert len(descriptions[name]) > 10 and helper not in descriptions
+
+
+@pytest.mark.parametrize(
+    ("parts", "workdir", "is_refused"),
+    [
+        (["."], "photos", True),
+        (["."], "photos/runs/one", True),
+        (["."], "photos2/one", False),
+        (["train", "test"], "photos/train", True),
+        (["train", "test"], "photos/test/one", True),
+        (["train", "test"], "photos/runs", False),
+    ],
+)
+def test_a_run_does_not_go_into_a_class_of_its_images(tmp_path, parts, workdir, is_refused):
+    for part in parts:
+        photos(tmp_path, lambda i, label, part=part: f"{part}/{label}")
+    config = tiny(tmp_path, dataset={"name": "folder", "root": str(tmp_path / "photos")}, steps=1)
+    words = ["train", f"--config={write_config(tmp_path, config)}"]
+    words.append(f"--workdir={tmp_path / workdir}")
+    if is_refused:
+        with pytest.raises(ValueError, match=r"--workdir=.* lies in .*photos") as error:
+            main.main(words)
+        assert "\n" not in str(error.value)
+    else:
+        assert main.main(words) == 0
+    assert (tmp_path / workdir / "config.json").exists() != is_refused
 
 
 def test_a_run_goes_into_a_folder_named_after_the_config_and_its_argument(tmp_path):

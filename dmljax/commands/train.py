@@ -19,6 +19,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dmljax.commands import xla_flags
 from dmljax.commands.parser import USER_ERRORS, add_trust, print_error, refuse
@@ -125,8 +126,25 @@ def _train(arguments: argparse.Namespace, overrides: Sequence[str]) -> None:
     from dmljax.runs import ladder, training
 
     workdir = arguments.workdir or f"runs/{config_files.folder_name(arguments.config)}"
+    _check_workdir(workdir, config.get("dataset"))
     run_fn = ladder.run if config.get("ladder") else training.run
     run_fn(config, workdir, overwrite=arguments.overwrite, source=arguments.config)
+
+
+def _check_workdir(workdir: str, dataset: Any) -> None:
+    """Raises if the run would be a class of its data set, or lie inside of one."""
+    from dmljax.data import image_folders, locate
+
+    if not isinstance(dataset, Mapping) or dataset.get("name") != "folder":
+        return
+    if not dataset.get("root"):  # which the data set reports
+        return
+    for folder in image_folders.read_folders(dataset["root"], dataset.get("split")):
+        if locate.contains(folder, workdir):
+            raise ValueError(
+                f"--workdir={workdir} lies in {folder}, whose folders are classes of images: "
+                "choose a folder outside of it"
+            )
 
 
 def _train_with_others(arguments: argparse.Namespace, overrides: Sequence[str]) -> int:

@@ -50,6 +50,8 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
 
     compilation.keep_programs_of_bundles()
     shard = parts.parse(arguments.shard) if arguments.shard else None
+    if shard is None:
+        zero_shot.check_out(arguments.out)
     images, are_labeled = zero_shot.images_of_folder(arguments.folder)
     backbones = _backbones(arguments)
     options = {"cache": arguments.cache, "shard": shard, "batch_size": arguments.batch_size}

@@ -53,6 +53,17 @@ def _splits(folder: pathlib.Path, split: float | Sequence[str] | None, unread: l
     return divide(_split(_labeled_paths(folder, unread)), train=0.5 if split is None else split)
 
 
+def read_folders(
+    root: str | os.PathLike, split: float | Sequence[str] | None = None
+) -> list[pathlib.Path]:
+    """The folders of which `folder` reads every folder as a class."""
+    root = pathlib.Path(root).expanduser()
+    exists = {name for name in ("train", "test", "query", "gallery") if (root / name).is_dir()}
+    if split is None and (exists >= {"train", "test"} or exists >= {"query", "gallery"}):
+        return [root / name for name in sorted(exists)]
+    return [root]
+
+
 def _check_validation(
     folder: pathlib.Path, split: float | Sequence[str] | None, *, has_test: bool
 ) -> None:

@@ -34,6 +34,7 @@ from dmljax.train.devices import Shardings
 from dmljax.weights import PUBLISHED, file_digest, load
 
 PIXELS = "raw pixels"
+_CLUSTERS = "clusters.csv"
 _PIXEL_SIDE = 16
 _SHOWN_SIDE = 256  # of images that are made thumbnails, or compared with others as small ones
 _MOST_CLUSTERS = 40
@@ -85,6 +86,25 @@ def images_of_folder(root: str | os.PathLike) -> tuple[Split, bool]:
     if not (paths := locate.image_paths(folder)):
         raise FileNotFoundError(f"{folder} has no images; known: {' '.join(locate.IMAGE_SUFFIXES)}")
     return Split(paths, np.zeros(len(paths), np.int32), ("images",)), False
+
+
+def check_out(out: str | os.PathLike) -> None:
+    """Raises if the folder holds something that `score` and `page_of_clusters` do not write."""
+    out = pathlib.Path(out)
+    if not out.is_dir():
+        return
+    known = {page.FILE, _CLUSTERS, *map(_folder_name, [*PUBLISHED, PIXELS])}
+    names = sorted(entry.name for entry in out.iterdir())
+    others = [x for x in names if x not in known and not x.startswith(".") and x[-4:] != ".tmp"]
+    if others:
+        raise ValueError(
+            f"--out={out} holds {others[0]}, which zero-shot did not write: name another folder"
+        )
+
+
+def _folder_name(row: str) -> str:
+    """The folder of a row, by its name."""
+    return row.replace(" ", "_")
 
 
 def embed(
@@ -171,7 +191,7 @@ def score(rows: Sequence[Row], images: Split, out: str | os.PathLike) -> RunComp
     ordered = sorted(rows, key=lambda row: -np.nanmean(scores[row.name].map_at_r))
     reader, pages = Reader(images, least_side=_SHOWN_SIDE), {}
     for row in ordered:
-        folder = out / row.name.replace(" ", "_")
+        folder = out / _folder_name(row.name)
         folder.mkdir(parents=True, exist_ok=True)
         scores_file.write(folder, scores[row.name])
         pages[row.name] = facts_lib.make(
@@ -259,7 +279,7 @@ def page_of_clusters(row: Row, images: Split, out: str | os.PathLike) -> tuple[i
     table = io.StringIO(newline="")
     lines = zip(np.array(files)[readable], labels[readable] + 1, strict=True)
     csv.writer(table, lineterminator="\n").writerows([("file", "cluster"), *lines])
-    write_text(out / "clusters.csv", table.getvalue())
+    write_text(out / _CLUSTERS, table.getvalue())
     return k, len(duplicates)
 
 

@@ -121,6 +121,24 @@ def test_unreadable_images_are_named_once_with_the_reason_and_counted_again(
         assert "images that could not be read and are left out: 1\n" in capsys.readouterr().out
 
 
+def test_a_folder_of_something_else_is_not_written_to(cache, tmp_path):
+    root, out = photos(tmp_path), tmp_path / "out"
+    words = ["zero-shot", str(root), "--nets=tiny", f"--out={out}"]
+    for _ in range(2):  # its own folder is written again
+        main(words)
+    (out / ".DS_Store").touch()
+    (tmp_path / "flat").mkdir()
+    main([*words[:1], str(photos(tmp_path / "flat", lambda i, label: "")), *words[2:]])
+    main(words)
+    (out / "config.json").touch()  # as in the folder of a run
+    before = (out / "report.html").stat().st_mtime_ns
+    with pytest.raises(ValueError, match=r"out holds config.json, which zero-shot did not write"):
+        main(words)
+    with pytest.raises(ValueError, match=r"photos holds c0, which"):
+        main([*words[:3], f"--out={root}"])
+    assert (out / "report.html").stat().st_mtime_ns == before
+
+
 def test_one_class_is_said_to_have_no_meaning(cache, tmp_path, caplog):
     root = photos(tmp_path, lambda i, label: "only")
     main(["zero-shot", str(root), "--nets=tiny", f"--out={tmp_path / 'out'}"])
