@@ -26,7 +26,7 @@ from absl import flags, logging
 from dmljax.data import decode, sampling
 from dmljax.data.batches import EvaluationBatch, PlannedBatch, TrainBatch
 from dmljax.data.reader import Reader
-from dmljax.data.splits import Split, record_name
+from dmljax.data.splits import Split, images_of, record_name
 from dmljax.data.transforms import transform as transform_lib
 from dmljax.data.transforms.plan import Program
 from dmljax.files import cores
@@ -204,7 +204,7 @@ def _reason(split: Split, i: int) -> str:
     The image is read again, because worker processes return no more than its number.
     """
     try:
-        Reader(split)(i)
+        Reader(images_of(split))(i)
     except decode.UnreadableImage as error:
         return f" ({error.__cause__})"
     return ""

@@ -17,6 +17,7 @@ from system import METHODS, blobs, photos, tiny, write_config
 from dmljax import bundle
 from dmljax.bundle import exporting
 from dmljax.config.build import build
+from dmljax.data import pipeline
 from dmljax.data.digest import digest
 from dmljax.data.features import Cache, transforms_of
 from dmljax.data.image_folders import folder as folder_set
@@ -336,7 +337,7 @@ def test_a_command_computes_a_part_and_the_run_the_others(source, tmp_path, caps
             main(["train", f"--config={file}", *words])
 
 
-def test_images_that_cannot_be_read_stay_unreadable(tmp_path, capfd):
+def test_images_that_cannot_be_read_stay_unreadable(tmp_path, capfd, caplog):
     root = photos(tmp_path)
     (root / "c1" / "009.png").write_bytes(b"no picture")
     images = folder_set(root=root, split=0.5).train
@@ -349,6 +350,13 @@ def test_images_that_cannot_be_read_stay_unreadable(tmp_path, capfd):
         split.records[9]
     assert split.records.describe(9).endswith("009.png")
     assert np.isfinite(split.records[8]).all()
+    caplog.clear()
+    transform_fn = transforms_of("", "")[1]
+    with pipeline.evaluation(
+        split, transform_fn=transform_fn, batch_size=9, unreadable="skip"
+    ) as batches:
+        list(batches)
+    assert "009.png cannot be read: skipped from now on (cannot identify image" in caplog.text
 
 
 def test_the_head_knows_the_mean_and_one_scale_of_training_features(source, tmp_path):
