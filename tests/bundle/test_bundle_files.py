@@ -109,6 +109,7 @@ def test_names_outside_of_the_list_are_refused(copy, name):
         ),
         ({"thresholds": {"fmr=1e-2": {"cosine": "1"}}}, "thresholds.fmr=1e-2 is"),
         ({"thresholds": {"fmr=1e-2": {"cosine": 2}}}, "thresholds.fmr=1e-2 is"),
+        ({"thresholds": {"constructor": {"cosine": 0.5}}}, "thresholds has the name 'constructor'"),
     ],
 )
 def test_a_wrong_manifest(copy, fields, message):

@@ -140,3 +140,12 @@ def test_splits_without_images_or_positives_are_refused(tmp_path, counts, fields
     with pytest.raises(ValueError, match=message) as error:
         build(_of_folders(tmp_path, counts, **fields))
     assert "\n" not in str(error.value)
+
+
+def loss_of_a_step(embeddings, labels, step):
+    """Takes the step without a default."""
+    return (embeddings**2).mean() * step
+
+
+def test_a_loss_of_ones_own_may_need_the_step(tmp_path):
+    build(tiny(tmp_path, loss="config.test_build:loss_of_a_step"))

@@ -77,6 +77,15 @@ def test_a_later_process_takes_what_was_measured(cache, monkeypatch, content):
     assert len(calls) == (2 if content is None else 4)
 
 
+def test_what_had_no_memory_is_measured_again(cache, monkeypatch):
+    busy = {"cudnn": "XlaRuntimeError: RESOURCE_EXHAUSTED: out of memory"}
+    times = dict.fromkeys(token_attention.FORMS, 1.0) | busy
+    monkeypatch.setattr(token_attention, "milliseconds", lambda **_: times)
+    assert "RESOURCE_EXHAUSTED" in _chosen(_net(), "gpu")[1]
+    times |= {"cudnn": 0.5}
+    assert _chosen(_net(), "gpu")[0].attention == "cudnn"
+
+
 def test_the_fastest_form_that_nothing_refuses_is_taken():
     short = {"plain": 1.0, "xla": 3.0, "cudnn": 0.5, "tokamax": "not installed"}
     long = {"plain": 9.0, "xla": 2.0, "cudnn": 0.6, "tokamax": "not installed"}
