@@ -130,8 +130,8 @@ def _check_loss(options: Options, loss_fn: Callable) -> None:
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if has_proxies and len(by_position) < 3 and not takes_any:
         raise ValueError(
-            f"the loss {loss} takes no proxies, which the method {method} compares with: "
-            "--config.method=pairs, or another loss"
+            f"the loss {loss} takes no proxies, which the method {method} compares with: take a "
+            "loss against proxies, or another method, such as --config.method=pairs"
         )
 
 

@@ -32,6 +32,7 @@ FOLDER = "frozen"  # in the folder of a run
 PREFIXES = {"test": "frozen", "val": "frozen_val"}  # of scores in metrics.jsonl
 _TITLES = {"test": "the test split", "val": "held-out classes"}
 SCORES = ("R@1", "MAP@R")
+_NO_DIFFERENCE = "-"
 
 
 class Against(NamedTuple):
@@ -53,10 +54,10 @@ class Against(NamedTuple):
     verdict: str
 
     def __str__(self) -> str:
-        verdict = self.verdict
-        if self.low is None and not math.isnan(self.difference):
-            verdict = "no range over so few classes"
-        return f"{self.name} {range_text(self.difference, self.low, self.high)}: {verdict}"
+        text = range_text(self.difference, self.low, self.high)
+        has_no_range = self.low is None and text != _NO_DIFFERENCE
+        verdict = "no range over so few classes" if has_no_range else self.verdict
+        return f"{self.name} {text}: {verdict}"
 
     @property
     def is_worse(self) -> bool:
@@ -70,7 +71,7 @@ def range_text(difference: float | None, low: float | None, high: float | None) 
     A difference of scores that do not exist is NaN, or None where it is read from JSON.
     """
     if difference is None or np.isnan(difference):
-        return "-"
+        return _NO_DIFFERENCE
     text = f"{100 * difference:+.1f}"
     if low is None or high is None:
         return text

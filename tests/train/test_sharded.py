@@ -296,7 +296,7 @@ def test_what_cannot_be_shared_is_refused_in_one_line(tmp_path):
         method = {"name": "proxies", "dim": 4, field: value}
         message = refusal(tmp_path, **PROXIES | {"method": method})
         assert f"method.{field}" in message and words in message
-    loss = {"name": "label_smoothed_cross_entropy"}
+    loss = {"name": "config.outside:my_loss"}
     message = refusal(tmp_path, **PROXIES | {"loss": loss})
     assert "method.tile: this loss needs all classes at once" in message
 
