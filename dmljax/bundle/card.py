@@ -78,7 +78,7 @@ def text(
         "split_table": _table("split | images | classes", splits),
         "overlap": f"{overlap:,} test classes are training classes" if overlap else _DISJOINT,
         "data_digest": f" SHA-256 of its manifest: `{digest}`." if digest else "",
-        "chosen_on": "held-out" if first["chosen_on"] == "val" else "half of the test",
+        "chosen_on": "the held-out" if first["chosen_on"] == "val" else "half of the test",
         "measured_on": "test split" if first["chosen_on"] == "val" else "other test classes",
         "seen_note": _SEEN_NOTE.format(overlap) if overlap else "",
         "score_table": _score_table(evidence),

@@ -43,7 +43,7 @@ def fill(arguments: argparse.Namespace, place: str) -> int:
         from dmljax import bundle as bundles
         from dmljax.train import compilation
 
-        compilation.keep_programs_of_bundles()
+        compilation.keep_programs_or_warn()
         bundle = bundles.load(arguments.bundle)
     if arguments.split:
         _write_split(bundle, arguments)

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         from dmljax import bundle as bundles
         from dmljax.train import compilation
 
-        compilation.keep_programs_of_bundles()
+        compilation.keep_programs_or_warn()
         bundle = bundles.load(words[0])
     threshold = threshold_of(arguments.threshold, {} if bundle is None else bundle.thresholds)
     k = _DEFAULT_K if arguments.k is None else arguments.k

@@ -117,5 +117,5 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     from dmljax.train import compilation
 
     settings.check()
-    compilation.keep_programs_of_bundles()
+    compilation.keep_programs_or_warn()
     return server.run(settings)

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     from dmljax.runs import zero_shot
     from dmljax.train import compilation
 
-    compilation.keep_programs_of_bundles()
+    compilation.keep_programs_or_warn()
     shard = parts.parse(arguments.shard) if arguments.shard else None
     if shard is None:
         zero_shot.check_out(arguments.out)

@@ -119,16 +119,14 @@ def _check_loss(options: Options, loss_fn: Callable) -> None:
     method, loss = options.method["name"], options.loss["name"]
     if method not in registry.table("method") or loss not in registry.table("loss"):
         return
-    parameters = list(inspect.signature(loss_fn).parameters.values())
-    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_proxies = "proxies" in inspect.signature(loss_fn).parameters
     has_proxies = method in _WITH_PROXIES
-    if not has_proxies and any(p.default is p.empty for p in by_position[2:]):
+    if takes_proxies and not has_proxies:
         raise ValueError(
             f"the loss {loss} compares with proxies, which the method {method} does not have: "
             "--config.method=proxies, or another loss"
         )
-    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    if has_proxies and len(by_position) < 3 and not takes_any:
+    if has_proxies and not takes_proxies:
         raise ValueError(
             f"the loss {loss} takes no proxies, which the method {method} compares with: take a "
             "loss against proxies, or another method, such as --config.method=pairs"

@@ -8,7 +8,6 @@ common exactly if they have a name in common.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import pathlib
 import unicodedata
@@ -87,12 +86,12 @@ class Split:
         search = self.search(np.zeros((len(self), 1)))
         groups = np.full(len(self), -1) if self.groups is None else self.groups
         pairs = np.stack([self.labels, groups], axis=1)
-        items = collections.Counter(search.item_labels.tolist())
-        ignored = collections.Counter(map(tuple, pairs[search.items].tolist()))
-        return any(
-            items[label] > (ignored[label, group] if group != -1 else search.within)
-            for label, group in pairs[search.queries].tolist()
-        )
+        _, codes = np.unique(pairs, axis=0, return_inverse=True)
+        of_class = np.bincount(search.item_labels, minlength=len(self.names))
+        of_pair = np.bincount(codes[search.items], minlength=len(self))
+        queries = search.queries
+        ignored = np.where(groups[queries] == -1, search.within, of_pair[codes[queries]])
+        return bool((of_class[self.labels[queries]] > ignored).any())
 
 
 def warn_of_one_class(

@@ -88,6 +88,15 @@ def json_file(path: str | os.PathLike) -> Any:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
+def json_object_or_empty(path: str | os.PathLike) -> dict[str, Any]:
+    """The object in a file of JSON; {} where there is none or it cannot be read."""
+    try:
+        content = json_value(pathlib.Path(path).read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def check_types(content: Any, fields: Mapping[str, type | types.UnionType]) -> None:
     """Raises ValueError unless `content` is an object with these fields, of these types."""
     if not isinstance(content, dict):

@@ -194,19 +194,11 @@ def read(folder: str | os.PathLike) -> Files:
     folder = pathlib.Path(folder)
     return Files(
         name=folder.absolute().name or "run",
-        config=_json(folder / "config.json"),
+        config=reading.json_object_or_empty(folder / "config.json"),
         lines=reading.json_lines(folder / "metrics.jsonl"),
         speed=reading.json_lines(folder / "speed.jsonl"),
         result=read_if_any(folder),
     )
-
-
-def _json(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        content = reading.json_value(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _is_number(value: Any) -> bool:

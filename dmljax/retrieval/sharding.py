@@ -5,7 +5,7 @@ the numbers are the same as on one device.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,13 @@ def choose_mesh(devices: Sequence[jax.Device] | None, *, tiles: int) -> Mesh | N
     if len(devices) == 1 and devices[0] == jax.local_devices()[0]:
         return None
     return Mesh(np.array(devices), ("rows",)) if tiles >= len(devices) else None
+
+
+def free_bytes(stats: Mapping[str, int] | None) -> int | None:
+    """The memory that is free, by the `memory_stats` of a device; None where CPUs do not tell."""
+    if not stats or "bytes_limit" not in stats:
+        return None
+    return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
 
 
 def bounds(share: tuple[int, int], count: int) -> tuple[int, int]:

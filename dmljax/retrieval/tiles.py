@@ -107,8 +107,7 @@ def pad_items(items: Int[np.ndarray, "n"], side: int) -> Int[np.ndarray, "m"]:
 
 def _resident_bytes(mesh: Mesh | None) -> int:
     device = jax.local_devices()[0] if mesh is None else mesh.local_devices[0]
-    stats = device.memory_stats() or {}
-    return max(RESIDENT_BYTES, (stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)) // 4)
+    return max(RESIDENT_BYTES, (sharding.free_bytes(device.memory_stats()) or 0) // 4)
 
 
 _Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # vectors, which are items, groups

@@ -165,8 +165,7 @@ def reopen(
     workdir = reading.chosen_run(workdir)
     with reading.trusting_modules(trust_modules):
         run = build(config_files.override(reading.config_of_run(workdir), overrides))
-    if warning := compilation.keep_programs(run.runtime.keep_programs):
-        logging.warning(warning)
+    compilation.keep_programs_or_warn(run.runtime.keep_programs)
     digests = reading.config_of_run(workdir, _DIGESTS) if (workdir / _DIGESTS).exists() else {}
     base = initial_state.base_of(run, digest=digests.get("weights"))
     with Checkpoints(workdir / "checkpoints", base=base, class_rows=run.class_rows) as checkpoints:

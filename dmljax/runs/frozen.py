@@ -32,7 +32,6 @@ FOLDER = "frozen"  # in the folder of a run
 PREFIXES = {"test": "frozen", "val": "frozen_val"}  # of scores in metrics.jsonl
 _TITLES = {"test": "the test split", "val": "held-out classes"}
 SCORES = ("R@1", "MAP@R")
-_NO_DIFFERENCE = "-"
 
 
 class Against(NamedTuple):
@@ -54,10 +53,9 @@ class Against(NamedTuple):
     verdict: str
 
     def __str__(self) -> str:
-        text = range_text(self.difference, self.low, self.high)
-        has_no_range = self.low is None and text != _NO_DIFFERENCE
+        has_no_range = self.low is None and not _is_missing(self.difference)
         verdict = "no range over so few classes" if has_no_range else self.verdict
-        return f"{self.name} {text}: {verdict}"
+        return f"{self.name} {range_text(self.difference, self.low, self.high)}: {verdict}"
 
     @property
     def is_worse(self) -> bool:
@@ -68,14 +66,19 @@ class Against(NamedTuple):
 def range_text(difference: float | None, low: float | None, high: float | None) -> str:
     """A difference of scores and its range in points: "+1.2 [+0.3, +2.1]".
 
-    A difference of scores that do not exist is NaN, or None where it is read from JSON.
+    "-" for a difference of scores that do not exist.
     """
-    if difference is None or np.isnan(difference):
-        return _NO_DIFFERENCE
+    if difference is None or _is_missing(difference):
+        return "-"
     text = f"{100 * difference:+.1f}"
     if low is None or high is None:
         return text
     return f"{text} [{100 * low:+.1f}, {100 * high:+.1f}]"
+
+
+def _is_missing(difference: float | None) -> bool:
+    """Whether the scores do not exist: their difference is NaN, which JSON has as null."""
+    return difference is None or math.isnan(difference)
 
 
 def evaluate(run: Run, evaluator: Evaluator, journal: Journal, workdir: pathlib.Path) -> None:
@@ -270,7 +273,7 @@ def check(
             "export it without this comparison: --allow-worse"
         ) from error
     worst = _decisive(run, rows)
-    if math.isnan(worst.difference) and not allow_worse:
+    if _is_missing(worst.difference) and not allow_worse:
         raise ValueError(
             f"the run cannot be compared with the backbone that it started from: {worst.name} is "
             "not a number. To export it without this comparison: --allow-worse"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
-import pathlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -59,28 +58,20 @@ def _milliseconds(**sizes: Any) -> dict[str, float | str]:
     path = at_hand.cache_folder() / "attention.json"
     facts = {"device": jax.devices()[0].device_kind, "packages": _packages(), **sizes}
     key = json.dumps(facts, sort_keys=True, default=str)
-    known = _kept(path).get(key)
+    known: Any = reading.json_object_or_empty(path).get(key)
     if isinstance(known, dict) and known.keys() == token_attention.FORMS.keys():
-        values = {form: value for form, value in known.items() if isinstance(value, float | str)}
-        if values == known:
-            return values
+        values = [value for value in known.values() if isinstance(value, float | str)]
+        if len(values) == len(known):
+            return known
     measured = token_attention.milliseconds(**sizes)
     # Somebody else may have used the memory; the next run has it, perhaps.
     if not any("RESOURCE_EXHAUSTED" in str(x) for x in measured.values()):
         with contextlib.suppress(OSError, filelock.Timeout):  # then the next run measures again
             path.parent.mkdir(parents=True, exist_ok=True)
             with filelock.FileLock(path.with_suffix(".lock"), timeout=10):
-                write_json(path, _kept(path) | {key: measured}, indent=1)
+                kept = reading.json_object_or_empty(path)
+                write_json(path, kept | {key: measured}, indent=1)
     return measured
-
-
-def _kept(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        content = reading.json_value(path.read_text())
-        reading.check_types(content, {})
-    except (OSError, ValueError):
-        return {}
-    return content
 
 
 def _packages() -> dict[str, str]:

@@ -41,9 +41,9 @@ def sentence() -> str:
     return f"XLA compiled {programs} programs in {seconds:.1f} s{source}"
 
 
-def keep_programs_of_bundles() -> None:
-    """`keep_programs` for commands without a config; logs the warning."""
-    if warning := keep_programs(True):
+def keep_programs_or_warn(is_wanted: bool = True) -> None:
+    """`keep_programs`, and logs its warning."""
+    if warning := keep_programs(is_wanted):
         logging.warning(warning)
 
 
@@ -53,7 +53,7 @@ def keep_programs(is_wanted: bool) -> str | None:
     What the user has set (JAX_COMPILATION_CACHE_DIR and the other variables of jax) stays. Several
     processes with GPUs keep nothing in a folder that may be of one host: only process 0 writes
     there, and while XLA compiles, each process times a share of the kernels for all. If one reads
-    what the others must compile, they wait for its share for ever.
+    what the others must compile, they may wait for its share for ever.
     """
     if not is_wanted or _folder():
         return None

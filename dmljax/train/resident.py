@@ -23,6 +23,7 @@ from dmljax.data.reader import Reader
 from dmljax.data.transforms import plan
 from dmljax.files import cores
 from dmljax.files.memory import free_memory
+from dmljax.retrieval.sharding import free_bytes
 from dmljax.train import augment, hosts
 from dmljax.train.run import Run
 
@@ -187,10 +188,8 @@ def _shown(count: int) -> str:
 
 def _free_bytes(devices: Sequence[jax.Device]) -> int:
     """Of each device. CPUs share the memory of the host, which also holds images for a moment."""
-    stats = [device.memory_stats() or {} for device in devices]
-    if all("bytes_limit" in x for x in stats):
-        return min(x["bytes_limit"] - x.get("bytes_in_use", 0) for x in stats)
-    return free_memory() // (2 * len(devices))
+    free = [count for x in devices if (count := free_bytes(x.memory_stats())) is not None]
+    return min(free) if len(free) == len(devices) else free_memory() // (2 * len(devices))
 
 
 def _block(images: list[np.ndarray | None], rows: range, memory: _Memory) -> np.ndarray:

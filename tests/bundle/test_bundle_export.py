@@ -146,7 +146,8 @@ def test_thresholds_are_chosen_on_unseen_classes(tmp_path, capsys, classes, each
     line = f"threshold fmr=1e-2: cosine {entry['cosine']:.4f}, a false match rate of {rate:.2g} on"
     assert f"{line} other test classes" in capsys.readouterr().out
     card = (tmp_path / "a.bundle" / "README.md").read_text()
-    assert "half of the test classes; measured on the other test classes" in card
+    assert f"Chosen on half of the test classes ({pairs:,} pairs of images of" in card
+    assert "measured on the other test classes" in card
 
 
 def test_a_program_does_not_tell_where_it_was_made(bundle_folder):

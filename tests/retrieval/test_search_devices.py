@@ -84,6 +84,15 @@ def test_a_gallery_beyond_the_devices_memory_is_streamed(devices, monkeypatch, t
     )
 
 
+def test_a_gallery_may_take_a_quarter_of_the_free_memory(monkeypatch):
+    assert search_sharding.free_bytes(None) is search_sharding.free_bytes({"num_allocs": 1}) is None
+    assert search_sharding.free_bytes({"bytes_limit": 80, "bytes_in_use": 30}) == 50
+    assert tiles._resident_bytes(None) == 1 << 30  # of a CPU, which does not tell
+    for free, expected in ((40 << 30, 10 << 30), (1 << 30, 1 << 30)):
+        monkeypatch.setattr(search_sharding, "free_bytes", lambda _, free=free: free)
+        assert tiles._resident_bytes(None) == expected
+
+
 def test_the_next_tile_is_read_while_the_present_one_is_used(monkeypatch):
     x = RNG.normal(size=(600, 5)).astype(np.float32)
     monkeypatch.setattr(tiles, "RESIDENT_BYTES", 0)
