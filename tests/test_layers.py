@@ -1,6 +1,7 @@
 """The library does not import the application, imports have no cycle, `data` never imports jax."""
 
 import ast
+import importlib.util
 import pathlib
 import subprocess
 import sys
@@ -70,6 +71,18 @@ def test_documents_name_every_folder(folder):
     concepts = (PACKAGE.parent / "docs" / "concepts.md").read_text()
     layers, _, _ = concepts.partition("## A method")
     assert any(f"`{folder}`" in row for row in layers.splitlines() if row.startswith("|"))
+
+
+def test_the_list_of_files_is_up_to_date():
+    spec = importlib.util.spec_from_file_location(
+        "make_files", PACKAGE.parent / "docs/make_files.py"
+    )
+    make_files = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make_files)
+    page = make_files.page()
+    assert make_files.PAGE.read_text() == page, "run python docs/make_files.py"
+    empty = [line for line in page.splitlines() if line.endswith("|  |")]
+    assert not empty, f"files without a docstring: {empty}"
 
 
 def test_imports_form_no_cycle():

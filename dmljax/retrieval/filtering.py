@@ -23,8 +23,10 @@ from dmljax.retrieval.sharding import REPLICATED, SHARDED
 from dmljax.retrieval.tiles import Tile, Tiles
 
 _PAIRS = 8192  # pairs that `_pair_similarities` computes at once, at least
+_PAIR_BYTES = 1 << 29  # of the vectors of these pairs, at most, where there are more than `_PAIRS`
 _SEGMENT = 128  # columns in which open pairs are counted together; divides the side of every tile
-_QUEUED = 3  # tiles whose open pairs wait on the devices, so that these never wait for the host
+_TILES = 8  # tiles of the gallery that one program compares with a block, one after the other
+_QUEUED = 3  # programs whose open pairs wait on the devices, so that these never wait for the host
 
 
 def filtered_ranks(
@@ -39,7 +41,8 @@ def filtered_ranks(
     mesh = row_tiles.mesh
     counted = {b: block for b, block in enumerate(blocks) if block.is_counted.any()}
     screen_fn = sharding.on_mesh(mesh, _screen(jnp.dtype(dtype)), *[SHARDED] * 3, REPLICATED)
-    at_once = _pairs_at_once(column_tiles.side)
+    together = -(-len(column_tiles) // -(-len(column_tiles) // _TILES))
+    at_once = _pairs_at_once(column_tiles, together)
     pick_fn = sharding.on_mesh(mesh, _pick(at_once), SHARDED, SHARDED, REPLICATED, REPLICATED)
     gather_fn = sharding.on_mesh(mesh, _gather, SHARDED, REPLICATED, SHARDED, SHARDED)
     pairs_fn = sharding.on_mesh(mesh, _pair_similarities, *[SHARDED] * 4)
@@ -64,8 +67,9 @@ def filtered_ranks(
     for first in range(0, len(blocks), tiles.BLOCKS_PER_PASS):
         numbers = [b for b in range(first, first + tiles.BLOCKS_PER_PASS) if b in counted]
         rows_of = {b: row_tiles[b] for b in numbers}
-        for j in range(len(column_tiles) if numbers else 0):
-            columns = column_tiles[j]
+        for j in range(0, len(column_tiles) if numbers else 0, together):
+            parts = [column_tiles[i] for i in range(j, min(j + together, len(column_tiles)))]
+            columns = _joined(parts, together * column_tiles.side)
             for b, rows in rows_of.items():
                 counts[b], is_open, total = screen_fn(counts[b], thresholds[b], rows, columns)
                 waiting.append((b, rows, columns, is_open, total))
@@ -124,19 +128,25 @@ def _screen(dtype: np.dtype) -> Callable:
     @jax.jit
     def screen(
         counts: Int[Array, "b r"], thresholds: Float[Array, "b r"], rows: Tile, columns: Tile
-    ) -> tuple[Int[Array, "b r"], Bool[Array, "b n"], Int[Array, "1"]]:
+    ) -> tuple[Int[Array, "b r"], Bool[Array, "t b n"], Int[Array, "1"]]:
         """Adds the pairs that the products decide; the pairs that are open, and their number."""
-        lower, upper = _bounds(rows, columns, dtype)
-        for row_groups, column_groups in zip(rows.groups.T, columns.groups.T, strict=True):
-            is_left_out = row_groups[:, None] == column_groups[None]
-            lower, upper = (jnp.where(is_left_out, -jnp.inf, x) for x in (lower, upper))
         limits = [t[:, None] for t in thresholds.T]
-        is_open = jnp.zeros(lower.shape, bool)
-        for t in limits:
-            is_open |= (lower < t) & (upper >= t)
-        reached = [jnp.sum((lower >= t) & ~is_open, axis=1, dtype=jnp.int32) for t in limits]
-        total = jnp.sum(is_open, dtype=jnp.int32)
-        return counts + jnp.stack(reached, axis=1), is_open, total[None]
+
+        def add_part(counts, tile):
+            lower, upper = _bounds(rows, tile, dtype)
+            for row_groups, column_groups in zip(rows.groups.T, tile.groups.T, strict=True):
+                is_left_out = row_groups[:, None] == column_groups[None]
+                lower, upper = (jnp.where(is_left_out, -jnp.inf, x) for x in (lower, upper))
+            is_open = jnp.zeros(lower.shape, bool)
+            for t in limits:
+                is_open |= (lower < t) & (upper >= t)
+            reached = [jnp.sum((lower >= t) & ~is_open, axis=1, dtype=jnp.int32) for t in limits]
+            return counts + jnp.stack(reached, axis=1), is_open
+
+        side = len(rows.offsets)
+        parts = jax.tree.map(lambda a: a.reshape(-1, side, *a.shape[1:]), columns)
+        counts, is_open = jax.lax.scan(add_part, counts, parts)
+        return counts, is_open, jnp.sum(is_open, dtype=jnp.int32)[None]
 
     return screen
 
@@ -173,18 +183,32 @@ def _bounds(
     return similarities - radius, similarities + radius
 
 
-def _pairs_at_once(side: int) -> int:
-    """Open pairs of one round: mostly all of a tile. One number for a search, so one program."""
-    return max(_PAIRS, side * side // 256)
+@functools.partial(jax.jit, static_argnums=1)
+def _joined(parts: list[Tile], rows: int) -> Tile:
+    """The tiles as one of `rows` rows; what they lack is padding."""
+    vectors, offsets, groups = (jnp.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    more = rows - len(offsets)
+    return Tile(
+        jnp.pad(vectors, ((0, more), (0, 0))),
+        jnp.pad(offsets, (0, more), constant_values=-jnp.inf),
+        jnp.pad(groups, ((0, more), (0, 0)), constant_values=-1),
+    )
+
+
+def _pairs_at_once(columns: Tiles, together: int) -> int:
+    """Open pairs of one round: mostly all of a program. One number for a search, so one program."""
+    most = _PAIR_BYTES // (2 * 4 * columns.width)  # two vectors of each pair
+    return max(_PAIRS, min(together * columns.side**2 // 256, most))
 
 
 @functools.cache
 def _pick(size: int) -> Callable:
     @jax.jit
     def pick(
-        is_open: Bool[Array, "b n"], rows: Tile, columns: Tile, start: Int[Array, ""]
+        is_open: Bool[Array, "t b n"], rows: Tile, columns: Tile, start: Int[Array, ""]
     ) -> tuple[Array, ...]:
         """The open pairs from number `start`: vectors, offsets, rows, and which are pairs."""
+        _, side, width = is_open.shape
         segments = is_open.reshape(-1, _SEGMENT)
         ends = jnp.cumsum(jnp.sum(segments, axis=1, dtype=jnp.int32))
         numbers = start + jnp.arange(size, dtype=jnp.int32)
@@ -193,7 +217,10 @@ def _pick(size: int) -> Callable:
         before = ends[segment] - jnp.sum(chosen, axis=1, dtype=jnp.int32)
         places = jnp.cumsum(chosen, axis=1, dtype=jnp.int32)
         within = jnp.argmax(places > (numbers - before)[:, None], axis=1)
-        row, column = jnp.divmod(segment * _SEGMENT + within, is_open.shape[1])
+        # The number of a pair among all of them may not fit into 32 bits; that of a segment does.
+        line, place = jnp.divmod(segment, width // _SEGMENT)
+        part, row = jnp.divmod(line, side)
+        column = part * width + place * _SEGMENT + within
         return (*_gather(rows, columns, row, column), row, numbers < ends[-1])
 
     return pick

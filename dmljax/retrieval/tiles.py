@@ -136,11 +136,11 @@ class Tiles:
         spec: PartitionSpec = sharding.SHARDED,
     ):
         self._vectors, self._items, self._groups = vectors, items, groups
-        self.side, self.mesh, self._spec = side, mesh, spec
+        self.side, self.width, self.mesh, self._spec = side, vectors.shape[1], mesh, spec
         self._dtype = inputs.compute_dtype(vectors)
         self._similarity_fn = similarity_fn
         self._center = center.astype(self._dtype)
-        size = len(items) * vectors.shape[1] * self._dtype.itemsize
+        size = len(items) * self.width * self._dtype.itemsize
         self._resident: dict[int, Tile] | None = {} if size <= _resident_bytes(mesh) else None
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._ahead: tuple[int, concurrent.futures.Future[_Arrays] | None] = (-1, None)
@@ -174,7 +174,7 @@ class Tiles:
         rows = slice(i * self.side, (i + 1) * self.side)
         items = self._items[rows]
         is_item = items >= 0
-        vectors = np.zeros((self.side, self._vectors.shape[1]), self._dtype)
+        vectors = np.zeros((self.side, self.width), self._dtype)
         vectors[is_item] = self._vectors[items[is_item]]
         return vectors, is_item, self._groups[rows].astype(np.int32)
 

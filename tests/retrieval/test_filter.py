@@ -82,6 +82,16 @@ def test_more_open_pairs_than_one_pass_takes(monkeypatch):
     assert all(ranks == [598, 599] for ranks in found.values()) and len(found) == 600
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_one_program_compares_with_several_tiles(devices, monkeypatch):
+    x, y = _data(2400)
+    totals = _counted(monkeypatch) if devices == 1 else []
+    options = {"tile": 128, "devices": jax.devices()[:devices]}
+    found = all_ranks(x, y, **options, filter_dtype=jnp.bfloat16)
+    assert found == naive_ranks(all_similarities(x, x, "euclidean"), y, y, within=True)
+    assert devices == 2 or len(totals) == 20 * 3  # 7, 7 and 6 of 20 tiles, for each of 20 blocks
+
+
 @pytest.mark.parametrize("scale", [1e-18, 1.0, 1e15])
 def test_bounds_hold(scale):
     x = (scale * RNG.normal(size=(256, 40))).astype(np.float32)
