@@ -17,69 +17,19 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from dmljax import ops
 from dmljax.nets.initializers import normal
-from dmljax.nets.layers import Dense
+from dmljax.nets.layers import BatchNorm, Dense
 from dmljax.nets.pools import global_mean
 from dmljax.ops import Array
 
 __all__ = [
-    "BNNeck",
     "Head",
     "classify",
 ]
-
-
-class BNNeck(nn.Module, kw_only=True):
-    """Batch norm between the features that distances use and those that a classifier reads.
-
-    (Luo et al., CVPR Workshops 2019.) By default without a bias, so that the classes stay around
-    the origin. Rows outside `where` do not enter the statistics. `momentum`, `epsilon` and `frozen`
-    are as in `layers.BatchNorm`.
-    """
-
-    use_bias: bool = False
-    momentum: float = 0.1
-    epsilon: float = 1e-5
-    frozen: bool = False
-
-    @nn.compact
-    def __call__(
-        self,
-        features: Float[Array, "b d"],
-        *,
-        train: bool,
-        where: Bool[Array, "b"] | None = None,
-    ) -> Float[Array, "b d"]:
-        shape = features.shape[1:]
-        running_mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
-        running_var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
-        scale = self.param("scale", nn.initializers.ones, shape, jnp.float32)
-        x = ops.widen(features)
-        if train and not self.frozen:
-            rows = jnp.ones((len(x), 1), bool) if where is None else jnp.asarray(where)[:, None]
-            count = jnp.sum(rows, dtype=x.dtype)
-            mean = ops.divide(jnp.sum(x, axis=0, where=rows), count)
-            deviations = jnp.where(rows, x - mean[None, :], 0)
-            squares = jnp.sum(deviations * deviations, axis=0)
-            var = ops.divide(squares, count)
-            if not self.is_initializing():
-                # The running variance is the unbiased one (n - 1), as in PyTorch. A single row has
-                # no variance and leaves the statistics as they are.
-                batch_stats = jax.lax.stop_gradient((mean, ops.divide(squares, count - 1)))
-                share = jnp.where(count > 1, self.momentum, 0)
-                for running, new in zip((running_mean, running_var), batch_stats, strict=True):
-                    running.value += (share * (new - running.value)).astype(jnp.float32)
-        else:
-            mean, var = running_mean.value, running_var.value
-        y = (x - mean[None, :]) * (jax.lax.rsqrt(var + self.epsilon) * scale)[None, :]
-        if self.use_bias:
-            y = y + self.param("bias", nn.initializers.zeros, shape, jnp.float32)[None, :]
-        return y
 
 
 class Head(nn.Module, kw_only=True):
@@ -93,7 +43,9 @@ class Head(nn.Module, kw_only=True):
     * `pool_fn`: a function of `nets.pools`, or any function `[b h w c] -> [b c]`; None if the input
       is pooled already.
     * `classes`: number of classes of the classifier; None leaves it out.
-    * `neck`: adds a `BNNeck`; `frozen` makes it use its running statistics.
+    * `neck`: the classifier reads the features after a batch norm (Luo et al., CVPR Workshops
+      2019). It has no bias, so that the classes stay around the origin. `frozen` makes it use its
+      running statistics.
 
     The parameters are called red, bottleneck and fc, as in the code of Seidenschwarz et al. (ICML
     2021).
@@ -157,7 +109,9 @@ def classify(
             f"{list(jnp.shape(where))}"
         )
     if neck:
-        norm = BNNeck(frozen=frozen, name="bottleneck")
+        # Without a mask, a batch of one row would be an error.
+        where = jnp.ones(len(features), bool) if where is None else where
+        norm = BatchNorm(frozen=frozen, use_bias=False, name="bottleneck")
         features = outputs["neck"] = norm(features, train=train, where=where)
     if classes is not None:
         # After a neck the classifier has no bias: its hyperplanes go through the origin.

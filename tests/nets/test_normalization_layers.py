@@ -10,16 +10,16 @@ from layer_arrays import from_torch, normal, to_torch
 from dmljax.nets import layers
 
 
-def batch_norm(x, *, train=True, old=None, **keywords):
+def batch_norm(x, *, train=True, where=None, **keywords):
     layer = layers.BatchNorm(**keywords)
     c = x.shape[-1]
     params = {
         "scale": np.linspace(0.5, 1.5, c, dtype="f"),
         "bias": np.linspace(-1, 1, c, dtype="f"),
     }
-    old = old or {"mean": np.full(c, 0.3, "f"), "var": np.full(c, 2, "f")}
+    old = {"mean": np.full(c, 0.3, "f"), "var": np.full(c, 2, "f")}
     v = {"params": params, "batch_stats": old}
-    y, new = layer.apply(v, x, train=train, mutable=["batch_stats"])
+    y, new = layer.apply(v, x, train=train, where=where, mutable=["batch_stats"])
     return y, new["batch_stats"], params, old
 
 
@@ -98,6 +98,30 @@ def test_batch_norm_statistics_are_exact_far_from_zero():
     y, new, *_ = batch_norm(x, momentum=1.0, dtype=jnp.bfloat16)
     assert y.dtype == jnp.bfloat16 and new["var"].dtype == jnp.float32
     np.testing.assert_allclose(new["mean"], np.asarray(x, np.float64).mean(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(7, 6), (4, 2, 3, 6)])
+def test_masking_a_row_of_batch_norm_is_dropping_it(shape):
+    def value(x, directions, where=None):
+        y, new, _, old = batch_norm(x, where=where)
+        return jnp.sum(y * directions), (y, new, old)
+
+    slope = jax.grad(value, has_aux=True)
+    x, directions, where = normal(*shape) + 1, normal(*shape), normal(*shape[:-1]) < 0.5
+    expected, (y_of_rows, stats_of_rows, _) = slope(x[where], directions[where])
+    masked = where[..., None]
+    actual, (y, stats, old) = slope(np.where(masked, x, 100), directions * masked, where)
+    np.testing.assert_allclose(y[where], y_of_rows, atol=1e-5)
+    np.testing.assert_allclose(actual[where], expected, atol=1e-5)
+    np.testing.assert_array_equal(actual[~where], 0)
+    for name in stats:
+        np.testing.assert_allclose(stats[name], stats_of_rows[name], rtol=1e-5)
+    # One row, or none, has no variance to learn from.
+    for count in (0, 1):
+        one = (np.arange(where.size) < count).reshape(where.shape)
+        y, stats, *_ = batch_norm(x, where=one)
+        jax.tree.map(np.testing.assert_array_equal, dict(stats), old)
+        assert np.isfinite(y).all()
 
 
 def test_batch_norm_uses_statistics_of_the_global_batch():

@@ -9,7 +9,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from dmljax import ops
 from dmljax.nets.initializers import Initializer
@@ -25,6 +25,9 @@ class BatchNorm(nn.Module):
     its biased variance (divided by n); the running variance is the unbiased one (divided by n - 1).
     Statistics are float32 and belong to the global batch, on however many devices its rows are.
     `frozen` uses the running statistics in training too, and does not update them.
+
+    Rows outside `where` do not enter the statistics. If fewer than two rows count, the running
+    statistics stay as they are.
     """
 
     momentum: float = 0.1
@@ -35,7 +38,13 @@ class BatchNorm(nn.Module):
     dtype: Any = None
     scale_init: Initializer = nn.initializers.ones
 
-    def __call__(self, x: Float[Array, "*b c"], *, train: bool) -> Float[jax.Array, "*b c"]:
+    def __call__(
+        self,
+        x: Float[Array, "*b c"],
+        *,
+        train: bool,
+        where: Bool[Array, "*b"] | None = None,
+    ) -> Float[jax.Array, "*b c"]:
         running_mean, running_var, scale, bias = self._variables(x.shape[-1])
         shape = (x.shape[-1],)
 
@@ -48,16 +57,22 @@ class BatchNorm(nn.Module):
             factor = self._factor(running_var, scale)
             y = (ops.widen(x) - broadcastable(running_mean.value)) * broadcastable(factor)
         else:
-            count = math.prod(x.shape[:-1])
-            y, mean, var = _normalized(x, jnp.ones(shape) if scale is None else scale, self.epsilon)
+            scale = jnp.ones(shape) if scale is None else scale
+            momentum: float | jax.Array = self.momentum
+            if where is None:
+                y, mean, var = _normalized(x, scale, self.epsilon)
+                count = math.prod(x.shape[:-1])
+            else:
+                y, mean, var, rows = _normalized_rows(ops.widen(x), scale, self.epsilon, where)
+                count, momentum = jnp.maximum(rows, 2), jnp.where(rows > 1, momentum, 0)
             if not self.is_initializing():
-                if count < 2:
+                if where is None and count < 2:
                     raise ValueError(
                         f"batch norm {'/'.join(self.path)} has one value per channel to train on: "
                         "use a larger batch or images, or frozen=True"
                     )
-                self._update(running_mean, mean)
-                self._update(running_var, var * (count / (count - 1)))
+                _update(running_mean, mean, momentum)
+                _update(running_var, var * (count / (count - 1)), momentum)
         return jnp.asarray(y if bias is None else y + broadcastable(bias), dtype)
 
     def is_fixed(self, train: bool) -> bool:
@@ -84,9 +99,25 @@ class BatchNorm(nn.Module):
         factor = jax.lax.rsqrt(running_var.value + self.epsilon)
         return factor if scale is None else factor * scale
 
-    def _update(self, running: nn.Variable, new: jax.Array) -> None:
-        new = jax.lax.stop_gradient(new).astype(jnp.float32)
-        running.value = (1 - self.momentum) * running.value + self.momentum * new
+
+def _update(running, new, momentum):
+    new = jax.lax.stop_gradient(new).astype(jnp.float32)
+    running.value = (1 - momentum) * running.value + momentum * new
+
+
+def _normalized_rows(x, scale, epsilon, where):
+    """As `_normalized`, with the statistics of the rows that count; and the number of these rows.
+
+    The gradient is the automatic one, whose sum over rows is more exact.
+    """
+    axes, where = tuple(range(x.ndim - 1)), where[..., None]
+    rows = jnp.sum(where, dtype=x.dtype)
+    mean = ops.divide(jnp.sum(x, axis=axes, where=where), rows)
+    deviations = jnp.where(where, x - jnp.expand_dims(mean, axes), 0)
+    var = ops.divide(jnp.sum(deviations * deviations, axis=axes), rows)
+    factor = jax.lax.rsqrt(var + epsilon) * scale
+    y = (x - jnp.expand_dims(mean, axes)) * jnp.expand_dims(factor, axes)
+    return y, mean, var, rows
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
