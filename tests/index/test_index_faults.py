@@ -449,10 +449,7 @@ def test_a_reader_of_deleted_files_is_told_to_open_the_index_again(tmp_path):
             list(store.scan())
 
 
-def test_a_folder_that_may_not_be_written_can_be_read(tmp_path):
-    place = tmp_path / "photos.index"
-    filled(place)
-    code = """
+_NOBODY = """
 import mmap, os, sys
 import dmljax.index.embedded  # before this process may no longer read the library
 from dmljax import index
@@ -460,6 +457,27 @@ if os.getuid() == 0:
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
+"""
+
+
+def _as_nobody(code, place):
+    """Runs code in a process that may read the index, and not write it."""
+    for path in [place, *place.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    for path in place.parents:
+        if path.stat().st_uid == os.getuid() and not path.stat().st_mode & 1:
+            path.chmod(path.stat().st_mode | 0o111)
+    try:
+        return python(_NOBODY + code, place)
+    finally:
+        for path in [place, *(p for p in place.rglob("*") if p.is_dir())]:
+            path.chmod(0o755)
+
+
+def test_a_folder_that_may_not_be_written_can_be_read(tmp_path):
+    place = tmp_path / "photos.index"
+    filled(place)
+    code = """
 with index.open(sys.argv[1]) as store:
     print(store.count(), len(store.search_ids(["3"], 5)[0]))
 try:
@@ -467,16 +485,7 @@ try:
 except OSError as error:
     print(error)
 """
-    for path in [place, *place.rglob("*")]:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    for path in [tmp_path, *tmp_path.parents]:
-        if path.stat().st_uid == os.getuid() and not path.stat().st_mode & 1:
-            path.chmod(path.stat().st_mode | 0o111)
-    try:
-        done = python(code, place)
-    finally:
-        for path in [place, *(p for p in place.rglob("*") if p.is_dir())]:
-            path.chmod(0o755)
+    done = _as_nobody(code, place)
     assert done.stdout.startswith("50 5\n"), done.stdout + done.stderr
     assert "Permission denied" in done.stdout
 
@@ -674,28 +683,12 @@ def test_changes_that_a_read_only_folder_hides_are_reported_in_one_line(tmp_path
         shutil.copytree(place, copy)
     (copy / "generation-1" / "items.db-shm").unlink()
     code = """
-import mmap, os, sys
-import dmljax.index.embedded
-from dmljax import index
-if os.getuid() == 0:
-    os.setgroups([])
-    os.setgid(65534)
-    os.setuid(65534)
 try:
     index.open(sys.argv[1])
 except index.Unavailable as error:
     print(error)
 """
-    for path in [copy, *copy.rglob("*")]:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    for path in [tmp_path, *tmp_path.parents]:
-        if path.stat().st_uid == os.getuid() and not path.stat().st_mode & 1:
-            path.chmod(path.stat().st_mode | 0o111)
-    try:
-        done = python(code, copy)
-    finally:
-        for path in [copy, *(p for p in copy.rglob("*") if p.is_dir())]:
-            path.chmod(0o755)
+    done = _as_nobody(code, copy)
     assert re.search("the last changes are in items.db-wal, .*where it may be", done.stdout), done
     assert done.stdout.count("\n") == 1
     with index.open(copy) as store:
