@@ -21,6 +21,30 @@ LONG = {"steps": 50, "evaluate": {"every": 25, "ks": [1], "clustering": False, "
 LONG |= {"checkpoint": {"every": 5, "keep": 2}}
 
 
+def environment(**variables):
+    """The variables of a process. None leaves one out."""
+    values = os.environ | {"PYTHONPATH": str(ROOT)} | variables
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def command(*words, cwd=None, **variables):
+    """`dmljax WORDS`, waited for."""
+    return _ended("-m", "dmljax.main", *words, cwd=cwd, env=environment(**variables))
+
+
+def python(code, *words, cwd=None, status=0, **variables):
+    """`python -c CODE WORDS`, waited for. Fails if it ends with another status."""
+    done = _ended("-c", code, *words, cwd=cwd, env=environment(**variables))
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def _ended(*words, **options):
+    # Less than the time after which a hanging test ends its worker.
+    options |= {"capture_output": True, "text": True, "timeout": 500}
+    return subprocess.run([sys.executable, *map(str, words)], **options)
+
+
 @contextlib.contextmanager
 def started(folder, workdir, config, *flags, processes=None, shell=""):
     """The command, or `launch/local.sh` with `processes`; what it prints is in `folder/out.txt`.
@@ -28,17 +52,16 @@ def started(folder, workdir, config, *flags, processes=None, shell=""):
     `shell` runs before the command, for instance to set a limit or a variable.
     """
     file = write_config(folder, config)
-    command = [sys.executable, "-m", "dmljax.main", f"--config={file}"]
+    words = [sys.executable, "-m", "dmljax.main", f"--config={file}"]
     if processes is not None:
-        command = [str(ROOT / "launch" / "local.sh"), str(processes), file]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
-    environment |= {"JAX_NUM_CPU_DEVICES": "1" if processes is None else "2"}
+        words = [str(ROOT / "launch" / "local.sh"), str(processes), file]
+    devices = "1" if processes is None else "2"
     with (folder / "out.txt").open("w") as out:
         process = subprocess.Popen(
-            ["bash", "-c", f'{shell}exec "$@"', "-", *command, f"--workdir={workdir}", *flags],
+            ["bash", "-c", f'{shell}exec "$@"', "-", *words, f"--workdir={workdir}", *flags],
             stdout=out,
             stderr=out,
-            env=environment,
+            env=environment(PYTHON=sys.executable, JAX_NUM_CPU_DEVICES=devices),
             cwd=folder,
             start_new_session=True,
         )

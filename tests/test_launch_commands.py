@@ -1,15 +1,12 @@
 """Every command of launch/ and docs/launch.md trains with as many devices as it asks for."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import yaml
-from processes import ROOT
+from processes import ROOT, command
 
 from dmljax.train import journal
 
@@ -80,15 +77,9 @@ def test_every_command_trains_with_the_devices_it_asks_for(tmp_path, config, dev
     ]
     if config != "configs/glyphs.py":
         flags.append("--config.method.dim=16")
-    command = [sys.executable, "-m", "dmljax.main", f"--config={config}", *flags]
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
-    completed = subprocess.run(
-        [*command, f"--workdir={tmp_path / 'run'}"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=ROOT,
-    )
+    words = (f"--config={config}", *flags, f"--workdir={tmp_path / 'run'}")
+    variables = {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
+    completed = command(*words, cwd=ROOT, **variables)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert f"on {devices} cpu devices" in completed.stdout
     losses = [

@@ -3,10 +3,9 @@
 import ast
 import importlib.util
 import pathlib
-import subprocess
-import sys
 
 import pytest
+from processes import python
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "dmljax"
 # What a notebook imports. Every other name in the package belongs to the application.
@@ -131,8 +130,7 @@ def test_data_does_not_import_jax():
         f"import importlib, sys\nfor name in {names}: importlib.import_module(name)\n"
         "sys.exit('jax was imported' if 'jax' in sys.modules else 0)"
     )
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert completed.returncode == 0, completed.stderr
+    python(code)
 
 
 def test_importing_the_package_is_quick_and_lazy():
@@ -143,5 +141,4 @@ def test_importing_the_package_is_quick_and_lazy():
         "from dmljax import losses; assert 'jax' in sys.modules\n"
         "import dmljax.runs.training; assert 'scipy.stats' not in sys.modules  # half a second"
     )
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert completed.returncode == 0, completed.stderr
+    python(code)

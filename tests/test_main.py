@@ -1,31 +1,20 @@
 """The command line as a person types it: verbs, help, errors of one line."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
+from processes import ROOT, command, python
 from system import photos, tiny, write_config
 
 from dmljax import main
 
-ROOT = pathlib.Path(__file__).parents[1]
-
-
-def _command(*words, cwd=None):
-    command = [sys.executable, "-m", "dmljax.main", *map(str, words)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
-
 
 def test_without_arguments_the_command_lists_verbs_and_recipes():
-    completed = _command(cwd=ROOT)
+    completed = command(cwd=ROOT)
     assert completed.returncode == 2 and not completed.stdout
     assert all(f"dmljax {verb} " in completed.stderr for verb in main.VERBS)
     assert "abe " in completed.stderr and "configs/glyphs.py" in completed.stderr
-    assert _command("--help", cwd=ROOT).stdout == completed.stderr
+    assert command("--help", cwd=ROOT).stdout == completed.stderr
 
 
 @pytest.mark.parametrize("verb", main.VERBS)
@@ -37,9 +26,8 @@ def test_every_verb_explains_itself_without_starting_jax(verb):
         "except SystemExit as stopped: assert stopped.code == 0\n"
         "assert 'jax' not in sys.modules"
     )
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert completed.returncode == 0, completed.stderr
-    assert f"usage: dmljax {verb}" in completed.stdout and f"    dmljax {verb}" in completed.stdout
+    printed = python(code).stdout
+    assert f"usage: dmljax {verb}" in printed and f"    dmljax {verb}" in printed
 
 
 @pytest.mark.parametrize(
@@ -65,7 +53,7 @@ def test_every_verb_explains_itself_without_starting_jax(verb):
     ],
 )
 def test_a_wrong_word_is_one_line(words, message, tmp_path):
-    completed = _command(*words, cwd=tmp_path)
+    completed = command(*words, cwd=tmp_path)
     assert completed.returncode == 2 and not list(tmp_path.iterdir())
     assert completed.stderr.startswith("error: ") and completed.stderr.count("\n") == 1, (
         completed.stderr
@@ -81,13 +69,11 @@ def test_warnings_are_lines_without_date_and_file():
         "verb.run = lambda *_: logging.warning('a.jpg cannot be read') or 0\n"
         "dmljax.main.console()"
     )
-    command = [sys.executable, "-c", code, "list"]
-    completed = subprocess.run(command, capture_output=True, text=True)
-    assert completed.returncode == 0 and completed.stderr == "warning: a.jpg cannot be read\n"
+    assert python(code, "list").stderr == "warning: a.jpg cannot be read\n"
 
 
 def test_descriptions_of_config_files_begin_in_one_column():
-    lines = _command("list", cwd=ROOT).stdout.splitlines()
+    lines = command("list", cwd=ROOT).stdout.splitlines()
     files = [line.split(maxsplit=1) for line in lines if line.startswith("  configs/")]
     assert len(files) > 20
     starts = {line.index(files[i][1]) for i, line in enumerate(lines[-len(files) :])}
@@ -107,7 +93,7 @@ def test_descriptions_of_config_files_begin_in_one_column():
     ],
 )
 def test_list_names_what_a_config_can_name_and_no_helper(kind, name, helper):
-    lines = _command("list", kind).stdout.splitlines()
+    lines = command("list", kind).stdout.splitlines()
     descriptions = {line.split(maxsplit=1)[0]: line.split(maxsplit=1)[1] for line in lines}
     assert len(descriptions[name]) > 10 and helper not in descriptions
 
@@ -147,10 +133,10 @@ def test_a_run_goes_into_a_folder_named_after_the_config_and_its_argument(tmp_pa
         "    return config\n"
     )
     for words in (["--config=rows.py"], ["train", "--config=rows.py:seed=1"]):
-        assert _command(*words, cwd=tmp_path).returncode == 0
+        assert command(*words, cwd=tmp_path).returncode == 0
     folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert folders == ["rows", "rows-seed=1"]
-    completed = _command("evaluate", "runs/rows-seed=1", cwd=tmp_path)
+    completed = command("evaluate", "runs/rows-seed=1", cwd=tmp_path)
     assert completed.returncode == 0 and "seed 1" in completed.stdout
-    again = _command("--mode=evaluate", "--workdir=runs/rows-seed=1", cwd=tmp_path)
+    again = command("--mode=evaluate", "--workdir=runs/rows-seed=1", cwd=tmp_path)
     assert again.stdout == completed.stdout

@@ -2,10 +2,8 @@
 
 import json
 import os
-import pathlib
 import re
 import shutil
-import subprocess
 import sys
 
 import forged
@@ -13,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from bundle_cases import exported, trained
+from processes import ROOT, python
 from system import blobs
 
 from dmljax import main
@@ -20,15 +19,6 @@ from dmljax.bundle import BadBundle, exporting, files, load, programs, rebundlin
 from dmljax.bundle.parity import MismatchedProgram, compare
 from dmljax.files import locks
 from dmljax.train import checkpoints
-
-ROOT = pathlib.Path(__file__).parents[2]
-
-
-def _command(code, cwd):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, env=environment
-    )
 
 
 def _alter_what_is_written(setattr_fn):
@@ -69,8 +59,8 @@ def test_the_exit_status_of_a_wrong_program(run_folder, tmp_path):
         f"sys.argv = ['dmljax', 'export', {str(run_folder)!r}, '--out=a.bundle']\n"
         "import dmljax.main\nsys.exit(dmljax.main.console())"
     )
-    done = _command(code, tmp_path)
-    assert done.returncode == 2 and not list(tmp_path.iterdir()), done.stderr
+    done = python(code, cwd=tmp_path, status=2, PYTHONPATH=os.pathsep.join([str(ROOT), *sys.path]))
+    assert not list(tmp_path.iterdir()), done.stderr
     assert done.stderr.startswith("error: stablehlo: the program") and done.stderr.count("\n") == 1
 
 
@@ -193,8 +183,8 @@ def test_a_full_disk_leaves_nothing(run_folder, tmp_path):
         f"sys.argv = ['dmljax', 'export', {str(run_folder)!r}, '--out=a.bundle']\n"
         "import dmljax.main\nsys.exit(dmljax.main.console())"
     )
-    done = _command(code, tmp_path)
-    assert done.returncode == 2 and not list(tmp_path.iterdir())
+    done = python(code, cwd=tmp_path, status=2)
+    assert not list(tmp_path.iterdir())
     assert "a.bundle cannot be written: File too large" in done.stderr, done.stderr
 
 

@@ -5,8 +5,6 @@ import importlib.util
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 from typing import NamedTuple
 
 import forged
@@ -15,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import traverse_util
+from processes import python
 from system import METHODS, tiny
 
 from dmljax import kernels, nets
@@ -164,8 +163,7 @@ def test_onnx_of_every_family_is_its_net(family):
         "for name in sys.argv[1:]: onnx_program._main(pathlib.Path(name))"
     )
     families = [family(name) for name in FAMILIES]
-    names = [str(packaged.folder) for packaged in families]
-    subprocess.run([sys.executable, "-c", code, *names], check=True, capture_output=True)
+    python(code, *(packaged.folder for packaged in families))
     for packaged in families:
         packaged.manifest()
         _agree(packaged, "onnx")

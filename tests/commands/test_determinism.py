@@ -1,17 +1,13 @@
 """`runtime.deterministic`: the flag of XLA is there before JAX starts, and the header says so."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
+from processes import command, python
 from system import tiny, write_config
 
 from dmljax.train import devices
 
-ROOT = pathlib.Path(__file__).parents[2]
 _CODE = """
 import os, sys
 from absl import logging
@@ -30,12 +26,7 @@ print(json.dumps(seen))
 
 
 def _seen(*words, flags=""):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": flags}
-    done = subprocess.run(
-        [sys.executable, "-c", _CODE, *words], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(python(_CODE, *words, XLA_FLAGS=flags).stdout)
 
 
 def test_the_flag_is_set_before_jax_starts():
@@ -51,12 +42,9 @@ def test_the_flag_is_set_before_jax_starts():
 
 def test_the_header_says_so(tmp_path):
     config = write_config(tmp_path, tiny(tmp_path, steps=1))
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "dmljax.main", f"--config={config}"]
-    command += [f"--workdir={tmp_path / 'run'}", "--config.runtime.deterministic=True"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert "; deterministic" in done.stdout
+    words = (f"--config={config}", f"--workdir={tmp_path / 'run'}")
+    done = command(*words, "--config.runtime.deterministic=True")
+    assert done.returncode == 0 and "; deterministic" in done.stdout, done.stderr
 
 
 def test_a_gpu_without_the_flag_is_refused():

@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 import types
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from PIL import Image
+from processes import command
 from pyarrow import parquet
 
 from dmljax import bundle as bundles
@@ -376,9 +375,6 @@ def test_errors_are_one_line_and_leave_nothing(images, place, tmp_path):
 
 
 def test_the_console_prints_one_line(tmp_path):
-    command = [sys.executable, "-m", "dmljax.main", "search", "--index=none.index", "--id=x"]
-    root = os.path.dirname(os.path.dirname(main.__file__))
-    environment = os.environ | {"PYTHONPATH": root}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    done = command("search", "--index=none.index", "--id=x", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == "error: none.index does not exist: it is no index of dmljax\n"

@@ -1,13 +1,9 @@
 """The doctor finds every kind of fault, and nothing wrong in a correct data set."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
 import data_fixtures as make
 import numpy as np
 import pytest
+from processes import command
 
 from dmljax.data import datasets, doctor, prepare, published, splits
 
@@ -96,19 +92,8 @@ def test_the_wrong_corpus_of_inshop_is_named(tmp_path):
     assert not any("highres" in text for text in wrong)
 
 
-def _command(*arguments):
-    root = str(pathlib.Path(__file__).parents[2])
-    return subprocess.run(
-        [sys.executable, "-m", "dmljax.main", "doctor", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
 def test_the_exit_status_tells_correct_damaged_and_wrongly_called_apart(photos, tmp_path):
-    correct = _command("--dataset=folder", f"--root={photos}")
+    correct = command("doctor", "--dataset=folder", f"--root={photos}")
     assert correct.returncode == 0 and correct.stdout.endswith("nothing is wrong\n")
     config = tmp_path / "config.py"
     config.write_text(
@@ -117,7 +102,7 @@ def test_the_exit_status_tells_correct_damaged_and_wrongly_called_apart(photos, 
     broken = tmp_path / "broken.py"
     broken.write_text("nonsense")
     make.put(photos / "a" / "000.jpg", b"")
-    damaged = _command(f"--config={config}", f"--config.dataset.root={photos}")
+    damaged = command("doctor", f"--config={config}", f"--config.dataset.root={photos}")
     assert damaged.returncode == 1 and damaged.stdout.endswith("1 wrong\n")
     for arguments, line in (
         ([f"--config={config}"], "the folder no does not exist"),
@@ -132,7 +117,7 @@ def test_the_exit_status_tells_correct_damaged_and_wrongly_called_apart(photos, 
         (["--dataset=mnist", "--source=web"], "not 'web'"),
         (["--dataset=folder", f"--root={photos / 'a' / '001.jpg'}"], "is a file, not a folder"),
     ):
-        process = _command(*arguments)
+        process = command("doctor", *arguments)
         assert process.returncode == 2 and not process.stdout
         assert process.stderr.startswith("error: ") and process.stderr.count("\n") == 1
         assert line in process.stderr
@@ -142,13 +127,13 @@ def test_a_prepared_set_is_checked_against_its_manifest(photos, tmp_path):
     spec = {"dataset": {"name": "folder"}}
     prepare.prepare(datasets.folder(root=photos), out=tmp_path / "out", settings=spec)
     arguments = ("--dataset=prepared", f"--root={tmp_path / 'out'}")
-    correct = _command(*arguments)
+    correct = command("doctor", *arguments)
     assert correct.returncode == 0 and "ok     2 shards agree with the manifest" in correct.stdout
     shard = tmp_path / "out" / "train-00000-of-00001.array_record"
     data = bytearray(shard.read_bytes())
     data[-1] ^= 255  # padding: every image can still be read
     shard.write_bytes(data)
-    damaged = _command(*arguments)
+    damaged = command("doctor", *arguments)
     assert (
         damaged.returncode in (1, 2) and "train-00000-of-00001" in damaged.stdout + damaged.stderr
     )

@@ -1,14 +1,13 @@
 """glyphs, the data set without a download: counts, determinism and difficulty."""
 
 import hashlib
-import subprocess
-import sys
 import time
 import unicodedata
 
 import numpy as np
 from fontTools import ttLib
 from PIL import Image, ImageFont
+from processes import python
 
 from dmljax.data import datasets, glyphs, published, transforms
 
@@ -76,12 +75,11 @@ def test_images_do_not_depend_on_the_process_and_the_order():
         "import hashlib; from dmljax.data import datasets; s = datasets.glyphs()\n"
         "print(hashlib.sha256(s.train.records.tobytes() + s.test.records.tobytes()).hexdigest())"
     )
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     dataset = datasets.glyphs()
     digest = hashlib.sha256(
         dataset.train.records.tobytes() + dataset.test.records.tobytes()
     ).hexdigest()
-    assert other.stdout.strip() == digest
+    assert python(code).stdout.strip() == digest
     two_characters = glyphs.images("ba")
     all_characters = glyphs.images(glyphs.CHARACTERS)
     for i, character in enumerate("ba"):

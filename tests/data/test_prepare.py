@@ -4,10 +4,8 @@ import dataclasses
 import functools
 import io
 import json
-import os
 import pathlib
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +14,7 @@ import data_fixtures as make
 import numpy as np
 import pytest
 from PIL import Image
+from processes import command, environment
 
 from dmljax.data import datasets, decode, pipeline, prepare, sampling, splits, transforms
 from dmljax.files import writing as files
@@ -225,31 +224,19 @@ def test_the_advice_of_the_command_fits_a_config_of_another_data_set(tmp_path, c
     assert "train: 5 images of 1 class\n" in capsys.readouterr().out
 
 
-def _command(*arguments, **options):
-    root = str(pathlib.Path(__file__).parents[2])
-    return subprocess.Popen(
-        [sys.executable, "-m", "dmljax.main", "prepare", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": root},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
-
-
 def test_after_a_kill_the_same_command_continues(tmp_path):
     make.class_folders(tmp_path / "photos", {c: 30 for c in "abcd"}, width=300, height=200)
-    arguments = ["--dataset=folder", f"--root={tmp_path / 'photos'}", "--size=64", "--shard_size=5"]
     out = tmp_path / "out"
-    first = _command(*arguments, f"--out={out}")
+    words = ["prepare", "--dataset=folder", f"--root={tmp_path / 'photos'}", f"--out={out}"]
+    words += ["--size=64", "--shard_size=5"]
+    first = subprocess.Popen([sys.executable, "-m", "dmljax.main", *words], env=environment())
     while not list(out.glob("*.array_record")) and first.poll() is None:
         time.sleep(0.005)
-    first.send_signal(signal.SIGKILL)
-    first.communicate()
-    second = _command(*arguments, f"--out={out}")
-    output, errors = second.communicate(timeout=60)
-    assert second.returncode == 0, errors
-    assert "train: 60 images of 2 classes" in output and "prepared" in output
+    first.kill()
+    first.wait()
+    second = command(*words)
+    assert second.returncode == 0, second.stderr
+    assert "train: 60 images of 2 classes" in second.stdout and "prepared" in second.stdout
     assert not (out / "progress.json").exists() and not list(out.glob("*.tmp"))
     dataset = datasets.prepared(root=out)
     assert len(dataset.train) == len(dataset.test) == 60
@@ -262,8 +249,8 @@ def test_an_error_is_one_line_and_writes_nothing(tmp_path):
         (["--dataset=cub200", "--root=nowhere"], "the folder nowhere does not exist"),
         (["--dataset=glyphs", "--root=x"], "glyphs has no argument 'root'"),
     ):
-        process = _command(*arguments, f"--out={tmp_path / 'out'}")
-        output, errors = process.communicate(timeout=60)
-        assert process.returncode == 2 and not output
-        assert errors.startswith("error: ") and errors.count("\n") == 1 and line in errors
+        done = command("prepare", *arguments, f"--out={tmp_path / 'out'}")
+        assert done.returncode == 2 and not done.stdout
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+        assert line in done.stderr
         assert not (tmp_path / "out").exists()

@@ -2,10 +2,9 @@
 
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
+from processes import python
 
 from dmljax.files import memory
 
@@ -85,8 +84,6 @@ def test_a_real_group(tmp_path):
         "from dmljax.files import memory; print(memory.free_memory())"
     )
     try:
-        words = [sys.executable, "-c", code, str(place / files[1])]
-        result = subprocess.run(words, capture_output=True, text=True, check=True)
-        assert 200 * MIB < int(result.stdout) <= 300 * MIB
+        assert 200 * MIB < int(python(code, place / files[1]).stdout) <= 300 * MIB
     finally:
         place.rmdir()

@@ -4,10 +4,9 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
+from processes import python
 
 from dmljax.files import writing as files
 
@@ -30,8 +29,8 @@ def test_a_kill_leaves_the_file_as_it_was(tmp_path):
         "with files.atomic_writer(sys.argv[1], 'wb') as file:\n"
         "    file.write(b'after'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    completed = subprocess.run([sys.executable, "-c", code, str(path)])
-    assert completed.returncode == -signal.SIGKILL and path.read_bytes() == b"before"
+    python(code, path, status=-signal.SIGKILL)
+    assert path.read_bytes() == b"before"
 
 
 def test_a_text_is_written_and_a_missing_folder_is_refused(tmp_path):

@@ -1,12 +1,11 @@
 """The approximate search: recall, later changes, filters, and when it is not used."""
 
-import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 from index_loops import unit_vectors
+from processes import python
 
 from dmljax import index
 from dmljax.index import graph, tuning
@@ -247,7 +246,5 @@ print(len(exported.mlir_module_serialized) > 100)
 
 def test_a_program_can_be_exported_after_a_graph_was_used(tmp_path):
     """usearch that is imported before jaxlib takes this from it."""
-    command = [sys.executable, "-c", _EXPORTS, tmp_path / "photos.index"]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    completed = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert completed.stdout == "True\n", completed.stderr[-1000:]
+    done = python(_EXPORTS, tmp_path / "photos.index", JAX_PLATFORMS="cpu")
+    assert done.stdout == "True\n"

@@ -2,8 +2,6 @@
 
 import importlib.metadata
 import json
-import os
-import subprocess
 import sys
 from unittest import mock
 
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import python
 
 from dmljax import kernels
 from dmljax.kernels import depthwise, winograd
@@ -169,12 +168,7 @@ def test_the_header_of_a_run_names_the_form():
 
 
 def run_python(code, **variables):
-    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | variables
-    completed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env
-    )
-    assert completed.returncode == 0, completed.stderr
-    return json.loads(completed.stdout)
+    return json.loads(python(code, **{"XLA_FLAGS": None} | variables).stdout)
 
 
 STEP = """

@@ -1,29 +1,18 @@
 """The page that compares runs, the pages of embeddings from elsewhere, and figures from pages."""
 
 import json
-import os
-import pathlib
 import re
-import subprocess
-import sys
 
 import browser
 import numpy as np
 import pytest
 from page_cases import clustered, colored
 from PIL import Image
+from processes import command
 
 from dmljax import main, metrics, report
 from dmljax.data.splits import Split
 from dmljax.report import compare_page, comparison, facts, page, scores_file, text
-
-ROOT = pathlib.Path(__file__).parents[2]
-
-
-def _command(*words, cwd):
-    command = [sys.executable, "-m", "dmljax.main", *map(str, words)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +115,7 @@ def test_a_run_equals_itself(runs):
 
 
 def test_the_command_writes_the_comparison_and_says_what_is_missing(runs, tmp_path):
-    done = _command("report", *runs.values(), cwd=tmp_path)
+    done = command("report", *runs.values(), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     text = (runs["first"] / "comparison.html").read_text()
     assert "<title>first and second: R@1 " in text and ", worse</title>" in text
@@ -135,7 +124,7 @@ def test_the_command_writes_the_comparison_and_says_what_is_missing(runs, tmp_pa
     ]
     empty = tmp_path / "empty"
     empty.mkdir()
-    done = _command("report", empty, runs["first"], cwd=tmp_path)
+    done = command("report", empty, runs["first"], cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 
@@ -179,7 +168,7 @@ def test_embeddings_from_elsewhere_get_a_page_with_their_images(tmp_path):
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(colored(item)).save(file)
     words = ["report", "--embeddings=x.npy", "--labels=labels.txt"]
-    done = _command(*words, "--images=photos", "--out=elsewhere.html", cwd=tmp_path)
+    done = command(*words, "--images=photos", "--out=elsewhere.html", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"elsewhere.html: \d+\.\d MB\n", done.stdout)
     tree = page.read(tmp_path / "elsewhere.html")
@@ -187,7 +176,7 @@ def test_embeddings_from_elsewhere_get_a_page_with_their_images(tmp_path):
     expected = facts.make(embeddings, labels, title="x").items
     np.testing.assert_array_equal(tree["items"]["neighbors"], expected.neighbors)
     (tmp_path / "photos" / "deep" / "003.png").unlink()
-    done = _command(*words, "--images=photos", cwd=tmp_path)
+    done = command(*words, "--images=photos", cwd=tmp_path)
     assert done.returncode == 2 and "holds 23 images, but there are 24 embeddings" in done.stderr
     assert done.stderr.count("\n") == 1 and not (tmp_path / "report.html").exists()
 

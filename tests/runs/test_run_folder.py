@@ -2,13 +2,11 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
-from processes import ROOT
+from processes import ROOT, command
 from safetensors import safe_open
 from system import METHODS, photos, tiny
 
@@ -28,13 +26,6 @@ def finished(tmp_path_factory):
     )
     config |= {"runtime": {"devices": 1}}
     return folder, training.run(config, folder / "run")
-
-
-def _command(*flags):
-    completed = subprocess.run(
-        [sys.executable, "-m", "dmljax.main", *flags], capture_output=True, text=True, cwd=ROOT
-    )
-    return completed.returncode, completed.stdout, completed.stderr
 
 
 def test_evaluate_gives_the_scores_of_the_run(finished, capsys):
@@ -83,18 +74,20 @@ def test_a_run_without_held_out_classes_has_no_val(tmp_path):
 
 def test_evaluate_and_embed_from_the_command_line(finished, tmp_path):
     run, out = finished[0] / "run", tmp_path / "out"
-    status, printed, _ = _command("--mode=evaluate", f"--workdir={run}", "--split=val")
-    assert status == 0 and "R@1" in printed and "val split, 16 images, after step 6" in printed
-    status, printed, _ = _command("--mode=embed", f"--workdir={run}", f"--out={out}")
-    assert status == 0 and "32 embeddings" in printed and (out / "embeddings.npy").exists()
+    done = command("--mode=evaluate", f"--workdir={run}", "--split=val")
+    assert done.returncode == 0 and "R@1" in done.stdout
+    assert "val split, 16 images, after step 6" in done.stdout
+    done = command("--mode=embed", f"--workdir={run}", f"--out={out}")
+    assert done.returncode == 0 and "32 embeddings" in done.stdout
+    assert (out / "embeddings.npy").exists()
     for flags, message in (
         (["--mode=evaluate"], "needs --workdir"),
         (["--mode=embed", f"--workdir={run}"], "needs --out"),
         (["--mode=evaluate", f"--workdir={run}", "--config=configs/glyphs.py"], "leave out --con"),
         (["--mode=evaluate", f"--workdir={tmp_path}"], "holds no run"),
     ):
-        status, _, error = _command(*flags)
-        assert status == 2 and error.count("\n") == 1 and message in error
+        done = command(*flags, cwd=ROOT)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and message in done.stderr
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -147,9 +140,8 @@ def test_embed_writes_the_synthetic_features_of_dvml(tmp_path):
 
 def test_synthetic_features_are_refused_by_other_methods(finished, tmp_path):
     folder, _ = finished
-    command = ("embed", str(folder / "run"), f"--out={tmp_path / 'out'}", "--synthetic")
-    status, _, errors = _command(*command)
-    assert status == 2 and "makes no synthetic features; dvml does" in errors
+    done = command("embed", folder / "run", f"--out={tmp_path / 'out'}", "--synthetic")
+    assert done.returncode == 2 and "makes no synthetic features; dvml does" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import io
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -13,7 +12,9 @@ import time
 
 import forged
 import numpy as np
+import processes
 from PIL import Image
+from processes import ROOT
 from system import tiny
 
 from dmljax import bundle as bundles
@@ -22,8 +23,8 @@ from dmljax.bundle import exporting
 from dmljax.index import folder as index_folders
 from dmljax.runs import training
 
-ROOT = pathlib.Path(__file__).parents[2]
 TOKEN = "a-token-of-many-letters"
+VARIABLES = {"JAX_NUM_CPU_DEVICES": "1", "JAX_NUMPY_RANK_PROMOTION": None}
 HOSTILE = '<script>document.title = "taken"</script>'
 
 
@@ -100,8 +101,7 @@ class Server:
 
 
 def environment():
-    names = {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"}
-    return {k: v for k, v in os.environ.items() if k != "JAX_NUMPY_RANK_PROMOTION"} | names
+    return processes.environment(**VARIABLES)
 
 
 @contextlib.contextmanager
@@ -131,10 +131,7 @@ def served(folder: pathlib.Path, *words, ready=True):
 
 def refused(*words):
     """What the command prints on stderr when it does not start."""
-    command = [sys.executable, "-m", "dmljax.main", "serve", *map(str, words)]
-    completed = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=120
-    )
+    completed = processes.command("serve", *words, cwd=ROOT, **VARIABLES)
     assert completed.returncode == 2, completed.stderr
     assert len(completed.stderr.splitlines()) == 1, completed.stderr
     return completed.stderr

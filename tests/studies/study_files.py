@@ -1,16 +1,11 @@
 """Small study files over the small config of `system.py`, and the command in processes."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
+import processes
 from system import tiny, write_config
 
 from dmljax.files.result import Chosen, Result
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def write_study(folder, *, name="small", **fields):
@@ -46,15 +41,12 @@ def finished(scores, digest, *, chosen=None, evaluations=()):
 
 
 def environment(**variables):
-    return os.environ | {"PYTHONPATH": str(ROOT), "JAX_NUM_CPU_DEVICES": "1"} | variables
+    return processes.environment(JAX_NUM_CPU_DEVICES="1", **variables)
 
 
-def study(*words, folder, **variables):
+def study(*words, folder):
     """`dmljax study WORDS`, waited for."""
-    command = [sys.executable, "-m", "dmljax.main", "study", *map(str, words)]
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, env=environment(**variables)
-    )
+    return processes.command("study", *words, cwd=folder, JAX_NUM_CPU_DEVICES="1")
 
 
 def index(folder, name="small"):

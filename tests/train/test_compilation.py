@@ -2,18 +2,15 @@
 
 import json
 import os
-import pathlib
-import subprocess
-import sys
 
 import jax
+from processes import command, python
 from system import tiny
 
 from dmljax.runs import training
 from dmljax.train import compilation
 from dmljax.train.journal import read
 
-ROOT = pathlib.Path(__file__).parents[2]
 _CODE = """
 import json, os, shutil, sys
 import jax
@@ -50,17 +47,10 @@ print(json.dumps(facts))
 
 
 def test_a_run_keeps_its_programs_and_the_same_run_resumed_compiles_nothing(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "DMLJAX_CACHE": str(tmp_path / "cache")}
-    del environment["JAX_COMPILATION_CACHE_DIR"]
+    variables = {"DMLJAX_CACHE": str(tmp_path / "cache"), "JAX_COMPILATION_CACHE_DIR": None}
     checkpoint = {"every": 2, "keep": 9}
     config = json.dumps(tiny(tmp_path, checkpoint=checkpoint, runtime={"devices": 1}))
-    done = subprocess.run(
-        [sys.executable, "-c", _CODE, config, str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
+    done = python(_CODE, config, tmp_path / "run", **variables)
     facts = json.loads(done.stdout.splitlines()[-1])
     assert facts["refusal"].startswith("compiled programs are not kept: [Errno ")
     assert facts["torn"] is False  # an entry whose writer was killed is removed
@@ -71,9 +61,9 @@ def test_a_run_keeps_its_programs_and_the_same_run_resumed_compiles_nothing(tmp_
     assert "continuing from step 2" in done.stdout
     assert f"of them read from {tmp_path / 'cache' / 'compiled'}" in done.stdout
     # Commands that compute keep their programs, too.
-    environment["DMLJAX_CACHE"] = str(tmp_path / "other")
-    command = [sys.executable, "-m", "dmljax.main", "evaluate", str(tmp_path / "run")]
-    subprocess.run(command, check=True, env=environment, capture_output=True)
+    variables["DMLJAX_CACHE"] = str(tmp_path / "other")
+    done = command("evaluate", tmp_path / "run", **variables)
+    assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "other" / "compiled").rglob("*-cache"))) > 3
 
 

@@ -2,8 +2,6 @@
 
 import functools
 import shutil
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +9,7 @@ import numpy as np
 import pytest
 from losses import test_contract as contract
 from methods.one_step import Patches
+from processes import python
 from system import tiny
 from train.pixels import EXACT, RNG, C, Pixels, as_float64, distance, drawn, run_on
 
@@ -170,7 +169,4 @@ def test_free_memory_below_an_array_is_returned():
         "allocator.trim()\n"
         "print(before - resident())"
     )
-    completed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert 190 < int(completed.stdout) < 210  # MiB
+    assert 190 < int(python(code).stdout) < 210  # MiB

@@ -3,7 +3,6 @@
 import json
 import pathlib
 import struct
-import subprocess
 import sys
 
 import jax
@@ -13,6 +12,7 @@ import safetensors.numpy
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "nets"))
 import test_transformers as fixtures
+from processes import python
 
 from dmljax import main, nets, weights
 from dmljax.weights import converted, readers
@@ -183,8 +183,7 @@ def test_only_the_wanted_tensors_are_read(tmp_path):
     path = write_sparse(tmp_path / "second.safetensors", of_file)
     wanted = sum(4 * np.prod(s) for n, s in of_file.items() if n.startswith("v"))
     assert path.stat().st_size > 6 * wanted
-    words = [str(tmp_path / "first.safetensors"), str(depth), *sys.path]
-    output = subprocess.check_output([sys.executable, "-c", MEASURE, *words], text=True)
+    output = python(MEASURE, tmp_path / "first.safetensors", depth, *sys.path).stdout
     grown = 1024 * int(output.split()[-1])
     print(f"wanted {wanted / 2**20:.0f} MB, memory grew by {grown / 2**20:.0f} MB")
     assert 0.5 * wanted < grown < 2 * wanted + 2**25

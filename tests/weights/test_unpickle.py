@@ -2,12 +2,11 @@
 
 import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import weight_files as make
+from processes import python
 from weight_files import read
 
 
@@ -143,8 +142,7 @@ def test_nested_values_in_place_of_plain_ones_are_one_line_at_once(tmp_path):
         "    try: readers.read(path)\n"
         "    except ValueError as error: print(error)"
     )
-    words = [sys.executable, "-c", code, *map(str, paths)]
-    lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = python(code, *paths).stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(map(str, paths)) and len(paths) == 10
     assert all("is not plain weights" in x or "damaged or cut short" in x for x in lines)
 
