@@ -119,6 +119,22 @@ def ends(process, status, folder, *, within=200):
     return (folder / "out.txt").read_text()
 
 
+def same_after_a_kill(folder, config, step, *flags):
+    """Fails unless a run that is killed after `step` ends as one that nothing interrupts.
+
+    `flags` are those of the continued run. Returns what the undisturbed run printed; the folder of
+    the other is `folder/killed`.
+    """
+    with started(folder, folder / "undisturbed", config) as process:
+        undisturbed = ends(process, 0, folder)
+    with started(folder, folder / "killed", config) as process:
+        until_step(folder / "killed", step, process)
+    with started(folder, folder / "killed", config, *flags) as process:
+        assert "continuing from step" in ends(process, 0, folder)
+    same_run(folder / "killed", folder / "undisturbed")
+    return undisturbed
+
+
 def state(workdir):
     """The newest checkpoint, as arrays of NumPy."""
     return jax.tree.map(np.asarray, run_folder.reopen(workdir)[1])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import traverse_util
 from pretrained import RESNET, VIT, with_weights
-from processes import LONG, ends, same, same_run, started, until_step
+from processes import LONG, same, same_after_a_kill
 from system import METHODS, tiny
 
 from dmljax import adapt
@@ -277,14 +277,7 @@ def test_means_of_frozen_parameters_that_older_versions_saved_are_left_out(tmp_p
 def test_a_killed_run_ends_the_same(tmp_path, name):
     fields = {"net": with_weights(tmp_path, SMALL), "trained": SPECS[name]}
     config = tiny(tmp_path, **LONG, **METHODS["proxies"] | fields)
-    with started(tmp_path, tmp_path / "undisturbed", config) as process:
-        ends(process, 0, tmp_path)
-    run = tmp_path / "killed"
-    with started(tmp_path, run, config) as process:
-        until_step(run, 16, process)
-    with started(tmp_path, run, config) as process:
-        assert "continuing from step" in ends(process, 0, tmp_path)
-    same_run(run, tmp_path / "undisturbed")
+    same_after_a_kill(tmp_path, config, 16)
 
 
 _LORA = {"name": "lora"}

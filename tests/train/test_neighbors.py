@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from processes import LONG, ends, same_run, started, until_step
+from processes import LONG, same_after_a_kill
 from system import tiny
 
 from dmljax.config.build import build
@@ -52,14 +52,7 @@ def test_batches_after_a_search_hold_near_classes(tmp_path):
 
 def test_a_killed_run_searches_and_ends_the_same(tmp_path):
     config = tiny(tmp_path, **_FIELDS)
-    with started(tmp_path, tmp_path / "undisturbed", config) as process:
-        out = ends(process, 0, tmp_path)
+    out = same_after_a_kill(tmp_path, config, 24)
     assert out.count("the nearest classes were searched") == 7
-    run = tmp_path / "killed"
-    with started(tmp_path, run, config) as process:
-        until_step(run, 24, process)
-    with started(tmp_path, run, config) as process:
-        ends(process, 0, tmp_path)
-    same_run(run, tmp_path / "undisturbed")
     # The oldest checkpoint that is kept is that of step 25. Older tables are removed.
-    assert min(int(p.stem) for p in (run / "neighbors").iterdir()) == 21
+    assert min(int(p.stem) for p in (tmp_path / "killed" / "neighbors").iterdir()) == 21

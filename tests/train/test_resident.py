@@ -7,7 +7,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from processes import LONG, ends, same, same_run, started, state, until_step
+from processes import LONG, ends, same, same_after_a_kill, same_run, started, state
 from system import photos, tiny
 from train.pixels import distance, refusal
 
@@ -151,15 +151,8 @@ def test_a_killed_run_on_resident_images_ends_the_same(tmp_path):
     transform = {"name": "standard_train", "size": 10, "color": 0.2}
     config = tiny(tmp_path, **LONG, transform=transform, runtime={"data": "device"})
     config["eval_transform"] = {"name": "standard_eval", "size": 10}
-    with started(tmp_path, tmp_path / "undisturbed", config) as process:
-        out = ends(process, 0, tmp_path)
+    out = same_after_a_kill(tmp_path, config, 16, "--config.runtime.workers=1")
     assert "32 images of 12 x 12 x 3 take" in out and "runtime.data='device'" in out
-    run = tmp_path / "killed"
-    with started(tmp_path, run, config) as process:
-        until_step(run, 16, process)
-    with started(tmp_path, run, config, "--config.runtime.workers=1") as process:
-        assert "continuing from step" in ends(process, 0, tmp_path)
-    same_run(run, tmp_path / "undisturbed")
 
 
 def test_an_interrupted_run_ends_the_same(tmp_path, without_diagnostics):
