@@ -204,8 +204,3 @@ def run_padded(name, x, labels, where=None, in_float64=False):
     gradient = np.asarray(gradient)
     assert not gradient[~counts].any()
     return value, gradient[:b, :d]
-
-
-def batch(seed=0):
-    x = np.random.default_rng(seed).normal(size=(ROWS, COLUMNS)).astype(np.float32)
-    return x, np.arange(ROWS) % 4

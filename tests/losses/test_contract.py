@@ -5,6 +5,7 @@ To add a loss: write one function in a file of `dmljax/losses/`, add its name to
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +13,18 @@ import numpy as np
 import pytest
 
 from dmljax import losses
+from dmljax.losses import pnp_penalties
 
 B, D, C, SUB = 12, 6, 5, 3
 
 
 # name -> (kind, keywords). Kinds: "pair" f(x, labels), "proxy" f(x, labels, proxies), "subproxy"
-# the same with sub-centers, "logits" f(logits, labels), "views" f(x, other).
+# the same with sub-centers, "logits" f(logits, labels), "views" f(x, other), "vectors" f(x).
+# Behind a colon is the name of a variant of the loss. High temperatures let all terms matter.
 TABLE = {
     "angular": ("pair", {}),
     "arcface": ("proxy", {}),
+    "center_invariant": ("vectors", {}),
     "circle": ("pair", {}),
     "clip": ("views", {}),
     "contrastive": ("pair", {}),
@@ -32,6 +36,7 @@ TABLE = {
     "label_smoothed_cross_entropy": ("logits", {}),
     "large_margin_softmax": ("proxy", {}),
     "lifted_structure": ("pair", {}),
+    "lp": ("vectors", {}),
     "margin": ("pair", {}),
     "multi_similarity": ("pair", {}),
     "n_pairs": ("pair", {}),
@@ -39,14 +44,21 @@ TABLE = {
     "normalized_softmax": ("proxy", {}),
     "ntxent": ("pair", {}),
     "pnp": ("pair", {}),
+    **{
+        f"pnp:{name}": ("pair", {"temperature": 0.2, "penalty_fn": getattr(pnp_penalties, name)})
+        for name in pnp_penalties.__all__
+    },
     "proxy_anchor": ("proxy", {}),
     "proxy_nca": ("proxy", {}),
     "proxy_nca_pp": ("proxy", {}),
     "ranked_list": ("pair", {"margin": 0.4, "negative_temperature": 3.0}),
     "recall_at_k": ("pair", {}),
+    "recall_at_k:warm": ("pair", {"ks": (1, 3, 4), "k_temperature": 0.2}),
+    "regular_face": ("vectors", {}),
     "semihard_triplet": ("pair", {}),
     "siglip": ("views", {}),
     "smooth_ap": ("pair", {}),
+    "smooth_ap:warm": ("pair", {"temperature": 0.2}),
     "smooth_triplet": ("pair", {}),
     "snr_contrastive": ("pair", {}),
     "soft_triple": ("subproxy", {}),
@@ -58,21 +70,18 @@ TABLE = {
     "triplet": ("pair", {}),
     "tuplet_margin": ("pair", {}),
     "vicreg": ("views", {}),
+    "zero_mean": ("vectors", {}),
 }
 
 
 # Public names that are not losses of a batch. They have tests of their own.
 NOT_OF_A_BATCH = {
-    "center_invariant",
     "cross_batch_memory",
-    "lp",
     "prefixes",
-    "regular_face",
     "sparse_centers",
     "stats",
     "tiled",
     "weighted_sum",
-    "zero_mean",
 }
 
 
@@ -83,26 +92,36 @@ PAIRS = [name for name, (kind, _) in TABLE.items() if kind == "pair"]
 UNNORMALIZED = {"semihard_triplet", "vicreg", "label_smoothed_cross_entropy", "sphereface"}
 
 
-UNNORMALIZED |= {"large_margin_softmax"}
+UNNORMALIZED |= {"large_margin_softmax", "center_invariant", "lp", "zero_mean"}
+
+
+# Losses that square what they do not normalize.
+SQUARED = {"semihard_triplet", "vicreg", "label_smoothed_cross_entropy", "center_invariant", "lp"}
+
+
+# The second array of vectors, which gets a gradient as the embeddings do.
+SECOND = {"proxy": "proxies", "subproxy": "subproxies", "views": "other"}
 
 
 every_loss = pytest.mark.parametrize("name", TABLE)
 
 
 def test_every_public_name_is_enrolled():
-    assert set(losses.__all__) == set(TABLE) | NOT_OF_A_BATCH
+    assert set(losses.__all__) == {name.partition(":")[0] for name in TABLE} | NOT_OF_A_BATCH
 
 
 def call(name, x, labels, extra, **keywords):
     kind, defaults = TABLE[name]
-    function = functools.partial(getattr(losses, name), **defaults, **keywords)
-    if kind == "pair":
-        return function(x, labels)
-    if kind == "logits":
-        return function(x @ extra["weights"].astype(x.dtype), labels)
+    function = functools.partial(function_of(name), **defaults, **keywords)
+    if kind == "vectors":
+        return function(x)
     if kind == "views":
-        return function(x, extra["other"].astype(x.dtype))
-    return function(x, labels, extra["proxies" if kind == "proxy" else "subproxies"])
+        return function(x, extra["other"])
+    return function(x, labels, *([extra[SECOND[kind]]] if kind in SECOND else []))
+
+
+def function_of(name):
+    return getattr(losses, name.partition(":")[0])
 
 
 def inputs(seed=0, b=B):
@@ -112,7 +131,6 @@ def inputs(seed=0, b=B):
         "proxies": rng.normal(size=(C, D)),
         "subproxies": rng.normal(size=(C, SUB, D)),
         "other": x + rng.normal(size=(b, D)),
-        "weights": rng.normal(size=(D, C)),
     }
     labels = np.repeat(np.arange(4), b // 4)
     return x, labels, jax.tree.map(lambda a: a.astype(np.float32), extra)
@@ -120,30 +138,52 @@ def inputs(seed=0, b=B):
 
 @functools.cache
 def compiled(name):
-    """The compiled value and gradient of a loss, which most of its tests share."""
+    """The compiled value and gradients of a loss, which most of its tests share."""
     return jax.jit(
         jax.value_and_grad(
-            lambda x, labels, extra, where: call(name, x, labels, extra, where=where)
+            lambda x, second, labels, where: call(
+                name, x, labels, {SECOND.get(TABLE[name][0]): second}, where=where
+            ),
+            argnums=(0, 1),
         )
     )
 
 
+class Result(NamedTuple):
+    value: np.ndarray
+    gradient: np.ndarray  # of the embeddings
+    second: np.ndarray  # the gradient of the proxies or of the other view, or []
+
+    @property
+    def is_finite(self):
+        return all(np.isfinite(array).all() for array in self)
+
+    @property
+    def is_zero(self):
+        return not any(array.any() for array in self)
+
+
 def run(name, x, labels, extra, where=None):
     where = np.ones(len(x), bool) if where is None else where
-    value, gradient = compiled(name)(x, labels, extra, where)
-    return np.asarray(value), np.asarray(gradient)
+    value, gradients = compiled(name)(x, second_of(name, extra), labels, where)
+    return Result(*map(np.asarray, (value, *gradients)))
 
 
-def close(actual, expected, rtol=2e-4):
+def second_of(name, extra):
+    return extra[SECOND[TABLE[name][0]]] if TABLE[name][0] in SECOND else np.zeros(0, np.float32)
+
+
+def close(actual, expected, rtol=1e-5):
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert np.linalg.norm(actual - expected) <= rtol * np.linalg.norm(expected) + 1e-6
 
 
 @every_loss
 def test_a_loss_is_a_finite_scalar_with_a_gradient(name):
-    value, gradient = run(name, *inputs())
-    assert value.shape == () and value.dtype == np.float32
-    assert np.isfinite(value) and np.abs(gradient).max() > 1e-6
+    result = run(name, *inputs())
+    assert result.value.shape == () and result.value.dtype == np.float32 and result.is_finite
+    assert np.abs(result.gradient).max() > 1e-6
+    assert TABLE[name][0] not in SECOND or np.abs(result.second).max() > 1e-6
 
 
 @every_loss
@@ -151,13 +191,19 @@ def test_masking_a_row_equals_dropping_it(name):
     x, labels, extra = inputs()
     where = np.ones(B, bool)
     where[[1, 6, 7, 11]] = False
+    plain = run(name, x, labels, extra, where)
     x_with_nan = np.where(where[:, None], x, np.nan)
     extra_with_nan = extra | {"other": np.where(where[:, None], extra["other"], np.nan)}
-    masked = run(name, x_with_nan, labels, extra_with_nan, where)
+    other_labels = np.where(where, labels, -7 + 99 * (np.arange(B) % 2))  # no classes
+    masked = run(name, x_with_nan, other_labels, extra_with_nan, where)
+    jax.tree.map(np.testing.assert_array_equal, masked, plain)
     dropped = run(name, x[where], labels[where], extra | {"other": extra["other"][where]})
-    close(masked[0], dropped[0])
-    close(masked[1][where], dropped[1])
-    assert not masked[1][~where].any()
+    close(masked.value, dropped.value, 1e-5)
+    close(masked.gradient[where], dropped.gradient)
+    assert not masked.gradient[~where].any()
+    by_rows = TABLE[name][0] == "views"
+    close(masked.second[where] if by_rows else masked.second, dropped.second)
+    assert not by_rows or not masked.second[~where].any()
 
 
 @every_loss
@@ -166,81 +212,99 @@ def test_the_order_of_rows_does_not_matter(name):
     order = np.random.default_rng(1).permutation(B)
     if name == "n_pairs":  # takes the first pair of every label: keep the order within labels
         order = np.array([9, 3, 0, 4, 6, 1, 10, 7, 2, 5, 8, 11])
-    value, gradient = run(name, x, labels, extra)
+    result = run(name, x, labels, extra)
     permuted = run(name, x[order], labels[order], extra | {"other": extra["other"][order]})
-    close(permuted[0], value)
-    close(permuted[1], gradient[order])
+    close(permuted.value, result.value, 1e-5)
+    close(permuted.gradient, result.gradient[order])
+    by_rows = TABLE[name][0] == "views"
+    close(permuted.second, result.second[order] if by_rows else result.second)
 
 
 def _degenerate():
-    x, labels, _ = inputs()
+    x = inputs()[0]
     duplicates = np.concatenate([x[:6], x[:6]])
     return {
-        "duplicates": (duplicates, np.concatenate([labels[:6], labels[:6]])),
-        "duplicates of another class": (duplicates, labels),
-        "one point": (np.repeat(x[:1], B, axis=0), labels),
-        "zeros": (np.zeros_like(x), labels),
-        "a zero row": (np.where(np.arange(B)[:, None] == 3, 0, x), labels),
-        "opposites": (np.concatenate([x[:6], -x[:6]]), labels),
-        "one class": (x, np.zeros(B, int)),
-        "all singletons": (x, np.arange(B)),
-        "tiny": (1e-30 * x, labels),
-        "huge": (1e15 * x, labels),
+        "ordinary": x,
+        "duplicates": duplicates,
+        "near duplicates": duplicates + 1e-6 * inputs(1)[0],
+        "one point": np.repeat(x[:1], B, axis=0),
+        "nearly one point": 1 + 1e-6 * x,
+        "zeros": np.zeros_like(x),
+        "a zero row": np.where(np.arange(B)[:, None] == 3, 0, x),
+        "zeros in every second row": np.where(np.arange(B)[:, None] % 2, 0, x),
+        "opposites": np.concatenate([x[:6], -x[:6]]),
+        "tiny": np.float32(1e-30) * x,
+        "huge": np.float32(1e30) * x,
     }
+
+
+CLASSES = {
+    "four": np.repeat(np.arange(4), B // 4),
+    "of duplicates": np.tile(np.arange(6) // 3, 2),
+    "one": np.zeros(B, int),
+    "singletons": np.arange(B),
+}
 
 
 @pytest.mark.parametrize("batch", _degenerate())
 @every_loss
 def test_a_degenerate_batch_has_a_finite_loss_and_gradient(name, batch):
-    x, labels = _degenerate()[batch]
-    kind = TABLE[name][0]
-    _, _, extra = inputs()
-    if kind in ("proxy", "subproxy", "logits"):
-        labels = labels % C
-        extra["proxies"][0] = x[0]  # parallel to a row
-    if batch == "huge" and name in UNNORMALIZED:
-        x = x * 1e-10  # squares must fit into float32
-    extra["other"] = x
-    value, gradient = run(name, x, labels, extra)
-    assert np.isfinite(value) and np.isfinite(gradient).all()
-
-
-@every_loss
-def test_an_empty_mask_gives_0(name):
-    x, labels, extra = inputs()
-    value, gradient = run(name, x, labels, extra, np.zeros(B, bool))
-    assert value == 0 and not gradient.any()
+    x, (_, _, extra) = _degenerate()[batch], inputs()
+    if batch == "huge" and name in SQUARED:
+        x = x * np.float32(1e-25)  # squares must fit into float32
+    if TABLE[name][0] != "pair":
+        extra["other"] = x
+        for proxies in (extra["proxies"], extra["subproxies"].swapaxes(0, 1)[0]):
+            proxies[0] = inputs()[0][0]  # parallel to a row
+            proxies[1] = -2 * inputs()[0][4]  # and opposite
+            proxies[3] = 0
+    for labels in CLASSES.values():
+        labels = labels if TABLE[name][0] == "pair" else labels % C
+        for counting in (B, 2, 1, 0):
+            result = run(name, x, labels, extra, np.arange(B) < counting)
+            assert result.is_finite
+            assert counting or result.is_zero
+            if TABLE[name][0] == "pair":
+                assert result.value >= -1e-5 and (counting > 1 or result.is_zero)
 
 
 @every_loss
 @pytest.mark.parametrize("b", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_batch_of_one_or_two_rows_has_a_finite_loss(name, b):
     x, labels, extra = inputs()
-    value, gradient = run(name, x[:b], labels[:b], extra | {"other": extra["other"][:b]})
-    assert np.isfinite(value) and np.isfinite(gradient).all()
+    result = run(name, x[:b], labels[:b], extra | {"other": extra["other"][:b]})
+    assert result.is_finite and (TABLE[name][0] != "pair" or b > 1 or result.is_zero)
 
 
 @every_loss
-def test_a_nan_in_a_row_makes_the_loss_nan(name):
+def test_a_nan_in_any_row_makes_the_loss_nan(name):
     x, labels, extra = inputs()
-    x[4, 2] = np.nan
-    assert np.isnan(run(name, x, labels, extra)[0])
+    alone = np.where(np.arange(B) == 4, 4, labels)  # row 4 is only a negative
+    for classes, partner in ((labels, 4), (alone, 5)):
+        rows = range(B)
+        if name == "n_pairs":  # takes the first pair of every label
+            rows = [0, 1, 3, partner, 6, 7, 9, 10]
+        for row in rows:
+            broken = x.copy()
+            broken[row, 2] = np.nan
+            assert np.isnan(run(name, broken, classes, extra).value)
+    if TABLE[name][0] in SECOND:
+        second_of(name, extra)[0, ..., 1] = np.nan
+        assert np.isnan(run(name, x, labels, extra).value)
 
 
 @every_loss
 def test_bfloat16_is_computed_in_float32(name):
     x, labels, extra = inputs()
-    half = jnp.asarray(x, jnp.bfloat16)
-    value, gradient = compiled(name)(half, labels, extra, np.ones(B, bool))
-    assert value.dtype == jnp.float32 and gradient.dtype == jnp.bfloat16
-    if TABLE[name][0] == "logits":
-        return  # the product with the weights, not the loss, is in half precision
-    views = jax.tree.map(lambda a: np.asarray(jnp.asarray(a, jnp.bfloat16), np.float32), extra)
-    if TABLE[name][0] != "views":
-        views = extra
-    wide = run(name, np.asarray(half, np.float32), labels, views)
-    close(value, wide[0], 1e-3)
-    close(np.asarray(gradient, np.float32), wide[1], 1e-2)
+    half = [jnp.asarray(array, jnp.bfloat16) for array in (x, second_of(name, extra))]
+    value, gradients = compiled(name)(*half, labels, np.ones(B, bool))
+    assert value.dtype == jnp.float32
+    assert [gradient.dtype for gradient in gradients] == [jnp.bfloat16] * 2
+    wide = [np.asarray(array, np.float32) for array in half]
+    expected, slopes = compiled(name)(*wide, labels, np.ones(B, bool))
+    close(value, expected, 1e-6)
+    for gradient, slope in zip(gradients, slopes, strict=True):
+        close(np.asarray(gradient, np.float32), slope, 2**-8)
 
 
 @every_loss
@@ -262,9 +326,11 @@ def test_vmap_equals_a_loop(name):
     batches = [inputs(seed) for seed in range(3)]
     labels, extra = batches[0][1], batches[0][2]
     xs = np.stack([x for x, _, _ in batches])
-    values = jax.jit(jax.vmap(lambda x: call(name, x, labels, extra)))(xs)
-    for x, value in zip(xs, values, strict=True):
-        close(value, run(name, x, labels, extra)[0])
+    arguments = second_of(name, extra), labels, np.ones(B, bool)
+    together = jax.vmap(compiled(name), in_axes=(0, None, None, None))(xs, *arguments)
+    for i, x in enumerate(xs):
+        expected = compiled(name)(x, *arguments)
+        jax.tree.map(lambda many, one, i=i: close(many[i], one), together, expected)
 
 
 @every_loss
@@ -278,27 +344,31 @@ def test_a_second_batch_does_not_recompile(name):
 
 @every_loss
 def test_no_loss_stores_an_array_of_b_cubed(name):
-    """256 MiB for b = 1,024 and d = 128, with the gradient, are about 60 arrays of b^2."""
-    x, labels, extra = (jax.ShapeDtypeStruct((1024, 128), np.float32), None, None)
-    labels = jax.ShapeDtypeStruct((1024,), np.int32)
+    """64 MiB for b = 1,024 and d = 128, with the gradient, are 16 arrays of b^2.
+
+    Labels are an argument, so this is the program for classes of any size.
+    """
+    x, labels = (
+        jax.ShapeDtypeStruct((1024, 128), np.float32),
+        jax.ShapeDtypeStruct((1024,), np.int32),
+    )
     shapes = {"proxies": (256, 128), "subproxies": (256, SUB, 128), "other": (1024, 128)}
-    shapes["weights"] = (128, 256)
     extra = {k: jax.ShapeDtypeStruct(v, np.float32) for k, v in shapes.items()}
     function = jax.jit(jax.value_and_grad(lambda x, y, e: call(name, x, y, e)))
     memory = function.lower(x, labels, extra).compile().memory_analysis()
-    assert memory.temp_size_in_bytes < 256 * 2**20
+    assert memory.temp_size_in_bytes < 64 * 2**20
 
 
 @every_loss
 def test_only_unnormalized_losses_depend_on_the_lengths_of_rows(name):
     x, labels, extra = inputs()
     lengths = np.linspace(0.5, 2, B, dtype=np.float32)[:, None]
-    value = run(name, x, labels, extra)[0]
-    scaled = run(name, x * lengths, labels, extra)[0]
+    result, scaled = run(name, x, labels, extra), run(name, x * lengths, labels, extra)
     if name in UNNORMALIZED:
-        assert abs(scaled - value) > 1e-3
+        assert abs(scaled.value - result.value) > 1e-3
     else:
-        close(scaled, value)
+        close(scaled.value, result.value, 1e-5)
+        close(scaled.gradient * lengths, result.gradient)
 
 
 @every_loss

@@ -91,6 +91,16 @@ def test_values_and_gradients_are_those_of_the_peer(case):
     assert compared >= 12
 
 
+def test_wrong_arguments_are_named():
+    x, labels = np.eye(4, dtype=np.float32), np.array([0, 0, 1, 1])
+    for name in ("fast_ap", "histogram"):
+        with pytest.raises(ValueError, match="num_bins must be at least 1, not 0"):
+            getattr(losses, name)(x, labels, num_bins=0)
+    for ks in ((), (0, 1)):
+        with pytest.raises(ValueError, match="ks must be one or more numbers from 1"):
+            losses.recall_at_k(x, labels, ks=ks)
+
+
 @functools.cache
 def _as_peer(name):
     """A loss of the peer's, by its name in the file: loss:argument+miner."""

@@ -127,36 +127,30 @@ def test_values_and_gradients_are_those_of_pytorch_metric_learning():
     assert compared == set(NAMES)
 
 
-@each_regularizer
-def test_masking_equals_dropping(name):
-    x = _data(name)
+def test_masking_the_centers_of_a_class_equals_dropping_them():
+    sparse_centers, x = _compiled("sparse_centers"), _data("sparse_centers")
     where = np.array([True, True, False, True, False])
-    expected, slope = _compiled(name)(x[where])
+    expected, slope = sparse_centers(x[where])
     x[2], x[4] = np.nan, 100
-    mask = np.broadcast_to(where[:, None], x.shape[:2]) if x.ndim == 3 else where
-    value, masked = _compiled(name)(x, mask)
+    mask = np.broadcast_to(where[:, None], x.shape[:2])
+    value, masked = sparse_centers(x, mask)
     np.testing.assert_allclose(value, expected, rtol=1e-6)
     assert_near(masked[where], slope, 1e-5)
     assert not np.any(masked[~where])
-    value, slope = _compiled(name)(x, np.zeros(mask.shape, bool))
+    value, slope = sparse_centers(x, np.zeros(mask.shape, bool))
     assert value == 0 and not np.any(slope)
 
 
-@each_regularizer
-def test_zero_equal_and_single_rows_are_finite_and_nan_stays_visible(name):
-    x = _data(name)
-    x[0] = 0
-    x[1] = x[2]
-    if x.ndim == 3:
-        x[3, 0] = x[3, 1]
-    value, slope = _compiled(name)(x)
-    assert np.isfinite(value) and np.isfinite(slope).all()
-    value, slope = _compiled(name)(x[:1])
-    assert np.isfinite(value) and np.isfinite(slope).all()
-    half, slope = _compiled(name)(jnp.asarray(x, jnp.bfloat16))
+def test_zero_and_equal_centers_are_finite_and_nan_stays_visible():
+    sparse_centers, x = _compiled("sparse_centers"), _data("sparse_centers")
+    x[0], x[1], x[3, 0] = 0, x[2], x[3, 1]
+    for classes in (x, x[:1]):
+        value, slope = sparse_centers(classes)
+        assert np.isfinite(value) and np.isfinite(slope).all()
+    half, slope = sparse_centers(jnp.asarray(x, jnp.bfloat16))
     assert half.dtype == jnp.float32 and slope.dtype == jnp.bfloat16
     x[3] = np.nan
-    assert np.isnan(_compiled(name)(x)[0])
+    assert np.isnan(sparse_centers(x)[0])
 
 
 def test_a_single_vector_has_loss_0():

@@ -6,7 +6,6 @@ import math
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from numeric import assert_near, gradient
@@ -107,38 +106,9 @@ def test_vicreg_is_that_of_pytorch_metric_learning():
 
 
 @each_loss
-def test_masking_equals_dropping(name):
-    x, y = _data()
-    where = np.array([True, False, True, True, False, True])
-    expected, slopes = _compiled(name)(x[where], y[where])
-    x[1], y[1], x[4], y[4] = np.nan, np.nan, 9, 0
-    value, masked = _compiled(name)(x, y, where)
-    np.testing.assert_allclose(value, expected, rtol=1e-6)
-    for slope, masked_slope in zip(slopes, masked, strict=True):
-        assert_near(masked_slope[where], slope, 1e-5)
-        assert not np.any(masked_slope[~where])
-    value, slopes = _compiled(name)(x, y, np.zeros(6, bool))
-    assert value == 0 and not any(np.any(slope) for slope in slopes)
-
-
-@each_loss
-def test_zero_equal_and_single_rows_are_finite_and_nan_stays_visible(name):
-    x, y = _data()
-    one, slopes = _compiled(name)(x[:1], y[:1])
-    np.testing.assert_allclose(one, NAIVE[name](x[:1], y[:1]), rtol=1e-5, atol=1e-7)
-    assert all(np.isfinite(slope).all() for slope in slopes)
-    x[0] = y[0] = 0
-    x[1] = y[1] = x[2] = y[2]
-    value, slopes = _compiled(name)(x, y)
-    assert np.isfinite(value) and all(np.isfinite(slope).all() for slope in slopes)
-    value, slopes = _compiled(name)(0 * x, 0 * y)
-    assert np.isfinite(value) and all(np.isfinite(slope).all() for slope in slopes)
-    half, (dx, _) = _compiled(name)(jnp.asarray(x, jnp.bfloat16), jnp.asarray(y, jnp.bfloat16))
-    assert half.dtype == jnp.float32 and dx.dtype == jnp.bfloat16
-    x16, y16 = (np.asarray(jnp.asarray(a, jnp.bfloat16), np.float32) for a in (x, y))
-    np.testing.assert_allclose(half, _compiled(name)(x16, y16)[0], rtol=1e-5)
-    x[3] = np.nan
-    assert np.isnan(_compiled(name)(x, y)[0])
+def test_a_single_row_has_the_loss_of_a_loop(name):
+    x, y = (side[:1] for side in _data())
+    np.testing.assert_allclose(_compiled(name)(x, y)[0], NAIVE[name](x, y), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["clip", "siglip"])
