@@ -1,11 +1,14 @@
-"""Batch norm and response norm by their definitions, and against PyTorch."""
+"""Batch norm and response norm by their definitions."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from layer_arrays import from_torch, normal, to_torch
+from layer_arrays import normal
+from losses.numeric import gradient
 
 from dmljax.nets import layers
 
@@ -27,36 +30,22 @@ def batch_norm(x, *, train=True, where=None, **keywords):
 def test_batch_norm_by_definition(shape):
     x = 3 * normal(*shape) + 1
     axes, n = tuple(range(len(shape) - 1)), int(np.prod(shape[:-1]))
-    y, new, params, old = batch_norm(x, momentum=0.2, epsilon=1e-2)
     mean, var = x.mean(axes), x.var(axes)
-    expected = (x - mean) / np.sqrt(var + 1e-2) * params["scale"] + params["bias"]
-    np.testing.assert_allclose(y, expected, atol=1e-5)
-    np.testing.assert_allclose(new["mean"], 0.8 * old["mean"] + 0.2 * mean, rtol=1e-5)
-    np.testing.assert_allclose(new["var"], 0.8 * old["var"] + 0.2 * var * n / (n - 1), rtol=1e-5)
+    # Without options, the numbers are PyTorch's.
+    for options, share, eps in (({}, 0.1, 1e-5), ({"momentum": 0.2, "epsilon": 1e-2}, 0.2, 1e-2)):
+        y, new, params, old = batch_norm(x, **options)
+        expected = (x - mean) / np.sqrt(var + eps) * params["scale"] + params["bias"]
+        np.testing.assert_allclose(y, expected, atol=1e-5)
+        updated = (1 - share) * old["mean"] + share * mean
+        np.testing.assert_allclose(new["mean"], updated, rtol=1e-5)
+        updated = (1 - share) * old["var"] + share * var * n / (n - 1)
+        np.testing.assert_allclose(new["var"], updated, rtol=1e-5)
 
     for keywords in ({"train": False}, {"frozen": True}):
         y, new, params, old = batch_norm(x, epsilon=1e-2, **keywords)
         expected = (x - old["mean"]) / np.sqrt(old["var"] + 1e-2) * params["scale"] + params["bias"]
         np.testing.assert_allclose(y, expected, atol=1e-5)
         jax.tree.map(np.testing.assert_array_equal, dict(new), old)
-
-
-def test_batch_norm_agrees_with_pytorch():
-    torch = pytest.importorskip("torch")
-    x, directions = normal(4, 5, 5, 3) + 2, normal(4, 5, 5, 3)
-    y, new, params, old = batch_norm(x)
-    theirs = torch.nn.BatchNorm2d(3)
-    state = {"weight": params["scale"], "bias": params["bias"]}
-    state |= {"running_mean": old["mean"], "running_var": old["var"]}
-    theirs.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in state.items()}, strict=False)
-    inputs = to_torch(x).requires_grad_()
-    expected = theirs(inputs)
-    np.testing.assert_allclose(y, from_torch(expected), atol=1e-5)
-    np.testing.assert_allclose(new["mean"], theirs.running_mean.numpy(), rtol=1e-5)
-    np.testing.assert_allclose(new["var"], theirs.running_var.numpy(), rtol=1e-5)
-    (expected * to_torch(directions)).sum().backward()
-    gradient = jax.grad(lambda x: jnp.sum(batch_norm(x)[0] * directions))(x)
-    np.testing.assert_allclose(gradient, from_torch(inputs.grad), atol=1e-4)
 
 
 @pytest.mark.parametrize("options", [{}, {"use_bias": False}, {"use_scale": False}])
@@ -143,16 +132,23 @@ def test_batch_norm_needs_two_values():
     batch_norm(normal(1, 1, 2, 4))
 
 
-@pytest.mark.parametrize("size", [5, 11])
-def test_response_norm_by_definition(size):
-    x, alpha = 40 * normal(2, 3, 3, 16), 1e-4 * size
-    expected = np.zeros_like(x)
-    for c in range(16):
+def response_norm(x, size, alpha):
+    y = np.zeros_like(x)
+    for c in range(x.shape[-1]):
         near = x[..., max(0, c - size // 2) : c + size // 2 + 1]
-        expected[..., c] = x[..., c] / (1 + 1e-4 * (near**2).sum(-1)) ** 0.75
-    ours = layers.local_response_norm(x, size=size, alpha=alpha)
-    np.testing.assert_allclose(ours, expected, rtol=1e-5)
-    assert np.max(np.abs(ours - x)) > 1
-    torch = pytest.importorskip("torch")
-    theirs = torch.nn.functional.local_response_norm(to_torch(x), size, alpha, 0.75, 1.0)
-    np.testing.assert_allclose(ours, from_torch(theirs), rtol=1e-5)
+        y[..., c] = x[..., c] / (1 + alpha / size * (near**2).sum(-1)) ** 0.75
+    return y
+
+
+@pytest.mark.parametrize("options", [{}, {"size": 5, "alpha": 5e-4}, {"size": 11, "alpha": 1e-3}])
+def test_values_and_gradients_of_response_norm_by_definition(options):
+    # Without options, the numbers are PyTorch's.
+    definition = functools.partial(response_norm, **{"size": 5, "alpha": 1e-4} | options)
+    x, weights = np.float64(80 * normal(1, 2, 2, 16)), np.float64(normal(1, 2, 2, 16))
+    with jax.enable_x64(True):
+        fn = functools.partial(layers.local_response_norm, **options)
+        y, backward = jax.vjp(fn, x)
+        np.testing.assert_allclose(y, definition(x), rtol=1e-9)
+        expected = gradient(lambda x: np.sum(definition(x) * weights), x, step=1e-4)
+        np.testing.assert_allclose(backward(weights)[0], expected, rtol=1e-5, atol=1e-7)
+    assert np.max(np.abs(np.asarray(y) - x)) > 1
