@@ -184,22 +184,6 @@ def test_masking_an_image_is_dropping_it(name):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_the_loss_is_the_same_on_eight_devices():
-    """The graph spans the global batch, wherever its rows lie."""
-    _, params, _, slope = graph_case()
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    (value, _), slopes = _run()
-    batch = jax.device_put((images_of_batch(), LABELS, np.ones(N, bool)), rows)
-    (other, _), others = slope(
-        jax.device_put(params, everywhere), *batch, jax.random.key(0), np.int32(0)
-    )
-    np.testing.assert_allclose(other, value, rtol=1e-5)
-    for a, b in zip(*map(jax.tree.leaves, (slopes, others)), strict=True):
-        np.testing.assert_allclose(b, a, rtol=1e-4, atol=2e-5)
-
-
 def test_a_second_batch_does_not_recompile():
     _run("no MLP")
     slope = graph_case("no MLP")[3]

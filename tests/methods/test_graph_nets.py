@@ -223,15 +223,6 @@ def test_the_last_block_alone_gives_the_features():
     np.testing.assert_allclose(out["nodes"][1], expected, atol=1e-6)
 
 
-def test_order_of_the_batch_does_not_matter():
-    module, variables = _network()
-    order = np.array([2, 0, 3, 1])
-    plain = module.apply(variables, X, train=False)["logits"]
-    np.testing.assert_allclose(
-        module.apply(variables, X[order], train=False)["logits"], plain[order], atol=1e-6
-    )
-
-
 def test_dropout_needs_a_key_and_only_while_training():
     _, variables = _network()
     where = np.ones(N, bool)
@@ -292,23 +283,6 @@ def test_masked_images_stay_out_of_the_network():
     dropped = loss(variables["params"], X[where], None)
     for ours, theirs in zip(*map(jax.tree.leaves, (masked, dropped)), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-6)
-
-
-def test_a_network_is_the_same_on_eight_devices():
-    _, variables = _network()
-    x = np.tile(X, (4, 1)) + np.arange(16)[:, None].astype(np.float32) / 16
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    where = np.arange(16) != 5
-    one, state = _train()(variables, x, jax.random.key(0), where)
-    placed = jax.device_put(variables, replicated)
-    many, state_of_many = _train()(
-        placed, jax.device_put(x, rows), jax.random.key(0), jax.device_put(where, rows)
-    )
-    np.testing.assert_allclose(many["logits"][where], one["logits"][where], atol=1e-5)
-    for ours, theirs in zip(*map(jax.tree.leaves, (state_of_many, state)), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["dot_plus_one", "gat", "gatv2"])
