@@ -116,15 +116,23 @@ def test_a_run_that_is_training_or_has_no_checkpoint(run_folder, tmp_path):
     assert not (tmp_path / "a.bundle").exists()
 
 
-@pytest.mark.parametrize(("classes", "each", "taken"), [(40, 12, 12), (32, 400, 312)])
-def test_thresholds_are_chosen_on_unseen_classes(tmp_path, capsys, classes, each, taken):
+@pytest.mark.parametrize(
+    ("classes", "each", "images", "taken"), [(40, 12, 5_000, 12), (32, 40, 500, 31)]
+)
+def test_thresholds_are_chosen_on_unseen_classes(
+    tmp_path, capsys, monkeypatch, classes, each, images, taken
+):
     """Among the classes of its training, false matches are rare: a threshold of them is too low.
 
     Of large classes a part is taken, so that there are enough classes.
     """
+    assert exporting._FITTED_IMAGES == 5_000
+    monkeypatch.setattr(exporting, "_FITTED_IMAGES", images)
     blobs(tmp_path, classes=classes, each=each)
     sampler = {"name": "class_balanced", "classes": 10, "per_class": 4}
-    run = trained(tmp_path, sampler=sampler, optimizer={"name": "adam", "rate": 3e-2}, steps=60)
+    options = {"sampler": sampler, "optimizer": {"name": "adam", "rate": 3e-2}, "steps": 60}
+    evaluate = {"every": 60, "ks": [1], "seeds": [0], "batch_size": 16, "clustering": False}
+    run = trained(tmp_path, evaluate=evaluate, **options)
     assert main.main(["export", str(run), f"--out={tmp_path / 'a.bundle'}"]) == 0
     model = load(tmp_path / "a.bundle")
     entry, half = model.manifest["thresholds"]["fmr=1e-2"], classes // 4
