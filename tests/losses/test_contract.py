@@ -191,7 +191,7 @@ def test_a_loss_is_a_finite_scalar_with_a_gradient(name):
 def test_masking_a_row_equals_dropping_it(name):
     x, labels, extra = inputs()
     where = np.ones(B, bool)
-    where[[1, 6, 7, 11]] = False
+    where[[4, 5, 6, 9, 10]] = False  # two rows are then alone in their classes
     plain = run(name, x, labels, extra, where)
     x_with_nan = np.where(where[:, None], x, np.nan)
     extra_with_nan = extra | {"other": np.where(where[:, None], extra["other"], np.nan)}
