@@ -7,7 +7,8 @@ Each row is one function and runs in a process of its own, so that an error of a
 in its line) or a lack of memory does not touch the others. Results are in `--out`, the table beside
 it. The same command again repeats what failed or had no time left. `--rows step evaluation` runs
 the rows whose names begin so. Peers are measured where they are installed: torch with CUDA, and
-pytorch-metric-learning.
+pytorch-metric-learning, whose losses have peers of `large_batches.py` where it has none, and for
+losses in tiles.
 
 `share` is the model FLOPs utilisation: operations of the products and convolutions of the program,
 divided by the time and by the rate that the data sheet gives for bfloat16 (of evaluation: by the
@@ -33,6 +34,10 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "nets"), str(ROOT / "benchmarks")]
+from large_batches import LOSSES as IN_TORCH  # noqa: E402
+from large_batches import VIEWS, torch_loss  # noqa: E402
+
+TORCH_ROWS = 4096  # rows that torch compares with all columns at once, beside a loss in tiles
 # Products of bfloat16 a second, by the data sheets (dense).
 PEAKS = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200": 989e12}
 PEAKS |= {"B200": 2250e12, "A100": 312e12, "L40S": 362e12, "L40": 181e12}
@@ -79,8 +84,14 @@ LOSSES = (
     "margin",
     "triplet",
     "lifted_structure",
+    "angular",
+    "tuplet_margin",
     "fast_ap",
     "smooth_ap",
+    "recall_at_k",
+    "pnp",
+    "clip",
+    "siglip",
     "proxy_anchor",
     "proxy_nca",
     "normalized_softmax",
@@ -89,7 +100,8 @@ LOSSES = (
     "subcenter_arcface",
     "soft_triple",
 )
-TILED = LOSSES[:5]
+AUGMENTED = {"name": "standard_train", "color": 0.4, "antialias": False}
+TILED = (*LOSSES[:5], "clip", "siglip", "recall_at_k", "smooth_ap")
 MEASURED: set[str] = set()  # lines that an earlier call has finished
 FORMS = {"float32": None, "filter in float32": "float32", "filter in bfloat16": "bfloat16"}
 PEERS = {  # of pytorch-metric-learning, as far as a batch of 4,096 fits into memory
@@ -98,7 +110,10 @@ PEERS = {  # of pytorch-metric-learning, as far as a batch of 4,096 fits into me
     "supcon": "SupConLoss",
     "circle": "CircleLoss",
     "nca": "NCALoss",
+    "angular": "AngularLoss",
+    "tuplet_margin": "TupletMarginLoss",
     "fast_ap": "FastAPLoss",
+    "pnp": "PNPLoss",
     "proxy_anchor": "ProxyAnchorLoss",
     "proxy_nca": "ProxyNCALoss",
     "normalized_softmax": "NormalizedSoftmaxLoss",
@@ -304,7 +319,7 @@ def torch_step(sizes, *, name):
     yield line(title, rate, "images/s", gib=memory)
 
 
-def loop(sizes, *, data):
+def loop(sizes, *, data, augmented=False):
     """Whole runs: sampler, transfer and log included."""
     from dmljax.runs import training
     from dmljax.train.journal import read
@@ -319,7 +334,7 @@ def loop(sizes, *, data):
         net |= {} if sizes["depth"] is None else {"depth": sizes["depth"]}
         config = {
             "dataset": {"name": "npz", "path": f"{folder}/d.npz", "split": 0.5},
-            "transform": "unchanged",
+            "transform": AUGMENTED | {"size": side} if augmented else "unchanged",
             "eval_transform": "unchanged",
             "sampler": {"name": "class_balanced", "classes": b // 4, "per_class": 4},
             "net": net,
@@ -336,6 +351,7 @@ def loop(sizes, *, data):
     waited = rows[-1]["input_wait_seconds"] / rows[-1]["step_seconds"]
     cells = {"gib": gib(), "compile": rows[-1]["compile_seconds"]}
     title = f"run of dinov2_s14, {b} x {side}, data on the {data}"
+    title += ", cropped, flipped and colored there" if augmented else ""
     note = f"{waited:.0%} of the time waiting for input"
     yield line(title, rows[-1]["images_per_second"], "images/s", note=note, **cells)
 
@@ -392,26 +408,28 @@ def loss(sizes, *, names, key):
 
     b, d = sizes[key], 128
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(b, d)).astype(np.float32)
+    x, other = rng.normal(size=(2, b, d)).astype(np.float32)
     labels = (np.arange(b) // 4).astype(np.int32)
     for name in names:
         title = f"{name}, batch {b:,} x {d}, with gradient{', tiled' * (key == 'tiled')}"
         if title in MEASURED:
             continue
         try:
-            yield one_loss(title, getattr(losses, name), x, labels, tiled=key == "tiled")
+            second = other if name in VIEWS else labels
+            yield one_loss(title, getattr(losses, name), x, second, tiled=key == "tiled")
         except Exception as error:
             yield line(title, error=short(error))
 
 
-def one_loss(title, function, x, labels, *, tiled):
+def one_loss(title, function, x, second, *, tiled):
+    """`second` are labels, or the other view of each image."""
     import jax
 
     from dmljax import losses
 
-    classes = int(labels.max()) + 1
-    arguments, numbers = [x, labels], (0,)
-    if "proxies" in inspect.signature(function).parameters:
+    arguments, numbers = [x, second], (0,) if second.ndim == 1 else (0, 1)
+    if has_proxies := "proxies" in inspect.signature(function).parameters:
+        classes = int(second.max()) + 1
         rows = {"subcenter_arcface": (classes, 3), "soft_triple": (classes, 10)}
         shape = (*rows.get(function.__name__, (classes,)), x.shape[1])
         arguments.append(np.random.default_rng(1).normal(size=shape).astype(np.float32))
@@ -423,30 +441,39 @@ def one_loss(title, function, x, labels, *, tiled):
     memory = program.memory_analysis().temp_size_in_bytes / 2**30
     cells = {"gib": memory, "compile": compile_seconds}
     try:
-        theirs = None if tiled else peer_seconds(function.__name__, x, labels, len(numbers) > 1)
+        theirs = peer_seconds(function.__name__, x, second, has_proxies, tiled)
         cells["torch"] = None if theirs is None else 1e3 * theirs
     except Exception as error:  # such as a lack of memory
         cells["note"] = f"torch: {short(error)}"
     return line(title, 1e3 * duration, "ms", **cells)
 
 
-def peer_seconds(name, x, labels, has_proxies):
-    """Seconds of pytorch-metric-learning on the GPU; None where there is none."""
-    has_peer = importlib.util.find_spec("pytorch_metric_learning") is not None
-    torch = cuda() if has_peer and name in PEERS else None
+def peer_seconds(name, x, second, has_proxies, tiled):
+    """Seconds of the peer on the GPU; None where there is none."""
+    torch = cuda()
+    has_peer = importlib.util.find_spec("pytorch_metric_learning") is not None and name in PEERS
     if torch is None:
         return None
-    import pytorch_metric_learning.losses as peers
+    if has_peer and not tiled:
+        import pytorch_metric_learning.losses as peers
 
-    options = {"num_classes": int(labels.max()) + 1, "embedding_size": x.shape[1]}
-    criterion = getattr(peers, PEERS[name])(**options if has_proxies else {}).cuda()
-    x = torch.tensor(x, device="cuda", requires_grad=True)
-    labels = torch.tensor(labels, device="cuda")
+        options = {"num_classes": int(second.max()) + 1, "embedding_size": x.shape[1]}
+        criterion = getattr(peers, PEERS[name])(**options if has_proxies else {}).cuda()
+        rows = torch.tensor(x, device="cuda", requires_grad=True)
+        labels = torch.tensor(second, device="cuda")
+
+        def step():
+            criterion(rows, labels).backward()
+
+    elif name in IN_TORCH:
+        step = torch_loss(name, x, second, TORCH_ROWS if tiled else None, "cuda")
+    else:
+        return None
     times = []
     for _ in range(4):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        criterion(x, labels).backward()
+        step()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     return float(np.median(times[1:]))
@@ -556,6 +583,7 @@ ROWS |= {
     "kmeans": kmeans,
     "run, host": functools.partial(loop, data="host"),
     "run, device": functools.partial(loop, data="device"),
+    "run, device, augmented": functools.partial(loop, data="device", augmented=True),
     "deterministic": deterministic,
     "tests": tests,
     "evaluation, large": functools.partial(evaluation, key="large", forms=list(FORMS)[2:]),
@@ -563,7 +591,7 @@ ROWS |= {
 }
 ROWS |= {f"torch {name}": functools.partial(torch_step, name=name) for name in NETS}
 # Rows that compile what another has compiled. All others measure how long that takes.
-CACHED = ("run, host", "run, device", "deterministic", "tests")
+CACHED = ("run, host", "run, device", "run, device, augmented", "deterministic", "tests")
 
 
 # The runner: imports no jax, because only the process of a row may hold the device.

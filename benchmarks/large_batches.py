@@ -29,7 +29,6 @@ DIM, PER_CLASS = 128, 4
 VIEWS = ("clip", "siglip")
 LOSSES = (*VIEWS, "ntxent", "supcon", "multi_similarity", "contrastive", "circle")
 LOSSES += ("recall_at_k", "smooth_ap")
-IN_TORCH = ("clip", "siglip", "supcon", "multi_similarity")
 _WARM_UP = 64  # rows of a first step, so that the peak has no pages of torch's code
 FORMS = ("dmljax at once", "dmljax in tiles", "torch at once", "torch in chunks")
 
@@ -82,64 +81,128 @@ def ours(name: str, b: int, tile: int | None, rounds: int) -> dict:
 
 def torchs(name: str, b: int, tile: int | None, rounds: int) -> dict:
     import torch
+
+    torch.set_num_threads(1)
+    if b > _WARM_UP:
+        torchs(name, _WARM_UP, tile, rounds=1)
+    step = torch_loss(name, *inputs(name, b), tile)
+    return measured(step, rounds) | {"value": step()}
+
+
+def torch_loss(name: str, x: np.ndarray, second: np.ndarray, tile: int | None, device="cpu"):
+    """A function that computes the loss and its gradient, and returns the loss."""
+    import torch
     from torch.nn import functional
     from torch.utils.checkpoint import checkpoint
 
-    torch.set_num_threads(1)
-    x, second = map(torch.tensor, inputs(name, b))
+    b, infinity = len(x), torch.tensor(torch.inf, device=device)
+    x, second = (torch.tensor(array, device=device) for array in (x, second))
     x.requires_grad_()
     if name in VIEWS:
         second.requires_grad_()
-    infinity = torch.tensor(torch.inf)
 
-    def views(x, y, rows):
-        """The sum over rows of clip from one side, or of siglip."""
-        matches = rows[:, None] == torch.arange(len(y))
-        products = x[rows] @ y.T
-        if name == "siglip":
-            logits = 10 * products - 10
-            return functional.softplus(torch.where(matches, -logits, logits)).sum()
-        return functional.cross_entropy(products / 0.07, rows, reduction="sum") / 2
+    def soft_maximum(terms, mask):
+        return torch.where(mask, terms, -infinity).logsumexp(1)
 
-    def pairs(x, labels, rows):
-        cosines = x[rows] @ x.T
-        others = rows[:, None] != torch.arange(len(x))
-        same = labels[rows][:, None] == labels
-        positives, negatives = same & others, ~same
-        if name == "supcon":
-            logits = cosines / 0.1
-            normalizer = torch.where(others, logits, -infinity).logsumexp(1)
-            mean = torch.where(positives, logits, 0.0).sum(1) / positives.sum(1)
-            return (normalizer - mean).sum()
+    def clip(x, y, rows):
+        sides = [
+            functional.cross_entropy(a[rows] @ other.T / 0.07, rows, reduction="sum") / 2
+            for a, other in ((x, y), (y, x))
+        ]
+        return [(sum(sides), len(rows))]
 
-        def soft_maximum(scale, mask):
-            terms = torch.where(mask, scale * (cosines - 0.5), -infinity)
-            return functional.softplus(terms.logsumexp(1)) / abs(scale)
+    def siglip(x, y, rows):
+        logits = 10 * (x[rows] @ y.T) - 10
+        matches = rows[:, None] == torch.arange(b, device=device)
+        return [(functional.softplus(torch.where(matches, -logits, logits)).sum(), len(rows))]
 
-        return (soft_maximum(-2.0, positives) + soft_maximum(50.0, negatives)).sum()
+    def supcon(cosines, positives, negatives):
+        logits = cosines / 0.1
+        normalizer = soft_maximum(logits, positives | negatives)
+        mean = torch.where(positives, logits, 0.0).sum(1) / positives.sum(1)
+        return [((normalizer - mean).sum(), len(cosines))]
 
-    def directions(x, second, rows):
-        if name not in VIEWS:
-            return pairs(x, second, rows)
-        backward = views(second, x, rows) if name == "clip" else 0
-        return views(x, second, rows) + backward
+    def multi_similarity(cosines, positives, negatives):
+        terms = ((-2.0, positives), (50.0, negatives))
+        sides = [
+            functional.softplus(soft_maximum(scale * (cosines - 0.5), mask)) / abs(scale)
+            for scale, mask in terms
+        ]
+        return [(sum(sides).sum(), len(cosines))]
 
-    def step():
+    def ntxent(cosines, positives, negatives):
+        logits = cosines / 0.07
+        others = soft_maximum(logits, negatives)[:, None]
+        entries = functional.softplus(others - logits)
+        return [(torch.where(positives, entries, 0.0).sum(), positives.sum())]
+
+    def contrastive(cosines, positives, negatives):
+        distances = torch.sqrt((2 - 2 * cosines).clamp(min=1e-12))
+        sides = []
+        for mask, entries in ((positives, distances), (negatives, functional.relu(1 - distances))):
+            sides.append((torch.where(mask, entries, 0.0).sum(), (mask & (entries > 0)).sum()))
+        return sides
+
+    def circle(cosines, positives, negatives):
+        constants = cosines.detach()
+        pull = -80 * functional.relu(1.4 - constants) * (cosines - 0.6)
+        push = 80 * functional.relu(constants + 0.4) * (cosines - 0.4)
+        both = soft_maximum(pull, positives) + soft_maximum(push, negatives)
+        return [(functional.softplus(both).sum(), len(cosines))]
+
+    def soft_ranks(cosines, positives, ranked):
+        """Of each positive of a row: how many of `ranked` are ahead of it, [rows positives]."""
+        columns = positives.nonzero()[:, 1].view(len(cosines), -1)
+        ranks = []
+        for column in columns.T:
+            ahead = torch.sigmoid((cosines - cosines.gather(1, column[:, None])) / 0.01)
+            counted = ranked.scatter(1, column[:, None], False)
+            ranks.append(1 + torch.where(counted, ahead, 0.0).sum(1))
+        return torch.stack(ranks, dim=1)
+
+    def recall_at_k(cosines, positives, negatives):
+        ranks = soft_ranks(cosines, positives, positives | negatives)
+        recalls = []
+        for k in (1, 2, 4, 8, 16):
+            within = torch.sigmoid(k - ranks).sum(1)
+            recalls.append(within.clamp(max=k) / min(k, ranks.shape[1]))
+        return [((1 - torch.stack(recalls).mean(0)).sum(), len(cosines))]
+
+    def smooth_ap(cosines, positives, negatives):
+        positives = ~negatives  # with the anchor itself
+        among = soft_ranks(cosines, positives, positives)
+        ranks = soft_ranks(cosines, positives, torch.ones_like(positives))
+        return [((1 - (among / ranks).mean(1)).sum(), len(cosines))]
+
+    forms = {f.__name__: f for f in (clip, siglip, supcon, multi_similarity, ntxent, contrastive)}
+    forms |= {f.__name__: f for f in (circle, recall_at_k, smooth_ap)}
+
+    def parts(x, second, rows):
+        """(total, count) of some rows, for each mean that the loss adds up."""
+        if name in VIEWS:
+            return forms[name](x, second, rows)
+        same = second[rows][:, None] == second
+        others = rows[:, None] != torch.arange(b, device=device)
+        return forms[name](x[rows] @ x.T, same & others, ~same)
+
+    def step() -> float:
         x.grad = second.grad = None
         unit = functional.normalize(x)
         other = functional.normalize(second) if name in VIEWS else second
+        all_rows = torch.arange(b, device=device)
         if tile is None:
-            total = directions(unit, other, torch.arange(b))
+            sides = [parts(unit, other, all_rows)]
         else:
-            total = 0
-            for rows in torch.arange(b).split(tile):
-                total = total + checkpoint(directions, unit, other, rows, use_reentrant=False)
-        (total / b).backward()
-        return total / b
+            sides = [
+                checkpoint(parts, unit, other, rows, use_reentrant=False)
+                for rows in all_rows.split(tile)
+            ]
+        means = zip(*sides, strict=True)
+        value = sum(sum(t for t, _ in mean) / max(sum(c for _, c in mean), 1) for mean in means)
+        value.backward()
+        return value.item()
 
-    if b > _WARM_UP:
-        torchs(name, _WARM_UP, tile, rounds=1)
-    return measured(step, rounds) | {"value": step().item()}
+    return step
 
 
 def cell(form: str, name: str, b: int, tile: int, rounds: int) -> dict | None:
@@ -192,8 +255,7 @@ def main() -> None:
         for name in args.losses:
             values = []
             for form in args.forms:
-                in_torch = has_torch and rounds and name in IN_TORCH
-                if form.startswith("torch") and not in_torch:
+                if form.startswith("torch") and not (has_torch and rounds):
                     continue
                 result = cell(form, name, b, args.tile, rounds)
                 print(f"| {b:,} | {name} | {form} | {words(result)} |", flush=True)

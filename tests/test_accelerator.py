@@ -64,15 +64,15 @@ def test_without_an_accelerator_nothing_is_measured_at_full_size(tmp_path):
 
 def test_losses_that_were_measured_are_not_measured_again(tmp_path):
     done, results = _run(tmp_path, "--rows", "losses, tiled")
-    assert done.returncode == 0 and len(results["losses, tiled"]) == 5
+    assert done.returncode == 0 and len(results["losses, tiled"]) == 9
     results["losses, tiled"][1] = {"name": "multi_similarity", "error": "out of memory"}
     results["losses, tiled"][0]["value"] = -1.0
     (tmp_path / "a.json").write_text(json.dumps(results))
     done, results = _run(tmp_path, "--rows", "losses, tiled", "--minutes=0")
-    assert len(results["losses, tiled"]) == 5 and "no time" in results["losses, tiled"][-1]["error"]
+    assert len(results["losses, tiled"]) == 9 and "no time" in results["losses, tiled"][-1]["error"]
     done, results = _run(tmp_path, "--rows", "losses, tiled")
     values = {cells["name"].partition(",")[0]: cells["value"] for cells in results["losses, tiled"]}
-    assert values.pop("contrastive") == -1 and len(values) == 4 and min(values.values()) > 0
+    assert values.pop("contrastive") == -1 and len(values) == 8 and min(values.values()) > 0
 
 
 @pytest.mark.slow

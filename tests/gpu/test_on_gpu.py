@@ -1,13 +1,18 @@
 """What only a GPU can show: `JAX_PLATFORMS= python -m pytest -m gpu tests/gpu`."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dmljax import nets, retrieval
+from dmljax import losses, nets, ops, retrieval
+from dmljax.data import transforms
+from dmljax.data.transforms import plan
+from dmljax.kernels import pooling
 from dmljax.nets import token_attention
-from dmljax.train import attention_choice
+from dmljax.train import attention_choice, augment
 
 pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng(0)
@@ -56,3 +61,54 @@ def test_ties_are_exact():
         same[query] = False
         ahead = (distances <= distances[same].min()) & (labels != labels[query])
         assert first[query] == 1 + ahead.sum()
+
+
+TRANSFORMS = {
+    "crop": functools.partial(transforms.standard_train, size=32, antialias=False),
+    "colors": functools.partial(transforms.standard_train, size=32, antialias=False, color=0.4),
+    "erased": functools.partial(transforms.graph_train, size=32),
+}
+
+
+@pytest.mark.parametrize("name", list(TRANSFORMS))
+def test_pixels_are_those_of_the_host(name):
+    image = np.asarray(RNG.integers(0, 256, (40, 48, 3)), np.uint8)
+    program = plan.program(TRANSFORMS[name], [image.shape], title=name)
+    draws = [program.draw(image.shape, np.random.default_rng(i)) for i in range(16)]
+    actual = jax.jit(functools.partial(augment.apply, program))(
+        augment.tables(program),
+        np.stack([image] * 16),
+        np.stack([draw.scalars for draw in draws]),
+        [np.stack(arrays) for arrays in zip(*[draw.arrays for draw in draws], strict=True)],
+    )
+    expected = [TRANSFORMS[name](image, np.random.default_rng(i)) for i in range(16)]
+    difference = np.abs(np.asarray(actual, int) - np.stack(expected))
+    assert difference.max() <= 1 and difference.mean() < 0.01  # 0 on CPUs
+
+
+X = np.asarray(RNG.normal(size=(96, 16)), np.float32)
+LABELS = np.arange(96) // 4
+PROXIES = np.asarray(RNG.normal(size=(24, 16)), np.float32)
+MAPS = np.asarray(RNG.normal(size=(4, 12, 12, 8)), np.float32)
+FUNCTIONS = {
+    name: functools.partial(losses.tiled(getattr(losses, name), tile=32), labels=LABELS)
+    for name in ("contrastive", "multi_similarity", "ntxent", "recall_at_k", "smooth_ap", "supcon")
+}
+FUNCTIONS |= {
+    "clip": lambda x: losses.tiled(losses.clip, tile=32)(x, PROXIES[LABELS % 24] + x),
+    "classes in tiles": lambda x: losses.arcface(x, LABELS, PROXIES, tiles=ops.ClassTiles(8)),
+    "max pooling": lambda x: jnp.sum(
+        pooling.max_pool(MAPS * x[0, 0], 3, strides=2, padding=((1, 1), (1, 1))) ** 2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(FUNCTIONS))
+def test_values_and_gradients_are_those_of_cpus(name):
+    """Products in float32: by default GPUs multiply in TF32."""
+    function = jax.jit(jax.value_and_grad(FUNCTIONS[name]))
+    with jax.default_matmul_precision("highest"):
+        expected = function(jax.device_put(X, jax.devices("cpu")[0]))
+        actual = function(jax.device_put(X, jax.devices()[0]))
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max())
