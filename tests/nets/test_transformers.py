@@ -1,116 +1,18 @@
-"""Vision transformers from published files against PyTorch, without torch.
+"""Vision transformers, beyond the outputs of published files, which test_published.py compares."""
 
-tests/nets/fixtures/make.py stored what transformers, timm, open_clip and the original codes compute
-from files whose values are drawn again here.
-"""
-
-import json
 import math
-import pathlib
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors.numpy
-from backbone_cases import jit
+from published import STORED, apply, images, keys, load
 
-from dmljax import nets, weights
+from dmljax import nets
 from dmljax.nets.token_attention import attention
 from dmljax.nets.transformer import gelu
 
 KEY = jax.random.key(0)
-FIXTURES = pathlib.Path(__file__).parent / "fixtures"
-sys.path.insert(0, str(FIXTURES))
-from drawn import direction, draw, images  # noqa: E402
-
-with np.load(FIXTURES / "transformers.npz") as _file:
-    STORED = dict(_file)
-CASES = json.loads(STORED.pop("cases").tobytes())["cases"]
-
-
-def tensors(name, purpose="value"):
-    """The content of the file: all of its tensors, also those that we leave out."""
-    return {n: draw(n, shape, purpose) for n, shape in CASES[name]["tensors"].items()}
-
-
-def net(name, **keywords):
-    return getattr(nets, CASES[name]["net"])(**CASES[name]["keywords"] | keywords)
-
-
-def apply(name, variables, x, **keywords):
-    model = net(name, **keywords)
-    outputs = jit(lambda v, x: model.apply(v, x, train=False))(variables, x)
-    return {key: np.asarray(outputs[key], np.float32) for key in ("features", "pooled")}
-
-
-def load(folder, name, purpose="value", **keywords):
-    path = folder / f"{purpose}.safetensors"
-    path.write_bytes(safetensors.numpy.save(tensors(name, purpose)))
-    notes = []
-    variables = weights.load(path, net(name, **keywords), report_fn=notes.append)
-    assert notes == []
-    return variables
-
-
-def close(ours, theirs, tolerance=1e-5):
-    ours = np.asarray(ours)
-    assert ours.shape == theirs.shape
-    assert np.max(np.abs(ours - theirs)) <= tolerance * np.max(np.abs(theirs))
-
-
-def check_outputs(key, outputs):
-    close(outputs["pooled"], STORED[f"{key}/pooled"])
-    stored = STORED[f"{key}/features"]
-    close(outputs["features"][tuple(slice(n) for n in stored.shape)], stored)
-
-
-def keys(name):
-    """The names of the stored arrays, by size."""
-    return {tuple(size): f"{name}/{size[0]}x{size[1]}" for size in CASES[name]["sizes"]}
-
-
-# The first file of each net has all sizes and gradients; other namings have one size.
-FIRST = list({case["net"]: name for name, case in reversed(CASES.items())}.values())
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_published_file_gives_the_outputs_of_its_own_code(name, tmp_path):
-    variables = load(tmp_path, name)
-    for size, key in list(keys(name).items())[0 if name in FIRST else -1 :]:
-        check_outputs(key, apply(name, variables, images(size)))
-
-
-def inner(a, b):
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return sum(np.vdot(np.float64(x), np.float64(y)) for x, y in pairs)
-
-
-@pytest.mark.parametrize("name", FIRST)
-def test_derivatives_with_respect_to_parameters_and_images(name, tmp_path):
-    variables, along = load(tmp_path, name), load(tmp_path, name, "along")
-    params, model = variables.pop("params"), net(name)
-    size, key = list(keys(name).items())[-1]
-
-    def loss(params, x):
-        outputs = model.apply({"params": params, **variables}, x, train=False)
-        terms = [outputs[k] * direction(k, outputs[k].shape) for k in ("features", "pooled")]
-        return sum(map(jnp.sum, terms))
-
-    x = images(size)
-    loss_value, gradients = jit(jax.value_and_grad(loss, argnums=(0, 1)))(params, x)
-    expected_loss, of_image, of_params = STORED[f"{key}/derivatives"]
-    np.testing.assert_allclose(loss_value, expected_loss, rtol=1e-4, atol=1e-3)
-    x_along = draw("image", x.shape, "along")
-    for ours, theirs, expected in (
-        (gradients[0], along["params"], of_params),
-        (gradients[1], x_along, of_image),
-    ):
-        # A sum of terms of both signs: its error is relative to the vectors.
-        size = np.sqrt(inner(ours, ours) * inner(theirs, theirs))
-        assert abs(inner(ours, theirs) - expected) <= 1e-6 * size
-        assert abs(expected) > 1e-5 * size
 
 
 def test_bfloat16_is_near_float32(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "nets"))
-import test_transformers as fixtures
+import published as fixtures
 from processes import python
 
 from dmljax import main, nets, weights
@@ -144,7 +144,7 @@ MEASURE = """
 import pathlib, sys
 from dmljax import weights
 sys.path[:0] = sys.argv[3:]
-import test_transformers as fixtures
+import published as fixtures
 def load(path):
     return weights.load(path, net, report_fn=lambda _: None)
 def peak():

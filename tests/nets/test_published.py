@@ -1,0 +1,167 @@
+"""Nets from published files against the code that wrote the files, without torch.
+
+tests/nets/fixtures/make.py stored what transformers, timm, open_clip, efficientnet_lite_pytorch and
+the original codes compute from files whose values are drawn again here.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from backbone_cases import jit
+from published import (
+    CASES,
+    STORED,
+    apply,
+    direction,
+    draw,
+    images,
+    keys,
+    load,
+    net,
+    stored,
+    summary,
+    tensors,
+)
+
+from dmljax import nets, weights
+
+
+def close(ours, theirs, tolerance=1e-5):
+    ours = np.asarray(ours)
+    assert ours.shape == theirs.shape
+    assert np.max(np.abs(ours - theirs)) <= tolerance * np.max(np.abs(theirs))
+
+
+def check_outputs(key, outputs):
+    expected = stored(key)
+    for name, theirs in expected.items():
+        ours = np.asarray(outputs[name], np.float32)
+        if theirs.ndim == ours.ndim == 4:
+            close(ours[tuple(slice(n) for n in theirs.shape)], theirs)
+        else:
+            close(summary(name, ours), theirs)
+    close(outputs["max_pooled"], np.max(np.asarray(outputs["features"]), (1, 2)))
+    if "0" in expected:  # a case with stages has all outputs
+        assert set(outputs) == set(expected) | {"max_pooled"}
+
+
+# The first file of each net has all sizes and gradients; other namings have one size.
+FIRST = list({case["net"]: name for name, case in reversed(CASES.items())}.values())
+WHOLE = ("vit_s16_whole", "vit_b16_whole")  # of real width and depth
+CONVOLUTIONAL = [n for n in CASES if n.startswith(("convnext", "efficientnet"))]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in WHOLE))
+        for name, case in CASES.items()
+        if not case["train"]
+    ],
+)
+def test_a_published_file_gives_the_outputs_of_its_own_code(name, tmp_path):
+    variables = load(tmp_path, name)
+    for size, key in list(keys(name).items())[0 if name in FIRST else -1 :]:
+        check_outputs(key, apply(name, variables, images(size)))
+
+
+def inner(a, b):
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return sum(np.vdot(np.float64(x), np.float64(y)) for x, y in pairs)
+
+
+def check_derivatives(name, variables, along, *, train, **keywords):
+    """In the direction `along`. Returns the outputs and the new statistics."""
+    params, model = variables.pop("params"), net(name, **keywords)
+    size, key = list(keys(name).items())[-1]
+
+    def loss(params, x):
+        all_variables = {"params": params, **variables}
+        outputs, new = model.apply(all_variables, x, train=train, mutable=["batch_stats"])
+        terms = [outputs[k] * direction(k, outputs[k].shape) for k in stored(key)]
+        return sum(map(jnp.sum, terms)), (outputs, new)
+
+    x = np.asarray(images(size), jax.tree.leaves(params)[0].dtype)
+    gradient_fn = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+    (loss_value, aux), gradients = jit(gradient_fn)(params, x)
+    expected_loss, of_image, of_params = STORED[f"{key}/derivatives"]
+    np.testing.assert_allclose(loss_value, expected_loss, rtol=1e-4, atol=1e-3)
+    x_along = draw("image", x.shape, "along")
+    for ours, theirs, expected in (
+        (gradients[0], along["params"], of_params),
+        (gradients[1], x_along, of_image),
+    ):
+        # A sum of terms of both signs: its error is relative to the vectors.
+        size = np.sqrt(inner(ours, ours) * inner(theirs, theirs))
+        assert abs(inner(ours, theirs) - expected) <= 1e-6 * size
+        assert abs(expected) > 1e-5 * size
+    return aux
+
+
+# Compiling the derivatives of depthwise convolutions in our own form takes half a minute.
+# tests/kernels compares this form with XLA's.
+SLOW_FORMS = ("efficientnet_timm", "convnext_timm")
+
+
+@pytest.mark.parametrize(
+    ("name", "impl"),
+    [(name, "xla" if name in SLOW_FORMS else "auto") for name in FIRST if name not in WHOLE]
+    + [pytest.param(name, "auto", marks=pytest.mark.slow) for name in SLOW_FORMS],
+)
+def test_derivatives_with_respect_to_parameters_and_images(name, impl, tmp_path):
+    # Without batch norm, a net computes the same in training.
+    variables, along = load(tmp_path, name), load(tmp_path, name, "along")
+    check_derivatives(name, variables, along, train="batch_stats" not in variables, impl=impl)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if CASES[n]["train"]])
+def test_a_training_step_with_batch_norm(name, tmp_path):
+    # In float64, because rounding decides some relus.
+    variables, along = load(tmp_path, name), load(tmp_path, name, "along")
+    variables = jax.tree.map(np.float64, variables)
+    with jax.enable_x64(True):
+        outputs, new = check_derivatives(name, variables, along, train=True)
+    key = list(keys(name).values())[-1]
+    check_outputs(key, outputs)
+    # The new statistics, in a file of the same names.
+    content, start = tensors(name), 0
+    for tensor in [t for t in content if "running" in t]:
+        shape = content[tensor].shape
+        end = start + np.prod(shape)
+        content[tensor], start = STORED[f"{key}/statistics"][start:end].reshape(shape), end
+    path = tmp_path / "new.safetensors"
+    path.write_bytes(safetensors.numpy.save(content))
+    expected = weights.load(path, net(name))["batch_stats"]
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6),
+        dict(new["batch_stats"]),
+        dict(expected),
+    )
+
+
+@pytest.mark.parametrize("name", [n for n in CONVOLUTIONAL if not CASES[n]["train"]])
+def test_classifiers_and_other_stages_are_left_out(name, tmp_path):
+    path, notes = tmp_path / "file.safetensors", []
+    path.write_bytes(safetensors.numpy.save(tensors(name)))
+    body = weights.load(path, net(name, classes=None), report_fn=notes.append)
+    classes = CASES[name]["keywords"].get("classes")
+    classifiers = [note for note in notes if "classifiers left out" in note]
+    assert len(classifiers) == len(notes) == (classes is not None)
+    part = weights.load(path, net(name, classes=None, start="1", stop="2"))
+    flat, flat_part = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (body, part))
+    assert 0 < len(flat_part) < len(flat)
+    for key, value in flat_part.items():
+        np.testing.assert_array_equal(value, flat[key])
+    assert weights.classifier_size(weights.torch_tensors(weights.read(path))) == classes
+
+
+def test_files_of_another_size_are_refused_in_one_line(tmp_path):
+    path = tmp_path / "file.safetensors"
+    path.write_bytes(safetensors.numpy.save(tensors("efficientnet_package1")))
+    for other in (nets.efficientnet_lite0(multiplier=0.25, classes=10), nets.resnet18()):
+        with pytest.raises(ValueError, match="does not fit the net") as error:
+            weights.load(path, other)
+        assert "\n" not in str(error.value)
+    assert "it looks like an efficientnet_lite" in str(error.value)
