@@ -286,22 +286,24 @@ def torch_step(sizes, *, name):
         yield line(f"{name} in torch", note="skipped: torch with CUDA is not installed")
         return
     b, side = sizes["batch"], sizes["side"] // NETS[name] * NETS[name]
+    if importlib.util.find_spec("timm") is None:
+        yield line(f"{name} in torch", note="skipped: timm is not installed")
+        return
+    import timm
+
     if name == "resnet50":
-        from reference_resnet import ResNet
-
-        net = ResNet((3, 4, 6, 3), bottleneck=True)
+        net = timm.create_model("resnet50")
     else:
-        from reference_vit import ViT
-
-        width, heads = (384, 6) if name == "dinov2_s14" else (768, 12)
-        net = ViT(width, heads, sizes["depth"] or 12, NETS[name], side)
+        options = {"embed_dim": 384, "num_heads": 6} if name == "dinov2_s14" else {}
+        options |= {"depth": sizes["depth"] or 12, "patch_size": NETS[name], "img_size": side}
+        net = timm.models.VisionTransformer(**options)
     net = net.cuda().train()
     optimizer = torch.optim.AdamW(net.parameters(), 1e-5, fused=True)
     images = torch.rand(b, 3, side, side, device="cuda")
 
     def train():
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss = net(images)["features"].float().square().mean()
+            loss = net.forward_features(images).float().square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

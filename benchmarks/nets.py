@@ -25,6 +25,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import timm
 import torch
 
 from dmljax import main as dmljax_main
@@ -44,6 +45,18 @@ SHAPES = {
 }
 
 
+class OfTimm(torch.nn.Module):
+    """A net of timm with the output of the nets of tests/nets."""
+
+    def __init__(self, name: str, **options):
+        super().__init__()
+        self.net = timm.create_model(name, num_classes=0, **options)
+
+    def forward(self, x):
+        x = self.net.forward_features(x)
+        return {"features": x if x.ndim == 4 else x[:, 1:].movedim(-1, 1)}
+
+
 def torch_net(name: str) -> torch.nn.Module:
     if name == "convnet":
         from reference_small import ConvNet
@@ -54,13 +67,9 @@ def torch_net(name: str) -> torch.nn.Module:
 
         return MobileNetV2()
     if name == "efficientnet_lite0":
-        from reference_efficientnet import EfficientNetLite
-
-        return EfficientNetLite()
+        return OfTimm("tf_efficientnet_lite0")
     if name == "dinov2_s14":
-        from reference_vit import ViT
-
-        return ViT(384, 6, 12, 14, 224, layer_scale=True)
+        return OfTimm("vit_small_patch14_dinov2", img_size=224, init_values=1.0)
     from reference_resnet import ResNet
 
     return ResNet((3, 4, 6, 3), bottleneck=True)

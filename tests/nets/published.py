@@ -15,7 +15,7 @@ from dmljax import nets, weights
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 sys.path.insert(0, str(FIXTURES))
-from drawn import direction, draw, images, summary  # noqa: E402, F401
+from drawn import direction, draw, images, narrow_statistics, summary  # noqa: E402, F401
 
 with np.load(FIXTURES / "published.npz") as _file:
     STORED = dict(_file)

@@ -1,4 +1,4 @@
-"""Every backbone against PyTorch, stage by stage, and a training step."""
+"""Backbones against PyTorch, stage by stage, and a training step."""
 
 import importlib
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from backbone_cases import (
     CASES,
+    REFERENCED,
     Case,
     assert_close,
     compiled_train,
@@ -42,7 +43,7 @@ def to_numpy(x):
     return x.transpose(0, 2, 3, 1) if x.ndim == 4 else x
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", REFERENCED)
 def test_every_stage_agrees_with_pytorch(name):
     net, values = reference(name)
     assert jax.tree.map(jnp.shape, values) == jax.tree.map(lambda s: s.shape, shapes(name))
@@ -94,14 +95,14 @@ HEAVY = {"bn_inception", "googlenet_bn", "mobilenet_v2"}  # these compile for mi
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in HEAVY)) for n in CASES]
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in HEAVY)) for n in REFERENCED]
 )
 def test_a_training_step_agrees_with_pytorch(name):
     check_step(name, compiled_train(name), np.float32, 1e-3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].map_shape])
+@pytest.mark.parametrize("name", [name for name in REFERENCED if CASES[name].map_shape])
 def test_a_training_step_of_all_stages_agrees_with_pytorch(name, monkeypatch):
     # In float32 the gradients of a deep net differ, because rounding decides some relus and maxima.
     monkeypatch.setitem(CASES, name, CASES[name]._replace(steps={}, map_shape=None, size=96))
@@ -116,25 +117,6 @@ def test_full_resnets_agree_with_pytorch(depth, monkeypatch):
     keywords = {key: net.keywords[key] for key in ("blocks", "bottleneck")}
     monkeypatch.setitem(CASES, f"resnet{depth}", Case(net, "resnet:ResNet", keywords))
     test_every_stage_agrees_with_pytorch(f"resnet{depth}")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["vit_s16", "vit_b16"])
-def test_full_transformers_agree_with_pytorch(name, monkeypatch):
-    net = getattr(nets, name)
-    keywords = net.keywords | {"depth": 12, "patch": 16, "image_size": 224}
-    monkeypatch.setitem(CASES, name, Case(net, "vit:ViT", keywords, size=224))
-    test_every_stage_agrees_with_pytorch(name)
-
-
-def test_a_transformer_takes_images_of_other_sizes():
-    net, values = reference("vit")
-    for size in ((40, 24), (16, 16)):
-        x = images("vit", size=size)
-        ours = evaluate("vit")(values, x)
-        theirs = net(to_torch(x))
-        for key in ("features", "pooled"):
-            assert_close(ours[key], to_numpy(theirs[key]))
 
 
 def test_googlenet_with_the_response_norms_of_dvmls_code():
@@ -170,15 +152,12 @@ GOLDEN = {
     "googlenet_bn": (12.996244, 12.506556),
     "bn_inception": (-7.293233, -6.654482),
     "mobilenet_v2": (-2.556430, -2.417935),
-    "efficientnet_lite": (-0.945992, -0.704491),
-    "convnext": (0.124442, -1.303824),
-    "vit": (-1.079474, 0.594977),
     "lecun": (0.683973, 1.142453),
     "convnet": (-1.044481, -1.327793),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", REFERENCED)
 def test_outputs_are_those_that_agreed_with_pytorch(name):
     outputs = evaluate(name)(fill(shapes(name)), images(name))
     last = outputs["embeddings" if name == "lecun" else "logits"]
