@@ -1,6 +1,7 @@
 """Published weights give the numbers of PyTorch, if a package with such weights is installed."""
 
 import functools
+import importlib
 import os
 import pathlib
 
@@ -35,55 +36,19 @@ def _embedder(output, name="mobilenet_v2"):
     return jax.jit(lambda x: net.apply(variables, x, train=False)[output])
 
 
-def _torch_mobilenet(torch):
-    """The inverted residuals of Sandler et al., under torchvision's names."""
-    nn = torch.nn
-
-    def unit(i, o, size=3, stride=1, groups=1):
-        conv = nn.Conv2d(i, o, size, stride, size // 2, groups=groups, bias=False)
-        return nn.Sequential(conv, nn.BatchNorm2d(o), nn.ReLU6())
-
-    class Block(nn.Module):
-        def __init__(self, i, o, stride, t):
-            super().__init__()
-            hidden, self.skip = i * t, stride == 1 and i == o
-            parts = [unit(i, hidden, 1)] if t > 1 else []
-            parts += [unit(hidden, hidden, 3, stride, hidden)]
-            parts += [nn.Conv2d(hidden, o, 1, bias=False), nn.BatchNorm2d(o)]
-            self.conv = nn.Sequential(*parts)
-
-        def forward(self, x):
-            return x + self.conv(x) if self.skip else self.conv(x)
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            parts, i = [unit(3, 32, 3, 2)], 32
-            rows = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1))
-            for t, o, repeats, stride in (*rows, (6, 160, 3, 2), (6, 320, 1, 1)):
-                for k in range(repeats):
-                    parts.append(Block(i, o, stride if k == 0 else 1, t))
-                    i = o
-            self.features = nn.Sequential(*parts, unit(320, 1280, 1))
-            self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, 1000))
-
-        def forward(self, x):
-            return self.classifier(self.features(x).mean((2, 3)))
-
-    return Net().eval()
-
-
 @pytest.mark.slow
-def test_real_mobilenet_classifies_as_in_torch():
+def test_real_mobilenet_classifies_as_in_torch(monkeypatch):
     torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parents[1] / "nets")
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (4, 28, 28, 3)).astype(np.uint8)
     images = preprocessing.imagenet(coarse.repeat(8, axis=1).repeat(8, axis=2))
     outputs = np.asarray(_embedder("logits")(images))
-    net = _torch_mobilenet(torch)
+    net = importlib.import_module("reference_mobilenet").MobileNetV2(classes=1000).eval()
     net.load_state_dict(torch.load(_installed("mobilenet_v2"), weights_only=True))
     with torch.no_grad():
-        expected = net(torch.from_numpy(images.transpose(0, 3, 1, 2).copy())).numpy()
+        x = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+        expected = net(x)["logits"].numpy()
     print(
         "largest logit", np.abs(expected).max(), "largest error", np.abs(outputs - expected).max()
     )
