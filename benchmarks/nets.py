@@ -3,11 +3,12 @@
     pip install -e '.[bench]' && python benchmarks/nets.py [--nets convnet resnet50]
 
 Medians over rounds in which all take turns, with the same batch. `convnet` is five 3x3 convolutions
-with batch norm on 128 images of 32x32x1; the others take 16 or 32 images of 224x224x3. On an
-accelerator the nets compute in bfloat16. The gradient is that of a weighted sum of the features
-with respect to all parameters. Batch norm is in training mode; with `--fixed-norms` it uses the
-running statistics, as fine-tuning does with `frozen=True`. `--xla` adds ours with `impl="xla"`,
-which takes minutes for depthwise convolutions. `--images` replaces the number of images.
+with batch norm on 128 images of 32x32x1; the others take 16 or 32 images of 224x224x3. In torch,
+EfficientNet-lite and DINOv2 are timm's. On an accelerator the nets compute in bfloat16. The
+gradient is that of a weighted sum of the features with respect to all parameters. Batch norm is in
+training mode; with `--fixed-norms` it uses the running statistics, as fine-tuning does with
+`frozen=True`. `--xla` adds ours with `impl="xla"`, which takes minutes for depthwise convolutions.
+`--images` replaces the number of images.
 
 On a machine that others use, `--processor` measures processor time summed over all cores instead of
 the clock. Torch then computes in one thread, because its threads spin while they wait.
