@@ -1,4 +1,4 @@
-"""What of a method learns, by name: each function makes an `Adapted` from a `Method`.
+"""The values of `trained` in a config, such as lora: each makes an `Adapted` of a `Method`.
 
 What does not belong to the backbone, such as the head and the proxies, always learns.
 """

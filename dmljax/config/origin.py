@@ -1,4 +1,4 @@
-"""What a run takes from another run, with which it begins."""
+"""What a config with `start` takes from the earlier run: weights, normalization, net, adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes on inside a method, as views: small records of arrays that the page draws.
+"""Views of a method for the page of a run: attention, masks, cosines, points, as small records.
 
 `views` chooses a few images of a split and makes a view of every kind of `methods.base.Inspect`
 that the method offers. The kinds of views, beside 'kind', 'title' and 'note':

@@ -1,4 +1,4 @@
-"""Runs that start from the parameters of another run."""
+"""Parameters of another run in the first state of a new one: found, read, averaged, placed."""
 
 from __future__ import annotations
 
