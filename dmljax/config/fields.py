@@ -21,6 +21,7 @@ def complete(config: Any) -> dict[str, Any]:
     json.dumps(config)  # raises for what a file cannot hold
     config = _checked(config, Options, "the config")
     config["runtime"] = old_names.current_runtime(config["runtime"])
+    config["net"] = old_names.current_net(config["net"])
     for name, section in SECTIONS.items():
         config[name] = _checked(config[name], section, name)
     if config["size"] is not None:
@@ -36,9 +37,15 @@ def typed(config: dict[str, Any]) -> Options:
     """
     values = _tuples(defaults_of(Options) | config)
     values["runtime"] = old_names.current_runtime(values["runtime"])
+    values["net"] = old_names.recorded_net(values["net"])
     specs = [name for name, field in fields_of(Options).items() if field.type.startswith("Spec")]
     values |= {name: named(values[name]) for name in specs}
     return Options(**values | {name: type_(**values[name]) for name, type_ in SECTIONS.items()})
+
+
+def recorded(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of a run folder, which `complete` may take: with the defaults of its version."""
+    return {**config, "net": old_names.recorded_net(config.get("net"))}
 
 
 def with_normalization(config: dict[str, Any], normalization: Any) -> dict[str, Any]:

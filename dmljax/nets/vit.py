@@ -276,8 +276,9 @@ _H: dict[str, Any] = {"width": 1280, "heads": 16, "depth": 32}
 _SO: dict[str, Any] = {"width": 1152, "heads": 16, "depth": 27, "hidden": 4304}
 
 # DINO (Caron et al., ICCV 2021) and the ViTs of ImageNet-21k (Steiner et al., TMLR 2022).
-vit_s16 = functools.partial(ViT, **_S)
-vit_b16 = functools.partial(ViT, **_B)
+_dino = functools.partial(ViT, resize="torch_offset")
+vit_s16 = functools.partial(_dino, **_S)
+vit_b16 = functools.partial(_dino, **_B)
 _augreg = functools.partial(ViT, resize="antialiased", expected_normalization=HALF)
 augreg_s16 = functools.partial(_augreg, **_S)
 augreg_b16 = functools.partial(_augreg, **_B)

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from dmljax.config import fields
 from dmljax.config import files as config_files
 from dmljax.config.build import build
 from dmljax.config.digests import Digests, essential
@@ -90,7 +91,7 @@ def _write_config(
             (workdir / "checkpoints").glob("[0-9]*")
         )
         try:
-            changes = _changes(reading.config_of_run(workdir), config)
+            changes = _changes(_recorded_config(workdir), config)
             changes += _other_digests(workdir, digests)
         except ValueError as error:  # a damaged file
             if has_results and not overwrite:
@@ -105,6 +106,10 @@ def _write_config(
             _delete_results(workdir)
     write_json(file, config, indent=2)
     write_json(workdir / _DIGESTS, digests._asdict(), indent=2)
+
+
+def _recorded_config(workdir: pathlib.Path) -> dict[str, Any]:
+    return fields.recorded(reading.config_of_run(workdir))
 
 
 def _changes(old_config: dict[str, Any], config: dict[str, Any]) -> list[str]:
@@ -164,7 +169,7 @@ def reopen(
     """
     workdir = reading.chosen_run(workdir)
     with reading.trusting_modules(trust_modules):
-        run = build(config_files.override(reading.config_of_run(workdir), overrides))
+        run = build(config_files.override(_recorded_config(workdir), overrides))
     compilation.keep_programs_or_warn(run.runtime.keep_programs)
     digests = reading.config_of_run(workdir, _DIGESTS) if (workdir / _DIGESTS).exists() else {}
     base = initial_state.base_of(run, digest=digests.get("weights"))

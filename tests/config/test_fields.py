@@ -139,6 +139,26 @@ def test_a_run_of_an_older_version_goes_on(tmp_path):
         training.run(config | {"evaluate": config["evaluate"] | {"average": "classes"}}, folder)
 
 
+def test_a_run_of_an_older_version_keeps_the_rule_of_its_positions(tmp_path, capsys):
+    """`vit_s16` resized as transformers does. Its images here have another size than the net."""
+    sizes = {"width": 8, "heads": 2, "depth": 1, "patch": 4, "image_size": 24}
+    config = tiny(tmp_path, net={"name": "vit_s16"} | sizes)
+    assert fields.complete(config)["net"] == config["net"] | {"resize": "torch_offset"}
+    assert fields.complete(config | {"net": "vit_b16"})["net"]["resize"] == "torch_offset"
+    plain = config | {"net": config["net"] | {"resize": "torch"}}
+    folder = tmp_path / "run"
+    scores = training.run(plain, folder)
+    assert scores != training.run(config, tmp_path / "new")
+    old = json.loads((folder / "config.json").read_text())
+    assert old["net"].pop("resize") == "torch"  # older versions wrote none
+    (folder / "config.json").write_text(json.dumps(old))
+    assert folder_lib.score(folder) == scores
+    assert fields.typed(old).net["resize"] == "torch"
+    with pytest.raises(ValueError, match=r"net.resize \('torch' there, 'torch_offset' here\)"):
+        training.run(config, folder)
+    assert training.run(plain, folder) == scores
+
+
 @pytest.mark.parametrize("old", ["plan", {"name": "plan"}])
 def test_an_old_name_of_a_sampler_has_the_digest_of_the_new_one(old):
     new = json.loads(json.dumps(old).replace("plan", "class_balanced"))
