@@ -1,7 +1,7 @@
 """Download, check and convert published weights.
 
-    dmljax weights list                                list the published files
-    dmljax weights explain dinov2_s14                  input, license, training data, size, source
+    dmljax weights list                                name, size, width, license, training data
+    dmljax weights explain dinov2_s14                  the same, input, address, digest
     dmljax weights --fetch=resnet50                    download one, check it, print its path
     dmljax weights resnet50-19c8e357.pth --net=resnet50 --to=resnet50.safetensors
     dmljax weights model.safetensors --net=dinov2_s14 --adapter=FOLDER --to=merged.safetensors
@@ -16,10 +16,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
 from dmljax.commands.parser import refuse
+
+_PIPED = 1000  # columns where the output is no terminal: nothing is cut
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +38,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     keywords = _keywords(extras)
     _check(arguments, extras)
     from dmljax import at_hand, weights
+    from dmljax.weights import explanation
 
     if arguments.fetch:
         print(weights.fetch(arguments.fetch, folder=at_hand.cache_folder()))
@@ -48,7 +52,9 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         unused = (arguments.net, arguments.to, arguments.adapter, extras)
         if any(unused) or arguments.file == "explain":
             raise ValueError("name a file to convert or to explain (see dmljax weights --help)")
-        print(_table())
+        columns = shutil.get_terminal_size((_PIPED, 24)).columns
+        print(explanation.table(columns))
+        print("width: numbers per image, input: pixels; more: dmljax weights explain NAME")
         return 0
     if not arguments.net or not arguments.to:
         raise ValueError("--net=NAME and --to=FILE.safetensors are needed (dmljax weights --help)")
@@ -103,18 +109,3 @@ def _convert(path: str, spec: dict[str, Any], to: str, adapter: str | None) -> d
         if classes is not None:
             spec = {**spec, "classes": classes}
     return weights.convert(path, registry.resolve("net", spec)(), to, spec=spec, adapter=adapter)
-
-
-def _table() -> str:
-    """The published files: name, net, size, digest, address, input, license, training data."""
-    from dmljax import weights
-
-    lines = []
-    for name, published in weights.PUBLISHED.items():
-        algorithm, _, digits = published.digest.partition(":")
-        more = "" if len(digits) >= 40 else "..."
-        digest = f"{algorithm} {digits}{more}" if algorithm else "no digest"
-        lines += [f"{name}  --net={published.net}  {published.megabytes} MB  {digest}"]
-        lines += [f"    {published.urls[0]}", f"    {published.preprocessing}"]
-        lines += [f"    {published.license}", f"    trained on {published.trained_on}"]
-    return "\n".join(lines)

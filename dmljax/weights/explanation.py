@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
+from typing import Any
+
 import flax.linen as nn
 import jax
 import numpy as np
@@ -11,11 +15,51 @@ from dmljax.weights.installed import get_command
 from dmljax.weights.loading import image_shape_of
 from dmljax.weights.published import PUBLISHED
 
+# Numbers per image of nets of convolutions. A transformer says its own without being traced.
+_WIDTHS = dict.fromkeys(("resnet18", "resnet34"), 512)
+_WIDTHS |= dict.fromkeys(("resnet50", "resnet101", "resnet152"), 2048)
+_WIDTHS |= dict.fromkeys(("googlenet", "googlenet_bn", "bn_inception", "convnext_b"), 1024)
+_WIDTHS |= dict.fromkeys(("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2"), 1280)
+_WIDTHS |= {"mobilenet_v2": 1280, "convnext_t": 768, "convnext_s": 768, "convnext_l": 1536}
+_WITH_NET = 110  # columns of a terminal that has room for the name of the net
 _RULES = {
     "torch": "by plain bicubic interpolation, as in transformers",
     "torch_offset": "by bicubic interpolation with an offset of 0.1, as in the authors' code",
     "antialiased": "by antialiased bicubic interpolation, as in timm",
 }
+
+
+def width_of(name: str) -> int:
+    """The numbers per image of a net that has published files."""
+    from dmljax import nets  # here, so that reading files does not import all nets
+
+    if name in _WIDTHS:
+        return _WIDTHS[name]
+    net = getattr(nets, name)()
+    return net.projection or net.width
+
+
+def table(columns: int) -> str:
+    """The published files, one line each, for a terminal of so many columns."""
+    rows: list[tuple[str, ...]]
+    rows = [("name", "MB", "width", "input", "license", "--net", "trained on")]
+    for name, entry in PUBLISHED.items():
+        numbers = entry.megabytes, width_of(entry.net), entry.preprocessing.size
+        license_name = entry.license.name.partition(",")[0]
+        rows += [(name, *map(str, numbers), license_name, entry.net, entry.trained_on)]
+    if columns < _WITH_NET:
+        rows = [(*row[:-2], re.split("[:;,]", row[-1])[0]) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = max(columns - sum(widths[:-1]) - 2 * len(widths[:-1]), 12)
+    lines = []
+    for *cells, data in rows:
+        aligned = [
+            f"{cell:>{width}}" if 0 < i < 4 else f"{cell:{width}}"
+            for i, (cell, width) in enumerate(zip(cells, widths[:-1], strict=True))
+        ]
+        options: dict[str, Any] = {"placeholder": " ...", "break_on_hyphens": False}
+        lines.append("  ".join([*aligned, textwrap.shorten(data, room, **options)]))
+    return "\n".join(lines)
 
 
 def explain(name: str) -> str:
@@ -51,6 +95,7 @@ def _explained(name: str) -> str:
         "trained on": published.trained_on,
         "license": published.license.name,
         "may be sold": f"{published.license.sell}: {published.license.terms}",
+        "digest": published.digest.replace(":", " begins with ") or "not published",
         "file": f"about {published.megabytes} MB, {' or '.join(published.urls)}",
         "get it": f"{get_command(name)}, or take a file that you have",
         "access": published.access,
