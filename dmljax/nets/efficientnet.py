@@ -55,6 +55,17 @@ class EfficientNetLite(nn.Module, kw_only=True):
     dtype: Dtype | None = None
     impl: str = "auto"
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The widths of the stages of blocks."""
+        return tuple(layers.multiple_of_8(row[-1] * self.multiplier) for row in _BLOCKS)
+
+    @property
+    def repeats(self) -> tuple[int, ...]:
+        """The numbers of blocks of the stages."""
+        first, *others, last = (row[0] for row in _BLOCKS)
+        return first, *(math.ceil(count * self.depth) for count in others), last
+
     @nn.compact
     def __call__(
         self, images: Float[Array, "b h w c"], *, train: bool
@@ -79,10 +90,8 @@ class EfficientNetLite(nn.Module, kw_only=True):
             return x + y if strides == 1 and x.shape[-1] == width else y
 
         def stage_of_blocks(index, x):
-            repeats, kernel, strides, expansion, _ = _BLOCKS[index]
-            if 0 < index < len(_BLOCKS) - 1:
-                repeats = math.ceil(repeats * self.depth)
-            for i in range(repeats):
+            _, kernel, strides, expansion, _ = _BLOCKS[index]
+            for i in range(self.repeats[index]):
                 fn = functools.partial(block, kernel, strides if i == 0 else 1, expansion)
                 fn = functools.partial(fn, widths[index + 1])
                 x = layers.named(str(i), fn, x, remat=self.remat)
@@ -94,7 +103,7 @@ class EfficientNetLite(nn.Module, kw_only=True):
                 x = outputs[stage] = layers.named(stage, fn, x)
             return x
 
-        widths = [32, *(layers.multiple_of_8(row[-1] * self.multiplier) for row in _BLOCKS)]
+        widths = [32, *self.widths]
         stages = layers.stage_range("efficientnet_lite", _STAGES, self.start, self.stop)
         channels = [3, *widths][_STAGES.index(self.start)]
         layers.check_maps(f"efficientnet_lite from {self.start!r} on", images, channels)

@@ -221,11 +221,12 @@ def _note_rule(label: str, net: nn.Module, rule: str, report_fn: ReportFn) -> No
 def _refuse_other_sizes(
     label: str, tensors: Mapping[str, np.ndarray], net: nn.Module, name_map: NameMap
 ) -> None:
-    """Raises one line if a file is for another published transformer than `net`."""
+    """Raises one line if a file is for another published net than `net`."""
     expected = recognition.names_of(net)
-    names = recognition.transformers(tensors, name_map) if expected else []
+    names = recognition.nets_of(tensors, name_map) if expected else []
     if names and not set(names) & set(expected):
-        raise ValueError(f"{label} is a {' or '.join(names)}, not a {' or '.join(expected)}")
+        is_of, of_net = map(recognition.listed, (names, expected))
+        raise ValueError(f"{label} is {is_of}, not {of_net}")
 
 
 def _shapes(
@@ -276,8 +277,8 @@ def _converted(array: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def _guess(tensors: Mapping[str, Any], name_map: NameMap) -> str:
-    nets = recognition.transformers(tensors, name_map)
-    words = f"a {' or '.join(nets)}" if nets else architecture(tensors)
+    nets = recognition.nets_of(tensors, name_map)
+    words = recognition.listed(nets) if nets else architecture(tensors)
     return f": it looks like {words}" if words else ": it is of another architecture"
 
 

