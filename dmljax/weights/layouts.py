@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from dmljax.weights.name_maps import NameMap
 from dmljax.weights.readers import Weights
 
 # Names of classifiers, including auxiliary ones, or the first levels of these names.
@@ -25,13 +26,13 @@ _MAIN_CLASSIFIERS = (
     *("classifier", "head.fc", "_fc"),
 )
 _LEAVES = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
-# One name per architecture that no other architecture has.
+# One name per architecture, in the names of our nets, that no architecture below has.
 _ARCHITECTURES = {
     "layer1.0.conv1.weight": "a resnet",
     "inception3a.branch1.conv.weight": "googlenet_bn, torchvision's",
     "inception_3a.1x1.weight": "googlenet, Caffe's",
     "inception_3a_1x1.weight": "bn_inception",
-    "features.1.conv.0.0.weight": "mobilenet_v2",
+    "features.1.conv.0.0.weight": "a mobilenet_v2",
     "blocks.0.0.conv_dw.weight": "an efficientnet_lite",
     "_blocks.0._depthwise_conv.weight": "an efficientnet_lite",
     "stages.0.blocks.0.conv_dw.weight": "a convnext",
@@ -102,6 +103,9 @@ def classifier_size(tensors: Mapping[str, np.ndarray]) -> int | None:
     return None
 
 
-def architecture(tensors: Mapping[str, np.ndarray]) -> str | None:
+def architecture(tensors: Mapping[str, np.ndarray], name_map: NameMap) -> str | None:
     """Which architecture a file is for, as words for a message."""
-    return next((words for name, words in _ARCHITECTURES.items() if name in tensors), None)
+    for name, words in _ARCHITECTURES.items():
+        if all(source in tensors for source in name_map.source(name).names):
+            return words
+    return None

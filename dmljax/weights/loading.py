@@ -203,7 +203,7 @@ def finite_variables(
 def name_map_of(names: Container[str]) -> NameMap:
     """The map for a file with these names; the names of the net itself, if no other map fits."""
     for name_map in NAME_MAPS:
-        if all(mark in names for mark in name_map.marks):
+        if name_map.fits(names):
             return name_map
     return NameMap("the names of the net", ())
 
@@ -278,7 +278,7 @@ def _converted(array: np.ndarray, dtype: Any) -> np.ndarray:
 
 def _guess(tensors: Mapping[str, Any], name_map: NameMap) -> str:
     nets = recognition.nets_of(tensors, name_map)
-    words = recognition.listed(nets) if nets else architecture(tensors)
+    words = recognition.listed(nets) if nets else architecture(tensors, name_map)
     return f": it looks like {words}" if words else ": it is of another architecture"
 
 

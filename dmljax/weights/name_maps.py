@@ -8,7 +8,7 @@ name of the same, or a `Source`. A name without a rule is the same in the file. 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,9 +55,10 @@ def joined(*names: str) -> Source:
 class NameMap(NamedTuple):
     """The names of one kind of file.
 
-    The map is for files with all names of `marks`. `gated_rules` are for nets with gated MLPs.
-    Names that match a pattern of `unused` are left out silently; those that match one of `zeros`
-    must hold zeros. `resize` is the rule of `nets.positions` that the code behind the file uses.
+    The map is for files with all names of `marks` and none of `absent`. `gated_rules` are for nets
+    with gated MLPs. Names that match a pattern of `unused` are left out silently; those that match
+    one of `zeros` must hold zeros. `resize` is the rule of `nets.positions` that the code behind
+    the file uses.
     """
 
     title: str
@@ -67,6 +68,12 @@ class NameMap(NamedTuple):
     unused: tuple[str, ...] = ()
     zeros: tuple[str, ...] = ()
     resize: str | None = None
+    absent: tuple[str, ...] = ()
+
+    def fits(self, names: Container[str]) -> bool:
+        """Whether a file with these names is one of the kind."""
+        has_marks = all(mark in names for mark in self.marks)
+        return has_marks and not any(name in names for name in self.absent)
 
     def source(self, name: str, *, gated: bool = False) -> Source:
         """Where a file has the parameter that is called `name` in PyTorch's spelling."""

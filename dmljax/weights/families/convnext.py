@@ -1,4 +1,4 @@
-"""ConvNeXt (Liu et al., CVPR 2022): timm, transformers."""
+"""ConvNeXt (Liu et al., CVPR 2022): timm, transformers, the authors."""
 
 from __future__ import annotations
 
@@ -42,5 +42,22 @@ def _transformers(prefix: str) -> NameMap:
     )
 
 
+_BLOCK, _OURS = "stages.*.*", "stages.*.blocks.*"
+_ORIGINAL = NameMap(
+    "ConvNeXt, original",
+    marks=("downsample_layers.0.0.weight", "stages.0.0.dwconv.weight"),
+    rules={
+        "stem.*": "downsample_layers.0.*",
+        "stages.*.downsample.*": "downsample_layers.*.*",
+        f"{_OURS}.gamma": f"{_BLOCK}.gamma",
+        f"{_OURS}.conv_dw": f"{_BLOCK}.dwconv",
+        f"{_OURS}.norm": f"{_BLOCK}.norm",
+        f"{_OURS}.mlp.fc1": f"{_BLOCK}.pwconv1",
+        f"{_OURS}.mlp.fc2": f"{_BLOCK}.pwconv2",
+        "head.norm": "norm",
+        "head.fc": "head",
+    },
+)
+
 # A file of the backbone alone has no prefix.
-NAME_MAPS = (_transformers("convnext."), _transformers(""))
+NAME_MAPS = (_transformers("convnext."), _transformers(""), _ORIGINAL)
