@@ -493,3 +493,12 @@ def test_mobilenet_is_read_with_the_names_of_timm(tmp_path):
         assert not weights.name_map_of(described(name)).marks
         with pytest.raises(ValueError, match=f"x is a mobilenet_v2, not an {name}$"):
             fit("x", full, getattr(nets, name)(), weights.layouts.TORCH, print)
+
+
+def test_a_net_is_loaded_where_jax_computes_in_float64(tmp_path):
+    tensors = filled("efficientnet_lite0", multiplier=0.25)
+    (tmp_path / "x.safetensors").write_bytes(safetensors.numpy.save(tensors))
+    with jax.enable_x64(True):
+        loaded = weights.load(tmp_path / "x.safetensors", nets.efficientnet_lite0(multiplier=0.25))
+    kernel = loaded["params"]["conv_stem"]["kernel"].transpose(3, 2, 0, 1)
+    np.testing.assert_array_equal(kernel, tensors["conv_stem.weight"])
