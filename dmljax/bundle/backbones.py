@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from absl import logging
 
 from dmljax import at_hand
 from dmljax.bundle import (
@@ -44,7 +46,8 @@ def export(
     `weights` is the file; None takes a file that is on this machine. Every program is compared with
     the net on the golden images; if one differs, `MismatchedProgram` is raised and nothing is left.
     A file that also has the tower for text of CLIP or SigLIP 2 makes a bundle that embeds text too,
-    if `vocabulary`, by default tokenizer.json beside the file, is there.
+    if `vocabulary` is there, by default the one that `weights.fetch` put beside the file, or
+    tokenizer.json beside it.
     """
     out, path = pathlib.Path(out), weights_of(name, weights)
     sizes = exporting.checked_sizes(batch_sizes)
@@ -79,9 +82,13 @@ def _write_text(
     """Writes the files for text; returns their part of the manifest, nothing without text."""
     if vocabulary is not None and not pathlib.Path(vocabulary).is_file():
         raise FileNotFoundError(f"--vocabulary: there is no file {vocabulary}")
-    beside = weights.with_name(files.VOCABULARY)
-    path = beside if vocabulary is None else pathlib.Path(vocabulary)
-    if vocabulary is None and not path.is_file():
+    if vocabulary is not None:
+        path = pathlib.Path(vocabulary)
+    elif (path := weights_text.vocabulary_beside(weights)).is_file():
+        if importlib.util.find_spec("tokenizers") is None:  # the user did not ask for words
+            logging.warning("the bundle embeds no words: they need pip install 'dmljax[text]'")
+            return {}
+    elif not (path := weights.with_name(files.VOCABULARY)).is_file():
         return {}
     tower_and_variables = weights_text.load(weights, PUBLISHED[name].net)
     if tower_and_variables is None:

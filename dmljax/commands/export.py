@@ -14,7 +14,8 @@ dmljax.bundle.load("photos.bundle").embed(["a.jpg"]). docs/ship.md describes the
 
 --net is a published backbone (`dmljax weights`) as it is, without any training. Without --weights,
 its file is one that was downloaded or installed. A file of CLIP or SigLIP 2 with its tower for text
-makes a bundle that also embeds words, if tokenizer.json lies beside it, or --vocabulary names it:
+makes a bundle that also embeds words, if tokenizer.json lies beside it (`dmljax weights --fetch`
+gets it as NAME.tokenizer.json), or --vocabulary names it:
 dmljax search BUNDLE --index=... --text="red shoe". It needs dmljax[text].
 
 --sign is a private key of Ed25519 in a PEM file (needs dmljax[sign]); `dmljax bundle check

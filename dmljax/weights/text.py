@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,9 @@ from dmljax.weights import loading
 from dmljax.weights.families.clip import openclip_blocks, transformers_blocks
 from dmljax.weights.layouts import TORCH, torch_tensors
 from dmljax.weights.name_maps import NameMap, Source
+from dmljax.weights.published import PUBLISHED
+
+_HUB_FILE = "/model.safetensors"
 
 
 class TokenRule(NamedTuple):
@@ -37,6 +41,24 @@ _SIGLIP2 = TokenRule(64, None, "<eos>", "<pad>", lowercase=True)
 def token_rule(net: str) -> TokenRule:
     """The rule of the tower beside the net of this name."""
     return _SIGLIP2 if net.startswith("siglip2") else _CLIP
+
+
+def vocabulary_urls(name: str) -> list[str]:
+    """Where the vocabulary of the tower beside a published file is; [] without such a tower.
+
+    On the hub, it lies beside the file.
+    """
+    published = PUBLISHED[name]
+    if published.net not in text.TOWERS:
+        return []
+    bases = [url.removesuffix(_HUB_FILE) for url in published.urls if url.endswith(_HUB_FILE)]
+    return [f"{base}/tokenizer.json" for base in bases]
+
+
+def vocabulary_beside(weights: str | os.PathLike) -> pathlib.Path:
+    """Where `fetch` puts the vocabulary that belongs to a file of weights."""
+    path = pathlib.Path(weights)
+    return path.with_name(f"{path.stem}.tokenizer.json")
 
 
 def _transformers(projection: str, mark: str) -> NameMap:

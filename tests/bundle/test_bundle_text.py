@@ -133,6 +133,22 @@ def test_words_and_images_are_compared_as_by_the_two_towers(made):
     assert "embed_text" in (bundle / "README.md").read_text()
 
 
+def test_a_downloaded_vocabulary_is_found_beside_the_weights(made, tmp_path, monkeypatch, caplog):
+    weights = tmp_path / "clip_b32.safetensors"  # as `weights.fetch` names both files
+    shutil.copy(made[1] / "model.safetensors", weights)
+    shutil.copy(made[1] / "tokenizer.json", tmp_path / "clip_b32.tokenizer.json")
+    (tmp_path / "tokenizer.json").write_text("that of another net")
+    out = tmp_path / "out"
+    out.mkdir()
+    facts = backbones._write_text(out, "clip_b32", weights, None)
+    assert facts["text"]["begin"] == START
+    expected = (made[1] / "tokenizer.json").read_bytes()
+    assert (out / files.VOCABULARY).read_bytes() == expected
+    monkeypatch.setattr(backbones.importlib.util, "find_spec", lambda name: None)
+    assert backbones._write_text(out, "clip_b32", weights, None) == {}
+    assert "embeds no words: they need pip install 'dmljax[text]'" in caplog.text
+
+
 def test_the_index_is_searched_by_words(made, tmp_path, capsys):
     bundle = made[0]
     place = service_cases.indexed(bundle, tmp_path, count=8)

@@ -1,9 +1,15 @@
 """Downloads: once, continued, checked, and never half a file."""
 
 import concurrent.futures
+import contextlib
 import hashlib
 import http.server
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -13,13 +19,20 @@ from dmljax.weights import PUBLISHED, License, Published, download, fetch, file_
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """Serves one file: at most `cut` bytes per request, from an offset if `ranges`."""
+    """Serves one file: at most `cut` bytes per request, from an offset if `ranges`.
+
+    With `linked`, a first answer redirects and names that SHA-256, as huggingface.co does. With
+    `etag`, a range is only sent if the client's If-Range is this tag, or if not `if_range`.
+    `requests` are the Range and If-Range of what was asked of the file itself. `others` are files
+    beside it, by the ends of their paths.
+    """
 
     def __init__(self, data):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.data, self.cut, self.ranges, self.status = data, None, True, 200
         self.wrong_range = False
-        self.requested_ranges = []
+        self.etag, self.if_range, self.linked, self.delay = None, True, None, 0.0
+        self.requested_ranges, self.requests, self.others = [], [], {}
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def url(self, name):
@@ -30,7 +43,26 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         server = self.server
         requested = self.headers.get("Range")
+        name = self.path.rpartition("/")[2]
+        if name in server.others or name == "tokenizer.json":
+            content = server.others.get(name)
+            self.send_response(404 if content is None else 200)
+            self.send_header("Content-Length", str(len(content or b"")))
+            self.end_headers()
+            self.wfile.write(content or b"")
+            return
+        if server.linked and not self.path.startswith("/cdn/"):
+            self.send_response(302)
+            self.send_header("X-Linked-Etag", f'"{server.linked}"')
+            self.send_header("Location", f"/cdn{self.path}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         server.requested_ranges.append(requested)
+        tag = self.headers.get("If-Range")
+        server.requests.append((requested, tag))
+        if tag and tag != server.etag and server.if_range:
+            requested = None
         start = 0
         if requested and server.ranges:
             start = int(requested.removeprefix("bytes=").rstrip("-"))
@@ -47,9 +79,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             begin = start + server.wrong_range
             stop = len(server.data)
             self.send_header("Content-Range", f"bytes {begin}-{stop - 1}/{stop}")
+        if server.etag:
+            self.send_header("ETag", server.etag)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body[: server.cut])
+        with contextlib.suppress(ConnectionError):  # a client that is killed
+            for i in range(0, len(body[: server.cut]), 10_000):
+                self.wfile.write(body[: server.cut][i : i + 10_000])
+                time.sleep(server.delay)
 
     def log_message(self, *_):
         pass
@@ -148,6 +185,178 @@ def test_a_download_without_a_digest_starts_again(server, tmp_path, monkeypatch)
     assert server.requested_ranges == [None]
     assert "no digest is published" in warnings[0]
     assert hashlib.sha256(_DATA).hexdigest() in warnings[0]
+
+
+_OTHER = np.random.default_rng(1).bytes(300_000)
+
+
+@pytest.fixture
+def hub(server, monkeypatch):
+    """The server with a file of which no digest is published."""
+    monkeypatch.setitem(PUBLISHED, "local", PUBLISHED["local"]._replace(digest=""))
+    server.etag = '"one"'
+    return server
+
+
+def _interrupted(server, folder, size=100_000):
+    server.cut = size
+    with pytest.raises(ConnectionError, match="Run it again to continue"):
+        fetch("local", folder=folder)
+    server.cut = None
+    server.requests.clear()
+    assert (folder / "net-file.pth.part").stat().st_size == size
+
+
+def test_a_download_without_a_digest_continues_by_its_etag(hub, tmp_path):
+    _interrupted(hub, tmp_path)
+    assert fetch("local", folder=tmp_path).read_bytes() == _DATA
+    assert hub.requests == [("bytes=100000-", '"one"')]
+    assert [p.name for p in tmp_path.iterdir()] == ["net-file.pth"]
+
+
+@pytest.mark.parametrize("if_range", [True, False], ids=["if_range", "a server that ignores it"])
+def test_a_file_that_changed_meanwhile_starts_again(hub, tmp_path, if_range):
+    _interrupted(hub, tmp_path)
+    hub.data, hub.etag, hub.if_range = _OTHER, '"two"', if_range
+    hub.cut = 50_000  # the new origin is recorded, too
+    with pytest.raises(ConnectionError):
+        fetch("local", folder=tmp_path)
+    hub.cut = None
+    assert fetch("local", folder=tmp_path).read_bytes() == _OTHER
+    restarts = [] if if_range else [(None, None)]
+    first, last = ("bytes=100000-", '"one"'), ("bytes=50000-", '"two"')
+    assert hub.requests == [first, *restarts, last]
+
+
+@pytest.mark.parametrize("etag", [None, 'W/"one"'])
+def test_without_a_strong_etag_a_download_starts_again(hub, tmp_path, etag):
+    hub.etag = etag
+    _interrupted(hub, tmp_path)
+    assert fetch("local", folder=tmp_path).read_bytes() == _DATA
+    assert hub.requests == [(None, None)]
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"url": 1', b'{"etag": 5}', b'{"x": 1}'])
+def test_a_part_whose_origin_is_lost_starts_again(hub, tmp_path, damage):
+    _interrupted(hub, tmp_path)
+    (tmp_path / "net-file.pth.part.json").write_bytes(damage)
+    assert fetch("local", folder=tmp_path).read_bytes() == _DATA
+    assert hub.requests == [(None, None)]
+
+
+def test_the_part_of_an_address_is_not_continued_by_another(hub, tmp_path, monkeypatch):
+    other = _Server(_OTHER)
+    other.etag = '"one"'  # a tag says nothing about another address
+    _interrupted(hub, tmp_path)
+    urls = (other.url("net-file.pth"), hub.url("net-file.pth"))
+    monkeypatch.setitem(PUBLISHED, "local", PUBLISHED["local"]._replace(url=urls))
+    hub.status = 404
+    assert fetch("local", folder=tmp_path).read_bytes() == _OTHER
+    assert other.requests == [(None, None)]
+    other.shutdown()
+    other.server_close()
+
+
+def test_the_address_of_a_part_comes_first_and_failures_elsewhere_keep_it(
+    hub, tmp_path, monkeypatch
+):
+    other = _Server(_OTHER)
+    _interrupted(hub, tmp_path)
+    urls = (other.url("net-file.pth"), hub.url("net-file.pth"))
+    monkeypatch.setitem(PUBLISHED, "local", PUBLISHED["local"]._replace(url=urls))
+    hub.status = other.status = 503
+    with pytest.raises(ConnectionError):
+        fetch("local", folder=tmp_path)
+    hub.status = other.status = 200
+    assert fetch("local", folder=tmp_path).read_bytes() == _DATA
+    assert hub.requests[-1] == ("bytes=100000-", '"one"')
+    other.shutdown()
+    other.server_close()
+
+
+def test_the_digest_that_the_hub_names_is_compared(hub, tmp_path, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(download.logging, "warning", lambda text, *a: warnings.append(text % a))
+    hub.linked = hashlib.sha256(_OTHER).hexdigest()
+    with pytest.raises(ValueError, match=f"not {hub.linked}, as 127.0.0.1:.* says") as error:
+        fetch("local", folder=tmp_path)
+    assert "\n" not in str(error.value) and not (tmp_path / "net-file.pth").exists()
+    hub.linked = hashlib.sha256(_DATA).hexdigest()
+    assert fetch("local", folder=tmp_path).read_bytes() == _DATA
+    assert hub.requests == [(None, None)] * 2 and not warnings
+    (tmp_path / "net-file.pth").unlink()
+    hub.linked = "0" * 40  # a small file's: no SHA-256
+    assert fetch("local", folder=tmp_path).read_bytes() == _DATA
+    assert "no digest is published" in warnings[0]
+
+
+def test_the_digest_of_the_hub_decides_whether_a_download_continues(hub, tmp_path):
+    hub.etag, hub.linked = 'W/"one"', hashlib.sha256(_DATA).hexdigest()
+    _interrupted(hub, tmp_path)
+    assert fetch("local", folder=tmp_path).read_bytes() == _DATA
+    assert hub.requests == [("bytes=100000-", None)]
+    (tmp_path / "net-file.pth").unlink()
+    _interrupted(hub, tmp_path)
+    hub.data, hub.linked = _OTHER, hashlib.sha256(_OTHER).hexdigest()
+    assert fetch("local", folder=tmp_path).read_bytes() == _OTHER
+    assert hub.requests == [("bytes=100000-", None), (None, None)]
+
+
+_FETCH = """
+import sys
+from dmljax.weights import PUBLISHED, fetch
+url, folder = sys.argv[1:]
+PUBLISHED["local"] = PUBLISHED["resnet18"]._replace(url=url, digest="")
+fetch("local", folder=folder)
+"""
+
+
+def test_a_killed_download_continues(hub, tmp_path):
+    hub.data = data = _DATA * 20
+    hub.delay = 0.01
+    command = [sys.executable, "-c", _FETCH, hub.url("net-file.pth"), str(tmp_path)]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    process = subprocess.Popen(command, env=environment)
+    part = tmp_path / "net-file.pth.part"
+    try:
+        deadline = time.monotonic() + 60
+        while not (part.exists() and part.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    done, hub.delay = part.stat().st_size, 0.0
+    hub.requests.clear()
+    assert 0 < done < len(data)
+    assert fetch("local", folder=tmp_path).read_bytes() == data
+    assert hub.requests == [(f"bytes={done}-", '"one"')]
+
+
+def test_a_download_that_is_complete_asks_for_nothing(hub, tmp_path):
+    _interrupted(hub, tmp_path)
+    (tmp_path / "net-file.pth.part").write_bytes(_DATA)  # killed before it was renamed
+    assert fetch("local", folder=tmp_path).read_bytes() == _DATA and not hub.requests
+
+
+def test_the_vocabulary_of_a_tower_for_text_comes_along(hub, tmp_path, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(download.logging, "warning", lambda text, *a: warnings.append(text % a))
+    url = hub.url("owner/clip/resolve/main/model.safetensors")
+    monkeypatch.setitem(PUBLISHED, "local", PUBLISHED["local"]._replace(net="clip_b32", url=url))
+    path, beside = tmp_path / "local.safetensors", tmp_path / "local.tokenizer.json"
+    assert fetch("local", folder=tmp_path) == path and not beside.exists()
+    assert warnings[-1].startswith("local embeds images, but no words: the vocabulary of local cou")
+    assert f"main/tokenizer.json elsewhere and put it at {beside}" in warnings[-1]
+    hub.others["tokenizer.json"] = b"{}"
+    assert fetch("local", folder=tmp_path) == path and beside.read_bytes() == b"{}"
+    assert len(hub.requests) == 1 and sorted(tmp_path.glob("*.json")) == [beside]
+    hub.others["tokenizer.json"] = b"[]"
+    fetch("local", folder=tmp_path)
+    assert beside.read_bytes() == b"{}"  # it is there already
+    beside.unlink()
+    monkeypatch.setitem(PUBLISHED, "local", PUBLISHED["local"]._replace(net="resnet18"))
+    fetch("local", folder=tmp_path)
+    assert not beside.exists()  # a net without a tower for text
 
 
 def test_without_a_network_the_message_says_which_file_goes_where(server, tmp_path, monkeypatch):
