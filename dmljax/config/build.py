@@ -13,6 +13,7 @@ import jax
 from dmljax import at_hand
 from dmljax.config import digests, durations, fields, origin, registry
 from dmljax.config.fields import named
+from dmljax.config.input_note import input_note
 from dmljax.config.method import (
     Backbone,
     adapted_of,
@@ -52,7 +53,7 @@ def build(config: Any) -> Run:
     sampler = _sampler(options, data.train)
     total = sampler.steps(options.steps, "steps")
     shards = _shards(options.runtime)
-    images = _images(options, data, normalization, are_cached=cache is not None)
+    images = _images(options, data, normalization, backbone.weights, are_cached=cache is not None)
     net, attention_note = attention_choice.choose(
         backbone.net,
         image_shapes={images.image_shape, images.eval_image_shape},
@@ -273,6 +274,8 @@ class _Images(NamedTuple):
     transform_fn: transform_lib.Transform
     eval_transform_fn: transform_lib.Transform
     normalize_fn: Callable
+    normalization: str
+    input_note: str
     image_shape: tuple[int, ...]
     eval_image_shape: tuple[int, ...]
 
@@ -282,14 +285,20 @@ class _Images(NamedTuple):
 
 
 def _images(
-    options: Options, data: Data, normalization: str | Spec, *, are_cached: bool
+    options: Options,
+    data: Data,
+    normalization: str | Spec,
+    weights: str | None,
+    *,
+    are_cached: bool,
 ) -> _Images:
     reader, skip = Reader(images_of(data.train), cache=False), options.unreadable == "skip"
     train_fn, eval_fn = _transform(options.transform), _transform(options.eval_transform)
     shape, eval_shape = (batches.image_shape(reader, fn, skip=skip) for fn in (train_fn, eval_fn))
     normalize_fn = _normalize_fn(normalization)
+    texts = preprocessing.title(normalization), input_note(weights, options.eval_transform)
     if not are_cached:
-        return _Images(train_fn, eval_fn, normalize_fn, shape, eval_shape)
+        return _Images(train_fn, eval_fn, normalize_fn, *texts, shape, eval_shape)
     note = f"cached features of {eval_fn.title}"
     views = f"cached features of {options.views} times {train_fn.title}" if options.views else note
     least_side = eval_fn.least_side  # for pictures of the images
@@ -299,7 +308,7 @@ def _images(
     def normalize_images_fn(x: jax.Array) -> jax.Array:
         return x if x.ndim == 2 else normalize_fn(x)
 
-    return _Images(train_fn, eval_fn, normalize_images_fn, shape, eval_shape)
+    return _Images(train_fn, eval_fn, normalize_images_fn, *texts, shape, eval_shape)
 
 
 def _transform(spec: Spec) -> transform_lib.Transform:

@@ -73,7 +73,7 @@ KINDS = {
     "sampler": Kind("sampler", ("dmljax.data.sampling",), 1, ("seed", "step")),
     "transform": Kind("transform", ("dmljax.data.transforms",), 2),
     "normalization": Kind(
-        "normalization", ("dmljax.weights.preprocessing",), 1, excludes=("inputs",)
+        "normalization", ("dmljax.weights.preprocessing",), 1, excludes=("inputs", "title")
     ),
     "net": Kind("net", ("dmljax.nets",)),
     "attention": Kind("attention", ("dmljax.nets.attention",)),

@@ -44,7 +44,7 @@ def header(run: Run, state: TrainState) -> list[str]:
     line = (
         f"{run.dataset}: {', '.join(splits)}; {parameters}, "
         f"pretraining: {run.pretraining()}; images: {run.transform_fn.title} for training, "
-        f"{run.eval_transform_fn.title} for evaluation; "
+        f"{run.eval_transform_fn.title} for evaluation, {run.normalization}; "
         f"batches of {run.batch_size} on {devices}; {convolutions}"
     )
     if run.attention_note:
@@ -60,7 +60,7 @@ def header(run: Run, state: TrainState) -> list[str]:
         if run.weights or run.start
         else initial_state.missing_weights_note(run.net_name, run.dataset)
     )
-    return [hint, line] if hint else [line]
+    return [*([hint] if hint else []), line, *([run.input_note] if run.input_note else [])]
 
 
 def _counts(split: Split, image: str, label: str) -> str:

@@ -32,6 +32,7 @@ from dmljax.runs.page import short_names
 from dmljax.train import features
 from dmljax.train.devices import Shardings
 from dmljax.weights import PUBLISHED, file_digest, load
+from dmljax.weights.preprocessing import title as normalization_title
 
 PIXELS = "raw pixels"
 _CLUSTERS = "clusters.csv"
@@ -126,7 +127,7 @@ def embed(
     if backbone is None:
         spec = {"name": "squash_eval", "size": _PIXEL_SIDE, "scaled_decode": True}
         about = {"net": PIXELS}
-        title, license = PIXELS, ""
+        title, license, normalize = PIXELS, "", None
     else:
         published = PUBLISHED[backbone.name]
         spec, normalize = published.preprocessing.transform, published.preprocessing.normalize
@@ -138,6 +139,9 @@ def embed(
         title, license = backbone.name, str(published.license)
     function, keywords = registry.find("transform", spec)
     transform_fn = transform_lib.bind(function, **keywords)
+    preprocessing = transform_fn.title
+    if normalize is not None:
+        preprocessing += f", {normalization_title(normalize)}"
     store = Cache(
         cache or at_hand.features_folder(),
         about,
@@ -160,7 +164,7 @@ def embed(
     rows = np.stack([records.rows[i] for i in range(len(images))])
     if backbone is not None:
         rows = np.asarray(unit_vectors(rows))
-    return Row(title, rows, store.seconds, transform_fn.title, license)
+    return Row(title, rows, store.seconds, preprocessing, license)
 
 
 def _pixels(images: jax.Array) -> jax.Array:

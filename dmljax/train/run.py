@@ -84,6 +84,8 @@ class Run(NamedTuple):
     transform_fn: Transform
     eval_transform_fn: Transform
     normalize_fn: Callable
+    normalization: str  # for the header
+    input_note: str  # where the weights were trained on images that were prepared otherwise
     image_shape: tuple[int, ...]
     eval_image_shape: tuple[int, ...]
 

@@ -3,14 +3,20 @@
 * `load(path, net)` returns the variables of a net from a published or a converted file.
 * `convert(path, net, to, spec=...)` writes a file that carries its source and its license.
 * `load_adapter` and `write_adapter`: LoRA in files of the package peft.
-* `expected_normalization(path)` is the `normalize` of a config that a file expects.
+* `expected_normalization(path)` is the `normalize` of a config that a file expects, and
+  `expected_preprocessing(path)` has size, crop and filter, too.
 * `fetch(name, folder=...)` downloads one of `PUBLISHED`, and `explain(name)` describes it.
 
 Nothing in a file is executed (`readers`). docs/weights.md has the list of files.
 """
 
 from dmljax.weights.conversion import convert
-from dmljax.weights.converted import expected_normalization, file_digest, read_metadata
+from dmljax.weights.converted import (
+    expected_normalization,
+    expected_preprocessing,
+    file_digest,
+    read_metadata,
+)
 from dmljax.weights.download import fetch
 from dmljax.weights.entries import License, Preprocessing, Published
 from dmljax.weights.explanation import explain
@@ -30,6 +36,7 @@ __all__ = [
     "classifier_size",
     "convert",
     "expected_normalization",
+    "expected_preprocessing",
     "explain",
     "fetch",
     "file_digest",

@@ -17,6 +17,7 @@ import safetensors.numpy
 from dmljax.files import reading
 from dmljax.files.writing import atomic_writer, digest_once
 from dmljax.weights import published
+from dmljax.weights.entries import Preprocessing
 from dmljax.weights.readers import Weights, read, safetensors_files
 
 FORMAT = 1
@@ -59,6 +60,24 @@ def expected_normalization(path: str | os.PathLike) -> str | dict[str, Any] | No
         return _parse(path, text)["inputs"]["normalization"]
     name = published.identify(path)
     return published.PUBLISHED[name].preprocessing.normalize if name else None
+
+
+def expected_preprocessing(path: str | os.PathLike) -> Preprocessing | None:
+    """How the images of a file of weights were prepared, or None if that is not known.
+
+    It is known for published files, and for those converted from files of a known family.
+    """
+    text = safetensors_files.read_metadata(path).get("dmljax")
+    if text is None:
+        name = published.identify(path)
+        return published.PUBLISHED[name].preprocessing if name else None
+    metadata = _parse(path, text)
+    inputs = metadata.get("inputs", {})
+    if not metadata.get("trained_on") or not {"size", "shorter", "filter"} <= set(inputs):
+        return None  # of an unknown source, or of an older version
+    return Preprocessing(
+        inputs["size"], inputs["shorter"], inputs["filter"], inputs["normalization"]
+    )
 
 
 def digest(tensors: Mapping[str, np.ndarray]) -> str:

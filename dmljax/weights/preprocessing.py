@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["INPUTS", "caffe", "caffe_bn", "imagenet", "inputs", "rgb", "unit"]
+__all__ = ["INPUTS", "caffe", "caffe_bn", "imagenet", "inputs", "rgb", "title", "unit"]
 
 _RGB = {"channels": "RGB", "range": [0, 1]}
 _BGR = {"channels": "BGR", "range": [0, 255], "std": [1, 1, 1]}
@@ -34,6 +34,25 @@ def inputs(spec: str | Mapping[str, Any]) -> dict[str, Any] | None:
     if options["name"] != "rgb":
         return INPUTS.get(options["name"])
     return _RGB | {name: list(options.get(name, ())) for name in ("mean", "std")}
+
+
+def title(spec: str | Mapping[str, Any]) -> str:
+    """The value of `config.normalize` in short form, for a line that a user reads.
+
+    >>> title("imagenet")
+    'RGB 0 to 1, mean 0.485 0.456 0.406, std 0.229 0.224 0.225'
+    >>> title({"name": "imagenet", "red_std": 0.299}), title("my_module:my_function")
+    ('imagenet(red_std=0.299)', 'my_module:my_function')
+    """
+    options = {"name": spec} if isinstance(spec, str) else dict(spec)
+    numbers = inputs(options)
+    arguments = {k: v for k, v in options.items() if k not in ("name", "force")}
+    if numbers is None or (arguments and options["name"] != "rgb"):
+        text = ", ".join(f"{name}={value}" for name, value in arguments.items())
+        return f"{options['name']}({text})" if text else options["name"]
+    low, high = numbers["range"]
+    mean, std = (" ".join(f"{x:.4g}" for x in numbers[name]) for name in ("mean", "std"))
+    return f"{numbers['channels']} {low} to {high}, mean {mean}, std {std}"
 
 
 def rgb(images: Any, *, mean: Sequence[float], std: Sequence[float]) -> Any:

@@ -96,7 +96,8 @@ def test_backbones_are_scored_as_they_are(cache, tmp_path, capsys):
     for score in ("R@1", "MAP@R"):
         assert rows[score][place]["value"] == pytest.approx(expected[score], abs=1e-6)
     assert sorted(names) == ["raw pixels", "tiny"] and facts["sheets"]
-    assert "tiny: standard_eval(size=12" in printed.out and "may be sold: yes" in printed.out
+    line = next(x for x in printed.out.splitlines() if x.startswith("tiny: standard_eval(size=12"))
+    assert ", RGB 0 to 1, mean 0 0 0, std 1 1 1; MIT; may be sold: yes" in line
     assert "raw pixels" in printed.out and f"{embeddings.shape[1]:,}" in printed.out
     main(["zero-shot", str(root), f"--out={tmp_path / 'again'}"])  # what is here, from disk
     printed = capsys.readouterr()

@@ -1,6 +1,8 @@
 """A run normalizes images as its weights expect, else as its net expects, else as ImageNet."""
 
+import ast
 import pathlib
+import shlex
 import sys
 
 import numpy as np
@@ -9,6 +11,8 @@ from system import tiny
 
 from dmljax import nets, recipes, weights
 from dmljax.config.build import build
+from dmljax.runs import summary
+from dmljax.train import initial_state
 from dmljax.weights import preprocessing
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "weights"))
@@ -99,3 +103,89 @@ def test_a_contradiction_that_is_insisted_on_holds(tmp_path, file):
     np.testing.assert_allclose(run.normalize_fn(images), preprocessing.caffe(images), rtol=1e-6)
     # The saved config opens again.
     assert build(run.config).config["normalize"] == forced
+
+
+def prepared(folder, weights, transform):
+    """The run of a config with this file, whose evaluation prepares images by `transform`."""
+    config = tiny(folder, net={"name": "resnet18", "weights": weights, **SMALL}, normalize=None)
+    train = {"name": "standard_eval", "size": 32}
+    return build(config | {"transform": train, "eval_transform": transform})
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """Files of weights that were trained on squashed images: a published one, and converted."""
+    entry = weights.PUBLISHED["resnet18"]._replace(
+        url="https://example.org/squashed.pth",
+        digest="",
+        preprocessing=weights.Preprocessing(40, None, "bicubic", "imagenet"),
+    )
+    monkeypatch.setitem(weights.PUBLISHED, "squashed", entry)
+    path = write_torch(tmp_path, resnet_tensors()).rename(tmp_path / "squashed.pth")
+    to = tmp_path / "converted.safetensors"
+    net = nets.resnet18(blocks=(1, 1, 1, 1), width=4)
+    weights.convert(path, net, to, spec={"name": "resnet18"})
+    return [str(path), str(to)]
+
+
+def test_images_that_are_prepared_otherwise_than_for_the_weights_are_named(tmp_path, published):
+    for path in published:
+        name = pathlib.Path(path).name
+        run = prepared(tmp_path, path, {"name": "standard_eval", "size": 32})
+        state = initial_state.first_state(run)
+        line = (
+            f"{name} was trained for squash_eval(size=40, filter=bicubic), and this run evaluates "
+            "with standard_eval(size=32, shorter=40, filter=bilinear). To prepare images as for "
+            "the weights: --config.eval_transform="
+        )
+        lines = summary.header(run, state)
+        assert len(lines) == 2 and lines[1].startswith(line) and "\n" not in lines[1]
+        advice = shlex.split(lines[1].removeprefix(line))
+        assert len(advice) == 1
+        same = prepared(tmp_path, path, ast.literal_eval(advice[0]))  # the advice ends it
+        assert len(summary.header(same, state)) == 1
+        again = summary.header(run, state._replace(step=np.int32(1)))
+        assert len(again) == 1  # a run that goes on has said it
+
+
+@pytest.mark.parametrize(
+    "options, is_named",
+    [
+        ({"size": 40}, False),
+        ({"size": 43}, False),  # as published systems cut 227 pixels for nets of 224
+        ({"size": 44}, True),
+        ({"size": 40, "filter": "bilinear"}, True),
+        ({"name": "standard_eval", "size": 40}, True),
+        ({"name": "dvml_eval", "size": 32}, False),  # of a published system
+    ],
+)
+def test_what_of_the_preparation_is_compared(tmp_path, published, options, is_named):
+    defaults = {"name": "squash_eval"}
+    if options.get("name") != "dvml_eval":
+        defaults |= {"filter": "bicubic"}
+    for path in published:
+        run = prepared(tmp_path, path, defaults | options)
+        assert bool(run.input_note) == is_named
+
+
+def test_of_unknown_weights_nothing_is_said(tmp_path, file):
+    run = prepared(tmp_path, file, {"name": "squash_eval", "size": 64})
+    assert not run.input_note and not prepared(tmp_path, None, "squash_eval").input_note
+
+
+@pytest.mark.parametrize(
+    "normalize, text",
+    [
+        (None, "RGB 0 to 1, mean 0.485 0.456 0.406, std 0.229 0.224 0.225"),
+        ("caffe", "BGR 0 to 255, mean 104 117 123, std 1 1 1"),
+        (
+            {"name": "rgb", "mean": [0.48145466, 0.4, 0.4], "std": [0.5, 0.5, 0.25], "force": True},
+            "RGB 0 to 1, mean 0.4815 0.4 0.4, std 0.5 0.5 0.25",
+        ),
+        ({"name": "imagenet", "red_std": 0.299}, "imagenet(red_std=0.299)"),
+    ],
+)
+def test_the_header_has_mean_and_deviation(tmp_path, normalize, text):
+    run = build(tiny(tmp_path, normalize=normalize))
+    line = summary.header(run, initial_state.first_state(run))[-1]
+    assert f" for evaluation, {text}; batches of" in line
