@@ -9,7 +9,8 @@ shows R@1 and MAP@R with 95 % intervals over classes, and the paired difference 
 page, the same with pictures, is report.html in --out. Without --nets, all backbones on this machine
 are taken: files in --weights, downloaded ones, installed packages. `dmljax weights` lists all.
 
-Images without class folders get no scores. The page then has a map, near duplicates, and clusters.
+Images without class folders get no scores. The page then has a map, near duplicates, and clusters
+by the first backbone.
 
 The features are kept on disk, so that a second command starts with the table. --shard=I/N computes
 part I of N of them only: start N such processes, then the command without it.
@@ -57,6 +58,12 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     options = {"cache": arguments.cache, "shard": shard, "batch_size": arguments.batch_size}
     options["skipped"] = collections.Counter()  # so that every image is named once
     if not are_labeled:
+        if len(backbones) > 1:
+            names = ", ".join(backbone.name for backbone in backbones[1:])
+            print(
+                f"images without classes are grouped by one backbone, {backbones[0].name}; not "
+                f"used: {names} (--nets=NAME names another)"
+            )
         row = zero_shot.embed(backbones[0], images, **options)
         if row is not None:
             _print_unreadable(row)

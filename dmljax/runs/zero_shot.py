@@ -158,6 +158,7 @@ def embed(
             shard=shard,
             unreadable="skip",
             skipped=skipped,
+            option="--cache",
         )
     if shard is not None:
         return None

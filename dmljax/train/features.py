@@ -7,6 +7,7 @@ with the first file that does not exist.
 from __future__ import annotations
 
 import collections
+import contextlib
 import pathlib
 import sys
 import time
@@ -32,6 +33,7 @@ from dmljax.train.step import TrainState
 _FILE_ROWS = 256
 _CENTERED_IMAGES = 10_000
 _SHRINKAGE = 0.1
+_OPTION = "--config.runtime.features"
 
 
 def compute_of_run(run: Run, state: TrainState, *, shard: parts.Shard | None = None) -> int:
@@ -65,7 +67,7 @@ def compute_of_run(run: Run, state: TrainState, *, shard: parts.Shard | None = N
     count = hosts.on_process_0(fill)
     if run.shards.hosts > 1:
         for entry in cache.entries:
-            hosts.check_shared(entry.folder / "manifest.json", option="--config.runtime.features")
+            hosts.check_shared(entry.folder / "manifest.json", option=_OPTION)
     return count
 
 
@@ -161,13 +163,15 @@ def compute(
     workers: int = 0,
     unreadable: str = "raise",
     skipped: collections.Counter[str] | None = None,
+    option: str = _OPTION,
 ) -> int:
     """Computes the features of `cache` that are not on disk yet; returns how many images it read.
 
     `features_fn(images uint8) -> [b d]`. With `shard`, only that part of every array is computed;
     processes with other shards, on this host or others, write beside it. Without, all parts are
     completed. One file of rows is in memory at a time. With `unreadable='skip'`, images that cannot
-    be read are counted in `skipped`; a name that it already contains is not logged again.
+    be read are counted in `skipped`; a name that it already contains is not logged again. `option`
+    names another folder in messages.
     """
     count, skipped = 0, collections.Counter() if skipped is None else skipped
     for entry in cache.entries:
@@ -192,8 +196,8 @@ def compute(
                     raise
                 raise OSError(
                     f"features cannot be written to {entry.folder}: {error.strerror}. Make space "
-                    "there, ask for the permission, or name another folder by "
-                    "--config.runtime.features=FOLDER or $DMLJAX_CACHE; the same command goes on"
+                    f"there, ask for the permission, or name another folder by {option}=FOLDER or "
+                    "$DMLJAX_CACHE; the same command goes on"
                 ) from error
         if entry.folder.exists() and not entry.is_complete:
             parts.complete(entry.folder)
@@ -257,7 +261,7 @@ def _compute_part(
         start = next(
             (i for i in rows[::_FILE_ROWS] if not (folder / f"{i:012d}.npy").exists()), rows.stop
         )
-        known = entry.computed_elsewhere()
+        known, unknown = entry.computed_elsewhere(), []
         images, read = entry.images, range(start, rows.stop)
         if known:
             unknown = [row for row in read if row not in known]
@@ -267,14 +271,18 @@ def _compute_part(
         computed = _Computed(features_fn, images, read, options)
         waiting: list[np.ndarray] = []
         name = f"features of {title}" + (f", part {part}" if part.count > 1 else "")
-        with Progress(name, len(rows), start=start - rows.start, stream=sys.stdout) as progress:
+        shown: contextlib.AbstractContextManager[Progress | None] = contextlib.nullcontext()
+        if not known or unknown:  # otherwise nothing is computed
+            shown = Progress(name, len(rows), start=start - rows.start, stream=sys.stdout)
+        with shown as progress:
             for row in range(start, rows.stop):
                 if row in known:
                     others, i = known[row]
                     waiting.append(others[i])
                 else:
                     waiting.append(next(computed))
-                progress.advance()
+                if progress is not None:
+                    progress.advance()
                 if len(waiting) == _FILE_ROWS or row == rows.stop - 1:
                     with atomic_writer(folder / f"{start:012d}.npy", "wb") as file:
                         np.save(file, np.stack(waiting))

@@ -166,6 +166,45 @@ def test_images_without_folders_get_clusters_and_near_duplicates(cache, tmp_path
     assert np.isnan(classes["recall"]).all() and np.isfinite(classes["inside"]).all()
 
 
+def test_of_several_backbones_without_classes_the_one_that_is_used_is_named(
+    cache, tmp_path, monkeypatch, capsys
+):
+    root = photos(tmp_path, lambda i, label: "")
+    file = tmp_path / "cache" / "tiny.safetensors"
+    (tmp_path / "cache" / "twin.safetensors").write_bytes(file.read_bytes())
+    twin = ENTRY._replace(url="https://example.org/twin.safetensors")
+    monkeypatch.setitem(weights.PUBLISHED, "twin", twin)
+    words = ["zero-shot", str(root), f"--out={tmp_path / 'out'}"]
+    line = "images without classes are grouped by one backbone, twin; not used: tiny (--nets=NAME"
+    main([*words, "--nets=twin,tiny"])
+    printed = capsys.readouterr().out
+    assert printed.startswith(line) and "near duplicates by twin;" in printed
+    main([*words, "--nets=tiny"])
+    assert "not used" not in capsys.readouterr().out
+
+
+def test_features_that_are_only_read_show_no_progress(cache, tmp_path, capsys):
+    root = photos(tmp_path)
+    main(["zero-shot", str(root), "--nets=tiny", f"--out={tmp_path / 'out'}"])
+    assert "features of tiny" in capsys.readouterr().out
+    before = set((tmp_path / "cache" / "features").glob("*/*"))
+    words = ["zero-shot", str(root / "c0"), "--nets=tiny", f"--out={tmp_path / 'one'}"]
+    main(words)  # another set of images, all of which are in the first
+    assert "features of" not in capsys.readouterr().out
+    assert set((tmp_path / "cache" / "features").glob("*/*")) > before
+    Image.new("RGB", (SIZE, SIZE)).save(root / "c0" / "new.png")
+    main(words)
+    assert "features of tiny" in capsys.readouterr().out
+
+
+def test_a_folder_of_features_that_cannot_be_written_names_the_flag(cache, tmp_path):
+    (tmp_path / "file").touch()
+    words = ["zero-shot", str(photos(tmp_path)), "--nets=tiny", f"--out={tmp_path / 'out'}"]
+    message = r"features cannot be written to .*: Not a directory\. .* by --cache=FOLDER or \$DML"
+    with pytest.raises(OSError, match=message):
+        main([*words, f"--cache={tmp_path / 'file'}"])
+
+
 def test_a_bundle_and_vectors_of_a_backbone(cache, tmp_path, capsys):
     root = photos(tmp_path)
     out = tmp_path / "tiny.bundle"
