@@ -6,7 +6,8 @@ import pathlib
 import time
 
 import pytest
-from service_cases import HOSTILE, TOKEN, png, served
+from bundle import test_bundle_text
+from service_cases import HOSTILE, TOKEN, indexed, png, served
 
 _HELPER = pathlib.Path(__file__).parents[1] / "report" / "browser.py"
 _specification = importlib.util.spec_from_file_location("browser_of_reports", _HELPER)
@@ -14,6 +15,7 @@ browser = importlib.util.module_from_spec(_specification)
 _specification.loader.exec_module(browser)
 
 browser.require()
+made = test_bundle_text.made  # a fixture: the bundle of a tiny CLIP that embeds words
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("serve")]
 
 _FILE = """async ([numbers, name]) => {
@@ -110,6 +112,32 @@ def test_choose_drop_and_paste_find_the_same_as_the_service(chromium, server, tm
         )
         visit.until("document.querySelector('#hits .id').textContent === 'cats/07.png'")
         assert visit.hits(12) == expected(7)
+
+
+def test_words_find_the_same_as_the_service(chromium, server, made, tmp_path):
+    place = indexed(made[0], tmp_path, count=8)
+    with served(tmp_path, made[0], f"--index={place}") as of_words:
+        body = {"texts": ["a red shoe"], "k": 5}
+        expected = of_words.request("POST", "/search", body).json["results"][0]["hits"]
+        with Visit(chromium, of_words) as visit:
+            page = visit.page
+            visit.until("!document.getElementById('bytext').hidden")
+            page.fill("#words", "  ")
+            page.keyboard.press("Enter")
+            assert not page.locator("#found").is_visible()  # spaces ask for nothing
+            page.fill("#k", "5")
+            page.fill("#words", " a red shoe ")
+            page.keyboard.press("Enter")
+            assert visit.hits(5) == [hit["id"] for hit in expected]
+            assert page.locator("#found-title").text_content() == "Most similar to these words"
+            assert page.locator("#what").text_content() == "a red shoe"
+            assert not page.locator("#query").is_visible()
+            page.fill("#k", "3")
+            page.keyboard.press("Tab")
+            assert visit.hits(3) == [hit["id"] for hit in expected[:3]]  # the words are kept
+    with Visit(chromium, server) as visit:  # a bundle that compares images only
+        visit.until("document.getElementById('facts').textContent !== ''")
+        assert not visit.page.locator("#words").is_visible()
 
 
 def test_stored_items_clicks_and_keys(chromium, server):
