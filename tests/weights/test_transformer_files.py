@@ -228,7 +228,8 @@ def test_dinos_net_has_the_rule_of_dinos_file_and_is_told_of_that_of_transformer
     """DINO's own file has the names of timm's files."""
     tensors = {n: x for n, x in fixtures.tensors(case).items() if "head" not in n}
     path, to = write(tmp_path / "model.safetensors", tensors), tmp_path / "converted.safetensors"
-    keywords = {k: v for k, v in fixtures.CASES[case]["keywords"].items() if k != "resize"}
+    keywords = fixtures.CASES[case]["keywords"]
+    keywords = {k: v for k, v in keywords.items() if k not in ("resize", "classes")}
     net, notes = nets.vit_s16(**keywords), []
     assert net.resize == "torch_offset"
     weights.load(path, net, report_fn=notes.append)
