@@ -28,10 +28,6 @@ _STAGES = ("stem", "0", "1", "2", "3")
 _INIT = {"kernel_init": truncated_normal(0.02), "bias_init": nn.initializers.zeros}
 
 
-def _norm(x: Array, name: str, dtype: Dtype | None = None) -> jax.Array:
-    return nn.LayerNorm(1e-6, dtype=dtype, use_fast_variance=False, name=name)(x)
-
-
 class _Block(nn.Module):
     """A depthwise 7x7 convolution, layer norm, an MLP of four times the width, layer scale."""
 
@@ -48,7 +44,7 @@ class _Block(nn.Module):
         width = x.shape[-1]
         options = {"dtype": self.dtype, "impl": self.impl, "name": "conv_dw"} | _INIT
         y = Conv(width, 7, 1, 3, groups=width, use_bias=True, **options)(x)
-        y = layers.named("mlp", mlp, _norm(y, "norm", self.dtype))
+        y = layers.named("mlp", mlp, layers.layer_norm(y, "norm", dtype=self.dtype))
         gamma = self.param("gamma", nn.initializers.constant(1e-6), (width,))
         y = y * gamma.astype(y.dtype)[None, None, None]
         return layers.with_stored_gradient(x + layers.DropPath(self.drop_path, name="drop_path")(y))
@@ -81,10 +77,10 @@ class ConvNeXt(nn.Module, kw_only=True):
             return Conv(width, size, size, use_bias=True, **options)(x)
 
         def stem(x):
-            return _norm(conv(x, self.width, 4, "0"), "1", self.dtype)
+            return layers.layer_norm(conv(x, self.width, 4, "0"), "1", dtype=self.dtype)
 
         def downsample(width, x):
-            return conv(_norm(x, "0", self.dtype), width, 2, "1")
+            return conv(layers.layer_norm(x, "0", dtype=self.dtype), width, 2, "1")
 
         def blocks(index, numbers, x):
             for i in numbers:
@@ -113,7 +109,7 @@ class ConvNeXt(nn.Module, kw_only=True):
             return x
 
         def head(x):
-            outputs["pooled"] = _norm(x, "norm")
+            outputs["pooled"] = layers.layer_norm(x, "norm")
             if self.classes is not None:
                 outputs["logits"] = Dense(self.classes, **_INIT, name="fc")(outputs["pooled"])
 

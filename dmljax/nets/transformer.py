@@ -63,11 +63,7 @@ class Parts(NamedTuple):
         return Dense(features, use_bias, self.dtype, *init, merged=True, name=name)(x)
 
     def norm(self, x: jax.Array, name: str) -> jax.Array:
-        # The norm computes in float32. In half precision, its gradient computes that again from x,
-        # so that no float32 copy of x waits in memory for the backward pass.
-        is_half = jnp.finfo(self.dtype or jnp.float32).bits < 32
-        layer = nn.remat(nn.LayerNorm) if is_half else nn.LayerNorm
-        return layer(self.epsilon, dtype=self.dtype, use_fast_variance=False, name=name)(x)
+        return layers.layer_norm(x, name, epsilon=self.epsilon, dtype=self.dtype)
 
     def self_attention(self, x: jax.Array) -> jax.Array:
         fused = self.biased == "qkv"

@@ -1,4 +1,9 @@
-"""A transformer block in bfloat16 keeps and multiplies nothing in float32."""
+"""In bfloat16, nets keep nothing in float32, and transformers multiply nothing in float32."""
+
+import collections
+import functools
+import math
+import re
 
 import flax.linen as nn
 import jax
@@ -7,7 +12,9 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nets.backbone_cases import CASES, VIT
 
+from dmljax import nets
 from dmljax.nets import layers, token_attention
 from dmljax.nets.transformer import Parts
 
@@ -85,6 +92,41 @@ def test_batch_norm_keeps_no_float32_copy_of_its_input(capsys):
     saved = [text for text in capsys.readouterr().out.splitlines() if "normalization.py" in text]
     assert saved and not [text for text in saved if text.startswith("f32[2,5,2,64]")]
     assert jax.grad(total)(x).dtype == jnp.bfloat16
+
+
+_TRANSFORMERS = ("augreg_s16", "dinov2_s14", "dinov2_g14_reg", "dinov3_s16", "dinov3_splus16")
+_TRANSFORMERS += ("clip_b32", "openclip_b32", "siglip_b16_224", "unicom_b32")
+NETS = {name: (case.net, case.size, case.channels) for name, case in CASES.items()}
+NETS |= {x: (functools.partial(getattr(nets, x), **VIT), 32, 3) for x in _TRANSFORMERS}
+
+
+def _kept_bytes(net, size, channels, capsys):
+    """By type, the bytes that a training step keeps for the backward pass. Computes nothing."""
+    images = jax.ShapeDtypeStruct((32, size, size, channels), jnp.bfloat16)
+    variables = dict(layers.shapes(net, size, channels=channels))
+    params = variables.pop("params")
+
+    def total(params, variables, images):
+        variables = {**variables, "params": params}
+        outputs, _ = net.apply(variables, images, train=True, mutable=["batch_stats"])
+        return outputs["pooled"].astype(jnp.float32).sum()
+
+    jax.ad_checkpoint.print_saved_residuals(total, params, variables, images)
+    kept = collections.Counter()
+    for line in capsys.readouterr().out.splitlines():
+        dtype, sides, source = re.fullmatch(r"(\w+)\[([\d,]*)\] (.*)", line).groups()
+        if "from the argument" not in source:
+            bits = {"bool": 8}.get(dtype) or int(re.sub(r"\D", "", dtype))
+            kept[dtype] += math.prod(int(side) for side in sides.split(",") if side) * bits // 8
+    return kept
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_net_keeps_no_float32_copies(name, capsys):
+    net, *image = NETS[name]
+    kept = _kept_bytes(net(dtype=jnp.bfloat16), *image, capsys)
+    assert kept["f32"] < 0.02 * kept.total()
+    assert kept["bf16"] > 0.5 * kept.total()
 
 
 @pytest.mark.parametrize("shared", [0, 4])

@@ -20,7 +20,7 @@ from dmljax.nets.layers.convolution import (
     mlp,
     orthogonal_dense,
 )
-from dmljax.nets.layers.normalization import BatchNorm, local_response_norm
+from dmljax.nets.layers.normalization import BatchNorm, layer_norm, local_response_norm
 from dmljax.nets.layers.pooling import avg_pool, global_max, global_mean, max_pool
 from dmljax.nets.layers.stages import (
     DropPath,
@@ -55,6 +55,7 @@ __all__ = [
     "global_mean",
     "glorot_dense",
     "kaiming_dense",
+    "layer_norm",
     "local_response_norm",
     "max_pool",
     "mlp",

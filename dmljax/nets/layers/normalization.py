@@ -1,4 +1,4 @@
-"""Batch norm and local response norm."""
+"""Batch norm, layer norm and local response norm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dmljax import ops
 from dmljax.nets.initializers import Initializer
 from dmljax.ops import Array
 
-__all__ = ["BatchNorm", "local_response_norm"]
+__all__ = ["BatchNorm", "layer_norm", "local_response_norm"]
 
 
 class BatchNorm(nn.Module):
@@ -156,6 +156,22 @@ def _normalized_backward(epsilon, residual, gradients):
 _normalized.defvjp(_normalized_forward, _normalized_backward)
 
 
+def layer_norm(
+    x: Float[Array, "*b c"], name: str, *, epsilon: float = 1e-6, dtype: Any = None
+) -> Float[jax.Array, "*b c"]:
+    """Layer norm (Ba et al., 2016) of the last axis, a layer `name` of the module that calls this.
+
+    It computes in float32. In half precision, its gradient computes that again from `x`, so that no
+    float32 copy of `x` waits in memory for the backward pass.
+    """
+    layer = nn.remat(nn.LayerNorm) if _is_half(dtype or jnp.float32) else nn.LayerNorm
+    return layer(epsilon, dtype=dtype, use_fast_variance=False, name=name)(x)
+
+
+def _is_half(dtype: Any) -> bool:
+    return jnp.finfo(dtype).bits < 32
+
+
 def local_response_norm(
     x: Float[Array, "b h w c"],
     *,
@@ -166,10 +182,15 @@ def local_response_norm(
 ) -> Float[jax.Array, "b h w c"]:
     """x / (k + alpha / size * sum of x^2 over `size` neighboring channels)^beta, as in Caffe.
 
-    TensorFlow's function of this name does not divide alpha by `size`.
+    TensorFlow's function of this name does not divide alpha by `size`. In half precision, the
+    gradient computes the float32 values again, as that of `layer_norm` does.
     """
-    wide = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32))
-    before = (size - 1) // 2
-    squares = jnp.pad(wide * wide, ((0, 0), (0, 0), (0, 0), (before, size - 1 - before)))
-    total = sum(squares[..., i : i + x.shape[-1]] for i in range(size))
-    return (wide * (k + alpha / size * total) ** -beta).astype(x.dtype)
+
+    def normalized(x):
+        wide = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32))
+        before = (size - 1) // 2
+        squares = jnp.pad(wide * wide, ((0, 0), (0, 0), (0, 0), (before, size - 1 - before)))
+        total = sum(squares[..., i : i + x.shape[-1]] for i in range(size))
+        return (wide * (k + alpha / size * total) ** -beta).astype(x.dtype)
+
+    return (jax.checkpoint(normalized) if _is_half(x.dtype) else normalized)(x)
