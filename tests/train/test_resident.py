@@ -16,7 +16,7 @@ from dmljax.data import transforms
 from dmljax.data.splits import Split, Splits
 from dmljax.data.transforms import plan
 from dmljax.runs import training
-from dmljax.train import augment, journal, loop, resident
+from dmljax.train import augment, devices, journal, loop, resident
 from dmljax.train.devices import prefetch
 
 # The largest difference of a gray level to the host form, by the rounding of an affine map. All
@@ -88,8 +88,8 @@ def test_accelerators_transform_several_images_at_a_time(name):
     np.testing.assert_array_equal(actual, expected)
 
 
-def _batches(run, count, start=0):
-    data = resident.choose(run, say=lambda line: None)
+def _batches(run, count, start=0, say=lambda line: None):
+    data = resident.choose(run, say=say)
     images_fn = (lambda batch: batch) if data is None else jax.jit(data.images_fn)
     arrays = {} if data is None else data.arrays
     with loop.batches(run, start, resident=data) as host_batches:
@@ -106,8 +106,8 @@ def _run(folder, **runtime):
 def test_any_number_of_devices_makes_the_batches_of_the_host(tmp_path):
     """Eight rows on three devices: the ninth is padding, of zeros."""
     expected, _ = _batches(_run(tmp_path, devices=1), 3, start=2)
-    for devices in (1, 3, 8):
-        run = _run(tmp_path, data="device", devices=devices)
+    for count in (1, 3, 8):
+        run = _run(tmp_path, data="device", devices=count)
         batches, _ = _batches(run, 3, start=2)
         for actual, batch in zip(batches, expected, strict=True):
             for name in ("images", "labels"):
@@ -115,10 +115,39 @@ def test_any_number_of_devices_makes_the_batches_of_the_host(tmp_path):
                 assert len(actual[name]) == run.shards.padded(8) and not actual[name][8:].any()
 
 
-def test_a_window_sends_the_same_batches(tmp_path):
-    expected, _ = _batches(_run(tmp_path, devices=3), 5, start=2)
-    for window in (2, 3):
-        same(_batches(_run(tmp_path, devices=3, window=window), 5, start=2)[0], expected)
+def test_auto_takes_the_devices_if_the_images_fit(tmp_path):
+    said = []
+    actual, _ = _batches(_run(tmp_path, data="auto", devices=3), 2, say=said.append)
+    same(actual, _batches(_run(tmp_path, data="device", devices=3), 2)[0])
+    [line] = said
+    assert line.startswith("data: 32 images of 12 x 12 x 3 take ")
+    assert "on each of 3 devices" in line and line.endswith("(runtime.data='auto')")
+    assert resident.choose(_run(tmp_path, data="auto", devices=3), say=said.append) is not None
+
+
+def _sent_shapes(monkeypatch):
+    """The shapes of the images that are sent from now on."""
+    shapes, original = [], devices.put
+
+    def put(batch, rows):
+        shapes.extend(x.shape for name, x in batch.items() if name == "images")
+        return original(batch, rows)
+
+    monkeypatch.setattr(devices, "put", put)
+    return shapes
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_a_window_sends_the_same_batches_in_fewer_transfers(count, tmp_path, monkeypatch):
+    """One transfer for each block, of which one is ahead; three devices pad eight rows to nine."""
+    sent = _sent_shapes(monkeypatch)
+    expected, _ = _batches(_run(tmp_path, devices=count), 5, start=2)
+    image = (9 if count == 3 else 8, 10, 10, 3)
+    assert sent == [image] * (5 + 1)
+    for window, blocks in ((2, 3 + 1), (3, 2 + 1)):
+        sent.clear()
+        same(_batches(_run(tmp_path, devices=count, window=window), 5, start=2)[0], expected)
+        assert sent == [(window, *image)] * blocks
 
 
 def test_features_are_taken_from_the_devices(source, tmp_path):
@@ -155,8 +184,9 @@ def test_a_killed_run_on_resident_images_ends_the_same(tmp_path):
     assert "32 images of 12 x 12 x 3 take" in out and "runtime.data='device'" in out
 
 
-def test_an_interrupted_run_ends_the_same(tmp_path, without_diagnostics):
+def test_an_interrupted_run_ends_the_same(tmp_path, without_diagnostics, monkeypatch):
     """Bitwise on the devices, and also if it goes on with the images of the host."""
+    sent = _sent_shapes(monkeypatch)
     config = tiny(tmp_path, runtime={"data": "device", "devices": 3}, log_every=1)
     training.run(config, tmp_path / "whole")
     for name, runtime in {"device": config["runtime"], "host": {"devices": 3, "window": 4}}.items():
@@ -165,6 +195,7 @@ def test_an_interrupted_run_ends_the_same(tmp_path, without_diagnostics):
             shutil.rmtree(tmp_path / name / "checkpoints" / str(step))
         training.run(config | {"runtime": runtime}, tmp_path / name)
     same_run(tmp_path / "device", tmp_path / "whole")
+    assert {shape[:2] for shape in sent if shape[0] != 18} == {(4, 9)}  # evaluations send 18 images
     curves = [
         [x["loss"] for x in journal.read(tmp_path / name / "metrics.jsonl") if "loss" in x]
         for name in ("whole", "host")
