@@ -219,12 +219,7 @@ def _images_fn(
         out_specs=split,
     )
     def of_device(resident, tables, rows, scalars, arrays):
-        of_host = jax.lax.all_gather(rows, _LOCAL, tiled=True)
-        places = of_host - len(resident) * jax.lax.axis_index(_LOCAL)
-        is_here = (places >= 0) & (places < len(resident))
-        images = _where(is_here, resident[jnp.where(is_here, places, 0)])
-        # One device of the host has each image; the others have zeros.
-        images = jax.lax.psum_scatter(images, _LOCAL, tiled=True)
+        images = _exchanged(resident, rows, devices=mesh.shape[_LOCAL])
         images = augment.apply(program, tables, images, scalars, arrays, together=together)
         return _where(rows >= 0, images)
 
@@ -234,6 +229,27 @@ def _images_fn(
         return {"images": of_device(*places, arrays), "labels": batch["labels"]}
 
     return images_fn
+
+
+def _exchanged(resident: jax.Array, rows: jax.Array, *, devices: int) -> jax.Array:
+    """The images of these `rows` of a device, and zeros for rows that are none.
+
+    The devices of a host send them in up to as many pieces as there are devices. So a device holds
+    about as many images at a time as it has rows, and not those of all devices.
+    """
+    size = -(-len(rows) // devices)
+    pieces = jnp.pad(rows, (0, -len(rows) % size), constant_values=-1).reshape(-1, size)
+    of_host = jax.lax.all_gather(pieces, _LOCAL, axis=1, tiled=True)
+
+    def of_piece(rows):
+        places = rows - len(resident) * jax.lax.axis_index(_LOCAL)
+        is_here = (places >= 0) & (places < len(resident))
+        images = _where(is_here, resident[jnp.where(is_here, places, 0)])
+        # One device of the host has each image; the others have zeros.
+        return jax.lax.psum_scatter(images, _LOCAL, tiled=True)
+
+    images = jax.lax.map(of_piece, of_host)
+    return images.reshape(-1, *resident.shape[1:])[: len(rows)]
 
 
 def _where(is_image: jax.Array, images: jax.Array) -> jax.Array:

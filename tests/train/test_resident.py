@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from processes import LONG, ends, same, same_after_a_kill, same_run, started, state
-from system import photos, tiny
+from system import blobs, photos, tiny
 from train.pixels import distance, refusal
 
 from dmljax.config.build import build
@@ -98,21 +98,67 @@ def _batches(run, count, start=0, say=lambda line: None):
     return batches, host_batches.skipped
 
 
-def _run(folder, **runtime):
-    transform = {"name": "standard_train", "size": 10, "antialias": False}
-    return build(tiny(folder, transform=transform, runtime=runtime))
+SMALL = {"name": "standard_train", "size": 10, "antialias": False}
+EIGHT = {"name": "class_balanced", "classes": 4, "per_class": 2}
 
 
-def test_any_number_of_devices_makes_the_batches_of_the_host(tmp_path):
-    """Eight rows on three devices: the ninth is padding, of zeros."""
-    expected, _ = _batches(_run(tmp_path, devices=1), 3, start=2)
+def _run(folder, *, transform=SMALL, sampler=EIGHT, **runtime):
+    return build(tiny(folder, transform=transform, sampler=sampler, runtime=runtime))
+
+
+@pytest.mark.parametrize("per_class", [2, 7])
+def test_any_number_of_devices_makes_the_batches_of_the_host(per_class, tmp_path):
+    """8 or 28 rows. On three devices the last ones are padding, of zeros.
+
+    Of 28 rows, three devices have ten each, which they exchange in three pieces of up to four.
+    """
+    sampler = {"name": "class_balanced", "classes": 4, "per_class": per_class}
+    rows = 4 * per_class
+    expected, _ = _batches(_run(tmp_path, sampler=sampler, devices=1), 3, start=2)
     for count in (1, 3, 8):
-        run = _run(tmp_path, data="device", devices=count)
+        run = _run(tmp_path, sampler=sampler, data="device", devices=count)
         batches, _ = _batches(run, 3, start=2)
         for actual, batch in zip(batches, expected, strict=True):
             for name in ("images", "labels"):
-                np.testing.assert_array_equal(actual[name][:8], batch[name])
-                assert len(actual[name]) == run.shards.padded(8) and not actual[name][8:].any()
+                np.testing.assert_array_equal(actual[name][:rows], batch[name])
+                assert len(actual[name]) == run.shards.padded(rows)
+                assert not actual[name][rows:].any()
+
+
+def test_images_that_are_exchanged_take_the_memory_of_the_rows_of_a_device(
+    tmp_path, without_diagnostics
+):
+    """Of N devices, each holds a piece as it is sent, an N-th of it, and the images so far.
+
+    A step needs no more than with the images of the host.
+    """
+    blobs(tmp_path, classes=16, each=32, size=64)
+    options = {"transform": "random_flip"}
+    options["sampler"] = {"name": "class_balanced", "classes": 8, "per_class": 8}
+    of_step = {}
+    for data, count in (("device", 1), ("device", 3), ("device", 8), ("host", 8)):
+        run = _run(tmp_path, **options, data=data, devices=count)
+        images = resident.choose(run, say=lambda line: None)
+        arrays = {} if images is None else images.arrays
+        with loop.batches(run, resident=images) as host_batches:
+            batch = {**next(prefetch(host_batches, run.shards.rows)), **arrays}
+        if images is not None:
+            taken = _temporary_bytes(jax.jit(images.images_fn), batch)
+            assert taken < 1.02 * {1: 128, 3: 24 + 8 + 24, 8: 8 + 1 + 8}[count] * 64 * 64 * 3
+        if count == 8:
+            state = jax.tree.map(
+                lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+                run.shapes,
+                run.placements,
+            )
+            signal = jax.device_put(np.zeros(count, np.int32), run.shards.rows)
+            step = loop.compiled_step(run, images)
+            of_step[data] = _temporary_bytes(step, state, batch, signal)
+    assert of_step["device"] < 1.01 * of_step["host"]
+
+
+def _temporary_bytes(function, *arguments):
+    return function.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
 
 
 def test_auto_takes_the_devices_if_the_images_fit(tmp_path):
