@@ -1,5 +1,7 @@
 """Ranks with a filter in bfloat16 are those of float32, bit for bit."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,12 +59,13 @@ def test_close_comparisons_are_decided_in_float32(similarity, split, monkeypatch
     assert half == expected  # in float64: no two of these similarities are closer than float32
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, 3, 8])
 def test_ties_stay_ties(devices):
     """Whole numbers, whose products are exact: bitwise the ranks without a filter."""
     x, y = lattice(RNG, 520, d=5, top=4), RNG.integers(0, 110, 520)
     groups = RNG.integers(-1, 40, 520)
-    for keywords in ({}, {"groups": groups}, {"share": (1, 3)})[devices - 1 :: devices]:
+    forms = ({}, {"groups": groups}, {"share": (1, 3)})
+    for keywords in forms if devices == 1 else forms[1:]:
         options = keywords | {"tile": 256, "devices": jax.devices()[:devices]}
         plain = all_ranks(x, y, **options)
         assert all_ranks(x, y, **options, filter_dtype=jnp.bfloat16) == plain and plain
@@ -82,14 +85,21 @@ def test_more_open_pairs_than_one_pass_takes(monkeypatch):
     assert all(ranks == [598, 599] for ranks in found.values()) and len(found) == 600
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_one_program_compares_with_several_tiles(devices, monkeypatch):
+@functools.cache
+def _ranked():
+    """Twenty tiles of data, and the ranks of a naive loop, which takes long."""
     x, y = _data(2400)
+    return x, y, naive_ranks(all_similarities(x, x, "euclidean"), y, y, within=True)
+
+
+@pytest.mark.parametrize("devices", [1, 3, 8])
+def test_one_program_compares_with_several_tiles(devices, monkeypatch):
+    x, y, expected = _ranked()
     totals = _counted(monkeypatch) if devices == 1 else []
     options = {"tile": 128, "devices": jax.devices()[:devices]}
     found = all_ranks(x, y, **options, filter_dtype=jnp.bfloat16)
-    assert found == naive_ranks(all_similarities(x, x, "euclidean"), y, y, within=True)
-    assert devices == 2 or len(totals) == 20 * 3  # 7, 7 and 6 of 20 tiles, for each of 20 blocks
+    assert found == expected
+    assert devices > 1 or len(totals) == 20 * 3  # 7, 7 and 6 of 20 tiles, for each of 20 blocks
 
 
 @pytest.mark.parametrize("scale", [1e-18, 1.0, 1e15])

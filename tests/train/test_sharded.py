@@ -178,17 +178,19 @@ def test_100_000_classes_need_the_memory_of_a_tile(without_diagnostics):
         assert temporaries[name] < 2 * shard + 4 * (4 * b * 1000), temporaries
 
 
-@pytest.mark.parametrize("name", ["contrastive", "multi_similarity"])
-def test_devices_share_a_memory_and_never_send_it(name, without_diagnostics):
+@pytest.mark.parametrize(
+    "name, devices", [("contrastive", 3), ("contrastive", 8), ("multi_similarity", 8)]
+)
+def test_devices_share_a_memory_and_never_send_it(name, devices, without_diagnostics):
     """The rows of earlier batches, with the values of one device."""
-    size, d = 1024, 16
+    size, d = 1023 if devices == 3 else 1024, 16  # a memory that the devices divide
     method = methods.pairs(Pixels(), getattr(losses, name), classes=5, dim=d, memory=size)
-    batch, common = batch_of(16), {"classes": 5, "batch": 16}
+    batch, common = batch_of(24), {"classes": 5, "batch": 24}
     _, (params, metrics) = Step(method, devices=1, sharded=None, **common).run(batch, 2)
-    step = Step(method, devices=8, sharded="state", **common)
+    step = Step(method, devices=devices, sharded="state", **common)
     assert step.sent and max(step.sent) < size * d / 8
     state, (params_on_many, metrics_on_many) = step.run(batch, 2)
-    assert _share(state.model_state["memory"], state.model_state["memory"]) < 0.13
+    assert _share(state.model_state["memory"], state.model_state["memory"]) < 1.04 / devices
     assert distance(params_on_many, params) < _ROUNDING
     assert metrics["memory_loss"] > 0
     np.testing.assert_allclose(metrics_on_many["memory_loss"], metrics["memory_loss"], rtol=1e-5)
