@@ -5,11 +5,20 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable
 
-__all__ = ["check_known", "counted", "hint"]
+__all__ = ["check_known", "counted", "hint", "shown_bytes"]
 
 _NEAREST = 3  # names that are suggested
 _COMPARED = 5000  # names; of more, those with the first letter of the word
 _FEW = 12  # names that are all listed where none of them is near
+
+
+def shown_bytes(count: int) -> str:
+    """A number of bytes in MB or GB.
+
+    >>> shown_bytes(2_500_000), shown_bytes(11_700_000_000)
+    ('2.5 MB', '11.7 GB')
+    """
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.3g} MB"
 
 
 def counted(count: int, noun: str) -> str:

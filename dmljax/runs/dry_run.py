@@ -14,7 +14,7 @@ from dmljax.config import fields
 from dmljax.config import files as config_files
 from dmljax.config.build import build
 from dmljax.runs import ladder
-from dmljax.train import attention_choice
+from dmljax.train import attention_choice, neighbors
 from dmljax.train.loop import compiled_step
 from dmljax.train.operations import multiply_adds
 from dmljax.train.run import Run
@@ -102,6 +102,8 @@ def _of_run(run: Run) -> Iterator[str]:
         batches = ", ".join(f"{size:,} with {gb} GB" for gb, size in sizes.items())
         count = run.shards.size
         yield f"largest batch: {batches}{f' on each of {count} devices' if count > 1 else ''}"
+    if run.neighbor_steps:
+        yield neighbors.describe(run)
 
 
 def _memory(run: Run) -> float:

@@ -171,6 +171,16 @@ class Evaluator:
 
         self._embed_fn = jax.jit(embed_fn, out_shardings=run.shards.rows)
 
+    @property
+    def width(self) -> int:
+        """How many numbers the embeddings of an image have, with those of the parts."""
+        run = self._run
+        dtype = np.float32 if len(run.eval_image_shape) == 1 else np.uint8
+        images = jax.ShapeDtypeStruct((run.shards.size, *run.eval_image_shape), dtype)
+        shapes = run.shapes.params, run.shapes.model_state
+        outputs = jax.eval_shape(self._embed_fn, *shapes, images)
+        return sum(x.size for x in jax.tree.leaves(outputs)) // run.shards.size
+
     def evaluate(self, state: TrainState, *, clustering: bool = True) -> Evaluation:
         """The scores of the test split and of the held-out classes; `clustering` among them."""
         scores: dict[str, float] = {}

@@ -11,12 +11,14 @@ import numpy as np
 
 from dmljax import retrieval
 from dmljax.files.writing import atomic_writer
+from dmljax.hints import counted, shown_bytes
 from dmljax.train.evaluation import MAIN, Evaluator
 from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
 _FOLDER = "neighbors"
 _COUNT = 32  # neighbors that are kept of each class
+_ROWS = 4096  # embeddings that are summed at a time
 
 
 def nearest_of_each_class(
@@ -30,13 +32,28 @@ def nearest_of_each_class(
     names, classes = np.unique(labels, return_inverse=True)
     if len(names) == 1:
         return np.zeros((1, 0), np.int32)
-    readable = np.isfinite(embeddings).all(axis=1)
-    sums = np.zeros((len(names), embeddings.shape[1]))
-    np.add.at(sums, classes[readable], embeddings[readable])
-    counts = np.bincount(classes[readable], minlength=len(names))
+    sums, counts = np.zeros((len(names), embeddings.shape[1])), np.zeros(len(names), int)
+    for start in range(0, len(labels), _ROWS):  # a copy of all rows would take as much as they do
+        rows = embeddings[start : start + _ROWS]
+        readable = np.isfinite(rows).all(axis=1)
+        of_rows = classes[start : start + _ROWS][readable]
+        np.add.at(sums, of_rows, rows[readable])
+        np.add.at(counts, of_rows, 1)
     centers = (sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
     nearest, _ = retrieval.nearest(centers, k=min(count, len(names) - 1))
     return nearest.astype(np.int32)
+
+
+def describe(run: Run) -> str:
+    """When a run searches, and what memory of the host that takes, for its header."""
+    images, classes, width = len(run.train), len(np.unique(run.train.labels)), Evaluator(run).width
+    # Of each class a sum in float64 and a center in float32, and its neighbors in int32.
+    taken = 4 * images * width + classes * (12 * width + 4 * min(_COUNT, classes - 1))
+    return (
+        f"the nearest classes are searched {counted(len(run.neighbor_steps), 'time')}, which takes "
+        f"{shown_bytes(taken)} of the host's memory for {counted(images, 'embedding')} of "
+        f"{width:,} numbers and {counted(classes, 'class')}"
+    )
 
 
 def refresh(
@@ -44,8 +61,8 @@ def refresh(
 ) -> Callable[..., np.ndarray]:
     """Searches the neighbors by the current embeddings, and returns the sampler with them.
 
-    They are also kept in the run folder, for a run that is resumed before the next search. This
-    needs 4 n d bytes of memory for the embeddings of n images, and 128 bytes for each class.
+    They are also kept in the run folder, for a run that is resumed before the next search.
+    `describe` says what memory this needs.
     """
     embeddings = evaluator.embeddings(state, run.train)[MAIN]
     table = nearest_of_each_class(embeddings, run.train.labels)

@@ -23,6 +23,7 @@ from dmljax.data.reader import Reader
 from dmljax.data.transforms import plan
 from dmljax.files import cores
 from dmljax.files.memory import free_memory
+from dmljax.hints import shown_bytes
 from dmljax.retrieval.sharding import free_bytes
 from dmljax.train import augment, hosts
 from dmljax.train.run import Run
@@ -111,7 +112,7 @@ def load(run: Run, *, share: float = 1.0) -> Resident:
         program,
         shapes,
         is_replaced,
-        f"{memory.describe()}, with {_shown(memory.free)} free before",
+        f"{memory.describe()}, with {shown_bytes(memory.free)} free before",
     )
 
 
@@ -166,7 +167,7 @@ class _Memory:
         count = len(self._devices)
         devices = f"each of {count} devices" if count > 1 else "the device"
         sides = " x ".join(map(str, self.bound))
-        return f"{self._count:,} images of {sides} take {_shown(self._needed)} on {devices}"
+        return f"{self._count:,} images of {sides} take {shown_bytes(self._needed)} on {devices}"
 
     def check(self) -> None:
         """Raises `DoesNotFit` on every process if the images of one do not fit."""
@@ -177,13 +178,9 @@ class _Memory:
             raise DoesNotFit("the training images do not fit on the devices of another host")
         part = "" if self._share == 1 else f", of which they may take {self._share:.0%}"
         raise DoesNotFit(
-            f"{self.describe()}, with {_shown(self.free)} free{part}: take smaller "
+            f"{self.describe()}, with {shown_bytes(self.free)} free{part}: take smaller "
             "images (dmljax prepare --size), more devices, or --config.runtime.data=host"
         )
-
-
-def _shown(count: int) -> str:
-    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.3g} MB"
 
 
 def _free_bytes(devices: Sequence[jax.Device]) -> int:

@@ -1,12 +1,14 @@
 """Batches of the nearest classes: searched while a run trains, and the same after a kill."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from processes import LONG, same_after_a_kill
 from system import tiny
 
 from dmljax.config.build import build
-from dmljax.runs import training
+from dmljax.runs import dry_run, training
 from dmljax.train import loop, neighbors
 
 _FIELDS = {
@@ -34,12 +36,27 @@ def test_neighbors_of_classes_are_those_of_a_loop():
     assert neighbors.nearest_of_each_class(embeddings, np.zeros(20, int)).shape == (1, 0)
 
 
-def test_batches_after_a_search_hold_near_classes(tmp_path):
+def test_a_search_copies_no_embeddings():
+    labels = np.arange(40_000) % 100
+    embeddings = np.random.default_rng(0).standard_normal((40_000, 256), np.float32)
+    tracemalloc.start()
+    neighbors.nearest_of_each_class(embeddings, labels)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < embeddings.nbytes / 4
+
+
+def test_batches_after_a_search_hold_near_classes(tmp_path, capsys):
     """The classes of a batch are one that is dealt and the one nearest to it."""
     config = tiny(tmp_path, **{**_FIELDS, "steps": 10})
     run_folder = tmp_path / "run"
     training.run(config, run_folder)
     run = build(config)
+    # 4 bytes of each number of an embedding; of a class 12 and the numbers of three neighbors.
+    taken = 4 * 32 * 4 + 4 * (12 * 4 + 4 * 3)
+    line = f"the nearest classes are searched 1 time, which takes {taken / 1e6:.3g} MB of the "
+    line += "host's memory for 32 embeddings of 4 numbers and 4 classes"
+    assert line in capsys.readouterr().out and [*dry_run.lines(config)][-1] == line
     table = np.load(run_folder / "neighbors" / "7.npy")
     with loop.batches(run, 8, workdir=run_folder) as batches:
         for _ in range(3):
