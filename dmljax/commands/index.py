@@ -36,8 +36,10 @@ files.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
+import unicodedata
 from collections.abc import Callable, Sequence
 
 from absl import logging
@@ -157,6 +159,7 @@ def _remove(arguments: argparse.Namespace, place: str, *ids: str) -> int:
     with indexes.open(place, write=True) as store:
         if folders:
             stored = [item.id for items in store.scan() for item in items]
+            _names_by_nfc.cache_clear()  # the files may have changed since an earlier call
             ids = tuple(id for id in stored if not any(_has_file(x, id) for x in folders))
             if len(ids) > len(stored) / 2 and not arguments.yes:
                 raise ValueError(
@@ -174,8 +177,28 @@ def _has_file(folder: str, id: str) -> bool:
     try:
         os.stat(os.path.join(folder, id))
     except (FileNotFoundError, NotADirectoryError, ValueError):  # a zero byte is in no path
-        return False
+        # Ids are in NFC, and names on the disk may be in another form: macOS writes NFD.
+        return not id.isascii() and _has_equivalent(folder, id)
     return True
+
+
+def _has_equivalent(folder: str, id: str) -> bool:
+    """Whether there is a file whose path below the folder is the id, in any normal form."""
+    name, _, rest = id.partition("/")
+    paths = [os.path.join(folder, entry) for entry in _names_by_nfc(folder).get(name, ())]
+    return any(not rest or _has_equivalent(path, rest) for path in paths)
+
+
+@functools.lru_cache(maxsize=1000)
+def _names_by_nfc(folder: str) -> dict[str, list[str]]:
+    """The names of the files in a folder, by their normal form NFC."""
+    names: dict[str, list[str]] = {}
+    try:
+        for name in os.listdir(folder):
+            names.setdefault(unicodedata.normalize("NFC", name), []).append(name)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    return names
 
 
 def _list(arguments: argparse.Namespace, place: str) -> int:

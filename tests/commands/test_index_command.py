@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import types
+import unicodedata
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +15,7 @@ from pyarrow import parquet
 
 from dmljax import bundle as bundles
 from dmljax import index, main
+from dmljax.serve import pictures
 
 
 class Average(bundles.Bundle):
@@ -148,6 +151,26 @@ def test_items_whose_files_are_gone_are_removed(images, place, tmp_path, capsys)
         assert store.count() == len(stored)
     assert run("index", "remove", place, other, "--yes") == 0
     assert "deleted 7 items" in capsys.readouterr().out
+
+
+def test_files_with_decomposed_names_are_not_gone(images, place, capsys):
+    """macOS writes names in NFD; ids are in NFC."""
+    names = [unicodedata.normalize("NFD", name) for name in ("kätzchen/ü1.png", "kätzchen/ü2.png")]
+    (images / names[0]).parent.mkdir()
+    for name in names:
+        shutil.copy(images / "red" / "0.png", images / name)
+    ids = [unicodedata.normalize("NFC", name) for name in names]
+    run("index", "create", place, "--bundle=ab", f"--images={images}")
+    assert not (images / ids[0]).exists()
+    capsys.readouterr()
+    assert run("index", "remove", place, f"--not-in={images}") == 0
+    assert "deleted 0 items" in capsys.readouterr().out
+    shown = pictures.Pictures(images)
+    assert shown.read(ids[1]) == (images / names[1]).read_bytes()
+    (images / names[1]).unlink()
+    assert run("index", "remove", place, f"--not-in={images}") == 0
+    with index.open(place) as store:
+        assert store.count() == 10 and store.contains(ids) == [True, False]
 
 
 def test_a_folder_that_cannot_be_read_removes_nothing(images, place, monkeypatch):
