@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dmljax import index as indexes
 from dmljax.files import cores
 from dmljax.hints import counted
-from dmljax.index import Index, InvalidInput, folder, inputs
+from dmljax.index import Index, InvalidInput, inputs, sources
 
 _CHUNK = 1024  # images that are added together
 _REPORT_SECONDS = 10
@@ -68,18 +70,22 @@ def fill(arguments: argparse.Namespace, place: str) -> int:
         stack.enter_context(store)
         if first is not None:
             inputs.check_first(first, store.dimension, store.similarity)
+        notes = sources.Sources(place, store.generation)
         if bundle is None or images is None:
             status = _add_vectors(store, arguments.source, replace=arguments.replace)
+            if previous is not None:
+                sources.Sources(place, previous.generation).copy_to(notes)
         else:
-            status = _add_images(store, bundle, images, arguments.replace, previous)
+            if not store.count():
+                notes.note_all(arguments.images)
+            note_fn = functools.partial(notes.note, arguments.images)
+            status = _add_images(store, bundle, images, arguments.replace, previous, note_fn)
         store.build(first=first)
         if previous is not None:
             _check_complete(store, previous, drop_missing=arguments.drop_missing)
             store.switch()
             total = counted(store.count(), "item")
             print(f"{place} now has {total}; it had {previous.count():,}")
-        if arguments.images and os.path.isdir(arguments.images):
-            folder.record_images(place, arguments.images)
     return status
 
 
@@ -200,9 +206,17 @@ def _report(store: Index, count: int, noun: str, skipped: int) -> None:
 
 
 def _add_images(
-    store: Index, bundle: Any, images: Any, replace: bool, previous: Index | None
+    store: Index,
+    bundle: Any,
+    images: Any,
+    replace: bool,
+    previous: Index | None,
+    note_fn: Callable[[list[str]], None],
 ) -> int:
-    """Embeds the images of a collection and adds them, some at a time."""
+    """Embeds the images of a collection and adds them, some at a time.
+
+    `note_fn` gets the ids before they are added.
+    """
     from dmljax.bundle import collection
 
     left_out: list[str] = []
@@ -220,6 +234,7 @@ def _add_images(
             ids, vectors, problems = collection.embedded(bundle, chunk, 0, pool)
             left_out += [x if name in x else f"{name}: {x}" for name, x in problems]
             if ids:
+                note_fn(ids)
                 store.add(ids, vectors, _metadata(ids, store, previous), replace=True)
             added += len(ids)
             if time.monotonic() - reported > _REPORT_SECONDS:

@@ -3,8 +3,7 @@
 photos.index/
     index.json           {"format": 1, "generation": "generation-1"}, replaced at once
     writer.lock          locked by the process that writes; says which
-    images.json          the folder of images from which the index was made
-    generation-1/        items.db and what is derived from it
+    generation-1/        items.db, what is derived from it, and the note of `sources`
     generation-2/        an index of another model, while `reindex` fills it
 """
 
@@ -24,7 +23,7 @@ from dmljax.files import writing as files
 from dmljax.index import inputs
 from dmljax.index.errors import Damaged, InvalidInput, Locked
 
-_POINTER, _IMAGES = "index.json", "images.json"
+_POINTER = "index.json"
 _FORMAT = 1
 
 
@@ -134,19 +133,3 @@ def tidy(folder: pathlib.Path) -> int:
         if match and int(match[1]) < generation:
             shutil.rmtree(path, ignore_errors=True)
     return generation
-
-
-def record_images(place: str | os.PathLike, images: str | os.PathLike) -> None:
-    """Notes the folder of images, for whoever shows them. An index on a server has no such note."""
-    folder = pathlib.Path(place)
-    if folder.is_dir():
-        files.write_json(folder / _IMAGES, {"images": str(pathlib.Path(images).resolve())})
-
-
-def recorded_images(place: str | os.PathLike) -> str | None:
-    """The folder that `record_images` noted; None if there is none, or if it is gone."""
-    try:
-        path = reading.json_value((pathlib.Path(place) / _IMAGES).read_bytes())["images"]
-        return path if os.path.isdir(path) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

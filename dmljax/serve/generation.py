@@ -29,8 +29,9 @@ from PIL import Image
 from dmljax import bundle as bundles
 from dmljax import index as indexes
 from dmljax.files import allocator, cores
-from dmljax.index import folder
+from dmljax.index import Index, folder
 from dmljax.index.base import stopped_when
+from dmljax.index.sources import Sources
 from dmljax.serve.batching import Batcher
 from dmljax.serve.budget import Budget, Claim
 from dmljax.serve.errors import Refused
@@ -158,17 +159,18 @@ class Service:
         if write and present is not None and present.index is not None:
             same = present.index_signature == place and present.model.bundle.digest
             if same == model.bundle.digest:
-                return Generation(model, present.index, self._pictures(), place)
+                return Generation(model, present.index, self._pictures(present.index), place)
         index = indexes.open(settings.index, model=model.bundle.digest, write=write)
         try:
-            return Generation(model, index, self._pictures(), place)
+            return Generation(model, index, self._pictures(index), place)
         except BaseException:
             index.close()
             raise
 
-    def _pictures(self) -> Pictures:
+    def _pictures(self, index: Index) -> Pictures:
         assert self.settings.index is not None
-        return Pictures(self.settings.images or folder.recorded_images(self.settings.index))
+        sources = Sources(self.settings.index, index.generation)
+        return Pictures(self.settings.images, sources)
 
     async def start(self) -> None:
         """Begins to compile; requests are answered when that is done."""

@@ -1,8 +1,10 @@
 """Pictures of stored items: small copies of the files from which the index was made.
 
-Ids are never used as paths. The folder is listed once, as `dmljax index` lists it, and an id is
-only looked up in that list. `decoding` decodes a picture and encodes it again, so that nothing but
-pixels of a file reaches a browser. Everything but `read` runs in one thread.
+Ids are never used as paths. A folder is listed once, as `dmljax index` lists it, and an id is only
+looked up in that list. Two folders may have files of the same name, so an item is only shown by the
+file of the folder that it was made from, as far as the index knows it (`index.sources`). `decoding`
+decodes a picture and encodes it again, so that nothing but pixels of a file reaches a browser.
+Everything but `read` runs in one thread.
 """
 
 from __future__ import annotations
@@ -11,22 +13,33 @@ import os
 import pathlib
 
 from dmljax.bundle import collection, images
+from dmljax.index.sources import Sources
 
 _CACHED_BYTES = 64 << 20  # of the pictures in memory
 
 
 class Pictures:
-    """The pictures in a folder, by the ids of `dmljax index`; none without a folder."""
+    """The pictures of an index, by its ids: those in `folder`, or in the folders of `sources`.
 
-    def __init__(self, folder: str | os.PathLike | None):
-        self._paths: dict[str, str] = {}
-        self._root = pathlib.Path()
+    `folder` may be another place of the images. If the index was made from it and from further
+    folders, items of the further ones are not looked for in it, unless theirs no longer exist.
+    """
+
+    def __init__(self, folder: str | os.PathLike | None, sources: Sources | None = None):
+        self._paths: dict[str, tuple[str, pathlib.Path]] = {}  # with the folder
+        noted = [] if sources is None else sources.folders
+        present = [name for name in noted if os.path.isdir(name)]
+        roots = [pathlib.Path(name) for name in present]
         if folder is not None:
-            self._root = pathlib.Path(folder).resolve()
-            if not self._root.is_dir():
+            roots = [pathlib.Path(folder).resolve()]
+            if not roots[0].is_dir():
                 raise FileNotFoundError(f"--images={folder} is not a folder")
-            for name, path in collection.images_below(self._root):
-                self._paths.setdefault(name, str(path))
+        for root in roots:
+            for name, path in collection.images_below(root):
+                origin = str(root) if sources is None else sources.folder_of(name)
+                is_lost = folder is not None and (str(root) not in noted or origin not in present)
+                if origin == str(root) or is_lost:
+                    self._paths.setdefault(name, (str(path), root))
         self._cache: dict[str, bytes] = {}  # the least recently used picture comes first
         self._cached_bytes = 0
 
@@ -48,8 +61,9 @@ class Pictures:
 
     def read(self, name: str) -> bytes:
         """The file of a picture; OSError or ValueError if it cannot be read."""
-        path = pathlib.Path(self._paths[name]).resolve()
-        if not path.is_relative_to(self._root):
+        file_name, root = self._paths[name]
+        path = pathlib.Path(file_name).resolve()
+        if not path.is_relative_to(root):
             raise ValueError("a link leads out of the folder")
         with path.open("rb") as file:
             data = file.read(images.MAX_BYTES + 1)

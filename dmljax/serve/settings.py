@@ -41,8 +41,8 @@ class Limits:
 class Settings:
     """A service.
 
-    `images` is the folder of the pictures of stored items; by default the one from which the index
-    was made, where the index knows it.
+    `images` is the folder of the pictures of stored items; by default the ones from which the
+    index was made, where the index knows them.
     """
 
     bundle: str

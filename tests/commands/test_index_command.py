@@ -15,6 +15,7 @@ from pyarrow import parquet
 
 from dmljax import bundle as bundles
 from dmljax import index, main
+from dmljax.index import sources
 from dmljax.serve import pictures
 
 
@@ -348,6 +349,55 @@ def test_the_form_without_verbs_warns_and_still_works(images, place, tmp_path, c
     ):
         with pytest.raises(ValueError, match=message):
             run(*words)
+
+
+def test_every_item_is_shown_by_the_file_that_it_was_made_from(images, place, tmp_path):
+    """Two folders have files of the same name: an id belongs to the folder that was added first."""
+    more, moved = tmp_path / "more", tmp_path / "moved"
+    (more / "red").mkdir(parents=True)
+    for name, source in (("red/0.png", "blue/0.png"), ("red/9.png", "blue/1.png")):
+        shutil.copy(images / source, more / name)
+    add = ["index", "add", place, "--bundle=ab"]
+    run("index", "create", place, *add[3:], f"--images={images}")
+    run(*add, f"--images={more}")
+
+    def shown(name, folder=None, generation=1):
+        paths = pictures.Pictures(folder, sources.Sources(place, generation))
+        return paths.read(name) if name in paths else None
+
+    old, new = (images / "red/0.png").read_bytes(), (more / "red/0.png").read_bytes()
+    assert shown("red/0.png") == old
+    assert shown("red/9.png") == (more / "red/9.png").read_bytes()
+    assert shown("blue/2.png") == (images / "blue/2.png").read_bytes()
+    assert shown("red/0.png", images) == old and shown("red/0.png", more) is None
+    shutil.copytree(images, moved)  # a copy that the index does not know is taken as it is
+    assert shown("red/0.png", moved) == old
+    run(*add, f"--images={more}", "--replace")
+    assert shown("red/0.png") == new and shown("red/1.png")
+    run(*add, f"--images={images}", "--replace")
+    assert shown("red/0.png") == old and shown("red/9.png")
+    with (place / "generation-1" / "images.jsonl").open("a") as file:
+        file.write('{"images": "/other", "ids": ["red/0')  # a process was killed here
+    run(*add, f"--images={more}", "--replace")
+    assert shown("red/0.png") == new
+    images.rename(tmp_path / "away")
+    assert shown("red/1.png") is None and shown("red/0.png") == new
+    words = ["--bundle=cd", f"--images={moved}", "--drop-missing"]
+    run("index", "reindex", place, *words)
+    assert shown("red/0.png", generation=2) == old and shown("red/9.png", generation=2) is None
+
+
+def test_the_pictures_of_an_older_index_are_those_of_its_folder(images, place, tmp_path):
+    run("index", "create", place, "--bundle=ab", f"--images={images}")
+    (place / "generation-1" / "images.jsonl").unlink()
+    (place / "images.json").write_text(json.dumps({"images": str(images)}))
+    (tmp_path / "more" / "red").mkdir(parents=True)
+    for name in ("red/0.png", "red/9.png"):
+        shutil.copy(images / "blue" / "0.png", tmp_path / "more" / name)
+    run("index", "add", place, "--bundle=ab", f"--images={tmp_path / 'more'}")
+    paths = pictures.Pictures(None, sources.Sources(place, 1))
+    assert paths.read("red/0.png") == (images / "red/0.png").read_bytes()
+    assert paths.read("red/9.png") == (images / "blue/0.png").read_bytes()
 
 
 def test_a_list_of_images_is_indexed(images, place, tmp_path, capsys):

@@ -20,7 +20,7 @@ from system import tiny
 from dmljax import bundle as bundles
 from dmljax import index as indexes
 from dmljax.bundle import exporting
-from dmljax.index import folder as index_folders
+from dmljax.index.sources import Sources
 from dmljax.runs import training
 
 TOKEN = "a-token-of-many-letters"
@@ -63,7 +63,7 @@ def indexed(bundle: pathlib.Path, folder: pathlib.Path, count: int = 20) -> path
         place, model=model.digest, dimension=model.dimension, similarity=model.similarity
     ) as index:
         index.add(ids, vectors, metadata)
-    index_folders.record_images(place, images)
+    Sources(place, 1).note_all(images)
     return place
 
 
