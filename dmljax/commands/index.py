@@ -17,7 +17,8 @@
 An index is a folder or an address postgresql://. `create` makes one, and continues one of the same
 bundle: an interrupted command is simply run again. `add` needs an index that exists. `reindex`
 fills an index of another bundle beside the present one and then switches at once, if no item is
-missing from the new one; with --drop-missing it switches in any case.
+missing from the new one; with --drop-missing it switches in any case. Run again after an
+interruption, it continues, if it names the same images.
 
 --images is a folder, or a Parquet file with a column `path` and perhaps `id`. The id of an image is
 its path below the folder, and its metadata {"folder": ...} the folder. Images whose ids are in the

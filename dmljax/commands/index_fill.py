@@ -63,6 +63,9 @@ def fill(arguments: argparse.Namespace, place: str) -> int:
                 raise ValueError(
                     f"{place} holds vectors of this bundle already: dmljax index add {place}"
                 )
+            ids = _ids(images, arguments.source)
+            if not arguments.drop_missing:  # before anything is embedded
+                _check_complete(previous, lambda names: [name in ids for name in names])
             store = indexes.reindex(place, **settings)
             first = first or _inherited(previous, settings)
         else:
@@ -71,8 +74,11 @@ def fill(arguments: argparse.Namespace, place: str) -> int:
         if first is not None:
             inputs.check_first(first, store.dimension, store.similarity)
         notes = sources.Sources(place, store.generation)
+        if previous is not None:
+            _drop_items_of_others(store, ids, images is not None and notes.is_of(arguments.images))
         if bundle is None or images is None:
-            status = _add_vectors(store, arguments.source, replace=arguments.replace)
+            is_next = previous is not None
+            status = _add_vectors(store, arguments.source, arguments.replace, is_next=is_next)
             if previous is not None:
                 sources.Sources(place, previous.generation).copy_to(notes)
         else:
@@ -82,7 +88,13 @@ def fill(arguments: argparse.Namespace, place: str) -> int:
             status = _add_images(store, bundle, images, arguments.replace, previous, note_fn)
         store.build(first=first)
         if previous is not None:
-            _check_complete(store, previous, drop_missing=arguments.drop_missing)
+            if previous.count() and not store.count():
+                raise ValueError(
+                    f"nothing could be added: {place} keeps its {counted(previous.count(), 'item')}"
+                    " of the previous model; correct --images or --import and repeat the command"
+                )
+            if not arguments.drop_missing:  # some images could not be read
+                _check_complete(previous, store.contains)
             store.switch()
             total = counted(store.count(), "item")
             print(f"{place} now has {total}; it had {previous.count():,}")
@@ -160,19 +172,13 @@ def _write_split(bundle: Any, arguments: argparse.Namespace) -> None:
     print(f"wrote {counted(count, 'image')} to {arguments.images}")
 
 
-def _check_complete(store: Index, previous: Index, *, drop_missing: bool) -> None:
+def _check_complete(previous: Index, contains_fn: Callable[[list[str]], list[bool]]) -> None:
     """Refuses to replace an index by one in which some of its items are missing."""
-    place, total = previous.place, previous.count()
-    if total and not store.count():
-        raise ValueError(
-            f"nothing could be added: {place} keeps its {counted(total, 'item')} of the previous "
-            "model; correct --images or --import and repeat the command"
-        )
+    place = previous.place
     missing: list[str] = []
-    for items in () if drop_missing else previous.scan():
+    for items in previous.scan():
         ids = [item.id for item in items]
-        stored = _stored(store, ids)
-        missing += [name for name in ids if name not in stored]
+        missing += [x for x, is_in in zip(ids, contains_fn(ids), strict=True) if not is_in]
     if missing:
         raise ValueError(
             f"{counted(len(missing), 'item')} of {place} would be lost, such as {missing[0]!r}: "
@@ -181,7 +187,28 @@ def _check_complete(store: Index, previous: Index, *, drop_missing: bool) -> Non
         )
 
 
-def _add_vectors(store: Index, source: str, *, replace: bool) -> int:
+def _ids(images: Any, source: str | None) -> set[str]:
+    """The ids of the images, or of the vectors, that are to be added."""
+    if source is not None:
+        from dmljax.index import parquet
+
+        return {name for names in parquet.ids(source) for name in names}
+    starts = range(0, images.count, _CHUNK)
+    chunks = (range(start, min(start + _CHUNK, images.count)) for start in starts)
+    return {image.id for rows in chunks for image in images.read_fn(rows)}
+
+
+def _drop_items_of_others(store: Index, ids: set[str], continues: bool) -> None:
+    """Removes what earlier commands left in the next index and this one does not add.
+
+    Items stay if this command `continues` an interrupted one: if both embed the same images.
+    """
+    for items in store.scan():
+        others = [item.id for item in items if not continues or item.id not in ids]
+        store.delete(others)
+
+
+def _add_vectors(store: Index, source: str, replace: bool, *, is_next: bool) -> int:
     from dmljax.index import parquet
 
     count = skipped = 0
@@ -195,14 +222,15 @@ def _add_vectors(store: Index, source: str, *, replace: bool) -> int:
         if ids:
             store.add(ids, vectors, metadata, replace=replace)
         count += len(ids)
-    _report(store, count, "vector", skipped)
+    _report(store, count, "vector", skipped, is_next=is_next)
     return 0
 
 
-def _report(store: Index, count: int, noun: str, skipped: int) -> None:
+def _report(store: Index, count: int, noun: str, skipped: int, *, is_next: bool) -> None:
     more = f", {skipped:,} were there already" if skipped else ""
     total = counted(store.count(), "item")
-    print(f"added {counted(count, noun)}{more}; {store.place} has {total}")
+    holder = f"the index that is to replace {store.place}" if is_next else store.place
+    print(f"added {counted(count, noun)}{more}; {holder} has {total}")
 
 
 def _add_images(
@@ -241,7 +269,7 @@ def _add_images(
                 reported = time.monotonic()
                 rate = f"{rows.stop / (reported - start):.0f} a second"
                 print(f"{rows.stop:,} of {images.count:,} images, {rate}", file=sys.stderr)
-    _report(store, added, "image", skipped)
+    _report(store, added, "image", skipped, is_next=previous is not None)
     for problem in left_out[:_MOST_PRINTED]:
         print(f"left out: {problem}", file=sys.stderr)
     if left_out:

@@ -128,6 +128,16 @@ def read(path: str | os.PathLike, batch_size: int = _BATCH) -> Iterator[Batch]:
             yield Batch(rows["id"].to_pylist(), vectors.reshape(len(rows), -1), metadata)
 
 
+def ids(path: str | os.PathLike) -> Iterator[list[str]]:
+    """The ids of the rows of a file or a folder of parts, some at a time."""
+    _, parquet = pyarrow()
+    for file in _part_files(path) if os.path.isdir(path) else [path]:
+        _schema(file)
+        with parquet.ParquetFile(file) as opened:
+            for rows in opened.iter_batches(columns=["id"]):
+                yield rows["id"].to_pylist()
+
+
 def _check_parts(folder: str | os.PathLike) -> None:
     """Refuses parts that are incomplete or damaged, before anything is added."""
     parts.verify(folder)

@@ -62,6 +62,10 @@ class Sources:
         """The folder that the item with this id comes from; None if nobody noted it."""
         return self._folder_of_id.get(name, self.first)
 
+    def is_of(self, images: str | os.PathLike) -> bool:
+        """Whether all items come from this folder, or nobody noted where they come from."""
+        return set(self.folders) <= {_absolute(images)}
+
     def note_all(self, images: str | os.PathLike) -> None:
         """Notes the folder of all items: the index is empty now."""
         self.first, self._folder_of_id = _absolute(images), {}

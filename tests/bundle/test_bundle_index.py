@@ -42,12 +42,12 @@ def test_an_index_is_not_replaced_by_an_empty_one(bundle_folder, tmp_path):
     folder.mkdir()
     (folder / "a.png").write_bytes(b"no image")
     with index.create(place, model="ab" * 32, dimension=4) as store:
-        store.add(["a"], np.eye(4)[:1])
+        store.add(["a.png"], np.eye(4)[:1])
     words = ["index", "reindex", str(place), f"--bundle={bundle_folder}", f"--images={folder}"]
     with pytest.raises(ValueError, match=f"nothing could be added: {place} keeps its 1 item"):
         main.main(words)
     with index.open(place, model="ab" * 32) as store:
-        assert store.contains(["a"]) == [True]
+        assert store.contains(["a.png"]) == [True]
 
 
 def test_a_bundle_without_unit_vectors_has_an_index_of_distances(tmp_path, capsys):

@@ -326,6 +326,71 @@ def test_a_new_index_that_lacks_items_replaces_the_old_one_only_if_asked(images,
         assert store.count() == 7 and store.check() == []
 
 
+def test_a_refused_reindex_adds_nothing_to_the_next_one(images, place, tmp_path, capsys):
+    wrong = tmp_path / "wrong"
+    shutil.copytree(images / "red", wrong / "limes")
+    run("index", "create", place, "--bundle=ab", f"--images={images}")
+    capsys.readouterr()
+    with pytest.raises(ValueError, match=r"9 items .* would be lost.* stays as it was"):
+        run("index", "reindex", place, "--bundle=cd", f"--images={wrong}")
+    assert "added" not in capsys.readouterr().out  # nothing was embedded
+    assert run("index", "reindex", place, "--bundle=cd", f"--images={images}") == 0
+    assert "now has 9 items; it had 9" in capsys.readouterr().out
+    with index.open(place, model="cd" * 32) as store:
+        assert store.count() == 9 and not any(store.contains(["limes/0.png"]))
+
+
+def test_images_that_cannot_be_read_refuse_a_reindex_that_the_next_one_continues(
+    images, place, capsys
+):
+    run("index", "create", place, "--bundle=ab", f"--images={images}")
+    data = (images / "red" / "0.png").read_bytes()
+    (images / "red" / "0.png").write_bytes(b"")
+    words = ["index", "reindex", place, "--bundle=cd", f"--images={images}"]
+    capsys.readouterr()
+    with pytest.raises(ValueError, match=r"1 item of .* would be lost, such as 'red/0\.png'"):
+        run(*words)
+    said = f"added 8 images; the index that is to replace {place} has 8 items"
+    assert said in capsys.readouterr().out
+    (images / "red" / "0.png").write_bytes(data)
+    assert run(*words) == 0
+    printed = capsys.readouterr().out
+    assert "added 1 image, 8 were there already;" in printed and "now has 9 items" in printed
+
+
+@pytest.mark.parametrize("folder", ["images", "wrong", "unknown"])
+def test_an_interrupted_reindex_is_continued_only_with_the_same_images(
+    images, place, tmp_path, folder
+):
+    """What a killed command with other images left is not published, nor kept under an id."""
+    run("index", "create", place, "--bundle=ab", f"--images={images}")
+    kept = np.eye(3, dtype=np.float32)[:2]
+    with index.reindex(place, model="cd" * 32, dimension=3) as store:
+        if folder != "unknown":
+            sources.Sources(place, 2).note_all(tmp_path / folder)
+        store.add(["red/0.png", "gone.png"], kept)
+    run("index", "reindex", place, "--bundle=cd", f"--images={images}")
+    with index.open(place, model="cd" * 32) as store:
+        assert store.count() == 9 and store.contains(["gone.png"]) == [False]
+        is_kept = bool((store.get(["red/0.png"])[0].vector == kept[0]).all())
+    assert is_kept == (folder != "wrong")
+
+
+def test_a_reindex_of_vectors_is_run_again_after_a_kill(images, place, tmp_path):
+    run("index", "create", place, "--bundle=ab", f"--images={images}")
+    other, file = tmp_path / "other.index", tmp_path / "vectors.parquet"
+    run("index", "create", other, "--bundle=cd", f"--images={images}")
+    run("index", "export", other, file)
+    with index.reindex(place, model="cd" * 32, dimension=3) as store:
+        store.add(["red/0.png", "other"], np.eye(3, dtype=np.float32)[:2])
+    assert run("index", "reindex", place, "--bundle=cd", f"--import={file}") == 0
+    with index.open(place, model="cd" * 32) as a, index.open(other) as b:
+        for x, y in zip(next(a.scan()), next(b.scan()), strict=True):
+            np.testing.assert_array_equal(x.vector, y.vector)
+    shown = pictures.Pictures(None, sources.Sources(place, 2))
+    assert shown.read("red/0.png") == (images / "red/0.png").read_bytes()
+
+
 def test_the_form_without_verbs_warns_and_still_works(images, place, tmp_path, capsys, caplog):
     old = ["index", "ab", f"--images={images}", f"--out={place}"]
     assert run(*old) == 0 and "added 9 images;" in capsys.readouterr().out
