@@ -114,18 +114,39 @@ def read(path: str | os.PathLike, batch_size: int = _BATCH) -> Iterator[Batch]:
     _, parquet = pyarrow()
     schema, name = _schema(path)
     other_columns = [field for field in schema.names if field not in ("id", name)]
+    length, row = None, 0
     with parquet.ParquetFile(path) as file:
         for rows in file.iter_batches(batch_size=batch_size):
+            length = _check_lengths(rows[name], length, row, f"{path}: the column {name!r}")
             vectors = rows[name].flatten().to_numpy(zero_copy_only=False)
-            if rows[name].null_count or len(vectors) % max(len(rows), 1):
-                raise InvalidInput(f"{path}: the column {name!r} has vectors of different lengths")
             if "metadata" in other_columns:
-                metadata = [_decode(value, path) for value in rows["metadata"].to_pylist()]
+                texts = rows["metadata"].to_pylist()
+                metadata = [_decode(text, path, i) for i, text in enumerate(texts, start=row)]
             else:
                 lists = [rows[field].to_pylist() for field in other_columns]
                 rows_of_others = zip(*lists, strict=True) if other_columns else [()] * len(rows)
                 metadata = [dict(zip(other_columns, row, strict=True)) for row in rows_of_others]
             yield Batch(rows["id"].to_pylist(), vectors.reshape(len(rows), -1), metadata)
+            row += len(rows)
+
+
+def _check_lengths(vectors: Any, length: int | None, row: int, column: str) -> int | None:
+    """The length of all `vectors`, of which the first is in a `row` of the file.
+
+    It must be `length`, the one of the file's first vector, if that is known.
+    """
+    is_null = vectors.is_null().to_numpy(zero_copy_only=False)
+    lengths = np.where(is_null, -1, vectors.value_lengths().fill_null(-1).to_numpy())
+    if length is None and len(lengths):
+        length = int(lengths[0])
+    for number in np.flatnonzero((lengths != length) | (lengths < 0))[:1]:
+        count = lengths[number]
+        numbers = "no vector" if count < 0 else f"{count} numbers, not {length}"
+        raise InvalidInput(
+            f"{column} has vectors of different lengths: row {row + number} (counted from 0) has "
+            f"{numbers}"
+        )
+    return length
 
 
 def ids(path: str | os.PathLike) -> Iterator[list[str]]:
@@ -155,13 +176,16 @@ def _part_files(folder: str | os.PathLike) -> Iterator[pathlib.Path]:
                 yield pathlib.Path(folder) / part["folder"] / name
 
 
-def _decode(value: Any, path: str | os.PathLike) -> Any:
+def _decode(value: Any, path: str | os.PathLike, row: int) -> Any:
     if not isinstance(value, str):
         return value
     try:
         return reading.json_value(value)
     except ValueError:
-        raise InvalidInput(f"{path}: the column 'metadata' holds text that is no JSON") from None
+        raise InvalidInput(
+            f"{path}: the column 'metadata' holds text that is no JSON in row {row} (counted from "
+            "0)"
+        ) from None
 
 
 def _schema(path: str | os.PathLike) -> tuple[Any, str]:

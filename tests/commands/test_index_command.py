@@ -250,8 +250,13 @@ def test_imports_vectors_of_other_programs(place, tmp_path, capsys):
         ({"id": ["a"], "vector": [1.0]}, "not a list of numbers"),
         ({"id": ["a"], "vector": [[1.0, 0.0]]}, "2 dimensions"),
         ({"id": [1], "vector": [[1.0, 0.0, 0.0]]}, "ids are text"),
-        ({"id": ["x"], "vector": [[1.0, 0.0, 0.0]], "metadata": ["{"]}, "no JSON"),
-        ({"id": ["x", "y"], "vector": [[1.0, 0.0, 0.0], None]}, "different lengths"),
+        ({"id": ["x"], "vector": [[1.0, 0.0, 0.0]], "metadata": ["{"]}, "no JSON in row 0"),
+        ({"id": ["x", "y"], "vector": [[1.0, 0.0, 0.0], None]}, r"row 1 \(counted .* no vector"),
+        # The lengths add up to two vectors of three numbers.
+        (
+            {"id": ["x", "y"], "vector": [[1.0, 0, 0, 0], [1.0, 0]]},
+            r"row 1 .* 2 numbers, not 4",
+        ),
     ):
         parquet.write_table(pa.table(columns), file)
         with pytest.raises(ValueError, match=message):
@@ -261,6 +266,17 @@ def test_imports_vectors_of_other_programs(place, tmp_path, capsys):
         run("index", "add", place, f"--import={file}")
     with index.open(place) as store:
         assert store.count() == 3
+
+
+def test_a_vector_of_another_length_is_named_by_its_row(place, tmp_path):
+    """In the second batch that is read, where the lengths of the batch add up."""
+    vectors = [[1.0, 0.0, 0.0]] * 10_008
+    vectors[10_005:10_007] = [[1.0, 0.0, 0.0, 0.0], [1.0, 0.0]]
+    file, ids = tmp_path / "vectors.parquet", [f"n{i}" for i in range(10_008)]
+    parquet.write_table(pa.table({"id": ids, "vector": vectors}), file)
+    message = r"vectors\.parquet: the column 'vector' .* row 10005 .* has 4 numbers, not 3$"
+    with pytest.raises(index.InvalidInput, match=message):
+        run("index", "create", place, "--bundle=ab", f"--import={file}")
 
 
 def test_a_query_that_is_no_image_is_named(images, place):
