@@ -10,24 +10,28 @@ Each hit is a line: rank, similarity, id, metadata. The similarity is the cosine
 bundle compares by Euclidean distance, minus the distance. --threshold is a similarity, or the name
 of a threshold of the bundle: less similar images are left out, and "no match" is an answer. --where
 compares a field of the metadata (= < <= > >=); repeat it for further conditions, or with the same
-field and = for alternatives. Values are numbers, true, false, null or text; "1990" in quotes is
-text. --text needs the bundle of a net that was trained with text (docs/ship.md).
+field and = for alternatives. Values are numbers, true, false, null or text. What can be read as a
+number equals such text as well: --where=folder=2020 finds the folder 2020; '"2020"' in quotes is
+text only. In a range, 2020 is text where the field holds text and no numbers. --text needs the
+bundle of a net that was trained with text (docs/ship.md).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dmljax.commands.parser import refuse
 from dmljax.files import reading
 from dmljax.hints import hint
-from dmljax.index import Hit
+from dmljax.index import Hit, Index, inputs
 from dmljax.index import open as open_index
 
 _DEFAULT_K = 10
@@ -64,9 +68,11 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         bundle = bundles.load(words[0])
     threshold = threshold_of(arguments.threshold, {} if bundle is None else bundle.thresholds)
     k = _DEFAULT_K if arguments.k is None else arguments.k
-    options: dict[str, Any] = {"where": conditions(arguments.where), "exact": arguments.exact}
-    options |= {"threshold": threshold, "allow_fewer": arguments.k is None}
+    where = conditions(arguments.where)
+    options: dict[str, Any] = {"exact": arguments.exact, "threshold": threshold}
+    options |= {"allow_fewer": arguments.k is None}
     with open_index(arguments.index, model=None if bundle is None else bundle.digest) as store:
+        options["where"] = typed(where, store)
         results = _each(ids, store.search_ids(ids, k, **options))
         if images := words[1:]:
             assert bundle is not None
@@ -127,23 +133,66 @@ def threshold_of(text: str | None, thresholds: Mapping[str, float]) -> float | N
         ) from None
 
 
+class _Bound(NamedTuple):
+    """A bound of a range: as JSON, and as it was written."""
+
+    value: Any
+    text: str
+
+
+def typed(where: dict[str, Any] | None, store: Index) -> dict[str, Any] | None:
+    """A filter of `conditions`, as `store.search` takes it.
+
+    A number is text where the field has text and no numbers. A bound that is text is refused where
+    the field has numbers and no text: nothing could match.
+    """
+    typed_where = dict(where or {})
+    for field, wanted in typed_where.items():
+        if isinstance(wanted, dict):
+            # Every text, and every number, is in one of these ranges.
+            has_text, has_numbers = (
+                store.count({field: {">=": least}}) > 0 for least in ("", -sys.float_info.max)
+            )
+            bounds: dict[str, Any] = {}
+            for operator, (value, text) in wanted.items():
+                if isinstance(value, str) and has_numbers and not has_text:
+                    raise ValueError(
+                        f"--where={field}{operator}{text}: {field!r} has numbers and no text, so "
+                        "nothing matches: compare it with a number"
+                    )
+                bounds[operator] = text if has_text and not has_numbers else value
+            typed_where[field] = bounds
+    return typed_where or None
+
+
 def conditions(words: Sequence[str]) -> dict[str, Any] | None:
-    """The filter of the words of `--where`, as `Index.search` takes it."""
+    """The filter of the words of `--where`, whose ranges `typed` completes.
+
+    `x=1` is the number or the text: an item has one of them at most.
+    """
     where: dict[str, Any] = {}
     for word in words:
         match = re.fullmatch(r"([^<>=]+)(<=|>=|<|>|=)(.*)", word, re.DOTALL)
         if match is None:
             raise ValueError(f"--where={word!r} is not FIELD=VALUE, nor with < <= > >=")
         field, operator, text = match.groups()
-        try:
-            value = reading.json_value(text)
-        except ValueError:
-            value = text
+        value = _json(text)
         earlier = where.get(field)
         if operator == "=" and not isinstance(earlier, dict):
-            where[field] = [*(earlier or []), value]
+            values = [value] if isinstance(value, str | list | dict) else [value, text]
+            where[field] = [*(earlier or []), *values]
         elif operator != "=" and (earlier is None or isinstance(earlier, dict)):
-            where[field] = {**(earlier or {}), operator: value}
+            where[field] = {**(earlier or {}), operator: _Bound(value, text)}
         else:
             raise ValueError(f"--where: {field!r} has both a value and a range: give one of them")
     return where or None
+
+
+def _json(text: str) -> Any:
+    """The JSON value of a word; the text if it is none, or a number that metadata cannot have."""
+    try:
+        value = reading.json_value(text)
+    except ValueError:
+        return text
+    is_too_large = isinstance(value, int) and not inputs.is_integer_of_64_bits(value)
+    return text if is_too_large or value in (math.inf, -math.inf) else value

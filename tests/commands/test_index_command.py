@@ -114,6 +114,35 @@ def test_search_by_id_filters_thresholds_and_json(images, place, capsys):
     assert "no match with a similarity of 0.9990 (fmr=1e-3)" in capsys.readouterr().out
 
 
+def test_a_filter_finds_numbers_and_text_that_looks_like_one(place, capsys):
+    folders = ["2020", "2021", "true", "1.50", "12345678901234567890123", "cats"]
+    with index.create(place, model="ab" * 32, dimension=3) as store:
+        metadata = [{"folder": name, "year": 2000 + i} for i, name in enumerate(folders)]
+        store.add(folders, np.eye(3)[[0, 0, 0, 1, 1, 1]], metadata)
+        store.add(["numbers"], np.eye(3)[:1], [{"folder": "x", "mixed": 2020}])
+        store.add(["texts"], np.eye(3)[:1], [{"folder": "y", "mixed": "2020"}])
+
+    def found(*where):
+        words = [f"--where={condition}" for condition in where]
+        run("search", f"--index={place}", "--id=cats", "--json", *words)
+        return sorted(hit["id"] for hit in json.loads(capsys.readouterr().out)["hits"])
+
+    assert found("folder=2020") == found('folder="2020"') == ["2020"]
+    for name in folders[1:5]:
+        assert found(f"folder={name}") == [name]
+    assert found("folder=2020", "folder=true") == ["2020", "true"]
+    assert found("year=2001") == ["2021"] and found('year="2001"') == []
+    assert found("mixed=2020") == ["numbers", "texts"]
+    assert found("mixed>=2019") == ["numbers"] and found("mixed>=a") == []
+    assert found("folder>=2020", "folder<2021") == ["2020"]
+    assert found("folder>=1.50", "folder<=1.50") == ["1.50"]
+    assert found("year>=2001", "year<2003") == ["2021", "true"]
+    with pytest.raises(ValueError, match="--where=year>=abc: 'year' has numbers and no text"):
+        found("year>=abc")
+    with pytest.raises(ValueError, match=r"no item has the field 'yaer'.*'year'"):
+        found("yaer>=1")
+
+
 def test_unreadable_images_are_named_and_left_out(images, place, capsys):
     (images / "text.png").write_text("no image")
     (images / "empty.jpg").write_bytes(b"")
