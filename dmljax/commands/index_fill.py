@@ -11,14 +11,19 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from absl import logging
 
 from dmljax import index as indexes
 from dmljax.files import cores
 from dmljax.hints import counted
-from dmljax.index import Index, InvalidInput, inputs, sources
+from dmljax.index import DuplicateId, Index, InvalidInput, inputs, sources
+
+if TYPE_CHECKING:
+    from dmljax.index import parquet
 
 _CHUNK = 1024  # images that are added together
 _REPORT_SECONDS = 10
@@ -41,6 +46,7 @@ def fill(arguments: argparse.Namespace, place: str) -> int:
     if not arguments.bundle and (arguments.images or arguments.verb == "reindex"):
         raise ValueError("--bundle=BUNDLE is needed: it embeds the images")
     bundle = images = previous = None
+    is_new = False
     if arguments.bundle:
         from dmljax import bundle as bundles
         from dmljax.train import compilation
@@ -69,23 +75,24 @@ def fill(arguments: argparse.Namespace, place: str) -> int:
             store = indexes.reindex(place, **settings)
             first = first or _inherited(previous, settings)
         else:
-            store = _open(arguments, place, settings)
+            store, is_new = _open(arguments, place, settings)
         stack.enter_context(store)
-        if first is not None:
-            inputs.check_first(first, store.dimension, store.similarity)
         notes = sources.Sources(place, store.generation)
         if previous is not None:
             _drop_items_of_others(store, ids, images is not None and notes.is_of(arguments.images))
-        if bundle is None or images is None:
-            is_next = previous is not None
-            status = _add_vectors(store, arguments.source, arguments.replace, is_next=is_next)
-            if previous is not None:
-                sources.Sources(place, previous.generation).copy_to(notes)
-        else:
-            if not store.count():
-                notes.note_all(arguments.images)
-            note_fn = functools.partial(notes.note, arguments.images)
-            status = _add_images(store, bundle, images, arguments.replace, previous, note_fn)
+        with _discarded_after_an_error(store if is_new else None, images is not None):
+            if first is not None:
+                inputs.check_first(first, store.dimension, store.similarity)
+            if bundle is None or images is None:
+                stays = previous is None and not is_new  # what is added before an error
+                status = _add_vectors(store, arguments.source, arguments.replace, previous, stays)
+            else:
+                if not store.count():
+                    notes.note_all(arguments.images)
+                note_fn = functools.partial(notes.note, arguments.images)
+                status = _add_images(store, bundle, images, arguments.replace, previous, note_fn)
+        if previous is not None and images is None:
+            sources.Sources(place, previous.generation).copy_to(notes)
         store.build(first=first)
         if previous is not None:
             if previous.count() and not store.count():
@@ -117,10 +124,26 @@ def _inherited(previous: Index, settings: dict[str, Any]) -> int | str | None:
     return first
 
 
-def _open(arguments: argparse.Namespace, place: str, settings: dict[str, Any]) -> Index:
-    """The index to add to; `create` makes it if it does not exist."""
+@contextlib.contextmanager
+def _discarded_after_an_error(new: Index | None, keeps_items: bool) -> Iterator[None]:
+    """Deletes a new index after an error in the block; if it `keeps_items`, only an empty one."""
     try:
-        return indexes.open(place, model=settings["model"], write=True)
+        yield
+    except BaseException:
+        try:
+            if new is not None and not (keeps_items and new.count()):
+                new.discard()
+        except (OSError, ValueError) as error:
+            logging.warning("%s could not be deleted, and is incomplete: %s", new.place, error)
+        raise
+
+
+def _open(
+    arguments: argparse.Namespace, place: str, settings: dict[str, Any]
+) -> tuple[Index, bool]:
+    """The index to add to, and whether `create` made it because it did not exist."""
+    try:
+        return indexes.open(place, model=settings["model"], write=True), False
     except FileNotFoundError:
         if arguments.verb == "add":
             raise
@@ -129,7 +152,7 @@ def _open(arguments: argparse.Namespace, place: str, settings: dict[str, Any]) -
             f"{arguments.source} does not say which model made its vectors: "
             f"dmljax index create {place} --bundle=BUNDLE --import={arguments.source}"
         )
-    return indexes.create(place, **settings)
+    return indexes.create(place, **settings), True
 
 
 def _settings(bundle: Any, source: str | None) -> dict[str, Any]:
@@ -208,22 +231,57 @@ def _drop_items_of_others(store: Index, ids: set[str], continues: bool) -> None:
         store.delete(others)
 
 
-def _add_vectors(store: Index, source: str, replace: bool, *, is_next: bool) -> int:
+def _add_vectors(
+    store: Index, source: str, replace: bool, previous: Index | None, stays: bool
+) -> int:
+    """Adds the rows of a file or of parts. After an error, what was added `stays` or is deleted."""
     from dmljax.index import parquet
 
-    count = skipped = 0
-    for ids, vectors, metadata in parquet.read(source):
-        if os.path.isdir(source) and not replace:  # an interrupted command is simply run again
-            stored = _stored(store, ids)
-            skipped += len(stored)
-            new = [i for i, name in enumerate(ids) if name not in stored]
-            ids, vectors = [ids[i] for i in new], vectors[new]
-            metadata = [metadata[i] for i in new]
-        if ids:
-            store.add(ids, vectors, metadata, replace=replace)
-        count += len(ids)
-    _report(store, count, "vector", skipped, is_next=is_next)
+    count = skipped = row = 0
+    are_parts = os.path.isdir(source)
+    ids_so_far: set[str] = set()
+    try:
+        for batch in parquet.read(source):
+            ids, vectors, metadata = batch
+            _check_rows(batch, store, source, row)
+            row += len(ids)
+            stored = {} if replace else _stored(store, ids)
+            if are_parts:  # an interrupted command is simply run again
+                skipped += len(stored)
+                new = [i for i, name in enumerate(ids) if name not in stored]
+                ids, vectors = [ids[i] for i in new], vectors[new]
+                metadata = [metadata[i] for i in new]
+            elif twice := ids_so_far.intersection(ids):
+                raise DuplicateId(f"{source}: the id {inputs.names(list(twice))} occurs twice")
+            elif stored:
+                raise DuplicateId(
+                    f"{source}: {store.place} has an item with the id "
+                    f"{inputs.names(list(stored))} already: leave these rows out, or repeat the "
+                    "command with --replace"
+                )
+            ids_so_far.update(ids)
+            if ids:
+                store.add(ids, vectors, metadata, replace=replace)
+            count += len(ids)
+    except InvalidInput as error:
+        if not (count and stays) or are_parts:
+            raise
+        more = f"{counted(count, 'row')} before it were added: the next command needs --replace"
+        raise type(error)(f"{error}; {more}") from None
+    _report(store, count, "vector", skipped, is_next=previous is not None)
     return 0
+
+
+def _check_rows(batch: parquet.Batch, store: Index, source: str, first: int) -> None:
+    """Checks rows as `store.add` does; the errors have the file and the number of the row."""
+    ids, vectors, metadata = batch
+    dimension, similarity = store.dimension, store.similarity
+    try:
+        inputs.check_ids(ids, first=first)
+        inputs.check_vectors(vectors, dimension, similarity=similarity, first=first)
+        inputs.check_metadata(metadata, len(ids), first=first)
+    except InvalidInput as error:
+        raise type(error)(f"{source}, rows counted from 0: {error}") from None
 
 
 def _report(store: Index, count: int, noun: str, skipped: int, *, is_next: bool) -> None:

@@ -374,6 +374,12 @@ class Index(abc.ABC, Generic[T]):
             raise InvalidInput(f"{self.place} is the present index already")
         self._switch()
 
+    def discard(self) -> None:
+        """Closes the index and deletes it, with all items. No other process may write to it."""
+        self._check_open()
+        self._check_writable()
+        self._discard()
+
     def __len__(self) -> int:
         return self.count()
 
@@ -446,6 +452,10 @@ class Index(abc.ABC, Generic[T]):
     @abc.abstractmethod
     def _switch(self) -> None:
         """Makes the generation of this index the current one."""
+
+    @abc.abstractmethod
+    def _discard(self) -> None:
+        """Closes the index and deletes all that is in its place."""
 
     # Transactions:
 

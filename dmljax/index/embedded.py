@@ -516,6 +516,15 @@ class EmbeddedIndex(Index[Connection]):
         folder.point(self._path, self.generation)
         folder.tidy(self._path)
 
+    def _discard(self) -> None:
+        # A folder of this name, if it is left, is deleted by the next `create`.
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        os.rename(self._path, temporary)
+        files.sync(self._path.parent)
+        self.writable = False  # `close` need not write derived files
+        self.close()
+        shutil.rmtree(temporary, ignore_errors=True)
+
     def close(self) -> None:
         with self._lock:
             if self._closed:

@@ -70,12 +70,12 @@ def check_model(model: Any, stored: str, place: str) -> None:
         )
 
 
-def check_ids(ids: Any, *, distinct: bool = True) -> list[str]:
-    """A list of ids: short, printable text in normal form NFC."""
+def check_ids(ids: Any, *, distinct: bool = True, first: int = 0) -> list[str]:
+    """A list of ids: short, printable text in normal form NFC. Errors number them from `first`."""
     if isinstance(ids, str | bytes):
         raise InvalidInput(f"ids is one string, {shorten(ids)}: pass a list of ids")
     ids = list(ids)
-    for number, name in enumerate(ids):
+    for number, name in enumerate(ids, start=first):
         if problem := _problem_of_id(name):
             raise InvalidInput(f"id {shorten(name)} (number {number}) {problem}")
     if distinct and len(set(ids)) < len(ids):
@@ -103,9 +103,11 @@ def _problem_of_id(name: Any) -> str | None:
 
 
 def check_vectors(
-    vectors: Any, dimension: int, *, similarity: str, count: int | None = None
+    vectors: Any, dimension: int, *, similarity: str, count: int | None = None, first: int = 0
 ) -> np.ndarray:
     """Vectors [n, dimension] in float32; `count` of them where it is not None.
+
+    Errors number them from `first`.
 
     For the cosine they must be unit vectors. A vector is divided by its length if the length
     differs from 1 by more than float32 rounds (vectors in float16 do), and refused if it differs by
@@ -144,7 +146,7 @@ def check_vectors(
             problem = "is zero: it has no direction"
         else:
             problem = f"has the length {norms[number]:.6g}, not 1: divide it by its length"
-        raise InvalidInput(f"vector number {number} {problem}")
+        raise InvalidInput(f"vector number {first + number} {problem}")
     inexact = np.abs(norms - 1) > _EXACT_NORM
     result = np.array(array, np.float32, order="C")
     if similarity == "cosine" and inexact.any():
@@ -152,8 +154,11 @@ def check_vectors(
     return result
 
 
-def check_metadata(metadata: Any, count: int) -> list[str]:
-    """The metadata of `count` items as JSON objects; `{}` for each if it is None."""
+def check_metadata(metadata: Any, count: int, *, first: int = 0) -> list[str]:
+    """The metadata of `count` items as JSON objects; `{}` for each if it is None.
+
+    Errors number them from `first`.
+    """
     if metadata is None:
         return ["{}"] * count
     if isinstance(metadata, str | bytes | Mapping):
@@ -161,7 +166,7 @@ def check_metadata(metadata: Any, count: int) -> list[str]:
     metadata = list(metadata)
     if len(metadata) != count:
         raise InvalidInput(f"there are {len(metadata)} metadata objects for {count} ids")
-    return [_json(item, number) for number, item in enumerate(metadata)]
+    return [_json(item, number) for number, item in enumerate(metadata, start=first)]
 
 
 def _json(item: Any, number: int) -> str:
@@ -171,6 +176,9 @@ def _json(item: Any, number: int) -> str:
     if not isinstance(item, Mapping):
         raise InvalidInput(f"{place} is of type {type(item).__name__}, not an object (a dict)")
     if problem := _problem_of_value(item, _METADATA_DEPTH):
+        fields = (x for x in item if _problem_of_value({x: item[x]}, _METADATA_DEPTH) == problem)
+        field = next(fields, None)
+        place += f", field {shorten(field)}," if isinstance(field, str) else ""
         raise InvalidInput(f"{place} {problem}")
     text = json.dumps(item, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     if (size := len(text.encode())) > _METADATA_BYTES:

@@ -458,6 +458,16 @@ class PostgresIndex(Index[Cursor]):
     def _switch(self) -> None:
         self._run(f"update {{pointer}} set generation = {self.generation:d}")
 
+    def _discard(self) -> None:
+        with self._lock, tables.one_line_errors(self.place):
+            connection = self._connected()
+            tables.lock(connection, self._address, exclusive=True)
+            with connection.transaction():
+                tables.drop_generation(connection, self._address, self.generation + 1)
+                tables.drop_generations(connection, self._address, before=self.generation + 1)
+                connection.execute(self._sql("drop table {pointer}"))
+        self.close()
+
     def close(self) -> None:
         with self._lock:
             self._closed = True

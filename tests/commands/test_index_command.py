@@ -7,6 +7,7 @@ import types
 import unicodedata
 
 import numpy as np
+import postgres
 import pyarrow as pa
 import pytest
 from PIL import Image
@@ -306,6 +307,85 @@ def test_a_vector_of_another_length_is_named_by_its_row(place, tmp_path):
     message = r"vectors\.parquet: the column 'vector' .* row 10005 .* has 4 numbers, not 3$"
     with pytest.raises(index.InvalidInput, match=message):
         run("index", "create", place, "--bundle=ab", f"--import={file}")
+
+
+BAD_ROWS = (
+    ({"vector": [0.0, 0.0, 2.0]}, "vector number 10005 has the length 2, not 1"),
+    ({"vector": [0.0, 0.0, 0.0]}, "vector number 10005 is zero"),
+    ({"id": "bad\nname"}, r"id 'bad\\nname' \(number 10005\) contains a control character"),
+    ({"id": None}, r"id None \(number 10005\) is of type NoneType"),
+    ({"id": "n3"}, "the id 'n3' occurs twice$"),
+    ({"note": float("inf")}, "metadata of number 10005, field 'note', has the number inf"),
+)
+
+
+def _vectors(file, **bad):
+    """A file of 10,008 vectors, of which row 10,005 is `bad`; they are added in two batches."""
+    columns = {"id": [f"n{i}" for i in range(10_008)], "vector": [[1.0, 0.0, 0.0]] * 10_008}
+    columns["note"] = [1.0] * 10_008
+    for name, value in bad.items():
+        columns[name][10_005] = value
+    parquet.write_table(pa.table(columns), file)
+
+
+@pytest.mark.parametrize(("bad", "message"), BAD_ROWS)
+def test_a_failed_import_leaves_no_new_index(place, tmp_path, bad, message):
+    """The error names the file and the row."""
+    file = tmp_path / "vectors.parquet"
+    _vectors(file, **bad)
+    with pytest.raises(index.InvalidInput, match=f"vectors.parquet.*: {message}"):
+        run("index", "create", place, "--bundle=ab", f"--import={file}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["vectors.parquet"]
+    _vectors(file)
+    assert run("index", "create", place, "--bundle=cd", f"--import={file}") == 0
+    with index.open(place, model="cd" * 32) as store:
+        assert store.count() == 10_008
+
+
+def test_a_failed_import_leaves_no_tables_on_a_server(tmp_path):
+    file = tmp_path / "vectors.parquet"
+    _vectors(file, vector=[0.0, 0.0, 2.0])
+    with postgres.server() as server:
+        place = f"{server.address}&table=photos"
+        with pytest.raises(index.InvalidInput, match="vector number 10005"):
+            run("index", "create", place, "--bundle=ab", f"--import={file}")
+        with pytest.raises(FileNotFoundError, match="does not exist"):
+            run("index", "list", place)
+        _vectors(file)
+        assert run("index", "create", place, "--bundle=cd", f"--import={file}") == 0
+
+
+def test_a_failed_import_says_what_an_index_that_stays_needs(images, place, tmp_path):
+    file = tmp_path / "vectors.parquet"
+    run("index", "create", place, "--bundle=ab", f"--images={images}")
+    words = ["index", "add", place, "--bundle=ab", f"--import={file}"]
+    _vectors(file, vector=[0.0, 0.0, 2.0])
+    with pytest.raises(index.InvalidInput, match=r"10,000 rows before it were added.* --replace$"):
+        run(*words)
+    _vectors(file)
+    repeated = r"vectors.parquet: .*photos.index has an item with the id 'n0' and 9999 more already"
+    with pytest.raises(index.DuplicateId, match=f"{repeated}.* with --replace$"):
+        run(*words)
+    assert run(*words, "--replace") == 0
+    with index.open(place) as store:
+        assert store.count() == 10_017
+
+
+def test_a_create_of_images_that_failed_is_continued(images, place, tmp_path):
+    """A new index stays after an error only if it has items."""
+    file, path = tmp_path / "list.parquet", str(images / "red" / "0.png")
+    for count in (0, 1024):  # rows that are embedded before the one without a path
+        ids, paths = [f"n{i}" for i in range(count + 1)], [path] * count
+        table = pa.table({"id": ids, "path": pa.array([*paths, None], pa.string())})
+        parquet.write_table(table, file, row_group_size=1024)
+        words = ["index", "create", place, "--bundle=ab", f"--images={file}"]
+        with pytest.raises(ValueError, match="a row without path or id"):
+            run(*words)
+        assert place.exists() == (count > 0)
+    parquet.write_table(pa.table({"id": ids, "path": [*paths, path]}), file)
+    assert run(*words) == 0
+    with index.open(place) as store:
+        assert store.count() == 1025
 
 
 def test_a_query_that_is_no_image_is_named(images, place):

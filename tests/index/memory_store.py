@@ -83,6 +83,10 @@ class MemoryIndex(Index):
     def _switch(self):
         self._place.current = self.generation
 
+    def _discard(self):
+        self.close()
+        PLACES.pop(self.place)
+
     def _read(self, read_fn):
         with self._lock:
             self._check_open()

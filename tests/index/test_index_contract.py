@@ -234,3 +234,25 @@ def test_places_models_and_writers(place):
 def test_a_scheme_without_a_store_is_refused():
     with pytest.raises(ValueError, match="choose a folder, or postgresql://"):
         index.open("s3://bucket/photos.index")
+
+
+def test_an_index_is_discarded_as_a_whole(place):
+    """Also an index with a next generation. Then the place is free."""
+    settings = {"dimension": DIMENSION}
+    with index.create(place, model=MODEL, **settings) as store:
+        store.add(["a"], np.eye(DIMENSION)[:1])
+    with index.reindex(place, model=OTHER, **settings) as store:
+        store.add(["b"], np.eye(DIMENSION)[:1])
+    with index.open(place) as store, pytest.raises(index.InvalidInput, match="open for reading"):
+        store.discard()
+    with index.open(place, write=True) as store:
+        store.discard()
+        with pytest.raises(index.InvalidInput, match="is closed"):
+            store.discard()
+    for call in (index.open, lambda x: index.reindex(x, model=OTHER, **settings)):
+        with pytest.raises((FileNotFoundError, KeyError)):
+            call(place)
+    with index.create(place, model=OTHER, **settings) as store:
+        assert store.count() == 0
+    with index.reindex(place, model=MODEL, **settings) as store:
+        assert store.count() == 0
