@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dmljax.commands.dataset_flags import add_dataset_flags, dataset_of_flags, load
-from dmljax.commands.parser import refuse
+from dmljax.commands.parser import at_least_one, refuse
 from dmljax.config import files as config_files
 from dmljax.data import doctor, prepared
 
@@ -23,7 +23,7 @@ from dmljax.data import doctor, prepared
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", help="a config whose data set is examined")
     add_dataset_flags(parser)
-    parser.add_argument("--threads", type=int, help="by default one per core")
+    parser.add_argument("--threads", type=at_least_one, help="by default one per core")
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:

@@ -37,6 +37,17 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def at_least_one(text: str) -> int:
+    """The `type` of a flag whose value is a whole number above 0."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return number
+
+
 def batch_sizes(text: str | None) -> tuple[int, ...] | None:
     """The sizes that `--batch-sizes=1,4,16` names; None without the flag."""
     if text is None:

@@ -16,7 +16,7 @@ import argparse
 from collections.abc import Sequence
 
 from dmljax.commands.dataset_flags import add_dataset_flags, dataset_of_flags, load
-from dmljax.commands.parser import refuse
+from dmljax.commands.parser import at_least_one, refuse
 from dmljax.data import prepare
 from dmljax.hints import counted
 
@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--geometry", default="shorter", help=", ".join(prepare.GEOMETRIES))
     parser.add_argument("--quality", type=int, default=90, help="quality of the JPEGs")
     parser.add_argument("--unreadable", default="raise", help="raise (default) or skip and report")
-    parser.add_argument("--shard_size", type=int, default=1024, help="images per shard")
-    parser.add_argument("--threads", type=int, help="by default one per core")
+    parser.add_argument("--shard_size", type=at_least_one, default=1024, help="images per shard")
+    parser.add_argument("--threads", type=at_least_one, help="by default one per core")
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:

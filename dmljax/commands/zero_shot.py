@@ -24,7 +24,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dmljax.commands.parser import refuse
+from dmljax.commands.parser import at_least_one, refuse
 from dmljax.hints import check_known
 
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache", help="folder of the features; $DMLJAX_CACHE/features by default")
     parser.add_argument("--shard", help="I/N: only part I of N parts of the features, such as 0/8")
     parser.add_argument(
-        "--batch-size", type=int, default=32, help="images at a time; 32 by default"
+        "--batch-size", type=at_least_one, default=32, help="images at a time; 32 by default"
     )
 
 

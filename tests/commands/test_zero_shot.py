@@ -261,6 +261,9 @@ def test_large_photographs_have_the_same_features_everywhere(cache, tmp_path):
     [
         (["zero-shot", "photos", "--nets=tine"], r"there is no 'tine': did you mean 'tiny'"),
         (["zero-shot"], "needs a folder of images"),
+        (["zero-shot", "photos", "--batch-size=0"], "--batch-size: '0' is no whole number above 0"),
+        (["doctor", "--dataset=folder", "--root=photos", "--threads=0"], "--threads: '0' is no"),
+        (["prepare", "--dataset=folder", "--root=photos", "--out=x", "--threads=-1"], "'-1' is no"),
         (["zero-shot", "nowhere"], "nowhere does not exist"),
         (["zero-shot", "blobs.npz"], "blobs.npz is a file: name the folder of your images"),
         (["export", "--net=absent", "--out=x"], "dmljax weights --fetch=absent, or --weights=FILE"),
