@@ -6,7 +6,8 @@
 
 photos/ has a folder for each class, or folders query/ and gallery/ with such folders. The table
 shows R@1 and MAP@R with 95 % intervals over classes, and the paired difference to the best row. The
-page, the same with pictures, is report.html in --out. Without --nets, all backbones on this machine
+page, the same with pictures, is report.html in --out, by default runs/zero-shot/ and the name of
+the folder: runs/zero-shot/photos. Without --nets, all backbones on this machine
 are taken: files in --weights, downloaded ones, installed packages. `dmljax weights` lists all.
 
 Images without class folders get no scores. The page then has a map, near duplicates, and clusters
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -27,12 +29,14 @@ from typing import Any
 from dmljax.commands.parser import at_least_one, refuse
 from dmljax.hints import check_known
 
+_OUT = pathlib.Path("runs/zero-shot")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", nargs="?", help="folder of images")
     parser.add_argument("--nets", help="names of published weights, separated by commas")
     parser.add_argument("--weights", help="a folder with files of published weights")
-    parser.add_argument("--out", default="runs/zero-shot", help="folder of the page")
+    parser.add_argument("--out", help="folder of the page; runs/zero-shot/NAME by default")
     parser.add_argument("--cache", help="folder of the features; $DMLJAX_CACHE/features by default")
     parser.add_argument("--shard", help="I/N: only part I of N parts of the features, such as 0/8")
     parser.add_argument(
@@ -51,8 +55,9 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
 
     compilation.keep_programs_or_warn()
     shard = parts.parse(arguments.shard) if arguments.shard else None
+    out = arguments.out or str(_OUT / pathlib.Path(arguments.folder).resolve().name)
     if shard is None:
-        zero_shot.check_out(arguments.out)
+        zero_shot.check_out(out)
     images, are_labeled = zero_shot.images_of_folder(arguments.folder)
     backbones = _backbones(arguments)
     options = {"cache": arguments.cache, "shard": shard, "batch_size": arguments.batch_size}
@@ -67,10 +72,10 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         row = zero_shot.embed(backbones[0], images, **options)
         if row is not None:
             _print_unreadable(row)
-            clusters, duplicates = zero_shot.page_of_clusters(row, images, arguments.out)
+            clusters, duplicates = zero_shot.page_of_clusters(row, images, out)
             print(
                 f"{len(images):,} images without classes: {clusters} clusters, {duplicates} near "
-                f"duplicates by {row.name}; {arguments.out}/report.html, clusters.csv"
+                f"duplicates by {row.name}; {out}/report.html, clusters.csv"
             )
         return 0
     warn_of_one_class(images, arguments.folder)
@@ -78,8 +83,8 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     rows = [row for row in results if row is not None]
     if rows:
         _print_unreadable(rows[0])
-        _print(rows, zero_shot.score(rows, images, arguments.out))
-        print(f"page: {arguments.out}/report.html")
+        _print(rows, zero_shot.score(rows, images, out))
+        print(f"page: {out}/report.html")
     return 0
 
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 
 import jax
 import numpy as np
@@ -102,6 +103,27 @@ def test_backbones_are_scored_as_they_are(cache, tmp_path, capsys):
     main(["zero-shot", str(root), f"--out={tmp_path / 'again'}"])  # what is here, from disk
     printed = capsys.readouterr()
     assert "features of" not in printed.out and "tiny" in printed.out and not printed.err
+
+
+def test_every_folder_of_images_has_a_page_of_its_own(cache, tmp_path, monkeypatch, capsys):
+    """The page of images with classes, and then the one of images without."""
+    monkeypatch.chdir(tmp_path)
+    root, flat = photos(tmp_path), tmp_path / "flat"
+    flat.mkdir()
+    for i, path in enumerate(sorted(root.rglob("*.png"))[:30]):
+        shutil.copy(path, flat / f"{i}.png")
+    main(["zero-shot", str(root), "--nets=tiny"])
+    labeled = tmp_path / "runs" / "zero-shot" / root.name
+    names = sorted(path.name for path in labeled.iterdir())
+    assert f"page: runs/zero-shot/{root.name}/report.html" in capsys.readouterr().out
+    monkeypatch.chdir(flat)
+    main(["zero-shot", ".", "--nets=tiny"])
+    monkeypatch.chdir(tmp_path)
+    main(["zero-shot", f"{flat}/", "--nets=tiny"])
+    assert sorted(path.name for path in labeled.iterdir()) == names
+    for folder in (tmp_path, flat):
+        content = folder / "runs" / "zero-shot" / "flat"
+        assert {path.name for path in content.iterdir()} == {"report.html", "clusters.csv"}
 
 
 def test_unreadable_images_are_named_once_with_the_reason_and_counted_again(
