@@ -13,6 +13,8 @@ import glob
 import importlib.util
 import logging as python_logging
 import os
+import select
+import signal
 import sys
 import types
 from collections.abc import Sequence
@@ -135,13 +137,29 @@ def console() -> int:
         stream.reconfigure(errors="backslashreplace")
     try:
         tune_cpu(keep_memory=_verb(words)[0] != "serve")
-        return main(words)
+        status = main(words)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError as error:
+        if not _reader_has_ended():  # it was another pipe
+            print_error(error)
+            return 2
+        # What is not written yet would fail again at the end of the process.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE  # as of a process that ends by the signal
     except USER_ERRORS as error:
         print_error(error)
         return 2
     except KeyboardInterrupt:  # outside of the train loop, which saves by itself
         print("error: interrupted", file=sys.stderr)
         return 130
+
+
+def _reader_has_ended() -> bool:
+    """Whether nobody reads the output any more, as in `dmljax list | head`."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _verb(words: Sequence[str]) -> tuple[str, list[str]]:

@@ -30,8 +30,14 @@ def atomic_writer(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]
             os.fsync(file.fileno())
         os.replace(temporary, path)
         sync(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(NotADirectoryError):
+            temporary.unlink(missing_ok=True)
+        is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        if is_missing and not path.parent.is_dir():  # the error names a temporary file
+            raise FileNotFoundError(
+                f"{path} cannot be written: {path.parent} is no folder; make it first"
+            ) from None
         raise
 
 

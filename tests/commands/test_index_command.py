@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import types
 import unicodedata
 
@@ -11,7 +14,7 @@ import postgres
 import pyarrow as pa
 import pytest
 from PIL import Image
-from processes import command
+from processes import command, environment
 from pyarrow import parquet
 
 from dmljax import bundle as bundles
@@ -635,6 +638,27 @@ def test_errors_are_one_line_and_leave_nothing(images, place, tmp_path):
             run(*words)
         assert "\n" not in str(caught.value)
         assert not place.exists()
+
+
+@pytest.mark.parametrize("count", [1, 3000])
+def test_a_reader_of_the_output_may_end_before_it(place, tmp_path, count):
+    """Before the first line, and after it while there is more than a pipe holds."""
+    with index.create(place, model="ab" * 32, dimension=3) as store:
+        vectors, notes = np.eye(3)[[0] * count], [{"note": "x" * 100}] * count
+        store.add([f"n{i:04d}" for i in range(count)], vectors, notes)
+    words = [sys.executable, "-m", "dmljax.main", "index", "list", str(place), "--items"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, **pipes, cwd=tmp_path, env=environment()) as process:
+        assert count == 1 or process.stdout.readline().startswith("n0000  ")
+        process.stdout.close()
+        assert process.stderr.read() == "" and process.wait() == 128 + signal.SIGPIPE
+
+
+def test_a_file_in_a_missing_folder_is_named(place):
+    with index.create(place, model="ab" * 32, dimension=3) as store:
+        store.add(["a"], np.eye(3)[:1])
+    with pytest.raises(FileNotFoundError, match=r"^nodir/out\.parquet cannot be written: nodir is"):
+        run("index", "export", place, "nodir/out.parquet")
 
 
 def test_the_console_prints_one_line(tmp_path):

@@ -36,8 +36,10 @@ def test_a_kill_leaves_the_file_as_it_was(tmp_path):
 def test_a_text_is_written_and_a_missing_folder_is_refused(tmp_path):
     files.write_text(tmp_path / "text", "a\nb")
     assert (tmp_path / "text").read_text() == "a\nb"
-    with pytest.raises(FileNotFoundError):
-        files.write_text(tmp_path / "missing" / "text", "a")
+    for folder in (tmp_path / "missing", tmp_path / "text"):
+        message = f"^{folder / 'a.html'} cannot be written: {folder} is no folder; make it first$"
+        with pytest.raises(FileNotFoundError, match=message):
+            files.write_text(folder / "a.html", "a")
 
 
 def test_a_digest_is_computed_once_until_the_file_changes(tmp_path):
