@@ -178,8 +178,15 @@ def _write_split(bundle: Any, arguments: argparse.Namespace) -> None:
     from dmljax.data import image_files
 
     spec = files.read_json(bundle.folder, bundle.manifest, files.CONFIG)["dataset"]
+    # A bundle keeps the last part of a path, which may be something else in this folder.
+    name = next((name for name in ("path", "data_dir", "root") if spec.get(name)), None)
+    if name is not None and not arguments.root:
+        raise ValueError(
+            f"--split={arguments.split} needs --root=PATH: the bundle was trained on "
+            f"{spec['name']!r} in {spec[name]!r}, and keeps no more of its path"
+        )
     if arguments.root:
-        spec["path" if "path" in spec else "root"] = arguments.root
+        spec[name or "root"] = arguments.root
     try:
         splits = dataset_flags.load(spec)
     except (ValueError, OSError) as error:

@@ -1,6 +1,7 @@
 """A real bundle, its index and a search, as the commands do it."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -88,14 +89,17 @@ def test_a_bundle_without_unit_vectors_has_an_index_of_distances(tmp_path, capsy
 
 
 def test_the_data_set_of_a_bundle_is_indexed_without_files_of_its_own(
-    bundle_folder, run_folder, tmp_path, capsys
+    bundle_folder, run_folder, tmp_path, capsys, monkeypatch
 ):
     loaded = bundle.load(bundle_folder)
     folder, place = tmp_path / "collection", tmp_path / "photos.index"
     words = ["index", "create", str(place), f"--bundle={bundle_folder}", "--split=test"]
     words.append(f"--images={folder}")
-    with pytest.raises(ValueError, match=r"blobs.npz does not exist.*--root=PATH"):
+    monkeypatch.chdir(run_folder.parent)  # a file of this name may hold something else
+    assert os.path.exists("blobs.npz")
+    with pytest.raises(ValueError, match=r"--split=test needs --root=PATH: .* in 'blobs.npz'"):
         main.main(words)
+    assert not folder.exists() and not place.exists()
     words.append(f"--root={run_folder.parent / 'blobs.npz'}")
     assert main.main(words) == 0
     paths = sorted(folder.glob("*/*.png"))
