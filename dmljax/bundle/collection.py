@@ -1,7 +1,8 @@
 """Embeddings of a collection of any size, in parts that processes write without any exchange.
 
 A collection is a folder of images, or a Parquet file with a column `path` and perhaps `id`. Such a
-list is read by row groups: a process holds the paths of one chunk, however long the list is.
+list is read by row groups: a process holds the rows of one chunk, however long the list is. Further
+columns are metadata of an index, and embeddings do without them.
 
 The files of a part are `000000016384.parquet`, named by the first row of their chunk, with columns
 `id` and `vector`, as `dmljax index create --import` reads them. Each is written at once, so the
@@ -16,10 +17,12 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import os
 import pathlib
+import types
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -37,19 +40,25 @@ LEFT_OUT = "left_out.jsonl"
 
 
 class Image(NamedTuple):
-    """The id of an image, and its file or the bytes of its file."""
+    """The id of an image, its file or the bytes of its file, and further columns of a list."""
 
     id: str
     path: str | bytes
+    metadata: Mapping[str, Any] = types.MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
 class Collection:
-    """Images in a fixed order. `digest` tells two collections apart."""
+    """Images in a fixed order. `digest` tells two collections apart.
+
+    `unread` are columns of a list that cannot be metadata. `place` says where relative paths begin.
+    """
 
     count: int
     digest: str
     read_fn: Callable[[range], list[Image]]
+    unread: Sequence[str] = ()
+    place: str = ""
 
 
 def images_below(folder: str | os.PathLike) -> list[Image]:
@@ -79,7 +88,10 @@ def _list(path: str | os.PathLike) -> Collection:
     names = file.schema_arrow.names
     if "path" not in names:
         raise ValueError(f"{path} needs a column path, and may have id; it has {', '.join(names)}")
-    columns = ["path", "id"] if "id" in names else ["path"]
+    id_column = "id" if "id" in names else "path"
+    others = [name for name in names if name not in ("path", "id")]
+    fields = [name for name in others if _is_scalar(file.schema_arrow.field(name).type)]
+    columns = list(dict.fromkeys(["path", id_column, *fields]))
     counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     if not starts[-1]:
@@ -94,14 +106,31 @@ def _list(path: str | os.PathLike) -> Collection:
             start = max(rows.start - int(starts[group]), 0)
             stop = min(rows.stop - int(starts[group]), counts[group])
             table = file.read_row_group(group, columns=columns).slice(start, stop - start)
-            if any(table[name].null_count for name in columns):
+            if table["path"].null_count or table[id_column].null_count:
                 raise ValueError(f"{path}: row group {group} has a row without path or id")
-            cells = table["path"].to_pylist()
-            for name, cell in zip(table[columns[-1]].to_pylist(), cells, strict=True):
-                images.append(Image(str(name), str(folder / str(cell))))
+            for row in table.to_pylist():
+                metadata = {name: _finite(row[name]) for name in fields}
+                image = Image(str(row[id_column]), str(folder / str(row["path"])), metadata)
+                images.append(image)
         return images
 
-    return Collection(int(starts[-1]), _footer_digest(path), read)
+    unread = [name for name in others if name not in fields]
+    place = f"relative paths in {path} begin at its folder"
+    return Collection(int(starts[-1]), _footer_digest(path), read, unread, place)
+
+
+def _is_scalar(kind: Any) -> bool:
+    """Whether values of a type of Arrow are text, numbers or bools."""
+    pa, _ = vector_files.pyarrow()
+    tests = pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_boolean
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return any(test(kind) for test in (*tests, pa.types.is_floating, pa.types.is_null))
+
+
+def _finite(value: Any) -> Any:
+    """The value; None for a number that JSON lacks: a missing one is NaN in many tables."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _footer_digest(path: str | os.PathLike) -> str:

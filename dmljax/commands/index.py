@@ -20,8 +20,9 @@ fills an index of another bundle beside the present one and then switches at onc
 missing from the new one; with --drop-missing it switches in any case. Run again after an
 interruption, it continues, if it names the same images.
 
---images is a folder, or a Parquet file with a column `path` and perhaps `id`. The id of an image is
-its path below the folder, and its metadata {"folder": ...} the folder. Images whose ids are in the
+--images is a folder, or a Parquet file with a column `path` (relative ones begin at the folder of
+the file) and perhaps `id`; its other columns are metadata. The id of an image is its path below the
+folder, and its metadata {"folder": ...} the folder. Images whose ids are in the
 index already are skipped; --replace embeds them again and keeps their metadata. Images that cannot
 be read are named and left out, and the exit status is 1. --split=test (or train) first writes the
 images of the data set that the bundle was trained on to the folder --images; --root says where that

@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,12 @@ def fill(arguments: argparse.Namespace, place: str) -> int:
         from dmljax.bundle import collection
 
         images = collection.open_collection(arguments.images)
+        if images.unread:
+            print(
+                f"{arguments.images}: not text, numbers or bools, so no metadata: "
+                f"{', '.join(images.unread)}",
+                file=sys.stderr,
+            )
     settings = _settings(bundle, arguments.source)
     if first is not None and settings["dimension"] is not None:
         inputs.check_first(first, settings["dimension"], settings["similarity"])
@@ -328,7 +334,9 @@ def _add_images(
             left_out += [x if name in x else f"{name}: {x}" for name, x in problems]
             if ids:
                 note_fn(ids)
-                store.add(ids, vectors, _metadata(ids, store, previous), replace=True)
+                columns = {image.id: image.metadata for image in chunk}
+                metadata = _metadata(ids, columns, store, previous)
+                store.add(ids, vectors, metadata, replace=True)
             added += len(ids)
             if time.monotonic() - reported > _REPORT_SECONDS:
                 reported = time.monotonic()
@@ -338,7 +346,8 @@ def _add_images(
     for problem in left_out[:_MOST_PRINTED]:
         print(f"left out: {problem}", file=sys.stderr)
     if left_out:
-        print(f"{counted(len(left_out), 'image')} left out", file=sys.stderr)
+        place = f" ({images.place})" if images.place else ""
+        print(f"{counted(len(left_out), 'image')} left out{place}", file=sys.stderr)
     return 1 if left_out else 0
 
 
@@ -351,8 +360,9 @@ def _is_new(image: Any, ids_so_far: set[str], left_out: list[str]) -> bool:
     """Whether an image can be added under its id; if not, `left_out` gets the reason."""
     try:
         inputs.check_ids([image.id])
+        inputs.check_metadata([dict(image.metadata)], 1)
     except InvalidInput as error:
-        left_out.append(str(error))
+        left_out.append(str(error).replace("metadata of number 0", f"{image.path}: its metadata"))
         return False
     if image.id in ids_so_far:
         left_out.append(f"{image.path}: another image has the same id, {image.id}")
@@ -361,11 +371,19 @@ def _is_new(image: Any, ids_so_far: set[str], left_out: list[str]) -> bool:
     return True
 
 
-def _metadata(ids: list[str], store: Index, previous: Index | None) -> list[dict[str, Any]]:
-    """The metadata of images: the folder, or what the index or the previous one says."""
+def _metadata(
+    ids: list[str],
+    columns: Mapping[str, Mapping[str, Any]],
+    store: Index,
+    previous: Index | None,
+) -> list[dict[str, Any]]:
+    """The metadata of images: the folder, or what the index or the previous one says.
+
+    The further `columns` of a list of images, by id, are the newest.
+    """
     metadata = {name: {"folder": name.rpartition("/")[0]} for name in ids}
     for index in (previous, store):
         if index is not None:
             items = index.get(list(_stored(index, ids)))
             metadata |= {item.id: item.metadata for item in items}
-    return list(metadata.values())
+    return [{**metadata[name], **columns[name]} for name in ids]

@@ -35,7 +35,7 @@ class Pictures:
             if not roots[0].is_dir():
                 raise FileNotFoundError(f"--images={folder} is not a folder")
         for root in roots:
-            for name, path in collection.images_below(root):
+            for name, path, _ in collection.images_below(root):
                 origin = str(root) if sources is None else sources.folder_of(name)
                 is_lost = folder is not None and (str(root) not in noted or origin not in present)
                 if origin == str(root) or is_lost:

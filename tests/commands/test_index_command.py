@@ -607,6 +607,46 @@ def test_a_list_of_images_is_indexed(images, place, tmp_path, capsys):
             np.testing.assert_allclose(item.vector, vector, atol=1e-6)
 
 
+def test_columns_of_a_list_are_metadata(images, place, tmp_path, capsys):
+    folder = tmp_path / "lists"
+    folder.mkdir()
+    columns = {
+        "path": [f"../images/red/{i}.png" for i in range(3)],
+        "id": ["a", "b", "c"],
+        "price": [1.5, float("nan"), None],
+        "tags": [["x"], [], None],
+        "name": pa.array(["shoe", "hat", "shoe"]).dictionary_encode(),
+    }
+    file = folder / "list.parquet"
+    parquet.write_table(pa.table(columns), file)
+    words = ["index", "create", place, "--bundle=ab", f"--images={file}"]
+    assert run(*words) == 0
+    assert "so no metadata: tags\n" in capsys.readouterr().err
+    with index.open(place) as store:
+        stored = {item.id: item.metadata for items in store.scan() for item in items}
+    assert stored == {
+        "a": {"folder": "", "price": 1.5, "name": "shoe"},
+        "b": {"folder": "", "price": None, "name": "hat"},
+        "c": {"folder": "", "price": None, "name": "shoe"},
+    }
+    del columns["tags"]
+    columns["price"][0], columns["path"] = 2.5, ["../images/red/0.png", "images/x.png", "y.png"]
+    parquet.write_table(pa.table(columns), file)
+    assert run(*words, "--replace") == 1
+    said = f"2 images left out (relative paths in {file} begin at its folder)"
+    assert said in capsys.readouterr().err
+    with index.open(place) as store:
+        assert store.get(["a"])[0].metadata["price"] == 2.5
+    columns |= {
+        "path": [f"../images/red/{i}.png" for i in range(3)],
+        "name": ["", "x" * 70_000, ""],
+    }
+    parquet.write_table(pa.table(columns), file)
+    assert run(*words, "--replace") == 1
+    printed = capsys.readouterr()
+    assert "added 2 images" in printed.out and "red/1.png: its metadata has 70" in printed.err
+
+
 def test_errors_are_one_line_and_leave_nothing(images, place, tmp_path):
     (tmp_path / "empty").mkdir()
     make = ["index", "create", place, "--bundle=ab"]
