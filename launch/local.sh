@@ -21,10 +21,13 @@ python=${PYTHON:-python3}
 grace=${GRACE:-60} # seconds that processes have for saving before they are killed
 port=${PORT:-$("$python" -c 'import socket as s; c = s.socket(); c.bind(("", 0)); print(c.getsockname()[1])')}
 gpus=0
-if [[ ,${JAX_PLATFORMS:-}, == *,cpu,* ]]; then
+if [[ ${JAX_PLATFORMS:-}, == cpu,* ]]; then # the first one computes
   :
 elif [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then # jax numbers the visible devices from 0
-  gpus=$(tr , '\n' <<< "$CUDA_VISIBLE_DEVICES" | grep -c .)
+  # As in CUDA, a device that does not exist, such as -1, hides itself and all devices after it.
+  visible=${CUDA_VISIBLE_DEVICES// /}
+  visible=,${visible//NoDevFiles/-1}
+  gpus=$(tr , '\n' <<< "${visible%%,-*}" | grep -c .)
 elif command -v nvidia-smi > /dev/null; then
   gpus=$(nvidia-smi -L 2> /dev/null | grep -c '^GPU')
 fi

@@ -241,6 +241,15 @@ def test_the_image_for_training_has_what_the_job_set_names():
     assert "tpu" in extras and set(extras) <= set(options["options.extras_require"])
 
 
+@pytest.mark.parametrize("name", ["train", "serve"])
+def test_the_images_look_for_the_driver_where_gke_mounts_it(name):
+    text = (ROOT / "launch" / f"{name}.Dockerfile").read_text()
+    lines = [shlex.split(line) for line in text.splitlines() if line.startswith("ENV ")]
+    variables = dict(word.split("=", 1) for line in lines for word in line[1:])
+    assert variables["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
+    assert variables["PATH"].split(":") == ["/usr/local/nvidia/bin", "$PATH"]
+
+
 # Keys of the schema of SkyPilot 0.14, whose package needs too much to be imported here.
 SKY = {"name", "num_nodes", "workdir", "resources", "volumes", "envs", "setup", "run"}
 SKY_RESOURCES = {"accelerators", "cpus", "job_recovery"}
@@ -313,7 +322,15 @@ def _until(condition, seconds=30):
 
 @pytest.mark.parametrize(
     "visible, platforms, expected",
-    [("4,5,6,7", "", ["0,1", "2,3"]), ("4,5,6,7", "cpu", ["none", "none"]), ("", "", None)],
+    [
+        ("4,5,6,7", "", ["0,1", "2,3"]),
+        ("4,5,6,7", "cuda,cpu", ["0,1", "2,3"]),
+        ("4,5,6,7", "cpu", ["none", "none"]),
+        ("4,5,6,7", "cpu,cuda", ["none", "none"]),
+        ("4,5,-1,7", "", ["0", "1"]),
+        ("GPU-8f,GPU-9a", "", ["0", "1"]),
+        *((hidden, "", ["none", "none"]) for hidden in ("", "-1", "NoDevFiles")),
+    ],
 )
 def test_processes_share_the_visible_gpus(tmp_path, visible, platforms, expected):
     python = tmp_path / "python"
@@ -324,4 +341,4 @@ def test_processes_share_the_visible_gpus(tmp_path, visible, platforms, expected
     command = [str(ROOT / "launch" / "local.sh"), "2", "configs/glyphs.py"]
     completed = subprocess.run(command, env=environment, capture_output=True, text=True)
     lines = sorted(completed.stdout.splitlines())
-    assert lines == [f"[{i}] is {ids}" for i, ids in enumerate(expected or ["none", "none"])]
+    assert lines == [f"[{i}] is {ids}" for i, ids in enumerate(expected)]
