@@ -28,7 +28,7 @@ from PIL import Image
 
 from dmljax import bundle as bundles
 from dmljax import index as indexes
-from dmljax.files import allocator, cores
+from dmljax.files import allocator
 from dmljax.index import Index, folder
 from dmljax.index.base import stopped_when
 from dmljax.index.sources import Sources
@@ -39,7 +39,7 @@ from dmljax.serve.metrics import Metrics
 from dmljax.serve.pictures import Pictures
 from dmljax.serve.queues import Turns
 from dmljax.serve.settings import Settings, read_tokens
-from dmljax.serve.workers import Decoders, Turn, Work, work
+from dmljax.serve.workers import Decoders, Turn, Work, default_count, work
 
 _log = logging.getLogger("dmljax.serve")
 _T = TypeVar("_T")
@@ -123,7 +123,7 @@ class Service:
         limits = settings.limits
         self.budget = Budget(limits.memory_bytes)
         self._decoders = Decoders(
-            settings.decoders or max(2, cores.count()),
+            settings.decoders or default_count(limits.memory_bytes),
             seconds=limits.decode_seconds,
             memory=limits.decode_bytes,
             budget=self.budget,

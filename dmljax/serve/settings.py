@@ -55,7 +55,7 @@ class Settings:
     allow_delete: bool = False
     program: str = "stablehlo"
     batch_sizes: tuple[int, ...] | None = None
-    decoders: int | None = None  # processes that decode; by default one for each core, at least 2
+    decoders: int | None = None  # processes that decode; None: `workers.default_count`
     client_header: str | None = None  # in which a proxy puts the address of the client
     batch_wait: float = 0.002  # seconds that an image waits for others that are being decoded
     watch_seconds: float = 2.0  # between looks at the bundle and the index

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import pathlib
 import socket
 import subprocess
 import sys
@@ -26,6 +27,8 @@ import numpy as np
 from dmljax.bundle import headers
 from dmljax.bundle.errors import KINDS, BadImage
 from dmljax.bundle.preprocessing import MAX_PIXELS
+from dmljax.files import cores
+from dmljax.files.memory import free_memory
 from dmljax.serve import decoding
 from dmljax.serve.budget import Budget, Claim
 from dmljax.serve.errors import Refused
@@ -44,6 +47,20 @@ _RECEIVED = 1 << 18
 _PAUSE = 1.0  # seconds before another try to start a process
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
+_BYTES_OF_PROCESS = 1 << 26  # without an image
+_SHARE_OF_PROCESSES = (
+    0.5  # of the memory that requests leave; the rest is for compiling and the net
+)
+
+
+def default_count(request_bytes: int, root: pathlib.Path = pathlib.Path("/")) -> int:
+    """How many processes decode by default: one for each core, at least two.
+
+    They are fewer if the memory that is free, also by the limit of a container, is too small for
+    them beside `request_bytes` of all requests.
+    """
+    free = max(0, free_memory(root) - request_bytes)
+    return max(2, min(cores.count(root), int(_SHARE_OF_PROCESSES * free) // _BYTES_OF_PROCESS))
 
 
 class Work(NamedTuple):

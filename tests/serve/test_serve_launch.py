@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 import shlex
+import urllib.parse
 
 import pytest
 import yaml
@@ -80,8 +81,18 @@ def test_the_manifest_is_consistent():
         assert any(path.startswith(mount + "/") for mount in mounts)
     # A service on the network changes nothing unless someone asks for it.
     assert not arguments.allow_add and not arguments.allow_delete
-    variables = {entry["name"] for entry in container["env"]}
-    assert re.findall(r"\$\((\w+)\)", " ".join(container["args"])) == [*variables]
+    variables = {entry["name"]: entry for entry in container["env"]}
+    assert "valueFrom" in variables["PGPASSWORD"]
+    # What command lines say is read by everybody on a node.
+    assert urllib.parse.urlsplit(arguments.index).password is None
+    assert "$(" not in " ".join(container["args"])
+    cache = variables["DMLJAX_CACHE"]["value"]
+    assert cache.startswith(
+        tuple(m["mountPath"] + "/" for m in container["volumeMounts"] if not m.get("readOnly"))
+    )
+    # In MiB: the process itself, those that decode, and all requests, with room to compile.
+    needed = 300 + 64 * arguments.decoders + (arguments.max_memory_bytes >> 20)
+    assert 1.5 * needed < 1024 * int(container["resources"]["limits"]["memory"].removesuffix("Gi"))
 
 
 @pytest.mark.parametrize("name", ["serve.yaml", "shards.gke.yaml"])

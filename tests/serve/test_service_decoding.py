@@ -24,7 +24,7 @@ from service_cases import environment, indexed, png, served
 from dmljax.bundle import headers, preprocessing
 from dmljax.serve.budget import Budget
 from dmljax.serve.settings import Settings
-from dmljax.serve.workers import Decoders, Turn, work
+from dmljax.serve.workers import Decoders, Turn, default_count, work
 
 pytestmark = pytest.mark.xdist_group("serve")
 
@@ -335,3 +335,24 @@ def test_the_processes_end_with_a_service_that_is_killed(bundle_folder, tmp_path
 def test_the_number_of_processes_is_checked(bundle_folder):
     with pytest.raises(ValueError, match="--decoders=0 must lie between 1 and 256"):
         Settings(str(bundle_folder), decoders=0).check()
+
+
+@pytest.mark.parametrize(
+    "processors, mib, expected",
+    [("max", 99_999, 64), ("4", 99_999, 4), ("max", 4096, 20), ("1", 9, 2)],
+)
+def test_the_limits_of_a_container_limit_the_processes_that_decode(
+    tmp_path, monkeypatch, processors, mib, expected
+):
+    """By default one for each core, if half of the memory that requests leave is enough."""
+    monkeypatch.setattr("dmljax.files.cores._of_scheduler", lambda: 64)
+    group = tmp_path / "sys/fs/cgroup"
+    limit = processors if processors == "max" else f"{int(processors) * 100_000}"
+    files = {"cpu.max": f"{limit} 100000", "memory.max": mib << 20, "memory.current": 0}
+    for name, text in files.items():
+        group.mkdir(parents=True, exist_ok=True)
+        (group / name).write_text(f"{text}\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (tmp_path / "proc/meminfo").write_text(f"MemAvailable: {1 << 30} kB\n")
+    assert default_count(3 << 29, tmp_path) == expected
