@@ -262,6 +262,13 @@ def test_skypilot_starts_a_process_on_every_node(tmp_path):
     recovery = task["resources"]["job_recovery"]
     assert set(recovery) <= SKY_RECOVERY and recovery["recover_on_exit_codes"] == [143]
     assert all(isinstance(value, str) for value in task["envs"].values())
+    [(mount, volume)] = task["volumes"].items()
+    assert all(task["envs"][name].startswith(mount) for name in ("DATA", "WEIGHTS", "WORKDIR"))
+    header = (ROOT / "launch" / "sky.yaml").read_text().partition("\nname:")[0]
+    assert f"sky jobs logs -n {task['name']}" in header
+    # The volume that the first lines show: two nodes write to it.
+    shown = yaml.safe_load(header[header.index("#     name:") :].replace("#     ", ""))
+    assert shown["name"] == volume and shown["config"]["access_mode"] == "ReadWriteMany"
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
