@@ -12,7 +12,7 @@
 #     sbatch --array=3,17 --export=ALL,PARTS=64 launch/shards.slurm.sh photos.bundle ...
 #
 # vectors/manifest.json lists them under "missing". PYTHON chooses the interpreter.
-# `launch/shards.slurm.sh --dry-run ARGUMENTS` prints the command instead.
+# `launch/shards.slurm.sh --dry-run ARGUMENTS`, without sbatch, prints the command of every task.
 #SBATCH --job-name=dmljax-embed
 #SBATCH --requeue
 #SBATCH --open-mode=append
@@ -24,16 +24,20 @@ if [[ ${1:-} == --dry-run ]]; then
   dry=yes
   shift
 fi
-if [[ $# -lt 2 || -z ${SLURM_ARRAY_TASK_ID:-} ]]; then
+if [[ -n $dry && -z ${SLURM_ARRAY_TASK_ID:-} ]]; then # the numbers that Slurm will set
+  task=I parts=${PARTS:-N}
+else
+  task=${SLURM_ARRAY_TASK_ID:-} parts=${PARTS:-${SLURM_ARRAY_TASK_COUNT:-}}
+fi
+if [[ $# -lt 2 || -z $task ]]; then
   echo "usage: sbatch --array=0-\$((N - 1)) $0 BUNDLE --images=COLLECTION --out=FOLDER" >&2
   exit 2
 fi
-parts=${PARTS:-$SLURM_ARRAY_TASK_COUNT}
-if [[ -z ${PARTS:-} && $((SLURM_ARRAY_TASK_MAX + 1)) -ne $parts ]]; then
+if [[ -z ${PARTS:-} && $task != I && $((SLURM_ARRAY_TASK_MAX + 1)) -ne $parts ]]; then
   echo "error: --array must be 0-$((parts - 1)) for $parts parts; for some of N parts set PARTS=N" >&2
   exit 2
 fi
-command=("${PYTHON:-python3}" -m dmljax.main embed "$@" "--shard=$SLURM_ARRAY_TASK_ID/$parts")
+command=("${PYTHON:-python3}" -m dmljax.main embed "$@" "--shard=$task/$parts")
 if [[ -n $dry ]]; then
   printf '%q ' "${command[@]}"
   echo

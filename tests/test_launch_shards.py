@@ -32,6 +32,24 @@ def test_every_task_of_the_array_gets_its_part():
     assert shlex.split(repeated)[-1] == "--shard=17/64"
 
 
+def test_a_dry_run_needs_no_slurm():
+    environment = {name: x for name, x in os.environ.items() if not name.startswith("SLURM_")}
+    words = ["launch/shards.slurm.sh", "--dry-run", "photos.bundle", "--images=a b", "--out=x"]
+    for variables, shard in (({}, "--shard=I/N"), ({"PARTS": "64"}, "--shard=I/64")):
+        completed = subprocess.run(
+            words, capture_output=True, text=True, cwd=ROOT, env=environment | variables
+        )
+        assert shlex.split(completed.stdout)[1:] == [
+            "-m",
+            "dmljax.main",
+            "embed",
+            *words[2:],
+            shard,
+        ]
+    completed = subprocess.run(words[:2], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert completed.returncode == 2 and "usage: sbatch --array" in completed.stderr
+
+
 def test_an_array_that_is_not_all_parts_is_refused():
     completed = _array(3, 2, "photos.bundle", "--out=x", SLURM_ARRAY_TASK_MAX=17)
     assert completed.returncode == 2 and "set PARTS=N" in completed.stderr
