@@ -47,6 +47,7 @@ VERBS = (
     "list",
 )
 _DEVICES = ("nvidia[0-9]*", "dxg", "kfd", "accel*", "vfio/[0-9]*")  # GPUs and TPUs
+_REPEAT_SECONDS = 0.02
 # Flags of XLA for CPUs: name, value, and the versions of jaxlib that know the flag.
 _XLA_FLAGS = (
     (
@@ -98,6 +99,24 @@ def settle_environment() -> None:
     os.environ.setdefault("KMP_INIT_AT_FORK", "FALSE")
 
 
+def _repeat_lost_interrupts() -> None:
+    """Repeats a Ctrl-C whose exception Python drops, until the exception ends the command.
+
+    Python prints and drops every exception in a callback of the garbage collector or in a
+    destructor. JAX has such a callback, and it takes much of the time of tracing and compiling.
+    """
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    print_exception = sys.unraisablehook
+
+    def hook(unraisable):
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, _REPEAT_SECONDS)
+        else:
+            print_exception(unraisable)
+
+    sys.unraisablehook = hook
+
+
 def _print_warnings_plainly() -> None:
     """Prints what is logged as `warning: ...`, without absl's date, thread and file name."""
     logging.use_absl_handler()
@@ -132,6 +151,7 @@ def console() -> int:
         return 0 if words else 2
     settle_environment()
     faulthandler.enable()
+    _repeat_lost_interrupts()
     _print_warnings_plainly()
     for stream in (sys.stdout, sys.stderr):  # names of files need not be valid text
         stream.reconfigure(errors="backslashreplace")

@@ -140,3 +140,25 @@ def test_a_run_goes_into_a_folder_named_after_the_config_and_its_argument(tmp_pa
     assert completed.returncode == 0 and "seed 1" in completed.stdout
     again = command("--mode=evaluate", "--workdir=runs/rows-seed=1", cwd=tmp_path)
     assert again.stdout == completed.stdout
+
+
+def test_an_interrupt_in_a_callback_of_the_garbage_collector_ends_the_command():
+    """Python drops the exception there. Before, the command went on."""
+    code = """
+import gc, os, signal, sys, time
+from dmljax import main
+
+def interrupt(phase, info):
+    gc.callbacks.remove(interrupt)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0)
+
+def wait(words):
+    gc.callbacks.append(interrupt)
+    gc.collect()
+    time.sleep(20)
+
+main.main = wait
+sys.exit(main.console())
+"""
+    assert python(code, "embed", status=130).stderr == "error: interrupted\n"
