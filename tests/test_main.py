@@ -162,3 +162,17 @@ main.main = wait
 sys.exit(main.console())
 """
     assert python(code, "embed", status=130).stderr == "error: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["report"], ["evaluate"], ["export", "--out=x"], ["watch", "--port=0"]]
+)
+def test_a_bundle_in_the_place_of_a_run_is_one_line(words, tmp_path):
+    """A bundle has a config, too. What reads it is named."""
+    folder = tmp_path / "photos.bundle"
+    folder.mkdir()
+    for name in ("manifest.json", "config.json", "embed.jaxexport"):
+        (folder / name).write_text("{}")
+    completed = command(words[0], folder, *words[1:], cwd=tmp_path)
+    assert completed.returncode == 2 and completed.stderr.count("\n") == 1, completed.stderr
+    assert "photos.bundle is a bundle" in completed.stderr and "serve" in completed.stderr

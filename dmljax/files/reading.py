@@ -13,6 +13,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+_OF_BUNDLES = ("manifest.json", "embed.jaxexport")
 LADDER = "ladder.json"
 _LEVELS = 100  # of lists and objects
 _TRUSTED = contextvars.ContextVar("_TRUSTED", default=False)
@@ -126,8 +127,16 @@ def json_lines(path: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def chosen_run(workdir: str | os.PathLike) -> pathlib.Path:
-    """The folder of the run that counts: of a finished ladder the step that it has chosen."""
+    """The folder of the run that counts: of a finished ladder the step that it has chosen.
+
+    Raises for a bundle, which also has a `config.json`.
+    """
     folder = pathlib.Path(workdir)
+    if all((folder / name).is_file() for name in _OF_BUNDLES):
+        raise ValueError(
+            f"{folder} is a bundle, and this command reads the folder of the run that it was "
+            "exported from. Bundles are read by dmljax bundle check, embed, index, search and serve"
+        )
     try:
         return folder / json_value((folder / LADDER).read_text())["chosen"]
     except (FileNotFoundError, NotADirectoryError):
