@@ -339,7 +339,7 @@ def _deserialize(folder: pathlib.Path, manifest: Mapping[str, Any], name: str) -
         import flatbuffers  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            "reading a program needs flatbuffers: pip install dmljax[serve]"
+            "reading a program needs flatbuffers: pip install 'dmljax[serve]'"
         ) from error
     if problem := admission.problem_of(data):
         raise _unusable(folder, f"cannot be read ({versions}): {problem}")
@@ -384,7 +384,7 @@ def _onnx(folder: pathlib.Path, manifest: Mapping[str, Any]) -> Callable[[np.nda
     try:
         import onnxruntime  # noqa: F401
     except ImportError as error:
-        raise ImportError("ONNX needs onnxruntime: pip install dmljax[onnx]") from error
+        raise ImportError("ONNX needs onnxruntime: pip install 'dmljax[onnx]'") from error
     if problem := admission.problem_of(data, "onnxruntime"):
         raise BadBundle(
             f"{files.ONNX} of {folder} cannot be read ({problem}): export the run again with --onnx"

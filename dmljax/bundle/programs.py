@@ -178,7 +178,7 @@ def serialized(exported: export.Exported) -> bytes:
         return bytes(exported.serialize())
     except ImportError as error:
         raise ImportError(
-            "writing a program needs flatbuffers: pip install dmljax[export]"
+            "writing a program needs flatbuffers: pip install 'dmljax[export]'"
         ) from error
 
 

@@ -31,7 +31,7 @@ class Tokens:
         try:
             import tokenizers
         except ImportError as error:
-            raise ImportError("text needs tokenizers: pip install dmljax[text]") from error
+            raise ImportError("text needs tokenizers: pip install 'dmljax[text]'") from error
         try:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(vocabulary)
         except Exception as error:  # the library raises plain exceptions

@@ -147,6 +147,18 @@ def test_bundle_check_prints_one_identity_and_knows_older_bundles(copy, capsys):
     assert "identity none: an older bundle" in capsys.readouterr().out
 
 
+def test_bundle_check_skips_onnx_where_onnxruntime_is_missing(copy, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    forged.replace(copy, files.ONNX, b"")
+    assert main.main(["bundle", "check", str(copy)]) == 0
+    printed = capsys.readouterr().out
+    assert "stablehlo: the stored embeddings differ by" in printed and "identity" in printed
+    assert "onnx: only its digest was checked" in printed and "'dmljax[onnx]'" in printed
+    (copy / files.ONNX).write_bytes(b"x")
+    with pytest.raises(BadBundle, match=r"embed\.onnx"):
+        main.main(["bundle", "check", str(copy)])
+
+
 def test_a_signature_says_who_wrote_a_bundle(copy, tmp_path, capsys):
     ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
     from cryptography.hazmat.primitives import serialization as form
