@@ -30,7 +30,7 @@ import numpy as np
 
 from dmljax.commands.parser import refuse
 from dmljax.files import reading
-from dmljax.hints import hint
+from dmljax.hints import NO_THRESHOLDS, hint
 from dmljax.index import Hit, Index, inputs
 from dmljax.index import open as open_index
 
@@ -129,7 +129,7 @@ def threshold_of(text: str | None, thresholds: Mapping[str, float]) -> float | N
     except ValueError:
         raise ValueError(
             f"--threshold={text} is neither a similarity nor a threshold of the bundle"
-            f"{hint(text, thresholds)}"
+            f"{hint(text, thresholds) if thresholds else NO_THRESHOLDS}"
         ) from None
 
 

@@ -22,7 +22,7 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.responses import Response
 from starlette.routing import Router
 
-from dmljax.hints import hint
+from dmljax.hints import NO_THRESHOLDS, hint
 from dmljax.index import Index, InvalidInput
 from dmljax.index.base import counted_by
 from dmljax.serve import api, formats
@@ -492,7 +492,7 @@ def _threshold(value: Any, thresholds: Mapping[str, float]) -> Any:
         if value not in thresholds:
             raise InvalidInput(
                 f"threshold {ascii(value)[:60]} is neither a similarity nor one of the bundle"
-                f"{hint(value[:60], thresholds)}"
+                f"{hint(value[:60], thresholds) if thresholds else NO_THRESHOLDS}"
             )
         return thresholds[value]
     return value
