@@ -375,7 +375,7 @@ def embedding(
             ),
             (
                 "Spectral decay",
-                f"{metrics.rho_spectrum(x):.2f}",
+                _decay(x),
                 "distance from an even spectrum (mode 1: no value dropped); smaller is more even",
             ),
         ]
@@ -389,6 +389,15 @@ def embedding(
         if "nan" not in value
     ]
     return result
+
+
+def _decay(x: np.ndarray) -> str:
+    """The spectral decay, or why it is infinite."""
+    decay = metrics.rho_spectrum(x)
+    if np.isfinite(decay):
+        return f"{decay:.2f}"
+    few = "fewer images than dimensions" if len(x) < x.shape[1] else "dimensions without variance"
+    return f"not defined: {few}"
 
 
 def _one_threshold(

@@ -212,6 +212,17 @@ def test_the_page_says_how_one_threshold_suits_the_classes():
     assert numbers["Strangers refused"] == f"{100 * share:.1f} % at cosine {threshold:.2f}"
 
 
+@pytest.mark.parametrize(
+    "items, dimension, shown",
+    [(96, 8, r"\d+\.\d\d"), (24, 64, "not defined: fewer images than dimensions")],
+)
+def test_the_spectral_decay_of_few_images_is_not_defined(items, dimension, shown):
+    """It is infinite where the embeddings cannot span all dimensions."""
+    content = made(items=items, dimension=dimension)
+    numbers = {name: value for name, value, _ in content.embedding["numbers"]}
+    assert re.fullmatch(shown, numbers["Spectral decay"])
+
+
 def test_the_text_has_every_finding_of_the_page_with_its_numbers(tmp_path):
     case = _leaking_case()
     tree = page.read(page.write(case, tmp_path / "report.html"))
