@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains on all hosts of a Cloud TPU slice, from a clone of the repository on your own machine:
 #
-#     launch/tpu_pod.sh [--dry-run] setup NAME ZONE     copies the clone and installs it on every host
+#     launch/tpu_pod.sh [--dry-run] setup NAME ZONE     copies the last commit and installs it on every host
 #     launch/tpu_pod.sh [--dry-run] run NAME ZONE CONFIG --workdir=FOLDER [--config.field=value ...]
 #     launch/tpu_pod.sh [--dry-run] status NAME ZONE    says of every host whether the run goes on
 #     launch/tpu_pod.sh [--dry-run] logs NAME ZONE      follows the log of every host; Ctrl-C is safe
@@ -11,8 +11,9 @@
 # and returns: jax asks the slice for the number of a host and for the address of process 0. The run
 # does not need your connection. Its output is in ~/dmljax/run.log of every host, its exit status in
 # ~/dmljax/run.status. The same `run` continues a run that has ended.
-# `setup` installs Python 3.12 by uv, because the usual images of TPU VMs have 3.10, which is too
-# old. `--dry-run` prints the commands instead of executing them.
+# `setup` copies no change that is not committed, and says so if there is one. It installs Python 3.12
+# by uv, because the usual images of TPU VMs have 3.10, which is too old. `--dry-run` prints the
+# commands instead of executing them.
 set -euo pipefail
 
 dry=
@@ -47,12 +48,17 @@ case $action in
   setup)
     archive=$(mktemp --suffix=.tar.gz)
     trap 'rm -f "$archive"' EXIT
-    git -C "$(dirname "$0")/.." archive --format=tar.gz --output="$archive" HEAD
+    clone=$(dirname "$0")/..
+    changed=$(git -C "$clone" status --porcelain | wc -l)
+    if (( changed )); then
+      echo "warning: $(git -C "$clone" log -1 --format='commit %h') is copied, without your changes of $changed files or folders: commit them to copy them" >&2
+    fi
+    git -C "$clone" archive --format=tar.gz --output="$archive" HEAD
     execute gcloud compute tpus tpu-vm scp "$archive" "$name:dmljax.tar.gz" "--zone=$zone" --worker=all
     every_host "set -e; mkdir -p dmljax; tar -xzf dmljax.tar.gz -C dmljax; cd dmljax; python3 -m pip install -q --user uv; python3 -m uv venv -q --allow-existing --python=3.12 .venv; python3 -m uv pip install -q --python=.venv/bin/python -e '.[tpu]'"
     ;;
   run)
-    if [[ $# -lt 2 || "$*" != *--workdir=* ]]; then usage; fi
+    if [[ $# -lt 2 || " $*" != *" --workdir"[=\ ]* ]]; then usage; fi
     config=$1
     shift
     printf -v command '%q ' .venv/bin/python -m dmljax.main "--config=$config" "$@" --distributed

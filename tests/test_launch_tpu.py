@@ -1,7 +1,9 @@
 """`launch/tpu_pod.sh` with a `gcloud` that runs the commands in two folders instead of on hosts."""
 
+import functools
 import os
 import shlex
+import shutil
 import subprocess
 import time
 
@@ -68,7 +70,7 @@ def _until(condition):
 
 def test_the_clone_is_installed_with_a_python_of_its_own(slice_of_two):
     environment, homes = slice_of_two
-    assert _launch(environment, "setup") == (0, "")
+    assert _launch(environment, "setup")[0] == 0
     for home in homes:
         assert (home / "dmljax" / "dmljax" / "main.py").exists()
         calls = (home / "calls.txt").read_text()
@@ -101,6 +103,34 @@ def test_a_run_survives_the_connection_and_is_asked_stopped_and_continued(slice_
         (home / "done").touch()
     assert _launch(environment, "run", *words)[0] == 0
     _until(lambda: _launch(environment, "status")[1].count("ended with status 0") == 2)
+
+
+def test_setup_says_which_changes_it_does_not_copy(slice_of_two, tmp_path):
+    environment, homes = slice_of_two
+    clone = tmp_path / "clone"
+    (clone / "launch").mkdir(parents=True)
+    shutil.copy(ROOT / "launch" / "tpu_pod.sh", clone / "launch")
+    (clone / "a.txt").write_text("committed")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *words], cwd=clone, check=True)
+    setup = [str(clone / "launch" / "tpu_pod.sh"), "setup", "pod", "zone-b"]
+    run = functools.partial(subprocess.run, capture_output=True, text=True, env=environment)
+    assert run(setup, check=True).stderr == ""
+    (clone / "a.txt").write_text("changed")
+    (clone / "b.txt").write_text("new")
+    assert "without your changes of 2 files" in run(setup, check=True).stderr
+    assert (homes[0] / "dmljax" / "a.txt").read_text() == "committed"
+
+
+def test_the_workdir_may_stand_after_a_space(slice_of_two):
+    environment, _ = slice_of_two
+    words = ("launch/tpu_pod.sh", "--dry-run", "run", "pod", "zone-b", "configs/glyphs.py")
+    for flag in (["--workdir=/mnt/x"], ["--workdir", "/mnt/x"]):
+        printed = subprocess.run(
+            [*words, *flag], capture_output=True, text=True, cwd=ROOT, env=environment, check=True
+        ).stdout
+        assert " ".join([*flag, "--distributed"]) in printed.splitlines()[0].replace("\\ ", " ")
 
 
 def test_the_logs_of_all_hosts_are_followed(slice_of_two):
