@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 from absl import flags, logging
 
+from dmljax import __version__
 from dmljax.commands import xla_flags
 from dmljax.commands.parser import USER_ERRORS, Parser, print_error
 from dmljax.files import allocator, reading
@@ -146,6 +147,11 @@ def _module(verb: str) -> types.ModuleType:
 def console() -> int:
     """The console script: `main` on this process's arguments, and errors in one line."""
     words = sys.argv[1:]
+    if words == ["--version"]:
+        print(f"dmljax {__version__}")
+        return 0
+    if words[:1] == ["help"] and len(words) <= 2:  # `help VERB` is `VERB --help`
+        words = [*words[1:], "--help"]
     if not words or words in (["--help"], ["-h"]):
         print(_overview(), file=sys.stdout if words else sys.stderr)
         return 0 if words else 2

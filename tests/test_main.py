@@ -6,6 +6,7 @@ import pytest
 from processes import ROOT, command, python
 from system import photos, tiny, write_config
 
+import dmljax
 from dmljax import main
 
 
@@ -15,6 +16,14 @@ def test_without_arguments_the_command_lists_verbs_and_recipes():
     assert all(f"dmljax {verb} " in completed.stderr for verb in main.VERBS)
     assert "abe " in completed.stderr and "configs/glyphs.py" in completed.stderr
     assert command("--help", cwd=ROOT).stdout == completed.stderr
+    assert command("help", cwd=ROOT).stdout == completed.stderr
+
+
+def test_the_version_is_printed_and_help_explains_a_verb():
+    assert command("--version").stdout == f"dmljax {dmljax.__version__}\n"
+    assert command("help", "watch").stdout == command("watch", "--help").stdout != ""
+    refused = command("help", "wacht")
+    assert refused.returncode == 2 and "did you mean 'watch'" in refused.stderr
 
 
 @pytest.mark.parametrize("verb", main.VERBS)

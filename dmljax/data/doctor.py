@@ -164,7 +164,9 @@ def _unreadable(splits: Splits, images: dict[str, list[_Image]]) -> Iterator[Fin
         for i, image in enumerate(images[name])
         if image.error
     ]
-    yield _verdict(errors, f"{len(errors)} images cannot be read", "every image can be read")
+    yield _verdict(
+        errors, f"{counted(len(errors), 'image')} cannot be read", "every image can be read"
+    )
 
 
 def _duplicates(splits: Splits, images: dict[str, list[_Image]]) -> Iterator[Finding]:

@@ -424,11 +424,18 @@ def _provenance(study: Study, by_row: Mapping[str, Sequence[_Run]]) -> Iterable[
     code = {_code(r.code) for r in results}
     devices = {f"{r.devices['count']} x {r.devices['kind']}" for r in results}
     versions = {f"jax {r.versions.get('jax')}" for r in results}
-    hours = sum(r.wall_seconds for r in results) / 3600
+    seconds = sum(r.wall_seconds for r in results)
     yield (
         f"Code: {_listed(code)}, {_listed(versions)}; devices: {_listed(devices)}; "
-        f"{hours:.1f} hours of runs."
+        f"{_duration(seconds)} of runs."
     )
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("hours", 3600), ("minutes", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
 
 
 def _spec(spec: Any) -> str:

@@ -238,6 +238,14 @@ def test_provenance(tmp_path):
     ):
         assert words in text
     assert "test 30 images of 3 classes" in text and "Pretraining: none" in text
+    assert f"{len(A)}.0 minutes of runs" in text  # `finished` takes a minute
+
+
+@pytest.mark.parametrize(
+    "seconds, shown", [(7, "7 seconds"), (90, "1.5 minutes"), (9000, "2.5 hours")]
+)
+def test_a_short_study_is_not_said_to_take_no_hours(seconds, shown):
+    assert table._duration(seconds) == shown
 
 
 def test_ensembles_and_sizes_are_columns_of_their_rows(tmp_path):
