@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import json
 import pathlib
+import re
 import shutil
 from typing import NamedTuple
 
@@ -12,8 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bundle_cases import exported, trained
 from flax import traverse_util
-from processes import python
+from PIL import Image
+from processes import ROOT, python
 from system import METHODS, tiny
 
 from dmljax import kernels, nets
@@ -233,6 +236,29 @@ def test_a_missing_package_is_named_with_its_command(run_folder, tmp_path, monke
 def test_a_bundle_without_onnx_says_so(bundle_folder):
     with pytest.raises(loading.BadBundle, match="has no ONNX program: export the run with --onnx"):
         loading.load(bundle_folder, program="onnx")
+
+
+@pytest.mark.parametrize("options", [{}, {"filter": "bicubic", "scaled_decode": True}])
+def test_the_example_of_the_page_needs_no_dmljax(options, tmp_path, monkeypatch):
+    """The same pixels and embeddings as the bundle, for a photograph that a camera has turned."""
+    pytest.importorskip("jax2onnx")
+    pytest.importorskip("onnxruntime")
+    run = trained(tmp_path, eval_transform={"name": "standard_eval", "size": 12} | options)
+    exported(run, tmp_path / "photos.bundle", onnx=True)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 13, 3), np.uint8)
+    photo = Image.fromarray(pixels).resize((260, 151), Image.Resampling.BICUBIC)
+    photo.save(tmp_path / "a.jpg", exif=exif)
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "ship.md").read_text()
+    [block] = [x for x in re.findall(r"```py\n(.*?)```", text, re.S) if "onnxruntime" in x]
+    assert "dmljax" not in block
+    example = {}
+    exec(compile(block, "block", "exec"), example)
+    bundle = loading.load(tmp_path / "photos.bundle")
+    np.testing.assert_array_equal(example["prepare"]("a.jpg"), bundle.prepare("a.jpg"))
+    np.testing.assert_allclose(example["x"], bundle.embed(["a.jpg"]), atol=1e-5)
 
 
 def test_a_program_that_reads_other_files_is_refused(bundle_folder, tmp_path, monkeypatch):
