@@ -47,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print what the run trains, its operations, memory and largest batch, and end",
     )
     parser.add_argument(
+        "--topology",
+        help="with --dry-run: the memory of a device by the program that libtpu compiles for these "
+        "TPUs, which need not be there, such as v5e:2x4 or v5e:1x1,v5e:2x4,v5e:8x8",
+    )
+    parser.add_argument(
         "--features", help="I/N: only compute part I of N of the cached features, and end"
     )
     add_trust(parser)
@@ -74,9 +79,13 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     if arguments.dry_run:
         from dmljax.runs import dry_run
 
-        for line in dry_run.lines(config_files.read(arguments.config, overrides)):
+        config = config_files.read(arguments.config, overrides)
+        names = [] if arguments.topology is None else arguments.topology.split(",")
+        for line in dry_run.lines(config, topologies=names):
             print(line, flush=True)
         return 0
+    if arguments.topology is not None:
+        raise ValueError("--topology is of devices that no run can use: add --dry-run")
     process_fields = (arguments.coordinator, arguments.processes, arguments.process)
     if arguments.features:
         flags = {"--workdir": arguments.workdir, "--overwrite": arguments.overwrite or None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -42,8 +42,12 @@ from dmljax.train.step import TrainState, check_chunks, init_state
 from dmljax.weights import expected_normalization, file_digest, preprocessing
 
 
-def build(config: Any) -> Run:
-    """Everything that a run needs. Raises a one-line error if the config is wrong."""
+def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
+    """Everything that a run needs. Raises a one-line error if the config is wrong.
+
+    `described` devices (`train.topology`) take the place of those of this machine. Their programs
+    can be compiled, but not run.
+    """
     config = fields.complete(config)
     options = with_frozen(fields.typed(config))
     backbone = backbone_of(options)
@@ -52,14 +56,14 @@ def build(config: Any) -> Run:
     data = data_of(options, None if cache is None else cache.split)
     sampler = _sampler(options, data.train)
     total = sampler.steps(options.steps, "steps")
-    shards = _shards(options.runtime)
+    shards = _shards(options.runtime) if described is None else devices.Shardings(described)
     images = _images(options, data, normalization, backbone.weights, are_cached=cache is not None)
     net, attention_note = attention_choice.choose(
         backbone.net,
         image_shapes={images.image_shape, images.eval_image_shape},
         images=-(-(options.chunk or sampler.batch_size) // shards.size),
         platform=shards.platform,
-        deterministic=options.runtime.deterministic,
+        measured=described is None and not options.runtime.deterministic,
     )
     backbone = backbone._replace(net=net)
     if cache is not None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from dmljax.config import fields
 from dmljax.config import files as config_files
 from dmljax.config.build import build
 from dmljax.runs import ladder
-from dmljax.train import attention_choice, neighbors
+from dmljax.train import attention_choice, neighbors, topology
 from dmljax.train.loop import compiled_step
 from dmljax.train.operations import multiply_adds
 from dmljax.train.run import Run
@@ -25,18 +25,29 @@ _DEVICES = {"A100": (156e12, 312e12), "H100": (494e12, 989e12)}
 _COUNTS = (1, 8, 64)  # of devices
 _MEMORIES = (16, 24, 80)  # GB of a device
 _GB = 1e9
+_CPU_NOTE = "; accelerators usually need smaller temporaries, docs/scale.md"
+_OUT_OF_MEMORY = "RESOURCE_EXHAUSTED: "
 
 
-def lines(config: Any) -> Iterator[str]:
-    """The lines of `dmljax train --dry-run`; of a ladder for every step that trains."""
+def lines(config: Any, *, topologies: Sequence[str] = ()) -> Iterator[str]:
+    """The lines of `dmljax train --dry-run`; of a ladder for every step that trains.
+
+    With names of `topologies`, memory is that of their devices, and the devices here need none.
+    """
+    described = {name: topology.described(name) for name in topologies}
     configs = ladder.configs(config)
     options = [fields.typed(step_config) for _, step_config in configs]
-    is_split = any(step.runtime.sharded for step in options)
+    is_split = not described and any(step.runtime.sharded for step in options)
     attached = _simulate_devices() if is_split else None
     for (title, step_config), step in zip(configs, options, strict=True):
         if title:
             yield f"== {title}"
-        yield from _of_run(_on(step_config, step.runtime.devices or attached))
+        if described:
+            yield from _by_topology(step_config, described)
+            continue
+        run = _on(step_config, step.runtime.devices or attached)
+        yield from _of_step(run)
+        yield from _of_memory(run)
         if step.runtime.sharded:
             yield from _by_devices(step_config)
 
@@ -68,6 +79,31 @@ def _by_devices(config: dict[str, Any]) -> Iterator[str]:
         )
 
 
+def _by_topology(config: dict[str, Any], described: dict[str, list[jax.Device]]) -> Iterator[str]:
+    """A table of the memory of a device, by the programs that are compiled for such devices."""
+    runs = {name: build(config, described=devices) for name, devices in described.items()}
+    yield from _of_step(next(iter(runs.values())))
+    width = max(map(len, runs))
+    yield "memory of a device, GB, by the program that XLA compiled for it:"
+    yield f"{'topology':{width}}  devices  state and batch  temporaries  together  of a device"
+    for name, run in runs.items():
+        device = next(run.shards.mesh.devices.flat)
+        start = f"{name:{width}}  {run.shards.size:7}"
+        try:
+            memory = _analysis(run)
+        except jax.errors.JaxRuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            if not reason.startswith(_OUT_OF_MEMORY):
+                raise
+            reason = reason.removeprefix(_OUT_OF_MEMORY)
+            yield f"{start}  does not fit: {reason} ({device.device_kind})"
+            continue
+        yield (
+            f"{start}  {memory.arguments / _GB:15.3g}  {memory.temporaries / _GB:11.3g}  "
+            f"{memory.together / _GB:8.3g}  {device.device_kind}"
+        )
+
+
 def _countable(run: Run) -> Run:
     """`run` with a form of attention whose products can be counted; those of cuDNN are hidden."""
     if attention_choice.portable(run.net) == run.net:
@@ -76,7 +112,8 @@ def _countable(run: Run) -> Run:
     return build(config_files.override(copy.deepcopy(run.config), flags))
 
 
-def _of_run(run: Run) -> Iterator[str]:
+def _of_step(run: Run) -> Iterator[str]:
+    """What learns, and the operations of a step."""
     total = sum(x.size for x in jax.tree.leaves(run.shapes.params))
     paths = zip(paths_of(run.shapes.params), jax.tree.leaves(run.shapes.params), strict=True)
     learned = sum(x.size for path, x in paths if path not in run.frozen)
@@ -90,11 +127,16 @@ def _of_run(run: Run) -> Iterator[str]:
         for name, peaks in _DEVICES.items()
     )
     yield f"at {_UTILIZATION:.0%} of what the device can do at most: {', '.join(speeds)}"
+
+
+def _of_memory(run: Run) -> Iterator[str]:
+    """The memory of a device, and the largest batches."""
+    b = run.batch_size
     memory, double = _memory(run), _memory(run._replace(batch_size=2 * b))
     platform, of_image = jax.devices()[0].platform, (double - memory) / b
     yield (
         f"memory of a device: {memory / _GB:.2f} GB, {of_image / 1e6:.1f} MB for each image of the "
-        f"batch (the compiler's own count, for {platform})"
+        f"batch (the compiler's own count, for {platform}{_CPU_NOTE if platform == 'cpu' else ''})"
     )
     if of_image > 0:
         rest = memory - of_image * b
@@ -106,12 +148,27 @@ def _of_run(run: Run) -> Iterator[str]:
         yield neighbors.describe(run)
 
 
-def _memory(run: Run) -> float:
-    """Bytes of a device that the compiled step needs at once."""
+class _Memory(NamedTuple):
+    """Bytes of a device that a compiled step needs at once.
+
+    `arguments` are the state and the batch. The new state takes their place.
+    """
+
+    arguments: float
+    temporaries: float
+    together: float
+
+
+def _analysis(run: Run) -> _Memory:
     analysis = compiled_step(run).lower(*_arguments(run)).compile().memory_analysis()
     assert analysis is not None  # every backend of JAX reports it
-    sizes = (analysis.argument_size_in_bytes, analysis.output_size_in_bytes)
-    return sum(sizes) + analysis.temp_size_in_bytes - analysis.alias_size_in_bytes
+    arguments, temporaries = analysis.argument_size_in_bytes, analysis.temp_size_in_bytes
+    results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    return _Memory(arguments, temporaries, arguments + temporaries + results)
+
+
+def _memory(run: Run) -> float:
+    return _analysis(run).together
 
 
 def _arguments(run: Run) -> tuple[Any, ...]:

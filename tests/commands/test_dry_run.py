@@ -25,6 +25,7 @@ def test_it_counts_what_learns_and_trains_nothing(tmp_path, capsys):
     assert 2 * forward < flops < 10 * forward
     sizes = [int(x.replace(",", "")) for x in re.findall(r"([\d,]+) with", lines[-1])]
     assert len(sizes) == 3 and sizes == sorted(sizes) and sizes[0] > 1000
+    assert "for cpu; accelerators usually need smaller temporaries" in lines[-2]
     assert not (tmp_path / "run").exists()
 
 
