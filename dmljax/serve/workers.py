@@ -48,9 +48,7 @@ _PAUSE = 1.0  # seconds before another try to start a process
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
 _BYTES_OF_PROCESS = 1 << 26  # without an image
-_SHARE_OF_PROCESSES = (
-    0.5  # of the memory that requests leave; the rest is for compiling and the net
-)
+_SHARE_OF_PROCESSES = 0.5  # of the memory that requests leave; the net and compiling take the rest
 
 
 def default_count(request_bytes: int, root: pathlib.Path = pathlib.Path("/")) -> int:
