@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -78,7 +79,7 @@ def _folder(root: str | os.PathLike) -> Collection:
     return Collection(len(images), digest, lambda rows: images[rows.start : rows.stop])
 
 
-def _list(path: str | os.PathLike) -> Collection:
+def _list(path: str | os.PathLike, *, metadata: bool) -> Collection:
     """The rows of a Parquet file. Relative paths are below the folder of the file."""
     pa, parquet = vector_files.pyarrow()
     try:
@@ -89,7 +90,8 @@ def _list(path: str | os.PathLike) -> Collection:
     if "path" not in names:
         raise ValueError(f"{path} needs a column path, and may have id; it has {', '.join(names)}")
     id_column = "id" if "id" in names else "path"
-    others = [name for name in names if name not in ("path", "id")]
+    others = [name for name in names if metadata and name not in ("path", "id")]
+    others = [name for name in others if not name.startswith("__index_level_")]  # of pandas
     fields = [name for name in others if _is_scalar(file.schema_arrow.field(name).type)]
     columns = list(dict.fromkeys(["path", id_column, *fields]))
     counts = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
@@ -98,6 +100,10 @@ def _list(path: str | os.PathLike) -> Collection:
         raise ValueError(f"{path} has no rows")
     folder = pathlib.Path(path).parent
 
+    @functools.lru_cache(maxsize=1)
+    def read_group(group: int) -> Any:
+        return file.read_row_group(group, columns=columns)
+
     def read(rows: range) -> list[Image]:
         first = int(np.searchsorted(starts, rows.start, side="right")) - 1
         last = int(np.searchsorted(starts, rows.stop, side="left"))
@@ -105,13 +111,12 @@ def _list(path: str | os.PathLike) -> Collection:
         for group in range(first, last):
             start = max(rows.start - int(starts[group]), 0)
             stop = min(rows.stop - int(starts[group]), counts[group])
-            table = file.read_row_group(group, columns=columns).slice(start, stop - start)
+            table = read_group(group).slice(start, stop - start)
             if table["path"].null_count or table[id_column].null_count:
                 raise ValueError(f"{path}: row group {group} has a row without path or id")
             for row in table.to_pylist():
-                metadata = {name: _finite(row[name]) for name in fields}
-                image = Image(str(row[id_column]), str(folder / str(row["path"])), metadata)
-                images.append(image)
+                values = {name: _finite(row[name]) for name in fields}
+                images.append(Image(str(row[id_column]), str(folder / str(row["path"])), values))
         return images
 
     unread = [name for name in others if name not in fields]
@@ -142,12 +147,12 @@ def _footer_digest(path: str | os.PathLike) -> str:
         return hashlib.sha256(file.read()).hexdigest()
 
 
-def open_collection(path: str | os.PathLike) -> Collection:
-    """The images of a folder, or of a Parquet list."""
+def open_collection(path: str | os.PathLike, *, metadata: bool = False) -> Collection:
+    """The images of a folder, or of a Parquet list; with `metadata`, its further columns."""
     if os.path.isdir(path):
         return _folder(path)
     if os.path.isfile(path):
-        return _list(path)
+        return _list(path, metadata=metadata)
     raise FileNotFoundError(f"--images={path} is neither a folder nor a Parquet file")
 
 

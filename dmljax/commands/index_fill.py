@@ -11,6 +11,7 @@ import functools
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,7 @@ def fill(arguments: argparse.Namespace, place: str) -> int:
     if arguments.images:
         from dmljax.bundle import collection
 
-        images = collection.open_collection(arguments.images)
+        images = collection.open_collection(arguments.images, metadata=True)
         if images.unread:
             print(
                 f"{arguments.images}: not text, numbers or bools, so no metadata: "
@@ -86,12 +87,15 @@ def fill(arguments: argparse.Namespace, place: str) -> int:
         notes = sources.Sources(place, store.generation)
         if previous is not None:
             _drop_items_of_others(store, ids, images is not None and notes.is_of(arguments.images))
-        with _discarded_after_an_error(store if is_new else None, images is not None):
+        keeps_items = images is not None or os.path.isdir(arguments.source)  # the next one goes on
+        with _discarded_after_an_error(store if is_new else None, keeps_items) as added:
             if first is not None:
                 inputs.check_first(first, store.dimension, store.similarity)
             if bundle is None or images is None:
                 stays = previous is None and not is_new  # what is added before an error
-                status = _add_vectors(store, arguments.source, arguments.replace, previous, stays)
+                status = _add_vectors(
+                    store, arguments.source, arguments.replace, previous, stays, added
+                )
             else:
                 if not store.count():
                     notes.note_all(arguments.images)
@@ -131,13 +135,18 @@ def _inherited(previous: Index, settings: dict[str, Any]) -> int | str | None:
 
 
 @contextlib.contextmanager
-def _discarded_after_an_error(new: Index | None, keeps_items: bool) -> Iterator[None]:
-    """Deletes a new index after an error in the block; if it `keeps_items`, only an empty one."""
+def _discarded_after_an_error(new: Index | None, keeps_items: bool) -> Iterator[Counter[str]]:
+    """Deletes a new index after an error in the block; if it `keeps_items`, only an empty one.
+
+    The block counts in "items" what it has added: an index on a server stays if it has items that
+    somebody else has added meanwhile.
+    """
+    added: Counter[str] = Counter()
     try:
-        yield
+        yield added
     except BaseException:
         try:
-            if new is not None and not (keeps_items and new.count()):
+            if new is not None and new.count() == (0 if keeps_items else added["items"]):
                 new.discard()
         except (OSError, ValueError) as error:
             logging.warning("%s could not be deleted, and is incomplete: %s", new.place, error)
@@ -245,12 +254,17 @@ def _drop_items_of_others(store: Index, ids: set[str], continues: bool) -> None:
 
 
 def _add_vectors(
-    store: Index, source: str, replace: bool, previous: Index | None, stays: bool
+    store: Index,
+    source: str,
+    replace: bool,
+    previous: Index | None,
+    stays: bool,
+    added: Counter[str],
 ) -> int:
     """Adds the rows of a file or of parts. After an error, what was added `stays` or is deleted."""
     from dmljax.index import parquet
 
-    count = skipped = row = 0
+    skipped = row = 0
     are_parts = os.path.isdir(source)
     ids_so_far: set[str] = set()
     try:
@@ -272,16 +286,18 @@ def _add_vectors(
                     f"{inputs.names(list(stored))} already: leave these rows out, or repeat the "
                     "command with --replace"
                 )
-            ids_so_far.update(ids)
+            if not are_parts:
+                ids_so_far.update(ids)
             if ids:
                 store.add(ids, vectors, metadata, replace=replace)
-            count += len(ids)
+            added["items"] += len(ids)
     except InvalidInput as error:
-        if not (count and stays) or are_parts:
+        if not (added["items"] and stays) or are_parts:
             raise
-        more = f"{counted(count, 'row')} before it were added: the next command needs --replace"
+        rows = counted(added["items"], "row")
+        more = f"{rows} before it were added: the next command needs --replace"
         raise type(error)(f"{error}; {more}") from None
-    _report(store, count, "vector", skipped, is_next=previous is not None)
+    _report(store, added["items"], "vector", skipped, is_next=previous is not None)
     return 0
 
 

@@ -108,6 +108,15 @@ def recorded_net(spec: Any) -> Any:
     return _with_resize(spec, "torch" if _name_of(spec) in _RESIZES else None)
 
 
+def net_in_digest(spec: Any) -> Any:
+    """`config.net` as versions before the rule was written had it in their digests."""
+    is_old = isinstance(spec, Mapping) and spec.get("resize") == "torch"
+    if not is_old or _name_of(spec) not in _RESIZES:
+        return spec
+    rest = {name: value for name, value in spec.items() if name != "resize"}
+    return rest["name"] if set(rest) == {"name"} else rest
+
+
 def _name_of(spec: Any) -> str:
     return str(spec.get("name") if isinstance(spec, Mapping) else spec)
 

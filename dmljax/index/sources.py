@@ -42,6 +42,8 @@ class Sources:
                 images, ids = str(note["images"]), note.get("ids")
             except (ValueError, KeyError, TypeError, AttributeError):
                 continue  # an empty line, or a part of one that a killed process left
+            if not isinstance(ids, list | None):
+                continue
             if ids is None:
                 self.first, self._folder_of_id = images, {}
             else:
@@ -63,8 +65,8 @@ class Sources:
         return self._folder_of_id.get(name, self.first)
 
     def is_of(self, images: str | os.PathLike) -> bool:
-        """Whether all items come from this folder, or nobody noted where they come from."""
-        return set(self.folders) <= {_absolute(images)}
+        """Whether it is noted that all items come from this folder."""
+        return self.folders == [_absolute(images)]
 
     def note_all(self, images: str | os.PathLike) -> None:
         """Notes the folder of all items: the index is empty now."""
@@ -85,6 +87,8 @@ class Sources:
         """Gives the notes to the next generation of the index."""
         if self._file.exists():
             shutil.copy(self._file, other._file)
+        else:
+            other._file.unlink(missing_ok=True)
 
     def _append(self, note: dict) -> None:
         if self._file.parent.is_dir():  # not on a server

@@ -25,8 +25,9 @@ from dmljax.retrieval.tiles import Tile, Tiles
 _PAIRS = 8192  # pairs that `_pair_similarities` computes at once, at least
 _PAIR_BYTES = 1 << 29  # of the vectors of these pairs, at most, where there are more than `_PAIRS`
 _SEGMENT = 128  # columns in which open pairs are counted together; divides the side of every tile
-_TILES = 8  # tiles of the gallery that one program compares with a block, one after the other
-_QUEUED = 3  # programs whose open pairs wait on the devices, so that these never wait for the host
+_TILES = 8  # tiles of the gallery that one program compares with a block, one after the other,
+_SIMILARITIES = _TILES << 24  # as far as it leaves no more than so many pairs open
+_QUEUED = 1  # programs whose open pairs wait on the devices, so that these never wait for the host
 
 
 def filtered_ranks(
@@ -41,7 +42,8 @@ def filtered_ranks(
     mesh = row_tiles.mesh
     counted = {b: block for b, block in enumerate(blocks) if block.is_counted.any()}
     screen_fn = sharding.on_mesh(mesh, _screen(jnp.dtype(dtype)), *[SHARDED] * 3, REPLICATED)
-    together = -(-len(column_tiles) // -(-len(column_tiles) // _TILES))
+    most = max(1, min(_TILES, _SIMILARITIES // column_tiles.side**2))
+    together = -(-len(column_tiles) // -(-len(column_tiles) // most))
     at_once = _pairs_at_once(column_tiles, together)
     pick_fn = sharding.on_mesh(mesh, _pick(at_once), SHARDED, SHARDED, REPLICATED, REPLICATED)
     gather_fn = sharding.on_mesh(mesh, _gather, SHARDED, REPLICATED, SHARDED, SHARDED)

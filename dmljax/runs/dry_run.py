@@ -85,7 +85,7 @@ def _by_topology(config: dict[str, Any], described: dict[str, list[jax.Device]])
     yield from _of_step(next(iter(runs.values())))
     width = max(map(len, runs))
     yield "memory of a device, GB, by the program that XLA compiled for it:"
-    yield f"{'topology':{width}}  devices  state and batch  temporaries  together  of a device"
+    yield f"{'topology':{width}}  devices  state and batch  temporaries  together  device"
     for name, run in runs.items():
         device = next(run.shards.mesh.devices.flat)
         start = f"{name:{width}}  {run.shards.size:7}"

@@ -22,7 +22,7 @@ class Pictures:
     """The pictures of an index, by its ids: those in `folder`, or in the folders of `sources`.
 
     `folder` may be another place of the images. If the index was made from it and from further
-    folders, items of the further ones are not looked for in it, unless theirs no longer exist.
+    folders, an item of a further folder is looked for in it only if the further one is gone.
     """
 
     def __init__(self, folder: str | os.PathLike | None, sources: Sources | None = None):
@@ -39,7 +39,7 @@ class Pictures:
                 origin = str(root) if sources is None else sources.folder_of(name)
                 is_lost = folder is not None and (str(root) not in noted or origin not in present)
                 if origin == str(root) or is_lost:
-                    self._paths.setdefault(name, (str(path), root))
+                    self._paths.setdefault(name, (str(path), root.resolve()))
         self._cache: dict[str, bytes] = {}  # the least recently used picture comes first
         self._cached_bytes = 0
 

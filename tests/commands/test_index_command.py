@@ -19,6 +19,7 @@ from pyarrow import parquet
 
 from dmljax import bundle as bundles
 from dmljax import index, main
+from dmljax.index import parquet as vector_files
 from dmljax.index import sources
 from dmljax.serve import pictures
 
@@ -358,6 +359,26 @@ def test_a_failed_import_leaves_no_tables_on_a_server(tmp_path):
         assert run("index", "create", place, "--bundle=cd", f"--import={file}") == 0
 
 
+def test_a_failed_import_keeps_what_others_have_added_meanwhile(tmp_path, monkeypatch):
+    file = tmp_path / "vectors.parquet"
+    _vectors(file, vector=[0.0, 0.0, 2.0])
+    with postgres.server() as server:
+        place = f"{server.address}&table=photos"
+
+        def read(path):
+            for batch in original(path):
+                yield batch
+                with index.open(place, model="ab" * 32, write=True) as store:
+                    store.add([f"other {store.count()}"], [[0.0, 1.0, 0.0]])
+
+        original = vector_files.read
+        monkeypatch.setattr(vector_files, "read", read)
+        with pytest.raises(index.InvalidInput, match="vector number 10005"):
+            run("index", "create", place, "--bundle=ab", f"--import={file}")
+        with index.open(place) as store:
+            assert store.count() == 10_001 and store.contains(["other 10000"]) == [True]
+
+
 def test_a_failed_import_says_what_an_index_that_stays_needs(images, place, tmp_path):
     file = tmp_path / "vectors.parquet"
     run("index", "create", place, "--bundle=ab", f"--images={images}")
@@ -501,7 +522,7 @@ def test_an_interrupted_reindex_is_continued_only_with_the_same_images(
     with index.open(place, model="cd" * 32) as store:
         assert store.count() == 9 and store.contains(["gone.png"]) == [False]
         is_kept = bool((store.get(["red/0.png"])[0].vector == kept[0]).all())
-    assert is_kept == (folder != "wrong")
+    assert is_kept == (folder == "images")
 
 
 def test_a_reindex_of_vectors_is_run_again_after_a_kill(images, place, tmp_path):
@@ -570,11 +591,15 @@ def test_every_item_is_shown_by_the_file_that_it_was_made_from(images, place, tm
     run(*add, f"--images={images}", "--replace")
     assert shown("red/0.png") == old and shown("red/9.png")
     with (place / "generation-1" / "images.jsonl").open("a") as file:
+        file.write('{"images": "/other", "ids": 5}\n')  # no such line is ever written
         file.write('{"images": "/other", "ids": ["red/0')  # a process was killed here
     run(*add, f"--images={more}", "--replace")
     assert shown("red/0.png") == new
     images.rename(tmp_path / "away")
     assert shown("red/1.png") is None and shown("red/0.png") == new
+    images.symlink_to(tmp_path / "away")
+    assert shown("red/1.png") and shown("red/0.png") == new
+    images.unlink()
     words = ["--bundle=cd", f"--images={moved}", "--drop-missing"]
     run("index", "reindex", place, *words)
     assert shown("red/0.png", generation=2) == old and shown("red/9.png", generation=2) is None

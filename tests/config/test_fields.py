@@ -150,7 +150,10 @@ def test_a_run_of_an_older_version_keeps_the_rule_of_its_positions(tmp_path, cap
     scores = training.run(plain, folder)
     assert scores != training.run(config, tmp_path / "new")
     old = json.loads((folder / "config.json").read_text())
+    digest = digests.config_digest(old)
     assert old["net"].pop("resize") == "torch"  # older versions wrote none
+    assert digests.config_digest(old) == digest  # so a study knows its runs again
+    assert digests.config_digest(fields.complete(config)) != digest
     (folder / "config.json").write_text(json.dumps(old))
     assert folder_lib.score(folder) == scores
     assert fields.typed(old).net["resize"] == "torch"
