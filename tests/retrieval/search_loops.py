@@ -9,7 +9,7 @@ def all_similarities(queries, gallery, name="euclidean"):
     """[q n] in double precision, by definition."""
     queries, gallery = np.asarray(queries, np.float64), np.asarray(gallery, np.float64)
     if name == "euclidean":
-        return -0.5 * ((queries[:, None] - gallery[None]) ** 2).sum(-1)
+        return np.stack([-0.5 * ((query - gallery) ** 2).sum(-1) for query in queries])
     norms = [np.linalg.norm(x, axis=1, keepdims=True) for x in (queries, gallery)]
     queries, gallery = (
         x / np.where(n > 0, n, 1) for x, n in zip((queries, gallery), norms, strict=True)
