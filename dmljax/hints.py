@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable
 
-__all__ = ["check_known", "counted", "hint", "shown_bytes"]
+__all__ = ["NO_THRESHOLDS", "check_known", "counted", "hint", "shown_bytes", "shown_duration"]
 
 _NEAREST = 3  # names that are suggested
 _COMPARED = 5000  # names; of more, those with the first letter of the word
@@ -26,6 +26,18 @@ def shown_bytes(count: int) -> str:
     ('2.5 MB', '11.7 GB')
     """
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.3g} MB"
+
+
+def shown_duration(seconds: float) -> str:
+    """A time in hours, minutes or seconds.
+
+    >>> shown_duration(90), shown_duration(9000)
+    ('1.5 minutes', '2.5 hours')
+    """
+    for unit, length in (("hours", 3600), ("minutes", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
 
 
 def counted(count: int, noun: str) -> str:

@@ -201,7 +201,7 @@ def _verb(words: Sequence[str]) -> tuple[str, list[str]]:
                 del words[i : i + (1 if "=" in word else 2)]
                 break
     if verb not in VERBS:
-        raise ValueError(f"there is no command {verb!r}{hint(verb, VERBS)}")
+        raise ValueError(f"dmljax has no command {verb!r}{hint(verb, VERBS)}")
     return verb, words
 
 

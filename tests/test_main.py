@@ -42,8 +42,8 @@ def test_every_verb_explains_itself_without_starting_jax(verb):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["trian"], "there is no command 'trian': did you mean 'train'"),
-        (["--mode=trian"], "there is no command 'trian'"),
+        (["trian"], "dmljax has no command 'trian': did you mean 'train'"),
+        (["--mode=trian"], "dmljax has no command 'trian'"),
         (["train"], "no --config is given"),
         (["train", "--config=glyphs", "--steps=3"], "'--steps=3' is not known"),
         (["train", "--config=gliphs"], "did you mean 'glyphs'"),

@@ -1,8 +1,8 @@
 """Embeddings of a collection of any size, in parts that processes write without any exchange.
 
 A collection is a folder of images, or a Parquet file with a column `path` and perhaps `id`. Such a
-list is read by row groups: a process holds the rows of one chunk, however long the list is. Further
-columns are metadata of an index, and embeddings do without them.
+list is read by row groups: a process holds one row group, however long the list is. Further columns
+are metadata of an index, and embeddings do without them.
 
 The files of a part are `000000016384.parquet`, named by the first row of their chunk, with columns
 `id` and `vector`, as `dmljax index create --import` reads them. Each is written at once, so the
@@ -52,14 +52,15 @@ class Image(NamedTuple):
 class Collection:
     """Images in a fixed order. `digest` tells two collections apart.
 
-    `unread` are columns of a list that cannot be metadata. `place` says where relative paths begin.
+    `skipped_columns` are columns of a list that cannot be metadata. `path_note` says where relative
+    paths begin.
     """
 
     count: int
     digest: str
     read_fn: Callable[[range], list[Image]]
-    unread: Sequence[str] = ()
-    place: str = ""
+    skipped_columns: Sequence[str] = ()
+    path_note: str = ""
 
 
 def images_below(folder: str | os.PathLike) -> list[Image]:
@@ -119,9 +120,9 @@ def _list(path: str | os.PathLike, *, metadata: bool) -> Collection:
                 images.append(Image(str(row[id_column]), str(folder / str(row["path"])), values))
         return images
 
-    unread = [name for name in others if name not in fields]
-    place = f"relative paths in {path} begin at its folder"
-    return Collection(int(starts[-1]), _footer_digest(path), read, unread, place)
+    skipped = [name for name in others if name not in fields]
+    path_note = f"relative paths in {path} begin at its folder"
+    return Collection(int(starts[-1]), _footer_digest(path), read, skipped, path_note)
 
 
 def _is_scalar(kind: Any) -> bool:

@@ -49,8 +49,10 @@ from absl import logging
 from dmljax import index as indexes
 from dmljax.commands import index_fill
 from dmljax.commands.parser import add_trust, refuse
-from dmljax.hints import counted, hint
+from dmljax.hints import counted, hint, shown_bytes
 from dmljax.index import Index, inputs
+
+_NamesFn = Callable[[str], dict[str, list[str]]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -161,8 +163,8 @@ def _remove(arguments: argparse.Namespace, place: str, *ids: str) -> int:
     with indexes.open(place, write=True) as store:
         if folders:
             stored = [item.id for items in store.scan() for item in items]
-            _names_by_nfc.cache_clear()  # the files may have changed since an earlier call
-            ids = tuple(id for id in stored if not any(_has_file(x, id) for x in folders))
+            names_fn = functools.lru_cache(maxsize=1000)(_names_by_nfc)
+            ids = tuple(x for x in stored if not any(_has_file(y, x, names_fn) for y in folders))
             if len(ids) > len(stored) / 2 and not arguments.yes:
                 raise ValueError(
                     f"{len(ids):,} of {len(stored):,} items are no files of --not-in, such as "
@@ -174,24 +176,23 @@ def _remove(arguments: argparse.Namespace, place: str, *ids: str) -> int:
     return 0
 
 
-def _has_file(folder: str, id: str) -> bool:
+def _has_file(folder: str, id: str, names_fn: _NamesFn) -> bool:
     """Whether the file is there. A folder that cannot be read now is an error."""
     try:
         os.stat(os.path.join(folder, id))
     except (FileNotFoundError, NotADirectoryError, ValueError):  # a zero byte is in no path
         # Ids are in NFC, and names on the disk may be in another form: macOS writes NFD.
-        return not id.isascii() and _has_equivalent(folder, id)
+        return not id.isascii() and _has_equivalent(folder, id, names_fn)
     return True
 
 
-def _has_equivalent(folder: str, id: str) -> bool:
+def _has_equivalent(folder: str, id: str, names_fn: _NamesFn) -> bool:
     """Whether there is a file whose path below the folder is the id, in any normal form."""
     name, _, rest = id.partition("/")
-    paths = [os.path.join(folder, entry) for entry in _names_by_nfc(folder).get(name, ())]
-    return any(not rest or _has_equivalent(path, rest) for path in paths)
+    paths = [os.path.join(folder, entry) for entry in names_fn(folder).get(name, ())]
+    return any(not rest or _has_equivalent(path, rest, names_fn) for path in paths)
 
 
-@functools.lru_cache(maxsize=1000)
 def _names_by_nfc(folder: str) -> dict[str, list[str]]:
     """The names of the files in a folder, by their normal form NFC."""
     names: dict[str, list[str]] = {}
@@ -223,7 +224,8 @@ def _tune(arguments: argparse.Namespace, place: str) -> int:
         if arguments.compact:
             before = store.facts()["bytes"]
             store.compact()
-            print(f"compacted: {_size(before)} before, {_size(store.facts()['bytes'])} now")
+            now = store.facts()["bytes"]
+            print(f"compacted: {shown_bytes(before)} before, {shown_bytes(now)} now")
         asked = (arguments.graph, first, arguments.recall)
         if any(value is not None for value in asked) or not arguments.compact:
             graph = {"yes": True, "no": False}.get(arguments.graph)
@@ -235,7 +237,7 @@ def _tune(arguments: argparse.Namespace, place: str) -> int:
 def _print_facts(store: Index) -> None:
     facts = store.facts()
     graph = facts.pop("approximate")
-    facts["size"] = _size(facts.pop("bytes"))
+    facts["size"] = shown_bytes(facts.pop("bytes"))
     facts["search"] = "exact"
     if graph is not None:
         recall, items = f"{graph['recall@10']:.3f}", f"{graph['items']:,} items"
@@ -271,10 +273,6 @@ def _export(_: argparse.Namespace, place: str, *paths: str) -> int:
     with indexes.open(place) as store:
         print(f"wrote {paths[0]}: {counted(parquet.export(store, paths[0]), 'item')}")
     return 0
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e6:.1f} MB"
 
 
 _FILL = ("bundle", "images", "split", "root", "source", "replace", "trust_modules", "first")

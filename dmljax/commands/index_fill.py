@@ -60,10 +60,10 @@ def fill(arguments: argparse.Namespace, place: str) -> int:
         from dmljax.bundle import collection
 
         images = collection.open_collection(arguments.images, metadata=True)
-        if images.unread:
+        if images.skipped_columns:
             print(
                 f"{arguments.images}: not text, numbers or bools, so no metadata: "
-                f"{', '.join(images.unread)}",
+                f"{', '.join(images.skipped_columns)}",
                 file=sys.stderr,
             )
     settings = _settings(bundle, arguments.source)
@@ -79,23 +79,25 @@ def fill(arguments: argparse.Namespace, place: str) -> int:
             ids = _ids(images, arguments.source)
             if not arguments.drop_missing:  # before anything is embedded
                 _check_complete(previous, lambda names: [name in ids for name in names])
-            store = indexes.reindex(place, **settings)
+            # An interrupted command is continued if it embedded the same images.
+            notes = sources.Sources(place, previous.generation + 1)
+            continues = images is not None and notes.is_of(arguments.images)
+            store = indexes.reindex(place, **settings, continues=continues)
             first = first or _inherited(previous, settings)
         else:
             store, is_new = _open(arguments, place, settings)
         stack.enter_context(store)
         notes = sources.Sources(place, store.generation)
         if previous is not None:
-            _drop_items_of_others(store, ids, images is not None and notes.is_of(arguments.images))
+            _drop_others(store, ids)
         keeps_items = images is not None or os.path.isdir(arguments.source)  # the next one goes on
         with _discarded_after_an_error(store if is_new else None, keeps_items) as added:
             if first is not None:
                 inputs.check_first(first, store.dimension, store.similarity)
             if bundle is None or images is None:
-                stays = previous is None and not is_new  # what is added before an error
-                status = _add_vectors(
-                    store, arguments.source, arguments.replace, previous, stays, added
-                )
+                # What is added before an error.
+                stays = previous is None and not is_new and not keeps_items
+                status = _add_vectors(store, arguments.source, arguments.replace, stays, added)
             else:
                 if not store.count():
                     notes.note_all(arguments.images)
@@ -190,11 +192,12 @@ def _write_split(bundle: Any, arguments: argparse.Namespace) -> None:
     """Writes the images of a split of the data set in the bundle's config to a folder."""
     from dmljax.bundle import files
     from dmljax.commands import dataset_flags
+    from dmljax.config.digests import PATHS
     from dmljax.data import image_files
 
     spec = files.read_json(bundle.folder, bundle.manifest, files.CONFIG)["dataset"]
     # A bundle keeps the last part of a path, which may be something else in this folder.
-    name = next((name for name in ("path", "data_dir", "root") if spec.get(name)), None)
+    name = next((name for name in PATHS["dataset"] if spec.get(name)), None)
     if name is not None and not arguments.root:
         raise ValueError(
             f"--split={arguments.split} needs --root=PATH: the bundle was trained on "
@@ -205,7 +208,7 @@ def _write_split(bundle: Any, arguments: argparse.Namespace) -> None:
     try:
         splits = dataset_flags.load(spec)
     except (ValueError, OSError) as error:
-        hint = "" if arguments.root else " (a bundle keeps no paths: here it is --root=PATH)"
+        hint = "" if arguments.root else " (--root=PATH says where the data set is)"
         raise ValueError(f"{error}{hint}") from None
     split = getattr(splits, arguments.split)
     about = {"dataset": spec, "split": arguments.split}
@@ -243,24 +246,13 @@ def _ids(images: Any, source: str | None) -> set[str]:
     return {image.id for rows in chunks for image in images.read_fn(rows)}
 
 
-def _drop_items_of_others(store: Index, ids: set[str], continues: bool) -> None:
-    """Removes what earlier commands left in the next index and this one does not add.
-
-    Items stay if this command `continues` an interrupted one: if both embed the same images.
-    """
+def _drop_others(store: Index, ids: set[str]) -> None:
+    """Removes the items of an interrupted command that this one does not add."""
     for items in store.scan():
-        others = [item.id for item in items if not continues or item.id not in ids]
-        store.delete(others)
+        store.delete([item.id for item in items if item.id not in ids])
 
 
-def _add_vectors(
-    store: Index,
-    source: str,
-    replace: bool,
-    previous: Index | None,
-    stays: bool,
-    added: Counter[str],
-) -> int:
+def _add_vectors(store: Index, source: str, replace: bool, stays: bool, added: Counter[str]) -> int:
     """Adds the rows of a file or of parts. After an error, what was added `stays` or is deleted."""
     from dmljax.index import parquet
 
@@ -270,53 +262,64 @@ def _add_vectors(
     try:
         for batch in parquet.read(source):
             ids, vectors, metadata = batch
-            _check_rows(batch, store, source, row)
-            row += len(ids)
-            stored = {} if replace else _stored(store, ids)
-            if are_parts:  # an interrupted command is simply run again
-                skipped += len(stored)
-                new = [i for i, name in enumerate(ids) if name not in stored]
-                ids, vectors = [ids[i] for i in new], vectors[new]
-                metadata = [metadata[i] for i in new]
-            elif twice := ids_so_far.intersection(ids):
-                raise DuplicateId(f"{source}: the id {inputs.names(list(twice))} occurs twice")
-            elif stored:
-                raise DuplicateId(
-                    f"{source}: {store.place} has an item with the id "
-                    f"{inputs.names(list(stored))} already: leave these rows out, or repeat the "
-                    "command with --replace"
-                )
             if not are_parts:
+                if twice := ids_so_far.intersection(ids):
+                    raise DuplicateId(f"{source}: the id {inputs.names(list(twice))} occurs twice")
                 ids_so_far.update(ids)
-            if ids:
-                store.add(ids, vectors, metadata, replace=replace)
+            with _errors_with_rows(batch, store, source, row):
+                inputs.check_ids(ids)  # a row may have none
+                if are_parts and not replace:  # an interrupted command is simply run again
+                    stored = _stored(store, ids)
+                    skipped += len(stored)
+                    new = [i for i, name in enumerate(ids) if name not in stored]
+                    ids, vectors = [ids[i] for i in new], vectors[new]
+                    metadata = [metadata[i] for i in new]
+                if ids:
+                    store.add(ids, vectors, metadata, replace=replace)
+            row += len(batch.ids)
             added["items"] += len(ids)
     except InvalidInput as error:
-        if not (added["items"] and stays) or are_parts:
+        if not (stays and added["items"]):
             raise
         rows = counted(added["items"], "row")
         more = f"{rows} before it were added: the next command needs --replace"
         raise type(error)(f"{error}; {more}") from None
-    _report(store, added["items"], "vector", skipped, is_next=previous is not None)
+    _report(store, added["items"], "vector", skipped)
     return 0
 
 
-def _check_rows(batch: parquet.Batch, store: Index, source: str, first: int) -> None:
-    """Checks rows as `store.add` does; the errors have the file and the number of the row."""
-    ids, vectors, metadata = batch
-    dimension, similarity = store.dimension, store.similarity
+@contextlib.contextmanager
+def _errors_with_rows(
+    batch: parquet.Batch, store: Index, source: str, first: int
+) -> Iterator[None]:
+    """Errors about the rows of the block name the file and the row, counted from `first`.
+
+    The rows are checked a second time only after an error.
+    """
     try:
-        inputs.check_ids(ids, first=first)
-        inputs.check_vectors(vectors, dimension, similarity=similarity, first=first)
-        inputs.check_metadata(metadata, len(ids), first=first)
+        yield
     except InvalidInput as error:
-        raise type(error)(f"{source}, rows counted from 0: {error}") from None
+        ids, vectors, metadata = batch
+        dimension, similarity = store.dimension, store.similarity
+        try:
+            inputs.check_ids(ids, first=first)
+            inputs.check_vectors(vectors, dimension, similarity=similarity, first=first)
+            inputs.check_metadata(metadata, len(ids), first=first)
+        except InvalidInput as refusal:
+            raise type(refusal)(f"{source}, rows counted from 0: {refusal}") from None
+        if not isinstance(error, DuplicateId):
+            raise
+        raise DuplicateId(
+            f"{source}: {store.place} has an item with the id "
+            f"{inputs.names(list(_stored(store, ids)))} already: leave these rows out, or repeat "
+            "the command with --replace"
+        ) from None
 
 
-def _report(store: Index, count: int, noun: str, skipped: int, *, is_next: bool) -> None:
+def _report(store: Index, count: int, noun: str, skipped: int) -> None:
     more = f", {skipped:,} were there already" if skipped else ""
     total = counted(store.count(), "item")
-    holder = f"the index that is to replace {store.place}" if is_next else store.place
+    holder = f"the index that is to replace {store.place}" if store.superseded else store.place
     print(f"added {counted(count, noun)}{more}; {holder} has {total}")
 
 
@@ -358,12 +361,12 @@ def _add_images(
                 reported = time.monotonic()
                 rate = f"{rows.stop / (reported - start):.0f} a second"
                 print(f"{rows.stop:,} of {images.count:,} images, {rate}", file=sys.stderr)
-    _report(store, added, "image", skipped, is_next=previous is not None)
+    _report(store, added, "image", skipped)
     for problem in left_out[:_MOST_PRINTED]:
         print(f"left out: {problem}", file=sys.stderr)
     if left_out:
-        place = f" ({images.place})" if images.place else ""
-        print(f"{counted(len(left_out), 'image')} left out{place}", file=sys.stderr)
+        note = f" ({images.path_note})" if images.path_note else ""
+        print(f"{counted(len(left_out), 'image')} left out{note}", file=sys.stderr)
     return 1 if left_out else 0
 
 
@@ -395,7 +398,7 @@ def _metadata(
 ) -> list[dict[str, Any]]:
     """The metadata of images: the folder, or what the index or the previous one says.
 
-    The further `columns` of a list of images, by id, are the newest.
+    `columns` are the further columns of a list of images, by id. They override the stored metadata.
     """
     metadata = {name: {"folder": name.rpartition("/")[0]} for name in ids}
     for index in (previous, store):

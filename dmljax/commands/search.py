@@ -66,7 +66,8 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
 
         compilation.keep_programs_or_warn()
         bundle = bundles.load(words[0])
-    threshold = threshold_of(arguments.threshold, {} if bundle is None else bundle.thresholds)
+    thresholds = None if bundle is None else bundle.thresholds
+    threshold = threshold_of(arguments.threshold, thresholds)
     k = _DEFAULT_K if arguments.k is None else arguments.k
     where = conditions(arguments.where)
     options: dict[str, Any] = {"exact": arguments.exact, "threshold": threshold}
@@ -118,18 +119,24 @@ def _table(query: str, hits: list[Hit], name: str | None, threshold: float | Non
     return "\n".join(lines)
 
 
-def threshold_of(text: str | None, thresholds: Mapping[str, float]) -> float | None:
-    """The similarity of a threshold: a number, or a name of the bundle's `thresholds`."""
+def threshold_of(text: str | None, thresholds: Mapping[str, float] | None) -> float | None:
+    """The similarity of a threshold: a number, or a name of the bundle's `thresholds`.
+
+    They are None where no bundle is given.
+    """
     if text is None:
         return None
-    if text in thresholds:
+    if thresholds is not None and text in thresholds:
         return thresholds[text]
     try:
         return float(text)
     except ValueError:
+        if thresholds is None:
+            reason = ": names need a bundle, dmljax search BUNDLE --index=..."
+        else:
+            reason = hint(text, thresholds) if thresholds else NO_THRESHOLDS
         raise ValueError(
-            f"--threshold={text} is neither a similarity nor a threshold of the bundle"
-            f"{hint(text, thresholds) if thresholds else NO_THRESHOLDS}"
+            f"--threshold={text} is neither a similarity nor a threshold of the bundle{reason}"
         ) from None
 
 
@@ -160,7 +167,8 @@ def typed(where: dict[str, Any] | None, store: Index) -> dict[str, Any] | None:
                         f"--where={field}{operator}{text}: {field!r} has numbers and no text, so "
                         "nothing matches: compare it with a number"
                     )
-                bounds[operator] = text if has_text and not has_numbers else value
+                is_number = not isinstance(value, str)
+                bounds[operator] = text if is_number and has_text and not has_numbers else value
             typed_where[field] = bounds
     return typed_where or None
 
@@ -173,7 +181,7 @@ def conditions(words: Sequence[str]) -> dict[str, Any] | None:
     where: dict[str, Any] = {}
     for word in words:
         match = re.fullmatch(r"([^<>=]+)(<=|>=|<|>|=)(.*)", word, re.DOTALL)
-        if match is None:
+        if match is None or match[1].endswith("!"):
             raise ValueError(f"--where={word!r} is not FIELD=VALUE, nor with < <= > >=")
         field, operator, text = match.groups()
         value = _json(text)

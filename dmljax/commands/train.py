@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
             print(line, flush=True)
         return 0
     if arguments.topology is not None:
-        raise ValueError("--topology is of devices that no run can use: add --dry-run")
+        raise ValueError("--topology needs --dry-run: a run cannot use these devices")
     process_fields = (arguments.coordinator, arguments.processes, arguments.process)
     if arguments.features:
         flags = {"--workdir": arguments.workdir, "--overwrite": arguments.overwrite or None}

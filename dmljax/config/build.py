@@ -41,6 +41,8 @@ from dmljax.train.run import Run
 from dmljax.train.step import TrainState, check_chunks, init_state
 from dmljax.weights import expected_normalization, file_digest, preprocessing
 
+_MOST_STEPS = 100_000_000  # of a run; the epochs of more would take minutes to count
+
 
 def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     """Everything that a run needs. Raises a one-line error if the config is wrong.
@@ -56,14 +58,16 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     data = data_of(options, None if cache is None else cache.split)
     sampler = _sampler(options, data.train)
     total = sampler.steps(options.steps, "steps")
+    if total > _MOST_STEPS:
+        raise ValueError(f"steps={options.steps!r}: a run has at most {_MOST_STEPS:,} steps")
     shards = _shards(options.runtime) if described is None else devices.Shardings(described)
-    images = _images(options, data, normalization, backbone.weights, are_cached=cache is not None)
+    images = _images(options, data, normalization, are_cached=cache is not None)
     net, attention_note = attention_choice.choose(
         backbone.net,
         image_shapes={images.image_shape, images.eval_image_shape},
         images=-(-(options.chunk or sampler.batch_size) // shards.size),
         platform=shards.platform,
-        measured=described is None and not options.runtime.deterministic,
+        may_measure=described is None and not options.runtime.deterministic,
     )
     backbone = backbone._replace(net=net)
     if cache is not None:
@@ -150,6 +154,8 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         ),
         sampler_note=sampler.note,
         attention_note=attention_note,
+        normalization=preprocessing.title(normalization),
+        input_note=input_note(backbone.weights, options.eval_transform),
         start=options.start,
         mixed_with=origin.mixed_with_of(options),
         trained=options.trained["name"],
@@ -278,8 +284,6 @@ class _Images(NamedTuple):
     transform_fn: transform_lib.Transform
     eval_transform_fn: transform_lib.Transform
     normalize_fn: Callable
-    normalization: str
-    input_note: str
     image_shape: tuple[int, ...]
     eval_image_shape: tuple[int, ...]
 
@@ -289,20 +293,14 @@ class _Images(NamedTuple):
 
 
 def _images(
-    options: Options,
-    data: Data,
-    normalization: str | Spec,
-    weights: str | None,
-    *,
-    are_cached: bool,
+    options: Options, data: Data, normalization: str | Spec, *, are_cached: bool
 ) -> _Images:
     reader, skip = Reader(images_of(data.train), cache=False), options.unreadable == "skip"
     train_fn, eval_fn = _transform(options.transform), _transform(options.eval_transform)
     shape, eval_shape = (batches.image_shape(reader, fn, skip=skip) for fn in (train_fn, eval_fn))
     normalize_fn = _normalize_fn(normalization)
-    texts = preprocessing.title(normalization), input_note(weights, options.eval_transform)
     if not are_cached:
-        return _Images(train_fn, eval_fn, normalize_fn, *texts, shape, eval_shape)
+        return _Images(train_fn, eval_fn, normalize_fn, shape, eval_shape)
     note = f"cached features of {eval_fn.title}"
     views = f"cached features of {options.views} times {train_fn.title}" if options.views else note
     least_side = eval_fn.least_side  # for pictures of the images
@@ -312,7 +310,7 @@ def _images(
     def normalize_images_fn(x: jax.Array) -> jax.Array:
         return x if x.ndim == 2 else normalize_fn(x)
 
-    return _Images(train_fn, eval_fn, normalize_images_fn, *texts, shape, eval_shape)
+    return _Images(train_fn, eval_fn, normalize_images_fn, shape, eval_shape)
 
 
 def _transform(spec: Spec) -> transform_lib.Transform:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dmljax import renames
-from dmljax.config import old_names
+from dmljax.config import old_defaults
 from dmljax.config.files import plain
 from dmljax.train.options import SECTIONS, Options, fields_of
 
@@ -110,8 +110,9 @@ def of_config(
 def _in_digest(config: dict[str, Any]) -> dict[str, Any]:
     """The essential fields with the first names of functions, and nets as they were written."""
     first_names = {k: {b: a for a, b in names.items()} for k, names in renames.FUNCTIONS.items()}
-    fields = _renamed(essential(config), first_names)
-    return fields | {"net": old_names.net_in_digest(fields["net"])} if "net" in fields else fields
+    if "net" in config:
+        config = {**config, "net": old_defaults.without_old_resize(config["net"])}
+    return _renamed(essential(config), first_names)
 
 
 def _digest(content: Any) -> str:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from dmljax.config import files as config_files
-from dmljax.config import old_names, registry
+from dmljax.config import old_defaults, old_names, registry
 from dmljax.hints import hint
 from dmljax.train.options import SECTIONS, Options, allowed_values, defaults_of, fields_of
 
@@ -21,7 +21,7 @@ def complete(config: Any) -> dict[str, Any]:
     json.dumps(config)  # raises for what a file cannot hold
     config = _checked(config, Options, "the config")
     config["runtime"] = old_names.current_runtime(config["runtime"])
-    config["net"] = old_names.current_net(config["net"])
+    config["net"] = old_defaults.with_resize(config["net"], old_defaults.NEW_RESIZE)
     for name, section in SECTIONS.items():
         config[name] = _checked(config[name], section, name)
     if config["size"] is not None:
@@ -37,7 +37,7 @@ def typed(config: dict[str, Any]) -> Options:
     """
     values = _tuples(defaults_of(Options) | config)
     values["runtime"] = old_names.current_runtime(values["runtime"])
-    values["net"] = old_names.recorded_net(values["net"])
+    values["net"] = old_defaults.with_resize(values["net"], old_defaults.OLD_RESIZE)
     specs = [name for name, field in fields_of(Options).items() if field.type.startswith("Spec")]
     values |= {name: named(values[name]) for name in specs}
     return Options(**values | {name: type_(**values[name]) for name, type_ in SECTIONS.items()})
@@ -45,7 +45,8 @@ def typed(config: dict[str, Any]) -> Options:
 
 def recorded(config: dict[str, Any]) -> dict[str, Any]:
     """The config of a run folder, which `complete` may take: with the defaults of its version."""
-    return {**config, "net": old_names.recorded_net(config.get("net"))}
+    net = old_defaults.with_resize(config.get("net"), old_defaults.OLD_RESIZE)
+    return {**config, "net": net}
 
 
 def with_normalization(config: dict[str, Any], normalization: Any) -> dict[str, Any]:

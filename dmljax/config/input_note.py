@@ -1,4 +1,4 @@
-"""What is said where a run evaluates on images prepared otherwise than those of its weights."""
+"""A note where evaluation prepares images in another way than the weights expect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dmljax.weights import expected_preprocessing
 
 # Transforms of published systems and of users are chosen on purpose.
 _COMPARED = ("standard_eval", "squash_eval")
-_CAFFE = 3  # pixels: published systems cut 227 where other code cuts 224
+_SIZE_TOLERANCE = 3  # pixels: published systems cut 227 where other code cuts 224
 
 
 def input_note(weights: str | None, transform: Mapping[str, Any]) -> str:
@@ -25,9 +25,8 @@ def input_note(weights: str | None, transform: Mapping[str, Any]) -> str:
     if (published := expected_preprocessing(weights)) is None:
         return ""
     expected, actual = _compared(published.transform), _compared(transform)
-    if abs(expected["size"] - actual["size"]) <= _CAFFE and (
-        {**expected, "size": 0} == {**actual, "size": 0}
-    ):
+    has_size = abs(expected["size"] - actual["size"]) <= _SIZE_TOLERANCE
+    if has_size and {**expected, "size": actual["size"]} == actual:
         return ""
     spec = {k: v for k, v in published.transform.items() if k != "scaled_decode"}
     return (

@@ -41,8 +41,6 @@ _VALUES: dict[str, dict[str, Any]] = {
     },
     "release": {"second": (False, True), "never": (False, False), "always": (True, True)},
 }
-# Nets whose rule for resizing positions was "torch". Runs keep the rule that they were made with.
-_RESIZES = {"vit_s16": "torch_offset", "vit_b16": "torch_offset"}
 _PHASES = ((1.0, 0.5, 0.5, 1.0), (0.8, 1.0, 0.4, 0.8))
 _REPORT = {"dim": 128, "samples": 1, "activation": "relu", "probe": True}
 _REPORT |= {"lambdas": _PHASES, "phase_at": 1600}
@@ -96,35 +94,6 @@ def current_runtime(values: Any) -> Any:
             stacklevel=2,
         )
     return {**values, "sharded": "classes" if paths else None}
-
-
-def current_net(spec: Any) -> Any:
-    """`config.net` of a new run, with the rule of `_RESIZES` written out."""
-    return _with_resize(spec, _RESIZES.get(_name_of(spec)))
-
-
-def recorded_net(spec: Any) -> Any:
-    """`config.net` from a run folder. Older versions wrote no rule, and had another default."""
-    return _with_resize(spec, "torch" if _name_of(spec) in _RESIZES else None)
-
-
-def net_in_digest(spec: Any) -> Any:
-    """`config.net` as versions before the rule was written had it in their digests."""
-    is_old = isinstance(spec, Mapping) and spec.get("resize") == "torch"
-    if not is_old or _name_of(spec) not in _RESIZES:
-        return spec
-    rest = {name: value for name, value in spec.items() if name != "resize"}
-    return rest["name"] if set(rest) == {"name"} else rest
-
-
-def _name_of(spec: Any) -> str:
-    return str(spec.get("name") if isinstance(spec, Mapping) else spec)
-
-
-def _with_resize(spec: Any, rule: str | None) -> Any:
-    if rule is None:
-        return spec
-    return {"resize": rule, **(spec if isinstance(spec, Mapping) else {"name": spec})}
 
 
 def _proxies(method: Spec) -> Spec:

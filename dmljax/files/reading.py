@@ -92,7 +92,7 @@ def json_file(path: str | os.PathLike) -> Any:
 def json_object_or_empty(path: str | os.PathLike) -> dict[str, Any]:
     """The object in a file of JSON; {} where there is none or it cannot be read."""
     try:
-        content = json_value(pathlib.Path(path).read_text())
+        content = json_file(path)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

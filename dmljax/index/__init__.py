@@ -79,14 +79,20 @@ def open(place: str | os.PathLike, *, model: str | None = None, write: bool = Fa
 
 
 def reindex(
-    place: str | os.PathLike, *, model: str, dimension: int, similarity: str = "cosine"
+    place: str | os.PathLike,
+    *,
+    model: str,
+    dimension: int,
+    similarity: str = "cosine",
+    continues: bool = True,
 ) -> Index:
     """Makes an index of another model beside the present one, which `switch` then replaces.
 
     Searches use the present index until then. If the process ends before the switch, a second call
-    with the same model continues with the items that were added.
+    with the same model continues with the items that were added, unless `continues` is False.
     """
-    return store_of(place).reindex(place, inputs.check_settings(model, dimension, similarity))
+    settings = inputs.check_settings(model, dimension, similarity)
+    return store_of(place).reindex(place, settings, continues=continues)
 
 
 def signature(place: str | os.PathLike) -> Hashable:

@@ -433,8 +433,8 @@ class Index(abc.ABC, Generic[T]):
 
     @classmethod
     @abc.abstractmethod
-    def reindex(cls, place: str | os.PathLike, settings: Settings) -> Index:
-        """The next generation: empty, or as it was left if it was begun with these settings."""
+    def reindex(cls, place: str | os.PathLike, settings: Settings, *, continues: bool) -> Index:
+        """The next generation: empty, or as it was left with these settings, if it `continues`."""
 
     @classmethod
     @abc.abstractmethod

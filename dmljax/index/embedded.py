@@ -76,12 +76,14 @@ class EmbeddedIndex(Index[Connection]):
                 index.close()
 
     @classmethod
-    def reindex(cls, place: str | os.PathLike, settings: Settings) -> EmbeddedIndex:
+    def reindex(
+        cls, place: str | os.PathLike, settings: Settings, *, continues: bool
+    ) -> EmbeddedIndex:
         path = pathlib.Path(place)
         folder.current(path)  # there must be one
         with folder.locked(path) as lock:
             generation = folder.tidy(path) + 1
-            if not cls._continues(path, generation, settings):
+            if not (continues and cls._continues(path, generation, settings)):
                 _create_generation(path / folder.name_of(generation), settings)
             return cls(path, generation, lock=lock)
 
@@ -517,8 +519,7 @@ class EmbeddedIndex(Index[Connection]):
         folder.tidy(self._path)
 
     def _discard(self) -> None:
-        # A folder of this name, if it is left, is deleted by the next `create`.
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        temporary = folder.temporary_of(self._path)
         os.rename(self._path, temporary)
         files.sync(self._path.parent)
         self.writable = False  # `close` need not write derived files

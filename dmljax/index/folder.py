@@ -58,10 +58,18 @@ def create(path: pathlib.Path) -> tuple[pathlib.Path, IO[str]]:
     for other in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         if not _alive(other.name.split(".")[-2]):
             shutil.rmtree(other, ignore_errors=True)
-    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    temporary = temporary_of(path)
     temporary.mkdir()
     with locked(temporary) as lock:
         return temporary, lock
+
+
+def temporary_of(path: pathlib.Path) -> pathlib.Path:
+    """The folder beside an index, of this process, that a rename makes the index, or deletes.
+
+    If the process is killed, the next `create` deletes it.
+    """
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def _alive(number: str) -> bool:

@@ -125,15 +125,15 @@ def read(path: str | os.PathLike, batch_size: int = _BATCH) -> Iterator[Batch]:
             else:
                 lists = [rows[field].to_pylist() for field in other_columns]
                 rows_of_others = zip(*lists, strict=True) if other_columns else [()] * len(rows)
-                metadata = [dict(zip(other_columns, row, strict=True)) for row in rows_of_others]
+                metadata = [dict(zip(other_columns, x, strict=True)) for x in rows_of_others]
             yield Batch(rows["id"].to_pylist(), vectors.reshape(len(rows), -1), metadata)
             row += len(rows)
 
 
 def _check_lengths(vectors: Any, length: int | None, row: int, column: str) -> int | None:
-    """The length of all `vectors`, of which the first is in a `row` of the file.
+    """Checks that all `vectors` have one `length`, by default that of the first; returns it.
 
-    It must be `length`, the one of the file's first vector, if that is known.
+    `row` is the number of the first vector in the file.
     """
     is_null = vectors.is_null().to_numpy(zero_copy_only=False)
     lengths = np.where(is_null, -1, vectors.value_lengths().fill_null(-1).to_numpy())

@@ -108,7 +108,9 @@ class PostgresIndex(Index[Cursor]):
         return cls(address, generation, write=write)
 
     @classmethod
-    def reindex(cls, place: str | os.PathLike, settings: Settings) -> PostgresIndex:
+    def reindex(
+        cls, place: str | os.PathLike, settings: Settings, *, continues: bool
+    ) -> PostgresIndex:
         address = tables.Address(str(place))
         with address.connected() as connection:
             generation = tables.current_generation(connection, address) + 1
@@ -119,7 +121,7 @@ class PostgresIndex(Index[Cursor]):
                 if tables.table_exists(connection, f"{address.table}_{generation}_settings"):
                     statement = "select model, dimension, similarity from {settings}"
                     stored = connection.execute(address.sql(statement, generation)).fetchone()
-                if stored != settings:
+                if stored != settings or not continues:
                     tables.drop_generation(connection, address, generation)
                     tables.create_generation(connection, address, generation, settings)
         return cls(address, generation, write=True, exclusive=True)

@@ -65,7 +65,7 @@ class Sources:
         return self._folder_of_id.get(name, self.first)
 
     def is_of(self, images: str | os.PathLike) -> bool:
-        """Whether it is noted that all items come from this folder."""
+        """Whether all items come from this folder, as far as it is noted."""
         return self.folders == [_absolute(images)]
 
     def note_all(self, images: str | os.PathLike) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from dmljax.files import reading
 from dmljax.files.result import Result, read_if_any
+from dmljax.hints import shown_duration
 
 _COLUMNS = 560  # pixels of a chart: of many points, each column keeps the least and the largest
 _MOST_POINTS = 2000
@@ -154,7 +155,7 @@ class Files:
             devices, processes = result.devices, result.devices["processes"]
             text = f"{devices['count']} x {devices['kind']}"
             add("Devices", text + (f", {processes} processes" if processes > 1 else ""))
-            add("Time", _duration(result.wall_seconds))
+            add("Time", shown_duration(result.wall_seconds))
         speeds = [x["images_per_second"] for x in self.speed if "images_per_second" in x]
         if speeds:
             add("Speed", f"{np.median(speeds):,.0f} images a second (median)")
@@ -227,13 +228,6 @@ def _columns(points: Sequence[tuple[float, float]]) -> dict[str, np.ndarray]:
             kept += sorted({rows[np.argmin(values[rows])], rows[np.argmax(values[rows])]})
         steps, values = steps[kept], values[kept]
     return {"steps": steps.astype(np.float32), "values": values.astype(np.float32)}
-
-
-def _duration(seconds: float) -> str:
-    minutes, hours = seconds / 60, seconds / 3600
-    if hours >= 2:
-        return f"{hours:.1f} hours"
-    return f"{minutes:.1f} minutes" if minutes >= 2 else f"{seconds:.0f} seconds"
 
 
 def _last_part(path: Any) -> str:

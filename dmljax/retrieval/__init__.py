@@ -11,8 +11,9 @@ float32. These arguments mean the same everywhere:
 * `devices` share the queries or points. None takes all devices of this process, and one device
   where there are fewer tiles than devices.
 
-Vectors beyond 1 GiB do not stay on the devices. They are sent tile by tile from memory or from a
-memory-mapped file, and the next tile is read while the devices compute with the present one. Items
+Vectors beyond 1 GiB, and beyond a quarter of the free memory of an accelerator, do not stay on the
+devices. They are sent tile by tile from memory or from a memory-mapped file, and the next tile is
+read while the devices compute with the present one. Items
 of a class are read together, so a file is read fastest if it is sorted by label.
 """
 

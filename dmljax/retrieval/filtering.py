@@ -25,8 +25,8 @@ from dmljax.retrieval.tiles import Tile, Tiles
 _PAIRS = 8192  # pairs that `_pair_similarities` computes at once, at least
 _PAIR_BYTES = 1 << 29  # of the vectors of these pairs, at most, where there are more than `_PAIRS`
 _SEGMENT = 128  # columns in which open pairs are counted together; divides the side of every tile
-_TILES = 8  # tiles of the gallery that one program compares with a block, one after the other,
-_SIMILARITIES = _TILES << 24  # as far as it leaves no more than so many pairs open
+_TILES = 8  # tiles of the gallery in one program, which compares them with a block one by one
+_SIMILARITIES = _TILES << 24  # of one program, at most: tiles of more than 4,096 rows are fewer
 _QUEUED = 1  # programs whose open pairs wait on the devices, so that these never wait for the host
 
 
@@ -59,7 +59,7 @@ def filtered_ranks(
     waiting: collections.deque[tuple] = collections.deque()
 
     def settle() -> None:
-        """Adds the open pairs of the tile that waits longest."""
+        """Adds the open pairs of the program that waits longest."""
         b, rows, columns, is_open, total = waiting.popleft()
         for start in range(0, int(np.max(total)), at_once):
             *pairs, numbers, where = pick_fn(is_open, rows, columns, np.int32(start))

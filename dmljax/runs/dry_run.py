@@ -83,7 +83,7 @@ def _by_topology(config: dict[str, Any], described: dict[str, list[jax.Device]])
     """A table of the memory of a device, by the programs that are compiled for such devices."""
     runs = {name: build(config, described=devices) for name, devices in described.items()}
     yield from _of_step(next(iter(runs.values())))
-    width = max(map(len, runs))
+    width = max(map(len, ("topology", *runs)))
     yield "memory of a device, GB, by the program that XLA compiled for it:"
     yield f"{'topology':{width}}  devices  state and batch  temporaries  together  device"
     for name, run in runs.items():
@@ -108,8 +108,8 @@ def _countable(run: Run) -> Run:
     """`run` with a form of attention whose products can be counted; those of cuDNN are hidden."""
     if attention_choice.portable(run.net) == run.net:
         return run
-    flags = ["--config.net.attention=plain"]
-    return build(config_files.override(copy.deepcopy(run.config), flags))
+    config = config_files.override(copy.deepcopy(run.config), ["--config.net.attention=plain"])
+    return build(config, described=list(run.shards.mesh.devices.flat))
 
 
 def _of_step(run: Run) -> Iterator[str]:

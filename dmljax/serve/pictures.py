@@ -35,11 +35,13 @@ class Pictures:
             if not roots[0].is_dir():
                 raise FileNotFoundError(f"--images={folder} is not a folder")
         for root in roots:
+            place, resolved = str(root), root.resolve()
+            is_elsewhere = folder is not None and place not in noted
             for name, path, _ in collection.images_below(root):
-                origin = str(root) if sources is None else sources.folder_of(name)
-                is_lost = folder is not None and (str(root) not in noted or origin not in present)
-                if origin == str(root) or is_lost:
-                    self._paths.setdefault(name, (str(path), root.resolve()))
+                origin = place if sources is None else sources.folder_of(name)
+                is_lost = folder is not None and origin not in present
+                if origin == place or is_elsewhere or is_lost:
+                    self._paths.setdefault(name, (str(path), resolved))
         self._cache: dict[str, bytes] = {}  # the least recently used picture comes first
         self._cached_bytes = 0
 

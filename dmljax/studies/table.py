@@ -14,6 +14,7 @@ import numpy as np
 from dmljax import metrics
 from dmljax.config.digests import essential
 from dmljax.files.result import Result, first_best
+from dmljax.hints import shown_duration
 from dmljax.metrics import Difference, Estimate
 from dmljax.metrics.statistics import LEVEL
 from dmljax.studies.outcomes import Outcome
@@ -427,15 +428,8 @@ def _provenance(study: Study, by_row: Mapping[str, Sequence[_Run]]) -> Iterable[
     seconds = sum(r.wall_seconds for r in results)
     yield (
         f"Code: {_listed(code)}, {_listed(versions)}; devices: {_listed(devices)}; "
-        f"{_duration(seconds)} of runs."
+        f"{shown_duration(seconds)} of runs."
     )
-
-
-def _duration(seconds: float) -> str:
-    for unit, length in (("hours", 3600), ("minutes", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} seconds"
 
 
 def _spec(spec: Any) -> str:

@@ -26,16 +26,15 @@ def choose(
     image_shapes: Collection[tuple[int, ...]],
     images: int,
     platform: str,
-    measured: bool = True,
+    may_measure: bool = True,
 ) -> tuple[Any, str]:
     """`net` with the form of attention that a run uses, and a phrase for the header.
 
     A device has `images` images in a step. With `attention="auto"`, process 0 measures all forms
     at the number of tokens of each of `image_shapes`, and all processes take its choice. Times are
-    kept in `at_hand.cache_folder`, so that a resumed run takes the same form. On a CPU, and
-    where nothing may be `measured`, it is `plain`: a deterministic run must not depend on a
-    measurement, and devices that are only described do not run. A net without attention is
-    returned as it is.
+    kept in `at_hand.cache_folder`, so that a resumed run takes the same form. On a CPU, and unless
+    it `may_measure`, the form is `plain`: a deterministic run must not depend on a measurement, and
+    devices that are only described do not run. A net without attention is returned as it is.
     """
     form = getattr(net, "attention", None)
     if form is None:
@@ -43,7 +42,7 @@ def choose(
     token_attention.check(form)
     if form != "auto":
         return net, f"attention: {form} (net.attention={form!r})"
-    if platform == "cpu" or not measured:
+    if platform == "cpu" or not may_measure:
         return net.clone(attention="plain"), "attention: plain"
     sizes = {"heads": net.heads, "width": net.width, "dtype": net.dtype or "float32"}
     sizes |= {"images": min(images, _MOST_IMAGES)}

@@ -261,7 +261,7 @@ def _compute_part(
         start = next(
             (i for i in rows[::_FILE_ROWS] if not (folder / f"{i:012d}.npy").exists()), rows.stop
         )
-        known, unknown = entry.computed_elsewhere(), []
+        known = entry.computed_elsewhere()
         images, read = entry.images, range(start, rows.stop)
         if known:
             unknown = [row for row in read if row not in known]
@@ -272,7 +272,7 @@ def _compute_part(
         waiting: list[np.ndarray] = []
         name = f"features of {title}" + (f", part {part}" if part.count > 1 else "")
         shown: contextlib.AbstractContextManager[Progress | None] = contextlib.nullcontext()
-        if not known or unknown:  # otherwise nothing is computed
+        if read:  # otherwise nothing is computed
             shown = Progress(name, len(rows), start=start - rows.start, stream=sys.stdout)
         with shown as progress:
             for row in range(start, rows.stop):

@@ -55,9 +55,8 @@ def expected_normalization(path: str | os.PathLike) -> str | dict[str, Any] | No
 
     It is known for converted files and for published ones (`weights.PUBLISHED`).
     """
-    text = safetensors_files.read_metadata(path).get("dmljax")
-    if text is not None:
-        return _parse(path, text)["inputs"]["normalization"]
+    if (metadata := _metadata_if_converted(path)) is not None:
+        return metadata["inputs"]["normalization"]
     name = published.identify(path)
     return published.PUBLISHED[name].preprocessing.normalize if name else None
 
@@ -67,11 +66,10 @@ def expected_preprocessing(path: str | os.PathLike) -> Preprocessing | None:
 
     It is known for published files, and for those converted from files of a known family.
     """
-    text = safetensors_files.read_metadata(path).get("dmljax")
-    if text is None:
+    metadata = _metadata_if_converted(path)
+    if metadata is None:
         name = published.identify(path)
         return published.PUBLISHED[name].preprocessing if name else None
-    metadata = _parse(path, text)
     inputs = metadata.get("inputs", {})
     if not metadata.get("trained_on") or not {"size", "shorter", "filter"} <= set(inputs):
         return None  # of an unknown source, or of an older version
@@ -94,10 +92,14 @@ def file_digest(path: str | os.PathLike) -> str:
 
     For any other file it is the SHA-256 of the file; for an index, that of index and shards.
     """
-    text = safetensors_files.read_metadata(path).get("dmljax")
-    if text is not None:
-        return _parse(path, text)["tensors_sha256"]
+    if (metadata := _metadata_if_converted(path)) is not None:
+        return metadata["tensors_sha256"]
     return read(path).sha256 if str(path).endswith(".index.json") else digest_once(path)
+
+
+def _metadata_if_converted(path: str | os.PathLike) -> dict[str, Any] | None:
+    text = safetensors_files.read_metadata(path).get("dmljax")
+    return None if text is None else _parse(path, text)
 
 
 def _parse(path: str | os.PathLike, text: str) -> dict[str, Any]:

@@ -41,6 +41,8 @@ def title(spec: str | Mapping[str, Any]) -> str:
 
     >>> title("imagenet")
     'RGB 0 to 1, mean 0.485 0.456 0.406, std 0.229 0.224 0.225'
+    >>> title("unit")
+    'RGB 0 to 1'
     >>> title({"name": "imagenet", "red_std": 0.299}), title("my_module:my_function")
     ('imagenet(red_std=0.299)', 'my_module:my_function')
     """
@@ -51,8 +53,11 @@ def title(spec: str | Mapping[str, Any]) -> str:
         text = ", ".join(f"{name}={value}" for name, value in arguments.items())
         return f"{options['name']}({text})" if text else options["name"]
     low, high = numbers["range"]
+    text = f"{numbers['channels']} {low} to {high}"
+    if set(numbers["mean"]) == {0} and set(numbers["std"]) == {1}:
+        return text
     mean, std = (" ".join(f"{x:.4g}" for x in numbers[name]) for name in ("mean", "std"))
-    return f"{numbers['channels']} {low} to {high}, mean {mean}, std {std}"
+    return f"{text}, mean {mean}, std {std}"
 
 
 def rgb(images: Any, *, mean: Sequence[float], std: Sequence[float]) -> Any:

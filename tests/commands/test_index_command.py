@@ -141,6 +141,7 @@ def test_a_filter_finds_numbers_and_text_that_looks_like_one(place, capsys):
     assert found("mixed>=2019") == ["numbers"] and found("mixed>=a") == []
     assert found("folder>=2020", "folder<2021") == ["2020"]
     assert found("folder>=1.50", "folder<=1.50") == ["1.50"]
+    assert found('folder>="2020"', 'folder<"2021"') == ["2020"]
     assert found("year>=2001", "year<2003") == ["2021", "true"]
     with pytest.raises(ValueError, match="--where=year>=abc: 'year' has numbers and no text"):
         found("year>=abc")

@@ -17,3 +17,8 @@ def test_an_unknown_name_lists_the_others_or_says_why_there_are_none(threshold_f
     )
     with pytest.raises((ValueError, InvalidInput), match=reason):
         threshold_fn("fmr=1e-3", {})
+
+
+def test_a_name_without_a_bundle_needs_one():
+    with pytest.raises(ValueError, match="names need a bundle, dmljax search BUNDLE"):
+        search.threshold_of("fmr=1e-3", None)

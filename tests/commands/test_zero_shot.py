@@ -98,7 +98,7 @@ def test_backbones_are_scored_as_they_are(cache, tmp_path, capsys):
         assert rows[score][place]["value"] == pytest.approx(expected[score], abs=1e-6)
     assert sorted(names) == ["raw pixels", "tiny"] and facts["sheets"]
     line = next(x for x in printed.out.splitlines() if x.startswith("tiny: standard_eval(size=12"))
-    assert ", RGB 0 to 1, mean 0 0 0, std 1 1 1; MIT; may be sold: yes" in line
+    assert ", RGB 0 to 1; MIT; may be sold: yes" in line
     assert "raw pixels" in printed.out and f"{embeddings.shape[1]:,}" in printed.out
     main(["zero-shot", str(root), f"--out={tmp_path / 'again'}"])  # what is here, from disk
     printed = capsys.readouterr()
@@ -286,6 +286,7 @@ def test_large_photographs_have_the_same_features_everywhere(cache, tmp_path):
         (["zero-shot", "photos", "--batch-size=0"], "--batch-size: '0' is no whole number above 0"),
         (["doctor", "--dataset=folder", "--root=photos", "--threads=0"], "--threads: '0' is no"),
         (["prepare", "--dataset=folder", "--root=photos", "--out=x", "--threads=-1"], "'-1' is no"),
+        (["prepare", "--dataset=mnist", "--out=x", "--shard_size=0"], "--shard_size: '0' is no"),
         (["zero-shot", "nowhere"], "nowhere does not exist"),
         (["zero-shot", "blobs.npz"], "blobs.npz is a file: name the folder of your images"),
         (["export", "--net=absent", "--out=x"], "dmljax weights --fetch=absent, or --weights=FILE"),

@@ -54,9 +54,9 @@ class MemoryIndex(Index):
         return cls(place, PLACES[place].current, write=write)
 
     @classmethod
-    def reindex(cls, place, settings):
+    def reindex(cls, place, settings, *, continues):
         generations, new = PLACES[place].generations, PLACES[place].current + 1
-        if new not in generations or generations[new].settings != settings:
+        if new not in generations or generations[new].settings != settings or not continues:
             generations[new] = Content(settings)
         return cls(place, new, write=True)
 

@@ -102,6 +102,16 @@ def test_one_program_compares_with_several_tiles(devices, monkeypatch):
     assert devices > 1 or len(totals) == 20 * 3  # 7, 7 and 6 of 20 tiles, for each of 20 blocks
 
 
+def test_a_program_compares_with_fewer_tiles_if_they_are_large(monkeypatch):
+    """So that the pairs that it leaves open take no more memory."""
+    x, y, expected = _ranked()
+    totals = _counted(monkeypatch)
+    monkeypatch.setattr(filtering, "_SIMILARITIES", 3 * 128**2)
+    options = {"tile": 128, "devices": jax.devices()[:1]}
+    assert all_ranks(x, y, **options, filter_dtype=jnp.bfloat16) == expected
+    assert len(totals) == 20 * 7  # six times three of 20 tiles, and two
+
+
 @pytest.mark.parametrize("scale", [1e-18, 1.0, 1e15])
 def test_bounds_hold(scale):
     x = (scale * RNG.normal(size=(256, 40))).astype(np.float32)

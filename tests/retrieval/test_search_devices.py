@@ -91,6 +91,12 @@ def test_a_gallery_may_take_a_quarter_of_the_free_memory(monkeypatch):
     for free, expected in ((40 << 30, 10 << 30), (1 << 30, 1 << 30)):
         monkeypatch.setattr(search_sharding, "free_bytes", lambda _, free=free: free)
         assert tiles._resident_bytes(None) == expected
+    monkeypatch.setattr(tiles, "RESIDENT_BYTES", 0)
+    size = 5 * 128 * 19 * 4  # of 600 rows, in whole tiles
+    for free, is_resident in ((4 * size, True), (4 * size - 4, False)):
+        monkeypatch.setattr(search_sharding, "free_bytes", lambda _, free=free: free)
+        gallery = tiles.plain_tiles(np.zeros((600, 19), np.float32), 128)
+        assert (gallery[0] is gallery[0]) == is_resident
 
 
 def test_the_next_tile_is_read_while_the_present_one_is_used(monkeypatch):

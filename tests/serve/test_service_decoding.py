@@ -22,6 +22,7 @@ from PIL import Image
 from service_cases import environment, indexed, png, served
 
 from dmljax.bundle import headers, preprocessing
+from dmljax.serve import generation
 from dmljax.serve.budget import Budget
 from dmljax.serve.settings import Settings
 from dmljax.serve.workers import Decoders, Turn, default_count, work
@@ -356,3 +357,12 @@ def test_the_limits_of_a_container_limit_the_processes_that_decode(
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
     (tmp_path / "proc/meminfo").write_text(f"MemAvailable: {1 << 30} kB\n")
     assert default_count(3 << 29, tmp_path) == expected
+
+
+def test_the_service_decodes_by_the_default_number_of_processes(bundle_folder, monkeypatch):
+    counts = []
+    monkeypatch.setattr(generation, "default_count", lambda request_bytes: request_bytes >> 20)
+    monkeypatch.setattr(generation, "Decoders", lambda count, **_: counts.append(count))
+    for decoders in (None, 3):
+        generation.Service(Settings(str(bundle_folder), decoders=decoders))
+    assert counts == [1536, 3]

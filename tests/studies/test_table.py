@@ -10,6 +10,7 @@ from study_files import finished, write_study
 
 from dmljax import metrics
 from dmljax.files.result import Chosen, Evaluated
+from dmljax.hints import shown_duration
 from dmljax.studies import page, printing, study_file, table
 from dmljax.studies.outcomes import Outcome
 from dmljax.studies.plan import PlannedRun
@@ -245,7 +246,7 @@ def test_provenance(tmp_path):
     "seconds, shown", [(7, "7 seconds"), (90, "1.5 minutes"), (9000, "2.5 hours")]
 )
 def test_a_short_study_is_not_said_to_take_no_hours(seconds, shown):
-    assert table._duration(seconds) == shown
+    assert shown_duration(seconds) == shown
 
 
 def test_ensembles_and_sizes_are_columns_of_their_rows(tmp_path):

@@ -50,8 +50,21 @@ def test_on_an_accelerator_all_forms_are_measured_and_a_refusal_is_no_error(cach
     assert net.attention in ("plain", "xla")
     assert note.startswith(f"attention: {net.attention} (5 tokens: plain ") and "7 tokens: " in note
     assert "cudnn refused: ValueError: attention='cudnn' needs an NVIDIA GPU" in note
-    assert _chosen(_net(), "gpu", measured=False)[0].attention == "plain"
+    assert _chosen(_net(), "gpu", may_measure=False)[0].attention == "plain"
     assert _chosen(_net(attention="xla"), "gpu")[1] == "attention: xla (net.attention='xla')"
+
+
+def test_a_deterministic_run_and_devices_that_are_not_there_measure_nothing(tmp_path, monkeypatch):
+    allowed = []
+
+    def choose(net, *, may_measure, **_):
+        allowed.append(may_measure)
+        return net, ""
+
+    monkeypatch.setattr(attention_choice, "choose", choose)
+    for runtime, described in (({}, None), ({"deterministic": True}, None), ({}, jax.devices())):
+        build(tiny(tmp_path, net=VIT, runtime=runtime), described=described)
+    assert allowed == [True, False, False]
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", "damaged row"])

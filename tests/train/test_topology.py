@@ -4,12 +4,10 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
-import sys
 
 import jax
 import pytest
-from processes import ROOT
+from processes import ROOT, command, python
 from system import tiny, write_config
 
 from dmljax.config.build import build
@@ -23,23 +21,21 @@ needs_libtpu = pytest.mark.skipif(
 WIDE = {"net": {"name": "convnet", "widths": [256, 1024], "strides": [2, 2]}}
 
 
-def _in_process(folder, *words):
-    """Python in a process of its own, where JAX optimizes as for users."""
-    names = {"JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS"}
-    names |= {"TPU_LIBRARY_PATH"}  # which JAX sets where it finds libtpu
-    environment = {name: value for name, value in os.environ.items() if name not in names}
-    paths = [str(folder), str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    # Others on this machine may have loaded libtpu.
-    environment |= {"PYTHONPATH": os.pathsep.join(paths), "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    return subprocess.run(
-        [sys.executable, *words], env=environment, cwd=folder, capture_output=True, text=True
-    )
+# As for users: JAX optimizes. JAX sets TPU_LIBRARY_PATH where it finds libtpu, and others on this
+# machine may have loaded libtpu.
+VARIABLES = {
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": None,
+    "JAX_COMPILATION_CACHE_DIR": None,
+    "XLA_FLAGS": None,
+    "TPU_LIBRARY_PATH": None,
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 
 
 def _command(folder, config, *flags):
-    file = write_config(folder, config)
-    words = ["-m", "dmljax.main", "train", f"--config={file}", "--dry-run", *flags]
-    return _in_process(folder, *words)
+    words = ("train", f"--config={write_config(folder, config)}", "--dry-run", *flags)
+    paths = [str(folder), str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return command(*words, cwd=folder, PYTHONPATH=os.pathsep.join(paths), **VARIABLES)
 
 
 @needs_libtpu
@@ -80,8 +76,7 @@ def test_no_parameter_of_a_large_net_is_allocated(tmp_path):
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         print(json.dumps([sum(sizes), kept, peak]))
     """
-    done = _in_process(tmp_path, "-c", script, json.dumps(config))
-    assert done.returncode == 0, done.stderr
+    done = python(script, json.dumps(config), cwd=tmp_path, **VARIABLES)
     count, kept, peak = json.loads(done.stdout.splitlines()[-1])
     assert count > 1.1e9 and [1536, 4096 // 64] in kept
     assert peak < 2e9
@@ -104,6 +99,17 @@ def test_without_libtpu_the_line_says_what_to_install(tmp_path):
     assert re.fullmatch(expected, done.stderr.strip())
 
 
+def test_operations_of_attention_are_counted_for_described_devices(tmp_path):
+    """`xla` hides its products, so the net is built again, for the same devices."""
+    net = {"name": "vit_s16", "width": 8, "heads": 2, "depth": 1, "patch": 4, "image_size": 12}
+    runs = [
+        build(tiny(tmp_path, net=net | {"attention": form}), described=jax.devices()[:2])
+        for form in ("plain", "xla")
+    ]
+    lines = [list(dry_run._of_step(run)) for run in runs]
+    assert lines[0] == lines[1] and "floating-point operations" in lines[0][1]
+
+
 def test_a_second_process_with_libtpu_is_told_what_to_do(monkeypatch):
     def refuse(*_, **__):
         # What libtpu 0.0.42 says.
@@ -119,7 +125,7 @@ def test_a_second_process_with_libtpu_is_told_what_to_do(monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--topology=v5e:2x4"], "add --dry-run"),
+        (["--topology=v5e:2x4"], "--topology needs --dry-run"),
         (["--dry-run", "--topology="], "--topology has an empty name"),
     ],
 )

@@ -236,9 +236,12 @@ def test_without_a_strong_etag_a_download_starts_again(hub, tmp_path, etag):
     assert hub.requests == [(None, None)]
 
 
-@pytest.mark.parametrize("damage", [b"", b"[]", b'{"url": 1', b'{"etag": 5}', b'{"x": 1}'])
+@pytest.mark.parametrize(
+    "damage", [b"", b"[]", b'{"url": 1', b'{"url": "URL", "etag": 5}', b'{"x": 1}']
+)
 def test_a_part_whose_origin_is_lost_starts_again(hub, tmp_path, damage):
     _interrupted(hub, tmp_path)
+    damage = damage.replace(b"URL", hub.url("net-file.pth").encode())
     (tmp_path / "net-file.pth.part.json").write_bytes(damage)
     assert fetch("local", folder=tmp_path).read_bytes() == _DATA
     assert hub.requests == [(None, None)]

@@ -71,8 +71,7 @@ class Conv(nn.Module):
         options: dict[str, Any] = {"strides": self.strides, "padding": self.padding}
         options |= {"groups": self.groups, "impl": self.impl}
         if line is not None:
-            # With jax_enable_x64 the factor may be of float64.
-            factor, shift = (value.astype(kernel.dtype) for value in line)
+            factor, shift = line
             shift = shift if bias is None else shift + factor * bias
             kernel = kernel * factor.reshape(1, 1, 1, -1)
             return clipped_conv(x, kernel, shift, limits=limits, **options)

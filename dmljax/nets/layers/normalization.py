@@ -91,8 +91,9 @@ class BatchNorm(nn.Module):
         shape = (channels,)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
         running_var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
-        scale = self.param("scale", self.scale_init, shape) if self.use_scale else None
-        bias = self.param("bias", nn.initializers.zeros, shape) if self.use_bias else None
+        f32 = jnp.float32  # also under jax_enable_x64
+        scale = self.param("scale", self.scale_init, shape, f32) if self.use_scale else None
+        bias = self.param("bias", nn.initializers.zeros, shape, f32) if self.use_bias else None
         return running_mean, running_var, scale, bias
 
     def _factor(self, running_var: nn.Variable, scale: Array | None) -> jax.Array:
@@ -187,7 +188,7 @@ def local_response_norm(
     """
 
     def normalized(x):
-        wide = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32))
+        wide = ops.widen(x)
         before = (size - 1) // 2
         squares = jnp.pad(wide * wide, ((0, 0), (0, 0), (0, 0), (before, size - 1 - before)))
         total = sum(squares[..., i : i + x.shape[-1]] for i in range(size))
