@@ -152,23 +152,24 @@ def holm(p_values: Values) -> list[float]:
 
 
 def visible_difference(
-    deviation: float, *, n: int, level: float = 0.05, power: float = 0.8, comparisons: int = 1
+    deviation: float, *, n: int, level: float = LEVEL, power: float = 0.8, comparisons: int = 1
 ) -> float:
     """The difference that a test of n against n independent runs detects with this power.
 
-    `deviation` is the deviation of one run. `level` is two-sided, and divided by the number of
-    `comparisons` (Bonferroni). The value comes from the non-central t distribution.
+    `deviation` is the deviation of one run. The test is two-sided and resolves a difference with
+    p <= (1 - `level`) / `comparisons` (Bonferroni). The value comes from the non-central t
+    distribution.
 
     >>> round(metrics.visible_difference(1.0, n=5), 2)
     2.02
     """
     _check_runs(n)
     error = deviation * math.sqrt(2 / n)
-    return error * _detected(2 * n - 2, level=level / comparisons, power=power)
+    return error * _detected(2 * n - 2, level, power, comparisons)
 
 
 def visible_paired_difference(
-    deviation: float, *, n: int, level: float = 0.05, power: float = 0.8, comparisons: int = 1
+    deviation: float, *, n: int, level: float = LEVEL, power: float = 0.8, comparisons: int = 1
 ) -> float:
     """The difference that a test of n pairs of runs detects with this power.
 
@@ -180,7 +181,7 @@ def visible_paired_difference(
     """
     _check_runs(n)
     error = deviation / math.sqrt(n)
-    return error * _detected(n - 1, level=level / comparisons, power=power)
+    return error * _detected(n - 1, level, power, comparisons)
 
 
 def expected_best(k: int) -> float:
@@ -226,15 +227,24 @@ def _difference(
     return Difference(mean, mean - half, mean + half, p, degrees, float(deviation), n)
 
 
-def _detected(degrees: int, *, level: float, power: float) -> float:
+def _detected(degrees: int, level: float, power: float, comparisons: int) -> float:
     """The non-centrality at which a two-sided t test of this level has this power."""
     from scipy import optimize, stats
+
+    check_level(level)
+    if comparisons < 1:
+        raise ValueError(f"comparisons={comparisons} must be 1 or more")
+    alpha = (1 - level) / comparisons
+    if not alpha < power < 1:
+        raise ValueError(
+            f"power={power} must lie between {alpha:.3g}, the p-value that counts, and 1"
+        )
 
     # Averages over the distribution of the measured deviation: scipy's own non-central t gives NaN
     # for some arguments.
     shares = (np.arange(4096) + 0.5) / 4096
     spread = np.sqrt(stats.chi2.ppf(shares, degrees) / degrees)
-    critical = _t(1 - level, degrees) * spread
+    critical = _t(1 - alpha, degrees) * spread
 
     def excess(shift: float) -> float:
         normal = stats.norm

@@ -193,6 +193,12 @@ def test_some_of_eight_equal_rows_differs_in_a_quarter_of_studies():
         (lambda: metrics.student_interval([1.0, np.nan]), "not finite"),
         (lambda: metrics.holm([0.2, 1.2]), "between 0 and 1"),
         (lambda: metrics.visible_difference(1.0, n=1), "two runs or more"),
+        (
+            lambda: metrics.visible_difference(1.0, n=5, level=0.05),
+            "lie between 0.95",
+        ),
+        (lambda: metrics.visible_difference(1.0, n=5, power=1), "power=1 must lie between 0.05"),
+        (lambda: metrics.visible_difference(1.0, n=5, comparisons=0), "comparisons=0 must be 1"),
         (lambda: metrics.fold_difference([1.0, 2], [1.0, 2], test_per_train=0), "1/3 for four"),
         (lambda: metrics.student_interval([1.0, 2.0], level=95), "level=95 must lie between"),
     ],
