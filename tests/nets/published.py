@@ -15,7 +15,7 @@ from dmljax import nets, weights
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 sys.path.insert(0, str(FIXTURES))
-from drawn import direction, draw, images, narrow_statistics, summary  # noqa: E402, F401
+from drawn import content, direction, draw, images, narrow_statistics, summary  # noqa: E402, F401
 
 with np.load(FIXTURES / "published.npz") as _file:
     STORED = dict(_file)
@@ -24,14 +24,13 @@ CASES = json.loads(STORED.pop("cases").tobytes())["cases"]
 
 def tensors(name, purpose="value"):
     """The content of the file: all of its tensors, also those that we leave out."""
-    return {n: draw(n, shape, purpose) for n, shape in CASES[name]["tensors"].items()}
+    return content(CASES[name]["tensors"], purpose, CASES[name]["faint"])
 
 
 def net(name, **keywords):
     keywords = CASES[name]["keywords"] | keywords
-    if "blocks" in keywords:
-        keywords["blocks"] = tuple(keywords["blocks"])
-    return getattr(nets, CASES[name]["net"])(**keywords)
+    tuples = {k: tuple(v) for k, v in keywords.items() if isinstance(v, list)}
+    return getattr(nets, CASES[name]["net"])(**keywords | tuples)
 
 
 def apply(name, variables, x, **keywords):
@@ -43,7 +42,7 @@ def apply(name, variables, x, **keywords):
 
 def load(folder, name, purpose="value", **keywords):
     path = folder / f"{purpose}.safetensors"
-    path.write_bytes(safetensors.numpy.save(tensors(name, purpose)))
+    safetensors.numpy.save_file(tensors(name, purpose), path)
     notes = []
     variables = weights.load(path, net(name, **keywords), report_fn=notes.append)
     assert notes == []

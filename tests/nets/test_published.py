@@ -35,14 +35,14 @@ def close(ours, theirs, tolerance=1e-5):
     assert np.max(np.abs(ours - theirs)) <= tolerance * np.max(np.abs(theirs))
 
 
-def check_outputs(key, outputs):
+def check_outputs(key, outputs, tolerance=1e-5):
     expected = stored(key)
     for name, theirs in expected.items():
         ours = np.asarray(outputs[name], np.float32)
         if theirs.ndim == ours.ndim == 4:
-            close(ours[tuple(slice(n) for n in theirs.shape)], theirs)
+            close(ours[tuple(slice(n) for n in theirs.shape)], theirs, tolerance)
         else:
-            close(summary(name, ours), theirs)
+            close(summary(name, ours), theirs, tolerance)
     close(outputs["max_pooled"], np.max(np.asarray(outputs["features"]), (1, 2)))
     if "0" in expected:  # a case with stages has all outputs
         assert set(outputs) == set(expected) | {"max_pooled"}
@@ -51,6 +51,7 @@ def check_outputs(key, outputs):
 # The first file of each net has all sizes and gradients; other namings have one size.
 FIRST = list({case["net"]: name for name, case in reversed(CASES.items())}.values())
 WHOLE = ("vit_s16_whole", "vit_b16_whole")  # of real width and depth
+REAL_WIDTH = [name for name in CASES if name.endswith("_real_width")]
 CONVOLUTIONAL = [n for n in CASES if n.startswith(("convnext", "efficientnet"))]
 
 
@@ -59,7 +60,7 @@ CONVOLUTIONAL = [n for n in CASES if n.startswith(("convnext", "efficientnet"))]
     [
         pytest.param(name, marks=[pytest.mark.slow] * (name in WHOLE))
         for name, case in CASES.items()
-        if not case["train"]
+        if not case["train"] and name not in REAL_WIDTH
     ],
 )
 def test_a_published_file_gives_the_outputs_of_its_own_code(name, tmp_path):
@@ -68,18 +69,22 @@ def test_a_published_file_gives_the_outputs_of_its_own_code(name, tmp_path):
         check_outputs(key, apply(name, variables, images(size)))
 
 
-def inner(a, b):
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return sum(np.vdot(np.float64(x), np.float64(y)) for x, y in pairs)
+def products(a, b):
+    """The inner products a b, a a and b b."""
+    total = np.zeros(3)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        x, y = np.ravel(x).astype(np.float64), np.ravel(y).astype(np.float64)
+        total += x @ y, x @ x, y @ y
+    return total
 
 
-def check_derivatives(name, variables, along, *, train, **keywords):
+def check_derivatives(name, variables, along, *, train, tolerance=1e-4, **keywords):
     """In the direction `along`. Returns the outputs and the new statistics."""
-    params, model = variables.pop("params"), net(name, **keywords)
+    params, model = variables["params"], net(name, **keywords)
     size, key = list(keys(name).items())[-1]
 
     def loss(params, x):
-        all_variables = {"params": params, **variables}
+        all_variables = {**variables, "params": params}
         outputs, new = model.apply(all_variables, x, train=train, mutable=["batch_stats"])
         terms = [outputs[k] * direction(k, outputs[k].shape) for k in stored(key)]
         return sum(map(jnp.sum, terms)), (outputs, new)
@@ -94,10 +99,12 @@ def check_derivatives(name, variables, along, *, train, **keywords):
         (gradients[0], along["params"], of_params),
         (gradients[1], x_along, of_image),
     ):
-        # A sum of terms of both signs: its error is relative to the vectors.
-        size = np.sqrt(inner(ours, ours) * inner(theirs, theirs))
-        assert abs(inner(ours, theirs) - expected) <= 1e-6 * size
-        assert abs(expected) > 1e-5 * size
+        # A sum of n terms of both signs: its error is relative to its size for random vectors.
+        n = sum(leaf.size for leaf in jax.tree.leaves(ours))
+        product, *squares = products(ours, theirs)
+        size = np.sqrt(np.prod(squares) / n)
+        assert abs(product - expected) <= tolerance * size
+        assert abs(expected) > tolerance * size
     return aux
 
 
@@ -108,13 +115,35 @@ SLOW_FORMS = ("efficientnet_timm", "convnext_timm")
 
 @pytest.mark.parametrize(
     ("name", "impl"),
-    [(name, "xla" if name in SLOW_FORMS else "auto") for name in FIRST if name not in WHOLE]
+    [
+        (name, "xla" if name in SLOW_FORMS else "auto")
+        for name in FIRST
+        if name not in (*WHOLE, *REAL_WIDTH)
+    ]
     + [pytest.param(name, "auto", marks=pytest.mark.slow) for name in SLOW_FORMS],
 )
 def test_derivatives_with_respect_to_parameters_and_images(name, impl, tmp_path):
     # Without batch norm, a net computes the same in training.
     variables, along = load(tmp_path, name), load(tmp_path, name, "along")
     check_derivatives(name, variables, along, train="batch_stats" not in variables, impl=impl)
+
+
+# Where rounding decides one relu of a wide net, a derivative changes by about 1e-3.
+RECTIFIED = [f"{n}_real_width" for n in ("efficientnet", "mobilenet", "resnet", "unicom")]
+
+
+@pytest.mark.parametrize("name", REAL_WIDTH)
+def test_nets_of_real_width_have_the_outputs_and_derivatives_of_published_code(name, tmp_path):
+    variables, along = load(tmp_path, name), load(tmp_path, name, "along")
+    tolerance = 1e-4 if name == "mobilenet_real_width" else 1e-5  # it has 52 convolutions
+    *others, last = keys(name).items()
+    for size, key in others:
+        check_outputs(key, apply(name, variables, images(size)), tolerance)
+    is_depthwise = name.startswith(("convnext", "efficientnet", "mobilenet"))
+    options = {"train": "batch_stats" not in variables, "impl": "xla" if is_depthwise else "auto"}
+    options["tolerance"] = 5e-3 if name in RECTIFIED else 1e-4
+    outputs, _ = check_derivatives(name, variables, along, **options)
+    check_outputs(last[1], outputs, tolerance)
 
 
 def test_a_training_step_with_batch_norm(tmp_path):
@@ -144,7 +173,9 @@ def test_a_training_step_with_batch_norm(tmp_path):
     assert sum(compared) == ends[-1]
 
 
-@pytest.mark.parametrize("name", [n for n in CONVOLUTIONAL if not CASES[n]["train"]])
+@pytest.mark.parametrize(
+    "name", [n for n in CONVOLUTIONAL if not CASES[n]["train"] and n not in REAL_WIDTH]
+)
 def test_classifiers_and_other_stages_are_left_out(name, tmp_path):
     path, notes = tmp_path / "file.safetensors", []
     path.write_bytes(safetensors.numpy.save(tensors(name)))
