@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dmljax.data.splits import Split, Splits, divide, encode, subset
+from dmljax.hints import hint
 
 _COLUMNS = ("path", "label", "split", "role", "box", "superlabel", "group")
 
@@ -24,6 +26,8 @@ def table(
 ) -> Splits:
     """A CSV or Parquet table with columns `path` and `label`, one row per image (or box of one).
 
+    The cells of a CSV are separated by commas, semicolons or tabs.
+
     Optional columns: `split` (train or test), `role` (query, gallery or both; used for test rows),
     `box` (left top right bottom, in pixels of the upright image), `superlabel`, and `group` (a
     query and a gallery item of one group are not compared; empty means no group). `columns` maps
@@ -35,13 +39,15 @@ def table(
     if unknown := sorted(set(columns) - set(_COLUMNS)):
         known = ", ".join(_COLUMNS)
         raise ValueError(f"table: columns= has the key {unknown[0]!r}; possible are {known}")
-    cells = _select(_read(file), columns, file)
+    required = {name: columns.get(name, name) for name in ("path", "label", *columns)}
+    cells = _select(_read(file, set(required.values())), required, file)
     _check_rows(cells, file)
     folder = pathlib.Path(root).expanduser() if root is not None else file.parent
     paths = [str(folder / cell) for cell in cells["path"]]
     if not os.path.exists(paths[0]):
         raise FileNotFoundError(
             f"table: {paths[0]} of row 1 does not exist; paths are relative to {folder}"
+            f"{_advice(cells['path'][0])}"
         )
     labels, names = encode(cells["label"])
     roles = _choices(cells, "role", ("query", "gallery", "both", ""), file)
@@ -64,15 +70,26 @@ def table(
 
 
 def _select(
-    data: dict[str, list[str]], columns: Mapping[str, str], file: pathlib.Path
+    data: dict[str, list[str]], required: Mapping[str, str], file: pathlib.Path
 ) -> dict[str, list[str]]:
-    """The columns of the file under our names."""
-    for name in ("path", "label", *columns):
-        title = columns.get(name, name)
+    """The columns of the file under our names; `required` maps these names to those of the file."""
+    for name, title in required.items():
         if title not in data:
-            raise ValueError(f"table: {file} has no column {title!r}; it has {', '.join(data)}")
-    titles = {name: columns.get(name, name) for name in _COLUMNS}
+            raise ValueError(
+                f"table: {file} has no column {title!r}{hint(title, data)}. Rename a column, or "
+                f"name it by columns={{{name!r}: 'its name in the file'}}"
+            )
+    titles = {name: name for name in _COLUMNS} | required
     return {name: data[title] for name, title in titles.items() if title in data}
+
+
+def _advice(path: str) -> str:
+    """The end of a message about a path that does not exist."""
+    if "://" in path:
+        return f"; {path!r} is a URL: give the path of a file"
+    if "\\" in path and os.sep == "/":
+        return "; write / in place of its backslashes"
+    return ""
 
 
 def _check_rows(cells: dict[str, list[str]], file: pathlib.Path) -> None:
@@ -94,8 +111,11 @@ def _check_rows(cells: dict[str, list[str]], file: pathlib.Path) -> None:
         rows[key] = i
 
 
-def _read(file: pathlib.Path) -> dict[str, list[str]]:
-    """The columns as text; numbers of a Parquet file as a CSV would contain them."""
+def _read(file: pathlib.Path, titles: set[str]) -> dict[str, list[str]]:
+    """The columns as text without blanks around it. A null or NaN of Parquet is an empty cell.
+
+    A CSV has the delimiter that finds most of the columns `titles`.
+    """
     if not file.is_file():
         raise FileNotFoundError(f"table: {file} is not a file; set path= to a .csv or .parquet")
     if file.suffix.lower() == ".parquet":
@@ -112,17 +132,23 @@ def _read(file: pathlib.Path) -> dict[str, list[str]]:
             raise ValueError(f"table: {file} is not Parquet: {error}") from error
         return {name: [_text(cell) for cell in cells] for name, cells in columns.items()}
     # Spreadsheets write a byte-order mark, which utf-8-sig removes.
-    with file.open(newline="", encoding="utf-8-sig") as lines:
-        try:
-            reader = csv.reader(lines, strict=True)
-            header = next(reader, None)
-            if not header:
-                raise ValueError(f"table: {file} is empty; its first line must name the columns")
-            if len(set(header)) < len(header):
-                raise ValueError(f"table: {file} names a column twice: {', '.join(header)}")
-            rows = [(reader.line_num, row) for row in reader if row]
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise ValueError(f"table: {file} is not a CSV in UTF-8: {error}") from error
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
+            text = lines.read()
+        headers = {}
+        for delimiter in ",;\t":
+            lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+            headers[delimiter] = next(lines, [])
+        delimiter = max(headers, key=lambda d: (len(titles & {*headers[d]}), len(headers[d])))
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        header = next(reader, None)
+        if not header:
+            raise ValueError(f"table: {file} is empty; its first line must name the columns")
+        if len(set(header)) < len(header):
+            raise ValueError(f"table: {file} names a column twice: {', '.join(header)}")
+        rows = [(reader.line_num, row) for row in reader if row]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"table: {file} is not a CSV in UTF-8: {error}") from error
     for number, row in rows:
         if len(row) != len(header):
             raise ValueError(f"table: {file}:{number} has {len(row)} cells, not {len(header)}")
@@ -130,9 +156,14 @@ def _read(file: pathlib.Path) -> dict[str, list[str]]:
 
 
 def _text(cell: Any) -> str:
-    if cell is None:
+    if isinstance(cell, list | tuple):
+        return " ".join(map(_text, cell))
+    # A column of integers with gaps is a column of floats in pandas, with NaN in the gaps.
+    if cell is None or cell != cell:
         return ""
-    return " ".join(map(str, cell)) if isinstance(cell, list | tuple) else str(cell)
+    if isinstance(cell, float | np.floating) and cell.is_integer():
+        return str(int(cell))
+    return str(cell).strip()
 
 
 def _choices(

@@ -14,6 +14,16 @@ def _rows(**extra):
     ]
 
 
+def _parquet(file, rows):
+    """A Parquet file of rows of which `make.write_table` made the images."""
+    import pyarrow
+    from pyarrow import parquet
+
+    make.write_table(file.parent / "images.csv", _rows())
+    parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    return file
+
+
 def test_a_table_needs_path_and_label_and_may_have_other_columns(tmp_path):
     file = make.write_table(tmp_path / "plain.csv", _rows())
     dataset = datasets.table(path=file, split=0.34)
@@ -35,15 +45,11 @@ def test_a_table_needs_path_and_label_and_may_have_other_columns(tmp_path):
 
 
 def test_parquet_equals_csv(tmp_path):
-    import pyarrow
-    from pyarrow import parquet
-
     rows = _rows(split=["train"] * 2 + ["test"] * 4)
     for row, label in zip(rows, [9, 9, 10, 10, 2, 2], strict=True):
         row["label"] = label
     csv = datasets.table(path=make.write_table(tmp_path / "t.csv", rows))
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
-    other = datasets.table(path=tmp_path / "t.parquet")
+    other = datasets.table(path=_parquet(tmp_path / "t.parquet", rows))
     for from_csv, from_parquet in zip(csv, other, strict=True):
         assert from_csv.names == from_parquet.names
         assert from_csv.records == from_parquet.records
@@ -51,6 +57,30 @@ def test_parquet_equals_csv(tmp_path):
     assert csv.test.names == ("2", "10")
     with pytest.raises(ValueError, match="not Parquet"):
         datasets.table(path=make.put(tmp_path / "junk.parquet", b"PAR1 no"))
+
+
+@pytest.mark.parametrize("missing", [None, float("nan")])
+def test_null_and_nan_of_parquet_are_empty_cells(tmp_path, missing):
+    groups = [missing, missing, 1.0, 1.0, missing, missing]
+    rows = _rows(split=["train"] * 2 + ["test"] * 4, group=groups, role=[missing] * 6)
+    test = datasets.table(path=_parquet(tmp_path / "t.parquet", rows)).test
+    assert test.groups.tolist() == [0, 0, -1, -1] and not test.query.any()
+    for name in ("path", "label"):
+        rows = [{**row, name: missing if i == 4 else float(i)} for i, row in enumerate(_rows())]
+        with pytest.raises(ValueError, match=f"row 5 has an empty {name}"):
+            datasets.table(path=_parquet(tmp_path / "gap.parquet", rows))
+
+
+def test_labels_of_parquet_have_no_blanks_and_whole_floats_are_integers(tmp_path):
+    def names(labels):
+        rows = [{**row, "label": label} for row, label in zip(_rows(), labels, strict=True)]
+        splits = datasets.table(path=_parquet(tmp_path / "t.parquet", rows))
+        return splits.train.names, splits.test.names
+
+    assert names(["x", "x ", "y", " y", "z", "z"]) == (("x", "y"), ("z",))
+    assert names([1, 1, 2, 2, 10, 10]) == (("1", "2"), ("10",))
+    assert names([1.0, 1.0, 2.0, 2.0, 10.0, 10.0]) == (("1", "2"), ("10",))
+    assert names([1.5, 1.5, 2.0, 2.0, -3.0, -3.0]) == (("-3", "1.5"), ("2",))
 
 
 def test_column_names_and_the_root_can_be_changed(tmp_path):
@@ -70,7 +100,7 @@ def test_column_names_and_the_root_can_be_changed(tmp_path):
 @pytest.mark.parametrize(
     "change, match",
     [
-        (lambda r: [{"path": x["path"]} for x in r], "no column 'label'; it has path"),
+        (lambda r: [{"path": x["path"]} for x in r], "no column 'label'. It has: path. Rename"),
         (lambda r: [*r, r[2]], r"'img/2.jpg' twice, in rows 3 and 7"),
         (lambda r: [{**x, "box": "9 9 1 1"} for x in r], "row 1: box '9 9 1 1' is not"),
         (lambda r: [{**x, "box": "0 0 inf inf"} for x in r], "row 1: box '0 0 inf inf' is not"),
@@ -85,6 +115,20 @@ def test_wrong_cells_are_named(tmp_path, change, match):
         datasets.table(path=file)
 
 
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_cells_may_be_separated_by_semicolons_or_tabs(tmp_path, delimiter):
+    rows = [{"what": row.pop("label"), "kind, or not": "a,b", **row} for row in _rows()]
+    comma = make.write_table(tmp_path / "comma.csv", rows)
+    lines = [list(rows[0]), *(row.values() for row in rows)]
+    text = "\r\n".join(delimiter.join(map('"{}"'.format, line)) for line in lines)
+    other = make.put(tmp_path / "other.csv", text.encode("utf-8-sig"))
+    for split, same in zip(
+        *(datasets.table(path=x, columns={"label": "what"}) for x in (comma, other)), strict=True
+    ):
+        assert split.records == same.records and split.names == same.names
+        assert (split.labels == same.labels).all()
+
+
 @pytest.mark.parametrize(
     "text, match",
     [
@@ -93,11 +137,18 @@ def test_wrong_cells_are_named(tmp_path, change, match):
         (b"path,label\na.jpg\n", "t.csv:2 has 1 cells, not 2"),
         (b"path,label,label\na,b,c\n", "names a column twice"),
         (b"path,label\n\xff\xfe,b\n", "not a CSV in UTF-8"),
+        (
+            b"Path,label\na,b\n",
+            r"'path': did you mean 'Path'\? It has: Path, label. .* by columns={'path': 'its name",
+        ),
+        (b"path,label\nfile:///a.jpg,b\n", "; 'file:///a.jpg' is a URL: give the path"),
+        (b"path,label\nimg\\a.jpg,b\n", "; write / in place of its backslashes"),
     ],
 )
 def test_malformed_files_are_named(tmp_path, text, match):
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((ValueError, FileNotFoundError), match=match) as error:
         datasets.table(path=make.put(tmp_path / "t.csv", text))
+    assert "\n" not in str(error.value)
 
 
 def test_one_image_may_have_several_boxes(tmp_path):
