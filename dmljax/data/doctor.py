@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
+import decimal
 import hashlib
 import os
 import pathlib
@@ -106,6 +107,12 @@ def _classes(splits: Splits, dataset: str) -> Iterator[Finding]:
     else:
         text = f"{len(shared)} classes are in train and test"
         yield _verdict(shared, text, "no class is in train and test")
+    alike: dict[str | decimal.Decimal, list[str]] = {}
+    for name in sorted({*splits.train.names, *splits.test.names}):
+        alike.setdefault(_plain(name), []).append(name)
+    if similar := [" = ".join(map(repr, names)) for names in alike.values() if len(names) > 1]:
+        text = f"names of classes that differ only in case, blanks or zeros: {_examples(similar)}"
+        yield Finding("note", f"{text}. If they mean one class, give its images one label")
     for name, split in splits._asdict().items():
         if not len(split):
             continue
@@ -121,6 +128,16 @@ def _classes(splits: Splits, dataset: str) -> Iterator[Finding]:
         if single := int((counts == 1).sum()):
             text += f"; {counted(single, 'class')} with one image, so no positive"
         yield Finding("note", text)
+
+
+def _plain(name: str) -> str | decimal.Decimal:
+    """The name without case and blanks, or its value if it is a number."""
+    text = " ".join(name.casefold().split())
+    try:
+        number = decimal.Decimal(text)
+    except decimal.InvalidOperation:
+        return text
+    return number if number.is_finite() else text
 
 
 def _read(name: str, split: Split, threads: int | None) -> list[_Image]:

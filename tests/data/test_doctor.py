@@ -68,6 +68,15 @@ def test_classes_in_both_splits_are_named(photos):
     assert text == "2 classes are in train and test: a; c"
 
 
+def test_names_that_look_alike_are_noted():
+    labels, names = splits.encode(["1", "01", "1.0", "2", "Pear", "pear", "plum", "NaN"] * 2)
+    images = np.arange(len(labels), dtype=np.uint8)[:, None, None, None]
+    text = _texts(splits.divide(splits.Split(images, labels, names), train=0.5))
+    assert "note names of classes that differ only in case, blanks or zeros: " in text
+    assert "'01' = '1' = '1.0'; 'Pear' = 'pear'. If they mean one class" in text
+    assert "differ only" not in _texts(datasets.glyphs(), "glyphs")
+
+
 def test_some_data_sets_share_classes_by_design(tmp_path):
     dataset = datasets.tiny_imagenet(root=make.tiny_imagenet(tmp_path))
     assert all("published" in text for text in _wrong(dataset, "tiny_imagenet"))
