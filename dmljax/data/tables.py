@@ -135,11 +135,7 @@ def _read(file: pathlib.Path, titles: set[str]) -> dict[str, list[str]]:
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             text = lines.read()
-        headers = {}
-        for delimiter in ",;\t":
-            lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-            headers[delimiter] = next(lines, [])
-        delimiter = max(headers, key=lambda d: (len(titles & {*headers[d]}), len(headers[d])))
+        delimiter = max(",;\t", key=lambda delimiter: _fit(text, delimiter, titles))
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         header = next(reader, None)
         if not header:
@@ -153,6 +149,12 @@ def _read(file: pathlib.Path, titles: set[str]) -> dict[str, list[str]]:
         if len(row) != len(header):
             raise ValueError(f"table: {file}:{number} has {len(row)} cells, not {len(header)}")
     return {name: [row[i].strip() for _, row in rows] for i, name in enumerate(header)}
+
+
+def _fit(text: str, delimiter: str, titles: set[str]) -> tuple[int, int]:
+    """How many of `titles`, and how many columns, the delimiter finds in the first line."""
+    header = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
+    return len(titles.intersection(header)), len(header)
 
 
 def _text(cell: Any) -> str:
