@@ -80,11 +80,8 @@ def _check_images(options: Options, splits: Splits) -> None:
         raise ValueError(
             f"{start}: add them, in a folder {title.removesuffix('ing')}/ for a data set of folders"
         )
-    if not splits.test.has_positives():
-        raise ValueError(
-            f"{name}: in the test split no image has another one of its class: there is nothing to "
-            "score"
-        )
+    if reason := splits.test.missing_positives():
+        raise ValueError(f"{name}: there is nothing to score in the test split: {reason}")
 
 
 def epoch_labels(options: Options, train: Split) -> np.ndarray:

@@ -79,8 +79,9 @@ def _counts(splits: Splits, dataset: str) -> Iterator[Finding]:
     for name, split in splits._asdict().items():
         text = f"{name}: {counted(len(split), 'image')} of {counted(len(split.names), 'class')}"
         if dataset not in PUBLISHED:
-            level = "WRONG" if name == "test" and not len(split) else "note"
-            yield Finding(level, text)
+            if not len(split):
+                text += ", so `dmljax train` refuses this data set"
+            yield Finding("note" if len(split) else "WRONG", text)
             continue
         classes, images = PUBLISHED[dataset][0 if name == "train" else 2 :][:2]
         if (len(split.names), len(split)) == (classes, images):
@@ -88,6 +89,8 @@ def _counts(splits: Splits, dataset: str) -> Iterator[Finding]:
         else:
             text += f"; published are {images:,} images of {classes:,} classes"
             yield Finding("WRONG", text)
+    if len(splits.test) and (reason := splits.test.missing_positives()):
+        yield Finding("WRONG", f"there is nothing to score in the test split: {reason}")
     if dataset == "cub200" and sum(map(len, splits)) == _CUB_2010_IMAGES:
         text = "6,033 images are CUB-200 of 2010; the papers use the 11,788 images of 2011"
         yield Finding("WRONG", text)

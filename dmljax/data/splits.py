@@ -81,9 +81,15 @@ class Split:
         vectors, labels = embeddings[queries], self.labels[queries]
         return Search(vectors, labels, options, queries, items, within, readable)
 
-    def has_positives(self) -> bool:
-        """Whether a query can find an image of its class, so that there is something to score."""
+    def missing_positives(self) -> str:
+        """Why no query can find an image of its class, so that there is nothing to score, or ""."""
         search = self.search(np.zeros((len(self), 1)))
+        for rows, role in ((search.queries, "query"), (search.items, "gallery")):
+            if not len(rows):
+                return (
+                    f"no image has the role '{role}': give it to some (the column `role` of a "
+                    "table), or give none"
+                )
         groups = np.full(len(self), -1) if self.groups is None else self.groups
         pairs = np.stack([self.labels, groups], axis=1)
         _, codes = np.unique(pairs, axis=0, return_inverse=True)
@@ -91,7 +97,17 @@ class Split:
         of_pair = np.bincount(codes[search.items], minlength=len(self))
         queries = search.queries
         ignored = np.where(groups[queries] == -1, search.within, of_pair[codes[queries]])
-        return bool((of_class[self.labels[queries]] > ignored).any())
+        candidates = of_class[self.labels[queries]]
+        if (candidates > ignored).any():
+            return ""
+        if (candidates > search.within).any():
+            return (
+                "all images that a query should find have its group, and images of one group are "
+                "not compared: correct the groups (the column `group` of a table), or give none"
+            )
+        if not search.within:
+            return "no query has an image of its class in the gallery"
+        return "no image has another one of its class"
 
 
 def warn_of_one_class(

@@ -70,7 +70,7 @@ def table(
 
 
 def _select(
-    data: dict[str, list[str]], required: Mapping[str, str], file: pathlib.Path
+    data: dict[str, list[str]], required: dict[str, str], file: pathlib.Path
 ) -> dict[str, list[str]]:
     """The columns of the file under our names; `required` maps these names to those of the file."""
     for name, title in required.items():

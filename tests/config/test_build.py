@@ -130,7 +130,12 @@ def _of_folders(folder, counts, **dataset):
         ({"a": 3}, {}, "no training images, because 'a' is the only class: .* so add a folder"),
         (dict.fromkeys("abcd", 2), {"split": 0}, r"no training .*split=0 .* all 4 classes"),
         (dict.fromkeys("abcd", 2), {"split": 0.99}, r"no test images, .*split=0.99 .* all 4"),
-        (dict.fromkeys("abcd", 1), {}, "no image has another one of its class: there is nothing"),
+        (
+            dict.fromkeys("abcd", 1),
+            {},
+            "nothing to score .*: no image has another one of its class",
+        ),
+        ({"train/a": 2, "query/b": 2, "gallery/c": 2}, {}, "no query has an image of its class in"),
         ({"query/a": 2, "gallery/a": 2}, {}, "no training images: add them, in a folder train/"),
         ({"train/a": 2, "train/b": 2}, {}, r"photos has train/ and no test/: add it, .* or name"),
         ({"test/a": 2, "test/b": 2}, {}, r"photos has test/ and no train/: add it, .* or name"),

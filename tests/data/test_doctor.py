@@ -1,5 +1,7 @@
 """The doctor finds every kind of fault, and nothing wrong in a correct data set."""
 
+import dataclasses
+
 import data_fixtures as make
 import numpy as np
 import pytest
@@ -62,10 +64,26 @@ def test_duplicates_in_both_splits_and_within_one_are_named(photos):
 def test_classes_in_both_splits_are_named(photos):
     everything = datasets.folder(root=photos, split=1.0).train
     leaking = splits.Splits(
-        splits.subset(everything, [0, 1, 4]), splits.subset(everything, [2, 5, 8])
+        splits.subset(everything, [0, 1, 4]), splits.subset(everything, [2, 5, 8, 9])
     )
     (text,) = _wrong(leaking)
     assert text == "2 classes are in train and test: a; c"
+
+
+def test_sets_that_a_run_refuses_are_wrong():
+    images = np.arange(8, dtype=np.uint8)[:, None, None, None]
+    everything = splits.Split(images, np.arange(8) // 2, tuple("abcd"))
+    for train, title in ((0.0, "train"), (1.0, "test")):
+        (text,) = _wrong(splits.divide(everything, train=train))
+        assert text == f"{title}: 0 images of 0 classes, so `dmljax train` refuses this data set"
+    empty = np.zeros(8, bool)
+    for marks, reason in (
+        ({"query": empty, "gallery": empty}, "no image has the role 'query'"),
+        ({"groups": np.zeros(8, int)}, "have its group, and images of one group are not compared"),
+    ):
+        split = dataclasses.replace(everything, **marks)
+        (text,) = _wrong(splits.divide(split, train=0.5))
+        assert text.startswith("there is nothing to score in the test split: ") and reason in text
 
 
 def test_names_that_look_alike_are_noted():
@@ -79,7 +97,8 @@ def test_names_that_look_alike_are_noted():
 
 def test_some_data_sets_share_classes_by_design(tmp_path):
     dataset = datasets.tiny_imagenet(root=make.tiny_imagenet(tmp_path))
-    assert all("published" in text for text in _wrong(dataset, "tiny_imagenet"))
+    wrong = _wrong(dataset, "tiny_imagenet")
+    assert all("published" in text or "nothing to score" in text for text in wrong)
     assert "ok 3 classes are in train and test, as intended in this data set" in _texts(
         dataset, "tiny_imagenet"
     )

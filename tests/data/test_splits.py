@@ -1,5 +1,6 @@
 """Labels index the names of their split, and divided splits have no class in common."""
 
+import re
 import unicodedata
 
 import hypothesis
@@ -140,7 +141,7 @@ def test_a_search_follows_the_protocol(query, gallery, groups):
 
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("fields", ["", "groups", "query gallery", "query gallery groups"])
-def test_has_positives_is_that_of_a_double_loop(seed, fields):
+def test_missing_positives_are_those_of_a_double_loop(seed, fields):
     rng = np.random.default_rng(seed)
     n = 5
     marks = {"query": rng.random(n) < 0.5, "gallery": rng.random(n) < 0.5}
@@ -155,4 +156,24 @@ def test_has_positives_is_that_of_a_double_loop(seed, fields):
         for i in np.flatnonzero(marks.get("query", every))
         for j in np.flatnonzero(marks.get("gallery", every))
     )
-    assert split.has_positives() == expected
+    assert (split.missing_positives() == "") == expected
+
+
+@pytest.mark.parametrize(
+    "marks, reason",
+    [
+        ({"query": "0000", "gallery": "0000"}, "no image has the role 'query': .* column `role`"),
+        ({"query": "1111", "gallery": "0000"}, "no image has the role 'gallery': .* column `role`"),
+        ({"query": "1100", "gallery": "0011"}, "no query has an image of its class in the gallery"),
+        ({"groups": "0000"}, "have its group, .* not compared: .* column `group`"),
+        ({"groups": "0011", "query": "1010", "gallery": "0101"}, "have its group, and images"),
+    ],
+)
+def test_missing_positives_names_the_true_reason(marks, reason):
+    arrays = {name: np.array(list(bits), int) for name, bits in marks.items()}
+    for name in {"query", "gallery"} & set(arrays):
+        arrays[name] = arrays[name] == 1
+    split = splits.Split([b""] * 4, np.array([0, 0, 1, 1]), ("a", "b"), **arrays)
+    assert re.search(reason, split.missing_positives())
+    single = splits.Split([b""] * 2, np.arange(2), ("a", "b"), groups=np.zeros(2, int))
+    assert single.missing_positives() == "no image has another one of its class"
