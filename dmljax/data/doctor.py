@@ -54,6 +54,7 @@ def examine(splits: Splits, *, dataset: str = "", threads: int | None = None) ->
     `dataset` is the name of the published data set whose counts are expected.
     """
     yield from _counts(splits, dataset)
+    yield from _names(splits)
     yield from _classes(splits, dataset)
     start = time.perf_counter()
     images = {name: _read(name, split, threads) for name, split in splits._asdict().items()}
@@ -110,12 +111,6 @@ def _classes(splits: Splits, dataset: str) -> Iterator[Finding]:
     else:
         text = f"{len(shared)} classes are in train and test"
         yield _verdict(shared, text, "no class is in train and test")
-    alike: dict[str | decimal.Decimal, list[str]] = {}
-    for name in sorted({*splits.train.names, *splits.test.names}):
-        alike.setdefault(_plain(name), []).append(name)
-    if similar := [" = ".join(map(repr, names)) for names in alike.values() if len(names) > 1]:
-        text = f"names of classes that differ only in case, blanks or zeros: {_examples(similar)}"
-        yield Finding("note", f"{text}. If they mean one class, give its images one label")
     for name, split in splits._asdict().items():
         if not len(split):
             continue
@@ -131,6 +126,21 @@ def _classes(splits: Splits, dataset: str) -> Iterator[Finding]:
         if single := int((counts == 1).sum()):
             text += f"; {counted(single, 'class')} with one image, so no positive"
         yield Finding("note", text)
+
+
+def _names(splits: Splits) -> Iterator[Finding]:
+    alike: dict[str | decimal.Decimal, list[str]] = {}
+    for name in sorted({*splits.train.names, *splits.test.names}):
+        alike.setdefault(_plain(name), []).append(name)
+    if similar := [" = ".join(map(repr, names)) for names in alike.values() if len(names) > 1]:
+        text = f"names of classes that differ only in case, blanks or zeros: {_examples(similar)}"
+        yield Finding("note", f"{text}. If they mean one class, give its images one label")
+    for name, split in splits._asdict().items():
+        plain = [_plain(x) for x in split.names]
+        numbers = [x for x in plain if isinstance(x, decimal.Decimal)]
+        if len(numbers) == len(plain) and numbers != sorted(numbers):
+            text = f"{name}: classes are numbers in the order of text: {_examples(split.names)}"
+            yield Finding("note", f"{text}. Labels without '.0' have the order of numbers")
 
 
 def _plain(name: str) -> str | decimal.Decimal:
