@@ -9,7 +9,7 @@
     dmljax embed photos.bundle --images=photos/ --out=vectors/ --prefix=64
     dmljax embed runs/cars_dvml --out=features/ --synthetic
 
-The folder gets embeddings.npy and items.safetensors: labels, and masks of query and gallery where
+The folder gets embeddings.npy and items.safetensors: labels, and query, gallery and groups where
 the split has them; ids and class names are JSON in its metadata. If the command is
 interrupted, run it again: it continues. --format=parquet also writes embeddings.parquet, with a
 map, neighbors and images, which Embedding Atlas shows: embedding-atlas embeddings.parquet --x x

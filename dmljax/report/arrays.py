@@ -9,6 +9,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from dmljax.data import locate, splits
+from dmljax.data.prepared import MARKS
 from dmljax.data.splits import Split
 from dmljax.files import reading
 
@@ -17,8 +18,8 @@ def read(embeddings: str | os.PathLike, labels: str | os.PathLike) -> tuple[np.n
     """The embeddings `[n d]` of a .npy file, and a split of their labels.
 
     Labels are integers or names in a .npy file, one name per line of a .txt file, or the
-    items.safetensors of `dmljax embed`, which may also mark queries and gallery. The records of
-    the split are the numbers of the items: there are no images.
+    items.safetensors of `dmljax embed`, which may also have queries, gallery and groups. The
+    records of the split are the numbers of the items: there are no images.
     """
     for flag, path in (("--embeddings", embeddings), ("--labels", labels)):
         _check_file(flag, path)
@@ -113,14 +114,14 @@ def _array(path: str | os.PathLike) -> np.ndarray:
 
 
 def _labels(path: pathlib.Path) -> tuple[np.ndarray, tuple[str, ...], dict[str, np.ndarray]]:
-    """Labels from 0, the names of the classes, and the masks of queries and gallery."""
+    """Labels from 0, the names of the classes, and queries, gallery and groups."""
     if path.suffix == ".safetensors":
         try:
             with safe_open(path, "np") as file:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 names = reading.json_value((file.metadata() or {})["classes"])
             marks = {
-                name: arrays[name].astype(bool) for name in ("query", "gallery") if name in arrays
+                name: arrays[name].astype(kind) for name, kind in MARKS.items() if name in arrays
             }
             return arrays["labels"], tuple(names), marks
         except (SafetensorError, KeyError, ValueError) as error:

@@ -14,10 +14,11 @@ import jax
 import numpy as np
 
 from dmljax.adapt import path_of
+from dmljax.data.prepared import MARKS
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, images_of, record_name, subset
 from dmljax.files import parts, reading
-from dmljax.files.writing import make_folder, sync, write_json
+from dmljax.files.writing import atomic_writer, make_folder, write_json
 from dmljax.index import nearest
 from dmljax.index import parquet as vector_files
 from dmljax.methods.base import Inspect
@@ -47,10 +48,10 @@ def export(
 ) -> pathlib.Path:
     """Writes `embeddings.npy` and `items.safetensors` into the folder `out`, and returns it.
 
-    `items.safetensors` holds the labels, and the masks of query and gallery where the split has
-    them; ids and class names are JSON in its metadata. `synthetic` adds an array for each of the
-    `synthetic_features` of the method, such as `z_invariant.npy` and `reconstruction.npy`, with one
-    random sample for each image. `prefix` cuts the embeddings to their first numbers, see
+    `items.safetensors` holds the labels, and query, gallery, groups and superlabels where the split
+    has them; ids and class names are JSON in its metadata. `synthetic` adds an array for each of
+    the `synthetic_features` of the method, such as `z_invariant.npy` and `reconstruction.npy`, with
+    one random sample for each image. `prefix` cuts the embeddings to their first numbers, see
     `Method.prefixes`. Works through `chunk` images at a time. An interrupted export
     continues with the same call. With `format='parquet'`, there is also `embeddings.parquet`, which
     Embedding Atlas shows: see `report.atlas`.
@@ -145,7 +146,7 @@ def _embed(
 
     `progress.json` stays, so that the caller deletes it when everything else is written.
     """
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     progress_file = out / _PROGRESS
     done = 0
@@ -187,12 +188,12 @@ def _embed(
     # Names of all classes, so that labels of all parts mean the same.
     ids = [record_name(images.records, i) for i in rows]
     metadata = {"ids": json.dumps(ids), "classes": json.dumps(images.names), "run": workdir}
-    columns = {"labels": images.labels, "query": images.query, "gallery": images.gallery}
+    columns = {name: getattr(images, name) for name in ("labels", *MARKS)}
     selected = slice(rows.start, rows.stop)
     items = {k: np.ascontiguousarray(v[selected]) for k, v in columns.items() if v is not None}
-    save_file(items, out / "items.safetensors", metadata=metadata)
-    sync(out / "items.safetensors")
-    sync(out)
+    # `save_file` of safetensors would let nobody else read the file.
+    with atomic_writer(out / "items.safetensors", "wb") as file:
+        file.write(save(items, metadata=metadata))
     return list(arrays)
 
 

@@ -35,10 +35,12 @@ def test_labels(vectors, tmp_path, name, labels, codes, names):
 def test_items_of_embed(vectors, tmp_path):
     path = tmp_path / "items.safetensors"
     items = {"labels": np.array([0, 1, 0, 1, 0, 1]), "query": np.arange(6) < 3}
+    items["groups"] = np.array([4, -1, 4, 5, 5, -1])
     save_file(items | {"gallery": ~items["query"]}, path, metadata={"classes": '["a", "b"]'})
     _, split = arrays.read(vectors, path)
     assert split.names == ("a", "b") and split.query.tolist() == [True] * 3 + [False] * 3
     assert split.gallery.tolist() == [False] * 3 + [True] * 3
+    assert split.groups.tolist() == [4, -1, 4, 5, 5, -1]
 
 
 def _npy(content):

@@ -1,5 +1,6 @@
 """A finished run, opened again: scored, embedded, and chosen by its own rule."""
 
+import dataclasses
 import json
 import shutil
 
@@ -11,6 +12,7 @@ from safetensors import safe_open
 from system import METHODS, photos, tiny
 
 from dmljax import recipes
+from dmljax.report import arrays, scores_file
 from dmljax.report import run as run_facts
 from dmljax.runs import export, training
 from dmljax.runs import folder as run_folder
@@ -108,6 +110,21 @@ def test_embed_writes_the_embeddings_of_the_net(finished, tmp_path, dtype):
     assert len(json.loads(notes["ids"])) == 32
     score = evaluation.score(embeddings.astype(np.float32), run.test, ks=(1,), clustering_fns={})
     assert score["R@1"] == pytest.approx(scores["R@1"], abs=0.05)
+
+
+def test_a_report_of_the_files_of_embed_has_the_groups_of_the_split(
+    finished, tmp_path, monkeypatch
+):
+    run, _ = run_folder.reopen(finished[0] / "run")
+    split = dataclasses.replace(run.test, groups=np.arange(32) % 3 - 1)
+    monkeypatch.setattr(export, "split_of", lambda run, name: split)
+    out = export.export(finished[0] / "run", tmp_path / "out")
+    x, images = arrays.read(out / "embeddings.npy", out / "items.safetensors")
+    np.testing.assert_array_equal(images.groups, split.groups)
+    expected, score = (scores_file.score(x, part) for part in (split, images))
+    np.testing.assert_array_equal(score.first, expected.first)
+    modes = {path.stat().st_mode & 0o777 for path in out.iterdir()}
+    assert len(modes) == 1, modes  # both files have the rights that the umask gives
 
 
 def test_embed_writes_the_synthetic_features_of_dvml(tmp_path):
