@@ -31,7 +31,7 @@ def compare(
     groups: Integer[np.ndarray, "n"] | None = None,
     over: str = "queries",
     level: float = LEVEL,
-    samples: int = 1000,
+    samples: int = 10_000,
     seed: int = 0,
 ) -> Comparison:
     """Compares two runs by the differences v_i - v'_i of their values on the same queries.
@@ -56,7 +56,7 @@ def compare(
     low, high = limits(means, level)
     if not len(means):
         return Comparison(difference, low, high, float("nan"), "not resolved")
-    # One more mean on either side: 1,000 draws cannot show a p-value below 2 / 1,001.
+    # One more mean on either side: 10,000 draws cannot show a p-value below 2 / 10,001.
     below, above = (1 + int((means <= 0).sum())), (1 + int((means >= 0).sum()))
     p = min(1.0, 2 * min(below, above) / (len(means) + 1))
     verdict = "better" if low > 0 else "worse" if high < 0 else "not resolved"
