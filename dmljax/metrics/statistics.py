@@ -31,6 +31,9 @@ __all__ = [
 
 LEVEL = 0.95  # of intervals; a difference with p <= 1 - LEVEL is resolved
 
+# A deviation below this share of the values is rounding: one of a million queries is more.
+_ROUNDING = 1e-9
+
 Values = Sequence[float] | np.ndarray
 
 
@@ -48,7 +51,8 @@ class Difference(NamedTuple):
     """A mean difference, its interval, its two-sided p-value and its degrees of freedom.
 
     `deviation` is the deviation of the differences if runs are paired. Otherwise it is the pooled
-    deviation of one run.
+    deviation of one run. If it is 0 or rounding, there is no test: it is 0, and the interval and
+    the p-value are NaN. Equal values do not say how much other runs would vary.
     """
 
     mean: float
@@ -101,12 +105,13 @@ def welch_difference(a: Values, b: Values, *, level: float = LEVEL) -> Differenc
     0.188
     """
     x, y = _finite("a", a), _finite("b", b)
-    of_x, of_y = x.var(ddof=1) / len(x), y.var(ddof=1) / len(y)
+    var_x, var_y = _deviation(x, x) ** 2, _deviation(y, y) ** 2
+    of_x, of_y = var_x / len(x), var_y / len(y)
     error = math.sqrt(of_x + of_y)
     degrees = float(len(x) + len(y) - 2)
     if error > 0:
         degrees = (of_x + of_y) ** 2 / (of_x**2 / (len(x) - 1) + of_y**2 / (len(y) - 1))
-    pooled = ((len(x) - 1) * x.var(ddof=1) + (len(y) - 1) * y.var(ddof=1)) / (len(x) + len(y) - 2)
+    pooled = ((len(x) - 1) * var_x + (len(y) - 1) * var_y) / (len(x) + len(y) - 2)
     n = min(len(x), len(y))
     return _difference(float(x.mean() - y.mean()), error, float(degrees), pooled**0.5, n, level)
 
@@ -137,16 +142,18 @@ def holm(p_values: Values) -> list[float]:
     """P-values adjusted for the number of comparisons (Holm, 1979).
 
     The i-th smallest of m values is multiplied by m - i + 1. Adjusted values are in the same order
-    as the given ones. A difference is significant if its adjusted value is below the level.
+    as the given ones. A difference is significant if its adjusted value is below the level. NaN is
+    a comparison without a test: it stays NaN and does not count.
 
     >>> metrics.holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
     p = np.asarray(p_values, np.float64)
-    if not ((p >= 0) & (p <= 1)).all():
+    if ((p < 0) | (p > 1)).any():
         raise ValueError(f"p-values lie between 0 and 1, not {list(p_values)}")
-    order, m = np.argsort(p, kind="stable"), len(p)
-    adjusted = np.empty(m)
+    m = int((~np.isnan(p)).sum())
+    order = np.argsort(p, kind="stable")[:m]  # NaN come last
+    adjusted = np.full(len(p), np.nan)
     adjusted[order] = np.maximum.accumulate(p[order] * np.arange(m, 0, -1))
     return [float(value) for value in np.minimum(adjusted, 1)]
 
@@ -210,7 +217,13 @@ def _paired(noun: str, a: Values, b: Values) -> tuple[float, float, int]:
     x, y = _finite("a", a), _finite("b", b)
     if len(x) != len(y):
         raise ValueError(f"a has {len(x)} values and b has {len(y)}: {noun} need a value of each")
-    return float((x - y).mean()), float((x - y).std(ddof=1)), len(x)
+    return float((x - y).mean()), _deviation(x - y, x, y), len(x)
+
+
+def _deviation(x: np.ndarray, *values: np.ndarray) -> float:
+    """The deviation of `x`; 0 if it is rounding of the `values` that `x` comes from."""
+    deviation = float(x.std(ddof=1))
+    return deviation if deviation > _ROUNDING * max(np.abs(v).max() for v in values) else 0.0
 
 
 def _difference(
@@ -219,11 +232,10 @@ def _difference(
     from scipy import stats
 
     check_level(level)
+    if error == 0:
+        return Difference(mean, math.nan, math.nan, math.nan, degrees, 0.0, n)
     half = _t(level, degrees) * error
-    if error > 0:
-        p = 2 * float(stats.t.sf(abs(mean) / error, degrees))
-    else:
-        p = 1.0 if mean == 0 else 0.0
+    p = 2 * float(stats.t.sf(abs(mean) / error, degrees))
     return Difference(mean, mean - half, mean + half, p, degrees, float(deviation), n)
 
 

@@ -99,7 +99,7 @@ def _line(cells: list[str], tag: str, dots: dict[int, str] | None = None) -> str
         kind = ""
         if cell.startswith("**"):
             kind = " class=resolved"
-        elif cell.endswith(printing.NOT_RESOLVED):
+        elif cell.endswith((printing.NOT_RESOLVED, printing.NO_TEST)):
             kind = " class=unresolved"
         picture = (dots or {}).get(j, "")
         text += f"<{tag}{kind}>{html.escape(cell.strip('*'))}{picture}</{tag}>"

@@ -16,7 +16,7 @@ from dmljax.studies.table import Cell, Comparison, Table, TableRow
 
 FORMATS = ("md", "tex", "csv", "html")
 SPREADS = ("interval", "deviation")
-NOT_RESOLVED = "not resolved"
+NOT_RESOLVED, NO_TEST = "not resolved", "no spread between runs: no test"
 
 
 def caption(table: Table, spread: str = "interval") -> str:
@@ -54,11 +54,12 @@ def cell_text(row: TableRow, cell: Cell, *, spread: str = "interval") -> str:
 def comparison_text(comparison: Comparison) -> str:
     """A difference with its interval, its adjusted p-value and the wins among pairs."""
     d = comparison.difference
+    wins = f", wins {comparison.wins} of {comparison.pairs}" if comparison.pairs else ""
+    if not comparison.is_tested:
+        return f"{d.mean:+.2f}{wins}; {NO_TEST}"
     digits = 2 if (d.high - d.low) / 2 < 0.1 else 1
     text = f"{d.mean:+.{digits}f} [{d.low:+.{digits}f}, {d.high:+.{digits}f}], "
-    text += f"p {_p(comparison.p)}"
-    if comparison.pairs:
-        text += f", wins {comparison.wins} of {comparison.pairs}"
+    text += f"p {_p(comparison.p)}{wins}"
     return text if comparison.is_resolved else f"{text}: {NOT_RESOLVED}"
 
 

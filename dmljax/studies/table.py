@@ -36,6 +36,8 @@ class Cell(NamedTuple):
 class Comparison(NamedTuple):
     """A row against its baseline: `p` is adjusted for the number of comparisons (Holm).
 
+    Without a spread between the runs there is no test: `p` and the interval are NaN.
+
     With `less_is_better`, a difference below 0 is the better one; `wins` counts the better values.
     """
 
@@ -44,6 +46,10 @@ class Comparison(NamedTuple):
     wins: int
     pairs: int
     less_is_better: bool = False
+
+    @property
+    def is_tested(self) -> bool:
+        return not math.isnan(self.p)
 
     @property
     def is_resolved(self) -> bool:
@@ -325,6 +331,7 @@ def _difference(study: Study, score: str, cell: Cell, other: Cell) -> Comparison
 def visible(table_rows: Sequence[TableRow], study: Study, score: str) -> str | None:
     """What differences in a score the study can see, as a sentence."""
     compared = [row.comparisons[score] for row in table_rows if score in row.comparisons]
+    compared = [comparison for comparison in compared if comparison.is_tested]
     if not compared or study.test == "folds":
         return None
     n = min(c.difference.n for c in compared)

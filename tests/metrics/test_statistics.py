@@ -64,11 +64,18 @@ def test_slides_of_the_graph_study_resolve_nothing(dot, gatv2, p):
     assert round(difference.p, 2) == p and difference.low < 0 < difference.high
 
 
-def test_equal_runs_and_constant_differences():
-    same = metrics.paired_difference([1.0, 2.0], [1.0, 2.0])
-    assert (same.mean, same.low, same.high, same.p) == (0, 0, 0, 1)
-    assert metrics.welch_difference([1.0, 1.0], [1.0, 1.0]).p == 1
-    assert metrics.welch_difference([2.0, 2.0], [1.0, 1.0]).p == 0
+@pytest.mark.parametrize("gain", [0.0, 100 / 44])
+def test_runs_without_spread_have_no_test(gain):
+    """Also where only rounding differs: these differences have a deviation of 7e-15."""
+    a = [70.1, 73.3, 69.7, 71.9, 70.3]
+    b = [x - gain for x in a]
+    fold = metrics.fold_difference(a, b, test_per_train=0.5)
+    constant = metrics.welch_difference([b[0]] * 5, [b[0] - gain] * 5)
+    for difference in (metrics.paired_difference(a, b), fold, constant):
+        assert difference.mean == pytest.approx(gain) and difference.deviation == 0
+        assert np.isnan([difference.low, difference.high, difference.p]).all()
+    one_of_many = metrics.paired_difference(a, [x - gain - 1e-4 * (x == a[0]) for x in a])
+    assert 0 < one_of_many.p <= 1  # one of a million queries is a spread
 
 
 def test_holm_is_the_step_down_rule():
@@ -81,6 +88,8 @@ def test_holm_is_the_step_down_rule():
             rejected[at] = True
         np.testing.assert_array_equal(np.array(metrics.holm(p)) <= 0.05, rejected)
     assert metrics.holm([0.9, 0.8]) == [1.0, 1.0] and metrics.holm([]) == []
+    one, missing, two = metrics.holm([0.01, np.nan, 0.03])  # no test, so it does not count
+    assert np.isnan(missing) and [one, two] == [0.02, 0.03]
 
 
 # Differences detected with power 0.8 in units of the deviation: independent runs, pairs of

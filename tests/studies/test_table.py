@@ -108,6 +108,21 @@ def test_differences_are_those_of_the_declared_test(tmp_path):
     assert np.isclose(compared.p, metrics.welch_difference(B[:4], A).p)
 
 
+@pytest.mark.parametrize("test", ["paired", "welch"])
+def test_a_difference_without_spread_is_not_tested(tmp_path, test):
+    values = {"a": [75.0] * 5, "same": [75.0 - 100 / 44] * 5}
+    study_table = _table(tmp_path, values, baseline="a", test=test)
+    assert not study_table.rows[1].comparisons["R@1"].is_resolved
+    text, latex = printing.as_markdown(study_table), printing.as_latex(study_table)
+    assert "-2.27, wins 0 of 5; no spread between runs: no test" in text
+    assert "**" not in text and "textbf" not in latex and "can see" not in text
+    assert "nan" not in text + latex and "p <" not in text
+    assert "class=unresolved" in page.as_html(study_table)
+    more = _table(tmp_path, values | {"b": [x + 5 for x in B]}, baseline="a", test=test)
+    tested = more.rows[2].comparisons["R@1"]
+    assert tested.p == tested.difference.p  # the row without a test does not count for Holm
+
+
 def test_every_row_has_a_baseline_of_its_own(tmp_path):
     """Holm's adjustment is over all comparisons of a column, whatever their baselines."""
     values = {"a": A, "b": B, "c": C, "d": [71.0, 70.3, 71.2, 70.1, 71.3]}
