@@ -146,6 +146,7 @@ def _table(session: Session, arguments: argparse.Namespace) -> int:
     check_known("--format: there is no", [format_], printing.FORMATS)
     spread = arguments.spread or "interval"
     check_known("--spread: there is no", [spread], printing.SPREADS)
+    sessions.check_unchanged(session)
     text = sessions.text_of(sessions.make_table(session), format_, spread=spread)
     if arguments.out:
         write_text(arguments.out, text)

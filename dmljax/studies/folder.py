@@ -71,21 +71,7 @@ class StudyFolder:
         self, study: Study, configs: Mapping[str, Mapping[str, Any]], runs: Iterable[PlannedRun]
     ) -> None:
         """Writes the index of a study; refuses what contradicts runs that exist already."""
-        index = {
-            "format": FORMAT,
-            "name": study.name,
-            "source": study.source,
-            "digest": study.digest,
-            "runs": str(self.runs),
-            "comparison": _comparison(study),
-            "baselines": {row.name: row.baseline for row in study.rows},
-            "rows": {
-                name: {"essential": digests.essential(dict(config))}
-                for name, config in configs.items()
-            },
-            "planned": [run._asdict() for run in runs],
-        }
-        index = json.loads(json.dumps(index))
+        index = _content(study, configs, runs, str(self.runs))
         with self.claimed():
             old = self._read()
             if old is not None:
@@ -94,6 +80,15 @@ class StudyFolder:
                     index["planned"] += _additions(old, index)
             if old != index:
                 write_json(self.path / INDEX, index, indent=1)
+
+    def check(self, study: Study, configs: Mapping[str, Mapping[str, Any]]) -> None:
+        """Refuses what contradicts runs that exist already, as `record` does, and reads no data.
+
+        A study file that was edited after its runs would give them another test or another name.
+        """
+        seeds = {row.name: study.seeds_of(row) for row in study.rows}
+        runs = [run for run in self.planned() if run.seed in seeds.get(run.row, [run.seed])]
+        self._refuse_changes(self._index(), _content(study, configs, runs, str(self.runs)))
 
     def extend(self, runs: Iterable[PlannedRun]) -> None:
         """Adds runs that could be planned only after others were finished.
@@ -222,6 +217,29 @@ class Session:
         runs = self.planner.runs_of(rows)
         self.folder.extend(runs)
         return runs
+
+
+def _content(
+    study: Study,
+    configs: Mapping[str, Mapping[str, Any]],
+    runs: Iterable[PlannedRun],
+    folder: str,
+) -> dict[str, Any]:
+    """The content of the index of a study whose runs are below `folder`."""
+    index = {
+        "format": FORMAT,
+        "name": study.name,
+        "source": study.source,
+        "digest": study.digest,
+        "runs": folder,
+        "comparison": _comparison(study),
+        "baselines": {row.name: row.baseline for row in study.rows},
+        "rows": {
+            name: {"essential": digests.essential(dict(config))} for name, config in configs.items()
+        },
+        "planned": [run._asdict() for run in runs],
+    }
+    return json.loads(json.dumps(index))
 
 
 def _comparison(study: Study) -> dict[str, Any]:

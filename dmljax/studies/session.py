@@ -164,6 +164,11 @@ def describe(session: Session, runs: Sequence[PlannedRun]) -> str:
     return "\n".join(lines)
 
 
+def check_unchanged(session: Session) -> None:
+    """Refuses a study file that contradicts the runs in its folder, as `prepare` does."""
+    session.folder.check(session.study, plan.check_rows(session.study))
+
+
 def make_table(session: Session) -> Table:
     """The table of the runs that are finished now."""
     folder = session.folder

@@ -6,6 +6,7 @@ import pathlib
 import pytest
 from study_files import write_study
 
+from dmljax import main
 from dmljax.config import digests
 from dmljax.config import fields as config_fields
 from dmljax.studies import outcomes, plan, session, space, study_file
@@ -220,6 +221,9 @@ def test_rows_may_be_added_and_not_changed(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             _recorded(tmp_path, runs, **base | fields)
+        path = write_study(tmp_path, **base | fields)
+        with pytest.raises(ValueError, match=message):
+            main.main(["study", "table", str(path), f"--workdir={tmp_path / 'of_study'}"])
     assert _recorded(tmp_path, runs, **base) == added
     # An older version recorded the sampler of the rows under its old name.
     index = tmp_path / "of_study" / "index.json"
