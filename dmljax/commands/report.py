@@ -15,6 +15,8 @@ in a .npy file, lines of a .txt file, or items.safetensors of dmljax embed; the 
 belong to the embeddings in the order of their paths. --baseline names the embeddings of another
 model, such as before fine-tuning, of the same images in the same order; its dimensions may differ.
 Both are scored on the same queries, and if the new ones are worse, the first line says so.
+Embeddings are ranked by Euclidean distance; --distance=cosine ranks them by cosine, which differs
+unless all norms are equal.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from dmljax.commands.parser import add_trust
 from dmljax.files import reading
 from dmljax.hints import check_known
 
+_DISTANCES = ("euclidean", "cosine")  # functions of dmljax.retrieval
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", help="folders of runs, such as runs/glyphs")
@@ -41,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--embeddings", help="a .npy file [items, dimensions], instead of a run")
     parser.add_argument("--labels", help="the labels of --embeddings")
     parser.add_argument("--baseline", help="embeddings to compare with, of the same images")
+    parser.add_argument("--distance", help="euclidean (default) or cosine, of --embeddings")
     parser.add_argument("--images", help="a folder with the images of --embeddings")
     parser.add_argument("--out", help="the page of --embeddings; report.html by default")
 
@@ -55,9 +60,10 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
             )
         _of_arrays(arguments)
         return 0
-    if arguments.images or arguments.out or arguments.baseline:
+    if arguments.images or arguments.out or arguments.baseline or arguments.distance:
         raise ValueError(
-            "--images, --out and --baseline belong to --embeddings: leave them out for a run"
+            "--images, --out, --baseline and --distance belong to --embeddings: leave them out for "
+            "a run"
         )
     if not folders:
         raise ValueError("report needs the folder of a run, such as: dmljax report runs/glyphs")
@@ -87,6 +93,9 @@ def _of_arrays(arguments: argparse.Namespace) -> None:
         raise ValueError("--embeddings and --labels go together: give both files")
     if arguments.text and arguments.out:
         raise ValueError("--out belongs to the page: leave it out for --text")
+    distance = arguments.distance or "euclidean"
+    check_known("--distance: there is no", [distance], _DISTANCES)
+    from dmljax import retrieval
     from dmljax.data import decode
     from dmljax.report import arrays, baseline, facts, page, text
 
@@ -98,12 +107,14 @@ def _of_arrays(arguments: argparse.Namespace) -> None:
         models = dict(zip(names, (others, vectors), strict=True))
     *_, name = models
     paths = None if not arguments.images else arrays.image_paths(arguments.images, len(vectors))
+    similarity_fn = getattr(retrieval, distance)
     options: dict[str, Any] = {
+        "similarity_fn": similarity_fn,
         "files": None if paths is None else ["/".join(path.parts[-2:]) for path in paths],
         "read_fn": None if paths is None else lambda item: decode.read(paths[item]),
     }
     if arguments.baseline:
-        result = baseline.compare(models, split)
+        result = baseline.compare(models, split, similarity_fn=similarity_fn)
         if worse := result.worse_note(name):
             print(f"{name}: {worse}")
         if arguments.text:

@@ -6,12 +6,14 @@ import os
 import pathlib
 
 import numpy as np
+from absl import logging
 from safetensors import SafetensorError, safe_open
 
 from dmljax.data import locate, splits
 from dmljax.data.prepared import MARKS
 from dmljax.data.splits import Split
 from dmljax.files import reading
+from dmljax.hints import counted
 
 
 def read(embeddings: str | os.PathLike, labels: str | os.PathLike) -> tuple[np.ndarray, Split]:
@@ -77,6 +79,15 @@ def _vectors(path: str | os.PathLike) -> np.ndarray:
         )
     if vectors.dtype.kind != "f":
         raise ValueError(f"{path} holds {vectors.dtype}: floating-point numbers are needed")
+    for rows, kind, effect in (
+        (~np.isfinite(vectors).all(axis=1), "with a NaN or an infinity", "not in any score"),
+        (~vectors.any(axis=1), "of zeros", "write NaN into the rows of images that failed"),
+    ):
+        if count := int(rows.sum()):
+            first = int(rows.argmax())
+            logging.warning(
+                "%s: %s %s (first: row %d): %s", path, counted(count, "row"), kind, first, effect
+            )
     return vectors if vectors.dtype == np.float32 else vectors.astype(np.float32)
 
 

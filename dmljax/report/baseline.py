@@ -10,24 +10,43 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from dmljax import retrieval
 from dmljax.data.splits import Split
-from dmljax.report import compare_page, comparison, facts, scores_file
+from dmljax.report import compare_page, comparison, diagnosis, facts, scores_file
 from dmljax.report.comparison import RunComparison
 from dmljax.report.facts import Facts
 from dmljax.report.scores_file import QueryScores
 
 
-def scores_of(models: Mapping[str, np.ndarray], images: Split) -> dict[str, QueryScores]:
+def scores_of(
+    models: Mapping[str, np.ndarray],
+    images: Split,
+    *,
+    similarity_fn: retrieval.SimilarityFn = retrieval.euclidean,
+) -> dict[str, QueryScores]:
     """The scores of all queries for the embeddings `[n d]` of each model."""
-    scores = {name: scores_file.score(x, images) for name, x in models.items()}
+    scores = {
+        name: scores_file.score(x, images, similarity_fn=similarity_fn)
+        for name, x in models.items()
+    }
     if not any((s.first > 0).any() for s in scores.values()):
         raise ValueError("no image has another one of its class: there is nothing to score")
     return scores
 
 
-def compare(models: Mapping[str, np.ndarray], images: Split) -> RunComparison:
+def compare(
+    models: Mapping[str, np.ndarray],
+    images: Split,
+    *,
+    similarity_fn: retrieval.SimilarityFn = retrieval.euclidean,
+) -> RunComparison:
     """Compares embeddings `[n d]` of the same images with the first ones, the baseline."""
-    return comparison.compare_runs(scores_of(models, images))
+    ranked = {name: diagnosis.ranked_by(x, similarity_fn) for name, x in models.items()}
+    note = " ".join(f"{name} is ranked by {text}." for name, text in ranked.items())
+    if len(set(ranked.values())) == 1:
+        note = f"Ranked by {next(iter(ranked.values()))}."
+    result = comparison.compare_runs(scores_of(models, images, similarity_fn=similarity_fn))
+    return result._replace(rank_note=note)
 
 
 def facts_of(
@@ -35,12 +54,14 @@ def facts_of(
     images: Split,
     result: RunComparison,
     *,
+    similarity_fn: retrieval.SimilarityFn = retrieval.euclidean,
     files: Sequence[str] | None = None,
     read_fn: Callable[[int], np.ndarray] | None = None,
 ) -> Facts:
     """The facts of the page of the last model, with its comparison with the baseline.
 
-    `result` is from `compare`. If the model is worse, the first line of the page says by how much.
+    `result` is from `compare` with the same `similarity_fn`. If the model is worse, the first line
+    of the page says by how much.
     """
     *_, shown = models
     pages = {
@@ -51,6 +72,7 @@ def facts_of(
             files=files,
             read_fn=read_fn if name == shown else None,
             query_scores=result.runs[name],
+            similarity_fn=similarity_fn,
         )
         for name, embeddings in models.items()
     }

@@ -61,7 +61,8 @@ class RunComparison(NamedTuple):
 
     `runs` are the scores of the queries by the name of the run, and `configs` the configs of the
     runs. `range_note` says why a range is rough or missing; it is empty otherwise. Scores are means
-    over `average`, 'queries' or 'classes'.
+    over `average`, 'queries' or 'classes'. `rank_note` says by which distance items are ranked; it
+    is empty for runs.
     """
 
     runs: Mapping[str, QueryScores]
@@ -72,6 +73,7 @@ class RunComparison(NamedTuple):
     classes: int
     range_note: str
     average: str
+    rank_note: str = ""
 
     @property
     def first(self) -> str:
@@ -109,6 +111,8 @@ class RunComparison(NamedTuple):
             sentences.append("Each run is compared with the first; Holm adjusts the p-values.")
         if self.range_note:
             sentences.append(f"{self.range_note[0].upper()}{self.range_note[1:]}.")
+        if self.rank_note:
+            sentences.append(self.rank_note)
         if any(self.configs.values()):
             sentences.append(
                 "Two trained nets are compared, not two methods: no range contains the spread over "

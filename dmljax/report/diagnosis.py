@@ -35,16 +35,25 @@ _FLAT = 3  # dimensions up to which closeness says little about images
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """The embeddings `x [n d]` of a split, and the search that its protocol describes."""
+    """The embeddings `x [n d]` of a split, and the search that its protocol describes.
+
+    `similarity_fn` is the one of the scores.
+    """
 
     x: np.ndarray
     split: Split
     search: Search
     devices: Sequence[Any] | None = None
+    similarity_fn: retrieval.SimilarityFn = retrieval.euclidean
 
     @classmethod
     def of(
-        cls, embeddings: np.ndarray, split: Split, *, devices: Sequence[Any] | None = None
+        cls,
+        embeddings: np.ndarray,
+        split: Split,
+        *,
+        devices: Sequence[Any] | None = None,
+        similarity_fn: retrieval.SimilarityFn = retrieval.euclidean,
     ) -> Data:
         x = np.asarray(embeddings)
         if x.ndim != 2 or len(x) != len(split):
@@ -55,7 +64,7 @@ class Data:
         if not np.issubdtype(x.dtype, np.floating):
             raise ValueError(f"embeddings are {x.dtype}: give floating-point numbers")
         x = x.astype(np.float32, copy=False)
-        return cls(x, split, split.search(x), devices)
+        return cls(x, split, split.search(x), devices, similarity_fn)
 
     @property
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
@@ -63,10 +72,11 @@ class Data:
         return self.search.embeddings, self.search.labels
 
     @property
-    def has_unit_norms(self) -> bool:
-        """Whether Euclidean and cosine neighbors are the same."""
+    def is_by_cosine(self) -> bool:
+        """Whether the neighbors of the scores are those by cosine, as for vectors of length 1."""
         norms = np.linalg.norm(self.x[self.search.readable], axis=1)
-        return bool(len(norms)) and bool(np.abs(norms - 1).max() < 1e-3)
+        has_unit_norms = bool(len(norms)) and bool(np.abs(norms - 1).max() < 1e-3)
+        return self.similarity_fn is retrieval.cosine or has_unit_norms
 
     def items_at(self, places: np.ndarray) -> np.ndarray:
         """Rows of the split from places in the gallery; -1 stays -1."""
@@ -79,14 +89,32 @@ class Data:
         return np.where(rows < 0, n, rows).astype(np.uint16 if n < 65535 else np.uint32)
 
 
+def ranked_by(
+    embeddings: np.ndarray, similarity_fn: retrieval.SimilarityFn = retrieval.euclidean
+) -> str:
+    """By what the embeddings `[n d]` are ranked, with their norms where these matter."""
+    if similarity_fn is retrieval.cosine:
+        return "cosine"
+    x = np.asarray(embeddings, np.float32)
+    norms = np.linalg.norm(x[np.isfinite(x).all(axis=1)], axis=1)
+    if not len(norms):
+        return "Euclidean distance"
+    low, high = norms.min(), norms.max()
+    if high - low <= 2e-3 * high:
+        return f"Euclidean distance (all norms are {high:.3g}, so cosine gives the same ranks)"
+    return f"Euclidean distance (norms from {low:.3g} to {high:.3g}, so cosine gives other ranks)"
+
+
 def neighborhoods(
-    data: Data, *, similarity_fn: retrieval.SimilarityFn = retrieval.euclidean
+    data: Data, *, similarity_fn: retrieval.SimilarityFn | None = None
 ) -> metrics.Neighborhoods:
-    """The nearest items, by the distance that the scores use."""
+    """The nearest items, by the distance that the scores use or by another one."""
+    if data.is_by_cosine:
+        similarity_fn = retrieval.cosine
     return metrics.neighborhoods(
         *data.pairs,
         k=NEIGHBORS,
-        similarity_fn=retrieval.cosine if data.has_unit_norms else similarity_fn,
+        similarity_fn=similarity_fn or data.similarity_fn,
         devices=data.devices,
         **data.search.options,
     )

@@ -111,6 +111,7 @@ def make(
     scores: Mapping[str, Mapping[str, float]] | None = None,
     query_scores: QueryScores | None = None,
     average: str = "queries",
+    similarity_fn: retrieval.SimilarityFn = retrieval.euclidean,
     are_classes_new: bool | None = None,
     inside_fn: Callable[[np.ndarray], Sequence[Mapping[str, Any]]] | None = None,
     training_fn: Callable[[], Mapping[str, Any] | None] | None = None,
@@ -127,14 +128,16 @@ def make(
       text.
     * `scores`: {split: {score: value}}, such as from the evaluation. Without them, the
       retrieval scores of these embeddings are shown.
-    * `query_scores`: the scores of the queries, where they are known already. `average` is as in
-      `metrics.retrieval`.
+    * `query_scores`: the scores of the queries, where they are known already. `average` and
+      `similarity_fn` are as in `metrics.retrieval`.
     * `inside_fn(readable items) -> views` gives what goes on inside the method.
     * `training_fn()` describes training images, to find test images that are among them: the
       argument `training` of `diagnosis.leaks`.
     * `fields` are further fields of `Facts`, such as `curves` and `run`.
     """
-    data = diagnosis.Data.of(embeddings, _split(labels), devices=devices)
+    data = diagnosis.Data.of(
+        embeddings, _split(labels), devices=devices, similarity_fn=similarity_fn
+    )
     faults: list[Fault] = []
 
     def attempt(section: str, function: Callable | None, *args: Any, **kwargs: Any) -> Any:
@@ -149,11 +152,12 @@ def make(
             return None
 
     if query_scores is None:
-        query_scores = attempt("scores", scores_file.score, data.x, data.split, devices=devices)
+        options: dict[str, Any] = {"devices": devices, "similarity_fn": similarity_fn}
+        query_scores = attempt("scores", scores_file.score, data.x, data.split, **options)
     per_query = None if query_scores is None else query_scores.values
     near = attempt("worst", diagnosis.neighborhoods, data)
     near_by_cosine = near
-    if near is not None and not data.has_unit_norms:
+    if near is not None and not data.is_by_cosine:
         near_by_cosine = attempt(
             "check", diagnosis.neighborhoods, data, similarity_fn=retrieval.cosine
         )
@@ -288,8 +292,9 @@ def _items(data: diagnosis.Data, per_query, near, hubness, positions) -> Items:
 
 def _similarities(data: diagnosis.Data, neighbors: np.ndarray) -> np.ndarray:
     """The cosines of all items and their neighbors as bytes, see `COSINE_STEPS`."""
-    norms = np.linalg.norm(data.x, axis=1, keepdims=True)
-    unit = np.nan_to_num(data.x / np.where(norms > 0, norms, 1))
+    x = np.where(data.search.readable[:, None], data.x, 0)
+    norms = np.linalg.norm(x, axis=1, keepdims=True)
+    unit = x / np.where(norms > 0, norms, 1)
     cosines = np.zeros(neighbors.shape, np.float32)
     for rank in range(neighbors.shape[1]):
         cosines[:, rank] = np.einsum("nd,nd->n", unit, unit[np.maximum(neighbors[:, rank], 0)])
@@ -354,7 +359,8 @@ def _scores(data: diagnosis.Data, per_query, *, evaluated, average) -> dict[str,
     if len(data.split.names) == 1:
         counts += ". One class: every image is right, and the scores say nothing"
     table = evaluated or {"test": {tile["name"]: tile["value"] for tile in tiles}}
-    return {"tiles": tiles, "note": f"{note} {counts}.".strip(), "table": _table(table)}
+    note = f"{note} {counts}. Ranked by {diagnosis.ranked_by(data.x, data.similarity_fn)}."
+    return {"tiles": tiles, "note": note.strip(), "table": _table(table)}
 
 
 def _table(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:

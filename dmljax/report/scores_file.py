@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from dmljax import metrics
+from dmljax import metrics, retrieval
 from dmljax.data.digest import digest
 from dmljax.data.splits import Split, Splits
 from dmljax.files import reading
@@ -74,16 +74,23 @@ def score(
     name: str = "test",
     step: int | None = None,
     devices: Sequence[Any] | None = None,
+    similarity_fn: retrieval.SimilarityFn = retrieval.euclidean,
 ) -> QueryScores:
     """The scores of every query of a split, by its protocol of queries, gallery and groups.
 
     `data` is the digest of the data set, `name` the name of the split, and `step` the step of
-    training that gave the embeddings.
+    training that gave the embeddings. `similarity_fn` is as in `metrics.per_query`.
     """
     search = split.search(embeddings)
     fns = {name: metrics.RANKING_FNS[name] for name in ("MRR", "RP", "MAP@R")}
     values = metrics.per_query(
-        search.embeddings, search.labels, ks=(), metric_fns=fns, devices=devices, **search.options
+        search.embeddings,
+        search.labels,
+        ks=(),
+        metric_fns=fns,
+        similarity_fn=similarity_fn,
+        devices=devices,
+        **search.options,
     )
     is_scored = ~np.isnan(values["MRR"])
     first = np.zeros(len(is_scored), np.uint32)

@@ -129,7 +129,7 @@ def test_embeddings_against_a_baseline(tmp_path, capsys, spread):
     words, new, old, labels = _against_baseline(tmp_path, spread)
     text = _printed(capsys, *words, "--text")
     (a, queries), (b, _) = (_mean_average_precision_at_r(x, labels) for x in (new, old))
-    low, high = 100 * np.array(metrics.interval(a - b, groups=queries))
+    low, high = 100 * np.array(metrics.interval(a - b, groups=queries, samples=10_000))
     difference = 100 * (a - b).mean()
     first = text.splitlines()[0]
     if spread == 0.5:
@@ -204,15 +204,53 @@ def test_odd_embeddings_are_stated(tmp_path, capsys, vectors, labels, words):
     assert words in _printed(capsys, *_files(tmp_path, vectors, labels))
 
 
+def test_the_distance_of_embeddings_is_said_and_chosen(tmp_path, capsys, caplog):
+    """Random lengths change Euclidean ranks and no ranks by cosine."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(12), 10)
+    units = np.eye(12, 16)[labels] + 0.25 * rng.standard_normal((120, 16))
+    units /= np.linalg.norm(units, axis=1, keepdims=True)
+    lengths = np.geomspace(0.1, 10, 120)[rng.permutation(120), None]
+
+    def report(vectors, *words):
+        caplog.clear()
+        text = _printed(capsys, *_files(tmp_path, vectors, labels), *words)
+        return " ".join(text.split()), text.split("R@1")[1].split()[0]
+
+    text, recall = report(units)
+    assert "Ranked by Euclidean distance (all norms are 1, so cosine" in text and not caplog.text
+    text, wrong = report(units * lengths)
+    assert "Euclidean distance (norms from 0.1 to 10, so cosine gives other ranks)" in text
+    assert float(wrong) < float(recall) - 5
+    text, same = report(units * lengths, "--distance=cosine")
+    assert same == recall and "Ranked by cosine." in text
+    np.save(tmp_path / "old.npy", units)
+    words = f"--baseline={tmp_path / 'old.npy'}", "--distance=cosine"
+    text, _ = report(units * lengths, *words)
+    assert "worse" not in text and "+0.0 +0.0 to +0.0" in text and "Ranked by cosine." in text
+    text, _ = report(units * lengths, words[0])
+    assert "x.npy is ranked by Euclidean distance (norms from 0.1 to 10," in text
+    units[[5, 8]], units[9, 1] = 0, np.inf
+    report(units)
+    assert "x.npy: 2 rows of zeros (first: row 5): write NaN into" in caplog.text
+    assert "x.npy: 1 row with a NaN or an infinity (first: row 9): not in any score" in caplog.text
+    with pytest.raises(ValueError, match="--distance: there is no 'cosin': did you mean 'cosine'"):
+        report(units, "--distance=cosin")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["a", "--distance=cosine"], "--distance belong to --embeddings"),
         ([], "report needs the folder of a run"),
         (["--embeddings=x.npy", "--text"], "--embeddings and --labels go together"),
         (["a", "--embeddings=x.npy", "--labels=y.npy", "--text"], "leave out the run"),
         (["a", "b", "--text", "--step=3"], "leave out --step"),
         (["a", "./a", "--text"], "a run is named twice"),
-        (["a", "--baseline=old.npy"], "--images, --out and --baseline belong to --embeddings"),
+        (
+            ["a", "--baseline=old.npy"],
+            "--images, --out, --baseline and --distance belong to --embeddings",
+        ),
     ],
 )
 def test_wrong_words(words, message):
