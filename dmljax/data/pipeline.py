@@ -13,6 +13,7 @@ next batch to the devices while they compute the current one.
 from __future__ import annotations
 
 import collections
+import functools
 import os
 import signal
 import threading
@@ -33,6 +34,8 @@ from dmljax.files import cores
 from dmljax.hints import counted
 
 _TransformFn = transform_lib.Transform | Callable[[np.ndarray, np.random.Generator], np.ndarray]
+# Training and evaluation may read the same image, and each counts what it skips.
+_warn_once = functools.cache(logging.warning)
 _ENDLESS = 1 << 40  # steps, because grain needs a length
 
 
@@ -63,7 +66,7 @@ class Batches:
                 name = record_name(self._split.records, i)
                 if name not in self.skipped:
                     reason = _reason(self._split, i)
-                    logging.warning("%s cannot be read: skipped from now on%s", name, reason)
+                    _warn_once("%s cannot be read: skipped from now on%s", name, reason)
                 self.skipped[name] += 1
         return batch
 

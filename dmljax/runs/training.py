@@ -15,6 +15,7 @@ from dmljax.config import digests
 from dmljax.config.build import build
 from dmljax.data.splits import warn_of_one_class
 from dmljax.files import parts
+from dmljax.hints import counted
 from dmljax.report import pictures
 from dmljax.runs import folder, frozen, page, summary
 from dmljax.train import compilation, features, initial_state, loop, resident, results
@@ -141,7 +142,7 @@ def _train_and_report(
             journal.say("stopped after training, saved; the same command repeats what follows it")
             interrupts.leave()
         if skipped := len(host_batches.skipped):
-            journal.say(f"{skipped} training images could not be read: see above")
+            journal.say(f"{counted(skipped, 'training image')} could not be read: see above")
     return evaluation.test_scores
 
 

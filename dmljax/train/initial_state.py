@@ -19,9 +19,17 @@ from dmljax.train.step import TrainState, init_state
 from dmljax.weights import PUBLISHED, file_digest, load
 
 
-def first_state(run: Run, *, say: Callable[[str], None] = logging.info) -> TrainState:
-    """The state before step 1, on the devices. `say` is called with a line about its origin."""
-    backbone, others = _pretrained(run, say=say)
+def first_state(
+    run: Run,
+    *,
+    say: Callable[[str], None] = logging.info,
+    report_fn: Callable | None = None,
+) -> TrainState:
+    """The state before step 1, on the devices. `say` is called with a line about its origin.
+
+    `report_fn` gets what the net leaves out of a file of weights; by default, it is a warning.
+    """
+    backbone, others = _pretrained(run, say=say, report_fn=report_fn)
     # Parameters that the backbone replaces are not drawn.
     variables = initial_values(run.init_fn, key_of(run.seed), backbone, others)
     # Arrays of the host are the same in every process, so that `jit` may place them anywhere. The
@@ -46,7 +54,8 @@ def base_of(run: Run, *, digest: str | None = None) -> Base | None:
         check_digest(
             run.weights, digest, run="this run", advice="name that one by --config.net.weights=..."
         )
-        return first_state(run).params
+        # The run has said at its start what it leaves out of the file.
+        return first_state(run, report_fn=lambda *_: None).params
 
     return Base(run.frozen, params_fn)
 

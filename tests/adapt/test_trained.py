@@ -20,6 +20,7 @@ from dmljax.main import main
 from dmljax.methods import pairs
 from dmljax.runs import folder as run_folder
 from dmljax.runs import training
+from dmljax.train import initial_state
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.initial_state import base_of, first_state
 from dmljax.train.step import train_step
@@ -232,6 +233,22 @@ def test_another_or_missing_file_of_weights_is_refused(finished, tmp_path):
     )
     with pytest.raises(FileNotFoundError, match="hold only what it has trained"):
         run_folder.reopen(folder, overrides=["--config.net.weights=none.safetensors"])
+
+
+def test_only_the_start_of_a_run_says_what_it_leaves_out_of_its_weights(tmp_path, monkeypatch):
+    run = build(tiny(tmp_path, net=with_weights(tmp_path, SMALL), trained="last"))
+    said, load = [], initial_state.load
+
+    def load_and_report(*args, report_fn, **options):
+        report_fn("classifiers left out")
+        return load(*args, report_fn=report_fn, **options)
+
+    monkeypatch.setattr(initial_state, "load", load_and_report)
+    monkeypatch.setattr(initial_state, "_warn_once", said.append)
+    base_of(run).params_fn()
+    assert said == []
+    first_state(run)
+    assert said == ["classifiers left out"]
 
 
 def test_a_checkpoint_of_before_that_has_everything_is_read(finished, tmp_path):

@@ -352,6 +352,7 @@ def test_images_that_cannot_be_read_stay_unreadable(tmp_path, capfd, caplog):
     assert split.records.describe(9).endswith("009.png")
     assert np.isfinite(split.records[8]).all()
     caplog.clear()
+    pipeline._warn_once.cache_clear()
     transform_fn = transforms_of("", "")[1]
     with pipeline.evaluation(
         split, transform_fn=transform_fn, batch_size=9, unreadable="skip"
