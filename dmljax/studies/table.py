@@ -6,6 +6,7 @@ Everything here is plain numbers; `printing` and `page` print them. Values are i
 from __future__ import annotations
 
 import math
+import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 from dmljax import metrics
 from dmljax.config.digests import essential
 from dmljax.files.result import Result, first_best
-from dmljax.hints import shown_duration
+from dmljax.hints import counted, shown_duration
 from dmljax.metrics import Difference, Estimate
 from dmljax.metrics.statistics import LEVEL
 from dmljax.studies.outcomes import Outcome
@@ -408,7 +409,7 @@ def _provenance(study: Study, by_row: Mapping[str, Sequence[_Run]]) -> Iterable[
     runs = [run for row_runs in by_row.values() for run in row_runs if run.outcome.result]
     results = [run.outcome.result for run in runs if run.outcome.result]
     configs = [essential(run.config) for run in runs if run.config]
-    yield f"Study {study.source}, digest {study.digest[:12]}; {len(runs)} finished runs."
+    yield f"Study {study.source}, digest {study.digest[:12]}; {counted(len(runs), 'finished run')}."
     if not runs:
         return
     parts = [
@@ -424,7 +425,8 @@ def _provenance(study: Study, by_row: Mapping[str, Sequence[_Run]]) -> Iterable[
     yield "; ".join(f"{name}: {_listed(values)}" for name, values in parts if values) + "."
     data = {f"{_short(r.digests['data'])} ({_counts(r.data)})" for r in results}
     weights = {
-        (r.pretraining or "none")
+        # People send tables to others, so that no table has a path.
+        (pathlib.PurePath(r.pretraining).name if r.pretraining else "none")
         + (f" ({_short(digest)})" if (digest := r.digests.get("weights")) else "")
         for r in results
     }

@@ -108,7 +108,7 @@ class Worker:
             for run in runs:
                 self.check_signal()
                 if not self._session.outcome(run).is_over:
-                    if self.attempt(run, place=self._place(runs)):
+                    if self.attempt(run, among=runs):
                         progress = True
                     else:
                         unfinished[run.digest] = run
@@ -125,14 +125,17 @@ class Worker:
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_PAUSE)
 
-    def _place(self, runs: Sequence[PlannedRun]) -> str:
-        """How many runs are over, and how many there are, such as '3/30'."""
-        states = {run.digest: self._session.outcome(run).is_over for run in runs}
-        return f"{sum(states.values()) + 1}/{len(states)}"
+    def _head(self, run: PlannedRun, among: Sequence[PlannedRun]) -> str:
+        """A run with how many of the runs `among` are over now, such as '[3/30] dot, seed 0'."""
+        states = {run.digest: self._session.outcome(run).is_over for run in among}
+        return f"[{sum(states.values())}/{len(states)}] {run.title}" if states else run.title
 
-    def attempt(self, run: PlannedRun, *, place: str = "", watch_fn: WatchFn = None) -> bool:
+    def attempt(
+        self, run: PlannedRun, *, among: Sequence[PlannedRun] = (), watch_fn: WatchFn = None
+    ) -> bool:
         """Makes a run unless another worker makes it or it must wait; whether the state changed.
 
+        Its line says how many of the runs `among` are over.
         `watch_fn()` is called while the run lasts; once it returns True, the run is stopped.
         """
         check_names(run, self._session.study)
@@ -146,7 +149,7 @@ class Worker:
                     return True
                 if not self._has_start(run, folder):
                     return False
-                self._make(run, folder, lock, place, watch_fn)
+                self._make(run, folder, lock, among, watch_fn)
                 return True
         except OSError as error:
             if error.strerror is None or error.strerror not in _DISK_FULL:
@@ -165,19 +168,24 @@ class Worker:
         return start.state == "finished"
 
     def _make(
-        self, run: PlannedRun, folder: pathlib.Path, lock: IO[str], place: str, watch_fn: WatchFn
+        self,
+        run: PlannedRun,
+        folder: pathlib.Path,
+        lock: IO[str],
+        among: Sequence[PlannedRun],
+        watch_fn: WatchFn,
     ) -> None:
         self.was_stopped = False
-        head = f"[{place}] {run.title}" if place else run.title
         ended = self._run(run, folder, lock, watch_fn)
         for reason in _DISK_FULL:
             if reason in ended.message:
                 raise OSError(_full_disk(folder, reason))
         state = outcomes.outcome(folder)
         if ended.status == 0 and state.result is not None:
-            self.say(f"{head}: {self._shown(run, state.result)}, {duration(ended.seconds)}")
+            head, time_text = self._head(run, among), duration(ended.seconds)
+            self.say(f"{head}: {self._shown(run, state.result)}, {time_text}")
         elif ended.status == 0 and state.is_over:
-            self.say(f"{head}: failed: {state.message}")
+            self.say(f"{self._head(run, among)}: failed: {state.message}")
         elif watch_fn is not None and ended.status in (*_STOPPED, -signal.SIGTERM):
             self.check_signal()
             self.was_stopped = True
@@ -186,7 +194,7 @@ class Worker:
             stopped = ended.status if ended.status > 0 else 128 - ended.status
             raise Stopped(stopped)
         elif ended.status in _KILLED and outcomes.count_kill(folder) <= _MOST_KILLS:
-            self.say(f"{head}: its process was killed (out of memory?); it is started again")
+            self.say(f"{run.title}: its process was killed (out of memory?); it is started again")
         else:
             message = ended.message or f"it ended with exit status {ended.status}"
             if ended.status in _KILLED:
@@ -194,7 +202,7 @@ class Worker:
             if ended.status == 0:
                 message = "it ended without a result"
             outcomes.mark_failed(folder, message, exit_status=ended.status)
-            self.say(f"{head}: failed: {message}")
+            self.say(f"{self._head(run, among)}: failed: {message}")
 
     def _run(
         self, run: PlannedRun, folder: pathlib.Path, lock: IO[str], watch_fn: WatchFn

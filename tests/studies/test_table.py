@@ -23,11 +23,12 @@ CONFIG = {
 }
 
 
-def _result(values, *, uses_test=False, candidates=1, rule=None, evaluations=()):
+def _result(values, *, uses_test=False, candidates=1, rule=None, evaluations=(), pretraining=None):
     split, _, score = (rule or "").partition("/")
     scores = {name: value / 100 for name, value in values.items()}
     chosen = Chosen(6, score or None, split or None, candidates, "", uses_test)
-    return finished(scores, "0" * 64, chosen=chosen, evaluations=evaluations)
+    result = finished(scores, "0" * 64, chosen=chosen, evaluations=evaluations)
+    return result._replace(pretraining=pretraining)
 
 
 def _table(
@@ -242,7 +243,12 @@ def test_a_rule_reads_the_evaluations_of_other_runs(tmp_path):
 
 
 def test_provenance(tmp_path):
+    made = _table(tmp_path, {"a": A}, results={"pretraining": "/home/somebody/bn.safetensors"})
+    text = printing.as_markdown(made)
+    assert "Pretraining: bn.safetensors." in text and "somebody" not in printing.as_latex(made)
     text = printing.as_markdown(_table(tmp_path, {"a": A}))
+    assert "; 5 finished runs." in text
+    assert "; 1 finished run." in printing.as_markdown(_table(tmp_path, {"a": A[:1]}))
     for words in (
         "digest ",
         "steps: 6",

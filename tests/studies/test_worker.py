@@ -16,7 +16,7 @@ from study_files import environment, finished, index, run_folder, study, write_s
 from dmljax import main
 from dmljax.files import cores, locks
 from dmljax.files import result as results
-from dmljax.studies import joined, outcomes
+from dmljax.studies import joined, outcomes, session, worker
 
 # The second cannot run: 90 % of four classes cannot be held out.
 ROWS = {"plain": {}, "broken": {"validation": 0.9}, "wide": {"method.dim": 8}}
@@ -112,6 +112,22 @@ def test_wrong_words_are_one_line(tmp_path, monkeypatch, words, message):
     with pytest.raises((ValueError, OSError), match=message):
         main.main(["study", *words])
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_line_counts_the_runs_that_are_over_when_it_is_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    opened = session.open_session(str(write_study(tmp_path, seeds=3)))
+    runs = session.prepare(opened)
+
+    def run_two(self, run, folder, lock, watch_fn):  # another worker ends a run meanwhile
+        for ended in runs[:2]:
+            opened.folder.run_folder(ended.digest).mkdir(parents=True, exist_ok=True)
+            outcomes.mark_failed(opened.folder.run_folder(ended.digest), "broken", exit_status=1)
+        return worker._Ended(0, "", 1.0)
+
+    monkeypatch.setattr(worker.Worker, "_run", run_two)
+    assert worker.Worker(opened).attempt(runs[0], among=runs)
+    assert capsys.readouterr().out == "[2/3] plain, seed 0: failed: broken\n"
 
 
 def test_a_dry_run_prints_commands_and_writes_nothing(tmp_path):
