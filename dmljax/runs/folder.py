@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
@@ -87,9 +88,8 @@ def _write_config(
     """
     file = workdir / _CONFIG
     if file.exists():
-        has_results = (workdir / "metrics.jsonl").exists() or any(
-            (workdir / "checkpoints").glob("[0-9]*")
-        )
+        steps = _steps_of_ladder(workdir)
+        has_results = any(_has_results(place) for place in (workdir, *steps))
         try:
             changes = _changes(_recorded_config(workdir), config)
             changes += _other_digests(workdir, digests)
@@ -98,14 +98,34 @@ def _write_config(
                 raise
             changes = [str(error)]
         if changes and has_results and not overwrite:
+            kind, content = (
+                ("ladder", "that ladder with all its steps") if steps else ("run", "that run")
+            )
             raise ValueError(
-                f"{workdir} holds a run of another config: {'; '.join(changes[:5])}. Choose "
-                "another --workdir, or --overwrite to delete that run"
+                f"{workdir} holds a {kind} of another config: {'; '.join(changes[:5])}. Choose "
+                f"another --workdir, or --overwrite to delete {content}"
             )
         if changes:
+            for step in steps:
+                shutil.rmtree(step)
             _delete_results(workdir)
     write_json(file, config, indent=2)
     write_json(workdir / _DIGESTS, digests._asdict(), indent=2)
+
+
+def _steps_of_ladder(workdir: pathlib.Path) -> list[pathlib.Path]:
+    """The folders of the steps that a ladder in `workdir` has begun; of a plain run none."""
+    ladder = reading.json_object_or_empty(workdir / _CONFIG).get("ladder")
+    steps = [x for x in ladder if isinstance(x, dict)] if isinstance(ladder, list) else []
+    # The folder of a step is NAME, or NAME-RATE where the step tries several rates.
+    names = "|".join(re.escape(str(step.get("name"))) for step in steps)
+    pattern = re.compile(rf"({names})(-\d[\de.+-]*)?")
+    return [x for x in workdir.iterdir() if x.is_dir() and pattern.fullmatch(x.name)]
+
+
+def _has_results(workdir: pathlib.Path) -> bool:
+    has_checkpoint = any((workdir / "checkpoints").glob("[0-9]*"))
+    return has_checkpoint or any((workdir / x).exists() for x in ("metrics.jsonl", reading.LADDER))
 
 
 def _recorded_config(workdir: pathlib.Path) -> dict[str, Any]:
@@ -149,6 +169,7 @@ def _delete_results(workdir: pathlib.Path) -> None:
         "*.png",
         "movie.gif",
         "report.html",
+        reading.LADDER,
     ):
         for file in workdir.glob(pattern):
             file.unlink()

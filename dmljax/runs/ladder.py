@@ -73,7 +73,6 @@ def run(
         build(_changed(base, _fields(step, base, images)))
     digests = digests_of(config)
     with folder.claimed(workdir, config, digests, overwrite=overwrite):
-        hosts.on_process_0(lambda: (workdir / reading.LADDER).unlink(missing_ok=True))
         rows = _climb(base, steps, workdir, images=images, overwrite=overwrite, source=source)
         best = max((row for row in rows if row.folder), key=_held_out_of)
         finish = functools.partial(
@@ -206,6 +205,7 @@ def _run(
     if result is not None and result.status == "finished" and result.digests == digests:
         return result
     _say(f"\n== {place}")
+    hosts.on_process_0(lambda: (workdir / reading.LADDER).unlink(missing_ok=True))
     training.run(config, target, overwrite=options["overwrite"], source=options["source"])
     return results.read(target)
 

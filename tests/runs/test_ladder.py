@@ -15,7 +15,7 @@ from dmljax import adapt, bundle
 from dmljax.config.build import build, digests_of
 from dmljax.files import result as results
 from dmljax.main import main
-from dmljax.runs import folder, ladder
+from dmljax.runs import folder, ladder, training
 
 CENTERED = {"name": "pairs", "dim": 8, "dense_fn": "centered_dense"}
 HEAD = {"name": "head", "trained": "last", "select": "val/MAP@R", "rates": [1e-4, 1e-2]}
@@ -92,8 +92,39 @@ def test_a_finished_ladder_is_read_and_another_one_is_refused(climbed, source, c
     ladder.run(_config(place, source, pictures=True), climbed)
     assert before == {p: p.stat().st_mtime_ns for p in climbed.glob("*/checkpoints/*")}
     assert "== " not in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"holds a run of another config: seed"):
-        ladder.run(_config(place, source, pictures=True, seed=3), climbed)
+    _check_refusal(_config(place, source, pictures=True, seed=3), climbed)
+
+
+def _check_refusal(config, folder):
+    """The config of another ladder is refused by the name of its folder, and no file changes."""
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    message = rf"^{folder} holds a ladder of another config: seed .* that ladder with all its steps"
+    with pytest.raises(ValueError, match=message):
+        ladder.run(config, folder)
+    assert before == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_an_unfinished_ladder_is_refused_whole_and_overwritten_whole(source, tmp_path, monkeypatch):
+    """Only --overwrite with another config deletes it: every step, and nothing beside the steps."""
+    run, train_fn = tmp_path / "run", training.run
+    for name in ("all-notes", "other"):
+        (run / name).mkdir(parents=True)
+        (run / name / "config.json").write_text("{}")
+
+    def train_first(config, folder, **options):
+        if folder.name == "all":
+            raise KeyboardInterrupt
+        return train_fn(config, folder, **options)
+
+    monkeypatch.setattr(training, "run", train_first)
+    with pytest.raises(KeyboardInterrupt):
+        ladder.run(_config(tmp_path, source), run)
+    _check_refusal(_config(tmp_path, source, seed=3), run)
+    steps = [{"name": "first", "steps": 2}]
+    monkeypatch.undo()
+    ladder.run(_config(tmp_path, source, ladder=steps), run, overwrite=True)
+    folders = {p.name for p in run.iterdir() if p.is_dir()}
+    assert folders - {"frozen"} == {"all-notes", "other", "first"}
 
 
 def test_a_killed_ladder_ends_the_same(climbed, source, tmp_path):
