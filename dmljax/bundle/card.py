@@ -87,7 +87,7 @@ def text(
         "compression_table": _compression_table(evidence.compression),
         "prefix_table": _prefix_table(evidence.prefixes),
         "prefix_words": " or by a prefix" if evidence.prefixes else "",
-        "pretraining": pretraining(origin.weights_of(run.start) if run.start else run.weights),
+        "pretraining": pretraining(origin.first_weights(run.start, run.weights)),
         "license": license or "not stated",
         "limits": "\n".join(f"* {line}" for line in limits),
         "trained": _trained(result),

@@ -46,6 +46,11 @@ def arrays_of(origin: start.Start, image_shape: Sequence[int]) -> dict[str, Any]
     return start.flat(adapted.merge_fn(trees["params"]), trees)
 
 
+def first_weights(start: str | None, weights: str | None) -> str | None:
+    """The file of weights of the first backbone of a run, by its `start` and its `net.weights`."""
+    return weights if start is None else weights_of(start)
+
+
 def weights_of(folder: str | os.PathLike) -> str | None:
     """The file of weights with which the first of a row of runs began, each the start of the next.
 
@@ -53,7 +58,7 @@ def weights_of(folder: str | os.PathLike) -> str | None:
     """
     if (options := _options_of_run(folder)) is None:
         return None
-    return options.net.get("weights") if options.start is None else weights_of(options.start)
+    return first_weights(options.start, options.net.get("weights"))
 
 
 def normalization_of(folder: str | os.PathLike) -> Any:

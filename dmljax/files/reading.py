@@ -129,7 +129,8 @@ def json_lines(path: str | os.PathLike) -> list[dict[str, Any]]:
 def chosen_run(workdir: str | os.PathLike) -> pathlib.Path:
     """The folder of the run that counts: of a finished ladder the step that it has chosen.
 
-    Raises for a bundle, which also has a `config.json`.
+    Raises for a ladder that is not finished or has chosen no step, and for a bundle, which also has
+    a `config.json`.
     """
     folder = pathlib.Path(workdir)
     if all((folder / name).is_file() for name in _OF_BUNDLES):
@@ -138,13 +139,27 @@ def chosen_run(workdir: str | os.PathLike) -> pathlib.Path:
             "exported from. Bundles are read by dmljax bundle check, embed, index, search and serve"
         )
     try:
-        return folder / json_value((folder / LADDER).read_text())["chosen"]
+        ladder = json_value((folder / LADDER).read_text())
+        chosen = folder / ladder["chosen"]
+        is_chosen = any(row["folder"] and row["is_kept"] for row in ladder["rows"])
     except (FileNotFoundError, NotADirectoryError):
+        if json_object_or_empty(folder / "config.json").get("ladder"):
+            raise ValueError(
+                f"the ladder in {folder} is not finished: the same command goes on with it. Each "
+                f"step is a run in a folder of its own in {folder}"
+            ) from None
         return folder
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{folder / LADDER} is damaged ({error}): the command of the run writes it again"
         ) from error
+    if not is_chosen:
+        advice = ladder.get("frozen", "`dmljax export --net=...` makes a bundle of that backbone")
+        raise ValueError(
+            f"the ladder in {folder} has chosen no step, because none is better than the frozen "
+            f"backbone: {advice}; to read a step all the same, name its folder, such as {chosen}"
+        )
+    return chosen
 
 
 def config_of_run(folder: str | os.PathLike, name: str = "config.json") -> dict[str, Any]:

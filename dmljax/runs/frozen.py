@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dmljax import metrics
+from dmljax.config import origin
 from dmljax.report import comparison, scores_file
 from dmljax.report.scores_file import QueryScores
 from dmljax.runs import folder
@@ -206,17 +207,20 @@ def lines(run: Run, rows: Sequence[Against], workdir: str | os.PathLike) -> list
     if (worse := _decisive(run, rows)).is_worse:
         command = f"dmljax export {shlex.quote(str(workdir))} --allow-worse --out=run.bundle"
         text.append(
-            f"{_worse(worse)}: `{export_command(run.weights)}` makes a bundle of the backbone as "
-            f"it is, and `{command}` one of this run"
+            f"{_worse(worse)}: {bundle_advice(run.start, run.weights)}, and `{command}` makes one "
+            "of this run"
         )
     return text
 
 
-def export_command(weights: str | None) -> str:
-    """The command that makes a bundle of a backbone as it is, by the file of its weights."""
-    name = identify(weights) if weights is not None and os.path.isfile(weights) else None
-    file = shlex.quote(weights or "FILE")
-    return f"dmljax export --net={name or 'NAME'} --weights={file} --out=frozen.bundle"
+def bundle_advice(start: str | None, weights: str | None) -> str:
+    """How to make a bundle of the frozen backbone of a run with these fields of the config."""
+    weights = origin.first_weights(start, weights)
+    if weights is None:
+        return "`dmljax export` makes no bundle of the backbone as it is without a file of weights"
+    name = identify(weights) if os.path.isfile(weights) else None
+    command = f"dmljax export --net={name or 'NAME'} --weights={shlex.quote(weights)}"
+    return f"`{command} --out=frozen.bundle` makes a bundle of the backbone as it is"
 
 
 def _worse(row: Against) -> str:
@@ -279,8 +283,8 @@ def check(
             "not a number. To export it without this comparison: --allow-worse"
         )
     if worst.is_worse and not allow_worse:
-        text = f"{_worse(worst)}. To export it all the same: --allow-worse"
-        if run.weights is not None:
-            text += f"; to export the backbone as it is: `{export_command(run.weights)}`"
-        raise ValueError(text)
+        raise ValueError(
+            f"{_worse(worst)}. To export it all the same: --allow-worse; "
+            f"{bundle_advice(run.start, run.weights)}"
+        )
     return rows

@@ -81,7 +81,7 @@ def run(
             rows,
             best,
             digests=digests._asdict(),
-            weights=base["net"].get("weights"),
+            advice=frozen.bundle_advice(base["start"], base["net"].get("weights")),
         )
         hosts.on_process_0(lambda: finish(has_page=base["pictures"]))
     result = results.read(workdir / best.folder)
@@ -307,15 +307,14 @@ def _frozen_row(result: Result) -> _Row:
 def _row(name: str, note: str, place: str, result: Result, seconds: float, best: float) -> _Row:
     held_out = _held_out(result)
     test = {score: result.scores.get(f"test/{score}") for score in frozen.SCORES}
-    difference = next(
-        (
-            frozen.range_text(row["difference"], row["low"], row["high"])
-            for row in result.against_frozen
-            if (row["split"], row["name"]) == ("test", _SCORE)
-        ),
-        "",
-    )
-    is_kept = held_out > best if held_out is not None else f"val/{_SCORE}" not in result.scores
+    against = [frozen.Against(**row) for row in result.against_frozen]
+    against = [row for row in against if (row.split, row.name) == ("test", _SCORE)]
+    difference = "".join(frozen.range_text(x.difference, x.low, x.high) for x in against)
+    if held_out is not None:
+        is_kept = held_out > best
+    else:  # `dmljax export` compares it with the frozen backbone on the test split.
+        is_worse = any(row.difference is None or row.is_worse for row in against)
+        is_kept = f"val/{_SCORE}" not in result.scores and not is_worse
     return _Row(name, note, place, held_out, test, difference, seconds / 60, is_kept)
 
 
@@ -325,23 +324,23 @@ def _finish(
     best: _Row,
     *,
     digests: dict[str, str | None],
-    weights: str | None,
+    advice: str,
     has_page: bool,
 ) -> None:
     """Prints the table, and writes page, result and `ladder.json` into the folder of the ladder."""
-    for line in _table(rows, best, weights):
+    for line in _table(rows, best, advice):
         print(line)
     result = results.read(workdir / best.folder)
     minutes = sum(row.minutes for row in rows)
     results.write(workdir, result._replace(wall_seconds=60 * minutes, digests=digests))
     shutil.copyfile(workdir / best.folder / scores_file.FILE, workdir / scores_file.FILE)
-    content = {"chosen": best.folder, "rows": [row._asdict() for row in rows]}
+    content = {"chosen": best.folder, "rows": [row._asdict() for row in rows], "frozen": advice}
     write_json(workdir / reading.LADDER, content)
     if has_page and (path := _page(workdir, rows, best)):
         print(f"report: {path}")
 
 
-def _table(rows: Sequence[_Row], best: _Row, weights: str | None) -> Iterator[str]:
+def _table(rows: Sequence[_Row], best: _Row, advice: str) -> Iterator[str]:
     yield ""
     yield (
         f"{'':8s}{'held-out':>10s}"
@@ -359,16 +358,16 @@ def _table(rows: Sequence[_Row], best: _Row, weights: str | None) -> Iterator[st
             + (f"; {row.note}" if row.note else "")
         )
     yield f"held-out: {_SCORE} of the classes that choose; minus frozen: test {_SCORE}, 95 % range"
-    top = max(rows, key=_held_out_of)
-    if best.is_kept and best.held_out is None:
-        yield f"no classes are held out, so nothing chooses: `dmljax export` takes {best.name}"
-    elif top.folder:
+    if best.held_out is None:
+        yield (
+            f"no classes are held out, so nothing chooses: `dmljax export` takes {best.name}"
+            if best.is_kept
+            else f"{best.name} is worse than the frozen backbone on the test split: {advice}"
+        )
+    elif best.is_kept:
         yield f"{best.name} is the best on held-out classes, and is what `dmljax export` takes"
     else:
-        yield (
-            "nothing is better than the frozen backbone on held-out classes: "
-            f"`{frozen.export_command(weights)}` makes a bundle of it as it is"
-        )
+        yield f"nothing is better than the frozen backbone on held-out classes: {advice}"
 
 
 def _page(workdir: pathlib.Path, rows: Sequence[_Row], best: _Row) -> pathlib.Path | None:

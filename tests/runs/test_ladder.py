@@ -8,15 +8,18 @@ import time
 import jax
 import numpy as np
 import pytest
+from pretrained import VIT, with_weights
 from processes import started
 from system import tiny, write_config
 
 from dmljax import adapt, bundle
+from dmljax.bundle import exporting
 from dmljax.config.build import build, digests_of
 from dmljax.files import result as results
 from dmljax.main import main
-from dmljax.runs import folder, ladder, training
+from dmljax.runs import folder, frozen, ladder, training
 
+NARROW = {"name": "pairs", "dim": 1}
 CENTERED = {"name": "pairs", "dim": 8, "dense_fn": "centered_dense"}
 HEAD = {"name": "head", "trained": "last", "select": "val/MAP@R", "rates": [1e-4, 1e-2]}
 STEPS = [HEAD, {"name": "all", "steps": {"1": 4, "1000": 999}}, {"name": "mix", "shares": [0.5]}]
@@ -172,18 +175,63 @@ def test_two_processes_climb_as_one_does(source, tmp_path):
         np.testing.assert_allclose(a, b, atol=1e-3)
 
 
-def test_without_held_out_classes_nothing_is_chosen(source, tmp_path, capsys):
-    ladder.run(_config(tmp_path, source, validation=0.0), tmp_path / "run")
-    assert "no classes are held out (validation=0): the ladder has only" in capsys.readouterr().out
+def test_without_held_out_classes_the_test_split_decides_as_it_does_for_the_export(
+    source, tmp_path, capsys
+):
+    steps = [HEAD | {"rates": [1e-4]}, *STEPS[1:]]
+    config = _config(tmp_path, source, validation=0.0, method=NARROW, ladder=steps)
+    ladder.run(config, tmp_path / "run")
+    text = capsys.readouterr().out
+    assert "no classes are held out (validation=0): the ladder has only" in text
     assert not (tmp_path / "run" / "all").exists()
+    assert "head is worse than the frozen backbone on the test split: " in text.splitlines()[-1]
+    assert "  not kept" in text
+    with pytest.raises(ValueError, match="has chosen no step, because none is better than"):
+        exporting.export(tmp_path / "run", tmp_path / "b")
+    with pytest.raises(ValueError, match=r"worse than frozen by .* on the test split"):
+        exporting.export(tmp_path / "run" / "head-0.0001", tmp_path / "b")
 
 
-def test_the_last_line_is_the_command_of_the_frozen_backbone_if_nothing_is_better():
-    row = ladder._Row("frozen", "", "", 0.5, {}, "", 0.0, True)
-    worse = row._replace(name="head", folder="head", held_out=0.4, is_kept=False)
-    file = "cache/mobilenet_v2.weights"
-    *_, line = ladder._table([row, worse], worse, file)
-    assert f"dmljax export --net=NAME --weights={file} --out=frozen.bundle" in line
+def test_a_ladder_that_is_no_better_than_frozen_has_no_step_that_counts(
+    tmp_path, capsys, monkeypatch
+):
+    """Every command says so, with the command that makes a bundle of the backbone."""
+    monkeypatch.setattr(frozen, "identify", lambda _: "vit_s16")
+    net = with_weights(tmp_path, VIT | {"depth": 1})
+    steps = [{"name": "first", "steps": 1}, {"name": "second", "steps": 1}]
+    fields = {"net": net, "method": NARROW, "validation": 0.5, "ladder": steps, "pictures": True}
+    run = tmp_path / "run"
+    ladder.run(tiny(tmp_path, **fields), run)
+    command = f"dmljax export --net=vit_s16 --weights={net['weights']} --out=frozen.bundle"
+    advice = f"`{command}` makes a bundle of the backbone as it is"
+    text = capsys.readouterr().out
+    assert f"better than the frozen backbone on held-out classes: {advice}" in text
+    assert text.count(advice) == 3 and "=NAME" not in text and "=FILE" not in text
+    page = (run / "report.html").read_bytes()
+    config = write_config(tmp_path, tiny(tmp_path, start=str(run)))
+    for words in (
+        ["evaluate", str(run)],
+        ["report", str(run)],
+        ["embed", str(run), f"--out={tmp_path / 'e'}"],
+        ["export", str(run), f"--out={tmp_path / 'b'}", "--allow-worse"],
+        ["train", f"--config={config}", f"--workdir={tmp_path / 'next'}"],
+    ):
+        with pytest.raises(ValueError) as error:
+            main(words)
+        line = str(error.value)
+        assert advice in line and "\n" not in line and f"such as {run}/" in line, words
+    assert (run / "report.html").read_bytes() == page
+    assert not any((tmp_path / name).exists() for name in ("e", "b", "next"))
+    with pytest.raises(ValueError, match="worse than frozen") as error:
+        exporting.export(run / "second", tmp_path / "b")
+    assert advice in str(error.value)
+
+
+def test_an_unfinished_ladder_says_so(tmp_path):
+    (tmp_path / "config.json").write_text('{"ladder": [{"name": "head"}]}')
+    for words in (["export", "--out=b"], ["report"], ["evaluate"], ["embed", "--out=e"]):
+        with pytest.raises(ValueError, match=f"the ladder in {tmp_path} is not finished: the same"):
+            main([*words, str(tmp_path)])
 
 
 def test_few_classes_leave_only_the_first_step(source, tmp_path, capsys):
