@@ -4,7 +4,8 @@
     dmljax evaluate runs/glyphs --split=train --step=325
     dmljax evaluate runs/photos --config.dataset.root=elsewhere
 
-The config of the run is used; its fields are changed by --config.field=value.
+The config of the run is used; its fields are changed by --config.field=value. Data that have
+changed since the training are refused, unless --config.dataset... names them.
 """
 
 from __future__ import annotations

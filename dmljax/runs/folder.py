@@ -31,6 +31,7 @@ from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
 __all__ = [
+    "check_data",
     "claimed",
     "describe_clustering",
     "describe_score",
@@ -140,9 +141,8 @@ def _changes(old_config: dict[str, Any], config: dict[str, Any]) -> list[str]:
 
 def _other_digests(workdir: pathlib.Path, digests: Digests) -> list[str]:
     """What has another digest than when the run began."""
-    if not (workdir / _DIGESTS).exists():
+    if not (old_digests := _recorded_digests(workdir)):
         return []
-    old_digests = reading.config_of_run(workdir, _DIGESTS)
     titles = {"data": "the data set", "weights": "the file of weights"}
     changes = []
     for name, title in {**titles, "start": "the run to start from"}.items():
@@ -184,16 +184,45 @@ def reopen(
 ) -> tuple[Run, TrainState]:
     """A run and its state after `step`, or after the step that its `select` chooses.
 
-    `overrides` such as '--config.dataset.root=elsewhere' change its config. A config in the folder
-    that names modules outside of dmljax is refused unless `trust_modules`, because importing them
-    runs their code.
+    `overrides` such as '--config.dataset.root=elsewhere' change its config. A data set that has
+    changed since the training is refused, unless `overrides` name another one. A config in the
+    folder that names modules outside of dmljax is refused unless `trust_modules`, because importing
+    them runs their code.
     """
     workdir = reading.chosen_run(workdir)
+    run = _build(workdir, overrides, trust_modules)
+    if not any(word.startswith("--config.dataset") for word in overrides):
+        check_data(run, workdir)
+    return run, _state(run, workdir, step)
+
+
+def _build(workdir: pathlib.Path, overrides: Sequence[str], trust_modules: bool) -> Run:
     with reading.trusting_modules(trust_modules):
         run = build(config_files.override(_recorded_config(workdir), overrides))
     compilation.keep_programs_or_warn(run.runtime.keep_programs)
-    digests = reading.config_of_run(workdir, _DIGESTS) if (workdir / _DIGESTS).exists() else {}
-    base = initial_state.base_of(run, digest=digests.get("weights"))
+    return run
+
+
+def check_data(run: Run, workdir: str | os.PathLike) -> None:
+    """Raises if the data set of `run` is not the one of the training in `workdir`."""
+    digest = _recorded_digests(pathlib.Path(workdir)).get("data")
+    if digest in (None, run.data_digest):
+        return
+    raise ValueError(
+        f"the data set {run.dataset} is not the one that {workdir} was trained with: its digest "
+        f"was {_short(digest)} and is {_short(run.data_digest)}, so its labels, class names or "
+        "files differ. Restore it, or train again in another --workdir; `dmljax evaluate` scores "
+        "other data that --config.dataset... names"
+    )
+
+
+def _recorded_digests(workdir: pathlib.Path) -> dict[str, Any]:
+    """The digests of the training; {} of a folder without that file."""
+    return reading.config_of_run(workdir, _DIGESTS) if (workdir / _DIGESTS).exists() else {}
+
+
+def _state(run: Run, workdir: pathlib.Path, step: int | None) -> TrainState:
+    base = initial_state.base_of(run, digest=_recorded_digests(workdir).get("weights"))
     with Checkpoints(workdir / "checkpoints", base=base, class_rows=run.class_rows) as checkpoints:
         steps = checkpoints.steps()
         if step is None and steps and not run.selection.is_last:
@@ -216,7 +245,7 @@ def reopen(
             restored = checkpoints.load(step, run.shapes, run.placements)
     if restored is None:
         raise FileNotFoundError(f"{workdir} holds no checkpoint")
-    return run, restored[0]
+    return restored[0]
 
 
 def load(
@@ -225,10 +254,11 @@ def load(
     """`(embed_fn, variables, config)` of a run: `embed_fn(variables, images uint8) -> [b d]`.
 
     The parameters are from the checkpoint of `step`, or from the one that `select` chooses.
-    `reopen` explains `trust_modules`.
+    `reopen` explains `trust_modules`. The data set may have changed, because it is not embedded.
     """
-    run, state = reopen(workdir, step=step, trust_modules=trust_modules)
-    return *embedding(run, state), run.config
+    workdir = reading.chosen_run(workdir)
+    run = _build(workdir, (), trust_modules)
+    return *embedding(run, _state(run, workdir, step)), run.config
 
 
 def embedding(run: Run, state: TrainState) -> tuple[Callable, dict[str, Any]]:

@@ -73,10 +73,12 @@ def facts_again(
 ) -> facts.Facts:
     """Embeds the test split of a run again: the facts of its page.
 
-    Without `step`, the scores of the queries are also written to `scores.safetensors`.
+    Without `step`, the scores of the queries are also written to `scores.safetensors`. Other data
+    than those of the training are refused, as page and scores name the data of the training.
     """
     workdir = pathlib.Path(workdir)
     run, state = run_folder.reopen(workdir, step=step, overrides=overrides)
+    run_folder.check_data(run, workdir)
     if not len(run.test):
         raise ValueError(f"{workdir} has no test images to report on")
     evaluator = Evaluator(run)

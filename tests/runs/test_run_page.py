@@ -11,8 +11,8 @@ from system import photos, tiny
 
 from dmljax import main
 from dmljax.report import page
+from dmljax.runs import folder, training
 from dmljax.runs import page as run_page
-from dmljax.runs import training
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,34 @@ def test_the_page_holds_no_path_of_this_machine(run_of_photos):
     assert b"c4/" in everything  # files are named below the folder of the data
     for word in (str(images.parent), os.getcwd(), os.path.expanduser("~/")):
         assert word.encode() not in everything, word
+
+
+def test_a_data_set_that_has_changed_since_the_training_is_refused(tmp_path):
+    """Other data can be scored on purpose, but the page of a run is of its own data."""
+    images = photos(tmp_path)
+    lines = [f"{p.relative_to(images)},{p.parent.name}" for p in sorted(images.rglob("*.png"))]
+    table = tmp_path / "photos" / "table.csv"
+    table.write_text("\n".join(["path,label", *lines]))
+    dataset = {"name": "table", "path": str(table), "split": 0.5}
+    training.run(tiny(tmp_path, dataset=dataset, steps=1), tmp_path / "run")
+    table.write_text(table.read_text().replace("060.png,c7", "060.png,c6"))
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    run, own = str(tmp_path / "run"), f"--config.dataset.path={table}"
+    changed = "the data set table is not the one that .* its labels, class names or files differ"
+    for words in (
+        ["evaluate"],
+        ["report"],
+        ["report", own],
+        ["embed", f"--out={tmp_path / 'e'}"],
+        ["export", f"--out={tmp_path / 'b'}"],
+    ):
+        with pytest.raises(ValueError, match=changed) as error:
+            main.main([*words, run])
+        assert "\n" not in str(error.value)
+    assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    assert not (tmp_path / "e").exists()
+    assert main.main(["evaluate", run, own]) == 0
+    assert folder.load(run)
 
 
 def _copy(run, folder):
