@@ -205,7 +205,8 @@ def _run(
     if result is not None and result.status == "finished" and result.digests == digests:
         return result
     _say(f"\n== {place}")
-    hosts.on_process_0(lambda: (workdir / reading.LADDER).unlink(missing_ok=True))
+    if result is None or options["overwrite"]:  # Otherwise the run in `place` may be refused.
+        hosts.on_process_0(lambda: (workdir / reading.LADDER).unlink(missing_ok=True))
     training.run(config, target, overwrite=options["overwrite"], source=options["source"])
     return results.read(target)
 

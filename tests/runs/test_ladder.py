@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 
@@ -96,6 +97,14 @@ def test_a_finished_ladder_is_read_and_another_one_is_refused(climbed, source, c
     assert before == {p: p.stat().st_mtime_ns for p in climbed.glob("*/checkpoints/*")}
     assert "== " not in capsys.readouterr().out
     _check_refusal(_config(place, source, pictures=True, seed=3), climbed)
+
+
+def test_a_step_that_is_refused_leaves_the_result_of_the_ladder(climbed, source, tmp_path):
+    """As in a folder that has moved: the last step has the old path of the step before it."""
+    moved = shutil.copytree(climbed, tmp_path / "moved")
+    with pytest.raises(ValueError, match=r"moved/mix holds a run of another config: mixed_with"):
+        ladder.run(_config(climbed.parent, source, pictures=True), moved)
+    assert (moved / "ladder.json").read_bytes() == (climbed / "ladder.json").read_bytes()
 
 
 def _check_refusal(config, folder):
