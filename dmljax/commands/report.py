@@ -10,13 +10,13 @@
 A page is one file that opens in any browser, without a network; --text prints the same findings to
 the terminal. The test split of a run is embedded again, with the checkpoint that the run chose or
 with the checkpoint --step; --config.dataset.root=... says where its images are now. Data that have
-changed since the training are refused. A comparison reads what the runs have written: scores.safetensors and report.html. Labels are integers or names
-in a .npy file, lines of a .txt file, or items.safetensors of dmljax embed; the images of a folder
-belong to the embeddings in the order of their paths. --baseline names the embeddings of another
-model, such as before fine-tuning, of the same images in the same order; its dimensions may differ.
-Both are scored on the same queries, and if the new ones are worse, the first line says so.
-Embeddings are ranked by Euclidean distance; --distance=cosine ranks them by cosine, which differs
-unless all norms are equal.
+changed since the training are refused. A comparison reads what the runs have written:
+scores.safetensors and report.html. Labels are integers or names in a .npy file, lines of a .txt
+file, or items.safetensors of dmljax embed; the images of a folder belong to the embeddings in the
+order of their paths. --baseline names the embeddings of another model, such as before fine-tuning,
+of the same images in the same order; its dimensions may differ. Both are scored on the same
+queries, and if the new ones are worse, the first line says so. Embeddings are ranked by Euclidean
+distance; --distance=cosine ranks them by cosine, which differs unless all norms are equal.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
@@ -121,7 +122,9 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     # Without an interval, once after the last step; a run may have no step.
     interval = max(total, 1) if options.evaluate.every is None else options.evaluate.every
     evaluation_steps = sampler.every(interval, total, "evaluate.every")
-    checkpoint_interval = interval if options.checkpoint.every is None else options.checkpoint.every
+    # By default, a run that is killed loses no more than a fifth of its steps.
+    intervals = (options.checkpoint.every, options.evaluate.every, max(math.ceil(total / 5), 1))
+    checkpoint_interval = next(x for x in intervals if x is not None)
     return Run(
         config=fields.with_normalization(config, normalization),
         seed=options.seed,

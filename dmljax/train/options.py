@@ -95,7 +95,9 @@ class EvaluationOptions:
 class CheckpointOptions:
     """When the state of a run is saved."""
 
-    every: Length | None = _option(None, "steps, or '1 epoch'; None: as `evaluate.every`")
+    every: Length | None = _option(
+        None, "steps, or '1 epoch'; None: as `evaluate.every`, else a fifth of the run"
+    )
     keep: int = _option(2, "checkpoints that are kept, beside the best one", least=1)
 
 

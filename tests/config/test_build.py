@@ -154,3 +154,12 @@ def loss_of_a_step(embeddings, labels, step):
 
 def test_a_loss_of_ones_own_may_need_the_step(tmp_path):
     build(tiny(tmp_path, loss="config.test_build:loss_of_a_step"))
+
+
+def test_a_run_without_an_interval_saves_each_fifth_of_its_steps(tmp_path):
+    no_interval = {"evaluate": {"batch_size": 16}, "checkpoint": {}}
+    run = build(tiny(tmp_path, steps=60, **no_interval))
+    assert list(run.checkpoint_steps) == [12, 24, 36, 48, 60] and list(run.evaluation_steps) == [60]
+    assert list(build(tiny(tmp_path, steps=0, **no_interval)).checkpoint_steps) == []
+    one = build(tiny(tmp_path, steps=60, **no_interval | {"evaluate": {"every": 30}}))
+    assert list(one.checkpoint_steps) == [30, 60]
