@@ -118,25 +118,24 @@ def _check_refusal(config, folder):
 
 def test_an_unfinished_ladder_is_refused_whole_and_overwritten_whole(source, tmp_path, monkeypatch):
     """Only --overwrite with another config deletes it: every step, and nothing beside the steps."""
-    run, train_fn = tmp_path / "run", training.run
+    run = tmp_path / "run"
     for name in ("all-notes", "other"):
         (run / name).mkdir(parents=True)
         (run / name / "config.json").write_text("{}")
 
-    def train_first(config, folder, **options):
-        if folder.name == "all":
-            raise KeyboardInterrupt
-        return train_fn(config, folder, **options)
+    def train_and_die(config, folder, **options):
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text('{"step": 2}\n')
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "run", train_first)
+    monkeypatch.setattr(training, "run", train_and_die)
     with pytest.raises(KeyboardInterrupt):
         ladder.run(_config(tmp_path, source), run)
+    assert (run / "head-0.0001").is_dir()
     _check_refusal(_config(tmp_path, source, seed=3), run)
-    steps = [{"name": "first", "steps": 2}]
-    monkeypatch.undo()
-    ladder.run(_config(tmp_path, source, ladder=steps), run, overwrite=True)
-    folders = {p.name for p in run.iterdir() if p.is_dir()}
-    assert folders - {"frozen"} == {"all-notes", "other", "first"}
+    with pytest.raises(KeyboardInterrupt):
+        ladder.run(_config(tmp_path, source, ladder=[{"name": "first"}]), run, overwrite=True)
+    assert {p.name for p in run.iterdir() if p.is_dir()} == {"all-notes", "other", "first"}
 
 
 def test_a_killed_ladder_ends_the_same(climbed, source, tmp_path):
