@@ -74,7 +74,7 @@ def cross_batch_memory(loss_fn: Callable, *, size: int) -> CrossBatchMemory:
     def init(d: int, *, dtype=jnp.float32) -> Memory:
         return Memory(
             embeddings=jnp.zeros((size, d), dtype),
-            labels=jnp.zeros(size, jnp.int32),
+            labels=jnp.zeros(size, int),  # JAX's default: int32, and int64 under jax_enable_x64
             ids=jnp.full(size, -1, jnp.int32),
             # Three arrays, because arrays that share a buffer cannot be donated.
             pointer=jnp.zeros((), jnp.int32),
@@ -93,7 +93,9 @@ def cross_batch_memory(loss_fn: Callable, *, size: int) -> CrossBatchMemory:
         x = matrix("embeddings", embeddings)
         where = row_mask(where, x)
         _check(memory, x, labels, size)
-        memory, ids = _enqueue(memory, x, jnp.asarray(labels), where)
+        # In the dtype that is stored, equal labels stay equal: uint32 wraps to int32 on both sides.
+        labels = jnp.asarray(labels).astype(memory.labels.dtype)
+        memory, ids = _enqueue(memory, x, labels, where)
         pairs = ops.pairs(
             labels,
             memory.labels,
@@ -135,6 +137,12 @@ def _enqueue(memory: Memory, x, labels, where) -> tuple[Memory, Array]:
 def _check(memory, x, labels, size: int) -> None:
     check_class_labels(labels, x)
     check_integers("labels", labels)
+    dtype, stored = jnp.asarray(labels).dtype, memory.labels.dtype
+    if dtype.itemsize > stored.itemsize:
+        raise ValueError(
+            f"labels are {dtype}, but the memory stores {stored}, which cannot hold all of them: "
+            f"create it with init({x.shape[1]}) while jax_enable_x64 is on, or give {stored} labels"
+        )
     if jnp.shape(memory.embeddings) != (size, x.shape[1]):
         raise ValueError(
             f"the memory is {list(jnp.shape(memory.embeddings))}, but this loss remembers {size} "

@@ -206,3 +206,24 @@ def test_a_donated_memory_in_half_precision_gives_a_float32_loss():
         value, memory = step(memory, x, np.array([0, 1, 0]))
     assert value.dtype == jnp.float32 and memory.embeddings.dtype == jnp.bfloat16
     assert np.isfinite(value) and int(memory.pointer) == 9 % 5
+
+
+@pytest.mark.parametrize("offset", [0, 1 << 31, 1 << 40])
+def test_labels_of_any_size_are_not_cut_when_they_are_stored(offset):
+    memory_loss = losses.cross_batch_memory(losses.contrastive, size=6)
+    x = np.random.default_rng(3).normal(size=(6, D)).astype(np.float32)
+    y = np.array([0, 0, 1, 1, 2, 2])
+    expected = losses.contrastive(x, y)
+    with jax.enable_x64(True):
+        value, memory = memory_loss.loss(memory_loss.init(D), x, y + offset)
+        np.testing.assert_array_equal(memory.labels, y + offset)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    unsigned = (y + 3_000_000_000).astype(np.uint32)
+    value, _ = memory_loss.loss(memory_loss.init(D), x, unsigned)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    memory = memory_loss.init(D)
+    with jax.enable_x64(True):
+        value, _ = memory_loss.loss(memory_loss.init(D), x, unsigned)
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
+        with pytest.raises(ValueError, match="labels are int64, but the memory stores int32"):
+            memory_loss.loss(memory, x, y)
