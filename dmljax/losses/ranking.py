@@ -60,14 +60,7 @@ def fast_ap(
     positives, negatives = batch.pairs
     ranked = positives | negatives
     squares = ops.unit(ops.squared_euclidean)(batch.anchors, batch.references)
-
-    @jax.checkpoint
-    def bin_counts(center):
-        weights = _triangle(squares, center, 4 / num_bins)
-        return jnp.sum(weights, axis=1, where=positives), jnp.sum(weights, axis=1, where=ranked)
-
-    centers = jnp.linspace(0, 4, num_bins + 1, dtype=squares.dtype)
-    positive_counts, counts = jax.lax.map(bin_counts, centers)  # [bins b]
+    positive_counts, counts = _bin_counts(squares, positives, ranked, num_bins)  # [bins b]
     cumulative = jnp.cumsum(counts, axis=0)
     # A NaN count is not 0, so it passes.
     precision = jnp.cumsum(positive_counts, axis=0) / jnp.where(cumulative == 0, 1, cumulative)
@@ -256,23 +249,7 @@ def histogram(
         # Every unordered pair now counts twice, which does not change shares and means.
         positives, negatives = positives | positives.T, negatives | negatives.T
     cosines = batch.cosines()
-    weights = jax.checkpoint(functools.partial(_triangle, width=2 / num_bins))
-    nodes = jnp.linspace(-1, 1, num_bins + 1, dtype=cosines.dtype)
-
-    counts = jax.lax.map(lambda node: jnp.sum(weights(cosines, node), where=positives), nodes)
-    share_below_node = jnp.cumsum(ops.divide(counts, jnp.sum(positives)))  # [bins]
-
-    @jax.checkpoint
-    def term(node, share):
-        return weights(cosines, node) * share
-
-    # The checkpoint does not contain the running total, or every bin would store a copy of it.
-    shares_below, _ = jax.lax.scan(
-        lambda total, bin: (total + term(*bin), None),
-        jnp.zeros_like(cosines),
-        (nodes, share_below_node),
-    )
-    return ops.reduce(reduce_fn, shares_below, negatives)
+    return ops.reduce(reduce_fn, _shares_below(cosines, positives, num_bins), negatives)
 
 
 def check_ks(ks: Sequence[int]) -> None:
@@ -284,6 +261,40 @@ def check_ks(ks: Sequence[int]) -> None:
 def _check_bins(num_bins: int) -> None:
     if num_bins < 1:
         raise ValueError(f"num_bins must be at least 1, not {num_bins}")
+
+
+# Functions of their own, so that calls outside of `jax.jit` compile their loops once.
+@functools.partial(jax.jit, static_argnums=3)
+def _bin_counts(squares, positives, ranked, num_bins):
+    """The soft histograms of `fast_ap`, of the positives and of all ranked pairs: [bins b]."""
+
+    @jax.checkpoint
+    def bin_counts(center):
+        weights = _triangle(squares, center, 4 / num_bins)
+        return jnp.sum(weights, axis=1, where=positives), jnp.sum(weights, axis=1, where=ranked)
+
+    return jax.lax.map(bin_counts, jnp.linspace(0, 4, num_bins + 1, dtype=squares.dtype))
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _shares_below(cosines, positives, num_bins):
+    """The share of positive pairs below each cosine, by soft histograms: [b n]."""
+    weights = jax.checkpoint(functools.partial(_triangle, width=2 / num_bins))
+    nodes = jnp.linspace(-1, 1, num_bins + 1, dtype=cosines.dtype)
+
+    counts = jax.lax.map(lambda node: jnp.sum(weights(cosines, node), where=positives), nodes)
+    share_below_node = jnp.cumsum(ops.divide(counts, jnp.sum(positives)))  # [bins]
+
+    @jax.checkpoint
+    def term(node, share):
+        return weights(cosines, node) * share
+
+    # The checkpoint does not contain the running total, or every bin would store a copy of it.
+    return jax.lax.scan(
+        lambda total, bin: (total + term(*bin), None),
+        jnp.zeros_like(cosines),
+        (nodes, share_below_node),
+    )[0]
 
 
 def _triangle(values, center, width):

@@ -364,12 +364,13 @@ def _over_positives(entry_fn: Callable, reduce_fn: ReduceFn | None, positives, *
     """Reduces `entry_fn(column, *operands) -> [b]` over all positive pairs."""
     if reduce_fn is not None:
         check_function("reduce_fn", reduce_fn, "ops.mean")
+    shape = positives.shape
 
     def round_result(column, valid, *operands):
         entries = entry_fn(column, *operands)
         if reduce_fn is not None:
             return reduce_fn(entries, valid)
-        zeros = jnp.zeros(positives.shape, entries.dtype)
+        zeros = jnp.zeros(shape, entries.dtype)
         places = zeros.at[jnp.arange(len(column)), column]
         return places.add(jnp.where(valid, entries, 0), unique_indices=True)
 

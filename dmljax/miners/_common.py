@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dmljax import ops
 from dmljax.ops import Pairs
+from dmljax.ops.loops import vary
 
 __all__ = ["any_of_row", "batch_size", "best", "check", "top", "with_both_kinds"]
 
@@ -56,6 +59,7 @@ def best(distances, candidates, best_fn):
     return candidates & (jnp.arange(distances.shape[1])[None, :] == column[:, None])
 
 
+@functools.partial(jax.jit, inline=True)  # compiled once, also outside of the caller's jax.jit
 def top(scores, where, count):
     """Mask of the `count [r]` largest of the `scores [r m]` in each row of `where`.
 
@@ -76,7 +80,8 @@ def top(scores, where, count):
         trial = threshold | (sign >> i.astype(unsigned))
         return jnp.where(jnp.sum(keys >= trial, axis=1, keepdims=True) >= count, trial, threshold)
 
-    threshold = jax.lax.fori_loop(0, bits, refine, jnp.zeros(count.shape, unsigned))
+    zeros = vary(jnp.zeros(count.shape, unsigned), keys, count)
+    threshold = jax.lax.fori_loop(0, bits, refine, zeros)
     above, ties = where & (keys > threshold), where & (keys == threshold)
     missing = count - jnp.sum(above, axis=1, keepdims=True)
     return above | (ties & (jnp.cumsum(ties, axis=1) <= missing))

@@ -8,6 +8,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from dmljax.miners._common import any_of_row, check, top
 from dmljax.ops import Array, Pairs
+from dmljax.ops.loops import vary
 
 __all__ = ["distance_weighted", "uniform_histogram"]
 
@@ -110,7 +111,7 @@ def uniform_histogram(
         first = jax.ops.segment_min(jnp.where(ties, index, index.size), bin_of_pair, ignored + 1)
         return drawn | ((index == first[bin_of_pair]) & (i < quota))
 
-    drawn = jnp.zeros(bin_of_pair.shape, bool)
+    drawn = vary(jnp.zeros(bin_of_pair.shape, bool), bin_of_pair, numbers)
     drawn = jax.lax.fori_loop(0, max(pos_per_bin, neg_per_bin), draw, drawn)
     drawn = drawn.reshape(distances.shape) | jnp.isnan(distances)
     return Pairs(positives & drawn, negatives & drawn)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from dmljax.ops import numerics
-from dmljax.ops.loops import next_true, while_true
+from dmljax.ops.loops import next_true, vary, while_true
 from dmljax.ops.numerics import matmul, normalize, sqrt, widen
 from dmljax.ops.types import Array, DistanceFn
 
@@ -38,7 +38,9 @@ def squared_euclidean(x: Float[Array, "b d"], y: Float[Array, "n d"]) -> Float[A
     """
     within_batch = y is x
     x = widen(x)
-    return _squared(x, x if within_batch else widen(y), within_batch)
+    if within_batch:
+        return _squared(x, x, True)
+    return _squared(*vary((x, widen(y))), False)
 
 
 def euclidean(
@@ -55,15 +57,18 @@ def euclidean(
         squares = squared_euclidean(x, y)
         return squares if power == 2 else numerics.power(sqrt(squares), power)
 
+    return numerics.power(_sum_of_powers(widen(x), widen(y), p), power / p)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _sum_of_powers(x, y, p):
     @jax.checkpoint
     def add(total, columns):
         gap = columns[0][:, None] - columns[1][None, :]
         return total + numerics.power(jnp.where(gap == 0, 0, jnp.abs(gap)), p), None
 
-    x, y = widen(x), widen(y)
     zeros = jnp.zeros((len(x), len(y)), jnp.result_type(x, y))
-    total, _ = jax.lax.scan(add, zeros, (x.T, y.T))
-    return numerics.power(total, power / p)
+    return jax.lax.scan(add, vary(zeros, x, y), (x.T, y.T))[0]
 
 
 def cosine_similarity(x: Float[Array, "b d"], y: Float[Array, "n d"]) -> Float[Array, "b n"]:
@@ -137,6 +142,7 @@ def _products(x, y):
     return jnp.maximum(squares, 0), squares <= _CLOSE * norms
 
 
+@functools.partial(jax.jit, inline=True)  # compiled once, also outside of the caller's jax.jit
 def _set_close(squares, close, x, y):
     """`squares`, with |x - y|^2 of the close pairs computed from differences."""
     rows = jnp.arange(len(x))
@@ -151,6 +157,7 @@ def _set_close(squares, close, x, y):
     return while_true(close, body, squares)
 
 
+@functools.partial(jax.jit, inline=True)
 def _add_close(gradients, weights, close, x, y):
     """`gradients` of x and y plus 2 weight (x - y) and its negative for the close pairs."""
     rows = jnp.arange(len(x))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ __all__ = [
     "next_true",
     "sum_over_true",
     "take_column",
+    "vary",
     "while_true",
 ]
 
@@ -57,11 +59,53 @@ def sum_over_true(fn: Callable, mask: Bool[Array, "b n"], *operands: Any) -> Any
         operands: Arrays that `fn` reads. Gradients flow into the float ones; the backward pass
             computes each round again instead of storing it.
     """
-    return _sum_over_true(fn, jnp.asarray(mask), jax.tree.map(jnp.asarray, operands))
+    return _sum_over_true(fn, *vary((jnp.asarray(mask), jax.tree.map(jnp.asarray, operands))))
+
+
+def vary(arrays: Any, *like: Any) -> Any:
+    """`arrays`, all typed as varying over the devices over which any of them, or of `like`, varies.
+
+    Inside `jax.shard_map`, types say which arrays differ between devices, and a loop must start
+    with the type that its body returns. Elsewhere, nothing changes.
+    """
+
+    def axes_of(array):
+        return jax.typeof(array).manual_axis_type.varying
+
+    axes = frozenset().union(*map(axes_of, jax.tree.leaves((arrays, like))))
+    return jax.tree.map(
+        lambda x: jax.lax.pcast(x, tuple(sorted(axes - axes_of(x))), to="varying"), arrays
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _sum_over_true(fn, mask, operands):
+    return _compiled_once(_total, fn)(mask, operands)
+
+
+def _sum_over_true_forward(fn, mask, operands):
+    return _sum_over_true(fn, mask, operands), (mask, operands)
+
+
+def _sum_over_true_backward(fn, residual, cotangent):
+    mask, operands = residual
+    gradients = iter(_compiled_once(_gradients, fn)(mask, operands, cotangent))
+    # `jax.custom_vjp` wants gradients of dtype float0 for operands that are not floats.
+    merged = jax.tree.map(
+        lambda x: next(gradients) if _is_float(x) else np.zeros(x.shape, jax.dtypes.float0),
+        operands,
+    )
+    return np.zeros(mask.shape, jax.dtypes.float0), merged
+
+
+_sum_over_true.defvjp(_sum_over_true_forward, _sum_over_true_backward)
+
+
+def _is_float(array) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.floating)
+
+
+def _total(fn, mask, operands):
     width = mask.shape[1]
 
     def call(column):
@@ -74,18 +118,12 @@ def _sum_over_true(fn, mask, operands):
 
     shapes = jax.eval_shape(call, jax.ShapeDtypeStruct(mask.shape[:1], jnp.int32))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return while_true(mask, body, zeros)
+    return while_true(mask, body, vary(zeros, mask))
 
 
-def _sum_over_true_forward(fn, mask, operands):
-    return _sum_over_true(fn, mask, operands), (mask, operands)
-
-
-def _sum_over_true_backward(fn, residual, cotangent):
-    mask, operands = residual
+def _gradients(fn, mask, operands, cotangent):
+    """The gradients of the float leaves of `operands`, in their order."""
     leaves, structure = jax.tree.flatten(operands)
-    is_float = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
-    floats = [leaf for leaf, f in zip(leaves, is_float, strict=True) if f]
     width = mask.shape[1]
 
     def body(carry):
@@ -93,20 +131,66 @@ def _sum_over_true_backward(fn, residual, cotangent):
 
         def call(*floats):
             remaining = iter(floats)
-            merged = [
-                next(remaining) if f else leaf for leaf, f in zip(leaves, is_float, strict=True)
-            ]
+            merged = [next(remaining) if _is_float(leaf) else leaf for leaf in leaves]
             operands = jax.tree.unflatten(structure, merged)
             return fn(jnp.where(column < width, column, 0), column < width, *operands)
 
-        gradients = jax.vjp(call, *floats)[1](cotangent)
+        gradients = jax.vjp(call, *filter(_is_float, leaves))[1](cotangent)
         return next_true(mask, column), jax.tree.map(jnp.add, total, list(gradients))
 
-    gradients = iter(while_true(mask, body, [jnp.zeros_like(leaf) for leaf in floats]))
-    # `jax.custom_vjp` wants gradients of dtype float0 for operands that are not floats.
-    zeros = [np.zeros(leaf.shape, jax.dtypes.float0) for leaf in leaves]
-    merged = [next(gradients) if f else zero for zero, f in zip(zeros, is_float, strict=True)]
-    return np.zeros(mask.shape, jax.dtypes.float0), jax.tree.unflatten(structure, merged)
+    return while_true(mask, body, [jnp.zeros_like(leaf) for leaf in leaves if _is_float(leaf)])
 
 
-_sum_over_true.defvjp(_sum_over_true_forward, _sum_over_true_backward)
+class _Keyed:
+    """A function that equals all others of the same key, so that `jax.jit` compiles one of them."""
+
+    def __init__(self, fn, key):
+        self.fn, self.key = fn, key
+
+    def __call__(self, *args):
+        return self.fn(*args)
+
+    def __hash__(self):
+        return hash(self.key)
+
+    def __eq__(self, other):
+        return isinstance(other, _Keyed) and self.key == other.key
+
+
+def _compiled_once(loop: Callable, fn: Callable) -> Callable:
+    """`loop(fn, ...)`, which calls outside of `jax.jit` compile once, though `fn` is new each time.
+
+    A loss makes its `fn` anew at each call, and JAX compiles loops of new functions again. Inside
+    of `jax.jit` nothing changes: the loop is traced into the caller's program.
+    """
+    try:
+        return functools.partial(_jitted(loop), _Keyed(fn, _key(fn)))
+    except TypeError:
+        return functools.partial(loop, fn)
+
+
+@functools.cache
+def _jitted(loop: Callable) -> Callable:
+    return jax.jit(loop, static_argnums=0, inline=True)
+
+
+def _key(value: Any) -> Any:
+    """Equal for functions that compute the same: same code, and same values that it closes over.
+
+    Raises TypeError for a function that is not of this package or JAX, because it may read a
+    variable that changes, and for arrays.
+    """
+    if value is None or isinstance(value, bool | int | float | str | np.generic):
+        return type(value), repr(value)  # 0.0 and -0.0 are equal, but compute other results
+    if isinstance(value, tuple | list):
+        return type(value), *map(_key, value)
+    if isinstance(value, functools.partial):
+        return functools.partial, *map(_key, (value.func, value.args, *value.keywords.items()))
+    package = getattr(value, "__module__", "").partition(".")[0]
+    if not callable(value) or package not in ("dmljax", "jax"):
+        raise TypeError(f"{value!r} has no key")
+    if not isinstance(value, types.FunctionType) or "<locals>" not in value.__qualname__:
+        return value
+    cells = [cell.cell_contents for cell in value.__closure__ or ()]
+    defaults = value.__defaults__, *(value.__kwdefaults__ or {}).items()
+    return value.__module__, value.__code__, _key(cells), _key(defaults)

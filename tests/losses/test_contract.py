@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from dmljax import losses
 from dmljax.losses import pnp_penalties
+from dmljax.train import compilation
 
 B, D, C, SUB = 12, 6, 5, 3
 UNEQUAL = np.array([0, 0, 0, 1, 4, 1, 2, 2, 2, 3, 3, 3])  # row 4 is only a negative
@@ -341,6 +343,43 @@ def test_a_second_batch_does_not_recompile(name):
     x, labels, extra = inputs(7)
     run(name, x, labels[::-1].copy(), extra, np.arange(B) != 3)
     assert compiled(name)._cache_size() == size
+
+
+@every_loss
+def test_a_second_call_without_jit_compiles_nothing(name):
+    x, labels, extra = inputs()
+    step = jax.value_and_grad(lambda x: call(name, x, labels, extra))
+    step(x)
+    before = compilation.compiled().programs
+    step(x)
+    assert compilation.compiled().programs == before
+
+
+@every_loss
+def test_inside_shard_map_each_device_has_the_loss_of_its_rows(name):
+    """Proxies are the same on all devices, so that their gradient is the sum over devices."""
+    x, labels, extra = inputs(b=2 * B)
+    kind, second = TABLE[name][0], second_of(name, extra)
+    by_rows = P("b") if kind == "views" else P()
+
+    def step(x, second, labels):
+        def loss(x, second):
+            return call(name, x, labels, {SECOND.get(kind): second})
+
+        value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(x, second)
+        return value[None], gradients
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("b",))
+    specs = {"in_specs": (P("b"), by_rows, P("b")), "out_specs": (P("b"), (P("b"), by_rows))}
+    values, gradients = jax.jit(jax.shard_map(step, mesh=mesh, **specs))(x, second, labels)
+    halves = [
+        run(name, x[i], labels[i], {key: a[i] if key == "other" else a for key, a in extra.items()})
+        for i in (slice(0, B), slice(B, None))
+    ]
+    close(values, [half.value for half in halves])
+    close(gradients[0], np.concatenate([half.gradient for half in halves]))
+    join = np.concatenate if kind == "views" else sum
+    close(gradients[1], join([half.second for half in halves]))
 
 
 @every_loss
