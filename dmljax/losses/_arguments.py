@@ -25,7 +25,9 @@ PAIR_ARGUMENTS = {
     ),
     "references": (
         "What the anchors are compared with. By default the batch itself, without the pair of a "
-        "row with itself."
+        "row with itself. References that contain the batch, such as those of "
+        "`jax.lax.all_gather`, count each row as its own positive: give `ops.pairs(labels, "
+        "reference_labels, ids=..., reference_ids=...)` as labels, which excludes equal ids."
     ),
     "reference_labels": "Classes of `references`, in the form of `labels`.",
     "where": "Rows that count. Masking a row equals dropping it.",

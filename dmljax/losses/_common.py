@@ -110,7 +110,7 @@ def row_mask(where: Array | None, x: Array) -> jax.Array:
 def check_class_labels(labels, x: Array) -> None:
     """Raises unless `labels` has one integer for each row of `x`."""
     check_no_names("labels", labels)
-    shape, dtype = jnp.shape(labels), jnp.asarray(labels).dtype
+    shape, dtype = np.shape(labels), jnp.asarray(labels).dtype
     if shape != x.shape[:1] or not jnp.issubdtype(dtype, jnp.integer):
         raise ValueError(f"labels must be int [{len(x)}], not {dtype} {list(shape)}")
 
@@ -163,10 +163,10 @@ def _check_pair_labels(labels, reference_labels, anchors, references, within_bat
         if reference_labels is not None:
             raise ValueError("labels are ops.Pairs, so reference_labels would be unused")
         for name, mask in zip(Pairs._fields, labels, strict=True):
-            if jnp.shape(mask) != (len(anchors), len(references)):
+            if np.shape(mask) != (len(anchors), len(references)):
                 raise ValueError(
                     f"Pairs.{name} must be bool [{len(anchors)} {len(references)}] for these "
-                    f"embeddings and references, not {list(jnp.shape(mask))}"
+                    f"embeddings and references, not {list(np.shape(mask))}"
                 )
         return
     _check_one_label_per_row("labels", labels, "embeddings", anchors)
@@ -175,16 +175,16 @@ def _check_pair_labels(labels, reference_labels, anchors, references, within_bat
     if reference_labels is None:
         raise ValueError("references need reference_labels (or ops.Pairs as labels)")
     _check_one_label_per_row("reference_labels", reference_labels, "references", references)
-    if jnp.shape(labels)[1:] != jnp.shape(reference_labels)[1:]:
+    if np.shape(labels)[1:] != np.shape(reference_labels)[1:]:
         raise ValueError(
-            f"labels {list(jnp.shape(labels))} and reference_labels "
-            f"{list(jnp.shape(reference_labels))} differ in their number of classes"
+            f"labels {list(np.shape(labels))} and reference_labels "
+            f"{list(np.shape(reference_labels))} differ in their number of classes"
         )
 
 
 def _check_one_label_per_row(name: str, labels, rows_name: str, x: Array) -> None:
     check_integers(name, labels)
-    shape, dtype = jnp.shape(labels), jnp.asarray(labels).dtype
+    shape, dtype = np.shape(labels), jnp.asarray(labels).dtype
     if not (
         (len(shape) == 1 and jnp.issubdtype(dtype, jnp.integer))
         or (len(shape) == 2 and dtype == jnp.bool_)

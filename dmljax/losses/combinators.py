@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Bool, Float
 
 from dmljax import ops
@@ -43,6 +45,16 @@ def weighted_sum(losses: Mapping[str, tuple[float | Array, Callable]]) -> Callab
         check_function(f"the loss {name!r}", loss_fn, "losses.triplet")
 
     def loss(*args, **keywords) -> tuple[Array, dict[str, Array]]:
+        for name, (_, loss_fn) in losses.items():
+            try:
+                inspect.signature(loss_fn).bind(*args, **keywords)
+            except TypeError as error:
+                function = getattr(loss_fn, "__name__", "loss_fn")
+                raise TypeError(
+                    f"all losses of weighted_sum get the same arguments, and {name!r} does not "
+                    f"take them ({error}): pass a function that picks its own, such as "
+                    f"lambda x, *_, **__: {function}(x)"
+                ) from None
         values = {name: loss_fn(*args, **keywords) for name, (_, loss_fn) in losses.items()}
         total = jnp.sum(jnp.stack([weight * values[name] for name, (weight, _) in losses.items()]))
         return total, values
@@ -81,7 +93,7 @@ def prefixes(
 
     @functools.wraps(loss_fn)
     def loss(embeddings, *args, **keywords):
-        check_prefixes(dims, width=jnp.shape(embeddings)[1])
+        check_prefixes(dims, width=np.shape(embeddings)[1])
         arrays = (embeddings, *args)
         total = 0
         for dim, weight in zip(dims, weights, strict=True):
@@ -115,10 +127,10 @@ def _prefix(vectors: Array, dim: int) -> Array:
 
 def _has_width(value: Any, embeddings: Array) -> bool:
     """Whether a value is an array of vectors in the space of the embeddings."""
-    if not hasattr(value, "dtype") or jnp.ndim(value) < 2:
+    if not hasattr(value, "dtype") or np.ndim(value) < 2:
         return False
     is_float = jnp.issubdtype(value.dtype, jnp.floating)
-    return is_float and value.shape[-1] == jnp.shape(embeddings)[1]
+    return is_float and value.shape[-1] == np.shape(embeddings)[1]
 
 
 @describe(PAIR_ARGUMENTS)

@@ -45,7 +45,8 @@ def cross_batch_memory(loss_fn: Callable, *, size: int) -> CrossBatchMemory:
     `loss_fn`. First it stores the rows of the batch that count, in place of the oldest. Then it
     compares the batch with the whole memory. A row meets the other rows of its batch there, but not
     itself, which is excluded by id. The memory is constant, so gradients flow only through the
-    anchors, even where both rows of a pair are of this batch.
+    anchors, even where both rows of a pair are of this batch. `smooth_ap` and `pnp` rank the anchor
+    itself only within a batch, so with a memory they have other values, even on equal rows.
 
     Reference: Wang et al., Cross-Batch Memory for Embedding Learning, CVPR 2020, arXiv:1912.06798.
 

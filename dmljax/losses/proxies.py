@@ -19,6 +19,7 @@ from dmljax import ops
 from dmljax.losses._arguments import PROXY_ARGUMENTS, describe
 from dmljax.losses._common import mask_rows, matrix
 from dmljax.ops import Array, ReduceFn, Scalar
+from dmljax.ops.reductions import total_and_count
 from dmljax.renames import renamed_keywords
 
 __all__ = [
@@ -553,7 +554,7 @@ def _pull_and_push(proxies, classes, labels, embeddings, counts, margin, alpha):
 def _totals_of_classes(reduce_fn, proxies, classes, where, weights, labels, *operands):
     """Totals and counts of both entries of `proxy_anchor`; they can be summed over tiles."""
     (pull, in_batch), push = _pull_and_push(proxies, classes, labels, *operands)
-    of_pull = reduce_fn(pull, in_batch & where)
+    of_pull = total_and_count(reduce_fn, pull, in_batch & where)
     if weights is None:
         return (), (of_pull, reduce_fn(push, where))
     totals, counts = jax.vmap(lambda x, w: reduce_fn(x[None], w[None]))(push, where)

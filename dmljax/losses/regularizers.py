@@ -144,8 +144,8 @@ def sparse_centers(
 def _vectors(x: Array, where: Array | None) -> tuple[Array, Array]:
     """All vectors as one matrix, 0 where they do not count; and the mask of those that count."""
     x = jnp.asarray(x)
-    if where is not None and jnp.shape(where) != x.shape[:-1]:
-        raise ValueError(f"where must be bool {list(x.shape[:-1])}, not {list(jnp.shape(where))}")
+    if where is not None and np.shape(where) != x.shape[:-1]:
+        raise ValueError(f"where must be bool {list(x.shape[:-1])}, not {list(np.shape(where))}")
     x = matrix("x", x.reshape(-1, x.shape[-1]) if x.ndim > 2 else x)
     where = row_mask(None if where is None else jnp.reshape(where, -1), x)
     return jnp.where(where[:, None], x, 0), where

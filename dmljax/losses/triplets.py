@@ -30,6 +30,7 @@ from dmljax.ops import (
     Scalar,
     Triplets,
 )
+from dmljax.ops.reductions import total_and_count
 from dmljax.ops.types import check_function
 
 __all__ = [
@@ -199,7 +200,7 @@ def margin(
     batch = prepare(embeddings, labels, references, reference_labels, where, mine_fn)
     beta = jnp.asarray(beta, batch.anchors.dtype)
     if beta.ndim:
-        if isinstance(labels, ops.Pairs) or jnp.ndim(labels) != 1:
+        if isinstance(labels, ops.Pairs) or np.ndim(labels) != 1:
             raise ValueError("beta per class needs integer labels [b]")
         if beta.ndim > 1:
             raise ValueError(f"beta must be a number or one per class [c], not {list(beta.shape)}")
@@ -345,19 +346,19 @@ def _over_triplets(
         entries = [ops.reduce(None, f(d_ap, d_an, d_pn), valid) for f in entry_fns]
         return functools.reduce(jnp.add, entries)
 
-    def total_and_count(column, valid, distances, between, negatives, unit_distances):
+    def round_result(column, valid, distances, between, negatives, unit_distances):
         d_ap = ops.take_column(distances, column)
         d_pn = None if between is None else between[column]
         keep = negatives & valid[:, None]
         if select_fn is not None:
             unit_d_pn = unit_distances[column] if square else None
             keep &= select_fn(ops.take_column(unit_distances, column), unit_distances, unit_d_pn)
-        reduced = [reduce_fn(f(d_ap, distances, d_pn), keep) for f in entry_fns]
+        reduced = [total_and_count(reduce_fn, f(d_ap, distances, d_pn), keep) for f in entry_fns]
         return tuple(sum(terms) for terms in zip(*reduced, strict=True))
 
     check_function("reduce_fn", reduce_fn, "ops.mean")
     operands = (distances, between, negatives, unit_distances)
-    return ops.divide(*ops.sum_over_true(total_and_count, positives, *operands))
+    return ops.divide(*ops.sum_over_true(round_result, positives, *operands))
 
 
 def _over_positives(entry_fn: Callable, reduce_fn: ReduceFn | None, positives, *operands) -> Array:
@@ -369,7 +370,7 @@ def _over_positives(entry_fn: Callable, reduce_fn: ReduceFn | None, positives, *
     def round_result(column, valid, *operands):
         entries = entry_fn(column, *operands)
         if reduce_fn is not None:
-            return reduce_fn(entries, valid)
+            return total_and_count(reduce_fn, entries, valid)
         zeros = jnp.zeros(shape, entries.dtype)
         places = zeros.at[jnp.arange(len(column)), column]
         return places.add(jnp.where(valid, entries, 0), unique_indices=True)

@@ -9,17 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from dmljax import ops
-from dmljax.ops import Pairs
+from dmljax.ops import Pairs, Triplets
 from dmljax.ops.loops import vary
 
 __all__ = ["any_of_row", "batch_size", "best", "check", "top", "with_both_kinds"]
 
 
 def check(distances, pairs) -> tuple[jax.Array, Pairs]:
+    if isinstance(pairs, Triplets):
+        raise TypeError(
+            "a miner selects from pairs, and another miner gave it triplets: pass "
+            "ops.triplets_to_pairs(triplets)"
+        )
     if not isinstance(pairs, tuple | list) or len(pairs) != 2:
+        shape = f" {list(pairs.shape)}" if hasattr(pairs, "shape") else ""
         raise TypeError(
             "a miner takes the distances of a batch, such as ops.unit_euclidean(x, x), and "
-            f"ops.pairs(labels), not {type(pairs).__name__} {list(np.shape(pairs))} as pairs"
+            f"ops.pairs(labels), not {type(pairs).__name__}{shape} as pairs"
         )
     distances = jax.lax.stop_gradient(ops.widen(distances))
     pairs = Pairs(*map(jnp.asarray, pairs))

@@ -48,6 +48,7 @@ def distance_weighted(
     if dim < 2:
         raise ValueError(f"dim, the dimensions of the embeddings, must be at least 2, not {dim}")
     distances, (positives, negatives) = check(distances, pairs)
+    _check_key(key)
     squares = jnp.maximum(distances, cutoff) ** 2
     negatives = negatives & ~(distances >= nonzero_loss_cutoff) & ~(squares >= 4)
     squares = jnp.where(negatives, squares, 1)
@@ -87,6 +88,7 @@ def uniform_histogram(
     if num_bins < 1:
         raise ValueError(f"num_bins must be at least 1, not {num_bins}")
     distances, (positives, negatives) = check(distances, pairs)
+    _check_key(key)
 
     def bins(mask):
         low = jnp.min(distances, where=mask, initial=jnp.inf)
@@ -115,3 +117,9 @@ def uniform_histogram(
     drawn = jax.lax.fori_loop(0, max(pos_per_bin, neg_per_bin), draw, drawn)
     drawn = drawn.reshape(distances.shape) | jnp.isnan(distances)
     return Pairs(positives & drawn, negatives & drawn)
+
+
+def _check_key(key) -> None:
+    dtype = getattr(key, "dtype", None)
+    if dtype is None or not (dtype == jnp.uint32 or jnp.issubdtype(dtype, jax.dtypes.prng_key)):
+        raise TypeError(f"key must be a JAX key, such as jax.random.key(0), not {key!r}")

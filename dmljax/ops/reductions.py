@@ -33,8 +33,21 @@ def reduce(
     """
     if reduce_fn is None:
         return jnp.where(where, entries, 0)
+    return divide(*total_and_count(reduce_fn, entries, where))
+
+
+def total_and_count(reduce_fn: ReduceFn, entries: Array, where: Array) -> tuple[Array, Array]:
+    """`reduce_fn(entries, where)`. Raises where this is no pair, such as for `jnp.mean`."""
     check_function("reduce_fn", reduce_fn, "ops.mean")
-    return divide(*reduce_fn(entries, where))
+    form = "a reduce_fn takes (entries, where) and returns (total, count), as ops.mean does"
+    name = getattr(reduce_fn, "__qualname__", repr(reduce_fn))
+    try:
+        result = reduce_fn(entries, where)
+    except TypeError as error:
+        raise TypeError(f"{form}; {name} fails: {error}") from error
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise TypeError(f"{form}; {name} returns {type(result).__name__}")
+    return result[0], result[1]
 
 
 def divide(total: Array, count: Array) -> Array:

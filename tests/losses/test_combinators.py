@@ -169,3 +169,12 @@ def test_prefixes_of_two_views_and_of_a_memory():
 def test_prefixes_that_cannot_be_are_one_line(options, message):
     with pytest.raises(ValueError, match=message):
         losses.prefixes(losses.contrastive, **options)(*_data())
+
+
+def test_a_regularizer_in_a_weighted_sum_is_one_line():
+    x, y = _data()
+    loss_fn = losses.weighted_sum({"pairs": (1, losses.contrastive), "length": (1, losses.lp)})
+    with pytest.raises(TypeError, match=r"'length' does not take .*lambda x, .*: lp.x"):
+        loss_fn(x, y)
+    of_x = losses.weighted_sum({"length": (1, lambda x, *_, **__: losses.lp(x))})
+    assert of_x(x, y)[0] == losses.lp(x)

@@ -325,6 +325,12 @@ def test_jit_equals_no_jit(name):
 
 
 @every_loss
+def test_labels_may_be_a_list(name, unchecked):
+    x, labels, extra = inputs()
+    close(call(name, x, labels.tolist(), extra), call(name, x, labels, extra))
+
+
+@every_loss
 def test_vmap_equals_a_loop(name):
     batches = [inputs(seed) for seed in range(3)]
     labels, extra = batches[0][1], batches[0][2]

@@ -97,3 +97,12 @@ def test_labels_that_jax_cannot_hold_are_refused(name, unchecked):
         call(name, x, labels.astype(np.int64) * 2**32, None)
     with pytest.raises(ValueError, match=r"^labels are <U\d+: give integers \(np.unique"):
         call(name, x, labels.astype(str), None)
+
+
+@pytest.mark.parametrize("name", ["contrastive", "triplet", "angular", "smooth_ap"])
+def test_a_function_that_is_no_reduction_is_one_line(name):
+    x, labels, _ = inputs()
+    form = r"a reduce_fn takes \(entries, where\) and returns \(total, count\)"
+    for wrong, problem in ((jnp.mean, "mean fails"), (lambda e, w: e, "returns .*(Tracer|Array)")):
+        with pytest.raises(TypeError, match=f"{form}.*({problem})"):
+            call(name, x, labels, None, reduce_fn=wrong)

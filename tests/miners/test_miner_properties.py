@@ -132,3 +132,13 @@ def test_wrong_arguments_are_named(unchecked):
             miner(distances, pairs, **keywords)
     with pytest.raises(ValueError, match=r"positives must be bool \[3, 4\].*not int.. \[3, 3\]"):
         miners.batch_hard(distances, ops.Pairs(np.zeros((3, 3), int), pairs.negatives))
+
+
+def test_triplets_given_to_a_miner_and_a_number_as_key_are_one_line(unchecked):
+    distances = np.ones((3, 3), np.float32)
+    pairs = ops.pairs(np.array([0, 0, 1]))
+    with pytest.raises(TypeError, match=r"another miner gave it triplets: pass ops.triplets_"):
+        miners.multi_similarity(distances, miners.semihard_triplets(distances, pairs))
+    for miner in (miners.uniform_histogram, functools.partial(miners.distance_weighted, dim=4)):
+        with pytest.raises(TypeError, match=r"must be a JAX key, such as jax.random.key.0., not 0"):
+            miner(distances, pairs, key=0)
