@@ -1,5 +1,7 @@
 """Distances, safe gradients, pair masks, reductions and the loop over True entries."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dmljax import ops
+from dmljax import losses, ops
 
 
 def unit(x):
@@ -208,3 +210,16 @@ def test_triplets_become_the_pairs_that_they_use():
             positives[a, p] = negatives[a, n] = True
     assert (actual.positives == positives).all() and (actual.negatives == negatives).all()
     assert ops.triplets_to_pairs(pairs) is pairs
+
+
+def test_loops_outside_of_jit_are_shared_only_by_functions_that_compute_the_same():
+    mask, scale = np.eye(3, dtype=bool), [1.0]
+    totals = []
+    for scale[0] in (1.0, 2.0):  # what a function of the caller reads may change
+        totals.append(ops.sum_over_true(lambda column, valid: scale[0] * valid, mask).tolist())
+    assert totals == [[1.0] * 3, [2.0] * 3]
+    x, y = np.eye(4, dtype=np.float32) + 0.1, np.array([0, 0, 1, 1])
+    for margin in (0.1, 0.2, 1, 1.0, True):
+        for reduce_fn in (ops.mean, ops.sum):
+            loss_fn = functools.partial(losses.triplet, margin=margin, reduce_fn=reduce_fn)
+            np.testing.assert_allclose(loss_fn(x, y), jax.jit(loss_fn)(x, y), rtol=1e-6)
