@@ -141,6 +141,7 @@ class Bundle:
         """Unit vectors `float32 [n d]` of texts, to be compared with images by their cosines."""
         if isinstance(texts, str) or not len(texts):
             raise ValueError("embed_text takes a list of one text or more")
+        text.check(texts)
         return self._embed_tokens(self._text[0](texts))
 
     def _embed_tokens(self, tokens: np.ndarray) -> np.ndarray:

@@ -18,10 +18,29 @@ from safetensors.numpy import save as save_tensors
 
 from dmljax.bundle import files, programs
 from dmljax.bundle.errors import BadBundle
+from dmljax.index import inputs
 
 MAX_CHARACTERS = 2_000
 _MAX_VOCABULARY = 64 << 20  # bytes
 _EXAMPLES = ("a photo of a cat", "red shoe", "")
+
+
+def check(texts: Sequence[Any]) -> None:
+    """Refuses what is no text, what has no words, and what a vocabulary cannot read."""
+    for text in texts:
+        if not isinstance(text, str):
+            raise ValueError(f"{inputs.shorten(text)} is of type {type(text).__name__}: give text")
+        if len(text) > MAX_CHARACTERS:
+            raise ValueError(
+                f"a text has {len(text):,} characters: the limit is {MAX_CHARACTERS:,}"
+            )
+        if not inputs.is_unicode(text):
+            raise ValueError(
+                f"the text {inputs.shorten(text)} is not valid Unicode: it contains half of a "
+                "surrogate pair; write it in UTF-8"
+            )
+        if not text.strip():
+            raise ValueError(f"the text {inputs.shorten(text)} is empty: give words")
 
 
 class Tokens:
@@ -59,10 +78,6 @@ class Tokens:
         return np.array([self._row(text) for text in texts], np.int32)
 
     def _row(self, text: str) -> list[int]:
-        if len(text) > MAX_CHARACTERS:
-            raise ValueError(
-                f"a text has {len(text):,} characters: the limit is {MAX_CHARACTERS:,}"
-            )
         text = text.lower() if self._lowercase else text
         words = self._tokenizer.encode(text, add_special_tokens=False).ids
         row = [*self._begin, *words[: self._length - len(self._begin) - 1], self._end]

@@ -54,7 +54,8 @@ def parse(where: Any) -> list[Condition]:
         )
     conditions = []
     for field, wanted in where.items():
-        if not isinstance(field, str) or not field or "\0" in field or '"' in field:
+        is_name = isinstance(field, str) and field and inputs.is_unicode(field)
+        if not is_name or "\0" in field or '"' in field:
             raise InvalidInput(
                 f"where has the field {inputs.shorten(field)}, which no filter can name"
             )

@@ -16,7 +16,7 @@ from serve import service_cases
 
 from dmljax import bundle as bundles
 from dmljax import nets
-from dmljax.bundle import backbones, files, rebundling
+from dmljax.bundle import backbones, files, rebundling, text
 from dmljax.bundle.errors import BadBundle
 from dmljax.commands import search
 from dmljax.config import registry
@@ -115,8 +115,8 @@ def test_words_and_images_are_compared_as_by_the_two_towers(made):
     bundle, _, (tower, variables) = made
     model = bundles.load(bundle)
     assert model.has_text and model.similarity == "cosine"
-    vectors = model.embed_text([*WORDS, "", "x" * 500])
-    assert vectors.shape == (5, model.dimension)
+    vectors = model.embed_text([*WORDS, "x" * 500])
+    assert vectors.shape == (4, model.dimension)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
     # By hand: lower case, the start, the words, the end, and the same again up to 77.
     tokenizer = vocabulary()
@@ -128,8 +128,14 @@ def test_words_and_images_are_compared_as_by_the_two_towers(made):
         expected = np.asarray(tower.apply(variables, row))[0]
         np.testing.assert_allclose(vector, expected / np.linalg.norm(expected), atol=1e-5)
     assert model.check()["smallest_cosine"] > 0.99999
-    with pytest.raises(ValueError, match="2,001 characters: the limit is 2,000"):
-        model.embed_text(["x" * 2001])
+    refused = {"x" * 2001: "2,001 characters: the limit is 2,000", "": "is empty: give words"}
+    refused |= {"caf\udce9": "half of a surrogate", " \n": r"' \\n' is empty"}
+    for word, message in refused.items():
+        with pytest.raises(ValueError, match=message):
+            model.embed_text(["a red shoe", word])
+    for value in (1, None):
+        with pytest.raises(ValueError, match=f"{value} is of type {type(value).__name__}"):
+            text.check(["a red shoe", value])
     assert "embed_text" in (bundle / "README.md").read_text()
 
 
@@ -171,6 +177,9 @@ def test_the_index_is_searched_by_words(made, tmp_path, capsys):
             assert server.request("POST", "/embed", wrong).status == 400
         answer = server.request("POST", "/search", {"texts": ["x" * 2001]})
         assert answer.status == 422 and "2,000" in answer.json["error"]
+        for text_ in ("\ud800", " "):
+            answer = server.request("POST", "/search", {"texts": [text_]})
+            assert answer.status == 422 and "the text" in answer.json["error"]
         answer = server.request("POST", "/search", {"texts": ["x"] * 10_000})
         assert answer.status == 413
 

@@ -184,6 +184,7 @@ SEARCHES = {
     "k of another type": ({"k": 1.0}, "whole number"),
     "unknown field": ({"where": {"colour": "red"}}, "field 'colour': did you mean 'color'"),
     "no field": ({"where": {"": 1}}, "no filter can name"),
+    "surrogate in a field": ({"where": {"\ud800": 1}}, r"'\ud800', which no filter can name"),
     "quoted field": ({"where": {'x"': 1}}, "no filter can name"),
     "not a dict": ({"where": "color = 'red'"}, "not an object of fields"),
     "operator": ({"where": {"year": {"like": 1}}}, "operator 'like'"),

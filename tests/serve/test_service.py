@@ -199,6 +199,7 @@ def _refusals():
         ("POST", "/search", v | {"k": True}, 422, "whole number"),
         ("POST", "/search", v | {"k": "3"}, 422, "whole number"),
         ("POST", "/search", v | {"where": {"color": 1}}, 422, "no item has the field"),
+        ("POST", "/search", v | {"where": {"\ud800": 1}}, 422, "no filter can name"),
         ("POST", "/search", v | {"where": [1]}, 422, "not an object of fields"),
         ("POST", "/search", v | {"threshold": 2}, 422, "between -1 and 1"),
         ("POST", "/search", v | {"threshold": "fmr=2"}, 422, "neither"),
