@@ -37,10 +37,15 @@ def compiled_folder() -> pathlib.Path:
 def weights_at_hand(folder: str | os.PathLike | None = None) -> dict[str, pathlib.Path]:
     """Published files on this machine by their names: in `folder`, downloaded, or installed.
 
-    Files in `folder` come first, then what was downloaded last, then installed packages.
+    Files in `folder` come first, then what was downloaded last, then installed packages. A file is
+    recognized by its name, `weights.file_name`.
     """
     from dmljax.weights import PUBLISHED, file_name, installed  # imports jax
 
+    if folder is not None and not os.path.isdir(folder):
+        raise FileNotFoundError(
+            f"--weights={folder} is no folder: name the folder with the files of weights"
+        )
     paths: dict[str, pathlib.Path] = {}
     for place in [folder, cache_folder()]:
         if place is None:

@@ -8,7 +8,8 @@ photos/ has a folder for each class, or folders query/ and gallery/ with such fo
 shows R@1 and MAP@R with 95 % intervals over classes, and the paired difference to the best row. The
 page, the same with pictures, is report.html in --out, by default runs/zero-shot/ and the name of
 the folder: runs/zero-shot/photos. Without --nets, all backbones on this machine
-are taken: files in --weights, downloaded ones, installed packages. `dmljax weights` lists all.
+are taken: files in --weights, downloaded ones, installed packages. `dmljax weights` lists all. A
+file in --weights needs the name that `dmljax weights explain NAME` says: clip_b32.safetensors.
 
 Images without class folders get no scores. The page then has a map, near duplicates, and clusters
 by the first backbone.
@@ -30,6 +31,7 @@ from dmljax.commands.parser import at_least_one, refuse
 from dmljax.hints import check_known
 
 _OUT = pathlib.Path("runs/zero-shot")
+_WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".caffemodel", ".onnx")  # names of files end so
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,18 +96,40 @@ def _backbones(arguments: argparse.Namespace) -> list[Any]:
     from dmljax.runs.zero_shot import Backbone
 
     paths = at_hand.weights_at_hand(arguments.weights)
+    if arguments.weights:
+        _print_unused(pathlib.Path(arguments.weights), set(paths.values()))
     names = arguments.nets.split(",") if arguments.nets else list(paths)
     check_known("--nets: there is no", names, weights.PUBLISHED)
     for name in names:
         if name not in paths:
-            command = weights.get_command(name)
-            print(f"{name} is left out, its weights are not here: {command}", file=sys.stderr)
+            print(
+                f"{name} is left out, its weights are not here: {weights.get_command(name)}, or "
+                f"--weights=FOLDER with {weights.file_name(name)}",
+                file=sys.stderr,
+            )
     backbones = [Backbone(name, paths[name]) for name in names if name in paths]
     if not backbones and arguments.nets:
         raise FileNotFoundError(f"--nets={arguments.nets}: the weights of none of them are here")
     if not backbones:
         raise FileNotFoundError(f"no pretrained backbone is here: {at_hand.GET_BACKBONE}")
     return backbones
+
+
+def _print_unused(folder: pathlib.Path, used: set[pathlib.Path]) -> None:
+    """Says which files of weights of the folder have no published name; raises if all of them."""
+    files = {path for path in folder.iterdir() if path.suffix in _WEIGHTS}
+    if unused := sorted(path.name for path in files - used):
+        names = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if unused[5:] else "")
+        text = (
+            f"--weights={folder}: not used: {names}. The name of the file says what it is, such as "
+            'clip_b32.safetensors: `dmljax weights explain NAME` has the name under "get it"'
+        )
+        if not files & used:
+            raise ValueError(text)
+        print(text, file=sys.stderr)
+    elif not files:
+        endings = ", ".join(_WEIGHTS)
+        raise FileNotFoundError(f"--weights={folder} has no file of weights ({endings})")
 
 
 def _print_unreadable(row: Any) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from dmljax.hints import hint
 from dmljax.weights.installed import get_command
 from dmljax.weights.loading import image_shape_of
-from dmljax.weights.published import PUBLISHED
+from dmljax.weights.published import PUBLISHED, file_name
 
 # Numbers per image of nets of convolutions. A transformer says its own without being traced.
 _WIDTHS = dict.fromkeys(("resnet18", "resnet34"), 512)
@@ -97,7 +97,7 @@ def _explained(name: str) -> str:
         "may be sold": f"{published.license.sell}: {published.license.terms}",
         "digest": published.digest.replace(":", " begins with ") or "not published",
         "file": f"about {published.megabytes} MB, {' or '.join(published.urls)}",
-        "get it": f"{get_command(name)}, or take a file that you have",
+        "get it": f"{get_command(name)}, or take a file that you have as {file_name(name)}",
         "access": published.access,
     }
     width = max(map(len, lines))

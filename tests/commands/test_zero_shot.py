@@ -1,5 +1,6 @@
 """Backbones without any training: `zero-shot`, `embed --net`, `export --net`, configs/folder.py."""
 
+import argparse
 import csv
 import json
 import os
@@ -13,6 +14,7 @@ from system import photos
 
 from dmljax import at_hand, bundle, metrics, nets, recipes, weights
 from dmljax.bundle import backbones
+from dmljax.commands import zero_shot as zero_shot_command
 from dmljax.config.build import build
 from dmljax.data import decode, pipeline
 from dmljax.data.image_folders import folder as folder_set
@@ -84,7 +86,8 @@ def test_backbones_are_scored_as_they_are(cache, tmp_path, capsys):
     assert len(parts) == 2 and {path.parent.name for path in parts} == {"part-1-of-2"}
     assert main(["zero-shot", str(root), "--nets=tiny,absent", f"--out={out}"]) == 0
     printed = capsys.readouterr()
-    line = "absent is left out, its weights are not here: dmljax weights --fetch=absent"
+    line = "absent is left out, its weights are not here: dmljax weights --fetch=absent, or "
+    line += "--weights=FOLDER with y.pth"
     assert printed.err.strip() == line
     images = folder_set(root=root, split=0.0).test
     embeddings = _referee(cache, images.records)
@@ -283,6 +286,9 @@ def test_large_photographs_have_the_same_features_everywhere(cache, tmp_path):
     [
         (["zero-shot", "photos", "--nets=tine"], r"there is no 'tine': did you mean 'tiny'"),
         (["zero-shot"], "needs a folder of images"),
+        (["zero-shot", "photos", "--weights=nowhere"], "--weights=nowhere is no folder"),
+        (["zero-shot", "photos", "--weights=blobs.npz"], "--weights=blobs.npz is no folder"),
+        (["zero-shot", "photos", "--weights=photos"], "--weights=photos has no file of weights"),
         (["zero-shot", "photos", "--batch-size=0"], "--batch-size: '0' is no whole number above 0"),
         (["doctor", "--dataset=folder", "--root=photos", "--threads=0"], "--threads: '0' is no"),
         (["prepare", "--dataset=folder", "--root=photos", "--out=x", "--threads=-1"], "'-1' is no"),
@@ -316,6 +322,20 @@ def test_the_last_download_comes_first_and_a_named_folder_before_it(cache, tmp_p
     (folder / "tiny.safetensors").touch()
     paths = at_hand.weights_at_hand(folder)
     assert list(paths) == ["tiny", "absent"] and paths["tiny"] == folder / "tiny.safetensors"
+
+
+def test_files_of_other_names_are_said_not_to_be_used(cache, tmp_path, capsys):
+    arguments = argparse.Namespace(weights=str(tmp_path / "w"), nets=None)
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w" / "model.safetensors").touch()
+    with pytest.raises(ValueError, match=r"not used: model.safetensors. The name of the file"):
+        zero_shot_command._backbones(arguments)
+    (tmp_path / "w" / "y.pth").touch()
+    names = [backbone.name for backbone in zero_shot_command._backbones(arguments)]
+    assert names == ["absent", "tiny"]
+    assert capsys.readouterr().err.startswith(
+        f"--weights={arguments.weights}: not used: model.safe"
+    )
 
 
 def test_the_folder_recipe_takes_what_is_here(cache, tmp_path, monkeypatch):
