@@ -35,7 +35,8 @@ def convert(
     The file is checked against `net`, as by `load`. A file that is not in `PUBLISHED` is
     assumed to expect the input that `net` expects. `spec` describes the net in the metadata
     as a config does: `dict(name="resnet50", classes=1000)`. `adapter` is a folder of the package
-    peft (`peft.load_adapter`), which is added to the kernels; then the file may be a converted one.
+    peft (`peft.load_adapter`), which is added to the kernels; then the file may be a converted one,
+    which records the digest of every adapter in it: the same one is not added twice.
     """
     if pathlib.Path(to).suffix != ".safetensors":
         raise ValueError(f"{to} must end in .safetensors")
@@ -43,19 +44,23 @@ def convert(
         raise FileNotFoundError(f"the folder {pathlib.Path(to).parent} does not exist")
     weights = read_published(path)
     notes: list[str] = []
+    adapters = None
     if adapter is not None:
         adapters = peft.load_adapter(adapter, net, base=path, report_fn=notes.append)
     if "dmljax" in weights.metadata:
         if adapter is None:
             raise ValueError(f"{path} is converted already")
         metadata = converted.metadata_of(path, weights)
+        if _digest(adapters) in metadata.get("adapters", []):
+            raise ValueError(
+                f"{path} has the adapter {adapter} already: give another one, or the weights "
+                f"without it ({metadata['source']['file']})"
+            )
         variables = load(path, net)
         metadata = metadata | {"notes": metadata["notes"] + notes}
-        return _written(to, _with_adapter(variables, adapters), metadata, adapter)
+        return _written(to, variables, metadata, adapter, adapters)
     file_tensors = torch_tensors(weights)
     variables = fit(str(path), file_tensors, net, layout_of(net), notes.append)
-    if adapter is not None:
-        variables = _with_adapter(variables, adapters)
     name, assumed = identify(path), ""
     published = PUBLISHED[name] if name else None
     if published is None and name_map_of(file_tensors).marks:
@@ -80,12 +85,13 @@ def convert(
         "inputs": inputs or {"size": IMAGE_SIZE, "normalization": None},
         "notes": [note.removeprefix(f"{path}: ") for note in notes],
     }
-    return _written(to, variables, metadata, adapter)
+    return _written(to, variables, metadata, adapter, adapters)
 
 
-def _with_adapter(variables: Mapping[str, Any], adapters: Any) -> dict[str, Any]:
-    params = lowrank.merged(variables["params"], adapters, scale=1.0)
-    return {**variables, "params": params}
+def _digest(adapters: Any) -> str:
+    """The digest of the factors alone: norms of DoRA may be those of the weights."""
+    flat = traverse_util.flatten_dict(adapters)
+    return converted.digest({"/".join(p): x for p, x in flat.items() if p[-1] in ("a", "b")})
 
 
 def _written(
@@ -93,13 +99,17 @@ def _written(
     variables: Mapping[str, Any],
     metadata: dict[str, Any],
     adapter: str | os.PathLike | None,
+    adapters: Any,
 ) -> dict[str, Any]:
-    """Writes the file; returns the metadata with the digest of its tensors."""
+    """Writes the file with the adapters added; returns the metadata with a digest of the tensors."""
+    if adapter is not None:
+        params = lowrank.merged(variables["params"], adapters, scale=1.0)
+        variables = {**variables, "params": params}
+        note = f"the adapter {pathlib.Path(adapter).name} is added to the kernels"
+        digests = [*metadata.get("adapters", []), _digest(adapters)]
+        metadata = metadata | {"notes": [*metadata["notes"], note], "adapters": digests}
     flat = traverse_util.flatten_dict(variables)
     tensors = {FLAX.name_fn(path): np.asarray(x) for path, x in flat.items()}
-    if adapter is not None:
-        note = f"the adapter {pathlib.Path(adapter).name} is added to the kernels"
-        metadata = metadata | {"notes": [*metadata["notes"], note]}
     metadata = metadata | {"tensors_sha256": converted.digest(tensors)}
     converted.write(to, tensors, json.dumps(metadata, sort_keys=True))
     return metadata

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -176,15 +177,21 @@ def test_the_command_adds_an_adapter_to_weights(tmp_path, capsys):
     spec = {k: v for k, v in NETS["dinov2"].items() if k != "name"}
     words = ["weights", str(base), "--net=dinov2_s14", f"--adapter={HERE / 'dinov2'}"]
     words += [f"--net.{k}={v}" for k, v in spec.items()]
-    for to in ("merged", "twice"):
-        file = tmp_path / f"{to}.safetensors"
-        assert main([*words, f"--to={file}"]) in (0, None)
-        words[1] = str(file)  # a converted file may get another adapter
+    files = [tmp_path / f"{to}.safetensors" for to in ("merged", "twice")]
+    assert main([*words, f"--to={files[0]}"]) in (0, None)
+    words[1] = str(files[0])  # a converted file may get another adapter
+    again = tmp_path / "again"
+    shutil.copytree(HERE / "dinov2", again)
+    with pytest.raises(ValueError, match=r"again already: give .* without it \(base.safetensors"):
+        main([*words, f"--adapter={again}", f"--to={files[1]}"])
+    assert not files[1].exists()
+    config = json.loads((again / "adapter_config.json").read_text())
+    (again / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 3}))
+    assert main([*words, f"--adapter={again}", f"--to={files[1]}"]) in (0, None)
     net = registry.resolve("net", NETS["dinov2"])()
-    outputs = [
-        _output(net, weights.load(tmp_path / f"{to}.safetensors", net)["params"])
-        for to in ("merged", "twice")
-    ]
+    outputs = [_output(net, weights.load(file, net)["params"]) for file in files]
+    digests = [weights.read_metadata(file)["adapters"] for file in files]
+    assert digests[1][:1] == digests[0] and len(set(digests[1])) == 2
     np.testing.assert_allclose(outputs[0], expected, atol=1e-5)
     assert np.abs(outputs[1] - expected).max() > 1e-2
     assert "the adapter dinov2 is added to the kernels" in capsys.readouterr().out
