@@ -68,7 +68,27 @@ def codecs(fitted: Mapping[str, np.ndarray]) -> dict[str, Codec]:
 
 
 def codec(name: str, fitted: Mapping[str, np.ndarray]) -> Codec:
-    """The codec with this name: 'float16', 'int8', 'binary', 'first_64', 'pca_64', ..."""
+    """The codec with this name: 'float16', 'int8', 'binary', 'first_64', 'pca_64', ...
+
+    It refuses vectors of another dimension than that of `fitted`, and those with NaN or infinity.
+    """
+    unchecked, d = _unchecked(name, fitted), len(fitted["low"])
+    return unchecked._replace(
+        encode=lambda x: unchecked.encode(_whole(x, d)),
+        similarities=lambda queries, codes: unchecked.similarities(_whole(queries, d), codes),
+    )
+
+
+def _whole(vectors: np.ndarray, d: int) -> np.ndarray:
+    vectors = np.asarray(vectors)
+    if vectors.ndim != 2 or vectors.shape[1] != d:
+        raise ValueError(f"vectors have the shape {vectors.shape}: codes need whole ones, [n, {d}]")
+    if not (is_finite := np.isfinite(vectors).all(axis=1)).all():
+        raise ValueError(f"vector number {is_finite.argmin()} contains NaN or infinity")
+    return vectors
+
+
+def _unchecked(name: str, fitted: Mapping[str, np.ndarray]) -> Codec:
     d = len(fitted["low"])
     kind, _, width = name.partition("_")
     if kind in ("first", "pca") and width.isdecimal() and 0 < int(width) <= d:

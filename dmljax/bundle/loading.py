@@ -179,7 +179,10 @@ class Bundle:
         return seconds
 
     def codec(self, name: str) -> compression.Codec:
-        """A smaller form of embeddings: 'float16', 'int8', 'binary', 'pca_64', ..."""
+        """A smaller form of embeddings: 'float16', 'int8', 'binary', 'first_64', 'pca_64', ...
+
+        Its `encode` and `similarities` take whole embeddings, and refuse NaN and infinity.
+        """
         if files.COMPRESSION not in self.manifest["files"]:
             raise BadBundle(f"{self.folder} has no {files.COMPRESSION}: it has no unit vectors")
         fitted = files.read_tensors(self.folder, self.manifest, files.COMPRESSION)

@@ -101,7 +101,7 @@ def _written(
     adapter: str | os.PathLike | None,
     adapters: Any,
 ) -> dict[str, Any]:
-    """Writes the file with the adapters added; returns the metadata with a digest of the tensors."""
+    """Writes the file with the adapters; returns the metadata with the digest of its tensors."""
     if adapter is not None:
         params = lowrank.merged(variables["params"], adapters, scale=1.0)
         variables = {**variables, "params": params}

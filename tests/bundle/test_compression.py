@@ -74,6 +74,17 @@ def test_an_unknown_codec():
         compression.codec("pca_17", FITTED)
 
 
+@pytest.mark.parametrize("name", CODECS)
+def test_vectors_without_a_code_are_refused(name):
+    codec, vectors = CODECS[name], TEST.copy()
+    vectors[[3, 5], 2] = np.nan, np.inf
+    for call in (codec.encode, lambda x: codec.similarities(x, codec.encode(TEST))):
+        with pytest.raises(ValueError, match="vector number 3 contains NaN or infinity"):
+            call(vectors)
+        with pytest.raises(ValueError, match=r"shape \(72, 8\): codes need whole ones, \[n, 16\]"):
+            call(TEST[:, :8])
+
+
 def test_rescoring_orders_the_candidates_above_all_others():
     rough, exact = RNG.uniform(-1, 1, (4, 30)), RNG.uniform(-1, 1, (4, 30))
     order = np.argsort(-compression.rescored(rough, exact, candidates=7), axis=1)
