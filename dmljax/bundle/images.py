@@ -10,6 +10,7 @@ import io
 import os
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -94,7 +95,14 @@ def pixels(
             raise _unreadable(error) from error
 
 
-def _read(path: str | os.PathLike) -> bytes:
+def _read(path: Any) -> bytes:
+    if not isinstance(path, str | os.PathLike):
+        # Pillow has undone the scaled decoding, and may hold another orientation than the file.
+        raise BadImage(
+            f"an image is a path, the bytes of a file, or pixels uint8 [h w c], not of type "
+            f"{type(path).__name__}: of an image of Pillow, give np.asarray(image.convert('RGB'))",
+            kind="format",
+        )
     try:
         with open(path, "rb") as file:
             return file.read(MAX_BYTES + 1)

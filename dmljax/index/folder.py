@@ -10,6 +10,7 @@ photos.index/
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
 import pathlib
@@ -21,7 +22,7 @@ from typing import IO
 from dmljax.files import locks, reading
 from dmljax.files import writing as files
 from dmljax.index import inputs
-from dmljax.index.errors import Damaged, InvalidInput, Locked
+from dmljax.index.errors import Damaged, InvalidInput, Locked, Unavailable
 
 _POINTER = "index.json"
 _FORMAT = 1
@@ -41,6 +42,12 @@ def locked(folder: pathlib.Path) -> Iterator[IO[str]]:
         raise Locked(
             f"{folder} is being written by {owner}: wait for it, or end it; reading is possible"
         ) from None
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        raise Unavailable(
+            f"{folder} may only be read here ({error.strerror}): change the permissions, or copy it"
+        ) from error
     try:
         yield lock
     except BaseException:

@@ -128,6 +128,9 @@ def test_missing_files_folders_and_names_with_zeros(tmp_path):
             images.prepare(path, PREPROCESS)
     with pytest.raises(BadImage, match="cannot be read"):
         images.prepare("a\0b.png", PREPROCESS)
+    for wrong, kind in ((PICTURE, "type Image"), (0, "type int"), (None, "type NoneType")):
+        with pytest.raises(BadImage, match=f"a path, the bytes of a file, or pixels .* {kind}: of"):
+            images._read(wrong)
 
 
 def _rotated():
