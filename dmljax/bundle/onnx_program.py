@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
+import re
 import sys
 
 from dmljax.bundle import files
@@ -31,6 +32,10 @@ def write(folder: pathlib.Path) -> None:
     """Writes `embed.onnx` into the bundle in `folder`, in a new process."""
     check_installed()
     if problem := run_module("dmljax.bundle.onnx_program", folder):
+        if match := re.match(r"ModuleNotFoundError: No module named '(\w+)", problem):
+            raise ImportError(
+                f"--onnx needs {match[1]}, which jax2onnx imports: pip install {match[1]}"
+            )
         raise ValueError(f"jax2onnx cannot convert this net ({problem}): export without --onnx")
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import shutil
 from collections.abc import Sequence
 from typing import Any
@@ -58,6 +59,8 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         return 0
     if not arguments.net or not arguments.to:
         raise ValueError("--net=NAME and --to=FILE.safetensors are needed (dmljax weights --help)")
+    if os.path.lexists(arguments.to):
+        raise FileExistsError(f"{arguments.to} exists: choose another --to")
     spec = {"name": arguments.net, **keywords}
     metadata = _convert(arguments.file, spec, arguments.to, arguments.adapter)
     for note in metadata["notes"]:

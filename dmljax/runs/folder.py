@@ -104,7 +104,8 @@ def _write_config(
             )
             raise ValueError(
                 f"{workdir} holds a {kind} of another config: {'; '.join(changes[:5])}. Choose "
-                f"another --workdir, or --overwrite to delete {content}"
+                f"another --workdir (there, --config.start={workdir} takes the weights of this "
+                f"{kind} if it is finished), or --overwrite to delete {content}"
             )
         if changes:
             for step in steps:

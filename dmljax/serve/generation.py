@@ -230,7 +230,8 @@ class Service:
         generation.model.generations += 1
         self.metrics.ready.set(1)
         self.metrics.opened.set(time.time())
-        _log.info("ready" if old is None else "a new bundle or index is in use")
+        new = "a new bundle, index or list of pictures is in use"
+        _log.info("ready" if old is None else new)
         if old is not None:
             old.retired = True
             if not old.requests:
@@ -340,7 +341,6 @@ class Service:
             self._failed_signature = None
             self.metrics.reloads.labels("ok").inc()
             self._switch(generation)
-            _log.warning("a new bundle, index or list of pictures is in use")
 
     def _signatures(self) -> tuple[Any, Any]:
         settings = self.settings

@@ -235,6 +235,14 @@ def test_a_missing_package_is_named_with_its_command(run_folder, tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
+def test_a_package_that_jax2onnx_lacks_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_program, "check_installed", lambda: None)
+    problem = "ModuleNotFoundError: No module named 'sympy.core'"
+    monkeypatch.setattr(onnx_program, "run_module", lambda *words: problem)
+    with pytest.raises(ImportError, match=r"needs sympy, .* imports: pip install sympy$"):
+        onnx_program.write(tmp_path)
+
+
 def test_a_bundle_without_onnx_says_so(bundle_folder):
     with pytest.raises(loading.BadBundle, match="has no ONNX program: export the run with --onnx"):
         loading.load(bundle_folder, program="onnx")

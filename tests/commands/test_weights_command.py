@@ -67,6 +67,7 @@ def test_a_file_is_converted_with_the_options_of_the_net(tmp_path, capsys):
     assert f"wrote {to}" in capsys.readouterr().out
     metadata = weights.read_metadata(to)
     assert metadata["net"]["width"] == 4 and metadata["net"]["classes"] == 10  # of the file
+    to.unlink()
     assert run(path, *flags, "--net.classes=None") == 0
     assert "classifiers left out" in capsys.readouterr().out
     assert weights.read_metadata(to)["net"]["classes"] is None
@@ -91,6 +92,7 @@ def test_errors_leave_no_file(tmp_path):
         ([path, "--net=resnet50", f"--to={to}"], "does not fit the net"),
         ([path, "--net=resnet18", f"--to={tmp_path}/x.pth"], "must end in .safetensors"),
         ([path, "--net=resnet18", f"--to={tmp_path}/no/x.safetensors"], "does not exist"),
+        ([path, "--net=resnet18", f"--to={path}"], "file.pth exists: choose another --to"),
         ([path, "--net=resnet18"], "--to=FILE.safetensors are needed"),
         ([path, "--net=resnet18", "--width=4", f"--to={to}"], "'--width=4' is not known"),
         (["--net=resnet18"], "name a file to convert"),

@@ -567,6 +567,8 @@ def test_a_new_index_and_a_new_bundle_are_taken_over(bundle_folder, tmp_path, mo
                 _point(bundle, bundle_folder)
                 server.process.send_signal(signal.SIGHUP)
                 _until(lambda: _figure(server, "ok") >= 2)
+                switches = server.log().count(" is in use")
+                assert switches == _figure(server, "ok")
             finally:
                 ends.append(True)
         assert not problems

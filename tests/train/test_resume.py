@@ -168,7 +168,9 @@ def test_a_workdir_of_another_config_is_refused(finished, tmp_path):
     folder = finished
     shutil.copytree(folder / "run", tmp_path / "run")
     other = tiny(folder, loss={"name": "triplet", "margin": 0.3})
-    with pytest.raises(ValueError, match=r"loss.margin \(0.2 there, 0.3 here\).*--overwrite"):
+    with pytest.raises(
+        ValueError, match=r"loss.margin \(0.2 there, 0.3 here\).*start=.*/run takes .*--overwrite"
+    ):
         training.run(other, tmp_path / "run")
     training.run(other, tmp_path / "run", overwrite=True)
     assert len(journal.read(tmp_path / "run" / "metrics.jsonl")) == 6
