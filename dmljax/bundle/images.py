@@ -97,7 +97,7 @@ def pixels(
 
 def _read(path: Any) -> bytes:
     if not isinstance(path, str | os.PathLike):
-        # Pillow has undone the scaled decoding, and may hold another orientation than the file.
+        # An image of Pillow may have another scale or orientation than its file gives here.
         raise BadImage(
             f"an image is a path, the bytes of a file, or pixels uint8 [h w c], not of type "
             f"{type(path).__name__}: of an image of Pillow, give np.asarray(image.convert('RGB'))",
