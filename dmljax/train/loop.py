@@ -15,6 +15,7 @@ import numpy as np
 
 from dmljax.data import pipeline
 from dmljax.files import allocator
+from dmljax.files.result import first_best
 from dmljax.train import compilation, initial_state, neighbors
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.devices import prefetch
@@ -200,10 +201,8 @@ def is_out_of_patience(scores: Sequence[float], patience: int | None) -> bool:
     >>> is_out_of_patience([0.1, 0.5, 0.4], 1), is_out_of_patience([0.1, 0.5, 0.4, 0.5], 1)
     (False, True)
     """
-    if patience is None or not scores:
-        return False
-    best = max(range(len(scores)), key=scores.__getitem__)  # of equal scores, the earliest
-    return len(scores) - 1 - best > patience
+    best = first_best(dict(enumerate(scores)))
+    return patience is not None and best is not None and len(scores) - 1 - best > patience
 
 
 def _reload_best(state: TrainState, run: Run, checkpoints: Checkpoints) -> TrainState:
