@@ -8,11 +8,10 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import filelock
 import jax
 
 from dmljax import at_hand
-from dmljax.files import reading
+from dmljax.files import locks, reading
 from dmljax.files.writing import write_json
 from dmljax.nets import token_attention
 from dmljax.train import hosts
@@ -66,9 +65,9 @@ def _milliseconds(**sizes: Any) -> dict[str, float | str]:
     measured = token_attention.milliseconds(**sizes)
     # Somebody else may have used the memory; the next run has it, perhaps.
     if not any("RESOURCE_EXHAUSTED" in str(x) for x in measured.values()):
-        with contextlib.suppress(OSError, filelock.Timeout):  # then the next run measures again
+        with contextlib.suppress(OSError):  # then the next run measures again
             path.parent.mkdir(parents=True, exist_ok=True)
-            with filelock.FileLock(path.with_suffix(".lock"), timeout=10):
+            with locks.lock(path.with_suffix(".lock"), wait=True):
                 kept = reading.json_object_or_empty(path)
                 write_json(path, kept | {key: measured}, indent=1)
     return measured
