@@ -59,6 +59,23 @@ def digest_of_images(split: Split) -> str:
     return total.hexdigest()
 
 
+def digest_of_source(splits: Splits) -> str:
+    """SHA-256 of labels, class names, marks and names of records, for an interrupted `prepare`.
+
+    It shows whether the source has changed since an earlier run, whose shards must not be mixed in.
+    """
+    total = hashlib.sha256()
+    for split in splits:
+        total.update(split.labels.tobytes())
+        total.update("\0".join(split.names).encode("utf-8", "surrogateescape"))
+        for field in ("boxes", "query", "gallery", "superlabels", "groups"):
+            if (rows := getattr(split, field)) is not None:
+                total.update(field.encode() + np.ascontiguousarray(rows).tobytes())
+        if isinstance(split.records, list | tuple):
+            total.update("\0".join(map(str, split.records)).encode("utf-8", "surrogateescape"))
+    return total.hexdigest()
+
+
 def image_keys(split: Split) -> np.ndarray | None:
     """A 64-bit digest of path, size, time of change and box of every image; None without files."""
     paths = _paths(split.records)

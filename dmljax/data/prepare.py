@@ -6,7 +6,6 @@ The manifest is written last, so a folder that has one is complete.
 from __future__ import annotations
 
 import concurrent.futures
-import hashlib
 import os
 import pathlib
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dmljax.data import decode, transforms
+from dmljax.data.digest import digest_of_source
 from dmljax.data.prepared import FORMAT, MANIFEST, MARKS
 from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, Splits, record_name
@@ -67,7 +67,7 @@ def prepare(
         "quality": quality,
         "shard_size": shard_size,
         "unreadable": unreadable,
-        "source": _fingerprint(splits),
+        "source": digest_of_source(splits),
     }
     out = pathlib.Path(out).expanduser()
     finished = _open(out, settings)
@@ -209,20 +209,3 @@ def _summary(split: Split, shards: list[dict[str, Any]]) -> dict[str, Any]:
             {key: shard[key] for key in ("file", "count", "bytes", "sha256")} for shard in shards
         ],
     }
-
-
-def _fingerprint(splits: Splits) -> str:
-    """A hash of records, names, labels and marks.
-
-    It shows whether the source has changed since an earlier run, whose shards must not be mixed in.
-    """
-    digest = hashlib.sha256()
-    for split in splits:
-        digest.update(split.labels.tobytes())
-        digest.update("\0".join(split.names).encode("utf-8", "surrogateescape"))
-        for mark in ("boxes", *MARKS):
-            if (values := getattr(split, mark)) is not None:
-                digest.update(mark.encode() + np.ascontiguousarray(values).tobytes())
-        if isinstance(split.records, list | tuple):
-            digest.update("\0".join(map(str, split.records)).encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
