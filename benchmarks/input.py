@@ -23,7 +23,6 @@ import concurrent.futures
 import functools
 import itertools
 import multiprocessing
-import os
 import pathlib
 import statistics
 import tempfile
@@ -39,9 +38,10 @@ from dmljax.data import datasets, decode, pipeline, prepare, sampling, transform
 from dmljax.data.batches import TrainBatch
 from dmljax.data.reader import Reader
 from dmljax.data.transforms.transform import Transform
+from dmljax.files import cores
 
 dmljax_main.tune_cpu()  # as in a run
-BATCH, SIZE, CORES = 64, 227, os.cpu_count()
+BATCH, SIZE, CORES = 64, 227, cores.count()
 TRANSFORM = functools.partial(transforms.standard_train, size=SIZE)
 PLAIN = functools.partial(TRANSFORM, antialias=False)
 

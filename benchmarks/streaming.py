@@ -8,7 +8,6 @@ system can drop at any time.
 
 import argparse
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -17,6 +16,8 @@ import threading
 import time
 
 import numpy as np
+
+from dmljax.files import cores
 
 DIMENSIONS, QUERIES, PER_CLASS = 128, 2000, 10
 
@@ -105,7 +106,7 @@ def main() -> None:
         child(pathlib.Path(args.child), args.resident << 20)
         return
     print(f"{QUERIES:,} queries, {DIMENSIONS} dimensions, {PER_CLASS} items per class")
-    print(f"{os.cpu_count()} cores")
+    print(f"{cores.count()} cores")
     print(
         "| gallery | MB | kept on the device | all scores, s | 10 nearest, s | anonymous, MB ",
         end="",
