@@ -48,7 +48,7 @@ _MOST_STEPS = 100_000_000  # of a run; the epochs of more would take minutes to 
 def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     """Everything that a run needs. Raises a one-line error if the config is wrong.
 
-    `described` devices (`train.topology`) take the place of those of this machine. Their programs
+    `described` devices (`runs.dry_run`) take the place of this machine's devices. Their programs
     can be compiled, but not run.
     """
     config = fields.complete(config)

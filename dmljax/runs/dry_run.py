@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
+import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental.topologies import get_topology_desc
 
 from dmljax.adapt import paths_of
 from dmljax.config import fields
 from dmljax.config import files as config_files
 from dmljax.config.build import build
 from dmljax.runs import ladder
-from dmljax.train import attention_choice, neighbors, topology
+from dmljax.train import attention_choice, neighbors
 from dmljax.train.loop import compiled_step
 from dmljax.train.operations import multiply_adds
 from dmljax.train.run import Run
@@ -27,14 +31,15 @@ _MEMORIES = (16, 24, 80)  # GB of a device
 _GB = 1e9
 _CPU_NOTE = "; accelerators usually need smaller temporaries, docs/scale.md"
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED: "
+_EXAMPLES = "v5e:2x4, v6e:8x8 or v5p:2x2x2"  # of topologies
 
 
 def lines(config: Any, *, topologies: Sequence[str] = ()) -> Iterator[str]:
     """The lines of `dmljax train --dry-run`; of a ladder for every step that trains.
 
-    With names of `topologies`, memory is that of their devices, and the devices here need none.
+    With names of `topologies`, it is the memory of their devices, and the devices here need none.
     """
-    described = {name: topology.described(name) for name in topologies}
+    described = {name: described_devices(name) for name in topologies}
     configs = ladder.configs(config)
     options = [fields.typed(step_config) for _, step_config in configs]
     is_split = not described and any(step.runtime.sharded for step in options)
@@ -50,6 +55,43 @@ def lines(config: Any, *, topologies: Sequence[str] = ()) -> Iterator[str]:
         yield from _of_memory(run)
         if step.runtime.sharded:
             yield from _by_devices(step_config)
+
+
+def described_devices(name: str) -> list[jax.Device]:
+    """The devices of a topology, by its name in JAX, such as 'v5e:2x4'; this machine has none.
+
+    libtpu compiles for TPUs without a TPU. Raises a one-line error if it is missing or does not
+    know the name.
+    """
+    if not name:  # for which libtpu takes a TPU of its choice
+        raise ValueError(f"--topology has an empty name: take names such as {_EXAMPLES}")
+    try:
+        return list(get_topology_desc(name, "tpu", **_hosts(name)).devices)
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        if "lockfile" in reason:
+            reason = "another process has loaded libtpu; set ALLOW_MULTIPLE_LIBTPU_LOAD=1"
+            raise ValueError(f"--topology={name}: {reason}") from error
+        raise ValueError(f"--topology={name}: take TPUs such as {_EXAMPLES}; {reason}") from error
+    except RuntimeError as error:
+        raise ValueError(
+            f"--topology={name} needs libtpu, but no TPU: pip install '{_libtpu()}', or "
+            "'dmljax[tpu]'"
+        ) from error
+
+
+def _hosts(name: str) -> dict[str, list[int]]:
+    """A host of fewer than the usual 2 x 2 chips, where there are no more."""
+    match = re.search(r":([1-9]\d*(?:x[1-9]\d*){1,2})$", name)
+    sides = [int(side) for side in match[1].split("x")] if match else []
+    host = [min(side, 2) for side in sides[:2]]
+    return {"chips_per_host_bounds": [*host, 1]} if sides and math.prod(host) < 4 else {}
+
+
+def _libtpu() -> str:
+    """The version of libtpu that this version of JAX asks for."""
+    words = (word.partition(";")[0].strip() for word in importlib.metadata.requires("jax") or ())
+    return next((word for word in words if word.startswith("libtpu")), "libtpu")
 
 
 def _simulate_devices() -> int | None:

@@ -13,7 +13,6 @@ from system import tiny, write_config
 from dmljax.config.build import build
 from dmljax.main import main
 from dmljax.runs import dry_run
-from dmljax.train import topology
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
@@ -68,8 +67,7 @@ def test_no_parameter_of_a_large_net_is_allocated(tmp_path):
         import jax
         from dmljax.config.build import build
         from dmljax.runs import dry_run
-        from dmljax.train import topology
-        run = build(json.loads(sys.argv[1]), described=topology.described("v5p:4x4x4"))
+        run = build(json.loads(sys.argv[1]), described=dry_run.described_devices("v5p:4x4x4"))
         state = dry_run._arguments(run)[0]
         sizes = [x.size for x in jax.tree.leaves(state.params)]
         kept = [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(state.params)]
@@ -116,9 +114,9 @@ def test_a_second_process_with_libtpu_is_told_what_to_do(monkeypatch):
         text = 'ABORTED: Internal error when accessing libtpu multi-process lockfile. Run "$ sudo'
         raise jax.errors.JaxRuntimeError(text)
 
-    monkeypatch.setattr(topology.topologies, "get_topology_desc", refuse)
+    monkeypatch.setattr(dry_run, "get_topology_desc", refuse)
     with pytest.raises(ValueError, match="ALLOW_MULTIPLE_LIBTPU_LOAD=1") as refused:
-        topology.described("v5e:2x4")
+        dry_run.described_devices("v5e:2x4")
     assert "sudo" not in str(refused.value)
 
 
@@ -140,7 +138,7 @@ def test_flags_that_say_nothing_are_refused(tmp_path, flags, words):
     ("v5e:2x4", None), ("v5p:4x4x4", None), ("v5e", None), ("v5e:0x0", None),
 ])  # fmt: skip
 def test_a_host_of_few_chips_has_all_of_them(name, host):
-    assert topology._hosts(name).get("chips_per_host_bounds") == host
+    assert dry_run._hosts(name).get("chips_per_host_bounds") == host
 
 
 def test_a_program_that_does_not_fit_has_a_row(tmp_path, monkeypatch):
@@ -155,7 +153,7 @@ def test_a_program_that_does_not_fit_has_a_row(tmp_path, monkeypatch):
         return real(run)
 
     monkeypatch.setattr(dry_run, "_analysis", analysis)
-    monkeypatch.setattr(topology, "described", lambda name: jax.devices()[: int(name)])
+    monkeypatch.setattr(dry_run, "described_devices", lambda name: jax.devices()[: int(name)])
     lines = list(dry_run.lines(tiny(tmp_path), topologies=["1", "4"]))
     assert lines[-2].split()[:2] == ["1", "1"] and "does not fit: Ran out of memory" in lines[-2]
     assert lines[-2].endswith("(59.60G) (cpu)")
