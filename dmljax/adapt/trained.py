@@ -25,7 +25,7 @@ _ADAPTERS = 2000
 
 
 class Adapted(NamedTuple):
-    """A method of which a part learns.
+    """A method, and the part of it that learns.
 
     * `method`: what is trained. Its `params` may hold adapters beside the parameters of before.
     * `frozen_fn(params) -> paths`: the parameters that do not learn. `params` may hold shapes. It

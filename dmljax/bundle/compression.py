@@ -70,7 +70,7 @@ def codecs(fitted: Mapping[str, np.ndarray]) -> dict[str, Codec]:
 def codec(name: str, fitted: Mapping[str, np.ndarray]) -> Codec:
     """The codec with this name: 'float16', 'int8', 'binary', 'first_64', 'pca_64', ...
 
-    It refuses vectors of another dimension than that of `fitted`, and those with NaN or infinity.
+    It refuses vectors with NaN or infinity, and vectors of another dimension than `fitted`.
     """
     unchecked, d = _unchecked(name, fitted), len(fitted["low"])
     return unchecked._replace(

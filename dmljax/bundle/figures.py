@@ -69,7 +69,7 @@ def _finite(interval: tuple[float, float]) -> list[float] | None:
 
 
 def halves(data: Labeled) -> tuple[Labeled, Labeled]:
-    """The images of a random half of the classes, and those of the other half."""
+    """The images of a random half of the classes, and the images of the other half."""
     classes = np.random.default_rng(0).permutation(np.unique(data.labels))
     first = np.isin(data.labels, classes[: len(classes) // 2])
     return tuple(Labeled(data.embeddings[x], data.labels[x]) for x in (first, ~first))

@@ -24,7 +24,7 @@ _WIDTH, _LENGTH, _SHORT = 256, 257, 3  # tags of a TIFF, and a type of their val
 class Facts(NamedTuple):
     """The format, the pixels, and how often a decoder passes over them; None: unknown.
 
-    `texts`: compressed texts and profiles of a PNG, each of which a decoder unfolds.
+    `texts`: compressed texts and profiles of a PNG; a decoder unfolds each of them.
     """
 
     format: str | None

@@ -16,7 +16,7 @@ _SIZE_TOLERANCE = 3  # pixels: published systems cut 227 where other code cuts 2
 
 
 def input_note(weights: str | None, transform: Mapping[str, Any]) -> str:
-    """A line if `transform` of the evaluation is not that of the file of weights, else ''.
+    """A line if the evaluation's `transform` differs from the one of the weights, else ''.
 
     Size, filter, and crop or squash are compared, where the file is known.
     """

@@ -69,7 +69,7 @@ def with_frozen(options: Options) -> Options:
 
 
 def adapted_of(options: Options, net: Any, *, classes: int, mesh: Mesh | None = None) -> Adapted:
-    """The method with this net, of which the part learns that `trained` says.
+    """The method with this net; `trained` says which part of it learns.
 
     The devices of `mesh` share the tiles of the loss.
     """

@@ -107,7 +107,7 @@ class Entry(NamedTuple):
     keys_name: str | None
 
     def computed_elsewhere(self) -> dict[int, tuple[Rows, int]]:
-        """For rows of which another entry has the features: its array, and the row there.
+        """For rows whose features another entry has: its array, and the row there.
 
         Also writes the keys of these images, by which other entries find their features.
         """

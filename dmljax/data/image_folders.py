@@ -56,7 +56,7 @@ def _splits(folder: pathlib.Path, split: float | Sequence[str] | None, unread: l
 def read_folders(
     root: str | os.PathLike, split: float | Sequence[str] | None = None
 ) -> list[pathlib.Path]:
-    """The folders of which `folder` reads every folder as a class."""
+    """The folders whose subfolders `folder` reads as classes."""
     root = pathlib.Path(root).expanduser()
     exists = {name for name in ("train", "test", "query", "gallery") if (root / name).is_dir()}
     if split is None and (exists >= {"train", "test"} or exists >= {"query", "gallery"}):
@@ -127,8 +127,8 @@ def _labeled_paths(root: pathlib.Path, unread: list[str]) -> list[tuple[str, str
                 raw = os.fsencode(entry.name)
                 if paths and raw.decode(errors="replace") != entry.name:
                     raise ValueError(
-                        f"folder: the name {raw!r} in {root} is not UTF-8: rename it, since the "
-                        "name is that of the class"
+                        f"folder: the name {raw!r} in {root} is not UTF-8: rename it, because "
+                        "the class has the same name"
                     )
                 name = unicodedata.normalize("NFC", entry.name)
                 if paths and folders.setdefault(name, entry.name) != entry.name:

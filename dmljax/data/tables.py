@@ -72,7 +72,7 @@ def table(
 def _select(
     data: dict[str, list[str]], required: dict[str, str], file: pathlib.Path
 ) -> dict[str, list[str]]:
-    """The columns of the file under our names; `required` maps these names to those of the file."""
+    """The columns of the file under our names; `required` maps them to the file's names."""
     for name, title in required.items():
         if title not in data:
             raise ValueError(

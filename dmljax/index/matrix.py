@@ -58,8 +58,8 @@ def write(
 ) -> None:
     """Writes rows and vectors, which come in ascending batches, and then the manifest.
 
-    The vectors are `[n dimension]` of `dtype`: those of the index, or codes of them in a file of
-    another `name`. `facts` are further fields of the manifest.
+    The vectors are `[n dimension]` of `dtype`: the vectors of the index, or their codes in a file
+    of another `name`. `facts` are further fields of the manifest.
     """
     path = folder / f"{name}-{position.version}-{os.getpid()}.bin"
     bytes_per_row = np.dtype(dtype).itemsize * dimension

@@ -131,7 +131,7 @@ def read(path: str | os.PathLike, batch_size: int = _BATCH) -> Iterator[Batch]:
 
 
 def _check_lengths(vectors: Any, length: int | None, row: int, column: str) -> int | None:
-    """Checks that all `vectors` have one `length`, by default that of the first; returns it.
+    """Checks that all `vectors` have one `length`, by default the length of the first; returns it.
 
     `row` is the number of the first vector in the file.
     """

@@ -296,8 +296,9 @@ def _backward(terms_fn, plan, axis, *inputs_and_results):
 def _sweep(update_fn, plan, axis, rows, columns, states):
     """The states after `states = update_fn(row_block, column_block, states)` for all tiles.
 
-    `rows`, `columns` and the first two of the three `states` are blocks; `update_fn` gets those of
-    its tile, and the third. The columns and their states make one tour of the ring of devices.
+    `rows`, `columns` and the first two of the three `states` are blocks; `update_fn` gets the
+    blocks of its tile, and the third. The columns and their states make one tour of the ring of
+    devices.
     """
 
     def ring_step(carry, _):

@@ -1,6 +1,6 @@
 """One threshold for all classes: how well it suits each of them, and what it does to strangers.
 
-A stranger is a query of a class of which the gallery has no image.
+A stranger is a query whose class has no image in the gallery.
 """
 
 from typing import NamedTuple

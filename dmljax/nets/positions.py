@@ -112,7 +112,7 @@ def rotary_table(h: int, w: int, size: int) -> Float[np.ndarray, "2 n size"]:
 def rotated(
     x: Float[Array, "b n heads size"], table: Float[np.ndarray, "2 m size"]
 ) -> Float[jax.Array, "b n heads size"]:
-    """Queries or keys, of which the last m tokens are rotated; computed in float32."""
+    """Queries or keys with their last m tokens rotated; computed in float32."""
     cos, sin = table[:, None, :, None]
     prefix, patches = jnp.split(x, [x.shape[1] - table.shape[1]], axis=1)
     first, second = jnp.split(patches.astype(jnp.float32), 2, axis=-1)

@@ -62,7 +62,7 @@ class _Plan(NamedTuple):
 
     @property
     def neighbors(self) -> int:
-        """The number of neighboring classes of which one is drawn."""
+        """The size of a group of neighboring classes; one class of each group is drawn."""
         return min(self.classes, round(1 / self.share))
 
 

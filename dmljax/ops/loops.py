@@ -160,7 +160,7 @@ class _Keyed:
 def _compiled_once(loop: Callable, fn: Callable) -> Callable:
     """`loop(fn, ...)`, which calls outside of `jax.jit` compile once, though `fn` is new each time.
 
-    A loss makes its `fn` anew at each call, and JAX compiles loops of new functions again. Inside
+    A loss makes a new `fn` at each call, and JAX compiles loops of new functions again. Inside
     of `jax.jit` nothing changes: the loop is traced into the caller's program.
     """
     try:

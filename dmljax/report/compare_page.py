@@ -29,7 +29,7 @@ def write(
 ) -> pathlib.Path:
     """Writes `comparison.html` into the folder of the first run, and returns its path.
 
-    `runs` are `{shown name: folder}`; `fields` are those of `facts_of`.
+    `runs` are `{shown name: folder}`; `fields` as for `facts_of`.
     """
     folder = pathlib.Path(next(iter(runs.values())))
     return page.write(facts_of(runs, fields=fields), folder / FILE)
@@ -43,7 +43,7 @@ def facts_of(
 ) -> Facts:
     """The facts of the first run's page, with the section that compares.
 
-    `result` is the comparison, by default of what the runs have written; `fields` are those of
+    `result` is the comparison, by default of what the runs have written; `fields` as for
     `of_pages`. A run without a page, other than the first, has no pictures of its own.
     """
     (first, folder), *others = runs.items()

@@ -49,8 +49,8 @@ def kmeans(
 
     * `share=(i, n)`: this process is the i-th of n that call this with the same points. Each finds
       the centers of its part of the points, and `sum_fn` returns the sum of an array of float64
-      over all of them. The result is that of one process, bit for bit. With `trials` above 1, every
-      process draws all starts itself.
+      over all of them. The result is the same as of one process, bit for bit. With `trials`
+      above 1, every process draws all starts itself.
 
     `trials=None, iterations=300, tolerance=1e-4` are the values of scikit-learn's `KMeans`.
 

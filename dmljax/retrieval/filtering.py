@@ -3,7 +3,7 @@
 A product of rounded vectors differs from the similarity in float32 by no more than a bound
 (`_bounds`). It decides whether a negative reaches a threshold, the similarity of a positive, if
 both are farther apart than the bound. For every other pair, one program computes the similarity in
-float32 (`_pair_similarities`), and it has computed the thresholds, too. So the ranks are those of
+float32 (`_pair_similarities`), and it has computed the thresholds, too. So the ranks follow
 its similarities, whatever the type of the products is, and exact ties stay ties.
 """
 
@@ -95,7 +95,7 @@ def _of_pairs(
 ) -> Float[np.ndarray, "m"]:
     """Similarities of queries of the block `rows` to slots of the gallery.
 
-    Each device computes those of its own rows; only their numbers travel to it.
+    Each device computes the similarities of its own rows; only their numbers travel to it.
     """
     side, mesh = column_tiles.side, column_tiles.mesh
     devices = 1 if mesh is None else mesh.size
@@ -219,7 +219,7 @@ def _pick(size: int) -> Callable:
         before = ends[segment] - jnp.sum(chosen, axis=1, dtype=jnp.int32)
         places = jnp.cumsum(chosen, axis=1, dtype=jnp.int32)
         within = jnp.argmax(places > (numbers - before)[:, None], axis=1)
-        # The number of a pair among all of them may not fit into 32 bits; that of a segment does.
+        # The number of a pair among all may not fit into 32 bits; its number in a segment does.
         line, place = jnp.divmod(segment, width // _SEGMENT)
         part, row = jnp.divmod(line, side)
         column = part * width + place * _SEGMENT + within

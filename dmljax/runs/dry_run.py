@@ -147,7 +147,7 @@ def _by_topology(config: dict[str, Any], described: dict[str, list[jax.Device]])
 
 
 def _countable(run: Run) -> Run:
-    """`run` with a form of attention whose products can be counted; those of cuDNN are hidden."""
+    """`run` with a form of attention whose products can be counted; cuDNN hides them."""
     if attention_choice.portable(run.net) == run.net:
         return run
     config = config_files.override(copy.deepcopy(run.config), ["--config.net.attention=plain"])

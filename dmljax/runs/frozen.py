@@ -39,7 +39,7 @@ class Against(NamedTuple):
     """One score of a run beside the score of its frozen backbone, on the same queries of a split.
 
     `low` and `high` bound the 95 % range of the difference over classes, `frozen_low` and
-    `frozen_high` that of the backbone; None for a few classes.
+    `frozen_high` the range of the backbone; None for a few classes.
     """
 
     split: str

@@ -1,4 +1,4 @@
-"""Fine-tuning in steps, of which each is kept only if it helps: frozen, head, all layers, mix.
+"""Fine-tuning in steps; each is kept only if it helps: frozen, head, all layers, mix.
 
 Every step is a run in a folder of its own, below the folder of the ladder, and is scored on classes
 that are held out from training. The best one counts, the frozen backbone included. A killed ladder

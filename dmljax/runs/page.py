@@ -74,7 +74,7 @@ def facts_again(
     """Embeds the test split of a run again: the facts of its page.
 
     Without `step`, the scores of the queries are also written to `scores.safetensors`. Other data
-    than those of the training are refused, as page and scores name the data of the training.
+    than the data of the training are refused, because page and scores name those.
     """
     workdir = pathlib.Path(workdir)
     run, state = run_folder.reopen(workdir, step=step, overrides=overrides)

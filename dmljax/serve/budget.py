@@ -16,7 +16,7 @@ _SHARE_OF_LARGE = 0.75  # the rest is for requests that take no more than a MiB
 
 
 class Budget:
-    """Bytes, of which each request holds a `Claim`. Threads may share it."""
+    """A number of bytes; each request holds a `Claim` on some of them. Threads may share it."""
 
     def __init__(self, limit: int):
         self._limit, self._used, self._most = limit, 0, 0

@@ -21,7 +21,7 @@ from dmljax.serve.settings import Settings
 
 _log = logging.getLogger("dmljax.serve")
 _BACKLOG = 1024
-_LEAST_DRAIN = 1  # seconds, of which the last one is for closing the index
+_LEAST_DRAIN = 1  # seconds; the last one is for closing the index
 _STATUS_OF_SIGNAL = 128
 _KEPT, _LARGE = 16 << 20, 4 << 20  # bytes of freed memory that are kept, and blocks that are not
 

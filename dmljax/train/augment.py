@@ -2,8 +2,8 @@
 
 The numbers of an operation are drawn on the host (`data.transforms.plan`), as for the host form.
 Resizing has the weights of Pillow as whole numbers, and its order of the two axes, between which it
-rounds: so pixels are those of the host, on every device. Tables of weights for every length that a
-box may have are on the device.
+rounds: so every device computes the same pixels as the host. Tables of weights for every length
+that a box may have are on the device.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def apply(
 def _numbers(
     program: Program, tables: list[dict[str, jax.Array]], scalars: jax.Array, *arrays: jax.Array
 ) -> list[tuple[Any, ...]]:
-    """The numbers of each step with an image; those of `scale` are places and weights of pixels.
+    """The numbers of each step with an image; for `scale`, places and weights of pixels.
 
     A cut before it is part of the places, and has no numbers.
     """

@@ -86,7 +86,7 @@ def describe_determinism(platform: str) -> str:
 
 
 def put(batch: dict[str, np.ndarray], rows: NamedSharding) -> dict[str, jax.Array]:
-    """The global arrays of a batch, of which this host has the rows in `batch`."""
+    """The global arrays of a batch; `batch` has the rows of this host."""
     return {k: jax.make_array_from_process_local_data(rows, v) for k, v in batch.items()}
 
 

@@ -20,7 +20,7 @@ from dmljax.train.interrupts import Interrupts
 def embed(embed_fn: Callable[..., Any], split: Split, **options: Any) -> Any:
     """`embed_fn(images)` of every image of a split, in order, as float32 numpy arrays.
 
-    `options` are those of `embedded_batches`. Rows of images that cannot be read are NaN.
+    `options` as for `embedded_batches`. Rows of images that cannot be read are NaN.
     """
     results = None
     for outputs, where, rows in embedded_batches(embed_fn, split, **options):

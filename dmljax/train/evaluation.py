@@ -125,7 +125,7 @@ def prefix_name(dim: int) -> str:
 class Evaluation(NamedTuple):
     """Scores of all splits, named 'test/R@1', and the embeddings of test and held-out images.
 
-    Those of the test split are by name: the main ones and those of the parts.
+    The embeddings of the test split are by name: the main ones and the parts.
     """
 
     scores: dict[str, float]
@@ -173,7 +173,7 @@ class Evaluator:
 
     @property
     def width(self) -> int:
-        """How many numbers the embeddings of an image have, with those of the parts."""
+        """How many numbers the embeddings of an image have, parts included."""
         run = self._run
         dtype = np.float32 if len(run.eval_image_shape) == 1 else np.uint8
         images = jax.ShapeDtypeStruct((run.shards.size, *run.eval_image_shape), dtype)

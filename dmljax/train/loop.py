@@ -76,7 +76,7 @@ def train(
 ) -> tuple[TrainState, Evaluation]:
     """Trains to the end, and returns the state that counts with its evaluation.
 
-    `host_batches` are those of `batches` with the same `resident`. `evaluated_fn(step, evaluation)`
+    `host_batches` come from `batches` with the same `resident`. `evaluated_fn(step, evaluation)`
     is called after each evaluation, before its checkpoint.
     """
     state, window, history, repeats_evaluation = restored

@@ -109,7 +109,7 @@ class RuntimeOptions:
     cache: bool = _option(False, "keep decoded images in memory")
     data: str = _option(
         "host",
-        "what keeps the training images: the 'host' sends those of each step; a 'device' has all "
+        "what keeps the training images: the 'host' sends the images of a step; a 'device' has all "
         "and is sent the rows of a step, and transforms them; 'auto': the devices if they can",
         choices=("host", "device", "auto"),
         is_new=True,

@@ -232,7 +232,7 @@ def _exchanged(resident: jax.Array, rows: jax.Array, *, devices: int) -> jax.Arr
     """The images of these `rows` of a device, and zeros for rows that are none.
 
     The devices of a host send them in up to as many pieces as there are devices. So a device holds
-    about as many images at a time as it has rows, and not those of all devices.
+    about as many images at a time as it has rows, and not the images of all devices.
     """
     size = -(-len(rows) // devices)
     pieces = jnp.pad(rows, (0, -len(rows) % size), constant_values=-1).reshape(-1, size)

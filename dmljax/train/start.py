@@ -30,8 +30,8 @@ class Start(NamedTuple):
 class Carried(NamedTuple):
     """What a run may take from another one beside the backbone.
 
-    `shapes` are those of all its arrays by their names in `flat`. Arrays `per_class` have a row for
-    each class, so they are drawn. `backbone` are the parameters of the backbone, by their paths.
+    `shapes` has the shape of each of its arrays by the name in `flat`. Arrays `per_class` have a
+    row for each class, so they are drawn. `backbone` has the backbone's parameters by their paths.
     """
 
     shapes: Mapping[str, Any]

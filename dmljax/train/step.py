@@ -139,7 +139,7 @@ def _in_chunks(method, state, batch, normalize_fn, gather_fn, key, padded_images
 
 
 def _split(rows, chunk, count):
-    """`[chunks rows ...]` of which chunk i has every count-th row from row i on."""
+    """`[chunks rows ...]`, where chunk i has every count-th row from row i on."""
     rows = with_rows(rows, chunk * count)
     return rows.reshape(chunk, count, *rows.shape[1:]).swapaxes(0, 1)
 

@@ -89,7 +89,7 @@ def convert(
 
 
 def _digest(adapters: Any) -> str:
-    """The digest of the factors alone: norms of DoRA may be those of the weights."""
+    """The digest of the factors alone: norms of DoRA may be the norms of the weights."""
     flat = traverse_util.flatten_dict(adapters)
     return converted.digest({"/".join(p): x for p, x in flat.items() if p[-1] in ("a", "b")})
 

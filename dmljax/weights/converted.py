@@ -90,7 +90,7 @@ def digest(tensors: Mapping[str, np.ndarray]) -> str:
 def file_digest(path: str | os.PathLike) -> str:
     """The digest of the tensors that a converted file records, without reading them.
 
-    For any other file it is the SHA-256 of the file; for an index, that of index and shards.
+    For any other file it is the SHA-256 of the file; for an index, of index and shards.
     """
     if (metadata := _metadata_if_converted(path)) is not None:
         return metadata["tensors_sha256"]

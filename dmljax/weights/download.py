@@ -27,7 +27,7 @@ class _Origin(NamedTuple):
     """Where the bytes of a partial file come from, so that only the same file continues them.
 
     `etag` is the entity tag of the server's answer, unless it is weak; `sha256` the digest that the
-    hub names; `length` that of the whole file. It is written before the first byte of the file.
+    hub names; `length` the bytes of the whole file. It is written before the file's first byte.
     """
 
     url: str = ""
@@ -158,7 +158,7 @@ def _download(
 ) -> str:
     """Appends the missing bytes to `file`; returns the SHA-256 that the hub names, or ''.
 
-    Unless the caller knows a digest (`is_checked`), bytes are only appended to those of the same
+    Unless the caller knows a digest (`is_checked`), bytes are only appended to bytes of the same
     address whose ETag or SHA-256 is still the same. Other bytes stay until the server sends better.
     """
     done, origin = os.fstat(file.fileno()).st_size, _read_origin(origin_path)

@@ -65,8 +65,8 @@ class Published(NamedTuple):
     """A published file.
 
     `net` is the backbone in `dmljax.nets` that it fits. `url` is one address or several with the
-    same weights, of which the first that answers is taken; or only the file's name, if no address
-    is published. `digest` is 'sha256:' or 'sha1:' and the published digits, or ''. `package` is the
+    same weights: the first that answers is taken; or only the file's name, if no address is
+    published. `digest` is 'sha256:' or 'sha1:' and the published digits, or ''. `package` is the
     Python package that contains the file. `access` says what an address asks for.
     """
 

@@ -40,7 +40,7 @@ def width_of(name: str) -> int:
 
 
 def table(columns: int) -> str:
-    """The published files, one line each, for a terminal of so many columns."""
+    """The published files, one line each, for a terminal with this number of columns."""
     rows: list[tuple[str, ...]]
     rows = [("name", "MB", "width", "input", "license", "--net", "trained on")]
     for name, entry in PUBLISHED.items():

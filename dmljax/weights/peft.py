@@ -81,8 +81,8 @@ def load_adapter(
     """The adapters in a folder of peft for `adapt.merged(params, adapters, scale=1.0)`.
 
     `params` are the parameters of `net`. `base` is the file of its weights: an adapter that names
-    the digest of another file is refused. `report_fn` is called with what is left out. Of a fused
-    kernel of which only some parts have an adapter of DoRA, the norms of the others are read from
+    the digest of another file is refused. `report_fn` is called with what is left out. If only
+    some parts of a fused kernel have an adapter of DoRA, the norms of the others are read from
     `base`.
     """
     folder = pathlib.Path(folder)

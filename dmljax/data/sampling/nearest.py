@@ -25,7 +25,7 @@ def nearest_classes(
     nearest to it that the batch does not have yet. `neighbors [C n]` are the classes nearest to
     each class, nearest first, as positions in the sorted labels. The train loop searches them with
     the embeddings of the training images; before its first search (`neighbors=None`) a batch is
-    that of `class_balanced`. K images of each class are drawn without repetition, unless the class
+    one of `class_balanced`. K images of each class are drawn without repetition, unless the class
     has fewer.
 
     Classes that look alike in one batch: Smirnov et al., Doppelganger Mining for Face

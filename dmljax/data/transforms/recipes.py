@@ -193,7 +193,7 @@ def _shorter_side_of_eval(*, size, shorter, **_) -> int:
 
 
 # Of transforms with the argument `scaled_decode`: the shorter side to which they resize the whole
-# image. For `standard_train` it is the side of which the smallest crop has `size` pixels.
+# image. For `standard_train` it is the side whose smallest crop has `size` pixels.
 SHORTER_SIDES: Mapping[Callable[..., np.ndarray], Callable[..., int]] = {
     squash_eval: lambda *, size, **_: size,
     standard_eval: _shorter_side_of_eval,

@@ -184,7 +184,7 @@ def local_response_norm(
     """x / (k + alpha / size * sum of x^2 over `size` neighboring channels)^beta, as in Caffe.
 
     TensorFlow's function of this name does not divide alpha by `size`. In half precision, the
-    gradient computes the float32 values again, as that of `layer_norm` does.
+    gradient computes the float32 values again, as the gradient of `layer_norm` does.
     """
 
     def normalized(x):
