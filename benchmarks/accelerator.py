@@ -214,7 +214,7 @@ def step(sizes, *, name):
 
     from dmljax import losses, methods, nets
     from dmljax.train import attention_choice
-    from dmljax.train.operations import multiply_adds
+    from dmljax.train.compilation import multiply_adds
     from dmljax.train.step import init_state, train_step
 
     b, side = sizes["batch"], sizes["side"] // NETS[name] * NETS[name]

@@ -19,8 +19,8 @@ from dmljax.config import files as config_files
 from dmljax.config.build import build
 from dmljax.runs import ladder
 from dmljax.train import attention_choice, neighbors
+from dmljax.train.compilation import multiply_adds
 from dmljax.train.loop import compiled_step
-from dmljax.train.operations import multiply_adds
 from dmljax.train.run import Run
 
 _UTILIZATION = 0.4

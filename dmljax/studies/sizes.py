@@ -26,7 +26,7 @@ def of_config(config: Mapping[str, Any]) -> dict[str, int]:
     import numpy as np
 
     from dmljax.config import build
-    from dmljax.train.operations import multiply_adds
+    from dmljax.train.compilation import multiply_adds
 
     # Neither the files of a run nor its first values change a size.
     net = {k: v for k, v in plan.fields.named(config["net"]).items() if k != "weights"}

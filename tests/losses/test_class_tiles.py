@@ -13,8 +13,8 @@ from train.pixels import EXACT, distance, jit
 from dmljax import losses, ops
 from dmljax.methods import proxies as method_of
 from dmljax.nets import convnet
+from dmljax.train.compilation import multiply_adds
 from dmljax.train.devices import Shardings
-from dmljax.train.operations import multiply_adds
 
 RNG = np.random.default_rng(0)
 C, D, B = 29, 6, 10

@@ -9,7 +9,7 @@ import pytest
 from dmljax import recipes
 from dmljax.methods.abe import nets as abe
 from dmljax.nets import googlenet
-from dmljax.train.operations import multiply_adds
+from dmljax.train.compilation import multiply_adds
 
 IMAGE = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
 

@@ -7,7 +7,7 @@ import pytest
 
 from dmljax import nets
 from dmljax.nets import layers
-from dmljax.train.operations import multiply_adds
+from dmljax.train.compilation import multiply_adds
 
 
 def count(net, size=64, channels=3):
