@@ -142,7 +142,7 @@ ARGUMENTS = {
 }
 
 # Kinds whose functions may have values that change from step to step.
-_STEPPED = ("loss", "miner")
+_STEPPED = ("loss", "miner", "divergence")
 
 # Packages of dmljax whose public functions are safe to import by a name in a foreign file.
 _LIBRARY = ("losses", "methods", "miners", "nets", "ops")

@@ -198,7 +198,8 @@ def sphereface(
     arXiv:1704.08063.
 
     Args:
-        margin: Factor of the angle: a whole number from 1.
+        margin: Factor of the angle: a whole number from 1. It is neither an array nor follows a
+            schedule, because psi has as many pieces as it says.
         scale: Scale of the logits.
 
     >>> x, labels = np.array([[1, 0], [0.8, 0.6]], np.float32), np.array([0, 1])
@@ -234,7 +235,8 @@ def large_margin_softmax(
     arXiv:1612.02295.
 
     Args:
-        margin: Factor of the angle: a whole number from 1.
+        margin: Factor of the angle: a whole number from 1. It is neither an array nor follows a
+            schedule, because psi has as many pieces as it says.
         scale: Scale of the logits.
 
     >>> x, labels = np.array([[1, 0], [0.8, 0.6]], np.float32), np.array([0, 1])

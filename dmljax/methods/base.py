@@ -135,19 +135,28 @@ def with_miner(loss_fn: Callable, mine_fn: MineFn | RandomMiner | None) -> Calla
 
     is_random = isinstance(mine_fn, RandomMiner)
     miner = mine_fn.mine_fn if isinstance(mine_fn, RandomMiner) else mine_fn
-    miner_takes_step = miner is not None and _has(miner, "step")
-    loss_takes_step = _has(loss_fn, "step")
+    miner = None if miner is None else with_step(miner)
+    loss_fn = with_step(loss_fn)
 
     def mined_loss(*args, key, step=None, **kwargs):
-        if step is None and (miner_takes_step or loss_takes_step):
-            raise TypeError("the loss or the miner takes step: the method must pass it on")
         if miner is not None:
             draws = {"key": key} if is_random else {}
-            when = {"step": step} if miner_takes_step else {}
-            kwargs["mine_fn"] = functools.partial(miner, **draws, **when)
-        return loss_fn(*args, **({"step": step} if loss_takes_step else {}), **kwargs)
+            kwargs["mine_fn"] = functools.partial(miner, step=step, **draws)
+        return loss_fn(*args, step=step, **kwargs)
 
     return mined_loss
+
+
+def with_step(function: Callable) -> Callable:
+    """`function(..., step)`, which gets the `step` if it has an argument of this name."""
+    takes_step = _has(function, "step")
+
+    def stepped(*args, step, **kwargs):
+        if takes_step and step is None:
+            raise TypeError("the loss or the miner takes step: the method must pass it on")
+        return function(*args, **({"step": step} if takes_step else {}), **kwargs)
+
+    return stepped
 
 
 def accepts(function: Callable, keyword: str) -> bool:

@@ -32,9 +32,10 @@ def _vectors(heads=False):
     )
 
 
-def _losses(method, *, heads=False, seeds=(0,)):
+def _losses(method, *, heads=False, seeds=(0,), step=0):
     """The loss and its metrics, for each key."""
-    run = jit(lambda key: method.loss(*initial_state(heads), batch_of_patterns(), key=key, step=0))
+    state, batch = initial_state(heads), batch_of_patterns()
+    run = jit(lambda key: method.loss(*state, batch, key=key, step=step))
     with mock.patch.object(base, "diagnostics", lambda *_: {}):  # most of the time to compile
         actual = [jax.device_get(run(jax.random.key(seed))) for seed in seeds]
     return [{"value": value, **metrics} for value, (_, metrics) in actual]
@@ -54,6 +55,19 @@ def test_loss_is_the_learners_and_lambda_times_the_divergence(heads):
     np.testing.assert_allclose(actual["value"], metric + 0.7 * expected_divergence, rtol=1e-4)
     cosine = np.mean([np.sum(x[:, p] * x[:, q], axis=1) for p, q in ((0, 1), (0, 2), (1, 2))])
     np.testing.assert_allclose(actual["self_cosine"], cosine, atol=1e-5)
+
+
+def test_margins_of_a_config_follow_the_step():
+    margin = {"name": "ramp", "first": 0.2, "last": 1.8, "at": [100, 200]}
+
+    def losses_at(margin, step):
+        spec = {"name": "dmljax.methods.abe:contrastive", "margin": margin}
+        divergence_fn = {"name": "divergence", "margin": margin}
+        method = abe_method(registry.resolve("loss", spec), divergence_fn=divergence_fn)
+        (values,) = _losses(method, step=step)
+        return [values[name] for name in ("metric", "divergence", "value")]
+
+    np.testing.assert_allclose(losses_at(margin, 150), losses_at(1.0, 0), rtol=1e-5)
 
 
 def test_drawn_pairs_are_rows_a_half_apart():

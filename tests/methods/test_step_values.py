@@ -17,6 +17,9 @@ X = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
 LABELS = np.arange(12) % 4
 RAMP = {"name": "ramp", "first": 0.1, "last": 0.5, "at": [100, 200]}
 PAIR_LOSSES = sorted(set(losses.pairs.__all__) | set(losses.triplets.__all__))
+PROXY_LOSSES = sorted(set(losses.proxies.__all__) - {"label_smoothed_cross_entropy"})
+PER_CLASS = {"subcenter_arcface": (4, 2, 5), "soft_triple": (4, 2, 5)}  # several proxies each
+WHOLE = {"sphereface", "large_margin_softmax"}  # the margin counts angles, and is a whole number
 
 
 def at(step, *, slope=1.0):
@@ -102,18 +105,24 @@ def test_a_proxy_loss_with_a_schedule_keeps_its_published_initial_values():
     np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", PAIR_LOSSES)
+@pytest.mark.parametrize("name", PAIR_LOSSES + PROXY_LOSSES)
 def test_every_margin_may_be_an_array(name, unchecked):
     function = getattr(losses, name)
     margins = {"margin": 0.3, "pos_margin": 0.2, "neg_margin": 0.7, "temperature": 0.2}
     margins |= {"alpha": 30.0, "scale": 8.0, "gamma": 8.0, "negative_temperature": 2.0}
     parameters = registry.inspect.signature(function).parameters
-    margins = {key: value for key, value in margins.items() if key in parameters}
+    left_out = {"margin"} if name in WHOLE else set()
+    margins = {key: margins[key] for key in margins if key in parameters and key not in left_out}
     if not margins:
         return
-    expected = function(X, LABELS, **margins)
+    x = [X, LABELS]
+    if name in PROXY_LOSSES:
+        x.append(
+            np.random.default_rng(1).normal(size=PER_CLASS.get(name, (4, 5))).astype(np.float32)
+        )
+    expected = function(*x, **margins)
     arrays = {key: jnp.float32(value) for key, value in margins.items()}
-    value = jax.jit(lambda arrays: function(X, LABELS, **arrays))(arrays)
+    value = jax.jit(lambda arrays: function(*x, **arrays))(arrays)
     np.testing.assert_allclose(value, expected, rtol=2e-5)
 
 

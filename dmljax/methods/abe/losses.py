@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from dmljax import ops
-from dmljax.ops import Array, Labels, MineFn
+from dmljax.ops import Array, Labels, MineFn, Scalar
 
 __all__ = ["contrastive", "divergence", "drawn_pairs", "mean_divergence"]
 
@@ -17,7 +17,7 @@ def contrastive(
     embeddings: Float[Array, "b d"],
     labels: Labels,
     *,
-    margin: float = 1.0,
+    margin: Scalar = 1.0,
     push_positives: bool = False,
     where: Bool[Array, "b"] | None = None,
     mine_fn: MineFn | None = None,
@@ -45,7 +45,7 @@ def contrastive(
     return ops.divide(total, jnp.sum(positives | negatives, dtype=total.dtype))
 
 
-def divergence(learners: Float[Array, "b m d"], *, margin: float = 1.0) -> Float[Array, ""]:
+def divergence(learners: Float[Array, "b m d"], *, margin: Scalar = 1.0) -> Float[Array, ""]:
     """sum_{p<q} [margin - |B_p(x) - B_q(x)|^2]+ over pairs of learners, mean over images x.
 
     (Kim et al., ECCV 2018.) It pushes the learners of one image apart. The paper also sums over
@@ -59,7 +59,7 @@ def divergence(learners: Float[Array, "b m d"], *, margin: float = 1.0) -> Float
     return jnp.mean(jnp.sum(hinges, axis=1))
 
 
-def mean_divergence(learners: Float[Array, "b m d"], *, margin: float = 1.0) -> Float[Array, ""]:
+def mean_divergence(learners: Float[Array, "b m d"], *, margin: Scalar = 1.0) -> Float[Array, ""]:
     """`divergence` divided by the m (m - 1) / 2 pairs of learners, as public code does."""
     count = learners.shape[1]
     return divergence(learners, margin=margin) / max(count * (count - 1) // 2, 1)

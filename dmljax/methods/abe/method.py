@@ -60,7 +60,7 @@ def abe(
     * `pool_fn`: how the last map of a learner becomes a vector; the paper takes the mean.
     * `pairs_fn`: labels -> pairs that the loss compares. None compares all pairs of the batch,
       `losses.drawn_pairs` only those that the sampler drew. The paper does not say which.
-    * `divergence_fn`: learners `[b m d]` -> number.
+    * `divergence_fn`: learners `[b m d]` -> number. It gets the `step` if it has this argument.
     """
     del classes
     last_shared, first_separate = split
@@ -103,6 +103,7 @@ def _ensemble_method(
 ) -> tuple[base.Method, Callable]:
     """The method of any ensemble of `nets`, and its `(params, model_state, images) -> outputs`."""
     learners = ensemble.learners
+    divergence_fn = base.with_step(divergence_fn)
     module = assemble.modules(lambda run, images: run["net"](images), net=ensemble)
 
     def init(key, batch, *, backbone=None):
@@ -129,7 +130,7 @@ def _ensemble_method(
         metric_losses = jax.vmap(metric, in_axes=(1, 0))(x, keys)
         metrics = base.diagnostics(outputs["embeddings"], batch["labels"])
         metrics["metric"] = jnp.sum(metric_losses)
-        metrics["divergence"] = divergence_fn(x)
+        metrics["divergence"] = divergence_fn(x, step=step)
         if learners > 1:
             metrics["self_cosine"] = _self_cosine(jax.lax.stop_gradient(x))
         return metrics["metric"] + lambda_div * metrics["divergence"], (model_state, metrics)
