@@ -1,6 +1,7 @@
-"""A worker that dies or hangs fails the run of the tests within a minute."""
+"""A test that fails, and a worker that dies or hangs, end the run of the tests within a minute."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ import pytest
 
 @pytest.mark.parametrize("i", range(3))
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in "abcdef"]
+    "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in {names!r}]
 )
 def test_group(name, i):
     time.sleep(0.1)
@@ -28,17 +29,30 @@ _ENDS = {
 }
 
 
-@pytest.mark.parametrize("end", _ENDS)
-def test_a_worker_that_ends_fails_the_run(tmp_path, end):
-    file = tmp_path / "test_small.py"
-    file.write_text(_TESTS.format(end=_ENDS[end]))
+def _run(folder, end, names="abcdef"):
+    """`_TESTS` on two workers with the options of setup.cfg."""
+    file = folder / "test_small.py"
+    file.write_text(_TESTS.format(end=end, names=names))
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "setup.cfg"), str(file)]
-    command += ["--rootdir", str(tmp_path), "-n", "2", "--dist", "loadgroup"]
+    command += ["--rootdir", str(folder), "-n", "2", "--dist", "loadgroup"]
     command += ["-o", "faulthandler_timeout=5"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert "test_small.py::test_group[c-1]" in run.stdout and "1 failed" in run.stdout, run
+    return run
+
+
+@pytest.mark.parametrize("end", _ENDS)
+def test_a_worker_that_ends_fails_the_run(tmp_path, end):
+    run = _run(tmp_path, _ENDS[end])
     assert run.returncode == 1, run.stdout + run.stderr
     assert "node down: Not properly terminated" in run.stdout, run.stdout
-    assert "test_small.py::test_group[c-1]" in run.stdout and "1 failed" in run.stdout
     if end == "hung":
         assert "Timeout (0:00:05)!" in run.stderr and "test_small.py" in run.stderr
+
+
+def test_a_failure_ends_the_run_before_the_other_tests(tmp_path):
+    names = "abcdefghijklmnopqrstuvwxyz"
+    run = _run(tmp_path, "assert False", names)
+    assert "stopping after 1 failures" in run.stdout, run.stdout
+    assert int(re.search(r"(\d+) passed", run.stdout)[1]) < len(names)  # of three times as many
