@@ -160,8 +160,8 @@ def _backward(plan, key_kind, residual, cotangents):
             (tile_logs, _), pull_back = jax.vjp(of_tile, rows, floats)
             # The slope of log(sum_t exp(l_t)) with respect to l_t is the share of exp(l_t).
             shares = jax.tree.map(_share_of, tile_logs, logs)
-            slopes = jax.tree.map(jnp.multiply, cotangents[0], shares), cotangents[1]
-            of_rows, of_floats = pull_back(slopes)
+            tile_cotangents = jax.tree.map(jnp.multiply, cotangents[0], shares), cotangents[1]
+            of_rows, of_floats = pull_back(tile_cotangents)
             of_proxies = _added(plan, gradients[0], of_rows, columns, i)
             return of_proxies, jax.tree.map(jnp.add, gradients[1], of_floats)
 

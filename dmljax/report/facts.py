@@ -349,11 +349,11 @@ def _scores(data: diagnosis.Data, per_query, *, evaluated, average) -> dict[str,
     if average == "classes":
         note += " Every score is the mean over classes of the mean of a class's queries."
     counts = f"{int(is_scored.sum()):,} queries"
-    lone = int((~is_scored).sum())
+    unscored = int((~is_scored).sum())
     if not data.search.within:
         counts += f", {len(data.search.items):,} gallery images"
-    if lone:
-        counts += f"; {lone:,} without another image of their class are in no score"
+    if unscored:
+        counts += f"; {unscored:,} without another image of their class are in no score"
     if unreadable := int((~data.search.readable).sum()):
         counts += f"; {unreadable:,} image{'s' * (unreadable > 1)} could not be read"
     if len(data.split.names) == 1:
