@@ -1,9 +1,10 @@
 """Two steps of every recipe on 1, 3, 8 and 16 devices, in a process of its own with 16 devices.
 
-Prints what each number of devices computes, compared with one device, as JSON for each program.
+Its arguments are a folder, and names of recipes, config files or mechanisms of `more`. It prints
+what each number of devices computes, compared with one device, as JSON for each program. Names with
+the same program share a line.
 """
 
-import functools
 import json
 import pathlib
 import sys
@@ -17,13 +18,21 @@ from dmljax.adapt import path_of
 from dmljax.config import files as config_files
 from dmljax.config.build import build
 from dmljax.methods import base
+from dmljax.recipes import photos
 from dmljax.train import loop, placement
 from dmljax.train.devices import Shardings, put
 from dmljax.train.step import init_state
 
-CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 SIDE, CLASSES, EACH = 12, 130, 5
 KEPT = ("seed", "normalize", "sampler", "loss", "miner", "optimizer", "trained")
+# Compiling takes most of the time.
+QUICK = {"xla_backend_optimization_level": 0}
+# Fields of a published backbone; its small net replaces it.
+BACKBONE = {"net": {"name": "convnet", "frozen": True}}
+BACKBONE["eval_transform"] = {"name": "standard_eval", "size": 64, "scaled_decode": True}
+VIT = {"name": "vit_s16", "patch": 4, "image_size": SIDE, "width": 8, "heads": 2, "depth": 5}
+# Softmax cancels a bias of the keys: its gradient is rounding alone, which Adam would make large.
+VIT["biased"] = "qv"
 
 
 def images_file(folder):
@@ -36,14 +45,19 @@ def images_file(folder):
     return str(pathlib.Path(folder) / "images.npz")
 
 
-def shrunken(file, images):
+def shrunken(name, images):
     """The config with its own batch, sampler, loss and optimizer; a small net and small images."""
-    config = config_files.read(str(file))
+    config = config_files.read(name)
+    if "ladder" in config:
+        config |= next(step for step in config["ladder"] if step["name"] == "all")
     method = config["method"] | {"dim": 8}
     if method["name"] == "abe":
-        method |= {"split": ["conv1", "conv2"], "attention": "conv2", "learners": 4, "dim": 32}
+        method |= {"split": ["conv1", "conv2"], "learners": 4, "dim": 32}
+        method["attention"] = method["attention"] and "conv2"
     net = {"name": "convnet", "widths": [4, 8], "strides": [3, 1]}
     net |= {name: config["net"][name] for name in ("frozen",) if name in config["net"]}
+    if config.get("trained") not in (None, "all", "last"):  # parts of a vision transformer
+        net = VIT | {"weights": images}  # which nobody reads: parameters are drawn here
     changes = {"method": method, "net": net, "dataset": {"name": "npz", "path": images}}
     changes |= {"transform": "unchanged", "eval_transform": "unchanged", "select": "last"}
     changes |= {"steps": 100, "schedule": "constant", "evaluate": {"every": 100}}
@@ -97,7 +111,7 @@ def after_two_steps(run, first, count, *, padding=0):
         arguments = state, put(batch, shards.rows), signal
         if step_fn is None:
             step_fn = loop.compiled_step(run)
-            step_fn = step_fn.lower(*arguments).compile()
+            step_fn = step_fn.lower(*arguments).compile(QUICK)
         state, (metrics, _) = step_fn(*arguments)
 
     def cut(keys, x):
@@ -128,7 +142,7 @@ def compared(run):
     first = jax.device_get(init_state(params, model_state, run.optimizer))
     (one, metrics), step_fn = after_two_steps(run, first, 1)
     expected, cost = change(first, one), step_fn.cost_analysis()["flops"]
-    result = {"batch": run.batch_size, "chunk": run.chunk, "devices": {}}
+    result = {"net": run.net_name, "batch": run.batch_size, "chunk": run.chunk, "devices": {}}
     result["moved"] = float(np.linalg.norm(expected[0]))
     for count in (3, 8, 16):
         (state, values), step_fn = after_two_steps(run, first, count)
@@ -142,20 +156,18 @@ def compared(run):
     return result
 
 
-def main(folder):
+def main(folder, *names):
     images = images_file(folder)
-    programs = {}
-    for file in sorted(CONFIGS.glob("*.py")):
-        text = json.dumps(shrunken(file, images), sort_keys=True)
-        programs.setdefault(text, []).append(file.stem)
-    programs = {",".join(names): json.loads(text) for text, names in programs.items()}
-    for name, config in (programs | more(images)).items():
-        print(json.dumps({"name": name, **compared(build(config))}), flush=True)
+    mechanisms, programs = more(images), {}
+    for name in names:
+        config = mechanisms.get(name) or shrunken(name, images)
+        programs.setdefault(json.dumps(config, sort_keys=True), []).append(name)
+    for text, same in programs.items():
+        print(json.dumps({"names": same, **compared(build(json.loads(text)))}), flush=True)
 
 
 if __name__ == "__main__":
     without_diagnostics = mock.patch.object(base, "diagnostics", lambda *_, **__: {})
-    # Compiling takes most of the time.
-    quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-    with without_diagnostics, mock.patch.object(jax, "jit", quick), jax.enable_x64(True):
-        main(sys.argv[1])
+    backbones = mock.patch.object(photos, "_backbone", lambda name: name and BACKBONE)
+    with without_diagnostics, backbones, jax.enable_x64(True):
+        main(*sys.argv[1:])
