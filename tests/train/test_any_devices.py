@@ -19,11 +19,18 @@ from dmljax.train import journal
 # in numbers alone. "net=convnet" stands for any pretrained backbone, replaced by a small net.
 CONFIGS = [str(path) for path in sorted((ROOT / "configs").glob("*.py"))]
 MECHANISMS = ["memory in chunks of 7", "sharded proxies", "drawn negatives", "5 images"]
-VARIANTS = ["cub:net=convnet,train=ladder", "dvml:mode=code_1600", "graph:attention=gat"]
+VARIANTS = ["cub:net=convnet,train=ladder", "graph:attention=gat"]
 _SLOW = {
     "abe": ["heads=True", "pairs=all"],
     "cub:net=convnet,train": ["all", "head", "last4", "lora", "bitfit", "prompts", "vptsp"],
-    "dvml": ["mode=code_1200", "mode=report", "loss=npair", "loss=dws", "baseline=True"],
+    "dvml": [
+        "mode=code_1600",
+        "mode=code_1200",
+        "mode=report",
+        "loss=npair",
+        "loss=dws",
+        "baseline=True",
+    ],
     "graph": ["attention=gatv2", "attention=gat,published=True", "attention=dot_plus_one"],
     "glyphs:loss": ["contrastive", "triplet", "ntxent", "circle", "supcon", "normalized_softmax"],
     "tinyimagenet": ["loss=arcface"],
