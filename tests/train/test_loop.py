@@ -259,7 +259,7 @@ def test_unreadable_images_are_skipped_counted_and_logged_once(tmp_path, capsys,
     config["dataset"] = {"name": "folder", "root": str(root)}
     scores = training.run(config, tmp_path / "run")
     assert scores["unreadable"] == 1
-    assert "1 training images could not be read" in capsys.readouterr().out
+    assert "1 training image could not be read" in capsys.readouterr().out
     for name in ("c0/000.png", "c4/032.png"):  # the second one is in all four evaluations
         assert caplog.text.count(f"{name} cannot be read: skipped") == 1
     assert journal.read(tmp_path / "run" / "speed.jsonl")[-1]["unreadable"] == 1
