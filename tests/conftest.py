@@ -43,15 +43,9 @@ CHECKED = {path.stem for path in (HERE.parent / "dmljax").glob("[a-z]*")} - {"da
 typechecker.install([f"dmljax.{name}" for name in sorted(CHECKED)])
 
 
-# Bytes of a test process: three of them fit into a laptop of 8 GB.
-_CLEAR_CACHES_ABOVE, _MEMORY_LIMIT = 1600 << 20, 3 << 30
+# Bytes of a test process: two of them fit into a laptop of 8 GB.
+_CLEAR_CACHES_ABOVE, _MEMORY_LIMIT = 2200 << 20, 3 << 30
 _PEAKS = pytest.StashKey()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config):
-    """One worker more than processors: tests also wait, for processes, files and browsers."""
-    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_configure(config):
