@@ -176,6 +176,9 @@ def console() -> int:
     except USER_ERRORS as error:
         print_error(error)
         return 2
+    except MemoryError as error:
+        print_error(f"this machine has too little memory for that. {error}")
+        return 1
     except KeyboardInterrupt:  # outside of the train loop, which saves by itself
         print("error: interrupted", file=sys.stderr)
         return 130

@@ -81,6 +81,22 @@ def test_warnings_are_lines_without_date_and_file():
     assert python(code, "list").stderr == "warning: a.jpg cannot be read\n"
 
 
+def test_too_little_memory_is_one_line():
+    code = (
+        "import sys\n"
+        "import numpy as np\n"
+        "from dmljax.commands import list as verb\n"
+        "import dmljax.main\n"
+        "verb.run = lambda *_: np.zeros(1 << 50)\n"
+        "sys.exit(dmljax.main.console())"
+    )
+    error = python(code, "list", status=1).stderr
+    assert error.startswith(
+        "error: this machine has too little memory for that. Unable to allocate"
+    )
+    assert error.count("\n") == 1
+
+
 def test_descriptions_of_config_files_begin_in_one_column():
     lines = command("list", cwd=ROOT).stdout.splitlines()
     files = [line.split(maxsplit=1) for line in lines if line.startswith("  configs/")]

@@ -67,6 +67,6 @@ def refuse(verb: str, extras: Sequence[str]) -> None:
         raise ValueError(f"{extras[0]!r} is not known (see dmljax {verb} --help)")
 
 
-def print_error(error: BaseException) -> None:
+def print_error(error: BaseException | str) -> None:
     """Prints the error as one line on stderr."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

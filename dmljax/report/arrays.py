@@ -54,8 +54,8 @@ def read_baseline(
     is_finite, is_baseline_finite = (np.isfinite(x).all(axis=1) for x in (embeddings, vectors))
     if len(rows := np.flatnonzero(is_finite != is_baseline_finite)):
         raise ValueError(
-            f"row {rows[0]} (of {len(rows):,} such rows) holds a NaN or an infinity in only one of "
-            f"{name} and {baseline}: write NaN into both, and the image is left out"
+            f"{counted(len(rows), 'row')} with a NaN or an infinity in only one of {name} and "
+            f"{baseline} (first: row {rows[0]}): write NaN into both, and the image is left out"
         )
     return vectors
 

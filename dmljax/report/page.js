@@ -1101,7 +1101,7 @@
       el("thead", {}, el("tr", {}, el("th", { class: "text", scope: "col" }, "Score"), runs.map((run, k) => el("th", { scope: "col" }, bdi(run.name), k ? "" : " (first)")))),
       el("tbody", {}, rows.map((row) => el("tr", {}, el("th", { class: "text", scope: "row" }, row.score), row.cells.map((cell) => el("td", {},
         el("span", { class: cell.is_best ? "best" : "" }, percent(cell.value)),
-        cell.verdict ? [el("br"), el("span", { class: "note" }, `${cell.difference >= 0 ? "+" : "−"}${percent(Math.abs(cell.difference))} (${decimal(100 * cell.low, 1)} to ${decimal(100 * cell.high, 1)}), p ${cell.p}`), el("br"), el("b", {}, cell.verdict)] : null))))))));
+        cell.verdict ? [el("br"), el("span", { class: "note" }, `${cell.difference >= 0 ? "+" : "−"}${percent(Math.abs(cell.difference))}${isNumber(cell.low) ? ` (${decimal(100 * cell.low, 1)} to ${decimal(100 * cell.high, 1)}), p ${cell.p}` : ", no range"}`), el("br"), el("b", {}, cell.verdict)] : null))))))));
     for (const line of comparison.lines || []) parts.push(el("p", { class: "note" }, line));
     if (comparison.curves && comparison.curves.length) {
       const node = el("div");

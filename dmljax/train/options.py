@@ -150,7 +150,9 @@ class Options:
     seed: int = _option(
         0, "the seed of initial values, batches and augmentation", least=0, below=2**63
     )
-    size: int | None = _option(None, "`size` of both transforms, unless they set it", least=1)
+    size: int | None = _option(
+        None, "`size` of both transforms, unless they set it", least=1, below=8193
+    )
     transform: Spec = _option("standard_train", "how a training image is cropped and distorted")
     eval_transform: Spec = _option("standard_eval", "how an image is prepared for evaluation")
     normalize: Spec | None = _option(None, "mean and deviation of pixels; None: as the weights say")

@@ -172,7 +172,7 @@ def test_embeddings_against_a_baseline(tmp_path, capsys, spread):
         (lambda x: x[:, 0], r"old.npy has shape \(120,\): an array \[items, dimensions\]"),
         (
             lambda x: np.nan_to_num(x),
-            "row 7 .of 1 such rows. holds a NaN or an infinity in only one of .*x.npy",
+            r"1 row with a NaN or an infinity in only one of .*x.npy and .*first: row 7",
         ),
         (lambda x: x.astype(int), "old.npy holds int64: floating-point"),
         (lambda x: np.full_like(x, np.nan), "every row of .*old.npy holds a NaN"),

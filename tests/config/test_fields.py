@@ -54,7 +54,8 @@ def test_a_config_has_the_defaults_of_the_dataclasses(tmp_path):
         ({"net": 3}, r"net must be a name or dict\(name='...', ...\), not 3"),
         ({"normalize": {"force": True}}, "normalize must be a name .* not {'force': True}"),
         ({"trained": {"alpha": 8}}, r"not {'alpha': 8}: say what .* by --config.trained.name="),
-        ({"size": 0}, "size must be 1 or more, or None, not 0"),
+        ({"size": 0}, "size must be a number from 1 to 8192 or None, not 0"),
+        ({"size": 10**9}, "size must be a number from 1 to 8192 or None, not 1000000000"),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_what_is_allowed(tmp_path, values, message):
