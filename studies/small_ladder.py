@@ -19,7 +19,7 @@ _SIZE = 32  # pixels, as glyphs have
 def get_study(pretrain: str = "glyphs", data: str = "images", steps: int = 300, seeds: int = 5):
     start = {
         "start_from": "pretraining",
-        "carried": "backbone",
+        "start_takes": "backbone",
         "net.frozen": True,
         "method": {"name": "pairs", "dim": 128, "dense_fn": "centered_dense"},
         "loss": {"name": "supcon"},

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from dmljax import at_hand
+from dmljax.adapt.trained import Adapted
 from dmljax.config import digests, durations, fields, origin, registry
 from dmljax.config.fields import named
 from dmljax.config.input_note import input_note
@@ -75,41 +76,15 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         net = assemble.FeaturesOrImages(net, cache.output)
     adapted = adapted_of(options, net, classes=len(data.train.names), mesh=shards.mesh)
     method = adapted.method
-
-    def init_method(key, backbone=None):
-        batch = {"images": images.example(), "labels": jax.numpy.zeros(2, jax.numpy.int32)}
-        return method.init(key, batch, backbone=backbone)
-
-    def shapes_of(fn):
-        return jax.eval_shape(fn, jax.eval_shape(lambda: initial_state.key_of(0)))
-
-    sharded = options.runtime.sharded
-    class_rows = placement.class_rows(
-        method,
-        shapes_of(init_method)[0],
-        classes=len(data.train.names),
-        shards=shards,
-        sharded=sharded,
-    )
-
-    def init_params(key, backbone=None):
-        params, model_state = init_method(key, backbone)
-        return class_rows.padded(params), model_state
-
-    first_shapes = shapes_of(init_params)
-    frozen = adapted.frozen_fn(first_shapes[0])
+    initial = _initial(options, adapted, images, classes=len(data.train.names), shards=shards)
     optimizer = optimizer_of(
         options,
         steps_fn=sampler.steps,
         total=total,
-        frozen=frozen,
+        frozen=initial.frozen,
         backbone=method.backbone,
     )
-
-    def init_fn(key, backbone=None, others=None):
-        return start.replaced(*init_params(key, backbone), others)
-
-    shapes = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), *first_shapes)
+    shapes = jax.eval_shape(functools.partial(init_state, optimizer=optimizer), *initial.shapes)
     check_groups(options.optimizer, shapes.params, backbone=method.backbone)
     check_chunks(
         method,
@@ -162,20 +137,22 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         start=options.start,
         mixed_with=origin.mixed_with_of(options),
         trained=options.trained["name"],
-        frozen=frozen,
+        frozen=initial.frozen,
         adapted=adapted,
         pooled_output=pooled_output_of(options),
         whiten=whiten_of(options),
         cache=cache,
-        carried=origin.carried_of(options, method, shapes),
+        taken=origin.taken_of(options, method, shapes),
         start_arrays_fn=origin.arrays_of,
         method=method,
         optimizer=optimizer,
-        init_fn=init_fn,
+        init_fn=initial.init_fn,
         shards=shards,
-        class_rows=class_rows,
+        class_rows=initial.class_rows,
         shapes=shapes,
-        placements=placement.of_state(shapes, shards, sharded=sharded, class_rows=class_rows),
+        placements=placement.of_state(
+            shapes, shards, sharded=options.runtime.sharded, class_rows=initial.class_rows
+        ),
         **data._asdict(),
         **images._asdict(),
         **backbone._asdict(),
@@ -314,6 +291,46 @@ def _images(
         return x if x.ndim == 2 else normalize_fn(x)
 
     return _Images(train_fn, eval_fn, normalize_images_fn, shape, eval_shape)
+
+
+class _Initial(NamedTuple):
+    init_fn: Callable  # (key, backbone, others) -> first parameters and state of the model
+    shapes: tuple[Any, Any]  # of what it returns
+    class_rows: placement.ClassRows
+    frozen: frozenset[str]
+
+
+def _initial(
+    options: Options,
+    adapted: Adapted,
+    images: _Images,
+    *,
+    classes: int,
+    shards: devices.Shardings,
+) -> _Initial:
+    method = adapted.method
+
+    def init_method(key, backbone=None):
+        batch = {"images": images.example(), "labels": jax.numpy.zeros(2, jax.numpy.int32)}
+        return method.init(key, batch, backbone=backbone)
+
+    def shapes_of(fn):
+        return jax.eval_shape(fn, jax.eval_shape(lambda: initial_state.key_of(0)))
+
+    class_rows = placement.class_rows(
+        method,
+        shapes_of(init_method)[0],
+        classes=classes,
+        shards=shards,
+        sharded=options.runtime.sharded,
+    )
+
+    def init_fn(key, backbone=None, others=None):
+        params, model_state = init_method(key, backbone)
+        return start.replaced(class_rows.padded(params), model_state, others)
+
+    shapes = shapes_of(init_fn)
+    return _Initial(init_fn, shapes, class_rows, adapted.frozen_fn(shapes[0]))
 
 
 def _transform(spec: Spec) -> transform_lib.Transform:

@@ -30,9 +30,10 @@ class Digests(NamedTuple):
 
 def essential(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a completed config that can change a result."""
+    config = renames.current_fields(config)
     left_out: tuple[str, ...] = (*_IRRELEVANT, "start")
     if config.get("start") is None:
-        left_out += ("carried",)
+        left_out += ("start_takes",)
     fields = {name: value for name, value in config.items() if name not in left_out}
     fields = _without_new(fields, Options)
     for name, section in SECTIONS.items():
@@ -112,7 +113,9 @@ def _in_digest(config: dict[str, Any]) -> dict[str, Any]:
     first_names = {k: {b: a for a, b in names.items()} for k, names in renames.FUNCTIONS.items()}
     if "net" in config:
         config = {**config, "net": old_defaults.without_old_resize(config["net"])}
-    return _renamed(essential(config), first_names)
+    first_fields = {new: old for old, new in renames.FIELDS.items()}
+    content = {first_fields.get(name, name): value for name, value in essential(config).items()}
+    return _renamed(content, first_names)
 
 
 def _digest(content: Any) -> str:

@@ -77,17 +77,17 @@ def mixed_with_of(options: Options) -> tuple[str, float] | None:
     """The second run of `mixed_with`, and its share; None without one."""
     if options.mixed_with is None:
         return None
-    if options.start is None or options.carried != "all":
+    if options.start is None or options.start_takes != "all":
         raise ValueError(
             f"mixed_with={options.mixed_with!r} is averaged with the parameters of another run: "
-            "give --config.start=runs/... with --config.carried=all, or leave it out"
+            "give --config.start=runs/... with --config.start_takes=all, or leave it out"
         )
     if not 0 <= options.mixed_share <= 1:
         raise ValueError(f"mixed_share must be between 0 and 1, not {options.mixed_share}")
     return options.mixed_with, options.mixed_share
 
 
-def carried_of(options: Options, method: Method, shapes: TrainState) -> start.Carried | None:
+def taken_of(options: Options, method: Method, shapes: TrainState) -> start.Taken | None:
     """What a run that starts from another one may take from it beside the backbone."""
     backbone = adapt.paths_under(method.backbone, adapt.paths_of(shapes.params))
     if not backbone and (options.start is not None or options.trained["name"] != "all"):
@@ -95,14 +95,14 @@ def carried_of(options: Options, method: Method, shapes: TrainState) -> start.Ca
             f"the method {options.method['name']} has no parameters at "
             f"{', '.join(method.backbone)}: say where its backbone is by Method(..., backbone=...)"
         )
-    if options.start is None or options.carried != "all":
+    if options.start is None or options.start_takes != "all":
         return None
     if method.per_class is None:
         raise ValueError(
             f"start: the method {options.method['name']} does not say which parameters have a row "
             "for each class: write Method(..., per_class=()) for none, or take the backbone alone "
-            "by --config.carried=backbone"
+            "by --config.start_takes=backbone"
         )
     names = start.flat(shapes.params, shapes.model_state)
     per_class = adapt.paths_under([f"params/{path}" for path in method.per_class], names)
-    return start.Carried(names, frozenset(per_class), frozenset(backbone))
+    return start.Taken(names, frozenset(per_class), frozenset(backbone))

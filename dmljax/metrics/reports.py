@@ -116,7 +116,9 @@ def retrieval(
     share: tuple[int, int] | None = None,
     sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> dict[str, Any]:
-    """The means of `per_query` over the queries that have a positive; 'lone' counts the others.
+    """The means of `per_query` over the queries that have a positive.
+
+    'without_positive' is the number of the other queries.
 
     With `average="classes"`, the mean over classes of the mean of each class's queries: a large
     class weighs as much as a small one.
@@ -127,7 +129,7 @@ def retrieval(
 
     >>> embeddings = np.array([[0.0], [1.0], [2.5], [9.0]])
     >>> scores = metrics.retrieval(embeddings, np.array([0, 0, 1, 1]), ks=(1, 2))
-    >>> scores["R@1"], scores["R@2"], scores["lone"]
+    >>> scores["R@1"], scores["R@2"], scores["without_positive"]
     (0.75, 0.75, 0)
     """
     if (share is None) != (sum_fn is None):
@@ -161,7 +163,7 @@ def retrieval(
         name: bootstrap.average(value, np.asarray(labels), over=average)
         for name, value in values.items()
     }
-    scores["lone"] = int((~is_scored).sum())
+    scores["without_positive"] = int((~is_scored).sum())
     if per_class:
         classes, codes = np.unique(np.asarray(labels)[is_scored], return_inverse=True)
         sizes = np.bincount(codes, minlength=len(classes))

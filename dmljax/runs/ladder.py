@@ -153,7 +153,7 @@ def _climb(
         own = _fields(changes, base, images)
         if done:
             options["before"] = workdir / done[-1]
-            own |= {"start": str(options["before"]), "carried": "all"}
+            own |= {"start": str(options["before"]), "start_takes": "all"}
         step_config = _changed(base, own)
         if done:
             step_config["net"] = {k: v for k, v in step_config["net"].items() if k != "weights"}

@@ -205,7 +205,7 @@ def check_rows(study: Study) -> dict[str, dict[str, Any]]:
             continue
         config = configs[row.name] = completed(f"row {row.name!r}", row)
         _check_scores(study, row.name, config)
-        start = row.start_from and (row.start_from, config["carried"])
+        start = row.start_from and (row.start_from, config["start_takes"])
         content = _comparable([resolved(config), start, row.seeds])
         if (other := rows_by_content.setdefault(content, row.name)) != row.name:
             raise ValueError(

@@ -82,7 +82,7 @@ def centered(run: Run, state: TrainState) -> TrainState:
     statistics = traverse_util.flatten_dict(state.model_state.get("batch_stats", {}))
     layers = [path[:-1] for path in statistics if path[-1] == "scale"]
     layers = [layer for layer in layers if (*layer, "mean") in statistics]
-    if run.carried is not None:  # Layers of the run to start from are fitted already.
+    if run.taken is not None:  # Layers of the run to start from are fitted already.
         layers = [layer for layer in layers if not np.any(np.asarray(statistics[*layer, "mean"]))]
     if not layers:
         return state

@@ -97,7 +97,7 @@ def _pretrained(
         other = run.start_arrays_fn(start.find(folder), shape)
         arrays = start.mixed(arrays, other, share=share, folders=(run.start, folder))
     backbone = start.backbone(origin, arrays, run.net, image_shape=shape, report_fn=report_fn)
-    others, line = start.others(origin, arrays, run.carried)
+    others, line = start.others(origin, arrays, run.taken)
     say(line)
     return backbone, others
 

@@ -199,7 +199,7 @@ class Options:
         "steps of fine-tuning, each with a name and the fields that it changes: docs/finetune.md",
         is_new=True,
     )
-    carried: str = _option("all", "what is taken from `start`", choices=("all", "backbone"))
+    start_takes: str = _option("all", "what is taken from `start`", choices=("all", "backbone"))
     trained: Spec = _option(
         "all",
         "what learns: 'all'; 'last': not the backbone; of the backbone the last `count` 'blocks', "

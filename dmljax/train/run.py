@@ -17,7 +17,7 @@ from dmljax.methods.base import Method
 from dmljax.train.devices import Shardings
 from dmljax.train.options import CheckpointOptions, EvaluationOptions, RuntimeOptions
 from dmljax.train.placement import ClassRows
-from dmljax.train.start import Carried
+from dmljax.train.start import Taken
 from dmljax.train.step import TrainState
 
 
@@ -100,7 +100,7 @@ class Run(NamedTuple):
     pooled_output: str | None  # of the net, that the head takes; None: it takes maps
     whiten: float  # by which power of deviations `centered_dense` divides directions
     cache: Cache | None  # where the splits have features as records
-    carried: Carried | None  # what that run may set beside the backbone
+    taken: Taken | None  # what that run may set beside the backbone
     start_arrays_fn: Callable  # (Start, image_shape) -> the arrays of the run to start from
     method: Method
     optimizer: optax.GradientTransformation

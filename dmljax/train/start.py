@@ -27,7 +27,7 @@ class Start(NamedTuple):
     digest: str
 
 
-class Carried(NamedTuple):
+class Taken(NamedTuple):
     """What a run may take from another one beside the backbone.
 
     `shapes` has the shape of each of its arrays by the name in `flat`. Arrays `per_class` have a
@@ -124,7 +124,7 @@ def backbone(
 
 
 def others(
-    start: Start, arrays: Mapping[str, Any], carried: Carried | None
+    start: Start, arrays: Mapping[str, Any], taken: Taken | None
 ) -> tuple[dict[str, np.ndarray], str]:
     """What a run takes from another one beside the backbone, and a line that says so.
 
@@ -132,27 +132,27 @@ def others(
     ensemble this includes the attention's copy of the backbone.
     """
     origin = f"{start.folder}, step {start.step}"
-    if carried is None:
-        return {}, f"start: the backbone of {origin}; all else is drawn (carried=backbone)"
-    taken: dict[str, np.ndarray] = {}
+    if taken is None:
+        return {}, f"start: the backbone of {origin}; all else is drawn (start_takes=backbone)"
+    values: dict[str, np.ndarray] = {}
     kept, drawn = {"the backbone": ""}, dict[str, str]()
-    for name, shape in carried.shapes.items():
+    for name, shape in taken.shapes.items():
         collection, _, path = name.partition("/")
         module = "/".join(path.split("/")[:2]) if path.count("/") > 1 else path.split("/")[0]
         fits = name in arrays and arrays[name].shape == shape.shape
-        if name in carried.per_class:
+        if name in taken.per_class:
             reason = "a row for each class"
         elif fits:
-            taken[name] = np.asarray(arrays[name])
+            values[name] = np.asarray(arrays[name])
             reason = ""
         else:
             reason = "of another shape" if name in arrays else "not in that run"
-        if collection == "params" and path not in carried.backbone:
+        if collection == "params" and path not in taken.backbone:
             (drawn if reason else kept).setdefault(module, reason)
     line = f"start: {', '.join(kept)} of {origin}"
     if drawn:
         line += "; drawn: " + ", ".join(f"{name} ({why})" for name, why in drawn.items())
-    return taken, line
+    return values, line
 
 
 def replaced(params: Any, model_state: Any, others: Mapping[str, Any] | None) -> tuple[Any, Any]:

@@ -172,6 +172,23 @@ def test_an_old_name_of_a_sampler_has_the_digest_of_the_new_one(old):
         assert digests.config_digest({"sampler": sampler}) == before.hexdigest()
 
 
+def test_the_old_name_of_a_field_works_and_keeps_the_digest_of_a_run(tmp_path):
+    new = tiny(tmp_path, start=str(tmp_path), start_takes="backbone")
+    old = {"carried" if name == "start_takes" else name: value for name, value in new.items()}
+    with pytest.warns(FutureWarning, match="'carried' of the config .*: write 'start_takes'"):
+        assert fields.complete(old) == fields.complete(new)
+    run_config = {"start": "runs/a", "carried": "backbone", "steps": 3}
+    digest = "06c917a1f2b041ee7c695e378b170b7f8488b0123c47d3ddc3f31fa4d76cea97"  # of version 0.1.0
+    assert digests.config_digest(run_config) == digest
+    renamed = {"start": "runs/a", "start_takes": "backbone", "steps": 3}
+    assert digests.config_digest(renamed) == digest
+    assert digests.essential(run_config) == digests.essential(renamed)
+    assert "start_takes" in fields.recorded(run_config)
+    recorded = fields.complete(new)
+    recorded["carried"] = recorded.pop("start_takes")
+    assert fields.typed(recorded).start_takes == "backbone"
+
+
 def test_an_old_name_of_a_sampler_works_with_one_warning(tmp_path):
     config = tiny(tmp_path)
     expected = build(config).sample_fn

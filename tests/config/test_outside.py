@@ -64,7 +64,7 @@ def test_a_run_with_one_outside_function_of_every_kind(tmp_path):
     lines = journal.read(tmp_path / "run" / "metrics.jsonl")
     losses = [x["loss"] for x in lines if "loss" in x]
     assert len(losses) == 2 and np.isfinite(losses).all() and losses[0] != losses[1]
-    assert set(scores) == {"R@1", "R@4", "my_metric", "MAP@R", "lone"} | {
+    assert set(scores) == {"R@1", "R@4", "my_metric", "MAP@R", "without_positive"} | {
         "my_clustering_metric",
         "my_clustering_metric_std",
         "my_embedding_metric",
@@ -157,7 +157,7 @@ def test_the_examples_of_contributing_run_as_typed(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
     build(config | {"loss": "triplet"})
     scores = training.run(config | {"miner": None}, tmp_path / "run")
-    assert set(scores) == {"R@1", "first_page", "lone"}
+    assert set(scores) == {"R@1", "first_page", "without_positive"}
 
 
 def test_a_config_averages_over_classes_and_its_metric_sees_labels(tmp_path):

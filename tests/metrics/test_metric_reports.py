@@ -38,7 +38,7 @@ def test_items_of_the_same_group_do_not_count(split):
             np.testing.assert_allclose(value[i], expected[name][0])
     assert split or lone >= 9
     scores = metrics.retrieval(x, y, groups=groups, **gallery, **gallery_groups)
-    assert scores["lone"] == lone
+    assert scores["without_positive"] == lone
     assert (values["mAP"] != metrics.per_query(x, y, ks=(1, 3), **gallery)["mAP"]).any()
 
 
@@ -65,7 +65,7 @@ def test_retrieval_scores_are_those_of_ranked_lists(n, classes, split):
     scores = metrics.retrieval(x, y, ks=ks, per_class=True, tile=128, **gallery)
     by_class = scores.pop("per_class")
     is_scored = ~np.isnan(expected["mAP"])
-    assert scores.pop("lone") == (~is_scored).sum()
+    assert scores.pop("without_positive") == (~is_scored).sum()
     assert set(scores) == set(values) == {f"R@{k}" for k in ks} | set(NAMES)
     for name in values:
         value = expected[name]
@@ -93,7 +93,7 @@ def test_a_negative_as_similar_as_a_positive_ranks_ahead(x, y, name):
 def test_a_gallery_equal_to_the_queries_excludes_nothing():
     x, y = np.eye(6), np.arange(6)
     scores = metrics.retrieval(x, y, gallery=x, gallery_labels=y, ks=(1, 6))
-    assert scores["R@1"] == scores["mAP"] == 1 and scores["lone"] == 0
+    assert scores["R@1"] == scores["mAP"] == 1 and scores["without_positive"] == 0
 
 
 def test_scores_of_a_list_worked_by_hand():
@@ -110,7 +110,7 @@ def test_scores_of_a_list_worked_by_hand():
         "MAP@R": (1 / 4 + 0 + 1 / 4 + 1 / 2 + 0) / 5,
         "mAP": ((1 / 2 + 2 / 3) / 2 + 1 / 4 + (1 / 2 + 2 / 3) / 2 + (1 + 2 / 4) / 2 + 1 / 3) / 5,
         "MRR": (1 / 2 + 1 / 4 + 1 / 2 + 1 + 1 / 3) / 5,
-        "lone": 1,
+        "without_positive": 1,
     }
     assert scores.keys() == expected.keys()
     for name, value in expected.items():
@@ -146,7 +146,7 @@ def test_without_positives_scores_are_nan_with_a_warning():
     x, y = np.eye(4), np.arange(4)
     with pytest.warns(UserWarning, match="none of the 4 queries has an item of its label"):
         scores = metrics.retrieval(x, y, ks=(1,), per_class=True)
-    assert scores.pop("lone") == 4
+    assert scores.pop("without_positive") == 4
     assert set(scores.pop("per_class")) == set(scores)
     assert scores and np.isnan(list(scores.values())).all()
 
@@ -207,7 +207,7 @@ def test_a_metric_of_a_user_is_one_function():
     values = metrics.per_query(x, y, ks=(), metric_fns=fns)
     np.testing.assert_array_equal(values["spread"], [3, 4, 3, 4, 3, np.nan])
     scores = metrics.retrieval(x, y, ks=(1,), metric_fns=fns)
-    assert scores == {"R@1": 1 / 5, "spread": 17 / 5, "R@2": 3 / 5, "lone": 1}
+    assert scores == {"R@1": 1 / 5, "spread": 17 / 5, "R@2": 3 / 5, "without_positive": 1}
     beside = metrics.retrieval(x, y, ks=(1,), metric_fns={**metrics.RANKING_FNS, "spread": spread})
     plain = metrics.retrieval(x, y, ks=(1,))
     assert beside.pop("spread") == 17 / 5 and beside == plain
@@ -234,7 +234,7 @@ def test_a_metric_with_the_wrong_shape_is_named():
 
 def test_scores_come_in_one_order():
     x, y = np.random.default_rng(7).standard_normal((20, 3)), np.arange(20) % 4
-    names = ["R@1", "R@2", "R@4", "R@8", "P@1", "RP", "MAP@R", "mAP", "MRR", "lone"]
+    names = ["R@1", "R@2", "R@4", "R@8", "P@1", "RP", "MAP@R", "mAP", "MRR", "without_positive"]
     assert list(metrics.retrieval(x, y)) == names
     ends = [f"{name}{end}" for name in ("NMI", "AMI", "ARI", "F1") for end in ("", "_std")]
     assert list(metrics.clustering(x, y)) == ends
@@ -273,7 +273,7 @@ def test_shares_of_several_processes_have_the_scores_of_one(shares):
     x, y = rng.normal(size=(90, 3)), rng.integers(0, 40, 90)
     options = {"ks": (1, 4), "per_class": True}
     expected = metrics.retrieval(x, y, **options)
-    assert expected["lone"] > 0
+    assert expected["without_positive"] > 0
     with pytest.raises(ValueError, match="go together"):
         metrics.retrieval(x, y, **options, share=(0, shares))
     sent = []
@@ -302,7 +302,7 @@ def test_a_class_average_weighs_small_classes_as_large_ones():
         draws = metrics.bootstrap_means(value, groups=labels, over="classes", samples=50)
         drawn = np.random.default_rng(0).integers(len(means), size=(50, len(means)))
         np.testing.assert_allclose(draws, np.array(means)[drawn].mean(axis=1), rtol=1e-12)
-    assert scores["R@1"] != plain["R@1"] and scores["lone"] == plain["lone"]
+    assert scores["R@1"] != plain["R@1"] and scores["without_positive"] == plain["without_positive"]
     with pytest.raises(ValueError, match="average='images' is not known"):
         metrics.retrieval(x, labels, average="images")
 

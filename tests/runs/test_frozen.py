@@ -27,7 +27,7 @@ NARROW = {"name": "pairs", "dim": 1}
 
 
 def _run(place, source, **fields):
-    fields = {"start": str(source), "carried": "backbone"} | fields
+    fields = {"start": str(source), "start_takes": "backbone"} | fields
     training.run(tiny(place, **fields), place / "run")
     return place / "run"
 
@@ -134,7 +134,7 @@ def test_the_card_knows_the_weights_at_the_begin_of_a_row_of_runs(tmp_path):
 
 @pytest.mark.parametrize("method", ["graph", "dvml", "abe"])
 def test_every_method_has_the_plain_backbone_as_its_baseline(source, tmp_path, method):
-    run = build(tiny(tmp_path, start=str(source), carried="backbone", **METHODS[method]))
+    run = build(tiny(tmp_path, start=str(source), start_takes="backbone", **METHODS[method]))
     assert run.evaluation.frozen
     rows = Evaluator(run).frozen_fn(frozen.initial_state.backbone(run))(run.test)
     _, start = folder.reopen(source)

@@ -30,7 +30,7 @@ def _config(place, source, **fields):
     net = tiny(place)["net"] | {"frozen": True}
     fields = {"ladder": STEPS, "method": CENTERED, "net": net, "validation": 0.5} | fields
     fields["loss"] = "supcon"
-    return tiny(place, start=str(source), carried="backbone", **fields)
+    return tiny(place, start=str(source), start_takes="backbone", **fields)
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +84,8 @@ def test_the_mixed_step_is_the_average_of_the_two_before(climbed):
 def test_the_next_step_starts_from_the_best_head(climbed):
     config = json.loads((climbed / "all" / "config.json").read_text())
     rows = json.loads((climbed / "ladder.json").read_text())["rows"]
-    assert config["start"] == str(climbed / rows[1]["folder"]) and config["carried"] == "all"
-    # The head is carried, not fitted again.
+    assert config["start"] == str(climbed / rows[1]["folder"]) and config["start_takes"] == "all"
+    # The head is taken, not fitted again.
     lines = (climbed / "all" / "metrics.jsonl").read_text()
     assert "frozen" not in lines and (climbed / "all" / "frozen").is_dir()
 

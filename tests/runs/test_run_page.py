@@ -22,7 +22,7 @@ def run_of_photos(tmp_path_factory):
     images = photos(folder)
     dataset = {"name": "folder", "root": str(images), "split": 0.5}
     training.run(tiny(folder, dataset=dataset), folder / "start")
-    start = {"start": str(folder / "start"), "carried": "backbone"}
+    start = {"start": str(folder / "start"), "start_takes": "backbone"}
     training.run(tiny(folder, dataset=dataset, pictures=True, **start), folder / "run")
     return folder / "run", images
 

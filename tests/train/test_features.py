@@ -40,7 +40,7 @@ CENTERED = {"name": "pairs", "dim": 6, "dense_fn": "centered_dense"}
 
 
 def _frozen(folder, source, **fields):
-    fields = {"start": str(source), "carried": "backbone", "trained": "last"} | fields
+    fields = {"start": str(source), "start_takes": "backbone", "trained": "last"} | fields
     return tiny(folder, **{"runtime": {"features": str(folder / "cache")}} | fields)
 
 

@@ -197,7 +197,7 @@ def test_a_window_sends_the_same_batches_in_fewer_transfers(count, tmp_path, mon
 
 
 def test_features_are_taken_from_the_devices(source, tmp_path):
-    fields = {"start": str(source), "carried": "backbone", "trained": "last", "views": 2}
+    fields = {"start": str(source), "start_takes": "backbone", "trained": "last", "views": 2}
     fields |= {"features": "cached", "transform": "random_flip"}
     runtime = {"features": str(tmp_path / "cache"), "devices": 3}
     config = tiny(tmp_path, **fields, runtime=runtime | {"data": "device"})
