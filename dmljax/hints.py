@@ -53,19 +53,23 @@ def counted(count: int, noun: str) -> str:
 def hint(word: str, names: Iterable[str], *, where: str = "") -> str:
     """The end of a message about the unknown `word`: at most the three nearest of `names`.
 
-    Where none is near, a short list is given as a whole. `where` is a command that prints all.
+    Names that begin with the word are the nearest. Where none is near, a short list is given as a
+    whole. `where` is a command that prints all.
 
     >>> hint("gliphs", ["glyphs", "folder", "mnist", "npz"], where="dmljax list datasets")
     ": did you mean 'glyphs'? All names: dmljax list datasets"
     >>> hint("gliphs", ["glyphs", "folder"])
     ": did you mean 'glyphs'? It has: folder, glyphs"
+    >>> hint("siglip2_b16", [f"siglip2_b16_{side}" for side in (224, 256, 384, 512)])
+    ": did you mean 'siglip2_b16_224' or 'siglip2_b16_256' or 'siglip2_b16_384'?"
     """
     names = sorted(names)
     count = len(names)
     if count > _COMPARED:  # comparing a million names takes seconds
         names = [name for name in names if name[:1] == word[:1]][:_COMPARED] or names[:_COMPARED]
     everything = f" All names: {where}" if where else ""
-    near = difflib.get_close_matches(word, names, n=_NEAREST)
+    near = [name for name in names if word and name.startswith(word)][:_NEAREST]
+    near = near or difflib.get_close_matches(word, names, n=_NEAREST)
     start = f": did you mean {' or '.join(map(repr, near))}?" if near else "."
     if len(names) <= (_NEAREST if near else _FEW):
         return f"{start} It has: {', '.join(names) or 'none'}"

@@ -10,6 +10,7 @@ import time
 
 import jax
 import numpy as np
+import pytest
 from system import write_config
 
 from dmljax.runs import folder as run_folder
@@ -72,6 +73,19 @@ def started(folder, workdir, config, *flags, processes=None, shell=""):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
+
+
+@contextlib.contextmanager
+def mounted(folder, options):
+    """A file system of its own at `folder`, such as one of `size=500k`."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("needs to mount a small file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def children(parent):

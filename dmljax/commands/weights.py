@@ -48,7 +48,10 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         print(weights.explain(arguments.name))
         return 0
     if arguments.name:
-        raise ValueError(f"{arguments.name!r} is not known (see dmljax weights --help)")
+        advice = "see dmljax weights --help"
+        if arguments.file == "fetch":
+            advice = f"write dmljax weights --fetch={arguments.name}"
+        raise ValueError(f"{arguments.file} {arguments.name} is not known: {advice}")
     if arguments.file in (None, "list", "explain"):
         unused = (arguments.net, arguments.to, arguments.adapter, extras)
         if any(unused) or arguments.file == "explain":

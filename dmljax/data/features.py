@@ -26,7 +26,7 @@ from dmljax.data.splits import Split, record_name, repeated
 from dmljax.data.transforms.recipes import shorter_of
 from dmljax.data.transforms.transform import Transform
 from dmljax.files import reading
-from dmljax.files.writing import atomic_writer
+from dmljax.files.writing import write_array
 
 _FORMAT = 1
 # Arguments of a net that change nothing in inference.
@@ -115,8 +115,7 @@ class Entry(NamedTuple):
         if self.keys_name is None or keys is None:
             return {}
         if not (self.folder / self.keys_name).exists():
-            with atomic_writer(self.folder / self.keys_name, "wb") as file:
-                np.save(file, keys)
+            write_array(self.folder / self.keys_name, keys)
         others: dict[int, tuple[Rows, int]] = {}
         for path in self.folder.parent.glob(f"*/{self.keys_name}"):
             if path.parent != self.folder and Entry(path.parent, *self[1:]).is_complete:

@@ -9,8 +9,11 @@ import hashlib
 import json
 import os
 import pathlib
+import types
 from collections.abc import Iterator
 from typing import IO, Any
+
+import numpy as np
 
 
 @contextlib.contextmanager
@@ -39,6 +42,13 @@ def atomic_writer(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]
                 f"{path} cannot be written: {path.parent} is no folder; make it first"
             ) from None
         raise
+
+
+def write_array(path: str | os.PathLike, array: np.ndarray) -> None:
+    """Writes an array to `path` as `.npy`, completely or not at all."""
+    with atomic_writer(path, "wb") as file:
+        # NumPy writes into a file by `tofile`, whose error does not say that the disk is full.
+        np.save(types.SimpleNamespace(write=file.write), array)
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:

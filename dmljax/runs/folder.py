@@ -349,7 +349,7 @@ def describe_clustering(run: Run) -> str:
 
 
 def describe_score(run: Run, state: TrainState, *, requested: bool = False) -> str:
-    """Describes the step, the selection rule, the seed and the pretraining behind a score.
+    """The step, the selection rule, the seed, the preprocessing and the pretraining of a score.
 
     `requested`: the step was asked for by the user, and not selected.
     """
@@ -364,5 +364,6 @@ def describe_score(run: Run, state: TrainState, *, requested: bool = False) -> s
         selection += f"; the best by {run.selection.key} reloaded at {steps}"
     return (
         f"after step {int(state.step)} ({selection}), seed {run.seed}, {embedding.shape[1]}-d "
-        f"embeddings of {w} x {h} x {channels} images, pretraining: {run.pretraining(paths=False)}"
+        f"embeddings of {w} x {h} x {channels} images ({run.preprocessing}), pretraining: "
+        f"{run.pretraining(paths=False)}"
     )

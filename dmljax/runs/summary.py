@@ -153,6 +153,7 @@ def facts(run: Run) -> dict[str, Any]:
             for name, split in run.splits.items()
         },
         "pretraining": run.start or run.weights,
+        "preprocessing": run.preprocessing,
         "average": run.evaluation.average,
         "seed": run.seed,
         "steps": run.steps,

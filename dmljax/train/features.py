@@ -22,7 +22,7 @@ from dmljax.data.features import Cache, Entry
 from dmljax.data.splits import Split, subset
 from dmljax.files import parts, reading
 from dmljax.files.progress import Progress
-from dmljax.files.writing import atomic_writer
+from dmljax.files.writing import write_array
 from dmljax.methods.assemble import backbone_features
 from dmljax.train import hosts, placement
 from dmljax.train.devices import Shardings
@@ -31,6 +31,7 @@ from dmljax.train.run import Run
 from dmljax.train.step import TrainState
 
 _FILE_ROWS = 256
+_LEAST_TIMED = 64  # images; fewer may have been read while the first batch was compiled
 _CENTERED_IMAGES = 10_000
 _SHRINKAGE = 0.1
 _OPTION = "--config.runtime.features"
@@ -213,7 +214,7 @@ def _part_count(folder: pathlib.Path) -> int:
 
 
 class _Computed:
-    """The features of images, one after the other, and the time of one, which is None at first."""
+    """The features of images, one after the other, and the time of one; None for few images."""
 
     def __init__(
         self,
@@ -234,7 +235,8 @@ class _Computed:
         batch, where, indices = next(self._batches)
         if self._clock:  # The first batch compiles the program.
             self._timed += int((indices >= 0).sum())
-            self.seconds = (time.perf_counter() - self._clock) / self._timed
+            if self._timed >= _LEAST_TIMED:
+                self.seconds = (time.perf_counter() - self._clock) / self._timed
         else:
             self._clock = time.perf_counter()
         batch = np.where(where[:, None], batch, np.nan)[indices >= 0]
@@ -284,8 +286,7 @@ def _compute_part(
                 if progress is not None:
                     progress.advance()
                 if len(waiting) == _FILE_ROWS or row == rows.stop - 1:
-                    with atomic_writer(folder / f"{start:012d}.npy", "wb") as file:
-                        np.save(file, np.stack(waiting))
+                    write_array(folder / f"{start:012d}.npy", np.stack(waiting))
                     start += len(waiting)
                     waiting.clear()
         parts.finish(folder, part, rows=rows, seconds=computed.seconds)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from dmljax import retrieval
-from dmljax.files.writing import atomic_writer
+from dmljax.files.writing import write_array
 from dmljax.hints import counted, shown_bytes
 from dmljax.train.evaluation import MAIN, Evaluator
 from dmljax.train.run import Run
@@ -69,8 +69,7 @@ def refresh(
     if jax.process_index() == 0:
         path = _path(workdir, int(state.step))
         path.parent.mkdir(exist_ok=True)
-        with atomic_writer(path, "wb") as file:
-            np.save(file, table)
+        write_array(path, table)
     return functools.partial(run.sample_fn, neighbors=table)
 
 

@@ -111,6 +111,11 @@ class Run(NamedTuple):
     shapes: TrainState  # jax.ShapeDtypeStruct for every array
     placements: TrainState  # a sharding for every array
 
+    @property
+    def preprocessing(self) -> str:
+        """What is done with the images of an evaluation before the net."""
+        return f"{self.eval_transform_fn.title}, {self.normalization}"
+
     def pretraining(self, *, paths: bool = True) -> str:
         """Where the first backbone comes from; without `paths`, only the last part of a path.
 

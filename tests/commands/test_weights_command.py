@@ -96,6 +96,10 @@ def test_errors_leave_no_file(tmp_path):
         ([path, "--net=resnet18"], "--to=FILE.safetensors are needed"),
         ([path, "--net=resnet18", "--width=4", f"--to={to}"], "'--width=4' is not known"),
         (["--net=resnet18"], "name a file to convert"),
+        (
+            ["fetch", "resnet50"],
+            "fetch resnet50 is not known: write dmljax weights --fetch=resnet50",
+        ),
         (["explain", "resnet50", "--net=resnet50", f"--to={to}"], "leave out --net --to$"),
         (["explain", "resnet50", "--net.classes=None"], "leave out --net.classes=None$"),
         (

@@ -12,6 +12,7 @@ from safetensors import safe_open
 from system import METHODS, photos, tiny
 
 from dmljax import recipes
+from dmljax.files import result as results
 from dmljax.report import arrays, scores_file
 from dmljax.report import run as run_facts
 from dmljax.runs import export, training
@@ -35,7 +36,10 @@ def test_evaluate_gives_the_scores_of_the_run(finished, capsys):
     assert run_folder.score(folder / "run") == scores
     printed = capsys.readouterr().out
     assert "test split, 32 images, after step 6 (select=last), seed 0, 4-d embeddings" in printed
-    assert "12 x 12 x 3 images, pretraining: none" in printed and "MAP@R" in printed
+    preprocessing = results.read(folder / "run").preprocessing
+    assert preprocessing == "unchanged, RGB 0 to 1"
+    assert f"12 x 12 x 3 images ({preprocessing}), pretraining: none" in printed
+    assert "MAP@R" in printed
     lines = journal.read(folder / "run" / "metrics.jsonl")
     held_out = next(x for x in lines if x["step"] == 6 and "val/R@1" in x)
     val_scores = run_folder.score(folder / "run", split="val")

@@ -1,14 +1,12 @@
 """A fault from outside is reported in one line with the fix; the last checkpoint stays good."""
 
-import contextlib
-import os
 import re
 import subprocess
 
 import jax
 import numpy as np
 import pytest
-from processes import LONG, ends, started
+from processes import LONG, ends, mounted, started
 from system import tiny
 
 from dmljax.runs import folder as run_folder
@@ -47,23 +45,11 @@ def test_a_loss_that_is_not_finite_is_reported_with_its_steps(name):
         step_metrics._check_finite(1, finite | {name: float("inf")}, 0)
 
 
-@contextlib.contextmanager
-def _mounted(folder, options):
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("needs to mount a small file system")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 @pytest.mark.parametrize("processes", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_full_disk_is_one_line_and_with_space_the_run_continues(tmp_path, processes):
     fields = {"steps": 40, "evaluate": {"every": 40}, "checkpoint": {"every": 4, "keep": 99}}
     config = tiny(tmp_path, **LONG | fields)
-    with _mounted(tmp_path / "disk", "size=500k") as disk:
+    with mounted(tmp_path / "disk", "size=500k") as disk:
         with started(tmp_path, disk / "run", config, processes=processes) as process:
             printed = ends(process, 2, tmp_path)
         prefix = r"\[\d\] " if processes else ""
@@ -82,7 +68,7 @@ def test_a_full_disk_is_one_line_and_with_space_the_run_continues(tmp_path, proc
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     with (
-        _mounted(tmp_path / "disk", "size=1m,ro") as disk,
+        mounted(tmp_path / "disk", "size=1m,ro") as disk,
         pytest.raises(OSError, match=r"disk/run cannot be written: .*choose another --workdir"),
     ):
         training.run(tiny(tmp_path), disk / "run")

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
-from processes import ROOT, same
+from processes import ROOT, mounted, same
 from system import METHODS, blobs, photos, tiny, write_config
 
 from dmljax import bundle
@@ -289,6 +289,16 @@ def test_a_full_disk_or_a_folder_without_access_is_one_line(tmp_path, limit):
     assert not list(tmp_path.glob("cache/**/*.npy")) + list(tmp_path.glob("cache/**/*.npy.*"))
 
 
+def test_a_disk_that_is_full_is_named(tmp_path):
+    """NumPy's own error says '61440 requested and 47072 written', and no more."""
+    with mounted(tmp_path / "cache", "size=24k"):
+        result = subprocess.run(_script(tmp_path), capture_output=True, text=True)
+        last = result.stderr.strip().splitlines()[-1]
+        assert result.returncode and f"cannot be written to {tmp_path}/cache" in last, last
+        assert "No space left on device. Make space" in last
+        assert not list(tmp_path.glob("cache/**/*.tmp"))
+
+
 def test_parts_together_are_what_one_process_computes(tmp_path, monkeypatch):
     monkeypatch.setattr(features, "_FILE_ROWS", 8)
     images = _images(tmp_path)
@@ -301,7 +311,10 @@ def test_parts_together_are_what_one_process_computes(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="was begun with 3 parts, not 2"):
         _compute(_again(caches[0], images, tmp_path / "parts"), _jax_means, shard=parts.Shard(1, 2))
     assert _compute(caches[0], _jax_means) == 0
+    assert caches[0].seconds is None  # 50 images say nothing about the time of one
+    monkeypatch.setattr(features, "_LEAST_TIMED", 40)
     assert _compute(caches[1], _jax_means) == 50
+    assert caches[1].seconds > 0
     for i in range(50):
         np.testing.assert_array_equal(in_parts.records[i], at_once.records[i])
 
