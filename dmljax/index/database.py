@@ -278,7 +278,9 @@ def condition_sql(conditions: Iterable[Condition]) -> tuple[str, list[str | int 
                 marks = ", ".join("?" * len(chosen))
                 relation = f"in ({marks})" if operator == "=" else f"{operator} ?"
                 choices.append(f"({test.format(relation)})")
-                parameters += [f'$."{field}"'] * test.count("?")
+                # SQLite compares a name with the stored text, so escaped as it is there.
+                path = "$." + json.dumps(field, ensure_ascii=False)
+                parameters += [path] * test.count("?")
                 if name != "null":
                     parameters += map(json.dumps, chosen) if name == "bool" else chosen
         terms.append(f"({' or '.join(choices)})")

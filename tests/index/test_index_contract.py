@@ -25,6 +25,7 @@ FILTERS = (
     {"year": [1990, "1990", None]},
     {"weiß 漢": "ẞ"},
     {"price": 0.1},
+    {"C:\\temp\t": "ẞ"},
 )
 
 
@@ -56,6 +57,7 @@ def _metadata(rng):
         "nested": {"list": [1, {"x": None}], "text": '"quoted" \\ / \n'},
         "price": [0.1, 1e300, 1e-300, 2**53 + 1, -0.5, 1e23][rng.integers(6)],
         "weiß 漢": "ẞ",
+        "C:\\temp\t": "ẞ",
     }
     if rng.random() < 0.8:
         item["year"] = [int(rng.integers(1980, 2010)), 1990.0, "1990", None][rng.integers(4)]
