@@ -98,6 +98,8 @@ def _files(folder: pathlib.Path) -> _Files:
                         continue
                     visited.add(real)
                     to_visit.append(entry.path)
+                elif not (entry.is_file() or entry.is_symlink()):
+                    continue  # reading a pipe would wait for ever
                 elif entry.name.lower().endswith(IMAGE_SUFFIXES):
                     files.images.append(entry.path)
                 elif is_unread(entry.name):

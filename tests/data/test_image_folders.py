@@ -159,3 +159,10 @@ def test_a_folder_without_read_permission_is_named():
         (root / "a").chmod(0)
         with drop(), pytest.raises(PermissionError, match=r"a may not be read.*chmod"):
             datasets.folder(root=root)
+
+
+def test_a_pipe_is_no_image(tmp_path):
+    """Reading it would wait for ever. A link that leads nowhere is reported when it is read."""
+    os.mkfifo(tmp_path / "pipe.png")
+    os.symlink(tmp_path / "gone.png", tmp_path / "link.png")
+    assert locate.image_paths(tmp_path) == [str(tmp_path / "link.png")]
