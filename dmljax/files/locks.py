@@ -24,6 +24,10 @@ def lock(path: pathlib.Path, *, shared: bool = False, wait: bool = False) -> IO[
     try:
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         fcntl.flock(file, kind | (0 if wait else fcntl.LOCK_NB))
+        if not shared:
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {os.uname().nodename}")
+            file.flush()
     except BlockingIOError:
         file.seek(0)
         owner = file.read().strip() or "another process"
@@ -32,8 +36,4 @@ def lock(path: pathlib.Path, *, shared: bool = False, wait: bool = False) -> IO[
     except BaseException:
         file.close()
         raise
-    if not shared:
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {os.uname().nodename}")
-        file.flush()
     return file

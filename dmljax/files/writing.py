@@ -36,6 +36,8 @@ def atomic_writer(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]
     except BaseException as error:
         with contextlib.suppress(NotADirectoryError):
             temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            error.filename = error.filename or str(path)  # an error of `write` has none
         is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         if is_missing and not path.parent.is_dir():  # the error names a temporary file
             raise FileNotFoundError(

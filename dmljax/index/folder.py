@@ -43,6 +43,10 @@ def locked(folder: pathlib.Path) -> Iterator[IO[str]]:
             f"{folder} is being written by {owner}: wait for it, or end it; reading is possible"
         ) from None
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise Unavailable(
+                f"{folder}: the disk is full. The call changed nothing; free space and repeat it"
+            ) from error
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
         raise Unavailable(
@@ -67,8 +71,12 @@ def create(path: pathlib.Path) -> tuple[pathlib.Path, IO[str]]:
             shutil.rmtree(other, ignore_errors=True)
     temporary = temporary_of(path)
     temporary.mkdir()
-    with locked(temporary) as lock:
-        return temporary, lock
+    try:
+        with locked(temporary) as lock:
+            return temporary, lock
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
 
 
 def temporary_of(path: pathlib.Path) -> pathlib.Path:

@@ -266,18 +266,19 @@ def _mounted(folder, size):
     return os.getuid() == 0 and subprocess.run(command, capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize("action", ["add", "compact", "build", "create"])
+@pytest.mark.parametrize("action", ["add", "compact", "build", "create", "lock"])
 def test_a_full_disk_changes_nothing(tmp_path, action):
     folder = tmp_path / "small"
     if not _mounted(folder, "4m"):
         pytest.skip("no file system of limited size can be mounted (needs root)")
     try:
         place, rng, naive = folder / "photos.index", np.random.default_rng(0), NaiveIndex()
-        if action == "create":
-            (folder / "other").write_bytes(b"x" * (4092 << 10))
+        if action in ("create", "lock"):  # no space for the database; nor for a file of some bytes
+            (folder / "other").write_bytes(b"x" * ((4092 if action == "create" else 4096) << 10))
             with pytest.raises(OSError) as caught:
                 index.create(place, model=MODEL, dimension=DIMENSION)
             assert "\n" not in str(caught.value)
+            assert action == "create" or "photos.index" in str(caught.value)
             assert [path.name for path in folder.iterdir()] == ["other"]
             return
         with index.create(place, model=MODEL, dimension=DIMENSION) as store:
