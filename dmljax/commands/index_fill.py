@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import os
 import sys
 import time
@@ -74,7 +73,7 @@ def fill(arguments: argparse.Namespace, place: str) -> int:
             previous = stack.enter_context(indexes.open(place))
             if previous.model == settings["model"]:
                 raise ValueError(
-                    f"{place} holds vectors of this bundle already: dmljax index add {place}"
+                    f"{previous.place} holds vectors of this bundle already: dmljax index add"
                 )
             ids = _ids(images, arguments.source)
             if not arguments.drop_missing:  # before anything is embedded
@@ -101,22 +100,24 @@ def fill(arguments: argparse.Namespace, place: str) -> int:
             else:
                 if not store.count():
                     notes.note_all(arguments.images)
-                note_fn = functools.partial(notes.note, arguments.images)
-                status = _add_images(store, bundle, images, arguments.replace, previous, note_fn)
+                status = _add_images(store, bundle, images, arguments, previous, notes)
         if previous is not None and images is None:
             sources.Sources(place, previous.generation).copy_to(notes)
-        store.build(first=first)
+        # An index that is replaced hands on the recall that was asked for.
+        facts = None if previous is None else previous.facts()["approximate"]
+        store.build(first=first, recall=(facts or {}).get("wanted"))
         if previous is not None:
             if previous.count() and not store.count():
                 raise ValueError(
-                    f"nothing could be added: {place} keeps its {counted(previous.count(), 'item')}"
-                    " of the previous model; correct --images or --import and repeat the command"
+                    f"nothing could be added: {store.place} keeps its "
+                    f"{counted(previous.count(), 'item')} of the previous model; correct --images "
+                    "or --import and repeat the command"
                 )
             if not arguments.drop_missing:  # some images could not be read
                 _check_complete(previous, store.contains)
             store.switch()
             total = counted(store.count(), "item")
-            print(f"{place} now has {total}; it had {previous.count():,}")
+            print(f"{store.place} now has {total}; it had {previous.count():,}")
     return status
 
 
@@ -327,14 +328,11 @@ def _add_images(
     store: Index,
     bundle: Any,
     images: Any,
-    replace: bool,
+    arguments: argparse.Namespace,
     previous: Index | None,
-    note_fn: Callable[[list[str]], None],
+    notes: sources.Sources,
 ) -> int:
-    """Embeds the images of a collection and adds them, some at a time.
-
-    `note_fn` gets the ids before they are added.
-    """
+    """Embeds the images of a collection and adds them, some at a time."""
     from dmljax.bundle import collection
 
     left_out: list[str] = []
@@ -345,14 +343,19 @@ def _add_images(
         for row in range(0, images.count, _CHUNK):
             rows = range(row, min(row + _CHUNK, images.count))
             chunk = [x for x in images.read_fn(rows) if _is_new(x, ids_so_far, left_out)]
-            if not replace:
+            if not arguments.replace:
                 stored = _stored(store, [image.id for image in chunk])
-                skipped += len(stored)
+                others = [x for x in chunk if x.id in stored and notes.has_other_file(x.id, x.path)]
+                left_out += [
+                    f"{x.path}: an image of {notes.folder_of(x.id)} has the same id, {x.id}"
+                    for x in others
+                ]
+                skipped += len(stored) - len(others)
                 chunk = [image for image in chunk if image.id not in stored]
             ids, vectors, problems = collection.embedded(bundle, chunk, 0, pool)
             left_out += [x if name in x else f"{name}: {x}" for name, x in problems]
             if ids:
-                note_fn(ids)
+                notes.note(arguments.images, ids)
                 columns = {image.id: image.metadata for image in chunk}
                 metadata = _metadata(ids, columns, store, previous)
                 store.add(ids, vectors, metadata, replace=True)

@@ -287,9 +287,10 @@ class Index(abc.ABC, Generic[T]):
         """Brings what searches use up to date and returns facts about it: see `facts`.
 
         `approximate` asks for a graph (True) or for none (False); by default there is one from
-        50,000 items on. `first` asks for a search in two stages instead: candidates by 'bits' or by
-        a prefix of the vectors, such as 64 numbers, are compared by their whole vectors. It stays
-        until another build asks for something else. Searches and changes may go on meanwhile.
+        50,000 items on, and where there is one already. `first` asks for a search in two stages
+        instead: candidates by 'bits' or by a prefix of the vectors, such as 64 numbers, are
+        compared by their whole vectors. It stays until another build asks for something else.
+        Searches and changes may go on meanwhile.
 
         `recall` is the wanted recall@10, 0.95 by default. It is measured with stored vectors, with
         perturbed ones and with vectors between two items. The search is as wide as the worst of
@@ -316,8 +317,7 @@ class Index(abc.ABC, Generic[T]):
         """Gives the space of deleted items back, and makes what searches use from nothing."""
         self._check_writable()
         first, wanted = self.first_stage, self._wanted_recall
-        has_graph = self.facts()["approximate"] is not None or self._has_graph_by_default()
-        self._compact(first is None and has_graph, wanted)
+        self._compact(first is None and self._has_graph_by_default(), wanted)
         if first is not None:
             self._build_codes(first, wanted)
 
@@ -331,7 +331,9 @@ class Index(abc.ABC, Generic[T]):
         return (self.facts()["approximate"] or {}).get("wanted", tuning.WANTED_RECALL)
 
     def _has_graph_by_default(self) -> bool:
-        return self.count() >= tuning.GRAPH_FROM and self._graph_refusal() is None
+        has_graph = self.facts()["approximate"] is not None
+        is_large = self.count() >= tuning.GRAPH_FROM
+        return (has_graph or is_large) and self._graph_refusal() is None
 
     def check(self) -> list[str]:
         """Reads everything and returns what is wrong with it, one line each."""

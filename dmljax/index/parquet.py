@@ -114,6 +114,8 @@ def read(path: str | os.PathLike, batch_size: int = _BATCH) -> Iterator[Batch]:
     _, parquet = pyarrow()
     schema, name = _schema(path)
     other_columns = [field for field in schema.names if field not in ("id", name)]
+    # of pandas
+    other_columns = [field for field in other_columns if not field.startswith("__index_level_")]
     length, row = None, 0
     with parquet.ParquetFile(path) as file:
         for rows in file.iter_batches(batch_size=batch_size):
@@ -207,7 +209,8 @@ def _schema(path: str | os.PathLike) -> tuple[Any, str]:
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise InvalidInput(f"{path}: the column 'id' is {kind}: ids are text (string)")
     kind = schema.field(vectors[0]).type
-    if not (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)):
+    tests = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
+    if not any(test(kind) for test in tests):
         raise InvalidInput(f"{path}: the column {vectors[0]!r} is {kind}, not a list of numbers")
     return schema, vectors[0]
 

@@ -64,6 +64,11 @@ class Sources:
         """The folder that the item with this id comes from; None if nobody noted it."""
         return self._folder_of_id.get(name, self.first)
 
+    def has_other_file(self, name: str, path: str) -> bool:
+        """Whether the item with this id comes from a file that still exists and is not `path`."""
+        file = os.path.join(self.folder_of(name) or path, name)
+        return os.path.exists(file) and os.path.exists(path) and not os.path.samefile(file, path)
+
     def is_of(self, images: str | os.PathLike) -> bool:
         """Whether all items come from this folder, as far as it is noted."""
         return self.folders == [_absolute(images)]

@@ -303,6 +303,19 @@ def test_imports_vectors_of_other_programs(place, tmp_path, capsys):
         assert store.count() == 3
 
 
+def test_tables_of_polars_and_pandas_are_imported(place, tmp_path):
+    file, x = tmp_path / "vectors.parquet", np.eye(3, dtype=np.float32)
+    columns = {
+        "id": pa.array(["a", "b", "c"], pa.large_string()),
+        "vector": pa.array(x.tolist(), pa.large_list(pa.float32())),
+        "__index_level_0__": [3, 5, 9],
+    }
+    parquet.write_table(pa.table(columns), file)
+    assert run("index", "create", place, "--bundle=ab", f"--import={file}") == 0
+    with index.open(place) as store:
+        assert store.search(x[1:2], 1)[0][0] == ("b", 1.0, {})
+
+
 def test_a_vector_of_another_length_is_named_by_its_row(place, tmp_path):
     """In the second batch that is read, where the lengths of the batch add up."""
     vectors = [[1.0, 0.0, 0.0]] * 10_008
@@ -358,6 +371,18 @@ def test_a_failed_import_leaves_no_tables_on_a_server(tmp_path):
             run("index", "list", place)
         _vectors(file)
         assert run("index", "create", place, "--bundle=cd", f"--import={file}") == 0
+
+
+def test_no_line_has_the_password_of_a_server(images, capsys):
+    with postgres.server() as server:
+        address = server.address.replace("app@", "app:secret@") + "&table=photos"
+        run("index", "create", address, "--bundle=ab", f"--images={images}")
+        words = ["index", "reindex", address, f"--images={images}"]
+        with pytest.raises(ValueError, match="of this bundle already") as refusal:
+            run(*words, "--bundle=ab")
+        assert run(*words, "--bundle=cd") == 0
+    printed = capsys.readouterr().out
+    assert "now has 9 items; it had 9" in printed and "secret" not in f"{printed}{refusal.value}"
 
 
 def test_a_failed_import_keeps_what_others_have_added_meanwhile(tmp_path, monkeypatch):
@@ -454,8 +479,11 @@ def test_what_comes_first_stays_and_is_checked_before_images_are_embedded(images
     assert first() == 2
     run("index", "add", place, "--bundle=ab", f"--images={images}", "--replace")
     assert first() == 2
+    run("index", "tune", place, "--recall=0.5")
     run("index", "reindex", place, "--bundle=cd", f"--images={images}")
     assert first() == 2
+    with index.open(place) as store:
+        assert store.facts()["approximate"]["wanted"] == 0.5
     run("index", "reindex", place, "--bundle=ef", f"--images={images}", "--first=bits")
     assert first() == "bits"
 
@@ -604,6 +632,27 @@ def test_every_item_is_shown_by_the_file_that_it_was_made_from(images, place, tm
     words = ["--bundle=cd", f"--images={moved}", "--drop-missing"]
     run("index", "reindex", place, *words)
     assert shown("red/0.png", generation=2) == old and shown("red/9.png", generation=2) is None
+
+
+def test_an_image_whose_id_is_that_of_another_folder_is_named(images, place, tmp_path, capsys):
+    more = tmp_path / "more"
+    (more / "red").mkdir(parents=True)
+    shutil.copy(images / "blue/0.png", more / "red/0.png")
+    shutil.copy(images / "blue/1.png", more / "red/9.png")
+    run("index", "create", place, "--bundle=ab", f"--images={images}")
+    add = ["index", "add", place, "--bundle=ab"]
+    capsys.readouterr()
+    assert run(*add, f"--images={more}") == 1
+    printed, errors = capsys.readouterr()
+    assert printed == f"added 1 image; {place} has 10 items\n"
+    clash = f"left out: {more}/red/0.png: an image of {images} has the same id, red/0.png"
+    assert errors.splitlines() == [clash, "1 image left out"]
+    # The same files by another path, and a folder that was moved, are no other images.
+    (tmp_path / "link").symlink_to(images)
+    assert run(*add, f"--images={tmp_path}/link") == 0
+    images.rename(tmp_path / "moved")
+    assert run(*add, f"--images={tmp_path}/moved") == 0
+    assert "added 0 images, 9 were there already" in capsys.readouterr().out
 
 
 def test_the_pictures_of_an_older_index_are_those_of_its_folder(images, place, tmp_path):

@@ -106,7 +106,9 @@ def test_later_changes_count_at_once(store, vectors, tmp_path):
     store.compact()
     assert recall(store, new) >= 0.97 and recall(reader, new) >= 0.97
     assert store.check() == []
+    assert store.build()["approximate"]["items"] == store.count()  # a graph stays
     assert store.build(approximate=False)["approximate"] is None
+    assert store.build()["approximate"] is None
     assert recall(store, new) == recall(reader, new) == 1
     reader.close()
 
