@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 # Why an image is refused, and the status that a service answers with.
 KINDS = {"unreadable": 400, "too_large": 413, "format": 415, "too_small": 422}
 
@@ -22,3 +25,12 @@ class BadImage(ValueError):
         super().__init__(message)
         self.kind = kind
         self.status = KINDS[kind]
+
+
+@contextlib.contextmanager
+def naming(image: str) -> Iterator[None]:
+    """A `BadImage` of the block begins with the name of the image."""
+    try:
+        yield
+    except BadImage as error:
+        raise BadImage(f"{image}: {error}", kind=error.kind) from None

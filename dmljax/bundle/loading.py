@@ -18,7 +18,7 @@ import numpy as np
 from jax import export
 
 from dmljax.bundle import admission, compression, files, images, preprocessing, text
-from dmljax.bundle.errors import BadBundle
+from dmljax.bundle.errors import BadBundle, naming
 from dmljax.files import onnx_files
 from dmljax.index import nearest
 
@@ -105,16 +105,20 @@ class Bundle:
     ) -> np.ndarray:
         """Embeddings `float32 [n d]` of images of any size; see `prepare`.
 
-        With `prefix`, one of `prefixes`, unit vectors `[n prefix]` of their first numbers.
+        With `prefix`, one of `prefixes`, unit vectors `[n prefix]` of their first numbers. An error
+        names the path of the image, or its number among the `images`, counted from 0.
         """
         self.check_prefix(prefix)
         if isinstance(images, bytes | str | os.PathLike) or not len(images):
             raise ValueError("embed takes a list of one image or more")
-        rows = []
-        step = self.batch_sizes[-1]
-        for start in range(0, len(images), step):
-            batch = np.stack([self.prepare(image) for image in images[start : start + step]])
-            rows.append(self.embed_prepared(batch, prefix=prefix))
+        rows, batch = [], []
+        for number, image in enumerate(images):
+            is_path = isinstance(image, str | os.PathLike)
+            with naming(str(image) if is_path else f"image number {number}"):
+                batch.append(self.prepare(image))
+            if len(batch) == self.batch_sizes[-1] or number == len(images) - 1:
+                rows.append(self.embed_prepared(np.stack(batch), prefix=prefix))
+                batch = []
         return np.concatenate(rows)
 
     def embed_prepared(self, batch: np.ndarray, *, prefix: int | None = None) -> np.ndarray:

@@ -19,7 +19,7 @@ import math
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from PIL import Image
 
 from dmljax import bundle as bundles
 from dmljax import index as indexes
+from dmljax.bundle.errors import naming
 from dmljax.files import allocator
 from dmljax.index import Index, folder
 from dmljax.index.base import stopped_when
@@ -461,11 +462,16 @@ class Service:
         return prepared
 
 
-async def _all(coroutines: list[Any]) -> list[np.ndarray]:
-    """The results of all coroutines; the first error cancels the others."""
+async def _all(images: list[Coroutine[Any, Any, np.ndarray]]) -> list[np.ndarray]:
+    """The results for several images; the first error cancels the others, and names its image."""
+
+    async def numbered(number: int, image: Coroutine[Any, Any, np.ndarray]) -> np.ndarray:
+        with naming(f"image number {number}"):
+            return await image
+
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+            tasks = [group.create_task(numbered(i, x)) for i, x in enumerate(images)]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]

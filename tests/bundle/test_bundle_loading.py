@@ -67,6 +67,15 @@ def test_loading_needs_few_packages_and_little_time(bundle_folder):
     assert seconds < 4
 
 
+def test_an_image_that_is_refused_is_named(model, tmp_path):
+    pixels = np.zeros((12, 12, 3), np.uint8)
+    with pytest.raises(bundle.BadImage, match="image number 20: the image has zero"):
+        model.embed([pixels] * 20 + [b""])  # in the second batch
+    with pytest.raises(bundle.BadImage, match=f"{tmp_path}/a.png: the image cannot be read") as x:
+        model.embed([pixels, tmp_path / "a.png"])
+    assert x.value.kind == "unreadable"
+
+
 def test_calls_that_make_no_sense_are_refused(model):
     with pytest.raises(ValueError, match="a list of one image or more"):
         model.embed([])

@@ -178,11 +178,13 @@ def _refusals():
     """Requests, the status of the answer, and a part of its line."""
     unit = [1.0] + [0.0] * (D - 1)
     v = {"vectors": [unit]}
+    good, cut = (base64.b64encode(data).decode() for data in (png(0), png(0)[:-40]))
     return [
         ("POST", "/embed", b"", 400, "zero bytes"),
         ("POST", "/embed", b"some text", 415, "no image"),
         ("POST", "/embed", b"<svg xmlns='http://www.w3.org/2000/svg'/>", 415, "no image"),
         ("POST", "/embed", png(0)[:-40], 400, "cannot be read"),
+        ("POST", "/embed", {"images": [good, good, cut]}, 400, "image number 2: the image cannot"),
         ("POST", "/embed", BOMB, 413, "too"),
         ("POST", "/embed?k=1", png(0), 400, "unknown"),
         ("POST", "/embed", {"images": []}, 400, "list"),
