@@ -92,7 +92,9 @@ class PostgresIndex(Index[Cursor]):
         address = tables.Address(str(place))
         with address.connected() as connection:
             tables.require_extension(connection, address)
-            with connection.transaction():
+            with connection.transaction():  # of two creations at a time, the second one waits here
+                lock = "select pg_advisory_xact_lock(hashtextextended(%s, 0))"
+                connection.execute(lock, (f"dmljax create {address.table}",))
                 if tables.table_exists(connection, address.table):
                     problem = "exists already: open it, or choose another ?table="
                     raise InvalidInput(f"{address.place} {problem}")

@@ -14,6 +14,7 @@ import pytest
 from index_loops import NaiveIndex, same, unit_vectors
 
 from dmljax import index
+from dmljax.index import postgres_tables as tables
 
 MODEL, OTHER = "ab" * 32, "cd" * 32
 DIMENSION = 8
@@ -60,6 +61,34 @@ def test_a_server_that_restarts_and_one_that_is_away(server, place):
     assert reader.count() == 3 and store.version == 2
     store.close()
     reader.close()
+
+
+def test_the_second_of_two_creations_at_a_time_is_refused(server, place, monkeypatch):
+    results, create_generation = [], tables.create_generation
+
+    def create():
+        try:
+            index.create(place, model=MODEL, dimension=DIMENSION).close()
+            results.append("created")
+        except (OSError, ValueError) as error:
+            results.append(str(error))
+
+    thread = threading.Thread(target=create)
+
+    def create_when_the_thread_waits(*arguments):
+        monkeypatch.undo()
+        thread.start()
+        waiting = "select 1 from pg_stat_activity where wait_event_type = 'Lock'"
+        with psycopg.connect(server.address, autocommit=True) as other:
+            while not other.execute(waiting).fetchone():
+                time.sleep(0.01)
+        create_generation(*arguments)
+
+    monkeypatch.setattr(tables, "create_generation", create_when_the_thread_waits)
+    create()
+    thread.join()
+    created, refusal = sorted(results, key=len)
+    assert created == "created" and "exists already: open it" in refusal
 
 
 def test_a_restart_in_the_middle_of_a_search(server, place):
