@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dmljax.data.splits import Records, Split, Splits, images_of
+from dmljax.data.splits import MARKS, Records, Split, Splits, images_of
 
 _SAMPLED = 64  # files whose size, or records whose content, is a part of the digest
 
@@ -32,7 +32,7 @@ def digest(splits: Splits) -> str:
     parent = os.path.commonpath(paths) if paths else ""
     for name, split in zip(Splits._fields, splits, strict=True):
         total.update(json.dumps([name, len(split), split.names]).encode())
-        for field in ("labels", "query", "gallery", "boxes", "superlabels", "groups"):
+        for field in ("labels", *MARKS):
             rows = getattr(split, field)
             if rows is not None:
                 total.update(field.encode() + np.ascontiguousarray(rows).astype("<i8").tobytes())
@@ -68,7 +68,7 @@ def digest_of_source(splits: Splits) -> str:
     for split in splits:
         total.update(split.labels.tobytes())
         total.update("\0".join(split.names).encode("utf-8", "surrogateescape"))
-        for field in ("boxes", "query", "gallery", "superlabels", "groups"):
+        for field in MARKS:
             if (rows := getattr(split, field)) is not None:
                 total.update(field.encode() + np.ascontiguousarray(rows).tobytes())
         if isinstance(split.records, list | tuple):

@@ -26,7 +26,7 @@ class Records(Protocol):
     def __getitem__(self, i: int, /) -> Any: ...
 
 
-_MARKS = ("query", "gallery", "boxes", "superlabels", "groups")  # optional arrays of a split
+MARKS = ("query", "gallery", "boxes", "superlabels", "groups")  # optional arrays of a split
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Split:
 
     def __post_init__(self):
         object.__setattr__(self, "labels", np.asarray(self.labels, np.int32))
-        for field in ("labels", *_MARKS):
+        for field in ("labels", *MARKS):
             rows = getattr(self, field)
             if rows is not None and len(rows) != len(self.records):
                 raise ValueError(f"{len(rows)} {field} for {len(self.records)} records")
@@ -81,9 +81,12 @@ class Split:
         vectors, labels = embeddings[queries], self.labels[queries]
         return Search(vectors, labels, options, queries, items, within, readable)
 
-    def missing_positives(self) -> str:
-        """Why no query can find an image of its class, so that there is nothing to score, or ""."""
-        search = self.search(np.zeros((len(self), 1)))
+    def missing_positives(self, embeddings: np.ndarray | None = None) -> str:
+        """Why no query can find an image of its class, so that there is nothing to score, or "".
+
+        With `embeddings`, images that could not be read do not count (`search`).
+        """
+        search = self.search(np.zeros((len(self), 1)) if embeddings is None else embeddings)
         for rows, role in ((search.queries, "query"), (search.items, "gallery")):
             if not len(rows):
                 return (
@@ -225,7 +228,7 @@ def subset(split: Split, indices: np.ndarray) -> Split:
     if indices.dtype == bool:
         indices = np.flatnonzero(indices)
     present, labels = np.unique(split.labels[indices], return_inverse=True)
-    marks = {name: getattr(split, name) for name in _MARKS}
+    marks = {name: getattr(split, name) for name in MARKS}
     return Split(
         records=select(split.records, indices),
         labels=labels,

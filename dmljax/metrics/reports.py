@@ -134,6 +134,8 @@ def retrieval(
     """
     if (share is None) != (sum_fn is None):
         raise ValueError("share and sum_fn go together: give both, or neither")
+    if average not in bootstrap.AVERAGES:
+        raise ValueError(f"average={average!r} is not known: 'queries' or 'classes'")
     values = per_query(
         embeddings,
         labels,
@@ -157,8 +159,6 @@ def retrieval(
             "retrieval score is NaN: check the labels of the queries and of the gallery",
             stacklevel=2,
         )
-    if average not in bootstrap.AVERAGES:
-        raise ValueError(f"average={average!r} is not known: 'queries' or 'classes'")
     scores: dict[str, Any] = {
         name: bootstrap.average(value, np.asarray(labels), over=average)
         for name, value in values.items()

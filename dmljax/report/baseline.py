@@ -25,13 +25,13 @@ def scores_of(
     similarity_fn: retrieval.SimilarityFn = retrieval.euclidean,
 ) -> dict[str, QueryScores]:
     """The scores of all queries for the embeddings `[n d]` of each model."""
-    scores = {
+    for embeddings in models.values():
+        if reason := images.missing_positives(embeddings):
+            raise ValueError(f"there is nothing to score: {reason}")
+    return {
         name: scores_file.score(x, images, similarity_fn=similarity_fn)
         for name, x in models.items()
     }
-    if not any((s.first > 0).any() for s in scores.values()):
-        raise ValueError("no image has another one of its class: there is nothing to score")
-    return scores
 
 
 def compare(

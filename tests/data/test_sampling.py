@@ -87,14 +87,25 @@ def test_class_balanced_deals_classes_evenly_and_images_of_a_class_evenly(case):
         assert max(times) <= np.ceil(passes) * (1 + -(-per_class // len(times)))
 
 
-def test_class_balanced_changes_with_seed_and_round():
-    labels = np.repeat(np.arange(20), 10)
-    plans = [
-        tuple(sampling.class_balanced(labels, classes=5, per_class=4, seed=s, step=t))
-        for s in range(3)
-        for t in range(12)
-    ]
-    assert len(set(plans)) == len(plans)
+def test_class_balanced_changes_with_seed_round_cycle_class_and_pass():
+    """Of 7 classes, a round deals 6 in two batches; in a cycle of 7 rounds each is left out once."""
+    labels = np.repeat(np.arange(7), 8)
+    plans = np.stack(
+        [
+            sampling.class_balanced(labels, classes=3, per_class=4, seed=seed, step=step)
+            for seed in range(3)
+            for step in range(4 * 7 * 2)
+        ]
+    )
+    assert len(np.unique(plans, axis=0)) == len(plans)
+    of_seed = plans[: 4 * 7 * 2]
+    rounds = labels[of_seed[:, ::4]].reshape(-1, 6)
+    assert len(np.unique(rounds, axis=0)) == 4 * 7
+    left_out = (21 - rounds.sum(axis=1)).reshape(4, 7)
+    assert len(np.unique(left_out, axis=0)) == 4
+    dealt = of_seed.reshape(-1)
+    orders = np.concatenate([dealt[labels[dealt] == c].reshape(-1, 8) - 8 * c for c in range(7)])
+    assert len(np.unique(orders, axis=0)) == 7 * 4 * 6 // 2  # two deals are a pass
 
 
 @pytest.mark.parametrize(
@@ -171,8 +182,9 @@ def test_uniform_uses_every_image_once_an_epoch(n, batch_size, seed):
             for step in range(-(-steps // batch_size))
         ]
     )
-    for epoch in range(3):
-        assert sorted(stream[epoch * n : (epoch + 1) * n]) == list(range(n))
+    epochs = stream[: 3 * n].reshape(3, n)
+    assert (np.sort(epochs, axis=1) == np.arange(n)).all()
+    assert n < 9 or len(np.unique(epochs, axis=0)) == 3
 
 
 def test_a_batch_larger_than_the_set_is_refused_with_the_flag():

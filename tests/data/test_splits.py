@@ -148,15 +148,18 @@ def test_missing_positives_are_those_of_a_double_loop(seed, fields):
     marks |= {"groups": rng.integers(-1, 2, n)}
     marks = {name: marks[name] for name in fields.split()}
     split = splits.Split([b""] * n, rng.integers(0, 4, n), tuple("abcd"), **marks)
-    every = np.ones(n, bool)
-    expected = any(
-        split.labels[i] == split.labels[j]
-        and ("gallery" in marks or i != j)
-        and not ("groups" in marks and marks["groups"][i] == marks["groups"][j] != -1)
-        for i in np.flatnonzero(marks.get("query", every))
-        for j in np.flatnonzero(marks.get("gallery", every))
-    )
-    assert (split.missing_positives() == "") == expected
+    every, embeddings = np.ones(n, bool), np.zeros((n, 2))
+    for readable in (every, rng.random(n) < 0.7):
+        embeddings[~readable, 1] = np.nan
+        expected = any(
+            split.labels[i] == split.labels[j]
+            and ("gallery" in marks or i != j)
+            and not ("groups" in marks and marks["groups"][i] == marks["groups"][j] != -1)
+            for i in np.flatnonzero(readable & marks.get("query", every))
+            for j in np.flatnonzero(readable & marks.get("gallery", every))
+        )
+        assert (split.missing_positives(embeddings) == "") == expected
+        assert readable is not every or (split.missing_positives() == "") == expected
 
 
 @pytest.mark.parametrize(

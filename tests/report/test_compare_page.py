@@ -12,7 +12,7 @@ from processes import command
 
 from dmljax import main, metrics, report
 from dmljax.data.splits import Split
-from dmljax.report import compare_page, comparison, facts, page, scores_file, text
+from dmljax.report import baseline, compare_page, comparison, facts, page, scores_file, text
 
 
 @pytest.fixture(scope="module")
@@ -219,3 +219,19 @@ def test_figures_show_the_pictures_of_the_page(runs):
         report.show(folder / "nothing")
     shown = report.show(folder)._repr_html_()
     assert shown.startswith("<iframe srcdoc=") and "id=&quot;blob&quot;" in shown
+
+
+@pytest.mark.parametrize(
+    ("groups", "unread", "reason"),
+    [
+        ([3, 3, 4, 4], [], "all images that a query should find have its group"),
+        (None, [0, 3], "no image has another one of its class"),
+    ],
+)
+def test_models_of_images_without_positives_say_why(groups, unread, reason):
+    marks = {} if groups is None else {"groups": np.array(groups)}
+    images = Split([b""] * 4, np.array([0, 0, 1, 1]), ("a", "b"), **marks)
+    vectors = np.eye(4, dtype=np.float32)
+    vectors[unread] = np.nan
+    with pytest.raises(ValueError, match=f"^there is nothing to score: {reason}"):
+        baseline.compare({"old": vectors, "new": vectors}, images)
