@@ -33,7 +33,7 @@ class Modules(NamedTuple):
 
     * `init(key, images) -> (params, model_state, outputs)`
     * `apply(params, model_state, images, *, train, key=None) -> (outputs, model_state)`. Without a
-      key nothing random happens: no dropout, no samples.
+      key nothing random happens: no dropout.
     """
 
     init: Callable[..., tuple[Variables, Variables, Any]]
@@ -74,7 +74,7 @@ def modules(forward_fn: Callable, **linen: nn.Module) -> Modules:
             rngs = None
             if key is not None:
                 module_key = jax.random.fold_in(key, list(linen).index(name))
-                rngs = {"dropout": module_key, "sample": jax.random.fold_in(module_key, 1)}
+                rngs = {"dropout": module_key}
             outputs, updates = linen[name].apply(
                 variables, *args, train=train, rngs=rngs, mutable=["batch_stats"], **kwargs
             )

@@ -366,7 +366,9 @@ class Evaluator:
         """
         train = self._run.train
         label_of = {name: label for label, name in enumerate(split.names)}
-        labels = np.array([label_of.get(name, -1) for name in train.names], np.int32)[train.labels]
+        # Below 0, a class that only the training split has.
+        codes = [label_of.get(name, ~label) for label, name in enumerate(train.names)]
+        labels = np.array(codes, np.int32)[train.labels]
         gallery = self.embeddings(state, train)[MAIN]
         queries, items = (np.isfinite(x).all(axis=1) for x in (embeddings, gallery))
         k = self._run.evaluation.knn

@@ -130,6 +130,16 @@ def test_n_pairs_on_dot_products_is_the_formula_of_the_paper():
     assert actual == pytest.approx(expected, rel=1e-9)
 
 
+def test_n_pairs_takes_the_first_row_of_a_class_that_a_miner_leaves_a_positive():
+    x, labels = batch(5)
+    same, rows = labels[:, None] == labels[None, :], np.arange(len(x))
+    mined = ops.Pairs(same & (rows[:, None] != rows) & (rows[:, None] > 2), ~same)
+    expected = reference_value("n_pairs", x, x, *mined, True, labels)
+    with jax.enable_x64(True):
+        actual = losses.n_pairs(x, labels, mine_fn=lambda distances, pairs: mined)
+    assert actual == pytest.approx(expected, rel=1e-9)
+
+
 def test_angular_normalizes_negatives():
     """A fault of the peer: it leaves negatives as they are, so lengths change its loss."""
     x, labels = batch(6)

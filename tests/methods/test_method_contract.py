@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax import traverse_util
 from one_step import Patches, jit
 
 from dmljax import losses, methods, miners
 from dmljax.config import registry
-from dmljax.methods import base
+from dmljax.methods import assemble, base
 from dmljax.nets.vit import ViT
 
 B, CLASSES = 8, 4
@@ -127,6 +128,25 @@ def test_the_split_loss_is_the_loss():
         results = [jit(f)(params, model_state) for f in (in_two_steps, at_once)]
         for first, second in zip(*map(jax.tree.leaves, results), strict=True):
             np.testing.assert_array_equal(first, second)
+
+
+class _Dropped(nn.Module):
+    @nn.compact
+    def __call__(self, x, *, train):
+        return nn.Dropout(0.5, deterministic=not train)(nn.Dense(20)(x))
+
+
+def test_modules_draw_their_own_parameters_and_their_own_dropout():
+    two = assemble.modules(
+        lambda run, x: (run["a"](x), run["b"](x)), a=_Dropped(), b=_Dropped()
+    )
+    params, model_state, _ = two.init(KEY, BATCH["images"][:, 0, 0])
+    kernels = [params[name]["Dense_0"]["kernel"] for name in "ab"]
+    assert not np.array_equal(*kernels)
+    same = {"a": params["a"], "b": params["a"]}
+    options = {"train": True, "key": KEY}
+    (a, b), _ = two.apply(same, model_state, BATCH["images"][:, 0, 0], **options)
+    assert not np.array_equal(a == 0, b == 0)
 
 
 def test_only_a_random_miner_gets_a_key():

@@ -38,20 +38,26 @@ def test_level_is_checked():
             function(np.ones(3), level=95, samples=10**12)
 
 
-def test_interval_over_groups_against_weights_of_the_groups():
-    """The quantiles of sum(w S) / sum(w n) with w drawn as its multinomial, by a loop."""
+@pytest.mark.parametrize("over", ["queries", "classes"])
+def test_interval_over_groups_against_weights_of_the_groups(over):
+    """The quantiles of sum(w S) / sum(w n) with w drawn as its multinomial, by a loop.
+
+    Over classes, S is the mean of a group, and n is 1.
+    """
     rng = np.random.default_rng(0)
     groups = np.repeat(np.arange(30) * 7, rng.integers(1, 9, 30))
     values = rng.random(len(groups)) + rng.random(211 + 1)[groups]
     values[::11] = np.nan
     sums = [np.nansum(values[groups == g]) for g in np.unique(groups)]
     sizes = [np.sum(~np.isnan(values[groups == g])) for g in np.unique(groups)]
+    if over == "classes":
+        sums, sizes = np.divide(sums, sizes), np.ones(30)
     means = []
     for _ in range(20_000):
         weights = rng.multinomial(30, np.full(30, 1 / 30))
         means.append(sum(weights * sums) / sum(weights * sizes))
     expected = np.quantile(means, [0.025, 0.975])
-    limits = metrics.interval(values, groups=groups, samples=20_000, seed=4)
+    limits = metrics.interval(values, groups=groups, over=over, samples=20_000, seed=4)
     np.testing.assert_allclose(limits, expected, atol=0.01 * np.diff(expected)[0] + 0.004)
 
 

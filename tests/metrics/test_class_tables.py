@@ -117,6 +117,12 @@ def test_no_confusion():
     assert not len(table.counts) and table.examples.shape == (0, 6)
 
 
+def test_a_query_without_an_item_of_another_class_is_no_threat():
+    labels, recalls = np.array([0, 0, 0, 1, 1]), np.array([0.0, 1.0, 0.0, 0.0, 1.0])
+    table = metrics.confusions(labels, recalls, np.array([3, -1, 4, 0, -1]))
+    assert (table.counts.tolist(), table.threats.tolist()) == ([2], [2])
+
+
 def test_density():
     embeddings, labels, _ = case("within")
     readable = ~np.isnan(embeddings).any(axis=1)

@@ -82,16 +82,16 @@ def test_accumulated_gradients_are_one_step():
 
 
 def test_accumulating_the_schedule_counts_steps_and_the_average_updates():
-    params, schedule = {"w": jnp.zeros((2, 2))}, schedules.steps(total=8, at=[4])
+    params, schedule = {"w": jnp.zeros((2, 2))}, schedules.steps(total=8, at=[3, 6])
     transform = optimizers.build(
         optimizers.sgd(momentum=0), rate=1.0, schedule=schedule, accumulate=2, average=0.5
     )
     updated, state = _run(transform, params, [{"w": jnp.ones((2, 2))}] * 8)
-    # Steps 1 to 8 from 0 on: 1 and 3 move by 1, 5 and 7 by a tenth.
+    # Of the steps 0 to 7, step 1 moves by 1, steps 3 and 5 by a tenth, and step 7 by a hundredth.
     moved = [float(x["w"][0, 0]) for x in updated]
-    np.testing.assert_allclose(moved, [0, -1, -1, -2, -2, -2.1, -2.1, -2.2], rtol=1e-6)
+    np.testing.assert_allclose(moved, [0, -1, -1, -1.1, -1.1, -1.2, -1.2, -1.21], rtol=1e-6)
     mean = 0.0
-    for place in (-1, -2, -2.1, -2.2):
+    for place in (-1, -1.1, -1.2, -1.21):
         mean = 0.5 * mean + 0.5 * place
     np.testing.assert_allclose(optimizers.averaged(updated[-1], state)["w"], mean, rtol=1e-6)
 

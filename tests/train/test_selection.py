@@ -173,6 +173,7 @@ def test_a_share_of_the_images_or_of_the_classes(tmp_path):
         return {record.tobytes() for record in split.records}
 
     assert pixels(train(image_share=0.25)) < pixels(images) < pixels(whole)
+    assert pixels(train(image_share=0.5, class_share=0.5)) < pixels(images)
     assert pixels(train(image_share=0.5, seed=1)) != pixels(images)
     assert pixels(train(image_share=0.5)) == pixels(images)
     training.run(
