@@ -94,6 +94,7 @@ def test_epochs_end_where_those_of_the_sampler_end():
     ends = [round(epoch_end(n)) for n in range(9)]
     assert len(set(np.diff(ends).tolist())) > 1  # of different lengths
     assert durations.steps("8 epochs", epoch_end=epoch_end) == ends[8]
+    assert [durations.steps(n, epoch_end=epoch_end) for n in ("0.001 epochs", 0)] == [1, 0]
     steps = durations.every("2 epochs", epoch_end=epoch_end, total=ends[8])
     assert sorted(steps) == ends[2::2]
     plan = _ends(sampling.class_balanced, labels, classes=3, per_class=5)

@@ -88,7 +88,7 @@ def test_class_balanced_deals_classes_evenly_and_images_of_a_class_evenly(case):
 
 
 def test_class_balanced_changes_with_seed_round_cycle_class_and_pass():
-    """Of 7 classes, a round deals 6 in two batches; in a cycle of 7 rounds each is left out once."""
+    """Of 7 classes, a round deals 6 in two batches; a cycle of 7 rounds leaves out each once."""
     labels = np.repeat(np.arange(7), 8)
     plans = np.stack(
         [

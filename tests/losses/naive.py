@@ -39,11 +39,11 @@ def contrastive(
     return pos_weight * pull + neg_weight * push
 
 
-def snr_contrastive(s, d, P, N, *, x, y, **_):
+def snr_contrastive(s, d, P, N, *, x, y, pos_margin=0.0, neg_margin=1.0, **_):
     x, y = unit(x), unit(y)
     ratio = lambda i, j: np.var(x[i] - y[j], ddof=1) / np.var(x[i], ddof=1)  # noqa: E731
-    return active([ratio(i, p) for i, p in pairs_of(P)]) + active(
-        [relu(1 - ratio(i, n)) for i, n in pairs_of(N)]
+    return active([relu(ratio(i, p) - pos_margin) for i, p in pairs_of(P)]) + active(
+        [relu(neg_margin - ratio(i, n)) for i, n in pairs_of(N)]
     )
 
 
@@ -160,13 +160,14 @@ def generalized_lifted_structure(s, d, P, N, *, neg_margin=1.0, pos_margin=0.0, 
     )
 
 
-def n_pairs(s, d, P, N, *, labels, **_):
+def n_pairs(s, d, P, N, *, labels, x, y, l2_weight=0.0, **_):
     anchors = {}
     for i in range(len(s)):
         if P[i]:
             anchors.setdefault(labels[i], (i, P[i][0]))
     rows = list(anchors.values())
-    return mean([-s[i, p] + lse([s[i, q] for _, q in rows]) for i, p in rows])
+    entries = [-s[i, p] + lse([s[i, q] for _, q in rows]) for i, p in rows]
+    return mean(entries) + l2_weight / 4 * mean([x[i] @ x[i] + y[p] @ y[p] for i, p in rows])
 
 
 def nca(s, d, P, N, *, scale=1.0, **_):
@@ -197,26 +198,39 @@ def intra_pair_variance(s, d, P, N, *, pos_eps=0.01, neg_eps=0.01, **_):
     return mean(pull) + mean(push)
 
 
-def threshold_consistent_margin(s, d, P, N, *, pos_margin=0.9, neg_margin=0.5, **_):
-    return mean([pos_margin - s[c] for c in pairs_of(P) if s[c] <= pos_margin]) + mean(
-        [s[c] - neg_margin for c in pairs_of(N) if s[c] >= neg_margin]
+def threshold_consistent_margin(
+    s, d, P, N, *, pos_weight=1, neg_weight=1, pos_margin=0.9, neg_margin=0.5, **_
+):
+    pull = mean([pos_margin - s[c] for c in pairs_of(P) if s[c] <= pos_margin])
+    push = mean([s[c] - neg_margin for c in pairs_of(N) if s[c] >= neg_margin])
+    return pos_weight * pull + neg_weight * push
+
+
+def ranked_list(
+    s,
+    d,
+    P,
+    N,
+    *,
+    margin,
+    negative_temperature,
+    imbalance=0.5,
+    alpha=None,
+    positive_temperature=0.0,
+    columns=None,
+    **_,
+):
+    alpha = 1 + margin / 2 if alpha is None else alpha
+    wmean = lambda xs, t: (  # noqa: E731
+        sum(np.exp(t * v) * v for v in xs) / (sum(np.exp(t * v) for v in xs) + 1e-5 * width)
     )
-
-
-def ranked_list(s, d, P, N, *, margin, negative_temperature, imbalance=0.5, columns=None, **_):
-    alpha = 1 + margin / 2
+    width = d.shape[1] if columns is None else sum(columns)
     total = []
     for i in range(len(d)):
         if columns is not None and not columns[i]:
             continue
         pull = [d[i, p] - alpha + margin for p in P[i] if d[i, p] > alpha - margin]
         push = [alpha - d[i, n] for n in N[i] if d[i, n] < alpha]
-        weights = [np.exp(negative_temperature * v) for v in push]
-        width = d.shape[1] if columns is None else sum(columns)
-        total.append(
-            (1 - imbalance) * sum(pull) / (len(pull) + 1e-5 * width)
-            + imbalance
-            * sum(w * v for w, v in zip(weights, push, strict=True))
-            / (sum(weights) + 1e-5 * width)
-        )
+        pulled = (1 - imbalance) * wmean(pull, positive_temperature)
+        total.append(pulled + imbalance * wmean(push, negative_temperature))
     return mean(total)

@@ -1,6 +1,7 @@
 """Pair and triplet losses against plain loops (`naive.py`), and properties of single losses."""
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,32 @@ CASES += [
     ("ntxent", {"temperature": 0.5}),
     ("circle", {"margin": 0.25, "gamma": 8.0}),
     ("semihard_triplet", {"margin": 5.0}),
+    ("angular", {"alpha": 30.0}),
+    ("generalized_lifted_structure", {"neg_margin": 1.4, "pos_margin": 0.3}),
+    ("intra_pair_variance", {"pos_eps": 0.3, "neg_eps": 0.1}),
+    ("lifted_structure", {"neg_margin": 1.4, "pos_margin": 0.3}),
+    ("multi_similarity", {"alpha": 3.0, "beta": 10.0, "base": 0.3}),
+    ("n_pairs", {"l2_weight": 0.3}),
+    ("nca", {"scale": 3.0}),
+    ("ranked_list", {"margin": 0.3, "negative_temperature": 2.0, "alpha": 1.3, "imbalance": 0.3}),
+    ("ranked_list", {"margin": 0.6, "negative_temperature": 0.0, "positive_temperature": 1.5}),
+    ("snr_contrastive", {"pos_margin": 0.8, "neg_margin": 2.5}),
+    ("supcon", {"temperature": 0.5}),
+    (
+        "threshold_consistent_margin",
+        {"pos_weight": 0.3, "neg_weight": 1.7, "pos_margin": 0.7, "neg_margin": 0.1},
+    ),
+    ("tuplet_margin", {"margin": 20.0, "scale": 8.0}),
 ]
+
+
+def test_every_option_has_a_case():
+    for name in {name for name, _ in CASES}:
+        parameters = inspect.signature(getattr(losses, name)).parameters.values()
+        options = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+        options -= {"references", "reference_labels", "where"}
+        options = {option for option in options if not option.endswith("_fn")}
+        assert options == {option for n, keywords in CASES if n == name for option in keywords}
 
 
 def reference_value(name, x, y, positives, negatives, within_batch, labels, **keywords):

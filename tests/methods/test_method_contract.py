@@ -137,9 +137,7 @@ class _Dropped(nn.Module):
 
 
 def test_modules_draw_their_own_parameters_and_their_own_dropout():
-    two = assemble.modules(
-        lambda run, x: (run["a"](x), run["b"](x)), a=_Dropped(), b=_Dropped()
-    )
+    two = assemble.modules(lambda run, x: (run["a"](x), run["b"](x)), a=_Dropped(), b=_Dropped())
     params, model_state, _ = two.init(KEY, BATCH["images"][:, 0, 0])
     kernels = [params[name]["Dense_0"]["kernel"] for name in "ab"]
     assert not np.array_equal(*kernels)
