@@ -1,12 +1,14 @@
 """Proxy losses against plain loops and pytorch-metric-learning (the peer)."""
 
+import functools
 import importlib.util
+import inspect
 import pathlib
 
 import jax
 import numpy as np
 import pytest
-from naive_proxies import CENTERED, NAIVE, NAMES, compiled, each_loss
+from naive_proxies import CENTERED, NAIVE, NAMES, OPTIONS, compiled, each_loss
 from numeric import assert_near, gradient
 
 from dmljax import losses
@@ -19,16 +21,22 @@ def test_every_loss_has_a_referee():
 
 
 @each_loss
-def test_value_and_gradients_are_those_of_a_loop(name):
+@pytest.mark.parametrize("has_options", [False, True])
+def test_value_and_gradients_are_those_of_a_loop(name, has_options):
+    options = OPTIONS[name] if has_options else {}
+    parameters = inspect.signature(getattr(losses, name)).parameters.values()
+    keywords = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert keywords == {*OPTIONS[name], "where", "reduce_fn", "tiles"}
     module = _golden_module()
     w = module.proxies()[name in CENTERED]
     x, y = module.cases()["balanced"]
     with jax.enable_x64(True):
-        value, (dx, dw) = compiled(name)(x, w, y)
+        value, (dx, dw) = compiled(name, **options)(x, w, y)
         assert value.dtype == dx.dtype == dw.dtype == np.float64
-    np.testing.assert_allclose(value, NAIVE[name](x, y, w), rtol=1e-10)
-    assert_near(dx, gradient(lambda x: NAIVE[name](x, y, w), x), 1e-6)
-    assert_near(dw, gradient(lambda w: NAIVE[name](x, y, w), w), 1e-6)
+    loop = functools.partial(NAIVE[name], **options)
+    np.testing.assert_allclose(value, loop(x, y, w), rtol=1e-10)
+    assert_near(dx, gradient(lambda x: loop(x, y, w), x), 1e-6)
+    assert_near(dw, gradient(lambda w: loop(x, y, w), w), 1e-6)
 
 
 def _golden_module():
