@@ -10,19 +10,23 @@ from scipy.special import expit
 
 from dmljax import losses
 
-PNP = ("o", "ds", "dq", "iu", "ib")
+PNP = {name: getattr(losses.pnp_penalties, name) for name in losses.pnp_penalties.__all__}
+PNP |= {
+    "dq": functools.partial(losses.pnp_penalties.dq, alpha=1.5),
+    "ib": functools.partial(losses.pnp_penalties.ib, b=3.0),
+}
 
 
 # Every loss as tested here, with high temperatures, so that all terms matter.
 LOSSES = {
-    "fast_ap": losses.fast_ap,
+    "fast_ap": functools.partial(losses.fast_ap, num_bins=8),
     "smooth_ap": functools.partial(losses.smooth_ap, temperature=0.2),
-    "recall_at_k": functools.partial(losses.recall_at_k, ks=(1, 3, 4), k_temperature=0.2),
+    "recall_at_k": functools.partial(
+        losses.recall_at_k, ks=(1, 3, 4), rank_temperature=0.5, k_temperature=0.2
+    ),
     **{
-        f"pnp:{v}": functools.partial(
-            losses.pnp, temperature=0.2, penalty_fn=getattr(losses.pnp_penalties, v)
-        )
-        for v in PNP
+        f"pnp:{name}": functools.partial(losses.pnp, temperature=0.2, penalty_fn=penalty_fn)
+        for name, penalty_fn in PNP.items()
     },
     "histogram": functools.partial(losses.histogram, num_bins=20),
 }
@@ -42,7 +46,7 @@ def unit(x):
     return x / np.where(norms > 0, norms, 1)
 
 
-def _pnp_penalty(name, r, b=2.0, alpha=1.0):
+def _pnp_penalty(name, r, b=3.0, alpha=1.5):
     return {
         "o": r,
         "ds": np.log(1 + r),
@@ -58,9 +62,9 @@ def _naive_entry(name, s, a, positives, negatives, own_squares=None):
         squares, entry, so_far, so_far_positive = 2 - 2 * s, 0.0, 0.0, 0.0
         if own_squares is not None:  # a zero row has no direction: its cosines do not give these
             squares = own_squares[a]
-        for center in np.linspace(0, 4, 11):
-            positive_weights = [max(0, 1 - abs(squares[j] - center) / 0.4) for j in positives]
-            negative_weights = [max(0, 1 - abs(squares[j] - center) / 0.4) for j in negatives]
+        for center in np.linspace(0, 4, 9):
+            positive_weights = [max(0, 1 - abs(squares[j] - center) / 0.5) for j in positives]
+            negative_weights = [max(0, 1 - abs(squares[j] - center) / 0.5) for j in negatives]
             so_far += sum(positive_weights) + sum(negative_weights)
             so_far_positive += sum(positive_weights)
             if so_far > 0:
@@ -72,7 +76,7 @@ def _naive_entry(name, s, a, positives, negatives, own_squares=None):
             within_k = 0.0
             for p in positives:
                 rank = 1 + sum(expit((s[z] - s[p]) / 0.2) for z in ranked if z != p)
-                within_k += expit(k - rank)
+                within_k += expit((k - rank) / 0.5)
             recalls.append(min(k, within_k) / min(k, len(positives)))
         return 1 - np.mean(recalls)
     positives = positives if own_squares is None else [*positives, a]
@@ -147,7 +151,7 @@ def dense(name, x, labels):
         return jnp.sum(negative * jnp.cumsum(positive))
     if name == "fast_ap":
         squares = jnp.sum((x[:, None, :] - x[None, :, :]) ** 2, axis=-1)
-        bins = triangles(squares, jnp.linspace(0, 4, 11), 0.4)
+        bins = triangles(squares, jnp.linspace(0, 4, 9), 0.5)
         h = jnp.sum(bins * alike[..., None], axis=1)
         total = jnp.cumsum(jnp.sum(bins * (alike | unlike)[..., None], axis=1), axis=1)
         terms = jnp.where(h > 0, h * jnp.cumsum(h, axis=1) / jnp.where(h > 0, total, 1), 0)
@@ -158,7 +162,7 @@ def dense(name, x, labels):
         ranks = 1 + jnp.sum(sig * ~eye[:, None, :], axis=2)
         recalls = []
         for k in (1, 3, 4):
-            within_k = jnp.sum(jax.nn.sigmoid(k - ranks) * alike, axis=1)
+            within_k = jnp.sum(jax.nn.sigmoid((k - ranks) / 0.5) * alike, axis=1)
             recalls.append(jnp.minimum(within_k, k) / np.clip(alike.sum(axis=1), 1, k))
         return jnp.mean((1 - sum(recalls) / 3)[valid])
     positives = alike | eye
@@ -171,9 +175,9 @@ def dense(name, x, labels):
     penalty = {
         "o": r,
         "ds": jnp.log(1 + r),
-        "dq": 1 - 1 / (1 + r),
+        "dq": 1 - (1 + r) ** -1.5,
         "iu": (1 + r) * jnp.log(1 + r),
-        "ib": (2 * r - jnp.log(1 + 2 * r)) / 4,
+        "ib": (3 * r - jnp.log(1 + 3 * r)) / 9,
     }[name[4:]]
     return jnp.mean((jnp.sum(penalty * positives, axis=1) / jnp.sum(positives, axis=1))[valid])
 

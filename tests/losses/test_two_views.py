@@ -19,8 +19,8 @@ def _cos(x, y):
     return sum(x * y) / math.sqrt(sum(x * x) * sum(y * y))
 
 
-def _clip(x, y, t=0.07):
-    b, total = len(x), 0
+def _clip(x, y, temperature=0.07):
+    b, t, total = len(x), temperature, 0
     for i in range(b):
         along = sum(math.exp((_cos(x[i], y[j]) - _cos(x[i], y[i])) / t) for j in range(b))
         across = sum(math.exp((_cos(x[j], y[i]) - _cos(x[i], y[i])) / t) for j in range(b))
@@ -37,22 +37,28 @@ def _siglip(x, y, scale=10, bias=-10):
     return total / len(x)
 
 
-def _vicreg(x, y):
+def _vicreg(x, y, invariance=25, variance=25, covariance=1, eps=1e-4):
     b, d = x.shape
-    total = 25 * sum((x[i, a] - y[i, a]) ** 2 for i in range(b) for a in range(d)) / (b * d)
+    squares = sum((x[i, a] - y[i, a]) ** 2 for i in range(b) for a in range(d))
+    total = invariance * squares / (b * d)
     for side in (x, y):
         mean = [sum(side[:, a]) / b for a in range(d)]
         for a in range(d):
             for e in range(d):
                 cov = sum((r[a] - mean[a]) * (r[e] - mean[e]) for r in side) / max(b - 1, 1)
                 if a == e:
-                    total += 25 * max(0, 1 - math.sqrt(cov + 1e-4)) / d / 2
+                    total += variance * max(0, 1 - math.sqrt(cov + eps)) / d / 2
                 else:
-                    total += cov**2 / d
+                    total += covariance * cov**2 / d
     return total
 
 
 NAIVE = {"clip": _clip, "siglip": _siglip, "vicreg": _vicreg}
+OPTIONS = {
+    "clip": {"temperature": 0.3},
+    "siglip": {"scale": 4.0, "bias": -2.0},
+    "vicreg": {"invariance": 3.0, "variance": 5.0, "covariance": 2.0, "eps": 0.01},
+}
 NAMES = sorted(NAIVE)
 each_loss = pytest.mark.parametrize("name", NAMES)
 
@@ -62,9 +68,9 @@ def test_every_loss_has_a_referee():
 
 
 @functools.cache
-def _compiled(name):
+def _compiled(name, **options):
     def loss(x, y, where):
-        return getattr(losses, name)(x, y, where=where)
+        return getattr(losses, name)(x, y, where=where, **options)
 
     compiled = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
     return lambda x, y, where=None: compiled(
@@ -79,13 +85,16 @@ def _data(dtype=np.float32):
 
 
 @each_loss
-def test_value_and_gradients_are_those_of_a_loop(name):
+@pytest.mark.parametrize("has_options", [False, True])
+def test_value_and_gradients_are_those_of_a_loop(name, has_options):
+    options = OPTIONS[name] if has_options else {}
+    loop = functools.partial(NAIVE[name], **options)
     x, y = _data(np.float64)
     with jax.enable_x64(True):
-        value, (dx, dy) = _compiled(name)(x, y)
-    np.testing.assert_allclose(value, NAIVE[name](x, y), rtol=1e-10)
-    assert_near(dx, gradient(lambda x: NAIVE[name](x, y), x), 1e-6)
-    assert_near(dy, gradient(lambda y: NAIVE[name](x, y), y), 1e-6)
+        value, (dx, dy) = _compiled(name, **options)(x, y)
+    np.testing.assert_allclose(value, loop(x, y), rtol=1e-10)
+    assert_near(dx, gradient(lambda x: loop(x, y), x), 1e-6)
+    assert_near(dy, gradient(lambda y: loop(x, y), y), 1e-6)
 
 
 def test_vicreg_is_that_of_pytorch_metric_learning():

@@ -43,6 +43,8 @@ def test_differences_are_those_of_scipy():
     by_scipy = scipy.stats.ttest_ind(a, b[:4], equal_var=False)
     assert np.isclose(welch.p, by_scipy.pvalue) and np.isclose(welch.degrees, by_scipy.df)
     np.testing.assert_allclose([welch.low, welch.high], by_scipy.confidence_interval())
+    squares = sum(len(x) * np.var(x) for x in (a, b[:4]))
+    assert welch.n == 4 and np.isclose(welch.deviation, np.sqrt(squares / (6 + 4 - 2)))
 
 
 def _with_moments(mean, deviation, n=5):
