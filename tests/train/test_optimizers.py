@@ -252,6 +252,7 @@ def test_accumulating_a_group_waits_for_the_update_at_its_first_step():
     [
         (schedules.constant(total=4, warmup=2), [0.5, 1, 1, 1]),
         (schedules.cosine(total=4), [1, 0.853553, 0.5, 0.146447]),
+        (schedules.cosine(total=6, warmup=2, end=0.2), [0.5, 1, 1, 0.882843]),
         (schedules.steps(total=4, at=[1, 3]), [1, 0.1, 0.1, 0.01]),
     ],
 )
