@@ -71,6 +71,10 @@ def test_the_average_follows_and_clipping_bounds():
         mean = 0.9 * mean + 0.1 * step
     np.testing.assert_allclose(optimizers.averaged(updated[-1], state)["w"], mean, rtol=1e-6)
     np.testing.assert_array_equal(optimizers.averaged(params, ())["w"], 0)
+    frozen = _build(optimizers.sgd(), average=0.9, groups=[{"path": "^b", "frozen": True}])
+    both = {"w": jnp.ones(2), "b": jnp.full(2, 3.0)}
+    averaged = optimizers.averaged(both, frozen.init(both))
+    np.testing.assert_array_equal([averaged["w"], averaged["b"]], [[1, 1], [3, 3]])
 
 
 def test_accumulated_gradients_are_one_step():
