@@ -144,7 +144,7 @@ def build(
     # Adam corrects the bias of a part from the step on at which the part starts to learn.
     first_steps = sorted({rule["from"] for rule in rules if not rule["frozen"]} | {0})
     # Update u happens at step (u + 1) accumulate - 1, counted from 0.
-    updates_before = {first: -(-(first + 1) // accumulate) - 1 for first in first_steps}
+    updates_before = {first: first // accumulate for first in first_steps}
     part_of = per_leaf(lambda rule, *_: f"from {rule['from']}")
     part = optax.chain(
         _added(per_leaf, lambda rule, *_: l2 if rule["l2"] is None else rule["l2"]),
