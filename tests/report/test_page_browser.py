@@ -262,6 +262,26 @@ READ_PIXELS = """async (nodes) => {
 }"""
 
 
+@pytest.mark.parametrize("width", [1440, 1024, 768, 390])
+def test_names_and_meanings_of_numbers_have_room_beside_a_long_value(visit, tmp_path, width):
+    """The value has six words where there are fewer images than dimensions, as in small runs."""
+    content = made(items=24, dimension=64)
+    opened = visit(page.write(content, tmp_path / "report.html"), width=width)
+    rows = opened.page.locator("table.numbers tr").evaluate_all(
+        """(rows) => rows.map((row) => {
+          const name = document.createRange();
+          name.selectNodeContents(row.cells[0]);
+          const lines = name.getClientRects().length;
+          return [row.innerText, lines, row.offsetHeight, row.cells[2].offsetWidth];
+        })"""
+    )
+    assert any("not defined: fewer images than dimensions" in text for text, *_ in rows)
+    least = 150 if width > 390 else 300  # below the value, over the whole width
+    for _, lines, height, room in rows:
+        assert lines == 1 and height < 150 and room > least, rows
+    opened.check()
+
+
 @pytest.mark.parametrize("width", [1440, 390])
 def test_every_cell_shows_the_picture_of_its_item(visit, complete, width):
     """Pictures are painted with the number of their item, which is read back from the pixels."""
