@@ -87,9 +87,9 @@ class _Sampled(_Share):
 class TrainBatch(_HostBatch, _Sampled):
     """`train_batch(step)` returns `dict(images, labels, skipped)` of one host.
 
-    `sample_fn` plans the global batch. With `skip`, the next readable image of the class replaces
-    an image that cannot be read, and `skipped` holds the index of the latter. If the transform has
-    a form for batches, it sees all images of the host together.
+    `sample_fn` plans the global batch. With `skip`, another image (`stand_in`) replaces an image
+    that cannot be read, and `skipped` holds the index of the latter. If the transform has a form
+    for batches, it sees all images of the host together.
     """
 
     def __call__(self, step: int) -> dict[str, np.ndarray]:
@@ -121,7 +121,7 @@ class TrainBatch(_HostBatch, _Sampled):
         return image_shape(self.reader, self.transform.image, skip=self.skip)
 
     def _read(self, indices: np.ndarray, row: int, skipped: np.ndarray) -> np.ndarray:
-        """The image of a row. If it is replaced by another one, marks the row as skipped."""
+        """The image of a row. If another one replaces it, `indices` and `skipped` say so."""
         i = int(indices[row])
         try:
             return self.reader(i)
@@ -129,21 +129,24 @@ class TrainBatch(_HostBatch, _Sampled):
             if not self.skip:
                 raise
         skipped[row] = i
-        return stand_in(self.reader, i)
+        indices[row], image = stand_in(self.reader, i)
+        return image
 
 
-def stand_in(reader: Reader, i: int) -> np.ndarray:
-    """The next readable image of the class of image `i`, so that a batch keeps its structure."""
+def stand_in(reader: Reader, i: int) -> tuple[int, np.ndarray]:
+    """The next readable image after image `i`, and its index.
+
+    It is of the same class, so that a batch keeps its structure. If no image of the class can be
+    read, it is of another one: a single damaged class must not end a run of many hours.
+    """
     labels = reader.split.labels
-    same_class = np.flatnonzero(labels == labels[i])
-    after = np.searchsorted(same_class, i, side="right")
-    for other in np.roll(same_class, -after).tolist()[:-1]:
+    others = np.roll(np.arange(len(labels)), -i)[1:]
+    for other in others[np.argsort(labels[others] != labels[i], kind="stable")]:
         try:
-            return reader(other)
+            return int(other), reader(int(other))
         except decode.UnreadableImage:
             continue
-    name = reader.split.names[labels[i]]
-    raise decode.UnreadableImage(f"no image of class {name!r} can be read: remove the class")
+    raise decode.UnreadableImage("not a single image of the split can be read")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -152,13 +155,13 @@ class PlannedBatch(_Sampled):
 
     `dict(rows, labels, scalars, array0, ..., skipped)`: `rows [b]` are rows of the split, -1 for
     padding; `scalars [b k]` and the arrays are the draws of the program, as in `TrainBatch`.
-    `shapes` are the shapes of all images, and `is_replaced [n]` marks those that cannot be read, in
-    whose rows the devices have the images that replace them.
+    `shapes` are the shapes of all images, and `sources [n]` are the rows of the images that stand
+    for them: their own ones, or those of `stand_in` for images that cannot be read.
     """
 
     program: Program
     shapes: Sequence[tuple[int, ...]]
-    is_replaced: np.ndarray
+    sources: np.ndarray
     labels: np.ndarray
 
     def __post_init__(self):
@@ -169,9 +172,10 @@ class PlannedBatch(_Sampled):
         indices = self._indices(self.labels, step)
         count = len(indices)
         rows, labels = np.full(self.size, -1, np.int32), np.zeros(self.size, np.int32)
-        rows[:count], labels[:count] = indices, self.labels[indices]
+        rows[:count] = self.sources[indices]
+        labels[:count] = self.labels[rows[:count]]
         skipped = np.full(self.size, _READABLE)
-        skipped[:count] = np.where(self.is_replaced[indices], indices, _READABLE)
+        skipped[:count] = np.where(rows[:count] != indices, indices, _READABLE)
         scalars, *arrays = (
             np.zeros((self.size, *x.shape), x.dtype)
             for x in (self._first.scalars, *self._first.arrays)

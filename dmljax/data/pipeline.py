@@ -112,7 +112,8 @@ def train(
     per core, at least four) decode ahead, in this process or in each of `workers` processes. Worker
     processes are faster only on hosts with many cores. `cache=True` keeps decoded images in memory.
     With `unreadable='skip'`, the next readable image of the class replaces an image that cannot be
-    read. Such images are counted in `skipped`; a name that it already contains is not logged again.
+    read; if the class has none, one of another class, with its label. Such images are counted in
+    `skipped`; a name that it already contains is not logged again.
     """
     if not len(split):
         raise ValueError("the split is empty: there is nothing to read")
@@ -135,7 +136,7 @@ def planned(
     *,
     program: Program,
     shapes: Sequence[tuple[int, ...]],
-    is_replaced: np.ndarray,
+    sources: np.ndarray,
     sample_fn: Callable[..., np.ndarray],
     seed: int,
     start: int = 0,
@@ -147,7 +148,7 @@ def planned(
 ) -> Batches:
     """The batches of `train` without pixels: rows and draws, for devices that hold the images.
 
-    `program`, `shapes` and `is_replaced` are as in `batches.PlannedBatch`; no image is read.
+    `program`, `shapes` and `sources` are as in `batches.PlannedBatch`; no image is read.
     """
     groups = sampling.group(split.labels)
     _warn_about_single_images(split, groups)
@@ -155,7 +156,7 @@ def planned(
     batch_fn = PlannedBatch(
         program=program,
         shapes=shapes,
-        is_replaced=is_replaced,
+        sources=sources,
         labels=split.labels,
         sample_fn=sample_fn,
         seed=seed,

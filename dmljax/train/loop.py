@@ -308,7 +308,7 @@ def _batches(
         "skipped": skipped,
     }
     if resident is not None:
-        options |= {name: getattr(resident, name) for name in ("program", "shapes", "is_replaced")}
+        options |= {name: getattr(resident, name) for name in ("program", "shapes", "sources")}
         return pipeline.planned(run.train, **options)
     options |= {"cache": run.runtime.cache, "unreadable": run.unreadable}
     return pipeline.train(run.train, transform_fn=run.transform_fn, **options)

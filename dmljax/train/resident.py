@@ -42,7 +42,7 @@ class Resident(NamedTuple):
     """Images on the devices, and how a step makes its batch of them.
 
     `images_fn(batch)` is to be compiled. `batch` has the `arrays` and a batch of
-    `pipeline.planned`, which takes `program`, `shapes` and `is_replaced`; the result has images and
+    `pipeline.planned`, which takes `program`, `shapes` and `sources`; the result has images and
     labels. `note` is for the reader.
     """
 
@@ -50,7 +50,7 @@ class Resident(NamedTuple):
     images_fn: Callable[[dict[str, Any]], dict[str, jax.Array]]
     program: plan.Program
     shapes: list[tuple[int, ...]]
-    is_replaced: np.ndarray
+    sources: np.ndarray
     note: str
 
 
@@ -83,13 +83,13 @@ def load(run: Run, *, share: float = 1.0) -> Resident:
     mesh = Mesh(devices, (_HOST, _LOCAL))
     local = [d for d in devices.flat if d.process_index == jax.process_index()]
     memory = _Memory(len(run.train), local, share)
-    is_replaced = np.zeros(len(run.train), bool)
+    sources = np.arange(len(run.train))
     images: list[np.ndarray | None] = []
     shapes: list[tuple[int, ...]] = []
-    for i, (image, is_stand_in) in enumerate(_read(run)):
+    for i, (source, image) in enumerate(_read(run)):
         if i == 0:  # before minutes of reading
             _program(run, [image.shape])
-        is_replaced[i] = is_stand_in
+        sources[i] = source
         images.append(image)
         shapes.append(shapes[-1] if shapes and shapes[-1] == image.shape else image.shape)
         if memory.add(image):
@@ -111,7 +111,7 @@ def load(run: Run, *, share: float = 1.0) -> Resident:
         _images_fn(program, mesh, together=None if local[0].platform == "cpu" else _TOGETHER),
         program,
         shapes,
-        is_replaced,
+        sources,
         f"{memory.describe()}, with {shown_bytes(memory.free)} free before",
     )
 
@@ -120,19 +120,19 @@ def _program(run: Run, shapes: Sequence[tuple[int, ...]]) -> plan.Program:
     return plan.program(run.transform_fn.image, shapes, title=run.transform_fn.title)
 
 
-def _read(run: Run) -> Iterator[tuple[np.ndarray, bool]]:
-    """All training images in order, and whether each replaces one that cannot be read."""
+def _read(run: Run) -> Iterator[tuple[int, np.ndarray]]:
+    """All training images in order with their rows, or the images that replace them with theirs."""
     reader = Reader(run.train, least_side=run.transform_fn.least_side)
 
-    def read(i: int) -> tuple[np.ndarray, bool]:
+    def read(i: int) -> tuple[int, np.ndarray]:
         try:
-            return reader(i), False
+            return i, reader(i)
         except decode.UnreadableImage:
             if run.unreadable != "skip":
                 raise
-        return batches.stand_in(reader, i), True
+        return batches.stand_in(reader, i)
 
-    def read_all(rows: range) -> list[tuple[np.ndarray, bool]]:
+    def read_all(rows: range) -> list[tuple[int, np.ndarray]]:
         return [read(i) for i in rows]
 
     rows = range(len(run.train))

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import pathlib
 import time
 
 import data_fixtures as make
@@ -262,15 +263,37 @@ def test_a_skipped_image_is_masked_in_evaluation(damaged):
     assert np.flatnonzero(~where[: len(damaged)]).tolist() == [1, 8]
 
 
-def test_a_class_that_cannot_be_read_at_all_ends_the_run(tmp_path):
-    make.class_folders(tmp_path, {"a": 2, "b": 2})
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_class_that_cannot_be_read_at_all_is_replaced_by_the_next_with_its_label(
+    tmp_path, workers
+):
+    make.class_folders(tmp_path, {"a": 2, "b": 2, "c": 2})
     for i in range(2):
         make.put(tmp_path / "b" / f"00{i}.jpg", b"")
     split = datasets.folder(root=tmp_path, split=1.0).train
-    sample_fn = functools.partial(sampling.class_balanced, classes=2, per_class=1)
+    sample_fn = functools.partial(sampling.class_balanced, classes=3, per_class=2)
+    options = dict(sample_fn=sample_fn, transform_fn=transforms.unchanged, workers=workers)
+    with _train(split, unreadable="skip", **options) as batches:
+        batch = next(batches)
+        skipped = dict(batches.skipped)
+    plan = sample_fn(split.labels, seed=3, step=0)
+    sources = [i if split.labels[i] != 1 else 4 for i in plan.tolist()]
+    assert (batch["labels"] == split.labels[sources]).all()
+    for image, i in zip(batch["images"], sources, strict=True):
+        assert (image == decode.read(split.records[i])).all()
+    assert skipped == {split.records[2]: 1, split.records[3]: 1}
+
+
+def test_a_split_that_cannot_be_read_at_all_ends_the_run(tmp_path):
+    make.class_folders(tmp_path, {"a": 2})
+    split = datasets.folder(root=tmp_path, split=1.0).train
+    with _train(split, sample_fn=_P_BY_K, unreadable="skip") as batches:
+        next(batches)
+    for path in split.records:
+        make.put(pathlib.Path(path), b"")
     with (
-        pytest.raises(decode.UnreadableImage, match="no image of class 'b' can be read"),
-        _train(split, sample_fn=sample_fn, unreadable="skip") as batches,
+        pytest.raises(decode.UnreadableImage, match="not a single image of the split can be read"),
+        _train(split, sample_fn=_P_BY_K, unreadable="skip") as batches,
     ):
         next(batches)
 

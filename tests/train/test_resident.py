@@ -208,9 +208,11 @@ def test_features_are_taken_from_the_devices(source, tmp_path):
     assert len({row.tobytes() for batch in actual for row in batch["images"]}) > 20
 
 
-def test_an_image_that_cannot_be_read_is_replaced_as_by_the_host(tmp_path):
+@pytest.mark.parametrize("damaged", ["an image", "a class"])
+def test_an_image_that_cannot_be_read_is_replaced_as_by_the_host(tmp_path, damaged):
     root = photos(tmp_path)
-    next(iter(sorted((root / "c1").iterdir()))).write_bytes(b"no image")
+    for path in sorted((root / "c1").iterdir())[: 1 if damaged == "an image" else None]:
+        path.write_bytes(b"no image")
     dataset = {"name": "folder", "root": str(root), "split": 0.5}
     config = tiny(tmp_path, dataset=dataset, unreadable="skip")
     expected, skipped = _batches(build(config), 6)
