@@ -122,6 +122,12 @@ def _checked(ladder: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 raise ValueError(
                     f"ladder.{number}: {field} must be a list of numbers, not {values}"
                 )
+        table = step.get("steps")
+        if isinstance(table, dict) and not (table and all(str(key).isdecimal() for key in table)):
+            raise ValueError(
+                f"ladder.{number}: steps={table} needs numbers of training images as its keys, "
+                "such as {'1': 60, '1000': '3 epochs'}"
+            )
         if wrong := [share for share in step.get("shares", ()) if not 0 <= share <= 1]:
             raise ValueError(f"ladder.{number}: a share is between 0 and 1, not {wrong[0]}")
     if len({step["name"] for step in ladder}) < len(ladder):

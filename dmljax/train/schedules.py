@@ -46,9 +46,9 @@ def ramp(step: jax.Array | int, *, first: float, last: float, at: Sequence[int])
     >>> [float(ramp(step, first=0.1, last=0.5, at=(100, 200))) for step in (0, 150, 900)]
     [0.10000000149011612, 0.30000001192092896, 0.5]
     """
+    if len(at) != 2 or not at[0] < at[1]:
+        raise ValueError(f"at={list(at)}: of two steps, the second step must come after the first")
     start, end = at
-    if not start < end:
-        raise ValueError(f"at={list(at)}: the second step must come after the first")
     share = jnp.clip((step - start) / (end - start), 0, 1).astype(jnp.float32)
     return first + (last - first) * share
 

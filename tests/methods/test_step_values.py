@@ -139,9 +139,10 @@ def test_a_wrong_schedule_is_one_line(spec, message):
     assert "\n" not in str(raised.value)
 
 
-def test_steps_of_a_ramp_in_the_wrong_order():
-    with pytest.raises(ValueError, match="the second step must come after the first"):
-        ramp(0, first=0.0, last=1.0, at=(5, 5))
+@pytest.mark.parametrize("at", [(5, 5), (5,), (), (1, 2, 3)])
+def test_steps_of_a_ramp_that_are_no_two_steps_in_order(at):
+    with pytest.raises(ValueError, match="of two steps, the second step must come after the first"):
+        ramp(0, first=0.0, last=1.0, at=at)
 
 
 @pytest.mark.parametrize(

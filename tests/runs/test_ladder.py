@@ -270,6 +270,11 @@ def test_few_classes_leave_only_the_first_step(source, tmp_path, capsys):
             "matches no kernel",
         ),
         ([HEAD, {"name": "a", "rates": 3}], "rates must be a list of numbers, not 3"),
+        (
+            [HEAD, {"name": "a", "steps": {"many": 3}}],
+            "steps={'many': 3} needs numbers of training",
+        ),
+        ([HEAD, {"name": "a", "steps": {}}], "steps={} needs numbers of training images"),
         ([HEAD, {"name": "a"}, {"name": "b", "shares": [2.0]}], "between 0 and 1, not 2.0"),
     ],
 )
