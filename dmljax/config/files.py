@@ -48,6 +48,12 @@ def get_config_of(source: str) -> Callable[..., Any]:
     if not path.is_file():
         others = hint(path.name, (other.name for other in path.parent.glob("*.py")))
         raise FileNotFoundError(f"the folder {path.parent} has no config {path.name!r}{others}")
+    if path.suffix == ".json":  # such as the one of a run
+        raise ValueError(
+            f"{path} is no config, which is a Python file: in one, `import json, pathlib; "
+            f"get_config = lambda: json.loads(pathlib.Path({str(path)!r}).read_text())` repeats "
+            "a run"
+        )
     return function_of_file(path, "get_config")
 
 
