@@ -650,7 +650,7 @@
         hits: "Blue discs: the nearest image is of the same class. Orange squares and dashed frames: it is not.",
         found: "The darker orange, the more queries have the image among their ten nearest. Squares: the nearest image is of another class.",
         class: "Yellow: images of the chosen class; all others are gray. Squares: the nearest image is of another class.",
-      }[mode] + (items.roles ? " Images of queries and of the gallery are shown alike; pictures carry Q or G." : "");
+      }[mode] + (items.roles ? " Images of queries and of the gallery are shown alike; pictures are marked Q or G." : "");
     };
     const modes = choice("Color of the points", [["hits", "right / wrong"], ["found", "how often found"], ["class", "one class"]], mode, (value) => {
       mode = value;
@@ -684,7 +684,7 @@
         el("button", { type: "button", onclick: save }, "Save PNG"), counter),
       key,
       el("div", { class: "mapbox" }, el("div", { class: "canvas" }, canvas), aside),
-      el("p", { class: "note", id: "map-keys" }, data.map_note || "", " Drag to move, Ctrl and the wheel to zoom. Keys: arrows, + and −, 0 for the whole map, Enter takes the image nearest the middle, Escape none."),
+      el("p", { class: "note", id: "map-keys" }, data.map_note || "", " Drag to move, Ctrl and the wheel to zoom. Keys: arrows move, + and − zoom, 0 shows the whole map, Enter chooses the image nearest the middle, Escape chooses none."),
     ];
   });
 
@@ -723,8 +723,8 @@
     const field = fieldOfClass("Class of the queries", (c) => { chosenClass = c; shown = 10; fill(); }, "worst-class");
     fill();
     return [
-      el("p", {}, "Queries whose nearest image is of another class, the latest first hit first. Right of the gap: the nearest image of the right class."),
-      el("div", { class: "controls" }, el("label", {}, "Class", field.input), field.options, toggle("All of a class", false, (on) => { everything = on; shown = 10; fill(); }), status),
+      el("p", {}, "Queries whose nearest image is of another class. The first ones find an image of their class last. Right of the gap: the nearest image of the right class."),
+      el("div", { class: "controls" }, el("label", {}, "Class", field.input), field.options, toggle("All queries of a class", false, (on) => { everything = on; shown = 10; fill(); }), status),
       list, more,
     ];
   });
@@ -950,7 +950,7 @@
       const node = el("div");
       const logs = [...facts.spectrum].map((v) => (v > 0 ? Math.log10(v) : NaN));
       lineChart(node, { series: [{ steps: logs.map((_, i) => i + 1), values: logs }], height: 240, label: "Share of variance of every direction, as a power of ten", xName: "direction" });
-      columns.push(el("div", {}, el("h3", {}, "Spectrum"), node, el("p", { class: "note" }, "Share of the variance in every direction, as a power of ten. A cliff means that the directions behind it are unused.")));
+      columns.push(el("div", {}, el("h3", {}, "Spectrum"), node, el("p", { class: "note" }, "Share of the variance in every direction, as a power of ten. A steep fall means that the directions after it are unused.")));
     }
     if (facts.numbers && facts.numbers.length) {
       columns.push(el("div", {}, el("h3", {}, "Numbers"), el("table", { class: "numbers" }, el("tbody", {}, facts.numbers.map(([name, value, meaning]) =>
@@ -977,9 +977,9 @@
     matrix: (view) => {
       const n = view.items.length, layers = view.values.length / (n * n);
       const canvas = el("canvas", { role: "img", "aria-label": `${view.title}: ${view.rows} down the side, ${view.columns} along the top` });
-      const words = el("p", { class: "note", role: "status" }, "Move over the matrix, or tap it, to see which image listens to which.");
+      const words = el("p", { class: "note", role: "status" }, "Move over the matrix, or tap it, to see how much an image attends to another.");
       const [low, high] = minmax(view.values);
-      let layer = 0;
+      let layer = 0, row = 0, column = 0;
       const draw = () => decode64(canvas, n, n, (k) => heat((view.values[layer * n * n + k] - low) / (high - low || 1)));
       draw();
       const strip = (vertical) => {
@@ -1005,6 +1005,7 @@
       };
       const pair = el("div", { class: "pics" });
       const show = (r, c) => {
+        [row, column] = [r, c];
         const [i, j] = [view.items[r], view.items[c]];
         words.replaceChildren(`${view.rows}: `, bdi(shortName(nameOf(items.labels[i]))), `; ${view.columns}: `, bdi(shortName(nameOf(items.labels[j]))), `; value ${decimal(view.values[layer * n * n + r * n + c], 4)} (the mean is ${decimal(1 / n, 4)})`);
         const strongest = [...Array(n).keys()].sort((a, b) => view.values[layer * n * n + r * n + b] - view.values[layer * n * n + r * n + a]).slice(0, 8);
@@ -1015,7 +1016,7 @@
       const grid = el("div", { class: "matrix" }, el("span"), strip(false), strip(true), canvas);
       grid.style.gridTemplateColumns = `minmax(0, 1fr) minmax(0, ${n}fr)`;
       show(0, 0);
-      return [layers > 1 ? el("div", { class: "controls" }, choice("Layer", Array.from({ length: layers }, (_, k) => [k, `layer ${k + 1}`]), 0, (k) => { layer = k; draw(); })) : null,
+      return [layers > 1 ? el("div", { class: "controls" }, choice("Layer", Array.from({ length: layers }, (_, k) => [k, `layer ${k + 1}`]), 0, (k) => { layer = k; draw(); show(row, column); })) : null,
         grid, words, el("p", { class: "note" }, "The strongest of that row:"), pair];
     },
     maps: (view) => {

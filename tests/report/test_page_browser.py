@@ -197,6 +197,9 @@ def test_all_sections_are_there_in_their_order(visit, complete):
         8,
         8,
     ]
+    opened.page.get_by_role("button", name="layer 2").click()
+    value = f"value {VIEWS[0]['values'][1, 0, 0]:.4f}"
+    assert value in opened.page.inner_text("#inside [role=status]")
     assert 'cannot draw a view of the kind "hologram"' in opened.page.inner_text("#inside")
 
 
