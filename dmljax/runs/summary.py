@@ -113,7 +113,7 @@ def intervals(scores: QueryScores, average: str = "queries") -> str:
         low, high = metrics.interval(scores.values[name], groups=scores.labels, over=average)
         if not np.isnan(low):
             ranges.append(f"{name} {100 * low:.1f} to {100 * high:.1f}")
-    note = metrics.interval_note(scores.labels)
+    note = metrics.interval_note(scores.labels[scores.first > 0])
     texts = [", ".join(ranges), note and f"({note})" if ranges else note]
     averaged = ", of means over classes" if average == "classes" else ""
     return f"95 % ranges over test classes{averaged}: {' '.join(filter(None, texts))}"

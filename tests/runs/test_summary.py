@@ -103,6 +103,10 @@ def test_ranges_are_over_classes(tmp_path, capsys):
     line = summary.intervals(scores._replace(recall_at_1=is_first))
     low, high = metrics.interval(is_first, groups=labels)
     assert f"over test classes: R@1 {100 * low:.1f} to {100 * high:.1f}, MAP@R " in line
+    alone = np.where(labels < 5, labels, np.arange(240))  # most classes have a single image
+    few = Split(split.records, alone, tuple(map(str, range(240))))
+    line = summary.intervals(scores_file.score(rng.normal(size=(240, 3)), few))
+    assert line == "95 % ranges over test classes: no range: 5 classes, and it needs 8"
     by_query = metrics.interval(is_first)
     assert high - low > 1.5 * (by_query[1] - by_query[0])
     assert "95 % ranges over test classes: no range: 4 classes" in _printed(tmp_path, capsys)
