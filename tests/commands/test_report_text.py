@@ -230,7 +230,7 @@ def test_the_distance_of_embeddings_is_said_and_chosen(tmp_path, capsys, caplog)
     assert "worse" not in text and "+0.0 +0.0 to +0.0" in text and "Ranked by cosine." in text
     text, _ = report(units * lengths, words[0])
     assert "x.npy is ranked by Euclidean distance (norms from 0.1 to 10," in text
-    units[[5, 8]], units[9, 1] = 0, np.inf
+    units[[5, 8]], units[9, 1], units[3, 0] = 0, np.inf, 0
     report(units)
     assert "x.npy: 2 rows of zeros (first: row 5): write NaN into" in caplog.text
     assert "x.npy: 1 row with a NaN or an infinity (first: row 9): not in any score" in caplog.text

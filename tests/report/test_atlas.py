@@ -50,11 +50,13 @@ def test_table(tmp_path, records, monkeypatch):
     assert len({(r["x"], r["y"]) for r in rows}) == 29
 
 
-def test_a_single_image_has_no_neighbors(tmp_path):
-    split = Split(_images(1), np.zeros(1, int), ("a",))
+@pytest.mark.parametrize("n", [1, 2])
+def test_one_image_has_no_neighbors_and_two_have_each_other(tmp_path, n):
+    split = Split(_images(n), np.zeros(n, int), ("a",))
     path = tmp_path / "x.parquet"
-    atlas.write(path, np.ones((1, 4)), split, ids=["0"], read_fn=lambda i: split.records[i])
-    assert parquet.read_table(path).to_pylist()[0]["neighbors"] == {"ids": [], "distances": []}
+    atlas.write(path, np.eye(n, 4), split, ids=["0", "1"][:n], read_fn=lambda i: split.records[i])
+    rows = parquet.read_table(path).to_pylist()
+    assert [row["neighbors"]["ids"] for row in rows] == ([[]] if n == 1 else [[1], [0]])
 
 
 def test_a_fault_leaves_no_table(tmp_path):

@@ -43,6 +43,9 @@ def test_the_comparison_lists_what_a_loop_over_queries_finds(runs):
     change = section["changes"][0]
     assert change["lost_count"] == len(only_first) > 5
     assert change["won_count"] == len(only_second)
+    _, counts = np.unique(first.labels[only_first], return_counts=True)
+    assert len(change["lost"]) == np.minimum(counts, 4).sum()
+    assert [curve["name"] for curve in section["curves"]] == ["first", "second"]
     pages = [page.read(folder / "report.html")["items"] for folder in runs.values()]
     for entry in change["lost"]:
         assert entry["item"] in only_first
@@ -50,6 +53,19 @@ def test_the_comparison_lists_what_a_loop_over_queries_finds(runs):
     cell = section["rows"][0]["cells"][1]
     assert cell["verdict"] == "worse" and cell["low"] < cell["difference"] < cell["high"] < 0
     assert [c["is_best"] for c in section["rows"][0]["cells"]] == [True, False]
+
+
+@pytest.mark.parametrize("n", [84, 108])
+def test_a_page_of_other_images_shows_none(runs, n):
+    """Such as an older page beside the scores of a later run. Unreadable images are on no map."""
+    embeddings, labels = clustered(n, 12)
+    embeddings[5] = np.nan
+    pages = {"first": facts.from_tree(page.read(runs["first"]))}
+    pages["second"] = facts.make(embeddings, labels, title="second")
+    section = compare_page.of_pages(pages, comparison.read(runs)).comparison
+    lost = section["changes"][0]["lost"]
+    assert lost and all(entry["found"][1] == 96 for entry in lost)
+    assert [len(one["x"]) for one in section["maps"]] == [96, n - 1]
 
 
 def test_keywords_of_version_0_1_0(runs, capsys):

@@ -57,6 +57,7 @@ def _npz():
     ("x", "y", "message"),
     [
         (_npy(np.ones((6, 4))), _npy(np.arange(5)), "has 6 rows, but .*y.npy has 5 labels"),
+        (_npy(np.ones((6, 4))), _npy(np.arange(7)), "has 6 rows, but .*y.npy has 7 labels"),
         (_npy(np.ones(6)), _npy(np.arange(6)), r"has shape \(6,\): an array \[items, dimensions\]"),
         (_npy(np.ones((6, 4), int)), _npy(np.arange(6)), "holds int64: floating-point numbers"),
         (_npy(np.full((6, 4), np.nan)), _npy(np.arange(6)), "every row of .* holds a NaN"),

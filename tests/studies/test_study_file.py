@@ -279,12 +279,14 @@ def test_moved_data_is_the_same_run(tmp_path):
 
 def test_points_are_drawn_by_their_number():
     ranges = {"a": ("log", 1e-4, 1.0), "b": ("int", 2, 4), "c": ("choice", "x", "y")}
+    ranges["d"] = ("log_int", 2, 4)
     for method in ("random", "sobol"):
         few = space.points(ranges, method=method, trials=5, seed=3)
         many = space.points(ranges, method=method, trials=40, seed=3)
         assert many[:5] == few and len({json.dumps(p) for p in many}) == 40
         assert space.points(ranges, method=method, trials=5, seed=4) != few
-        assert {p["b"] for p in many} == {2, 3, 4} and {p["c"] for p in many} == {"x", "y"}
+        assert {p["b"] for p in many} == {p["d"] for p in many} == {2, 3, 4}
+        assert {p["c"] for p in many} == {"x", "y"}
         assert all(1e-4 <= p["a"] < 1 for p in many)
         below = sum(p["a"] < 1e-2 for p in many)
         assert 12 <= below <= 28, "a logarithmic range has half of its points below its middle"

@@ -3,6 +3,7 @@
 import csv
 import html.parser
 import io
+import re
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def _result(values, *, uses_test=False, candidates=1, rule=None, evaluations=(),
 
 
 def _table(
-    folder, values_by_row, *, outcomes=(), results=None, name_of_score="R@1", parts=None, **fields
+    folder, values_by_row, *, outcomes={}, results=None, name_of_score="R@1", parts=None, **fields
 ):
     """The table of a study whose runs have these values of a score, by row and seed.
 
@@ -47,8 +48,8 @@ def _table(
             folds = range(fields["folds"]) if fields.get("folds") else [None]
             for fold in folds:
                 planned = PlannedRun(row, i, fold, "tiny.py", (), f"{row}{i}{fold}")
-                outcome = dict(outcomes).get((row, i), Outcome("waiting"))
-                if i < len(values):
+                outcome = outcomes.get((row, i), Outcome("waiting"))
+                if i < len(values) and (row, i) not in outcomes:
                     value = values[i][fold] if fold is not None else values[i]
                     name = name_of_score.removeprefix("test/")
                     scores = {f"test/{name}": value, f"val/{name}": value, "val/R@1": value}
@@ -104,6 +105,8 @@ def test_differences_are_those_of_the_declared_test(tmp_path):
     sentence = f"with n = 5 and sd {sd:.1f} of the paired differences this study can see"
     assert f"{sentence} {points:.1f} points" in text
     assert "for the first of 2 rows" in text and "Correlation of seeds between rows" in text
+    uneven = _table(tmp_path, {"a": A, "b": B[:4], "c": C}, **COMPARED)
+    assert "with n = 4 and sd" in printing.as_markdown(uneven)
     welch = _table(tmp_path, {"a": A, "b": B[:4]}, **COMPARED | {"test": "welch"})
     compared = welch.rows[1].comparisons["R@1"].difference
     assert np.isclose(compared.p, metrics.welch_difference(B[:4], A).p)
@@ -194,12 +197,14 @@ def test_folds_have_the_corrected_test(tmp_path):
 
 
 def test_marks_of_choice_failure_and_collapse(tmp_path):
+    chosen = {"uses_test": True, "candidates": 70, "rule": "test/R@1"}
     failed = {("b", 4): Outcome("diverged", "the loss is NaN at step 3")}
+    shorter = _result({"test/R@1": A[0]}, **chosen | {"candidates": 60})
     made = _table(
         tmp_path,
         {"a": A, "b": B[:4]},
-        outcomes=failed,
-        results={"uses_test": True, "candidates": 70, "rule": "test/R@1"},
+        outcomes=failed | {("a", 0): Outcome("finished", result=shorter)},
+        results=chosen,
         collapsed={"R@1": 0.705},
         published={"a": {"R@1": 69.4}},
         published_from="1 run, test-chosen",
@@ -210,7 +215,8 @@ def test_marks_of_choice_failure_and_collapse(tmp_path):
     assert _cells(text, "a")[2:] == ["69.4", "5, 3 collapsed"]
     assert _cells(text, "b")[3] == "4 of 5, 1 failed"
     assert "Failed: b, seed 4: the loss is NaN at step 3" in text
-    assert "among 70 evaluations" in text and "gains 2.4 deviations" in text
+    assert "among 70 evaluations" in text and "different numbers" not in text
+    assert "gains 2.4 deviations" in text
     assert "1 run, test-chosen. These values are not part of any test" in text
     assert "the step is chosen by test/R@1" in text
     held_out = _table(tmp_path, {"a": A}, results={"rule": "val/R@1", "candidates": 9})
@@ -225,7 +231,8 @@ def test_a_rule_reads_the_evaluations_of_other_runs(tmp_path):
     """The first of equals, as in the train loop."""
     numbers = [(2, 0.5, 0.3), (4, 0.6, 0.4), (6, 0.6, 0.2)]
     steps = [Evaluated(s, {"test/R@1": t, "val/R@1": v}) for s, t, v in numbers]
-    result = _result({"test/R@1": 60.0}, evaluations=[Evaluated(0, {}), *steps])
+    start = Evaluated(0, {"test/R@1": 0.7, "val/R@1": 0.5})  # before the training
+    result = _result({"test/R@1": 60.0}, evaluations=[start, *steps])
     for rule, score, uses_test, candidates in (
         ("test/R@1", 0.4, True, 3),
         ("val/R@1", 0.4, False, 3),
@@ -308,6 +315,7 @@ def test_curves_are_the_means_of_finished_runs(tmp_path):
     made = _table(tmp_path, {"a": A[:2], "b": B[:1]}, curves=["loss"], parts={"lines": lines})
     assert made.curves == {"loss": {"a": [(2, 2.5), (4, 4.5)]}}
     text = page.as_html(made)
+    assert "points='350.0,215.0 630.0,10.0'" in text  # steps to the right, larger values above
     assert text.count("<polyline") == 1 and "<title>a: 4.5 at step 4</title>" in text
 
 
@@ -316,6 +324,11 @@ def test_csv_has_one_line_for_every_run(tmp_path):
     rows = list(csv.DictReader(io.StringIO(printing.as_csv(made))))
     assert [float(r["test/R@1"]) for r in rows if r["row"] == "a"] == [x / 100 for x in A]
     assert [r["state"] for r in rows if r["row"] == "b"] == ["finished"] * 3 + ["waiting"] * 2
+    # Nobody sees the test scores of the trials of a search.
+    made = _table(tmp_path, {"a": A, "trial 0000": B}, rows={"a": {}})
+    trials = list(csv.DictReader(io.StringIO(printing.as_csv(made))))[5:]
+    assert [r["test/R@1"] for r in trials] == [""] * 5
+    assert [float(r["val/R@1"]) for r in trials] == [x / 100 for x in B]
 
 
 def test_html_has_a_dot_for_every_seed(tmp_path):
@@ -334,6 +347,9 @@ def test_html_has_a_dot_for_every_seed(tmp_path):
     assert counter.tags.count("circle") == 10 and "b" not in counter.tags
     assert "seed 1: 72.10" in counter.titles and "http" not in text
     assert counter.tags.count("table") == 2
+    dots = re.findall(r" cx=(\S+) .*?: (\d+\.\d+)</title>", text)
+    places, values = np.array(dots, float).T
+    assert np.corrcoef(places, values)[0, 1] > 0.999
 
 
 def test_latex_escapes(tmp_path):
