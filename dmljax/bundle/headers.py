@@ -136,6 +136,6 @@ def _tiff(data: bytes) -> int | None:
         tag, kind = struct.unpack_from(f"{order}HH", data, position)
         if tag in (_WIDTH, _LENGTH):
             (sides[tag],) = struct.unpack_from(
-                order + ("H" if kind == 3 else "I"), data, position + 8
+                order + ("H" if kind == _SHORT else "I"), data, position + 8
             )
     return sides[_WIDTH] * sides[_LENGTH] if len(sides) == 2 else None

@@ -1,7 +1,7 @@
 """A bundle embeds a Ray Data set: workers that come and go, restartable by part, exactly once.
 
 Needs the extra `ray` (0.6 GB installed). For a fixed list on known hosts `dmljax embed --shard=I/N`
-does the same without it (docs/scale.md). The folder that is written is the same: see `data.parts`.
+does the same without it (docs/scale.md). The folder that is written is the same: see `files.parts`.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def _begin(out: pathlib.Path, common: dict[str, Any]) -> None:
     different = [k for k in {**begun_with, **common} if begun_with.get(k) != common.get(k)]
     if different:
         values = ", ".join(
-            f"{name} ({begun_with.get(name)} there, {common.get(name)} here)" for name in different
+            f"{name} ({begun_with.get(name)}, not {common.get(name)})" for name in different
         )
         raise ValueError(f"{out} was begun with another {values}: choose another folder")
 

@@ -1,7 +1,7 @@
 """Items of an index as a Parquet file: columns id, metadata (JSON) and vector.
 
 The vector is a fixed-size list of float32, as DuckDB, polars and LanceDB read it. The digest of the
-model is in the schema's metadata under `dmljax`. A folder of parts (`data.parts`) is read as the
+model is in the schema's metadata under `dmljax`. A folder of parts (`files.parts`) is read as the
 Parquet files of all its parts, in order.
 """
 

@@ -61,8 +61,8 @@ def claimed(
                 _write_config(config, digests, workdir, overwrite)
             except OSError as error:
                 raise OSError(
-                    f"{workdir} cannot be written: {error.strerror}. Make space there, ask for the "
-                    "permission, or choose another --workdir"
+                    f"{workdir} cannot be written: {error.strerror}. Free space on its disk, change "
+                    "its permissions, or choose another --workdir"
                 ) from error
 
         hosts.on_process_0(claim)
@@ -104,8 +104,8 @@ def _write_config(
             )
             raise ValueError(
                 f"{workdir} holds a {kind} of another config: {'; '.join(changes[:5])}. Choose "
-                f"another --workdir (there, --config.start={workdir} takes the weights of this "
-                f"{kind} if it is finished), or --overwrite to delete {content}"
+                f"another --workdir (with --config.start={workdir}, it starts from the weights of "
+                f"this {kind} if that is finished), or --overwrite to delete {content}"
             )
         if changes:
             for step in steps:
@@ -137,7 +137,7 @@ def _recorded_config(workdir: pathlib.Path) -> dict[str, Any]:
 def _changes(old_config: dict[str, Any], config: dict[str, Any]) -> list[str]:
     """The fields that can change a result and differ between two configs."""
     differences = config_files.differences(essential(old_config), essential(config))
-    return [f"{path} ({old!r} there, {new!r} here)" for path, old, new in differences]
+    return [f"{path} was {old!r} and is now {new!r}" for path, old, new in differences]
 
 
 def _other_digests(workdir: pathlib.Path, digests: Digests) -> list[str]:
@@ -149,7 +149,7 @@ def _other_digests(workdir: pathlib.Path, digests: Digests) -> list[str]:
     for name, title in {**titles, "start": "the run to start from"}.items():
         old, new = old_digests.get(name), getattr(digests, name)
         if old != new:
-            changes.append(f"{title} (digest {_short(old)} there, {_short(new)} here)")
+            changes.append(f"{title}: its digest was {_short(old)} and is now {_short(new)}")
     return changes
 
 
@@ -303,7 +303,7 @@ def split_of(run: Run, name: str) -> Split:
     """The split of a run by its name."""
     if name not in run.splits:
         hint = "; a run with --config.validation=0.2 holds classes out" if name == "val" else ""
-        raise ValueError(f"there is no split {name!r} here: choose {', '.join(run.splits)}{hint}")
+        raise ValueError(f"the run has no split {name!r}: choose {', '.join(run.splits)}{hint}")
     return run.splits[name]
 
 

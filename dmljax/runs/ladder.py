@@ -33,7 +33,7 @@ from dmljax.train.evaluation import MAIN, Evaluator
 from dmljax.train.options import SECTIONS
 
 _SCORE = "MAP@R"
-_OWN = ("name", "rates", "shares")  # what a step has beside fields of the config
+_NO_FIELDS = ("name", "rates", "shares")  # what a step has beside fields of the config
 _FEWEST_CLASSES = 4  # two to hold out and two to train on
 
 
@@ -153,27 +153,25 @@ def _climb(
     """Runs all steps; the rows of the table, the frozen backbone first."""
     options: dict[str, Any] = {"overwrite": overwrite, "source": source}
     rows: list[_Row] = []
-    done: list[str] = []  # the folders of the steps so far
+    folders: list[str] = []  # of the steps so far
     for changes in steps:
         name = changes["name"]
-        own = _fields(changes, base, images)
-        if done:
-            options["before"] = workdir / done[-1]
-            own |= {"start": str(options["before"]), "start_takes": "all"}
-        step_config = _changed(base, own)
-        if done:
+        step_config = _changed(base, _fields(changes, base, images))
+        if folders:
+            options["before"] = workdir / folders[-1]
+            step_config |= {"start": str(options["before"]), "start_takes": "all"}
             step_config["net"] = {k: v for k, v in step_config["net"].items() if k != "weights"}
         if "shares" in changes:
-            found = _mixed(step_config, workdir, name, done[-2:], changes["shares"], options)
+            chosen = _mixed(step_config, workdir, name, folders[-2:], changes["shares"], options)
         else:
-            found = _best_rate(step_config, workdir, name, changes.get("rates", ()), options)
-        place, note, seconds = found
-        result = results.read(workdir / place)
+            chosen = _best_rate(step_config, workdir, name, changes.get("rates", ()), options)
+        step_folder, note, seconds = chosen
+        result = results.read(workdir / step_folder)
         if not rows:
             rows.append(_frozen_row(result))
         best = max(map(_held_out_of, rows))
-        rows.append(_row(name, note, place, result, seconds, best))
-        done.append(place)
+        rows.append(_row(name, note, step_folder, result, seconds, best))
+        folders.append(step_folder)
     return rows
 
 
@@ -185,8 +183,8 @@ def _changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 def _fields(step: Mapping[str, Any], base: Mapping[str, Any], images: int) -> dict[str, Any]:
     """The fields of the config that a step changes."""
-    own = {name: value for name, value in step.items() if name not in _OWN}
-    return {**own, "steps": _length(own.get("steps", base["steps"]), images)}
+    fields = {name: value for name, value in step.items() if name not in _NO_FIELDS}
+    return {**fields, "steps": _length(fields.get("steps", base["steps"]), images)}
 
 
 def _length(steps: Any, images: int) -> Any:

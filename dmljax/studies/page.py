@@ -107,7 +107,7 @@ def _line(cells: list[str], tag: str, dots: dict[int, str] | None = None) -> str
 
 
 def _range(table: Table, score: str) -> tuple[float, float]:
-    """The smallest and the largest value of a column, and of its intervals."""
+    """The smallest and the largest value of a column: the ends of the axis of its dots."""
     values = [value for row in table.rows for value in row.cells[score].values.values()]
     low, high = min(values, default=0.0), max(values, default=1.0)
     return (low, high) if high > low else (low - 1, high + 1)

@@ -153,7 +153,7 @@ def varies(score: str) -> bool:
 def _get_study(path: pathlib.Path) -> Callable[..., Any]:
     if not path.is_file():
         near = hint(path.name, (other.name for other in path.parent.glob("*.py")))
-        raise FileNotFoundError(f"there is no study file {path}{near if path.parent else ''}")
+        raise FileNotFoundError(f"there is no study file {path}{near}")
     return function_of_file(path, "get_study")
 
 
@@ -345,9 +345,9 @@ def _search(study: Mapping[str, Any], folder: pathlib.Path) -> Search:
             "search that reads test scores has no test classes left"
         )
     search_seeds = _seeds("search.seeds", fields["seeds"])
-    if both := sorted(set(search_seeds) & set(study["seeds"])):
+    if shared := sorted(set(search_seeds) & set(study["seeds"])):
         raise ValueError(
-            f"search.seeds and seeds share {both}: the best trial is trained again with new seeds"
+            f"search.seeds and seeds share {shared}: the best trial is trained again with new seeds"
         )
     if fields["pruner"] not in (None, "asha"):
         raise ValueError(f"search.pruner is None or 'asha', not {fields['pruner']!r}")

@@ -268,9 +268,7 @@ def _in_memory() -> IO[bytes]:
 
 
 def _full_disk(folder: pathlib.Path, reason: str) -> str:
-    return (
-        f"{folder} cannot be written ({reason}): make space there, and the same command continues"
-    )
+    return f"{folder} cannot be written ({reason}): free space on its disk and repeat the command"
 
 
 def duration(seconds: float) -> str:

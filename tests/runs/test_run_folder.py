@@ -61,7 +61,7 @@ def test_evaluate_takes_changed_fields_of_the_config(finished, tmp_path):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"split": "dev"}, "no split 'dev' here: choose train, val, test"),
+        ({"split": "dev"}, "the run has no split 'dev': choose train, val, test"),
         ({"step": 5}, r"has the checkpoints \[3, 4, 6\], not 5"),
         ({"overrides": ["--config.method.dim=5"]}, "does not fit"),
         ({"overrides": ["--config.method.dmi=5"]}, "did you mean 'dim'"),

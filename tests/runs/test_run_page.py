@@ -47,12 +47,12 @@ def test_a_data_set_that_has_changed_since_the_training_is_refused(tmp_path):
     training.run(tiny(tmp_path, dataset=dataset, steps=1), tmp_path / "run")
     table.write_text(table.read_text().replace("060.png,c7", "060.png,c6"))
     before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
-    run, own = str(tmp_path / "run"), f"--config.dataset.path={table}"
+    run, other_data = str(tmp_path / "run"), f"--config.dataset.path={table}"
     changed = "the data set table is not the one that .* its labels, class names or files differ"
     for words in (
         ["evaluate"],
         ["report"],
-        ["report", own],
+        ["report", other_data],
         ["embed", f"--out={tmp_path / 'e'}"],
         ["export", f"--out={tmp_path / 'b'}"],
     ):
@@ -61,7 +61,7 @@ def test_a_data_set_that_has_changed_since_the_training_is_refused(tmp_path):
         assert "\n" not in str(error.value)
     assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     assert not (tmp_path / "e").exists()
-    assert main.main(["evaluate", run, own]) == 0
+    assert main.main(["evaluate", run, other_data]) == 0
     assert folder.load(run)
 
 

@@ -330,7 +330,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_marked(tmp_path):
         text=True,
     )
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert "make space there, and the same command continues" in done.stderr
+    assert "free space on its disk and repeat the command" in done.stderr
     assert outcomes.outcome(run_folder(tmp_path, "plain")).state == "waiting"
     _ended(study("run", "small.py", folder=tmp_path), 0)
 

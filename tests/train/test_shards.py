@@ -105,7 +105,7 @@ def test_an_interrupted_part_computes_only_what_is_left(run, tmp_path, monkeypat
     assert calls == [12, 4, 4]
     with pytest.raises(ValueError, match="begun with 2 parts, not 4"):
         export.export(run, tmp_path / "out", shard=parts.Shard(0, 4))
-    with pytest.raises(ValueError, match=r"another step \(2 there, .* here\)|another split"):
+    with pytest.raises(ValueError, match=r"another step \(2, not .*\)|another split"):
         export.export(run, tmp_path / "out", shard=parts.Shard(1, 2), split="train")
     with pytest.raises(ValueError, match="only 32 images"):
         export.export(run, tmp_path / "more", shard=parts.Shard(0, 33))
