@@ -1,4 +1,4 @@
-"""Look at a run, compare runs, or look at embeddings from elsewhere.
+"""Look at a run, compare runs, or look at embeddings of another program.
 
     dmljax report runs/glyphs                      write report.html into the folder of the run
     dmljax report runs/a runs/b                    write runs/a/comparison.html

@@ -1,6 +1,6 @@
 """Embeddings of several models of the same images, compared on the same queries.
 
-The models may come from elsewhere: what is compared are arrays.
+They may be of any program: only arrays are compared.
 """
 
 from __future__ import annotations

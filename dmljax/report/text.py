@@ -92,8 +92,8 @@ def comparison(result: RunComparison) -> RenderableType:
             gained, lost = len(change.only_second), len(change.only_first)
             parts.append(
                 Text(
-                    f"  {_short(change.name)}: {_signed(change.change)} "
-                    f"(+{gained} -{lost} of {change.queries:,})"
+                    f"  {_short(change.name)}: R@1 {_signed(change.change)} "
+                    f"({gained} gained, {lost} lost, of {change.queries:,})"
                 )
             )
         if differing := result.changed_fields(name):

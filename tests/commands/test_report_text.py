@@ -1,4 +1,4 @@
-"""`dmljax report --text`: a run, a comparison, and embeddings from elsewhere."""
+"""`dmljax report --text`: a run, a comparison, and embeddings of another program."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The page that compares runs, the pages of embeddings from elsewhere, and figures from pages."""
+"""The page that compares runs, the pages of embeddings of other programs, and figures from pages."""
 
 import json
 import re
@@ -111,6 +111,13 @@ def test_page_text_and_study_print_one_comparison(runs, capsys):
     text = capsys.readouterr().out
     row = next(line.split() for line in text.splitlines() if line.split()[:1] == ["second"])
     assert row[-3:] == ["<", "0.001", "worse"]
+    lines = set()
+    for c in range(12):
+        a, b = (scores.first[first.labels == c] == 1 for scores in (first, second))
+        counts = f"({(b & ~a).sum()} gained, {(a & ~b).sum()} lost, of 8)"
+        lines.add(f"{c}: R@1 {100 * (b.mean() - a.mean()):+.1f} {counts}")
+    shown = [line.strip() for line in text.splitlines() if " gained, " in line]
+    assert len(shown) > 5 and set(shown) <= lines
     plain = " ".join(text.split())
     for sentence in [*section["note"].split(". "), *section["lines"]]:
         assert sentence in plain
