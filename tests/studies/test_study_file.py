@@ -184,6 +184,9 @@ def test_flags_that_change_rows_are_refused(tmp_path):
         session.open_session(str(path), words=["--config.steps=3"])
     words = ["--config.dataset.root=a", "--config.net.weights=b", "--config.runtime.cache=True"]
     assert session.open_session(str(path), words=words).words == tuple(words)
+    # A run that starts from another one takes its weights, and not those of the file.
+    assert plan.words_of(words, None) == words
+    assert plan.words_of(words, "digest") == [words[0], words[2]]
 
 
 def _recorded(folder, runs_folder, **fields):
@@ -231,6 +234,9 @@ def test_rows_may_be_added_and_not_changed(tmp_path):
     assert '"class_balanced"' in text
     index.write_text(text.replace('"class_balanced"', '"plan"'))
     assert _recorded(tmp_path, runs, **base) == added
+    index.write_text(text.replace(added["b", 1], "0" * len(added["b", 1])))
+    with pytest.raises(ValueError, match="row 'b': its data, weights or seeds have changed"):
+        _recorded(tmp_path, runs, **base)
     with pytest.raises(ValueError, match=r"has its runs in .*leave out --runs"):
         _recorded(tmp_path, tmp_path / "elsewhere", **base)
 

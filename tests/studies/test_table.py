@@ -49,7 +49,8 @@ def _table(
             for fold in folds:
                 planned = PlannedRun(row, i, fold, "tiny.py", (), f"{row}{i}{fold}")
                 outcome = outcomes.get((row, i), Outcome("waiting"))
-                if i < len(values) and (row, i) not in outcomes:
+                is_over = i < len(values) and (fold is None or fold < len(values[i]))
+                if is_over and (row, i) not in outcomes:
                     value = values[i][fold] if fold is not None else values[i]
                     name = name_of_score.removeprefix("test/")
                     scores = {f"test/{name}": value, f"val/{name}": value, "val/R@1": value}
@@ -104,7 +105,8 @@ def test_differences_are_those_of_the_declared_test(tmp_path):
     points = metrics.visible_paired_difference(sd, n=5)
     sentence = f"with n = 5 and sd {sd:.1f} of the paired differences this study can see"
     assert f"{sentence} {points:.1f} points" in text
-    assert "for the first of 2 rows" in text and "Correlation of seeds between rows" in text
+    first = metrics.visible_paired_difference(sd, n=5, comparisons=2)
+    assert f"({first:.1f} for the first of 2 rows)" in text and "Correlation of seeds between rows" in text
     uneven = _table(tmp_path, {"a": A, "b": B[:4], "c": C}, **COMPARED)
     assert "with n = 4 and sd" in printing.as_markdown(uneven)
     welch = _table(tmp_path, {"a": A, "b": B[:4]}, **COMPARED | {"test": "welch"})
@@ -192,7 +194,7 @@ def test_folds_have_the_corrected_test(tmp_path):
     expected = metrics.fold_difference(B[:4], A[:4], test_per_train=1 / 3)
     np.testing.assert_allclose(compared[:5], expected[:5])
     # Otherwise the unit is the mean over folds of a seed, and unfinished seeds do not count.
-    made = _table(tmp_path, {"a": [A[:4], B[:4]]}, folds=4)
+    made = _table(tmp_path, {"a": [A[:4], B[:4], C[:3]]}, folds=4)
     assert list(made.rows[0].cells["R@1"].values.values()) == [np.mean(A[:4]), np.mean(B[:4])]
 
 
