@@ -15,24 +15,25 @@
     dmljax index export photos.index photos.parquet
 
 An index is a folder or an address postgresql://. `create` makes one, and continues one of the same
-bundle: an interrupted command is simply run again. `add` needs an index that exists. `reindex`
+bundle: repeat an interrupted command. `add` needs an index that exists. `reindex`
 fills an index of another bundle beside the present one and then switches at once, if no item is
-missing from the new one; with --drop-missing it switches in any case. Run again after an
-interruption, it continues, if it names the same images.
+missing from the new one; with --drop-missing it switches in any case. Repeated after an
+interruption with the same images, it continues.
 
 --images is a folder, or a Parquet file with a column `path` (relative ones begin at the folder of
 the file) and perhaps `id`; its other columns are metadata. The id of an image is its path below the
-folder, and its metadata {"folder": ...} the folder. Images whose ids are in the
-index already are skipped; --replace embeds them again and keeps their metadata. Images that cannot
-be read are named and left out, and the exit status is 1. --split=test (or train) first writes the
-images of the data set that the bundle was trained on to the folder --images; --root says where that
-data set is. --first=bits, or --first=64, makes a search in two stages: candidates by bits, or by
-the first 64 numbers, are compared by their whole vectors; `list` prints its measured recall. It
-stays until `tune --graph`. An approximate search that misses the recall of `tune --recall` (0.95)
-is not used. --import takes a Parquet file, or the folder of parts that `dmljax embed
-BUNDLE --images=...` fills. If the file names its model, --bundle can be left out. Stored ids are
-skipped where parts are imported, and an error where a file is. docs/index_search.md describes the
-files.
+folder, and its metadata {"folder": ...} the folder. Images whose ids are in the index already are
+skipped; --replace embeds them again and keeps their metadata. Images that cannot be read are named
+and left out, and the exit status is 1. --split=test (or train) first writes the images of the data
+set that the bundle was trained on to the folder --images; --root says where that data set is.
+
+--first=bits, or --first=64, makes a search in two stages: candidates by bits, or by the first 64
+numbers, are compared by their whole vectors; `list` prints its measured recall. It stays until
+`tune --graph`. An approximate search that misses the recall of `tune --recall` (0.95) is not used.
+
+--import takes a Parquet file, or the folder of parts that `dmljax embed BUNDLE --images=...` fills.
+If the file names its model, --bundle can be left out. Stored ids are skipped where parts are
+imported, and an error where a file is. docs/index_search.md describes the files.
 """
 
 from __future__ import annotations

@@ -125,9 +125,8 @@ class Index(abc.ABC, Generic[T]):
         """Adds items: all of them, or none if one of them is refused.
 
         `vectors` are [n, dimension], of length 1 (to 1e-3) where cosines are compared. `metadata`
-        is a JSON object per item.
-        An id that exists already is an error, unless `replace` gives the item its new vector and
-        metadata.
+        is a JSON object per item. An id that exists already is an error, unless `replace` gives the
+        item its new vector and metadata.
         """
         self._check_writable()
         ids = inputs.check_ids(ids)

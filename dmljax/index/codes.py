@@ -1,10 +1,9 @@
 """Short codes of vectors for a search in two stages, derived from the database.
 
 The first stage compares the code of the query with the codes of all items: bits, by their Hamming
-distance, or a prefix
-of each vector, by its cosine. The second stage compares the best candidates by their whole vectors.
-The manifest records how many candidates reach the recall@10 that was measured when the codes were
-made. Only cosines have codes.
+distance, or a prefix of each vector, by its cosine. The second stage compares the best candidates
+by their whole vectors. The manifest records how many candidates reach the recall@10 that was
+measured when the codes were made. Only cosines have codes.
 
 The bits are the signs of the numbers after a rotation. The share of bits in which two vectors
 differ is then an estimate of their angle over pi (Charikar, STOC 2002; orthogonal directions make

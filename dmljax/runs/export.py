@@ -52,9 +52,9 @@ def export(
     has them; ids and class names are JSON in its metadata. `synthetic` adds an array for each of
     the `synthetic_features` of the method, such as `z_invariant.npy` and `reconstruction.npy`, with
     one random sample for each image. `prefix` cuts the embeddings to their first numbers, see
-    `Method.prefixes`. Works through `chunk` images at a time. An interrupted export
-    continues with the same call. With `format='parquet'`, there is also `embeddings.parquet`, which
-    Embedding Atlas shows: see `report.atlas`.
+    `Method.prefixes`. Works through `chunk` images at a time. An interrupted export continues with
+    the same call. With `format='parquet'`, there is also `embeddings.parquet`, which Embedding
+    Atlas shows: see `report.atlas`.
 
     With `shard`, only its rows are embedded, into `out/part-I-of-N`; processes with the other
     shards, on this host or others, write beside it and never wait for each other. The process that

@@ -135,8 +135,8 @@ class Worker:
     ) -> bool:
         """Makes a run unless another worker makes it or it must wait; whether the state changed.
 
-        Its line says how many of the runs `among` are over.
-        `watch_fn()` is called while the run lasts; once it returns True, the run is stopped.
+        Its line says how many of the runs `among` are over. `watch_fn()` is called while the run
+        lasts; once it returns True, the run is stopped.
         """
         check_names(run, self._session.study)
         folder = self._runs / run.digest
