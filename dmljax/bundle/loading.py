@@ -209,8 +209,8 @@ class Bundle:
         for i in range(count):
             if not np.array_equal(self.prepare(golden[f"encoded_{i}"].tobytes()), inputs[i]):
                 raise BadBundle(
-                    f"the preprocessing of {self.folder} gives other pixels here than where it was "
-                    "exported: compare the versions of Pillow and dmljax with those in README.md"
+                    f"the preprocessing of {self.folder} gives other pixels than at the export: "
+                    "compare the versions of Pillow and dmljax with those in README.md"
                 )
         pairs = [(embeddings, self.embed_prepared(inputs))]
         if self.has_text:
@@ -228,7 +228,7 @@ class Bundle:
             if not (difference <= limit * scale and cosine >= least):
                 raise _unusable(
                     self.folder,
-                    f"gives other embeddings here than where it was exported: they differ by "
+                    f"gives other embeddings than at the export: they differ by "
                     f"{difference:.1e} (limit {limit * scale:.0e}), smallest cosine {cosine:.6f}",
                 )
         difference, cosine = max(r[0] for r in results), min(r[1] for r in results)
@@ -301,10 +301,9 @@ def _stablehlo(
     device: jax.Device | None,
 ) -> Callable[[np.ndarray], np.ndarray]:
     exported = _deserialize(folder, manifest, name)
-    here = platform(device)
-    if here not in exported.platforms:
+    if (present := platform(device)) not in exported.platforms:
         names = ", ".join(exported.platforms)
-        raise _unusable(folder, f"is for {names}, and JAX runs on {here} here")
+        raise _unusable(folder, f"is for {names}, and JAX runs on {present}")
     (variables, batch), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
     if batch.shape[1:] != input_shape:
         raise BadBundle(

@@ -61,8 +61,8 @@ def claimed(
                 _write_config(config, digests, workdir, overwrite)
             except OSError as error:
                 raise OSError(
-                    f"{workdir} cannot be written: {error.strerror}. Free space on its disk, change "
-                    "its permissions, or choose another --workdir"
+                    f"{workdir} cannot be written: {error.strerror}. Free space on its disk, "
+                    "change its permissions, or choose another --workdir"
                 ) from error
 
         hosts.on_process_0(claim)

@@ -87,7 +87,7 @@ def _files(folder, vectors, labels):
     return f"--embeddings={folder / 'x.npy'}", f"--labels={folder / 'y.npy'}", "--text"
 
 
-def test_embeddings_from_elsewhere(tmp_path, capsys):
+def test_embeddings_of_another_program(tmp_path, capsys):
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(12), 10)
     vectors = np.eye(12, 16)[labels] + 0.1 * rng.standard_normal((120, 16))

@@ -1,4 +1,4 @@
-"""The page that compares runs, the pages of embeddings of other programs, and figures from pages."""
+"""The page that compares runs, pages of embeddings of other programs, and figures from pages."""
 
 import json
 import re
@@ -189,7 +189,7 @@ def test_the_comparison_in_a_browser(runs):
     assert not complaints
 
 
-def test_embeddings_from_elsewhere_get_a_page_with_their_images(tmp_path):
+def test_embeddings_of_another_program_get_a_page_with_their_images(tmp_path):
     embeddings, labels = clustered(24, 4)
     np.save(tmp_path / "x.npy", embeddings)
     (tmp_path / "labels.txt").write_text("".join(f"name {c}\n" for c in labels))

@@ -55,7 +55,16 @@ def test_a_client_that_asks_again_and_again_gets_no_more_than_one_that_waits():
     assert counts["quick"] == pytest.approx(200, abs=12)
 
 
-def test_the_past_is_not_paid_for():
+def test_a_client_whose_last_job_may_not_have_ended_comes_after_a_new_one():
+    queue = FairQueue()
+    queue.put("slow", "slow", work=10.0)
+    assert _order(queue) == ["slow"] and not len(queue)
+    queue.put("slow", "slow")
+    queue.put("new", "new")
+    assert _order(queue) == ["new", "slow"]
+
+
+def test_a_new_client_gets_no_more_for_the_time_before():
     queue = FairQueue()
     for _ in range(1000):
         queue.put("old", "old", work=5.0)

@@ -8,7 +8,7 @@ from study_files import write_study
 from system import tiny
 
 from dmljax.runs import training
-from dmljax.studies import joined, plan, session
+from dmljax.studies import joined, plan, session, sizes
 
 
 def test_a_run_joined_with_itself_has_its_own_scores(tmp_path):
@@ -52,3 +52,8 @@ def test_an_ensemble_has_the_nets_of_its_seeds_or_folds(tmp_path, fields, option
     file.parent.mkdir()
     file.write_text(json.dumps({"scores": {"R@1": 0.5}}))
     assert joined.read(opened) == {("ensemble", 1): {"test/R@1": 0.5}}
+    counted = {"net": {"parameters": 7}}
+    for digest, expected in ((opened.study.digest, counted), ("of other rows", {})):
+        content = {"digest": digest, "sizes": counted}
+        (opened.folder.path / "sizes.json").write_text(json.dumps(content))
+        assert sizes.read(opened) == expected

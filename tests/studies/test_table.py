@@ -33,7 +33,7 @@ def _result(values, *, uses_test=False, candidates=1, rule=None, evaluations=(),
 
 
 def _table(
-    folder, values_by_row, *, outcomes={}, results=None, name_of_score="R@1", parts=None, **fields
+    folder, values_by_row, *, outcomes=(), results=None, name_of_score="R@1", parts=None, **fields
 ):
     """The table of a study whose runs have these values of a score, by row and seed.
 
@@ -48,9 +48,9 @@ def _table(
             folds = range(fields["folds"]) if fields.get("folds") else [None]
             for fold in folds:
                 planned = PlannedRun(row, i, fold, "tiny.py", (), f"{row}{i}{fold}")
-                outcome = outcomes.get((row, i), Outcome("waiting"))
+                outcome = dict(outcomes).get((row, i), Outcome("waiting"))
                 is_over = i < len(values) and (fold is None or fold < len(values[i]))
-                if is_over and (row, i) not in outcomes:
+                if is_over and (row, i) not in dict(outcomes):
                     value = values[i][fold] if fold is not None else values[i]
                     name = name_of_score.removeprefix("test/")
                     scores = {f"test/{name}": value, f"val/{name}": value, "val/R@1": value}
@@ -106,7 +106,10 @@ def test_differences_are_those_of_the_declared_test(tmp_path):
     sentence = f"with n = 5 and sd {sd:.1f} of the paired differences this study can see"
     assert f"{sentence} {points:.1f} points" in text
     first = metrics.visible_paired_difference(sd, n=5, comparisons=2)
-    assert f"({first:.1f} for the first of 2 rows)" in text and "Correlation of seeds between rows" in text
+    assert (
+        f"({first:.1f} for the first of 2 rows)" in text
+        and "Correlation of seeds between rows" in text
+    )
     uneven = _table(tmp_path, {"a": A, "b": B[:4], "c": C}, **COMPARED)
     assert "with n = 4 and sd" in printing.as_markdown(uneven)
     welch = _table(tmp_path, {"a": A, "b": B[:4]}, **COMPARED | {"test": "welch"})
