@@ -588,5 +588,7 @@ def _batches(
 def _full_disk(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
+    except (Damaged, Unavailable):  # what was read, and not the place where it is written
+        raise
     except OSError as error:
         raise Unavailable(f"{path} cannot be written: {error.strerror or error}") from error

@@ -2,8 +2,8 @@
 
 This is start-time fair queueing (Goyal, Vin and Cheng, 1996). The start of a job is the end of the
 client's last one, and at least the start of the job that was taken last. The client with the
-earliest start is next. Times are seconds of work, not of a clock. A new client gets no more work for
-the time before it came, and waits for at most one job of a client that sent a thousand.
+earliest start is next. Times are seconds of work, not of a clock. A new client gets no more work
+for the time before it came, and waits for at most one job of a client that sent a thousand.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What is read of an image without a decoder, and what is refused for it."""
 
 import io
+import struct
 
 import numpy as np
 import pytest
@@ -44,6 +45,15 @@ def test_the_pixels_are_those_that_the_decoder_reads(name):
     assert headers.problem(FILES[name]) is None
     assert (facts.scans > 1) == name.startswith("progressive")
     assert facts.texts == (name == "png with a profile")
+
+
+def test_the_largest_of_the_sizes_of_a_jpeg_counts():
+    jpeg = FILES["jpeg"]
+    place = jpeg.index(b"\xff\xc0")
+    (length,) = struct.unpack_from(">H", jpeg, place + 2)
+    size = bytearray(jpeg[place : place + 2 + length])
+    struct.pack_into(">HH", size, 5, 370, 520)
+    assert headers.facts(jpeg[:place] + size + jpeg[place:]).pixels == 370 * 520
 
 
 def test_both_byte_orders_of_tiff_are_read():

@@ -24,9 +24,9 @@ MODEL, OTHER = "ab" * 32, "cd" * 32
 DIMENSION = 8
 
 
-def filled(place, count=50, *, graph=False):
+def filled(place, count=50, *, graph=False, seed=0):
     """An index of random vectors that was closed, and the naive one."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     naive = NaiveIndex()
     with index.create(place, model=MODEL, dimension=DIMENSION) as store:
         ids, vectors = [str(i) for i in range(count)], unit_vectors(rng, count, DIMENSION)
@@ -142,7 +142,7 @@ def test_damaged_derived_files_are_noticed_and_made_again(tmp_path, caplog, name
 def test_a_manifest_of_another_index_is_not_used(tmp_path):
     one, other = tmp_path / "one.index", tmp_path / "other.index"
     naive = filled(one)
-    filled(other, 20, graph=True)
+    filled(other, 20, graph=True, seed=1)
     for path in (other / "generation-1").glob("[mg]*"):
         (one / "generation-1" / path.name).write_bytes(path.read_bytes())
     equal(one, naive)
@@ -402,6 +402,18 @@ with index.open(sys.argv[1]) as store:
     equal(place, naive)
 
 
+def test_a_reader_from_before_a_compaction_knows_what_was_deleted(tmp_path):
+    place, query = tmp_path / "photos.index", unit_vectors(np.random.default_rng(1), 1, DIMENSION)
+    naive = filled(place)
+    with index.open(place) as reader, index.open(place, write=True) as store:
+        same(reader.search(query, 5), naive.search(query, 5))
+        gone = [hit[0] for hit in naive.search(query, 5)[0]]
+        for some in (naive, store):
+            some.delete(gone)
+        store.compact()
+        same(reader.search(query, 5), naive.search(query, 5))
+
+
 def replaced(place, times):
     """Replaces an index by its next generation, of ten items, again and again."""
     for _ in range(times):
@@ -656,6 +668,19 @@ def test_text_that_has_become_something_else_is_damage(tmp_path, change):
         with pytest.raises(index.Damaged) as damage:
             store.search(query, 50, where={"color": "red"} if "fields" in change else None)
         assert "\n" not in str(damage.value)
+
+
+def test_fewer_items_than_are_counted_are_damage(tmp_path):
+    place = tmp_path / "photos.index"
+    filled(place)
+    with contextlib.closing(sqlite3.connect(place / "generation-1" / "items.db")) as connection:
+        for table in ("items", "vectors"):
+            connection.execute(f"delete from {table} where row = 8")
+        connection.commit()
+    with index.open(place, write=True) as store:
+        for read in (lambda: list(store.scan()), lambda: store.build(approximate=False)):
+            with pytest.raises(index.Damaged, match="49 .* 50"):
+                read()
 
 
 def test_a_writer_removes_what_killed_ones_left(tmp_path):

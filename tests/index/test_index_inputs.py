@@ -236,6 +236,8 @@ def test_k_beyond_the_count_and_an_empty_index(store):
 def test_no_match(store):
     query = UNIT[:1] * np.float32(0.6) + UNIT[2:3] * np.float32(0.8)
     assert [hit.id for hit in store.search(query, 2, threshold=0.5)[0]] == ["a"]
+    least = store.search(query, 1)[0][0].similarity
+    assert [hit.id for hit in store.search(query, 2, threshold=least)[0]] == ["a"]
     assert store.search(query, 2, threshold=0.7) == [[]]
 
 

@@ -15,6 +15,7 @@ def test_pictures_in_memory_have_a_limit_in_bytes(tmp_path, monkeypatch):
         if shown.kept(f"{name}.png") is None:
             shown.keep(f"{name}.png", name.encode() * 10)
     assert [name for name in "abcd" if shown.kept(f"{name}.png")] == ["a", "d"]
+    shown.keep("d.png", b"d" * 10)  # again: it is counted once
     assert shown.kept("a.png") == b"a" * 10
     assert shown.read("b.png") == b"file of b" and "b.png" in shown and "e.png" not in shown
 

@@ -443,6 +443,7 @@ def test_many_clients_share_batches(server, model):
     [
         (("--host=0.0.0.0",), "needs --token-file"),
         (("--allow-add",), "--allow-add needs --token-file"),
+        (("--allow-delete",), "--allow-delete needs --token-file"),
         (("--port=70000",), "between 0 and 65535"),
         (("--token-file=/nowhere/token.txt",), "--token-file=/nowhere/token.txt cannot be read"),
         (("--drain-seconds=-1",), "--drain-seconds=-1 must be 0 or larger"),
