@@ -602,7 +602,9 @@ def test_every_item_is_shown_by_the_file_that_it_was_made_from(images, place, tm
         shutil.copy(images / source, more / name)
     add = ["index", "add", place, "--bundle=ab"]
     run("index", "create", place, *add[3:], f"--images={images}")
+    assert sources.Sources(place, 1).is_of(images)
     run(*add, f"--images={more}")
+    assert not any(sources.Sources(place, 1).is_of(folder) for folder in (images, more))
 
     def shown(name, folder=None, generation=1):
         paths = pictures.Pictures(folder, sources.Sources(place, generation))

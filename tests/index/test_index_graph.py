@@ -166,6 +166,8 @@ def test_the_smallest_width_that_is_good_enough_is_chosen():
     assert tuning.tune(lambda *_: [], nothing, nothing, 0.95) == (16, {"stored": 1.0})
     alone = {"stored": [[0]]}, {"stored": [0]}  # one item has no neighbors
     assert tuning.tune(lambda *_: [[0]], *alone, 0.95) == (16, {"stored": 1.0})
+    # A search for more rows than the width needs a larger one.
+    assert tuning.width_for(64, 10) == 64 and tuning.width_for(64, 200) == 300
 
 
 def tight(count, classes, dimension, rng):

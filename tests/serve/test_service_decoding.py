@@ -246,6 +246,7 @@ def test_a_process_is_left_for_images_that_are_not_large():
     """Large images come first here, and still one process takes the others."""
     large = _blank(5000)
     assert work(large).is_large and not work(_noise(500)).is_large
+    assert work(_with_texts(_noise(500), 200)).is_large
     order = _prepared({"large": [large] * 2, "small": [_noise(500)] * 3}, count=2)
     assert order[-1] == "large"
 
