@@ -158,11 +158,12 @@ def test_a_target_that_is_taken_is_left_untouched(run_folder, tmp_path):
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "photo.jpg").write_bytes(b"x")
-    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
     for target in (taken, taken / "photo.jpg", tmp_path / "link"):
         with pytest.raises(FileExistsError, match="choose another --out"):
             exporting.export(run_folder, target)
-    assert (taken / "photo.jpg").read_bytes() == b"x" and len(list(tmp_path.iterdir())) == 2
+    assert (taken / "photo.jpg").read_bytes() == b"x" and len(list(tmp_path.iterdir())) == 3
 
 
 def test_transforms_of_ones_own_and_methods_without_embeddings(tmp_path, monkeypatch):
@@ -256,6 +257,9 @@ def test_the_comparison_sees_small_differences_and_other_neighbors():
     for changed in (x + 2e-5, np.where(np.arange(20)[:, None] == 7, -x, x), x * np.nan, x[:, :4]):
         with pytest.raises(MismatchedProgram):
             compare(x, {"largest_batch": changed}, labels, limits=limits)
+    tiny = np.float32(1e-6) * x  # no coordinate differs by much
+    with pytest.raises(MismatchedProgram, match="smallest cosine -1"):
+        compare(tiny, {"largest_batch": -tiny}, labels, limits=limits)
     with pytest.raises(MismatchedProgram, match="in one"):
         compare(x, {"largest_batch": x, "one": x[:3] + 1e-3}, labels, limits=limits)
     loose = compare(x, {"largest_batch": x[::-1].copy()}, labels, limits=(9.0, -1.0))
