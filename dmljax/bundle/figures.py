@@ -13,7 +13,8 @@ from dmljax.bundle import compression
 from dmljax.data.splits import Split
 from dmljax.index import codes as index_codes
 from dmljax.index import nearest
-from dmljax.metrics.bootstrap import FEWEST_CLASSES
+from dmljax.metrics.bootstrap import FEWEST_CLASSES, limits
+from dmljax.metrics.statistics import LEVEL
 
 FMRS = (1e-2, 1e-3, 1e-4)
 _NEIGHBORS = 10
@@ -154,9 +155,8 @@ def _rates(matches: np.ndarray, pairs: np.ndarray, weights: np.ndarray) -> dict[
         value = float(function(ones))
         draws = function(weights) if enough else np.array([np.nan])
         draws = draws[~np.isnan(draws)]
-        interval = [float(q) for q in np.quantile(draws, [0.025, 0.975])] if len(draws) else None
         rates[name] = None if math.isnan(value) else value
-        rates[f"{name}_interval"] = interval
+        rates[f"{name}_interval"] = list(limits(draws, LEVEL)) if len(draws) else None
     rates["different_pairs"] = int((pairs.sum() - np.trace(pairs)) // 2)
     rates["same_pairs"] = int(np.trace(pairs) // 2)
     return rates

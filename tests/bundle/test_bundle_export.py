@@ -1,5 +1,6 @@
 """Export: whole or absent, refused where a program is wrong, and made again from an old bundle."""
 
+import datetime
 import json
 import os
 import re
@@ -152,6 +153,15 @@ def test_a_program_does_not_tell_where_it_was_made(bundle_folder):
     data = (bundle_folder / files.PROGRAM).read_bytes()
     assert b"convnet.py" in data  # the sources of operations, without their folders
     assert str(ROOT).encode() not in data and sys.prefix.encode() not in data
+
+
+@pytest.mark.parametrize(
+    ("day", "months", "later"),
+    [("2026-01-31", 1, "2026-02-28"), ("2026-11-05", 14, "2028-01-05")],
+)
+def test_a_promise_ends_on_a_day_that_exists(day, months, later):
+    start = datetime.date.fromisoformat(day)
+    assert exporting._months_later(start, months).isoformat() == later
 
 
 def test_a_target_that_is_taken_is_left_untouched(run_folder, tmp_path):

@@ -55,6 +55,13 @@ def test_a_list_is_read_by_rows(listed, images):
         assert source.read_fn(range(start, stop)) == everything[start:stop]
     folder = collection.open_collection(images)
     assert [x.path for x in folder.read_fn(range(64))] == [x.path for x in everything]
+    for column in ("path", "id"):
+        table = {"path": ["a.png", "b.png"], "id": ["a", "b"]}
+        table[column] = [table[column][0], None]
+        parquet.write_table(pa.table(table), listed.with_name("gaps.parquet"))
+        source = collection.open_collection(listed.with_name("gaps.parquet"))
+        with pytest.raises(ValueError, match="row group 0 has a row without path or id"):
+            source.read_fn(range(2))
 
 
 # A pause after every file, so that the test can kill the process between two of them.

@@ -56,7 +56,7 @@ def test_int8_covers_the_training_range_and_clips_beyond():
 def test_binary_counts_equal_bits():
     codes = CODECS["binary"].encode(TEST)
     similarities = CODECS["binary"].similarities(TEST[:5], codes)
-    bits = FITTED["median"] < TEST
+    bits = np.median(TRAIN, axis=0) < TEST
     for i in range(5):
         for j in range(len(TEST)):
             assert similarities[i, j] == pytest.approx(2 * (bits[i] == bits[j]).mean() - 1)

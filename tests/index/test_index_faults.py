@@ -679,7 +679,7 @@ def test_fewer_items_than_are_counted_are_damage(tmp_path):
         connection.commit()
     with index.open(place, write=True) as store:
         for read in (lambda: list(store.scan()), lambda: store.build(approximate=False)):
-            with pytest.raises(index.Damaged, match="49 .* 50"):
+            with pytest.raises(index.Damaged, match=r"49 .* 50"):
                 read()
 
 
