@@ -45,7 +45,11 @@ def test_a_transformer_is_exported_at_the_size_of_its_images(tmp_path):
     """Its positions are of 24 pixels in the run, and of 12 in the bundle."""
     options = {"width": 8, "heads": 2, "depth": 1, "patch": 4, "image_size": 24}
     run = trained(tmp_path, net={"name": "vit_s16", **options})
+    result = json.loads((run / "result.json").read_text())
+    result["chosen"]["step"] = 1  # of another checkpoint than the one that is exported
+    (run / "result.json").write_text(json.dumps(result))
     out = exporting.export(run, tmp_path / "a.bundle", batch_sizes=(16,))  # compares with the run
+    assert "Checkpoint of step 2 of 2." in (out / files.CARD).read_text()
     manifest = files.read_manifest(out)
     assert files.read_json(out, manifest, files.CONFIG)["net"]["image_size"] == 12
     model = programs.open_model(out, manifest)  # from which `bundle rebuild` makes programs

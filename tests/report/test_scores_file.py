@@ -150,6 +150,11 @@ def test_runs_whose_scores_are_means_over_classes(tmp_path):
         comparison.read(folders)
 
 
+def test_p_values_for_a_reader():
+    p_values = 0.0123, 0.0051, 0.0009, float("nan")
+    assert [comparison.p_text(p) for p in p_values] == ["0.012", "0.005", "< 0.001", "-"]
+
+
 def test_equal_runs():
     a = _scores(1.2)
     row = comparison.compare_runs({"a": a, "again": a}).scores["R@1"]["again"]
@@ -188,12 +193,15 @@ def test_few_classes_are_not_told_apart():
 
 def test_changes_by_class():
     a, b = _scores(1.6, seed=1), _scores(1.4, seed=2)
+    is_scored = np.arange(len(a.first)) % 5 > 0
+    a, b = (x._replace(first=np.where(is_scored, x.first, 0)) for x in (a, b))
     changes = comparison.class_changes(a, b)
     sizes = [abs(change.change) for change in changes]
     assert sizes == sorted(sizes, reverse=True) and changes
     total = sum(len(c.only_second) - len(c.only_first) for c in changes)
-    assert total == (b.recall_at_1 == 1).sum() - (a.recall_at_1 == 1).sum()
+    assert total == (b.first == 1).sum() - (a.first == 1).sum()
     for change in changes:
         label = CLASSES.index(change.name)
+        assert change.queries == is_scored[a.labels == label].sum()
         for query in change.only_second.tolist():
             assert a.labels[query] == label and a.first[query] != 1 == b.first[query]
