@@ -184,6 +184,8 @@ def test_images_without_folders_get_clusters_and_near_duplicates(cache, tmp_path
     lines = list(csv.DictReader((tmp_path / "out" / "clusters.csv").read_text().splitlines()))
     assert len(lines) == 65 and {int(x["cluster"]) for x in lines} == set(range(1, 7))
     clusters = {line["file"]: line["cluster"] for line in lines}
+    sizes = np.bincount([int(cluster) for cluster in clusters.values()])[1:]
+    assert (np.diff(sizes) <= 0).all()
     assert clusters["photos/005.png"] == clusters["photos/copy, twice.png"]
     assert len(facts["names"]) == 6 and (facts["items"]["hits"] == 2).all()
     classes = facts["classes"]

@@ -31,6 +31,7 @@ def test_the_page_holds_no_path_of_this_machine(run_of_photos):
     run, images = run_of_photos
     text = (run / run_page.FILE).read_text()
     blob = re.search(r'<script type="text/plain" id="blob">(.*?)</script>', text, re.S)[1]
+    assert " on unseen classes" in text
     everything = text.encode() + gzip.decompress(base64.b64decode(blob))
     assert b"c4/" in everything  # files are named below the folder of the data
     for word in (str(images.parent), os.getcwd(), os.path.expanduser("~/")):

@@ -11,7 +11,8 @@ import weight_files as make
 from published_layouts import googlenet_blobs, resnet_tensors, small_resnet, write_torch
 
 from dmljax import nets, weights
-from dmljax.weights import PUBLISHED, converted
+from dmljax.weights import PUBLISHED, conversion, converted
+from dmljax.weights.text import token_rule
 
 SPEC = {"name": "resnet18", "blocks": (1, 1, 1, 1), "width": 4}
 
@@ -125,3 +126,10 @@ def test_other_files_are_expected_to_have_the_input_of_the_net(tmp_path):
     assert weights.expected_normalization(to) == "caffe"
     convert(write_torch(tmp_path, resnet_tensors()), to)
     assert weights.expected_normalization(to) == "imagenet"
+    # Published files of one net may have several licenses: then no license is recorded.
+    assert conversion._of_net("resnet18") and conversion._of_net("resnet50") is None
+
+
+def test_every_tower_for_text_has_the_tokens_of_its_family():
+    assert token_rule("clip_b32")[:2] == (77, "<|startoftext|>")
+    assert token_rule("siglip2_b16_256")[:4] == (64, None, "<eos>", "<pad>")
