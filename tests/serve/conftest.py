@@ -40,5 +40,5 @@ def server(bundle_folder, index_folder, tmp_path_factory):
 @pytest.fixture(scope="session")
 def token_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("token") / "token.txt"
-    path.write_text(TOKEN + "\n")
+    path.write_text(f"{'b' * 32}\n{TOKEN}\n")
     return path

@@ -464,8 +464,9 @@ def test_tokens_adding_deleting_and_the_end(bundle_folder, token_file, tmp_path,
     with served(tmp_path, *words) as server:
         for path in ("/info", "/items", "/metrics", "/search?id=cats/01.png", "/items/image?id=x"):
             assert server.request("GET", path).status == 401
-            wrong = {"Authorization": f"Bearer {TOKEN}x"}
-            assert server.request("GET", path, headers=wrong).status == 401
+            for wrong in (f"Bearer {TOKEN}x", f"Basic {TOKEN}"):
+                answer = server.request("GET", path, headers={"Authorization": wrong})
+                assert answer.status == 401
         for path in ("/", "/healthz", "/readyz", "/openapi.json"):
             assert server.request("GET", path).status == 200
         large = {"images": ["A" * 100_000]}
