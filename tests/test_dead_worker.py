@@ -34,9 +34,10 @@ def _run(folder, end, names="abcdef"):
     file = folder / "test_small.py"
     file.write_text(_TESTS.format(end=end, names=names))
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "setup.cfg"), str(file)]
-    command += ["--rootdir", str(folder), "-n", "2", "--dist", "loadgroup"]
+    command += ["-p", "xdist", "--rootdir", str(folder), "-n", "2", "--dist", "loadgroup"]
     command += ["-o", "faulthandler_timeout=5"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # imports of others take four seconds
     run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert "test_small.py::test_group[c-1]" in run.stdout and "1 failed" in run.stdout, run
     return run

@@ -1,9 +1,38 @@
 """Shapes and types of every public call are checked while testing; an int may stand for a float."""
 
-from beartype import BeartypeConf, beartype
-from jaxtyping import _import_hook, install_import_hook
+import functools
+import inspect
 
-check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+import jaxtyping
+from beartype import BeartypeConf, beartype
+from jaxtyping import _import_hook, _storage, install_import_hook
+
+_beartype = beartype(
+    conf=BeartypeConf(is_pep484_tower=True, violation_type=jaxtyping.TypeCheckError)
+)
+
+
+def checked(fn):
+    """`fn`, which compares its arguments and its result with its annotations at each call.
+
+    jaxtyping's own decorator also binds the arguments to the signature and compares them a second
+    time after the call: a run of a few steps takes a tenth longer.
+    """
+    if inspect.isgeneratorfunction(fn):  # its checks would run later, among the axes of others
+        return jaxtyping.jaxtyped(fn, typechecker=_beartype)
+    checking = _beartype(fn)
+
+    @functools.wraps(fn)
+    def call(*args, **keywords):
+        if jaxtyping.config.jaxtyping_disable:
+            return fn(*args, **keywords)
+        _storage.push_shape_memo({})  # the sizes of the axes of this call
+        try:
+            return checking(*args, **keywords)
+        finally:
+            _storage.pop_shape_memo()
+
+    return call
 
 
 _visit_annotated = _import_hook.JaxtypingTransformer.visit_FunctionDef
@@ -16,7 +45,7 @@ def install(packages):
     one, it is wrapped again at each call of the outer function, and tests take a tenth longer.
     """
     _import_hook.JaxtypingTransformer.visit_FunctionDef = _visit_function
-    install_import_hook(packages, "typechecker.check")
+    install_import_hook(packages, "typechecker.checked")
 
 
 def _visit_function(self, node):
@@ -24,6 +53,9 @@ def _visit_function(self, node):
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     every += [x for x in (arguments.vararg, arguments.kwarg) if x]
     if node.returns or any(x.annotation for x in every):
-        return _visit_annotated(self, node)
+        _visit_annotated(self, node)
+        # `jaxtyped(typechecker=checked)` becomes `checked`.
+        node.decorator_list[-1] = node.decorator_list[-1].keywords[0].value
+        return node
     self.generic_visit(node)
     return node

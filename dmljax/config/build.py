@@ -314,12 +314,11 @@ def _initial(
         batch = {"images": images.example(), "labels": jax.numpy.zeros(2, jax.numpy.int32)}
         return method.init(key, batch, backbone=backbone)
 
-    def shapes_of(fn):
-        return jax.eval_shape(fn, jax.eval_shape(lambda: initial_state.key_of(0)))
-
+    key = jax.eval_shape(lambda: initial_state.key_of(0))
+    unpadded, model_state_shapes = jax.eval_shape(init_method, key)
     class_rows = placement.class_rows(
         method,
-        shapes_of(init_method)[0],
+        unpadded,
         classes=classes,
         shards=shards,
         sharded=options.runtime.sharded,
@@ -329,7 +328,8 @@ def _initial(
         params, model_state = init_method(key, backbone)
         return start.replaced(class_rows.padded(params), model_state, others)
 
-    shapes = shapes_of(init_fn)
+    # Not of `init_fn`, which would trace the net a second time.
+    shapes = jax.eval_shape(class_rows.padded, unpadded), model_state_shapes
     return _Initial(init_fn, shapes, class_rows, adapted.frozen_fn(shapes[0]))
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from processes import command
 
+from dmljax import main
 from dmljax.data import datasets, doctor, prepare, published, splits
 
 
@@ -136,9 +137,9 @@ def test_the_wrong_corpus_of_inshop_is_named(tmp_path):
     assert not any("highres" in text for text in wrong)
 
 
-def test_the_exit_status_tells_correct_damaged_and_wrongly_called_apart(photos, tmp_path):
-    correct = command("doctor", "--dataset=folder", f"--root={photos}")
-    assert correct.returncode == 0 and correct.stdout.endswith("nothing is wrong\n")
+def test_the_exit_status_tells_correct_damaged_and_wrongly_called_apart(photos, tmp_path, capsys):
+    assert main.main(["doctor", "--dataset=folder", f"--root={photos}"]) == 0
+    assert capsys.readouterr().out.endswith("nothing is wrong\n")
     config = tmp_path / "config.py"
     config.write_text(
         "def get_config():\n    return dict(dataset=dict(name='folder', root='no'))\n"
@@ -167,12 +168,12 @@ def test_the_exit_status_tells_correct_damaged_and_wrongly_called_apart(photos, 
         assert line in process.stderr
 
 
-def test_a_prepared_set_is_checked_against_its_manifest(photos, tmp_path):
+def test_a_prepared_set_is_checked_against_its_manifest(photos, tmp_path, capsys):
     spec = {"dataset": {"name": "folder"}}
     prepare.prepare(datasets.folder(root=photos), out=tmp_path / "out", settings=spec)
     arguments = ("--dataset=prepared", f"--root={tmp_path / 'out'}")
-    correct = command("doctor", *arguments)
-    assert correct.returncode == 0 and "ok     2 shards agree with the manifest" in correct.stdout
+    assert main.main(["doctor", *arguments]) == 0
+    assert "ok     2 shards agree with the manifest" in capsys.readouterr().out
     shard = tmp_path / "out" / "train-00000-of-00001.array_record"
     data = bytearray(shard.read_bytes())
     data[-1] ^= 255  # padding: every image can still be read

@@ -138,8 +138,7 @@ def test_a_run_equals_itself(runs):
 
 
 def test_the_command_writes_the_comparison_and_says_what_is_missing(runs, tmp_path):
-    done = command("report", *runs.values(), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert main.main(["report", *map(str, runs.values())]) == 0
     text = (runs["first"] / "comparison.html").read_text()
     assert "<title>first and second: R@1 " in text and ", worse</title>" in text
     assert page.read(runs["first"] / "comparison.html")["comparison"]["config"] == [
@@ -189,7 +188,7 @@ def test_the_comparison_in_a_browser(runs):
     assert not complaints
 
 
-def test_embeddings_of_another_program_get_a_page_with_their_images(tmp_path):
+def test_embeddings_of_another_program_get_a_page_with_their_images(tmp_path, monkeypatch, capsys):
     embeddings, labels = clustered(24, 4)
     np.save(tmp_path / "x.npy", embeddings)
     (tmp_path / "labels.txt").write_text("".join(f"name {c}\n" for c in labels))
@@ -198,9 +197,9 @@ def test_embeddings_of_another_program_get_a_page_with_their_images(tmp_path):
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(colored(item)).save(file)
     words = ["report", "--embeddings=x.npy", "--labels=labels.txt"]
-    done = command(*words, "--images=photos", "--out=elsewhere.html", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"elsewhere.html: \d+\.\d MB\n", done.stdout)
+    monkeypatch.chdir(tmp_path)
+    assert main.main([*words, "--images=photos", "--out=elsewhere.html"]) == 0
+    assert re.fullmatch(r"elsewhere.html: \d+\.\d MB\n", capsys.readouterr().out)
     tree = page.read(tmp_path / "elsewhere.html")
     assert tree["files"][7] == "deep/007.png" and len(tree["sheets"]) == 1
     expected = facts.make(embeddings, labels, title="x").items

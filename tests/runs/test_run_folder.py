@@ -11,7 +11,7 @@ from processes import ROOT, command
 from safetensors import safe_open
 from system import METHODS, photos, tiny
 
-from dmljax import recipes
+from dmljax import main, recipes
 from dmljax.files import result as results
 from dmljax.report import arrays, scores_file
 from dmljax.report import run as run_facts
@@ -78,13 +78,13 @@ def test_a_run_without_held_out_classes_has_no_val(tmp_path):
         run_folder.score(tmp_path / "run", split="val")
 
 
-def test_evaluate_and_embed_from_the_command_line(finished, tmp_path):
+def test_evaluate_and_embed_from_the_command_line(finished, tmp_path, capsys):
     run, out = finished[0] / "run", tmp_path / "out"
-    done = command("--mode=evaluate", f"--workdir={run}", "--split=val")
-    assert done.returncode == 0 and "R@1" in done.stdout
-    assert "val split, 16 images, after step 6" in done.stdout
-    done = command("--mode=embed", f"--workdir={run}", f"--out={out}")
-    assert done.returncode == 0 and "32 embeddings" in done.stdout
+    assert main.main(["--mode=evaluate", f"--workdir={run}", "--split=val"]) == 0
+    printed = capsys.readouterr().out
+    assert "R@1" in printed and "val split, 16 images, after step 6" in printed
+    assert main.main(["--mode=embed", f"--workdir={run}", f"--out={out}"]) == 0
+    assert "32 embeddings" in capsys.readouterr().out
     assert (out / "embeddings.npy").exists()
     for flags, message in (
         (["--mode=evaluate"], "needs --workdir"),

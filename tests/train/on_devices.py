@@ -12,6 +12,7 @@ from unittest import mock
 
 import jax
 import numpy as np
+from quick import save_time
 from train.pixels import as_float64, drawn
 
 from dmljax.adapt import path_of
@@ -167,6 +168,7 @@ def main(folder, *names):
 
 
 if __name__ == "__main__":
+    save_time()
     without_diagnostics = mock.patch.object(base, "diagnostics", lambda *_, **__: {})
     backbones = mock.patch.object(photos, "_backbone", lambda name: name and BACKBONE)
     with without_diagnostics, backbones, jax.enable_x64(True):
