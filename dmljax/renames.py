@@ -10,10 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 __all__ = [
-    "FIELDS",
     "FUNCTIONS",
     "current",
-    "current_fields",
     "dropped_keywords",
     "of",
     "old_functions",
@@ -32,8 +30,6 @@ FUNCTIONS: Mapping[str, Mapping[str, str]] = {
         "plan": "class_balanced",
     },
 }
-# Fields of a config of version 0.1.0: {old name: new name}.
-FIELDS: Mapping[str, str] = {"carried": "start_takes"}
 
 
 def old_functions(module: str, kind: str) -> Callable[[str], Any]:
@@ -55,15 +51,6 @@ def current(kind: str, name: Any) -> Any:
     if new_name != name:
         _warn(f"the {kind} {name!r} of the config", repr(new_name))
     return new_name
-
-
-def current_fields(config: Any, *, warn: bool = False) -> Any:
-    """A config whose fields have their names of today. With `warn`, warns of old ones."""
-    if not isinstance(config, Mapping):
-        return config
-    for old in FIELDS.keys() & config.keys() if warn else ():
-        _warn(f"the field {old!r} of the config", repr(FIELDS[old]))
-    return {FIELDS.get(name, name): value for name, value in config.items()}
 
 
 def renamed_keywords(**new_names: str) -> Callable[[Callable], Callable]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dmljax import renames
-from dmljax.config import old_defaults
+from dmljax.config import old_defaults, old_names
 from dmljax.config.files import plain
 from dmljax.train.options import SECTIONS, Options, fields_of
 
@@ -30,7 +30,7 @@ class Digests(NamedTuple):
 
 def essential(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a completed config that can change a result."""
-    config = renames.current_fields(config)
+    config = old_names.current_fields(config)
     left_out: tuple[str, ...] = (*_IRRELEVANT, "start")
     if config.get("start") is None:
         left_out += ("start_takes",)
@@ -113,7 +113,7 @@ def _in_digest(config: dict[str, Any]) -> dict[str, Any]:
     first_names = {k: {b: a for a, b in names.items()} for k, names in renames.FUNCTIONS.items()}
     if "net" in config:
         config = {**config, "net": old_defaults.without_old_resize(config["net"])}
-    first_fields = {new: old for old, new in renames.FIELDS.items()}
+    first_fields = {new: old for old, new in old_names.FIELDS.items()}
     content = {first_fields.get(name, name): value for name, value in essential(config).items()}
     return _renamed(content, first_names)
 

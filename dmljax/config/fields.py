@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dmljax import renames
 from dmljax.config import files as config_files
 from dmljax.config import old_defaults, old_names, registry
 from dmljax.hints import hint
@@ -20,7 +19,7 @@ def complete(config: Any) -> dict[str, Any]:
     """
     config = config_files.plain(config)
     json.dumps(config)  # raises for what a file cannot hold
-    config = _checked(renames.current_fields(config, warn=True), Options, "the config")
+    config = _checked(old_names.current_fields(config, warn=True), Options, "the config")
     config["runtime"] = old_names.current_runtime(config["runtime"])
     config["net"] = old_defaults.with_resize(config["net"], old_defaults.NEW_RESIZE)
     for name, section in SECTIONS.items():
@@ -36,7 +35,7 @@ def typed(config: dict[str, Any]) -> Options:
 
     Fields that the config of an older run lacks have their defaults.
     """
-    values = _tuples(defaults_of(Options) | renames.current_fields(config))
+    values = _tuples(defaults_of(Options) | old_names.current_fields(config))
     values["runtime"] = old_names.current_runtime(values["runtime"])
     values["net"] = old_defaults.with_resize(values["net"], old_defaults.OLD_RESIZE)
     specs = [name for name, field in fields_of(Options).items() if field.type.startswith("Spec")]
@@ -47,7 +46,7 @@ def typed(config: dict[str, Any]) -> Options:
 def recorded(config: dict[str, Any]) -> dict[str, Any]:
     """The config of a run folder, which `complete` may take: with the defaults of its version."""
     net = old_defaults.with_resize(config.get("net"), old_defaults.OLD_RESIZE)
-    return {**renames.current_fields(config), "net": net}
+    return {**old_names.current_fields(config), "net": net}
 
 
 def with_normalization(config: dict[str, Any], normalization: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Fields of `config.method` of version 0.1.0 under their names of today, with a warning.
+"""Fields of a config of version 0.1.0 under their names of today, with a warning.
 
 So configs and run folders of that version can be read. This file goes after the next version.
 """
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 Spec = dict[str, Any]
-_NAMES = {
+FIELDS = {"carried": "start_takes"}
+_NAMES = {  # of fields of `config.method`
     "activation": "activation_fn",
     "embedding_init": "dense_fn",
     "form": "reconstruction_fn",
@@ -50,6 +51,20 @@ _MODES: dict[str, Spec] = {
     "report": _REPORT | {"frozen_decoder": True},
     "seed": _REPORT | _CODE | {"decay": 5e-3},
 }
+
+
+def current_fields(config: Any, *, warn: bool = False) -> Any:
+    """A config whose fields have their names of today. With `warn`, warns of old ones."""
+    if not isinstance(config, Mapping):
+        return config
+    for old in FIELDS.keys() & config.keys() if warn else ():
+        warnings.warn(
+            f"the field {old!r} of the config is an old name and works in this version for the "
+            f"last time: write {FIELDS[old]!r}",
+            FutureWarning,
+            stacklevel=2,
+        )
+    return {FIELDS.get(name, name): value for name, value in config.items()}
 
 
 def current_method(spec: Any) -> Any:
