@@ -174,7 +174,7 @@ def digests_of(config: Any, *, data: str | None = None) -> digests.Digests:
         config,
         data=data or data_digests.digest(splits_of(options)),
         weights=None if weights is None else file_digest(weights),
-        start=None if options.start is None else start.find(options.start).digest,
+        start=start.digest(options.start, options.mixed_with),
     )
 
 

@@ -25,13 +25,13 @@ class Digests(NamedTuple):
     config: str
     data: str
     weights: str | None
-    start: str | None = None  # the run, and its step, whose backbone is the first
+    start: str | None = None  # the runs, and their steps, that give the first parameters
 
 
 def essential(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a completed config that can change a result."""
     config = old_names.current_fields(config)
-    left_out: tuple[str, ...] = (*_IRRELEVANT, "start")
+    left_out: tuple[str, ...] = (*_IRRELEVANT, "start", "mixed_with")
     if config.get("start") is None:
         left_out += ("start_takes",)
     fields = {name: value for name, value in config.items() if name not in left_out}

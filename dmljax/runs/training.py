@@ -49,7 +49,7 @@ def run(
         run.config,
         data=run.data_digest,
         weights=None if run.weights is None else file_digest(run.weights),
-        start=None if run.start is None else start_lib.find(run.start).digest,
+        start=start_lib.digest(run.start, run.mixed_with and run.mixed_with[0]),
     )
     with (
         folder.claimed(workdir, run.config, run_digests, overwrite=overwrite),

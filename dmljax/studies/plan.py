@@ -206,7 +206,7 @@ def check_rows(study: Study) -> dict[str, dict[str, Any]]:
         config = configs[row.name] = completed(f"row {row.name!r}", row)
         _check_scores(study, row.name, config)
         start = row.start_from and (row.start_from, config["start_takes"])
-        content = _comparable([resolved(config), start, row.seeds])
+        content = _comparable([resolved(config), start, config["mixed_with"], row.seeds])
         if (other := rows_by_content.setdefault(content, row.name)) != row.name:
             raise ValueError(
                 f"the rows {other!r} and {row.name!r} have the same config: remove one of them, "

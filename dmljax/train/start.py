@@ -66,6 +66,12 @@ def find(folder: str | os.PathLike) -> Start:
     return Start(folder, step, f"{result.digests['run']} step {step}")
 
 
+def digest(start: str | None, mixed_with: str | None) -> str | None:
+    """The digest of the runs that give the first parameters; None without one."""
+    folders = [folder for folder in (start, mixed_with) if folder is not None]
+    return " and ".join(find(folder).digest for folder in folders) or None
+
+
 def read(start: Start) -> dict[str, Any]:
     """The parameters and the statistics of batch norms of the chosen step, as `flat` names them."""
     with Checkpoints(start.folder / "checkpoints") as checkpoints:

@@ -100,11 +100,19 @@ def test_a_finished_ladder_is_read_and_another_one_is_refused(climbed, source, c
 
 
 def test_a_step_that_is_refused_leaves_the_result_of_the_ladder(climbed, source, tmp_path):
-    """As in a folder that has moved: the last step has the old path of the step before it."""
     moved = shutil.copytree(climbed, tmp_path / "moved")
-    with pytest.raises(ValueError, match=r"moved/mix holds a run of another config: mixed_with"):
+    shutil.rmtree(moved / "mix")
+    shutil.copytree(next(moved.glob("head-*")), moved / "mix")
+    with pytest.raises(ValueError, match=r"moved/mix holds a run of another config"):
         ladder.run(_config(climbed.parent, source, pictures=True), moved)
     assert (moved / "ladder.json").read_bytes() == (climbed / "ladder.json").read_bytes()
+
+
+def test_a_ladder_whose_folder_has_moved_goes_on(climbed, source, tmp_path):
+    moved = shutil.copytree(climbed, tmp_path / "moved")
+    ladder.run(_config(climbed.parent, source, pictures=True), moved)
+    for path in climbed.glob("*/result.json"):
+        assert (moved / path.relative_to(climbed)).read_bytes() == path.read_bytes()
 
 
 def _check_refusal(config, folder):
