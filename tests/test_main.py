@@ -1,6 +1,8 @@
 """The command line as a person types it: verbs, help, errors of one line."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from processes import ROOT, command, python
@@ -21,6 +23,8 @@ def test_without_arguments_the_command_lists_verbs_and_recipes():
 
 def test_the_version_is_printed_and_help_explains_a_verb():
     assert command("--version").stdout == f"dmljax {dmljax.__version__}\n"
+    words = [sys.executable, "-m", "dmljax", "--version"]
+    assert subprocess.check_output(words, cwd=ROOT, text=True) == command("--version").stdout
     assert command("help", "watch").stdout == command("watch", "--help").stdout != ""
     refused = command("help", "wacht")
     assert refused.returncode == 2 and "did you mean 'watch'" in refused.stderr

@@ -134,7 +134,7 @@ class RunComparison(NamedTuple):
         """The queries that are right in one of two runs only, with McNemar's test."""
         test = self.mcnemar[name]
         return (
-            f"R@1: {test.only_first:,} queries are right only in {shown_fn(name)}, "
+            f"R@1: {test.only_first:,} of the queries are right only in {shown_fn(name)}, and "
             f"{test.only_second:,} only in {shown_fn(self.first)} (McNemar's test, which takes "
             f"queries as independent: p {p_text(test.p)})."
         )

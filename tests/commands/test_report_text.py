@@ -42,7 +42,7 @@ def test_a_comparison(runs, capsys):
     a, b = (results.read(runs / name).scores["test/R@1"] for name in "ab")
     assert f"{100 * a:.1f}" in text and f"{100 * b:.1f}" in text and f"{100 * (b - a):+.1f}" in text
     assert "not resolved" in text  # too few classes for a verdict
-    assert "queries are right only in b" in text and "seed: 0 -> 1" in text
+    assert "of the queries are right only in b" in text and "seed: 0 -> 1" in text
     assert "No range:" in text
 
 
