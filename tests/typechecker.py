@@ -18,7 +18,9 @@ def checked(fn):
     jaxtyping's own decorator also binds the arguments to the signature and compares them a second
     time after the call: a run of a few steps takes a tenth longer.
     """
-    if inspect.isgeneratorfunction(fn):  # its checks would run later, among the axes of others
+    # The checks of a generator would run later, among the axes of others. jaxtyping ignores names
+    # that a module imports for type checkers alone, and that cannot be found.
+    if inspect.isgeneratorfunction(fn) or "TYPE_CHECKING" in fn.__globals__:
         return jaxtyping.jaxtyped(fn, typechecker=_beartype)
     checking = _beartype(fn)
 

@@ -154,7 +154,7 @@ def _other_digests(workdir: pathlib.Path, digests: Digests) -> list[str]:
 
 
 def _short(digest: str | None) -> str:
-    return "none" if digest is None else digest[:12]
+    return "none" if digest is None else re.sub(r"(\b[0-9a-f]{12})[0-9a-f]+", r"\1", digest)
 
 
 def _delete_results(workdir: pathlib.Path) -> None:
