@@ -68,8 +68,9 @@ def hint(word: str, names: Iterable[str], *, where: str = "") -> str:
     if count > _COMPARED:  # comparing a million names takes seconds
         names = [name for name in names if name[:1] == word[:1]][:_COMPARED] or names[:_COMPARED]
     everything = f" All names: {where}" if where else ""
-    begun = [name for name in names if word and name.startswith(word)]
-    near = [*dict.fromkeys(begun + difflib.get_close_matches(word, names, n=_NEAREST))][:_NEAREST]
+    near = [name for name in names if word and name.startswith(word)]
+    near += difflib.get_close_matches(word, names, n=_NEAREST)
+    near = list(dict.fromkeys(near))[:_NEAREST]
     start = f": did you mean {' or '.join(map(repr, near))}?" if near else "."
     if len(names) <= (_NEAREST if near else _FEW):
         return f"{start} It has: {', '.join(names) or 'none'}"

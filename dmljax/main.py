@@ -18,6 +18,7 @@ import select
 import signal
 import sys
 import types
+import warnings
 from collections.abc import Sequence
 
 from absl import flags, logging
@@ -120,7 +121,8 @@ def _repeat_lost_interrupts() -> None:
 
 
 def _print_warnings_plainly() -> None:
-    """Prints what is logged as `warning: ...`, without absl's date, thread and file name."""
+    """Prints warnings in one line, `warning: ...`, without date, thread, file name and code."""
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     logging.use_absl_handler()
     flags.FLAGS.mark_as_parsed()  # absl prints a notice of its own before its flags are parsed
     python_logging.addLevelName(python_logging.WARNING, "warning")

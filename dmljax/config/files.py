@@ -50,9 +50,9 @@ def get_config_of(source: str) -> Callable[..., Any]:
         raise FileNotFoundError(f"the folder {path.parent} has no config {path.name!r}{others}")
     if path.suffix == ".json":  # such as the one of a run
         raise ValueError(
-            f"{path} is no config, which is a Python file: in one, `import json, pathlib; "
-            f"get_config = lambda: json.loads(pathlib.Path({str(path)!r}).read_text())` repeats "
-            "a run"
+            f"{path} is no Python file, as a config is. To repeat a run, write one with "
+            "`import json, pathlib; "
+            f"get_config = lambda: json.loads(pathlib.Path({str(path)!r}).read_text())`"
         )
     return function_of_file(path, "get_config")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 
@@ -141,9 +142,10 @@ def stand_in(reader: Reader, i: int) -> tuple[int, np.ndarray]:
     """
     labels = reader.split.labels
     others = np.roll(np.arange(len(labels)), -i)[1:]
-    for other in others[np.argsort(labels[others] != labels[i], kind="stable")]:
+    is_same = labels[others] == labels[i]
+    for other in map(int, itertools.chain(others[is_same], others[~is_same])):
         try:
-            return int(other), reader(int(other))
+            return other, reader(other)
         except decode.UnreadableImage:
             continue
     raise decode.UnreadableImage("not a single image of the split can be read")

@@ -214,7 +214,7 @@ def _part_count(folder: pathlib.Path) -> int:
 
 
 class _Computed:
-    """The features of images, one after the other, and the time of one; None for few images."""
+    """The features of images, one after the other. `seconds` of one is None for few images."""
 
     def __init__(
         self,

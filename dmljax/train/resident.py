@@ -121,7 +121,7 @@ def _program(run: Run, shapes: Sequence[tuple[int, ...]]) -> plan.Program:
 
 
 def _read(run: Run) -> Iterator[tuple[int, np.ndarray]]:
-    """All training images in order with their rows, or the images that replace them with theirs."""
+    """The row and the pixels of every training image, or of the image that replaces it."""
     reader = Reader(run.train, least_side=run.transform_fn.least_side)
 
     def read(i: int) -> tuple[int, np.ndarray]:

@@ -28,8 +28,8 @@ def runs(tmp_path_factory):
         scores_file.write(folder, scores_file.score(embeddings, split, data="d", step=3))
         (folder / "config.json").write_text(json.dumps({"steps": 3, "rate": spread}))
         (folder / "metrics.jsonl").write_text('{"step": 3, "test/R@1": 0.5}\n')
-        made = facts.make(embeddings, labels, title=name, read_fn=colored)
-        page.write(made, folder / "report.html")
+        content = facts.make(embeddings, labels, title=name, read_fn=colored)
+        page.write(content, folder / "report.html")
         folders[name] = folder
     return folders
 
@@ -132,9 +132,9 @@ def test_page_text_and_study_print_one_comparison(runs, capsys):
 
 def test_a_run_equals_itself(runs):
     same = {"a": runs["first"], "b": runs["first"]}
-    made = compare_page.facts_of(same)
-    assert made.headline == "R@1 +0.0, not resolved"
-    assert made.comparison["changes"][0]["won_count"] == 0
+    content = compare_page.facts_of(same)
+    assert content.headline == "R@1 +0.0, not resolved"
+    assert content.comparison["changes"][0]["won_count"] == 0
 
 
 def test_the_command_writes_the_comparison_and_says_what_is_missing(runs, tmp_path):
@@ -156,10 +156,10 @@ def test_the_comparison_in_a_browser(runs):
         if browser.REQUIRED:
             pytest.fail(reason)
         pytest.skip(reason)
-    made = compare_page.facts_of(runs)
+    content = compare_page.facts_of(runs)
     # As of a comparison over fewer classes than a range needs.
-    made.comparison["rows"][-1]["cells"][1] |= {"low": None, "high": None, "p": "-"}
-    path = page.write(made, runs["first"] / "shown.html")
+    content.comparison["rows"][-1]["cells"][1] |= {"low": None, "high": None, "p": "-"}
+    path = page.write(content, runs["first"] / "shown.html")
     complaints = []
     with browser.chromium() as chromium:
         opened = chromium.new_page(viewport={"width": 390, "height": 800})

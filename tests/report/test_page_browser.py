@@ -280,8 +280,8 @@ def test_names_and_meanings_of_numbers_have_room_beside_a_long_value(visit, tmp_
     )
     assert any("not defined: fewer images than dimensions" in text for text, *_ in rows)
     least = 150 if width > 390 else 300  # below the value, over the whole width
-    for _, lines, height, room in rows:
-        assert lines == 1 and height < 150 and room > least, rows
+    for _, name_lines, height, meaning_width in rows:
+        assert name_lines == 1 and height < 150 and meaning_width > least, rows
     opened.check()
 
 

@@ -54,8 +54,8 @@ def _table(
                     value = values[i][fold] if fold is not None else values[i]
                     name = name_of_score.removeprefix("test/")
                     scores = {f"test/{name}": value, f"val/{name}": value, "val/R@1": value}
-                    made = _result(scores, **(results or {}))
-                    outcome = Outcome("finished", result=made)
+                    result = _result(scores, **(results or {}))
+                    outcome = Outcome("finished", result=result)
                 runs.append((planned, outcome, CONFIG))
     return table.make(study, runs, **parts or {})
 
@@ -88,9 +88,9 @@ def test_one_two_and_more_runs(tmp_path):
 
 
 def test_differences_are_those_of_the_declared_test(tmp_path):
-    made = _table(tmp_path, {"a": A, "b": B, "c": C}, **COMPARED)
-    text = printing.as_markdown(made)
-    (_, b, c) = made.rows
+    content = _table(tmp_path, {"a": A, "b": B, "c": C}, **COMPARED)
+    text = printing.as_markdown(content)
+    (_, b, c) = content.rows
     p = metrics.holm([metrics.paired_difference(x, A).p for x in (B, C)])
     assert [row.comparisons["R@1"].p for row in (b, c)] == p and p[0] < 0.05 < p[1]
     scores, differences = text.split("Differences to a")
@@ -137,11 +137,11 @@ def test_every_row_has_a_baseline_of_its_own(tmp_path):
     values = {"a": A, "b": B, "c": C, "d": [71.0, 70.3, 71.2, 70.1, 71.3]}
     rows = {"a": {}, "b": {"baseline": "a"}, "c": {}, "d": {"baseline": "c"}}
     rows = {name: row | {"method.dim": 4 + i} for i, (name, row) in enumerate(rows.items())}
-    made = _table(tmp_path, values, rows=rows, test="paired")
+    content = _table(tmp_path, values, rows=rows, test="paired")
     p = metrics.holm([metrics.paired_difference(x, y).p for x, y in ((B, A), (values["d"], C))])
-    assert [row.comparisons["R@1"].p for row in (made.rows[1], made.rows[3])] == p
-    assert not made.rows[0].comparisons and not made.rows[2].comparisons
-    text = printing.as_markdown(made)
+    assert [row.comparisons["R@1"].p for row in (content.rows[1], content.rows[3])] == p
+    assert not content.rows[0].comparisons and not content.rows[2].comparisons
+    text = printing.as_markdown(content)
     _, differences = text.split("Differences (")
     assert _cells(differences, "b minus a")[1].startswith("**+1.4 [")
     assert "| d minus c " in differences and "| c " not in differences
@@ -149,17 +149,19 @@ def test_every_row_has_a_baseline_of_its_own(tmp_path):
     assert f"Correlation of seeds between rows in R@1: {np.mean(correlations):.2f}" in text
     # A row that opts out of the baseline of the study.
     rows = {"a": {}, "b": {"method.dim": 5}, "c": {"method.dim": 6, "baseline": None}}
-    made = _table(tmp_path, {"a": A, "b": B, "c": C}, rows=rows, **COMPARED)
-    assert made.rows[1].comparisons["R@1"].p == metrics.paired_difference(B, A).p
-    assert not made.rows[2].comparisons and "Differences to a (" in printing.as_markdown(made)
+    content = _table(tmp_path, {"a": A, "b": B, "c": C}, rows=rows, **COMPARED)
+    assert content.rows[1].comparisons["R@1"].p == metrics.paired_difference(B, A).p
+    assert not content.rows[2].comparisons and "Differences to a (" in printing.as_markdown(content)
 
 
 @pytest.mark.parametrize("score", ["class_deviation", "test/spread"])
 def test_less_is_better_where_it_is_declared(tmp_path, score):
     """By the library for its own score, by the study for another one."""
     declared = {"less_is_better": [score]} if score == "test/spread" else {}
-    made = _table(tmp_path, {"a": B, "b": A, "c": C}, name_of_score=score, **COMPARED, **declared)
-    scores, differences = printing.as_markdown(made).split("Differences to a")
+    content = _table(
+        tmp_path, {"a": B, "b": A, "c": C}, name_of_score=score, **COMPARED, **declared
+    )
+    scores, differences = printing.as_markdown(content).split("Differences to a")
     assert _cells(scores, "b")[1].startswith("**70.2 ±")
     assert _cells(differences, "b")[1].startswith("**-1.4 [")
     assert "wins 5 of 5" in _cells(differences, "b")[1]
@@ -179,15 +181,15 @@ def test_runs_whose_start_failed_say_so(tmp_path):
     """They are not planned: their digest depends on a step that was never chosen."""
     rows = {"a": {}, "b": {"start_from": "a"}, "c": {"start_from": "b", "method.dim": 9}}
     failed = {("a", i): Outcome("failed", "x") for i in range(5)}
-    made = _table(tmp_path, {"a": []}, rows=rows, outcomes=failed)
-    text = printing.as_markdown(made)
+    content = _table(tmp_path, {"a": []}, rows=rows, outcomes=failed)
+    text = printing.as_markdown(content)
     assert _cells(text, "b")[1:] == ["failed", "0 of 5, its start failed"]
     assert _cells(text, "c")[1:] == ["failed", "0 of 5, its start failed"]
     one = {("a", 4): Outcome("diverged", "x")}
-    made = _table(tmp_path, {"a": A[:4]}, rows=rows, outcomes=one)
-    assert _cells(printing.as_markdown(made), "b")[1:] == ["-", "0 of 5, 1 whose start failed"]
-    made = _table(tmp_path, {"a": A[:4]}, rows=rows)
-    assert _cells(printing.as_markdown(made), "b")[1:] == ["-", "0 of 5"]
+    content = _table(tmp_path, {"a": A[:4]}, rows=rows, outcomes=one)
+    assert _cells(printing.as_markdown(content), "b")[1:] == ["-", "0 of 5, 1 whose start failed"]
+    content = _table(tmp_path, {"a": A[:4]}, rows=rows)
+    assert _cells(printing.as_markdown(content), "b")[1:] == ["-", "0 of 5"]
 
 
 def test_folds_have_the_corrected_test(tmp_path):
@@ -197,15 +199,15 @@ def test_folds_have_the_corrected_test(tmp_path):
     expected = metrics.fold_difference(B[:4], A[:4], test_per_train=1 / 3)
     np.testing.assert_allclose(compared[:5], expected[:5])
     # Otherwise the unit is the mean over folds of a seed, and unfinished seeds do not count.
-    made = _table(tmp_path, {"a": [A[:4], B[:4], C[:3]]}, folds=4)
-    assert list(made.rows[0].cells["R@1"].values.values()) == [np.mean(A[:4]), np.mean(B[:4])]
+    content = _table(tmp_path, {"a": [A[:4], B[:4], C[:3]]}, folds=4)
+    assert list(content.rows[0].cells["R@1"].values.values()) == [np.mean(A[:4]), np.mean(B[:4])]
 
 
 def test_marks_of_choice_failure_and_collapse(tmp_path):
     chosen = {"uses_test": True, "candidates": 70, "rule": "test/R@1"}
     failed = {("b", 4): Outcome("diverged", "the loss is NaN at step 3")}
     shorter = _result({"test/R@1": A[0]}, **chosen | {"candidates": 60})
-    made = _table(
+    content = _table(
         tmp_path,
         {"a": A, "b": B[:4]},
         outcomes=failed | {("a", 0): Outcome("finished", result=shorter)},
@@ -215,7 +217,7 @@ def test_marks_of_choice_failure_and_collapse(tmp_path):
         published_from="1 run, test-chosen",
         **COMPARED,
     )
-    text = printing.as_markdown(made)
+    text = printing.as_markdown(content)
     assert _cells(text, "a")[1].endswith("†") and _cells(text, "b")[1].strip("*").endswith("†‡")
     assert _cells(text, "a")[2:] == ["69.4", "5, 3 collapsed"]
     assert _cells(text, "b")[3] == "4 of 5, 1 failed"
@@ -255,9 +257,9 @@ def test_a_rule_reads_the_evaluations_of_other_runs(tmp_path):
 
 
 def test_provenance(tmp_path):
-    made = _table(tmp_path, {"a": A}, results={"pretraining": "/home/somebody/bn.safetensors"})
-    text = printing.as_markdown(made)
-    assert "Pretraining: bn.safetensors." in text and "somebody" not in printing.as_latex(made)
+    content = _table(tmp_path, {"a": A}, results={"pretraining": "/home/somebody/bn.safetensors"})
+    text = printing.as_markdown(content)
+    assert "Pretraining: bn.safetensors." in text and "somebody" not in printing.as_latex(content)
     text = printing.as_markdown(_table(tmp_path, {"a": A}))
     assert "; 5 finished runs." in text
     assert "; 1 finished run." in printing.as_markdown(_table(tmp_path, {"a": A[:1]}))
@@ -291,7 +293,7 @@ def test_ensembles_and_sizes_are_columns_of_their_rows(tmp_path):
     }
     joined = {("nets", seed): {"test/R@1": value / 100} for seed, value in enumerate(B)}
     sizes = {"net": {"parameters": 12_047_040, "flops": 7_459_838_976}}
-    made = _table(
+    content = _table(
         tmp_path,
         {"net": A},
         rows=rows,
@@ -302,13 +304,13 @@ def test_ensembles_and_sizes_are_columns_of_their_rows(tmp_path):
         baseline="net",
         test="paired",
     )
-    text = printing.as_markdown(made)
+    text = printing.as_markdown(content)
     assert _cells(text, "net")[1:3] == ["12 M", "7.46 G"] and _cells(text, "net")[4] == "12 M"
     assert _cells(text, "nets")[1:3] == ["-", "-"]
-    assert made.rows[1].cells["R@1"].values == {(i, None): value for i, value in enumerate(B)}
-    assert made.rows[1].comparisons["R@1"].p == metrics.paired_difference(B, A).p
+    assert content.rows[1].cells["R@1"].values == {(i, None): value for i, value in enumerate(B)}
+    assert content.rows[1].comparisons["R@1"].p == metrics.paired_difference(B, A).p
     assert "multiply-adds for one test image" in text
-    assert page.as_html(made).count("<circle") == 10
+    assert page.as_html(content).count("<circle") == 10
 
 
 def test_curves_are_the_means_of_finished_runs(tmp_path):
@@ -317,21 +319,21 @@ def test_curves_are_the_means_of_finished_runs(tmp_path):
         for seed in range(2)
     }
     lines["b0None"] = [{"step": 2, "grad": 1.0}]
-    made = _table(tmp_path, {"a": A[:2], "b": B[:1]}, curves=["loss"], parts={"lines": lines})
-    assert made.curves == {"loss": {"a": [(2, 2.5), (4, 4.5)]}}
-    text = page.as_html(made)
+    content = _table(tmp_path, {"a": A[:2], "b": B[:1]}, curves=["loss"], parts={"lines": lines})
+    assert content.curves == {"loss": {"a": [(2, 2.5), (4, 4.5)]}}
+    text = page.as_html(content)
     assert "points='350.0,215.0 630.0,10.0'" in text  # steps to the right, larger values above
     assert text.count("<polyline") == 1 and "<title>a: 4.5 at step 4</title>" in text
 
 
 def test_csv_has_one_line_for_every_run(tmp_path):
-    made = _table(tmp_path, {"a": A, "b": B[:3]})
-    rows = list(csv.DictReader(io.StringIO(printing.as_csv(made))))
+    content = _table(tmp_path, {"a": A, "b": B[:3]})
+    rows = list(csv.DictReader(io.StringIO(printing.as_csv(content))))
     assert [float(r["test/R@1"]) for r in rows if r["row"] == "a"] == [x / 100 for x in A]
     assert [r["state"] for r in rows if r["row"] == "b"] == ["finished"] * 3 + ["waiting"] * 2
     # Nobody sees the test scores of the trials of a search.
-    made = _table(tmp_path, {"a": A, "trial 0000": B}, rows={"a": {}})
-    trials = list(csv.DictReader(io.StringIO(printing.as_csv(made))))[5:]
+    content = _table(tmp_path, {"a": A, "trial 0000": B}, rows={"a": {}})
+    trials = list(csv.DictReader(io.StringIO(printing.as_csv(content))))[5:]
     assert [r["test/R@1"] for r in trials] == [""] * 5
     assert [float(r["val/R@1"]) for r in trials] == [x / 100 for x in B]
 
