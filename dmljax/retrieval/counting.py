@@ -43,8 +43,9 @@ def count_ranks(
     counted = {b: block for b, block in enumerate(blocks) if block.is_counted.any()}
     limits = {}
     for b, block in counted.items():
-        fill_fn = functools.partial(_of_products, row_tiles[b], mesh, column_tiles)
-        limits[b] = thresholds(block, slot_groups, fill_fn, row_tiles[b].vectors.dtype)
+        queries, places, slots = positive_pairs(block, slot_groups)
+        similarities = _of_products(row_tiles[b], mesh, column_tiles, queries, slots)
+        limits[b] = thresholds(block, queries, places, similarities)
 
     def chunks(b: int, rows: slice = slice(None), spec: PartitionSpec = SHARDED) -> list[Array]:
         starts = range(0, limits[b].shape[1], _CHUNK)
@@ -114,30 +115,32 @@ def is_symmetric(tile: Tile, side: int) -> bool:
     return bool(jnp.all(x == x.T))
 
 
-def thresholds(
-    block: QueryBlock,
-    slot_groups: Int[np.ndarray, "m"],
-    fill_fn: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    dtype: np.dtype | type,
-) -> Float[np.ndarray, "n r"]:
-    """Similarities of each query's positives, best first, padded with inf to whole chunks.
-
-    `fill_fn(queries, slots)` are the similarities of queries of the block to slots of the gallery.
-    """
-    is_counted = block.is_counted
-    places = np.arange(block.sizes[is_counted].max())
+def positive_pairs(
+    block: QueryBlock, slot_groups: Int[np.ndarray, "m"]
+) -> tuple[Int[np.ndarray, "p"], Int[np.ndarray, "p"], Int[np.ndarray, "p"]]:
+    """The queries that are counted, with each item of their class: query, its number, its slot."""
+    places = np.arange(block.sizes[block.is_counted].max())
     slots = block.starts[:, None] + places
-    is_positive = is_counted[:, None] & (places < block.sizes[:, None])
+    is_positive = block.is_counted[:, None] & (places < block.sizes[:, None])
     is_positive &= slot_groups[slots % len(slot_groups)] != block.groups[:, None]
     queries, places = np.nonzero(is_positive)
-    similarities = np.full(is_positive.shape, -np.inf, dtype)
-    similarities[queries, places] = fill_fn(queries, slots[queries, places])
-    most = block.positives[is_counted].max()
-    similarities = -np.sort(-similarities, axis=1)[:, :most]
-    shape = len(similarities), -(-most // _CHUNK) * _CHUNK
+    return queries, places, slots[queries, places]
+
+
+def thresholds(
+    block: QueryBlock,
+    queries: Int[np.ndarray, "p"],
+    places: Int[np.ndarray, "p"],
+    similarities: Float[np.ndarray, "p"],
+) -> Float[np.ndarray, "n r"]:
+    """The similarities of `positive_pairs` by query, best first, padded with inf to whole chunks."""
+    most = block.positives[block.is_counted].max()
+    shape = len(block.items), block.sizes[block.is_counted].max()
     limits = np.full(shape, np.inf, similarities.dtype)
-    limits[:, :most] = np.where(np.isneginf(similarities), np.inf, similarities)
-    return limits
+    limits[queries, places] = -similarities
+    limits = -np.sort(limits, axis=1)[:, :most]
+    limits[np.isneginf(limits)] = np.inf
+    return np.pad(limits, ((0, 0), (0, -most % _CHUNK)), constant_values=np.inf)
 
 
 def _of_products(

@@ -1,6 +1,7 @@
 """Ranks by counting, where products in bfloat16 decide most comparisons and float32 the others.
 
-A product of rounded vectors differs from the similarity in float32 by no more than a bound
+Each vector is the sum of two in bfloat16 and a small rest, and three products of these parts are
+added (`_terms`). Their sum differs from the similarity in float32 by no more than a bound
 (`_bounds`). It decides whether a negative reaches a threshold, the similarity of a positive, if
 both are farther apart than the bound. For every other pair, one program computes the similarity in
 float32 (`_pair_similarities`), and it has computed the thresholds, too. So the ranks follow
@@ -23,6 +24,7 @@ from dmljax.retrieval.sharding import REPLICATED, SHARDED
 from dmljax.retrieval.tiles import Tile, Tiles
 
 _PAIRS = 8192  # pairs that `_pair_similarities` computes at once, at least
+_OPEN = 8192  # of as many pairs that the products compare, they are expected to leave one open
 _PAIR_BYTES = 1 << 29  # of the vectors of these pairs, at most, where there are more than `_PAIRS`
 _SEGMENT = 128  # columns in which open pairs are counted together; divides the side of every tile
 _TILES = 8  # tiles of the gallery in one program, which compares them with a block one by one
@@ -44,16 +46,20 @@ def filtered_ranks(
     screen_fn = sharding.on_mesh(mesh, _screen(jnp.dtype(dtype)), *[SHARDED] * 3, REPLICATED)
     most = max(1, min(_TILES, _SIMILARITIES // column_tiles.side**2))
     together = -(-len(column_tiles) // -(-len(column_tiles) // most))
-    at_once = _pairs_at_once(column_tiles, together)
-    pick_fn = sharding.on_mesh(mesh, _pick(at_once), SHARDED, SHARDED, REPLICATED, REPLICATED)
+    few, many = sizes = _pairs_at_once(column_tiles, together)
     gather_fn = sharding.on_mesh(mesh, _gather, SHARDED, REPLICATED, SHARDED, SHARDED)
     pairs_fn = sharding.on_mesh(mesh, _pair_similarities, *[SHARDED] * 4)
     add_fn = sharding.on_mesh(mesh, _add_pairs, *[SHARDED] * 5)
+    positives = {b: counting.positive_pairs(x, slot_groups) for b, x in counted.items()}
+    started = {  # the devices compute all of them while the host sorts
+        b: _start_pairs(row_tiles[b], column_tiles, gather_fn, pairs_fn, sizes, queries, slots)
+        for b, (queries, _, slots) in positives.items()
+    }
     thresholds, counts = {}, {}
     for b, block in counted.items():
-        arguments = (row_tiles[b], column_tiles, gather_fn, pairs_fn, at_once)
-        fill_fn = functools.partial(_of_pairs, *arguments)
-        limits = counting.thresholds(block, slot_groups, fill_fn, np.float32)
+        queries, places, _ = positives.pop(b)
+        similarities = _finish_pairs(started.pop(b), len(queries))
+        limits = counting.thresholds(block, queries, places, similarities)
         thresholds[b] = sharding.put(limits, mesh)
         counts[b] = sharding.put(np.zeros(limits.shape, np.int32), mesh)
     waiting: collections.deque[tuple] = collections.deque()
@@ -61,10 +67,14 @@ def filtered_ranks(
     def settle() -> None:
         """Adds the open pairs of the program that waits longest."""
         b, rows, columns, is_open, total = waiting.popleft()
-        for start in range(0, int(np.max(total)), at_once):
+        start, end = 0, int(np.max(total))
+        while start < end:
+            size = many if end - start > 2 * few else few
+            pick_fn = sharding.on_mesh(mesh, _pick(size), SHARDED, SHARDED, REPLICATED, REPLICATED)
             *pairs, numbers, where = pick_fn(is_open, rows, columns, np.int32(start))
             similarities = pairs_fn(*pairs)
             counts[b] = add_fn(counts[b], thresholds[b], similarities, numbers, where)
+            start += size
 
     for first in range(0, len(blocks), tiles.BLOCKS_PER_PASS):
         numbers = [b for b in range(first, first + tiles.BLOCKS_PER_PASS) if b in counted]
@@ -84,16 +94,19 @@ def filtered_ranks(
         yield from ranks_of(block.items, positives, np.asarray(counts[b], np.int64))
 
 
-def _of_pairs(
+_Started = list[tuple[list[np.ndarray], jax.Array]]  # the pairs of each device, their similarities
+
+
+def _start_pairs(
     rows: Tile,
     column_tiles: Tiles,
     gather_fn: Callable,
     pairs_fn: Callable,
-    at_once: int,
+    sizes: tuple[int, int],
     queries: Int[np.ndarray, "m"],
     slots: Int[np.ndarray, "m"],
-) -> Float[np.ndarray, "m"]:
-    """Similarities of queries of the block `rows` to slots of the gallery.
+) -> _Started:
+    """Similarities of queries of the block `rows` to slots of the gallery, without waiting.
 
     Each device computes the similarities of its own rows; only their numbers travel to it.
     """
@@ -101,19 +114,29 @@ def _of_pairs(
     devices = 1 if mesh is None else mesh.size
     owners, own_rows = np.divmod(queries, len(rows.vectors) // devices)
     numbers, own_columns = np.divmod(slots, side)
-    results = np.empty(len(queries), np.float32)
+    started = []
     for j in np.unique(numbers).tolist():  # each tile is asked for once or twice
         columns = column_tiles[j]
         by_device = [np.flatnonzero((numbers == j) & (owners == d)) for d in range(devices)]
-        for start in range(0, max(map(len, by_device)), at_once):
+        most = max(map(len, by_device))
+        at_once = sizes[most > 2 * sizes[0]]
+        for start in range(0, most, at_once):
             indices = np.zeros((2, devices, at_once), np.int32)
             parts = [pairs[start : start + at_once] for pairs in by_device]
             for d, pairs in enumerate(parts):
                 indices[:, d, : len(pairs)] = own_rows[pairs], own_columns[pairs]
             places = sharding.put((indices[0].reshape(-1), indices[1].reshape(-1)), mesh)
-            similarities = np.asarray(pairs_fn(*gather_fn(rows, columns, *places)))
-            for pairs, values in zip(parts, similarities.reshape(devices, at_once), strict=True):
-                results[pairs] = values[: len(pairs)]
+            started.append((parts, pairs_fn(*gather_fn(rows, columns, *places))))
+    return started
+
+
+def _finish_pairs(started: _Started, count: int) -> Float[np.ndarray, "m"]:
+    """The similarities of all `count` pairs that `_start_pairs` was given."""
+    results = np.empty(count, np.float32)
+    for parts, similarities in started:
+        by_device = np.asarray(similarities).reshape(len(parts), -1)
+        for pairs, values in zip(parts, by_device, strict=True):
+            results[pairs] = values[: len(pairs)]
     return results
 
 
@@ -133,9 +156,10 @@ def _screen(dtype: np.dtype) -> Callable:
     ) -> tuple[Int[Array, "b r"], Bool[Array, "t b n"], Int[Array, "1"]]:
         """Adds the pairs that the products decide; the pairs that are open, and their number."""
         limits = [t[:, None] for t in thresholds.T]
+        row_terms = _terms(rows.vectors, dtype)
 
         def add_part(counts, tile):
-            lower, upper = _bounds(rows, tile, dtype)
+            lower, upper = _bounds(row_terms, rows, tile, dtype)
             for row_groups, column_groups in zip(rows.groups.T, tile.groups.T, strict=True):
                 is_left_out = row_groups[:, None] == column_groups[None]
                 lower, upper = (jnp.where(is_left_out, -jnp.inf, x) for x in (lower, upper))
@@ -153,22 +177,36 @@ def _screen(dtype: np.dtype) -> Callable:
     return screen
 
 
+def _terms(x: Float[Array, "n d"], dtype: np.dtype) -> tuple[Array, Array]:
+    """Vectors as rows and as columns of the product that approximates x'y.
+
+    In bfloat16, x is its rounded value, the rounded rest, and an error of at most u^2 |x|. The
+    product adds high high', high low' and low high'.
+    """
+    if jnp.finfo(dtype).bits == 32:
+        return x, x
+    high = x.astype(dtype)
+    low = (x - high.astype(x.dtype)).astype(dtype)
+    return tuple(jnp.concatenate(t, axis=1) for t in ((high, high, low), (high, low, high)))
+
+
 def _bounds(
-    rows: Tile, columns: Tile, dtype: np.dtype
+    row_terms: tuple[Array, Array], rows: Tile, columns: Tile, dtype: np.dtype
 ) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
     """A lower and an upper bound of the similarity of every row to every column.
 
-    Of the true product p of two vectors, the product of the rounded vectors differs by at most
-    (2 u + u^2) |q||g|, with the unit roundoff u of `dtype` (Cauchy-Schwarz). Sums of d terms in
-    float32 in any order differ by at most d 2^-24 |q||g|, and adding the offsets by a few 2^-24 of
-    their size. Devices that add in bfloat16 products cut digits off instead of rounding them, so
-    four times that is taken, for the filter and for `_pair_similarities` together.
+    From the true product p of two vectors, the product of their terms differs by at most
+    (3 + 2 u + u^2) u^2 |q||g|, with the unit roundoff u of `dtype`: low low' and the errors of both
+    vectors are missing (Cauchy-Schwarz). Sums of k terms in float32 in any order differ by at most
+    k 2^-24 |q||g|, and adding the offsets by a few 2^-24 of their size. Devices that add in
+    bfloat16 products cut digits off instead of rounding them, so four times that is taken, for the
+    k terms of the filter and the d terms of `_pair_similarities`.
     """
     is_half = jnp.finfo(dtype).bits < 32
     u = float(jnp.finfo(dtype).eps) / 2 if is_half else 0.0
     products = jnp.matmul(
-        rows.vectors.astype(dtype),
-        columns.vectors.astype(dtype).T,
+        row_terms[0],
+        _terms(columns.vectors, dtype)[1].T,
         precision=None if is_half else jax.lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
     )
@@ -177,8 +215,8 @@ def _bounds(
     row_offset, column_offset = (
         jnp.where(jnp.isfinite(t.offsets), jnp.abs(t.offsets), 0) for t in (rows, columns)
     )
-    d, step = rows.vectors.shape[1], 2.0**-24
-    of_products = 1.01 * (2 * u + u * u + 8 * (d + 16) * step)
+    terms, step = row_terms[0].shape[1] + rows.vectors.shape[1], 2.0**-24
+    of_products = 1.01 * (3.1 * u * u + 4 * (terms + 32) * step)
     of_offsets = 32 * step
     radius = of_products * row_norm[:, None] * column_norm[None]
     radius += of_offsets * (row_offset[:, None] + column_offset[None]) + 1e-37
@@ -197,10 +235,12 @@ def _joined(parts: list[Tile], rows: int) -> Tile:
     )
 
 
-def _pairs_at_once(columns: Tiles, together: int) -> int:
-    """Open pairs of one round: mostly all of a program. One number for a search, so one program."""
+def _pairs_at_once(columns: Tiles, together: int) -> tuple[int, int]:
+    """Open pairs of one round: mostly all of a program, and where there are many. So the rounds of
+    a search are two programs."""
     most = _PAIR_BYTES // (2 * 4 * columns.width)  # two vectors of each pair
-    return max(_PAIRS, min(together * columns.side**2 // 256, most))
+    few, many = (together * columns.side**2 // pairs for pairs in (_OPEN, 256))
+    return max(_PAIRS, min(few, most)), max(_PAIRS, min(many, most))
 
 
 @functools.cache
@@ -212,13 +252,16 @@ def _pick(size: int) -> Callable:
         """The open pairs from number `start`: vectors, offsets, rows, and which are pairs."""
         _, side, width = is_open.shape
         segments = is_open.reshape(-1, _SEGMENT)
-        ends = jnp.cumsum(jnp.sum(segments, axis=1, dtype=jnp.int32))
+        sizes = jnp.sum(segments, axis=1, dtype=jnp.int32)
+        ends = jnp.cumsum(sizes)
         numbers = start + jnp.arange(size, dtype=jnp.int32)
-        segment = jnp.minimum(jnp.searchsorted(ends, numbers, side="right"), len(ends) - 1)
-        chosen = segments[segment]  # [m s]
-        before = ends[segment] - jnp.sum(chosen, axis=1, dtype=jnp.int32)
-        places = jnp.cumsum(chosen, axis=1, dtype=jnp.int32)
-        within = jnp.argmax(places > (numbers - before)[:, None], axis=1)
+        # Each segment with a pair writes its number where its pairs begin; later ones are larger.
+        first = jnp.maximum(ends - sizes - start, 0)
+        first = jnp.where((sizes > 0) & (ends > start), first, size)
+        segment = jnp.zeros(size, jnp.int32).at[first].set(jnp.arange(len(ends)), mode="drop")
+        segment = jax.lax.cummax(segment)
+        places = jnp.cumsum(segments[segment], axis=1, dtype=jnp.int32)
+        within = jnp.argmax(places > (numbers - (ends - sizes)[segment])[:, None], axis=1)
         # The number of a pair among all may not fit into 32 bits; its number in a segment does.
         line, place = jnp.divmod(segment, width // _SEGMENT)
         part, row = jnp.divmod(line, side)

@@ -8,7 +8,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -44,9 +43,7 @@ def bounds(share: tuple[int, int], count: int) -> tuple[int, int]:
 
 def put(arrays, mesh: Mesh | None, spec: PartitionSpec = SHARDED):
     """A tree of numpy arrays as arrays on the devices."""
-    if mesh is None:
-        return jax.tree.map(jnp.asarray, arrays)
-    return jax.device_put(arrays, NamedSharding(mesh, spec))
+    return jax.device_put(arrays, None if mesh is None else NamedSharding(mesh, spec))
 
 
 def on_mesh(mesh: Mesh | None, kernel: Callable, *specs: PartitionSpec) -> Callable:

@@ -153,12 +153,12 @@ class Tiles:
             raise IndexError(i)
         check_stop()
         if self._resident is None:
-            return self._streamed(i)
+            return self._put(self._next(i))
         if i not in self._resident:
-            self._resident[i] = self._put(self._read(i))
+            self._resident[i] = self._put(self._next(i))
         return self._resident[i]
 
-    def _streamed(self, i: int) -> Tile:
+    def _next(self, i: int) -> _Arrays:
         """Tile `i`, and the next one is being read. A search mostly asks for tiles in order."""
         number, future = self._ahead
         arrays = future.result() if future is not None and number == i else self._read(i)
@@ -167,16 +167,17 @@ class Tiles:
             if self._thread is None:
                 self._thread = concurrent.futures.ThreadPoolExecutor(1, "tiles")
             self._ahead = (i + 1, self._thread.submit(self._read, i + 1))
-        return self._put(arrays)
+        return arrays
 
     def _read(self, i: int) -> _Arrays:
         """The vectors of tile `i` in the memory of the host."""
-        rows = slice(i * self.side, (i + 1) * self.side)
-        items = self._items[rows]
+        items = self._items[i * self.side : (i + 1) * self.side]
         is_item = items >= 0
-        vectors = np.zeros((self.side, self.width), self._dtype)
-        vectors[is_item] = self._vectors[items[is_item]]
-        return vectors, is_item, self._groups[rows].astype(np.int32)
+        vectors = self._vectors[np.maximum(items, 0)]
+        vectors = vectors.astype(self._dtype, copy=False)
+        vectors[~is_item] = 0
+        groups = self._groups[i * self.side : (i + 1) * self.side]
+        return vectors, is_item, groups.astype(np.int32)
 
     def _put(self, arrays: _Arrays) -> Tile:
         """A tile on the devices. The transfer goes on while they compute what was asked before."""
