@@ -4,7 +4,6 @@ The similarities of a query's positives are thresholds. Every tile of similariti
 them and dropped, so no row of similarities is ever complete in memory.
 """
 
-import functools
 from collections.abc import Callable, Iterator
 
 import jax
@@ -116,8 +115,8 @@ def is_symmetric(tile: Tile, side: int) -> bool:
 
 
 def positive_pairs(
-    block: QueryBlock, slot_groups: Int[np.ndarray, "m"]
-) -> tuple[Int[np.ndarray, "p"], Int[np.ndarray, "p"], Int[np.ndarray, "p"]]:
+    block: QueryBlock, slot_groups: Int[np.ndarray, "n"]
+) -> tuple[Int[np.ndarray, "m"], Int[np.ndarray, "m"], Int[np.ndarray, "m"]]:
     """The queries that are counted, with each item of their class: query, its number, its slot."""
     places = np.arange(block.sizes[block.is_counted].max())
     slots = block.starts[:, None] + places
@@ -129,11 +128,11 @@ def positive_pairs(
 
 def thresholds(
     block: QueryBlock,
-    queries: Int[np.ndarray, "p"],
-    places: Int[np.ndarray, "p"],
-    similarities: Float[np.ndarray, "p"],
+    queries: Int[np.ndarray, "m"],
+    places: Int[np.ndarray, "m"],
+    similarities: Float[np.ndarray, "m"],
 ) -> Float[np.ndarray, "n r"]:
-    """The similarities of `positive_pairs` by query, best first, padded with inf to whole chunks."""
+    """Similarities of `positive_pairs` by query, best first, padded with inf to whole chunks."""
     most = block.positives[block.is_counted].max()
     shape = len(block.items), block.sizes[block.is_counted].max()
     limits = np.full(shape, np.inf, similarities.dtype)

@@ -50,14 +50,14 @@ def filtered_ranks(
     gather_fn = sharding.on_mesh(mesh, _gather, SHARDED, REPLICATED, SHARDED, SHARDED)
     pairs_fn = sharding.on_mesh(mesh, _pair_similarities, *[SHARDED] * 4)
     add_fn = sharding.on_mesh(mesh, _add_pairs, *[SHARDED] * 5)
-    positives = {b: counting.positive_pairs(x, slot_groups) for b, x in counted.items()}
+    pairs = {b: counting.positive_pairs(x, slot_groups) for b, x in counted.items()}
     started = {  # the devices compute all of them while the host sorts
         b: _start_pairs(row_tiles[b], column_tiles, gather_fn, pairs_fn, sizes, queries, slots)
-        for b, (queries, _, slots) in positives.items()
+        for b, (queries, _, slots) in pairs.items()
     }
     thresholds, counts = {}, {}
     for b, block in counted.items():
-        queries, places, _ = positives.pop(b)
+        queries, places, _ = pairs.pop(b)
         similarities = _finish_pairs(started.pop(b), len(queries))
         limits = counting.thresholds(block, queries, places, similarities)
         thresholds[b] = sharding.put(limits, mesh)
@@ -71,8 +71,8 @@ def filtered_ranks(
         while start < end:
             size = many if end - start > 2 * few else few
             pick_fn = sharding.on_mesh(mesh, _pick(size), SHARDED, SHARDED, REPLICATED, REPLICATED)
-            *pairs, numbers, where = pick_fn(is_open, rows, columns, np.int32(start))
-            similarities = pairs_fn(*pairs)
+            *vectors, numbers, where = pick_fn(is_open, rows, columns, np.int32(start))
+            similarities = pairs_fn(*vectors)
             counts[b] = add_fn(counts[b], thresholds[b], similarities, numbers, where)
             start += size
 
@@ -187,7 +187,8 @@ def _terms(x: Float[Array, "n d"], dtype: np.dtype) -> tuple[Array, Array]:
         return x, x
     high = x.astype(dtype)
     low = (x - high.astype(x.dtype)).astype(dtype)
-    return tuple(jnp.concatenate(t, axis=1) for t in ((high, high, low), (high, low, high)))
+    rows, columns = (high, high, low), (high, low, high)
+    return jnp.concatenate(rows, axis=1), jnp.concatenate(columns, axis=1)
 
 
 def _bounds(
