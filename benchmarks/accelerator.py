@@ -4,31 +4,43 @@
     python benchmarks/accelerator.py --reduced      # tiny sizes, on a CPU: does every row work?
 
 Each row is one function and runs in a process of its own, so that an error of a row (which is then
-in its line) or a lack of memory does not touch the others. Results are in `--out`, the table beside
-it. The same command again repeats what failed or had no time left. `--rows step evaluation` runs
-the rows whose names begin so. Peers are measured where they are installed: torch with CUDA, and
-pytorch-metric-learning, whose losses have peers of `large_batches.py` where it has none, and for
-losses in tiles.
+in its line) or a lack of memory does not touch the others. There are two stages. The first compiles
+the programs of all rows and times nothing; `--jobs` processes share the GPU and one folder of
+compiled programs. It takes at most half of the time, and a row that fails there is no error. The
+second stage times one row after the other, alone on the GPU, and reads these programs. The tests
+and the deterministic runs have no times and are finished in the first stage.
 
-`share` is the model FLOPs utilisation: operations of the products and convolutions of the program,
-divided by the time and by the rate that the data sheet gives for bfloat16 (of evaluation: by the
-measured rate of a large float32 product). `GiB` is the peak of the process on the device.
+Results are in `--out`, the table beside it. The same command again repeats what failed or had no
+time left. `--rows step evaluation` runs the rows whose names begin so. Peers are measured where
+they are installed: torch with CUDA, and pytorch-metric-learning, whose losses have peers of
+`large_batches.py` where it has none, and for losses in tiles.
+
+`compile` is measured in the first stage, while `--jobs` processes compile at once. XLA also chooses
+its kernels there, while these processes share the GPU. `share` is the model FLOPs utilisation:
+operations of the products and convolutions of the program, divided by the time and by the rate that
+the data sheet gives for bfloat16 (of evaluation: by the measured rate of a large float32 product).
+`GiB` is the peak of the process on the device, of losses the temporaries of the program.
 """
 
 import argparse
+import contextlib
 import functools
 import importlib.util
 import inspect
+import itertools
 import json
+import math
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from subprocess import PIPE
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -103,6 +115,7 @@ LOSSES = (
 AUGMENTED = {"name": "standard_train", "color": 0.4, "antialias": False}
 TILED = (*LOSSES[:5], "clip", "siglip", "recall_at_k", "smooth_ap")
 MEASURED: set[str] = set()  # lines that an earlier call has finished
+COMPILE_ONLY = False  # in processes of the first stage
 FORMS = {"float32": None, "filter in float32": "float32", "filter in bfloat16": "bfloat16"}
 PEERS = {  # of pytorch-metric-learning, as far as a batch of 4,096 fits into memory
     "contrastive": "ContrastiveLoss",
@@ -127,20 +140,22 @@ PEERS = {  # of pytorch-metric-learning, as far as a batch of 4,096 fits into me
 # What rows share.
 
 
-def compiled(function, *arguments):
+def compiled(function, *arguments, **options):
     """The compiled function, and how many seconds that took."""
     import jax
 
     start = time.perf_counter()
-    program = jax.jit(function).lower(*arguments).compile()
+    program = jax.jit(function, **options).lower(*arguments).compile()
     return program, time.perf_counter() - start
 
 
 def seconds(function, repeats: int) -> float:
-    """Seconds of a call, after one that is not counted."""
+    """Seconds of a call, after one that is not counted; NaN where nothing is timed."""
     import jax
 
     jax.block_until_ready(function())
+    if COMPILE_ONLY:
+        return math.nan
     start = time.perf_counter()
     for _ in range(repeats):
         result = function()
@@ -175,8 +190,8 @@ def float32_rate(size: int, d: int) -> float:
 
 
 def cuda():
-    """torch, where it is installed with CUDA and sees a device; else None."""
-    if importlib.util.find_spec("torch") is None:
+    """torch, where it is installed with CUDA and sees a device, and is timed; else None."""
+    if COMPILE_ONLY or importlib.util.find_spec("torch") is None:
         return None
     import torch
 
@@ -256,9 +271,7 @@ def step(sizes, *, name):
         method_of(attention_choice.portable(net)), optimizer, normalize_fn=normalize, seed=0
     )
     flops = 2 * multiply_adds(jax.make_jaxpr(plain_fn)(state, batch).jaxpr)
-    start = time.perf_counter()
-    program = jax.jit(step_fn, donate_argnums=0).lower(state, batch).compile()
-    compile_seconds = time.perf_counter() - start
+    program, compile_seconds = compiled(step_fn, state, batch, donate_argnums=0)
 
     def train(batch_fn):
         nonlocal state
@@ -272,10 +285,13 @@ def step(sizes, *, name):
         return waiting.pop(0)
 
     for kind, batch_fn in (("device", lambda: batch), ("host", next_from_host)):
+        title = f"{name}, {b} x {side}, bfloat16, images on the {kind}"
+        if COMPILE_ONLY:  # steps of several nets at once may not fit into the memory
+            yield line(title, compile=compile_seconds)
+            continue
         duration = seconds(functools.partial(train, batch_fn), sizes["steps"])
         share = None if peak() is None else flops / duration / peak()
         cells = {"share": share, "gib": gib(), "compile": compile_seconds}
-        title = f"{name}, {b} x {side}, bfloat16, images on the {kind}"
         yield line(title, b / duration, "images/s", note=note, **cells)
 
 
@@ -363,6 +379,7 @@ def evaluation(sizes, *, key, forms):
     from evaluation import products
 
     from dmljax import metrics, retrieval
+    from dmljax.train import compilation
 
     n, classes, d = sizes[key]
     x, labels = products(n, classes, d)
@@ -370,18 +387,14 @@ def evaluation(sizes, *, key, forms):
     results = {}
     for form in forms:
 
-        def scores(dtype=FORMS[form]):
-            values = np.full(n, np.nan)
-            for block in retrieval.ranks(x, labels, filter_dtype=dtype):
-                values[block.queries] = metrics.map_at_r(block.ranks)
-            return values
+        def score(form=form):
+            results[form] = np.full(n, np.nan)
+            for block in retrieval.ranks(x, labels, filter_dtype=FORMS[form]):
+                results[form][block.queries] = metrics.map_at_r(block.ranks)
 
-        start = time.perf_counter()
-        scores()
-        middle = time.perf_counter()
-        results[form] = scores()
-        duration = time.perf_counter() - middle
-        compile_seconds = max(middle - start - duration, 0)
+        before = compilation.compiled().seconds
+        duration = seconds(score, 1)
+        compile_seconds = compilation.compiled().seconds - before
         cells = {"share": 2 * n**2 * d / duration / rate, "gib": gib(), "compile": compile_seconds}
         different = ~np.isclose(results[form], results[forms[0]], rtol=0, atol=0, equal_nan=True)
         note = f"{different.sum():,} of {n:,} queries differ from {forms[0]}"
@@ -398,6 +411,8 @@ def kmeans(sizes):
     n, classes, d = sizes["eval"]
     x, _ = products(n, classes, d)
     retrieval.kmeans(x, k=classes, iterations=2)  # compiles
+    if COMPILE_ONLY:
+        return
     start = time.perf_counter()
     retrieval.kmeans(x, k=classes, iterations=sizes["iterations"])
     title = f"k-means of {n:,} x {d}, k={classes:,}, {sizes['iterations']} iterations"
@@ -439,6 +454,8 @@ def one_loss(title, function, x, second, *, tiled):
     value = losses.tiled(function) if tiled else function
     arguments = jax.device_put(tuple(arguments))
     program, compile_seconds = compiled(jax.value_and_grad(value, argnums=numbers), *arguments)
+    if COMPILE_ONLY:
+        return line(title, compile=compile_seconds)
     duration = seconds(lambda: program(*arguments), 5)
     memory = program.memory_analysis().temp_size_in_bytes / 2**30
     cells = {"gib": memory, "compile": compile_seconds}
@@ -534,30 +551,29 @@ def tests(sizes):
     """The tests that need a GPU; elsewhere they are skipped."""
     del sizes
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu"]
-    command += [str(ROOT / "tests" / "gpu")]
+    command += ["-p", "no:benchmark"]  # it warns of pytest-xdist, and a warning is an error
+    command += ["-n4"] if importlib.util.find_spec("xdist") else []
+    command += ["--maxfail=0", str(ROOT / "tests" / "gpu")]
     environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
     environment.setdefault("JAX_PLATFORMS", "")
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     last = [text for text in done.stdout.splitlines() if " passed" in text or " skipped" in text]
     if done.returncode:
-        raise RuntimeError("\n".join((done.stdout + done.stderr).splitlines()[-30:]))
+        failed = re.findall("^(?:FAILED|ERROR) .*", done.stdout, re.MULTILINE)
+        raise RuntimeError(" ".join(failed) or last_words(done.stdout + done.stderr))
     yield line("tests that need a GPU", note=last[-1].strip("= ") if last else "all passed")
 
 
 def deterministic(sizes):
     """Two runs with runtime.deterministic: are all numbers the same, bit for bit?"""
-    for net in ("convnet", "resnet18"):  # ResNets pool by the maximum
-        title = f"runtime.deterministic, two runs of {net}"
-        yield line(title, note=f"equal bit for bit, {_twice(sizes, net):,} bytes")
-
-
-def _twice(sizes, net):
-    """Bytes of the metrics of two runs, which must be equal."""
-    with tempfile.TemporaryDirectory() as folder:
+    runs = list(itertools.product(("convnet", "resnet18"), "ab"))  # ResNets pool by the maximum
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(runs)) as pool:
         images = np.random.default_rng(0).integers(0, 256, (512, 32, 32, 3), np.uint8)
         np.savez(f"{folder}/data.npz", images=images, labels=np.arange(512) // 8)
-        for run in ("a", "b"):
-            command = [sys.executable, "-m", "dmljax.main", "train", f"--workdir={folder}/{run}"]
+
+        def metrics_of(net, run):
+            workdir = f"{folder}/{net}-{run}"
+            command = [sys.executable, "-m", "dmljax.main", "train", f"--workdir={workdir}"]
             command += [f"--config={ROOT / 'configs' / 'glyphs.py'}"]
             data = f"{{'name': 'npz', 'path': '{folder}/data.npz', 'split': 0.5}}"
             command += [f"--config.dataset={data}"]
@@ -567,11 +583,15 @@ def _twice(sizes, net):
             command += ["--config.evaluate.clustering=False"]
             done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
             if done.returncode:
-                raise RuntimeError(done.stderr[-2000:])
-        a, b = (pathlib.Path(folder, run, "metrics.jsonl").read_bytes() for run in ("a", "b"))
-    if a != b:
-        raise RuntimeError(f"runtime.deterministic: two runs of {net} differ")
-    return len(a)
+                raise RuntimeError(f"{net}: {last_words(done.stderr)}")
+            return pathlib.Path(workdir, "metrics.jsonl").read_bytes()
+
+        metrics = dict(zip(runs, pool.map(metrics_of, *zip(*runs, strict=True)), strict=True))
+    for net in dict(runs):
+        if metrics[net, "a"] != metrics[net, "b"]:
+            raise RuntimeError(f"runtime.deterministic: two runs of {net} differ")
+        title = f"runtime.deterministic, two runs of {net}"
+        yield line(title, note=f"equal bit for bit, {len(metrics[net, 'a']):,} bytes")
 
 
 # In the order of their importance, because a first call may end before the last rows.
@@ -592,8 +612,9 @@ ROWS |= {
     "images": images,
 }
 ROWS |= {f"torch {name}": functools.partial(torch_step, name=name) for name in NETS}
-# Rows that compile what another has compiled. All others measure how long that takes.
-CACHED = ("run, host", "run, device", "run, device, augmented", "deterministic", "tests")
+UNTIMED = ("tests", "deterministic")
+PARTS = {"losses": 3, "losses, tiled": 3}  # processes of a row in the first stage
+NOTHING_TO_COMPILE = ("machine", "images", "torch")  # beginnings of names
 
 
 # The runner: imports no jax, because only the process of a row may hold the device.
@@ -603,101 +624,210 @@ def short(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def run_row(name: str, reduced: bool, limit: float, before: Sequence[dict] = ()) -> list[dict]:
-    """The lines of a row, from a process of its own; its error is a line, too.
+def last_words(log: str) -> str:
+    """The last line that is no warning, if there is one."""
+    texts = log.strip().splitlines()
+    errors = [text for text in texts if not re.match(r"WARNING|[WI]\d{4} ", text)]
+    return (errors or texts or [""])[-1][:300]
 
-    `before` are its lines of an earlier call.
-    """
-    finished = {cells["name"]: cells for cells in before if "error" not in cells}
-    command = [sys.executable, __file__, "--row", name, *["--reduced"] * reduced]
-    command += ["--measured", *finished]
-    environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": str(name in CACHED).lower()}
-    environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # peers need memory in this process
+
+class Running(NamedTuple):
+    name: str
+    process: subprocess.Popen
+    output: IO[str]
+    errors: IO[str]
+    start: float
+
+
+def begin(name: str, words: Sequence[str], environment: dict[str, str]) -> Running:
+    files = [tempfile.TemporaryFile("w+", errors="replace") for _ in range(2)]  # noqa: SIM115
+    command = [sys.executable, __file__, "--row", name, *words]
     process = subprocess.Popen(
-        command, stdout=PIPE, stderr=PIPE, text=True, env=environment, start_new_session=True
+        command, stdout=files[0], stderr=files[1], env=environment, start_new_session=True
     )
+    return Running(name, process, *files, time.monotonic())
+
+
+def end(row: Running) -> list[dict]:
+    """The lines of a row, which is killed if it still runs; its error is a line, too."""
     error = None
+    with row.output, row.errors:
+        if row.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(row.process.pid, signal.SIGKILL)  # also what the row has started
+            error = f"no result within {time.monotonic() - row.start:.0f} s"
+        elif row.process.returncode:
+            row.errors.seek(0)
+            error = last_words(row.errors.read()) or f"exit status {row.process.returncode}"
+        row.process.wait()
+        row.output.seek(0)
+        texts = [text for text in row.output if text.startswith("line ") and text.endswith("\n")]
+        lines = [json.loads(text[5:]) for text in texts]
+    return [*lines, *([] if error is None else [line(row.name, error=error)])]
+
+
+def first_stage() -> list[tuple[str, list[str]]]:
+    """Rows and words of their commands; those that are finished there begin first."""
+    rows = [(name, []) for name in UNTIMED]
+    for name in ROWS:
+        if not name.startswith((*UNTIMED, *NOTHING_TO_COMPILE)):
+            rows += [(name, [f"--compile={part}"]) for part in range(PARTS.get(name, 1))]
+    return rows
+
+
+def run_rows(
+    rows: Sequence[tuple[str, Sequence[str]]],
+    environment: dict[str, str],
+    done_fn: Callable[[str, list[dict]], None],
+    *,
+    jobs: int,
+    limit: float,
+) -> None:
+    """Calls `done_fn(name, lines)` whenever the process of a row ends.
+
+    A row is its name and further words of its command. At most `jobs` rows run at once. None begins
+    in the last 5 of `limit` seconds, and what runs at their end is killed.
+    """
+    start, waiting, running = time.monotonic(), list(rows), []
     try:
-        output, errors = process.communicate(timeout=limit)
-        if process.returncode:
-            last = errors.strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
-            error = last[0][:300]
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # also what the row has started
-        output, _ = process.communicate()
-        error = f"no result within {limit:.0f} s"
-    except BaseException:  # such as Ctrl-C, which does not reach a session of its own
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    texts = [x for x in output.splitlines(keepends=True) if x.startswith("line ")]
-    lines = [json.loads(x[5:]) for x in texts if x.endswith("\n")]
-    finished |= {cells["name"]: cells for cells in lines}
-    return [*finished.values(), *([] if error is None else [line(name, error=error)])]
+        while waiting or running:
+            remaining = limit - (time.monotonic() - start)
+            while waiting and remaining < 5:
+                name, _ = waiting.pop(0)
+                done_fn(name, [line(name, error="no time was left")])
+            while waiting and len(running) < jobs:
+                running.append(begin(*waiting.pop(0), environment))
+            for row in list(running):
+                if remaining <= 0 or row.process.poll() is not None:
+                    running.remove(row)
+                    done_fn(row.name, end(row))
+            time.sleep(0.05)
+    finally:  # such as Ctrl-C, which does not reach a session of its own
+        for row in running:
+            end(row)
 
 
 def table(results: dict[str, list[dict]]) -> str:
     names = ("value", "share", "gib", "compile", "torch")
     titles = "| row | value | unit | share | GiB | compile, s | torch | note |\n|" + "---|" * 8
     rows = [titles]
-    for lines in results.values():
-        for cells in lines:
-            numbers = {name: cells.get(name) for name in names}
-            texts = {name: "" if x is None else f"{x:.4g}" for name, x in numbers.items()}
-            if numbers["share"] is not None:
-                texts["share"] = f"{numbers['share']:.1%}"
-            note = f"ERROR {cells['error']}" if "error" in cells else cells.get("note", "")
-            unit = cells["unit"]
-            cells = [cells["name"], texts["value"], unit, *list(texts.values())[1:], note]
-            rows.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
+    for cells in (cells for name in ROWS for cells in results.get(name, ())):
+        numbers = {name: cells.get(name) for name in names}
+        texts = {name: "" if x is None else f"{x:.4g}" for name, x in numbers.items()}
+        if numbers["share"] is not None:
+            texts["share"] = f"{numbers['share']:.1%}"
+        note = f"ERROR {cells['error']}" if "error" in cells else cells.get("note", "")
+        unit = cells["unit"]
+        cells = [cells["name"], texts["value"], unit, *list(texts.values())[1:], note]
+        rows.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
     return "\n".join(rows) + "\n"
 
 
+def print_lines(args: argparse.Namespace) -> None:
+    """What the process of a row does."""
+    global COMPILE_ONLY
+    COMPILE_ONLY = args.compile is not None
+    MEASURED.update(args.measured)
+    row = ROWS[args.row]
+    if COMPILE_ONLY and args.row in PARTS:
+        row = functools.partial(row, names=row.keywords["names"][args.compile :: PARTS[args.row]])
+    try:
+        for cells in row(REDUCED if args.reduced else FULL):
+            print("line " + json.dumps(cells), flush=True)
+    except Exception as error:
+        print("line " + json.dumps(line(args.row, error=short(error))), flush=True)
+
+
+def measure(args: argparse.Namespace, environment: dict[str, str]) -> dict[str, list[dict]]:
+    """The lines of all rows, which are also written as they come."""
+    start = time.monotonic()
+    flags = ["--reduced"] * args.reduced
+    lines_of_machine: dict[str, list[dict]] = {}
+    run_rows([("machine", flags)], environment, lines_of_machine.__setitem__, jobs=1, limit=120)
+    machine_line = lines_of_machine["machine"][0]
+    if "error" in machine_line:
+        raise SystemExit(machine_line["error"])
+    note = [machine_line.get("note"), args.reduced]
+    results = json.loads(args.out.read_text()) if args.out.exists() else {}
+    if results and results.pop("device", note) != note:
+        raise SystemExit(f"{args.out} is of another device or of other sizes: give another --out")
+    results |= lines_of_machine
+    compile_seconds: dict[str, float] = {}
+
+    def log(text: str) -> None:
+        print(f"{time.monotonic() - start:4.0f} s  {text}", file=sys.stderr, flush=True)
+
+    def measured(name: str) -> dict[str, dict]:
+        return {cells["name"]: cells for cells in results.get(name, ()) if "error" not in cells}
+
+    def save(name: str, lines: list[dict]) -> None:
+        log(name)
+        new = {cells["name"]: cells for cells in lines}
+        for title in new.keys() & compile_seconds:
+            new[title]["compile"] = compile_seconds[title]
+        results[name] = list((measured(name) | new).values())
+        temporary = args.out.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"device": note, **results}, indent=1))
+        temporary.replace(args.out)
+        args.out.with_suffix(".md").write_text(table(results))
+
+    def save_first(name: str, lines: list[dict]) -> None:
+        errors = [cells["error"] for cells in lines if "error" in cells]
+        if name in UNTIMED and not errors:
+            save(name, lines)
+        else:
+            log(", ".join([f"{name}: first stage", *errors]))
+        compile_seconds.update({c["name"]: c["compile"] for c in lines if "compile" in c})
+
+    def run_stage(rows, done_fn, jobs: int, share: float) -> None:
+        wanted = []
+        for name, words in rows:
+            is_done = name in results and not any("error" in cells for cells in results[name])
+            if not is_done and name.startswith(tuple(args.rows)):
+                wanted.append((name, [*flags, *words, "--measured", *measured(name)]))
+        limit = 60 * args.minutes * share - (time.monotonic() - start)
+        run_rows(wanted, environment, done_fn, jobs=jobs, limit=limit)
+
+    run_stage(first_stage(), save_first, args.jobs, 0.5)
+    run_stage([(name, []) for name in ROWS], save, 1, 1.0)
+    return results
+
+
 def main() -> int:
+    cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--reduced", action="store_true", help="tiny sizes, for a CPU")
     parser.add_argument("--rows", nargs="+", default=[""], help="beginnings of names of rows")
     parser.add_argument(
         "--minutes", type=float, default=8.0, help="after as many minutes no further row begins"
     )
+    parser.add_argument(
+        "--jobs", type=int, default=max(cores // 4, 1), help="processes that compile at once"
+    )
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("accelerator.json"))
     parser.add_argument("--row", choices=list(ROWS), help=argparse.SUPPRESS)
     parser.add_argument("--measured", nargs="*", default=[], help=argparse.SUPPRESS)
+    parser.add_argument("--compile", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    MEASURED.update(args.measured)
     if args.row:
-        for cells in ROWS[args.row](REDUCED if args.reduced else FULL):
-            print("line " + json.dumps(cells), flush=True)
+        print_lines(args)
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the row, too
-    start = time.monotonic()
-    results = json.loads(args.out.read_text()) if args.out.exists() else {}
-    machine_lines = run_row("machine", args.reduced, 120)
-    if "error" in machine_lines[0]:
-        raise SystemExit(machine_lines[0]["error"])
-    note = [machine_lines[0].get("note"), args.reduced]
-    if results and results.pop("device", note) != note:
-        raise SystemExit(f"{args.out} is of another device or of other sizes: give another --out")
-    results = {"machine": machine_lines} | {k: v for k, v in results.items() if k != "machine"}
-    for name in ROWS:
-        is_done = name in results and not any("error" in cells for cells in results[name])
-        if is_done or not any(name.startswith(beginning) for beginning in args.rows):
-            continue
-        remaining = 60 * args.minutes - (time.monotonic() - start)
-        if remaining < 5:
-            before = [cells for cells in results.get(name, ()) if "error" not in cells]
-            late = line(name, error="no time was left: the same command goes on here")
-            results[name] = [*before, late]
-        else:
-            results[name] = run_row(name, args.reduced, remaining, results.get(name, ()))
-        print(f"{time.monotonic() - start:4.0f} s  {name}", file=sys.stderr, flush=True)
-        ordered = {key: results[key] for key in ROWS if key in results}
-        temporary = args.out.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"device": note, **ordered}, indent=1))
-        temporary.replace(args.out)
-        args.out.with_suffix(".md").write_text(table(ordered))
-        results = ordered
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the rows, too
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        environment = os.environ | {
+            "TMPDIR": folder,  # what a killed row leaves is removed, too
+            "JAX_ENABLE_COMPILATION_CACHE": "true",
+            "JAX_COMPILATION_CACHE_DIR": f"{folder}/programs",
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # processes share the memory; so do peers
+        }
+        results = measure(args, environment)
     print(table(results))
-    return int(any("error" in cells for lines in results.values() for cells in lines))
+    has_error = any("error" in cells for lines in results.values() for cells in lines)
+    if has_error:
+        print("The same command repeats rows that have an error.", file=sys.stderr)
+    return int(has_error)
 
 
 if __name__ == "__main__":

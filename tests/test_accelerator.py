@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ def _began(done):
 def test_an_error_of_a_row_is_its_line_and_a_second_call_goes_on(tmp_path):
     rows = ("--rows", "machine", "images")
     done, results = _run(tmp_path, *rows, "--minutes=0")
+    assert results["images"][0]["name"] == "images"
     assert done.returncode == 1 and "no time was left" in results["images"][0]["error"]
     done, results = _run(tmp_path, *rows)
     assert done.returncode == 0 and _began(done) == ["images"]
@@ -49,16 +51,162 @@ def test_a_row_that_is_cut_keeps_its_lines_and_ends_what_it_started(tmp_path, mo
         "time.sleep(60)\n"
     )
     monkeypatch.setattr(accelerator, "__file__", str(script))
-    before = [{"name": "earlier"}, {"name": "torn", "error": "no time"}]
-    earlier, first, cut = accelerator.run_row("losses", True, 5, before)
-    assert (earlier["name"], first["name"], cut["name"]) == ("earlier", "first", "losses")
-    assert cut["error"] == "no result within 5 s"
-    stat = pathlib.Path(f"/proc/{first['child']}/stat")
+    lines = {}
+    accelerator.run_rows([("losses", [])], dict(os.environ), lines.__setitem__, jobs=1, limit=6)
+    first, cut = lines["losses"]
+    assert (first["name"], cut["name"]) == ("first", "losses")
+    assert cut["error"] == "no result within 6 s"
+    assert _has_ended(first["child"])
+
+
+def _has_ended(process):
+    stat = pathlib.Path(f"/proc/{process}/stat")
     for _ in range(50):  # a killed process ends when it gets a core again
         if not stat.exists() or stat.read_text().split()[2] == "Z":
-            return
+            return True
         time.sleep(0.1)
-    raise AssertionError("what the row has started still runs")
+    return False
+
+
+# Rows for the command itself: `accelerator` runs this file again for each of them.
+OWN_ROWS = """
+import os, pathlib, sys, time
+sys.path.insert(0, SCRIPTS)
+import accelerator
+from accelerator import line
+
+HERE = pathlib.Path(__file__).parent
+
+
+def machine(sizes):
+    yield line("machine", note="a machine")
+
+
+def together(sizes, *, names, title):
+    # The first stage ends only if all of its processes run at once; the second is alone.
+    name = f"{title} {' '.join(names)} {accelerator.COMPILE_ONLY}"
+    (HERE / name).touch()
+    for _ in range(600):
+        running = len(list(HERE.glob("* True")))
+        if not accelerator.COMPILE_ONLY or running == 3:
+            break
+        time.sleep(0.1)
+    compile_seconds = 3.0 if accelerator.COMPILE_ONLY else 0.5
+    yield line(title, running, note=" ".join(names), compile=compile_seconds)
+
+
+def reads(sizes):
+    import jax
+    from dmljax.train import compilation
+
+    before = compilation.compiled()
+    jax.jit(lambda x: x * 2 + 1)(3.0)
+    after = compilation.compiled()
+    programs, read = after.programs - before.programs, after.read - before.read
+    yield line("reads", read, note=f"{programs - read} compiled")
+
+
+def fails_first(sizes):
+    if accelerator.COMPILE_ONLY:
+        raise MemoryError("of the first stage")
+    yield line("fails_first", 1.0, compile=0.25)
+
+
+def dies(sizes):
+    yield line("first", 1.0)
+    print("RuntimeError: no such kernel", file=sys.stderr)
+    print("W1126 23:59:59.123456 7 cache.py:1] Autotuning cache miss", file=sys.stderr)
+    os._exit(3)
+
+
+def tests(sizes):
+    with open(HERE / "tests", "a") as file:
+        file.write("x")
+    yield line("tests", note="passed")
+
+
+def waits(sizes):
+    (HERE / f"waits {os.getpid()}").touch()
+    time.sleep(60)
+    yield line("waits")
+
+
+def row(function, **options):
+    return accelerator.functools.partial(function, **options)
+
+
+accelerator.__file__ = __file__
+accelerator.PARTS = {"a": 2}
+accelerator.UNTIMED = ("tests",)
+accelerator.ROWS = {"machine": machine, "a": row(together, names=("1", "2", "3"), title="a")}
+accelerator.ROWS |= {"b": row(together, names=("4",), title="b"), "reads": reads}
+accelerator.ROWS |= {"fails first": fails_first, "dies": dies, "tests": tests}
+accelerator.ROWS |= {"waits": waits, "waits too": waits}
+sys.exit(accelerator.main())
+"""
+
+
+def _own_rows(folder, *words):
+    script = folder / "own_rows.py"
+    script.write_text(f"SCRIPTS = {str(SCRIPT.parent)!r}\n{OWN_ROWS}")
+    return [sys.executable, str(script), "--reduced", f"--out={folder / 'a.json'}", *words]
+
+
+def _run_own_rows(folder, *words):
+    done = subprocess.run(_own_rows(folder, *words), capture_output=True, text=True, cwd=folder)
+    return done, json.loads((folder / "a.json").read_text())
+
+
+def test_rows_compile_at_once_and_are_timed_one_after_the_other(tmp_path):
+    done, results = _run_own_rows(tmp_path, "--rows", "a", "b", "--jobs=3")
+    assert done.returncode == 0, done.stderr
+    began = sorted(path.name for path in tmp_path.iterdir() if path.name[:2] in ("a ", "b "))
+    assert began == ["a 1 2 3 False", "a 1 3 True", "a 2 True", "b 4 False", "b 4 True"]
+    (a,), (b,) = results["a"], results["b"]
+    assert (a["note"], b["note"]) == ("1 2 3", "4")
+    assert a["compile"] == b["compile"] == 3.0  # of the first stage
+    assert _began(done)[-2:] == ["a", "b"]
+
+
+def test_a_row_is_timed_with_the_programs_of_the_first_stage(tmp_path):
+    done, results = _run_own_rows(tmp_path, "--rows", "reads")
+    assert done.returncode == 0, done.stderr
+    assert results["reads"][0]["value"] > 0 and results["reads"][0]["note"] == "0 compiled"
+
+
+def test_an_error_of_the_first_stage_is_tried_again_and_tests_run_once(tmp_path):
+    done, results = _run_own_rows(tmp_path, "--rows", "fails", "tests")
+    assert done.returncode == 0, done.stderr
+    assert "fails first: first stage, MemoryError: of the first stage" in done.stderr
+    assert results["fails first"][0]["value"] == 1 and "error" not in results["fails first"][0]
+    assert results["fails first"][0]["compile"] == 0.25
+    assert (tmp_path / "tests").read_text() == "x"
+    done, _ = _run_own_rows(tmp_path, "--rows", "fails", "tests")
+    assert done.returncode == 0 and _began(done) == []
+
+
+def test_the_error_of_a_row_that_dies_is_no_warning(tmp_path):
+    done, results = _run_own_rows(tmp_path, "--rows", "dies")
+    assert done.returncode == 1 and "same command" in done.stderr
+    measured, error = results["dies"]
+    assert measured["value"] == 1 and error["error"] == "RuntimeError: no such kernel"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_all_rows(tmp_path, number):
+    command = _own_rows(tmp_path, "--rows", "waits", "--jobs=2")
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, env=os.environ | {"TMPDIR": str(tmp_path)}
+    )
+    for _ in range(600):
+        if len(files := list(tmp_path.glob("waits *"))) == 2:
+            break
+        time.sleep(0.1)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode not in (0, 1)
+    assert len(files) == 2 and all(_has_ended(path.name.split()[1]) for path in files)
+    assert not list(tmp_path.glob("tmp*"))  # the programs
 
 
 def test_without_an_accelerator_nothing_is_measured_at_full_size(tmp_path):
@@ -68,8 +216,10 @@ def test_without_an_accelerator_nothing_is_measured_at_full_size(tmp_path):
 
 
 def test_losses_that_were_measured_are_not_measured_again(tmp_path):
-    done, results = _run(tmp_path, "--rows", "losses, tiled")
+    done, results = _run(tmp_path, "--rows", "losses, tiled", "--jobs=2")
     assert done.returncode == 0 and len(results["losses, tiled"]) == 9
+    assert _began(done) == ["losses, tiled: first stage"] * 3 + ["losses, tiled"]
+    assert all(cells["value"] > 0 and cells["compile"] > 0 for cells in results["losses, tiled"])
     results["losses, tiled"][1] = {"name": "multi_similarity", "error": "out of memory"}
     results["losses, tiled"][0]["value"] = -1.0
     (tmp_path / "a.json").write_text(json.dumps(results))
