@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from dmljax.data import batches, decode
 from dmljax.data.reader import Reader
@@ -31,7 +31,6 @@ from dmljax.train.run import Run
 _SHARE = 0.5  # of the free memory, for 'auto': the step needs memory, too
 _TOGETHER = 32  # images that an accelerator transforms at a time
 _AHEAD, _TASK = 256, 4  # images that threads read ahead, and that one task reads
-_HOST, _LOCAL = "host", "local"  # the axes of the devices
 
 
 class DoesNotFit(ValueError):
@@ -79,9 +78,9 @@ def load(run: Run, *, share: float = 1.0) -> Resident:
     Raises `DoesNotFit` as soon as they need more than this share of the free memory, and
     `plan.NoDeviceForm` if the transform cannot run on devices.
     """
-    devices = run.shards.mesh.devices.reshape(run.shards.hosts, -1)
-    mesh = Mesh(devices, (_HOST, _LOCAL))
-    local = [d for d in devices.flat if d.process_index == jax.process_index()]
+    shards = run.shards
+    devices = shards.mesh.devices.flat
+    local = [d for d in devices if d.process_index == jax.process_index()]
     memory = _Memory(len(run.train), local, share)
     sources = np.arange(len(run.train))
     images: list[np.ndarray | None] = []
@@ -96,19 +95,16 @@ def load(run: Run, *, share: float = 1.0) -> Resident:
             break
     memory.check()
     program = _program(run, shapes)
-    sharding = NamedSharding(mesh, PartitionSpec(_LOCAL))
     blocks = [
         jax.device_put(_block(images, range(i * memory.rows, (i + 1) * memory.rows), memory), d)
         for i, d in enumerate(local)
     ]
-    whole = (memory.rows * devices.shape[1], *memory.bound)
-    tables = jax.tree.map(
-        lambda x: jax.device_put(x, NamedSharding(mesh, PartitionSpec())), augment.tables(program)
-    )
+    # Every host has all images, one after the other in one array.
+    whole = (memory.rows * shards.size, *memory.bound)
     return Resident(
-        {"resident": jax.make_array_from_single_device_arrays(whole, sharding, blocks)}
-        | {"tables": tables},
-        _images_fn(program, mesh, together=None if local[0].platform == "cpu" else _TOGETHER),
+        {"resident": jax.make_array_from_single_device_arrays(whole, shards.rows, blocks)}
+        | {"tables": jax.device_put(augment.tables(program), shards.everywhere)},
+        _images_fn(program, shards.mesh, hosts=shards.hosts, together=_together(shards.platform)),
         program,
         shapes,
         sources,
@@ -199,24 +195,29 @@ def _block(images: list[np.ndarray | None], rows: range, memory: _Memory) -> np.
     return block
 
 
+def _together(platform: str) -> int | None:
+    """How many images are transformed at a time; None is one."""
+    return None if platform == "cpu" else _TOGETHER
+
+
 def _images_fn(
-    program: plan.Program, mesh: Mesh, *, together: int | None
+    program: plan.Program, mesh: Mesh, *, hosts: int, together: int | None
 ) -> Callable[[dict[str, Any]], dict[str, jax.Array]]:
-    split, local, everywhere = (
-        PartitionSpec((_HOST, _LOCAL)),
-        PartitionSpec(_LOCAL),
-        PartitionSpec(),
-    )
+    """The mesh is that of the step: a program with kernels such as cuDNN's takes no other."""
+    (axis,) = mesh.axis_names
+    split, everywhere = PartitionSpec(axis), PartitionSpec()
     names = [f"array{i}" for i in range(sum(arrays for _, arrays in program.layouts))]
+    groups = np.arange(mesh.size).reshape(hosts, -1).tolist()
 
     @functools.partial(
         jax.shard_map,
         mesh=mesh,
-        in_specs=(local, everywhere, split, split, [split] * len(names)),
+        in_specs=(split, everywhere, split, split, [split] * len(names)),
         out_specs=split,
+        check_vma=False,  # jax.lax.map with a batch size fails with it
     )
     def of_device(resident, tables, rows, scalars, arrays):
-        images = _exchanged(resident, rows, devices=mesh.shape[_LOCAL])
+        images = _exchanged(resident, rows, axis=axis, groups=groups)
         images = augment.apply(program, tables, images, scalars, arrays, together=together)
         return _where(rows >= 0, images)
 
@@ -228,22 +229,25 @@ def _images_fn(
     return images_fn
 
 
-def _exchanged(resident: jax.Array, rows: jax.Array, *, devices: int) -> jax.Array:
+def _exchanged(
+    resident: jax.Array, rows: jax.Array, *, axis: str, groups: list[list[int]]
+) -> jax.Array:
     """The images of these `rows` of a device, and zeros for rows that are none.
 
-    The devices of a host send them in up to as many pieces as there are devices. So a device holds
-    about as many images at a time as it has rows, and not the images of all devices.
+    The devices of a host, a group, send them in up to as many pieces as there are devices. So a
+    device holds about as many images at a time as it has rows, and not the images of all devices.
     """
+    devices = len(groups[0])
     size = -(-len(rows) // devices)
     pieces = jnp.pad(rows, (0, -len(rows) % size), constant_values=-1).reshape(-1, size)
-    of_host = jax.lax.all_gather(pieces, _LOCAL, axis=1, tiled=True)
+    of_host = jax.lax.all_gather(pieces, axis, axis=1, tiled=True, axis_index_groups=groups)
 
     def of_piece(rows):
-        places = rows - len(resident) * jax.lax.axis_index(_LOCAL)
+        places = rows - len(resident) * (jax.lax.axis_index(axis) % devices)
         is_here = (places >= 0) & (places < len(resident))
         images = _where(is_here, resident[jnp.where(is_here, places, 0)])
         # One device of the host has each image; the others have zeros.
-        return jax.lax.psum_scatter(images, _LOCAL, tiled=True)
+        return jax.lax.psum_scatter(images, axis, tiled=True, axis_index_groups=groups)
 
     images = jax.lax.map(of_piece, of_host)
     return images.reshape(-1, *resident.shape[1:])[: len(rows)]

@@ -106,23 +106,39 @@ def _run(folder, *, transform=SMALL, sampler=EIGHT, **runtime):
     return build(tiny(folder, transform=transform, sampler=sampler, runtime=runtime))
 
 
+@pytest.mark.parametrize("together", [None, 2])
 @pytest.mark.parametrize("per_class", [2, 7])
-def test_any_number_of_devices_makes_the_batches_of_the_host(per_class, tmp_path):
+def test_any_number_of_devices_makes_the_batches_of_the_host(
+    per_class, together, tmp_path, monkeypatch
+):
     """8 or 28 rows. On three devices the last ones are padding, of zeros.
 
     Of 28 rows, three devices have ten each, which they exchange in three pieces of up to four.
+    Accelerators transform several images together.
     """
+    monkeypatch.setattr(resident, "_together", lambda platform: together)
     sampler = {"name": "class_balanced", "classes": 4, "per_class": per_class}
+    options = {"sampler": sampler, "transform": SMALL | {"color": 0.4}}
     rows = 4 * per_class
-    expected, _ = _batches(_run(tmp_path, sampler=sampler, devices=1), 3, start=2)
+    expected, _ = _batches(_run(tmp_path, **options, devices=1), 3, start=2)
     for count in (1, 3, 8):
-        run = _run(tmp_path, sampler=sampler, data="device", devices=count)
+        run = _run(tmp_path, **options, data="device", devices=count)
         batches, _ = _batches(run, 3, start=2)
         for actual, batch in zip(batches, expected, strict=True):
             for name in ("images", "labels"):
                 np.testing.assert_array_equal(actual[name][:rows], batch[name])
                 assert len(actual[name]) == run.shards.padded(rows)
                 assert not actual[name][rows:].any()
+
+
+def test_all_arrays_are_on_the_mesh_of_the_step(tmp_path):
+    """JAX refuses a second mesh beside kernels such as cuDNN's attention."""
+    run = _run(tmp_path, data="device", devices=3)
+    images = resident.choose(run, say=lambda line: None)
+    with loop.batches(run, resident=images) as host_batches:
+        batch = {**next(prefetch(host_batches, run.shards.rows)), **images.arrays}
+    batch |= jax.jit(images.images_fn)(batch)
+    assert {x.sharding.mesh for x in jax.tree.leaves(batch)} == {run.shards.mesh}
 
 
 def test_images_that_are_exchanged_take_the_memory_of_the_rows_of_a_device(
