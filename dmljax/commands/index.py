@@ -23,9 +23,10 @@ interruption with the same images, it continues.
 --images is a folder, or a Parquet file with a column `path` (relative ones begin at the folder of
 the file) and perhaps `id`; its other columns are metadata. The id of an image is its path below the
 folder, and its metadata {"folder": ...} the folder. Images whose ids are in the index already are
-skipped; --replace embeds them again and keeps their metadata. Images that cannot be read are named
-and left out, and the exit status is 1. --split=test (or train) first writes the images of the data
-set that the bundle was trained on to the folder --images; --root says where that data set is.
+skipped, unless size or time of the file has changed: these, and all with --replace, are embedded
+again and keep their metadata. Images that cannot be read are named and left out, and the exit
+status is 1. --split=test (or train) first writes the images of the data set that the bundle was
+trained on to the folder --images; --root says where that data set is.
 
 --first=bits, or --first=64, makes a search in two stages: candidates by bits, or by the first 64
 numbers, are compared by their whole vectors; `list` prints its measured recall. It stays until

@@ -317,8 +317,9 @@ def _errors_with_rows(
         ) from None
 
 
-def _report(store: Index, count: int, noun: str, skipped: int) -> None:
-    more = f", {skipped:,} were there already" if skipped else ""
+def _report(store: Index, count: int, noun: str, skipped: int, changed: int = 0) -> None:
+    more = f", embedded {counted(changed, f'changed {noun}')} again" if changed else ""
+    more += f", {skipped:,} were there already" if skipped else ""
     total = counted(store.count(), "item")
     holder = f"the index that is to replace {store.place}" if store.superseded else store.place
     print(f"added {counted(count, noun)}{more}; {holder} has {total}")
@@ -337,21 +338,25 @@ def _add_images(
 
     left_out: list[str] = []
     ids_so_far: set[str] = set()
-    added = skipped = 0
+    added = skipped = again = stale = 0
     start = reported = time.monotonic()
     with ThreadPoolExecutor(cores.count()) as pool:
         for row in range(0, images.count, _CHUNK):
             rows = range(row, min(row + _CHUNK, images.count))
             chunk = [x for x in images.read_fn(rows) if _is_new(x, ids_so_far, left_out)]
+            stored = _stored(store, [image.id for image in chunk])
+            stamps = {image.id: sources.stamp(image.path) for image in chunk}  # before it is read
             if not arguments.replace:
-                stored = _stored(store, [image.id for image in chunk])
                 others = [x for x in chunk if x.id in stored and notes.has_other_file(x.id, x.path)]
                 left_out += [
                     f"{x.path}: an image of {notes.folder_of(x.id)} has the same id, {x.id}"
                     for x in others
                 ]
-                skipped += len(stored) - len(others)
-                chunk = [image for image in chunk if image.id not in stored]
+                for image in others:
+                    del stamps[image.id]
+                changed = {x: stamp for x, stamp in stamps.items() if notes.has_changed(x, stamp)}
+                chunk = [x for x in chunk if x.id in changed or x.id not in stored]
+                skipped += len(stamps) - len(chunk)
             ids, vectors, problems = collection.embedded(bundle, chunk, 0, pool)
             left_out += [x if name in x else f"{name}: {x}" for name, x in problems]
             if ids:
@@ -359,17 +364,27 @@ def _add_images(
                 columns = {image.id: image.metadata for image in chunk}
                 metadata = _metadata(ids, columns, store, previous)
                 store.add(ids, vectors, metadata, replace=True)
+            for name, _ in problems:
+                del stamps[name]
+                stale += name in stored
+            notes.note_stamps(stamps)
+            again += 0 if arguments.replace else sum(name in stored for name in ids)
             added += len(ids)
             if time.monotonic() - reported > _REPORT_SECONDS:
                 reported = time.monotonic()
                 rate = f"{rows.stop / (reported - start):.0f} a second"
                 print(f"{rows.stop:,} of {images.count:,} images, {rate}", file=sys.stderr)
-    _report(store, added, "image", skipped)
+    _report(store, added - again, "image", skipped, again)
     for problem in left_out[:_MOST_PRINTED]:
         print(f"left out: {problem}", file=sys.stderr)
     if left_out:
         note = f" ({images.path_note})" if images.path_note else ""
         print(f"{counted(len(left_out), 'image')} left out{note}", file=sys.stderr)
+    if stale:
+        print(
+            f"the index keeps the old vectors of {stale:,} of them, until `dmljax index remove`",
+            file=sys.stderr,
+        )
     return 1 if left_out else 0
 
 

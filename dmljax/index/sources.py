@@ -7,22 +7,38 @@ line names, and one for every addition from another folder:
     {"images": "/more", "ids": ["cats/1.jpg", "cats/2.jpg"]}
 
 Of an index that an earlier version of dmljax filled, `images.json` beside the generations names the
-folder of all items. An index on a server has no such note.
+folder of all items. `stamps.jsonl` has size and time of the file of every item, as it was embedded:
+
+    {"cats/1.jpg": "52011 1764192000000000000", "cats/2.jpg": "48730 1764192000000000000"}
+
+An index on a server has no such notes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import pathlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from dmljax.files import reading
 from dmljax.files import writing as files
 from dmljax.index.folder import name_of
 
-_FILE, _OLD_FILE = "images.jsonl", "images.json"
+_FILE, _OLD_FILE, _STAMPS = "images.jsonl", "images.json", "stamps.jsonl"
+
+
+def stamp(path: str | bytes) -> str | None:
+    """Size and modification time of a file; None if it cannot be read."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return f"{status.st_size} {status.st_mtime_ns}"
 
 
 class Sources:
@@ -32,18 +48,11 @@ class Sources:
         self._file = pathlib.Path(place) / name_of(generation) / _FILE
         self._folder_of_id: dict[str, str] = {}
         self.first: str | None = None  # of all items that `_folder_of_id` lacks
-        try:
-            lines = self._file.read_bytes().split(b"\n")
-        except OSError:
-            lines = []
-        for line in lines:
-            try:
-                note = reading.json_value(line)
-                images, ids = str(note["images"]), note.get("ids")
-            except (ValueError, KeyError, TypeError, AttributeError):
-                continue  # an empty line, or a part of one that a killed process left
-            if not isinstance(ids, list | None):
+        for note in _notes(self._file):
+            ids = note.get("ids")
+            if "images" not in note or not isinstance(ids, list | None):
                 continue
+            images = str(note["images"])
             if ids is None:
                 self.first, self._folder_of_id = images, {}
             else:
@@ -54,6 +63,13 @@ class Sources:
                 self.first = str(note["images"])
             except (OSError, ValueError, KeyError, TypeError):
                 pass
+
+    @functools.cached_property
+    def _stamps(self) -> dict[str, Any]:
+        stamps: dict[str, Any] = {}
+        for note in _notes(self._file.with_name(_STAMPS)):
+            stamps |= note
+        return stamps
 
     @property
     def folders(self) -> list[str]:
@@ -76,7 +92,7 @@ class Sources:
     def note_all(self, images: str | os.PathLike) -> None:
         """Notes the folder of all items: the index is empty now."""
         self.first, self._folder_of_id = _absolute(images), {}
-        self._append({"images": self.first})
+        _append(self._file, {"images": self.first})
 
     def note(self, images: str | os.PathLike, ids: Sequence[str]) -> None:
         """Notes the folder of some items. Called before they are added.
@@ -86,7 +102,20 @@ class Sources:
         folder = _absolute(images)
         if new := [name for name in ids if self.folder_of(name) != folder]:
             self._folder_of_id |= dict.fromkeys(new, folder)
-            self._append({"images": folder, "ids": new})
+            _append(self._file, {"images": folder, "ids": new})
+
+    def has_changed(self, name: str, stamp: str | None) -> bool:
+        """Whether the file of an item is not as it was, as far as that is noted."""
+        return stamp is not None and self._stamps.get(name, stamp) != stamp
+
+    def note_stamps(self, stamps: Mapping[str, str | None]) -> None:
+        """Notes size and time of the files of items. Called after they are added.
+
+        So a changed file whose addition was killed is embedded again.
+        """
+        if new := {name: x for name, x in stamps.items() if x and self._stamps.get(name) != x}:
+            self._stamps |= new
+            _append(self._file.with_name(_STAMPS), new)
 
     def copy_to(self, other: Sources) -> None:
         """Gives the notes to the next generation of the index."""
@@ -95,14 +124,27 @@ class Sources:
         else:
             other._file.unlink(missing_ok=True)
 
-    def _append(self, note: dict) -> None:
-        if self._file.parent.is_dir():  # not on a server
-            with self._file.open("ab") as file:
-                # The line before may be a part of one.
-                file.write(b"\n" + json.dumps(note, ensure_ascii=False).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            files.sync(self._file.parent)
+
+def _notes(file: pathlib.Path) -> Iterator[dict[str, Any]]:
+    """The objects in the lines of a file, if it exists."""
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except OSError:
+        return
+    for line in lines:
+        with contextlib.suppress(ValueError):  # an empty line, or a part that a killed process left
+            if isinstance(note := reading.json_value(line), dict):
+                yield note
+
+
+def _append(file: pathlib.Path, note: Mapping[str, Any]) -> None:
+    if file.parent.is_dir():  # not on a server
+        with file.open("ab") as opened:
+            # The line before may be a part of one.
+            opened.write(b"\n" + json.dumps(note, ensure_ascii=False).encode() + b"\n")
+            opened.flush()
+            os.fsync(opened.fileno())
+        files.sync(file.parent)
 
 
 def _absolute(images: str | os.PathLike) -> str:

@@ -160,6 +160,68 @@ def test_unreadable_images_are_named_and_left_out(images, place, capsys):
         assert text in printed.err
 
 
+def _files(place):
+    with index.open(place) as store:
+        return {item.id: item for items in store.scan() for item in items}
+
+
+def test_a_file_that_has_changed_is_embedded_again(images, place, tmp_path, capsys):
+    add = ["index", "add", place, "--bundle=ab", f"--images={images}"]
+    run("index", "create", *add[2:])
+    before, changed = _files(place), images / "red" / "0.png"
+    new = (images / "blue" / "0.png").read_bytes()
+    times = changed.stat().st_atime_ns, changed.stat().st_mtime_ns
+    changed.write_bytes(new)
+    (images / "red" / "1.png").write_bytes(new)
+    os.utime(changed, ns=times)  # a copy may keep the time: then the size tells it
+    capsys.readouterr()
+    assert run(*add) == 0
+    said = "added 0 images, embedded 2 changed images again, 7 were there already;"
+    assert said in capsys.readouterr().out
+    after = _files(place)
+    for name, item in after.items():
+        expected = before["blue/0.png" if name in ("red/0.png", "red/1.png") else name]
+        np.testing.assert_array_equal(item.vector, expected.vector)
+        assert item.metadata == {"folder": name.partition("/")[0]}
+    assert run(*add) == 0
+    assert "added 0 images, 9 were there already;" in capsys.readouterr().out
+    # A folder that has moved with its times is not new, and neither is a file that is gone.
+    images.rename(tmp_path / "moved")
+    assert run(*add[:-1], f"--images={tmp_path / 'moved'}") == 0
+    assert "added 0 images, 9 were there already;" in capsys.readouterr().out
+
+
+def test_an_older_index_notices_what_changes_from_the_next_addition_on(images, place, capsys):
+    add = ["index", "add", place, "--bundle=ab", f"--images={images}"]
+    run("index", "create", *add[2:])
+    notes = place / "generation-1" / "stamps.jsonl"
+    notes.unlink()
+    run(*add)
+    notes.write_bytes(notes.read_bytes() + b'{"red/1')  # a process was killed here
+    shutil.copy(images / "blue" / "0.png", images / "red" / "0.png")
+    capsys.readouterr()
+    run(*add)
+    assert "embedded 1 changed image again, 8 were there already;" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [[], ["--replace"]])
+def test_the_old_vectors_of_unreadable_files_are_counted(images, place, capsys, flags):
+    add = ["index", "add", place, "--bundle=ab", f"--images={images}", *flags]
+    run("index", "create", *add[2:6])
+    before = _files(place)
+    for name in ("red/0.png", "new.png"):
+        (images / name).write_text("no image")
+    capsys.readouterr()
+    for _ in range(2):  # the next command says it again
+        assert run(*add) == 1
+        errors = capsys.readouterr().err.splitlines()
+        assert errors[-2:] == [
+            "2 images left out",
+            "the index keeps the old vectors of 1 of them, until `dmljax index remove`",
+        ]
+    np.testing.assert_array_equal(_files(place)["red/0.png"].vector, before["red/0.png"].vector)
+
+
 def test_items_whose_files_are_gone_are_removed(images, place, tmp_path, capsys):
     run("index", "create", place, "--bundle=ab", f"--images={images}")
     for name in ("red/0.png", "blue/1.png"):
