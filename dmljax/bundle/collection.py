@@ -2,12 +2,12 @@
 
 A collection is a folder of images, or a Parquet file with a column `path` and perhaps `id`. Such a
 list is read by row groups: a process holds one row group, however long the list is. Further columns
-are metadata of an index, and embeddings do without them.
+are metadata of an index.
 
 The files of a part are `000000016384.parquet`, named by the first row of their chunk, with columns
-`id` and `vector`, as `dmljax index create --import` reads them. Each is written at once, so the
-files that exist are the progress. Images that cannot be read have no row; `left_out.jsonl` names
-them.
+`id`, `metadata` and `vector`, as `dmljax index create --import` reads them. Each is written at
+once, so the files that exist are the progress. Images that cannot be embedded have no row;
+`left_out.jsonl` names them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dmljax.bundle.loading import Bundle, load
 from dmljax.data import locate
 from dmljax.files import cores, parts, reading
 from dmljax.files import writing as files
-from dmljax.index import nearest
+from dmljax.index import inputs, nearest
 from dmljax.index import parquet as vector_files
 
 CHUNK = 16_384
@@ -46,6 +46,11 @@ class Image(NamedTuple):
     id: str
     path: str | bytes
     metadata: Mapping[str, Any] = types.MappingProxyType({})
+
+
+def metadata_of(image: Image) -> dict[str, Any]:
+    """The metadata of an image in an index: the folder in its id, and further columns of a list."""
+    return {"folder": image.id.rpartition("/")[0], **image.metadata}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +198,7 @@ def embed(
     >>> embed("photos.bundle", "list.parquet", "vectors", shard=parts.Shard(0, 8))  # doctest: +SKIP
     """
     bundle = bundle if isinstance(bundle, Bundle) else load(bundle)
-    collection = open_collection(images)
+    collection = open_collection(images, metadata=True)
     bundle.check_prefix(prefix)
     if shard.count > collection.count:
         raise ValueError(f"--shard={shard}: there are only {collection.count:,} images")
@@ -209,7 +214,9 @@ def embed(
                         ids, vectors, left_out = embedded(bundle, selected, chunk_rows.start, pool)
                         if prefix is not None:
                             vectors = nearest.prefix(vectors, prefix)
-                        write_chunk(path, ids, vectors, left_out, model=bundle)
+                        by_id = {image.id: metadata_of(image) for image in selected}
+                        metadata = [by_id[name] for name in ids]
+                        write_chunk(path, ids, metadata, vectors, left_out, model=bundle)
             count = write_left_out(folder)
             parts.finish(folder, shard, rows=rows, left_out=count)
         facts = reading.json_file(folder / "part.json")
@@ -220,7 +227,7 @@ def embed(
 def embedded(
     bundle: Bundle, images: Sequence[Image], first_row: int, pool: ThreadPoolExecutor
 ) -> tuple[list[str], np.ndarray, list[tuple[str, str]]]:
-    """Ids and vectors of the images that can be read, and the others with what is wrong."""
+    """Ids and vectors of the images that can be embedded, and the others with what is wrong."""
     size = bundle.batch_sizes[-1]
     ids: list[str] = []
     vectors = [np.zeros((0, bundle.dimension), np.float32)]
@@ -237,7 +244,11 @@ def embedded(
                 ids.append(image.id)
         if slots:
             vectors.append(bundle.embed_prepared(batch)[slots])
-    return ids, np.concatenate(vectors), left_out
+    x = np.concatenate(vectors)
+    where = np.isfinite(x).all(axis=1)
+    wrong = itertools.compress(ids, ~where)
+    left_out += [(name, "its embedding has NaN or infinity") for name in wrong]
+    return list(itertools.compress(ids, where)), x[where], left_out
 
 
 def _prepared(
@@ -259,23 +270,26 @@ def _prepared(
 
 def _prepare(bundle: Bundle, image: Image) -> np.ndarray | str:
     try:
+        inputs.check_metadata([dict(image.metadata)], 1)
         return bundle.prepare(image.path)
     except (ValueError, OSError) as error:
-        return " ".join(str(error).split())
+        return " ".join(str(error).split()).replace("metadata of number 0", "its metadata")
 
 
 def write_chunk(
     path: pathlib.Path,
     ids: Sequence[str],
+    metadata: Sequence[Mapping[str, Any]],
     vectors: np.ndarray,
     left_out: Sequence[tuple[str, str]],
     *,
     model: Bundle,
 ) -> None:
-    """Writes ids and vectors to a Parquet file, completely or not at all."""
+    """Writes ids, metadata and vectors to a Parquet file, completely or not at all."""
     about = vector_files.About(model.digest, model.similarity, vectors.shape[1])
     notes = {LEFT_OUT: json.dumps(left_out)}
-    vector_files.write(path, [(ids, vectors)], about=about, notes=notes)
+    texts = [json.dumps(item, ensure_ascii=False) for item in metadata]
+    vector_files.write(path, [(ids, texts, vectors)], about=about, texts=["metadata"], notes=notes)
 
 
 def write_left_out(folder: pathlib.Path) -> int:

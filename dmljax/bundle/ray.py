@@ -168,7 +168,8 @@ def _collect(folder: pathlib.Path, written: pathlib.Path, count: int, *, model: 
         left_out = [(x, y) for x, y in zip(ids, problems, strict=True) if y]
         kept = [x for x, y in zip(ids, problems, strict=True) if not y]
         target = folder / f"{i:012d}.parquet"
-        collections.write_chunk(target, kept, vectors[readable], left_out, model=model)
+        metadata = [collections.metadata_of(collections.Image(x, "")) for x in kept]
+        collections.write_chunk(target, kept, metadata, vectors[readable], left_out, model=model)
     if not rows == len(names) == count:
         raise ValueError(
             f"{folder}: {rows:,} rows with {len(names):,} ids were written for {count:,} images: "

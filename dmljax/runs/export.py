@@ -19,6 +19,7 @@ from dmljax.data.reader import Reader
 from dmljax.data.splits import Split, images_of, record_name, subset
 from dmljax.files import parts, reading
 from dmljax.files.writing import atomic_writer, make_folder, write_json
+from dmljax.hints import counted
 from dmljax.index import nearest
 from dmljax.index import parquet as vector_files
 from dmljax.methods.base import Inspect
@@ -108,8 +109,8 @@ def export(
     (out / _PROGRESS).unlink(missing_ok=True)
     others = "".join(f", {name}.npy" for name in names if name != "embeddings")
     print(
-        f"{out / 'embeddings.npy'}{others}: {len(images):,} embeddings; items.safetensors: their "
-        "labels and names"
+        f"{out / 'embeddings.npy'}{others}: {_shown_count(out)}; items.safetensors: their labels "
+        "and names"
     )
     return out
 
@@ -127,8 +128,16 @@ def _export_part(
         (folder / _PROGRESS).unlink(missing_ok=True)
     manifest = parts.complete(out)
     finished = shard.count - len(manifest["missing"])
-    print(f"{folder}: {len(rows):,} embeddings; {finished:,} of {shard.count:,} parts are complete")
+    print(f"{folder}: {_shown_count(folder)}; {finished:,} of {shard.count:,} parts are complete")
     return folder
+
+
+def _shown_count(folder: pathlib.Path) -> str:
+    """How many embeddings a folder has, and how many rows have none."""
+    is_missing = np.isnan(np.load(folder / "embeddings.npy", mmap_mode="r")[:, 0])
+    missing = int(is_missing.sum())
+    text = f"{len(is_missing) - missing:,} embeddings"
+    return f"{text}, {counted(missing, 'NaN row')} (no readable image)" if missing else text
 
 
 def _embed(

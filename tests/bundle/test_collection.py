@@ -166,3 +166,42 @@ def test_the_commands_make_an_index_of_parts(bundle_folder, images, tmp_path, ca
     forged.change_manifest(other, model="00" * 32)
     with pytest.raises(ValueError, match="model digest"):
         main.main(["embed", str(other), *words[2:], "--shard=0/2"])
+
+
+def test_parts_give_an_index_the_metadata_that_images_give_it(bundle_folder, images, tmp_path):
+    paths = sorted(path.relative_to(images).as_posix() for path in images.rglob("*.png"))
+    table = pa.table({"path": paths, "year": range(64), "note": ["x" * 70_000] + ["a"] * 63})
+    parquet.write_table(table, images / "years.parquet")
+    for i, source in enumerate((images, images / "years.parquet")):
+        metadata = []
+        for way in ("images", "import"):
+            place, origin = tmp_path / f"{way}-{i}.index", source
+            if way == "import":
+                origin = tmp_path / f"vectors-{i}"
+                facts = collection.embed(bundle_folder, source, origin)
+                assert facts["left_out"] == i  # the note of one image is too long for an index
+            create = ["index", "create", str(place), f"--bundle={bundle_folder}"]
+            assert main.main([*create, f"--{way}={origin}"]) == int(way == "images" and i)
+            with index.open(place) as store:
+                metadata.append({x.id: x.metadata for items in store.scan() for x in items})
+        assert metadata[0] == metadata[1] and len(metadata[0]) == 64 - i
+        assert metadata[1][paths[9]]["folder"] == os.path.dirname(paths[9])
+
+
+def test_an_embedding_that_is_not_finite_is_left_out(bundle_folder, images, tmp_path, monkeypatch):
+    model = bundles.load(bundle_folder)
+    embed_fn = type(model).embed_prepared
+    bad = np.asarray(model.prepare(sorted(images.rglob("*.png"))[5]))
+
+    def overflow(self, batch, **options):
+        x = np.array(embed_fn(self, batch, **options))
+        x[(np.asarray(batch) == bad).all(axis=(1, 2, 3))] = np.nan
+        return x
+
+    monkeypatch.setattr(type(model), "embed_prepared", overflow)
+    facts = collection.embed(model, images, tmp_path / "out")
+    ids, vectors = _read(tmp_path / "out")
+    assert facts["left_out"] == 1 and len(ids) == 63 and np.isfinite(vectors).all()
+    text = (tmp_path / "out" / "part-0-of-1" / collection.LEFT_OUT).read_text()
+    [name] = {x.id for x in collection.images_below(images)}.difference(ids)
+    assert json.loads(text) == {"id": name, "problem": "its embedding has NaN or infinity"}

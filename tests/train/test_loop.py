@@ -13,9 +13,10 @@ from system import photos, tiny
 
 from dmljax import nets
 from dmljax.config.build import build
+from dmljax.files import parts
 from dmljax.files.writing import write_json
+from dmljax.runs import export, training
 from dmljax.runs import folder as run_folder
-from dmljax.runs import training
 from dmljax.train import journal
 from dmljax.train.evaluation import Evaluator
 from dmljax.train.initial_state import first_state
@@ -263,6 +264,9 @@ def test_unreadable_images_are_skipped_counted_and_logged_once(tmp_path, capsys,
     for name in ("c0/000.png", "c4/032.png"):  # the second one is in all four evaluations
         assert caplog.text.count(f"{name} cannot be read: skipped") == 1
     assert journal.read(tmp_path / "run" / "speed.jsonl")[-1]["unreadable"] == 1
+    for shard in (None, parts.Shard(0, 1)):
+        export.export(tmp_path / "run", tmp_path / f"embeddings-{shard is None}", shard=shard)
+        assert "31 embeddings, 1 NaN row (no readable image);" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"c0.000.png cannot be read: it has zero bytes"):
         training.run(config | {"unreadable": "raise"}, tmp_path / "strict")
 
