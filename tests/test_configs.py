@@ -70,6 +70,8 @@ def _small(file, argument, root_of):
         changes["method.dim"] = 32
         if config.get("miner") and "dim" in config["miner"]:
             changes["miner.dim"] = 32
+    if config.get("reload_best_at"):
+        changes["reload_best_at"] = [2]
     if config["method"]["name"] == "abe":
         changes["method.split"] = ["conv1", "conv2"]
         if config["method"]["attention"] is not None:

@@ -39,12 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--print",
         action="store_true",
         help="print every value of the config and whether it is a default, from the recipe, from "
-        "the config file or from the command line, and end",
+        "the config file or from the command line, and end; it checks names and types alone",
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print what the run trains, its operations, memory and largest batch, and end",
+        help="check the run as its start does, print what it trains, its operations, memory and "
+        "largest batch, and end",
     )
     parser.add_argument(
         "--topology",

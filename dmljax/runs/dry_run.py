@@ -17,7 +17,7 @@ from dmljax.adapt import paths_of
 from dmljax.config import fields
 from dmljax.config import files as config_files
 from dmljax.config.build import build
-from dmljax.runs import ladder
+from dmljax.runs import ladder, training
 from dmljax.train import attention_choice, neighbors
 from dmljax.train.compilation import multiply_adds
 from dmljax.train.loop import compiled_step
@@ -51,6 +51,7 @@ def lines(config: Any, *, topologies: Sequence[str] = ()) -> Iterator[str]:
             yield from _by_topology(step_config, described)
             continue
         run = _on(step_config, step.runtime.devices or attached)
+        training.check(run)
         yield from _of_step(run)
         yield from _of_memory(run)
         if step.runtime.sharded:
@@ -124,6 +125,7 @@ def _by_devices(config: dict[str, Any]) -> Iterator[str]:
 def _by_topology(config: dict[str, Any], described: dict[str, list[jax.Device]]) -> Iterator[str]:
     """A table of the memory of a device, by the programs that are compiled for such devices."""
     runs = {name: build(config, described=devices) for name, devices in described.items()}
+    training.check(next(iter(runs.values())))
     yield from _of_step(next(iter(runs.values())))
     width = max(map(len, ("topology", *runs)))
     yield "memory of a device, GB, by the program that XLA compiled for it:"

@@ -42,7 +42,7 @@ def run(
     compilation.compiled()  # counts from here on
     run = build(config)
     warning = compilation.keep_programs(run.runtime.keep_programs)
-    initial_state.check_weights(run)
+    check(run)
     if run.runtime.deterministic:
         check_determinism(jax.devices()[0].platform, os.environ.get("XLA_FLAGS", ""))
     run_digests = digests.of_config(
@@ -68,12 +68,25 @@ def run(
             raise
 
 
+def check(run: Run) -> None:
+    """Raises a one-line error for what keeps a run from its start, but not from being opened."""
+    if (count := run.runtime.devices or 0) > run.shards.size:
+        here = counted(run.shards.size, "device")
+        raise ValueError(f"runtime.devices={count}, and this process has {here}: leave it out")
+    if (last := max(run.reload_best_at, default=0)) > run.steps:
+        raise ValueError(
+            f"reload_best_at: {last} is after the last step, {run.steps}: leave it out, or "
+            "--config.reload_best_at=[]"
+        )
+    initial_state.check_weights(run)
+
+
 def compute_features(config: Any, *, shard: parts.Shard) -> tuple[int, pathlib.Path]:
     """Computes a part of the cached features of a run; the number of images, and their folder."""
     run = build(config)
     if run.cache is None:
         raise ValueError("--features needs a config with features='cached', such as folder.py")
-    initial_state.check_weights(run)
+    check(run)
     count = features.compute_of_run(run, initial_state.first_state(run), shard=shard)
     return count, run.cache.entries[0].folder.parent
 

@@ -49,6 +49,26 @@ def test_a_wrong_config_is_refused(tmp_path):
         main(["train", f"--config={write_config(tmp_path, tiny(tmp_path, stepz=3))}", "--dry-run"])
 
 
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"net": {"name": "convnet", "weights": "no.safetensors"}}, "no file no.safetensors"),
+        ({"net": {"name": "convnet", "weights": __file__}}, "is no file of weights that is known"),
+        ({"start": "no_run"}, "no_run holds no run"),
+        ({"runtime": {"devices": 9}}, "runtime.devices=9, and this process has 8 devices"),
+        ({"reload_best_at": [3, 7]}, "reload_best_at: 7 is after the last step, 6"),
+    ],
+)
+def test_what_the_start_refuses_is_refused_by_the_same_line(tmp_path, change, message):
+    file = write_config(tmp_path, tiny(tmp_path, **change))
+    lines = []
+    for words in ([], ["--dry-run"]):
+        with pytest.raises((ValueError, OSError), match=message) as refusal:
+            main(["train", f"--config={file}", f"--workdir={tmp_path / 'run'}", *words])
+        lines.append(str(refusal.value))
+    assert lines[0] == lines[1] and not (tmp_path / "run").exists()
+
+
 def test_products_are_counted_whatever_form_of_attention_runs(tmp_path, capsys, monkeypatch):
     """Those of a form such as cuDNN's are hidden; here it has none."""
     hidden = {**token_attention.FORMS, "xla": lambda q, k, v, is_causal: v}
