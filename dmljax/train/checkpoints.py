@@ -435,12 +435,21 @@ def _reason(error: BaseException) -> str:
     return getattr(error, "strerror", None) or (str(error).strip() or repr(error)).splitlines()[0]
 
 
+_warn_once = functools.cache(logging.warning)
+
+
 def _shorten_error(record: python_logging.LogRecord) -> bool:
     """A filter that drops errors which Orbax logs, with the stacks of all threads, and also raises.
 
     With several processes, Orbax raises an error only after it has waited for the others, up to 20
-    minutes. So the error that ends a save is logged at once, in one line.
+    minutes. So the error that ends a save is logged at once, in one line. The warning
+    that Orbax repeats at every slow save is logged once.
     """
+    if str(record.msg).startswith("Waiting for previous save"):
+        _warn_once(
+            "training waits for checkpoints to be written: a longer checkpoint.every saves fewer"
+        )
+        return False
     if record.levelno < python_logging.ERROR or "orbax" not in record.pathname:
         return True
     error = record.exc_info and record.exc_info[1]

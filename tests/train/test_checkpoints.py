@@ -2,7 +2,9 @@
 
 import jax
 import jax.numpy as jnp
+from orbax.checkpoint import checkpoint_manager
 
+from dmljax.train import checkpoints
 from dmljax.train.checkpoints import Checkpoints
 from dmljax.train.step import TrainState
 
@@ -50,3 +52,12 @@ def test_an_only_checkpoint_whose_save_was_cut_off_is_not_used(tmp_path, caplog)
         assert saved.restore(shapes, sharding, repair=True) is None and saved.steps() == []
     assert "checkpoint 1 has no sums: it is not used" in caplog.text
     assert (tmp_path / "run" / "checkpoints_damaged" / "1").exists()
+
+
+def test_a_slow_disk_is_one_plain_line(tmp_path, caplog, monkeypatch):
+    """Orbax warns at every save that waits for the one before, here for any time."""
+    monkeypatch.setattr(checkpoint_manager, "_WAIT_FOR_PREV_SAVE_WARNING_THRESHOLD_SECS", -1)
+    checkpoints._warn_once.cache_clear()
+    _saved(tmp_path, [0.1, 0.2, 0.3])
+    said = "training waits for checkpoints to be written: a longer checkpoint.every saves fewer"
+    assert caplog.messages == [said]
