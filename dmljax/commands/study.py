@@ -173,7 +173,10 @@ def _sizes(session: Session, arguments: argparse.Namespace) -> int:
 def _array(session: Session, arguments: argparse.Namespace) -> int:
     """Prints the line that starts the study as an array of Slurm tasks."""
     study, words = session.study, _words(session, arguments)
-    runs = sum(len(study.seeds_of(row)) for row in study.rows) * (study.folds or 1)
+    runs = sum(len(study.seeds_of(row)) for row in study.rows)
+    if study.search is not None:
+        runs += study.search.trials * len(study.search.seeds)
+    runs *= study.folds or 1
     words += ["--no-wait"] * ("--no-wait" not in words)
     task = shlex.join([sys.executable, "-m", "dmljax.main", "study", "run", *words])
     options = [

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from dmljax.files import reading
 from dmljax.files.writing import write_text
-from dmljax.hints import check_known
+from dmljax.hints import check_known, counted
 from dmljax.studies import (
     joined,
     launch,
@@ -158,9 +158,11 @@ def describe(session: Session, runs: Sequence[PlannedRun]) -> str:
         lines.append(f"{run.digest}  {state:9s} {run.title}\n    {shlex.join(words)}")
     study = session.study
     count = len({run.digest for run in runs})
-    lines.append(
-        f"{study.title}: {len(study.rows)} rows, {count} runs; table in {session.folder.path}"
-    )
+    more = ""
+    if study.search is not None and not study.search.enumerated:  # its points are not known yet
+        more = f", and {counted(study.search.trials, 'trial')} of the search"
+    runs_of_rows = f"{counted(len(study.rows), 'row')}, {counted(count, 'run')}"
+    lines.append(f"{study.title}: {runs_of_rows}{more}; table in {session.folder.path}")
     return "\n".join(lines)
 
 

@@ -442,8 +442,8 @@ def _shorten_error(record: python_logging.LogRecord) -> bool:
     """A filter that drops errors which Orbax logs, with the stacks of all threads, and also raises.
 
     With several processes, Orbax raises an error only after it has waited for the others, up to 20
-    minutes. So the error that ends a save is logged at once, in one line. The warning
-    that Orbax repeats at every slow save is logged once.
+    minutes. So the error that ends a save is logged at once, in one line. Orbax warns at every slow
+    save; this is logged once.
     """
     if str(record.msg).startswith("Waiting for previous save"):
         _warn_once(

@@ -12,6 +12,7 @@ import pytest
 from postgres import server
 from study_files import environment, finished, index, study, write_study
 
+from dmljax import main
 from dmljax.files import result
 from dmljax.studies import engine, plan, search, session
 
@@ -247,6 +248,18 @@ def _is_number(text):
     except ValueError:
         return False
     return True
+
+
+@pytest.mark.parametrize(
+    "method, count", [("random", "6 runs;"), ("tpe", "1 run, and 5 trials of")]
+)
+def test_trials_count_before_the_search_begins(tmp_path, capsys, method, count):
+    path = write_study(tmp_path, all=HELD_OUT, search=SEARCH | {"trials": 5, "method": method})
+    for action in ("run", "array"):
+        words = ["study", action, str(path), f"--workdir={tmp_path}/out"]
+        assert main.main([*words, "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert f"1 row, {count}" in printed and "--array=1-6 " in printed
 
 
 @pytest.mark.slow
