@@ -359,8 +359,7 @@ def describe_score(run: Run, state: TrainState, *, requested: bool = False) -> s
         lambda x: run.method.embed(state.params, state.model_state, run.normalize_fn(x)), images
     )
     selection = "as asked" if requested else f"select={run.selection.rule}"
-    if run.reload_best_at:
-        steps = ", ".join(str(step) for step in run.reload_best_at)
+    if steps := ", ".join(str(step) for step in run.reload_best_at if step <= run.steps):
         selection += f"; the best by {run.selection.key} reloaded at {steps}"
     return (
         f"after step {int(state.step)} ({selection}), seed {run.seed}, {embedding.shape[1]}-d "

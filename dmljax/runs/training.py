@@ -73,11 +73,6 @@ def check(run: Run) -> None:
     if (count := run.runtime.devices or 0) > run.shards.size:
         here = counted(run.shards.size, "device")
         raise ValueError(f"runtime.devices={count}, and this process has {here}: leave it out")
-    if (last := max(run.reload_best_at, default=0)) > run.steps:
-        raise ValueError(
-            f"reload_best_at: {last} is after the last step, {run.steps}: leave it out, or "
-            "--config.reload_best_at=[]"
-        )
     initial_state.check_weights(run)
 
 

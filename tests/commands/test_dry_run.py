@@ -56,7 +56,6 @@ def test_a_wrong_config_is_refused(tmp_path):
         ({"net": {"name": "convnet", "weights": __file__}}, "is no file of weights that is known"),
         ({"start": "no_run"}, "no_run holds no run"),
         ({"runtime": {"devices": 9}}, "runtime.devices=9, and this process has 8 devices"),
-        ({"reload_best_at": [3, 7]}, "reload_best_at: 7 is after the last step, 6"),
     ],
 )
 def test_what_the_start_refuses_is_refused_by_the_same_line(tmp_path, change, message):

@@ -60,8 +60,10 @@ def test_a_result_says_what_was_chosen_and_all_scores(finished):
     assert content["format"] == 1 and content["chosen"]["step"] == best["step"]
 
 
-def test_choosing_by_test_scores_is_marked(tmp_path):
-    training.run(tiny(tmp_path, reload_best_at=[3]), tmp_path / "run")
+def test_choosing_by_test_scores_is_marked(tmp_path, capsys):
+    training.run(tiny(tmp_path, reload_best_at=[3, 9]), tmp_path / "run")
+    assert "(select=last; the best by " in (out := capsys.readouterr().out)
+    assert " reloaded at 3), seed 0" in out  # not at 9, after the last step
     chosen = read(tmp_path / "run").chosen
     assert (chosen.score, chosen.candidates, chosen.uses_test) == (None, 1, True)
 
