@@ -6,9 +6,10 @@
 Each row is one function and runs in a process of its own, so that an error of a row (which is then
 in its line) or a lack of memory does not touch the others. There are two stages. The first compiles
 the programs of all rows and times nothing; `--jobs` processes share the GPU and one folder of
-compiled programs. It takes at most half of the time, and a row that fails there is no error. The
-second stage times one row after the other, alone on the GPU, and reads these programs. The tests
-and the deterministic runs have no times and are finished in the first stage.
+compiled programs. It takes at most half of the time, and a row that fails there is no error. Before
+it, attention is measured, because its times decide which programs these are. The second stage times
+one row after the other, alone on the GPU, and reads these programs. The tests and the deterministic
+runs have no times and are finished in the first stage.
 
 Results are in `--out`, the table beside it. The same command again repeats what failed or had no
 time left. `--rows step evaluation` runs the rows whose names begin so. Peers are measured where
@@ -221,28 +222,51 @@ def machine(sizes):
     yield line("product, float32", float32_rate(n, n) / 1e12, "TFLOP/s")
 
 
+def side_of(name, sizes) -> int:
+    return sizes["side"] // NETS[name] * NETS[name]
+
+
+def chosen_net(name, sizes):
+    """The net with the fastest form of attention, and a phrase with the times of all forms."""
+    import jax
+    import jax.numpy as jnp
+
+    from dmljax import nets
+    from dmljax.train import attention_choice
+
+    side, options = side_of(name, sizes), {"dtype": jnp.bfloat16}
+    if name != "resnet50":
+        options |= {"image_size": side}
+        options |= {} if sizes["depth"] is None else {"depth": sizes["depth"], "width": 48}
+    return attention_choice.choose(
+        getattr(nets, name)(**options),
+        image_shapes={(side, side, 3)},
+        images=sizes["batch"],
+        platform=jax.default_backend(),
+    )
+
+
+def attention(sizes):
+    """All forms of attention, before other processes use the GPU; later rows read what is kept."""
+    for name in list(NETS)[1:]:
+        _, note = chosen_net(name, sizes)
+        yield line(f"attention of {name}", note=note.removeprefix("attention: "))
+
+
 def step(sizes, *, name):
     """Train steps with the images on the device, and with images that come from the host."""
     import jax
     import jax.numpy as jnp
     import optax
 
-    from dmljax import losses, methods, nets
+    from dmljax import losses, methods
     from dmljax.train import attention_choice
     from dmljax.train.compilation import multiply_adds
     from dmljax.train.step import init_state, train_step
 
-    b, side = sizes["batch"], sizes["side"] // NETS[name] * NETS[name]
-    options = {"dtype": jnp.bfloat16}
-    if name != "resnet50":
-        options |= {"image_size": side}
-        options |= {} if sizes["depth"] is None else {"depth": sizes["depth"], "width": 48}
-    net, note = attention_choice.choose(
-        getattr(nets, name)(**options),
-        image_shapes={(side, side, 3)},
-        images=b,
-        platform=jax.default_backend(),
-    )
+    b, side = sizes["batch"], side_of(name, sizes)
+    net, _ = chosen_net(name, sizes)
+    note = f"attention: {net.attention}" if hasattr(net, "attention") else ""
 
     def normalize(images):
         return (images / 127.5 - 1).astype(jnp.bfloat16)
@@ -301,7 +325,7 @@ def torch_step(sizes, *, name):
     if torch is None:
         yield line(f"{name} in torch", note="skipped: torch with CUDA is not installed")
         return
-    b, side = sizes["batch"], sizes["side"] // NETS[name] * NETS[name]
+    b, side = sizes["batch"], side_of(name, sizes)
     if importlib.util.find_spec("timm") is None:
         yield line(f"{name} in torch", note="skipped: timm is not installed")
         return
@@ -403,6 +427,19 @@ def evaluation(sizes, *, key, forms):
         yield line(f"ranks of {n:,} x {d}, {form}", duration, "s", note=note, **cells)
 
 
+def nearest(sizes):
+    from evaluation import products
+
+    from dmljax import retrieval
+
+    n, classes, d = sizes["eval"]
+    x, _ = products(n, classes, d)
+    for k in (10, 100):
+        duration = seconds(lambda k=k: retrieval.nearest(x, k=k), 1)
+        share = 2 * n**2 * d / duration / float32_rate(min(n, sizes["product"]), d)
+        yield line(f"nearest {k} of {n:,} x {d}", duration, "s", share=share, gib=gib())
+
+
 def kmeans(sizes):
     from evaluation import products
 
@@ -479,7 +516,7 @@ def peer_seconds(name, x, second, has_proxies, tiled):
         options = {"num_classes": int(second.max()) + 1, "embedding_size": x.shape[1]}
         criterion = getattr(peers, PEERS[name])(**options if has_proxies else {}).cuda()
         rows = torch.tensor(x, device="cuda", requires_grad=True)
-        labels = torch.tensor(second, device="cuda")
+        labels = torch.tensor(second, device="cuda", dtype=torch.long)
 
         def step():
             criterion(rows, labels).backward()
@@ -553,15 +590,20 @@ def tests(sizes):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu"]
     command += ["-p", "no:benchmark"]  # it warns of pytest-xdist, and a warning is an error
     command += ["-n4"] if importlib.util.find_spec("xdist") else []
-    command += ["--maxfail=0", str(ROOT / "tests" / "gpu")]
+    command += ["--maxfail=0", "-vv", str(ROOT / "tests" / "gpu")]
     environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
     environment.setdefault("JAX_PLATFORMS", "")
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-    last = [text for text in done.stdout.splitlines() if " passed" in text or " skipped" in text]
-    if done.returncode:
-        failed = re.findall("^(?:FAILED|ERROR) .*", done.stdout, re.MULTILINE)
-        raise RuntimeError(" ".join(failed) or last_words(done.stdout + done.stderr))
-    yield line("tests that need a GPU", note=last[-1].strip("= ") if last else "all passed")
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    last = ""
+    with subprocess.Popen(command, cwd=ROOT, env=environment, **output) as process:
+        for text in process.stdout:
+            last = text.strip("= \n") or last
+            # Also of tests that are killed later. At the end, all are named again.
+            if found := re.search(r"^\[gw.* (?:FAILED|ERROR) (\S+)|^(?:tests\S+) FAILED", text):
+                yield line(found[0].strip(), error="failed")
+    if process.returncode:
+        raise RuntimeError(last)
+    yield line("tests that need a GPU", note=last)
 
 
 def deterministic(sizes):
@@ -595,7 +637,7 @@ def deterministic(sizes):
 
 
 # In the order of their importance, because a first call may end before the last rows.
-ROWS = {"machine": machine}
+ROWS = {"machine": machine, "attention": attention}
 ROWS |= {f"step {name}": functools.partial(step, name=name) for name in NETS}
 ROWS |= {
     "evaluation": functools.partial(evaluation, key="eval", forms=list(FORMS)[::-1]),
@@ -603,6 +645,7 @@ ROWS |= {
     "losses, tiled": functools.partial(loss, names=TILED, key="tiled"),
     "softmax": softmax,
     "kmeans": kmeans,
+    "nearest": nearest,
     "run, host": functools.partial(loop, data="host"),
     "run, device": functools.partial(loop, data="device"),
     "run, device, augmented": functools.partial(loop, data="device", augmented=True),
@@ -614,7 +657,7 @@ ROWS |= {
 ROWS |= {f"torch {name}": functools.partial(torch_step, name=name) for name in NETS}
 UNTIMED = ("tests", "deterministic")
 PARTS = {"losses": 3, "losses, tiled": 3}  # processes of a row in the first stage
-NOTHING_TO_COMPILE = ("machine", "images", "torch")  # beginnings of names
+NOTHING_TO_COMPILE = ("machine", "attention", "images", "torch")  # beginnings of names
 
 
 # The runner: imports no jax, because only the process of a row may hold the device.
@@ -788,6 +831,7 @@ def measure(args: argparse.Namespace, environment: dict[str, str]) -> dict[str, 
         limit = 60 * args.minutes * share - (time.monotonic() - start)
         run_rows(wanted, environment, done_fn, jobs=jobs, limit=limit)
 
+    run_stage([(name, []) for name in ROWS if name == "attention"], save, 1, 0.25)
     run_stage(first_stage(), save_first, args.jobs, 0.5)
     run_stage([(name, []) for name in ROWS], save, 1, 1.0)
     return results
