@@ -17,8 +17,8 @@ EXACT = 1e-9  # in float64; 1e-12 between CPUs. Norms of a transformer are float
 
 
 def _on_both(function, *arguments):
-    """The results of a CPU, and those of the GPU."""
-    with jax.enable_x64(True):
+    """The results of a CPU, and those of the GPU, which multiplies float32 in TF32 by default."""
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         return [
             jax.tree.map(np.asarray, jax.jit(function)(*jax.device_put(arguments, device)))
             for device in (jax.devices("cpu")[0], jax.devices()[0])
