@@ -216,6 +216,18 @@ def test_keywords_are_those_of_the_loss(unchecked):
     np.testing.assert_allclose(*prefixes, rtol=1e-5)
 
 
+@pytest.mark.parametrize("mesh", [None, Mesh(np.array(jax.devices()[:2]), ("data",))])
+def test_accelerators_have_larger_tiles(mesh, monkeypatch):
+    def shapes(tile):
+        x = jax.ShapeDtypeStruct((5000, D), np.float32)
+        program = jax.make_jaxpr(losses.tiled(losses.clip, tile=tile, mesh=mesh))(x, x)
+        return str(program)
+
+    assert shapes(None) == shapes(1024) != shapes(4096)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert (shapes(None) == shapes(4096)) == (mesh is None)  # the devices of the mesh are CPUs
+
+
 @pytest.mark.parametrize(
     "make_fn, message",
     [
