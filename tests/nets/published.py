@@ -15,7 +15,7 @@ from dmljax import nets, weights
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 sys.path.insert(0, str(FIXTURES))
-from drawn import content, direction, draw, images, narrow_statistics, summary  # noqa: E402, F401
+from drawn import content, direction, draw, images, narrow_statistics, sample, summary  # noqa: E402, F401
 
 with np.load(FIXTURES / "published.npz") as _file:
     STORED = dict(_file)
@@ -57,4 +57,4 @@ def keys(name):
 def stored(key):
     """The stored outputs of a case at a size, by name."""
     found = {n.removeprefix(f"{key}/"): v for n, v in STORED.items() if n.startswith(f"{key}/")}
-    return {n: v for n, v in found.items() if n not in ("derivatives", "statistics")}
+    return {n: v for n, v in found.items() if n not in ("derivatives", "gradient", "statistics")}
