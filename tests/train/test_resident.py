@@ -131,6 +131,19 @@ def test_any_number_of_devices_makes_the_batches_of_the_host(
                 assert not actual[name][rows:].any()
 
 
+def test_hosts_exchange_images_among_their_own_devices():
+    """Two hosts of four devices. A host has all of ten images, three or fewer on a device."""
+    images = np.random.default_rng(0).integers(1, 256, (10, 4, 4, 3), np.uint8)
+    rows = np.random.default_rng(1).integers(-1, 10, 24)
+    program = plan.program(transforms.unchanged, [(4, 4, 3)] * 10, title="unchanged")
+    mesh = devices.Shardings().mesh
+    batch = {"resident": np.concatenate([images, np.zeros_like(images[:2])] * 2), "rows": rows}
+    batch |= {"tables": [], "scalars": np.zeros((24, 0), np.float32), "labels": rows}
+    images_fn = jax.jit(resident._images_fn(program, mesh, hosts=2, together=None))
+    expected = np.where(rows[:, None, None, None] < 0, 0, images[rows])
+    np.testing.assert_array_equal(images_fn(batch)["images"], expected)
+
+
 def test_all_arrays_are_on_the_mesh_of_the_step(tmp_path):
     """JAX refuses a second mesh beside kernels such as cuDNN's attention."""
     run = _run(tmp_path, data="device", devices=3)
