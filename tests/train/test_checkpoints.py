@@ -37,6 +37,22 @@ def test_a_reopened_folder_keeps_the_earliest_of_equals_too(tmp_path):
         assert checkpoints.steps() == [2, 3] and checkpoints.best() == 2
 
 
+def test_a_step_is_saved_again_only_with_overwrite(tmp_path):
+    """Also after a restart: a signal may come before the next step."""
+    state = TrainState(jnp.int32(2), {"w": jnp.zeros(3)}, {}, {})
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    for notes in ([1, 2], [3]):
+        with Checkpoints(tmp_path / "checkpoints") as saved:
+            saved.restore(jax.eval_shape(lambda: state), sharding)
+            for note in notes:
+                saved.save(state, {"note": note})
+            saved.wait()
+            assert saved.run(2) == {"note": 1}
+            saved.save(state._replace(params={"w": jnp.ones(3)}), {"note": 1}, overwrite=True)
+            saved.wait()
+            assert saved.fault(2) is None and saved.arrays(2)[0]["w"].all()
+
+
 def test_an_only_checkpoint_whose_save_was_cut_off_is_not_used(tmp_path, caplog):
     """After a loss of power it may be half, and its sums come last."""
     folder, sums = tmp_path / "run" / "checkpoints", tmp_path / "run" / "checkpoints_sums"
