@@ -1,7 +1,10 @@
 """Which checkpoints are kept."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
+import pytest
 from orbax.checkpoint import checkpoint_manager
 
 from dmljax.train import checkpoints
@@ -51,6 +54,21 @@ def test_a_step_is_saved_again_only_with_overwrite(tmp_path):
             saved.save(state._replace(params={"w": jnp.ones(3)}), {"note": 1}, overwrite=True)
             saved.wait()
             assert saved.fault(2) is None and saved.arrays(2)[0]["w"].all()
+
+
+@pytest.mark.parametrize("damage_fn", [pathlib.Path.unlink, lambda path: path.write_bytes(b"")])
+def test_an_older_checkpoint_that_is_damaged_is_not_the_best_and_is_put_aside(tmp_path, damage_fn):
+    folder = tmp_path / "checkpoints"
+    assert _saved(folder, [0.9, 0.5, 0.4], keep=3) == ([1, 2, 3], 1)
+    files = [path for path in (folder / "1").rglob("*") if path.is_file()]
+    damage_fn(max(files, key=lambda path: path.stat().st_size))
+    shapes = jax.eval_shape(lambda: TrainState(jnp.int32(0), {"w": jnp.zeros(3)}, {}, {}))
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    for repair, steps in ((False, [1, 2, 3]), (True, [2, 3])):
+        with Checkpoints(folder, keep=3) as saved:
+            assert saved.best() == 2
+            assert saved.restore(shapes, sharding, repair=repair)[0].step == 3
+            assert saved.steps() == steps
 
 
 def test_an_only_checkpoint_whose_save_was_cut_off_is_not_used(tmp_path, caplog):
