@@ -71,6 +71,25 @@ def test_an_older_checkpoint_that_is_damaged_is_not_the_best_and_is_put_aside(tm
             assert saved.steps() == steps
 
 
+def test_a_checkpoint_is_kept_until_a_newer_one_has_sums(tmp_path, monkeypatch):
+    """The disk may be full when they are written."""
+
+    def full(*_):
+        raise OSError("No space left on device")
+
+    state = TrainState(jnp.int32(1), {"w": jnp.zeros(3)}, {}, {})
+    with Checkpoints(tmp_path / "checkpoints", keep=1) as saved:
+        saved.save(state, {})
+        saved.wait()
+        monkeypatch.setattr(checkpoints, "write_json", full)
+        saved.save(state._replace(step=jnp.int32(2)), {})
+        with pytest.raises(OSError, match=r"No space .*the same command continues from step 1"):
+            saved.wait()
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    with Checkpoints(tmp_path / "checkpoints", keep=1) as saved:
+        assert saved.restore(jax.eval_shape(lambda: state), sharding)[0].step == 1
+
+
 def test_an_only_checkpoint_whose_save_was_cut_off_is_not_used(tmp_path, caplog):
     """After a loss of power it may be half, and its sums come last."""
     folder, sums = tmp_path / "run" / "checkpoints", tmp_path / "run" / "checkpoints_sums"
