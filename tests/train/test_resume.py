@@ -213,7 +213,9 @@ def test_a_workdir_in_use_is_refused(tmp_path):
 def test_a_run_interrupted_where_the_best_is_reloaded_ends_the_same(tmp_path):
     rising = {"name": "constant", "warmup": 6}  # from harmless to harmful
     optimizer = {"name": "sgd", "rate": 100.0}
-    config = tiny(tmp_path, reload_best_at=[4], optimizer=optimizer, schedule=rising)
+    method = {"name": "pairs", "dim": 4, "memory": 99}
+    config = tiny(tmp_path, method=method, reload_best_at=[4], optimizer=optimizer, schedule=rising)
+    config["log_every"] = 3  # the first line after step 4 is a mean over both processes
     config["evaluate"] |= {"every": 1, "clustering": False}
     config["checkpoint"]["keep"] = 6
     training.run(config, tmp_path / "run")
@@ -227,4 +229,7 @@ def test_a_run_interrupted_where_the_best_is_reloaded_ends_the_same(tmp_path):
     )
     scores = [row["test/R@1"] for row in rows if "test/R@1" in row]
     assert max(scores[:3]) > scores[3]  # so that there is something to reload
+    best = 1 + scores.index(max(scores[:3]))
+    memory = state(tmp_path / "run").model_state["memory"]
+    assert memory.filled == 8 * (best + 2)  # rows until the best step, and of steps 5 and 6
     assert rows == resumed_rows and len(scores) == 6
