@@ -8,7 +8,8 @@ import pytest
 from orbax.checkpoint import checkpoint_manager
 
 from dmljax.train import checkpoints
-from dmljax.train.checkpoints import Checkpoints
+from dmljax.train.checkpoints import Checkpoints, Mismatch
+from dmljax.train.placement import ClassRows
 from dmljax.train.step import TrainState
 
 
@@ -88,6 +89,23 @@ def test_a_checkpoint_is_kept_until_a_newer_one_has_sums(tmp_path, monkeypatch):
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     with Checkpoints(tmp_path / "checkpoints", keep=1) as saved:
         assert saved.restore(jax.eval_shape(lambda: state), sharding)[0].step == 1
+
+
+def test_only_zeros_after_the_classes_are_cut_or_added(tmp_path):
+    """Of five classes, other devices have up to nine rows; four or ten are another run."""
+
+    def shapes(rows):
+        return jax.eval_shape(lambda: TrainState(jnp.int32(1), {"w": jnp.ones(rows)}, {}, {}))
+
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    class_rows = ClassRows(frozenset({"w"}), classes=5)
+    with Checkpoints(tmp_path / "checkpoints", class_rows=class_rows) as saved:
+        saved.save(TrainState(jnp.int32(1), {"w": jnp.ones(5)}, {}, {}), {})
+        saved.wait()
+        assert saved.load(1, shapes(9), sharding)[0].params["w"].tolist() == [1] * 5 + [0] * 4
+        for rows in (4, 10):
+            with pytest.raises(Mismatch, match=rf"params/w is \(5,\) there and \({rows},\) here"):
+                saved.load(1, shapes(rows), sharding)
 
 
 def test_an_only_checkpoint_whose_save_was_cut_off_is_not_used(tmp_path, caplog):
