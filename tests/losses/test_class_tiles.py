@@ -121,7 +121,7 @@ def test_the_classes_of_the_batch_and_one_of_three_others_are_drawn():
     # The last neighborhood has two classes.
     np.testing.assert_array_equal(weighted[:27], (counts[0] * np.where(batch, 1, 3))[:27])
     np.testing.assert_array_equal(weighted[27:], (counts[0] * np.where(batch, 1, 2))[27:])
-    for devices in (3, 8):
+    for devices in (3, 6, 8):
         np.testing.assert_array_equal(_counts(devices, keys[0], unbiased=False), counts[0])
 
 

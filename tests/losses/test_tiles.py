@@ -154,7 +154,7 @@ def test_multi_hot_labels(unchecked):
             losses.tiled(getattr(losses, name))(x, labels, where=where)
 
 
-@quick("contrastive", "siglip")
+@quick(*VIEWS, *PAIRS, *RANKED)
 def test_batches_without_pairs_and_rows_of_nan(name):
     _, labels, *_ = inputs()
     loss_fn = getattr(losses, name)
@@ -169,6 +169,8 @@ def test_batches_without_pairs_and_rows_of_nan(name):
             (value, gradient), (expected, _) = (f(rows, second, where) for f in functions)
             np.testing.assert_allclose(value, expected, rtol=2e-5, atol=1e-6)
             assert np.isfinite(gradient).all()
+    (value, _), (expected, _) = (f(x, seconds[0][::-1], np.arange(B) == 3) for f in functions)
+    np.testing.assert_allclose(value, expected, atol=1e-6)
     value, gradient = functions[0](x, seconds[0], ~where)
     assert value == 0 and not gradient.any()
     x[2, 1] = np.nan
