@@ -75,6 +75,15 @@ def test_a_loss_in_tiles_is_the_loss(name, devices):
     assert distance(tiled_gradients[1], gradients[1]) < EXACT
 
 
+@pytest.mark.parametrize("devices", [1, 3])
+def test_a_row_without_another_class_costs_nothing(devices, monkeypatch):
+    """A small share may draw no other class."""
+    monkeypatch.setitem(PROXIES, 2, PROXIES[2][:1])
+    monkeypatch.setitem(globals(), "LABELS", np.zeros(B, int))
+    value, gradients = _on(devices, "cosface", ops.ClassTiles(4))
+    assert value == 0 and not any(gradient.any() for gradient in gradients)
+
+
 @pytest.mark.parametrize("name", ["cosface", "proxy_anchor"])
 def test_a_draw_of_every_class_is_the_loss(name):
     tiles = ALL(4, key=jax.random.key(0), unbiased=True)

@@ -91,6 +91,9 @@ def test_euclidean_is_not_cosine_and_survives_an_offset():
     assert all_ranks(x, y, similarity_fn=retrieval.cosine) == cosine
     far = (np.round(x * 64) / 64 + 4096).astype(np.float32)  # exact in float32, its square is not
     assert all_ranks(far, y) == naive_ranks(all_similarities(far, far), y, y, within=True)
+    (q, g), (y, z) = np.split(far, 2), np.split(y, 2)
+    expected = naive_ranks(all_similarities(q, g), y, z, within=False)
+    assert all_ranks(q, y, gallery=g, gallery_labels=z) == expected
 
 
 def test_labels_are_compared_as_integers():

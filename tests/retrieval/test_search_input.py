@@ -5,6 +5,7 @@ import pytest
 from search_loops import all_ranks
 
 from dmljax import retrieval
+from dmljax.retrieval import inputs
 
 BAD = np.ones((6, 2))
 BAD[4, 1] = np.nan
@@ -42,3 +43,14 @@ X, Y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_every_row_of_a_large_array_is_read():
+    """In pieces of 4,096 rows."""
+    x = np.repeat(np.linspace(0, 8, 9000)[:, None], 2, axis=1)
+    assert inputs.check_vectors(x, None)[2].tolist() == [4, 4]
+    for row in (4095, 4096, 8999):
+        bad = x.copy()
+        bad[row, 1] = np.inf
+        with pytest.raises(ValueError, match=rf"embeddings\[{row}\] is not finite"):
+            inputs.check_vectors(bad, None)
