@@ -70,6 +70,7 @@ def test_an_older_checkpoint_that_is_damaged_is_not_the_best_and_is_put_aside(tm
             assert saved.best() == 2
             assert saved.restore(shapes, sharding, repair=repair)[0].step == 3
             assert saved.steps() == steps
+            assert {int(file.stem) for file in saved._sums.iterdir()} == set(steps)
 
 
 def test_a_checkpoint_is_kept_until_a_newer_one_has_sums(tmp_path, monkeypatch):

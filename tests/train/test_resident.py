@@ -16,7 +16,7 @@ from dmljax.data import transforms
 from dmljax.data.splits import Split, Splits
 from dmljax.data.transforms import plan
 from dmljax.runs import training
-from dmljax.train import augment, devices, journal, loop, resident
+from dmljax.train import augment, devices, hosts, journal, loop, resident
 from dmljax.train.devices import prefetch
 
 # The largest difference of a gray level to the host form, by the rounding of an affine map. All
@@ -335,7 +335,7 @@ def huge():
     return Splits(Split(_Huge(), labels, names), small)
 
 
-def test_images_that_do_not_fit_are_refused_with_what_they_need(tmp_path):
+def test_images_that_do_not_fit_are_refused_with_what_they_need(tmp_path, monkeypatch):
     config = tiny(tmp_path, dataset="train.test_resident:huge", transform="random_crop")
     run = build(config | {"runtime": {"data": "device", "devices": 2}})
     said = []
@@ -344,6 +344,11 @@ def test_images_that_do_not_fit_are_refused_with_what_they_need(tmp_path):
     run = run._replace(runtime=build(config | {"runtime": {"data": "auto"}}).runtime)
     assert resident.choose(run, say=said.append) is None
     assert len(said) == 1 and "of which they may take 50%" in said[0] and "\n" not in said[0]
+    monkeypatch.setattr(resident, "free_memory", lambda: 1 << 40)
+    assert resident._free_bytes(jax.devices()[:4]) == 1 << 37  # of half, as they share it
+    monkeypatch.setattr(hosts, "highest", lambda number: 1)  # what another host says
+    with pytest.raises(resident.DoesNotFit, match="on the devices of another host"):
+        resident.load(_run(tmp_path))
 
 
 def test_the_choice_is_checked(tmp_path):
