@@ -81,14 +81,15 @@ def test_a_checkpoint_is_kept_until_a_newer_one_has_sums(tmp_path, monkeypatch):
 
     state = TrainState(jnp.int32(1), {"w": jnp.zeros(3)}, {}, {})
     with Checkpoints(tmp_path / "checkpoints", keep=1) as saved:
-        saved.save(state, {})
+        saved.save(state, {}, score=0.5)
         saved.wait()
         monkeypatch.setattr(checkpoints, "write_json", full)
-        saved.save(state._replace(step=jnp.int32(2)), {})
+        saved.save(state._replace(step=jnp.int32(2)), {}, score=0.9)
         with pytest.raises(OSError, match=r"No space .*the same command continues from step 1"):
             saved.wait()
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     with Checkpoints(tmp_path / "checkpoints", keep=1) as saved:
+        assert saved.best() == 1
         assert saved.restore(jax.eval_shape(lambda: state), sharding)[0].step == 1
 
 
