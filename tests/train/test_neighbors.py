@@ -1,5 +1,7 @@
 """Batches of the nearest classes: searched while a run trains, and the same after a kill."""
 
+import os
+import signal
 import tracemalloc
 
 import numpy as np
@@ -10,6 +12,7 @@ from system import tiny
 from dmljax.config.build import build
 from dmljax.runs import dry_run, training
 from dmljax.train import loop, neighbors
+from dmljax.train.checkpoints import Checkpoints
 
 _FIELDS = {
     **LONG,
@@ -65,6 +68,21 @@ def test_batches_after_a_search_hold_near_classes(tmp_path, capsys):
     with pytest.raises(FileNotFoundError, match=r"7\.npy is missing, so the run cannot continue"):
         (run_folder / "neighbors" / "7.npy").unlink()
         loop.batches(run, 8, workdir=run_folder)
+
+
+def test_a_signal_in_a_search_saves_the_steps_before(tmp_path, monkeypatch):
+    config = tiny(tmp_path, **{**_FIELDS, "steps": 10, "checkpoint": {"every": 10}})
+    original = neighbors.refresh
+
+    def refresh(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(*arguments)
+
+    monkeypatch.setattr(neighbors, "refresh", refresh)
+    with pytest.raises(SystemExit):
+        training.run(config, tmp_path / "run")
+    with Checkpoints(tmp_path / "run" / "checkpoints") as checkpoints:
+        assert checkpoints.steps() == [7]
 
 
 def test_a_killed_run_searches_and_ends_the_same(tmp_path):
