@@ -101,7 +101,6 @@ def train(
     workers: int = 0,
     cache: bool = False,
     unreadable: str = "raise",
-    skipped: collections.Counter[str] | None = None,
 ) -> Batches:
     """Endless training batches. A later first step `start` takes no longer than step 0.
 
@@ -112,8 +111,8 @@ def train(
     per core, at least four) decode ahead, in this process or in each of `workers` processes. Worker
     processes are faster only on hosts with many cores. `cache=True` keeps decoded images in memory.
     With `unreadable='skip'`, the next readable image of the class replaces an image that cannot be
-    read; if the class has none, one of another class, with its label. Such images are counted in
-    `skipped`; a name that it already contains is not logged again.
+    read; if the class has none, one of another class, with its label. `Batches.skipped` counts
+    such images.
     """
     if not len(split):
         raise ValueError("the split is empty: there is nothing to read")
@@ -128,7 +127,7 @@ def train(
         **_share(len(sample_fn(groups, seed=seed, step=start)), host, hosts, padded, unreadable),
     )
     iterator = _in_background(batch_fn, start, _ENDLESS, threads, workers)
-    return Batches(iterator, split, skipped)
+    return Batches(iterator, split)
 
 
 def planned(
@@ -144,7 +143,6 @@ def planned(
     hosts: int = 1,
     padded: int | None = None,
     workers: int = 0,
-    skipped: collections.Counter[str] | None = None,
 ) -> Batches:
     """The batches of `train` without pixels: rows and draws, for devices that hold the images.
 
@@ -163,7 +161,7 @@ def planned(
         **{name: share[name] for name in ("size", "offset", "global_size")},
     )
     iterator = _in_background(batch_fn, start, _ENDLESS, None, workers)
-    return Batches(iterator, split, skipped)
+    return Batches(iterator, split)
 
 
 def evaluation(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import math
 import pathlib
@@ -155,8 +154,7 @@ def train(
         journal.say("compiling the train step")
     for step in remaining_steps:
         if step - 1 in run.neighbor_steps:
-            sample_fn, skipped = refresh_neighbors(), host_batches.skipped
-            host_batches.replace(_batches(run, step - 1, sample_fn, resident, skipped))
+            host_batches.replace(_batches(run, step - 1, refresh_neighbors(), resident))
             device_batches = prefetch(host_batches, run.shards.rows, window=run.runtime.window)
         with journal.waiting():
             batch = next(device_batches)
@@ -295,7 +293,6 @@ def _batches(
     start_step: int,
     sample_fn: Callable[..., np.ndarray],
     resident: Resident | None,
-    skipped: collections.Counter[str] | None = None,
 ) -> pipeline.Batches:
     options: dict[str, Any] = {
         "sample_fn": sample_fn,
@@ -305,7 +302,6 @@ def _batches(
         "hosts": jax.process_count(),
         "padded": run.shards.padded(run.batch_size, chunk=run.chunk),
         "workers": run.runtime.workers,
-        "skipped": skipped,
     }
     if resident is not None:
         options |= {name: getattr(resident, name) for name in ("program", "shapes", "sources")}
