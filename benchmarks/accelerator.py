@@ -434,9 +434,10 @@ def nearest(sizes):
 
     n, classes, d = sizes["eval"]
     x, _ = products(n, classes, d)
+    rate = float32_rate(min(n, sizes["product"]), d)
     for k in (10, 100):
         duration = seconds(lambda k=k: retrieval.nearest(x, k=k), 1)
-        share = 2 * n**2 * d / duration / float32_rate(min(n, sizes["product"]), d)
+        share = 2 * n**2 * d / duration / rate
         yield line(f"nearest {k} of {n:,} x {d}", duration, "s", share=share, gib=gib())
 
 
@@ -598,9 +599,10 @@ def tests(sizes):
     with subprocess.Popen(command, cwd=ROOT, env=environment, **output) as process:
         for text in process.stdout:
             last = text.strip("= \n") or last
-            # Also of tests that are killed later. At the end, all are named again.
-            if found := re.search(r"^\[gw.* (?:FAILED|ERROR) (\S+)|^(?:tests\S+) FAILED", text):
-                yield line(found[0].strip(), error="failed")
+            # At once, because the row may be killed. The first form is that of pytest-xdist.
+            forms = r"^\[gw.* (?:FAILED|ERROR) (\S+)|^(tests\S+) (?:FAILED|ERROR)"
+            if found := re.search(forms, text):
+                yield line(found[1] or found[2], error="failed")
     if process.returncode:
         raise RuntimeError(last)
     yield line("tests that need a GPU", note=last)
@@ -856,6 +858,10 @@ def main() -> int:
     if args.row:
         print_lines(args)
         return 0
+    if args.jobs < 1:
+        parser.error(f"--jobs={args.jobs}: one process or more")
+    if unknown := [x for x in args.rows if not any(name.startswith(x) for name in ROWS)]:
+        parser.error(f"no row begins with {unknown[0]!r}: there are {', '.join(ROWS)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the rows, too
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         environment = os.environ | {

@@ -129,6 +129,11 @@ def tests(sizes):
     yield line("tests", note="passed")
 
 
+def attention(sizes):
+    assert not list(HERE.glob("* True"))  # nothing compiles yet
+    yield line("attention", note="measured")
+
+
 def waits(sizes):
     (HERE / f"waits {os.getpid()}").touch()
     time.sleep(60)
@@ -145,7 +150,7 @@ accelerator.UNTIMED = ("tests",)
 accelerator.ROWS = {"machine": machine, "a": row(together, names=("1", "2", "3"), title="a")}
 accelerator.ROWS |= {"b": row(together, names=("4",), title="b"), "reads": reads}
 accelerator.ROWS |= {"fails first": fails_first, "dies": dies, "tests": tests}
-accelerator.ROWS |= {"waits": waits, "waits too": waits}
+accelerator.ROWS |= {"waits": waits, "waits too": waits, "attention": attention}
 sys.exit(accelerator.main())
 """
 
@@ -162,14 +167,15 @@ def _run_own_rows(folder, *words):
 
 
 def test_rows_compile_at_once_and_are_timed_one_after_the_other(tmp_path):
-    done, results = _run_own_rows(tmp_path, "--rows", "a", "b", "--jobs=3")
+    done, results = _run_own_rows(tmp_path, "--rows", "a", "attention", "b", "--jobs=3")
     assert done.returncode == 0 and "TimeoutError" not in done.stderr, done.stderr
     began = sorted(path.name for path in tmp_path.iterdir() if path.name[:2] in ("a ", "b "))
     assert began == ["a 1 2 3 False", "a 1 3 True", "a 2 True", "b 4 False", "b 4 True"]
     (a,), (b,) = results["a"], results["b"]
     assert (a["note"], b["note"]) == ("1 2 3", "4")
     assert a["compile"] == b["compile"] == 3.0  # of the first stage
-    assert _began(done)[-2:] == ["a", "b"]
+    assert _began(done)[0] == "attention" and _began(done)[-2:] == ["a", "b"]
+    assert results["attention"][0]["note"] == "measured"
 
 
 def test_a_row_is_timed_with_the_programs_of_the_first_stage(tmp_path):
@@ -194,6 +200,38 @@ def test_the_error_of_a_row_that_dies_is_no_warning(tmp_path):
     assert done.returncode == 1 and "same command" in done.stderr
     measured, error = results["dies"]
     assert measured["value"] == 1 and error["error"] == "RuntimeError: no such kernel"
+
+
+@pytest.mark.parametrize("has_workers", [False, True])
+def test_a_test_that_fails_is_named_at_once(tmp_path, monkeypatch, has_workers):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    accelerator = importlib.import_module("accelerator")
+    (tmp_path / "tests" / "gpu").mkdir(parents=True)
+    (tmp_path / "setup.cfg").write_text("[tool:pytest]\nmarkers = gpu: all\naddopts = -q\n")
+    (tmp_path / "tests" / "gpu" / "test_two.py").write_text(
+        "import pytest\npytestmark = pytest.mark.gpu\n"
+        "def test_good(): pass\ndef test_bad(): assert False\n"
+    )
+    monkeypatch.setattr(accelerator, "ROOT", tmp_path)
+    if not has_workers:
+        monkeypatch.setattr(accelerator.importlib.util, "find_spec", lambda name: None)
+    lines = accelerator.tests({})
+    assert next(lines)["name"] == "tests/gpu/test_two.py::test_bad"
+    with pytest.raises(RuntimeError, match="1 failed, 1 passed"):
+        next(lines)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--jobs=0"], "--jobs=0: one process or more"),
+        (["--rows", "machine", "nonsense"], "no row begins with 'nonsense': there are machine, a"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(tmp_path, words, message):
+    command = [sys.executable, str(SCRIPT), "--reduced", f"--out={tmp_path / 'a.json'}", *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and message in done.stderr and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -48,9 +48,11 @@ class Image(NamedTuple):
     metadata: Mapping[str, Any] = types.MappingProxyType({})
 
 
-def metadata_of(image: Image) -> dict[str, Any]:
+def metadata_of(
+    name: str, columns: Mapping[str, Any] = types.MappingProxyType({})
+) -> dict[str, Any]:
     """The metadata of an image in an index: the folder in its id, and further columns of a list."""
-    return {"folder": image.id.rpartition("/")[0], **image.metadata}
+    return {"folder": name.rpartition("/")[0], **columns}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +216,7 @@ def embed(
                         ids, vectors, left_out = embedded(bundle, selected, chunk_rows.start, pool)
                         if prefix is not None:
                             vectors = nearest.prefix(vectors, prefix)
-                        by_id = {image.id: metadata_of(image) for image in selected}
+                        by_id = {x.id: metadata_of(x.id, x.metadata) for x in selected}
                         metadata = [by_id[name] for name in ids]
                         write_chunk(path, ids, metadata, vectors, left_out, model=bundle)
             count = write_left_out(folder)

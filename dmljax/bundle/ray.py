@@ -168,7 +168,7 @@ def _collect(folder: pathlib.Path, written: pathlib.Path, count: int, *, model: 
         left_out = [(x, y) for x, y in zip(ids, problems, strict=True) if y]
         kept = [x for x, y in zip(ids, problems, strict=True) if not y]
         target = folder / f"{i:012d}.parquet"
-        metadata = [collections.metadata_of(collections.Image(x, "")) for x in kept]
+        metadata = [collections.metadata_of(x) for x in kept]
         collections.write_chunk(target, kept, metadata, vectors[readable], left_out, model=model)
     if not rows == len(names) == count:
         raise ValueError(

@@ -25,10 +25,9 @@ With a bundle, --images is a folder or a Parquet file with a column `path` (and 
 is read by row groups. The parts are Parquet files of ids, metadata and vectors, which go into an
 index by `dmljax index create photos.index --bundle=photos.bundle --import=vectors/`. Images that
 cannot be read, or whose embedding has NaN, are left out and listed in left_out.jsonl of their part;
-manifest.json counts them. --net is a
-published backbone without any training; its vectors fit the bundle of `dmljax export --net`.
---prefix=64 writes the first 64 numbers as unit vectors, where the run was trained with
-method.prefixes.
+manifest.json counts them. --net is a published backbone without any training; its vectors fit the
+bundle of `dmljax export --net`. --prefix=64 writes the first 64 numbers as unit vectors, where the
+run was trained with method.prefixes.
 """
 
 from __future__ import annotations

@@ -418,7 +418,9 @@ def _metadata(
 
     `columns` are the further columns of a list of images, by id. They override the stored metadata.
     """
-    metadata = {name: {"folder": name.rpartition("/")[0]} for name in ids}
+    from dmljax.bundle import collection
+
+    metadata = {name: collection.metadata_of(name) for name in ids}
     for index in (previous, store):
         if index is not None:
             items = index.get(list(_stored(index, ids)))

@@ -7,7 +7,8 @@ line names, and one for every addition from another folder:
     {"images": "/more", "ids": ["cats/1.jpg", "cats/2.jpg"]}
 
 Of an index that an earlier version of dmljax filled, `images.json` beside the generations names the
-folder of all items. `stamps.jsonl` has size and time of the file of every item, as it was embedded:
+folder of all items. `stamps.jsonl` has size and time of the file of every item, as they were when
+it was embedded:
 
     {"cats/1.jpg": "52011 1764192000000000000", "cats/2.jpg": "48730 1764192000000000000"}
 

@@ -20,6 +20,7 @@ from dmljax.losses import pairs, ranking, two_views
 from dmljax.losses._common import sides
 from dmljax.losses._fold import LogSumExp, OfColumns, Plan, Side, Sum, Total, count, fold
 from dmljax.ops import Array
+from dmljax.ops.devices import default_tile
 
 __all__ = ["tiled"]
 
@@ -45,8 +46,8 @@ def tiled(loss_fn: Callable, *, tile: int | None = None, mesh: Mesh | None = Non
     Args:
         loss_fn: One of these losses, or a `functools.partial` of it.
         tile: Rows and columns of a tile. Memory grows with its square, as long as it is below the
-            batch. None is 1,024, and 4,096 on accelerators, where many small programs take longer
-            to start than to run.
+            batch. None is 1,024, and 4,096 on accelerators, which take longer to start many small
+            programs than to run them.
         mesh: The devices, on one axis. None computes on one device.
 
     >>> x = np.random.default_rng(0).normal(size=(100, 8)).astype(np.float32)
@@ -81,7 +82,8 @@ def tiled(loss_fn: Callable, *, tile: int | None = None, mesh: Mesh | None = Non
         inputs = [
             values.pop(name) for name in inspect.signature(sides_fn).parameters if name in values
         ]
-        return form(sides_fn(*inputs, tile=tile or _tile(mesh), mesh=mesh), **values)
+        side = tile or default_tile(on_accelerator=_platform(mesh) != "cpu")
+        return form(sides_fn(*inputs, tile=side, mesh=mesh), **values)
 
     parameters = [p for n, p in signature.parameters.items() if n != "mine_fn"]
     functools.update_wrapper(loss, function)
@@ -89,9 +91,8 @@ def tiled(loss_fn: Callable, *, tile: int | None = None, mesh: Mesh | None = Non
     return loss
 
 
-def _tile(mesh: Mesh | None) -> int:
-    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-    return 1024 if platform == "cpu" else 4096
+def _platform(mesh: Mesh | None) -> str:
+    return jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
 
 
 def _unwrapped(loss_fn: Callable) -> tuple[Callable, dict[str, Any]]:

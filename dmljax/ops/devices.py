@@ -1,4 +1,4 @@
-"""Sharding of rows inside a computation on several devices."""
+"""Sharding of rows inside a computation on several devices, and the size of tiles."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-__all__ = ["divides_evenly", "over_devices"]
+__all__ = ["default_tile", "divides_evenly", "over_devices"]
+
+
+def default_tile(*, on_accelerator: bool) -> int:
+    """Rows that are compared with as many rows at a time.
+
+    Accelerators take longer to start many small programs than to run them.
+    """
+    return 4096 if on_accelerator else 1024
 
 
 def divides_evenly(batch: Any) -> bool:

@@ -46,7 +46,7 @@ def filtered_ranks(
     screen_fn = sharding.on_mesh(mesh, _screen(jnp.dtype(dtype)), *[SHARDED] * 3, REPLICATED)
     most = max(1, min(_TILES, _SIMILARITIES // column_tiles.side**2))
     together = -(-len(column_tiles) // -(-len(column_tiles) // most))
-    few, many = sizes = _pairs_at_once(column_tiles, together)
+    sizes = _round_sizes(column_tiles, together)
     gather_fn = sharding.on_mesh(mesh, _gather, SHARDED, REPLICATED, SHARDED, SHARDED)
     pairs_fn = sharding.on_mesh(mesh, _pair_similarities, *[SHARDED] * 4)
     add_fn = sharding.on_mesh(mesh, _add_pairs, *[SHARDED] * 5)
@@ -69,7 +69,7 @@ def filtered_ranks(
         b, rows, columns, is_open, total = waiting.popleft()
         start, end = 0, int(np.max(total))
         while start < end:
-            size = many if end - start > 2 * few else few
+            size = _round_size(end - start, sizes)
             pick_fn = sharding.on_mesh(mesh, _pick(size), SHARDED, SHARDED, REPLICATED, REPLICATED)
             *vectors, numbers, where = pick_fn(is_open, rows, columns, np.int32(start))
             similarities = pairs_fn(*vectors)
@@ -119,10 +119,10 @@ def _start_pairs(
         columns = column_tiles[j]
         by_device = [np.flatnonzero((numbers == j) & (owners == d)) for d in range(devices)]
         most = max(map(len, by_device))
-        at_once = sizes[most > 2 * sizes[0]]
-        for start in range(0, most, at_once):
-            indices = np.zeros((2, devices, at_once), np.int32)
-            parts = [pairs[start : start + at_once] for pairs in by_device]
+        size = _round_size(most, sizes)
+        for start in range(0, most, size):
+            indices = np.zeros((2, devices, size), np.int32)
+            parts = [pairs[start : start + size] for pairs in by_device]
             for d, pairs in enumerate(parts):
                 indices[:, d, : len(pairs)] = own_rows[pairs], own_columns[pairs]
             places = sharding.put((indices[0].reshape(-1), indices[1].reshape(-1)), mesh)
@@ -156,7 +156,7 @@ def _screen(dtype: np.dtype) -> Callable:
     ) -> tuple[Int[Array, "b r"], Bool[Array, "t b n"], Int[Array, "1"]]:
         """Adds the pairs that the products decide; the pairs that are open, and their number."""
         limits = [t[:, None] for t in thresholds.T]
-        row_terms = _terms(rows.vectors, dtype)
+        row_terms, _ = _terms(rows.vectors, dtype)
 
         def add_part(counts, tile):
             lower, upper = _bounds(row_terms, rows, tile, dtype)
@@ -178,10 +178,10 @@ def _screen(dtype: np.dtype) -> Callable:
 
 
 def _terms(x: Float[Array, "n d"], dtype: np.dtype) -> tuple[Array, Array]:
-    """Vectors as rows and as columns of the product that approximates x'y.
+    """Vectors as the rows, and as the columns, of the product that approximates x'y.
 
-    In bfloat16, x is its rounded value, the rounded rest, and an error of at most u^2 |x|. The
-    product adds high high', high low' and low high'.
+    In bfloat16, x is `high`, its rounded value, plus `low`, the rounded rest, plus an error of at
+    most u^2 |x|. The product adds high high', high low' and low high'.
     """
     if jnp.finfo(dtype).bits == 32:
         return x, x
@@ -192,7 +192,7 @@ def _terms(x: Float[Array, "n d"], dtype: np.dtype) -> tuple[Array, Array]:
 
 
 def _bounds(
-    row_terms: tuple[Array, Array], rows: Tile, columns: Tile, dtype: np.dtype
+    row_terms: Float[Array, "b k"], rows: Tile, columns: Tile, dtype: np.dtype
 ) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
     """A lower and an upper bound of the similarity of every row to every column.
 
@@ -206,7 +206,7 @@ def _bounds(
     is_half = jnp.finfo(dtype).bits < 32
     u = float(jnp.finfo(dtype).eps) / 2 if is_half else 0.0
     products = jnp.matmul(
-        row_terms[0],
+        row_terms,
         _terms(columns.vectors, dtype)[1].T,
         precision=None if is_half else jax.lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
@@ -216,7 +216,7 @@ def _bounds(
     row_offset, column_offset = (
         jnp.where(jnp.isfinite(t.offsets), jnp.abs(t.offsets), 0) for t in (rows, columns)
     )
-    terms, step = row_terms[0].shape[1] + rows.vectors.shape[1], 2.0**-24
+    terms, step = row_terms.shape[1] + rows.vectors.shape[1], 2.0**-24
     of_products = 1.01 * (3.1 * u * u + 4 * (terms + 32) * step)
     of_offsets = 32 * step
     radius = of_products * row_norm[:, None] * column_norm[None]
@@ -236,12 +236,20 @@ def _joined(parts: list[Tile], rows: int) -> Tile:
     )
 
 
-def _pairs_at_once(columns: Tiles, together: int) -> tuple[int, int]:
-    """Open pairs of one round: mostly all of a program, and where there are many. So the rounds of
-    a search are two programs."""
+def _round_sizes(columns: Tiles, together: int) -> tuple[int, int]:
+    """Two numbers of open pairs for a round: mostly all that a program leaves, and a larger one.
+
+    A round of each size is compiled once for a search.
+    """
     most = _PAIR_BYTES // (2 * 4 * columns.width)  # two vectors of each pair
     few, many = (together * columns.side**2 // pairs for pairs in (_OPEN, 256))
     return max(_PAIRS, min(few, most)), max(_PAIRS, min(many, most))
+
+
+def _round_size(pairs: int, sizes: tuple[int, int]) -> int:
+    """The size of the next round, where `pairs` are left."""
+    few, many = sizes
+    return many if pairs > 2 * few else few
 
 
 @functools.cache
@@ -253,16 +261,17 @@ def _pick(size: int) -> Callable:
         """The open pairs from number `start`: vectors, offsets, rows, and which are pairs."""
         _, side, width = is_open.shape
         segments = is_open.reshape(-1, _SEGMENT)
-        sizes = jnp.sum(segments, axis=1, dtype=jnp.int32)
-        ends = jnp.cumsum(sizes)
+        counts = jnp.sum(segments, axis=1, dtype=jnp.int32)
+        ends = jnp.cumsum(counts)
+        starts = ends - counts
         numbers = start + jnp.arange(size, dtype=jnp.int32)
         # Each segment with a pair writes its number where its pairs begin; later ones are larger.
-        first = jnp.maximum(ends - sizes - start, 0)
-        first = jnp.where((sizes > 0) & (ends > start), first, size)
+        first = jnp.maximum(starts - start, 0)
+        first = jnp.where((counts > 0) & (ends > start), first, size)
         segment = jnp.zeros(size, jnp.int32).at[first].set(jnp.arange(len(ends)), mode="drop")
         segment = jax.lax.cummax(segment)
         places = jnp.cumsum(segments[segment], axis=1, dtype=jnp.int32)
-        within = jnp.argmax(places > (numbers - (ends - sizes)[segment])[:, None], axis=1)
+        within = jnp.argmax(places > (numbers - starts[segment])[:, None], axis=1)
         # The number of a pair among all may not fit into 32 bits; its number in a segment does.
         line, place = jnp.divmod(segment, width // _SEGMENT)
         part, row = jnp.divmod(line, side)

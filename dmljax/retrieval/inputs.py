@@ -139,15 +139,15 @@ def _check_finite(vectors: Embeddings, name: str) -> tuple[np.ndarray, Float[np.
     for start in range(0, len(vectors), 4096):
         rows = vectors[start : start + 4096].astype(dtype, copy=False)
         with np.errstate(over="ignore", invalid="ignore"):
-            norms = np.vecdot(rows, rows)
-        if len(not_finite := np.flatnonzero(~np.isfinite(norms))):
+            squared_norms = np.vecdot(rows, rows)
+        if len(not_finite := np.flatnonzero(~np.isfinite(squared_norms))):
             raise ValueError(
                 f"{name}[{start + not_finite[0]}] is not finite, or its norm is not: a NaN, an "
                 f"infinity or an overflow of {dtype.name}. Find where the net diverged, or scale "
                 "the embeddings"
             )
         total += rows.sum(axis=0)
-        squares += float(norms.sum(dtype=np.float64))
+        squares += float(squared_norms.sum(dtype=np.float64))
     mean = total / len(vectors)
     variance = max(squares / len(vectors) - float(mean @ mean), 0.0) / len(mean)
     return vectors, round_center(mean, float(np.sqrt(variance)))

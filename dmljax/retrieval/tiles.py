@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from dmljax.ops.devices import default_tile
 from dmljax.retrieval import inputs, sharding
 from dmljax.retrieval.similarity import SimilarityFn, euclidean
 
@@ -81,9 +82,9 @@ def negatives(rows: Tile, columns: Tile) -> Float[Array, "b n"]:
 
 
 def choose_tile(tile: int | None, devices: Sequence[jax.Device] | None) -> int:
-    """The side of a tile; None: 1,024, and 4,096 on an accelerator, which starts fewer programs."""
+    """The side of a tile. None is `default_tile`."""
     if tile is None:
-        return 4096 if on_accelerator(devices) else 1024
+        return default_tile(on_accelerator=on_accelerator(devices))
     if tile < SMALLEST or tile % SMALLEST:
         raise ValueError(f"tile={tile} must be a positive multiple of {SMALLEST}")
     return tile
@@ -116,11 +117,11 @@ _Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # vectors, which are items,
 class Tiles:
     """`vectors[items]` as a sequence of tiles; an item of -1 is padding.
 
-    A tile is put on the devices when it is used. It stays there only if all tiles together are
-    small (`RESIDENT_BYTES`): the vectors may be larger than the memory of the devices and, in a
-    memory-mapped file, than the memory of the host. Then a thread reads the next tile while the
-    devices compute with the present one. On a `mesh`, a tile is sharded by rows or, with
-    `spec=REPLICATED`, copied to every device.
+    A tile is put on the devices when it is used, and a thread reads the next one while they compute
+    with it. A tile stays there only if all tiles together are small (`RESIDENT_BYTES`): the vectors
+    may be larger than the memory of the devices and, in a memory-mapped file, than the memory of
+    the host. On a `mesh`, a tile is sharded by rows or, with `spec=REPLICATED`, copied to every
+    device.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class Tiles:
         number, future = self._ahead
         arrays = future.result() if future is not None and number == i else self._read(i)
         self._ahead = (-1, None)
-        if i + 1 < len(self):
+        if i + 1 < len(self) and i + 1 not in (self._resident or ()):
             if self._thread is None:
                 self._thread = concurrent.futures.ThreadPoolExecutor(1, "tiles")
             self._ahead = (i + 1, self._thread.submit(self._read, i + 1))

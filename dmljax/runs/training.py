@@ -69,7 +69,7 @@ def run(
 
 
 def check(run: Run) -> None:
-    """Raises a one-line error for what keeps a run from its start, but not from being opened."""
+    """Raises an error of one line if the run cannot start here. It may be opened nevertheless."""
     if (count := run.runtime.devices or 0) > run.shards.size:
         here = counted(run.shards.size, "device")
         raise ValueError(f"runtime.devices={count}, and this process has {here}: leave it out")

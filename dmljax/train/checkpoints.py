@@ -70,7 +70,7 @@ class Checkpoints:
         base: Base | None = None,
         class_rows: ClassRows = ClassRows(),  # noqa: B008  a tuple
     ):
-        python_logging.getLogger("absl").addFilter(_shorten_error)
+        python_logging.getLogger("absl").addFilter(_shorten)
         self._base = base or Base(frozenset(), dict)
         self._class_rows = class_rows
         self.folder = pathlib.Path(folder).absolute()
@@ -438,12 +438,13 @@ def _reason(error: BaseException) -> str:
 _warn_once = functools.cache(logging.warning)
 
 
-def _shorten_error(record: python_logging.LogRecord) -> bool:
-    """A filter that drops errors which Orbax logs, with the stacks of all threads, and also raises.
+def _shorten(record: python_logging.LogRecord) -> bool:
+    """A filter of what Orbax logs.
 
-    With several processes, Orbax raises an error only after it has waited for the others, up to 20
-    minutes. So the error that ends a save is logged at once, in one line. Orbax warns at every slow
-    save; this is logged once.
+    It drops errors that Orbax logs with the stacks of all threads and also raises. With several
+    processes, Orbax raises an error only after it has waited for the others, up to 20 minutes. So
+    the error that ends a save is logged at once, in one line. In place of a warning at every slow
+    save, there is one of ours.
     """
     if str(record.msg).startswith("Waiting for previous save"):
         _warn_once(

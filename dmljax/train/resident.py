@@ -79,8 +79,7 @@ def load(run: Run, *, share: float = 1.0) -> Resident:
     `plan.NoDeviceForm` if the transform cannot run on devices.
     """
     shards = run.shards
-    devices = shards.mesh.devices.flat
-    local = [d for d in devices if d.process_index == jax.process_index()]
+    local = [d for d in shards.mesh.devices.flat if d.process_index == jax.process_index()]
     memory = _Memory(len(run.train), local, share)
     sources = np.arange(len(run.train))
     images: list[np.ndarray | None] = []
@@ -99,10 +98,10 @@ def load(run: Run, *, share: float = 1.0) -> Resident:
         jax.device_put(_block(images, range(i * memory.rows, (i + 1) * memory.rows), memory), d)
         for i, d in enumerate(local)
     ]
-    # Every host has all images, one after the other in one array.
-    whole = (memory.rows * shards.size, *memory.bound)
+    # One array has all images of the first host, then all images again for the next one.
+    shape = (memory.rows * shards.size, *memory.bound)
     return Resident(
-        {"resident": jax.make_array_from_single_device_arrays(whole, shards.rows, blocks)}
+        {"resident": jax.make_array_from_single_device_arrays(shape, shards.rows, blocks)}
         | {"tables": jax.device_put(augment.tables(program), shards.everywhere)},
         _images_fn(program, shards.mesh, hosts=shards.hosts, together=_together(shards.platform)),
         program,

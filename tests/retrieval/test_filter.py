@@ -122,7 +122,7 @@ def test_bounds_hold(scale, d):
     rows = tiles.plain_tiles(x, 256)[0]
     exact = all_similarities(x, x)
     dtype = jnp.dtype("bfloat16")
-    bounds = filtering._bounds(filtering._terms(rows.vectors, dtype), rows, rows, dtype)
+    bounds = filtering._bounds(filtering._terms(rows.vectors, dtype)[0], rows, rows, dtype)
     lower, upper = (np.asarray(b, np.float64) for b in bounds)
     assert (lower <= exact).all() and (exact <= upper).all()
     square = scale**2
