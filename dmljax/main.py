@@ -51,15 +51,6 @@ VERBS = (
 )
 _DEVICES = ("nvidia[0-9]*", "dxg", "kfd", "accel*", "vfio/[0-9]*")  # GPUs and TPUs
 _REPEAT_SECONDS = 0.02
-# Flags of XLA for CPUs: name, value, and the versions of jaxlib that know the flag.
-_XLA_FLAGS = (
-    (
-        "xla_cpu_experimental_ynn_fusion_type",
-        "-individual_convolution",
-        ("0.10.", "0.11.", "0.12."),
-    ),
-    ("xla_cpu_use_fusion_emitters", "false", ("0.10.",)),
-)
 
 
 def tune_cpu(*, keep_memory: bool = True) -> None:
@@ -80,7 +71,7 @@ def tune_cpu(*, keep_memory: bool = True) -> None:
         return
     if keep_memory:
         allocator.keep_all()
-    xla_flags.add(_XLA_FLAGS)
+    xla_flags.add(xla_flags.FOR_CPUS)
 
 
 def _has_accelerator() -> bool:

@@ -24,13 +24,11 @@ from dmljax.hints import counted
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dataset_flags(parser)
     parser.add_argument("--out", required=True, help="folder to write")
-    parser.add_argument(
-        "--size", type=int, default=256, help="pixels of a side: the shorter one, or each"
-    )
-    parser.add_argument("--geometry", default="shorter", help=", ".join(prepare.GEOMETRIES))
-    parser.add_argument("--quality", type=int, default=90, help="quality of the JPEGs")
-    parser.add_argument("--unreadable", default="raise", help="raise (default) or skip and report")
-    parser.add_argument("--shard_size", type=at_least_one, default=1024, help="images per shard")
+    parser.add_argument("--size", type=int, help="pixels of a side: the shorter one, or each")
+    parser.add_argument("--geometry", help=", ".join(prepare.GEOMETRIES))
+    parser.add_argument("--quality", type=int, help="quality of the JPEGs")
+    parser.add_argument("--unreadable", help="raise (default) or skip and report")
+    parser.add_argument("--shard_size", type=at_least_one, help="images per shard")
     parser.add_argument("--threads", type=at_least_one, help="by default one per core")
 
 
@@ -41,7 +39,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     manifest = prepare.prepare(
         load(spec),
         settings={"dataset": spec},
-        **{name: getattr(arguments, name) for name in options},
+        **{name: x for name in options if (x := getattr(arguments, name)) is not None},
     )
     for name, split in manifest["splits"].items():
         size = sum(shard["bytes"] for shard in split["shards"]) / 2**20

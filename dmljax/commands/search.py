@@ -34,15 +34,13 @@ from dmljax.hints import NO_THRESHOLDS, hint
 from dmljax.index import Hit, Index, inputs
 from dmljax.index import open as open_index
 
-_DEFAULT_K = 10
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="BUNDLE IMAGE", help="bundle, then images")
     parser.add_argument("--index", help="index to search: a folder or postgresql://...")
     parser.add_argument("--id", action="append", default=[], help="search by a stored item")
     parser.add_argument("--text", action="append", default=[], help="search by words")
-    parser.add_argument("--k", type=int, help=f"how many items (default {_DEFAULT_K})")
+    parser.add_argument("--k", type=int, help=f"how many items (default {inputs.DEFAULT_K})")
     parser.add_argument("--threshold", help="least similarity, or its name: fmr=1e-3")
     parser.add_argument("--where", action="append", default=[], help="FIELD=VALUE, FIELD>=VALUE")
     parser.add_argument("--exact", action="store_true", help="compare with every item")
@@ -68,7 +66,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
         bundle = bundles.load(words[0])
     thresholds = None if bundle is None else bundle.thresholds
     threshold = threshold_of(arguments.threshold, thresholds)
-    k = _DEFAULT_K if arguments.k is None else arguments.k
+    k = inputs.DEFAULT_K if arguments.k is None else arguments.k
     where = conditions(arguments.where)
     options: dict[str, Any] = {"exact": arguments.exact, "threshold": threshold}
     options |= {"allow_fewer": arguments.k is None}

@@ -61,12 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("bundle", nargs="?", help="folder of the bundle")
     parser.add_argument("--index", help="index to search: a folder or postgresql://...")
     parser.add_argument("--images", help="folder of the pictures of stored items")
-    parser.add_argument("--host", default="127.0.0.1", help="127.0.0.1 by default")
-    parser.add_argument("--port", type=int, default=8000, help="8000 by default; 0: a free one")
+    parser.add_argument("--host", default=Settings.host, help="%(default)s by default")
+    parser.add_argument(
+        "--port", type=int, default=Settings.port, help="%(default)s by default; 0: a free one"
+    )
     parser.add_argument("--token-file", help="file with the tokens that clients must send")
     parser.add_argument("--allow-add", action="store_true", help="clients may add items")
     parser.add_argument("--allow-delete", action="store_true", help="clients may delete items")
-    parser.add_argument("--program", default="stablehlo", help="stablehlo (default) or onnx")
+    parser.add_argument("--program", default=Settings.program, help="stablehlo (default) or onnx")
     parser.add_argument("--batch-sizes", help="sizes that are compiled, such as 1,4,16,64")
     parser.add_argument("--decoders", type=int, help="processes that decode images")
     parser.add_argument(
@@ -75,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watch",
         type=float,
-        default=2.0,
+        default=Settings.watch_seconds,
         help="seconds between two looks for a new bundle or index",
     )
     for flag, (field, help_) in _LIMITS.items():

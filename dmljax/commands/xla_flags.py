@@ -1,4 +1,4 @@
-"""Flags of XLA, which must be in the environment before JAX starts."""
+"""Flags of XLA, for CPUs and for determinism, which must be set before JAX starts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import importlib.metadata
 import os
 from collections.abc import Iterable
 
+# A flag is its name, its value, and the versions of jaxlib that know it.
+FOR_CPUS = (
+    (
+        "xla_cpu_experimental_ynn_fusion_type",
+        "-individual_convolution",
+        ("0.10.", "0.11.", "0.12."),
+    ),
+    ("xla_cpu_use_fusion_emitters", "false", ("0.10.",)),
+)
 _DETERMINISM = (("xla_gpu_deterministic_ops", "true", ("0.10.", "0.11.", "0.12.")),)
 
 
 def add(flags: Iterable[tuple[str, str, tuple[str, ...]]]) -> None:
-    """Adds flags to XLA_FLAGS that the user has not set and this version of jaxlib knows.
-
-    A flag is its name, its value, and the versions of jaxlib that know it.
-    """
+    """Adds flags to XLA_FLAGS that the user has not set and this version of jaxlib knows."""
     text = os.environ.get("XLA_FLAGS", "")
     version = importlib.metadata.version("jaxlib")
     for name, value, versions in flags:

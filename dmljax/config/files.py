@@ -1,4 +1,4 @@
-"""Config files and command-line overrides, as plain data. Imports no jax."""
+"""Config files and overrides, as plain data, and a run's default folder. Imports no jax."""
 
 from __future__ import annotations
 

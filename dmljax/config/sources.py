@@ -1,4 +1,4 @@
-"""Every value of a completed config with where it comes from. Imports no jax."""
+"""What `--print` shows: every value of a config and where it comes from. Imports no jax."""
 
 from __future__ import annotations
 

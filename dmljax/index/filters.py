@@ -1,4 +1,4 @@
-"""`where=`: conditions on metadata, the same for every store.
+"""`where=`: conditions on metadata and their operators, the same for every store.
 
     {"color": "red"}                     the field equals a value (text, number, bool or None)
     {"color": ["red", "blue"]}           the field equals one of several values
@@ -6,7 +6,8 @@
 
 All conditions must hold. A value that is repeated counts once. Values compare as JSON does: 1
 equals 1.0, but neither `true` nor "1". Text is ordered by its characters' code points. None matches
-a field that is null or absent.
+a field that is null or absent. `conditions` in `commands/search.py` reads the flag `--where`, and
+`condition_sql` of each store makes SQL.
 """
 
 from __future__ import annotations

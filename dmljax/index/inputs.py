@@ -16,6 +16,7 @@ from dmljax.index.errors import DuplicateId, InvalidInput, OtherModel
 from dmljax.index.nearest import SIMILARITIES
 
 LARGEST_K = 1000
+DEFAULT_K = 10  # of `dmljax search` and the service; fewer items are no error then
 _LARGEST_DIMENSION = 16_000  # of a column of pgvector
 _ID_BYTES = 512
 _METADATA_BYTES = 64 * 1024

@@ -21,7 +21,7 @@ from dmljax.report import diagnosis, scores_file, sprites
 from dmljax.report.diagnosis import NEIGHBORS
 from dmljax.report.scores_file import QueryScores
 
-_SHOWN_NEIGHBORS = 8
+_SHOWN_NEIGHBORS = 8  # of a worst query, as many as `page.js` shows
 _WORST_WITH_PICTURES = 400
 _FEWEST_CLASSES_FOR_CONFUSIONS = 3
 COSINE_STEPS = 127.5  # a byte is (cosine + 1) * 127.5

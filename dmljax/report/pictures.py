@@ -46,9 +46,7 @@ def frame(embeddings: np.ndarray, split: Split, path: pathlib.Path, *, title: st
         figure.savefig(file, dpi=110, format="png")
 
 
-def movie(
-    folder: pathlib.Path, path: pathlib.Path, *, frame_ms: int = 200, last_frame_ms: int = 3000
-) -> None:
+def movie(folder: pathlib.Path, path: pathlib.Path, *, frame_ms: int, last_frame_ms: int) -> None:
     """Joins the frames of `folder`, in the order of their names, to an animated GIF."""
     files = sorted(folder.glob("*.png"))
     if not files:

@@ -114,7 +114,7 @@ def embed(
     *,
     cache: str | os.PathLike | None = None,
     shard: parts.Shard | None = None,
-    batch_size: int = 32,
+    batch_size: int,
     skipped: collections.Counter[str] | None = None,
 ) -> Row | None:
     """The features of all images as unit vectors; without a backbone, the raw pixels.

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from dmljax.index import inputs
 from dmljax.serve.settings import Settings
 
 # The page asks for the token itself; probes have none.
@@ -24,7 +25,7 @@ Ids = Annotated[list[str], Meta(min_length=1, description="ids of stored items")
 
 _JSON, _JPEG, _FLOATS = "application/json", "image/jpeg", "application/octet-stream"
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
-_COUNT = {"type": "integer", "minimum": 1, "maximum": 1000}
+_COUNT = {"type": "integer", "minimum": 1, "maximum": inputs.LARGEST_K}
 _NAMED = {"type": ["number", "string"]}
 
 
@@ -51,7 +52,9 @@ class EmbedRequest(Request):
 class Options(Request):
     """How to search. The index checks the values that have any type here."""
 
-    k: Annotated[Any, _schema("how many; fewer are an error. By default up to 10", _COUNT)] = UNSET
+    k: Annotated[
+        Any, _schema(f"how many; fewer are an error. By default up to {inputs.DEFAULT_K}", _COUNT)
+    ] = UNSET
     allow_fewer: Annotated[bool, _schema("fewer than k are no error")] | UnsetType = UNSET
     threshold: Annotated[Any, _schema("least similarity, or its name: fmr=1e-3", _NAMED)] = UNSET
     where: Annotated[Any, _schema("conditions on metadata", {"type": "object"})] = UNSET

@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Router
 
 from dmljax.hints import NO_THRESHOLDS, hint
-from dmljax.index import Index, InvalidInput
+from dmljax.index import Index, InvalidInput, inputs
 from dmljax.index.base import counted_by
 from dmljax.serve import api, formats
 from dmljax.serve.api import Route
@@ -34,8 +34,7 @@ from dmljax.serve.guard import Guard, client_left, read_body
 from dmljax.serve.metrics import CONTENT_TYPE
 
 _T = TypeVar("_T")
-_DEFAULT_K = 10
-_MOST_LISTED, _MOST_HITS = 100, 1000
+_MOST_LISTED = 100
 _SCANNED = 5000  # items from which a random choice is exact
 _BATCH = 100  # items that are in memory at a time for that
 _UNWATCHED_SECONDS = 0.2  # before the connection of a client that waits is watched
@@ -280,7 +279,7 @@ class _Handlers:
         _limited(ids, "ids", self._limits.queries)
         names = api.Options.__struct_fields__
         arguments = {x: getattr(options, x) for x in names if getattr(options, x) is not UNSET}
-        arguments = {"k": _DEFAULT_K, "allow_fewer": "k" not in arguments} | arguments
+        arguments = {"k": inputs.DEFAULT_K, "allow_fewer": "k" not in arguments} | arguments
         threshold = _threshold(arguments.get("threshold"), generation.bundle.thresholds)
         arguments["threshold"] = threshold
         start = time.perf_counter()
@@ -288,7 +287,7 @@ class _Handlers:
         pictures, size = generation.pictures, call.size
         count = len(ids) if vectors is None else len(vectors)
         k = arguments["k"]
-        if isinstance(k, int) and 0 < k <= _MOST_HITS:  # else the index refuses it
+        if isinstance(k, int) and 0 < k <= inputs.LARGEST_K:  # else the index refuses it
             size.count_hits(count * k)
 
         def search() -> tuple[list[api.Result], int, bool]:

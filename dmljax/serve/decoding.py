@@ -1,4 +1,4 @@
-"""A process that decodes images for the service, with a limit on its memory. Imports no jax.
+"""A process with limited memory that decodes images and makes small pictures. Imports no jax.
 
 `workers` starts it, kills it where an image takes too long, and says how both talk.
 """
@@ -32,7 +32,7 @@ from dmljax.files.reading import json_value
 QUESTION = struct.Struct("<IQQ")
 ANSWER = struct.Struct("<BQ")  # one of the following, and the length of what follows
 READY, DONE, REFUSED, TOO_LARGE = range(4)
-_SIDE = 384
+_SIDE, _QUALITY = 384, 88  # of the JPEG of a small picture
 _OUT_OF_MEMORY_SCORE = "500"  # where memory runs out, the system ends this process first
 # Memory of ordinary images is kept: to get it from the system again takes as long as to decode.
 _KEPT, _LARGE = 64 << 20, 32 << 20
@@ -93,7 +93,7 @@ def _prepared(preprocess: Preprocessing, image: bytes, most: int) -> bytes:
 
 
 def _small(image: bytes) -> bytes:
-    """A JPEG of at most 384 pixels on a side."""
+    """A JPEG whose sides have at most `_SIDE` pixels."""
     with images.opened(image) as picture:
         if picture.width * picture.height > preprocessing.MAX_PIXELS:
             raise BadImage("the image has too many pixels", kind="too_large")
@@ -101,7 +101,7 @@ def _small(image: bytes) -> bytes:
         small = ImageOps.exif_transpose(picture).convert("RGB")
         small.thumbnail((_SIDE, _SIDE))
     file = io.BytesIO()
-    small.save(file, "JPEG", quality=88)
+    small.save(file, "JPEG", quality=_QUALITY)
     return file.getvalue()
 
 

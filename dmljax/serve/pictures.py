@@ -1,4 +1,4 @@
-"""Pictures of stored items: small copies of the files from which the index was made.
+"""Which file shows a stored item. Its small copy, which `decoding` makes, stays in memory.
 
 Ids are never used as paths. A folder is listed once, as `dmljax index` lists it, and an id is only
 looked up in that list. Two folders may have files of the same name, so an item is only shown by the

@@ -1,4 +1,4 @@
-"""One loop for every method: step, log, evaluate, save."""
+"""One loop for every method: step, log, evaluate, save, and end early (`patience`)."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def test_large_photographs_have_the_same_features_everywhere(cache, tmp_path):
         Image.fromarray(rng.integers(0, 256, (50, 70, 3), np.uint8)).save(paths[i])
     images, _ = zero_shot.images_of_folder(tmp_path / "large")
     file = tmp_path / "cache" / "tiny.safetensors"
-    row = zero_shot.embed(zero_shot.Backbone("tiny", file), images)
+    row = zero_shot.embed(zero_shot.Backbone("tiny", file), images, batch_size=32)
     vectors = backbones.opened("tiny", file).embed(paths)
     config = recipes.folder(train="all")
     config["dataset"]["root"] = str(tmp_path / "large")
