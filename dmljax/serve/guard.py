@@ -1,4 +1,4 @@
-"""Checks of every request: limits, tokens, request ids, errors of one line, figures."""
+"""Checks of every request: limits, tokens, ids; errors of one line, figures, headers of answers."""
 
 from __future__ import annotations
 

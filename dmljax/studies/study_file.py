@@ -110,7 +110,7 @@ class Study(NamedTuple):
 
 # What a file may set; the first four make the rows.
 _FIELDS: dict[str, Any] = {"base": None, "argument": "", "all": {}, "rows": None}
-_FIELDS |= Study._field_defaults | {"seeds": 1}
+_FIELDS |= Study._field_defaults
 _SEARCH_FIELDS = {**Search._field_defaults, "space": None, "trials": None, "score": None, "row": {}}
 del _SEARCH_FIELDS["config"], _SEARCH_FIELDS["overrides"]  # `row` makes them
 _ROW_FIELDS = ("start_from", "runs_of", "choose", "join_folds", "join_seeds", "baseline")
