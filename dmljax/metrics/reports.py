@@ -6,7 +6,7 @@ in `dmljax.retrieval`. A query without a positive counts in no score.
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +18,7 @@ from dmljax import retrieval as _retrieval
 from dmljax.metrics import bootstrap, clusters, ranking
 from dmljax.retrieval import Embeddings, Labels, SimilarityFn
 from dmljax.retrieval.inputs import items_to_find
+from dmljax.retrieval.layout import Ranks
 
 __all__ = [
     "CLUSTERING_FNS",
@@ -227,14 +228,20 @@ def per_query(
         "gallery_groups": gallery_groups,
     }
     blocks = _retrieval.ranks(embeddings, labels, tile=tile, devices=devices, **search)
+    return values_of_queries(blocks, np.asarray(labels), score_fns)
+
+
+def values_of_queries(
+    blocks: Iterable[Ranks], labels: Int[np.ndarray, "q"], score_fns: Mapping[str, RankingFn]
+) -> dict[str, Float[np.ndarray, "q"]]:
+    """The values of functions of ranks, NaN for a query in no block: it has no positive."""
     sees_labels = {
         name for name, fn in score_fns.items() if "labels" in inspect.signature(fn).parameters
     }
-    query_labels = np.asarray(labels)
-    values = {name: np.full(len(embeddings), np.nan) for name in score_fns}
+    values = {name: np.full(np.shape(labels), np.nan) for name in score_fns}
     for block in blocks:
         for name, score_fn in score_fns.items():
-            options = {"labels": query_labels[block.queries]} if name in sees_labels else {}
+            options = {"labels": labels[block.queries]} if name in sees_labels else {}
             scores = np.asarray(score_fn(block.ranks, **options))
             if scores.shape != block.queries.shape:
                 raise ValueError(
@@ -251,20 +258,13 @@ def clustering(
     *,
     metric_fns: Mapping[str, ClusteringFn] = CLUSTERING_FNS,
     seeds: Sequence[int] = (0, 1, 2),
-    starts: int = 1,
-    trials: int | None = 1,
-    iterations: int = 100,
-    tolerance: float = 0.0,
-    tile: int = 1024,
-    devices: Sequence[Any] | None = None,
-    share: tuple[int, int] | None = None,
-    sum_fn: Callable[[np.ndarray], np.ndarray] | None = None,
+    **kmeans_options: Any,
 ) -> dict[str, float]:
     """Scores of k-means with as many clusters as there are labels: mean and deviation over seeds.
 
     `metric_fns`: shown name -> function of (labels, assignment). `seeds` seed k-means; 'NMI_std' is
-    the standard deviation of 'NMI' over them. `starts`, `trials`, `iterations`, `tolerance`,
-    `share` and `sum_fn` are as in `retrieval.kmeans`.
+    the standard deviation of 'NMI' over them. All other arguments, such as `starts`, `iterations`
+    and `devices`, are those of `retrieval.kmeans`, with its defaults.
 
     Published numbers are the score of scikit-learn's KMeans with
     n_init=10, which is 0.5 to 1.3 points above the mean of single starts: `seeds=(0,), starts=10,
@@ -284,19 +284,7 @@ def clustering(
     k = len(np.unique(labels))
     values: dict[str, list[float]] = {name: [] for name in metric_fns}
     for seed in seeds:
-        assignment = _retrieval.kmeans(
-            embeddings,
-            k=k,
-            seed=seed,
-            starts=starts,
-            trials=trials,
-            iterations=iterations,
-            tolerance=tolerance,
-            tile=tile,
-            devices=devices,
-            share=share,
-            sum_fn=sum_fn,
-        ).assignment
+        assignment = _retrieval.kmeans(embeddings, k=k, seed=seed, **kmeans_options).assignment
         for name, metric_fn in metric_fns.items():
             values[name].append(float(metric_fn(labels, assignment)))
     scores: dict[str, float] = {}

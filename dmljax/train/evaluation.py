@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import inspect
 import itertools
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from dmljax.data.splits import Search, Split
 from dmljax.index import nearest
 from dmljax.methods.assemble import backbone_features, with_backbone
 from dmljax.methods.base import Inspect, unit_vectors
+from dmljax.metrics.reports import values_of_queries
 from dmljax.train import features, hosts, optimizers
 from dmljax.train.devices import with_rows
 from dmljax.train.embedding import embed
@@ -311,13 +311,8 @@ class Evaluator:
             if k <= search.candidates
         }
         score_fns |= self._run.metrics.ranking_fns
-        values = {name: np.full(len(search.labels), np.nan) for name in score_fns}
-        ranks = retrieval.mean_distance_ranks(search.embeddings, search.labels, **search.options)
-        for block in ranks:
-            for name, score_fn in score_fns.items():
-                takes_labels = "labels" in inspect.signature(score_fn).parameters
-                options = {"labels": search.labels[block.queries]} if takes_labels else {}
-                values[name][block.queries] = score_fn(block.ranks, **options)
+        blocks = retrieval.mean_distance_ranks(search.embeddings, search.labels, **search.options)
+        values = values_of_queries(blocks, search.labels, score_fns)
         average = functools.partial(metrics.average, over=self._run.evaluation.average)
         return {f"mean_distance/{k}": average(v, search.labels) for k, v in values.items()}
 

@@ -1,6 +1,7 @@
 """Reports of embeddings against loops over ranked lists, and against a peer."""
 
 import functools
+import inspect
 
 import numpy as np
 import pytest
@@ -165,6 +166,19 @@ def test_clustering_is_the_mean_over_seeds():
             [scores[name], scores[f"{name}_std"]], [np.mean(values), np.std(values)]
         )
     assert scores["NMI"] > 0.5 and scores["NMI_std"] > 0
+
+
+def test_the_defaults_of_kmeans_stand_in_kmeans_alone():
+    own, of_kmeans = (
+        {name for name, p in inspect.signature(f).parameters.items() if p.kind is p.KEYWORD_ONLY}
+        for f in (metrics.clustering, retrieval.kmeans)
+    )
+    assert "iterations" in of_kmeans and not own & of_kmeans
+    rng = np.random.default_rng(9)
+    x, y = rng.standard_normal((300, 4)), rng.integers(0, 30, 300)
+    scores = metrics.clustering(x, y, seeds=(0,), iterations=1, starts=2)
+    assignment = retrieval.kmeans(x, k=30, iterations=1, starts=2).assignment
+    assert scores["NMI"] == metrics.nmi(y, assignment) != metrics.clustering(x, y)["NMI"]
 
 
 def test_clustering_of_separate_classes_is_perfect():
