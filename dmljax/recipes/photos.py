@@ -17,6 +17,7 @@ _OF_PROXIES = ("normalized_softmax", "proxy_anchor", "proxy_nca_pp", "cosface", 
 # too slowly nor too quickly: docs/choosing.md has the measurements. A step of Adam turns a proxy by
 # about rate / size, so both are set, and do not depend on the number of classes.
 _PROXY_RATE, _PROXY_STD = 30.0, 1.0
+_DIM = 512  # width of the embedding
 _TRAINED: dict[str, Any] = {
     "all": "all",
     "last4": {"name": "blocks", "count": 4},
@@ -37,7 +38,7 @@ def glyphs(*, loss: str = "multi_similarity") -> dict[str, Any]:
     against proxies (normalized_softmax, proxy_anchor, proxy_nca_pp, cosface, arcface; 128 classes
     with one image, and proxies that learn at 30 times the rate).
     """
-    by_loss = _fields_of(loss, classes=32, per_class=4, dim=64)
+    by_loss = _fields_of(loss, classes=32, dim=64)
     return {
         "dataset": {"name": "glyphs"},
         "transform": "glyphs_train",
@@ -145,7 +146,7 @@ def _head(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
 
     150 steps at this rate turn the layer a little; more of them make it worse for new classes.
     """
-    by_loss = _fields_of(loss, classes=32, per_class=4, dim=512)
+    by_loss = _fields_of(loss)
     method = {**by_loss["method"], "dense_fn": "centered_dense"}
     return {
         **_of_photos(backbone),
@@ -171,7 +172,7 @@ def _tuned(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
     """
     from dmljax import nets  # imports jax, which other recipes do not need
 
-    by_loss = _fields_of(loss, classes=16, per_class=4, dim=512)
+    by_loss = _fields_of(loss)
     fields = _of_photos(backbone)
     if "patch" not in inspect.signature(getattr(nets, backbone["net"]["name"])).parameters:
         size = fields["transform"]["size"]
@@ -201,7 +202,7 @@ def _vptsp(loss: str, backbone: dict[str, Any]) -> dict[str, Any]:
     return {
         **_tuned(loss, backbone),
         "trained": {"name": "prompts", "count": 20},
-        "method": {"name": "semantic_proxies", "dim": 512, "share": 0.4},
+        "method": {"name": "semantic_proxies", "dim": _DIM, "share": 0.4},
         "sampler": {"name": "class_balanced", "classes": 32, "per_class": 2},
         "optimizer": {"name": "adam", "rate": rate, "clip": 1.0, "groups": groups},
         "steps": "30 epochs",
@@ -235,7 +236,7 @@ def _from_scratch(loss: str) -> dict[str, Any]:
     """A small net from random values, where no pretrained one is on the machine."""
     eval_transform = {"name": "standard_eval", "size": 64, "scaled_decode": True}
     backbone = {"net": {"name": "convnet"}, "eval_transform": eval_transform}
-    by_loss = _fields_of(loss, classes=16, per_class=4, dim=512)
+    by_loss = _fields_of(loss)
     miner = {"name": "multi_similarity", "epsilon": 0.1}
     return {
         **_of_photos(backbone),
@@ -264,7 +265,9 @@ def _of_photos(backbone: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _fields_of(loss: str, *, classes: int, per_class: int, dim: int) -> dict[str, Any]:
+def _fields_of(
+    loss: str, *, classes: int = 16, per_class: int = 4, dim: int = _DIM
+) -> dict[str, Any]:
     """The fields of a config that depend on the kind of the loss."""
     check_choice("loss", loss, (*_OF_PAIRS, *_OF_PROXIES))
     if loss in _OF_PAIRS:
