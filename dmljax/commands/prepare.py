@@ -13,6 +13,7 @@ shorter, squash (DVML) or pad (ABE). JPEGs that are small enough already are cop
 from __future__ import annotations
 
 import argparse
+import inspect
 from collections.abc import Sequence
 
 from dmljax.commands.dataset_flags import add_dataset_flags, dataset_of_flags, load
@@ -26,10 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, help="folder to write")
     parser.add_argument("--size", type=int, help="pixels of a side: the shorter one, or each")
     parser.add_argument("--geometry", help=", ".join(prepare.GEOMETRIES))
-    parser.add_argument("--quality", type=int, help="quality of the JPEGs")
+    parser.add_argument("--quality", type=int, help="quality of the JPEGs (%(default)s)")
     parser.add_argument("--unreadable", help="raise (default) or skip and report")
-    parser.add_argument("--shard_size", type=at_least_one, help="images per shard")
+    parser.add_argument("--shard_size", type=at_least_one, help="images per shard (%(default)s)")
     parser.add_argument("--threads", type=at_least_one, help="by default one per core")
+    options = inspect.signature(prepare.prepare).parameters.values()
+    parser.set_defaults(**{p.name: p.default for p in options if p.default != p.empty})
 
 
 def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
@@ -39,7 +42,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
     manifest = prepare.prepare(
         load(spec),
         settings={"dataset": spec},
-        **{name: x for name in options if (x := getattr(arguments, name)) is not None},
+        **{name: getattr(arguments, name) for name in options},
     )
     for name, split in manifest["splits"].items():
         size = sum(shard["bytes"] for shard in split["shards"]) / 2**20

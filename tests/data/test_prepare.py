@@ -224,6 +224,19 @@ def test_the_advice_of_the_command_fits_a_config_of_another_data_set(tmp_path, c
     assert "train: 5 images of 1 class\n" in capsys.readouterr().out
 
 
+def test_the_command_has_the_defaults_of_the_function(tmp_path, monkeypatch):
+    _photographs(tmp_path / "photos")
+    monkeypatch.setattr(prepare, "prepare", functools.partial(prepare.prepare, quality=70))
+    argv = ["prepare", "--dataset=folder", f"--root={tmp_path / 'photos'}"]
+    for name, flags in {"default": [], "flag": ["--quality=80"]}.items():
+        assert main([*argv, f"--out={tmp_path / name}", *flags]) == 0
+    qualities = [
+        json.loads((tmp_path / name / "manifest.json").read_text())["settings"]["quality"]
+        for name in ("default", "flag")
+    ]
+    assert qualities == [70, 80]
+
+
 def test_after_a_kill_the_same_command_continues(tmp_path):
     make.class_folders(tmp_path / "photos", {c: 30 for c in "abcd"}, width=300, height=200)
     out = tmp_path / "out"
