@@ -1,4 +1,6 @@
-"""Distortion of small images: an affine map, inversion and noise."""
+"""Distortion of small images: an affine map, inversion and noise; `data/glyphs.py` and, for
+training, `glyphs_train` of `recipes.py` call it with numbers of their own.
+"""
 
 from __future__ import annotations
 
