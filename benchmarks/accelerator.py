@@ -150,18 +150,24 @@ def compiled(function, *arguments, **options):
     return program, time.perf_counter() - start
 
 
-def seconds(function, repeats: int) -> float:
-    """Seconds of a call, after one that is not counted; NaN where nothing is timed."""
+def seconds(function, repeats: int, wait_fn=None) -> float:
+    """Seconds of a call, of as many as asked for and a quarter of a second: first calls are slower,
+    and an idle GPU has a lower clock. NaN where nothing is timed."""
     import jax
 
-    jax.block_until_ready(function())
+    wait_fn = wait_fn or jax.block_until_ready
+    wait_fn(function())
     if COMPILE_ONLY:
         return math.nan
-    start = time.perf_counter()
-    for _ in range(repeats):
-        result = function()
-    jax.block_until_ready(result)
-    return (time.perf_counter() - start) / repeats
+    while True:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            result = function()
+        wait_fn(result)
+        duration = time.perf_counter() - start
+        if duration > 0.25 or repeats >= 1000:
+            return duration / repeats
+        repeats = min(2 * math.ceil(repeats * 0.25 / duration), 1000)
 
 
 def peak() -> float | None:
@@ -348,14 +354,7 @@ def torch_step(sizes, *, name):
         loss.backward()
         optimizer.step()
 
-    for _ in range(3):
-        train()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(sizes["steps"]):
-        train()
-    torch.cuda.synchronize()
-    rate = b * sizes["steps"] / (time.perf_counter() - start)
+    rate = b / seconds(train, sizes["steps"], lambda _: torch.cuda.synchronize())
     memory = torch.cuda.max_memory_allocated() / 2**30
     title = f"{name} in torch, {b} x {side}, bfloat16, images on the device"
     yield line(title, rate, "images/s", gib=memory)
@@ -384,6 +383,7 @@ def loop(sizes, *, data, augmented=False):
             "loss": {"name": "multi_similarity"},
             "steps": sizes["run"],
             "log_every": max(sizes["run"] // 3, 1),
+            "checkpoint": {"every": sizes["run"]},  # none while the speed is measured
             "evaluate": {"clustering": False, "ks": [1], "batch_size": b},
             "pictures": False,
             "runtime": {"devices": 1, "data": data},
@@ -526,14 +526,7 @@ def peer_seconds(name, x, second, has_proxies, tiled):
         step = torch_loss(name, x, second, TORCH_ROWS if tiled else None, "cuda")
     else:
         return None
-    times = []
-    for _ in range(4):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        step()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return float(np.median(times[1:]))
+    return seconds(step, 3, lambda _: torch.cuda.synchronize())
 
 
 def softmax(sizes):
@@ -567,22 +560,25 @@ def images(sizes):
             path.parent.mkdir(exist_ok=True)
             picture.save(path, quality=90)
         split = datasets.folder(root=folder, split=1.0).train
-        with pipeline.train(
-            split,
-            sample_fn=functools.partial(sampling.uniform, batch_size=b),
-            transform_fn=functools.partial(transforms.standard_train, size=sizes["side"]),
-            seed=0,
-        ) as batches:
-            iterator = iter(batches)
-            for _ in range(8):
-                next(iterator)
-            start = time.perf_counter()
-            for _ in range(sizes["steps"]):
-                next(iterator)
-            duration = time.perf_counter() - start
-    rate = sizes["steps"] * b / duration
-    cores = len(os.sched_getaffinity(0))
-    yield line("JPEGs of 500 x 375, decoded and cropped", rate, "images/s", note=f"{cores} cores")
+        cores = len(os.sched_getaffinity(0))
+        for workers in (0, *([cores // 2] if cores > 4 else [])):
+            with pipeline.train(
+                split,
+                sample_fn=functools.partial(sampling.uniform, batch_size=b),
+                transform_fn=functools.partial(transforms.standard_train, size=sizes["side"]),
+                seed=0,
+                workers=workers,
+            ) as batches:
+                iterator = iter(batches)
+                count = 4 * max(cores, 4)
+                for _ in range(count):  # more than are made ahead
+                    next(iterator)
+                start = time.perf_counter()
+                for _ in range(count):
+                    next(iterator)
+                duration = time.perf_counter() - start
+            title = f"JPEGs of 500 x 375, decoded and cropped, runtime.workers={workers}"
+            yield line(title, count * b / duration, "images/s", note=f"{cores} cores")
 
 
 def tests(sizes):

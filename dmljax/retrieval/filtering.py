@@ -1,15 +1,16 @@
 """Ranks by counting, where products in bfloat16 decide most comparisons and float32 the others.
 
 Each vector is the sum of two in bfloat16 and a small rest, and three products of these parts are
-added (`_terms`). Their sum differs from the similarity in float32 by no more than a bound
-(`_bounds`). It decides whether a negative reaches a threshold, the similarity of a positive, if
-both are farther apart than the bound. For every other pair, one program computes the similarity in
-float32 (`_pair_similarities`), and it has computed the thresholds, too. So the ranks follow
-its similarities, whatever the type of the products is, and exact ties stay ties.
+added (`_terms`). Their sum differs from the similarity in float32 by no more than a radius
+(`_approximate`). It decides whether a negative reaches a threshold, the similarity of a positive,
+if both are farther apart than the radius. For every other pair, `_pair_similarities` computes the
+similarity in float32, as it has computed the thresholds. So the ranks follow its similarities,
+whatever the type of the products is, and exact ties stay ties.
 """
 
 import collections
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,18 +51,25 @@ def filtered_ranks(
     gather_fn = sharding.on_mesh(mesh, _gather, SHARDED, REPLICATED, SHARDED, SHARDED)
     pairs_fn = sharding.on_mesh(mesh, _pair_similarities, *[SHARDED] * 4)
     add_fn = sharding.on_mesh(mesh, _add_pairs, *[SHARDED] * 5)
-    pairs = {b: counting.positive_pairs(x, slot_groups) for b, x in counted.items()}
-    started = {  # the devices compute all of them while the host sorts
-        b: _start_pairs(row_tiles[b], column_tiles, gather_fn, pairs_fn, sizes, queries, slots)
-        for b, (queries, _, slots) in pairs.items()
-    }
     thresholds, counts = {}, {}
-    for b, block in counted.items():
-        queries, places, _ = pairs.pop(b)
-        similarities = _finish_pairs(started.pop(b), len(queries))
-        limits = counting.thresholds(block, queries, places, similarities)
-        thresholds[b] = sharding.put(limits, mesh)
-        counts[b] = sharding.put(np.zeros(limits.shape, np.int32), mesh)
+
+    def begun(b: int) -> tuple:
+        """Block `b`, and the similarities of its positives, which a device computes from now on."""
+        queries, places, slots = counting.positive_pairs(counted[b], slot_groups)
+        rows = row_tiles[b]
+        started = _start_pairs(rows, column_tiles, gather_fn, pairs_fn, sizes, queries, slots)
+        return b, rows, queries, places, started
+
+    def prepared(numbers: list[int]) -> Iterator[tuple[int, Tile]]:
+        """Blocks that have their thresholds. While one is used, the next one has begun."""
+        blocks_and_end = itertools.chain(map(begun, numbers), [None])
+        for (b, rows, queries, places, started), _ in itertools.pairwise(blocks_and_end):
+            similarities = _finish_pairs(started, len(queries))
+            limits = counting.thresholds(counted[b], queries, places, similarities)
+            arrays = limits, np.zeros(limits.shape, np.int32)
+            thresholds[b], counts[b] = sharding.put(arrays, mesh)
+            yield b, rows
+
     waiting: collections.deque[tuple] = collections.deque()
 
     def settle() -> None:
@@ -78,15 +86,17 @@ def filtered_ranks(
 
     for first in range(0, len(blocks), tiles.BLOCKS_PER_PASS):
         numbers = [b for b in range(first, first + tiles.BLOCKS_PER_PASS) if b in counted]
-        rows_of = {b: row_tiles[b] for b in numbers}
+        known: list[tuple[int, Tile]] = []
         for j in range(0, len(column_tiles) if numbers else 0, together):
             parts = [column_tiles[i] for i in range(j, min(j + together, len(column_tiles)))]
             columns = _joined(parts, together * column_tiles.side)
-            for b, rows in rows_of.items():
+            for b, rows in known or prepared(numbers):
                 counts[b], is_open, total = screen_fn(counts[b], thresholds[b], rows, columns)
                 waiting.append((b, rows, columns, is_open, total))
                 if len(waiting) > _QUEUED:
                     settle()
+                if j == 0:
+                    known.append((b, rows))
     while waiting:
         settle()
     for b, block in counted.items():
@@ -125,7 +135,7 @@ def _start_pairs(
             parts = [pairs[start : start + size] for pairs in by_device]
             for d, pairs in enumerate(parts):
                 indices[:, d, : len(pairs)] = own_rows[pairs], own_columns[pairs]
-            places = sharding.put((indices[0].reshape(-1), indices[1].reshape(-1)), mesh)
+            places = sharding.argument((indices[0].reshape(-1), indices[1].reshape(-1)), mesh)
             started.append((parts, pairs_fn(*gather_fn(rows, columns, *places))))
     return started
 
@@ -159,14 +169,20 @@ def _screen(dtype: np.dtype) -> Callable:
         row_terms, _ = _terms(rows.vectors, dtype)
 
         def add_part(counts, tile):
-            lower, upper = _bounds(row_terms, rows, tile, dtype)
+            similarities, radius = _approximate(row_terms, rows, tile, dtype)
             for row_groups, column_groups in zip(rows.groups.T, tile.groups.T, strict=True):
                 is_left_out = row_groups[:, None] == column_groups[None]
-                lower, upper = (jnp.where(is_left_out, -jnp.inf, x) for x in (lower, upper))
-            is_open = jnp.zeros(lower.shape, bool)
+                similarities = jnp.where(is_left_out, -jnp.inf, similarities)
+            is_open = jnp.zeros(similarities.shape, bool)
             for t in limits:
-                is_open |= (lower < t) & (upper >= t)
-            reached = [jnp.sum((lower >= t) & ~is_open, axis=1, dtype=jnp.int32) for t in limits]
+                is_open |= (similarities - radius < t) & (similarities + radius >= t)
+            # A compiler may compute the similarities again for the counts and round them otherwise.
+            # So they are compared here without the radius, and what is open is decided once.
+            is_open = jax.lax.optimization_barrier(is_open)
+            is_closed = ~is_open
+            reached = [
+                jnp.sum((similarities >= t) & is_closed, axis=1, dtype=jnp.int32) for t in limits
+            ]
             return counts + jnp.stack(reached, axis=1), is_open
 
         side = len(rows.offsets)
@@ -185,16 +201,18 @@ def _terms(x: Float[Array, "n d"], dtype: np.dtype) -> tuple[Array, Array]:
     """
     if jnp.finfo(dtype).bits == 32:
         return x, x
-    high = x.astype(dtype)
-    low = (x - high.astype(x.dtype)).astype(dtype)
+    # Not x.astype(dtype).astype(x.dtype): XLA leaves out such a pair on GPUs, and `low` would be 0.
+    info = jnp.finfo(dtype)
+    high = jax.lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=info.nmant)
+    high, low = high.astype(dtype), (x - high).astype(dtype)
     rows, columns = (high, high, low), (high, low, high)
     return jnp.concatenate(rows, axis=1), jnp.concatenate(columns, axis=1)
 
 
-def _bounds(
+def _approximate(
     row_terms: Float[Array, "b k"], rows: Tile, columns: Tile, dtype: np.dtype
 ) -> tuple[Float[Array, "b n"], Float[Array, "b n"]]:
-    """A lower and an upper bound of the similarity of every row to every column.
+    """About the similarity of every row to every column, and how far from it at most.
 
     From the true product p of two vectors, the product of their terms differs by at most
     (3 + 2 u + u^2) u^2 |q||g|, with the unit roundoff u of `dtype`: low low' and the errors of both
@@ -221,7 +239,7 @@ def _bounds(
     of_offsets = 32 * step
     radius = of_products * row_norm[:, None] * column_norm[None]
     radius += of_offsets * (row_offset[:, None] + column_offset[None]) + 1e-37
-    return similarities - radius, similarities + radius
+    return similarities, radius
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -285,8 +303,13 @@ def _pick(size: int) -> Callable:
 def _pair_similarities(
     x: Float[Array, "m d"], y: Float[Array, "m d"], of_x: Float[Array, "m"], of_y: Float[Array, "m"]
 ) -> Float[Array, "m"]:
-    """x'y plus the offsets of every pair: the halves of the terms are added until one is left."""
-    terms = x * y
+    """x'y plus the offsets of every pair: the halves of the terms are added until one is left.
+
+    Every program of this function gives the same bits, whatever the number of pairs. A compiler may
+    join a product and the sum that takes it to one operation, which rounds once instead of twice,
+    in one program and not in another; a condition between them, here a NaN, prevents that.
+    """
+    terms = jnp.where(jnp.isnan(of_x)[:, None], jnp.nan, x * y)
     width = 1 << (terms.shape[1] - 1).bit_length()
     terms = jnp.pad(terms, ((0, 0), (0, width - terms.shape[1])))
     while width > 1:

@@ -1,9 +1,13 @@
 """Checks of the arrays that a search is given, and the center that they are measured from."""
 
+import concurrent.futures
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Integer
+
+from dmljax.files import cores
 
 Embeddings = Float[Array, "b d"] | np.ndarray
 Labels = Integer[Array, "b"] | np.ndarray
@@ -135,8 +139,8 @@ def _check_finite(vectors: Embeddings, name: str) -> tuple[np.ndarray, Float[np.
             f"{name} have shape {vectors.shape}: give an array [items, dimensions], not empty"
         )
     dtype = compute_dtype(vectors)
-    total, squares = np.zeros(vectors.shape[1]), 0.0
-    for start in range(0, len(vectors), 4096):
+
+    def sums(start: int) -> tuple[Float[np.ndarray, "d"], float]:
         rows = vectors[start : start + 4096].astype(dtype, copy=False)
         with np.errstate(over="ignore", invalid="ignore"):
             squared_norms = np.vecdot(rows, rows)
@@ -146,8 +150,13 @@ def _check_finite(vectors: Embeddings, name: str) -> tuple[np.ndarray, Float[np.
                 f"infinity or an overflow of {dtype.name}. Find where the net diverged, or scale "
                 "the embeddings"
             )
-        total += rows.sum(axis=0)
-        squares += float(squared_norms.sum(dtype=np.float64))
+        return rows.sum(axis=0), float(squared_norms.sum(dtype=np.float64))
+
+    total, squares = np.zeros(vectors.shape[1]), 0.0
+    with concurrent.futures.ThreadPoolExecutor(cores.count()) as pool:
+        for of_rows, of_squares in pool.map(sums, range(0, len(vectors), 4096)):
+            total += of_rows
+            squares += of_squares
     mean = total / len(vectors)
     variance = max(squares / len(vectors) - float(mean @ mean), 0.0) / len(mean)
     return vectors, round_center(mean, float(np.sqrt(variance)))

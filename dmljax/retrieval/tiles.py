@@ -182,7 +182,7 @@ class Tiles:
 
     def _put(self, arrays: _Arrays) -> Tile:
         """A tile on the devices. The transfer goes on while they compute what was asked before."""
-        arrays = sharding.put(arrays, self.mesh, self._spec)
+        arrays = sharding.argument(arrays, self.mesh, self._spec)
         return _make_tile(self._similarity_fn, *arrays, self._center)
 
 

@@ -9,14 +9,18 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from dmljax import at_hand
 from dmljax.files import locks, reading
 from dmljax.files.writing import write_json
+from dmljax.hints import counted
 from dmljax.nets import token_attention
 from dmljax.train import hosts
 
-_MOST_IMAGES = 32  # of a measurement; the time of a form grows with the number of images
+# Of a measurement, at most: the images of a step, or as many as have 2^28 pairs of tokens. With few
+# images, the start of a form would take longer than its computation, and another one would win.
+_PAIRS = 1 << 28
 
 
 def choose(
@@ -43,12 +47,16 @@ def choose(
         return net, f"attention: {form} (net.attention={form!r})"
     if platform == "cpu" or not may_measure:
         return net.clone(attention="plain"), "attention: plain"
-    sizes = {"heads": net.heads, "width": net.width, "dtype": net.dtype or "float32"}
-    sizes |= {"images": min(images, _MOST_IMAGES)}
-    tokens = sorted({net.tokens(shape) for shape in image_shapes})
-    results = hosts.on_process_0(lambda: [_milliseconds(tokens=count, **sizes) for count in tokens])
+    dtype = np.dtype(net.dtype or np.float32).name
+    sizes = [
+        {"images": min(images, max(1, _PAIRS // (net.heads * tokens**2))), "tokens": tokens}
+        for tokens in sorted({net.tokens(shape) for shape in image_shapes})
+    ]
+    results = hosts.on_process_0(
+        lambda: [_milliseconds(**s, heads=net.heads, width=net.width, dtype=dtype) for s in sizes]
+    )
     form = fastest(results)
-    notes = [_note(count, result) for count, result in zip(tokens, results, strict=True)]
+    notes = [_note(**s, result=result) for s, result in zip(sizes, results, strict=True)]
     return net.clone(attention=form), f"attention: {form} ({'; '.join(notes)})"
 
 
@@ -93,12 +101,12 @@ def fastest(results: Collection[Mapping[str, float | str]]) -> str:
     return min(sums, key=sums.__getitem__, default="plain")
 
 
-def _note(tokens: int, result: Mapping[str, float | str]) -> str:
+def _note(*, images: int, tokens: int, result: Mapping[str, float | str]) -> str:
     texts = [
         f"{form} refused: {value}" if isinstance(value, str) else f"{form} {value:.2f} ms"
         for form, value in result.items()
     ]
-    return f"{tokens:,} tokens: {', '.join(texts)}"
+    return f"{counted(images, 'image')} of {counted(tokens, 'token')}: {', '.join(texts)}"
 
 
 def portable(net: Any) -> Any:

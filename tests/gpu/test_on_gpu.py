@@ -12,6 +12,7 @@ from dmljax.data import transforms
 from dmljax.data.transforms import plan
 from dmljax.kernels import pooling
 from dmljax.nets import token_attention
+from dmljax.retrieval import filtering
 from dmljax.train import attention_choice, augment
 
 pytestmark = pytest.mark.gpu
@@ -40,8 +41,9 @@ def test_a_net_takes_the_fastest_form_and_trains():
 
 
 def test_ranks_do_not_depend_on_the_type_of_the_filter():
-    labels = RNG.integers(0, 1000, 6000)
-    x = RNG.normal(size=(1000, 128))[labels] + RNG.normal(size=(6000, 128))
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 1000, 6000)
+    x = rng.normal(size=(1000, 128))[labels] + rng.normal(size=(6000, 128))
     x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
 
     def ranks(dtype):
@@ -49,6 +51,16 @@ def test_ranks_do_not_depend_on_the_type_of_the_filter():
         return {q: r.tolist() for b in blocks for q, r in zip(b.queries, b.ranks, strict=True)}
 
     assert ranks("auto") == ranks(jnp.bfloat16) == ranks(jnp.float32)
+
+
+@pytest.mark.parametrize("d", [24, 128, 512])
+def test_a_similarity_does_not_depend_on_the_number_of_pairs(d):
+    x, y = jnp.asarray(np.random.default_rng(0).normal(size=(2, 1 << 17, d)).astype(np.float32))
+    offsets = -0.5 * jnp.sum(x**2, axis=1), -0.5 * jnp.sum(y**2, axis=1)
+    of_all = filtering._pair_similarities(x, y, *offsets)
+    for count in (1, 100, 1 << 13, 1 << 16):
+        of_some = filtering._pair_similarities(*(a[:count] for a in (x, y, *offsets)))
+        np.testing.assert_array_equal(of_some, of_all[:count])
 
 
 def test_ties_are_exact():

@@ -48,10 +48,26 @@ def test_on_an_accelerator_all_forms_are_measured_and_a_refusal_is_no_error(cach
     """The measurement runs on this CPU, where cuDNN refuses."""
     net, note = _chosen(_net(dtype="bfloat16"), "gpu")
     assert net.attention in ("plain", "xla")
-    assert note.startswith(f"attention: {net.attention} (5 tokens: plain ") and "7 tokens: " in note
+    assert note.startswith(f"attention: {net.attention} (4 images of 5 tokens: plain ")
+    assert "; 4 images of 7 tokens: " in note
     assert "cudnn refused: ValueError: attention='cudnn' needs an NVIDIA GPU" in note
     assert _chosen(_net(), "gpu", may_measure=False)[0].attention == "plain"
     assert _chosen(_net(attention="xla"), "gpu")[1] == "attention: xla (net.attention='xla')"
+
+
+def test_the_images_of_a_step_are_measured_unless_they_are_too_many(cache, monkeypatch):
+    """With few images, the start of a form takes longer than its computation."""
+    measured = []
+    times = dict.fromkeys(token_attention.FORMS, 1.0)
+    monkeypatch.setattr(token_attention, "milliseconds", lambda **x: measured.append(x) or times)
+    shapes = {(224, 224, 3), (1024, 1024, 3)}
+    net = _net(dtype=jnp.bfloat16)
+    attention_choice.choose(net, image_shapes=shapes, images=512, platform="gpu")
+    assert [(x["images"], x["tokens"]) for x in measured] == [(512, 197), (7, 4097)]
+    attention_choice.choose(
+        net.clone(dtype="bfloat16"), image_shapes=shapes, images=512, platform="gpu"
+    )
+    assert len(measured) == 2, "one type has one name"
 
 
 def test_a_deterministic_run_and_devices_that_are_not_there_measure_nothing(tmp_path, monkeypatch):
