@@ -62,7 +62,7 @@ def filtered_ranks(
 
     def prepared(numbers: list[int]) -> Iterator[tuple[int, Tile]]:
         """Blocks that have their thresholds. While one is used, the next one has begun."""
-        blocks_and_end = itertools.chain(map(begun, numbers), [None])
+        blocks_and_end: Iterator[Any] = itertools.chain(map(begun, numbers), [None])
         for (b, rows, queries, places, started), _ in itertools.pairwise(blocks_and_end):
             similarities = _finish_pairs(started, len(queries))
             limits = counting.thresholds(counted[b], queries, places, similarities)
@@ -102,6 +102,27 @@ def filtered_ranks(
     for b, block in counted.items():
         positives = np.where(block.is_counted, block.positives, 0)
         yield from ranks_of(block.items, positives, np.asarray(counts[b], np.int64))
+
+
+@functools.cache
+def keeps_radius(dtype: np.dtype, device: jax.Device) -> bool:
+    """Whether this device computes similarities as near as `_approximate` says, tried on a few.
+
+    A compiler that leaves out a rounding, or multiplies less precisely than it is asked to, would
+    change ranks without a word.
+    """
+    x = np.random.default_rng(0).normal(size=(256, 64)).astype(np.float32)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    arrays = x, np.zeros(len(x), np.float32), np.zeros((len(x), 1), np.int32)
+    rows = Tile(*jax.device_put(arrays, device))
+
+    @jax.jit
+    def approximate(rows):
+        return _approximate(_terms(rows.vectors, dtype)[0], rows, rows, dtype)
+
+    similarities, radius = approximate(rows)
+    exact = x.astype(np.float64) @ x.T.astype(np.float64)
+    return bool((np.abs(np.asarray(similarities) - exact) <= np.asarray(radius)).all())
 
 
 _Started = list[tuple[list[np.ndarray], jax.Array]]  # the pairs of each device, their similarities

@@ -44,7 +44,8 @@ def ranks(
 
     `filter_dtype` is the type of products that decide all comparisons but close ones, which are
     decided in float32 (`retrieval.filtering`): the ranks are the same for every type. 'auto' is
-    bfloat16 on accelerators, and None on CPUs and for float64. With None, products in full
+    bfloat16 on accelerators (float32 where a trial shows that bfloat16 is less precise there than
+    the filter expects), and None on CPUs and for float64. With None, products in full
     precision decide all comparisons.
 
     With `groups` (and `gallery_groups`), a query ranks the items outside of its own group; -1 is no
@@ -133,7 +134,10 @@ def _filter_dtype(
 ) -> np.dtype | None:
     is_single = all(inputs.compute_dtype(x) == np.float32 for x in (queries, items))
     if isinstance(dtype, str) and dtype == "auto":
-        return np.dtype(jnp.bfloat16) if is_single and tiles.on_accelerator(devices) else None
+        if not is_single or not tiles.on_accelerator(devices):
+            return None
+        half, device = np.dtype(jnp.bfloat16), (devices or jax.local_devices())[0]
+        return half if filtering.keeps_radius(half, device) else np.dtype(np.float32)
     if dtype is None:
         return None
     if not is_single:

@@ -47,6 +47,8 @@ def header(run: Run, state: TrainState) -> list[str]:
         f"{run.eval_transform_fn.title} for evaluation, {run.normalization}; "
         f"batches of {run.batch_size} on {devices}; {convolutions}"
     )
+    if workers := run.workers(run.train, is_endless=True):
+        line += f"; images are read by {counted(workers, 'process')}"
     if run.attention_note:
         line += f"; {run.attention_note}"
     if run.runtime.deterministic:

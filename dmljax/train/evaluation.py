@@ -338,7 +338,7 @@ class Evaluator:
             batch_size=self._run.evaluation.batch_size,
             shards=self._run.shards,
             cache=self._caches.get(id(split), False),
-            workers=self._run.runtime.workers,
+            workers=self._run.workers(split),
             unreadable=self._run.unreadable,
             skipped=self._skipped,
             interrupts=self._interrupts,

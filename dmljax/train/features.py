@@ -19,7 +19,7 @@ import numpy as np
 from flax import traverse_util
 
 from dmljax.data.features import Cache, Entry
-from dmljax.data.splits import Split, subset
+from dmljax.data.splits import Split, images_of, subset
 from dmljax.files import parts, reading
 from dmljax.files.progress import Progress
 from dmljax.files.writing import write_array
@@ -61,7 +61,7 @@ def compute_of_run(run: Run, state: TrainState, *, shard: parts.Shard | None = N
             shards=shards,
             batch_size=run.evaluation.batch_size,
             shard=shard,
-            workers=run.runtime.workers,
+            workers=run.workers(images_of(run.train)),
             unreadable=run.unreadable,
         )
 
@@ -92,13 +92,14 @@ def centered(run: Run, state: TrainState) -> TrainState:
             "dense_fn='centered_dense' needs pooled features: leave out method.pool_fn"
         )
     rows = np.random.default_rng(0).permutation(len(run.train))[:_CENTERED_IMAGES]
+    train = subset(run.train, np.sort(rows))
     features = embed(
         _features_fn(run, state, output=run.pooled_output),
-        subset(run.train, np.sort(rows)),
+        train,
         transform_fn=run.eval_transform_fn,
         batch_size=run.evaluation.batch_size,
         shards=run.shards,
-        workers=run.runtime.workers,
+        workers=run.workers(train),
         unreadable=run.unreadable,
     )
     features = features[np.isfinite(features).all(axis=1)].astype(np.float64)

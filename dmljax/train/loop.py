@@ -301,7 +301,7 @@ def _batches(
         "host": jax.process_index(),
         "hosts": jax.process_count(),
         "padded": run.shards.padded(run.batch_size, chunk=run.chunk),
-        "workers": run.runtime.workers,
+        "workers": run.workers(run.train, is_endless=True),
     }
     if resident is not None:
         options |= {name: getattr(resident, name) for name in ("program", "shapes", "sources")}

@@ -105,7 +105,12 @@ class CheckpointOptions:
 class RuntimeOptions:
     """What cannot change a result, and so may differ when a run is continued."""
 
-    workers: int = _option(0, "processes that read images; 0: threads of this process", least=0)
+    workers: int | None = _option(
+        None,
+        "processes that read images; 0: threads of this process; None: with an accelerator and 8 "
+        "cores or more, half as many as cores, for image files; else 0",
+        least=0,
+    )
     cache: bool = _option(False, "keep decoded images in memory")
     data: str = _option(
         "host",

@@ -10,6 +10,7 @@ import flax.linen as nn
 import optax
 
 from dmljax.adapt.trained import Adapted
+from dmljax.data import pipeline
 from dmljax.data.features import Cache
 from dmljax.data.splits import Split
 from dmljax.data.transforms.transform import Transform
@@ -19,6 +20,9 @@ from dmljax.train.options import CheckpointOptions, EvaluationOptions, RuntimeOp
 from dmljax.train.placement import ClassRows
 from dmljax.train.start import Taken
 from dmljax.train.step import TrainState
+
+# To start processes takes seconds, in which threads decode some thousand images.
+_IMAGES_FOR_WORKERS = 4000
 
 
 class Selection(NamedTuple):
@@ -115,6 +119,15 @@ class Run(NamedTuple):
     def preprocessing(self) -> str:
         """What is done with the images of an evaluation before the net."""
         return f"{self.eval_transform_fn.title}, {self.normalization}"
+
+    def workers(self, split: Split, *, is_endless: bool = False) -> int:
+        """How many processes read `split`, which is read once unless it `is_endless`."""
+        if (chosen := self.runtime.workers) is not None:
+            return chosen
+        is_short = not is_endless and len(split) < _IMAGES_FOR_WORKERS
+        if is_short or self.runtime.cache or self.shards.platform == "cpu":
+            return 0
+        return pipeline.workers_for(split)
 
     def pretraining(self, *, paths: bool = True) -> str:
         """Where the first backbone comes from; without `paths`, only the last part of a path.

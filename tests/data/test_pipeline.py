@@ -5,13 +5,24 @@ import dataclasses
 import functools
 import hashlib
 import pathlib
+import sys
 import time
+import types
 
 import data_fixtures as make
 import numpy as np
 import pytest
 
-from dmljax.data import datasets, decode, pipeline, reader, sampling, splits, transforms
+from dmljax.data import (
+    datasets,
+    decode,
+    pipeline,
+    prepare,
+    reader,
+    sampling,
+    splits,
+    transforms,
+)
 from dmljax.data.transforms import transform
 
 _P_BY_K = functools.partial(sampling.class_balanced, classes=4, per_class=2)
@@ -92,6 +103,37 @@ def test_workers_and_threads_do_not_change_batches(photos):
     for options in (dict(threads=1), dict(threads=7), dict(workers=1), dict(workers=2)):
         assert _digests(photos, 5, start=2, **options) == expected, options
     assert _digests(photos, 1, start=2, seed=4) != expected[:1]
+
+
+def _main_module(monkeypatch, **attributes):
+    monkeypatch.setitem(sys.modules, "__main__", types.SimpleNamespace(**attributes))
+
+
+def test_processes_read_image_files_on_hosts_with_many_cores(photos, tmp_path, monkeypatch):
+    """A process starts the main module again: only where that is known to do no harm."""
+    monkeypatch.setattr(pipeline.cores, "count", lambda: 16)
+    module = types.SimpleNamespace(name="dmljax.main")
+    for path in ("/usr/bin/dmljax", "/usr/bin/dmljax.exe"):
+        _main_module(monkeypatch, __file__=path, __spec__=None)
+        assert pipeline.workers_for(photos) == 8
+    _main_module(monkeypatch, __file__="/x/main.py", __spec__=module)
+    assert pipeline.workers_for(photos) == 8
+    _main_module(monkeypatch)  # of a notebook
+    assert pipeline.workers_for(photos) == 8
+    pixels = dataclasses.replace(photos, records=np.zeros((len(photos), 4, 4, 3), np.uint8))
+    assert pipeline.workers_for(pixels) == 0
+    encoded = tuple(pathlib.Path(path).read_bytes() for path in photos.records)
+    assert pipeline.workers_for(dataclasses.replace(photos, records=encoded)) == 0
+    prepare.prepare(splits.Splits(photos, photos), out=tmp_path / "prepared", settings={}, size=16)
+    prepared = datasets.prepared(root=tmp_path / "prepared").train
+    assert pipeline.workers_for(prepared) == 8
+    assert pipeline.workers_for(splits.subset(prepared, np.arange(5))) == 8
+    for name in ("script.py", "my_dmljax.py"):
+        _main_module(monkeypatch, __file__=f"/home/{name}", __spec__=None)
+        assert pipeline.workers_for(photos) == 0
+    _main_module(monkeypatch)
+    monkeypatch.setattr(pipeline.cores, "count", lambda: 4)
+    assert pipeline.workers_for(photos) == 0
 
 
 @pytest.mark.parametrize("hosts, padded", [(2, None), (4, None), (3, None), (3, 15)])

@@ -9,7 +9,7 @@ import pytest
 from search_loops import all_ranks, all_similarities, lattice, naive_ranks
 
 from dmljax import retrieval
-from dmljax.retrieval import filtering, tiles
+from dmljax.retrieval import filtering, ranking, tiles
 
 RNG = np.random.default_rng(0)
 
@@ -137,6 +137,29 @@ def test_no_compiler_may_leave_out_the_rounding():
     assert {(e.invars[0].aval.dtype.name, e.params["new_dtype"].name) for e in conversions} == {
         ("float32", "bfloat16")
     }
+
+
+def test_a_device_that_is_less_precise_takes_float32(monkeypatch):
+    """As a GPU was where XLA had left out the conversion to bfloat16 and back."""
+    device = jax.local_devices()[0]
+    half, single = jnp.dtype("bfloat16"), jnp.dtype("float32")
+    assert all(filtering.keeps_radius(dtype, device) for dtype in (half, single))
+    filtering.keeps_radius.cache_clear()
+    original = filtering._terms
+
+    def without_low(x, dtype):
+        rows, columns = original(x, dtype)
+        d = x.shape[1]
+        return rows.at[:, 2 * d :].set(0), columns.at[:, d : 2 * d].set(0)
+
+    monkeypatch.setattr(filtering, "_terms", without_low)
+    assert not filtering.keeps_radius(half, device)
+    monkeypatch.setattr(tiles, "on_accelerator", lambda devices: True)
+    vectors = np.ones((3, 2), np.float32)
+    assert ranking._filter_dtype("auto", vectors, vectors, None) == single
+    filtering.keeps_radius.cache_clear()
+    monkeypatch.setattr(filtering, "_terms", original)
+    assert ranking._filter_dtype("auto", vectors, vectors, None) == half
 
 
 def test_accelerators_use_the_filter_and_larger_tiles(monkeypatch, unchecked):

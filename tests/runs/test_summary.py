@@ -1,11 +1,15 @@
 """Lines of a run: its first step, the chosen step, and the reason for the choice."""
 
+import dataclasses
+import types
+
 import numpy as np
 from system import blobs, photos, tiny
 
 from dmljax import at_hand, metrics
 from dmljax.config import files
 from dmljax.config.build import build
+from dmljax.data import pipeline
 from dmljax.data.splits import Split
 from dmljax.report import scores_file
 from dmljax.runs import folder, summary, training
@@ -110,3 +114,20 @@ def test_ranges_are_over_classes(tmp_path, capsys):
     by_query = metrics.interval(is_first)
     assert high - low > 1.5 * (by_query[1] - by_query[0])
     assert "95 % ranges over test classes: no range: 4 classes" in _printed(tmp_path, capsys)
+
+
+def test_processes_read_images_for_an_accelerator(tmp_path, monkeypatch):
+    """Not for the few images of this test split, nor where each process would have a cache."""
+    monkeypatch.setattr(pipeline, "workers_for", lambda split: 8)
+    run = build(tiny(tmp_path))
+    assert run.workers(run.train, is_endless=True) == 0
+    accelerated = run._replace(shards=types.SimpleNamespace(platform="gpu", size=1))
+    assert accelerated.workers(run.train, is_endless=True) == 8
+    assert accelerated.workers(run.test) == 0
+    state = initial_state.first_state(run)
+    assert "; images are read by 8 processes" in summary.header(accelerated, state)[-1]
+    monkeypatch.setattr("dmljax.train.run._IMAGES_FOR_WORKERS", len(run.test))
+    assert accelerated.workers(run.test) == 8
+    for runtime, expected in (({"cache": True}, 0), ({"workers": 3}, 3), ({"workers": 0}, 0)):
+        chosen = dataclasses.replace(run.runtime, **runtime)
+        assert accelerated._replace(runtime=chosen).workers(run.train, is_endless=True) == expected
