@@ -4,12 +4,12 @@
     python benchmarks/accelerator.py --reduced      # tiny sizes, on a CPU: does every row work?
 
 Each row is one function and runs in a process of its own, so that an error of a row (which is then
-in its line) or a lack of memory does not touch the others. There are two stages. The first compiles
-the programs of all rows and times nothing; `--jobs` processes share the GPU and one folder of
-compiled programs. It takes at most half of the time, and a row that fails there is no error. Before
-it, attention is measured, because its times decide which programs these are. The second stage times
-one row after the other, alone on the GPU, and reads these programs. The tests and the deterministic
-runs have no times and are finished in the first stage.
+in its line) or a lack of memory does not touch the others. There are three stages. The first
+compiles the programs of all rows and times nothing; `--jobs` processes share the GPU and one folder
+of compiled programs. It takes at most half of the time, and a row that fails there is no error.
+Before it, attention is measured, because its times decide which programs these are. The second
+stage times one row after the other, alone on the GPU, and reads these programs. In the third, the
+tests and the deterministic runs, which have no times, run together.
 
 Results are in `--out`, the table beside it. The same command again repeats what failed or had no
 time left. `--rows step evaluation` runs the rows whose names begin so. Peers are measured where
@@ -586,7 +586,8 @@ def tests(sizes):
     del sizes
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu"]
     command += ["-p", "no:benchmark"]  # it warns of pytest-xdist, and a warning is an error
-    command += ["-n4"] if importlib.util.find_spec("xdist") else []
+    workers = max(len(os.sched_getaffinity(0)) // 2, 1)
+    command += [f"-n{workers}"] if importlib.util.find_spec("xdist") else []
     command += ["--maxfail=0", "-vv", str(ROOT / "tests" / "gpu")]
     environment = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
     environment.setdefault("JAX_PLATFORMS", "")
@@ -708,8 +709,8 @@ def end(row: Running) -> list[dict]:
 
 
 def first_stage() -> list[tuple[str, list[str]]]:
-    """Rows and words of their commands; those that are finished there begin first."""
-    rows = [(name, []) for name in UNTIMED]
+    """Rows and words of their commands."""
+    rows = []
     for name in ROWS:
         if not name.startswith((*UNTIMED, *NOTHING_TO_COMPILE)):
             rows += [(name, [f"--compile={part}"]) for part in range(PARTS.get(name, 1))]
@@ -814,13 +815,10 @@ def measure(args: argparse.Namespace, environment: dict[str, str]) -> dict[str, 
 
     def save_first(name: str, lines: list[dict]) -> None:
         errors = [cells["error"] for cells in lines if "error" in cells]
-        if name in UNTIMED and not errors:
-            save(name, lines)
-        else:
-            log(", ".join([f"{name}: first stage", *errors]))
+        log(", ".join([f"{name}: first stage", *errors]))
         compile_seconds.update({c["name"]: c["compile"] for c in lines if "compile" in c})
 
-    def run_stage(rows, done_fn, jobs: int, share: float) -> None:
+    def run_stage(rows, done_fn=save, jobs: int = 1, share: float = 1.0) -> None:
         wanted = []
         for name, words in rows:
             is_done = name in results and not any("error" in cells for cells in results[name])
@@ -829,9 +827,10 @@ def measure(args: argparse.Namespace, environment: dict[str, str]) -> dict[str, 
         limit = 60 * args.minutes * share - (time.monotonic() - start)
         run_rows(wanted, environment, done_fn, jobs=jobs, limit=limit)
 
-    run_stage([(name, []) for name in ROWS if name == "attention"], save, 1, 0.25)
+    run_stage([(name, []) for name in ROWS if name == "attention"], share=0.25)
     run_stage(first_stage(), save_first, args.jobs, 0.5)
-    run_stage([(name, []) for name in ROWS], save, 1, 1.0)
+    run_stage([(name, []) for name in ROWS if name not in UNTIMED])
+    run_stage([(name, []) for name in ROWS if name in UNTIMED], jobs=len(UNTIMED))
     return results
 
 
