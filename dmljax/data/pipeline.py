@@ -16,6 +16,7 @@ import collections
 import functools
 import os
 import pathlib
+import shutil
 import signal
 import sys
 import threading
@@ -40,6 +41,8 @@ _TransformFn = transform_lib.Transform | Callable[[np.ndarray, np.random.Generat
 # Training and evaluation may read the same image, and each counts what it skips.
 _warn_once = functools.cache(logging.warning)
 _MANY_CORES = 8
+_SHARED_MEMORY = "/dev/shm"  # through which processes send batches; a container has 64 MB of it
+_SHARED_BYTES = 512 << 20  # of a process: three batches of 256 photographs take a quarter
 _ENDLESS = 1 << 40  # steps, because grain needs a length
 
 
@@ -64,7 +67,15 @@ class Batches:
     def __next__(self) -> dict[str, np.ndarray]:
         if self._iterator is None:
             raise StopIteration
-        batch = next(self._iterator)
+        try:
+            batch = next(self._iterator)
+        except RuntimeError as error:
+            if "exit code -7" not in str(error):  # SIGBUS
+                raise
+            raise OSError(
+                f"a process that reads images found no room for a batch in {_SHARED_MEMORY}: give "
+                "the container more (docker run --shm-size=8g), or set runtime.workers=0"
+            ) from error
         for i in batch.pop("skipped").tolist():
             if i >= 0:
                 name = record_name(self._split.records, i)
@@ -220,10 +231,13 @@ def workers_for(split: Split) -> int:
     )
     records = getattr(split.records, "records", split.records)  # of which these are some
     are_files = isinstance(records, ArrayRecords) or (
-        isinstance(records, list | tuple) and isinstance(records[0], str | os.PathLike)
+        isinstance(records, list | tuple)
+        and isinstance(next(iter(records), None), str | os.PathLike)
     )
     count = cores.count()
-    return count // 2 if may_start and are_files and count >= _MANY_CORES else 0
+    if not (may_start and are_files and count >= _MANY_CORES and os.path.isdir(_SHARED_MEMORY)):
+        return 0
+    return min(count // 2, shutil.disk_usage(_SHARED_MEMORY).free // _SHARED_BYTES)
 
 
 def _reason(split: Split, i: int) -> str:

@@ -14,7 +14,10 @@ from dmljax.files import cores
 
 
 def environments(workers: int) -> list[dict[str, str]]:
-    """The variables of every worker: its share of the GPUs, or of the CPU's threads."""
+    """The variables of every worker: its share of the GPUs and of the cores."""
+    threads = str(max(1, cores.count() // workers))
+    # XLA's and OpenMP's names for the number of threads.
+    share = {"NPROC": threads, "OMP_NUM_THREADS": threads} if workers > 1 else {}
     if gpus := _gpus():
         if workers > len(gpus):
             raise ValueError(
@@ -22,12 +25,10 @@ def environments(workers: int) -> list[dict[str, str]]:
                 f"two runs do not share one: choose at most {len(gpus)}"
             )
         return [
-            {"CUDA_VISIBLE_DEVICES": ",".join(gpus[i::workers][: len(gpus) // workers])}
+            share | {"CUDA_VISIBLE_DEVICES": ",".join(gpus[i::workers][: len(gpus) // workers])}
             for i in range(workers)
         ]
-    threads = str(max(1, cores.count() // workers))
-    # XLA's and OpenMP's names for the number of threads.
-    return [{"NPROC": threads, "OMP_NUM_THREADS": threads} if workers > 1 else {}] * workers
+    return [share] * workers
 
 
 def _gpus() -> list[str]:

@@ -112,6 +112,8 @@ def _main_module(monkeypatch, **attributes):
 def test_processes_read_image_files_on_hosts_with_many_cores(photos, tmp_path, monkeypatch):
     """A process starts the main module again: only where that is known to do no harm."""
     monkeypatch.setattr(pipeline.cores, "count", lambda: 16)
+    free = types.SimpleNamespace(free=64 << 30)
+    monkeypatch.setattr(pipeline.shutil, "disk_usage", lambda folder: free)
     module = types.SimpleNamespace(name="dmljax.main")
     for path in ("/usr/bin/dmljax", "/usr/bin/dmljax.exe"):
         _main_module(monkeypatch, __file__=path, __spec__=None)
@@ -132,6 +134,10 @@ def test_processes_read_image_files_on_hosts_with_many_cores(photos, tmp_path, m
         _main_module(monkeypatch, __file__=f"/home/{name}", __spec__=None)
         assert pipeline.workers_for(photos) == 0
     _main_module(monkeypatch)
+    for megabytes, expected in ((2048, 4), (64, 0)):  # as in containers
+        free.free = megabytes << 20
+        assert pipeline.workers_for(photos) == expected
+    free.free = 64 << 30
     monkeypatch.setattr(pipeline.cores, "count", lambda: 4)
     assert pipeline.workers_for(photos) == 0
 

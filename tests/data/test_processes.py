@@ -95,3 +95,20 @@ def test_no_process_and_no_shared_memory_remains(tmp_path, how):
         for pid in _session(parent.pid):
             os.kill(pid, signal.SIGKILL)
         parent.stdout.close()
+
+
+def test_a_container_without_room_for_batches_is_told_so(tmp_path):
+    """/dev/shm of this test has 256 kB, where a batch has 393 kB."""
+    script = tmp_path / "script.py"
+    script.write_text(_SCRIPT)
+    mount = "mount -t tmpfs -o size=256k tmpfs /dev/shm"
+    if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("mounting needs the rights of the administrator")
+    command = f"{mount} && {sys.executable} {script} close"
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", command], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1 and "ready" not in done.stdout
+    assert "OSError: a process that reads images found no room for a batch in /dev/shm" in (
+        done.stderr
+    )

@@ -153,15 +153,19 @@ def test_threads_and_devices_are_divided():
         )
         return json.loads(done.stdout) if done.returncode == 0 else done.stderr
 
+    def of_cores(workers):
+        threads = str(max(1, cores.count() // workers))
+        return {"NPROC": threads, "OMP_NUM_THREADS": threads}
+
     def of_gpus(*names):
-        return [{"CUDA_VISIBLE_DEVICES": name} for name in names]
+        return [{"CUDA_VISIBLE_DEVICES": name, **of_cores(len(names))} for name in names]
 
     gpus = {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0,1,4,5"}
     assert ask(2, **gpus) == of_gpus("0,4", "1,5") and ask(3, **gpus) == of_gpus("0", "1", "4")
     assert "choose at most 4" in ask(5, **gpus)
-    threads = max(1, cores.count() // 2)
+    assert ask(1, **gpus) == [{"CUDA_VISIBLE_DEVICES": "0,1,4,5"}]
     on_cpu = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "0"}
-    assert ask(2, **on_cpu) == [{"NPROC": str(threads), "OMP_NUM_THREADS": str(threads)}] * 2
+    assert ask(2, **on_cpu) == [of_cores(2)] * 2
     assert ask(1, **on_cpu) == [{}]
 
 
