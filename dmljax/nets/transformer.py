@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,30 +12,44 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dmljax import ops
 from dmljax.nets import layers
 from dmljax.nets.initializers import normal
 from dmljax.nets.layers import Dense, Dtype
 from dmljax.nets.positions import rotated
 from dmljax.nets.token_attention import attention
 
-__all__ = ["Parts", "gelu", "quick_gelu", "tanh_gelu"]
+__all__ = ["Parts", "gelu", "quick_gelu", "silu", "tanh_gelu"]
+
+
+def _in_float32(activation: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """The activation. In half precision it computes in float32, and again for the gradient, so that
+    only `x` is kept, and no values between that are as large."""
+    if jnp.finfo(x.dtype).bits >= 32:
+        return activation(x)
+    return jax.checkpoint(lambda x: activation(ops.widen(x)).astype(x.dtype))(x)
 
 
 def gelu(x: jax.Array) -> jax.Array:
     """GELU by the error function, in float32 in half the time of `nn.gelu` on CPUs."""
-    if jnp.finfo(x.dtype).bits < 32:  # where erf rounds to -1, the tail of negative x would be lost
-        return nn.gelu(x, approximate=False)
+    if jnp.finfo(x.dtype).bits < 32:  # the form below would round the tail of negative x
+        return _in_float32(functools.partial(nn.gelu, approximate=False), x)
     return x * (0.5 + 0.5 * jax.lax.erf(x / math.sqrt(2)))
 
 
 def tanh_gelu(x: jax.Array) -> jax.Array:
     """GELU by the hyperbolic tangent, which differs by up to 5e-4."""
-    return nn.gelu(x, approximate=True)
+    return _in_float32(nn.gelu, x)
 
 
 def quick_gelu(x: jax.Array) -> jax.Array:
     """x sigmoid(1.702 x), the activation of OpenAI's CLIP."""
-    return x * jax.nn.sigmoid(1.702 * x)
+    return _in_float32(lambda x: x * jax.nn.sigmoid(1.702 * x), x)
+
+
+def silu(x: jax.Array) -> jax.Array:
+    """x sigmoid(x), which gates SwiGLU."""
+    return _in_float32(nn.silu, x)
 
 
 class Parts(NamedTuple):

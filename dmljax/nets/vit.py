@@ -32,7 +32,7 @@ from dmljax.nets.initializers import normal
 from dmljax.nets.layers import BatchNorm, Conv, Dense, Dtype
 from dmljax.nets.positions import RESIZES, resized, rotary_table
 from dmljax.nets.token_attention import check
-from dmljax.nets.transformer import Parts, gelu, quick_gelu, tanh_gelu
+from dmljax.nets.transformer import Parts, gelu, quick_gelu, silu, tanh_gelu
 from dmljax.normalizations import CLIP, HALF
 from dmljax.ops import Array
 
@@ -287,7 +287,7 @@ augreg_l16 = functools.partial(_augreg, **_L)
 # DINOv2 (Oquab et al., TMLR 2024), with registers (Darcet et al., ICLR 2024).
 _dinov2 = functools.partial(ViT, patch=14, image_size=518, layer_scale=True)
 _dinov2_reg = functools.partial(_dinov2, registers=4, resize="antialiased")
-_SWIGLU: dict[str, Any] = {"hidden": 4096, "gated": True, "activation": nn.silu}
+_SWIGLU: dict[str, Any] = {"hidden": 4096, "gated": True, "activation": silu}
 dinov2_s14 = functools.partial(_dinov2, **_S)
 dinov2_b14 = functools.partial(_dinov2, **_B)
 dinov2_l14 = functools.partial(_dinov2, **_L)
@@ -302,11 +302,11 @@ _dinov3 = functools.partial(
     ViT, positions="rotary", registers=4, biased="qv", layer_scale=True, epsilon=1e-5
 )
 dinov3_s16 = functools.partial(_dinov3, **_S)
-dinov3_splus16 = functools.partial(_dinov3, **_S, hidden=1536, gated=True, activation=nn.silu)
+dinov3_splus16 = functools.partial(_dinov3, **_S, hidden=1536, gated=True, activation=silu)
 dinov3_b16 = functools.partial(_dinov3, **_B)
 dinov3_l16 = functools.partial(_dinov3, **_L)
 dinov3_hplus16 = functools.partial(
-    _dinov3, width=1280, heads=20, depth=32, hidden=5120, gated=True, activation=nn.silu
+    _dinov3, width=1280, heads=20, depth=32, hidden=5120, gated=True, activation=silu
 )
 
 # CLIP (Radford et al., ICML 2021). Checkpoints of OpenAI need quick-GELU, most of OpenCLIP's

@@ -15,7 +15,7 @@ import pytest
 from nets.backbone_cases import CASES, VIT
 
 from dmljax import nets
-from dmljax.nets import layers, token_attention
+from dmljax.nets import layers, token_attention, transformer
 from dmljax.nets.transformer import Parts
 
 B, T, WIDTH, HEADS = 2, 10, 64, 4
@@ -40,7 +40,7 @@ def _equations(jaxpr, path=""):
             yield from _equations(inner, here)
 
 
-def test_only_norms_and_softmax_compute_in_float32():
+def test_only_norms_activations_and_softmax_compute_in_float32():
     params = _Block().init(jax.random.key(0), X)["params"]
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.float32.dtype}
 
@@ -61,7 +61,9 @@ def test_only_norms_and_softmax_compute_in_float32():
                 wide.append((path, variable.aval.shape))
     assert norms > 10 and products == 18  # 6 forward: qkv, 2 of attention, proj, fc1, fc2
     others = [(path, shape) for path, shape in wide if "norm" not in path]
-    assert {shape for _, shape in others} <= {(B, HEADS, T, T)}, others
+    of_activation = [path for path, shape in others if shape == (B, T, 2 * WIDTH)]
+    assert of_activation and all("/mlp" in path and "/fc" not in path for path in of_activation)
+    assert {shape for _, shape in others} <= {(B, HEADS, T, T), (B, T, 2 * WIDTH)}, others
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
@@ -77,6 +79,20 @@ def test_no_float32_copy_waits_for_the_backward_pass(dtype, capsys):
     saved = capsys.readouterr().out
     assert ("f32[2,10,64]" in saved) == (dtype == jnp.float32)
     assert ("bf16[2,10,64]" in saved) == (dtype == jnp.bfloat16)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "quick_gelu", "silu", "tanh_gelu"])
+def test_an_activation_keeps_its_input_alone_and_rounds_once(activation, capsys):
+    function = getattr(transformer, activation)
+    x = jnp.linspace(-8, 8, 1001)
+    half = x.astype(jnp.bfloat16)
+    jax.ad_checkpoint.print_saved_residuals(lambda x: function(x).astype(jnp.float32).sum(), half)
+    assert capsys.readouterr().out.splitlines() == ["bf16[1001] from the argument x"]
+    for fn in (function, jax.vmap(jax.grad(function))):
+        exact = fn(half.astype(jnp.float32)).astype(jnp.bfloat16)
+        near = jnp.abs(fn(half) - exact) <= 2e-3 * jnp.abs(exact) + 3e-7
+        assert near.mean() > 0.98 and fn(half).dtype == jnp.bfloat16
+        np.testing.assert_allclose(fn(half).astype(float), exact.astype(float), 0.01, 1e-6)
 
 
 def test_batch_norm_keeps_no_float32_copy_of_its_input(capsys):
