@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dmljax.files import cores
 from dmljax.files import writing as files
 from dmljax.index import tuning
 from dmljax.index.matrix import Matrix, Position, open_derived, write_manifest
@@ -122,7 +123,7 @@ def grown(
     first = 0 if start is None else int(np.searchsorted(rows, start.last_row, "right"))
     # Threads that fill an empty graph together can leave parts of it that nothing leads to.
     for i in range(first, len(rows), _BATCH):
-        threads = 1 if len(nodes) < _BATCH else 0  # 0: all of them
+        threads = 1 if len(nodes) < _BATCH else cores.count()
         nodes.add(rows[i : i + _BATCH].astype(np.uint64), vectors[i : i + _BATCH], threads=threads)
 
     def search(queries: np.ndarray, k: int, width: int) -> list[list[int]]:

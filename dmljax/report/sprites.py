@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from dmljax.data.decode import UnreadableImage, file_bytes, to_pil
+from dmljax.files import cores
 from dmljax.metrics.sides import in_turn
 
 CELLS = 16  # cells along each edge of a sheet
@@ -86,7 +87,7 @@ def make(
     pending: list[Future[bytes]] = []
     rows: list[int] = []
     filled, sheet = 0, np.zeros((CELLS * side, CELLS * side, 3), np.uint8)
-    with ThreadPoolExecutor() as encoders:  # WebP takes longer than all the rest
+    with ThreadPoolExecutor(cores.count()) as encoders:  # WebP takes longer than all the rest
         for item in chosen:
             try:
                 picture = cover(read_fn(int(item)), side)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from jaxtyping import Int
 
+from dmljax.files import cores
 from dmljax.retrieval import tiles
 from dmljax.retrieval.layout import QueryBlock, Ranks, ranks_of
 from dmljax.retrieval.tiles import Tiles
@@ -28,7 +29,7 @@ def sort_ranks(
         height //= 2
     items = tiles.pad_items(block.items, height)
     row_tiles = make_tiles(items, np.where(items < 0, -2, 0)[:, None], side=height)
-    with concurrent.futures.ThreadPoolExecutor() as pool:
+    with concurrent.futures.ThreadPoolExecutor(cores.count()) as pool:
         for i in range(len(row_tiles)):
             queries = block.rows(slice(i * height, (i + 1) * height))
             strip = np.empty((height, width), row_tiles[i].vectors.dtype)

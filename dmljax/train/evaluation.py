@@ -15,7 +15,7 @@ import numpy as np
 from dmljax import metrics, retrieval
 from dmljax.data.splits import Search, Split
 from dmljax.index import nearest
-from dmljax.methods.assemble import backbone_features, with_backbone
+from dmljax.methods.assemble import with_backbone
 from dmljax.methods.base import Inspect, unit_vectors
 from dmljax.metrics.reports import values_of_queries
 from dmljax.train import features, hosts, optimizers
@@ -210,15 +210,10 @@ class Evaluator:
         takes pooled ones.
         """
         run = self._run
-        output = run.pooled_output or "pooled"
-
-        @jax.jit
-        def features_fn(params, model_state, images):
-            x = run.normalize_fn(images)
-            return unit_vectors(backbone_features(run.net, params, model_state, x, output=output))
-
         variables = jax.device_put(with_backbone({}, {}, backbone), run.shards.everywhere)
-        return functools.partial(self._embed, lambda images: features_fn(*variables, images))
+        features_fn = features.features_fn(run, variables, output=run.pooled_output or "pooled")
+        to_unit = jax.jit(unit_vectors)
+        return functools.partial(self._embed, lambda images: to_unit(features_fn(images)))
 
     def synthetic_features(
         self, state: TrainState, split: Split, *, key: jax.Array

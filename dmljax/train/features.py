@@ -7,6 +7,7 @@ with the first file that does not exist.
 from __future__ import annotations
 
 import collections
+import functools
 import contextlib
 import pathlib
 import sys
@@ -56,7 +57,7 @@ def compute_of_run(run: Run, state: TrainState, *, shard: parts.Shard | None = N
             return 0
         return compute(
             cache,
-            _features_fn(run, state, output=cache.output),
+            features_fn(run, (state.params, state.model_state), output=cache.output),
             title=run.net_name,
             shards=shards,
             batch_size=run.evaluation.batch_size,
@@ -94,7 +95,7 @@ def centered(run: Run, state: TrainState) -> TrainState:
     rows = np.random.default_rng(0).permutation(len(run.train))[:_CENTERED_IMAGES]
     train = subset(run.train, np.sort(rows))
     features = embed(
-        _features_fn(run, state, output=run.pooled_output),
+        features_fn(run, (state.params, state.model_state), output=run.pooled_output),
         train,
         transform_fn=run.eval_transform_fn,
         batch_size=run.evaluation.batch_size,
@@ -145,13 +146,15 @@ def _like(old: jax.Array, value: Any) -> jax.Array:
     return jax.device_put(np.asarray(value, np.float32).reshape(old.shape), old.sharding)
 
 
-def _features_fn(run: Run, state: TrainState, *, output: str) -> Callable[[Any], jax.Array]:
+def features_fn(run: Run, variables: tuple[Any, Any], *, output: str) -> Callable[[Any], jax.Array]:
+    """Images -> features of the backbone that has the parameters and the state `variables`."""
+
     @jax.jit
-    def features_fn(params, model_state, images):
+    def of_images(params, model_state, images):
         x = run.normalize_fn(images)
         return backbone_features(run.net, params, model_state, x, output=output)
 
-    return lambda images: features_fn(state.params, state.model_state, images)
+    return functools.partial(of_images, *variables)
 
 
 def compute(
