@@ -7,8 +7,8 @@ with the first file that does not exist.
 from __future__ import annotations
 
 import collections
-import functools
 import contextlib
+import functools
 import pathlib
 import sys
 import time
