@@ -13,11 +13,9 @@ def count(root: pathlib.Path = pathlib.Path("/")) -> int:
     """How many cores this process may use; a machine may have more.
 
     `taskset` and schedulers leave a process some of the cores. The CPU limit of a container is a
-    share of the time of all cores: a limit of 1.5 counts as two cores. NPROC is XLA's number of
-    threads, by which several workers of a study share a host.
+    share of the time of all cores: a limit of 1.5 counts as two cores.
     """
-    of_user = [int(text) for text in [os.environ.get("NPROC", "")] if text.isdecimal()]
-    return max(1, min([_of_scheduler(), *of_user, *_of_groups(root)]))
+    return min([_of_scheduler(), *_of_groups(root)])
 
 
 def _of_scheduler() -> int:

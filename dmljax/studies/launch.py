@@ -14,10 +14,7 @@ from dmljax.files import cores
 
 
 def environments(workers: int) -> list[dict[str, str]]:
-    """The variables of every worker: its share of the GPUs and of the cores."""
-    threads = str(max(1, cores.count() // workers))
-    # XLA's and OpenMP's names for the number of threads.
-    share = {"NPROC": threads, "OMP_NUM_THREADS": threads} if workers > 1 else {}
+    """The variables of every worker: its share of the GPUs, or of the CPU's threads."""
     if gpus := _gpus():
         if workers > len(gpus):
             raise ValueError(
@@ -25,10 +22,12 @@ def environments(workers: int) -> list[dict[str, str]]:
                 f"two runs do not share one: choose at most {len(gpus)}"
             )
         return [
-            share | {"CUDA_VISIBLE_DEVICES": ",".join(gpus[i::workers][: len(gpus) // workers])}
+            {"CUDA_VISIBLE_DEVICES": ",".join(gpus[i::workers][: len(gpus) // workers])}
             for i in range(workers)
         ]
-    return [share] * workers
+    threads = str(max(1, cores.count() // workers))
+    # XLA's and OpenMP's names for the number of threads.
+    return [{"NPROC": threads, "OMP_NUM_THREADS": threads} if workers > 1 else {}] * workers
 
 
 def _gpus() -> list[str]:
@@ -57,6 +56,16 @@ def handling_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
             signal.signal(number, old_handler)
 
 
+def limit_cores(pid: int, number: int, workers: int) -> None:
+    """Leaves a process its share of the cores, by which it chooses its threads and processes."""
+    if hasattr(os, "sched_setaffinity"):  # Linux
+        all_cores = sorted(os.sched_getaffinity(0))
+        size = max(1, len(all_cores) // workers)
+        first = number % (len(all_cores) // size) * size
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(pid, all_cores[first : first + size])
+
+
 def start(words: Sequence[str], variables: Sequence[Mapping[str, str]]) -> int:
     """Runs `python -m dmljax.main WORDS` once for each of `variables`; the common exit status.
 
@@ -67,6 +76,9 @@ def start(words: Sequence[str], variables: Sequence[Mapping[str, str]]) -> int:
         subprocess.Popen(command, env={**os.environ, **variable}, start_new_session=True)
         for variable in variables
     ]
+
+    for number, worker in enumerate(workers):
+        limit_cores(worker.pid, number, len(workers))
 
     def forward(number: int, frame: object) -> None:
         for worker in workers:

@@ -20,16 +20,6 @@ def test_a_process_counts_the_cores_that_taskset_leaves_it():
     assert cores.count() == len(os.sched_getaffinity(0)) <= os.cpu_count()
 
 
-def test_a_process_takes_no_more_cores_than_threads_for_xla():
-    """As `dmljax study run --workers` divides a host."""
-    for text, expected in (("1", 1), ("0", 1), ("100000", None), ("many", None)):
-        environment = os.environ | {"NPROC": text}
-        done = subprocess.run(
-            [sys.executable, "-c", COUNT], env=environment, capture_output=True, text=True
-        )
-        assert int(done.stdout) == (expected or cores.count()), text
-
-
 def _root(folder, **files):
     """The files of a system whose process is in the group `job` of version 1 or 2."""
     files = {"proc/self/cgroup": "5:cpu,cpuacct:/job\n4:memory:/other\n0::/pod/job"} | files

@@ -16,7 +16,7 @@ from study_files import environment, finished, index, run_folder, study, write_s
 from dmljax import main
 from dmljax.files import cores, locks
 from dmljax.files import result as results
-from dmljax.studies import joined, outcomes, session, worker
+from dmljax.studies import joined, launch, outcomes, session, worker
 
 # The second cannot run: 90 % of four classes cannot be held out.
 ROWS = {"plain": {}, "broken": {"validation": 0.9}, "wide": {"method.dim": 8}}
@@ -153,20 +153,37 @@ def test_threads_and_devices_are_divided():
         )
         return json.loads(done.stdout) if done.returncode == 0 else done.stderr
 
-    def of_cores(workers):
-        threads = str(max(1, cores.count() // workers))
-        return {"NPROC": threads, "OMP_NUM_THREADS": threads}
-
     def of_gpus(*names):
-        return [{"CUDA_VISIBLE_DEVICES": name, **of_cores(len(names))} for name in names]
+        return [{"CUDA_VISIBLE_DEVICES": name} for name in names]
 
     gpus = {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": "0,1,4,5"}
     assert ask(2, **gpus) == of_gpus("0,4", "1,5") and ask(3, **gpus) == of_gpus("0", "1", "4")
     assert "choose at most 4" in ask(5, **gpus)
     assert ask(1, **gpus) == [{"CUDA_VISIBLE_DEVICES": "0,1,4,5"}]
+    threads = max(1, cores.count() // 2)
     on_cpu = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "0"}
-    assert ask(2, **on_cpu) == [of_cores(2)] * 2
+    assert ask(2, **on_cpu) == [{"NPROC": str(threads), "OMP_NUM_THREADS": str(threads)}] * 2
     assert ask(1, **on_cpu) == [{}]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_workers_share_the_cores(monkeypatch):
+    available = sorted(os.sched_getaffinity(0))
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        for number in range(2 * len(available)):  # more than cores: one of them each
+            launch.limit_cores(sleeper.pid, number, 2 * len(available))
+            expected = available[number % len(available)]
+            assert os.sched_getaffinity(sleeper.pid) == {expected}
+        launch.limit_cores(sleeper.pid, 0, 1)
+        assert os.sched_getaffinity(sleeper.pid) == set(available)
+        sleeper.kill()
+    launch.limit_cores(sleeper.pid, 0, 2)  # it has ended
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    limits = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, x: limits.append(x))
+    for number in range(3):
+        launch.limit_cores(0, number, 3)
+    assert limits == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]]
 
 
 def test_a_lock_is_held_by_the_process_that_inherits_it(tmp_path):
