@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from dmljax.nets import layers
-from dmljax.nets.layers import BatchNorm, Conv, Dense, Dtype
+from dmljax.nets.layers import BatchNorm, Conv, Dtype
 from dmljax.ops import Array
 
 __all__ = ["bn_inception"]
@@ -114,10 +114,7 @@ class BNInception(nn.Module, kw_only=True):
                     )
                 x = layers.checkpointed(inception, self.remat)(self, x)
             outputs[stage] = x
-        outputs = layers.add_pooled(outputs, x)
-        if self.classes is not None:
-            outputs["logits"] = Dense(self.classes, name="last_linear")(outputs["pooled"])
-        return outputs
+        return layers.add_pooled(outputs, x, classes=self.classes, classifier="last_linear")
 
 
 bn_inception = BNInception

@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Float
 
 from dmljax.nets import layers
-from dmljax.nets.layers import ConvNorm, Dense, Dtype
+from dmljax.nets.layers import ConvNorm, Dtype
 from dmljax.ops import Array
 
 __all__ = ["convnet"]
@@ -63,10 +63,7 @@ class ConvNet(nn.Module, kw_only=True):
         for stage in stages:
             features, strides = (v[names.index(stage)] for v in (self.widths, self.strides))
             x = outputs[stage] = layers.checkpointed(run, self.remat)(self, x)
-        outputs = layers.add_pooled(outputs, x)
-        if self.classes is not None:
-            outputs["logits"] = Dense(self.classes, name="fc")(outputs["pooled"])
-        return outputs
+        return layers.add_pooled(outputs, x, classes=self.classes)
 
 
 convnet = ConvNet

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from dmljax.nets import layers
-from dmljax.nets.layers import BatchNorm, Conv, Dense, Dtype
+from dmljax.nets.layers import BatchNorm, Conv, Dtype
 from dmljax.normalizations import LITE
 from dmljax.ops import Array
 
@@ -113,10 +113,7 @@ class EfficientNetLite(nn.Module, kw_only=True):
         x = layers.named("blocks", blocks, x)
         if "head" in stages:
             x = outputs["head"] = conv_norm(x, 1280, 1, ("conv_head", "bn2"))
-        outputs = layers.add_pooled(outputs, x)
-        if self.classes is not None:
-            outputs["logits"] = Dense(self.classes, name="classifier")(outputs["pooled"])
-        return outputs
+        return layers.add_pooled(outputs, x, classes=self.classes, classifier="classifier")
 
 
 def _padded(x: Array, size: int, strides: int) -> jax.Array:

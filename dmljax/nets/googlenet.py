@@ -18,7 +18,7 @@ from jaxtyping import Float
 
 from dmljax.nets import layers
 from dmljax.nets.initializers import caffe_xavier, truncated_normal
-from dmljax.nets.layers import Conv, Dense, Dtype
+from dmljax.nets.layers import Conv, Dtype
 from dmljax.ops import Array
 
 __all__ = ["googlenet", "googlenet_bn"]
@@ -127,14 +127,7 @@ class GoogLeNet(nn.Module, kw_only=True):
             else:
                 x = layers.named(f"inception_{stage}", inception, x, remat=self.remat)
             outputs[stage] = x
-        outputs = layers.add_pooled(outputs, x)
-        if self.classes is not None:
-
-            def classify(x):
-                return Dense(self.classes, name="classifier")(x)
-
-            outputs["logits"] = layers.named("loss3", classify, outputs["pooled"])
-        return outputs
+        return layers.add_pooled(outputs, x, classes=self.classes, classifier="loss3/classifier")
 
 
 class GoogLeNetBN(nn.Module, kw_only=True):
@@ -210,10 +203,7 @@ class GoogLeNetBN(nn.Module, kw_only=True):
             else:
                 x = layers.named(f"inception{stage}", inception, x, remat=self.remat)
             outputs[stage] = x
-        outputs = layers.add_pooled(outputs, x)
-        if self.classes is not None:
-            outputs["logits"] = Dense(self.classes, name="fc")(outputs["pooled"])
-        return outputs
+        return layers.add_pooled(outputs, x, classes=self.classes)
 
 
 def _to_unit_range(x):

@@ -15,7 +15,7 @@ import jax
 from jaxtyping import Float
 
 from dmljax.nets import layers
-from dmljax.nets.layers import BatchNorm, Conv, Dense, Dtype
+from dmljax.nets.layers import BatchNorm, Conv, Dtype
 from dmljax.ops import Array
 
 __all__ = ["mobilenet_v2"]
@@ -95,14 +95,8 @@ class MobileNetV2(nn.Module, kw_only=True):
         channels = widths[int(self.start) - 1] if self.start != "0" else 3
         layers.check_maps(f"mobilenet_v2 from {self.start!r} on", images, channels)
         outputs: dict[str, jax.Array] = {}
-        outputs = layers.add_pooled(outputs, layers.named("features", features, images))
-        if self.classes is not None:
-
-            def classify(x):
-                return Dense(self.classes, name="1")(x)
-
-            outputs["logits"] = layers.named("classifier", classify, outputs["pooled"])
-        return outputs
+        x = layers.named("features", features, images)
+        return layers.add_pooled(outputs, x, classes=self.classes, classifier="classifier/1")
 
 
 mobilenet_v2 = MobileNetV2

@@ -14,7 +14,7 @@ import jax
 from jaxtyping import Float
 
 from dmljax.nets import layers
-from dmljax.nets.layers import BatchNorm, Conv, Dense, Dtype
+from dmljax.nets.layers import BatchNorm, Conv, Dtype
 from dmljax.ops import Array
 
 __all__ = ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
@@ -90,10 +90,7 @@ class ResNet(nn.Module, kw_only=True):
             else:
                 x = layers.named(stage, functools.partial(layer, _STAGES.index(stage) - 1), x)
             outputs[stage] = x
-        outputs = layers.add_pooled(outputs, x)
-        if self.classes is not None:
-            outputs["logits"] = Dense(self.classes, name="fc")(outputs["pooled"])
-        return outputs
+        return layers.add_pooled(outputs, x, classes=self.classes)
 
     @property
     def _channels(self) -> int:

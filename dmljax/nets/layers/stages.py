@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from dmljax.nets.layers.convolution import Dense
 from dmljax.nets.layers.pooling import global_max, global_mean
 
 __all__ = [
@@ -87,10 +88,24 @@ class DropPath(nn.Module):
         return jnp.where(keep, y / (1 - self.rate), 0)
 
 
-def add_pooled(outputs: dict[str, Any], features: Any) -> dict[str, Any]:
-    """`outputs` with the last feature map as `features`, and its mean and maximum over space."""
+def add_pooled(
+    outputs: dict[str, Any], features: Any, *, classes: int | None = None, classifier: str = "fc"
+) -> dict[str, Any]:
+    """`outputs` with the last feature map as `features`, and its mean and maximum over space.
+
+    With `classes`, also the `logits` of the mean by a linear layer at the path `classifier`.
+    """
     pooled = {"pooled": global_mean(features), "max_pooled": global_max(features)}
-    return outputs | {"features": features} | pooled
+    outputs = outputs | {"features": features} | pooled
+    if classes is not None:
+        scope, _, name = classifier.rpartition("/")
+
+        def classify(x):
+            return Dense(classes, name=name)(x)
+
+        x = outputs["pooled"]
+        outputs["logits"] = named(scope, classify, x) if scope else classify(x)
+    return outputs
 
 
 def multiple_of_8(width: float) -> int:
