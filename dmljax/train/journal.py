@@ -15,7 +15,6 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -187,14 +186,7 @@ def _is_kept(line: str, step: int, dropped: tuple[str, ...]) -> bool:
         return False
 
 
-def read(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """The lines of a `.jsonl` file."""
-    path = pathlib.Path(path)
-    return (
-        [reading.json_value(line) for line in path.read_text().splitlines()]
-        if path.exists()
-        else []
-    )
+read = reading.json_lines  # of metrics.jsonl and speed.jsonl
 
 
 def table(scores: Mapping[str, float]) -> str:
