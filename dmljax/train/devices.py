@@ -21,6 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from dmljax.ops import Array
+
 _DETERMINISTIC = "xla_gpu_deterministic_ops=true"
 
 
@@ -60,10 +62,10 @@ class Shardings:
         return -(-chunk // self.size) * self.size * -(-batch // chunk)
 
 
-def with_rows(rows: jax.Array, count: int | None) -> jax.Array:
+def with_rows(rows: Array, count: int | None) -> Array:
     """The first `count` rows, after which zeros follow if there are fewer; None: all rows.
 
-    To be called in a compiled program, whose arrays the devices need not divide evenly.
+    Rows on several devices only in a compiled program, where these need not divide them evenly.
     """
     missing = 0 if count is None else count - len(rows)
     if missing > 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from dmljax.data.splits import Split
 from dmljax.data.transforms.transform import Transform
 from dmljax.train.devices import Shardings, prefetch
 from dmljax.train.interrupts import Interrupts
+from dmljax.train.placement import on_every_device
 
 
 def embed(embed_fn: Callable[..., Any], split: Split, **options: Any) -> Any:
@@ -95,15 +95,9 @@ def _computed(
     for batch in batches:
         signal = None if interrupts is None else interrupts.row()
         tree = (embed_fn(batch["images"]), batch["where"], batch["indices"], signal)
-        if shards.hosts > 1:
-            tree = _gather(shards.everywhere)(tree)
+        tree = on_every_device(tree, shards)
         if waiting is not None:
             yield waiting
         waiting = tree
     if waiting is not None:
         yield waiting
-
-
-@functools.cache
-def _gather(everywhere: jax.sharding.Sharding) -> Callable:
-    return jax.jit(lambda tree: tree, out_shardings=everywhere)

@@ -220,8 +220,7 @@ def compiled_step(run: Run, resident: Resident | None = None) -> jax.stages.Wrap
     """
     everywhere = run.shards.everywhere
     # The weights of classes stay where they are: the embeddings of all devices are copied to them.
-    is_split = run.class_rows.is_split
-    gather_fn = functools.partial(_copy, everywhere=everywhere) if is_split else None
+    copy_fn = functools.partial(jax.lax.with_sharding_constraint, shardings=everywhere)
     step_fn = train_step(
         run.method,
         run.optimizer,
@@ -229,17 +228,15 @@ def compiled_step(run: Run, resident: Resident | None = None) -> jax.stages.Wrap
         seed=run.seed,
         batch_size=run.batch_size,
         chunk=run.chunk,
-        gather_fn=gather_fn,
+        gather_fn=copy_fn if run.class_rows.is_split else None,
         params_fn=used_params_fn(
             run.shards, sharded=run.runtime.sharded, class_rows=run.class_rows
         ),
         frozen=run.frozen,
     )
 
-    images_fn = _unchanged if resident is None else resident.images_fn
-
     def step_and_signal(state, batch, signal):
-        batch = images_fn(batch)
+        batch = batch if resident is None else resident.images_fn(batch)
         # `ops.devices.over_devices` and `ops.over_classes` read the mesh.
         with jax.sharding.use_abstract_mesh(run.shards.mesh.abstract_mesh):
             state, metrics = step_fn(state, batch)
@@ -253,10 +250,6 @@ def compiled_step(run: Run, resident: Resident | None = None) -> jax.stages.Wrap
     )
 
 
-def _unchanged(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return batch
-
-
 def _compiler_options(run: Run) -> dict[str, str] | None:
     """What lets recomputed activations (`net.remat`) save memory on CPUs.
 
@@ -267,10 +260,6 @@ def _compiler_options(run: Run) -> dict[str, str] | None:
     if run.shards.platform != "cpu" or getattr(run.net, "remat", False) in (False, "none"):
         return None
     return {"xla_disable_hlo_passes": "cse_barrier_expander"}
-
-
-def _copy(tree: Any, *, everywhere: jax.sharding.Sharding) -> Any:
-    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, everywhere), tree)
 
 
 def batches(

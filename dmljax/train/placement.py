@@ -6,17 +6,17 @@ with everything on every device.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dmljax import adapt
 from dmljax.methods.base import Method
-from dmljax.train.devices import Shardings
+from dmljax.train.devices import Shardings, with_rows
 
 _MEMORY = "model_state/memory/"  # of a method that has `losses.cross_batch_memory`
 
@@ -42,19 +42,17 @@ class ClassRows(NamedTuple):
 
     def padded(self, params: Any) -> Any:
         """Parameters with zeros after the rows of the classes."""
-        return self._changed(
-            params, lambda x: jnp.pad(x, [(0, self.rows - len(x))] + [(0, 0)] * (x.ndim - 1))
-        )
+        return self._with_rows(params, self.rows)
 
     def cut(self, params: Any) -> Any:
         """Parameters as a method knows them, without the zeros."""
-        return self._changed(params, lambda x: x[: self.classes])
+        return self._with_rows(params, self.classes)
 
-    def _changed(self, params: Any, change_fn: Callable) -> Any:
+    def _with_rows(self, params: Any, count: int) -> Any:
         if self.rows == self.classes:
             return params
         return jax.tree_util.tree_map_with_path(
-            lambda keys, x: change_fn(x) if adapt.path_of(keys) in self.paths else x, params
+            lambda keys, x: with_rows(x, count) if adapt.path_of(keys) in self.paths else x, params
         )
 
 
@@ -141,9 +139,12 @@ def on_every_device(tree: Any, shards: Shardings) -> Any:
 
     All processes must call this together.
     """
-    if shards.hosts == 1:
-        return tree
-    return jax.jit(lambda tree: tree, out_shardings=shards.everywhere)(tree)
+    return tree if shards.hosts == 1 else _gather(shards.everywhere)(tree)
+
+
+@functools.cache
+def _gather(everywhere: NamedSharding) -> Callable[[Any], Any]:
+    return jax.jit(lambda tree: tree, out_shardings=everywhere)
 
 
 def _split(shape: tuple[int, ...], shards: Shardings) -> NamedSharding:

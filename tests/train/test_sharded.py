@@ -15,7 +15,7 @@ from dmljax import losses, methods
 from dmljax.adapt import path_of
 from dmljax.config.build import build
 from dmljax.runs import dry_run
-from dmljax.train import loop, placement
+from dmljax.train import placement
 from dmljax.train.checkpoints import Checkpoints, Mismatch
 from dmljax.train.devices import Shardings, put
 from dmljax.train.step import init_state, train_step
@@ -48,7 +48,7 @@ class Step:
         self.places = placement.of_state(self.shapes, shards, sharded=sharded, class_rows=rows)
 
         def copied(tree):
-            return loop._copy(tree, everywhere=shards.everywhere)
+            return jax.lax.with_sharding_constraint(tree, shards.everywhere)
 
         step = train_step(
             method,
