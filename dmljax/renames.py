@@ -16,6 +16,7 @@ __all__ = [
     "of",
     "old_functions",
     "renamed_keywords",
+    "warn",
 ]
 
 # Functions of version 0.1.0 by the kinds that `config.registry` gives them: {old name: new name}.
@@ -82,9 +83,10 @@ def dropped_keywords(*names: str) -> Callable[[Callable], Callable]:
             for name in names:
                 if name in keywords:
                     del keywords[name]
-                    message = f"{function.__name__}({name}=...) is ignored, and an error after one "
-                    message += "more version: leave it out"
-                    warnings.warn(message, FutureWarning, stacklevel=2)
+                    warn(
+                        f"{function.__name__}({name}=...) is ignored, and an error after one more "
+                        "version: leave it out"
+                    )
             return function(*args, **keywords)
 
         return call
@@ -96,6 +98,11 @@ def of(function: Callable, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """`keywords` for `function`, with old names replaced by new ones. Says nothing about it."""
     new_names = getattr(function, "__renamed_keywords__", {})
     return {new_names.get(name, name): value for name, value in keywords.items()}
+
+
+def warn(message: str) -> None:
+    """Warns, at the line that called the function which calls this one, of an old way to write."""
+    warnings.warn(message, FutureWarning, stacklevel=3)
 
 
 def _warn(old: str, new: str) -> None:

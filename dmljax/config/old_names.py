@@ -5,9 +5,10 @@ So configs and run folders of that version can be read. This file goes after the
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
+
+from dmljax import renames
 
 Spec = dict[str, Any]
 FIELDS = {"carried": "start_takes"}
@@ -58,11 +59,9 @@ def current_fields(config: Any, *, warn: bool = False) -> Any:
     if not isinstance(config, Mapping):
         return config
     for old in FIELDS.keys() & config.keys() if warn else ():
-        warnings.warn(
+        renames.warn(
             f"the field {old!r} of the config is an old name and works in this version for the "
             f"last time: write {FIELDS[old]!r}",
-            FutureWarning,
-            stacklevel=2,
         )
     return {FIELDS.get(name, name): value for name, value in config.items()}
 
@@ -87,11 +86,9 @@ def current_method(spec: Any) -> Any:
         today = f"is now written as {changed}"
         if "multiple" in old:
             today = "is no longer needed"
-        warnings.warn(
+        renames.warn(
             f"config.method: {', '.join(old)} of {spec['name']} {today}; the old fields work in "
             "this version for the last time",
-            FutureWarning,
-            stacklevel=2,
         )
     return method
 
@@ -102,11 +99,9 @@ def current_runtime(values: Any) -> Any:
     if not isinstance(paths, list | tuple):
         return values
     if paths:
-        warnings.warn(
+        renames.warn(
             f"runtime.sharded={list(paths)} is now written as 'classes'; the list works in this "
             "version for the last time",
-            FutureWarning,
-            stacklevel=2,
         )
     return {**values, "sharded": "classes" if paths else None}
 

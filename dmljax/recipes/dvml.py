@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NamedTuple
 
+from dmljax import renames
 from dmljax.recipes.arguments import check_choice
 from dmljax.recipes.backbones import with_net
 
@@ -130,11 +130,9 @@ def dvml(
     """
     check_choice("dataset", dataset, _SETS)
     if mode == "seed":
-        warnings.warn(
+        renames.warn(
             "mode='seed' mixed two versions of the public code: write mode='code_1600', which is "
             "taken, or mode='code_1200'",
-            FutureWarning,
-            stacklevel=2,
         )
         mode = "code_1600"
     check_choice("mode", mode, _MODES)
