@@ -179,6 +179,19 @@
     if (own >= NONE || !items.first[i]) return null;
     return neighborThumb(i, { item: own }, items.first[i], options);
   };
+  // A list of which the first rows are shown, and twice as many more for every press of its button.
+  const growing = (rows, first, text) => {
+    const box = el("div", { "data-list": "" });
+    const more = el("button", { type: "button" }, text);
+    let shown = first;
+    const fill = () => {
+      box.replaceChildren(...rows.slice(0, shown).map((row) => row()));
+      more.hidden = rows.length <= shown;
+    };
+    more.addEventListener("click", () => { shown += 2 * first; fill(); });
+    fill();
+    return [box, more];
+  };
   const firstWords = (i) => {
     if (hitOf(i) === 2) return items.roles && items.roles[i] === 2 ? "in the gallery only" : "no other image of its class";
     return `first right at ${grouped(items.first[i])}`;
@@ -832,17 +845,7 @@
     if (!check) return null;
     const blocks = [];
     const block = (title, text, rows) => {
-      const box = el("div", { "data-list": "" });
-      let shown = 8;
-      const more = el("button", { type: "button" });
-      const fill = () => {
-        box.replaceChildren(...rows.slice(0, shown).map((row) => row()));
-        more.hidden = rows.length <= shown;
-        more.textContent = `Show more of ${grouped(rows.length)}`;
-      };
-      more.addEventListener("click", () => { shown += 16; fill(); });
-      fill();
-      blocks.push(el("div", {}, el("h3", {}, title), el("p", { class: "note" }, text), box, more));
+      blocks.push(el("div", {}, el("h3", {}, title), el("p", { class: "note" }, text), growing(rows, 8, `Show more of ${grouped(rows.length)}`)));
     };
     if (check.suspects && check.suspects.length) {
       block("Perhaps another label", check.suspects_note, check.suspects.map((s) => () => el("div", { class: "pair" },
@@ -1073,10 +1076,6 @@
       });
       return [node, el("p", { class: "note" }, `Discs: ${view.names[0]}. Crosses: ${view.names[1]}. A color is a class (${view.groups} of them). The first two principal components of ${view.names[0]} span the plane.`)];
     },
-    images: (view) => view.rows.map((row) => el("div", { class: "pics", "data-list": "" }, Array.from(row.items, (i, k) => thumb(i, { tag: row.captions ? row.captions[k] : null })))),
-    table: (view) => [el("div", { class: "box", tabindex: 0, role: "region", "aria-label": view.title }, el("table", {}, view.head ? el("thead", {}, el("tr", {}, view.head.map((t, k) => el("th", { scope: "col", class: k ? "" : "text" }, t)))) : null,
-      el("tbody", {}, view.rows.map((row) => el("tr", {}, row.map((t, k) => el("td", { class: k ? "" : "text" }, String(t))))))))],
-    text: (view) => [el("p", {}, view.text)],
   };
   section("inside", () => {
     const views = data.inside || [];
@@ -1127,20 +1126,11 @@
     changes.style.marginTop = "20px";
     const list = (title, entries, index) => {
       if (!entries || !entries.length) return;
-      let shown = 6;
-      const box = el("div", { "data-list": "" });
-      const more = el("button", { type: "button" });
-      const fill = () => {
-        box.replaceChildren(...entries.slice(0, shown).map((entry) => el("div", { class: "pair" },
-          el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[entry.item])))), el("span", { class: "gray" }, ` (${plural(entry.of_class, "query", "queries")} of this class)`)),
-          thumb(entry.item, { kind: "query", tag: "query", size: "s52" }),
-          entry.found.map((j, k) => (j < NONE ? thumb(j, { kind: same(entry.item, j) ? "right" : "wrong", tag: `${same(entry.item, j) ? "✓" : "✕"} ${shortName(runs[k === 0 ? 0 : index].name, 16)}`, size: "s52" }) : null)))));
-        more.hidden = entries.length <= shown;
-        more.textContent = "Show more";
-      };
-      more.addEventListener("click", () => { shown += 12; fill(); });
-      fill();
-      changes.append(el("div", {}, el("h3", {}, title), box, more));
+      const rows = entries.map((entry) => () => el("div", { class: "pair" },
+        el("p", {}, el("b", {}, bdi(shortName(nameOf(items.labels[entry.item])))), el("span", { class: "gray" }, ` (${plural(entry.of_class, "query", "queries")} of this class)`)),
+        thumb(entry.item, { kind: "query", tag: "query", size: "s52" }),
+        entry.found.map((j, k) => (j < NONE ? thumb(j, { kind: same(entry.item, j) ? "right" : "wrong", tag: `${same(entry.item, j) ? "✓" : "✕"} ${shortName(runs[k === 0 ? 0 : index].name, 16)}`, size: "s52" }) : null))));
+      changes.append(el("div", {}, el("h3", {}, title), growing(rows, 6, "Show more")));
     };
     for (const change of comparison.changes || []) {
       list(`${plural(change.won_count, "query", "queries")} right only in ${runs[change.run].name}`, change.won, change.run);

@@ -113,9 +113,6 @@ VIEWS = [
         "kind_of": np.array([0, 0, 0, 1, 1, 1], np.uint8),
         "names": ["real", "synthetic"],
     },
-    {"kind": "images", "title": "Pictures", "rows": [{"items": [1, 2], "captions": ["a", "b"]}]},
-    {"kind": "table", "title": "Table", "head": ["name", "value"], "rows": [["x", 1], ["y", 2]]},
-    {"kind": "text", "title": "Text", "text": "a sentence"},
     {"kind": "hologram", "title": "Unknown"},
 ]
 STEPS = np.arange(0, 101, 10).astype(np.float32)
