@@ -18,7 +18,6 @@ from dmljax.bundle import (
     exporting,
     files,
     loading,
-    onnx_program,
     preprocessing,
     programs,
     text,
@@ -51,9 +50,7 @@ def export(
     """
     out, path = pathlib.Path(out), weights_of(name, weights)
     sizes = exporting.checked_sizes(batch_sizes)
-    if onnx:
-        onnx_program.check_installed()
-    exporting.check_target(out)
+    exporting.check_target(out, onnx=onnx)
     with exporting.written_whole(out) as folder:
         config, preprocess, model, embed_fn = _model(name, path)
         write_json(folder / files.CONFIG, config, indent=2)
@@ -63,8 +60,7 @@ def export(
         inputs = files.read_tensors(folder, manifest, files.GOLDEN)["inputs"]
         net = loading.Bundle(folder, manifest, preprocess, embed_fn, sizes[-1:])
         reference = net.embed_prepared(inputs)
-        labels = np.zeros(len(inputs), np.int32)
-        reports = exporting.check_programs(folder, manifest, reference, inputs, labels)
+        reports = exporting.check_programs(folder, manifest, reference, inputs)
         write_json(folder / files.PARITY, reports, indent=2)
         steps = files.read_json(folder, manifest, files.PREPROCESS)
         markdown = card.of_backbone(name, manifest, reports, steps, license=license)

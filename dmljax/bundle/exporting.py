@@ -73,9 +73,7 @@ def export(
     """
     workdir, out = reading.chosen_run(workdir), pathlib.Path(out)
     sizes = checked_sizes(batch_sizes)
-    if onnx:
-        onnx_program.check_installed()
-    check_target(out)
+    check_target(out, onnx=onnx)
     with _finished(workdir):
         run, state = reopen(workdir, step=step, overrides=overrides, trust_modules=trust_modules)
     preprocess = preprocessing.from_transform(run.config["eval_transform"], run.eval_image_shape)
@@ -150,8 +148,10 @@ def checked_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(set(sizes)))
 
 
-def check_target(out: pathlib.Path) -> None:
-    """Raises unless `out` does not exist or is an empty folder."""
+def check_target(out: pathlib.Path, *, onnx: bool) -> None:
+    """Raises unless `out` does not exist or is an empty folder, and `onnx` programs can be made."""
+    if onnx:
+        onnx_program.check_installed()
     if os.path.lexists(out) and (not out.is_dir() or out.is_symlink() or any(out.iterdir())):
         raise FileExistsError(f"{out} exists and is not an empty folder: choose another --out")
 
@@ -394,9 +394,11 @@ def check_programs(
     manifest: Mapping[str, Any],
     reference: np.ndarray,
     images: np.ndarray,
-    labels: np.ndarray,
+    labels: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """The parity reports of all programs in `folder`."""
+    """The parity reports of all programs in `folder`. Without `labels`, all images are alike."""
+    if labels is None:
+        labels = np.zeros(len(images), np.int32)
     limits = loading.limits(
         manifest["output"]["precision"], manifest["program"]["exported_on"], loading.platform()
     )

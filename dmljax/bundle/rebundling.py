@@ -12,7 +12,7 @@ import numpy as np
 from flax import traverse_util
 
 import dmljax
-from dmljax.bundle import exporting, files, loading, onnx_program, programs, text
+from dmljax.bundle import exporting, files, loading, programs, text
 from dmljax.bundle.errors import BadBundle
 from dmljax.config.fields import named
 from dmljax.files import reading
@@ -35,9 +35,7 @@ def rebundle(
     them runs their code.
     """
     old, out = pathlib.Path(old), pathlib.Path(out)
-    exporting.check_target(out)
-    if onnx:
-        onnx_program.check_installed()
+    exporting.check_target(out, onnx=onnx)
     manifest = files.read_manifest(old)
     with reading.trusting_modules(trust_modules):
         model = programs.open_model(old, manifest)
@@ -58,8 +56,7 @@ def rebundle(
         if new_manifest["model"] != manifest["model"]:
             raise loading.BadBundle(f"the model digest of {old} does not belong to its files")
         inputs, embeddings = golden["inputs"], golden["embeddings"]
-        labels = np.zeros(len(inputs), np.int32)
-        reports = exporting.check_programs(folder, new_manifest, embeddings, inputs, labels)
+        reports = exporting.check_programs(folder, new_manifest, embeddings, inputs)
         exported = files.read_json(old, manifest, files.PARITY)
         write_json(folder / files.PARITY, _parity(exported, reports), indent=2)
         with (folder / files.CARD).open("a") as file:
