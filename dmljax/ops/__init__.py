@@ -9,81 +9,16 @@ Conventions of all functions here and of the losses:
 * Half-precision input is computed in float32; float64 stays float64.
 """
 
-from dmljax.ops.class_tiles import ClassTiles, over_classes
-from dmljax.ops.distances import (
-    cosine,
-    cosine_similarity,
-    dot,
-    euclidean,
-    snr,
-    squared_euclidean,
-    unit,
-    unit_euclidean,
-)
-from dmljax.ops.loops import sum_over_true, take_column
-from dmljax.ops.masks import pairs, triplets_to_pairs
-from dmljax.ops.numerics import (
-    acos,
-    log_1_plus_sum_exp,
-    logsumexp,
-    matmul,
-    norm,
-    normalize,
-    power,
-    sqrt,
-    widen,
-)
-from dmljax.ops.reductions import divide, mean, mean_of_active, reduce, sum, threshold, weighted
-from dmljax.ops.types import (
-    Array,
-    DistanceFn,
-    Labels,
-    MineFn,
-    Pairs,
-    ReduceFn,
-    ReferenceLabels,
-    Scalar,
-    Triplets,
-)
+from dmljax.ops import class_tiles, distances, masks, numerics, reductions, types
+from dmljax.ops.class_tiles import *  # noqa: F403
+from dmljax.ops.distances import *  # noqa: F403
+from dmljax.ops.loops import sum_over_true as sum_over_true
+from dmljax.ops.loops import take_column as take_column
+from dmljax.ops.masks import *  # noqa: F403
+from dmljax.ops.numerics import *  # noqa: F403
+from dmljax.ops.reductions import *  # noqa: F403
+from dmljax.ops.types import *  # noqa: F403
 
-__all__ = [
-    "Array",
-    "ClassTiles",
-    "DistanceFn",
-    "Labels",
-    "MineFn",
-    "Pairs",
-    "ReduceFn",
-    "ReferenceLabels",
-    "Scalar",
-    "Triplets",
-    "acos",
-    "cosine",
-    "cosine_similarity",
-    "divide",
-    "dot",
-    "euclidean",
-    "log_1_plus_sum_exp",
-    "logsumexp",
-    "matmul",
-    "mean",
-    "mean_of_active",
-    "norm",
-    "normalize",
-    "over_classes",
-    "pairs",
-    "power",
-    "reduce",
-    "snr",
-    "sqrt",
-    "squared_euclidean",
-    "sum",
-    "sum_over_true",
-    "take_column",
-    "threshold",
-    "triplets_to_pairs",
-    "unit",
-    "unit_euclidean",
-    "weighted",
-    "widen",
-]
+_MODULES = (class_tiles, distances, masks, numerics, reductions, types)
+_OF_LOOPS = ("sum_over_true", "take_column")
+__all__ = sorted([*_OF_LOOPS, *(name for module in _MODULES for name in module.__all__)])

@@ -6,63 +6,11 @@ the layer: "SAME" would pad in another way at stride 2. `dtype` is the type of t
 `impl` chooses how convolutions and max pooling are computed: see `dmljax.kernels`.
 """
 
-from dmljax.nets.layers.convolution import (
-    MLP,
-    CenteredDense,
-    Conv,
-    ConvNorm,
-    Dense,
-    Dtype,
-    centered_dense,
-    conv_norm,
-    glorot_dense,
-    kaiming_dense,
-    mlp,
-    orthogonal_dense,
-)
-from dmljax.nets.layers.normalization import BatchNorm, layer_norm, local_response_norm
-from dmljax.nets.layers.pooling import avg_pool, global_max, global_mean, max_pool
-from dmljax.nets.layers.stages import (
-    DropPath,
-    add_pooled,
-    check_maps,
-    checkpointed,
-    drop_rate,
-    multiple_of_8,
-    named,
-    shapes,
-    stage_range,
-    with_stored_gradient,
-)
+from dmljax.nets.layers import convolution, normalization, pooling, stages
+from dmljax.nets.layers.convolution import *  # noqa: F403
+from dmljax.nets.layers.normalization import *  # noqa: F403
+from dmljax.nets.layers.pooling import *  # noqa: F403
+from dmljax.nets.layers.stages import *  # noqa: F403
 
-__all__ = [
-    "MLP",
-    "BatchNorm",
-    "CenteredDense",
-    "Conv",
-    "ConvNorm",
-    "Dense",
-    "DropPath",
-    "Dtype",
-    "add_pooled",
-    "avg_pool",
-    "centered_dense",
-    "check_maps",
-    "checkpointed",
-    "conv_norm",
-    "drop_rate",
-    "global_max",
-    "global_mean",
-    "glorot_dense",
-    "kaiming_dense",
-    "layer_norm",
-    "local_response_norm",
-    "max_pool",
-    "mlp",
-    "multiple_of_8",
-    "named",
-    "orthogonal_dense",
-    "shapes",
-    "stage_range",
-    "with_stored_gradient",
-]
+_MODULES = (convolution, normalization, pooling, stages)
+__all__ = sorted(name for module in _MODULES for name in module.__all__)
