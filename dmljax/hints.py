@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable
 
-__all__ = ["NO_THRESHOLDS", "check_known", "counted", "hint", "shown_bytes", "shown_duration"]
-
 _NEAREST = 3  # names that are suggested
 _COMPARED = 5000  # names; of more, those with the first letter of the word
 _FEW = 12  # names that are all listed where none of them is near

@@ -29,8 +29,6 @@ from dmljax.commands.parser import USER_ERRORS, Parser, print_error
 from dmljax.files import allocator, reading
 from dmljax.hints import hint
 
-__all__ = ["console", "main", "settle_environment", "tune_cpu"]
-
 VERBS = (
     "train",
     "study",

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["CLIP", "HALF", "LITE"]
-
 HALF: dict[str, Any] = {"name": "rgb", "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 CLIP: dict[str, Any] = {
     "name": "rgb",

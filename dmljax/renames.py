@@ -9,16 +9,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-__all__ = [
-    "FUNCTIONS",
-    "current",
-    "dropped_keywords",
-    "of",
-    "old_functions",
-    "renamed_keywords",
-    "warn",
-]
-
 # Functions of version 0.1.0 by the kinds that `config.registry` gives them: {old name: new name}.
 FUNCTIONS: Mapping[str, Mapping[str, str]] = {
     "metric": {

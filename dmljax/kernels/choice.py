@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-__all__ = ["IMPLS", "check", "choose", "describe", "is_portable", "portable"]
-
 IMPLS = ("auto", "cpu", "xla")
 _portable = contextvars.ContextVar("portable", default=False)
 

@@ -31,8 +31,6 @@ from dmljax.kernels.choice import check, choose
 from dmljax.kernels.gradients import input_gradient, kernel_gradient
 from dmljax.ops import Array
 
-__all__ = ["clip", "clipped_conv", "conv", "xla_conv"]
-
 
 def conv(
     x: Float[Array, "b h w i"],

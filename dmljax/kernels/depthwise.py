@@ -17,8 +17,6 @@ from jaxtyping import Float
 
 from dmljax.ops import Array
 
-__all__ = ["conv", "conv_gradients", "is_depthwise"]
-
 _CHUNK_NUMBERS = 1 << 18  # of the input that are computed at a time
 _SUMMED_ROWS = 14  # whose products one loop adds, while the sum stays in a register
 

@@ -12,8 +12,6 @@ import jax.numpy as jnp
 
 from dmljax.ops.devices import over_devices
 
-__all__ = ["batch_last", "input_gradient", "kernel_gradient", "kernel_gradient_of_batch_last"]
-
 _Paddings = tuple[int, int]  # of rows and of columns, the same before and after
 
 

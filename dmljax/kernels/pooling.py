@@ -21,8 +21,6 @@ from jaxtyping import Float
 from dmljax.kernels.choice import check, choose, is_portable
 from dmljax.ops import Array
 
-__all__ = ["max_pool", "xla_max_pool"]
-
 _Paddings = tuple[tuple[int, int], tuple[int, int]]
 _MAX_SIZE = 16  # the position in a window is stored in 8 bits
 

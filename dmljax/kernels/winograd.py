@@ -22,8 +22,6 @@ import jax.numpy as jnp
 
 from dmljax.kernels.gradients import batch_last, input_gradient, kernel_gradient_of_batch_last
 
-__all__ = ["conv", "conv_gradients", "is_faster"]
-
 _INPUTS = (
     (4, 0, -5, 0, 1, 0),
     (0, -4, -4, 1, 1, 0),

@@ -12,8 +12,6 @@ from dmljax import ops
 from dmljax.ops import Pairs, Triplets
 from dmljax.ops.loops import vary
 
-__all__ = ["any_of_row", "batch_size", "best", "check", "top", "with_both_kinds"]
-
 
 def check(distances, pairs) -> tuple[jax.Array, Pairs]:
     if isinstance(pairs, Triplets):

@@ -14,22 +14,6 @@ from dmljax.recipes.photos import cars, cub, folder, glyphs, inshop, sop
 from dmljax.recipes.proxy_anchor import proxy_anchor
 from dmljax.recipes.tinyimagenet import tinyimagenet
 
-# What `--config=NAME` accepts.
-NAMES = (
-    "abe",
-    "cars",
-    "cub",
-    "dvml",
-    "folder",
-    "glyphs",
-    "graph",
-    "inshop",
-    "mnist",
-    "multi_similarity",
-    "proxy_anchor",
-    "sop",
-    "tinyimagenet",
-)
 __all__ = [
     "NAMES",
     "abe",
@@ -47,3 +31,5 @@ __all__ = [
     "sop",
     "tinyimagenet",
 ]
+# What `--config=NAME` accepts.
+NAMES = tuple(name for name in __all__ if name not in ("NAMES", "config_function"))

@@ -7,8 +7,6 @@ from typing import Any
 from dmljax.recipes.arguments import check_choice
 from dmljax.recipes.backbones import split_of, with_net
 
-__all__ = ["abe"]
-
 # Caffe's GoogLeNet from the first possible branch on.
 _STAGES = ("pool2", "3a", "3b", "pool3", "4a", "4b", "4c", "4d", "4e", "pool4", "5a", "5b")
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from dmljax.hints import hint
 
-__all__ = ["check_choice", "config_function", "parse", "with_values"]
-
 _TRUTH = {"True": True, "False": False}
 _KINDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "bool": ("True or False", _TRUTH.__getitem__),

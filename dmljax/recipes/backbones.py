@@ -6,8 +6,6 @@ from typing import Any
 
 from dmljax.recipes.photos import _backbone, _of_photos
 
-__all__ = ["split_of", "with_net"]
-
 _RATE = 1e-5  # of all pretrained layers of a transformer
 
 

@@ -8,8 +8,6 @@ from dmljax import renames
 from dmljax.recipes.arguments import check_choice
 from dmljax.recipes.backbones import with_net
 
-__all__ = ["dvml"]
-
 
 class _DataSet(NamedTuple):
     dim: int  # of every mode but "paper"

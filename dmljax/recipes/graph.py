@@ -7,9 +7,6 @@ from typing import Any
 from dmljax.recipes.arguments import check_choice, with_values
 from dmljax.recipes.backbones import with_net
 
-__all__ = ["graph"]
-
-
 # The values of a data set (configs of the official code, intra_batch).
 _VALUES: dict[str, dict[str, Any]] = {
     "cub200": {

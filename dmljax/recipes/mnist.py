@@ -7,8 +7,6 @@ from typing import Any
 
 from dmljax.recipes.arguments import check_choice
 
-__all__ = ["mnist"]
-
 _LOSSES: dict[str, dict[str, Any]] = {
     "contrastive": {
         "loss": {

@@ -6,9 +6,6 @@ from typing import Any
 
 from dmljax.recipes.arguments import check_choice, with_values
 
-__all__ = ["multi_similarity"]
-
-
 # Where a data set differs from CUB-200-2011.
 _LARGE = {"steps": 40000, "schedule.at": (16000, 32000), "evaluate.clustering": False}
 _LARGE |= {"evaluate.every": 1000}

@@ -9,8 +9,6 @@ from dmljax import at_hand
 from dmljax.hints import check_known
 from dmljax.recipes.arguments import check_choice
 
-__all__ = ["cars", "cub", "folder", "glyphs", "inshop", "sop"]
-
 _OF_PAIRS = ("multi_similarity", "contrastive", "triplet", "ntxent", "circle", "supcon")
 _OF_PROXIES = ("normalized_softmax", "proxy_anchor", "proxy_nca_pp", "cosface", "arcface")
 # With a thousand classes, proxies learn only if a batch has many classes, and if they turn neither

@@ -6,8 +6,6 @@ from typing import Any
 
 from dmljax.recipes.arguments import check_choice, with_values
 
-__all__ = ["proxy_anchor"]
-
 
 def _each(epochs: int) -> list[str]:
     """The ends of every `epochs` epochs before the last, 60."""

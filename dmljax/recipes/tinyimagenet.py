@@ -6,8 +6,6 @@ from typing import Any
 
 from dmljax.recipes.arguments import check_choice
 
-__all__ = ["tinyimagenet"]
-
 
 def tinyimagenet(*, loss: str = "triplet") -> dict[str, Any]:
     """Retrieval of 200 known classes by `loss` triplet or arcface, on a ResNet-50.

@@ -21,9 +21,6 @@ import optax
 from dmljax import adapt
 from dmljax.train.schedules import Schedule
 
-__all__ = ["adam", "averaged", "build", "radam", "rmsprop", "sgd"]
-
-
 # Directions, which the learning rate then scales.
 
 
