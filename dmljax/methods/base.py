@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from dmljax import losses, ops
 from dmljax.losses.combinators import check_prefixes
@@ -233,4 +232,4 @@ def diagnostics(
 
 def unit_vectors(embeddings: Array) -> Array:
     """The rows divided by their norms, in float32 or better."""
-    return ops.normalize(jnp.asarray(embeddings, jnp.promote_types(embeddings.dtype, jnp.float32)))
+    return ops.normalize(embeddings)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from dmljax import ops
 from dmljax.nets import layers
 from dmljax.nets.initializers import normal
 from dmljax.nets.layers import Dtype
@@ -72,8 +73,7 @@ class TextTower(nn.Module, kw_only=True):
         if self.end is not None:
             last = jnp.argmax(tokens == self.end, axis=1)
         x = jnp.take_along_axis(x, last.reshape(-1, 1, 1), axis=1)[:, 0]
-        x = parts.dense(x, self.projection, "proj", self.projection_bias)
-        return jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32))
+        return ops.widen(parts.dense(x, self.projection, "proj", self.projection_bias))
 
 
 _clip = functools.partial(TextTower, vocabulary=49408, end=49407)

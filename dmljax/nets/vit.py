@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from dmljax import ops
 from dmljax.nets import layers
 from dmljax.nets.initializers import normal
 from dmljax.nets.layers import BatchNorm, Conv, Dense, Dtype
@@ -229,7 +230,7 @@ class ViT(nn.Module, kw_only=True):
         if self.class_token:
             pair = x[:, 0], outputs["pooled"]
             outputs["class_and_mean"] = jnp.concatenate(pair, axis=1)
-        outputs["pooled"] = jnp.asarray(pooled, jnp.promote_types(pooled.dtype, jnp.float32))
+        outputs["pooled"] = ops.widen(pooled)
         if self.classes is not None:
             outputs["logits"] = Dense(self.classes, name="head")(outputs["pooled"])
         return outputs

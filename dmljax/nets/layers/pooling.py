@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from dmljax import ops
 from dmljax.kernels import pooling
 from dmljax.ops import Array
 
@@ -32,7 +33,7 @@ def avg_pool(
 ) -> Float[jax.Array, "b y x c"]:
     """Mean of each window. It counts the zeros of `padding`, but nothing beyond them (`ceil`)."""
     sides = [_sides(n, size, strides, padding, ceil) for n in x.shape[1:3]]
-    wide = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32))
+    wide = ops.widen(x)
     total = jax.lax.reduce_window(
         wide,
         np.zeros((), wide.dtype),
@@ -51,7 +52,7 @@ def avg_pool(
 
 def global_mean(x: Float[Array, "b h w c"]) -> Float[jax.Array, "b c"]:
     """Mean over space, in float32."""
-    return jnp.mean(jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32)), axis=(1, 2))
+    return jnp.mean(ops.widen(x), axis=(1, 2))
 
 
 def global_max(x: Float[Array, "b h w c"]) -> Float[jax.Array, "b c"]:
@@ -62,8 +63,7 @@ def global_max(x: Float[Array, "b h w c"]) -> Float[jax.Array, "b c"]:
     """
     flat = x.reshape(x.shape[0], -1, x.shape[3])
     index = jnp.argmax(flat, axis=1, keepdims=True)
-    largest = jnp.take_along_axis(flat, index, axis=1)[:, 0]
-    return jnp.asarray(largest, jnp.promote_types(x.dtype, jnp.float32))
+    return ops.widen(jnp.take_along_axis(flat, index, axis=1)[:, 0])
 
 
 def _sides(length: int, size: int, strides: int, padding: int, ceil: bool) -> tuple[int, int]:
