@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import io
 import os
 import pathlib
 import resource
@@ -24,6 +23,7 @@ from PIL import ImageOps
 from dmljax.bundle import images, preprocessing
 from dmljax.bundle.errors import BadImage
 from dmljax.bundle.preprocessing import Preprocessing
+from dmljax.data.decode import file_bytes
 from dmljax.files import allocator
 from dmljax.files.reading import json_value
 
@@ -100,9 +100,7 @@ def _small(image: bytes) -> bytes:
         picture.draft("RGB", (_SIDE, _SIDE))  # decodes a large JPEG at a fraction of its size
         small = ImageOps.exif_transpose(picture).convert("RGB")
         small.thumbnail((_SIDE, _SIDE))
-    file = io.BytesIO()
-    small.save(file, "JPEG", quality=_QUALITY)
-    return file.getvalue()
+    return file_bytes(small, "JPEG", quality=_QUALITY)
 
 
 def _received(

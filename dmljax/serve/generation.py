@@ -12,7 +12,6 @@ import collections
 import contextlib
 import dataclasses
 import gc
-import io
 import json
 import logging
 import math
@@ -24,11 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
-from PIL import Image
 
 from dmljax import bundle as bundles
 from dmljax import index as indexes
 from dmljax.bundle.errors import naming
+from dmljax.data.decode import file_bytes, to_pil
 from dmljax.files import allocator
 from dmljax.index import Index, folder
 from dmljax.index.base import stopped_when
@@ -80,9 +79,7 @@ class _Model:
             images = np.zeros((size, *self.bundle.input_shape), np.uint8)
             self.seconds[size] = _shortest(self.bundle.embed_prepared, images)
         pixels = np.random.default_rng(0).integers(0, 256, (_SMALL_SIDE,) * 2 + (3,), np.uint8)
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, "PNG")
-        if _shortest(self.bundle.prepare, file.getvalue()) <= _SMALL_SECONDS:
+        if _shortest(self.bundle.prepare, file_bytes(to_pil(pixels), "PNG")) <= _SMALL_SECONDS:
             self.small_pixels = _SMALL_SIDE**2
 
 
