@@ -48,10 +48,10 @@ class QueryScores(NamedTuple):
     r_precision: np.ndarray
     map_at_r: np.ndarray
     classes: tuple[str, ...]
-    items: str
-    data: str
-    split: str
-    step: int | None
+    items: str = ""
+    data: str = ""
+    split: str = ""
+    step: int | None = None
 
     @property
     def values(self) -> dict[str, np.ndarray]:
@@ -122,10 +122,6 @@ def unscored(embeddings: np.ndarray, split: Split) -> QueryScores:
         r_precision=missing,
         map_at_r=missing,
         classes=tuple(split.names),
-        items="",
-        data="",
-        split="",
-        step=None,
     )
 
 
