@@ -1,7 +1,5 @@
 """What is on this machine: the folder of downloads and caches, and published weights."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 

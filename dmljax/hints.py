@@ -1,7 +1,5 @@
 """Parts of messages: a number with its noun, and the known names nearest to an unknown one."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Iterable
 

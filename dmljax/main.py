@@ -6,8 +6,6 @@
 Both columns do the same: without a verb, `--mode` names it, and `train` is the default.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import glob

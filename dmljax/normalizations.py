@@ -3,8 +3,6 @@
 `nets` and `weights` both read them, so that `weights` need not import `nets` for a few numbers.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 HALF: dict[str, Any] = {"name": "rgb", "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}

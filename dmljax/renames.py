@@ -1,7 +1,5 @@
 """Old names, which keep working for one version with a warning."""
 
-from __future__ import annotations
-
 import functools
 import sys
 import warnings

@@ -4,8 +4,6 @@ A block is a transformer block, a residual or inverted residual block, an incept
 of ConvNeXt with the downsampling before it, or a convolution of the small nets.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple

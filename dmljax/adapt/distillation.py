@@ -1,7 +1,5 @@
 """A method that also stays close to the backbone with which it begins."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import flax.linen as nn

@@ -9,8 +9,6 @@ optimizer and a checkpoint of their size. It takes about as long as a gradient w
 kernels.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

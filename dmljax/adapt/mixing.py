@@ -1,7 +1,5 @@
 """Averages of the weights of two nets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -3,8 +3,6 @@
 What does not belong to the backbone, such as the head and the proxies, always learns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Trees of parameters, divided into what learns and what does not."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Any
 

@@ -7,8 +7,6 @@ reads it:
     python -m dmljax.bundle.admission jax PROGRAM
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import pathlib

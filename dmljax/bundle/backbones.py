@@ -1,7 +1,5 @@
 """A bundle of a published backbone as it is: its pooled features as unit vectors, no training."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """The model card of a bundle: Markdown, with the YAML head that model hubs read."""
 
-from __future__ import annotations
-
 import importlib.resources
 import json
 import os

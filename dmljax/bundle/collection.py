@@ -10,8 +10,6 @@ once, so the files that exist are the progress. Images that cannot be embedded h
 `left_out.jsonl` names them.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

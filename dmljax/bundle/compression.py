@@ -12,8 +12,6 @@
 The README of a bundle has what each costs on the test split of its run. Imports no jax.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The errors about folders that are no bundles, and about images that no net can take."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A run becomes a bundle, if its programs compute what its checkpoint computes."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

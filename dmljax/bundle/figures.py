@@ -1,7 +1,5 @@
 """Figures of a model for its card and manifest: scores, thresholds, costs of compression."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

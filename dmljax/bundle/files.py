@@ -18,8 +18,6 @@
 Nothing that is read can run code. Imports no jax.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

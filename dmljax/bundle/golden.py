@@ -3,8 +3,6 @@
 They are drawn, not taken from the data set: a bundle can be given away where its images cannot.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from PIL import Image
 

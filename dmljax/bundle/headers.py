@@ -4,8 +4,6 @@ A decoder may take minutes for a small file of some kinds. `problem` names the f
 for that, and `facts` says how much work a file may be.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from typing import NamedTuple

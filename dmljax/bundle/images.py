@@ -4,8 +4,6 @@ Images are decoded by `dmljax.data.decode`, as in training. Before that, the hea
 of `FORMATS` and a size within the limits, so that a small file cannot fill the memory.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import warnings

@@ -3,8 +3,6 @@
 Neither flax nor the code of the net is imported: the program of the bundle is all that runs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

@@ -5,8 +5,6 @@ jax2onnx replaces functions of flax and jax.numpy while it runs, so it runs in a
     python -m dmljax.bundle.onnx_program FOLDER
 """
 
-from __future__ import annotations
-
 import importlib.util
 import pathlib
 import re

@@ -5,8 +5,6 @@ Each program runs in a process of its own, from the files of the bundle, as a us
     python -m dmljax.bundle.parity FOLDER INPUTS.safetensors OUTPUTS.safetensors PROGRAM
 """
 
-from __future__ import annotations
-
 import pathlib
 import sys
 import tempfile

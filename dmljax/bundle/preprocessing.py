@@ -5,8 +5,6 @@ are the functions of `dmljax.data.transforms`, so that pixels are bitwise as in 
 Imports no jax.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Modules of dmljax that run in a process of their own."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import signal

@@ -4,8 +4,6 @@ JAX promises for some months that a program loads. Config and parameters last lo
 makes the embedding function of a bundle from them again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence

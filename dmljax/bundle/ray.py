@@ -4,8 +4,6 @@ Needs the extra `ray` (0.6 GB installed). For a fixed list on known hosts `dmlja
 does the same without it (docs/scale.md). The folder that is written is the same: see `files.parts`.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 import shutil

@@ -1,7 +1,5 @@
 """New programs for an old bundle, from its config and its parameters."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import pathlib

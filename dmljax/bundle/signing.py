@@ -5,8 +5,6 @@ Ed25519 over the identity of the manifest, which covers every file. The keys are
 public.pem` write.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ parameters of its own, and the vocabulary. The words of a tokenizer become token
 manifest: lower case, `begin` in front, `end` behind, `padding` up to `length`.
 """
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -11,8 +11,6 @@ it: `dmljax export --sign=key.pem`. `rebuild` makes programs for the JAX that is
 from the config and the parameters of the bundle; the model digest stays.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 

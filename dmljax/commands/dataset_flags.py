@@ -1,7 +1,5 @@
 """The flags that name a data set, for every verb that reads one."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -7,8 +7,6 @@ Reads every image and prints one line per finding: ok, note, or WRONG. The exit 
 anything is wrong, and 2 if the data set cannot be opened at all.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 from collections.abc import Sequence

@@ -30,8 +30,6 @@ bundle of `dmljax export --net`. --prefix=64 writes the first 64 numbers as unit
 run was trained with method.prefixes.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

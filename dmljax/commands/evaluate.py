@@ -8,8 +8,6 @@ The config of the run is used; its fields are changed by --config.field=value. D
 changed since the training are refused, unless --config.dataset... names them.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 

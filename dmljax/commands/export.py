@@ -25,8 +25,6 @@ dmljax search BUNDLE --index=... --text="red shoe". It needs dmljax[text].
 reads with the base of that run.
 """
 
-from __future__ import annotations
-
 import argparse
 import pathlib
 from collections.abc import Sequence

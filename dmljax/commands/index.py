@@ -37,8 +37,6 @@ If the file names its model, --bundle can be left out. Stored ids are skipped wh
 imported, and an error where a file is. docs/index_search.md describes the files.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

@@ -7,8 +7,6 @@
 Names of your own are written as my_package.my_module:my_function.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import inspect

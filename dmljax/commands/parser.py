@@ -1,7 +1,5 @@
 """The parser that all verbs share: flags, help, and errors of one line."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ continues. The manifest is written last, so a folder that has one is complete. -
 shorter, squash (DVML) or pad (ABE). JPEGs that are small enough already are copied byte for byte.
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 from collections.abc import Sequence

@@ -19,8 +19,6 @@ queries, and if the new ones are worse, the first line says so. Embeddings are r
 distance; --distance=cosine ranks them by cosine, which differs unless all norms are equal.
 """
 
-from __future__ import annotations
-
 import argparse
 import pathlib
 from collections.abc import Sequence

@@ -16,8 +16,6 @@ text only. In a range, 2020 is text where the field holds text and no numbers. -
 bundle of a net that was trained with text (docs/ship.md).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -13,8 +13,6 @@ requests that it has begun, and ends. --images is the folder of the pictures tha
 default it is the folder that was indexed. docs/serve.md describes the routes.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 

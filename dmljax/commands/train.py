@@ -12,8 +12,6 @@ fields, and --print shows their values. The same command continues a run that wa
 docs/launch.md describes several processes that train together.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys

@@ -8,8 +8,6 @@ sections as soon as there is a checkpoint. Nothing is written. The test split is
 CPU: the devices stay with the training.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence

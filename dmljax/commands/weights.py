@@ -12,8 +12,6 @@ a folder of the package peft (LoRA), which is added to the weights. Files are
 downloaded to $DMLJAX_CACHE, or ~/.cache/dmljax. docs/weights.md describes them.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os

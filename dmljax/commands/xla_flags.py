@@ -1,7 +1,5 @@
 """Flags of XLA, for CPUs and for determinism, which must be set before JAX starts."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 from collections.abc import Iterable

@@ -18,8 +18,6 @@ The features are kept on disk, so that a second command starts with the table. -
 part I of N of them only: start N such processes, then the command without it.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import pathlib

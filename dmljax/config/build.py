@@ -1,7 +1,5 @@
 """A config becomes a `Run`."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

@@ -1,7 +1,5 @@
 """Digests that tell whether two runs are the same run, wherever their files lie."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Lengths of time in a config, such as 500 or '60 epochs', as numbers of steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 
 # epochs -> the step after which that many epochs of the sampler have ended.

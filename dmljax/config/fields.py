@@ -1,7 +1,5 @@
 """A config as plain data, checked and completed by the dataclasses of options. Imports no jax."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

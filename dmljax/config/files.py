@@ -1,7 +1,5 @@
 """Config files and overrides, as plain data, and a run's default folder. Imports no jax."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import pathlib

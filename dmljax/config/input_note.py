@@ -1,7 +1,5 @@
 """A note where evaluation prepares images in another way than the weights expect."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Any

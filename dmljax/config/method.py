@@ -1,7 +1,5 @@
 """The method of a config: its backbone, its head, and what of them learns."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

@@ -3,8 +3,6 @@
 Unlike `old_names`, this file stays, because run folders outlive versions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

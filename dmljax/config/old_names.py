@@ -3,8 +3,6 @@
 So configs and run folders of that version can be read. This file goes after the next version.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

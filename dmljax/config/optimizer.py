@@ -1,7 +1,5 @@
 """The optimizer and the schedule that a config names."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Collection, Sequence

@@ -1,7 +1,5 @@
 """What a config with `start` takes from the earlier run: weights, normalization, net, adapters."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 from collections.abc import Sequence

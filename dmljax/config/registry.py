@@ -5,8 +5,6 @@ kind requires. So a new loss is found by its name as soon as its module exports 
 beside it, such as `sampling.coverage`, is not mistaken for a sampler. Imports no jax.
 """
 
-from __future__ import annotations
-
 import builtins
 import functools
 import importlib

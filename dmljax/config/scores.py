@@ -1,7 +1,5 @@
 """The scores that a config asks for, and the one that chooses the step of a run."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 

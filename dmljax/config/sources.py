@@ -1,7 +1,5 @@
 """What `--print` shows: every value of a config and where it comes from. Imports no jax."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The data set of a config, and the classes that are held out of training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

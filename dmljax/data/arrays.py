@@ -1,7 +1,5 @@
 """A data set in one NumPy file."""
 
-from __future__ import annotations
-
 import collections
 import os
 import pathlib

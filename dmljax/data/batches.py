@@ -6,8 +6,6 @@ row in the sequence of all global batches, so it depends neither on the number o
 threads nor on the first step of a run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

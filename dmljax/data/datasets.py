@@ -8,8 +8,6 @@ Nothing is downloaded. No image is decoded here, except in `mnist`, `npz` and `g
 few megabytes and stay in memory. If the counts differ from the published ones, a warning says so.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import pathlib

@@ -4,8 +4,6 @@
 the same pixels. Pillow decodes all other formats, and JPEGs that simplejpeg does not support.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import warnings

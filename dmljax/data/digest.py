@@ -1,7 +1,5 @@
 """A digest of a data set that does not depend on the folder in which it lies."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

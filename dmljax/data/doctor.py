@@ -1,7 +1,5 @@
 """Examines a data set: counts, classes, unreadable images, duplicates."""
 
-from __future__ import annotations
-
 import collections
 import concurrent.futures
 import dataclasses

@@ -7,8 +7,6 @@ and times of the image files, so that no feature is used for what it does not be
 parts lie the keys of the single images: an image that another folder has is not computed again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

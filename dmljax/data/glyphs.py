@@ -7,8 +7,6 @@ and l (a cosine similarity of 0.89 over all faces). The list is written out, so 
 not depend on the version of a font library.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import pathlib

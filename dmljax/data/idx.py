@@ -1,7 +1,5 @@
 """The idx format of MNIST's files."""
 
-from __future__ import annotations
-
 import gzip
 import pathlib
 

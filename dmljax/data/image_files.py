@@ -4,8 +4,6 @@ Programs that read folders of images, such as `dmljax index`, can then use a dat
 an archive or in memory.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

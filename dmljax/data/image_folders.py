@@ -1,7 +1,5 @@
 """A data set made of one folder of images per class."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import unicodedata

@@ -1,7 +1,5 @@
 """Finds the folder of a data set, and the images in a folder."""
 
-from __future__ import annotations
-
 import collections
 import os
 import pathlib

@@ -3,8 +3,6 @@
 The manifest is written last, so a folder that has one is complete.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import os
 import pathlib

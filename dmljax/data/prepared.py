@@ -1,7 +1,5 @@
 """Reads what `prepare` wrote: ArrayRecord shards and a manifest."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 

@@ -1,7 +1,5 @@
 """Reads images of a split by index."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dmljax.data import decode

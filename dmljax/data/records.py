@@ -1,7 +1,5 @@
 """Sequences of encoded images in ArrayRecord shards: prepared data sets and TFDS data sets."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 from collections.abc import Iterator, Sequence

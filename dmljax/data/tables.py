@@ -1,7 +1,5 @@
 """A data set listed in a CSV or Parquet table."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

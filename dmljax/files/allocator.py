@@ -1,7 +1,5 @@
 """How much freed memory a process keeps for its next allocations."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 

@@ -1,7 +1,5 @@
 """The cores of this process."""
 
-from __future__ import annotations
-
 import math
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """The control groups of this process, by which a container or a batch job is limited."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Locks of the operating system (`flock`), which end with the process, however it ends."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """The memory that this process may still take."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 

@@ -1,7 +1,5 @@
 """Whether an ONNX file takes values from other files."""
 
-from __future__ import annotations
-
 from dmljax.files import protobuf
 
 # By messages of onnx.proto, the fields that lead to tensors, and the messages that they hold.

@@ -10,8 +10,6 @@ The operating system keeps the locks (`flock`) and ends them with the process. T
 of a cluster must support them: NFS 4, Lustre with `-o flock`, Filestore. A bucket does not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """Protobuf messages, field by field off the wire, without a schema."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Files that a run leaves, as plain data, and whether their text may name modules to import."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import itertools

@@ -1,7 +1,5 @@
 """`result.json`: the result of a run, for programs that compare runs. Imports no jax."""
 
-from __future__ import annotations
-
 import math
 import os
 import pathlib

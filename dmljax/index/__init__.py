@@ -12,8 +12,6 @@ is bound to the digest of the model that makes its vectors. The package imports 
 flax.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Hashable
 

@@ -11,8 +11,6 @@ it better: Ji et al., NeurIPS 2012). Without the rotation, numbers of little var
 much as others.
 """
 
-from __future__ import annotations
-
 import hashlib
 import pathlib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The SQLite file of an embedded index: connections, tables, and errors in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pathlib

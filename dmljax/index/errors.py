@@ -1,7 +1,5 @@
 """What an index refuses or cannot do: one line each."""
 
-from __future__ import annotations
-
 
 class InvalidInput(ValueError):
     """Vectors, ids, metadata, a filter or a number that the index does not take."""

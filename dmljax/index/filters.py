@@ -10,8 +10,6 @@ a field that is null or absent. `conditions` in `commands/search.py` reads the f
 `condition_sql` of each store makes SQL.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple

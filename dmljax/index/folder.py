@@ -7,8 +7,6 @@ photos.index/
     generation-2/        an index of another model, while `reindex` fills it
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import glob

@@ -6,8 +6,6 @@ them exactly. Its manifest records the wanted recall@10, those that were measure
 and the search width (ef) that reaches them.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Checks of the caller's arguments. A call that is refused stores nothing."""
 
-from __future__ import annotations
-
 import collections
 import json
 import math

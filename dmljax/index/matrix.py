@@ -5,8 +5,6 @@ the vectors [n, d] in float32. `matrix.json` names the file with its digest, and
 once: a reader sees the old file or the new one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

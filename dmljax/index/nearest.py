@@ -8,8 +8,6 @@ The similarity of two vectors is their cosine ("cosine", of unit vectors), or mi
 distance ("euclidean"). A larger similarity is always better.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

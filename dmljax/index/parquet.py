@@ -5,8 +5,6 @@ model is in the schema's metadata under `dmljax`. A folder of parts (`files.part
 Parquet files of all its parts, in order.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """The tables of an index in PostgreSQL: address, generations, locks, and errors in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Rows of vectors, or of codes of vectors, that can be appended and marked as deleted."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -4,8 +4,6 @@ A further store is one file and one row of `STORES`. The file has a subclass of 
 abstract methods are the contract; `tests/index/test_index_contract.py` tests it.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 

@@ -4,8 +4,6 @@ Every store measures its graph here, and its search in two stages (`codes.py`), 
 the same everywhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 

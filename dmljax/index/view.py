@@ -1,7 +1,5 @@
 """The rows that a search of an embedded index reads: the matrix, later rows, deletions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import TypeVar
 

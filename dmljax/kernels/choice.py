@@ -1,7 +1,5 @@
 """The one place where `impl` becomes a function. `dmljax.kernels` documents its values."""
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import functools

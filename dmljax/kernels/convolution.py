@@ -17,8 +17,6 @@ Other grouped convolutions and types other than float32 always take XLA's form.
 needs of the result is in the result, so that the map before the clipping is not kept.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -5,8 +5,6 @@ has one term per element of the kernels: the shifted map times this element, cha
 few images are computed at a time, so that their maps stay in the cache.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

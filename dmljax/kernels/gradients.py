@@ -3,8 +3,6 @@
 They are exact: the same sums as XLA's own gradients, in another order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

@@ -7,8 +7,6 @@ stride is then a sum over the windows' pixels that reach them. Of equal pixels t
 the gradient, as in PyTorch and XLA.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable

@@ -10,8 +10,6 @@ Here an input is a row of the feature map, a tap is a row of the kernel, and a p
 convolution along the row. The gradients use the transposed matrices.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Descriptions of arguments that losses share: written once, part of every docstring."""
 
-from __future__ import annotations
-
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """What losses do first: check their arguments, widen to float32, mask, pair up, mine."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

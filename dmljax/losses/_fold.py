@@ -6,8 +6,6 @@ holds its rows, and the blocks of columns travel around the ring of devices, wit
 the backward pass.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Sums of losses, a loss of nested prefixes, and statistics to log beside a loss."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools

@@ -1,7 +1,5 @@
 """Pair losses against a memory of earlier batches."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Every loss is `f(embeddings [b d], labels, *, ...) -> scalar`. A row of `embeddi
 rows of `references` with the anchor's class are its positives, the others its negatives.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float

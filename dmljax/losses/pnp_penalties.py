@@ -3,8 +3,6 @@
 Names are as in Li et al., AAAI 2022, arXiv:2102.04640: PNP-O, PNP-Ds, PNP-Dq, PNP-Iu, PNP-Ib.
 """
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jaxtyping import Float
 

@@ -4,8 +4,6 @@ Every loss is `f(embeddings [b d], labels [b], proxies [c d] or [c k d], *, ...)
 directions of proxies matter, except for `large_margin_softmax`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -8,8 +8,6 @@ and `histogram` loop over bins and compute each bin again in the backward pass. 
 so sums are added in the same order on every device.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Penalties on embeddings or proxies, `f(x [... d], *, ...) -> scalar`, to be added to a loss."""
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -5,8 +5,6 @@ Arguments are as in `dmljax.losses.pairs`. The losses loop over each anchor's po
 array of size b^3 is stored. Only `reduce_fn=None` returns such an array, [b n n].
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 Every loss is `f(embeddings [b d], other [b d], *, ...) -> scalar`.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float

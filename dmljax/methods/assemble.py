@@ -1,7 +1,5 @@
 """Nets of several Linen modules, as pure functions over plain trees."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

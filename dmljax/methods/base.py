@@ -9,8 +9,6 @@ trees of arrays. The backbone, or the module that contains it, is `params["net"]
 statistics are `model_state["batch_stats"]["net"]`.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence

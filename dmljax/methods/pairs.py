@@ -1,7 +1,5 @@
 """A method for every pair, triplet and ranking loss, with a miner and a memory if wanted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import flax.linen as nn

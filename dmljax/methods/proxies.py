@@ -1,7 +1,5 @@
 """A method for every loss against proxies: learned vectors, one or several for each class."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -3,8 +3,6 @@
 VPTSP-G: `method={"name": "semantic_proxies"}` with `trained={"name": "prompts"}`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 

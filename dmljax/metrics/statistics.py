@@ -8,8 +8,6 @@ several rows are compared with one baseline, `holm` adjusts their p-values.
 Functions import scipy themselves, so that other programs do not wait half a second for it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

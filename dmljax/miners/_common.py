@@ -1,7 +1,5 @@
 """What miners share: checks of their arguments, and selections in rows of masks."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

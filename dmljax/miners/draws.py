@@ -1,7 +1,5 @@
 """Miners that draw pairs at random."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, PRNGKeyArray

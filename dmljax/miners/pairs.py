@@ -1,7 +1,5 @@
 """Miners that select pairs by their distances or by their position in the batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax.numpy as jnp

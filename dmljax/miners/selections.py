@@ -8,8 +8,6 @@ Every function is `(difficulty [b n], candidates [b n], limit [b 1]) -> mask [b 
   the other kind. An easier pair keeps the order: the positive is nearer than the negative.
 """
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 

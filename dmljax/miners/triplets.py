@@ -5,8 +5,6 @@ Three miners divide all triplets by their gap: `hard_triplets` (g <= 0), `semiha
 (0 < g <= margin) and `easy_triplets` (margin < g). `triplet_margin` is the first two together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax.numpy as jnp

@@ -13,8 +13,6 @@ The returned attention is the one before dropout. In training, dropout needs the
 "dropout". Products are computed in `dtype`; scores and softmax in float32.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

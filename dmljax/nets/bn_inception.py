@@ -5,8 +5,6 @@ the parameters have no hierarchy: `inception_3a_3x3_reduce`, `inception_3a_3x3_r
 `dmljax.nets` documents what all backbones share.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import ClassVar
 

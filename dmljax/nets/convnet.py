@@ -1,7 +1,5 @@
 """A small net for small images, which trains on a CPU."""
 
-from __future__ import annotations
-
 import flax.linen as nn
 import jax
 from jaxtyping import Float

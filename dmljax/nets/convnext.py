@@ -7,8 +7,6 @@ has the plain mean.
 `dmljax.nets` documents what all backbones share.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import ClassVar
 

@@ -5,8 +5,6 @@ The stages are `stem`, the entries `0` to `6` of timm's `blocks`, and the last c
 `dmljax.nets` documents what all backbones share.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any, ClassVar

@@ -5,8 +5,6 @@ Stages of both: `conv1 pool1 conv2 pool2 3a 3b pool3 4a 4b 4c 4d 4e pool4 5a 5b`
 belongs to the stage before it. `dmljax.nets` documents what all backbones share.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import ClassVar
 

@@ -10,8 +10,6 @@ float32:
 * "logits" `[b classes]` (with a classifier).
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ Numbers are drawn in blocks with keys of their own, so a shorter draw is the sta
 the forward pass, and one compiled function draws the parameters of all shapes.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

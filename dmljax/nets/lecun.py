@@ -1,7 +1,5 @@
 """The small net of the contrastive loss's paper, for MNIST."""
 
-from __future__ import annotations
-
 import flax.linen as nn
 import jax
 from jaxtyping import Float

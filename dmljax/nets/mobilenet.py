@@ -5,8 +5,6 @@ inverted residual blocks, `18` is the last convolution. `dmljax.nets` documents 
 share.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import ClassVar
 

@@ -4,8 +4,6 @@ A pool may create parameters of the module that calls it, as `learned_gem` does.
 `class_and_mean` also name an output of a net, see `methods.assemble.pooling`.
 """
 
-from __future__ import annotations
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp

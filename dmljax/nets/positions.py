@@ -3,8 +3,6 @@
 Published codes resize a learned grid in three ways, which differ by per cents: `RESIZES`.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prompts: tokens that the blocks of a vision transformer read beside the patches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

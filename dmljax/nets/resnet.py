@@ -4,8 +4,6 @@ The 3x3 convolution of a bottleneck has its stride. Stages: `stem` (including th
 `layer1` to `layer4`. `dmljax.nets` documents what all backbones share.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import ClassVar
 

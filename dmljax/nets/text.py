@@ -4,8 +4,6 @@ A tower is a module `tower(tokens [b n]) -> [b d]`. Its vectors are compared wit
 tower of the same checkpoint by cosine similarity.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

@@ -11,8 +11,6 @@
 that it uses, and takes the fastest (`milliseconds`, `dmljax.train.attention_choice`).
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import math

@@ -1,7 +1,5 @@
 """The pre-norm block of transformers, which nets for images and towers for text share."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

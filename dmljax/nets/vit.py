@@ -14,8 +14,6 @@ that starts later takes the map of the block before, and its `prefix` as a keywo
 CLIP was trained with its last norm on the class token only; `features` has it on all tokens.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ Each device goes over the rows of the proxies that it holds. Only numbers per ro
 exchanged between devices. No logits are kept: the backward pass computes each tile again.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Sharding of rows inside a computation on several devices, and the size of tiles."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -4,8 +4,6 @@
 once, and its Euclidean distance to itself is exactly 0.
 """
 
-from __future__ import annotations
-
 import functools
 
 import jax

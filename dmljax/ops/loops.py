@@ -1,7 +1,5 @@
 """Loops over the True entries of a mask `[b n]`, in O(b n) memory."""
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Masks of positive and negative pairs."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Numerically safe functions: precision, roots and powers, logarithms of sums, unit vectors."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

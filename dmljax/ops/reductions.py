@@ -4,8 +4,6 @@ The entries of a loss are its values for each anchor, pair or triplet; `where` m
 count. Because total and count are returned apart, a loss can add them up over rounds of a loop.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """The types that losses, miners and `ops` share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

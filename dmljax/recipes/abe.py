@@ -1,7 +1,5 @@
 """The attention-based ensemble (ABE) of Kim et al., ECCV 2018."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dmljax.recipes.arguments import check_choice

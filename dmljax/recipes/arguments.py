@@ -1,7 +1,5 @@
 """What recipes share: their arguments, written as `attention=gat,mlp=False`, and their values."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """A published backbone in place of the net of a recipe."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dmljax.recipes.photos import _backbone, _of_photos

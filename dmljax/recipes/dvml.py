@@ -1,7 +1,5 @@
 """Deep variational metric learning (DVML) of Lin et al., ECCV 2018."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from dmljax import renames

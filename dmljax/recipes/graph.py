@@ -1,7 +1,5 @@
 """Attention over the batch (Seidenschwarz et al., ICML 2021), and its ablations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dmljax.recipes.arguments import check_choice, with_values

@@ -1,7 +1,5 @@
 """MNIST in a plane, after a blog post on contrastive and triplet losses, with a movie."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

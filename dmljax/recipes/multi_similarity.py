@@ -1,7 +1,5 @@
 """The multi-similarity loss (Wang et al., CVPR 2019) on BN-Inception: a strong baseline."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dmljax.recipes.arguments import check_choice, with_values

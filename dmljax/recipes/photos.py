@@ -1,7 +1,5 @@
 """Runs that reproduce no paper: characters that need no download, and folders of photographs."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

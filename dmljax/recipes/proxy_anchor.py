@@ -1,7 +1,5 @@
 """The Proxy-Anchor loss (Kim et al., CVPR 2020): a strong baseline."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dmljax.recipes.arguments import check_choice, with_values

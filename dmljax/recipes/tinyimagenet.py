@@ -1,7 +1,5 @@
 """TinyImageNet: triplets with mined pairs against ArcFace, as in a review of 2022."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dmljax.recipes.arguments import check_choice

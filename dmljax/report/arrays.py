@@ -1,7 +1,5 @@
 """Embeddings and labels from files, for reports on embeddings that dmljax did not train."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 

@@ -3,8 +3,6 @@
 embedding-atlas embeddings.parquet --x x --y y --neighbors neighbors --disable-projection
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 They may be of any program: only arrays are compared.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 

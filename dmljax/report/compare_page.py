@@ -3,8 +3,6 @@
 Of runs it reads `scores.safetensors` and `report.html`, and needs no images and no nets.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

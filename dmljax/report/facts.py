@@ -5,8 +5,6 @@ module puts them together. A fault in one section leaves that section out and is
 `Facts.faults`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

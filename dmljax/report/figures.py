@@ -1,7 +1,5 @@
 """A matplotlib figure that does not touch the state of a notebook."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -12,8 +12,6 @@ that the method offers. The kinds of views, beside 'kind', 'title' and 'note':
 `items` are rows of the split.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

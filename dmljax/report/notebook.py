@@ -1,7 +1,5 @@
 """Pages and figures for notebooks, from the page of a run: nothing is computed again."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ small, one gzip of all arrays and long lists, and the sheets of thumbnails as We
 network: a content security policy forbids every request. The same facts give the same bytes.
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import gzip

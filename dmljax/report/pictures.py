@@ -1,7 +1,5 @@
 """A movie of the embedding: a frame of every evaluation, joined at the end of a run."""
 
-from __future__ import annotations
-
 import pathlib
 
 import numpy as np

@@ -3,8 +3,6 @@
 Nothing here opens a checkpoint or an image. Missing and damaged files leave their parts out.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

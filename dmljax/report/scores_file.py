@@ -3,8 +3,6 @@
 Comparing runs needs neither images nor nets: these files are enough.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

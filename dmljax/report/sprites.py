@@ -1,7 +1,5 @@
 """Thumbnails of images, sixteen by sixteen to a sheet, encoded as WebP."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The report as text, for a terminal: of one model, or a comparison of several."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The adapters of a run, as files of the package peft."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a run would train, compute and need, from its compiled train step, without a step."""
 
-from __future__ import annotations
-
 import copy
 import importlib.metadata
 import math

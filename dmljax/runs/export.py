@@ -1,7 +1,5 @@
 """Embeddings of a split, written to files."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

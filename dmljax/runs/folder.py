@@ -1,7 +1,5 @@
 """The folder of a run: claimed by one process, written once, opened again when the run is over."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

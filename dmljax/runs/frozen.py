@@ -4,8 +4,6 @@ It is scored before training, on the test split and on held-out classes. After t
 queries tell whether the run is better, and whether it may be exported.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import os

@@ -5,8 +5,6 @@ that are held out from training. The best one counts, the frozen backbone includ
 goes on with the same command: finished steps are read, the others are ordinary runs.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import os

@@ -1,7 +1,5 @@
 """The page of a run: `report.html` in its folder."""
 
-from __future__ import annotations
-
 import functools
 import os
 import pathlib

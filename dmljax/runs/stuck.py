@@ -1,7 +1,5 @@
 """A warning for runs that learn nothing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

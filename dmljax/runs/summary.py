@@ -1,7 +1,5 @@
 """What a run reports: its header, its footer, its warnings and the frames of its movie."""
 
-from __future__ import annotations
-
 import pathlib
 from typing import Any
 

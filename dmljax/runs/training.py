@@ -1,7 +1,5 @@
 """A run from its config to its last line: train, then report."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

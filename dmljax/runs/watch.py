@@ -1,7 +1,5 @@
 """A server of the page of a run that is still training, for this machine only."""
 
-from __future__ import annotations
-
 import dataclasses
 import http.server
 import os

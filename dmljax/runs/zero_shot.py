@@ -1,7 +1,5 @@
 """Published backbones on the user's images, as they are: scores, comparison and page."""
 
-from __future__ import annotations
-
 import collections
 import csv
 import dataclasses

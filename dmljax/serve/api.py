@@ -4,8 +4,6 @@ Requests are checked against these types (`formats.decode`, `formats.query`), an
 derived from them. The index itself checks `k`, `threshold`, `where`, vectors and ids.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple

@@ -1,7 +1,5 @@
 """What answers the routes of `api`."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -5,8 +5,6 @@ waiting images, up to the largest batch, and one thread runs the net. While it r
 gathers by itself, so batches grow with the load and a single client does not wait.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence

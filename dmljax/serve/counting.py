@@ -3,8 +3,6 @@
 An empty list is one byte of msgpack and 64 in Python. So values are counted before they are parsed.
 """
 
-from __future__ import annotations
-
 import re
 
 # Runs of values of one size, so that Python takes a step for each run: the bytes of one value, and

@@ -3,8 +3,6 @@
 `workers` starts it, kills it where an image takes too long, and says how both talk.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -1,7 +1,5 @@
 """The refusal of a request: a status and one line."""
 
-from __future__ import annotations
-
 import logging
 
 from dmljax.bundle.errors import BadImage

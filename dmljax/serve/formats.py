@@ -1,7 +1,5 @@
 """Bodies of requests and answers: JSON, msgpack, raw float32, images, multipart."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

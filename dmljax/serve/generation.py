@@ -5,8 +5,6 @@ beside the present one. Then new requests use the new one, and the old one is cl
 request ends. If the new one cannot be used, the present one stays.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import contextlib

@@ -1,7 +1,5 @@
 """Checks of every request: limits, tokens, ids; errors of one line, figures, headers of answers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

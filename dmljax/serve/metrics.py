@@ -1,7 +1,5 @@
 """Figures of the service in the text format of Prometheus. Labels have fixed sets of values."""
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
 
 CONTENT_TYPE = exposition.CONTENT_TYPE_LATEST

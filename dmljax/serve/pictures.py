@@ -7,8 +7,6 @@ decodes a picture and encodes it again, so that nothing but pixels of a file rea
 Everything but `read` runs in one thread.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 

@@ -6,8 +6,6 @@ earliest start is next. Times are seconds of work, not of a clock. A new client 
 for the time before it came, and waits for at most one job of a client that sent a thousand.
 """
 
-from __future__ import annotations
-
 import asyncio
 import bisect
 import contextlib

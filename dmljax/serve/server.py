@@ -1,7 +1,5 @@
 """One process of the service: its socket, its signals and its end."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

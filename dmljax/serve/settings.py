@@ -1,7 +1,5 @@
 """The settings of a service, and the checks without which it does not start."""
 
-from __future__ import annotations
-
 import dataclasses
 import ipaddress
 import os

@@ -7,8 +7,6 @@ checkpoint. The number of the trial seeds its sampler. So an interrupted search 
 points as an uninterrupted one, and parallel workers ask for different points.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """The folder of a study: its index of runs, and what may change after the first run."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -4,8 +4,6 @@ The nets are all folds of one seed, or independent nets of several seeds. A work
 so another process embeds: `dmljax study join OUT.json RUN RUN`.
 """
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

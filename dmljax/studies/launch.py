@@ -1,7 +1,5 @@
 """Several workers on one host, each with its share of the devices."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The state of a run: finished, failed, running, or waiting for a worker."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

@@ -1,7 +1,5 @@
 """A table of a study as one HTML file, with a dot for every seed, and the curves of the rows."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Mapping
 

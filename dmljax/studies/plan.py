@@ -1,7 +1,5 @@
 """The runs of a study: the command of every run, and the digest that names its folder."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import json

@@ -4,8 +4,6 @@ One value has no interval, two values are printed as they are, and an unresolved
 called so, never "equal".
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math

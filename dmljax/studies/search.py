@@ -1,7 +1,5 @@
 """The trials of a search, and the best of them by its held-out score."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

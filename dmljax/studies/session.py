@@ -1,7 +1,5 @@
 """The verbs of `dmljax study`: plan a study, make its runs, show its table."""
 
-from __future__ import annotations
-
 import pathlib
 import shlex
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Both are counted in the traced program of the embedding, without training and wi
 process of its own does it, since a worker holds no device: `dmljax study sizes FILE`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Any

@@ -7,8 +7,6 @@ A space is a dict of fields of the config. A range is a tuple:
     ("choice", a, b, ...)                                 any values
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping

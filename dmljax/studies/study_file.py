@@ -1,7 +1,5 @@
 """A study file as typed data: the runs, and how they are compared. Imports no jax."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

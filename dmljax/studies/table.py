@@ -3,8 +3,6 @@
 Everything here is plain numbers; `printing` and `page` print them. Values are in percent.
 """
 
-from __future__ import annotations
-
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence

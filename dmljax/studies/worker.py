@@ -6,8 +6,6 @@ if the worker is killed, the run goes on; if both are killed, the next worker co
 its checkpoint.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

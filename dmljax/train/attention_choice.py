@@ -1,7 +1,5 @@
 """Which form of attention a run computes: on an accelerator the fastest one, as measured."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import json

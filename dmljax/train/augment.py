@@ -6,8 +6,6 @@ rounds: so every device computes the same pixels as the host. Tables of weights 
 that a box may have are on the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

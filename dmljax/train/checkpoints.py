@@ -8,8 +8,6 @@ the one before it is used. The newest checkpoint with sums is deleted only after
 them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Programs: their operations, how many XLA compiles, and the folder that keeps them."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

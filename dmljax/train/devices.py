@@ -10,8 +10,6 @@ memories and random draws are the same as on one device with the same images, wi
 Where the batch divides, nothing is added or cut.
 """
 
-from __future__ import annotations
-
 import collections
 import itertools
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """A function of images, of every image of a split."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Callable, Iterator
 from typing import Any

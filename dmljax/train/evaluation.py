@@ -1,7 +1,5 @@
 """Evaluation in two layers: `embed` a split, `score` its embeddings. `Evaluator` calls both."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import itertools

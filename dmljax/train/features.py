@@ -4,8 +4,6 @@ Files of some hundred rows are written, each completely or not at all. A killed 
 with the first file that does not exist.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import functools

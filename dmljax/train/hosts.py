@@ -4,8 +4,6 @@ Every process runs the same steps on its own rows of each batch. Only process 0 
 `on_process_0` calls a function there, and gives its result to the other processes.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """The first state of a run: parameters that are drawn, or read from a file of weights."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable

@@ -5,8 +5,6 @@ resumed writes the same bytes as one that was not (on GPUs with `runtime.determi
 memory are in `speed.jsonl`. TensorBoard gets both.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

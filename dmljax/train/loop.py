@@ -1,7 +1,5 @@
 """One loop for every method: step, log, evaluate, save, and end early (`patience`)."""
 
-from __future__ import annotations
-
 import functools
 import math
 import pathlib

@@ -1,7 +1,5 @@
 """The classes that look most alike to the net, for samplers that take `neighbors`."""
 
-from __future__ import annotations
-
 import functools
 import pathlib
 from collections.abc import Callable

@@ -6,8 +6,6 @@ For each parameter, the first group whose `path` is found in the parameter's pat
 and the step from which on it learns.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ These are annotations only. XLA inserts the communication, and a step computes w
 with everything on every device.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

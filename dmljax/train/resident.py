@@ -5,8 +5,6 @@ step, the devices of a host send each other the images of their rows of the batc
 them (`augment`). A batch depends neither on the number of devices nor on the number of hosts.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import functools
 import math

@@ -3,8 +3,6 @@
 `dmljax.files.result` describes the file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.metadata

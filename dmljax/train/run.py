@@ -1,7 +1,5 @@
 """What a config becomes: a `Run` of options, functions, shapes and placements, all typed."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ These are not optax's schedules, which compute the same formulas with other roun
 a run would not repeat bit for bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import jax

@@ -1,7 +1,5 @@
 """Parameters of another run in the first state of a new one: found, read, averaged, placed."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence

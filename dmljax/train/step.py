@@ -1,7 +1,5 @@
 """One pure train step, the same for every method."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 

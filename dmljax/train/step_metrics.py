@@ -1,7 +1,5 @@
 """Metrics of train steps, left on the devices for a few steps, then fetched and checked."""
 
-from __future__ import annotations
-
 import collections
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Published files, rewritten in the converted format."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

@@ -4,8 +4,6 @@ The metadata is JSON under the key "dmljax": the net, the source and its SHA-256
 input that the weights expect, notes of the conversion, and a digest of the tensors.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Downloads of published files."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import http.client

@@ -1,7 +1,5 @@
 """What is known about a published file: where it is, what it expects, what may be done with it."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from dmljax.weights.preprocessing import inputs

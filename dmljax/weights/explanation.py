@@ -1,7 +1,5 @@
 """What a published file is, what it expects and what may be done with it, as text."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from typing import Any

@@ -1,7 +1,5 @@
 """Published files that installed Python packages contain."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import pathlib
 

@@ -6,8 +6,6 @@ Published files with other names have a `NameMap` in `weights/families`. A net o
 an attribute `layout`, a `Layout`; then no name map is tried.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

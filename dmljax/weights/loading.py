@@ -1,7 +1,5 @@
 """Variables of a net from a published or a converted file."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import os

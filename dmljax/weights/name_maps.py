@@ -5,8 +5,6 @@ A rule's key is our name of a parameter, or of its module, in PyTorch's spelling
 name of the same, or a `Source`. A name without a rule is the same in the file. `*` is a number.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ by the names of its own file, which the name maps of `weights.families` know. Ad
 a third tensor for each module, `lora_magnitude_vector`: `[o]`, or `[1 o 1 1]` for a convolution.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -5,8 +5,6 @@ so that images cross to it in one byte per value. `inputs` has the same numbers 
 `convert` writes into its files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The table of published files of weights. docs/weights.md describes them."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 

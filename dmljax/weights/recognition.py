@@ -1,7 +1,5 @@
 """Which published net a file or a net is, by its sizes and parts."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The towers for text of published files, and the rule by which a bundle makes their tokens."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 from typing import Any, NamedTuple

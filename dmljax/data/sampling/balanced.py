@@ -1,7 +1,5 @@
 """Batches of P classes with K images each."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dmljax.data.sampling import draws

@@ -1,7 +1,5 @@
 """Random draws of the samplers, each from a generator of its own."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

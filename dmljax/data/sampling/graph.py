@@ -1,7 +1,5 @@
 """The samplers of the graph system (Seidenschwarz et al., ICML 2021), as published."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The images of each class, sorted once for all steps."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Batches of classes that the net still confuses."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dmljax.data.sampling import draws

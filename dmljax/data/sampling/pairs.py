@@ -1,7 +1,5 @@
 """Batches made of pairs of images: DVML's and ABE's."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dmljax.data.sampling import draws

@@ -1,7 +1,5 @@
 """A sampler with its options bound, and the steps at which its epochs end."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

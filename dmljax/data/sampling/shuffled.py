@@ -1,7 +1,5 @@
 """Batches drawn without regard to class."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dmljax.data.sampling import draws

@@ -1,7 +1,5 @@
 """Color jitter and random erasing."""
 
-from __future__ import annotations
-
 import functools
 import math
 

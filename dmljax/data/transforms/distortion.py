@@ -2,8 +2,6 @@
 training, `glyphs_train` of `recipes.py` call it with numbers of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Resizing, cropping and flipping."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Transforms for training and for evaluation, as published systems compose them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

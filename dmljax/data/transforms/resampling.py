@@ -1,7 +1,5 @@
 """Resizing with Pillow's antialiased filters or OpenCV's plain one."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any, NamedTuple

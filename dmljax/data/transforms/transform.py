@@ -1,7 +1,5 @@
 """A transform with its options bound, and its form for whole batches if it has one."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterable

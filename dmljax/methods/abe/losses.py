@@ -1,7 +1,5 @@
 """The losses of ABE: between images for every learner, and between the learners of one image."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """The method ABE: learners with a metric loss each, and a divergence that keeps them apart."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

@@ -18,8 +18,6 @@ Their fields, with the published defaults for Caffe's GoogLeNet:
 * `pool_fn`: pools the map of G, see `methods.assemble.encoder`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

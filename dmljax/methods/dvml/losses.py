@@ -1,7 +1,5 @@
 """The losses of DVML: the divergence, the reconstruction, and an n-pairs loss on raw products."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float

@@ -4,8 +4,6 @@ The features f of the backbone become z_I, the embedding at test time, and the m
 variance of z_V, the variation within a class. A decoder restores f from z = z_I + z_V.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

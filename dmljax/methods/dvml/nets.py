@@ -5,8 +5,6 @@ the mean and log variance of z_V, the variation within a class. The decoder maps
 to f. (Lin et al., ECCV 2018.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ messages by attention. Two classifiers are trained: one on the features of the b
 output of the graph network. Evaluation uses only the backbone.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

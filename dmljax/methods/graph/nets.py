@@ -6,8 +6,6 @@ this network trains the backbone. At test time it is usually left out, because i
 depend on the other images of the batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Test-time refinement: every embedding passes the graph network among its neighbors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

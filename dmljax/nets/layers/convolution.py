@@ -1,7 +1,5 @@
 """Convolution, linear map, and the unit of convolution, batch norm and relu."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Batch norm, layer norm and local response norm."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Pooling over windows and over the whole feature map."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

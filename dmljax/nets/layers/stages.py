@@ -1,7 +1,5 @@
 """What backbones share: named stages, ranges of stages, checks, shapes of variables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """CLIP (Radford et al., ICML 2021) and OpenCLIP (Cherti et al., CVPR 2023): the image towers."""
 
-from __future__ import annotations
-
 from dmljax.normalizations import CLIP, HALF
 from dmljax.weights.entries import Preprocessing, Published
 from dmljax.weights.families.common import MIT, hub

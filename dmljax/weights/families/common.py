@@ -1,7 +1,5 @@
 """Sources, licenses and preprocessing that several families share."""
 
-from __future__ import annotations
-
 from dmljax.weights.entries import License, Preprocessing, Published
 
 IMAGENET = "ImageNet-1k, with labels; ImageNet's terms of use speak of research and may bind you"

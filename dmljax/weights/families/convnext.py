@@ -1,7 +1,5 @@
 """ConvNeXt (Liu et al., CVPR 2022): timm, transformers, the authors."""
 
-from __future__ import annotations
-
 from dmljax.weights.entries import Published
 from dmljax.weights.families.common import APACHE, BICUBIC, IMAGENET, hub
 from dmljax.weights.name_maps import NameMap

@@ -1,7 +1,5 @@
 """Vision transformers of DINO (Caron et al., ICCV 2021) and of ImageNet-21k (augreg)."""
 
-from __future__ import annotations
-
 from dmljax.normalizations import HALF
 from dmljax.weights.entries import Preprocessing, Published
 from dmljax.weights.families.common import APACHE, BICUBIC, hub

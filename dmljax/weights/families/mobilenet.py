@@ -1,7 +1,5 @@
 """MobileNetV2: torchvision, timm."""
 
-from __future__ import annotations
-
 from dmljax.weights.families.common import torchvision
 from dmljax.weights.name_maps import NameMap
 

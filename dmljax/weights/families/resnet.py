@@ -1,7 +1,5 @@
 """Residual nets: torchvision, timm, DINO."""
 
-from __future__ import annotations
-
 from dmljax.weights.entries import Preprocessing, Published
 from dmljax.weights.families.common import APACHE, BICUBIC, BSD, IMAGENET, torchvision
 

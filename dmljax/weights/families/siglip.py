@@ -1,7 +1,5 @@
 """SigLIP (Zhai et al., ICCV 2023) and SigLIP 2 (Tschannen et al., 2025): the image towers."""
 
-from __future__ import annotations
-
 from dmljax.normalizations import HALF
 from dmljax.weights.entries import Preprocessing, Published
 from dmljax.weights.families.clip import TEXT_TOWER, transformers_rules

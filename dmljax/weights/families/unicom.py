@@ -1,7 +1,5 @@
 """UNICOM (An et al., ICLR 2023)."""
 
-from __future__ import annotations
-
 from dmljax.normalizations import CLIP
 from dmljax.weights.entries import Preprocessing, Published
 from dmljax.weights.families.common import MIT

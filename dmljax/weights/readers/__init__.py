@@ -6,8 +6,6 @@ ONNX files are protobuf messages, which `protobuf` reads field by field. torch, 
 need not be installed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

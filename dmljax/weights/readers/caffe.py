@@ -1,7 +1,5 @@
 """Caffe's `.caffemodel`: a NetParameter."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dmljax.files.protobuf import Message, shaped

@@ -1,7 +1,5 @@
 """ONNX files with their weights inside: a ModelProto."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -3,8 +3,6 @@
 Arrays are views of the file: only what is used of them is read into memory.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 

@@ -1,7 +1,5 @@
 """State dicts that `torch.save` wrote: the zip format and the legacy format before PyTorch 1.6."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 from typing import Any

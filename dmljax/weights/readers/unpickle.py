@@ -5,8 +5,6 @@ stays a string, which is never imported or called. Any other name, and any opcod
 an object, is refused before it has an effect.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import pickletools
