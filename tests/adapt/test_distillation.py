@@ -53,6 +53,7 @@ def test_the_loss_has_the_term_and_the_teacher_stays(source, tmp_path):
 def test_a_large_weight_keeps_the_similarities(source, tmp_path):
     config = tiny(tmp_path, start=str(source), start_takes="backbone", steps=30)
     config |= {"method": {"name": "pairs", "dim": None}, "loss": "supcon", "log_every": 30}
+    config |= {"checkpoint": {"every": 30}, "evaluate": config["evaluate"] | {"every": 30}}
     config["net"] = config["net"] | {"frozen": True}
     distances = []
     for weight in (1e-6, 100.0):

@@ -112,7 +112,7 @@ def _attention_by_hand(branch, blocks):
 
 
 FIGURE_7 = [("pool3", blocks) for blocks in range(1, 8)]
-FIGURE_7 += [(branch, 5) for branch in BRANCHES]
+FIGURE_7 += [(branch, 5) for branch in BRANCHES if branch != "pool3"]
 
 
 @pytest.mark.parametrize(("branch", "blocks"), FIGURE_7)
@@ -124,17 +124,17 @@ def test_rows_of_figure_7(branch, blocks):
         attention=config["attention"],
         attention_net=functools.partial(googlenet, pools=config["attention_pools"]),
     )
-    shapes = _shapes(net)
+    draw = functools.partial(net.init_with_output, jax.random.key(0), train=False)
+    out, shapes = jax.eval_shape(draw, IMAGE)
     params = shapes["params"]
     attention, masks, products = _attention_by_hand(branch, blocks)
     assert (_count(params["attention"]), _count(params["masks"])) == (attention, masks)
     # Shared stages, head and embedding are those of the table, whatever the cut.
     assert _count(params["shared"]) + _count(params["head"]) == 5_973_552
-    apply = functools.partial(net.apply, train=False)
-    jaxpr, out = jax.make_jaxpr(apply, return_shape=True)(shapes, IMAGE)
     channels, side = BRANCHES[branch]
     assert out["masks"].shape == (1, 8, side, side, channels)
     if branch == "pool3":
+        jaxpr = jax.make_jaxpr(functools.partial(net.apply, train=False))(shapes, IMAGE)
         # The shared stages once, the others for every learner.
         others = 909_991_936 + 8 * (549_878_784 + 121_777_152 + 1024 * 64)
         assert multiply_adds(jaxpr.jaxpr) == others + products

@@ -1,5 +1,7 @@
 """Numbers of parameters and operations, and sizes of feature maps, as published."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,6 +74,13 @@ def test_multiply_adds_of_googlenet():
         assert multiply_adds(jaxpr.jaxpr) == total
 
 
+@functools.cache
+def _outputs(net, size):
+    x = jax.ShapeDtypeStruct((2, size, size, 3), jnp.float32)
+    key = jax.random.key(0)
+    return jax.eval_shape(lambda k, x: net.init_with_output(k, x, train=False)[0], key, x)
+
+
 @pytest.mark.parametrize(
     ("net", "size", "stage", "shape"),
     [
@@ -93,9 +102,7 @@ def test_multiply_adds_of_googlenet():
     ],
 )
 def test_maps_have_the_published_sizes(net, size, stage, shape):
-    x = jax.ShapeDtypeStruct((2, size, size, 3), jnp.float32)
-    key = jax.random.key(0)
-    outputs = jax.eval_shape(lambda k, x: net.init_with_output(k, x, train=False)[0], key, x)
+    outputs = _outputs(net, size)
     assert outputs[stage].shape == (2, *shape)
     assert outputs["pooled"].shape == (2, outputs["features"].shape[-1])
 

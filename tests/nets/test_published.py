@@ -108,6 +108,8 @@ WITH_GRADIENTS = [n for n in CASES if f"{list(keys(n).values())[-1]}/gradient" i
 RECTIFIED = [f"{n}_real_width" for n in ("efficientnet", "mobilenet", "resnet")]
 CONVOLUTIONAL = [n for n in CASES if n.startswith(("convnext", "efficientnet"))]
 WHOLE = ("vit_s16_whole", "vit_b16_whole")  # of real width and depth
+# A small net has the same parts, and is compared with its gradients and at all sizes.
+WIDE = [n for n in CASES if n.endswith("_real_width") and not n.startswith(("mobile", "resnet"))]
 # Compiling the gradients of depthwise convolutions in our own form takes half a minute.
 # tests/kernels compares this form with XLA's.
 SLOW_FORMS = ("efficientnet_timm", "convnext_timm", "convnext_real_width")
@@ -121,7 +123,7 @@ def gradient_form(name):
 @pytest.mark.parametrize(
     ("name", "impl"),
     [
-        pytest.param(name, gradient_form(name), marks=[pytest.mark.slow] * (name in WHOLE))
+        pytest.param(name, gradient_form(name), marks=[pytest.mark.slow] * (name in (*WHOLE, *WIDE)))
         for name, case in CASES.items()
         if not case["train"]
     ]
@@ -146,6 +148,12 @@ def test_a_published_file_gives_the_outputs_and_gradients_of_its_own_code(name, 
                 options["tolerances"] = (0.1, 5e-3)
             outputs, _ = check_gradients(name, variables, size, **options)
             check_outputs(key, outputs, tolerance)
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_published_file_of_real_width_gives_the_outputs_of_its_own_code(name, tmp_path):
+    size, key = list(keys(name).items())[-1]
+    check_outputs(key, apply(name, load(tmp_path, name), images(size)))
 
 
 @pytest.mark.slow

@@ -122,7 +122,7 @@ def test_a_run_without_scores_is_not_exported(source, tmp_path, monkeypatch):
 
 def test_the_card_knows_the_weights_at_the_start_of_a_chain_of_runs(tmp_path):
     net = with_weights(tmp_path, VIT | {"depth": 1})
-    training.run(tiny(tmp_path, net=net), tmp_path / "first")
+    training.run(tiny(tmp_path, net=net, steps=1), tmp_path / "first")
     plain = {name: value for name, value in net.items() if name != "weights"}
     for name, before in (("second", "first"), ("third", "second")):
         fields = {"net": plain, "start": str(tmp_path / before), "steps": 1}

@@ -21,6 +21,7 @@ def leaking(tmp_path_factory):
     images[TEST] = images[TRAIN]
     np.savez(path, images=images, labels=labels)
     fields = {"steps": 100, "evaluate": {"every": 100, "seeds": [0]}, "pictures": True}
+    fields["checkpoint"] = {"every": 100}
     training.run(tiny(folder, **fields, runtime={"devices": 1}), folder / "run")
     return folder / "run"
 
