@@ -36,7 +36,7 @@ def test_the_loss_has_the_term_and_the_teacher_stays(source, tmp_path):
     batch["labels"] = jnp.arange(8) // 2
     key = jax.random.key(0)
     values = [
-        run.method.loss(state.params, state.model_state, batch, key=key, step=0)
+        jax.jit(run.method.loss)(state.params, state.model_state, batch, key=key, step=0)
         for run, state in zip((plain, distilled), states, strict=True)
     ]
     distance = values[1][1][1]["distillation"]

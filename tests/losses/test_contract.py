@@ -88,7 +88,9 @@ NOT_OF_A_BATCH = {
 }
 
 
-PAIRS = [name for name, (kind, _) in TABLE.items() if kind == "pair"]
+# A variant changes the formula, and nothing of what its function does for every formula.
+FUNCTIONS = [pytest.param(n, marks=[pytest.mark.slow] * (":" in n)) for n in TABLE]
+PAIRS = [case for case in FUNCTIONS if TABLE[case.values[0]][0] == "pair"]
 
 
 # Losses that do not normalize embeddings.
@@ -107,6 +109,7 @@ SECOND = {"proxy": "proxies", "subproxy": "subproxies", "views": "other"}
 
 
 every_loss = pytest.mark.parametrize("name", TABLE)
+every_function = pytest.mark.parametrize("name", FUNCTIONS)
 
 
 def test_every_public_name_is_enrolled():
@@ -310,7 +313,7 @@ def test_bfloat16_is_computed_in_float32(name):
         close(np.asarray(gradient, np.float32), slope, 2**-8)
 
 
-@every_loss
+@every_function
 def test_float64_stays_float64(name):
     x, labels, extra = inputs()
     with jax.enable_x64(True):
@@ -324,13 +327,13 @@ def test_jit_equals_no_jit(name):
     close(call(name, x, labels, extra), run(name, x, labels, extra)[0])
 
 
-@every_loss
+@every_function
 def test_labels_may_be_a_list(name, unchecked):
     x, labels, extra = inputs()
     close(call(name, x, labels.tolist(), extra), call(name, x, labels, extra))
 
 
-@every_loss
+@every_function
 def test_vmap_equals_a_loop(name):
     batches = [inputs(seed) for seed in range(3)]
     labels, extra = batches[0][1], batches[0][2]
@@ -342,7 +345,7 @@ def test_vmap_equals_a_loop(name):
         jax.tree.map(lambda many, one, i=i: close(many[i], one), together, expected)
 
 
-@every_loss
+@every_function
 def test_a_second_batch_does_not_recompile(name):
     run(name, *inputs())
     size = compiled(name)._cache_size()
@@ -351,7 +354,7 @@ def test_a_second_batch_does_not_recompile(name):
     assert compiled(name)._cache_size() == size
 
 
-@every_loss
+@every_function
 def test_a_second_call_without_jit_compiles_nothing(name):
     x, labels, extra = inputs()
     step = jax.value_and_grad(lambda x: call(name, x, labels, extra))
@@ -361,7 +364,7 @@ def test_a_second_call_without_jit_compiles_nothing(name):
     assert compilation.compiled().programs == before
 
 
-@every_loss
+@every_function
 def test_inside_shard_map_each_device_has_the_loss_of_its_rows(name):
     """Proxies are the same on all devices, so that their gradient is the sum over devices."""
     x, labels, extra = inputs(b=2 * B)
@@ -388,7 +391,7 @@ def test_inside_shard_map_each_device_has_the_loss_of_its_rows(name):
     close(gradients[1], join([half.second for half in halves]))
 
 
-@every_loss
+@every_function
 def test_no_loss_stores_an_array_of_b_cubed(name):
     """64 MiB for b = 1,024 and d = 128, with the gradient, are 16 arrays of b^2.
 
@@ -417,7 +420,7 @@ def test_only_unnormalized_losses_depend_on_the_lengths_of_rows(name):
         close(scaled.gradient * lengths, result.gradient)
 
 
-@every_loss
+@every_function
 def test_an_unknown_keyword_raises(name):
     x, labels, extra = inputs()
     with pytest.raises(TypeError, match="tempratur"):

@@ -23,13 +23,16 @@ def windows(n, size, strides, padding, ceil):
 
 CASES = list(itertools.product((2, 3), (1, 2), (0, 1), (False, True)))
 CASES += [(2, 3, 0, True), (3, 3, 1, True)]
+POOL_FNS = layers.max_pool, layers.avg_pool
 
 
 @pytest.mark.parametrize(("size", "strides", "padding", "ceil"), CASES)
 def test_values_and_gradients_of_pooling_by_definition(size, strides, padding, ceil):
-    options = {"strides": strides, "padding": padding, "ceil": ceil}
-    for h, w in ((4, 5), (5, 6), (6, 7), (7, 8), (8, 4)):
-        x = normal(2, h, w, 3)
+    options = {"size": size, "strides": strides, "padding": padding, "ceil": ceil}
+    maps = [normal(2, h, w, 3) for h, w in ((4, 5), (5, 6), (6, 7), (7, 8), (8, 4))]
+    pooled = jax.jit(lambda maps: [[fn(x, **options) for fn in POOL_FNS] for x in maps])(maps)
+    for x, outputs in zip(maps, pooled, strict=True):
+        h, w = x.shape[1:3]
         pad = ((0, 0), (padding, padding), (padding, padding), (0, 0))
         low, zero = np.pad(x, pad, constant_values=-np.inf), np.pad(x, pad)
         rows, columns = (windows(n, size, strides, padding, ceil) for n in (h, w))
@@ -46,15 +49,16 @@ def test_values_and_gradients_of_pooling_by_definition(size, strides, padding, c
                 area = (bottom - top) * (right - left)
                 of_mean[window] += weights[:, i, j][:, None, None] / area
         inside = (slice(None), slice(padding, padding + h), slice(padding, padding + w))
-        for pool_fn, expected, slopes in (
-            (layers.max_pool, largest, of_largest[inside]),
-            (layers.avg_pool, mean, of_mean[inside]),
-        ):
-            pool = functools.partial(pool_fn, size=size, **options)
-            np.testing.assert_allclose(pool(x), expected, atol=1e-6)
-            if (h, w) == (7, 8):  # compiling gradients takes longest
-                _, backward = jax.vjp(pool, x)
-                np.testing.assert_allclose(backward(weights)[0], slopes, atol=1e-5)
+        for ours, expected in zip(outputs, (largest, mean), strict=True):
+            np.testing.assert_allclose(ours, expected, atol=1e-6)
+        if (h, w) == (7, 8):  # compiling gradients takes longest
+            gradients = jax.jit(
+                lambda x, weights: [
+                    jax.vjp(functools.partial(fn, **options), x)[1](weights)[0] for fn in POOL_FNS
+                ]
+            )(x, weights)
+            for ours, slopes in zip(gradients, (of_largest, of_mean), strict=True):
+                np.testing.assert_allclose(ours, slopes[inside], atol=1e-5)
 
 
 def test_averages_of_bfloat16_are_summed_in_float32():

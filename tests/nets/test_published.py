@@ -123,7 +123,9 @@ def gradient_form(name):
 @pytest.mark.parametrize(
     ("name", "impl"),
     [
-        pytest.param(name, gradient_form(name), marks=[pytest.mark.slow] * (name in (*WHOLE, *WIDE)))
+        pytest.param(
+            name, gradient_form(name), marks=[pytest.mark.slow] * (name in (*WHOLE, *WIDE))
+        )
         for name, case in CASES.items()
         if not case["train"]
     ]
