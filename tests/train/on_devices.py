@@ -1,8 +1,8 @@
 """Two steps of every recipe on 1, 3, 8 and 16 devices, in a process of its own with 16 devices.
 
-Its arguments are a folder, and names of recipes, config files or mechanisms of `more`. It prints
-what each number of devices computes, compared with one device, as JSON for each program. Names with
-the same program share a line.
+Its arguments are a folder, the numbers of devices beside one, such as `3,16`, and names of recipes,
+config files or mechanisms of `more`. It prints what each number of devices computes, compared with
+one device, as JSON for each program. Names with the same program share a line.
 """
 
 import json
@@ -136,7 +136,7 @@ def change(first, after):
     return vectors
 
 
-def compared(run):
+def compared(run, counts):
     """By the number of devices: how far the change is from that of one device, and its costs."""
     params, model_state = as_float64(drawn((run.shapes.params, run.shapes.model_state)))
     params = run.class_rows.cut(params)
@@ -145,7 +145,7 @@ def compared(run):
     expected, cost = change(first, one), step_fn.cost_analysis()["flops"]
     result = {"net": run.net_name, "batch": run.batch_size, "chunk": run.chunk, "devices": {}}
     result["moved"] = float(np.linalg.norm(expected[0]))
-    for count in (3, 8, 16):
+    for count in counts:
         (state, values), step_fn = after_two_steps(run, first, count)
         gaps = [
             float(np.linalg.norm(a - b) / (np.linalg.norm(b) or 1))
@@ -157,14 +157,16 @@ def compared(run):
     return result
 
 
-def main(folder, *names):
+def main(folder, counts, *names):
     images = images_file(folder)
     mechanisms, programs = more(images), {}
     for name in names:
         config = mechanisms.get(name) or shrunken(name, images)
         programs.setdefault(json.dumps(config, sort_keys=True), []).append(name)
+    counts = [int(count) for count in counts.split(",")]
     for text, same in programs.items():
-        print(json.dumps({"names": same, **compared(build(json.loads(text)))}), flush=True)
+        run = build(json.loads(text))
+        print(json.dumps({"names": same, **compared(run, counts)}), flush=True)
 
 
 if __name__ == "__main__":
