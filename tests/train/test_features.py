@@ -98,6 +98,7 @@ def test_a_method_learns_the_same_as_on_images(source, tmp_path, name, without_d
     # Adam turns the rounding of a gradient that is 0, as of some biases, into whole steps.
     fields = METHODS[name] | {"optimizer": {"name": "sgd", "rate": 0.1}}
     fields |= {"evaluate": {"every": 6, "ks": [1], "clustering": False, "batch_size": 16}}
+    fields["checkpoint"] = {"every": 6}
     if name == "pairs":
         fields |= {"method": CENTERED, "loss": "supcon"}
     for kind in ("computed", "cached"):

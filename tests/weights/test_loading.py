@@ -1,6 +1,7 @@
 """Published layouts fill our nets name by name. What does not fit or is damaged is explained."""
 
 import dataclasses
+import functools
 import hashlib
 import re
 
@@ -350,6 +351,7 @@ def test_a_part_of_a_transformer_or_convnext_takes_its_blocks(tmp_path, net, sta
         np.testing.assert_array_equal(value, everything[name])
 
 
+@functools.cache
 def described(name, **keywords):
     """The tensors of a file for a net, without memory."""
     net = getattr(nets, name)(**keywords)
