@@ -25,8 +25,9 @@ def with_weights(folder, net=VIT, *, seed=7, size=12):
 @functools.cache
 def _tensors(net, seed, size):
     spec = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(net).items()}
-    init = jax.jit(functools.partial(registry.resolve("net", spec)().init, train=False))
-    variables = init(jax.random.key(seed), np.zeros((1, size, size, 3), np.float32))
+    variables = registry.resolve("net", spec)().init(
+        jax.random.key(seed), np.zeros((1, size, size, 3), np.float32), train=False
+    )
     tensors = {}
     for path, array in traverse_util.flatten_dict(jax.device_get(variables)).items():
         array = np.asarray(array)

@@ -186,7 +186,7 @@ def test_what_is_shipped_has_the_adapters_in_its_kernels(finished):
     )
     np.testing.assert_allclose(embed_fn(variables, images), expected, atol=1e-6)
     assert set(variables["params"]) == {"net", "head"}
-    plain = run.adapted.deployed.embed(
+    plain = jax.jit(run.adapted.deployed.embed)(
         {k: state.params[k] for k in ("net", "head")},
         state.model_state,
         run.normalize_fn(jnp.asarray(images)),

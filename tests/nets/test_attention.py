@@ -163,8 +163,7 @@ def _case(name, n=5):
     module, _ = KINDS[name]
     rng = np.random.default_rng(3)
     nodes = rng.normal(size=(n, D))
-    init = jax.jit(functools.partial(module.init, train=False))
-    params = init(jax.random.key(1), nodes.astype(np.float32))["params"]
+    params = module.init(jax.random.key(1), nodes.astype(np.float32), train=False)["params"]
     params = jax.tree.map(lambda leaf: leaf + 0.3 * rng.normal(size=leaf.shape), _double(params))
     adjacency = rng.random((n, n)) < 0.6
     adjacency[1] = False
