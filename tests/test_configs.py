@@ -24,7 +24,16 @@ import data_fixtures
 CONFIGS = sorted((pathlib.Path(__file__).parents[1] / "configs").glob("*.py"))
 each_config = pytest.mark.parametrize("file", CONFIGS, ids=lambda path: path.stem)
 # Their recipes and their data sets are trained by other configs; here they are built.
-ALIKE = ("cub_abe", "inshop_abe", "sop_abe", "cars_dvml", "sop_dvml", "cub_graph", "sop_graph")
+ALIKE = (
+    "cub_abe",
+    "inshop_abe",
+    "sop_abe",
+    "cars_dvml",
+    "sop_dvml",
+    "cars_graph",
+    "cub_graph",
+    "sop_graph",
+)
 ALIKE += ("cars_multi_similarity", "cub_multi_similarity", "inshop_multi_similarity")
 ALIKE += ("cars_proxy_anchor", "inshop_proxy_anchor", "sop_proxy_anchor")
 trained_config = pytest.mark.parametrize(

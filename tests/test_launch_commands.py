@@ -60,7 +60,13 @@ def test_every_way_to_start_has_a_command():
     assert max(devices for _, devices in RUNS) == 16
 
 
-@pytest.mark.parametrize("config, devices", RUNS)
+# `cub_graph` has the same recipe, and as many devices.
+SLOW = ("configs/sop_graph.py", 16)
+
+
+@pytest.mark.parametrize(
+    "config, devices", [pytest.param(*x, marks=[pytest.mark.slow] * (x == SLOW)) for x in RUNS]
+)
 def test_every_command_trains_with_the_devices_it_asks_for(tmp_path, config, devices):
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(40), 10)

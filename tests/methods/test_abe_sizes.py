@@ -111,7 +111,8 @@ def _attention_by_hand(branch, blocks):
     return params, masks + 8 * channels, (products + masks) * side**2
 
 
-FIGURE_7 = [("pool3", blocks) for blocks in range(1, 8)]
+SLOW = (2, 3, 6)
+FIGURE_7 = [pytest.param("pool3", n, marks=[pytest.mark.slow] * (n in SLOW)) for n in range(1, 8)]
 FIGURE_7 += [(branch, 5) for branch in BRANCHES if branch != "pool3"]
 
 

@@ -40,7 +40,13 @@ RANGES = {
 }
 
 
-@pytest.mark.parametrize("name", RANGED)
+# Other options of the classes of `bottleneck` and `googlenet`.
+ALIKE = ("basic", "googlenet_bn")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in RANGED]
+)
 def test_consecutive_ranges_of_stages_equal_the_net(name):
     first, second, third = RANGES[name]
     outputs = evaluate(name)(fill(shapes(name)), images(name))

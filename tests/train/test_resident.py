@@ -106,8 +106,10 @@ def _run(folder, *, transform=SMALL, sampler=EIGHT, **runtime):
     return build(tiny(folder, transform=transform, sampler=sampler, runtime=runtime))
 
 
-@pytest.mark.parametrize("together", [None, 2])
-@pytest.mark.parametrize("per_class", [2, 7])
+@pytest.mark.parametrize(
+    ("per_class", "together"),
+    [(2, None), (7, 2)] + [pytest.param(*x, marks=pytest.mark.slow) for x in ((2, 2), (7, None))],
+)
 def test_any_number_of_devices_makes_the_batches_of_the_host(
     per_class, together, tmp_path, monkeypatch
 ):
