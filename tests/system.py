@@ -51,6 +51,12 @@ def tiny(folder: pathlib.Path, **fields) -> dict:
     return config | fields
 
 
+def brief(folder: pathlib.Path, **fields) -> dict:
+    """`tiny` where a test looks at the end alone: one evaluation, and few checkpoints."""
+    evaluate = {"every": 6, "ks": [1], "clustering": False, "seeds": [0], "batch_size": 16}
+    return tiny(folder, **{"evaluate": evaluate, "checkpoint": {"every": 6}} | fields)
+
+
 def write_config(folder: pathlib.Path, config: dict) -> str:
     """As a file for `--config=`."""
     path = folder / "tiny.py"

@@ -2,7 +2,7 @@
 
 import pytest
 from processes import ROOT, ends, started
-from system import METHODS, photos, tiny
+from system import METHODS, brief, photos
 
 # Imported by every process at its start. A change of the environment becomes a line of $CHANGES.
 _HOOK = """
@@ -24,7 +24,7 @@ sys.addaudithook(_record)
 @pytest.mark.parametrize("processes", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_no_run_changes_the_environment_once_jax_computes(tmp_path, processes):
     (tmp_path / "sitecustomize.py").write_text(_HOOK)
-    config = tiny(tmp_path, **METHODS["abe"], pictures=True, runtime={"workers": 1}, steps=2)
+    config = brief(tmp_path, **METHODS["abe"], pictures=True, runtime={"workers": 1}, steps=2)
     config |= {"dataset": {"name": "folder", "root": str(photos(tmp_path)), "split": 0.5}}
     config |= {"transform": {"name": "squash", "size": 10}}
     config |= {"eval_transform": {"name": "squash", "size": 10}}

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from system import tiny
+from system import brief, tiny
 
 from dmljax import adapt
 from dmljax.config.build import build
@@ -28,7 +28,7 @@ def test_the_distance_is_a_loop_over_pairs():
 
 
 def test_the_loss_has_the_term_and_the_teacher_stays(source, tmp_path):
-    config = tiny(tmp_path, start=str(source), start_takes="backbone")
+    config = brief(tmp_path, start=str(source), start_takes="backbone")
     config["net"] = config["net"] | {"frozen": True}
     plain, distilled = build(config), build(config | {"distill": 2.0})
     states = [first_state(run) for run in (plain, distilled)]

@@ -4,7 +4,7 @@ import re
 
 import jax
 import pytest
-from system import tiny, write_config
+from system import brief, tiny, write_config
 
 from dmljax.config.build import build
 from dmljax.main import main
@@ -32,7 +32,7 @@ def test_it_counts_what_learns_and_trains_nothing(tmp_path, capsys):
 def test_a_frozen_backbone_does_not_learn(tmp_path, capsys):
     from dmljax.runs import training
 
-    training.run(tiny(tmp_path), tmp_path / "source")
+    training.run(brief(tmp_path), tmp_path / "source")
     fields = {"start": str(tmp_path / "source"), "start_takes": "backbone", "trained": "last"}
     config = tiny(tmp_path, **fields)
     config["ladder"] = [{"name": "head"}, {"name": "all", "trained": "all"}]

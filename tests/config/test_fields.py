@@ -8,7 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
-from system import photos, tiny
+from system import brief, photos, tiny
 
 from dmljax import recipes
 from dmljax.config import digests, fields, files
@@ -143,7 +143,7 @@ def test_a_run_of_an_older_version_goes_on(tmp_path):
 def test_a_run_of_an_older_version_keeps_the_rule_of_its_positions(tmp_path, capsys):
     """`vit_s16` resized as transformers does. Its images here have another size than the net."""
     sizes = {"width": 8, "heads": 2, "depth": 1, "patch": 4, "image_size": 24}
-    config = tiny(tmp_path, net={"name": "vit_s16"} | sizes)
+    config = brief(tmp_path, net={"name": "vit_s16"} | sizes)
     assert fields.complete(config)["net"] == config["net"] | {"resize": "torch_offset"}
     assert fields.complete(config | {"net": "vit_b16"})["net"]["resize"] == "torch_offset"
     plain = config | {"net": config["net"] | {"resize": "torch"}}

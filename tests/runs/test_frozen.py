@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from pretrained import VIT, with_weights
-from system import METHODS, tiny
+from system import METHODS, brief, tiny
 
 from dmljax import bundle
 from dmljax.bundle import exporting
@@ -28,7 +28,7 @@ NARROW = {"name": "pairs", "dim": 1}
 
 def _run(place, source, **fields):
     fields = {"start": str(source), "start_takes": "backbone"} | fields
-    training.run(tiny(place, **fields), place / "run")
+    training.run(brief(place, **fields), place / "run")
     return place / "run"
 
 
@@ -122,11 +122,11 @@ def test_a_run_without_scores_is_not_exported(source, tmp_path, monkeypatch):
 
 def test_the_card_knows_the_weights_at_the_start_of_a_chain_of_runs(tmp_path):
     net = with_weights(tmp_path, VIT | {"depth": 1})
-    training.run(tiny(tmp_path, net=net, steps=1), tmp_path / "first")
+    training.run(brief(tmp_path, net=net, steps=1), tmp_path / "first")
     plain = {name: value for name, value in net.items() if name != "weights"}
     for name, before in (("second", "first"), ("third", "second")):
         fields = {"net": plain, "start": str(tmp_path / before), "steps": 1}
-        training.run(tiny(tmp_path, **fields), tmp_path / name)
+        training.run(brief(tmp_path, **fields), tmp_path / name)
     exporting.export(tmp_path / "third", tmp_path / "b", batch_sizes=(8,), allow_worse=True)
     card = (tmp_path / "b" / "README.md").read_text()
     assert "Pretraining: weights7.safetensors, of unknown source and license" in card

@@ -7,7 +7,7 @@ import re
 import shutil
 
 import pytest
-from system import photos, tiny
+from system import brief, photos, tiny
 
 from dmljax import main
 from dmljax.report import page
@@ -21,7 +21,7 @@ def run_of_photos(tmp_path_factory):
     folder = tmp_path_factory.mktemp("private")
     images = photos(folder)
     dataset = {"name": "folder", "root": str(images), "split": 0.5}
-    training.run(tiny(folder, dataset=dataset), folder / "start")
+    training.run(brief(folder, dataset=dataset), folder / "start")
     start = {"start": str(folder / "start"), "start_takes": "backbone"}
     training.run(tiny(folder, dataset=dataset, pictures=True, **start), folder / "run")
     return folder / "run", images

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from processes import ROOT, mounted, same
-from system import METHODS, blobs, photos, tiny, write_config
+from system import METHODS, blobs, brief, photos, tiny, write_config
 
 from dmljax import bundle
 from dmljax.bundle import exporting
@@ -41,7 +41,7 @@ CENTERED = {"name": "pairs", "dim": 6, "dense_fn": "centered_dense"}
 
 def _frozen(folder, source, **fields):
     fields = {"start": str(source), "start_takes": "backbone", "trained": "last"} | fields
-    return tiny(folder, **{"runtime": {"features": str(folder / "cache")}} | fields)
+    return brief(folder, **{"runtime": {"features": str(folder / "cache")}} | fields)
 
 
 def _rolled(image, rng):
@@ -97,8 +97,6 @@ def _images(folder, count=50):
 def test_a_method_learns_the_same_as_on_images(source, tmp_path, name, without_diagnostics):
     # Adam turns the rounding of a gradient that is 0, as of some biases, into whole steps.
     fields = METHODS[name] | {"optimizer": {"name": "sgd", "rate": 0.1}}
-    fields |= {"evaluate": {"every": 6, "ks": [1], "clustering": False, "batch_size": 16}}
-    fields["checkpoint"] = {"every": 6}
     if name == "pairs":
         fields |= {"method": CENTERED, "loss": "supcon"}
     for kind in ("computed", "cached"):

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from processes import same
-from system import METHODS, tiny
+from system import METHODS, brief, tiny
 
 from dmljax.config import build
 from dmljax.files import result as results
@@ -25,12 +25,6 @@ def source(tmp_path_factory):
     config = tiny(folder, select="test/R@1", seed=3, optimizer={"name": "sgd", "rate": 0.3})
     training.run(config, folder / "run")
     return folder / "run"
-
-
-def _brief(folder, **fields):
-    """A run of which only the end is looked at."""
-    evaluate = {"every": 6, "ks": [1], "clustering": False, "batch_size": 16}
-    return tiny(folder, evaluate=evaluate, checkpoint={"every": 6}, **fields)
 
 
 def _backbone(state):
@@ -57,10 +51,10 @@ def test_the_first_backbone_is_that_of_the_chosen_step(source, tmp_path, name):
 
 def test_all_that_fits_is_carried_but_rows_for_classes(source, tmp_path, capsys):
     """Also where both runs have as many classes: they are others."""
-    training.run(_brief(tmp_path, **METHODS["proxies"]), tmp_path / "proxies")
+    training.run(brief(tmp_path, **METHODS["proxies"]), tmp_path / "proxies")
     chosen = results.read(tmp_path / "proxies").chosen.step
     _, expected = run_folder.reopen(tmp_path / "proxies", step=chosen)
-    config = _brief(tmp_path, **METHODS["proxies"], start=str(tmp_path / "proxies"), seed=1)
+    config = brief(tmp_path, **METHODS["proxies"], start=str(tmp_path / "proxies"), seed=1)
     state = first_state(build.build(config))
     drawn = first_state(build.build(config | {"start": None}))
     same(state.params["head"], expected.params["head"])
@@ -97,10 +91,10 @@ def test_modules_of_a_method_are_carried_to_the_same_method(tmp_path, name):
     fields = METHODS[name]
     if name == "graph":
         fields = fields | {"method": fields["method"] | {"neck": True}}
-    training.run(_brief(tmp_path, **fields), tmp_path / "source")
+    training.run(brief(tmp_path, **fields), tmp_path / "source")
     chosen = results.read(tmp_path / "source").chosen.step
     _, expected = run_folder.reopen(tmp_path / "source", step=chosen)
-    config = _brief(tmp_path, **fields, start=str(tmp_path / "source"), seed=1)
+    config = brief(tmp_path, **fields, start=str(tmp_path / "source"), seed=1)
     state = first_state(build.build(config))
     if name == "abe":
         same(state.params, expected.params)
@@ -120,18 +114,18 @@ def test_the_average_of_a_run_begins_with_what_it_carries(source, tmp_path):
 
 
 def test_rows_of_a_memory_are_not_carried(tmp_path):
-    training.run(_brief(tmp_path, **METHODS["pairs"]), tmp_path / "source")
-    config = _brief(tmp_path, **METHODS["pairs"], start=str(tmp_path / "source"))
+    training.run(brief(tmp_path, **METHODS["pairs"]), tmp_path / "source")
+    config = brief(tmp_path, **METHODS["pairs"], start=str(tmp_path / "source"))
     state = first_state(build.build(config))
     drawn = first_state(build.build(config | {"start": None}))
     same(state.model_state["memory"], drawn.model_state["memory"])
 
 
 def test_an_ensemble_copies_its_stages_and_gives_them_back(source, tmp_path):
-    ensemble = _brief(tmp_path, **METHODS["abe"] | {"net": tiny(tmp_path)["net"]})
+    ensemble = brief(tmp_path, **METHODS["abe"] | {"net": tiny(tmp_path)["net"]})
     ensemble["method"] |= {"attention": "conv2"}
     ensemble["net"] = {"name": "convnet", "widths": [4, 8], "strides": [2, 1]}
-    plain = _brief(tmp_path, net=ensemble["net"])
+    plain = brief(tmp_path, net=ensemble["net"])
     training.run(plain, tmp_path / "plain")
     state = first_state(build.build(ensemble | {"start": str(tmp_path / "plain")}))
     _, expected = run_folder.reopen(tmp_path / "plain")
@@ -146,18 +140,18 @@ def test_an_ensemble_copies_its_stages_and_gives_them_back(source, tmp_path):
 
 def test_averaged_parameters_are_what_the_run_has_come_to(tmp_path):
     optimizer = {"name": "sgd", "rate": 0.3, "average": 0.9}
-    training.run(_brief(tmp_path, optimizer=optimizer), tmp_path / "run")
+    training.run(brief(tmp_path, optimizer=optimizer), tmp_path / "run")
     _, variables, _ = run_folder.load(tmp_path / "run")
-    state = first_state(build.build(_brief(tmp_path, start=str(tmp_path / "run"))))
+    state = first_state(build.build(brief(tmp_path, start=str(tmp_path / "run"))))
     same(state.params["net"], variables["params"]["net"])
 
 
 @pytest.mark.parametrize("name", ["pairs", "abe"])
 def test_only_the_new_layers_learn(source, tmp_path, name):
     """Of the ensemble: its masks and its linear layer, which lie in its net."""
-    config = _brief(tmp_path, **METHODS[name])
+    config = brief(tmp_path, **METHODS[name])
     if name == "abe":
-        training.run(_brief(tmp_path, net=config["net"]), tmp_path / "plain")
+        training.run(brief(tmp_path, net=config["net"]), tmp_path / "plain")
         source = tmp_path / "plain"
     config |= {"start": str(source), "trained": "last"}
     config["optimizer"] = {"name": "adam", "rate": 0.1, "decay": 0.1, "groups": [{"path": "head"}]}
@@ -177,7 +171,7 @@ def test_only_the_new_layers_learn(source, tmp_path, name):
 
 
 def test_without_trained_last_everything_learns(source, tmp_path):
-    config = _brief(tmp_path, start=str(source))
+    config = brief(tmp_path, start=str(source))
     before = first_state(build.build(config))
     training.run(config, tmp_path / "run")
     _, after = run_folder.reopen(tmp_path / "run")
@@ -186,13 +180,13 @@ def test_without_trained_last_everything_learns(source, tmp_path):
 
 
 def test_a_run_is_another_if_its_start_is(source, tmp_path, capsys):
-    config = _brief(tmp_path, start=str(source))
+    config = brief(tmp_path, start=str(source))
     one = build.digests_of(config)
-    assert one.start and one.run != build.digests_of(_brief(tmp_path)).run
+    assert one.start and one.run != build.digests_of(brief(tmp_path)).run
     moved = shutil.copytree(source, tmp_path / "moved")
     assert build.digests_of(config | {"start": str(moved)}) == one
     assert build.digests_of(config | {"start_takes": "backbone"}).run != one.run
-    plain = _brief(tmp_path)
+    plain = brief(tmp_path)
     assert build.digests_of(plain | {"start_takes": "backbone"}) == build.digests_of(plain)
     training.run(config, tmp_path / "run")
     assert f"pretraining: the backbone of {source}" in capsys.readouterr().out
