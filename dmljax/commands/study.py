@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trust(parser)
     parser.add_argument("--storage", help="database of a search, such as postgresql+psycopg://...")
     parser.add_argument("--format", help="format of the table: md (default), tex, csv, html")
-    parser.add_argument("--spread", help="interval (default) or deviation, in every cell")
+    parser.add_argument("--spread", help="what every cell shows: interval or deviation")
     parser.add_argument("--out", help="file for the table or the sizes, instead of the terminal")
     parser.add_argument("--tasks", type=int, help="number of tasks of a Slurm array")
     parser.add_argument("--score", help="the only score that compare prints, such as MAP@R")
@@ -144,7 +144,7 @@ def _table(session: Session, arguments: argparse.Namespace) -> int:
         pathlib.Path(arguments.out).suffix.removeprefix(".") if arguments.out else "md"
     )
     check_known("--format: there is no", [format_], printing.FORMATS)
-    spread = arguments.spread or "interval"
+    spread = arguments.spread or printing.SPREAD
     check_known("--spread: there is no", [spread], printing.SPREADS)
     sessions.check_unchanged(session)
     text = sessions.text_of(sessions.make_table(session), format_, spread=spread)

@@ -30,7 +30,7 @@ svg.curves { margin: 0; } svg.curves text { font-size: 12px; fill: currentColor;
 """
 
 
-def as_html(table: Table, *, spread: str = "interval") -> str:
+def as_html(table: Table, *, spread: str = printing.SPREAD) -> str:
     """The table as a page that needs no other file: every seed as a dot over the interval."""
     ranges = {score: _range(table, score) for score in table.study.scores}
     parts = [

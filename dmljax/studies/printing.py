@@ -13,11 +13,12 @@ from dmljax.studies.study_file import varies
 from dmljax.studies.table import Cell, Comparison, Table, TableRow
 
 FORMATS = ("md", "tex", "csv", "html")
-SPREADS = ("interval", "deviation")
+SPREADS = ("interval", "deviation")  # what a cell shows beside the mean
+SPREAD = "interval"  # by default
 NOT_RESOLVED, NO_TEST = "not resolved", "no spread between runs: no test"
 
 
-def caption(table: Table, spread: str = "interval") -> str:
+def caption(table: Table, spread: str = SPREAD) -> str:
     """What a cell means."""
     unit = "folds" if table.per_fold else "seeds"
     how = {
@@ -30,7 +31,7 @@ def caption(table: Table, spread: str = "interval") -> str:
     return f"In percent: {how}; {how_chosen or 'no run is finished'}."
 
 
-def cell_text(row: TableRow, cell: Cell, *, spread: str = "interval") -> str:
+def cell_text(row: TableRow, cell: Cell, *, spread: str = SPREAD) -> str:
     """The text of a cell, with its marks."""
     if cell.estimate is None:
         if row.planned and len(row.failures) + row.without_start == row.planned:
@@ -93,7 +94,7 @@ def _size(value: float | str | None) -> str:
     return f"{value / power:.3g}{unit}" if unit else f"{value:,.0f}"
 
 
-def grids(table: Table, *, spread: str = "interval") -> list[tuple[str, list[list[str]]]]:
+def grids(table: Table, *, spread: str = SPREAD) -> list[tuple[str, list[list[str]]]]:
     """The scores, and the differences if there is a baseline: a title and cells, header first.
 
     Text between ** is bold: a difference that is resolved after Holm's adjustment.
@@ -162,7 +163,7 @@ def footer(table: Table) -> list[str]:
     return [*lines, *table.provenance]
 
 
-def as_markdown(table: Table, *, spread: str = "interval") -> str:
+def as_markdown(table: Table, *, spread: str = SPREAD) -> str:
     """The table for a terminal and for a document."""
     lines = [f"## {table.study.title}", ""]
     for title, grid in grids(table, spread=spread):
@@ -182,7 +183,7 @@ def as_markdown(table: Table, *, spread: str = "interval") -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_latex(table: Table, *, spread: str = "interval") -> str:
+def as_latex(table: Table, *, spread: str = SPREAD) -> str:
     """Two tabulars with \\toprule and so on, which the package booktabs provides."""
     lines = [f"% {table.study.title}"]
     for title, grid in grids(table, spread=spread):

@@ -184,7 +184,7 @@ def make_table(session: Session) -> Table:
     )
 
 
-def text_of(study_table: Table, format_: str, *, spread: str = "interval") -> str:
+def text_of(study_table: Table, format_: str, *, spread: str = printing.SPREAD) -> str:
     """A table in one of the formats."""
     if format_ == "csv":
         return printing.as_csv(study_table)
