@@ -196,7 +196,7 @@ def test_load_embeds_images(finished):
             "must be True, False or 'end', not 'maybe'",
         ),
         ({"evaluate": {"batch_size": 0}}, "evaluate.batch_size must be 1 or more, not 0"),
-        ({"runtime": {"workers": "two"}}, "workers must be a whole number, not 'two'"),
+        ({"runtime": {"workers": "two"}}, "workers must be a whole number or None, not 'two'"),
         ({"runtime": {"chunk": 4}}, "runtime has no 'chunk'.*workers"),
         ({"unreadable": "ignore"}, "unreadable must be 'raise' or 'skip', not 'ignore'"),
         ({"steps": "-3 epochs"}, "'-3 epochs' is no duration"),
