@@ -151,8 +151,8 @@ def compiled(function, *arguments, **options):
 
 
 def seconds(function, repeats: int, wait_fn=None) -> float:
-    """Seconds of a call, of as many as asked for and a quarter of a second: first calls are slower,
-    and an idle GPU has a lower clock. NaN where nothing is timed."""
+    """Seconds of a call: the mean of `repeats` calls, or of more, until they take a quarter of a
+    second together, because an idle GPU has a lower clock. NaN where nothing is timed."""
     import jax
 
     wait_fn = wait_fn or jax.block_until_ready

@@ -73,8 +73,8 @@ class Batches:
             if "exit code -7" not in str(error):  # SIGBUS
                 raise
             raise OSError(
-                f"a process that reads images found no room for a batch in {_SHARED_MEMORY}: give "
-                "the container more (docker run --shm-size=8g), or set runtime.workers=0"
+                f"{_SHARED_MEMORY} is full, through which processes send the images that they "
+                "read: enlarge it (docker run --shm-size=8g), or set runtime.workers=0"
             ) from error
         for i in batch.pop("skipped").tolist():
             if i >= 0:
@@ -220,24 +220,29 @@ def workers_for(split: Split) -> int:
 
     Threads of one process hand Python's lock to each other several times for each image, so that 16
     threads are no faster than four. 8 processes on 16 cores decoded 3,301 JPEGs a second, and 16
-    threads 673. Images in memory stay in this process: each other one would need a copy. A new
-    process runs the main module again, which the script of a user may not expect, so there are none
-    unless that module is the command `dmljax` or a notebook.
+    threads 673. Images in memory stay in this process: each other one would need a copy.
     """
-    main = sys.modules["__main__"]
-    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    may_start = path is None or (
-        spec.name.startswith("dmljax.") if spec else pathlib.Path(path).stem == "dmljax"
-    )
     records = getattr(split.records, "records", split.records)  # of which these are some
     are_files = isinstance(records, ArrayRecords) or (
         isinstance(records, list | tuple)
         and isinstance(next(iter(records), None), str | os.PathLike)
     )
     count = cores.count()
-    if not (may_start and are_files and count >= _MANY_CORES and os.path.isdir(_SHARED_MEMORY)):
+    if count < _MANY_CORES or not are_files or not _may_start_processes():
         return 0
     return min(count // 2, shutil.disk_usage(_SHARED_MEMORY).free // _SHARED_BYTES)
+
+
+def _may_start_processes() -> bool:
+    """Whether the main module is the command `dmljax` or a notebook: a new process runs it again,
+    which the script of a user may not expect."""
+    main = sys.modules["__main__"]
+    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if path is None:  # a notebook
+        is_safe = True
+    else:  # the command, by `python -m` or by its script
+        is_safe = spec.name.startswith("dmljax.") if spec else pathlib.Path(path).stem == "dmljax"
+    return is_safe and os.path.isdir(_SHARED_MEMORY)
 
 
 def _reason(split: Split, i: int) -> str:

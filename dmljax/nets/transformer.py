@@ -21,8 +21,8 @@ __all__ = ["Parts", "gelu", "quick_gelu", "silu", "tanh_gelu"]
 
 
 def _in_float32(activation: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """The activation. In half precision it computes in float32, and again for the gradient, so that
-    only `x` is kept, and no values between that are as large."""
+    """The activation of `x`. In half precision it computes in float32, and again for the gradient,
+    for which only `x` is kept."""
     if jnp.finfo(x.dtype).bits >= 32:
         return activation(x)
     return jax.checkpoint(lambda x: activation(ops.widen(x)).astype(x.dtype))(x)

@@ -63,7 +63,7 @@ class Shardings:
 def with_rows(rows: Array, count: int | None) -> Array:
     """The first `count` rows, after which zeros follow if there are fewer; None: all rows.
 
-    Rows on several devices only in a compiled program, where these need not divide them evenly.
+    Call it in a compiled program if devices share the rows, which there need not divide evenly.
     """
     missing = 0 if count is None else count - len(rows)
     if missing > 0:

@@ -19,7 +19,7 @@ from dmljax.train.placement import ClassRows
 from dmljax.train.start import Taken
 from dmljax.train.step import TrainState
 
-# To start processes takes seconds, in which threads decode some thousand images.
+# Starting processes takes seconds, in which threads decode some thousand images.
 _IMAGES_FOR_WORKERS = 4000
 
 

@@ -169,11 +169,11 @@ def test_clustering_is_the_mean_over_seeds():
 
 
 def test_the_defaults_of_kmeans_stand_in_kmeans_alone():
-    own, of_kmeans = (
+    of_clustering, of_kmeans = (
         {name for name, p in inspect.signature(f).parameters.items() if p.kind is p.KEYWORD_ONLY}
         for f in (metrics.clustering, retrieval.kmeans)
     )
-    assert "iterations" in of_kmeans and not own & of_kmeans
+    assert "iterations" in of_kmeans and of_clustering.isdisjoint(of_kmeans)
     rng = np.random.default_rng(9)
     x, y = rng.standard_normal((300, 4)), rng.integers(0, 30, 300)
     scores = metrics.clustering(x, y, seeds=(0,), iterations=1, starts=2)

@@ -181,8 +181,7 @@ def test_workers_share_the_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
     limits = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, x: limits.append(x))
-    for number in range(3):
-        launch.limit_cores(0, number, 3)
+    assert launch.start(["--version"], [{}] * 3) == 0
     assert limits == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]]
 
 
