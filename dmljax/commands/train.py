@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--topology",
-        help="with --dry-run: the memory of a device by the program that libtpu compiles for these "
-        "TPUs, which need not be there, such as v5e:2x4 or v5e:1x1,v5e:2x4,v5e:8x8",
+        help="with --dry-run: the memory of a device by the program that XLA compiles for these "
+        "GPUs or TPUs, which need not be there, such as h100:8 or v5e:1x1,v5e:2x4,v5e:8x8",
     )
     parser.add_argument(
         "--features", help="I/N: only compute part I of N of the cached features, and end"
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace, extras: Sequence[str]) -> int:
 
         config = config_files.read(arguments.config, overrides)
         names = [] if arguments.topology is None else arguments.topology.split(",")
-        for line in dry_run.lines(config, topologies=names):
+        for line in dry_run.lines(config, described=names):
             print(line, flush=True)
         return 0
     if arguments.topology is not None:

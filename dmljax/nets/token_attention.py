@@ -44,12 +44,12 @@ def attention(
     return FORMS["plain" if form == "auto" else form](q, k, v, is_causal)
 
 
-def check(form: str) -> None:
-    """Raises unless `form` is one of `FORMS`, or 'auto', and can run here."""
+def check(form: str, platform: str = "gpu") -> None:
+    """Raises unless `form` is one of `FORMS`, or 'auto', and can run on `platform`."""
     if form not in ("auto", *FORMS):
         names = ", ".join(map(repr, ("auto", *FORMS)))
         raise ValueError(f"attention is one of {names}, not {form!r}")
-    if form == "cudnn" and (platform := jax.default_backend()) != "gpu":
+    if form == "cudnn" and platform != "gpu":
         raise ValueError(
             f"attention='cudnn' needs an NVIDIA GPU, and JAX runs on {platform}: take 'auto'"
         )
@@ -69,7 +69,7 @@ def milliseconds(
     expected = None
     for form in FORMS:
         try:
-            check(form)
+            check(form, jax.default_backend())
             function = _with_gradients(form, is_causal).lower(*arrays).compile()
             values = [np.asarray(x[-1], np.float32) for x in function(*arrays)]  # of one image
             expected = values if expected is None else expected
@@ -175,7 +175,10 @@ def _xla(q, k, v, is_causal):
 
 
 def _cudnn(q, k, v, is_causal):
-    return _of_even_lengths(q, k, v, is_causal, "cudnn")
+    try:
+        return _of_even_lengths(q, k, v, is_causal, "cudnn")
+    except RuntimeError as error:  # "cuDNN is not detected."
+        raise ValueError(f"attention='cudnn' needs an NVIDIA GPU: take 'auto' ({error})") from error
 
 
 def _of_even_lengths(q, k, v, is_causal, implementation):

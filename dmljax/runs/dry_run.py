@@ -1,21 +1,17 @@
 """What a run would train, compute and need, from its compiled train step, without a step."""
 
 import copy
-import importlib.metadata
-import math
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental.topologies import get_topology_desc
 
 from dmljax.adapt import paths_of
 from dmljax.config import fields
 from dmljax.config import files as config_files
 from dmljax.config.build import build
-from dmljax.runs import ladder, training
+from dmljax.runs import ladder, topologies, training
 from dmljax.train import attention_choice, neighbors
 from dmljax.train.compilation import multiply_adds
 from dmljax.train.loop import compiled_step
@@ -29,24 +25,23 @@ _MEMORIES = (16, 24, 80)  # GB of a device
 _GB = 1e9
 _CPU_NOTE = "; accelerators usually need smaller temporaries, docs/scale.md"
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED: "
-_EXAMPLES = "v5e:2x4, v6e:8x8 or v5p:2x2x2"  # of topologies
 
 
-def lines(config: Any, *, topologies: Sequence[str] = ()) -> Iterator[str]:
+def lines(config: Any, *, described: Sequence[str] = ()) -> Iterator[str]:
     """The lines of `dmljax train --dry-run`; of a ladder for every step that trains.
 
-    With names of `topologies`, it is the memory of their devices, and the devices here need none.
+    With names of topologies in `described`, it is the memory of their devices, not of those here.
     """
-    described = {name: described_devices(name) for name in topologies}
+    devices = {name: topologies.devices(name) for name in described}
     configs = ladder.configs(config)
     options = [fields.typed(step_config) for _, step_config in configs]
-    is_split = not described and any(step.runtime.sharded for step in options)
+    is_split = not devices and any(step.runtime.sharded for step in options)
     attached = _simulate_devices() if is_split else None
     for (title, step_config), step in zip(configs, options, strict=True):
         if title:
             yield f"== {title}"
-        if described:
-            yield from _by_topology(step_config, described)
+        if devices:
+            yield from _by_topology(step_config, devices)
             continue
         run = _on(step_config, step.runtime.devices or attached)
         training.check(run)
@@ -54,43 +49,6 @@ def lines(config: Any, *, topologies: Sequence[str] = ()) -> Iterator[str]:
         yield from _of_memory(run)
         if step.runtime.sharded:
             yield from _by_devices(step_config)
-
-
-def described_devices(name: str) -> list[jax.Device]:
-    """The devices of a topology, by its name in JAX, such as 'v5e:2x4'; this machine has none.
-
-    libtpu compiles for TPUs without a TPU. Raises a one-line error if it is missing or does not
-    know the name.
-    """
-    if not name:  # for which libtpu takes a TPU of its choice
-        raise ValueError(f"--topology has an empty name: take names such as {_EXAMPLES}")
-    try:
-        return list(get_topology_desc(name, "tpu", **_hosts(name)).devices)
-    except jax.errors.JaxRuntimeError as error:
-        reason = str(error).splitlines()[0]
-        if "lockfile" in reason:
-            reason = "another process has loaded libtpu; set ALLOW_MULTIPLE_LIBTPU_LOAD=1"
-            raise ValueError(f"--topology={name}: {reason}") from error
-        raise ValueError(f"--topology={name}: take TPUs such as {_EXAMPLES}; {reason}") from error
-    except RuntimeError as error:
-        raise ValueError(
-            f"--topology={name} needs libtpu, but no TPU: pip install '{_libtpu()}', or "
-            "'dmljax[tpu]'"
-        ) from error
-
-
-def _hosts(name: str) -> dict[str, list[int]]:
-    """A host of fewer than the usual 2 x 2 chips, where there are no more."""
-    match = re.search(r":([1-9]\d*(?:x[1-9]\d*){1,2})$", name)
-    sides = [int(side) for side in match[1].split("x")] if match else []
-    host = [min(side, 2) for side in sides[:2]]
-    return {"chips_per_host_bounds": [*host, 1]} if sides and math.prod(host) < 4 else {}
-
-
-def _libtpu() -> str:
-    """The version of libtpu that this version of JAX asks for."""
-    words = (word.partition(";")[0].strip() for word in importlib.metadata.requires("jax") or ())
-    return next((word for word in words if word.startswith("libtpu")), "libtpu")
 
 
 def _simulate_devices() -> int | None:
@@ -131,8 +89,10 @@ def _by_topology(config: dict[str, Any], described: dict[str, list[jax.Device]])
     for name, run in runs.items():
         device = next(run.shards.mesh.devices.flat)
         start = f"{name:{width}}  {run.shards.size:7}"
+        limit = topologies.gpu_memory(name)
+        options = None if limit is None else topologies.GPU_OPTIONS
         try:
-            memory = _analysis(run)
+            memory = _analysis(run, options=options)
         except jax.errors.JaxRuntimeError as error:
             reason = str(error).partition("\n")[0]
             if not reason.startswith(_OUT_OF_MEMORY):
@@ -142,8 +102,15 @@ def _by_topology(config: dict[str, Any], described: dict[str, list[jax.Device]])
             continue
         yield (
             f"{start}  {memory.arguments / _GB:15.3g}  {memory.temporaries / _GB:11.3g}  "
-            f"{memory.together / _GB:8.3g}  {device.device_kind}"
+            f"{memory.together / _GB:8.3g}  {device.device_kind}{_excess(memory, limit)}"
         )
+
+
+def _excess(memory: "_Memory", limit: float | None) -> str:
+    """What to say of a program that needs more than `limit` bytes."""
+    if limit is None or memory.together <= limit:
+        return ""
+    return f": does not fit into the {limit / _GB:.3g} GB that JAX takes of it"
 
 
 def _countable(run: Run) -> Run:
@@ -201,8 +168,9 @@ class _Memory(NamedTuple):
     together: float
 
 
-def _analysis(run: Run) -> _Memory:
-    analysis = compiled_step(run).lower(*_arguments(run)).compile().memory_analysis()
+def _analysis(run: Run, *, options: dict[str, Any] | None = None) -> _Memory:
+    lowered = compiled_step(run).lower(*_arguments(run))
+    analysis = lowered.compile(compiler_options=options).memory_analysis()
     assert analysis is not None  # every backend of JAX reports it
     arguments, temporaries = analysis.argument_size_in_bytes, analysis.temp_size_in_bytes
     results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes

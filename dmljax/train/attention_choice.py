@@ -40,7 +40,7 @@ def choose(
     form = getattr(net, "attention", None)
     if form is None:
         return net, ""
-    token_attention.check(form)
+    token_attention.check(form, platform)
     if form != "auto":
         return net, f"attention: {form} (net.attention={form!r})"
     if platform == "cpu" or not may_measure:

@@ -28,6 +28,8 @@ from dmljax.train.step_metrics import PendingMetrics, mean
 
 __all__ = ["Restored", "batches", "compiled_step", "is_out_of_patience", "restore", "train"]
 
+_UNDO_REMAT = {"cpu": "cse_barrier_expander", "gpu": "latency-hiding-scheduler"}  # passes of XLA
+
 
 class Restored(NamedTuple):
     """Where a run starts or goes on.
@@ -249,15 +251,17 @@ def compiled_step(run: Run, resident: Resident | None = None) -> jax.stages.Wrap
 
 
 def _compiler_options(run: Run) -> dict[str, str] | None:
-    """What lets recomputed activations (`net.remat`) save memory on CPUs.
+    """Leaves out a pass of XLA that would undo what recomputed activations (`net.remat`) save.
 
     JAX puts barriers into the program, so that a block is recomputed only when its gradient is
-    needed. XLA removes the barriers on CPUs by this pass before it orders the program. Then it
-    recomputes all blocks early and keeps all activations.
+    needed. On CPUs, XLA removes them before it orders the program, recomputes all blocks early, and
+    keeps all activations. On several GPUs, its scheduler puts off the gradients of weights, which
+    the devices add up last, and keeps the activations of all blocks for them.
     """
-    if run.shards.platform != "cpu" or getattr(run.net, "remat", False) in (False, "none"):
+    name = _UNDO_REMAT.get(run.shards.platform)
+    if name is None or getattr(run.net, "remat", False) in (False, "none"):
         return None
-    return {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    return {"xla_disable_hlo_passes": name}
 
 
 def batches(

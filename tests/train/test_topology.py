@@ -1,4 +1,4 @@
-"""`dmljax train --dry-run --topology`: memory of TPUs that are not there."""
+"""`dmljax train --dry-run --topology`: memory of devices that are not there."""
 
 import importlib.util
 import json
@@ -12,7 +12,7 @@ from system import tiny, write_config
 
 from dmljax.config.build import build
 from dmljax.main import main
-from dmljax.runs import dry_run
+from dmljax.runs import dry_run, topologies
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
@@ -66,8 +66,8 @@ def test_no_parameter_of_a_large_net_is_allocated(tmp_path):
         import json, resource, sys
         import jax
         from dmljax.config.build import build
-        from dmljax.runs import dry_run
-        run = build(json.loads(sys.argv[1]), described=dry_run.described_devices("v5p:4x4x4"))
+        from dmljax.runs import dry_run, topologies
+        run = build(json.loads(sys.argv[1]), described=topologies.devices("v5p:4x4x4"))
         state = dry_run._arguments(run)[0]
         sizes = [x.size for x in jax.tree.leaves(state.params)]
         kept = [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(state.params)]
@@ -82,7 +82,7 @@ def test_no_parameter_of_a_large_net_is_allocated(tmp_path):
 
 @needs_libtpu
 def test_an_unknown_name_is_refused_in_one_line(tmp_path):
-    for name in ("v5e:3x5", "h100:8", "v5e"):
+    for name in ("v5e:3x5", "h101:8", "v5e"):
         done = _command(tmp_path, tiny(tmp_path), f"--topology={name}")
         assert done.returncode == 2 and not done.stdout
         refusal = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -93,7 +93,18 @@ def test_without_libtpu_the_line_says_what_to_install(tmp_path):
     (tmp_path / "libtpu.py").write_text("raise ImportError\n")  # the process imports from here
     done = _command(tmp_path, tiny(tmp_path), "--topology=v5e:2x4")
     assert done.returncode == 2 and not done.stdout
-    expected = r"error: --topology=v5e:2x4 needs libtpu.* 'libtpu==[\d.*]+', or 'dmljax\[tpu\]'"
+    expected = r"error: --topology=v5e:2x4 needs libtpu.* 'libtpu==[\d.*]+', or 'dmljax\[tpu\]'; .*"
+    assert re.fullmatch(expected, done.stderr.strip())
+
+
+def test_without_the_plugin_for_cuda_the_line_says_what_to_install(tmp_path):
+    (tmp_path / "jax_plugins").mkdir()  # the process imports from here
+    (tmp_path / "jax_plugins" / "__init__.py").touch()
+    done = _command(tmp_path, tiny(tmp_path), "--topology=h100:8")
+    assert done.returncode == 2 and not done.stdout
+    expected = (
+        r"error: --topology=h100:8 needs .* jax-cuda13-plugin==[\d.]+ jax-cuda13-pjrt==[\d.]+"
+    )
     assert re.fullmatch(expected, done.stderr.strip())
 
 
@@ -114,9 +125,9 @@ def test_a_second_process_with_libtpu_is_told_what_to_do(monkeypatch):
         text = 'ABORTED: Internal error when accessing libtpu multi-process lockfile. Run "$ sudo'
         raise jax.errors.JaxRuntimeError(text)
 
-    monkeypatch.setattr(dry_run, "get_topology_desc", refuse)
+    monkeypatch.setattr(topologies, "get_topology_desc", refuse)
     with pytest.raises(ValueError, match="ALLOW_MULTIPLE_LIBTPU_LOAD=1") as refused:
-        dry_run.described_devices("v5e:2x4")
+        topologies.devices("v5e:2x4")
     assert "sudo" not in str(refused.value)
 
 
@@ -125,6 +136,8 @@ def test_a_second_process_with_libtpu_is_told_what_to_do(monkeypatch):
     [
         (["--topology=v5e:2x4"], "--topology needs --dry-run"),
         (["--dry-run", "--topology="], "--topology has an empty name"),
+        (["--dry-run", "--topology=h100"], "say how many GPUs a host has, such as h100:8"),
+        (["--dry-run", "--topology=b200:0x8"], "say how many GPUs a host has, such as b200:8"),
     ],
 )
 def test_flags_that_say_nothing_are_refused(tmp_path, flags, words):
@@ -138,23 +151,24 @@ def test_flags_that_say_nothing_are_refused(tmp_path, flags, words):
     ("v5e:2x4", None), ("v5p:4x4x4", None), ("v5e", None), ("v5e:0x0", None),
 ])  # fmt: skip
 def test_a_host_of_few_chips_has_all_of_them(name, host):
-    assert dry_run._hosts(name).get("chips_per_host_bounds") == host
+    assert topologies._hosts(name).get("chips_per_host_bounds") == host
 
 
 def test_a_program_that_does_not_fit_has_a_row(tmp_path, monkeypatch):
     """In the words of XLA, and later topologies are still compiled."""
     real = dry_run._analysis
 
-    def analysis(run):
+    def analysis(run, *, options):
+        assert options is None
         if run.shards.size == 1:
             # What libtpu 0.0.42 says.
             reason = "Ran out of memory on HBM, the total memory required for HLO temporaries"
             raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {reason} (59.60G)\nmore")
-        return real(run)
+        return real(run, options=options)
 
     monkeypatch.setattr(dry_run, "_analysis", analysis)
-    monkeypatch.setattr(dry_run, "described_devices", lambda name: jax.devices()[: int(name)])
-    lines = list(dry_run.lines(tiny(tmp_path), topologies=["1", "4"]))
+    monkeypatch.setattr(topologies, "devices", lambda name: jax.devices()[: int(name)])
+    lines = list(dry_run.lines(tiny(tmp_path), described=["1", "4"]))
     assert lines[-2].split()[:2] == ["1", "1"] and "does not fit: Ran out of memory" in lines[-2]
     assert lines[-2].endswith("(59.60G) (cpu)")
     assert lines[-1].split()[:2] == ["4", "4"] and float(lines[-1].split()[4]) > 0

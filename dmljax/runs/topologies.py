@@ -1,0 +1,141 @@
+"""Devices that this machine need not have: XLA compiles for them from their description.
+
+TPUs are described by libtpu, and have their names in JAX, such as `v5e:2x4`. GPUs are described
+here, and compiled for by JAX's plugin for CUDA: `h100:8` is a host of 8 GPUs, `h100:4x8` are four.
+"""
+
+import importlib.metadata
+import math
+import re
+from typing import NamedTuple
+
+import jax
+from jax.experimental.topologies import get_topology_desc
+
+__all__ = ["devices", "gpu_memory"]
+
+_EXAMPLES = "v5e:2x4, v6e:8x8 or v5p:2x2x2"
+
+
+class _Gpu(NamedTuple):
+    title: str
+    capability: tuple[int, int]
+    processors: int
+    lanes: int  # operations in float32 at once, of a processor
+    clock: float  # GHz
+    memory: int  # bytes
+    bandwidth: float  # bytes a second
+    cache: int  # bytes, of level 2
+    shared: tuple[int, int]  # bytes of shared memory: of a processor, of a block at most
+
+
+# By the data sheets of NVIDIA, and as the devices tell their memory.
+_HOPPER, _ADA = (233472, 232448), (102400, 101376)
+_GPUS = {
+    "a100": _Gpu("NVIDIA A100 80GB", (8, 0), 108, 64, 1.41, 85_100_068_864, 2.04e12, 40 << 20,
+                 (167936, 166912)),
+    "l4": _Gpu("NVIDIA L4", (8, 9), 58, 128, 2.04, 23_600_000_000, 3.0e11, 48 << 20, _ADA),
+    "rtx4090": _Gpu("NVIDIA GeForce RTX 4090", (8, 9), 128, 128, 2.52, 25_300_000_000, 1.01e12,
+                    72 << 20, _ADA),
+    "h100": _Gpu("NVIDIA H100 80GB HBM3", (9, 0), 132, 128, 1.98, 84_942_979_072, 3.35e12,
+                 50 << 20, _HOPPER),
+    "h200": _Gpu("NVIDIA H200", (9, 0), 132, 128, 1.98, 151_397_597_184, 4.8e12, 50 << 20,
+                 _HOPPER),
+    "b200": _Gpu("NVIDIA B200", (10, 0), 148, 128, 1.965, 191_514_411_008, 7.67e12, 132_644_864,
+                 _HOPPER),
+}  # fmt: skip
+_MEMORY_SHARE = 0.75  # that JAX takes of a GPU (XLA_CLIENT_MEM_FRACTION)
+# Without the device, no form of a product can be timed.
+GPU_OPTIONS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+
+
+def devices(name: str) -> list[jax.Device]:
+    """The devices of a topology. Raises a one-line error if it is not known, or a package lacks."""
+    if not name:  # for which libtpu takes a TPU of its choice
+        raise ValueError(f"--topology has an empty name: take names such as {_EXAMPLES}, or h100:8")
+    kind, _, count = name.partition(":")
+    return _gpus(name, _GPUS[kind], count) if kind in _GPUS else _tpus(name)
+
+
+def gpu_memory(name: str) -> float | None:
+    """The bytes that a program may take of a GPU; None for TPUs: libtpu refuses what is larger."""
+    gpu = _GPUS.get(name.partition(":")[0])
+    return None if gpu is None else _MEMORY_SHARE * gpu.memory
+
+
+def _gpus(name: str, gpu: _Gpu, count: str) -> list[jax.Device]:
+    match = re.fullmatch(r"(?:([1-9]\d{0,3})x)?([1-9]\d{0,3})", count)
+    if match is None:
+        kind = name.partition(":")[0]
+        raise ValueError(
+            f"--topology={name}: say how many GPUs a host has, such as {kind}:8, or {kind}:4x8 for "
+            "four hosts"
+        )
+    # Otherwise the plugin looks for a GPU first. It has no effect once JAX has started.
+    jax.config.update("jax_platforms", "cpu")
+    try:
+        topology = get_topology_desc(
+            "", "cuda", target_config=_target(gpu), topology=f"1x{match[1] or 1}x{match[2]}"
+        )
+    except NotImplementedError as error:
+        version = jax.__version__
+        raise ValueError(
+            f"--topology={name} needs JAX's plugin for CUDA, but no GPU: pip install --no-deps "
+            f"jax-cuda13-plugin=={version} jax-cuda13-pjrt=={version}"
+        ) from error
+    return list(topology.devices)
+
+
+def _target(gpu: _Gpu) -> str:
+    """The description in the form that XLA reads (`GpuTargetConfigProto`)."""
+    major, minor = gpu.capability
+    of_processor, of_block = gpu.shared
+    return f"""
+        gpu_device_info {{
+          cuda_compute_capability {{ major: {major} minor: {minor} }}
+          core_count: {gpu.processors} fpus_per_core: {gpu.lanes} clock_rate_ghz: {gpu.clock}
+          device_memory_size: {gpu.memory} memory_bandwidth: {gpu.bandwidth:.0f}
+          l2_cache_size: {gpu.cache} shared_memory_per_core: {of_processor}
+          shared_memory_per_block: 49152 shared_memory_per_block_optin: {of_block}
+          threads_per_warp: 32 threads_per_block_limit: 1024
+          threads_per_core_limit: {1536 if gpu.shared == _ADA else 2048}
+          registers_per_core_limit: 65536 registers_per_block_limit: 65536
+          block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+        }}
+        platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }}
+        device_description_str: "{gpu.title}"
+    """
+
+
+def _tpus(name: str) -> list[jax.Device]:
+    try:
+        return list(get_topology_desc(name, "tpu", **_hosts(name)).devices)
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        if "lockfile" in reason:
+            reason = "another process has loaded libtpu; set ALLOW_MULTIPLE_LIBTPU_LOAD=1"
+            raise ValueError(f"--topology={name}: {reason}") from error
+        gpus = ", ".join(_GPUS)
+        raise ValueError(
+            f"--topology={name}: take TPUs such as {_EXAMPLES}, or one of {gpus} with a number, "
+            f"such as h100:8; {reason}"
+        ) from error
+    except RuntimeError as error:
+        raise ValueError(
+            f"--topology={name} needs libtpu, but no TPU: pip install '{_libtpu()}', or "
+            "'dmljax[tpu]'; GPUs are named such as h100:8"
+        ) from error
+
+
+def _hosts(name: str) -> dict[str, list[int]]:
+    """A host of fewer than the usual 2 x 2 chips, where there are no more."""
+    match = re.search(r":([1-9]\d*(?:x[1-9]\d*){1,2})$", name)
+    sides = [int(side) for side in match[1].split("x")] if match else []
+    host = [min(side, 2) for side in sides[:2]]
+    return {"chips_per_host_bounds": [*host, 1]} if sides and math.prod(host) < 4 else {}
+
+
+def _libtpu() -> str:
+    """The version of libtpu that this version of JAX asks for."""
+    words = (word.partition(";")[0].strip() for word in importlib.metadata.requires("jax") or ())
+    return next((word for word in words if word.startswith("libtpu")), "libtpu")

@@ -1,0 +1,103 @@
+"""What XLA compiles for GPUs that are not there, by JAX's plugin for CUDA (`runs.topologies`)."""
+
+import importlib.util
+import json
+import os
+
+import pytest
+from processes import ROOT, command, python
+from system import blobs, tiny, write_config
+
+# A folder with the packages jax-cuda13-plugin and jax-cuda13-pjrt, unless they are installed.
+PLUGIN = os.environ.get("DMLJAX_CUDA_PLUGIN", "")
+needs_plugin = pytest.mark.skipif(
+    not PLUGIN and importlib.util.find_spec("jax_cuda13_plugin") is None,
+    reason="JAX's plugin for CUDA is not installed",
+)
+# As for users: JAX optimizes.
+VARIABLES = {
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": None,
+    "JAX_COMPILATION_CACHE_DIR": None,
+    "XLA_FLAGS": None,
+    "PYTHONPATH": os.pathsep.join([str(ROOT), PLUGIN, os.environ.get("PYTHONPATH", "")]),
+}
+# Its activations are much larger than the 32 MB of scratch memory of a product.
+VIT = {"name": "vit_s16", "patch": 4, "image_size": 112, "depth": 4, "remat": True}
+SIZE = {"name": "standard_eval", "size": 112}
+
+
+def _lines(folder, config, names):
+    words = (
+        "train",
+        f"--config={write_config(folder, config)}",
+        "--dry-run",
+        f"--topology={names}",
+    )
+    done = command(*words, cwd=folder, **VARIABLES)
+    assert done.returncode == 0, done.stderr
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+@needs_plugin
+def test_memory_is_that_of_the_program_for_these_devices(tmp_path):
+    """With everything split, a device of 8 has an eighth of the state that one alone has."""
+    wide = {"name": "convnet", "widths": [256, 1024], "strides": [2, 2]}
+    config = tiny(tmp_path, net=wide, runtime={"sharded": "all"})
+    one, eight = _lines(tmp_path, config, "rtx4090:1,h100:2x4")[-2:]
+    assert one[:2] == ["rtx4090:1", "1"] and eight[:2] == ["h100:2x4", "8"]
+    assert one[-1] == "4090" and eight[5:7] == ["NVIDIA", "H100"]
+    assert float(eight[2]) == pytest.approx(float(one[2]) / 8, rel=0.05)
+    assert float(one[3]) > 0 and float(one[4]) == pytest.approx(float(one[2]) + float(one[3]), 0.01)
+
+
+@needs_plugin
+def test_a_program_that_does_not_fit_has_a_row(tmp_path):
+    """A GPU of 24 GB gives JAX 17.7 GB: 75 % of the 23.6 GB that it has."""
+    net = {"name": "convnet", "widths": [8], "strides": [1]}
+    large = {"name": "standard_eval", "size": 8192}
+    config = tiny(tmp_path, net=net, transform=large, eval_transform=large)
+    row = " ".join(_lines(tmp_path, config, "l4:1")[-1])
+    assert row.endswith("NVIDIA L4: does not fit into the 17.7 GB that JAX takes of it")
+
+
+@needs_plugin
+def test_a_recomputed_block_keeps_its_input_alone_on_several_gpus(tmp_path):
+    """XLA's scheduler would put off the gradients of weights, and keep what they need of all blocks
+    (`train.loop`): eight GPUs need as much memory as one for as many images each."""
+    data = {"name": "npz", "path": blobs(tmp_path, classes=16), "split": 0.5}
+    config = tiny(tmp_path, dataset=data, net=VIT, transform=SIZE, eval_transform=SIZE)
+    script = """if True:
+        import json, sys
+        from dmljax.config.build import build
+        from dmljax.runs import dry_run, topologies
+        config = json.loads(sys.argv[1])
+        for gpus in (1, 8):
+            config["sampler"] = {"name": "class_balanced", "classes": gpus, "per_class": 8}
+            run = build(config, described=topologies.devices(f"h100:{gpus}"))
+            print(dry_run._analysis(run, options=topologies.GPU_OPTIONS).temporaries)
+    """
+    done = python(script, json.dumps(config), cwd=tmp_path, **VARIABLES)
+    one, eight = map(float, done.stdout.split()[-2:])
+    assert eight < 1.2 * one
+
+
+@needs_plugin
+def test_the_second_part_of_a_vector_is_not_lost(tmp_path):
+    """XLA left out a conversion to bfloat16 and back, and the second part became x - x."""
+    script = """if True:
+        import re
+        import jax, numpy as np
+        import jax.numpy as jnp
+        from dmljax.retrieval import filtering
+        from dmljax.runs import topologies
+        (device,) = topologies.devices("h100:1")
+        x = jax.ShapeDtypeStruct(
+            (256, 64), np.float32, sharding=jax.sharding.SingleDeviceSharding(device)
+        )
+        terms = jax.jit(lambda x: filtering._terms(x, np.dtype(jnp.bfloat16)))
+        text = terms.lower(x).compile(compiler_options=topologies.GPU_OPTIONS).as_text()
+        print(*re.findall(r"subtract\\(%([^,]+), %([^)]+)\\)", text)[0])
+    """
+    done = python(script, cwd=tmp_path, **VARIABLES)
+    whole, rounded = done.stdout.split()[-2:]
+    assert whole != rounded and rounded.startswith("reduce_precision")
