@@ -114,6 +114,7 @@ def _train_and_report(
             run.train, "the training split", result="there is no other class to tell it from"
         )
         warn_of_one_class(run.test, "the test split")
+        data = resident.choose(run, say=journal.say)  # may refuse: before an evaluation takes time
         if start_step == 0:
             try:
                 with interrupts.stoppable():
@@ -121,7 +122,6 @@ def _train_and_report(
             except Stopped:
                 journal.say("stopped before step 1; the same command starts again")
                 interrupts.leave()
-        data = resident.choose(run, say=journal.say)
         host_batches = stack.enter_context(
             loop.batches(run, start_step, workdir=workdir, resident=data)
         )

@@ -189,7 +189,7 @@ def _plan(transform_fn: Callable[..., Any], shape: _Shape, title: str) -> Plan:
 
 def _refusal(title: str, reason: str) -> str:
     return (
-        f"runtime.data: the transform {title} has no form for devices ({reason}). Leave it to the "
+        f"the transform {title} has no form for devices ({reason}). Leave it to the "
         "host by --config.runtime.data=host, or make it of functions of dmljax.data.transforms"
     )
 
