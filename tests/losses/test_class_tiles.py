@@ -93,6 +93,25 @@ def test_a_draw_of_every_class_is_the_loss(name):
     assert distance(drawn_gradients, gradients) < EXACT
 
 
+SAMPLED = ("arcface", "cosface", "normalized_softmax", "proxy_anchor", "subcenter_arcface")
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.slow)
+        for pair in itertools.product(SAMPLED, (3, 8))
+    ],
+)
+@pytest.mark.parametrize("unbiased", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_devices_compute_the_loss_of_the_same_draw(name, devices, unbiased):
+    tiles = ops.ClassTiles(4, 0.1, jax.random.key(1), unbiased)
+    (value, gradients), (many, many_gradients) = (_on(n, name, tiles) for n in (1, devices))
+    assert 1 < np.any(gradients[1].reshape(C, -1), axis=1).sum() < C - 10
+    np.testing.assert_allclose(many, value, rtol=EXACT)
+    assert distance(many_gradients, gradients) < EXACT
+
+
 @functools.cache
 def _counts_fn(devices, unbiased):
     """A function of a key: how often each class counts in a draw of one of three."""

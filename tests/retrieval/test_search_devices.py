@@ -14,14 +14,15 @@ RNG = np.random.default_rng(0)
 
 
 def _scores(x, y, devices, **keywords):
-    queries, labels = (x[:700], y[:700]) if "gallery" in keywords else (x, y)
+    # Eight tiles of 128, one for each of eight devices.
+    queries, labels = (x[:1000], y[:1000]) if "gallery" in keywords else (x, y)
     devices = jax.devices()[:devices]
     scores = metrics.per_query(queries, labels, tile=128, devices=devices, **keywords)
     near = retrieval.nearest(queries, keywords.get("gallery"), k=5, tile=128, devices=devices)
     return scores, near
 
 
-@pytest.mark.parametrize("devices", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("devices", [2, 3, 8])
 @pytest.mark.parametrize("split", [False, True])
 def test_a_search_is_the_same_on_any_number_of_devices(split, devices, monkeypatch):
     # Ties, classes of one image, small classes, and one class so large that its rows are sorted.
@@ -44,14 +45,15 @@ def test_a_search_is_the_same_on_any_number_of_devices(split, devices, monkeypat
 
 
 def test_clusters_are_the_same_on_any_number_of_devices():
-    x, y = RNG.normal(size=(500, 4)).astype(np.float32), RNG.integers(0, 60, 500)
-    one, many = (
-        metrics.clustering(x, y, seeds=(0, 1), tile=128, devices=jax.devices()[:n]) for n in (1, 3)
+    x, y = RNG.normal(size=(1000, 4)).astype(np.float32), RNG.integers(0, 60, 1000)
+    one, many, all_devices = (
+        metrics.clustering(x, y, seeds=(0, 1), tile=128, devices=jax.devices()[:n])
+        for n in (1, 3, 8)
     )
-    assert one == many and 0 < one["NMI"] < 1
+    assert one == many == all_devices and 0 < one["NMI"] < 1
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, 2, 8])
 def test_a_gallery_beyond_the_devices_memory_is_streamed(devices, monkeypatch, tmp_path):
     # 19 dimensions: other tests leave no arrays of so many behind.
     x = RNG.normal(size=(1500, 19)).astype(np.float32)

@@ -76,11 +76,21 @@ def more(images):
     pairs |= {"method": {"name": "pairs", "dim": 4, "memory": 120}, "loss": "multi_similarity"}
     pairs |= {"sampler": {"name": "uniform", "batch_size": 50}}
     proxies = {"method": {"name": "proxies", "dim": 4, "tile": 20}, "loss": "proxy_anchor"}
+    # Gated layers, as in the large nets; rotary positions in one of them.
+    small = {"patch": 4, "image_size": SIDE, "width": 16, "hidden": 48, "heads": 2, "depth": 2}
+    transformer = {"sampler": {"name": "uniform", "batch_size": 10}}
+    transformer["optimizer"] = {"name": "adam", "rate": 1e-2, "eps": 1e-3}
     return {
         "memory in chunks of 7": pairs | {"chunk": 7},
         "sharded proxies": pairs | proxies | {"runtime": {"sharded": "all"}},
         "drawn negatives": pairs
         | {"loss": "margin", "miner": {"name": "distance_weighted", "dim": 4}},
+        "g/14, all sharded": pairs
+        | transformer
+        | {"net": {"name": "dinov2_g14", **small}, "runtime": {"sharded": "all"}},
+        "H+, state sharded": pairs
+        | transformer
+        | {"net": {"name": "dinov3_hplus16", **small}, "runtime": {"sharded": "state"}},
         "5 images": pairs | {"sampler": {"name": "uniform", "batch_size": 5}},
     }
 
@@ -118,8 +128,13 @@ def after_two_steps(run, first, count, *, padding=0):
     def cut(keys, x):
         return x[: class_rows.classes] if class_rows.contains(path_of(keys)) else x
 
+    held = {
+        name: sum(x.addressable_shards[0].data.size for x in leaves) / sum(x.size for x in leaves)
+        for name in ("params", "opt_state")
+        if (leaves := jax.tree.leaves(getattr(state, name)))
+    }
     state = jax.tree_util.tree_map_with_path(cut, jax.device_get(state))
-    return (state, jax.device_get(metrics)), step_fn
+    return (state, jax.device_get(metrics)), step_fn, held
 
 
 def change(first, after):
@@ -141,19 +156,23 @@ def compared(run, counts):
     params, model_state = as_float64(drawn((run.shapes.params, run.shapes.model_state)))
     params = run.class_rows.cut(params)
     first = jax.device_get(init_state(params, model_state, run.optimizer))
-    (one, metrics), step_fn = after_two_steps(run, first, 1)
+    (one, metrics), step_fn, _ = after_two_steps(run, first, 1)
     expected, cost = change(first, one), step_fn.cost_analysis()["flops"]
     result = {"net": run.net_name, "batch": run.batch_size, "chunk": run.chunk, "devices": {}}
     result["moved"] = float(np.linalg.norm(expected[0]))
     for count in counts:
-        (state, values), step_fn = after_two_steps(run, first, count)
+        (state, values), step_fn, held = after_two_steps(run, first, count)
         gaps = [
             float(np.linalg.norm(a - b) / (np.linalg.norm(b) or 1))
             for a, b in zip(change(first, state), expected, strict=True)
         ]
         gaps += [abs(float(values[k] - metrics[k])) / (1e-3 + abs(metrics[k])) for k in metrics]
         share = step_fn.cost_analysis()["flops"] / cost
-        result["devices"][count] = {"distance": float(max(gaps)), "share": share}
+        result["devices"][count] = {
+            "distance": float(max(gaps)),
+            "share": share,
+            "held": held,
+        }
     return result
 
 

@@ -21,6 +21,8 @@ CONFIGS = [str(path) for path in sorted((ROOT / "configs").glob("*.py"))]
 # They differ from other configs in numbers, and in parts of which other programs have each.
 ALIKE = ("folder", "inshop_graph", "inshop_proxy_anchor", "sop_graph", "sop_proxy_anchor")
 MECHANISMS = ["memory in chunks of 7", "sharded proxies", "drawn negatives", "5 images"]
+SHARDED = {"g/14, all sharded": ("params", "opt_state"), "H+, state sharded": ("opt_state",)}
+MECHANISMS += SHARDED
 VARIANTS = ["cub:net=convnet,train=ladder", "graph:attention=gat"]
 _SLOW = {
     "abe": ["heads=True", "pairs=all"],
@@ -80,6 +82,16 @@ def test_every_recipe_is_the_same_on_any_number_of_devices(programs):
         limit = 1e-5 if program["net"].startswith("vit") else 1e-6
         for on_devices in program["devices"].values():
             assert on_devices["distance"] < limit, program
+
+
+def test_devices_share_the_state_of_a_transformer(programs):
+    """What `runtime.sharded` splits, and nothing else: here nearly all arrays can be divided."""
+    states = {name: program for program in programs for name in program["names"]}
+    for name, split in SHARDED.items():
+        for count, on_devices in states[name]["devices"].items():
+            for field, share in on_devices["held"].items():
+                least = 1 / int(count) if field in split else 1
+                assert least <= share < least + 0.1, (name, count, field, share)
 
 
 def test_a_device_computes_its_share_of_a_batch_alone(programs):

@@ -142,6 +142,7 @@ def test_devices_exchange_embeddings_and_never_weights_of_classes(without_diagno
     for name, options in (
         ("arcface", {"tile": 40}),
         ("proxy_anchor", {"tile": 40}),
+        ("subcenter_arcface", {"tile": 40, "centers": 2}),
         ("cosface", {"sample": 0.2}),
         ("normalized_softmax", {}),
     ):
