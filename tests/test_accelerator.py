@@ -196,8 +196,9 @@ def test_an_error_of_the_first_stage_is_tried_again_and_tests_run_once(tmp_path)
 
 
 def test_the_error_of_a_row_that_dies_is_no_warning(tmp_path):
-    done, results = _run_own_rows(tmp_path, "--rows", "dies")
+    done, results = _run_own_rows(tmp_path, "--rows", "dies", "tests")
     assert done.returncode == 1 and "same command" in done.stderr
+    assert results["tests"][0]["note"] == "passed"  # it comes after the row that dies
     measured, error = results["dies"]
     assert measured["value"] == 1 and error["error"] == "RuntimeError: no such kernel"
 

@@ -91,6 +91,12 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         chunk=options.chunk,
     )
     check_evaluation(options.evaluate, data, method)
+    memory = options.method["name"] == "pairs" and options.method.get("memory")
+    if memory and memory < sampler.batch_size:
+        raise ValueError(
+            f"method.memory={memory} cannot hold a batch of {sampler.batch_size} images: take as "
+            "many or more, or 0 for no memory"
+        )
     metrics = metrics_of(options.evaluate)
     # Without an interval, once after the last step; a run may have no step.
     interval = max(total, 1) if options.evaluate.every is None else options.evaluate.every
@@ -98,6 +104,12 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
     # By default, a run that is killed loses no more than a fifth of its steps.
     intervals = (options.checkpoint.every, options.evaluate.every, max(math.ceil(total / 5), 1))
     checkpoint_interval = next(x for x in intervals if x is not None)
+    neighbor_steps: Collection[int] = ()
+    if sampler.takes_neighbors:
+        neighbor_steps = sampler.every(options.neighbors_every, total - 1, "neighbors_every")
+        if not neighbor_steps:
+            note = "the run ends before the nearest classes are searched (neighbors_every)"
+            sampler = sampler._replace(note=note)
     return Run(
         config=fields.with_normalization(config, normalization),
         seed=options.seed,
@@ -123,11 +135,7 @@ def build(config: Any, *, described: Sequence[jax.Device] | None = None) -> Run:
         pictures=options.pictures,
         unreadable=options.unreadable,
         sample_fn=sampler.sample_fn,
-        neighbor_steps=(
-            sampler.every(options.neighbors_every, total - 1, "neighbors_every")
-            if sampler.takes_neighbors
-            else ()
-        ),
+        neighbor_steps=neighbor_steps,
         sampler_note=sampler.note,
         attention_note=attention_note,
         normalization=preprocessing.title(normalization),

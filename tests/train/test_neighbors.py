@@ -10,8 +10,8 @@ from processes import LONG, same_after_a_kill
 from system import tiny
 
 from dmljax.config.build import build
-from dmljax.runs import dry_run, training
-from dmljax.train import loop, neighbors
+from dmljax.runs import dry_run, summary, training
+from dmljax.train import initial_state, loop, neighbors
 from dmljax.train.checkpoints import Checkpoints
 
 _FIELDS = {
@@ -68,6 +68,14 @@ def test_batches_after_a_search_hold_near_classes(tmp_path, capsys):
     with pytest.raises(FileNotFoundError, match=r"7\.npy is missing, so the run cannot continue"):
         (run_folder / "neighbors" / "7.npy").unlink()
         loop.batches(run, 8, workdir=run_folder)
+
+
+def test_a_run_that_ends_before_the_first_search_says_so(tmp_path):
+    for steps, is_searched in ((7, False), (8, True)):
+        run = build(tiny(tmp_path, **{**_FIELDS, "steps": steps}))
+        line = summary.header(run, initial_state.first_state(run))[-1]
+        assert ("searched 1 time," in line) == is_searched
+        assert ("ends before the nearest classes are searched" in line) != is_searched
 
 
 def test_a_signal_in_a_search_saves_the_steps_before(tmp_path, monkeypatch):

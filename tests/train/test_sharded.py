@@ -197,6 +197,12 @@ def test_devices_share_a_memory_and_never_send_it(name, devices, without_diagnos
     np.testing.assert_allclose(metrics_on_many["memory_loss"], metrics["memory_loss"], rtol=1e-5)
 
 
+def test_a_memory_that_cannot_hold_a_batch_is_refused(tmp_path):
+    message = refusal(tmp_path, method={"name": "pairs", "dim": 4, "memory": 7})
+    assert "method.memory=7 cannot hold a batch of 8 images" in message
+    build(tiny(tmp_path, method={"name": "pairs", "dim": 4, "memory": 8}))
+
+
 @pytest.mark.slow
 def test_a_million_classes_on_8_devices_are_those_of_one(without_diagnostics):
     c, d, b = 1_000_000, 128, 8
