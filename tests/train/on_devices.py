@@ -68,7 +68,7 @@ def shrunken(name, images):
 
 
 def more(images):
-    """Mechanisms that no recipe has: chunks, a memory, sharded proxies, drawn triplets."""
+    """Mechanisms that no recipe has: chunks, a memory, sharded states, drawn triplets."""
     pairs = {"dataset": {"name": "npz", "path": images}, "transform": "unchanged"}
     pairs |= {"eval_transform": "unchanged", "normalize": "unit", "steps": 100, "select": "last"}
     pairs |= {"net": {"name": "convnet", "widths": [4, 8], "strides": [3, 1], "frozen": True}}
@@ -80,14 +80,17 @@ def more(images):
     small = {"patch": 4, "image_size": SIDE, "width": 16, "hidden": 48, "heads": 2, "depth": 2}
     transformer = {"sampler": {"name": "uniform", "batch_size": 10}}
     transformer["optimizer"] = {"name": "adam", "rate": 1e-2, "eps": 1e-3}
-    return {
+    sharded = {"runtime": {"sharded": "all"}}
+    methods = ("abe", "dvml", "graph")
+    return {f"{name}, all sharded": shrunken(name, images) | sharded for name in methods} | {
         "memory in chunks of 7": pairs | {"chunk": 7},
-        "sharded proxies": pairs | proxies | {"runtime": {"sharded": "all"}},
+        "sharded proxies": pairs | proxies | sharded,
         "drawn negatives": pairs
         | {"loss": "margin", "miner": {"name": "distance_weighted", "dim": 4}},
         "g/14, all sharded": pairs
         | transformer
-        | {"net": {"name": "dinov2_g14", **small}, "runtime": {"sharded": "all"}},
+        | sharded
+        | {"net": {"name": "dinov2_g14", **small}},
         "H+, state sharded": pairs
         | transformer
         | {"net": {"name": "dinov3_hplus16", **small}, "runtime": {"sharded": "state"}},

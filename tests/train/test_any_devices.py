@@ -42,6 +42,7 @@ _SLOW = {
 _SLOW["graph"] += ["attention=none", "heads=averaged", "mlp=False"]
 _SLOW["glyphs:loss"] += ["proxy_anchor", "proxy_nca_pp", "cosface", "arcface"]
 SLOW = [f"{k}{'=' if ':' in k else ':'}{v}" for k, values in _SLOW.items() for v in values]
+SLOW += ["abe, all sharded", "dvml, all sharded", "graph, all sharded"]
 QUICK = [name for name in CONFIGS if pathlib.Path(name).stem not in ALIKE]
 QUICK += [*MECHANISMS, *VARIANTS]
 # By the numbers of devices, beside one: those of `quick` divide few of the batches.

@@ -230,11 +230,16 @@ def test_a_window_sends_the_same_batches_in_fewer_transfers(count, tmp_path, mon
 def test_features_are_taken_from_the_devices(source, tmp_path):
     fields = {"start": str(source), "start_takes": "backbone", "trained": "last", "views": 2}
     fields |= {"features": "cached", "transform": "random_flip"}
-    runtime = {"features": str(tmp_path / "cache"), "devices": 3}
-    config = tiny(tmp_path, **fields, runtime=runtime | {"data": "device"})
-    training.run(config, tmp_path / "run")
-    actual, _ = _batches(build(config), 4)
-    same(actual, _batches(build(config | {"runtime": runtime}), 4)[0])
+    config = tiny(tmp_path, **fields)
+
+    def on(count, data):
+        runtime = {"features": str(tmp_path / "cache"), "devices": count, "data": data}
+        return config | {"runtime": runtime}
+
+    training.run(on(3, "device"), tmp_path / "run")
+    for count in (1, 8, 3):
+        actual, _ = _batches(build(on(count, "device")), 4)
+        same(actual, _batches(build(on(count, "host")), 4)[0])
     assert actual[0]["images"].shape == (9, 8) and actual[0]["images"].dtype == np.float32
     assert len({row.tobytes() for batch in actual for row in batch["images"]}) > 20
 
