@@ -857,6 +857,7 @@ def main() -> int:
         parser.error(f"--jobs={args.jobs}: one process or more")
     if unknown := [x for x in args.rows if not any(name.startswith(x) for name in ROWS)]:
         parser.error(f"no row begins with {unknown[0]!r}: there are {', '.join(ROWS)}")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the rows, too
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         environment = os.environ | {

@@ -158,12 +158,13 @@ sys.exit(accelerator.main())
 def _own_rows(folder, *words):
     script = folder / "own_rows.py"
     script.write_text(f"SCRIPTS = {str(SCRIPT.parent)!r}\n{OWN_ROWS}")
-    return [sys.executable, str(script), "--reduced", f"--out={folder / 'a.json'}", *words]
+    out = folder / "new" / "a.json"
+    return [sys.executable, str(script), "--reduced", f"--out={out}", *words]
 
 
 def _run_own_rows(folder, *words):
     done = subprocess.run(_own_rows(folder, *words), capture_output=True, text=True, cwd=folder)
-    return done, json.loads((folder / "a.json").read_text())
+    return done, json.loads((folder / "new" / "a.json").read_text())
 
 
 def test_rows_compile_at_once_and_are_timed_one_after_the_other(tmp_path):
