@@ -53,20 +53,23 @@ def devices(name: str) -> list[jax.Device]:
     """The devices of a topology. Raises a one-line error if it is not known, or a package lacks."""
     if not name:  # for which libtpu takes a TPU of its choice
         raise ValueError(f"--topology has an empty name: take names such as {_EXAMPLES}, or h100:8")
-    kind, _, count = name.partition(":")
-    return _gpus(name, _GPUS[kind], count) if kind in _GPUS else _tpus(name)
+    return _tpus(name) if (gpu := _gpu(name)) is None else _gpus(name, gpu)
 
 
 def gpu_memory(name: str) -> float | None:
     """The bytes that a program may take of a GPU; None for TPUs: libtpu refuses what is larger."""
-    gpu = _GPUS.get(name.partition(":")[0])
+    gpu = _gpu(name)
     return None if gpu is None else _MEMORY_SHARE * gpu.memory
 
 
-def _gpus(name: str, gpu: _Gpu, count: str) -> list[jax.Device]:
+def _gpu(name: str) -> _Gpu | None:
+    return _GPUS.get(name.partition(":")[0].lower())
+
+
+def _gpus(name: str, gpu: _Gpu) -> list[jax.Device]:
+    kind, _, count = name.partition(":")
     match = re.fullmatch(r"(?:([1-9]\d{0,3})x)?([1-9]\d{0,3})", count)
     if match is None:
-        kind = name.partition(":")[0]
         raise ValueError(
             f"--topology={name}: say how many GPUs a host has, such as {kind}:8, or {kind}:4x8 for "
             "four hosts"
