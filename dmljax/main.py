@@ -59,6 +59,7 @@ def tune_cpu(*, keep_memory: bool = True) -> None:
     * XLA uses its own convolutions. YNNPACK's can take twice as long.
     * jaxlib 0.10 has two ways to compile loops. The older one compiles the step of a small net in
       half the time, and the step is faster by a sixth.
+    * Several CPU devices get threads enough to wait for each other.
 
     A flag that the user has set already stays as it is. With accelerators, many threads read images
     at the same time, and libtpu ends the process at a flag that it does not know.
@@ -68,6 +69,7 @@ def tune_cpu(*, keep_memory: bool = True) -> None:
     if keep_memory:
         allocator.keep_all()
     xla_flags.add(xla_flags.FOR_CPUS)
+    xla_flags.add_threads()
 
 
 def _has_accelerator() -> bool:

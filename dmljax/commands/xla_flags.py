@@ -2,7 +2,10 @@
 
 import importlib.metadata
 import os
+import re
 from collections.abc import Iterable
+
+from dmljax.files import cores
 
 # A flag is its name, its value, and the versions of jaxlib that know it.
 FOR_CPUS = (
@@ -25,6 +28,20 @@ def add(flags: Iterable[tuple[str, str, tuple[str, ...]]]) -> None:
         if name not in text and version.startswith(versions):
             text = f"{text} --{name}={value}".strip()
     os.environ["XLA_FLAGS"] = text
+
+
+def add_threads() -> None:
+    """Gives XLA four threads for each of several CPU devices.
+
+    A device waits for the others in a thread, and in one more where a second collective does not
+    depend on the first one. If all threads wait, the process ends after a minute. XLA starts as
+    many as there are cores or devices, or as `NPROC` says.
+    """
+    pattern = r"xla_force_host_platform_device_count=(\d+)"
+    counts = re.findall(pattern, os.environ.get("XLA_FLAGS", ""))
+    devices = int(counts[-1] if counts else os.environ.get("JAX_NUM_CPU_DEVICES") or 1)
+    if devices > 1:
+        os.environ.setdefault("NPROC", str(max(4 * devices, cores.count())))
 
 
 def require_determinism() -> None:

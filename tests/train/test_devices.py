@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -172,3 +173,26 @@ def test_free_memory_below_an_array_is_returned():
         "print(before - resident())"
     )
     assert 190 < int(python(code).stdout) < 210  # MiB
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"XLA_FLAGS": "--xla_force_host_platform_device_count=3", "JAX_NUM_CPU_DEVICES": None},
+        {"XLA_FLAGS": None, "JAX_NUM_CPU_DEVICES": "3"},
+    ],
+)
+def test_cpu_devices_have_threads_to_wait_for_each_other(variables):
+    """With a thread for each device, runs with `runtime.data=device` waited for ever."""
+    code = (
+        "import pathlib\n"
+        "from dmljax import main\n"
+        "main.tune_cpu()\n"
+        "import jax\n"
+        "jax.block_until_ready(jax.jit(lambda x: x @ x)(jax.numpy.ones((500, 500))))\n"
+        "names = [x.read_text() for x in pathlib.Path('/proc/self/task').glob('*/comm')]\n"
+        "print(jax.device_count(), sum('XLAEigen' in name for name in names))"
+    )
+    devices, threads = map(int, python(code, **variables).stdout.split())
+    assert devices == 3 and threads >= 12
