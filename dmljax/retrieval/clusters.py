@@ -66,8 +66,7 @@ def kmeans(
     tile = tiles.choose_tile(tile, devices)
     points, _, origin = inputs.check_vectors(embeddings, None)
     n = len(points)
-    if not 1 <= k <= n:
-        raise ValueError(f"k={k} clusters, but there are {n} embeddings: choose k from 1 to {n}")
+    inputs.check_k(k, n, noun=" clusters", of="embeddings")
     if starts < 1:
         raise ValueError(f"starts={starts} must be at least 1, such as 10")
     trials = 2 + int(np.log(k)) if trials is None else trials

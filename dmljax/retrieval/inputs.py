@@ -41,6 +41,14 @@ def items_to_find(queries: Embeddings, gallery: Embeddings | None) -> int:
     return items
 
 
+def check_k(k: int, count: int, *, noun: str, of: str) -> None:
+    """Raises unless k is an integer from 1 to `count`."""
+    if isinstance(k, bool) or not hasattr(k, "__index__") or not 1 <= k <= count:
+        raise ValueError(
+            f"k={k}{noun}, but there are {count} {of}: choose an integer k from 1 to {count}"
+        )
+
+
 def integer_labels(
     labels: Labels, gallery_labels: Labels | None, *, queries: int, items: int, within: bool
 ) -> tuple[Int[np.ndarray, "q"], Int[np.ndarray, "n"]]:
@@ -57,7 +65,8 @@ def integer_labels(
             raise ValueError(f"{name} have shape {array.shape}, but there are {size} embeddings")
     if np.result_type(labels, item_labels).kind not in "iub":
         raise ValueError(
-            f"labels are {labels.dtype} and {item_labels.dtype}: give integers of one signedness "
+            f"labels are {' and '.join({str(labels.dtype): 0, str(item_labels.dtype): 0})}: give "
+            "integers of one signedness "
             "(np.unique(names, return_inverse=True)[1] makes them of names)"
         )
     _, codes = np.unique(np.concatenate([labels, item_labels]), return_inverse=True)
@@ -114,10 +123,9 @@ def exclusion_codes(
 
 def compute_dtype(vectors: np.ndarray) -> np.dtype:
     """The dtype that similarities are computed in: float32 or, where jax has it, float64."""
-    dtype = jnp.promote_types(jax.dtypes.canonicalize_dtype(vectors.dtype), jnp.float32)
-    if not jnp.issubdtype(dtype, jnp.floating):
+    if not any(jnp.issubdtype(vectors.dtype, x) for x in (jnp.floating, jnp.integer, jnp.bool_)):
         raise ValueError(f"embeddings are {vectors.dtype}: give real numbers")
-    return np.dtype(dtype)
+    return np.dtype(jnp.promote_types(jax.dtypes.canonicalize_dtype(vectors.dtype), jnp.float32))
 
 
 def round_center(mean: Float[np.ndarray, "d"], deviation: float) -> Float[np.ndarray, "d"]:
@@ -136,7 +144,7 @@ def _check_finite(vectors: Embeddings, name: str) -> tuple[np.ndarray, Float[np.
     vectors = np.asarray(vectors)
     if vectors.ndim != 2 or 0 in vectors.shape:
         raise ValueError(
-            f"{name} have shape {vectors.shape}: give an array [items, dimensions], not empty"
+            f"{name} of shape {vectors.shape}: give an array [items, dimensions], not empty"
         )
     dtype = compute_dtype(vectors)
 

@@ -45,10 +45,7 @@ def nearest(
     tile = tiles.choose_tile(tile, devices)
     vectors, items, center = inputs.check_vectors(queries, gallery)
     available = inputs.items_to_find(vectors, gallery)
-    if not 1 <= k <= available:
-        raise ValueError(
-            f"k={k}, but there are {available} items to find: choose k from 1 to {available}"
-        )
+    inputs.check_k(k, available, noun="", of="items to find")
     row_groups, column_groups = inputs.exclusion_codes(
         groups, gallery_groups, queries=len(vectors), items=len(items), within=gallery is None
     )

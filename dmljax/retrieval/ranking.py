@@ -140,13 +140,13 @@ def _filter_dtype(
         return half if filtering.keeps_radius(half, device) else np.dtype(np.float32)
     if dtype is None:
         return None
+    if getattr(dtype, "__name__", str(dtype)) not in ("bfloat16", "float32"):
+        raise ValueError(f"filter_dtype={dtype!r}: give jnp.bfloat16, jnp.float32, None or 'auto'")
     if not is_single:
         raise ValueError(
             f"filter_dtype={jnp.dtype(dtype).name} is for embeddings of float32 or less: with "
             f"{queries.dtype} and {items.dtype} leave it out"
         )
-    if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float32):
-        raise ValueError(f"filter_dtype={dtype!r}: give jnp.bfloat16, jnp.float32, None or 'auto'")
     return jnp.dtype(dtype)
 
 

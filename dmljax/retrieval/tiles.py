@@ -83,6 +83,8 @@ def negatives(rows: Tile, columns: Tile) -> Float[Array, "b n"]:
 
 def choose_tile(tile: int | None, devices: Sequence[jax.Device] | None) -> int:
     """The side of a tile. None is `default_tile`."""
+    if devices is not None and not len(devices):
+        raise ValueError("devices is empty: leave it out for all devices of this process")
     if tile is None:
         return default_tile(on_accelerator=on_accelerator(devices))
     if tile < SMALLEST or tile % SMALLEST:

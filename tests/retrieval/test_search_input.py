@@ -38,11 +38,25 @@ X, Y = np.eye(6), np.array([0, 0, 1, 1, 2, 2])
         (lambda: retrieval.nearest(X, X, k=7), "k=7, but there are 6 items"),
         (lambda: retrieval.nearest(X, X, k=0), "k=0"),
         (lambda: retrieval.kmeans(X, k=7), "k=7 clusters, but there are 6 embeddings"),
+        (lambda: all_ranks(X, Y, devices=[]), "^devices is empty: leave it out"),
+        (lambda: retrieval.kmeans(X, k=2, devices=[]), "^devices is empty: leave it out"),
+        (lambda: all_ranks(X, Y, filter_dtype="float99"), "filter_dtype='float99': give jnp.bf"),
+        (lambda: all_ranks(X.astype(str), Y), "^embeddings are <U32: give real numbers"),
+        (lambda: all_ranks(X, Y.astype(str)), "^labels are <U21: give integers"),
+        (lambda: all_ranks(X, Y, gallery=X[:0], gallery_labels=Y[:0]), "^gallery of shape"),
     ],
 )
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_number_that_is_no_integer_is_named(unchecked):
+    """k-means went on for ever."""
+    with pytest.raises(ValueError, match=r"^k=2.5 clusters, .*choose an integer k from 1 to 6"):
+        retrieval.kmeans(X, k=2.5)
+    with pytest.raises(ValueError, match=r"^k=2.0, .*choose an integer k from 1 to 5"):
+        retrieval.nearest(X, k=2.0)
 
 
 def test_every_row_of_a_large_array_is_read():
