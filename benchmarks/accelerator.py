@@ -26,6 +26,7 @@ the data sheet gives for bfloat16 (of evaluation: by the measured rate of a larg
 import argparse
 import contextlib
 import functools
+import hashlib
 import importlib.util
 import inspect
 import itertools
@@ -38,6 +39,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -749,7 +751,31 @@ def run_rows(
             end(row)
 
 
-def table(results: dict[str, list[dict]]) -> str:
+def code() -> str:
+    """A digest of the code that is measured."""
+    files = [*sorted(ROOT.glob("dmljax/**/*.py")), *sorted(ROOT.glob("benchmarks/*.py"))]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
+
+
+def earlier_results(out: pathlib.Path) -> dict:
+    """What an earlier call has written. Ends at once where nothing can be read or written."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        (temporary := out.with_suffix(".tmp")).touch()
+        temporary.unlink()
+        results = json.loads(out.read_text()) if out.exists() else {}
+        rows = [lines for name, lines in results.items() if name != "device"]
+        if not all(isinstance(cells["name"], str) for cells in itertools.chain(*rows)):
+            raise TypeError("a line without a name")
+    except OSError as error:
+        raise SystemExit(f"{error}: give an --out in a folder that can be written") from None
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise SystemExit(f"{out} is damaged ({error}): remove it, or give another --out") from None
+    return results
+
+
+def table(results: dict[str, list[dict]], current: str) -> str:
+    """Lines that another version of the code has measured say so."""
     names = ("value", "share", "gib", "compile", "torch")
     titles = "| row | value | unit | share | GiB | compile, s | torch | note |\n|" + "---|" * 8
     rows = [titles]
@@ -759,10 +785,24 @@ def table(results: dict[str, list[dict]]) -> str:
         if numbers["share"] is not None:
             texts["share"] = f"{numbers['share']:.1%}"
         note = f"ERROR {cells['error']}" if "error" in cells else cells.get("note", "")
-        unit = cells["unit"]
+        if cells.get("code") != current:
+            note = f"OTHER CODE {note}".strip()
+        unit = cells.get("unit", "")
         cells = [cells["name"], texts["value"], unit, *list(texts.values())[1:], note]
         rows.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
     return "\n".join(rows) + "\n"
+
+
+def end_with_parent() -> None:
+    """Ends this row, and what it has started, when the command was killed: it holds the device."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def print_lines(args: argparse.Namespace) -> None:
@@ -782,7 +822,8 @@ def print_lines(args: argparse.Namespace) -> None:
 
 def measure(args: argparse.Namespace, environment: dict[str, str]) -> dict[str, list[dict]]:
     """The lines of all rows, which are also written as they come."""
-    start = time.monotonic()
+    start, current = time.monotonic(), code()
+    results = earlier_results(args.out)
     flags = ["--reduced"] * args.reduced
     lines_of_machine: dict[str, list[dict]] = {}
     run_rows([("machine", flags)], environment, lines_of_machine.__setitem__, jobs=1, limit=120)
@@ -790,10 +831,12 @@ def measure(args: argparse.Namespace, environment: dict[str, str]) -> dict[str, 
     if "error" in machine_line:
         raise SystemExit(machine_line["error"])
     note = [machine_line.get("note"), args.reduced]
-    results = json.loads(args.out.read_text()) if args.out.exists() else {}
-    if results and results.pop("device", note) != note:
-        raise SystemExit(f"{args.out} is of another device or of other sizes: give another --out")
-    results |= lines_of_machine
+    if results and (other := results.pop("device", note)) != note:
+        raise SystemExit(
+            f"{args.out} has results of {other}, and this call would add results of {note} "
+            "(device and version of jax; whether sizes are reduced): give another --out"
+        )
+    results["machine"] = [cells | {"code": current} for cells in lines_of_machine["machine"]]
     compile_seconds: dict[str, float] = {}
 
     def log(text: str) -> None:
@@ -804,14 +847,14 @@ def measure(args: argparse.Namespace, environment: dict[str, str]) -> dict[str, 
 
     def save(name: str, lines: list[dict]) -> None:
         log(name)
-        new = {cells["name"]: cells for cells in lines}
+        new = {cells["name"]: cells | {"code": current} for cells in lines}
         for title in new.keys() & compile_seconds:
             new[title]["compile"] = compile_seconds[title]
         results[name] = list((measured(name) | new).values())
         temporary = args.out.with_suffix(".tmp")
         temporary.write_text(json.dumps({"device": note, **results}, indent=1))
         temporary.replace(args.out)
-        args.out.with_suffix(".md").write_text(table(results))
+        args.out.with_suffix(".md").write_text(table(results, current))
 
     def save_first(name: str, lines: list[dict]) -> None:
         errors = [cells["error"] for cells in lines if "error" in cells]
@@ -851,13 +894,13 @@ def main() -> int:
     parser.add_argument("--compile", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.row:
+        end_with_parent()
         print_lines(args)
         return 0
     if args.jobs < 1:
         parser.error(f"--jobs={args.jobs}: one process or more")
     if unknown := [x for x in args.rows if not any(name.startswith(x) for name in ROWS)]:
         parser.error(f"no row begins with {unknown[0]!r}: there are {', '.join(ROWS)}")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the rows, too
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         environment = os.environ | {
@@ -869,8 +912,15 @@ def main() -> int:
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # processes share the memory; so do peers
         }
         results = measure(args, environment)
-    print(table(results))
-    has_error = any("error" in cells for lines in results.values() for cells in lines)
+    current = code()
+    print(table(results, current))
+    lines = [cells for name in ROWS for cells in results.get(name, ())]
+    if any(cells.get("code") != current for cells in lines):
+        text = (
+            f"OTHER CODE: measured before the code changed; remove {args.out} to repeat all rows."
+        )
+        print(text, file=sys.stderr)
+    has_error = any("error" in cells for cells in lines)
     if has_error:
         print("The same command repeats rows that have an error.", file=sys.stderr)
     return int(has_error)

@@ -236,7 +236,47 @@ def test_what_cannot_be_measured_is_refused(tmp_path, words, message):
     assert done.returncode == 2 and message in done.stderr and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "text", ["", '{"tests": [{"name": "te', "[1]", '{"tests": [3]}', '{"tests": [{"unit": ""}]}']
+)
+def test_damaged_results_are_refused_at_once(tmp_path, text):
+    path = tmp_path / "new" / "a.json"
+    path.parent.mkdir()
+    path.write_text(text)
+    command = _own_rows(tmp_path, "--rows", "tests")
+    done = subprocess.run(command, capture_output=True, text=True)
+    [error] = done.stderr.splitlines()
+    assert done.returncode == 1 and "a.json is damaged" in error and "give another --out" in error
+    assert not (tmp_path / "tests").exists() and path.read_text() == text
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    command = _own_rows(tmp_path, "--rows", "tests", f"--out={tmp_path / 'file' / 'a.json'}")
+    done = subprocess.run(command, capture_output=True, text=True)
+    [error] = done.stderr.splitlines()
+    assert done.returncode == 1 and "give an --out in a folder" in error
+    assert not (tmp_path / "tests").exists()
+
+
+def test_lines_of_other_code_and_of_another_machine_are_recognized(tmp_path):
+    path = tmp_path / "new" / "a.json"
+    done, results = _run_own_rows(tmp_path, "--rows", "tests")
+    assert done.returncode == 0 and "OTHER CODE" not in done.stdout + done.stderr
+    results["tests"][0]["code"] = "01234567"
+    results["a row of another version"] = [{"name": "x", "error": "failed"}]
+    path.write_text(json.dumps(results))
+    done, results = _run_own_rows(tmp_path, "--rows", "tests", "reads")
+    assert done.returncode == 0 and (tmp_path / "tests").read_text() == "x"
+    for table in (done.stdout, path.with_suffix(".md").read_text()):
+        assert "OTHER CODE passed |" in table and table.count("OTHER CODE") == 1
+    assert "remove" in done.stderr and "a row of another version" in results
+    path.write_text(json.dumps(results | {"device": ["B200, jax 1", True]}))
+    done, _ = _run_own_rows(tmp_path, "--rows", "tests")
+    assert done.returncode == 1 and "has results of ['B200, jax 1', True]" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_all_rows(tmp_path, number):
     command = _own_rows(tmp_path, "--rows", "waits", "--jobs=2")
     process = subprocess.Popen(
@@ -250,7 +290,8 @@ def test_a_signal_ends_all_rows(tmp_path, number):
     process.communicate(timeout=60)
     assert process.returncode not in (0, 1)
     assert len(files) == 2 and all(_has_ended(path.name.split()[1]) for path in files)
-    assert not list(tmp_path.glob("tmp*"))  # the programs
+    if number != signal.SIGKILL:
+        assert not list(tmp_path.glob("tmp*"))  # the programs
 
 
 def test_without_an_accelerator_nothing_is_measured_at_full_size(tmp_path):

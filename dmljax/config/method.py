@@ -113,10 +113,15 @@ def _functions(
 
 
 def _check_loss(options: Options, loss_fn: Callable) -> None:
-    """Raises if a loss of dmljax needs proxies that its method does not have, or the reverse."""
+    """Raises unless a loss of dmljax is one number, and has the proxies that it needs."""
     method, loss = options.method["name"], options.loss["name"]
     if method not in registry.table("method") or loss not in registry.table("loss"):
         return
+    if options.loss.get("reduce_fn", "") is None:
+        raise ValueError(
+            "loss.reduce_fn=None keeps the entries of the loss, and training needs one number: "
+            "leave it out"
+        )
     takes_proxies = "proxies" in inspect.signature(loss_fn).parameters
     has_proxies = method in _WITH_PROXIES
     if takes_proxies and not has_proxies:

@@ -82,6 +82,7 @@ def _batch():
             {"tile": 4, "loss": "supcon", "method": {"name": "pairs", "dim": 4, "memory": 16}},
             "tile=4 and method.memory=16: tiles know the pairs by their labels alone. Leave out",
         ),
+        ({"tile": 4, "loss": {"name": "supcon", "reduce_fn": None}}, "loss.reduce_fn=None keeps"),
         ({"tile": 4, "loss": "nca"}, "nca does not exist in tiles: take one of circle"),
         (
             {"tile": 4, "loss": "proxy_anchor", "method": "proxies"},
