@@ -20,7 +20,7 @@ from dmljax.losses import pairs, ranking, two_views
 from dmljax.losses._common import sides
 from dmljax.losses._fold import LogSumExp, OfColumns, Plan, Side, Sum, Total, count, fold
 from dmljax.ops import Array
-from dmljax.ops.devices import default_tile
+from dmljax.ops.devices import check_axes, default_tile
 
 __all__ = ["tiled"]
 
@@ -59,6 +59,8 @@ def tiled(loss_fn: Callable, *, tile: int | None = None, mesh: Mesh | None = Non
         raise ValueError(f"tile={tile!r} must be a number of rows, 1 or more, or None")
     if mesh is not None and len(mesh.axis_names) != 1:
         raise ValueError(f"mesh must have one axis, not {mesh.axis_names}")
+    if mesh is not None:
+        check_axes(mesh)
     function, bound = _unwrapped(loss_fn)
     form = _FORMS.get(function)
     if form is None:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from dmljax.ops.devices import check_axes
 from dmljax.ops.types import Array
 
 __all__ = ["ClassTiles", "over_classes"]
@@ -80,8 +81,10 @@ def over_classes(
     Args:
         labels: The class of each row of the batch; -1 for rows that do not count.
     """
-    if tiles.size is not None and tiles.size < 1:
-        raise ValueError(f"a tile has 1 or more classes, not {tiles.size}")
+    if not isinstance(tiles, ClassTiles):
+        raise ValueError(f"tiles={tiles!r}: give ops.ClassTiles, such as ops.ClassTiles(256)")
+    if tiles.size is not None and (not hasattr(tiles.size, "__index__") or tiles.size < 1):
+        raise ValueError(f"a tile has 1 or more classes, not {tiles.size}: give an integer")
     if not 0 < tiles.share <= 1:
         raise ValueError(
             f"the share of the classes is above 0 and at most 1, not {tiles.share}: 1 takes all"
@@ -93,6 +96,7 @@ def over_classes(
         key_data = jax.random.key_data(tiles.key)
         key_kind = str(jax.random.key_impl(tiles.key))
     mesh = jax.sharding.get_abstract_mesh()
+    check_axes(mesh)
     count = 1 if mesh.empty else mesh.shape[mesh.axis_names[0]]
     classes = len(proxies)
     plan = _Plan(fn, classes, tiles.size, tiles.share, tiles.unbiased, mesh if count > 1 else None)

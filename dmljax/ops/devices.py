@@ -3,9 +3,18 @@
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
-__all__ = ["default_tile", "divides_evenly", "over_devices"]
+__all__ = ["check_axes", "default_tile", "divides_evenly", "over_devices"]
+
+
+def check_axes(mesh: Any) -> None:
+    """Raises if a mesh has explicit axes, which `jax.make_mesh` gives it by default."""
+    if AxisType.Explicit in mesh.axis_types:
+        raise ValueError(
+            f"the mesh has the explicit axes {mesh.axis_names}: take jax.sharding.Mesh(devices, "
+            "names), or jax.make_mesh with axis_types=(jax.sharding.AxisType.Auto,)"
+        )
 
 
 def default_tile(*, on_accelerator: bool) -> int:

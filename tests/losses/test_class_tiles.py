@@ -174,10 +174,12 @@ def test_tiles_compute_the_logits_a_second_time():
     assert products(None) == 3 and products(ops.ClassTiles(1)) == 4
 
 
-def test_wrong_tiles_are_refused():
+def test_wrong_tiles_are_refused(unchecked):
     call = functools.partial(losses.proxy_anchor, X, LABELS, PROXIES[2])
     for tiles, words in (
         (ops.ClassTiles(0), "1 or more classes, not 0"),
+        (ops.ClassTiles(2.5), "1 or more classes, not 2.5: give an integer"),
+        (4, r"^tiles=4: give ops.ClassTiles, such as ops.ClassTiles\(256\)"),
         (ops.ClassTiles(4, share=0.0), "above 0 and at most 1, not 0"),
         (ops.ClassTiles(4, share=1.5), "above 0 and at most 1, not 1.5"),
         (ops.ClassTiles(4, share=0.5), "give a key"),
@@ -186,3 +188,12 @@ def test_wrong_tiles_are_refused():
             call(tiles=tiles)
     with pytest.raises(ValueError, match="no entry for each class"):
         call(tiles=ops.ClassTiles(4), reduce_fn=None)
+    mesh = jax.make_mesh((8,), ("devices",), axis_types=(jax.sharding.AxisType.Explicit,))
+
+    @jax.jit
+    def loss(x, w):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return losses.proxy_anchor(x, LABELS, w, tiles=ops.ClassTiles(4))
+
+    with pytest.raises(ValueError, match=r"axes \('devices',\): take jax.sharding.Mesh"):
+        loss(X, PROXIES[2])

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dmljax import losses, miners, ops
 
@@ -242,6 +242,12 @@ def test_accelerators_have_larger_tiles(mesh, monkeypatch):
                 losses.supcon, mesh=Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
             ),
             "mesh must have one axis",
+        ),
+        (
+            lambda: losses.tiled(
+                losses.supcon, mesh=jax.make_mesh((8,), ("a",), axis_types=(AxisType.Explicit,))
+            ),
+            r"the mesh has the explicit axes \('a',\): take jax.sharding.Mesh",
         ),
     ],
 )
