@@ -83,8 +83,8 @@ def _gpus(name: str, gpu: _Gpu) -> list[jax.Device]:
     except NotImplementedError as error:
         version = jax.__version__
         raise ValueError(
-            f"--topology={name} needs JAX's plugin for CUDA, but no GPU: pip install --no-deps "
-            f"jax-cuda13-plugin=={version} jax-cuda13-pjrt=={version}"
+            f"--topology={name}: JAX's plugin for CUDA is not installed. It needs no GPU: "
+            f"pip install --no-deps jax-cuda13-plugin=={version} jax-cuda13-pjrt=={version}"
         ) from error
     return list(topology.devices)
 
@@ -125,8 +125,8 @@ def _tpus(name: str) -> list[jax.Device]:
         ) from error
     except RuntimeError as error:
         raise ValueError(
-            f"--topology={name} needs libtpu, but no TPU: pip install '{_libtpu()}', or "
-            "'dmljax[tpu]'; GPUs are named such as h100:8"
+            f"--topology={name}: libtpu is not installed. It needs no TPU: pip install "
+            f"'{_libtpu()}', or 'dmljax[tpu]'. GPUs have names such as h100:8"
         ) from error
 
 
