@@ -114,7 +114,7 @@ def test_devices_compute_the_loss_of_the_same_draw(name, devices, unbiased):
 
 @functools.cache
 def _counts_fn(devices, unbiased):
-    """A function of a key: how often each class counts in a draw of one of three."""
+    """A function of a key: how often each class counts in a draw of one of three, about 0.36."""
     labels = jnp.asarray([2, 2, 28, -1, 11])
     mesh = Shardings(jax.devices()[:devices]).mesh
 
@@ -124,7 +124,7 @@ def _counts_fn(devices, unbiased):
 
     def counts(key):
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            tiles = ops.ClassTiles(4, 1 / 3, key, unbiased)
+            tiles = ops.ClassTiles(4, 0.36, key, unbiased)
             return ops.over_classes(count, jnp.zeros((C, 1)), labels, (), tiles=tiles)[1]
 
     return jit(counts)
@@ -161,6 +161,21 @@ def test_a_step_draws_by_its_key():
     loss = jit(lambda key: method.loss(params, model_state, batch, key=key, step=0)[0])
     first, again, other = (float(loss(jax.random.key(i))) for i in (1, 1, 2))
     assert first == again != other
+
+
+def test_a_loss_gets_the_tiles_of_its_method():
+    tiles = []
+
+    def loss_fn(x, labels, w, **keywords):
+        tiles.append(keywords["tiles"])
+        return jnp.sum(x)
+
+    options = {"tile": 4, "sample": 0.1, "unbiased": True}
+    method = method_of(convnet(), loss_fn, classes=C, dim=D, **options)
+    outputs = {"features": jnp.asarray(X), "embeddings": jnp.asarray(X)}
+    params, batch, key = {"proxies": PROXIES[2]}, {"labels": LABELS}, jax.random.key(0)
+    method.split_loss.criterion(params, {}, outputs, batch, key=key, step=0)
+    assert tiles[0]._replace(key=None) == (4, 0.1, None, True) and tiles[0].key != key
 
 
 def test_tiles_compute_the_logits_a_second_time():

@@ -26,6 +26,11 @@ def quick(*names):
 
 
 B, N, D = 13, 10, 4
+# In place of defaults that would not be missed.
+NOT_NEUTRAL = {
+    "contrastive": {"pos_margin": 0.1, "power": 2.0, "pos_weight": 0.5, "neg_weight": 3.0}
+    | {"distance_fn": ops.euclidean, "neg_margin": 3.0}
+}
 
 
 def mesh_of(devices):
@@ -44,7 +49,7 @@ def inputs(seed=0, dtype=np.float64):
 
 def compiled(name, **options):
     """Values and gradients of a loss, or of its form in tiles: within a batch, with references."""
-    loss_fn = getattr(losses, name)
+    loss_fn = functools.partial(getattr(losses, name), **NOT_NEUTRAL.get(name, {}))
     if options:
         loss_fn = losses.tiled(loss_fn, **options)
 

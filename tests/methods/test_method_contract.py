@@ -130,6 +130,17 @@ def test_the_split_loss_is_the_loss():
             np.testing.assert_array_equal(first, second)
 
 
+def test_a_memory_is_filled_from_the_first_step_and_counts_from_its_start():
+    options = {"classes": CLASSES, "dim": 5, "memory": 2 * B, "memory_start": 3}
+    method = methods.pairs(Patches(), losses.contrastive, **options)
+    params, model_state = jit(method.init)(KEY, BATCH)
+    loss = jit(lambda step: method.loss(params, model_state, BATCH, key=KEY, step=step))
+    (before, _), *others = (loss(step) for step in (0, 2, 3, 4))
+    for (value, (state, metrics)), counts in zip(others, (False, True, True), strict=True):
+        assert state["memory"].filled == B and metrics["memory_loss"] > 0.1
+        np.testing.assert_allclose(value, before + counts * metrics["memory_loss"], rtol=1e-6)
+
+
 class _Dropped(nn.Module):
     @nn.compact
     def __call__(self, x, *, train):

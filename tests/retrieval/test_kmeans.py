@@ -194,6 +194,7 @@ def test_the_options_of_scikit_learn_give_its_inertia():
             lambda seed: KMeans(40, n_init=1, random_state=seed).fit(x).inertia_,
         )
     )
+    assert greedy[0] == retrieval.kmeans(x, k=40, **options | {"trials": 2 + 3}).inertia  # log 40
     error = np.sqrt((greedy.var() + reference.var()) / 12)
     assert abs(greedy.mean() - reference.mean()) < 3 * error
     assert plain.mean() > greedy.mean() + 3 * error

@@ -48,7 +48,7 @@ def _referee_queries(q, g, k, size):
     return np.array(batches)
 
 
-@pytest.mark.parametrize("k, size", [(30, 7), (6, 7), (4, 9), (5, 1)])
+@pytest.mark.parametrize("k, size", [(30, 7), (6, 7), (7, 7), (4, 9), (5, 1)])
 def test_neighborhoods_are_those_of_the_definition(k, size):
     rng = np.random.default_rng(k)
     centers = rng.normal(size=(12, 6))
@@ -64,7 +64,7 @@ def test_neighborhoods_of_queries_are_those_of_the_definition():
     centers = rng.normal(size=(8, 5))
     q = centers[rng.integers(8, size=30)] + 0.5 * rng.normal(size=(30, 5))
     g = centers[rng.integers(8, size=70)] + 0.5 * rng.normal(size=(70, 5))
-    for k in (6, 30):
+    for k in (6, 7, 30):
         batches = reciprocal.k_reciprocal_queries(q, g, k=k, batch_size=4)
         assert (batches == _referee_queries(q, g, k, 3)).all()
 

@@ -110,6 +110,21 @@ def test_only_zeros_after_the_classes_are_cut_or_added(tmp_path):
                 saved.load(1, shapes(rows), sharding)
 
 
+def test_arrays_that_only_the_checkpoint_or_only_the_run_has_are_refused(tmp_path):
+    state = TrainState(jnp.int32(1), {"w": jnp.ones(3)}, {"a": jnp.ones(2)}, {})
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    with Checkpoints(tmp_path / "checkpoints") as saved:
+        saved.save(state, {})
+        saved.wait()
+        for model_state, message in (
+            ({}, r"train/model_state/a is \(2,\) there and unknown here"),
+            ({"a": jnp.ones(2), "b": jnp.ones(4)}, r"state/b is missing there and \(4,\) here"),
+        ):
+            other = jax.eval_shape(lambda x=model_state: state._replace(model_state=x))
+            with pytest.raises(Mismatch, match=message):
+                saved.load(1, other, sharding)
+
+
 def test_an_only_checkpoint_whose_save_was_cut_off_is_not_used(tmp_path, caplog):
     """After a loss of power it may be half, and its sums come last."""
     folder, sums = tmp_path / "run" / "checkpoints", tmp_path / "run" / "checkpoints_sums"

@@ -52,6 +52,33 @@ def test_gradient_in_chunks_is_that_of_the_batch(name, without_diagnostics):
             assert int(after.model_state["memory"].filled) == 16
 
 
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_every_step_and_every_chunk_draws_anew(chunk):
+    """A chunk draws the same in both passes: otherwise the gradient is not that of the loss."""
+
+    def forward(params, model_state, images, *, key):
+        draws = jax.random.uniform(key, (len(images),))
+        return {"embeddings": params["w"] * draws}, model_state
+
+    def criterion(params, model_state, outputs, batch, *, key, step):
+        draws = outputs["embeddings"]
+        return draws.sum(), (model_state, {"draws": draws})
+
+    def loss(params, model_state, batch, *, key, step):
+        outputs, model_state = forward(params, model_state, batch["images"], key=key)
+        return criterion(params, model_state, outputs, batch, key=key, step=step)
+
+    method = methods.base.Method(None, loss, None, methods.base.SplitLoss(forward, criterion))
+    optimizer, batch = optax.sgd(0.0), batch_of(8)  # `w` stays 1
+    step = jit(train_step(method, optimizer, normalize_fn=scaled, seed=0, chunk=chunk))
+    state, draws = init_state({"w": jnp.ones(())}, {}, optimizer), []
+    for _ in range(2):
+        state, metrics = step(state, batch)
+        np.testing.assert_allclose(metrics["gradient_norm"], metrics["loss"], rtol=1e-6)
+        draws += metrics["draws"].tolist()
+    assert len(set(draws)) == 16
+
+
 def test_a_large_batch_takes_the_memory_of_a_chunk():
     b, chunk = 4096, 64
     net = Pixels(widths=(64, 64))

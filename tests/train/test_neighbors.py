@@ -78,6 +78,23 @@ def test_a_run_that_ends_before_the_first_search_says_so(tmp_path):
         assert ("ends before the nearest classes are searched" in line) != is_searched
 
 
+def test_a_table_is_kept_as_long_as_a_run_may_start_with_it(tmp_path):
+    """The batch after a search of step 7 is the first with its table: a run at 7 searches again."""
+    run = build(tiny(tmp_path, **{**_FIELDS, "steps": 30}))
+    searches = [7, 14, 21, 28]
+    (tmp_path / "neighbors").mkdir()
+    for step in searches:
+        np.save(tmp_path / "neighbors" / f"{step}.npy", step)
+    for oldest in (0, 7, 8, 14, 20, 22, 30):
+        neighbors.remove_old(run, tmp_path, oldest)
+        last = {start: max([0, *(s for s in searches if s < start)]) for start in range(oldest, 31)}
+        for start, search in last.items():
+            sample_fn = neighbors.sample_fn_at(run, tmp_path, start)
+            assert getattr(sample_fn, "keywords", {}).get("neighbors", 0) == search
+        left = {int(path.stem) for path in (tmp_path / "neighbors").iterdir()}
+        assert left == {s for s in searches if s >= last[oldest]}
+
+
 def test_a_signal_in_a_search_saves_the_steps_before(tmp_path, monkeypatch):
     config = tiny(tmp_path, **{**_FIELDS, "steps": 10, "checkpoint": {"every": 10}})
     original = neighbors.refresh

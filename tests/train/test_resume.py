@@ -222,8 +222,10 @@ def test_a_run_interrupted_where_the_best_is_reloaded_ends_the_same(tmp_path):
     rows = journal.read(tmp_path / "run" / "metrics.jsonl")
     scores = [row["test/R@1"] for row in rows if "test/R@1" in row]
     assert len(scores) == 3 and scores[0] > scores[1]  # so that there is something to reload
-    memory = state(tmp_path / "run").model_state["memory"]
-    assert memory.filled == 8 * (2 + 2)  # rows of steps 1 and 2, and of 5 and 6
+    last_state = state(tmp_path / "run")
+    # The rows of steps 1 and 2, and of 5 and 6; the optimizer has gone on from step 4.
+    assert last_state.model_state["memory"].filled == 8 * (2 + 2)
+    assert last_state.opt_state[-1].count == 6
     for last in (4, 5):
         resumed = tmp_path / f"resumed_{last}"
         shutil.copytree(tmp_path / "run", resumed)

@@ -248,6 +248,7 @@ def test_a_checkpoint_is_read_by_other_devices_that_share_otherwise(tmp_path):
     ):
         run = _built(tmp_path, devices, sharded)
         assert run.shapes.params["proxies"].shape == (6 if devices == 3 else 4, 4)
+        assert run.class_rows.is_split == (sharded is not None)  # also by as many as classes
         folder = tmp_path / "checkpoints"
         with Checkpoints(folder, class_rows=run.class_rows, keep=9) as checkpoints:
             if step == 0:
